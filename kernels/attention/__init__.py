@@ -1,0 +1,1 @@
+"""Attention with the scores by cuBLAS: Q K^T, scaled, softmax, times V, for independent heads. See README.md."""

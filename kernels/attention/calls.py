@@ -1,0 +1,153 @@
+"""Calls of sgemm as their author writes them: arguments named by the problem's sizes, right ones and wrong ones.
+
+A :class:`Call` is symbolic (``lda = M``), so the same call can be made at any sizes; at N = M two different calls may
+be one and the same. `single_calls` and `blocked_calls` enumerate the plausible ones, the right one among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import combinations, permutations, product
+
+from kernels.attention.arena import Layout
+from kernels.attention.blas import Gemm
+from kernels.attention.problem import Sizes
+
+OPERANDS = ("Q", "K", "KT", "QK")
+"""The buffers of one head, in the order in which they are allocated."""
+
+_OFFSETS: dict[str, Callable[[int, int, Sizes], int]] = {
+    "0": lambda i, j, s: 0,
+    "i": lambda i, j, s: i,
+    "j": lambda i, j, s: j,
+    "i*d_k": lambda i, j, s: i * s.d_k,
+    "j*d_k": lambda i, j, s: j * s.d_k,
+    "i*N": lambda i, j, s: i * s.n,
+    "j*M": lambda i, j, s: j * s.m,
+    "i*M + j": lambda i, j, s: i * s.m + j,
+    "i*N + j": lambda i, j, s: i * s.n + j,
+    "j*N + i": lambda i, j, s: j * s.n + i,
+    "j*M + i": lambda i, j, s: j * s.m + i,
+}
+
+
+@dataclass(frozen=True, order=True)
+class Call:
+    """sgemm's arguments in symbols. The defaults are the right call of the report's fix.
+
+    With `block` > 0 the scores are computed in tiles: for rows i and columns j in steps of `block`, one call each,
+    with block_N = min(block, N - i) and block_M = min(block, M - j), operands moved on by the three offsets.
+    """
+
+    a: str = "KT"
+    b: str = "Q"
+    transa: str = "N"
+    transb: str = "N"
+    m: str = "M"
+    n: str = "N"
+    k: str = "d_k"
+    lda: str = "M"
+    ldb: str = "d_k"
+    ldc: str = "M"
+    block: int = 0
+    a_offset: str = "0"
+    b_offset: str = "0"
+    c_offset: str = "0"
+
+    @property
+    def right_one(self) -> Call:
+        """The right call of this kind: single, or blocked with this block size."""
+        return blocked(self.block) if self.block else Call()
+
+    @property
+    def departures(self) -> dict[str, str]:
+        """The arguments that differ from the right call's."""
+        right = self.right_one
+        names = [item.name for item in fields(self)]
+        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(right, name)}
+
+    def __str__(self) -> str:
+        text = (
+            f"sgemm({self.transa}, {self.transb}, m={self.m}, n={self.n}, k={self.k}, "
+            f"A={self.a} lda={self.lda}, B={self.b} ldb={self.ldb}, ldc={self.ldc})"
+        )
+        if not self.block:
+            return text
+        return f"{text} in blocks of {self.block}, offsets A {self.a_offset}, B {self.b_offset}, C {self.c_offset}"
+
+    @property
+    def difference(self) -> str:
+        """The call by what is wrong in it: ``ldb=N``; ``right`` for the right one."""
+        kind = f"blocks of {self.block}: " if self.block else ""
+        return kind + (", ".join(f"{name}={value}" for name, value in self.departures.items()) or "right")
+
+    def gemms(self, sizes: Sizes, layout: Layout, head: int = 0) -> list[Gemm]:
+        """The concrete calls for one head: one, or one a tile."""
+        base = [layout.offset(name, head) for name in (self.a, self.b, "QK")]
+        if not self.block:
+            m, n, k, lda, ldb, ldc = (sizes[name] for name in (self.m, self.n, self.k, self.lda, self.ldb, self.ldc))
+            return [Gemm(self.transa, self.transb, m, n, k, base[0], lda, base[1], ldb, base[2], ldc)]
+        return [
+            self._tile(sizes, base, i, j)
+            for i in range(0, sizes.n, self.block)
+            for j in range(0, sizes.m, self.block)
+        ]
+
+    def _tile(self, sizes: Sizes, base: list[int], i: int, j: int) -> Gemm:
+        here = {"block_N": min(self.block, sizes.n - i), "block_M": min(self.block, sizes.m - j)}
+
+        def value(symbol: str) -> int:
+            return here[symbol] if symbol in here else sizes[symbol]
+
+        a, b, c = (
+            start + _OFFSETS[offset](i, j, sizes)
+            for start, offset in zip(base, (self.a_offset, self.b_offset, self.c_offset), strict=True)
+        )
+        return Gemm(
+            self.transa, self.transb, value(self.m), value(self.n), value(self.k),
+            a, value(self.lda), b, value(self.ldb), c, value(self.ldc),
+        )  # fmt: skip
+
+
+def blocked(block: int) -> Call:
+    """The right decomposition into tiles of at most `block` x `block` scores."""
+    return Call(
+        m="block_M", n="block_N", block=block, a_offset="j", b_offset="i*d_k", c_offset="i*M + j"
+    )  # fmt: skip
+
+
+def single_calls() -> Iterator[Call]:
+    """Every single call over two operands of Q and one of K^T or K: order, transposes, dimensions, leading dimensions."""
+    orders = (("KT", "Q"), ("Q", "KT"), ("K", "Q"), ("Q", "K"))
+    for (a, b), ta, tb, (m, n, k), (lda, ldb, ldc) in product(
+        orders, "NT", "NT", permutations(("M", "N", "d_k")), product(("M", "N", "d_k"), repeat=3)
+    ):
+        yield Call(a, b, ta, tb, m, n, k, lda, ldb, ldc)
+
+
+_ASPECTS: tuple[tuple[dict[str, str], ...], ...] = (
+    ({"a": "Q", "b": "KT"}, {"a": "K"}),
+    ({"transa": "T"},),
+    ({"transb": "T"},),
+    ({"m": "block_N", "n": "block_M"}, {"m": "M", "n": "N"}, {"m": "N", "n": "M"}),
+    ({"lda": "N"}, {"lda": "d_k"}, {"lda": "block_M"}),
+    ({"ldb": "N"}, {"ldb": "M"}, {"ldb": "block_N"}),
+    ({"ldc": "N"}, {"ldc": "block_M"}, {"ldc": "block_N"}),
+    ({"a_offset": "0"}, {"a_offset": "j*d_k"}, {"a_offset": "j*M"}, {"a_offset": "i"}),
+    ({"b_offset": "0"}, {"b_offset": "i"}, {"b_offset": "i*N"}, {"b_offset": "j*d_k"}),
+    ({"c_offset": "j*M + i"}, {"c_offset": "j*N + i"}, {"c_offset": "i*N + j"}),
+)
+"""What a person may get wrong in a blocked product, by aspect: each entry changes one of them."""
+
+
+def blocked_calls(block: int) -> Iterator[Call]:
+    """The right decomposition and every one with one or two of its aspects wrong."""
+    right = blocked(block)
+    yield right
+    for aspect in _ASPECTS:
+        for change in aspect:
+            yield replace(right, **change)
+    for first, second in combinations(_ASPECTS, 2):
+        for one, other in product(first, second):
+            yield replace(right, **one, **other)

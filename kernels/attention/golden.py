@@ -1,0 +1,193 @@
+"""The reference: attention in float64, step by step, with the bound of each step; and sgemm itself, in float64.
+
+    kt = k^T    qk = q kt    scaled = qk / sqrt(d_k)    softmax = row-wise softmax    pv = softmax v
+
+`attention(inputs, call=...)` injects a defect: the scores are then what that wrong call gives in exact arithmetic.
+Works on NumPy arrays, and on torch tensors for sizes that are better checked where they were computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.attention.arena import UNWRITTEN_BITS, Layout
+from kernels.attention.blas import Gemm, check
+from kernels.attention.calls import OPERANDS, Call
+from kernels.attention.problem import Inputs, Sizes
+from labkit.tolerance import EXACT, UNIT_ROUNDOFF, Bound, gamma, roundings, sum_of_products
+from labkit.trace import Trace
+
+Array = Any
+"""A float64 NumPy array or torch tensor, [heads, rows, columns]."""
+
+
+def _xp(x: Array) -> Any:
+    return torch if isinstance(x, torch.Tensor) else np
+
+
+def transposed(k: Array) -> tuple[Array, Bound]:
+    """K^T. Nothing is computed, so nothing may differ."""
+    return k.swapaxes(-1, -2), EXACT
+
+
+def scores(q: Array, kt: Array, compute: str = "float32") -> tuple[Array, Bound]:
+    """Q K^T, with the bound of a sum of d_k products."""
+    return q @ kt, sum_of_products(abs(q) @ abs(kt), q.shape[-1], compute)
+
+
+def scaled(qk: Array, d_k: int) -> tuple[Array, Bound]:
+    """QK / sqrt(d_k). The factor is rounded to float32 and so is the product."""
+    value = qk / math.sqrt(d_k)
+    return value, roundings(value, 2)
+
+
+def softmax(x: Array) -> tuple[Array, Bound]:
+    """Row-wise softmax, with the bound of the float32 kernel on exact inputs.
+
+    z = x - max is rounded once, 2^(z log2 e) adds two roundings of |z| and exp2's error of 4 u (PTX ISA,
+    ex2.approx.ftz.f32: 2^-22), each term of the sum carries that and the sum of M terms its own, the full-range
+    division 2 ULP = 4 u (PTX ISA, div.full.f32). The relative errors add up to first order; expm1 makes the sum exact.
+    Results below the smallest normal number may be flushed to zero.
+    """
+    xp, u = _xp(x), UNIT_ROUNDOFF["float32"]
+    z = x - xp.amax(x, -1, keepdims=True)
+    e = xp.exp(z)
+    p = e / e.sum(-1, keepdims=True)
+    term = u * (3.0 * abs(z) + 4.0)
+    total = (p * term).sum(-1, keepdims=True) + gamma(x.shape[-1], u, math.prod(x.shape))
+    return p, Bound(p * xp.expm1(term + total + 4.0 * u) + 2.0**-126, "first-order analysis of float32 softmax")
+
+
+def softmax_inherited(x: Array, error: Array) -> Array:
+    """How far softmax(x) can move when each x is off by at most `error`.
+
+    p'_i / p_i = exp(d_i) / E_p[exp(d)] with |d| <= error lies between exp(-error_i) / E_p[exp(error)] and, by
+    Jensen's inequality, exp(error_i + E_p[error]).
+    """
+    xp = _xp(x)
+    e = xp.exp(x - xp.amax(x, -1, keepdims=True))
+    p = e / e.sum(-1, keepdims=True)
+    up = xp.expm1(error + (p * error).sum(-1, keepdims=True))
+    down = 1.0 - xp.exp(-error) / (p * xp.exp(error)).sum(-1, keepdims=True)
+    return p * xp.maximum(up, down)
+
+
+def weighted(p: Array, v: Array, compute: str = "float32") -> tuple[Array, Bound]:
+    """P V, with the bound of a sum of M products."""
+    return p @ v, sum_of_products(abs(p) @ abs(v), p.shape[-1], compute)
+
+
+def attention(
+    q: Array, k: Array, v: Array, *, compute: str = "float32", call: Call | None = None, mode: str = "poison"
+) -> Trace:
+    """Every step in float64 with the bound that the whole chain up to it may use, and its replay.
+
+    q is [heads, n, d_k], k and v are [heads, m, d_k]; float32 values, upcast here. `compute` is how the products are
+    computed: ``float32`` or ``tf32``. `call` injects that call of sgemm in place of Q K^T (NumPy only); `mode` is
+    then the arena's, and decides what a read outside an operand finds.
+    """
+    q, k, v = (x.double() if isinstance(x, torch.Tensor) else np.asarray(x, np.float64) for x in (q, k, v))
+    trace = Trace()
+    for name, value in (("q", q), ("k", k)):
+        trace.add(name, value, bound=EXACT)
+    kt, bound = transposed(k)
+    trace.add("kt", kt, ("k",), bound, transposed)
+    if call is None:
+        qk, bound = scores(q, kt, compute)
+    else:
+        qk, bound = called(call, Inputs(q, k, v), mode, compute)
+    trace.add("qk", qk, ("q", "kt"), bound, partial(scores, compute=compute))
+    s, own = scaled(qk, q.shape[-1])
+    bound = bound.scaled(1.0 / math.sqrt(q.shape[-1])) + own
+    trace.add("scaled", s, ("qk",), bound, partial(scaled, d_k=q.shape[-1]))
+    p, own = softmax(s)
+    bound = Bound(softmax_inherited(s, bound.absolute), "inherited through softmax") + own
+    trace.add("softmax", p, ("scaled",), bound, softmax)
+    o, own = weighted(p, v, compute)
+    bound = Bound(bound.absolute @ abs(v), "inherited through P V") + own
+    trace.add("pv", o, ("softmax",), bound, _replay_weighted(v, compute))
+    return trace
+
+
+def _replay_weighted(v: Array, compute: str) -> Callable[[Array], tuple[Array, Bound]]:
+    return lambda p: weighted(p, v, compute)
+
+
+def plan(sizes: Sizes, mode: str = "poison", heads: int | None = None) -> Layout:
+    """The arena of Q, K, K^T and QK, with room around them for any wrong call of `calls`."""
+    shapes = {
+        "Q": (sizes.n, sizes.d_k),
+        "K": (sizes.m, sizes.d_k),
+        "KT": (sizes.d_k, sizes.m),
+        "QK": (sizes.n, sizes.m),
+    }
+    assert tuple(shapes) == OPERANDS
+    largest = max(sizes.n, sizes.m, sizes.d_k)
+    return Layout.plan(shapes, heads or sizes.heads, mode, 2 * largest * largest)
+
+
+def called(
+    call: Call, inputs: Inputs, mode: str = "poison", compute: str = "float32"
+) -> tuple[np.ndarray, Bound]:
+    """What a call of sgemm gives in exact arithmetic, [heads, n, m], and how far float32 may be from it.
+
+    Runs on a float64 copy of the arena, head after head, with the error of each element beside it: a call that
+    reads what an earlier one wrote inherits its error, and one that reads what it is writing has an infinite bound.
+    NaN stands for what lies outside every operand, and for what nobody wrote. Raises GemmRejected for arguments that BLAS rejects.
+    """
+    sizes = inputs.sizes
+    layout = plan(sizes, mode)
+    memory = np.full(layout.size, np.nan)
+    for name, value in (("Q", inputs.q), ("K", inputs.k), ("KT", inputs.k.swapaxes(-1, -2))):
+        layout.numpy_view(memory, name)[...] = value
+    layout.numpy_view(memory, "QK")[...] = unwritten(mode)
+    error = np.zeros(layout.size)
+    count = sizes.heads * sizes.n * sizes.m
+    for head in range(sizes.heads):
+        for g in call.gemms(sizes, layout, head):
+            check(g, layout.size)
+            _sgemm(g, memory, error, compute, count)
+    bound = Bound(layout.numpy_view(error, "QK").copy(), "sgemm with these arguments, in exact arithmetic")
+    return layout.numpy_view(memory, "QK").copy(), bound
+
+
+def unwritten(mode: str) -> float:
+    """What QK holds before the product: NaN in poison mode, zero in adjacent mode."""
+    return float(np.array(UNWRITTEN_BITS, np.uint32).view(np.float32)) if mode == "poison" else 0.0
+
+
+def _column_major(memory: np.ndarray, start: int, rows: int, columns: int, leading: int) -> np.ndarray:
+    step = memory.itemsize
+    return np.lib.stride_tricks.as_strided(memory[start:], (rows, columns), (step, leading * step))
+
+
+def _sgemm(g: Gemm, memory: np.ndarray, error: np.ndarray, compute: str, count: int) -> None:
+    """One sgemm on the float64 arena. An infinite error marks an element whose value nothing determines."""
+
+    def operands(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        a = _column_major(x, g.a, *g.a_shape, g.lda)
+        b = _column_major(x, g.b, *g.b_shape, g.ldb)
+        return (a if g.transa == "N" else a.T), (b if g.transb == "N" else b.T)
+
+    a, b = operands(memory)
+    bound = sum_of_products(abs(a) @ abs(b), g.k, compute, count=count).absolute
+    unknown = np.isinf(error)
+    extents = g.extents()
+    first, end = extents["C"]
+    if any(extents[name][0] < end and first < extents[name][1] for name in "AB"):
+        # It reads what it is writing: the order of its loads and stores decides, and BLAS promises none.
+        _column_major(unknown, g.c, g.m, g.n, g.ldc)[...] = True
+    ea, eb = operands(np.where(unknown, 0.0, error))
+    if ea.any() or eb.any():
+        bound = bound + ea @ (abs(b) + eb) + abs(a) @ eb
+    ua, ub = operands(unknown)
+    bound = np.where(ua.any(axis=1)[:, None] | ub.any(axis=0)[None, :], np.inf, bound)
+    value = a @ b
+    _column_major(memory, g.c, g.m, g.n, g.ldc)[...] = value
+    _column_major(error, g.c, g.m, g.n, g.ldc)[...] = bound

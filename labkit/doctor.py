@@ -1,0 +1,49 @@
+"""What is installed here, what runs where, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+from labkit import device
+from labkit.catalogue import ROOT
+from labkit.record import records, versions
+
+
+def problems() -> list[str]:
+    """What is wrong here, a line each with its remedy; empty where all is well."""
+    found = []
+    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
+        found.append(f"Python {sys.version.split()[0]} is not supported: make the environment with 3.11 or 3.12")
+    spec = importlib.util.find_spec("kernels")
+    if spec is None or spec.origin is None or Path(spec.origin).parent.parent != ROOT:
+        found.append("`kernels` is not this checkout's package: run `make setup`, or put the checkout on PYTHONPATH")
+    try:
+        importlib.metadata.distribution("kernels")
+        found.append("the unrelated PyPI package `kernels` is installed: `pip uninstall kernels`")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    if device.has_cuda() and importlib.util.find_spec("nvmath") is None:
+        found.append("there is a GPU but no nvmath-python, which calls cuBLAS: `pip install nvmath-python`")
+    return found
+
+
+def report() -> bool:
+    """Print what there is; True where nothing is wrong."""
+    print("versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()))
+    for request in ("cpu", "cuda"):
+        there = request == "cpu" or device.has_cuda()
+        print(f"{request}: {device.choose(request).banner if there else 'torch sees no GPU here'}")
+    for tool in ("git", "make", "g++", "nvcc"):
+        print(f"{tool}: {shutil.which(tool) or 'not found'}")
+    for record in records():
+        changed = f"; changed since: {', '.join(record.changed)}" if record.changed else "; up to date"
+        print(f"record {record.path.relative_to(ROOT)}: {record.where}{changed}")
+    found = problems()
+    for problem in found:
+        print(f"problem: {problem}")
+    print("all is well" if not found else f"{len(found)} to mend")
+    return not found

@@ -1,0 +1,84 @@
+"""One headless execution of a notebook, in a process of its own: ``python -m labkit.execute JOB.json``.
+
+papermill changes the process's directory and keeps state of its own, so each run gets its own process. What counts as
+success is decided by the caller, from result.json: a notebook whose kernel died, or that left early by sys.exit(0),
+looks complete to papermill.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.manager import AsyncKernelManager
+
+CELL_TIMEOUT = 3600
+"""Seconds that one cell may take."""
+
+
+class PrivateKernelManager(AsyncKernelManager):
+    """Talks to its kernel by sockets in a directory of its own: two runs can never meet on a port or a file."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.transport = "ipc"
+        # Not below the run's directory: a socket's path may be 107 bytes long at most.
+        self.ip = str(Path(tempfile.mkdtemp(prefix="labkit-")) / "kernel")
+
+    async def cleanup_resources(self, *args: Any, **kwargs: Any) -> None:
+        """As the parent does, and remove the sockets' directory."""
+        await super().cleanup_resources(*args, **kwargs)
+        folder = Path(self.ip).parent
+        for file in folder.glob("*"):
+            file.unlink(missing_ok=True)
+        if folder.exists():
+            folder.rmdir()
+
+
+def execute(job: dict[str, Any]) -> None:
+    """Run the notebook ``job["notebook"]`` into ``job["directory"]`` and render its page."""
+    import papermill
+
+    directory = Path(job["directory"])
+    os.environ["LABKIT_RUN_DIR"] = str(directory)
+    papermill.execute_notebook(
+        job["notebook"],
+        str(directory / "notebook.ipynb"),
+        parameters=job["parameters"],
+        kernel_name="python3",
+        progress_bar=False,
+        cwd=str(Path(job["notebook"]).parent),
+        execution_timeout=CELL_TIMEOUT,
+        kernel_manager_class=PrivateKernelManager,
+    )
+
+
+def render(notebook: Path, page: Path) -> None:
+    """Write the executed notebook as one HTML file."""
+    from nbconvert import HTMLExporter
+
+    html, _ = HTMLExporter(template_name="classic").from_filename(str(notebook))
+    temporary = page.with_name(f".{page.name}")
+    temporary.write_text(html, encoding="utf-8")
+    temporary.replace(page)
+
+
+def main() -> None:
+    """Read the job, run it, and render the page of what came out, whole or not."""
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    directory = Path(job["directory"])
+    try:
+        execute(job)
+    finally:
+        if (directory / "notebook.ipynb").exists():
+            render(directory / "notebook.ipynb", directory / "report.html")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Counterfactuals: which defect, injected into the golden, reproduces the observed numbers at every setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.compare import compare, within
+from labkit.tables import Table, number
+from labkit.tolerance import Bound
+from labkit.trace import Trace
+
+UNDECIDABLE = "undecidable"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One hypothesis at one setting."""
+
+    ok: bool
+    residual: float
+    """Largest |observed - counterfactual| / bound; NaN where one of the two raised."""
+    words: str
+
+
+@dataclass
+class Weighing:
+    """What :func:`weigh` found: a fit for each hypothesis at each setting that was tried."""
+
+    settings: list[str]
+    fits: dict[str, dict[str, Fit]] = field(default_factory=dict)
+
+    @property
+    def left(self) -> list[str]:
+        """The hypotheses that reproduce the observed numbers at every setting."""
+        return [name for name, fits in self.fits.items() if all(fit.ok for fit in fits.values())]
+
+    @property
+    def refuted(self) -> dict[str, str]:
+        """For each hypothesis that fails, the first setting at which it does."""
+        return {
+            name: next(setting for setting, fit in fits.items() if not fit.ok)
+            for name, fits in self.fits.items()
+            if not all(fit.ok for fit in fits.values())
+        }
+
+    @property
+    def cause(self) -> str:
+        """The one hypothesis left, or ``undecidable``; with none left, ``none of these``."""
+        left = self.left
+        return left[0] if len(left) == 1 else UNDECIDABLE if left else "none of these"
+
+    @property
+    def rivals(self) -> int:
+        """How many hypotheses were refuted by an experiment that could have gone the other way."""
+        return len(self.refuted)
+
+    def matrix(self, most: int = 20) -> Table:
+        """Hypotheses by settings: those left first, then the refuted ones, `most` rows in all."""
+        names = sorted(self.fits, key=lambda name: (name not in self.left, -len(self.fits[name])))
+        rows = [
+            (name, *(self.fits[name][s].words if s in self.fits[name] else "not tried" for s in self.settings))
+            for name in names[:most]
+        ]
+        hidden = f" ({len(names) - most} more not shown)" if len(names) > most else ""
+        return Table(("hypothesis", *self.settings), rows, title=f"{len(self.left)} left, {self.rivals} refuted{hidden}")
+
+    def _repr_html_(self) -> str:
+        return self.matrix()._repr_html_()
+
+    def __str__(self) -> str:
+        return str(self.matrix())
+
+
+def weigh(
+    observe: Callable[[Any], Any],
+    hypotheses: Mapping[str, Callable[[Any], Any]],
+    settings: Mapping[str, Any],
+    *,
+    outcomes: tuple[type[Exception], ...] = (),
+    thorough: bool = True,
+) -> Weighing:
+    """Hold every hypothesis against the observation at every setting.
+
+    `observe(setting)` runs the real implementation and gives an array or a Trace; `hypotheses[name](setting)` gives
+    the counterfactual: ``(value, Bound)``, or a Trace whose steps carry bounds. Exceptions of the types `outcomes` are
+    outcomes too, alike when their texts are. Unless `thorough`, a hypothesis is dropped at the first setting that
+    refutes it, which is what makes thousands of them affordable.
+    """
+    seen = {name: _outcome(observe, setting, outcomes) for name, setting in settings.items()}
+    result = Weighing(list(settings))
+    for name, counterfactual in hypotheses.items():
+        fits = result.fits[name] = {}
+        for setting, value in settings.items():
+            fits[setting] = _fit(seen[setting], _outcome(counterfactual, value, outcomes), thorough)
+            if not thorough and not fits[setting].ok:
+                break
+    return result
+
+
+def _outcome(run: Callable[[Any], Any], setting: Any, outcomes: tuple[type[Exception], ...]) -> Any:
+    try:
+        return run(setting)
+    except outcomes as error:
+        return error
+
+
+def _fit(observed: Any, expected: Any, thorough: bool) -> Fit:
+    if isinstance(observed, Exception) or isinstance(expected, Exception):
+        same = type(observed) is type(expected) and str(observed) == str(expected)
+        words = str(observed) if isinstance(observed, Exception) else "ran"
+        return Fit(same, float("nan"), ("fits: " if same else "differs: observed ") + words)
+    pairs = (
+        [(observed[step.name], step.value, step.bound) for step in expected]
+        if isinstance(expected, Trace)
+        else [(observed, *_value_and_bound(expected))]
+    )
+    if not thorough:
+        ok = all(within(*pair) for pair in pairs)
+        return Fit(ok, float("nan"), "fits" if ok else "beyond the bound")
+    found = [compare(*pair) for pair in pairs]
+    residual = max(comparison.bound_used for comparison in found)
+    ok = all(comparison.ok for comparison in found)
+    return Fit(ok, residual, f"{'fits' if ok else 'REFUTED'}: {number(residual)} of bound")
+
+
+def _value_and_bound(expected: Any) -> tuple[Any, Bound | None]:
+    return expected if isinstance(expected, tuple) else (expected, None)

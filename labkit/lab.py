@@ -1,0 +1,87 @@
+"""A notebook's session: checked parameters, seeded generators, the device, and result.json at the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit import catalogue, device, record
+from labkit.claims import Ledger
+from labkit.parameters import resolve
+
+RUN_DIRECTORY = "LABKIT_RUN_DIR"
+"""The environment variable by which `labkit run` says where result.json goes."""
+
+
+class Lab:
+    """One execution of a notebook. `device`, `parameters`, `seed` and `directory` are set by :func:`start`."""
+
+    def __init__(self, book: catalogue.Notebook, parameters: dict[str, Any], chosen: device.Device) -> None:
+        self.name = book.name
+        self.parameters = parameters
+        self.device = chosen
+        self.seed = int(parameters.get("seed", 0))
+        self.directory = Path(
+            os.environ.get(RUN_DIRECTORY) or catalogue.ROOT / "runs" / book.name / "interactive"
+        )
+        self._book = book
+        self._started = time.perf_counter()
+
+    def rng(self, *stream: int) -> np.random.Generator:
+        """A generator that depends on the seed and on `stream` alone: the same numbers on every machine."""
+        return np.random.default_rng([self.seed, *stream])
+
+    @property
+    def recorded(self) -> record.Record | None:
+        """What a GPU gave for this notebook, for what this machine cannot show; None without a record."""
+        return record.recorded(self.name)
+
+    @property
+    def caption(self) -> str:
+        """What ran where, for the foot of a figure."""
+        return f"run on {self.device.name}" if self.device.is_cuda else f"run on the CPU ({self.device.name})"
+
+    def finish(
+        self, *, verdict: dict[str, Any], ledger: Ledger | None = None, metrics: dict[str, Any] | None = None
+    ) -> Path:
+        """Write result.json as the notebook's last act and return its path.
+
+        `verdict` has `cause`, `first_divergence`, `explains` and `refuted`. Raises UsageError while a claim is open.
+        """
+        facts = device.facts(self.device)
+        result = {
+            "schema": record.SCHEMA,
+            "notebook": self.name,
+            "status": "ok",
+            "date": datetime.now(timezone.utc).date().isoformat(),
+            "seconds": round(time.perf_counter() - self._started, 2),
+            "parameters": self.parameters,
+            "device": {"kind": facts["kind"], "name": facts["name"]},
+            "verdict": verdict,
+            "claims": ledger.as_json() if ledger else {},
+            "metrics": metrics or {},
+            "provenance": record.provenance(self._book, facts, self.seed),
+        }
+        path = self.directory / "result.json"
+        record.write_json(path, result)
+        print(f"result.json written: {len(result['claims'])} claims, verdict {verdict['cause']!r}")
+        return path
+
+
+def start(name: str, /, **parameters: Any) -> Lab:
+    """Begin a notebook: check its parameters, seed, decide where kernels run, and print that.
+
+    Call it before any kernel is imported (Triton reads TRITON_INTERPRET when a kernel is decorated). Raises
+    UsageError for a parameter that the notebook does not declare, of the wrong type or out of range, and for a GPU
+    that is asked for and not there.
+    """
+    book = catalogue.notebook(name)
+    values = resolve(name, book.parameters, parameters)
+    lab = Lab(book, values, device.choose(values.get("device", "auto")))
+    print(f"{name} on {lab.device.banner}; seed {lab.seed}")
+    return lab

@@ -1,0 +1,87 @@
+"""Figures in one style: units on axes, a reference line for the bound or the floor, a caption that says what ran where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
+"""Okabe and Ito's colours, which print and which colour-blind readers can tell apart."""
+
+_STYLE = {
+    "figure.dpi": 90,
+    "savefig.dpi": 90,
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "image.cmap": "viridis",
+}
+
+
+def figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.0) -> tuple[Figure, Any]:
+    """A figure in the workbook's style and its axes, as `plt.subplots` gives them."""
+    plt.rcParams.update(_STYLE)
+    return plt.subplots(rows, columns, figsize=(width, height), layout="constrained")
+
+
+def caption(target: Figure, text: str) -> None:
+    """What ran where, at the foot of the figure."""
+    target.supxlabel(text, fontsize=7, color=GREY, x=0.01, ha="left")
+
+
+def error_map(axes: Axes, difference: np.ndarray, title: str, largest: float, smallest: float = 1e-7) -> Any:
+    """|observed - golden| of one matrix on a logarithmic scale shared by `smallest` and `largest`; NaN in red.
+
+    Axes are row (down) and column (right).
+    """
+    colours = plt.get_cmap("viridis").copy()
+    colours.set_bad(RED)
+    shown = np.where(np.isnan(difference), np.nan, np.maximum(difference, smallest))
+    scale = LogNorm(smallest, max(largest, 10.0 * smallest))
+    image = axes.imshow(shown, norm=scale, cmap=colours, interpolation="nearest", aspect="auto")
+    axes.set_title(title)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return image
+
+
+def spreads(
+    axes: Axes, samples: Mapping[str, np.ndarray], colours: Sequence[str], band: tuple[float, float], unit: str
+) -> None:
+    """A row a sample: its full range thin, its central 90% thick, its median a dot; `band` is shaded."""
+    axes.axvspan(*band, color=ORANGE, alpha=0.25, lw=0)
+    for y, (values, colour) in enumerate(zip(samples.values(), colours, strict=True)):
+        low, q05, median, q95, high = np.quantile(values, [0.0, 0.05, 0.5, 0.95, 1.0])
+        axes.plot([low, high], [y, y], color=colour, lw=0.8)
+        axes.plot([q05, q95], [y, y], color=colour, lw=3.0, solid_capstyle="butt")
+        axes.plot(median, y, "o", color="white", mec=colour, ms=3.5)
+    axes.set_yticks(range(len(samples)), list(samples), fontsize=7)
+    axes.set_ylim(len(samples) - 0.5, -0.5)
+    axes.set_xlabel(unit)
+
+
+def bars(
+    axes: Axes, values: Mapping[str, float], unit: str, reference: float | None = None, label: str = ""
+) -> None:
+    """Horizontal bars on a logarithmic axis, each with its value; a dashed line for the floor."""
+    names = list(values)
+    axes.barh(range(len(names)), list(values.values()), color=BLUE, height=0.6)
+    axes.set_xscale("log")
+    for y, value in enumerate(values.values()):
+        axes.text(value * 1.05, y, f"{value:.3g}", va="center", fontsize=7)
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel(unit)
+    axes.margins(x=0.15)
+    if reference is not None:
+        axes.axvline(reference, color=RED, ls="--", lw=1.0)
+        axes.text(reference, -0.6, label, color=RED, fontsize=7, ha="center")

@@ -1,0 +1,221 @@
+"""Run notebooks headless through papermill: one process a run, some at a time, resumable.
+
+A run's folder is OUT/<notebook>/<run id>/ with notebook.ipynb, result.json, report.html and log.txt. The run id is a
+hash of the notebook, its parameters, the sources and the device, so a finished run is not repeated.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from labkit.catalogue import ROOT, Notebook, notebook, notebooks
+from labkit.errors import UsageError
+from labkit.parameters import resolve
+from labkit.record import sources
+from labkit.tables import Table
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+@dataclass
+class Run:
+    """One execution of a notebook, before and after."""
+
+    book: Notebook
+    parameters: dict[str, Any]
+    out: Path
+    id: str
+    result: dict[str, Any] | None = None
+    reused: bool = False
+    seconds: float = 0.0
+    error: str = ""
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def directory(self) -> Path:
+        """Where its four files lie."""
+        return self.out / self.book.name / self.id
+
+    @property
+    def ok(self) -> bool:
+        """Whether it wrote an ok result."""
+        return self.result is not None
+
+    @property
+    def status(self) -> str:
+        """``ok``, ``ok (reused)`` or ``failed: ...``."""
+        if not self.ok:
+            return f"failed: {self.error}"
+        return "ok (reused)" if self.reused else "ok"
+
+    def finished(self) -> dict[str, Any] | None:
+        """The result of an earlier, complete run in this folder, or None."""
+        path = self.directory / "result.json"
+        if not (path.exists() and (self.directory / "report.html").exists()):
+            return None
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            return None
+        return result if result.get("status") == "ok" else None
+
+
+def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path) -> list[Run]:
+    """Check names and parameters, and lay out the runs. Nothing is started or written.
+
+    `given` are parameters as text; each must be known to every notebook named. Raises UsageError.
+    """
+    from labkit.device import choose
+
+    books = [notebook(name) for name in names] if names else list(notebooks().values())
+    given = dict(given)
+    if device != "auto":
+        given["device"] = device
+    runs = []
+    for book in books:
+        values = resolve(book.name, book.parameters, given, text=True)
+        chosen = choose(values["device"])
+        values["device"] = chosen.kind
+        identity = json.dumps([book.name, values, sources(book), chosen.kind, chosen.name], sort_keys=True)
+        runs.append(Run(book, values, out, hashlib.sha256(identity.encode()).hexdigest()[:12]))
+    return runs
+
+
+def run(runs: Sequence[Run], jobs: int = 1, force: bool = False, say: Callable[[str], None] = print) -> None:
+    """Execute the runs, `jobs` at a time, each held to its share of the cores. Fills in their results."""
+    cores = max(1, (os.cpu_count() or 1) // max(1, jobs))
+    stop = threading.Event()
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        futures = [pool.submit(_one, one, cores, force, say, stop) for one in runs]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:  # an interrupt too: end what is running, start nothing more
+            stop.set()
+            for future in futures:
+                future.cancel()
+            for one in runs:
+                if one._process is not None and one._process.poll() is None:
+                    one._process.terminate()
+            raise
+
+
+def _one(one: Run, cores: int, force: bool, say: Callable[[str], None], stop: threading.Event) -> None:
+    one.directory.mkdir(parents=True, exist_ok=True)
+    with (one.directory / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"{one.book.name}: the same run is in progress elsewhere, waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            force = False
+        if not force and (earlier := one.finished()):
+            one.result, one.reused, one.seconds = earlier, True, earlier["seconds"]
+            say(f"{one.book.name}: finished before, reused (--force runs it again)")
+            return
+        if stop.is_set():
+            return
+        _execute(one, cores, say)
+
+
+def _execute(one: Run, cores: int, say: Callable[[str], None]) -> None:
+    for name in ("result.json", "report.html", "notebook.ipynb", "log.txt"):
+        (one.directory / name).unlink(missing_ok=True)
+    job = one.directory / ".job.json"
+    content = {
+        "notebook": str(one.book.path),
+        "directory": str(one.directory.resolve()),
+        "parameters": one.parameters,
+    }
+    job.write_text(json.dumps(content), encoding="utf-8")
+    environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(cores))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment.pop("TRITON_INTERPRET", None)
+    begun = time.perf_counter()
+    with (one.directory / "log.txt").open("wb") as log:
+        one._process = subprocess.Popen(
+            [sys.executable, "-m", "labkit.execute", str(job)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+        )
+        _watch(one, one._process, say)
+    one.seconds = time.perf_counter() - begun
+    job.unlink()
+    _judge(one)
+    say(f"{one.book.name}: {one.status} after {one.seconds:.0f} s")
+
+
+def _watch(one: Run, process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
+    """Say which cell is running, from the notebook that papermill saves as it goes."""
+    total, shown = len(one.book.code), -1
+    while True:
+        try:
+            process.wait(timeout=1.0)
+            return
+        except subprocess.TimeoutExpired:
+            done = _cells_done(one.directory / "notebook.ipynb")
+            if done != shown:
+                say(f"{one.book.name}: {done} of {total} cells")
+                shown = done
+
+
+def _cells_done(path: Path) -> int:
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError):
+        return 0
+    done = [cell for cell in cells if cell["metadata"].get("papermill", {}).get("status") == "completed"]
+    return sum(
+        cell["cell_type"] == "code" and "injected-parameters" not in cell["metadata"].get("tags", [])
+        for cell in done
+    )
+
+
+def _judge(one: Run) -> None:
+    """Success is an ok result.json from a process that ended well; anything else is a failure with its reason."""
+    path = one.directory / "result.json"
+    code = one._process.returncode if one._process else 1
+    if code == 0 and (result := one.finished()):
+        one.result = result
+        return
+    path.unlink(missing_ok=True)
+    if code == 0:
+        one.error = "it ended without lab.finish, so there is no result"
+    else:
+        one.error = f"{_last_line(one.directory / 'log.txt') or f'exit status {code}'}"
+    one.error += f"; see {_relative(one.directory / 'log.txt')}"
+
+
+def _last_line(path: Path) -> str:
+    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "")[:200]
+
+
+def _relative(path: Path) -> str:
+    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
+
+
+def table(runs: Sequence[Run]) -> Table:
+    """The table of verdicts: a row a run."""
+    rows = []
+    for one in runs:
+        verdict = (one.result or {}).get("verdict", {})
+        given = [claim["verdict"] for claim in (one.result or {}).get("claims", {}).values()]
+        counts = ", ".join(f"{given.count(word)} {word}" for word in dict.fromkeys(given))
+        seconds = f"{one.seconds:.0f} s"
+        rows.append((one.book.name, one.status, verdict.get("cause", ""), counts, one.parameters["device"], seconds))
+    return Table(("notebook", "status", "cause", "claims", "device", "time"), rows, wrap=40)

@@ -1,0 +1,111 @@
+"""The error that a step is allowed: derived, never picked by hand.
+
+Sums of products follow Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci.
+Comput. 41 (2019): with roundings of mean zero, an inner product of length K computed in any order is off by at most
+lambda sqrt(K) u sum|a||b| with probability 1 - 2 K exp(-lambda^2 / 2); K u sum|a||b| holds whatever the roundings do
+(Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1). The smaller of the two is used, with lambda
+set so that a whole tensor raises a false alarm with probability `FALSE_ALARM` at most.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+FALSE_ALARM = 1e-9
+"""The probability that a right tensor, as a whole, is called wrong."""
+
+UNIT_ROUNDOFF = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "tf32": 2.0**-11,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
+"""Half the distance from 1 to the next number: the relative error of one rounding to nearest."""
+
+SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+"""The smallest subnormal: what one operation may lose to underflow."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """|observed - golden| may be at most `absolute`, element by element.
+
+    `absolute` is a number or a float64 array of the golden's shape; `why` is the formula in words.
+    """
+
+    absolute: Any
+    why: str
+
+    def __add__(self, other: Bound) -> Bound:
+        if not isinstance(other, Bound):
+            return NotImplemented
+        return Bound(self.absolute + other.absolute, f"{self.why} + {other.why}")
+
+    def scaled(self, factor: Any) -> Bound:
+        """The bound after an exact multiplication by `factor`."""
+        return Bound(self.absolute * abs(factor), f"({self.why}) scaled")
+
+
+EXACT = Bound(0.0, "exact: values are moved, not computed")
+
+
+def confidence(length: int, count: int, false_alarm: float = FALSE_ALARM) -> float:
+    """lambda for which `count` inner products of `length` terms all hold with probability 1 - `false_alarm`."""
+    return math.sqrt(2.0 * math.log(2.0 * length * count / false_alarm))
+
+
+def gamma(length: int, u: float, count: int, false_alarm: float = FALSE_ALARM) -> float:
+    """The factor on sum|a||b| for an inner product of `length` terms with unit round-off `u` (see the module)."""
+    worst = length * u / (1.0 - length * u) if length * u < 1.0 else math.inf
+    lam = confidence(length, count, false_alarm)
+    probable = math.expm1(lam * math.sqrt(length) * u + length * u * u / (1.0 - u))
+    return min(worst, probable)
+
+
+def sum_of_products(
+    magnitude: Any,
+    length: int,
+    compute: str = "float32",
+    *,
+    count: int | None = None,
+    false_alarm: float = FALSE_ALARM,
+) -> Bound:
+    """Bound of inner products of `length` terms whose sum|a||b| is `magnitude` (float64, any shape).
+
+    `compute` is ``float32``, ``float64``, ``float16``, ``bfloat16`` (the accumulator, inputs exact in it) or
+    ``tf32``. With tf32 each factor is first cut to 11 significant bits; NVIDIA does not say whether it is rounded
+    or truncated, so two whole units 2^-10 of relative error a product are allowed in the worst case, and the
+    accumulation, which tensor cores may truncate (Fasi, Higham, Mikaitis, Pranesh 2021), gets K 2^-23. `count` is
+    the number of inner products that share the false-alarm rate, when it is more than those of `magnitude`.
+    """
+    count = count or math.prod(getattr(magnitude, "shape", ())) or 1
+    if compute == "tf32":
+        cut = 2.0 * UNIT_ROUNDOFF["tf32"]
+        factor = 2.0 * cut + cut * cut + gamma(length, 2.0 * UNIT_ROUNDOFF["float32"], count, false_alarm)
+        return Bound(magnitude * factor, "tf32: (2 * 2^-10 + K 2^-23) sum|a||b|")
+    u = UNIT_ROUNDOFF[compute]
+    factor = gamma(length, u, count, false_alarm)
+    text = f"min(lambda sqrt(K), K) u sum|a||b|, K = {length}, u = 2^{round(math.log2(u))}"
+    return Bound(magnitude * factor + length * SMALLEST[compute], text)
+
+
+def roundings(values: Any, number: int, dtype: str = "float32") -> Bound:
+    """Bound of `number` successive roundings of `values` to `dtype`, in the worst case."""
+    u = UNIT_ROUNDOFF[dtype]
+    return Bound(
+        abs(values) * (number * u / (1.0 - number * u)) + number * SMALLEST[dtype],
+        f"{number} rounding{'s' if number > 1 else ''} to {dtype}",
+    )
+
+
+def ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Distance between neighbouring numbers of `dtype` at |values|, in float64; subnormals share one distance."""
+    info = torch.finfo(dtype)
+    exponent = torch.frexp(values.double().abs())[1].double() - 1.0
+    exponent = exponent.clamp(min=math.log2(info.tiny))
+    return torch.where(torch.isfinite(values), info.eps * torch.exp2(exponent), torch.nan)
