@@ -42,7 +42,7 @@ _HOME = {
     "start": "lab",
     "weigh": "hypotheses",
 }
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = sorted(_HOME)
 
 
 class _Package(ModuleType):

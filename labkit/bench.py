@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,15 @@ def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
 
 
 def _row(case: Case, provider: str, metric: str, unit: str, values: Sequence[float]) -> dict[str, Any]:
-    keys = ("kernel_name", "kernel_provider", "kernel_operation_mode", "metric_name", "metric_unit", "x_name", "x_value")
+    keys = (
+        "kernel_name",
+        "kernel_provider",
+        "kernel_operation_mode",
+        "metric_name",
+        "metric_unit",
+        "x_name",
+        "x_value",
+    )
     row: dict[str, Any] = dict(
         zip(keys, (case.kernel, provider, case.mode, metric, unit, case.x_name, case.x_value), strict=True)
     )
@@ -80,7 +88,7 @@ def _row(case: Case, provider: str, metric: str, unit: str, values: Sequence[flo
     return row
 
 
-def cuda_times(run: Callable[[], None]) -> list[float]:
+def cuda_times(run: Callable[[], Any]) -> list[float]:
     """Microseconds of one call as made from Python, by events, the L2 cache flushed before each."""
     from triton.testing import do_bench
 
@@ -154,7 +162,7 @@ def copy_rate(size: int = 1 << 31) -> float:
 
         source = torch.empty(size, dtype=torch.uint8, device="cuda").random_()
         target = torch.empty_like(source)
-        _rates["copy"] = 2.0 * size / (1e-6 * cuda_times(lambda: target.copy_(source) and None)[0])
+        _rates["copy"] = 2.0 * size / (1e-6 * cuda_times(lambda: target.copy_(source))[0])
     return _rates["copy"]
 
 
@@ -175,7 +183,7 @@ def bench(name: str, request: str, out: Path) -> Path:
     cases: Iterable[Case] = import_module(f"kernels.{name}.bench").cases(device)
     common = {
         "gpu_name": device.name,
-        "timestamp": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
+        "timestamp": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"),
         "version": " ".join(f"{key}-{value}" for key, value in versions().items()),
         "kernels_hash": hash_folder(ROOT / "kernels" / name),
     }

@@ -1,4 +1,4 @@
-"""What there is in this checkout: its notebooks, their questions and their parameters. Reads JSON only, so it is quick."""
+"""The notebooks of this checkout, their questions and their parameters. Reads JSON only, so it is quick."""
 
 from __future__ import annotations
 

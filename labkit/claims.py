@@ -7,6 +7,7 @@ from typing import Any
 
 from labkit.catalogue import ROOT
 from labkit.errors import UsageError
+from labkit.record import Record
 from labkit.tables import Table, number
 
 VERDICTS = ("confirmed", "refuted", "undecidable", "untestable")
@@ -47,9 +48,7 @@ class Ledger:
         Raises UsageError for a claim that the file does not have, a word that is no verdict, or an empty reason.
         """
         if claim_id not in self.claims:
-            raise UsageError(
-                f"claim {claim_id!r}: {self.name} has none of that id; it has {', '.join(self.claims)}"
-            )
+            raise UsageError(f"claim {claim_id!r}: {self.name} has none of that id; it has {', '.join(self.claims)}")
         if isinstance(verdict, bool):
             verdict = "confirmed" if verdict else "refuted"
         if verdict not in VERDICTS:
@@ -57,6 +56,16 @@ class Ledger:
         if not because.strip():
             raise UsageError(f"claim {claim_id}: because is empty; wanted the reason for {verdict}")
         self.settled[claim_id] = Settled(verdict, _plain(measured), because, source)
+
+    def settle_from(self, claim_id: str, record: Record | None, needs: str) -> None:
+        """Take a claim's verdict from a run recorded elsewhere; `needs` says what this machine lacks for it."""
+        if record is None:
+            self.settle(claim_id, "untestable", because=f"it needs {needs}, and no run on one is on record")
+            return
+        found = record.claim(claim_id)
+        self.settle(
+            claim_id, found["verdict"], measured=found["measured"], because=found["because"], source=record.where
+        )
 
     @property
     def open(self) -> list[str]:

@@ -38,7 +38,12 @@ def _parser() -> argparse.ArgumentParser:
     sub = commands.add_parser("run", help="run notebooks headless; all of them without a name")
     sub.add_argument("names", nargs="*", metavar="NAME", help="a notebook's name")
     sub.add_argument(
-        "-p", dest="parameters", action="append", default=[], metavar="name=value", help="a parameter, repeatable"
+        "-p",
+        dest="parameters",
+        action="append",
+        default=[],
+        metavar="name=value",
+        help="a parameter, repeatable",
     )
     sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where kernels run")
     sub.add_argument("--out", type=Path, default=ROOT / "runs", metavar="DIR", help="where runs go (runs/)")
@@ -49,9 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = commands.add_parser("bench", help="time the providers of a kernel side by side, correct ones only")
     sub.add_argument("name", metavar="NAME", help="a notebook or a folder under kernels/")
     sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where kernels run")
-    sub.add_argument(
-        "--out", type=Path, default=ROOT / "data" / "benchmarks", metavar="DIR", help="where the CSV goes"
-    )
+    sub.add_argument("--out", type=Path, default=ROOT / "data" / "benchmarks", metavar="DIR", help="where the CSV goes")
     sub.set_defaults(command=_bench)
 
     sub = commands.add_parser("record", help="keep a run's result as one flat file under data/results/")

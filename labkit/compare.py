@@ -63,8 +63,8 @@ class Comparison:
             )
         nans = f", {self.observed_nan} NaN" if self.observed_nan != self.golden_nan else ""
         return (
-            f"WRONG: {self.mismatches} of {self.count} elements of {size} {self.observed_dtype} beyond the bound{nans}; "
-            f"worst at {self.worst_index}: {number(self.worst_observed)} for {number(self.worst_golden)}; first at "
+            f"WRONG: {self.mismatches} of {self.count} elements of {size} {self.observed_dtype} beyond the bound{nans}"
+            f"; worst at {self.worst_index}: {number(self.worst_observed)} for {number(self.worst_golden)}; first at "
             f"{self.first_index}; rms {number(self.rms_ratio)}, cosine {number(self.cosine)} (bound: {self.bound})"
         )
 
@@ -81,17 +81,13 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
 
     `bound` is a :class:`~labkit.tolerance.Bound`, a number or an array of allowed absolute differences. None knows
     the dtypes only and allows half a unit in the last place of the observed dtype. An infinite bound allows anything,
-    a NaN too. Equal NaNs and Infs at equal places are equal. Different shapes are a divergence, not an error. Raises UsageError for a golden narrower than
-    the observed.
+    a NaN too. Equal NaNs and Infs at equal places are equal. Different shapes are a divergence, not an error.
+    Raises UsageError for a golden narrower than the observed.
     """
     o, g = _tensor(observed), _tensor(golden)
     names = (_name(o.dtype), _name(g.dtype))
-    if o.is_floating_point() and (
-        not g.is_floating_point() or torch.finfo(g.dtype).eps > torch.finfo(o.dtype).eps
-    ):
-        raise UsageError(
-            f"golden: {names[1]} is narrower than the observed {names[0]}; wanted at least as wide"
-        )
+    if o.is_floating_point() and (not g.is_floating_point() or torch.finfo(g.dtype).eps > torch.finfo(o.dtype).eps):
+        raise UsageError(f"golden: {names[1]} is narrower than the observed {names[0]}; wanted at least as wide")
     if o.shape != g.shape:
         return _shapes_differ(o, g, names)
     allowed, why = _allowed(o, g, bound)
@@ -138,9 +134,7 @@ def _wrong(
     return ~(same | (difference <= allowed) | (allowed == math.inf)), difference, o64, g64
 
 
-def _measure(
-    o: torch.Tensor, g: torch.Tensor, allowed: torch.Tensor, why: str, names: tuple[str, str]
-) -> Comparison:
+def _measure(o: torch.Tensor, g: torch.Tensor, allowed: torch.Tensor, why: str, names: tuple[str, str]) -> Comparison:
     wrong, difference, o64, g64 = _wrong(o, g, allowed)
     finite = o64.isfinite() & g64.isfinite()
     d = torch.where(finite, difference, 0.0)

@@ -64,12 +64,12 @@ def choose(request: str = "auto") -> Device:
     else:
         device = Device("cpu", cpu_name())
     wanted = "0" if device.is_cuda else "1"
-    if "triton" in sys.modules and any(name.startswith("kernels.") for name in sys.modules):
-        if os.environ.get("TRITON_INTERPRET", "0") != wanted:
-            raise UsageError(
-                f"device: kernels of this process are already set for the other device than {device.kind!r}; "
-                "restart the process (in Jupyter: the kernel)"
-            )
+    decorated = "triton" in sys.modules and any(name.startswith("kernels.") for name in sys.modules)
+    if decorated and os.environ.get("TRITON_INTERPRET", "0") != wanted:
+        raise UsageError(
+            f"device: kernels of this process are already set for the other device than {device.kind!r}; "
+            "restart the process (in Jupyter: the kernel)"
+        )
     os.environ["TRITON_INTERPRET"] = wanted
     return device
 

@@ -30,7 +30,7 @@ class PrivateKernelManager(AsyncKernelManager):
         # Not below the run's directory: a socket's path may be 107 bytes long at most.
         self.ip = str(Path(tempfile.mkdtemp(prefix="labkit-")) / "kernel")
 
-    async def cleanup_resources(self, *args: Any, **kwargs: Any) -> None:
+    async def cleanup_resources(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """As the parent does, and remove the sockets' directory."""
         await super().cleanup_resources(*args, **kwargs)
         folder = Path(self.ip).parent

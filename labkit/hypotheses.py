@@ -60,11 +60,18 @@ class Weighing:
         """Hypotheses by settings: those left first, then the refuted ones, `most` rows in all."""
         names = sorted(self.fits, key=lambda name: (name not in self.left, -len(self.fits[name])))
         rows = [
-            (name, *(self.fits[name][s].words if s in self.fits[name] else "not tried" for s in self.settings))
+            (
+                name,
+                *(self.fits[name][s].words if s in self.fits[name] else "not tried" for s in self.settings),
+            )
             for name in names[:most]
         ]
         hidden = f" ({len(names) - most} more not shown)" if len(names) > most else ""
-        return Table(("hypothesis", *self.settings), rows, title=f"{len(self.left)} left, {self.rivals} refuted{hidden}")
+        return Table(
+            ("hypothesis", *self.settings),
+            rows,
+            title=f"{len(self.left)} left, {self.rivals} refuted{hidden}",
+        )
 
     def _repr_html_(self) -> str:
         return self.matrix()._repr_html_()

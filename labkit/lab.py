@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,7 @@ class Lab:
         self.parameters = parameters
         self.device = chosen
         self.seed = int(parameters.get("seed", 0))
-        self.directory = Path(
-            os.environ.get(RUN_DIRECTORY) or catalogue.ROOT / "runs" / book.name / "interactive"
-        )
+        self.directory = Path(os.environ.get(RUN_DIRECTORY) or catalogue.ROOT / "runs" / book.name / "interactive")
         self._book = book
         self._started = time.perf_counter()
 
@@ -54,11 +52,11 @@ class Lab:
         `verdict` has `cause`, `first_divergence`, `explains` and `refuted`. Raises UsageError while a claim is open.
         """
         facts = device.facts(self.device)
-        result = {
+        result: dict[str, Any] = {
             "schema": record.SCHEMA,
             "notebook": self.name,
             "status": "ok",
-            "date": datetime.now(timezone.utc).date().isoformat(),
+            "date": datetime.now(UTC).date().isoformat(),
             "seconds": round(time.perf_counter() - self._started, 2),
             "parameters": self.parameters,
             "device": {"kind": facts["kind"], "name": facts["name"]},

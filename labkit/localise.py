@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 
 from labkit.compare import Comparison, compare
@@ -101,9 +103,12 @@ def localise(observed: Trace, golden: Trace) -> Localisation:
 def _separate(observed: Trace, step: Step) -> tuple[Comparison | None, float | None]:
     if step.replay is None or any(name not in observed for name in step.inputs):
         return None, None
-    value, bound = step.replay(*(_float64(observed[name]) for name in step.inputs))
+    value, bound = step.replay(*(_as_golden(observed[name], step.value) for name in step.inputs))
     return compare(observed[step.name], value, bound), compare(value, step.value).rms_ratio
 
 
-def _float64(values: object) -> object:
-    return values.detach().double().cpu().numpy() if isinstance(values, torch.Tensor) else values
+def _as_golden(values: Any, golden: Any) -> Any:
+    """Observed values in float64, as the kind of array that the golden is, where it is."""
+    if isinstance(golden, torch.Tensor):
+        return torch.as_tensor(values).detach().to(golden.device, torch.float64)
+    return values.detach().double().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values, float)

@@ -68,9 +68,7 @@ class Parameter:
         except ValueError as error:
             if isinstance(error, UsageError):
                 raise
-            raise UsageError(
-                f"parameter {self.name}: {text!r} is not right; wanted {self.allowed}"
-            ) from None
+            raise UsageError(f"parameter {self.name}: {text!r} is not right; wanted {self.allowed}") from None
 
 
 def declared(source: str) -> dict[str, Parameter]:
@@ -94,9 +92,7 @@ def declared(source: str) -> dict[str, Parameter]:
             default = ast.literal_eval(node.value)
         except ValueError:
             raise UsageError(f"parameters cell, line {node.lineno}: the default is no literal") from None
-        parameter = _with_comment(
-            node.target.id, _TYPES[node.annotation.id], default, comments.get(node.lineno, "")
-        )
+        parameter = _with_comment(node.target.id, _TYPES[node.annotation.id], default, comments.get(node.lineno, ""))
         parameter.check(default)
         found[parameter.name] = parameter
     return found

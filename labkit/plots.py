@@ -1,4 +1,4 @@
-"""Figures in one style: units on axes, a reference line for the bound or the floor, a caption that says what ran where."""
+"""Figures in one style: units on axes, a line for the bound or the floor, a caption that says what ran where."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
 """Okabe and Ito's colours, which print and which colour-blind readers can tell apart."""
 
-_STYLE = {
+_STYLE: Any = {
     "figure.dpi": 90,
     "savefig.dpi": 90,
     "font.size": 9,
@@ -55,7 +55,11 @@ def error_map(axes: Axes, difference: np.ndarray, title: str, largest: float, sm
 
 
 def spreads(
-    axes: Axes, samples: Mapping[str, np.ndarray], colours: Sequence[str], band: tuple[float, float], unit: str
+    axes: Axes,
+    samples: Mapping[str, np.ndarray],
+    colours: Sequence[str],
+    band: tuple[float, float],
+    unit: str,
 ) -> None:
     """A row a sample: its full range thin, its central 90% thick, its median a dot; `band` is shaded."""
     axes.axvspan(*band, color=ORANGE, alpha=0.25, lw=0)
@@ -69,9 +73,7 @@ def spreads(
     axes.set_xlabel(unit)
 
 
-def bars(
-    axes: Axes, values: Mapping[str, float], unit: str, reference: float | None = None, label: str = ""
-) -> None:
+def bars(axes: Axes, values: Mapping[str, float], unit: str, reference: float | None = None, label: str = "") -> None:
     """Horizontal bars on a logarithmic axis, each with its value; a dashed line for the floor."""
     names = list(values)
     axes.barh(range(len(names)), list(values.values()), color=BLUE, height=0.6)

@@ -19,7 +19,17 @@ from labkit.errors import UsageError
 
 SCHEMA = 1
 RESULTS = ROOT / "data" / "results"
-PACKAGES = ("torch", "triton", "numpy", "scipy", "nvmath-python", "nvidia-cublas", "papermill", "nbclient", "ipykernel")
+PACKAGES = (
+    "torch",
+    "triton",
+    "numpy",
+    "scipy",
+    "nvmath-python",
+    "nvidia-cublas",
+    "papermill",
+    "nbclient",
+    "ipykernel",
+)
 SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h"}
 
 
@@ -59,7 +69,11 @@ def commit() -> tuple[str | None, bool | None]:
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.strip()
         changes = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"], cwd=ROOT, capture_output=True, text=True, check=True
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("LABKIT_COMMIT"), None

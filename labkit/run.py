@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from labkit.catalogue import ROOT, Notebook, notebook, notebooks
-from labkit.errors import UsageError
 from labkit.parameters import resolve
 from labkit.record import sources
 from labkit.tables import Table
@@ -180,8 +179,7 @@ def _cells_done(path: Path) -> int:
         return 0
     done = [cell for cell in cells if cell["metadata"].get("papermill", {}).get("status") == "completed"]
     return sum(
-        cell["cell_type"] == "code" and "injected-parameters" not in cell["metadata"].get("tags", [])
-        for cell in done
+        cell["cell_type"] == "code" and "injected-parameters" not in cell["metadata"].get("tags", []) for cell in done
     )
 
 

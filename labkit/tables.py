@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -25,7 +25,7 @@ class Table:
     """Rows under named columns. `str()` gives aligned text, `wrap` the widest that a text column may grow."""
 
     columns: Sequence[str]
-    rows: list[Sequence[Any]] = field(default_factory=list)
+    rows: Sequence[Sequence[Any]] = ()
     title: str = ""
     wrap: int = 72
 

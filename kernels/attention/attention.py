@@ -60,9 +60,7 @@ def attention(
     return trace
 
 
-def weighted_values(
-    x: torch.Tensor, inputs: Inputs, blas: HostBlas | CuBlas
-) -> tuple[torch.Tensor, torch.Tensor]:
+def weighted_values(x: torch.Tensor, inputs: Inputs, blas: HostBlas | CuBlas) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(x) and its product with V, through an arena of their own."""
     s = inputs.sizes
     layout = Layout.plan({"P": (s.n, s.m), "V": (s.m, s.d_k), "PV": (s.n, s.d_k)}, s.heads, "poison", 64)

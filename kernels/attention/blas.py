@@ -61,7 +61,7 @@ def _span(shape: tuple[int, int], leading_dimension: int) -> int:
     return 0 if 0 in shape else (columns - 1) * leading_dimension + rows
 
 
-class GemmRejected(ValueError):
+class GemmRejectedError(ValueError):
     """Arguments that BLAS does not accept. `argument` is the name, `position` its number in the call from 1."""
 
     def __init__(self, argument: str, position: int, value: Any, wanted: str) -> None:
@@ -71,16 +71,16 @@ class GemmRejected(ValueError):
 
 
 def check(g: Gemm, elements: int | None = None) -> None:
-    """Raise GemmRejected for what BLAS rejects, and IndexError for a call that would leave the arena itself."""
+    """Raise GemmRejectedError for what BLAS rejects, and IndexError for a call that would leave the arena itself."""
     for position, name in ((1, "transa"), (2, "transb")):
         if getattr(g, name) not in ("N", "T"):
-            raise GemmRejected(name, position, getattr(g, name), "N or T")
+            raise GemmRejectedError(name, position, getattr(g, name), "N or T")
     for position, name in ((3, "m"), (4, "n"), (5, "k")):
         if getattr(g, name) < 0:
-            raise GemmRejected(name, position, getattr(g, name), "at least 0")
+            raise GemmRejectedError(name, position, getattr(g, name), "at least 0")
     for position, name, rows in ((8, "lda", g.a_shape[0]), (10, "ldb", g.b_shape[0]), (13, "ldc", g.m)):
         if getattr(g, name) < max(1, rows):
-            raise GemmRejected(name, position, getattr(g, name), f"at least {max(1, rows)}, the rows stored")
+            raise GemmRejectedError(name, position, getattr(g, name), f"at least {max(1, rows)}, the rows stored")
     if elements is not None:
         for name, (first, end) in g.extents().items():
             if first < 0 or end > elements:
@@ -103,9 +103,7 @@ class HostBlas:
         for g in gemms:
             self.sgemm(memory, g)
 
-    def sgemm_strided_batched(
-        self, memory: torch.Tensor, g: Gemm, strides: tuple[int, int, int], count: int
-    ) -> None:
+    def sgemm_strided_batched(self, memory: torch.Tensor, g: Gemm, strides: tuple[int, int, int], count: int) -> None:
         """`count` products, each operand moved on by its stride in elements."""
         self.sgemm_batched(memory, list(strided(g, strides, count)))
 
@@ -189,9 +187,7 @@ class CuBlas:
         rows = [[base + 4 * getattr(g, operand) for g in gemms] for operand in ("a", "b", "c")]
         return torch.tensor(rows, dtype=torch.int64, device=memory.device)
 
-    def sgemm_batched(
-        self, memory: torch.Tensor, gemms: Sequence[Gemm], pointers: torch.Tensor | None = None
-    ) -> None:
+    def sgemm_batched(self, memory: torch.Tensor, gemms: Sequence[Gemm], pointers: torch.Tensor | None = None) -> None:
         """Products of one shape by cublasSgemmBatched. `pointers` reuses what :meth:`pointers` made."""
         where = self.pointers(memory, gemms) if pointers is None else pointers
         g, row = gemms[0], where.stride(0) * 8
@@ -201,9 +197,7 @@ class CuBlas:
                 where.data_ptr() + row, g.ldb, beta, where.data_ptr() + 2 * row, g.ldc, len(gemms),
             )  # fmt: skip
 
-    def sgemm_strided_batched(
-        self, memory: torch.Tensor, g: Gemm, strides: tuple[int, int, int], count: int
-    ) -> None:
+    def sgemm_strided_batched(self, memory: torch.Tensor, g: Gemm, strides: tuple[int, int, int], count: int) -> None:
         """`count` products by cublasSgemmStridedBatched, each operand moved on by its stride in elements."""
         *_, last = strided(g, strides, count)
         check(g, memory.numel())

@@ -14,9 +14,6 @@ from kernels.attention.arena import Layout
 from kernels.attention.blas import Gemm
 from kernels.attention.problem import Sizes
 
-OPERANDS = ("Q", "K", "KT", "QK")
-"""The buffers of one head, in the order in which they are allocated."""
-
 _OFFSETS: dict[str, Callable[[int, int, Sizes], int]] = {
     "0": lambda i, j, s: 0,
     "i": lambda i, j, s: i,
@@ -89,9 +86,7 @@ class Call:
             m, n, k, lda, ldb, ldc = (sizes[name] for name in (self.m, self.n, self.k, self.lda, self.ldb, self.ldc))
             return [Gemm(self.transa, self.transb, m, n, k, base[0], lda, base[1], ldb, base[2], ldc)]
         return [
-            self._tile(sizes, base, i, j)
-            for i in range(0, sizes.n, self.block)
-            for j in range(0, sizes.m, self.block)
+            self._tile(sizes, base, i, j) for i in range(0, sizes.n, self.block) for j in range(0, sizes.m, self.block)
         ]
 
     def _tile(self, sizes: Sizes, base: list[int], i: int, j: int) -> Gemm:
@@ -118,7 +113,7 @@ def blocked(block: int) -> Call:
 
 
 def single_calls() -> Iterator[Call]:
-    """Every single call over two operands of Q and one of K^T or K: order, transposes, dimensions, leading dimensions."""
+    """Every single call on Q and one of K^T and K: order, transposes, dimensions, leading dimensions."""
     orders = (("KT", "Q"), ("Q", "KT"), ("K", "Q"), ("Q", "K"))
     for (a, b), ta, tb, (m, n, k), (lda, ldb, ldc) in product(
         orders, "NT", "NT", permutations(("M", "N", "d_k")), product(("M", "N", "d_k"), repeat=3)

@@ -81,7 +81,5 @@ def softmax(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     rows = max(1, 4096 // columns) if x.is_cuda else max(1, (1 << 16) // columns)
     rows = min(rows, triton.next_power_of_2(n_rows))
     grid = (triton.cdiv(n_rows, rows), heads)
-    softmax_kernel[grid](
-        x, y, n_rows, n_columns, x.stride(0), y.stride(0), BLOCK_ROWS=rows, BLOCK_COLUMNS=columns
-    )
+    softmax_kernel[grid](x, y, n_rows, n_columns, x.stride(0), y.stride(0), BLOCK_ROWS=rows, BLOCK_COLUMNS=columns)
     return y

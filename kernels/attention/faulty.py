@@ -10,7 +10,7 @@ import torch
 
 from kernels.attention import attention as right
 from kernels.attention.arena import Escapes, Layout, escapes
-from kernels.attention.blas import CuBlas, GemmRejected, HostBlas, blas_for, check
+from kernels.attention.blas import CuBlas, GemmRejectedError, HostBlas, blas_for, check
 from kernels.attention.calls import Call, blocked
 from kernels.attention.golden import plan
 from kernels.attention.problem import Inputs, Sizes
@@ -40,7 +40,7 @@ def scores(
 ) -> tuple[np.ndarray, Escapes]:
     """QK as the wrong call gives it, [heads, n, m] float32, and what it did outside its operands.
 
-    Raises GemmRejected where BLAS rejects the arguments.
+    Raises GemmRejectedError where BLAS rejects the arguments.
     """
     layout = plan(inputs.sizes, mode)
     blas = blas_for(device, compute)
@@ -62,10 +62,8 @@ def attention(
 
     trace = Trace()
     try:
-        right.attention(
-            inputs, device, multiply=wrong, compute=compute, layout=plan(inputs.sizes, mode), trace=trace
-        )
-    except GemmRejected:
+        right.attention(inputs, device, multiply=wrong, compute=compute, layout=plan(inputs.sizes, mode), trace=trace)
+    except GemmRejectedError:
         pass
     return trace
 
@@ -78,7 +76,7 @@ class Suspect:
     device: str
 
     def scores(self, inputs: Inputs, *, mode: str = "poison") -> np.ndarray:
-        """QK on these inputs, [heads, n, m]. Raises GemmRejected where BLAS rejects the arguments."""
+        """QK on these inputs, [heads, n, m]. Raises GemmRejectedError where BLAS rejects the arguments."""
         return scores(self._call, inputs, self.device, mode=mode)[0]
 
     def attention(self, inputs: Inputs, *, mode: str = "poison", compute: str = "float32") -> Trace:
@@ -90,7 +88,7 @@ class Suspect:
         try:
             for g in self._call.gemms(sizes, plan(sizes)):
                 check(g)
-        except GemmRejected as error:
+        except GemmRejectedError as error:
             return error.argument
         return ""
 
@@ -99,21 +97,22 @@ class Suspect:
         return self._call
 
 
-NAMED: dict[str, Call] = {
-    "column_major_result": Call(a="Q", b="K", transa="T", m="N", n="M", lda="d_k", ldc="N"),
-    "operands_swapped": Call(a="Q", b="KT"),
-    "k_not_transposed": Call(a="K"),
-    "tile_offset_transposed": replace(blocked(32), c_offset="j*M + i"),
-    "q_leading_dimension": Call(ldb="N"),
-}
-"""Wrong calls with a name of their own: what a notebook's `defect` may ask for, besides `blind`."""
+def named(block: int = 32) -> dict[str, Call]:
+    """Wrong calls with a name of their own: what a notebook's `defect` may ask for, besides ``blind``."""
+    return {
+        "column_major_result": Call(a="Q", b="K", transa="T", m="N", n="M", lda="d_k", ldc="N"),
+        "operands_swapped": Call(a="Q", b="KT"),
+        "k_not_transposed": Call(a="K"),
+        "tile_offset_transposed": replace(blocked(block), c_offset="j*M + i"),
+        "q_leading_dimension": Call(ldb="N"),
+    }
 
 
-def suspect(defect: str, seed: int, pool: Sequence[Call], device: str = "cpu") -> Suspect:
-    """Seal a wrong call: one of NAMED, or with ``blind`` one that the seed picks from `pool`."""
+def suspect(defect: str, seed: int, pool: Sequence[Call], device: str = "cpu", block: int = 32) -> Suspect:
+    """Seal a wrong call: one of :func:`named`, or with ``blind`` one that the seed picks from `pool`."""
     if defect == "blind":
         pick = int(np.random.default_rng([seed, 4]).integers(len(pool)))
         return Suspect(pool[pick], device)
-    if defect not in NAMED:
-        raise ValueError(f"defect: {defect!r} is not right; wanted blind or one of {', '.join(NAMED)}")
-    return Suspect(NAMED[defect], device)
+    if defect not in named(block):
+        raise ValueError(f"defect: {defect!r} is not right; wanted blind or one of {', '.join(named(block))}")
+    return Suspect(named(block)[defect], device)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.attention.arena import UNWRITTEN_BITS, Layout
+from kernels.attention.arena import ALIGNMENT, UNWRITTEN_BITS, Layout
 from kernels.attention.blas import Gemm, check
-from kernels.attention.calls import OPERANDS, Call
+from kernels.attention.calls import Call
 from kernels.attention.problem import Inputs, Sizes
 from labkit.tolerance import EXACT, UNIT_ROUNDOFF, Bound, gamma, roundings, sum_of_products
 from labkit.trace import Trace
@@ -29,6 +29,10 @@ Array = Any
 
 def _xp(x: Array) -> Any:
     return torch if isinstance(x, torch.Tensor) else np
+
+
+def _double(x: Array) -> Array:
+    return x.double() if isinstance(x, torch.Tensor) else np.asarray(x, np.float64)
 
 
 def transposed(k: Array) -> tuple[Array, Bound]:
@@ -92,7 +96,7 @@ def attention(
     computed: ``float32`` or ``tf32``. `call` injects that call of sgemm in place of Q K^T (NumPy only); `mode` is
     then the arena's, and decides what a read outside an operand finds.
     """
-    q, k, v = (x.double() if isinstance(x, torch.Tensor) else np.asarray(x, np.float64) for x in (q, k, v))
+    q, k, v = (_double(x) for x in (q, k, v))
     trace = Trace()
     for name, value in (("q", q), ("k", k)):
         trace.add(name, value, bound=EXACT)
@@ -119,27 +123,24 @@ def _replay_weighted(v: Array, compute: str) -> Callable[[Array], tuple[Array, B
     return lambda p: weighted(p, v, compute)
 
 
-def plan(sizes: Sizes, mode: str = "poison", heads: int | None = None) -> Layout:
-    """The arena of Q, K, K^T and QK, with room around them for any wrong call of `calls`."""
+def plan(sizes: Sizes, mode: str = "poison", *, room: bool = True) -> Layout:
+    """The arena of Q, K, K^T and QK; with `room` around them for any wrong call of `calls`."""
     shapes = {
         "Q": (sizes.n, sizes.d_k),
         "K": (sizes.m, sizes.d_k),
         "KT": (sizes.d_k, sizes.m),
         "QK": (sizes.n, sizes.m),
     }
-    assert tuple(shapes) == OPERANDS
     largest = max(sizes.n, sizes.m, sizes.d_k)
-    return Layout.plan(shapes, heads or sizes.heads, mode, 2 * largest * largest)
+    return Layout.plan(shapes, sizes.heads, mode, 2 * largest * largest if room else ALIGNMENT)
 
 
-def called(
-    call: Call, inputs: Inputs, mode: str = "poison", compute: str = "float32"
-) -> tuple[np.ndarray, Bound]:
+def called(call: Call, inputs: Inputs, mode: str = "poison", compute: str = "float32") -> tuple[np.ndarray, Bound]:
     """What a call of sgemm gives in exact arithmetic, [heads, n, m], and how far float32 may be from it.
 
     Runs on a float64 copy of the arena, head after head, with the error of each element beside it: a call that
     reads what an earlier one wrote inherits its error, and one that reads what it is writing has an infinite bound.
-    NaN stands for what lies outside every operand, and for what nobody wrote. Raises GemmRejected for arguments that BLAS rejects.
+    NaN stands for what lies outside every operand, and for what nobody wrote. Raises GemmRejectedError for arguments that BLAS rejects.
     """
     sizes = inputs.sizes
     layout = plan(sizes, mode)

@@ -11,7 +11,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from kernels.attention import golden
-from kernels.attention.blas import Gemm, GemmRejected
+from kernels.attention.blas import Gemm, GemmRejectedError
 from kernels.attention.calls import Call
 from kernels.attention.faulty import Suspect
 from kernels.attention.problem import Inputs, Sizes, index_coded, uniform
@@ -21,7 +21,7 @@ from labkit.tolerance import Bound
 PRIMES = (29, 37, 53)
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """BLAS refused the call; the text is the argument that it names, which is all that a caller sees."""
 
 
@@ -65,18 +65,18 @@ class Candidates:
         self.calls = {str(call): call for call in calls}
 
     def counterfactual(self, call: Call, setting: str) -> tuple[np.ndarray, Bound]:
-        """The scores that `call` gives in exact arithmetic at `setting`. Raises Refused."""
+        """The scores that `call` gives in exact arithmetic at `setting`. Raises RefusedError."""
         here = self.settings[setting]
         sizes = here.inputs.sizes
         key = (setting, tuple(call.gemms(sizes, golden.plan(sizes))))
         if key not in self._cache:
             try:
                 self._cache[key] = golden.called(call, here.inputs, here.mode)
-            except GemmRejected as error:
+            except GemmRejectedError as error:
                 self._cache[key] = error.argument
         found = self._cache[key]
         if isinstance(found, str):
-            raise Refused(found)
+            raise RefusedError(found)
         return found
 
     def identify(self, suspect: Suspect) -> Weighing:
@@ -85,10 +85,10 @@ class Candidates:
         def observe(setting: str) -> np.ndarray:
             try:
                 return suspect.scores(self.settings[setting].inputs, mode=self.settings[setting].mode)
-            except GemmRejected as error:
-                raise Refused(error.argument) from None
+            except GemmRejectedError as error:
+                raise RefusedError(error.argument) from None
 
         hypotheses = {name: partial(self.counterfactual, call) for name, call in self.calls.items()}
         names = {setting: setting for setting in self.settings}
         with threadpool_limits(1):
-            return weigh(observe, hypotheses, names, outcomes=(Refused,), thorough=False)
+            return weigh(observe, hypotheses, names, outcomes=(RefusedError,), thorough=False)

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from kernels.attention import faulty, golden
 from kernels.attention.arena import Layout
-from kernels.attention.blas import Gemm, GemmRejected, blas_for, check
+from kernels.attention.blas import Gemm, GemmRejectedError, blas_for, check
 from kernels.attention.calls import Call, blocked_calls, single_calls
 from kernels.attention.problem import Inputs, Sizes, uniform
 
@@ -89,13 +89,11 @@ def integers(sizes: Sizes, seed: int = 0) -> Inputs:
     return Inputs(*(rng.integers(1, 64, shape).astype(np.float32) for shape in shapes))
 
 
-def _outcome(
-    call: Call, gemms: list[Gemm], inputs: Inputs, layout: Layout, right: np.ndarray
-) -> tuple[bytes, Outcome]:
+def _outcome(call: Call, gemms: list[Gemm], inputs: Inputs, layout: Layout, right: np.ndarray) -> tuple[bytes, Outcome]:
     try:
         for g in gemms:
             check(g)
-    except GemmRejected as error:
+    except GemmRejectedError as error:
         return error.argument.encode(), Outcome(Fate.REJECTED, rejected=error.argument)
     outside = set().union(*(leaves(g, call, layout) for g in gemms))
     result = golden.called(call, inputs)[0]
