@@ -12,7 +12,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -134,10 +134,15 @@ def _scipy_sgemm() -> Any:
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)(address)
 
 
-def _fortran_sgemm(base: int, g: Gemm) -> None:
+@lru_cache(maxsize=1024)
+def _packed(g: Gemm) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What Fortran takes by address: the six integers, alpha and beta, the two transpose letters."""
     integers = np.array([g.m, g.n, g.k, g.lda, g.ldb, g.ldc], np.int32)
-    scalars = np.array([g.alpha, g.beta], np.float32)
-    trans = np.frombuffer(f"{g.transa}{g.transb}".encode(), np.uint8)
+    return integers, np.array([g.alpha, g.beta], np.float32), np.array([ord(g.transa), ord(g.transb)], np.uint8)
+
+
+def _fortran_sgemm(base: int, g: Gemm) -> None:
+    integers, scalars, trans = _packed(g)
     i, s, t = integers.ctypes.data, scalars.ctypes.data, trans.ctypes.data
     _scipy_sgemm()(
         t, t + 1, i, i + 4, i + 8, s, base + 4 * g.a, i + 12, base + 4 * g.b, i + 16, s + 4, base + 4 * g.c, i + 20

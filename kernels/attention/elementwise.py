@@ -24,13 +24,14 @@ def softmax_kernel(
     """Softmax over rows of n_columns: one pass for maximum and sum, rescaled as the maximum grows, one to write."""
     head = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # [BR]
+    rows = tl.minimum(rows, n_rows - 1)  # past the end the last row is done again: same values, same place
     x_rows = x_ptr + head * x_stride + rows[:, None] * n_columns
     y_rows = y_ptr + head * y_stride + rows[:, None] * n_columns
     maximum = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_ROWS,), tl.float32)
     for start in range(0, n_columns, BLOCK_COLUMNS):
         columns = start + tl.arange(0, BLOCK_COLUMNS)[None, :]  # [1, BC]
-        mask = (rows[:, None] < n_rows) & (columns < n_columns)
+        mask = columns < n_columns
         x = tl.load(x_rows + columns, mask=mask, other=float("-inf"))  # [BR, BC]
         larger = tl.maximum(maximum, tl.max(x, axis=1))
         # A row that is all -inf so far has no scale yet: subtract 0 there, not -inf.
@@ -40,7 +41,7 @@ def softmax_kernel(
     shift = tl.where(maximum == float("-inf"), 0.0, maximum)
     for start in range(0, n_columns, BLOCK_COLUMNS):
         columns = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        mask = (rows[:, None] < n_rows) & (columns < n_columns)
+        mask = columns < n_columns
         x = tl.load(x_rows + columns, mask=mask, other=float("-inf"))
         tl.store(y_rows + columns, tl.exp(x - shift[:, None]) / total[:, None], mask=mask)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,13 +20,13 @@ from labkit.trace import Trace
 
 def multiply(call: Call, inputs: Inputs, memory: torch.Tensor, layout: Layout, blas: HostBlas | CuBlas) -> None:
     """Make `call` head after head. All of it is checked first: a call that is rejected writes nothing."""
-    heads = [call.gemms(inputs.sizes, layout, head) for head in range(layout.heads)]
-    for gemms in heads:
+    gemms = call.gemms(inputs.sizes, layout)
+    for g in gemms:
+        check(g)
+    for head in range(layout.heads):
+        rest = memory[head * layout.stride :]
         for g in gemms:
-            check(g, memory.numel())
-    for gemms in heads:
-        for g in gemms:
-            blas.sgemm(memory, g)
+            blas.sgemm(rest, g)
 
 
 def prepare(inputs: Inputs, layout: Layout, device: str = "cpu") -> torch.Tensor:
@@ -61,10 +62,8 @@ def attention(
         multiply(call, inputs, memory, layout, blas)
 
     trace = Trace()
-    try:
+    with suppress(GemmRejectedError):
         right.attention(inputs, device, multiply=wrong, compute=compute, layout=plan(inputs.sizes, mode), trace=trace)
-    except GemmRejectedError:
-        pass
     return trace
 
 

@@ -140,7 +140,8 @@ def called(call: Call, inputs: Inputs, mode: str = "poison", compute: str = "flo
 
     Runs on a float64 copy of the arena, head after head, with the error of each element beside it: a call that
     reads what an earlier one wrote inherits its error, and one that reads what it is writing has an infinite bound.
-    NaN stands for what lies outside every operand, and for what nobody wrote. Raises GemmRejectedError for arguments that BLAS rejects.
+    NaN stands for what lies outside every operand, and for what nobody wrote. Raises GemmRejectedError for arguments
+    that BLAS rejects.
     """
     sizes = inputs.sizes
     layout = plan(sizes, mode)
@@ -176,19 +177,17 @@ def _sgemm(g: Gemm, memory: np.ndarray, error: np.ndarray, compute: str, count: 
         b = _column_major(x, g.b, *g.b_shape, g.ldb)
         return (a if g.transa == "N" else a.T), (b if g.transb == "N" else b.T)
 
+    first, end = g.extents()["C"]
+    if any(g.extents()[name][0] < end and first < g.extents()[name][1] for name in "AB"):
+        # It reads what it is writing: the order of its loads and stores decides, and BLAS promises none.
+        _column_major(error, g.c, g.m, g.n, g.ldc)[...] = np.inf
     a, b = operands(memory)
     bound = sum_of_products(abs(a) @ abs(b), g.k, compute, count=count).absolute
-    unknown = np.isinf(error)
-    extents = g.extents()
-    first, end = extents["C"]
-    if any(extents[name][0] < end and first < extents[name][1] for name in "AB"):
-        # It reads what it is writing: the order of its loads and stores decides, and BLAS promises none.
-        _column_major(unknown, g.c, g.m, g.n, g.ldc)[...] = True
-    ea, eb = operands(np.where(unknown, 0.0, error))
+    ea, eb = operands(error)
     if ea.any() or eb.any():
-        bound = bound + ea @ (abs(b) + eb) + abs(a) @ eb
-    ua, ub = operands(unknown)
-    bound = np.where(ua.any(axis=1)[:, None] | ub.any(axis=0)[None, :], np.inf, bound)
+        unknown = np.isinf(ea).any(axis=1)[:, None] | np.isinf(eb).any(axis=0)[None, :]
+        ea, eb = (np.where(np.isinf(x), 0.0, x) for x in (ea, eb))
+        bound = np.where(unknown, np.inf, bound + ea @ (abs(b) + eb) + abs(a) @ eb)
     value = a @ b
     _column_major(memory, g.c, g.m, g.n, g.ldc)[...] = value
     _column_major(error, g.c, g.m, g.n, g.ldc)[...] = bound

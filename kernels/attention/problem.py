@@ -83,3 +83,13 @@ def index_coded(sizes: Sizes) -> Inputs:
     numbers = np.arange(1, sizes.m * sizes.d_k + 1, dtype=np.float32).reshape(sizes.m, sizes.d_k)
     k = np.broadcast_to(numbers, (sizes.heads, sizes.m, sizes.d_k)).copy()
     return Inputs(q, k, np.ones_like(k))
+
+
+def decode(value: float, sizes: Sizes) -> str:
+    """Which element of an index-coded K a score is: ``K[row, column]``, or what it is instead."""
+    if np.isnan(value):
+        return "NaN: outside the operand, or never written"
+    if value != int(value) or not 1 <= value <= sizes.m * sizes.d_k:
+        return f"{value:g}: no element of K"
+    row, column = divmod(int(value) - 1, sizes.d_k)
+    return f"K[{row}, {column}]"

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from kernels.attention import golden, product
-from kernels.attention.attention import attention
+from kernels.attention.attention import attention, transpose, upload
+from kernels.attention.blas import blas_for
 from kernels.attention.problem import Inputs, Sizes, uniform
-from labkit import Trace, localise
+from labkit import Trace, compare, localise
 
 SIX_DIGITS = "%g"
 """How a C++ stream prints a float by default: six significant digits."""
@@ -61,3 +62,19 @@ def shares_of_bound(
 def worst_share(found: Iterable[dict[str, float]]) -> float:
     """The largest share of any bound in several results of :func:`shares_of_bound`."""
     return max(max(shares.values()) for shares in found)
+
+
+def milliseconds(sizes: Sizes, how: str) -> float:
+    """Median time of one Q K^T on the GPU as called from Python; ValueError where the product is wrong."""
+    from labkit.bench import cuda_times
+
+    inputs = uniform(sizes, np.random.default_rng(0))
+    layout, blas = golden.plan(sizes, room=False), blas_for("cuda")
+    memory = upload(inputs, layout, "cuda")
+    transpose(memory, layout, blas)
+    product.PRODUCTS[how](memory, layout, blas)
+    value, bound = golden.scores(*(x.astype(np.float64) for x in (inputs.q, inputs.k.swapaxes(1, 2))))
+    found = compare(layout.view(memory, "QK"), value, bound)
+    if not found.ok:
+        raise ValueError(f"{how} is not timed, since it is wrong: {found}")
+    return 1e-3 * cuda_times(lambda: product.PRODUCTS[how](memory, layout, blas))[0]
