@@ -148,7 +148,7 @@ def floors(case: Case, device: devices.Device) -> dict[str, float]:
         return {}
     return {
         "traffic floor": 1e6 * case.bytes / copy_rate(),
-        "arithmetic floor": 1e6 * case.operations / _peak_float32(),
+        "arithmetic floor, fp32": 1e6 * case.operations / _peak_float32(),
     }
 
 

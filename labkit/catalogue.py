@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,11 @@ from labkit.errors import UsageError
 from labkit.parameters import Parameter, declared
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = ROOT / "notebooks"
+
+
+def folder() -> Path:
+    """Where the notebooks are: notebooks/, or the folder that LABKIT_NOTEBOOKS names."""
+    return Path(os.environ.get("LABKIT_NOTEBOOKS") or ROOT / "notebooks").resolve()
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Notebook:
 
 def notebooks() -> dict[str, Notebook]:
     """Every notebook of the checkout, by name."""
-    return {path.stem: Notebook(path) for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
+    return {path.stem: Notebook(path) for path in sorted(folder().glob("*.ipynb"))}
 
 
 def notebook(name: str) -> Notebook:

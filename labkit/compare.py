@@ -116,9 +116,13 @@ def _allowed(o: torch.Tensor, g: torch.Tensor, bound: Any) -> tuple[torch.Tensor
         if not o.is_floating_point():
             return torch.zeros((), dtype=torch.float64, device=o.device), "dtypes only: integers are equal"
         # What the golden becomes when it is stored is always allowed, an overflow to Inf included.
-        stored = (g.to(o.device, o.dtype).double() - g.to(o.device, torch.float64)).abs().nan_to_num(0.0)
-        half = 0.5 * ulp(g.to(o.device), o.dtype)
-        return torch.maximum(half.nan_to_num(0.0), stored), f"dtypes only: half an ULP of {_name(o.dtype)}"
+        stored = g.to(o.device, o.dtype).double()
+        rounding = (stored - g.to(o.device, torch.float64)).abs().nan_to_num(0.0, posinf=0.0)
+        half = (0.5 * ulp(g.to(o.device), o.dtype)).nan_to_num(0.0)
+        overflow = stored.isinf() & (o.double() == stored)
+        return torch.where(
+            overflow, math.inf, torch.maximum(half, rounding)
+        ), f"dtypes only: half an ULP of {_name(o.dtype)}"
     if isinstance(bound, Bound):
         return _tensor(bound.absolute).to(o.device, torch.float64), bound.why
     return _tensor(bound).to(o.device, torch.float64), "given"

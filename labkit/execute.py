@@ -60,9 +60,12 @@ def execute(job: dict[str, Any]) -> None:
 
 def render(notebook: Path, page: Path) -> None:
     """Write the executed notebook as one HTML file."""
-    from nbconvert import HTMLExporter
+    import nbconvert
 
-    html, _ = HTMLExporter(template_name="classic").from_filename(str(notebook))
+    # Installed by `pip install --target`, nbconvert's templates lie beside it, where Jupyter does not look.
+    beside = Path(nbconvert.__file__).parent.parent / "share" / "jupyter" / "nbconvert" / "templates"
+    exporter = nbconvert.HTMLExporter(template_name="classic", extra_template_basedirs=[str(beside)])
+    html, _ = exporter.from_filename(str(notebook))
     temporary = page.with_name(f".{page.name}")
     temporary.write_text(html, encoding="utf-8")
     temporary.replace(page)
@@ -75,6 +78,9 @@ def main() -> None:
     directory = Path(job["directory"])
     try:
         execute(job)
+    except BaseException:
+        (directory / "result.json").unlink(missing_ok=True)  # a cell after lab.finish failed: no success
+        raise
     finally:
         if (directory / "notebook.ipynb").exists():
             render(directory / "notebook.ipynb", directory / "report.html")

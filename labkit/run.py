@@ -34,6 +34,7 @@ class Run:
 
     book: Notebook
     parameters: dict[str, Any]
+    device: str
     out: Path
     id: str
     result: dict[str, Any] | None = None
@@ -80,15 +81,16 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
 
     books = [notebook(name) for name in names] if names else list(notebooks().values())
     given = dict(given)
-    if device != "auto":
-        given["device"] = device
     runs = []
     for book in books:
+        if device != "auto" and "device" in book.parameters:
+            given["device"] = device
         values = resolve(book.name, book.parameters, given, text=True)
-        chosen = choose(values["device"])
-        values["device"] = chosen.kind
+        chosen = choose(values.get("device", device))
+        if "device" in values:
+            values["device"] = chosen.kind
         identity = json.dumps([book.name, values, sources(book), chosen.kind, chosen.name], sort_keys=True)
-        runs.append(Run(book, values, out, hashlib.sha256(identity.encode()).hexdigest()[:12]))
+        runs.append(Run(book, values, chosen.kind, out, hashlib.sha256(identity.encode()).hexdigest()[:12]))
     return runs
 
 
@@ -126,10 +128,10 @@ def _one(one: Run, cores: int, force: bool, say: Callable[[str], None], stop: th
             return
         if stop.is_set():
             return
-        _execute(one, cores, say)
+        _execute(one, cores, lock.fileno(), say)
 
 
-def _execute(one: Run, cores: int, say: Callable[[str], None]) -> None:
+def _execute(one: Run, cores: int, lock: int, say: Callable[[str], None]) -> None:
     for name in ("result.json", "report.html", "notebook.ipynb", "log.txt"):
         (one.directory / name).unlink(missing_ok=True)
     job = one.directory / ".job.json"
@@ -150,6 +152,7 @@ def _execute(one: Run, cores: int, say: Callable[[str], None]) -> None:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env=environment,
+            pass_fds=[lock],  # the folder stays locked for as long as the process lives, even without its parent
         )
         _watch(one, one._process, say)
     one.seconds = time.perf_counter() - begun
@@ -185,12 +188,10 @@ def _cells_done(path: Path) -> int:
 
 def _judge(one: Run) -> None:
     """Success is an ok result.json from a process that ended well; anything else is a failure with its reason."""
-    path = one.directory / "result.json"
     code = one._process.returncode if one._process else 1
     if code == 0 and (result := one.finished()):
         one.result = result
         return
-    path.unlink(missing_ok=True)
     if code == 0:
         one.error = "it ended without lab.finish, so there is no result"
     else:
@@ -215,5 +216,5 @@ def table(runs: Sequence[Run]) -> Table:
         given = [claim["verdict"] for claim in (one.result or {}).get("claims", {}).values()]
         counts = ", ".join(f"{given.count(word)} {word}" for word in dict.fromkeys(given))
         seconds = f"{one.seconds:.0f} s"
-        rows.append((one.book.name, one.status, verdict.get("cause", ""), counts, one.parameters["device"], seconds))
+        rows.append((one.book.name, one.status, verdict.get("cause", ""), counts, one.device, seconds))
     return Table(("notebook", "status", "cause", "claims", "device", "time"), rows, wrap=40)

@@ -107,5 +107,5 @@ def ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Distance between neighbouring numbers of `dtype` at |values|, in float64; subnormals share one distance."""
     info = torch.finfo(dtype)
     exponent = torch.frexp(values.double().abs())[1].double() - 1.0
-    exponent = exponent.clamp(min=math.log2(info.tiny))
+    exponent = torch.where(values == 0, -math.inf, exponent).clamp(min=math.log2(info.tiny))
     return torch.where(torch.isfinite(values), info.eps * torch.exp2(exponent), torch.nan)

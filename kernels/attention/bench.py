@@ -15,7 +15,7 @@ import torch
 from kernels.attention import product
 from kernels.attention.arena import Layout, allocate
 from kernels.attention.attention import transpose
-from kernels.attention.blas import CuBlas, HostBlas, blas_for
+from kernels.attention.blas import CuBlas, Gemm, HostBlas, blas_for
 from kernels.attention.problem import Sizes, uniform
 from labkit.bench import Case, Provider
 from labkit.compare import Comparison, compare
@@ -101,10 +101,18 @@ def _provider(
 
 
 def _own(memory: torch.Tensor, layout: Layout, blas: HostBlas | CuBlas, how: str) -> Callable[[], None]:
+    """One product, its arguments made beforehand: what is timed is the calls."""
+    gemms = product.each_head(product.right_call(layout, "Q", "KT", "QK"), layout)
+    if how == "loop":
+        return partial(_loop, memory, gemms, blas)
     if how == "batched" and isinstance(blas, CuBlas):
-        gemms = product.each_head(product.right_call(layout, "Q", "KT", "QK"), layout)
         return partial(blas.sgemm_batched, memory, gemms, blas.pointers(memory, gemms))
     return partial(product.PRODUCTS[how], memory, layout, blas)
+
+
+def _loop(memory: torch.Tensor, gemms: list[Gemm], blas: HostBlas | CuBlas) -> None:
+    for g in gemms:
+        blas.sgemm(memory, g)
 
 
 def _bmm(q: torch.Tensor, kt: torch.Tensor, out: torch.Tensor, compute: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
@@ -113,6 +112,11 @@ class HostBlas:
         memory[target : target + rows * columns].view(columns, rows).copy_(block.T)
 
 
+@cache
+def _scalars(alpha: float, beta: float) -> np.ndarray:
+    return np.array([alpha, beta], np.float32)
+
+
 def strided(g: Gemm, strides: tuple[int, int, int], count: int) -> Iterator[Gemm]:
     """The single products that a strided batch stands for."""
     sa, sb, sc = strides
@@ -165,24 +169,27 @@ class CuBlas:
         self._handle = cublas.create()
         modes = {"float32": cublas.Math.DEFAULT_MATH, "tf32": cublas.Math.TF32_TENSOR_OP_MATH}
         cublas.set_math_mode(self._handle, modes[compute])
+        self._stream = -1
         self._op = {"N": cublas.Operation.N, "T": cublas.Operation.T}
 
-    @contextmanager
-    def _scalars(self, alpha: float, beta: float) -> Iterator[tuple[int, int]]:
-        """alpha and beta in host memory, as cuBLAS reads them; the stream set to torch's."""
-        self._api.set_stream(self._handle, torch.cuda.current_stream().cuda_stream)
-        pair = np.array([alpha, beta], np.float32)
-        yield pair.ctypes.data, pair.ctypes.data + 4
+    def _ready(self, alpha: float, beta: float) -> tuple[int, int]:
+        """Send work to torch's current stream; the addresses of alpha and beta in host memory, as cuBLAS reads them."""
+        stream = torch.cuda.current_stream().cuda_stream
+        if stream != self._stream:
+            self._api.set_stream(self._handle, stream)
+            self._stream = stream
+        pair = _scalars(alpha, beta).ctypes.data
+        return pair, pair + 4
 
     def sgemm(self, memory: torch.Tensor, g: Gemm) -> None:
         """One product in `memory`, a one-dimensional float32 CUDA tensor."""
         check(g, memory.numel())
         base = memory.data_ptr()
-        with self._scalars(g.alpha, g.beta) as (alpha, beta):
-            self._api.sgemm(
-                self._handle, self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha, base + 4 * g.a, g.lda,
-                base + 4 * g.b, g.ldb, beta, base + 4 * g.c, g.ldc,
-            )  # fmt: skip
+        alpha, beta = self._ready(g.alpha, g.beta)
+        self._api.sgemm(
+            self._handle, self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha, base + 4 * g.a, g.lda,
+            base + 4 * g.b, g.ldb, beta, base + 4 * g.c, g.ldc,
+        )  # fmt: skip
 
     def pointers(self, memory: torch.Tensor, gemms: Sequence[Gemm]) -> torch.Tensor:
         """The device's arrays of operand addresses for a pointer-array batch: [3, count] int64."""
@@ -196,32 +203,31 @@ class CuBlas:
         """Products of one shape by cublasSgemmBatched. `pointers` reuses what :meth:`pointers` made."""
         where = self.pointers(memory, gemms) if pointers is None else pointers
         g, row = gemms[0], where.stride(0) * 8
-        with self._scalars(g.alpha, g.beta) as (alpha, beta):
-            self._api.sgemm_batched(
-                self._handle, self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha, where.data_ptr(), g.lda,
-                where.data_ptr() + row, g.ldb, beta, where.data_ptr() + 2 * row, g.ldc, len(gemms),
-            )  # fmt: skip
+        alpha, beta = self._ready(g.alpha, g.beta)
+        self._api.sgemm_batched(
+            self._handle, self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha, where.data_ptr(), g.lda,
+            where.data_ptr() + row, g.ldb, beta, where.data_ptr() + 2 * row, g.ldc, len(gemms),
+        )  # fmt: skip
 
     def sgemm_strided_batched(self, memory: torch.Tensor, g: Gemm, strides: tuple[int, int, int], count: int) -> None:
         """`count` products by cublasSgemmStridedBatched, each operand moved on by its stride in elements."""
-        *_, last = strided(g, strides, count)
+        base, (sa, sb, sc), last = memory.data_ptr(), strides, count - 1
         check(g, memory.numel())
-        check(last, memory.numel())
-        base, (sa, sb, sc) = memory.data_ptr(), strides
-        with self._scalars(g.alpha, g.beta) as (alpha, beta):
-            self._api.sgemm_strided_batched(
-                self._handle, self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha, base + 4 * g.a, g.lda, sa,
-                base + 4 * g.b, g.ldb, sb, beta, base + 4 * g.c, g.ldc, sc, count,
-            )  # fmt: skip
+        check(replace(g, a=g.a + last * sa, b=g.b + last * sb, c=g.c + last * sc), memory.numel())
+        alpha, beta = self._ready(g.alpha, g.beta)
+        self._api.sgemm_strided_batched(
+            self._handle, self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha, base + 4 * g.a, g.lda, sa,
+            base + 4 * g.b, g.ldb, sb, beta, base + 4 * g.c, g.ldc, sc, count,
+        )  # fmt: skip
 
     def transpose(self, memory: torch.Tensor, source: int, rows: int, columns: int, target: int) -> None:
         """Row-major [rows, columns] to row-major [columns, rows] by cublasSgeam: alpha 1, beta 0, B null."""
         base = memory.data_ptr()
-        with self._scalars(1.0, 0.0) as (one, zero):
-            self._api.sgeam(
-                self._handle, self._op["T"], self._op["N"], rows, columns, one, base + 4 * source, columns, zero, 0,
-                rows, base + 4 * target, rows,
-            )  # fmt: skip
+        one, zero = self._ready(1.0, 0.0)
+        self._api.sgeam(
+            self._handle, self._op["T"], self._op["N"], rows, columns, one, base + 4 * source, columns, zero, 0,
+            rows, base + 4 * target, rows,
+        )  # fmt: skip
 
 
 @cache

@@ -1,0 +1,60 @@
+# `make run` and `make test` set up all they need; a second call does no set-up again.
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+DONE := $(VENV)/.done
+JOBS ?= 2
+
+# Wheels for another machine: its Python, and whether torch, Triton, NumPy and SciPy go along.
+PYTHON ?= 3.12
+WITH_TORCH ?=
+PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64 \
+	manylinux_2_12_x86_64 manylinux2010_x86_64 manylinux_2_5_x86_64 manylinux1_x86_64
+DOWNLOAD = $(BIN)/pip download -qq -d wheelhouse -c constraints.txt --only-binary=:all: --implementation cp \
+	--python-version $(PYTHON) $(addprefix --platform ,$(PLATFORMS))
+
+.PHONY: setup run test lab refresh wheelhouse clean
+
+run: setup
+	@$(BIN)/labkit run --jobs $(JOBS)
+
+test: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/pytest
+	@$(BIN)/pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=300 notebooks
+
+lab: setup
+	@$(BIN)/jupyter lab notebooks
+
+# Executed in place, as a reader would in Lab; figures and verdicts are committed with them.
+refresh: setup
+	@$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+
+setup: $(DONE)
+
+$(DONE): pyproject.toml constraints.txt
+	@command -v git >/dev/null || { echo "make: git is missing; install it (Debian: apt-get install git)"; exit 1; }
+	@command -v c++ >/dev/null || { echo "make: a C++ compiler is missing; install one (Debian: apt-get install g++)"; exit 1; }
+	@for name in $(INTERPRETER) python3 python3.12 python3.11; do \
+		if $$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then found=$$name; break; fi; \
+	done; \
+	[ -n "$$found" ] || { echo "make: Python 3.11 or 3.12 is missing; install one, or name it: make INTERPRETER=/path/to/python3.12"; exit 1; }; \
+	$$found -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $$found has no venv module; install it (Debian: apt-get install python3-venv)"; exit 1; }; \
+	echo "setting up $(VENV) with $$($$found --version); this happens once"; \
+	$$found -m venv --clear $(VENV)
+	@extras=lab,dev; nvidia-smi -L >/dev/null 2>&1 && extras=lab,dev,gpu; \
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[$$extras]"
+	@touch $(DONE)
+
+wheelhouse: setup
+	@rm -rf wheelhouse
+	@$(DOWNLOAD) papermill nbclient nbconvert nbformat ipykernel matplotlib pyyaml threadpoolctl pytest nbval aiohttp \
+		$(if $(WITH_TORCH),torch triton scipy)
+	@$(DOWNLOAD) --no-deps nvmath-python cuda-core
+	@$(if $(WITH_TORCH),,rm -f wheelhouse/numpy-*.whl)
+	@du -sh wheelhouse
+
+clean:
+	@rm -rf $(VENV) wheelhouse runs build *.egg-info

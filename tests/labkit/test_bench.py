@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+
+from labkit import bench
+from labkit.compare import compare
+from labkit.device import Device
+from labkit.errors import UsageError
+
+CPU = Device("cpu", "test")
+
+
+def provider(name, value):
+    out = np.empty(4)
+
+    def run():
+        out[:] = value
+
+    return bench.Provider(name, run, lambda: out.fill(np.nan), lambda: compare(out, np.ones(4), 1e-12))
+
+
+def case(*providers):
+    return bench.Case("k", "forward", "size", "4", providers, bytes=32, operations=4)
+
+
+def test_what_is_wrong_is_not_timed(capsys):
+    rows = list(bench.measure(case(provider("right", 1.0), provider("wrong", 1.1)), CPU))
+    timed = {row["kernel_provider"] for row in rows if row["metric_name"] == "time"}
+    assert timed == {"right"}
+    assert {row["kernel_provider"] for row in rows if row["metric_name"] == "max_abs_error"} == {"right", "wrong"}
+    assert "not timed, since it is wrong: wrong" in capsys.readouterr().out
+
+
+def test_a_provider_that_writes_nothing_is_wrong(capsys):
+    out = np.ones(4)
+    idle = bench.Provider("idle", lambda: None, lambda: out.fill(np.nan), lambda: compare(out, np.ones(4), 1e-12))
+    assert all(row["metric_name"] != "time" for row in bench.measure(case(idle), CPU))
+
+
+def test_quantiles_are_the_median_and_the_outer_fifths():
+    assert bench._quantiles([float(i) for i in range(11)]) == [5.0, 2.0, 8.0]
+
+
+def test_a_folder_without_a_bench_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="kernels/nothing has no bench"):
+        bench.bench("nothing", "cpu", tmp_path)

@@ -1,0 +1,145 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import labkit
+from labkit import Bound, compare
+from labkit.compare import within
+from labkit.errors import UsageError
+
+FIELDS = (
+    "shape",
+    "observed_dtype",
+    "golden_dtype",
+    "count",
+    "mismatches",
+    "first_index",
+    "worst_index",
+    "worst_observed",
+    "worst_golden",
+    "max_abs",
+    "mean_abs",
+    "max_rel",
+    "max_ulp",
+    "rms_ratio",
+    "cosine",
+    "observed_nan",
+    "golden_nan",
+    "observed_inf",
+    "golden_inf",
+    "observed_zero",
+    "golden_zero",
+    "bound",
+    "ok",
+)
+
+
+@pytest.fixture
+def golden(rng):
+    return rng.standard_normal((5, 7))
+
+
+def test_it_is_reached_from_the_package():
+    import labkit.compare as _  # noqa: F401
+
+    assert labkit.compare is compare
+    assert callable(labkit.localise)
+    assert callable(labkit.claims)
+
+
+def test_the_golden_rounded_to_the_observed_dtype_is_right_without_a_bound(golden):
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        found = compare(torch.from_numpy(golden).to(dtype), golden)
+        assert found.ok, found
+        assert found.max_ulp <= 0.5
+    assert all(hasattr(found, name) for name in FIELDS)
+    assert found.bound.startswith("dtypes only")
+
+
+def test_one_ulp_beside_the_rounded_golden_is_a_mismatch(golden):
+    observed = golden.astype(np.float32)
+    observed[2, 3] = np.nextafter(observed[2, 3], np.float32(10.0))
+    found = compare(observed, golden)
+    assert (found.mismatches, found.first_index, found.worst_index) == (1, (2, 3), (2, 3))
+    assert 0.5 < found.max_ulp <= 1.5
+    assert found.bound_used > 1.0
+
+
+def test_statistics_of_a_known_difference():
+    found = compare(np.array([1.0, 2.0, 0.0, -4.0]), np.array([1.0, 1.0, 0.0, -2.0]), 1.5)
+    assert (found.count, found.mismatches, found.first_index) == (4, 1, (3,))
+    assert (found.max_abs, found.mean_abs, found.max_rel) == (2.0, 0.75, 1.0)
+    assert found.rms_ratio == pytest.approx(math.sqrt(5.0 / 6.0))
+    assert found.cosine == pytest.approx(11.0 / math.sqrt(21.0 * 6.0))
+    assert (found.observed_zero, found.golden_zero) == (1, 1)
+
+
+def test_the_bound_is_elementwise_and_its_largest_share_is_told():
+    bound = Bound(np.array([0.1, 1.0]), "by hand")
+    assert compare(np.array([0.05, 0.5]), np.zeros(2), bound).bound_used == 0.5
+    assert not compare(np.array([0.2, 0.5]), np.zeros(2), bound).ok
+    assert within(np.array([0.05, 0.5]), np.zeros(2), bound)
+    assert not within(np.array([0.2, 0.5]), np.zeros(2), bound)
+
+
+def test_equal_nans_and_infinities_are_equal_and_counted():
+    values = np.array([np.nan, np.inf, -np.inf, 1.0])
+    found = compare(values, values.copy(), 0.0)
+    assert found.ok
+    assert (found.observed_nan, found.golden_nan, found.observed_inf, found.golden_inf) == (1, 1, 2, 2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_nan_or_infinity_on_one_side_only_is_the_worst_mismatch(bad):
+    found = compare(np.array([5.0, bad, 0.0]), np.array([0.0, 1.0, 0.0]), 1e9)
+    assert not found.ok
+    assert (found.mismatches, found.worst_index) == (1, (1,))
+    assert found.bound_used == math.inf
+
+
+def test_infinities_of_other_sign_differ():
+    assert not compare(np.array([np.inf]), np.array([-np.inf]), 1.0).ok
+
+
+def test_an_infinite_bound_allows_anything():
+    assert compare(np.array([np.nan, 9.0]), np.zeros(2), np.array([np.inf, 9.0])).ok
+
+
+def test_a_value_that_overflows_the_observed_dtype_may_be_infinite():
+    assert compare(torch.tensor([float("inf")], dtype=torch.float16), np.array([1e6])).ok
+
+
+def test_different_shapes_are_a_divergence_not_an_error():
+    found = compare(np.zeros((2, 3)), np.zeros((3, 2)))
+    assert not found.ok
+    assert "(2, 3)" in str(found)
+    assert not within(np.zeros(2), np.zeros(3), 1.0)
+
+
+def test_a_narrower_golden_is_refused():
+    with pytest.raises(UsageError, match="float32 is narrower than the observed float64"):
+        compare(np.zeros(2), np.zeros(2, np.float32))
+
+
+def test_integers_are_equal_or_not():
+    assert compare(np.array([1, 2]), np.array([1, 2])).ok
+    assert compare(np.array([1, 2]), np.array([1, 3])).first_index == (1,)
+
+
+def test_strided_empty_and_scalar_tensors_work(golden):
+    assert compare(torch.from_numpy(golden).T[::2], golden.T[::2], 0.0).ok
+    assert compare(golden[::-1], golden[::-1], 0.0).ok
+    assert compare(np.zeros((0, 3)), np.zeros((0, 3)), 0.0).ok
+    assert compare(np.array(1.5), np.array(1.5), 0.0).worst_index == ()
+
+
+def test_the_line_names_where_and_how_bad(golden):
+    observed = golden.copy()
+    observed[4, 6] = 100.0
+    text = str(compare(observed, golden, 0.1))
+    assert text.startswith("WRONG: 1 of 35 elements of 5x7 float64")
+    assert "(4, 6)" in text
+    assert "\n" not in text
+    assert "<table>" in compare(observed, golden, 0.1)._repr_html_()

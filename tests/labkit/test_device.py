@@ -1,0 +1,30 @@
+import subprocess
+import sys
+
+import pytest
+
+from labkit import device
+from labkit.catalogue import ROOT
+from labkit.errors import UsageError
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(UsageError, match="device: 'tpu' is not right; wanted one of auto, cpu, cuda"):
+        device.choose("tpu")
+
+
+def test_what_needs_a_gpu_says_so_on_a_cpu():
+    with pytest.raises(UsageError, match="TF32 needs a GPU"):
+        device.Device("cpu", "x").needs_cuda("TF32", "ask for float32")
+
+
+def test_kernels_imported_for_one_device_cannot_be_used_for_the_other():
+    code = (
+        "import os; os.environ['TRITON_INTERPRET'] = '0'\n"
+        "import kernels.attention.elementwise\n"
+        "from labkit.device import choose\n"
+        "try: choose('cpu')\n"
+        "except ValueError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "restart the process" in done.stdout

@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+
+from labkit import Trace, weigh
+from labkit.tolerance import Bound
+
+SETTINGS = {"square": np.array([2.0, 2.0]), "unequal": np.array([2.0, 3.0])}
+BOUND = Bound(1e-9, "t")
+
+
+def rule(f):
+    return lambda x: (f(x), BOUND)
+
+
+def test_the_cause_is_the_one_left_at_every_setting():
+    found = weigh(lambda x: x[0] * x, {"first": rule(lambda x: x[0] * x), "last": rule(lambda x: x[1] * x)}, SETTINGS)
+    assert (found.cause, found.left) == ("first", ["first"])
+    assert found.refuted == {"last": "unequal"}
+
+
+def test_hypotheses_that_no_setting_separates_are_undecidable():
+    same = {"square": SETTINGS["square"]}
+    found = weigh(lambda x: x[0] * x, {"first": rule(lambda x: x[0] * x), "last": rule(lambda x: x[1] * x)}, same)
+    assert (found.cause, found.left) == ("undecidable", ["first", "last"])
+
+
+def test_with_no_hypothesis_left_it_says_so():
+    assert weigh(lambda x: x, {"zero": rule(lambda x: 0 * x)}, SETTINGS).cause == "none of these"
+
+
+def test_every_step_of_a_trace_has_to_fit():
+    def trace(x, second):
+        found = Trace()
+        found.add("a", x, bound=BOUND)
+        found.add("b", second, bound=BOUND)
+        return found
+
+    hypotheses = {"right": lambda x: trace(x, 2 * x), "b is wrong": lambda x: trace(x, 3 * x)}
+    assert weigh(lambda x: trace(x, 2 * x), hypotheses, SETTINGS).cause == "right"
+
+
+def test_an_error_is_an_outcome_and_its_text_counts():
+    def refuse(argument):
+        def run(x):
+            if x[0] != x[1]:
+                raise KeyError(argument)
+            return x, BOUND
+
+        return run
+
+    def observe(x):
+        return refuse("lda")(x)[0]
+
+    found = weigh(
+        observe, {a: refuse(a) for a in ("lda", "ldb")} | {"runs": rule(lambda x: x)}, SETTINGS, outcomes=(KeyError,)
+    )
+    assert found.left == ["lda"]
+    assert found.refuted == {"ldb": "unequal", "runs": "unequal"}
+
+
+def test_an_error_that_is_no_outcome_is_raised():
+    def broken(x):
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        weigh(lambda x: x, {"broken": broken}, SETTINGS)
+
+
+def test_without_thorough_a_refuted_hypothesis_is_not_tried_again():
+    tried = []
+
+    def wrong(x):
+        tried.append(x)
+        return 0 * x, BOUND
+
+    found = weigh(lambda x: x, {"wrong": wrong, "right": rule(lambda x: x)}, SETTINGS, thorough=False)
+    assert len(tried) == 1
+    assert found.cause == "right"
+    assert "not tried" in str(found)

@@ -1,0 +1,72 @@
+import pytest
+
+from labkit.errors import UsageError
+from labkit.parameters import declared, resolve
+
+CELL = """
+heads: int = 12  # [1, 128] number of heads
+scale: float = 0.5  # [0, 1] a factor
+defect: str = "none"  # {none, blind} what is wrong
+quick: bool = False  # skip the slow part
+"""
+
+
+@pytest.fixture
+def parameters():
+    return declared(CELL)
+
+
+def test_ranges_choices_and_help_are_read_from_the_comment(parameters):
+    assert (parameters["heads"].low, parameters["heads"].high) == (1.0, 128.0)
+    assert parameters["heads"].help == "number of heads"
+    assert parameters["defect"].choices == ("none", "blind")
+    assert parameters["quick"].help == "skip the slow part"
+
+
+def test_defaults_are_filled_in(parameters):
+    values = resolve("nb", parameters, {"heads": 3})
+    assert values == {"heads": 3, "scale": 0.5, "defect": "none", "quick": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [("heads", "7", 7), ("scale", "1", 1.0), ("defect", "blind", "blind"), ("quick", "true", True)],
+)
+def test_text_becomes_the_declared_type(parameters, name, text, value):
+    assert resolve("nb", parameters, {name: text}, text=True)[name] == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("head", "3", r"head: nb has none of that name; did you mean heads\?"),
+        ("heads", "three", r"heads: 'three' is not right; wanted int in \[1, 128\]"),
+        ("heads", "0", r"heads: 0 is not right; wanted int in \[1, 128\]"),
+        ("heads", "-1", r"heads: -1 is not right"),
+        ("heads", "129", r"heads: 129 is not right"),
+        ("heads", "2.5", r"heads: '2.5' is not right"),
+        ("scale", "nan", r"scale: nan is not right"),
+        ("defect", "no", r"defect: 'no' is not right; wanted one of none, blind"),
+        ("quick", "maybe", r"quick: 'maybe' is not right; wanted true or false"),
+    ],
+)
+def test_a_wrong_value_names_parameter_value_and_what_is_right(parameters, name, text, message):
+    with pytest.raises(UsageError, match=message):
+        resolve("nb", parameters, {name: text}, text=True)
+
+
+@pytest.mark.parametrize("value", [True, 3.0, "3", None])
+def test_a_value_of_another_type_is_refused(parameters, value):
+    with pytest.raises(UsageError, match="heads"):
+        resolve("nb", parameters, {"heads": value})
+
+
+@pytest.mark.parametrize("cell", ["heads = 12", "heads: int | None = 12", "heads: int = 3 * 4", "x: list = []"])
+def test_only_flat_typed_literals_are_parameters(cell):
+    with pytest.raises(UsageError, match="line 1"):
+        declared(cell)
+
+
+def test_a_default_out_of_its_own_range_is_refused():
+    with pytest.raises(UsageError, match="heads: 0"):
+        declared("heads: int = 0  # [1, 128] number of heads")

@@ -1,0 +1,80 @@
+import json
+
+import pytest
+
+from labkit import record
+from labkit.catalogue import ROOT, notebook
+from labkit.errors import UsageError
+
+
+def test_the_hash_of_a_folder_follows_its_sources_only(tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    first = record.hash_folder(tmp_path)
+    (tmp_path / "README.md").write_text("words\n")
+    assert record.hash_folder(tmp_path) == first
+    (tmp_path / "a.py").write_text("x = 2\n")
+    assert record.hash_folder(tmp_path) != first
+
+
+def test_outputs_and_prose_do_not_change_a_notebooks_hash(tmp_path):
+    import nbformat
+
+    book = notebook("attention_matmul")
+    content = nbformat.read(book.path, as_version=4)
+    for cell in content.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+        else:
+            cell.source += "\nmore words"
+    path = tmp_path / book.path.name
+    nbformat.write(content, path)
+    changed = type(book)(path)
+    assert record.sources(changed)["notebook"] == record.sources(book)["notebook"]
+
+
+def test_json_is_moved_into_place_whole(tmp_path):
+    path = tmp_path / "deep" / "result.json"
+    record.write_json(path, {"a": 1})
+    assert json.loads(path.read_text()) == {"a": 1}
+    with pytest.raises(TypeError):
+        record.write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_only_an_ok_result_is_recorded(tmp_path):
+    (tmp_path / "result.json").write_text(json.dumps({"schema": 1, "status": "failed"}))
+    with pytest.raises(UsageError, match="not an ok result"):
+        record.record(tmp_path)
+
+
+def test_a_record_is_one_flat_file_named_by_notebook_and_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    result = {"schema": 1, "status": "ok", "notebook": "attention_matmul", "device": {"kind": "cuda", "name": "X"}}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    assert record.record(tmp_path).name == "attention_matmul.cuda.json"
+    assert record.recorded("attention_matmul").result == result
+    assert record.recorded("attention_matmul", "cpu") is None
+
+
+def test_without_git_the_commit_is_what_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.setenv("LABKIT_COMMIT", "abc")
+    assert record.commit() == ("abc", None)
+
+
+@pytest.mark.parametrize("kept", record.records(), ids=lambda kept: kept.path.name)
+def test_a_record_is_of_the_kernels_as_they_are(kept):
+    assert "kernels" not in kept.changed, f"{kept.path.relative_to(ROOT)}: kernels changed since; record it again"
+
+
+def test_a_benchmark_is_of_the_kernels_as_they_are():
+    from labkit.bench import COLUMNS, read
+
+    paths = list((ROOT / "data" / "benchmarks").glob("*.csv"))
+    assert paths
+    for path in paths:
+        rows = read(path)
+        assert tuple(rows[0]) == COLUMNS
+        now = record.kernels_hash(path.stem.removesuffix("_cpu"))
+        assert {row["kernels_hash"] for row in rows} == {now}, f"{path.relative_to(ROOT)}: kernels changed since"

@@ -1,0 +1,156 @@
+"""`labkit run` against the ways in which a headless notebook can look finished without being so."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import nbformat
+import pytest
+
+from labkit import run
+from labkit.catalogue import ROOT
+from labkit.pages import write_index
+
+START = 'import labkit\nlab = labkit.start("{name}", heads=heads, device=device)'
+FINISH = 'lab.finish(verdict={"cause": "found", "first_divergence": "x", "explains": [], "refuted": []})'
+PARAMETERS = """
+heads: int = 12  # [1, 128] number of heads
+device: str = "cpu"  # {auto, cpu, cuda} where kernels run
+"""
+
+
+@pytest.fixture
+def books(tmp_path, monkeypatch):
+    """A folder of notebooks of this test's own; `add(name, *cells)` writes one."""
+    folder = tmp_path / "books"
+    folder.mkdir()
+    monkeypatch.setenv("LABKIT_NOTEBOOKS", str(folder))
+
+    def add(name, *cells):
+        book = nbformat.v4.new_notebook()
+        book.cells = [nbformat.v4.new_code_cell(source) for source in (PARAMETERS, START.format(name=name), *cells)]
+        book.cells[0].metadata["tags"] = ["parameters"]
+        book.metadata = {"kernelspec": {"name": "python3", "display_name": "p", "language": "python"}}
+        nbformat.write(book, folder / f"{name}.ipynb")
+
+    return add
+
+
+def labkit_run(*arguments, **options):
+    """Start the command in a session of its own, so that all of it can be killed."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "labkit", "run", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, **options,
+    )  # fmt: skip
+
+
+def finish(process):
+    out, err = process.communicate(timeout=240)
+    return process.returncode, out, err
+
+
+def planned(name, out, **parameters):
+    return run.plan([name], {key: str(value) for key, value in parameters.items()}, "cpu", out)
+
+
+def test_a_finished_run_has_its_four_files_and_is_not_repeated(books, tmp_path):
+    books("good", FINISH)
+    out = tmp_path / "runs"
+    assert finish(labkit_run("good", "--out", out, "-p", "heads=3"))[0] == 0
+    (folder,) = (out / "good").iterdir()
+    assert {"notebook.ipynb", "result.json", "report.html", "log.txt"} <= {path.name for path in folder.iterdir()}
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["schema"], result["status"], result["notebook"]) == (1, "ok", "good")
+    assert result["parameters"] == {"heads": 3, "device": "cpu"}
+    assert result["provenance"]["versions"]["torch"]
+    assert set(result["provenance"]["sources"]) == {"notebook", "labkit"}
+    code, said, _ = finish(labkit_run("good", "--out", out, "-p", "heads=3"))
+    assert code == 0
+    assert "reused" in said
+    index = write_index(out).read_text()
+    assert "heads=3" in index
+    assert f"good/{folder.name}/report.html" in index
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        (["import os, signal; os.kill(os.getpid(), signal.SIGKILL)", FINISH], "DeadKernelError|died"),
+        (["import sys; sys.exit(0)", FINISH], "without lab.finish"),
+        (["raise ValueError('the cell says why')", FINISH], "the cell says why"),
+        ([FINISH, "raise ValueError('after the end')"], "after the end"),
+    ],
+    ids=["kernel killed", "sys.exit(0)", "error", "error after finish"],
+)
+def test_a_run_that_did_not_finish_is_a_failure(books, tmp_path, cells, reason):
+    import re
+
+    books("bad", *cells)
+    (one,) = runs = planned("bad", tmp_path / "runs")
+    run.run(runs, say=lambda text: None)
+    assert not one.ok
+    assert re.search(reason, one.error), one.error
+    assert not (one.directory / "result.json").exists()
+    assert "no result" in write_index(tmp_path / "runs").read_text()
+
+
+def test_a_run_cut_off_half_way_is_taken_up_again(books, tmp_path):
+    flag, out = tmp_path / "flag", tmp_path / "runs"
+    books("slow", f"import pathlib, time\nif not pathlib.Path({str(flag)!r}).exists(): time.sleep(600)", FINISH)
+    process = labkit_run("slow", "--out", out)
+    deadline = time.monotonic() + 120
+    while not list(out.glob("slow/*/notebook.ipynb")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not list(out.glob("slow/*/result.json"))
+    flag.touch()
+    assert finish(labkit_run("slow", "--out", out))[0] == 0
+    assert len(list(out.glob("slow/*/result.json"))) == 1
+
+
+def test_two_commands_in_one_folder_make_one_run(books, tmp_path):
+    count = tmp_path / "count"
+    books("once", f"import time; time.sleep(2); open({str(count)!r}, 'a').write('x')", FINISH)
+    both = [labkit_run("once", "--out", tmp_path / "runs") for _ in range(2)]
+    codes, said = zip(*[finish(process)[:2] for process in both], strict=True)
+    assert codes == (0, 0)
+    assert count.read_text() == "x"
+    assert sum("reused" in text for text in said) == 1
+
+
+def test_two_notebooks_run_side_by_side(books, tmp_path):
+    for name in ("left", "right"):
+        books(name, FINISH)
+    code, said, _ = finish(labkit_run("--jobs", 2, "--out", tmp_path / "runs"))
+    assert code == 0
+    assert said.count(" ok ") >= 2
+
+
+def test_one_failure_among_runs_fails_the_command_and_keeps_the_rest(books, tmp_path):
+    books("good", FINISH)
+    books("bad", "1 / 0")
+    code, said, _ = finish(labkit_run("--jobs", 2, "--out", tmp_path / "runs"))
+    assert code == 1
+    assert len(list((tmp_path / "runs").glob("*/*/result.json"))) == 1
+    assert "ZeroDivisionError" in said
+
+
+def test_the_run_id_depends_on_parameters_and_code(books, tmp_path):
+    books("good", FINISH)
+    first, other = planned("good", tmp_path)[0].id, planned("good", tmp_path, heads=3)[0].id
+    books("good", FINISH + "  # changed")
+    assert len({first, other, planned("good", tmp_path)[0].id}) == 3
+    assert planned("good", tmp_path)[0].id == planned("good", tmp_path, heads=12)[0].id
+
+
+def test_each_job_is_held_to_its_share_of_the_cores(books, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    books("threads", "import os; assert os.environ['OMP_NUM_THREADS'] == '4'", FINISH)
+    runs = planned("threads", tmp_path / "runs")
+    run.run(runs, jobs=2, say=lambda text: None)
+    assert runs[0].ok, runs[0].error

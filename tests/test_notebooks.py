@@ -1,0 +1,80 @@
+"""What every committed notebook has to be. That its verdicts still hold is nbval's part of `make test`."""
+
+import ast
+import json
+import subprocess
+import sys
+
+import pytest
+
+from labkit.catalogue import ROOT, notebooks
+from labkit.cli import main
+
+BOOKS = list(notebooks().values())
+MOST_BYTES = 500_000
+
+
+@pytest.fixture(params=BOOKS, ids=lambda book: book.name)
+def book(request):
+    return request.param
+
+
+def test_it_is_executed_and_small(book):
+    cells = [cell for cell in book.content["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["execution_count"] for cell in cells)
+    assert any("image/png" in output.get("data", {}) for cell in cells for output in cell["outputs"])
+    assert not any(output["output_type"] == "error" for cell in cells for output in cell["outputs"])
+    assert book.path.stat().st_size <= MOST_BYTES
+
+
+def test_it_declares_its_parameters_and_what_it_is_about(book):
+    assert {"device", "seed"} <= set(book.parameters)
+    assert all(parameter.help for parameter in book.parameters.values())
+    assert set(book.about) >= {"question", "answer", "kernels"}
+
+
+def test_it_starts_before_any_kernel_is_imported_and_ends_with_finish(book):
+    code = "\n".join(book.code)
+    assert code.index("labkit.start(") < code.index("from kernels")
+    assert "lab.finish(" in book.code[-1]
+
+
+def test_it_holds_no_class_and_no_kernel_body(book):
+    for source in book.code:
+        nodes = list(ast.walk(ast.parse(source)))
+        assert not any(isinstance(node, ast.ClassDef) for node in nodes)
+        assert "@triton.jit" not in source
+
+
+def test_it_has_verdict_cells_for_nbval_to_check(book):
+    tagged = [c for c in book.content["cells"] if "nbval-check-output" in c["metadata"].get("tags", [])]
+    assert len(tagged) >= 3
+    assert all(cell["outputs"] for cell in tagged)
+
+
+def test_it_names_no_path_of_a_machine(book):
+    assert str(ROOT) not in json.dumps(book.content)
+
+
+def test_other_sizes_end_ok_with_every_claim(tmp_path):
+    given = [f"-p{name}={value}" for name, value in {"heads": 3, "n": 37, "m": 53, "d_k": 29, "seeds": 3}.items()]
+    assert main(["run", "attention_matmul", *given, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("attention_matmul/*/result.json")
+    result = json.loads(path.read_text())
+    assert len(result["claims"]) == 14
+    assert result["metrics"]["named_right"]
+
+
+def test_a_call_that_blas_rejects_at_the_given_sizes_ends_ok(tmp_path):
+    given = ["-pheads=2", "-pn=20", "-pm=53", "-pd_k=29", "-pseeds=3", "-pdefect=q_leading_dimension"]
+    assert main(["run", "attention_matmul", *given, "--device", "cpu", "--out", str(tmp_path)]) == 0
+
+
+def test_plain_papermill_runs_a_notebook_too(tmp_path):
+    given = {"heads": 3, "seeds": 3, "defect": "blind", "device": "cpu"}
+    parameters = [word for name, value in given.items() for word in ("-p", name, str(value))]
+    command = [sys.executable, "-m", "papermill", "--no-progress-bar", "notebooks/attention_matmul.ipynb"]
+    subprocess.run([*command, tmp_path / "out.ipynb", *parameters], cwd=ROOT, check=True, capture_output=True)
+    result = json.loads((ROOT / "runs" / "attention_matmul" / "interactive" / "result.json").read_text())
+    assert result["parameters"]["heads"] == 3
+    assert result["metrics"]["named_right"]
