@@ -17,8 +17,8 @@ from labkit.errors import UsageError
 
 MODES = ("poison", "adjacent")
 ALIGNMENT = 64  # float32 elements: 256 bytes
-GUARD_BITS = 0x7FC0DEAD  # a quiet NaN that arithmetic does not make by itself
-UNWRITTEN_BITS = 0x7FC0BEEF  # another one: still there after a call, nobody wrote the element
+QUIET_NAN = 0x7FC00000
+PAYLOAD = 0x1FFFFF  # one bit short, so that no poison is the all-ones NaN that a GPU makes
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,27 @@ def _aligned(elements: int) -> int:
     return -(-elements // ALIGNMENT) * ALIGNMENT
 
 
-def allocate(layout: Layout, device: str = "cpu", unwritten: tuple[str, ...] = ()) -> torch.Tensor:
-    """A float32 arena on `device`, everything outside operands poisoned, and so are the operands `unwritten`.
+def poison(size: int, device: str = "cpu") -> torch.Tensor:
+    """`size` quiet NaNs as int32, each with a payload of its own place.
 
-    In adjacent mode operands not named are left zero, as fresh device memory often is, until they are filled.
+    A CPU hands the payload of a NaN that it reads on to its result. Were they all alike, a NaN that was read outside an
+    operand and written outside another would look untouched.
     """
-    bits = torch.full((layout.size,), GUARD_BITS, dtype=torch.int32, device=device)
+    period = min(size, PAYLOAD + 1)
+    places = torch.arange(period, dtype=torch.int64, device=device)
+    bits = (QUIET_NAN | (places * 0x9E3779B1 & PAYLOAD)).to(torch.int32)
+    return bits.repeat(-(-size // period))[:size]
+
+
+def allocate(layout: Layout, device: str = "cpu", unwritten: tuple[str, ...] = ()) -> torch.Tensor:
+    """A float32 arena on `device`: everything outside operands is poisoned, and so are the operands `unwritten`.
+
+    The others are zero, as fresh device memory often is, until they are filled.
+    """
+    bits = poison(layout.size, device)
     for name in layout.shapes:
-        layout.view(bits, name).fill_(UNWRITTEN_BITS if name in unwritten else 0)
+        if name not in unwritten:
+            layout.view(bits, name).fill_(0)
     return bits.view(torch.float32)
 
 
@@ -119,8 +132,7 @@ class Escapes:
 def escapes(layout: Layout, memory: torch.Tensor, result: str) -> Escapes:
     """Look for reads and writes outside the operands of a poison-mode arena after `result` was computed."""
     bits = memory.view(torch.int32).cpu().numpy()
-    values = layout.numpy_view(bits, result)
-    untouched = values == np.int32(UNWRITTEN_BITS)
-    nan = np.isnan(values.view(np.float32)) & ~untouched
-    damaged = bits[layout.guards()] != np.int32(GUARD_BITS)
-    return Escapes(int(nan.sum()), int(untouched.sum()), int(damaged.sum()))
+    intact = bits == poison(layout.size).numpy()
+    untouched = layout.numpy_view(intact, result)
+    nan = np.isnan(layout.numpy_view(bits, result).view(np.float32)) & ~untouched
+    return Escapes(int(nan.sum()), int(untouched.sum()), int((~intact[layout.guards()]).sum()))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.attention.arena import ALIGNMENT, UNWRITTEN_BITS, Layout
+from kernels.attention.arena import ALIGNMENT, Layout
 from kernels.attention.blas import Gemm, check
 from kernels.attention.calls import Call
 from kernels.attention.problem import Inputs, Sizes
@@ -148,7 +148,7 @@ def called(call: Call, inputs: Inputs, mode: str = "poison", compute: str = "flo
     memory = np.full(layout.size, np.nan)
     for name, value in (("Q", inputs.q), ("K", inputs.k), ("KT", inputs.k.swapaxes(-1, -2))):
         layout.numpy_view(memory, name)[...] = value
-    layout.numpy_view(memory, "QK")[...] = unwritten(mode)
+    layout.numpy_view(memory, "QK")[...] = np.nan if mode == "poison" else 0.0  # nobody wrote it yet
     error = np.zeros(layout.size)
     count = sizes.heads * sizes.n * sizes.m
     for head in range(sizes.heads):
@@ -157,11 +157,6 @@ def called(call: Call, inputs: Inputs, mode: str = "poison", compute: str = "flo
             _sgemm(g, memory, error, compute, count)
     bound = Bound(layout.numpy_view(error, "QK").copy(), "sgemm with these arguments, in exact arithmetic")
     return layout.numpy_view(memory, "QK").copy(), bound
-
-
-def unwritten(mode: str) -> float:
-    """What QK holds before the product: NaN in poison mode, zero in adjacent mode."""
-    return float(np.array(UNWRITTEN_BITS, np.uint32).view(np.float32)) if mode == "poison" else 0.0
 
 
 def _column_major(memory: np.ndarray, start: int, rows: int, columns: int, leading: int) -> np.ndarray:

@@ -31,17 +31,18 @@ class Sizes:
     def __str__(self) -> str:
         return f"{self.heads} x {self.n} x {self.m} x {self.d_k}"
 
-    def check_memory(self, bytes_per_score: int = 100) -> Sizes:
+    def check_memory(self, arena: int = 0) -> Sizes:
         """Raise UsageError where the host would run out of memory; return self.
 
-        The float64 golden, its bounds and the replays hold about a dozen arrays of heads x n x m at a time.
+        The float64 golden, its bounds and the replays hold about two dozen arrays of heads x n x m at a time; `arena`
+        is the number of elements of the arena, which stands there twice.
         """
-        needed = self.heads * self.n * self.m * bytes_per_score
+        needed = self.heads * self.n * self.m * 24 * 8 + 8 * arena
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > 0.8 * there:
             raise UsageError(
-                f"sizes: heads x n x m = {self} needs about {needed / 2**30:.0f} GiB of host memory; "
-                f"wanted a product that fits in {0.8 * there / 2**30:.0f} GiB"
+                f"sizes: heads x n x m x d_k = {self} needs about {needed / 2**30:.0f} GiB of host memory; "
+                f"wanted sizes that need {0.8 * there / 2**30:.0f} GiB at most"
             )
         return self
 
