@@ -32,7 +32,7 @@ class Settled:
     source: str = ""
 
 
-@dataclass
+@dataclass(repr=False)
 class Ledger:
     """The claims of one report, in its file's order, and the verdicts given so far."""
 
@@ -106,6 +106,9 @@ class Ledger:
             }
             for claim in self.claims.values()
         }
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()

@@ -15,7 +15,7 @@ from labkit.tables import number
 from labkit.tolerance import Bound, ulp
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What :func:`compare` found. Differences are taken in float64, over elements that are finite on both sides."""
 
@@ -67,6 +67,9 @@ class Comparison:
             f"; worst at {self.worst_index}: {number(self.worst_observed)} for {number(self.worst_golden)}; first at "
             f"{self.first_index}; rms {number(self.rms_ratio)}, cosine {number(self.cosine)} (bound: {self.bound})"
         )
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         rows = "".join(

@@ -24,7 +24,7 @@ class Fit:
     words: str
 
 
-@dataclass
+@dataclass(repr=False)
 class Weighing:
     """What :func:`weigh` found: a fit for each hypothesis at each setting that was tried."""
 
@@ -72,6 +72,9 @@ class Weighing:
             rows,
             title=f"{len(self.left)} left, {self.rivals} refuted{hidden}",
         )
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         return self.matrix()._repr_html_()

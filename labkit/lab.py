@@ -46,8 +46,8 @@ class Lab:
 
     def finish(
         self, *, verdict: dict[str, Any], ledger: Ledger | None = None, metrics: dict[str, Any] | None = None
-    ) -> Path:
-        """Write result.json as the notebook's last act and return its path.
+    ) -> None:
+        """Write result.json as the notebook's last act.
 
         `verdict` has `cause`, `first_divergence`, `explains` and `refuted`. Raises UsageError while a claim is open.
         """
@@ -65,10 +65,8 @@ class Lab:
             "metrics": metrics or {},
             "provenance": record.provenance(self._book, facts, self.seed),
         }
-        path = self.directory / "result.json"
-        record.write_json(path, result)
+        record.write_json(self.directory / "result.json", result)
         print(f"result.json written: {len(result['claims'])} claims, verdict {verdict['cause']!r}")
-        return path
 
 
 def start(name: str, /, **parameters: Any) -> Lab:

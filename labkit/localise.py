@@ -31,7 +31,7 @@ class Finding:
         return self.total is None or not self.total.ok
 
 
-@dataclass
+@dataclass(repr=False)
 class Localisation:
     """What :func:`localise` found, a finding a step, in the golden's order."""
 
@@ -58,6 +58,9 @@ class Localisation:
         """A row a step: largest difference, share of the bound that it uses, own and inherited error."""
         columns = ("step", "largest |o - g|", "of bound", "own, of bound", "inherited (rms)", "finding")
         return Table(columns, [_row(finding, self.first) for finding in self.findings.values()])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
 """Okabe and Ito's colours, which print and which colour-blind readers can tell apart."""
@@ -43,7 +44,7 @@ def error_map(axes: Axes, difference: np.ndarray, title: str, largest: float, sm
 
     Axes are row (down) and column (right).
     """
-    colours = plt.get_cmap("viridis").copy()
+    colours = plt.get_cmap("viridis", 16).copy()  # few colours: a small picture
     colours.set_bad(RED)
     shown = np.where(np.isnan(difference), np.nan, np.maximum(difference, smallest))
     scale = LogNorm(smallest, max(largest, 10.0 * smallest))
@@ -61,7 +62,10 @@ def spreads(
     band: tuple[float, float],
     unit: str,
 ) -> None:
-    """A row a sample: its full range thin, its central 90% thick, its median a dot; `band` is shaded."""
+    """A row a sample: its full range thin, its central 90% thick, its median a dot; `band` is shaded. Logarithmic."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.axvspan(*band, color=ORANGE, alpha=0.25, lw=0)
     for y, (values, colour) in enumerate(zip(samples.values(), colours, strict=True)):
         low, q05, median, q95, high = np.quantile(values, [0.0, 0.05, 0.5, 0.95, 1.0])
@@ -73,17 +77,19 @@ def spreads(
     axes.set_xlabel(unit)
 
 
-def bars(axes: Axes, values: Mapping[str, float], unit: str, reference: float | None = None, label: str = "") -> None:
-    """Horizontal bars on a logarithmic axis, each with its value; a dashed line for the floor."""
+def bars(axes: Axes, values: Mapping[str, float], unit: str, floors: Mapping[str, float]) -> None:
+    """Horizontal bars on a logarithmic axis, each with its value; a broken line for each floor."""
     names = list(values)
     axes.barh(range(len(names)), list(values.values()), color=BLUE, height=0.6)
     axes.set_xscale("log")
+    everything = [*values.values(), *floors.values()]
+    axes.set_xlim(min(everything) / 2.0, max(everything) * 4.0)
+    axes.xaxis.set_major_locator(LogLocator(10.0, numticks=5))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     for y, value in enumerate(values.values()):
-        axes.text(value * 1.05, y, f"{value:.3g}", va="center", fontsize=7)
+        axes.text(value * 1.08, y, f"{value:.3g}", va="center", fontsize=7)
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(unit)
-    axes.margins(x=0.15)
-    if reference is not None:
-        axes.axvline(reference, color=RED, ls="--", lw=1.0)
-        axes.text(reference, -0.6, label, color=RED, fontsize=7, ha="center")
+    for (label, floor), colour, style in zip(floors.items(), (RED, GREEN, PURPLE), ("--", ":", "-."), strict=False):
+        axes.axvline(floor, color=colour, ls=style, lw=1.2, label=label)

@@ -20,7 +20,7 @@ def number(value: Any) -> str:
     return str(value)
 
 
-@dataclass
+@dataclass(repr=False)
 class Table:
     """Rows under named columns. `str()` gives aligned text, `wrap` the widest that a text column may grow."""
 
@@ -42,6 +42,9 @@ class Table:
             for i in range(max(len(cell) for cell in row)):
                 lines.append(_line([cell[i] if i < len(cell) else "" for cell in row], widths))
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         def cells(values: Iterable[Any], tag: str) -> str:

@@ -151,6 +151,16 @@ class Likelihood:
     ends: float
     """The probability that the smallest and the largest of the heads round to the range's two ends."""
 
+    @property
+    def mean(self) -> float:
+        """Mean over seeds and heads."""
+        return float(self.differences.mean())
+
+    @property
+    def standard_error(self) -> float:
+        """Of that mean: heads and seeds are independent draws."""
+        return float(self.differences.std() / np.sqrt(self.differences.size))
+
 
 def likelihood(outcome: Outcome, differences: np.ndarray, low: float, high: float, digit: float = 0.1) -> Likelihood:
     """Judge a reported range [low, high], printed to `digit`, under one outcome.
