@@ -1,4 +1,4 @@
-"""Copy the figure of each notebook's cell tagged `readme-figure` to data/figures/<notebook>.png. Run by `make refresh`."""
+"""Copy the figure of each cell tagged `readme-figure` to data/figures/<notebook>.png. Run by `make refresh`."""
 
 import base64
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from labkit.catalogue import ROOT
@@ -55,7 +56,7 @@ class Ledger:
             raise UsageError(f"claim {claim_id}: {verdict!r} is no verdict; wanted one of {', '.join(VERDICTS)}")
         if not because.strip():
             raise UsageError(f"claim {claim_id}: because is empty; wanted the reason for {verdict}")
-        self.settled[claim_id] = Settled(verdict, _plain(measured), because, source)
+        self.settled[claim_id] = Settled(verdict, plain(measured), because, source)
 
     def settle_from(self, claim_id: str, record: Record | None, needs: str) -> None:
         """Take a claim's verdict from a run recorded elsewhere; `needs` says what this machine lacks for it."""
@@ -117,11 +118,16 @@ class Ledger:
         return str(self.table())
 
 
+def claims_file(name: str) -> Path:
+    """Where the claims of notebook `name` are, if it has any."""
+    return ROOT / "data" / "claims" / f"{name}.yaml"
+
+
 def claims(name: str) -> Ledger:
     """Read data/claims/`name`.yaml. Raises UsageError if it is missing or a claim lacks its id or its text."""
     import yaml
 
-    path = ROOT / "data" / "claims" / f"{name}.yaml"
+    path = claims_file(name)
     if not path.exists():
         raise UsageError(f"claims: {path.relative_to(ROOT)} is not there; wanted the claims of {name!r}")
     entries = yaml.safe_load(path.read_text(encoding="utf-8"))["claims"]
@@ -135,12 +141,12 @@ def claims(name: str) -> Ledger:
     return Ledger(name, found)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """NumPy and torch scalars and arrays as JSON has them."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     return value

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from labkit.catalogue import ROOT, kernels_of, notebook, notebooks
 from labkit.errors import UsageError
@@ -14,9 +15,8 @@ from labkit.errors import UsageError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 where a run or a check failed, 2 for bad input."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
     try:
+        options = _parser().parse_args(arguments)
         return options.command(options)
     except UsageError as error:
         print(f"labkit: {error}", file=sys.stderr)
@@ -26,8 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other error does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; {self.prog} --help shows what there is")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="labkit", description="Find out why the numbers of a kernel or a model are wrong, and prove it."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

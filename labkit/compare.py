@@ -87,10 +87,8 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
     a NaN too. Equal NaNs and Infs at equal places are equal. Different shapes are a divergence, not an error.
     Raises UsageError for a golden narrower than the observed.
     """
-    o, g = _tensor(observed), _tensor(golden)
+    o, g = _pair(observed, golden)
     names = (_name(o.dtype), _name(g.dtype))
-    if o.is_floating_point() and (not g.is_floating_point() or torch.finfo(g.dtype).eps > torch.finfo(o.dtype).eps):
-        raise UsageError(f"golden: {names[1]} is narrower than the observed {names[0]}; wanted at least as wide")
     if o.shape != g.shape:
         return _shapes_differ(o, g, names)
     allowed, why = _allowed(o, g, bound)
@@ -98,9 +96,22 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
 
 
 def within(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> bool:
-    """Whether :func:`compare` would say ok, at a fraction of its cost."""
-    o, g = _tensor(observed), _tensor(golden)
+    """Whether :func:`compare` would say ok, at a fraction of its cost. Raises as it does."""
+    o, g = _pair(observed, golden)
     return o.shape == g.shape and not bool(_wrong(o, g, _allowed(o, g, bound)[0])[0].any())
+
+
+def _pair(observed: Any, golden: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both as tensors, once they are known to be comparable."""
+    o, g = _tensor(observed), _tensor(golden)
+    for name, side in (("observed", o), ("golden", g)):
+        if side.is_complex():
+            raise UsageError(f"{name}: {_name(side.dtype)} is not right; wanted real numbers (compare the two parts)")
+    if o.is_floating_point() and (not g.is_floating_point() or torch.finfo(g.dtype).eps > torch.finfo(o.dtype).eps):
+        raise UsageError(
+            f"golden: {_name(g.dtype)} is narrower than the observed {_name(o.dtype)}; wanted at least as wide"
+        )
+    return o, g
 
 
 def _tensor(values: Any) -> torch.Tensor:
@@ -126,9 +137,14 @@ def _allowed(o: torch.Tensor, g: torch.Tensor, bound: Any) -> tuple[torch.Tensor
         return torch.where(
             overflow, math.inf, torch.maximum(half, rounding)
         ), f"dtypes only: half an ULP of {_name(o.dtype)}"
-    if isinstance(bound, Bound):
-        return _tensor(bound.absolute).to(o.device, torch.float64), bound.why
-    return _tensor(bound).to(o.device, torch.float64), "given"
+    given, why = (bound.absolute, bound.why) if isinstance(bound, Bound) else (bound, "given")
+    allowed = _tensor(given).to(o.device, torch.float64)
+    try:
+        return allowed.expand(o.shape), why
+    except RuntimeError:
+        raise UsageError(
+            f"bound: shape {tuple(allowed.shape)} is not right; wanted a number or shape {tuple(o.shape)}"
+        ) from None
 
 
 def _wrong(
@@ -136,9 +152,12 @@ def _wrong(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return which elements mismatch, |o - g| (NaN where one is not finite), and both sides in float64."""
     o64, g64 = o.double(), g.to(o.device, torch.float64)
-    same = (o64 == g64) | (o64.isnan() & g64.isnan())
+    integers = not (o.is_floating_point() or g.is_floating_point())
+    equal = o == g.to(o.device) if integers else o64 == g64  # float64 cannot tell large integers apart
+    same = equal | (o64.isnan() & g64.isnan())
     difference = (o64 - g64).abs()
-    return ~(same | (difference <= allowed) | (allowed == math.inf)), difference, o64, g64
+    near = (difference <= allowed) & (allowed > 0.0) if integers else difference <= allowed
+    return ~(same | near | (allowed == math.inf)), difference, o64, g64
 
 
 def _measure(o: torch.Tensor, g: torch.Tensor, allowed: torch.Tensor, why: str, names: tuple[str, str]) -> Comparison:

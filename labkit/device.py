@@ -47,22 +47,29 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def choose(request: str = "auto") -> Device:
-    """Decide where kernels run, and prepare Triton for it. `auto` takes a GPU where there is one.
+def decide(request: str = "auto") -> Device:
+    """Where kernels would run; changes nothing. `auto` takes a GPU where there is one.
 
-    Must be called before any kernel is imported: Triton reads TRITON_INTERPRET when a kernel is decorated. Raises
-    UsageError for a GPU that is not there, or a process whose kernels were decorated for the other device.
+    Raises UsageError for an unknown request, and for a GPU that is not there.
     """
     if request not in CHOICES:
         raise UsageError(f"device: {request!r} is not right; wanted one of {', '.join(CHOICES)}")
     if request != "cpu" and has_cuda():
         import torch
 
-        device = Device("cuda", torch.cuda.get_device_name())
-    elif request == "cuda":
+        return Device("cuda", torch.cuda.get_device_name())
+    if request == "cuda":
         raise UsageError("device: 'cuda' was asked for, and torch sees no GPU here; wanted cpu or auto")
-    else:
-        device = Device("cpu", cpu_name())
+    return Device("cpu", cpu_name())
+
+
+def choose(request: str = "auto") -> Device:
+    """Decide where kernels run in this process, and prepare Triton for it.
+
+    Must be called before any kernel is imported: Triton reads TRITON_INTERPRET when a kernel is decorated. Raises
+    UsageError as :func:`decide` does, and where the kernels of this process were decorated for the other device.
+    """
+    device = decide(request)
     wanted = "0" if device.is_cuda else "1"
     decorated = "triton" in sys.modules and any(name.startswith("kernels.") for name in sys.modules)
     if decorated and os.environ.get("TRITON_INTERPRET", "0") != wanted:

@@ -36,7 +36,7 @@ def report() -> bool:
     print("versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()))
     for request in ("cpu", "cuda"):
         there = request == "cpu" or device.has_cuda()
-        print(f"{request}: {device.choose(request).banner if there else 'torch sees no GPU here'}")
+        print(f"{request}: {device.decide(request).banner if there else 'torch sees no GPU here'}")
     for tool in ("git", "make", "g++", "nvcc"):
         print(f"{tool}: {shutil.which(tool) or 'not found'}")
     for record in records():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -73,6 +74,7 @@ def render(notebook: Path, page: Path) -> None:
 
 def main() -> None:
     """Read the job, run it, and render the page of what came out, whole or not."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is open is closed: the kernel, its sockets
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     directory = Path(job["directory"])

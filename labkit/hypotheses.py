@@ -121,11 +121,13 @@ def _fit(observed: Any, expected: Any, thorough: bool) -> Fit:
         same = type(observed) is type(expected) and str(observed) == str(expected)
         words = str(observed) if isinstance(observed, Exception) else "ran"
         return Fit(same, float("nan"), ("fits: " if same else "differs: observed ") + words)
-    pairs = (
-        [(observed[step.name], step.value, step.bound) for step in expected]
-        if isinstance(expected, Trace)
-        else [(observed, *_value_and_bound(expected))]
-    )
+    if isinstance(expected, Trace):
+        missing = [step.name for step in expected if step.name not in observed]
+        if missing:
+            return Fit(False, float("inf"), f"differs: the observed has no {missing[0]}")
+        pairs = [(observed[step.name], step.value, step.bound) for step in expected]
+    else:
+        pairs = [(observed, *_value_and_bound(expected))]
     if not thorough:
         ok = all(within(*pair) for pair in pairs)
         return Fit(ok, float("nan"), "fits" if ok else "beyond the bound")

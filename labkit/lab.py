@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 
 from labkit import catalogue, device, record
-from labkit.claims import Ledger
+from labkit.claims import Ledger, claims_file, plain
+from labkit.errors import UsageError
 from labkit.parameters import resolve
 
 RUN_DIRECTORY = "LABKIT_RUN_DIR"
 """The environment variable by which `labkit run` says where result.json goes."""
+
+
+VERDICT_KEYS = ("cause", "first_divergence", "explains", "refuted")
 
 
 class Lab:
@@ -28,7 +32,9 @@ class Lab:
         self.seed = int(parameters.get("seed", 0))
         self.directory = Path(os.environ.get(RUN_DIRECTORY) or catalogue.ROOT / "runs" / book.name / "interactive")
         self._book = book
+        self._sources = record.sources(book)
         self._started = time.perf_counter()
+        (self.directory / "result.json").unlink(missing_ok=True)  # of an earlier run: this one has not succeeded yet
 
     def rng(self, *stream: int) -> np.random.Generator:
         """A generator that depends on the seed and on `stream` alone: the same numbers on every machine."""
@@ -49,8 +55,13 @@ class Lab:
     ) -> None:
         """Write result.json as the notebook's last act.
 
-        `verdict` has `cause`, `first_divergence`, `explains` and `refuted`. Raises UsageError while a claim is open.
+        `verdict` has `cause`, `first_divergence`, `explains` and `refuted`; `ledger` is that of the notebook's own
+        claims file, where there is one, every claim settled. Raises UsageError otherwise, and nothing is written.
         """
+        if set(verdict) != set(VERDICT_KEYS):
+            raise UsageError(f"verdict: has {', '.join(verdict) or 'nothing'}; wanted {', '.join(VERDICT_KEYS)}")
+        if claims_file(self.name).exists() and (ledger is None or ledger.name != self.name):
+            raise UsageError(f"ledger: {ledger and ledger.name!r} is not right; wanted labkit.claims({self.name!r})")
         facts = device.facts(self.device)
         result: dict[str, Any] = {
             "schema": record.SCHEMA,
@@ -60,10 +71,10 @@ class Lab:
             "seconds": round(time.perf_counter() - self._started, 2),
             "parameters": self.parameters,
             "device": {"kind": facts["kind"], "name": facts["name"]},
-            "verdict": verdict,
+            "verdict": plain(verdict),
             "claims": ledger.as_json() if ledger else {},
-            "metrics": metrics or {},
-            "provenance": record.provenance(self._book, facts, self.seed),
+            "metrics": plain(metrics or {}),
+            "provenance": record.provenance(self._sources, facts, self.seed),
         }
         record.write_json(self.directory / "result.json", result)
         print(f"result.json written: {len(result['claims'])} claims, verdict {verdict['cause']!r}")
@@ -73,10 +84,13 @@ def start(name: str, /, **parameters: Any) -> Lab:
     """Begin a notebook: check its parameters, seed, decide where kernels run, and print that.
 
     Call it before any kernel is imported (Triton reads TRITON_INTERPRET when a kernel is decorated). Raises
-    UsageError for a parameter that the notebook does not declare, of the wrong type or out of range, and for a GPU
-    that is asked for and not there.
+    UsageError for a parameter that is declared and not passed, or passed and not declared, of the wrong type or out of
+    range, and for a GPU that is asked for and not there.
     """
     book = catalogue.notebook(name)
+    missing = [parameter for parameter in book.parameters if parameter not in parameters]
+    if missing:
+        raise UsageError(f"labkit.start: {name} declares {', '.join(missing)} too; wanted every parameter passed on")
     values = resolve(name, book.parameters, parameters)
     lab = Lab(book, values, device.choose(values.get("device", "auto")))
     print(f"{name} on {lab.device.banner}; seed {lab.seed}")

@@ -98,16 +98,21 @@ def localise(observed: Trace, golden: Trace) -> Localisation:
             result.findings[step.name] = Finding(step.name, None, None, None)
             continue
         total = compare(observed[step.name], step.value, step.bound)
-        own, inherited = _separate(observed, step)
+        own, inherited = _separate(observed, golden, step)
         result.findings[step.name] = Finding(step.name, total, own, inherited)
     return result
 
 
-def _separate(observed: Trace, step: Step) -> tuple[Comparison | None, float | None]:
-    if step.replay is None or any(name not in observed for name in step.inputs):
+def _separate(observed: Trace, golden: Trace, step: Step) -> tuple[Comparison | None, float | None]:
+    right = {name: golden[name] for name in step.inputs}
+    if step.replay is None or any(_shape(observed, name) != tuple(value.shape) for name, value in right.items()):
         return None, None
     value, bound = step.replay(*(_as_golden(observed[name], step.value) for name in step.inputs))
     return compare(observed[step.name], value, bound), compare(value, step.value).rms_ratio
+
+
+def _shape(trace: Trace, name: str) -> tuple[int, ...] | None:
+    return tuple(trace[name].shape) if name in trace else None
 
 
 def _as_golden(values: Any, golden: Any) -> Any:

@@ -38,23 +38,36 @@ def _row(out: Path, folder: Path) -> str:
     name = folder.parent.name
     page = folder / "report.html"
     link = f'<a href="{page.relative_to(out).as_posix()}">{name}</a>' if page.exists() else name
-    result = folder / "result.json"
-    if not result.exists():
+    try:
+        return _finished_row(link, json.loads((folder / "result.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError):  # no result, or not one that this version wrote
         log = (folder / "log.txt").relative_to(out).as_posix()
         failed = f'<span class="failed">no result</span>, <a href="{log}">log</a>'
-        return f"<tr><td>{link}</td><td>{failed}</td><td></td><td></td><td></td><td></td><td></td></tr>\n"
-    return _finished_row(link, json.loads(result.read_text(encoding="utf-8")))
+        return f"<tr><td>{link}</td><td>{failed}</td><td></td>{_asked(folder)}<td></td><td></td></tr>\n"
+
+
+def _asked(folder: Path) -> str:
+    """Parameters and device of a run without a result, from the job that it was given."""
+    try:
+        given = json.loads((folder / "job.json").read_text(encoding="utf-8"))["parameters"]
+    except (OSError, ValueError, KeyError):
+        return "<td></td><td></td>"
+    return f"<td>{_code(given)}</td><td>{html.escape(str(given.get('device', '')))}</td>"
+
+
+def _code(parameters: dict[str, Any]) -> str:
+    text = " ".join(f"{name}={value}" for name, value in parameters.items())
+    return f"<code>{html.escape(text)}</code>"
 
 
 def _finished_row(link: str, r: dict[str, Any]) -> str:
     given = [claim["verdict"] for claim in r["claims"].values()]
     counts = ", ".join(f"{given.count(word)} {word}" for word in dict.fromkeys(given))
-    parameters = " ".join(f"{name}={value}" for name, value in r["parameters"].items())
     verdict = f"<b>{html.escape(r['verdict']['cause'])}</b>"
     if r["verdict"].get("first_divergence"):
         verdict += f"<br>first divergence: {html.escape(str(r['verdict']['first_divergence']))}"
     cells = (
-        link, verdict, html.escape(counts), f"<code>{html.escape(parameters)}</code>",
+        link, verdict, html.escape(counts), _code(r["parameters"]),
         html.escape(r["device"]["name"]), f"{r['seconds']:.0f} s", html.escape(r["date"]),
     )  # fmt: skip
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>\n"

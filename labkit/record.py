@@ -36,10 +36,16 @@ SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h"}
 def hash_folder(folder: Path) -> str:
     """Twelve hex digits over the names and contents of the source files below `folder`."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.suffix in SOURCE_SUFFIXES):
+    for path in sorted(
+        p for p in folder.rglob("*") if p.suffix in SOURCE_SUFFIXES and not _hidden(p.relative_to(folder))
+    ):
         digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
         digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def sources(book: Notebook) -> dict[str, str]:
@@ -69,7 +75,7 @@ def commit() -> tuple[str | None, bool | None]:
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.strip()
         changes = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"],
+            ["git", "status", "--porcelain"],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -80,8 +86,8 @@ def commit() -> tuple[str | None, bool | None]:
     return head, bool(changes.strip())
 
 
-def provenance(book: Notebook, device: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The `provenance` of result.json."""
+def provenance(hashes: Mapping[str, str], device: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The `provenance` of result.json; `hashes` are the :func:`sources` as they were when the run began."""
     head, dirty = commit()
     cuda = device["kind"] == "cuda"
     return {
@@ -91,20 +97,23 @@ def provenance(book: Notebook, device: Mapping[str, Any], seed: int) -> dict[str
         "gpu": device["name"] if cuda else None,
         "driver": device["driver"],
         "seed": seed,
-        "sources": sources(book),
+        "sources": dict(hashes),
     }
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` to a temporary name beside `path` and move it into place."""
+    """Write `content` to a temporary name beside `path` and move it into place. UsageError for what JSON has not."""
+    try:
+        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{path.name}: {error}; wanted finite numbers, words, lists and dicts") from None
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
-    ) as file:
-        json.dump(content, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-    Path(file.name).chmod(0o644)
-    Path(file.name).replace(path)
+    ) as f:
+        f.write(text + "\n")
+    Path(f.name).chmod(0o644)
+    Path(f.name).replace(path)
 
 
 @dataclass(frozen=True)

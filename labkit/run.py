@@ -1,7 +1,8 @@
 """Run notebooks headless through papermill: one process a run, some at a time, resumable.
 
-A run's folder is OUT/<notebook>/<run id>/ with notebook.ipynb, result.json, report.html and log.txt. The run id is a
-hash of the notebook, its parameters, the sources and the device, so a finished run is not repeated.
+A run's folder is OUT/<notebook>/<run id>/ with notebook.ipynb, result.json, report.html and log.txt (and job.json, what
+it was asked). The run id is a hash of the notebook, its parameters, the sources and the device, so a finished run is
+not repeated.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from labkit.catalogue import ROOT, Notebook, notebook, notebooks
+from labkit.errors import UsageError
 from labkit.parameters import resolve
 from labkit.record import sources
 from labkit.tables import Table
@@ -69,7 +71,8 @@ class Run:
             result = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
             return None
-        return result if result.get("status") == "ok" else None
+        right = result.get("status") == "ok" and result.get("parameters") == self.parameters
+        return result if right else None
 
 
 def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path) -> list[Run]:
@@ -77,16 +80,16 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
 
     `given` are parameters as text; each must be known to every notebook named. Raises UsageError.
     """
-    from labkit.device import choose
+    from labkit.device import decide
 
     books = [notebook(name) for name in names] if names else list(notebooks().values())
-    given = dict(given)
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out: {out} is not a folder; wanted one, or a path where one can be made")
     runs = []
     for book in books:
-        if device != "auto" and "device" in book.parameters:
-            given["device"] = device
-        values = resolve(book.name, book.parameters, given, text=True)
-        chosen = choose(values.get("device", device))
+        asked = {"device": device} if device != "auto" and "device" in book.parameters else {}
+        values = resolve(book.name, book.parameters, {**given, **asked}, text=True)
+        chosen = decide(values.get("device", device))
         if "device" in values:
             values["device"] = chosen.kind
         identity = json.dumps([book.name, values, sources(book), chosen.kind, chosen.name], sort_keys=True)
@@ -96,7 +99,7 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
 
 def run(runs: Sequence[Run], jobs: int = 1, force: bool = False, say: Callable[[str], None] = print) -> None:
     """Execute the runs, `jobs` at a time, each held to its share of the cores. Fills in their results."""
-    cores = max(1, (os.cpu_count() or 1) // max(1, jobs))
+    cores = max(1, len(os.sched_getaffinity(0)) // max(1, min(jobs, len(runs))))
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=jobs) as pool:
         futures = [pool.submit(_one, one, cores, force, say, stop) for one in runs]
@@ -105,36 +108,40 @@ def run(runs: Sequence[Run], jobs: int = 1, force: bool = False, say: Callable[[
                 future.result()
         except BaseException:  # an interrupt too: end what is running, start nothing more
             stop.set()
-            for future in futures:
-                future.cancel()
-            for one in runs:
-                if one._process is not None and one._process.poll() is None:
-                    one._process.terminate()
             raise
 
 
 def _one(one: Run, cores: int, force: bool, say: Callable[[str], None], stop: threading.Event) -> None:
     one.directory.mkdir(parents=True, exist_ok=True)
     with (one.directory / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"{one.book.name}: the same run is in progress elsewhere, waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            force = False
-        if not force and (earlier := one.finished()):
+        waited = False
+        while not _locked(lock):
+            if not waited:
+                say(f"{one.book.name}: the same run is in progress elsewhere, waiting for it")
+                waited = True
+            if stop.wait(0.5):
+                break
+        if stop.is_set():
+            one.error = "interrupted"
+        elif (not force or waited) and (earlier := one.finished()):
             one.result, one.reused, one.seconds = earlier, True, earlier["seconds"]
             say(f"{one.book.name}: finished before, reused (--force runs it again)")
-            return
-        if stop.is_set():
-            return
-        _execute(one, cores, lock.fileno(), say)
+        else:
+            _execute(one, cores, lock.fileno(), say, stop)
 
 
-def _execute(one: Run, cores: int, lock: int, say: Callable[[str], None]) -> None:
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _execute(one: Run, cores: int, lock: int, say: Callable[[str], None], stop: threading.Event) -> None:
     for name in ("result.json", "report.html", "notebook.ipynb", "log.txt"):
         (one.directory / name).unlink(missing_ok=True)
-    job = one.directory / ".job.json"
+    job = one.directory / "job.json"
     content = {
         "notebook": str(one.book.path),
         "directory": str(one.directory.resolve()),
@@ -154,14 +161,16 @@ def _execute(one: Run, cores: int, lock: int, say: Callable[[str], None]) -> Non
             env=environment,
             pass_fds=[lock],  # the folder stays locked for as long as the process lives, even without its parent
         )
-        _watch(one, one._process, say)
+        _watch(one, one._process, say, stop)
     one.seconds = time.perf_counter() - begun
-    job.unlink()
+    if stop.is_set():
+        one.error = "interrupted"
+        return
     _judge(one)
     say(f"{one.book.name}: {one.status} after {one.seconds:.0f} s")
 
 
-def _watch(one: Run, process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
+def _watch(one: Run, process: subprocess.Popen[bytes], say: Callable[[str], None], stop: threading.Event) -> None:
     """Say which cell is running, from the notebook that papermill saves as it goes."""
     total, shown = len(one.book.code), -1
     while True:
@@ -169,6 +178,9 @@ def _watch(one: Run, process: subprocess.Popen[bytes], say: Callable[[str], None
             process.wait(timeout=1.0)
             return
         except subprocess.TimeoutExpired:
+            if stop.is_set():
+                process.terminate()
+                continue
             done = _cells_done(one.directory / "notebook.ipynb")
             if done != shown:
                 say(f"{one.book.name}: {done} of {total} cells")

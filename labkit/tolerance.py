@@ -59,12 +59,16 @@ def confidence(length: int, count: int, false_alarm: float = FALSE_ALARM) -> flo
     return math.sqrt(2.0 * math.log(2.0 * length * count / false_alarm))
 
 
+def worst_case(length: int, u: float) -> float:
+    """K u / (1 - K u): `length` roundings, whatever their signs; infinite where they could lose everything."""
+    return length * u / (1.0 - length * u) if length * u < 1.0 else math.inf
+
+
 def gamma(length: int, u: float, count: int, false_alarm: float = FALSE_ALARM) -> float:
     """The factor on sum|a||b| for an inner product of `length` terms with unit round-off `u` (see the module)."""
-    worst = length * u / (1.0 - length * u) if length * u < 1.0 else math.inf
     lam = confidence(length, count, false_alarm)
     probable = math.expm1(lam * math.sqrt(length) * u + length * u * u / (1.0 - u))
-    return min(worst, probable)
+    return min(worst_case(length, u), probable)
 
 
 def sum_of_products(
@@ -78,16 +82,17 @@ def sum_of_products(
     """Bound of inner products of `length` terms whose sum|a||b| is `magnitude` (float64, any shape).
 
     `compute` is ``float32``, ``float64``, ``float16``, ``bfloat16`` (the accumulator, inputs exact in it) or
-    ``tf32``. With tf32 each factor is first cut to 11 significant bits; NVIDIA does not say whether it is rounded
-    or truncated, so two whole units 2^-10 of relative error a product are allowed in the worst case, and the
-    accumulation, which tensor cores may truncate (Fasi, Higham, Mikaitis, Pranesh 2021), gets K 2^-23. `count` is
-    the number of inner products that share the false-alarm rate, when it is more than those of `magnitude`.
+    ``tf32``. With tf32 each factor is first cut to 11 significant bits; NVIDIA does not say whether it is rounded or
+    truncated, so a whole unit 2^-10 is allowed for each. Tensor cores may truncate as they accumulate (Fasi, Higham,
+    Mikaitis, Pranesh 2021), which has no mean of zero, so the worst case holds there: K v / (1 - K v), v = 2^-23.
+    `count` is the number of inner products that share the false-alarm rate, when it is more than those of `magnitude`.
     """
     count = count or math.prod(getattr(magnitude, "shape", ())) or 1
     if compute == "tf32":
-        cut = 2.0 * UNIT_ROUNDOFF["tf32"]
-        factor = 2.0 * cut + cut * cut + gamma(length, 2.0 * UNIT_ROUNDOFF["float32"], count, false_alarm)
-        return Bound(magnitude * factor, "tf32: (2 * 2^-10 + K 2^-23) sum|a||b|")
+        cut, v = 2.0 * UNIT_ROUNDOFF["tf32"], 2.0 * UNIT_ROUNDOFF["float32"]
+        factor = (1.0 + cut) ** 2 * (1.0 + worst_case(length, v)) - 1.0
+        text = f"tf32: ((1 + 2^-10)^2 (1 + K v / (1 - K v)) - 1) sum|a||b|, K = {length}, v = 2^-23"
+        return Bound(magnitude * factor + length * SMALLEST["float32"], text)
     u = UNIT_ROUNDOFF[compute]
     factor = gamma(length, u, count, false_alarm)
     text = f"min(lambda sqrt(K), K) u sum|a||b|, K = {length}, u = 2^{round(math.log2(u))}"

@@ -9,6 +9,7 @@ import pytest
 
 from labkit.catalogue import ROOT, notebooks
 from labkit.cli import main
+from labkit.record import recorded
 
 BOOKS = list(notebooks().values())
 MOST_BYTES = 500_000
@@ -52,6 +53,10 @@ def test_it_has_verdict_cells_for_nbval_to_check(book):
     assert all(cell["outputs"] for cell in tagged)
 
 
+def test_its_run_on_a_gpu_is_on_record(book):
+    assert recorded(book.name) is not None
+
+
 def test_it_names_no_path_of_a_machine(book):
     assert str(ROOT) not in json.dumps(book.content)
 
@@ -73,6 +78,7 @@ def test_a_call_that_blas_rejects_at_the_given_sizes_ends_ok(tmp_path):
 def test_plain_papermill_runs_a_notebook_too(tmp_path):
     given = {"heads": 3, "seeds": 3, "defect": "blind", "device": "cpu"}
     parameters = [word for name, value in given.items() for word in ("-p", name, str(value))]
+    (ROOT / "runs" / "attention_matmul" / "interactive" / "result.json").unlink(missing_ok=True)
     command = [sys.executable, "-m", "papermill", "--no-progress-bar", "notebooks/attention_matmul.ipynb"]
     subprocess.run([*command, tmp_path / "out.ipynb", *parameters], cwd=ROOT, check=True, capture_output=True)
     result = json.loads((ROOT / "runs" / "attention_matmul" / "interactive" / "result.json").read_text())

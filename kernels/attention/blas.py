@@ -70,7 +70,10 @@ class GemmRejectedError(ValueError):
 
 
 def check(g: Gemm, elements: int | None = None) -> None:
-    """Raise GemmRejectedError for what BLAS rejects, and IndexError for a call that would leave the arena itself."""
+    """Raise GemmRejectedError for what BLAS rejects, and IndexError for a call that would leave the arena itself.
+
+    Of BLAS's letters for a transpose only N and T are taken here.
+    """
     for position, name in ((1, "transa"), (2, "transb")):
         if getattr(g, name) not in ("N", "T"):
             raise GemmRejectedError(name, position, getattr(g, name), "N or T")

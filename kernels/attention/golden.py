@@ -9,7 +9,6 @@ Works on NumPy arrays, and on torch tensors for sizes that are better checked wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -41,50 +40,57 @@ def transposed(k: Array) -> tuple[Array, Bound]:
 
 
 def scores(q: Array, kt: Array, compute: str = "float32") -> tuple[Array, Bound]:
-    """Q K^T, with the bound of a sum of d_k products."""
+    """Q K^T, with the bound of a sum of d_k products. Q and K^T are exact."""
     return q @ kt, sum_of_products(abs(q) @ abs(kt), q.shape[-1], compute)
 
 
-def scaled(qk: Array, d_k: int) -> tuple[Array, Bound]:
-    """QK / sqrt(d_k). The factor is rounded to float32 and so is the product."""
-    value = qk / math.sqrt(d_k)
-    return value, roundings(value, 2)
+def scaled(qk: Array, error: Array | float = 0.0, *, d_k: int) -> tuple[Array, Bound]:
+    """QK / sqrt(d_k), QK off by at most `error`. The factor is rounded to float32 and so is the product."""
+    factor = 1.0 / math.sqrt(d_k)
+    return qk * factor, Bound(error * factor, "inherited") + roundings((abs(qk) + error) * factor, 2)
 
 
-def softmax(x: Array) -> tuple[Array, Bound]:
-    """Row-wise softmax, with the bound of the float32 kernel on exact inputs.
+def softmax(x: Array, error: Array | float = 0.0) -> tuple[Array, Bound]:
+    """Row-wise softmax, with the bound of the float32 kernel on inputs that are off by at most `error`.
 
-    z = x - max is rounded once, 2^(z log2 e) adds two roundings of |z| and exp2's error of 4 u (PTX ISA,
-    ex2.approx.ftz.f32: 2^-22), each term of the sum carries that and the sum of M terms its own, the full-range
-    division 2 ULP = 4 u (PTX ISA, div.full.f32). The relative errors add up to first order; expm1 makes the sum exact.
-    Results below the smallest normal number may be flushed to zero.
+    Inherited: p'_i / p_i = exp(d_i) / E_p[exp(d)] with |d| <= error lies between exp(-error_i) / E_p[exp(error)] and,
+    by Jensen's inequality, exp(error_i + E_p[error]).
+
+    Own, to first order in u: z = x - max is rounded once, 2^(z log2 e) adds two roundings of |z| and exp2's error of
+    4 u (PTX ISA, ex2.approx.ftz.f32: 2^-22); each term of the sum carries that, the sum of M terms its own, and each
+    block of 4096 columns after the first rescales it once more; the full-range division has 2 ULP = 4 u (PTX ISA,
+    div.full.f32). t / (1 - t) covers the higher orders. Results below the smallest normal number may be flushed to 0.
     """
     xp, u = _xp(x), UNIT_ROUNDOFF["float32"]
     z = x - xp.amax(x, -1, keepdims=True)
     e = xp.exp(z)
     p = e / e.sum(-1, keepdims=True)
-    term = u * (3.0 * abs(z) + 4.0)
-    total = (p * term).sum(-1, keepdims=True) + gamma(x.shape[-1], u, math.prod(x.shape))
-    return p, Bound(p * xp.expm1(term + total + 4.0 * u) + 2.0**-126, "first-order analysis of float32 softmax")
-
-
-def softmax_inherited(x: Array, error: Array) -> Array:
-    """How far softmax(x) can move when each x is off by at most `error`.
-
-    p'_i / p_i = exp(d_i) / E_p[exp(d)] with |d| <= error lies between exp(-error_i) / E_p[exp(error)] and, by
-    Jensen's inequality, exp(error_i + E_p[error]).
-    """
-    xp = _xp(x)
-    e = xp.exp(x - xp.amax(x, -1, keepdims=True))
-    p = e / e.sum(-1, keepdims=True)
+    error = error + 0.0 * x  # of x's shape
     up = xp.expm1(error + (p * error).sum(-1, keepdims=True))
     down = 1.0 - xp.exp(-error) / (p * xp.exp(error)).sum(-1, keepdims=True)
-    return p * xp.maximum(up, down)
+    inherited = _unknown_is_infinite(p * xp.maximum(up, down), p)
+
+    depth = abs(z) + 2.0 * error  # |x' - max'| at most
+    term = u * (3.0 * depth + 4.0)
+    rescaled = -(-x.shape[-1] // 4096) - 1
+    total = xp.amax(term, -1, keepdims=True) * (rescaled + 1) + gamma(x.shape[-1], u, math.prod(x.shape))
+    t = term + total + (4.0 + rescaled) * u
+    own = xp.where(t < 1.0, (p + inherited) * t / (1.0 - t) + 2.0**-126, math.inf)
+    return p, Bound(inherited, "inherited") + Bound(own, "first-order analysis of float32 softmax")
 
 
-def weighted(p: Array, v: Array, compute: str = "float32") -> tuple[Array, Bound]:
-    """P V, with the bound of a sum of M products."""
-    return p @ v, sum_of_products(abs(p) @ abs(v), p.shape[-1], compute)
+def weighted(p: Array, v: Array, error: Array | float = 0.0, *, compute: str = "float32") -> tuple[Array, Bound]:
+    """P V, with the bound of a sum of M products and of P off by at most `error`. V is exact."""
+    value = p @ v
+    inherited = _unknown_is_infinite((error + 0.0 * p) @ abs(v), value)
+    magnitude = abs(p) @ abs(v) + inherited
+    return value, Bound(inherited, "inherited") + sum_of_products(magnitude, p.shape[-1], compute)
+
+
+def _unknown_is_infinite(error: Array, value: Array) -> Array:
+    """An error that came out as NaN, of a value that did not, has no bound."""
+    xp = _xp(value)
+    return xp.where(xp.isnan(error) & ~xp.isnan(value), math.inf, error)
 
 
 def attention(
@@ -107,20 +113,15 @@ def attention(
     else:
         qk, bound = called(call, Inputs(q, k, v), mode, compute)
     trace.add("qk", qk, ("q", "kt"), bound, partial(scores, compute=compute))
-    s, own = scaled(qk, q.shape[-1])
-    bound = bound.scaled(1.0 / math.sqrt(q.shape[-1])) + own
-    trace.add("scaled", s, ("qk",), bound, partial(scaled, d_k=q.shape[-1]))
-    p, own = softmax(s)
-    bound = Bound(softmax_inherited(s, bound.absolute), "inherited through softmax") + own
+    scale = partial(scaled, d_k=q.shape[-1])
+    s, bound = scale(qk, bound.absolute)
+    trace.add("scaled", s, ("qk",), bound, scale)
+    p, bound = softmax(s, bound.absolute)
     trace.add("softmax", p, ("scaled",), bound, softmax)
-    o, own = weighted(p, v, compute)
-    bound = Bound(bound.absolute @ abs(v), "inherited through P V") + own
-    trace.add("pv", o, ("softmax",), bound, _replay_weighted(v, compute))
+    times_v = partial(weighted, v=v, compute=compute)
+    o, bound = times_v(p, error=bound.absolute)
+    trace.add("pv", o, ("softmax",), bound, times_v)
     return trace
-
-
-def _replay_weighted(v: Array, compute: str) -> Callable[[Array], tuple[Array, Bound]]:
-    return lambda p: weighted(p, v, compute)
 
 
 def plan(sizes: Sizes, mode: str = "poison", *, room: bool = True) -> Layout:
@@ -176,13 +177,14 @@ def _sgemm(g: Gemm, memory: np.ndarray, error: np.ndarray, compute: str, count: 
     if any(g.extents()[name][0] < end and first < g.extents()[name][1] for name in "AB"):
         # It reads what it is writing: the order of its loads and stores decides, and BLAS promises none.
         _column_major(error, g.c, g.m, g.n, g.ldc)[...] = np.inf
-    a, b = operands(memory)
-    bound = sum_of_products(abs(a) @ abs(b), g.k, compute, count=count).absolute
-    ea, eb = operands(error)
+    (a, b), (ea, eb) = operands(memory), operands(error)
     if ea.any() or eb.any():
         unknown = np.isinf(ea).any(axis=1)[:, None] | np.isinf(eb).any(axis=0)[None, :]
         ea, eb = (np.where(np.isinf(x), 0.0, x) for x in (ea, eb))
+        bound = sum_of_products((abs(a) + ea) @ (abs(b) + eb), g.k, compute, count=count).absolute
         bound = np.where(unknown, np.inf, bound + ea @ (abs(b) + eb) + abs(a) @ eb)
+    else:
+        bound = sum_of_products(abs(a) @ abs(b), g.k, compute, count=count).absolute
     value = a @ b
     _column_major(memory, g.c, g.m, g.n, g.ldc)[...] = value
     _column_major(error, g.c, g.m, g.n, g.ldc)[...] = bound

@@ -110,12 +110,17 @@ def test_the_golden_is_the_same_from_numpy_and_from_torch():
 def test_the_inherited_softmax_bound_is_not_exceeded_and_not_idle(rng):
     x = 3 * rng.standard_normal((1, 50, 20))
     error = 1e-3 * rng.random((1, 50, 20))
-    allowed = golden.softmax_inherited(x, error)
+    allowed = golden.softmax(x, error)[1].absolute - golden.softmax(x)[1].absolute
     moves = []
     for _ in range(200):
         moved = golden.softmax(x + error * rng.choice([-1.0, 1.0], x.shape))[0]
         moves.append(abs(moved - golden.softmax(x)[0]) / allowed)
     assert 0.5 < np.max(moves) <= 1.0
+
+
+def test_an_unknown_input_makes_the_softmax_bound_infinite_not_nan():
+    x, error = np.array([[[0.0, -800.0, 1.0]]]), np.array([[[0.0, 0.0, np.inf]]])
+    assert (golden.softmax(x, error)[1].absolute == np.inf).all()
 
 
 def test_index_coded_scores_say_which_element_of_k_was_read(device):

@@ -20,6 +20,8 @@ from labkit.device import has_cuda
         (["attention_matmul", "-p", "heads=-1"], "parameter heads: -1 is not right"),
         (["attention_matmul", "-p", "heads"], "-p: 'heads' is not right; wanted name=value"),
         (["no_such_notebook"], "no notebook is called 'no_such_notebook'; there are: attention_matmul"),
+        (["--jobs", "0"], "argument --jobs: '0' is not right; wanted a whole number from 1"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
         (["attention_matmu"], "did you mean attention_matmul?"),
     ],
 )
@@ -30,6 +32,12 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, argument
     assert message in error
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_file_where_the_runs_should_go_is_refused(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["run", "attention_matmul", "--out", str(tmp_path / "file")]) == 2
+    assert "is not a folder" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(has_cuda(), reason="there is a GPU here")

@@ -143,3 +143,15 @@ def test_the_line_names_where_and_how_bad(golden):
     assert "(4, 6)" in text
     assert "\n" not in text
     assert "<table>" in compare(observed, golden, 0.1)._repr_html_()
+
+
+def test_large_integers_are_told_apart():
+    assert not compare(np.array([2**53 + 1]), np.array([2**53])).ok
+
+
+def test_complex_numbers_and_bounds_of_another_shape_are_refused():
+    with pytest.raises(UsageError, match="observed: complex128 is not right; wanted real numbers"):
+        compare(np.array([1 + 5j]), np.array([1.0]))
+    for judge in (compare, within):
+        with pytest.raises(UsageError, match=r"bound: shape \(3, 5\) is not right; wanted a number or shape \(5,\)"):
+            judge(np.zeros(5), np.zeros(5), np.ones((3, 5)))

@@ -77,3 +77,14 @@ def test_without_thorough_a_refuted_hypothesis_is_not_tried_again():
     assert len(tried) == 1
     assert found.cause == "right"
     assert "not tried" in str(found)
+
+
+def test_a_step_that_the_observed_lacks_does_not_fit():
+    def expected(x):
+        found = Trace()
+        found.add("a", x, bound=BOUND)
+        return found
+
+    found = weigh(lambda x: Trace(), {"it": expected}, SETTINGS)
+    assert found.cause == "none of these"
+    assert "has no a" in str(found)

@@ -58,3 +58,9 @@ def test_a_step_cannot_be_added_twice(x):
     trace = Trace({"x": x})
     with pytest.raises(ValueError, match="'x' is already there"):
         trace.add("x", x)
+
+
+def test_an_input_of_a_wrong_shape_is_a_divergence_and_not_replayed(x):
+    found = localise(Trace({"x": x, "double": x[:3], "square": 4 * x * x}), golden_trace(x))
+    assert found.first == "double"
+    assert found.findings["square"].own is None

@@ -36,8 +36,10 @@ def test_json_is_moved_into_place_whole(tmp_path):
     path = tmp_path / "deep" / "result.json"
     record.write_json(path, {"a": 1})
     assert json.loads(path.read_text()) == {"a": 1}
-    with pytest.raises(TypeError):
-        record.write_json(path, {"a": object()})
+    for bad in (object(), float("nan")):
+        with pytest.raises(UsageError, match=r"result\.json"):
+            record.write_json(path, {"a": bad})
+    assert [p.name for p in path.parent.iterdir()] == ["result.json"]
     assert json.loads(path.read_text()) == {"a": 1}
 
 

@@ -148,9 +148,55 @@ def test_the_run_id_depends_on_parameters_and_code(books, tmp_path):
     assert planned("good", tmp_path)[0].id == planned("good", tmp_path, heads=12)[0].id
 
 
-def test_each_job_is_held_to_its_share_of_the_cores(books, tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    books("threads", "import os; assert os.environ['OMP_NUM_THREADS'] == '4'", FINISH)
-    runs = planned("threads", tmp_path / "runs")
+@pytest.mark.parametrize(("names", "share"), [(["a", "b"], 4), (["a"], 8)])
+def test_each_job_is_held_to_its_share_of_the_cores(books, tmp_path, monkeypatch, names, share):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
+    for name in names:
+        books(name, f"import os; assert os.environ['OMP_NUM_THREADS'] == '{share}'", FINISH)
+    runs = run.plan(names, {}, "cpu", tmp_path / "runs")
     run.run(runs, jobs=2, say=lambda text: None)
-    assert runs[0].ok, runs[0].error
+    assert all(one.ok for one in runs), [one.error for one in runs]
+
+
+def test_an_interrupt_ends_what_runs_and_what_waits(books, tmp_path):
+    books("slow", "import time; time.sleep(600)", FINISH)
+    first = labkit_run("slow", "--out", tmp_path / "runs")
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/slow/*/notebook.ipynb")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    waiting = labkit_run("slow", "--out", tmp_path / "runs")
+    while "waiting for it" not in waiting.stdout.readline():
+        assert waiting.poll() is None
+    for process in (waiting, first):
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert "interrupted" in process.stderr.read()
+    assert not list(tmp_path.glob("runs/slow/*/result.json"))
+
+
+def test_a_notebook_that_does_not_pass_every_parameter_on_is_refused(books, tmp_path):
+    books("forgets", FINISH)
+    path = tmp_path / "books" / "forgets.ipynb"
+    path.write_text(path.read_text().replace("heads=heads, ", ""))
+    (one,) = runs = planned("forgets", tmp_path / "runs")
+    run.run(runs, say=lambda text: None)
+    assert "forgets declares heads too" in one.error
+
+
+def test_an_incomplete_verdict_writes_nothing(books, tmp_path):
+    books("half", 'lab.finish(verdict={"cause": "found"})')
+    (one,) = runs = planned("half", tmp_path / "runs")
+    run.run(runs, say=lambda text: None)
+    assert "verdict: has cause; wanted cause, first_divergence, explains, refuted" in one.error
+    assert not (one.directory / "result.json").exists()
+
+
+def test_a_broken_result_of_an_old_run_does_not_break_the_index(books, tmp_path):
+    folder = tmp_path / "runs" / "old" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "log.txt").touch()
+    (folder / "result.json").write_text('{"schema":')
+    (folder / "job.json").write_text('{"parameters": {"heads": 5, "device": "cpu"}}')
+    page = write_index(tmp_path / "runs").read_text()
+    assert "no result" in page
+    assert "heads=5" in page

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from labkit import compare
 from labkit.tolerance import UNIT_ROUNDOFF, Bound, gamma, roundings, sum_of_products, ulp
 
 
@@ -24,11 +25,14 @@ def test_right_dot_products_stay_within_the_bound(rng, length, sign):
     assert error.max() > 1e-4 * bound.absolute.max()  # not so loose that it could not fail
 
 
-def test_ten_times_the_bound_is_caught(rng):
+def test_a_single_element_ten_times_beyond_its_bound_is_caught(rng):
     a, b = rng.random((50, 64)), rng.random((50, 64))
-    bound = sum_of_products((a * b).sum(1), 64)
-    assert (10.0 * bound.absolute > bound.absolute).all()
-    assert bound.absolute.max() < 1e-3 * (a * b).sum(1).max()
+    exact = (a * b).sum(1)
+    bound = sum_of_products(exact, 64)
+    observed = exact.copy()
+    observed[17] += 10.0 * bound.absolute[17]
+    found = compare(observed, exact, bound)
+    assert (found.mismatches, found.first_index) == (1, (17,))
 
 
 def test_the_probabilistic_factor_grows_with_the_root_of_k_and_never_beyond_the_worst_case():
@@ -54,6 +58,11 @@ def test_tf32_allows_what_rounding_its_inputs_costs_and_float32_does_not(rng):
     error = abs((cut(a) * cut(b)).sum(1) - exact)
     assert (error <= sum_of_products(magnitude, 64, "tf32").absolute).all()
     assert (error > sum_of_products(magnitude, 64, "float32").absolute).any()
+
+
+def test_tf32_accumulation_gets_the_worst_case_at_large_k():
+    factor = sum_of_products(np.array(1.0), 1 << 20, "tf32").absolute
+    assert factor > (1 << 20) * 2.0**-23
 
 
 def test_bounds_add_and_scale():
