@@ -64,9 +64,9 @@ def render(notebook: Path, page: Path) -> None:
     import nbconvert
 
     # Installed by `pip install --target`, nbconvert's templates lie beside it, where Jupyter does not look.
-    beside = Path(nbconvert.__file__).parent.parent / "share" / "jupyter" / "nbconvert" / "templates"
-    exporter = nbconvert.HTMLExporter(template_name="classic", extra_template_basedirs=[str(beside)])
-    html, _ = exporter.from_filename(str(notebook))
+    beside = Path(nbconvert.__file__).parent.parent / "share" / "jupyter"
+    os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(beside), os.environ.get("JUPYTER_PATH")]))
+    html, _ = nbconvert.HTMLExporter(template_name="classic").from_filename(str(notebook))
     temporary = page.with_name(f".{page.name}")
     temporary.write_text(html, encoding="utf-8")
     temporary.replace(page)

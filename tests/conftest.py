@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from labkit.catalogue import ROOT
 from labkit.device import choose, has_cuda
+from labkit.record import hash_folder
 
 DEVICE = choose("auto")  # before any kernel is imported
 
@@ -13,6 +15,14 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def provenance(record_testsuite_property):
+    """What a JUnit file was made by: hashes of labkit and of each kernels' folder, and the device."""
+    record_testsuite_property("device", DEVICE.name)
+    for folder in (ROOT / "labkit", *sorted(p.parent for p in (ROOT / "kernels").glob("*/__init__.py"))):
+        record_testsuite_property(folder.relative_to(ROOT).as_posix(), hash_folder(folder))
 
 
 @pytest.fixture(scope="session")
