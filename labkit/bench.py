@@ -139,10 +139,12 @@ def _quantiles(times: Sequence[float]) -> list[float]:
 
 
 def floors(case: Case, device: devices.Device) -> dict[str, float]:
-    """Microseconds below which no implementation can go: bytes at the measured copy rate, operations at peak float32.
+    """Microseconds that a case takes at the least when its operands come from memory.
 
-    The peak is multiprocessors x 128 fused multiply-adds x the highest clock (the CUDA programming guide's figure for
-    compute capability 9.0). Empty on a CPU, where neither is known.
+    Bytes at the measured copy rate, and operations at peak float32: multiprocessors x 128 fused multiply-adds x the
+    highest clock (the CUDA programming guide's figure for compute capability 9.0). A small case whose operands stay in
+    the L2 cache from call to call, as in a graph, may beat the first; TF32 beats the second. Empty on a CPU, where
+    neither is known.
     """
     if not device.is_cuda:
         return {}

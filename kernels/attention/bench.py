@@ -15,7 +15,7 @@ import torch
 from kernels.attention import product
 from kernels.attention.arena import Layout, allocate
 from kernels.attention.attention import transpose
-from kernels.attention.blas import CuBlas, Gemm, HostBlas, blas_for
+from kernels.attention.blas import blas_for
 from kernels.attention.problem import Sizes, uniform
 from labkit.bench import Case, Provider
 from labkit.compare import Comparison, compare
@@ -75,7 +75,9 @@ def _case(sizes: Sizes, device: str) -> Case:
         check = partial(against_float64, q, kt, compute)
         blas = blas_for(device, compute)
         for how in product.PRODUCTS:
-            providers.append(_provider(f"ours: {how}", compute, _own(memory, layout, blas, how), out, check))
+            providers.append(
+                _provider(f"ours: {how}", compute, product.prepared(how, memory, layout, blas), out, check)
+            )
         providers.append(_provider("torch.bmm", compute, partial(_bmm, *operands, compute), operands[2], check))
     element = 4
     return Case(
@@ -98,21 +100,6 @@ def _provider(
 ) -> Provider:
     label = name if compute == "float32" else f"{name}, TF32"
     return Provider(label, run, partial(_poison, out), lambda: check(out))
-
-
-def _own(memory: torch.Tensor, layout: Layout, blas: HostBlas | CuBlas, how: str) -> Callable[[], None]:
-    """One product, its arguments made beforehand: what is timed is the calls."""
-    gemms = product.each_head(product.right_call(layout, "Q", "KT", "QK"), layout)
-    if how == "loop":
-        return partial(_loop, memory, gemms, blas)
-    if how == "batched" and isinstance(blas, CuBlas):
-        return partial(blas.sgemm_batched, memory, gemms, blas.pointers(memory, gemms))
-    return partial(product.PRODUCTS[how], memory, layout, blas)
-
-
-def _loop(memory: torch.Tensor, gemms: list[Gemm], blas: HostBlas | CuBlas) -> None:
-    for g in gemms:
-        blas.sgemm(memory, g)
 
 
 def _bmm(q: torch.Tensor, kt: torch.Tensor, out: torch.Tensor, compute: str) -> None:

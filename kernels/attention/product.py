@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -36,8 +37,7 @@ def each_head(g: Gemm, layout: Layout) -> list[Gemm]:
 
 def loop(memory: torch.Tensor, layout: Layout, blas: Blas, operands: tuple[str, str, str] = ("Q", "KT", "QK")) -> None:
     """One sgemm a head, as the report's fix does it."""
-    for g in each_head(right_call(layout, *operands), layout):
-        blas.sgemm(memory, g)
+    _make(memory, each_head(right_call(layout, *operands), layout), blas)
 
 
 def batched(
@@ -56,3 +56,18 @@ def strided(
 
 
 PRODUCTS: dict[str, Callable[..., None]] = {"loop": loop, "batched": batched, "strided": strided}
+
+
+def prepared(how: str, memory: torch.Tensor, layout: Layout, blas: Blas) -> Callable[[], None]:
+    """One of PRODUCTS for Q K^T with its arguments made beforehand, to be called many times: what benchmarks time."""
+    gemms = each_head(right_call(layout, "Q", "KT", "QK"), layout)
+    if how == "loop":
+        return partial(_make, memory, gemms, blas)
+    if how == "batched" and isinstance(blas, CuBlas):
+        return partial(blas.sgemm_batched, memory, gemms, blas.pointers(memory, gemms))
+    return partial(PRODUCTS[how], memory, layout, blas)
+
+
+def _make(memory: torch.Tensor, gemms: list[Gemm], blas: Blas) -> None:
+    for g in gemms:
+        blas.sgemm(memory, g)
