@@ -179,9 +179,9 @@ def _peak_float32() -> float:
 
 def bench(name: str, request: str, out: Path) -> Path:
     """Measure every case of kernels.`name`.bench and write OUT/<name>.csv (on a CPU OUT/<name>_cpu.csv)."""
-    device = devices.choose(request)
     if not (ROOT / "kernels" / name / "bench.py").exists():
         raise UsageError(f"NAME: kernels/{name} has no bench.py; wanted a folder under kernels/ that has one")
+    device = devices.choose(request)
     cases: Iterable[Case] = import_module(f"kernels.{name}.bench").cases(device)
     common = {
         "gpu_name": device.name,

@@ -19,7 +19,15 @@ def scale_kernel(x_ptr, y_ptr, factor, per_head, x_stride, y_stride, BLOCK_SIZE:
 
 @triton.jit
 def softmax_kernel(
-    x_ptr, y_ptr, n_rows, n_columns, x_stride, y_stride, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
+    x_ptr,
+    y_ptr,
+    n_rows,
+    n_columns,
+    x_stride,
+    y_stride,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    N_BLOCKS: tl.constexpr,
 ):
     """Softmax over rows of n_columns: one pass for maximum and sum, rescaled as the maximum grows, one to write."""
     head = tl.program_id(1).to(tl.int64)
@@ -29,8 +37,8 @@ def softmax_kernel(
     y_rows = y_ptr + head * y_stride + rows[:, None] * n_columns
     maximum = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_ROWS,), tl.float32)
-    for start in range(0, n_columns, BLOCK_COLUMNS):
-        columns = start + tl.arange(0, BLOCK_COLUMNS)[None, :]  # [1, BC]
+    for block in range(N_BLOCKS):
+        columns = block * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]  # [1, BC]
         mask = columns < n_columns
         x = tl.load(x_rows + columns, mask=mask, other=float("-inf"))  # [BR, BC]
         larger = tl.maximum(maximum, tl.max(x, axis=1))
@@ -39,8 +47,8 @@ def softmax_kernel(
         total = total * tl.exp(maximum - shift) + tl.sum(tl.exp(x - shift[:, None]), axis=1)
         maximum = larger
     shift = tl.where(maximum == float("-inf"), 0.0, maximum)
-    for start in range(0, n_columns, BLOCK_COLUMNS):
-        columns = start + tl.arange(0, BLOCK_COLUMNS)[None, :]
+    for block in range(N_BLOCKS):
+        columns = block * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
         mask = columns < n_columns
         x = tl.load(x_rows + columns, mask=mask, other=float("-inf"))
         tl.store(y_rows + columns, tl.exp(x - shift[:, None]) / total[:, None], mask=mask)
@@ -82,5 +90,15 @@ def softmax(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     rows = max(1, 4096 // columns) if x.is_cuda else max(1, (1 << 16) // columns)
     rows = min(rows, triton.next_power_of_2(n_rows))
     grid = (triton.cdiv(n_rows, rows), heads)
-    softmax_kernel[grid](x, y, n_rows, n_columns, x.stride(0), y.stride(0), BLOCK_ROWS=rows, BLOCK_COLUMNS=columns)
+    softmax_kernel[grid](
+        x,
+        y,
+        n_rows,
+        n_columns,
+        x.stride(0),
+        y.stride(0),
+        BLOCK_ROWS=rows,
+        BLOCK_COLUMNS=columns,
+        N_BLOCKS=triton.cdiv(n_columns, columns),
+    )
     return y

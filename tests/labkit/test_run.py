@@ -44,7 +44,7 @@ def labkit_run(*arguments, **options):
     return subprocess.Popen(
         [sys.executable, "-m", "labkit", "run", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, **options,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}, **options,
     )  # fmt: skip
 
 
