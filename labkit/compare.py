@@ -11,8 +11,12 @@ import numpy as np
 import torch
 
 from labkit.errors import UsageError
+from labkit.layout import MOST_DIMENSIONS, walk
+from labkit.statistics import DTYPES, ELEMENTWISE, EMPTY, NUMBER, Rule, Statistics, format_of
 from labkit.tables import number
-from labkit.tolerance import Bound, ulp
+from labkit.tolerance import Bound
+
+INTEGERS = "dtypes only: integers are equal"
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,25 +84,50 @@ class Comparison:
 
 
 def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> Comparison:
-    """Compare `observed` with `golden`, torch tensors or NumPy arrays of any shape, strided or not.
+    """Compare `observed` with `golden`, torch tensors or NumPy arrays of any shape, strided or not, in one pass.
 
     `bound` is a :class:`~labkit.tolerance.Bound`, a number or an array of allowed absolute differences. None knows
-    the dtypes only and allows half a unit in the last place of the observed dtype. An infinite bound allows anything,
-    a NaN too. Equal NaNs and Infs at equal places are equal. Different shapes are a divergence, not an error.
-    Raises UsageError for a golden narrower than the observed.
+    the dtypes only and allows half a unit in the last place of the observed dtype, and Inf or the largest number where
+    the golden is beyond that dtype's range. An infinite bound allows anything, a NaN too. Equal NaNs and Infs at equal
+    places are equal. Different shapes are a divergence, not an error. The golden may be on another device (it is
+    copied); a NumPy array with negative strides is copied first. Raises UsageError for a golden narrower than the
+    observed.
     """
     o, g = _pair(observed, golden)
     names = (_name(o.dtype), _name(g.dtype))
     if o.shape != g.shape:
         return _shapes_differ(o, g, names)
-    allowed, why = _allowed(o, g, bound)
-    return _measure(o, g, allowed, why, names)
+    allowed, why = _allowed(o, bound)
+    return _described(measure(o, g, allowed), o, names, why)
 
 
 def within(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> bool:
-    """Whether :func:`compare` would say ok, at a fraction of its cost. Raises as it does."""
+    """Whether :func:`compare` says ok. Raises as it does."""
     o, g = _pair(observed, golden)
-    return o.shape == g.shape and not bool(_wrong(o, g, _allowed(o, g, bound)[0])[0].any())
+    return o.shape == g.shape and measure(o, g, _allowed(o, bound)[0]).mismatches == 0
+
+
+def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> Statistics:
+    """Every statistic of two tensors of one shape, `allowed` being a number, a tensor of that shape or None."""
+    if o.numel() == 0:
+        return EMPTY
+    g = g.to(o.device)
+    if isinstance(allowed, torch.Tensor):
+        rule = Rule(ELEMENTWISE, 0.0, format_of(o.dtype))
+    elif allowed is not None:
+        rule = Rule(NUMBER, allowed, format_of(o.dtype))
+    else:
+        rule = Rule(DTYPES, 0.0, format_of(o.dtype))
+    tensors = [o, g, *([allowed] if isinstance(allowed, torch.Tensor) else [])]
+    way = walk(o.shape, *tensors)
+    if len(way.sizes) > MOST_DIMENSIONS:
+        tensors = [t.contiguous() for t in tensors]
+        way = walk(o.shape, *tensors)
+    if o.is_cuda:
+        from labkit.compare_gpu import measure as one_pass
+    else:
+        from labkit.compare_cpu import measure as one_pass
+    return one_pass(tensors[0], tensors[1], tensors[2] if len(tensors) > 2 else None, way, rule)
 
 
 def _pair(observed: Any, golden: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,20 +154,15 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _allowed(o: torch.Tensor, g: torch.Tensor, bound: Any) -> tuple[torch.Tensor, str]:
+def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, str]:
     if bound is None:
-        if not o.is_floating_point():
-            return torch.zeros((), dtype=torch.float64, device=o.device), "dtypes only: integers are equal"
-        # What the golden becomes when it is stored is always allowed, an overflow to Inf included.
-        stored = g.to(o.device, o.dtype).double()
-        rounding = (stored - g.to(o.device, torch.float64)).abs().nan_to_num(0.0, posinf=0.0)
-        half = (0.5 * ulp(g.to(o.device), o.dtype)).nan_to_num(0.0)
-        overflow = stored.isinf() & (o.double() == stored)
-        return torch.where(
-            overflow, math.inf, torch.maximum(half, rounding)
-        ), f"dtypes only: half an ULP of {_name(o.dtype)}"
+        return None, f"dtypes only: half an ULP of {_name(o.dtype)}" if o.is_floating_point() else INTEGERS
     given, why = (bound.absolute, bound.why) if isinstance(bound, Bound) else (bound, "given")
+    if isinstance(given, (int, float)):
+        return float(given), why
     allowed = _tensor(given).to(o.device, torch.float64)
+    if allowed.numel() == 1 and o.ndim >= allowed.ndim:
+        return float(allowed), why
     try:
         return allowed.expand(o.shape), why
     except RuntimeError:
@@ -147,62 +171,49 @@ def _allowed(o: torch.Tensor, g: torch.Tensor, bound: Any) -> tuple[torch.Tensor
         ) from None
 
 
-def _wrong(
-    o: torch.Tensor, g: torch.Tensor, allowed: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return which elements mismatch, |o - g| (NaN where one is not finite), and both sides in float64."""
-    o64, g64 = o.double(), g.to(o.device, torch.float64)
-    integers = not (o.is_floating_point() or g.is_floating_point())
-    equal = o == g.to(o.device) if integers else o64 == g64  # float64 cannot tell large integers apart
-    same = equal | (o64.isnan() & g64.isnan())
-    difference = (o64 - g64).abs()
-    near = (difference <= allowed) & (allowed > 0.0) if integers else difference <= allowed
-    return ~(same | near | (allowed == math.inf)), difference, o64, g64
+def _described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) -> Comparison:
+    """The fields of a Comparison, from sums over d = observed - golden.
 
-
-def _measure(o: torch.Tensor, g: torch.Tensor, allowed: torch.Tensor, why: str, names: tuple[str, str]) -> Comparison:
-    wrong, difference, o64, g64 = _wrong(o, g, allowed)
-    finite = o64.isfinite() & g64.isfinite()
-    d = torch.where(finite, difference, 0.0)
-    gf, of = torch.where(finite, g64, 0.0), torch.where(finite, o64, 0.0)
-    one_sided = ~finite & wrong
-    rank = torch.where(one_sided, math.inf, d).flatten()
+    The cosine's angle comes from sin^2 = (|g|^2 |d|^2 - (d, g)^2) / (|g|^2 |o|^2), which keeps its digits near 1.
+    """
+    at, observed, golden = s.one_sided, s.one_sided_observed, s.one_sided_golden
+    if at < 0:
+        at, observed, golden = s.worst, s.worst_observed, s.worst_golden
     count = o.numel()
-    worst = int(rank.argmax()) if count else None
-    mismatches = int(wrong.sum())
-    norm_g, norm_o = float((gf * gf).sum().sqrt()), float((of * of).sum().sqrt())
-    spacing = ulp(gf, o.dtype) if o.is_floating_point() else torch.ones_like(gf)
-    used = torch.where(d > 0.0, d / allowed, 0.0)
     return Comparison(
         shape=tuple(o.shape),
         observed_dtype=names[0],
         golden_dtype=names[1],
         count=count,
-        mismatches=mismatches,
-        first_index=_index(int(wrong.flatten().to(torch.uint8).argmax()), o.shape) if mismatches else None,
-        worst_index=_index(worst, o.shape),
-        worst_observed=None if worst is None else float(o64.flatten()[worst]),
-        worst_golden=None if worst is None else float(g64.flatten()[worst]),
-        max_abs=_largest(d),
-        mean_abs=float(d.mean()) if count else 0.0,
-        max_rel=_largest(torch.where(gf != 0.0, d / gf.abs(), 0.0)),
-        max_ulp=_largest(d / spacing),
-        rms_ratio=_ratio(float((d * d).sum().sqrt()), norm_g),
-        cosine=_ratio(float((of * gf).sum()), norm_o * norm_g) if norm_o or norm_g else 1.0,
-        observed_nan=int(o64.isnan().sum()),
-        golden_nan=int(g64.isnan().sum()),
-        observed_inf=int(o64.isinf().sum()),
-        golden_inf=int(g64.isinf().sum()),
-        observed_zero=int((o64 == 0.0).sum()),
-        golden_zero=int((g64 == 0.0).sum()),
+        mismatches=int(s.mismatches),
+        first_index=_index(s.first, o.shape),
+        worst_index=_index(at, o.shape),
+        worst_observed=None if at < 0 else observed,
+        worst_golden=None if at < 0 else golden,
+        max_abs=s.max_abs,
+        mean_abs=s.sum_abs / count if count else 0.0,
+        max_rel=s.max_rel,
+        max_ulp=s.max_ulp if o.is_floating_point() else s.max_abs,
+        rms_ratio=_ratio(math.sqrt(s.sum_dd), math.sqrt(s.sum_gg)),
+        cosine=_cosine(s),
+        observed_nan=int(s.observed_nan),
+        golden_nan=int(s.golden_nan),
+        observed_inf=int(s.observed_inf),
+        golden_inf=int(s.golden_inf),
+        observed_zero=int(s.observed_zero),
+        golden_zero=int(s.golden_zero),
         bound=why,
-        bound_used=math.inf if bool(one_sided.any()) else _largest(used),
-        ok=mismatches == 0,
+        bound_used=math.inf if s.one_sided >= 0 else s.used,
+        ok=s.mismatches == 0,
     )
 
 
-def _largest(values: torch.Tensor) -> float:
-    return float(values.max()) if values.numel() else 0.0
+def _cosine(s: Statistics) -> float:
+    oo = s.sum_gg + 2.0 * s.sum_dg + s.sum_dd
+    if s.sum_gg == 0.0 or oo <= 0.0:
+        return 1.0 if s.sum_gg == s.sum_dd == 0.0 else 0.0
+    sine2 = (s.sum_gg * s.sum_dd - s.sum_dg**2) / (s.sum_gg * oo)
+    return math.copysign(math.sqrt(max(0.0, 1.0 - max(0.0, sine2))), s.sum_gg + s.sum_dg)
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -211,10 +222,8 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole
 
 
-def _index(flat: int | None, shape: torch.Size) -> tuple[int, ...] | None:
-    if flat is None:
-        return None
-    return tuple(int(i) for i in np.unravel_index(flat, tuple(shape)))
+def _index(flat: float, shape: torch.Size) -> tuple[int, ...] | None:
+    return None if flat < 0 else tuple(int(i) for i in np.unravel_index(int(flat), tuple(shape)))
 
 
 def _shapes_differ(o: torch.Tensor, g: torch.Tensor, names: tuple[str, str]) -> Comparison:

@@ -132,7 +132,8 @@ def test_strided_empty_and_scalar_tensors_work(golden):
     assert compare(torch.from_numpy(golden).T[::2], golden.T[::2], 0.0).ok
     assert compare(golden[::-1], golden[::-1], 0.0).ok
     assert compare(np.zeros((0, 3)), np.zeros((0, 3)), 0.0).ok
-    assert compare(np.array(1.5), np.array(1.5), 0.0).worst_index == ()
+    assert compare(np.array(1.5), np.array(1.0), 0.0).worst_index == ()
+    assert compare(np.array(1.5), np.array(1.5), 0.0).worst_index is None
 
 
 def test_the_line_names_where_and_how_bad(golden):
