@@ -1,0 +1,246 @@
+"""One step of a trace on disk: whether it is wrong, by itself and as a whole, with bounds from what the metadata offers.
+
+A step that can be replayed is held to its own error: recomputed in float64 from the observed inputs, it may differ by what
+its arithmetic and its storage cost, element by element, and its residual may have no structure. Any other step is held
+to the golden: it may differ by its own rounding and by what its inputs were off, amplified at most `AMPLIFICATION` times.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from labkit.compare import Comparison, compare
+from labkit.precision import Precision
+from labkit.replay import Replay
+from labkit.structure import Structure, structure
+from labkit.tolerance import Bound, gamma, ulp
+
+Tensor = torch.Tensor
+
+AMPLIFICATION = 3.0
+"""How many times a step that cannot be replayed may magnify the relative error of its inputs."""
+
+_SHIFTED = re.compile(r"norm|softmax|var|center|logsumexp|lse|log", re.IGNORECASE)
+_EXPONENTIAL = re.compile(r"exp|softmax|sigmoid|sinkhorn|silu|lse|logsumexp", re.IGNORECASE)
+_SUMMED = re.compile(r"\bsum|reduce|mean|@|matmul|linear|conv", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One recorded input of a step: both sides in float64, and whether its own step was found wrong."""
+
+    name: str
+    observed: Tensor
+    golden: Tensor
+    wrong: bool
+
+    @property
+    def difference(self) -> Tensor:
+        """Observed minus golden where both are finite."""
+        d = self.observed - self.golden
+        return torch.where(d.isfinite(), d, 0.0)
+
+
+@dataclass
+class Judgement:
+    """What was found of one step."""
+
+    name: str
+    total: Comparison
+    own: Comparison | None = None
+    """Against the step replayed on the observed inputs; None where it is not separated."""
+    inherited: float | None = None
+    structure: Structure | None = None
+    wrong: bool = False
+    """Whether the step adds an error: of its own, or of unknown origin."""
+    reasons: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What one step may be off: `bound` element by element, `noise`, `shared`, `overall` as structure() has them."""
+
+    bound: Tensor
+    noise: Tensor
+    shared: Tensor
+    overall: Tensor
+    why: str
+
+
+def finite(x: Tensor) -> Tensor:
+    """Zeros in place of what is not finite."""
+    return torch.where(x.isfinite(), x, 0.0)
+
+
+def scale_of(g: Tensor) -> Tensor:
+    """The size that errors of an element go with: its own, or the RMS of its row or its column."""
+    g = finite(g)
+    if g.ndim == 0:
+        return g.abs()
+    rows = g.pow(2).mean(-1, keepdim=True).sqrt()
+    columns = g.reshape(-1, g.shape[-1]).pow(2).mean(0).sqrt()
+    return torch.maximum(torch.maximum(rows, columns), g.abs())
+
+
+def storage(g: Tensor, precision: Precision) -> Tensor:
+    """Half a unit in the last place of the stored dtype at g; the smallest normal where denormals are flushed."""
+    if precision.dtype is None:
+        return torch.zeros_like(g)
+    half = 0.5 * ulp(finite(g), precision.dtype)
+    if precision.flush:
+        half = half.clamp(min=torch.finfo(precision.dtype).tiny)
+    return half
+
+
+def replayed(found: Replay, inputs: Sequence[Tensor], precision: Precision, exact_golden: bool) -> tuple[Tensor, Allowed]:
+    """The step in float64 from `inputs`, and what the implementation may differ from that."""
+    value = found.run(*inputs)
+    u = precision.compute if precision.stored != "integer" else 0.0
+    u += precision.extra
+    half = storage(value, precision)
+    size = finite(value).abs()
+    if found.product or found.magnitude:
+        magnitude = found.magnitude(*inputs) if found.magnitude else size
+        magnitude = finite(magnitude)
+        squares = finite(found.squares(*inputs)) if found.squares else magnitude**2
+        k = max(1, found.length)
+        cut = (1.0 + precision.factor) ** 2 - 1.0
+        product = magnitude * (gamma(k, u, value.numel()) * (1.0 + cut) + cut) if u else magnitude * cut
+        noise = u * math.sqrt(k) * (size + squares.sqrt()) + cut * squares.sqrt()
+        if found.softmax:
+            logits_noise = noise
+            product, noise, size = size * 0.0, size * 0.0, size
+            del logits_noise
+    else:
+        product, noise = 4.0 * u * size, 2.0 * u * size
+    if found.softmax:
+        depth = _depth(found, inputs, value)
+        relative = u * (3.0 * depth + 8.0 + math.sqrt(max(1, found.length)) * 2.0) + _logit_error(found, inputs, precision, u)
+        product = product + size * relative + torch.finfo(torch.float32).tiny
+        noise = noise + size * relative
+        shared = size * relative
+    else:
+        shared = 4.0 * u * size + (u if precision.factor or precision.unit > 1e-7 else 0.0) * found.length * 0.25 * size
+    bound = product + 1.001 * half + 2.0**-149
+    return value, Allowed(bound, (noise**2 + half**2).sqrt(), shared, shared, "replayed in float64 from the observed inputs")
+
+
+def _depth(found: Replay, inputs: Sequence[Tensor], value: Tensor) -> Tensor:
+    smallest = value.clamp(min=1e-45)
+    return -torch.log(smallest)
+
+
+def _logit_error(found: Replay, inputs: Sequence[Tensor], precision: Precision, u: float) -> float:
+    """Absolute error of the exponents where the product before the softmax is part of the step."""
+    if not found.product or not found.magnitude:
+        return 0.0
+    largest = float(finite(found.magnitude(*inputs)).max())
+    cut = (1.0 + precision.factor) ** 2 - 1.0
+    return 2.0 * largest * (u * math.sqrt(found.length) * 4.0 + cut)
+
+
+def inherited_error(inputs: Sequence[Input], op: str) -> tuple[float, float, float]:
+    """Relative RMS error that the inputs bring, the largest single one relative to their RMS, and what averages out."""
+    rms = peak = average = 0.0
+    for one in inputs:
+        d, g = one.difference, finite(one.golden)
+        if not d.numel() or not bool(d.any()):
+            continue
+        size = float(g.pow(2).mean().sqrt())
+        if _SHIFTED.search(op) or not op:
+            size = min(size, _spread(g))
+        error, largest = float(d.pow(2).mean().sqrt()), float(d.abs().max())
+        relative, single = (error / size, largest / size) if size else (math.inf, math.inf)
+        if _EXPONENTIAL.search(op):
+            relative, single = max(relative, error), max(single, largest)
+        slope = abs(float((d * g).sum())) / max(float((g * g).sum()), 1e-300)
+        rms, peak = max(rms, relative), max(peak, single)
+        average = max(average, slope + 6.0 * relative / math.sqrt(d.numel()))
+    return rms, peak, average
+
+
+def _spread(g: Tensor) -> float:
+    """RMS of what is left of each row without its mean; of the whole where rows are constant."""
+    if g.ndim == 0 or g.shape[-1] < 2:
+        return float(g.pow(2).mean().sqrt())
+    left = float((g - g.mean(-1, keepdim=True)).pow(2).mean().sqrt())
+    whole = float(g.pow(2).mean().sqrt())
+    return left if left > 1e-6 * whole else whole
+
+
+def unreplayed(g: Tensor, op: str, k: int | None, inputs: Sequence[Input], background: float, precision: Precision, exact_golden: bool) -> Allowed:
+    """What a step that cannot be replayed may differ from the golden."""
+    size = scale_of(g)
+    half = storage(g, precision)
+    u = precision.compute + precision.extra
+    if not exact_golden:
+        u = max(u, 2.0**-24)
+    length = k or max([1, *(x.golden.shape[-1] for x in inputs if x.golden.ndim), *([] if inputs else g.shape[-1:])])
+    magnitude = size
+    if inputs and _SUMMED.search(op):
+        magnitude = torch.maximum(size, torch.full_like(size, _sum_size(g, inputs, op)))
+    condition = 1.0
+    if _SHIFTED.search(op) or not op:
+        for one in inputs:
+            if one.golden.numel() >= g.numel() and one.golden.ndim:
+                whole = float(finite(one.golden).pow(2).mean().sqrt())
+                condition = max(condition, whole / max(_spread(finite(one.golden)), 1e-300))
+    cut = 2.0 * precision.factor
+    own = (u * (8.0 + 2.0 * math.sqrt(length)) * condition + cut) * magnitude
+    if inputs:
+        rms, peak, average = inherited_error(inputs, op)
+    else:
+        rms, peak, average = background, 6.0 * background, background
+    a = AMPLIFICATION
+    shared = a * rms * size
+    bound = own * 4.0 + max(a * peak, 6.0 * a * rms) * size + 1.001 * half
+    noise = (half**2 + own**2).sqrt()
+    overall = (a * average + 4.0 * u * condition) * size
+    return Allowed(bound, noise, shared + 8.0 * u * condition * size, overall, "rounding, and what the inputs were off")
+
+
+def _sum_size(g: Tensor, inputs: Sequence[Input], op: str) -> float:
+    """About sum|a||b| of a reduction whose operands are the recorded inputs."""
+    large = [x for x in inputs if x.golden.numel() >= g.numel()]
+    if not large:
+        return 0.0
+    product, most = 1.0, 1
+    for x in large[:2]:
+        product *= float(finite(x.golden).abs().mean())
+        most = max(most, x.golden.numel())
+    ratio = most / max(1, g.numel())
+    return product if "mean" in op.lower() else product * max(1.0, ratio)
+
+
+def hold(o: Tensor, against: Tensor, allowed: Allowed) -> tuple[Comparison, Structure, list[str]]:
+    """Both instruments on one step: element by element, and structure below that."""
+    found = compare(o, against, Bound(torch.where(against.isfinite(), allowed.bound, 0.0), allowed.why))
+    below = structure(o.double() - against, finite(against), allowed.noise, allowed.shared, allowed.overall)
+    reasons = []
+    if not found.ok:
+        reasons.append(_first_reason(found))
+    if not below.ok:
+        worst = below.worst
+        place = "" if worst.at is None else f" {worst.at}"
+        reasons.append(f"systematic: {worst.name}{place} off by {worst.value:.3g}, {worst.share:.3g} times what is allowed")
+    return found, below, reasons
+
+
+def _first_reason(found: Comparison) -> str:
+    if found.observed_nan > found.golden_nan:
+        return f"{found.observed_nan - found.golden_nan} NaN where the golden has none, first at {found.first_index}"
+    if found.observed_inf > found.golden_inf:
+        return f"{found.observed_inf - found.golden_inf} Inf where the golden has none, first at {found.first_index}"
+    share = "beyond any bound" if math.isinf(found.bound_used) else f"up to {found.bound_used:.3g} times the bound"
+    return f"{found.mismatches} of {found.count} elements {share}, first at {found.first_index}"
+
+
+def any_op(*texts: Any) -> str:
+    """The first text that says anything."""
+    return next((str(text) for text in texts if text), "")
