@@ -53,7 +53,7 @@ class _State:
     def __init__(self, observed: Dump, golden: Dump) -> None:
         self.observed, self.golden = observed, golden
         self.wrong: set[str] = set()
-        self.background: list[float] = []
+        self.background: list[tuple[float, float]] = []
 
     def inputs(self, name: str) -> list[str]:
         given = self.golden.step(name).get("inputs") or self.observed.step(name).get("inputs") or []
@@ -73,16 +73,18 @@ def _step(name: str, state: _State) -> Judgement:
     promised = precision.of_step(name, o, state.observed, state.golden)
     g64, o64 = g.double(), o.double()
     op = judge.any_op(state.golden.step(name).get("op"), state.observed.step(name).get("op"))
+    words = op or name
     o64 = _masked_alike(o64, g64)
     names = state.inputs(name)
     there = [x for x in names if x in state.golden and x in state.observed]
     inputs = [Input(x, state.observed.read(x).double(), state.golden.read(x).double(), x in state.wrong) for x in there]
     inputs = [x for x in inputs if x.observed.shape == x.golden.shape]
     k = state.golden.step(name).get("K") or state.observed.step(name).get("K")
-    if promised.stored == "integer" and not g.is_floating_point():
+    if promised.stored == "integer" and bool((finite(g64) == finite(g64).round()).all()):
         return _integers(name, o, g, op, inputs, state)
-    background = max(state.background[-4:], default=0.0)
-    allowed = judge.unreplayed(g64, op, int(k) if k else None, inputs, background, promised, exact_golden)
+    recent = state.background[-4:]
+    background = (max((r for r, _ in recent), default=0.0), max((a for _, a in recent), default=0.0))
+    allowed = judge.unreplayed(g64, words, int(k) if k else None, inputs, background, promised, exact_golden)
     total, below, reasons = judge.hold(o64, g64, allowed)
     relative = total.rms_ratio
     found = Judgement(name, total, structure=below)
@@ -101,7 +103,7 @@ def _step(name: str, state: _State) -> Judgement:
         if reasons:
             found.reasons = ["diverges after a wrong input; own and inherited not separated"]
     if not found.wrong and math.isfinite(relative):
-        state.background.append(relative)
+        state.background.append((relative, total.mean_abs))
     return found
 
 

@@ -40,6 +40,11 @@ _DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
 }
+_NO_PRODUCT = re.compile(
+    r"norm|\bln\d*\b|softmax|prob|relu|gelu|silu|tanh|sigmoid|exp|rope|rotate|cos|sin|mask|scale|add|residual|bias|sum|mean|ema"
+    r"|transpose|merge|split|write|cache|quant|input|weight|lse|log|select|embed|\bm\b|\bv\b|upd|decay",
+    re.IGNORECASE,
+)
 _PRODUCT = re.compile(r"matmul|linear|gemm|@|conv|einsum|\bmm\b|dot|proj|attention|q ?k", re.IGNORECASE)
 
 
@@ -57,6 +62,8 @@ class Precision:
     """Whether denormal results may become zero."""
     extra: float
     """Further relative error that the text grants, as for fast functions."""
+    eager: bool = False
+    """Whether each operation inside the step rounds to the stored dtype."""
 
     @property
     def unit(self) -> float:
@@ -96,17 +103,19 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump) -> Pr
         for text in (observed.about.get("compute"), observed.about.get("dtype_note"), golden.about.get("compute"))
         if text and not _says_float64(str(text))
     )
-    op = str(golden.step(name).get("op") or observed.step(name).get("op") or "")
-    product = not op or bool(_PRODUCT.search(op))
+    op = str(golden.step(name).get("op") or observed.step(name).get("op") or name)
+    product = bool(_PRODUCT.search(op)) or not _NO_PRODUCT.search(op)
     accumulate = UNIT["float32"] if UNIT.get(stored, 0.0) >= UNIT["float32"] or stored == "integer" else UNIT["float64"]
     if not re.search(r"fp32|float32|f32", compute_text) and UNIT[stored] > UNIT["float32"]:
         accumulate = UNIT[stored]  # nothing better was promised
     if match := re.search(r"(bf16|bfloat16|fp16|float16)[ -]accum", compute_text):
         accumulate = max(accumulate, UNIT[name_of(match.group(1)) or "float32"])
-    if "eager" in compute_text or "every op" in compute_text:
-        accumulate = max(accumulate, UNIT[stored]) if not product else accumulate
+    eager = "eager" in compute_text or "every op" in compute_text
+    if eager and not (op and product):
+        accumulate = max(accumulate, UNIT[stored])
     factor = 0.0
-    if "tf32" in compute_text and product:
+    silent = promised is None and not compute_text and stored == "float32"  # then TF32, a GPU's default, cannot be excluded
+    if ("tf32" in compute_text or silent) and product:
         factor = 2.0 * UNIT["tf32"]
     elif product and (match := re.search(r"(bf16|bfloat16|fp16|float16)[ -](inputs|operands|matmul|factors)", compute_text)):
         factor = UNIT[name_of(match.group(1)) or "float32"]
@@ -114,7 +123,7 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump) -> Pr
     if match := re.search(r"(?:within )?(\d+) ?ulp", compute_text):
         extra = 2.0 * float(match.group(1)) * UNIT["float32"]
     flush = bool(re.search(r"flush|ftz|denormal", compute_text))
-    return Precision(stored, accumulate, factor, flush, extra)
+    return Precision(stored, accumulate, factor, flush, extra, eager)
 
 
 def _says_float64(text: str) -> bool:

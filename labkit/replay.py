@@ -183,9 +183,14 @@ def _product(
         return
     if shape != golden.shape:
         return
+    try:
+        rest = golden - _added([inputs[k] for k in others]) if others else golden
+    except RuntimeError:
+        return
+    if rest.shape != golden.shape:
+        return
     length = a.shape[-2] if side is _SIDES["a^T b"] and a.ndim > 1 else a.shape[-1]
     value = raw(*inputs)
-    rest = golden - _added([inputs[k] for k in others]) if others else golden
     factors = _product_factors(value, rest, softmax, length)
     for factor in factors:
 
