@@ -30,6 +30,7 @@ _SHIFTED = re.compile(r"norm|softmax|var|center|logsumexp|lse|log", re.IGNORECAS
 _EXPONENTIAL = re.compile(r"exp|softmax|prob|sigmoid|sinkhorn|silu|lse|logsumexp|\bcos\b|\bsin\b", re.IGNORECASE)
 _ACTIVATION = re.compile(r"relu|gelu|silu|tanh|sigmoid|swish", re.IGNORECASE)
 _QUOTIENT = re.compile(r"/|divide|normali[sz]e|quotient", re.IGNORECASE)
+_ONE_HOT = re.compile(r"-\s*(one.?hot|y\b|label|target)", re.IGNORECASE)
 _MINUS = re.compile(r"\s-\s|minus|nll|subtract", re.IGNORECASE)
 _CANCELS = re.compile(r"\s-\s|minus|backward|nll|subtract", re.IGNORECASE)
 _WHOLE = re.compile(r"norm|softmax|prob|sum|mean|reduce|max|var|matmul|linear|@|conv|sinkhorn|lse|attention", re.IGNORECASE)
@@ -215,7 +216,7 @@ def unreplayed(
         peak, average = 10.0 * rms, rms
     a = AMPLIFICATION * (2.0 if _CANCELS.search(op) else 1.0)
     reach = torch.maximum(size, torch.full_like(size, 2.0 * summed[0] / math.sqrt(summed[1])))
-    local = _local(g, op, inputs) if elementwise else torch.full_like(size, _cancelled(g, op, inputs))
+    local = _local(g, op, inputs) if elementwise and not _ONE_HOT.search(op) else torch.full_like(size, _cancelled(g, op, inputs))
     shared = a * rms * reach + local + 8.0 * u * condition * size
     bound = own * 4.0 + max(a * peak, 6.0 * a * rms) * reach + local + 1.001 * step
     noise = (half**2 + own**2).sqrt()
@@ -250,8 +251,8 @@ def _local(g: Tensor, op: str, inputs: Sequence[Input]) -> Tensor:
         elif before > 0.0:
             total = total + min(2.0 * size / before, 1.0 if _CANCELS.search(op) and size < before else math.inf) * d
         if _QUOTIENT.search(op):
-            total = total + torch.where(d > 0.0, 2.0 * d / x.abs(), 0.0) * finite(g).abs()
-            total = torch.where((d > 0.0) & (x == 0.0), math.inf, total)
+            relative = torch.where(d > 0.0, 2.0 * d / x.abs(), 0.0)
+            total = total + torch.where(relative > 0.5, math.inf, relative * finite(g).abs())  # no digit left: anything
         if _MINUS.search(op) and "lr" not in op and size < before:
             total = total + 3.0 * d + 8.0 * UNIT["float32"] * x.abs()
     return total
@@ -259,6 +260,9 @@ def _local(g: Tensor, op: str, inputs: Sequence[Input]) -> Tensor:
 
 def _cancelled(g: Tensor, op: str, inputs: Sequence[Input]) -> float:
     """The absolute error that a subtraction of larger numbers leaves, where it is not elementwise."""
+    if _ONE_HOT.search(op):  # a probability near 1 less 1
+        worst = max((float(x.difference.abs().max()) for x in inputs if x.golden.numel() >= g.numel()), default=0.0)
+        return (3.0 * worst + 16.0 * UNIT["float32"]) / (g.numel() / g.shape[-1] if "/" in op or "mean" in op else 1.0)
     if not _MINUS.search(op) or re.search(r"lr|[*/]", op):
         return 0.0
     size = float(finite(g).pow(2).mean().sqrt())
