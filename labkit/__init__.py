@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from labkit.capture import capture as capture
     from labkit.claims import Ledger as Ledger
     from labkit.claims import claims as claims
     from labkit.compare import Comparison as Comparison
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from labkit.lab import start as start
     from labkit.localise import Localisation as Localisation
     from labkit.localise import localise as localise
+    from labkit.repetition import Repetition as Repetition
+    from labkit.repetition import poisoned as poisoned
+    from labkit.repetition import repeat as repeat
+    from labkit.structure import Structure as Structure
+    from labkit.structure import structure as structure
     from labkit.tables import Table as Table
     from labkit.tolerance import Bound as Bound
     from labkit.trace import Step as Step
@@ -36,10 +42,16 @@ _HOME = {
     "Table": "tables",
     "Trace": "trace",
     "Weighing": "hypotheses",
+    "Repetition": "repetition",
+    "Structure": "structure",
+    "capture": "capture",
     "claims": "claims",
     "compare": "compare",
     "localise": "localise",
+    "poisoned": "repetition",
+    "repeat": "repetition",
     "start": "lab",
+    "structure": "structure",
     "weigh": "hypotheses",
 }
 __all__ = sorted(_HOME)

@@ -68,6 +68,15 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("run_dir", nargs="+", type=Path, metavar="RUN_DIR", help="the folder of a finished run")
     sub.set_defaults(command=_record)
 
+    sub = commands.add_parser("diff", help="where a trace, or a tensor, leaves its golden; exit 0 nowhere, 1 somewhere")
+    sub.add_argument("golden", type=Path, metavar="GOLDEN", help="safetensors, .npy, .pt, or a folder of .npy or .pt")
+    sub.add_argument(
+        "observed", type=Path, nargs="+", metavar="OBSERVED", help="the same; several are runs of one program"
+    )
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    sub.add_argument("--plot", type=Path, metavar="DIR", help="write pictures of the error there")
+    sub.set_defaults(command=_diff)
+
     sub = commands.add_parser("doctor", help="what is installed, what runs where, what is missing")
     sub.set_defaults(command=_doctor)
     return parser
@@ -120,6 +129,24 @@ def _record(options: argparse.Namespace) -> int:
     for directory in options.run_dir:
         print(f"recorded: {os.path.relpath(record(directory))}")
     return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from labkit.diff import report
+
+    found = report(options.golden, options.observed)
+    if options.plot:
+        from labkit.diff_plots import pictures
+
+        drawn = pictures(found, options.golden, options.plot)
+        print("\n".join(f"picture: {path}" for path in drawn), file=sys.stderr)
+    if options.json:
+        import json
+
+        print(json.dumps(found.as_json(), indent=1, allow_nan=False))
+    else:
+        print(found)
+    return 1 if found.first else 0
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """The one pass of :func:`labkit.compare` on a CPU: compiled by numba, two threads or more, a few blocks of memory.
 
-A block of both tensors is decoded to float64 in the first-level cache, and every statistic is taken from there. Chunks are
-cut by position alone and combined in order, so the result does not depend on the number of threads.
+A block of both tensors is decoded to float64 in the first-level cache, and every statistic is taken from there.
+Chunks are cut by position alone and combined in order, so the result does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _all_finite(bits: Any, n: int) -> bool:
     largest = np.int64(0)
     for j in range(n):
         largest = max(largest, bits[j] & np.int64(0x7FFFFFFFFFFFFFFF))
-    return largest < np.int64(0x7FF0000000000000)
+    return bool(largest < np.int64(0x7FF0000000000000))
 
 
 @_jit(fastmath=_LOSSY)

@@ -1,10 +1,11 @@
 """The one pass of :func:`labkit.compare` on a GPU: Triton, deterministic, no temporary of the data's size.
 
 A few programs a multiprocessor stride through the tiles. A tile is first taken in float32: sums of a few elements a
-thread, then float64 from tile to tile; and four maxima. When these say that something in the tile needs care (NaN or Inf, a
-mismatch or nearly one, a range that float32 cannot square), the whole program takes the tile again from the cache, exactly, in
-float64. So nothing is decided in float32: counts, indices and values are exact, sums have about seven digits, and
-max_rel six. Each program writes one row of statistics, and a second launch of one program combines them.
+thread, then float64 from tile to tile; and four maxima. When these say that something in the tile needs care (NaN or
+Inf, a mismatch or nearly one, a range that float32 cannot square), the whole program takes the tile again from the
+cache, exactly, in float64. So nothing is decided in float32: counts, indices and values are exact, sums have about
+seven digits, and max_rel six. Each program writes one row of statistics, and a second launch of one program combines
+them.
 """
 
 from __future__ import annotations
@@ -15,18 +16,14 @@ import struct
 
 import torch
 import triton
-import triton.language as tl
-from triton.language.extra.cuda import libdevice
 
+from labkit.compare_kernels import SCALE, combine, one_pass
 from labkit.layout import Walk
 from labkit.statistics import FIELDS, NUMBER, Rule, Statistics
 
 TILE, WARPS, PROGRAMS_PER_SM = 2048, 4, 4
 _ROWS = 32  # FIELDS, padded to a power of two
 _CODES = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
-_NONE = tl.constexpr(9.0e15)  # beyond any index; float64 holds indices exactly up to here
-_SCALE = tl.constexpr(2.0**40)  # on differences in float32: they are small, and their squares smaller
-_LEAST, _MOST = tl.constexpr(1e-15), tl.constexpr(1e17)  # what float32 can square and sum
 
 
 def measure(o: torch.Tensor, g: torch.Tensor, bound: torch.Tensor | None, walk: Walk, rule: Rule) -> Statistics:
@@ -46,8 +43,8 @@ def launch(
     strides = [*walk.strides, *([walk.strides[0]] if bound is None else []), walk.logical]
     form = rule.format
     reach = max(sum((n - 1) * s for n, s in zip(walk.sizes, one, strict=True)) for one in strides)
-    near = min(rule.number * _SCALE.value * (1.0 - 1e-6), 3e38)
-    _pass[(programs,)](
+    near = min(rule.number * SCALE * (1.0 - 1e-6), 3e38)
+    one_pass[(programs,)](
         _bytes(o), _bytes(g), o if bound is None else bound, parts, count, programs, _bits(rule.number), float(near),
         walk.sizes, *(tuple(one) for one in strides),
         WIDE=any(t.dtype.itemsize > 4 or not t.is_floating_point() for t in (o, g)),
@@ -59,7 +56,7 @@ def launch(
         O_CODE=_CODES.get(o.dtype, 0), G_CODE=_CODES.get(g.dtype, 0), TILE=tile, THREADS=32 * warps,
         STAGES=stages, FAST=os.environ.get("TRITON_INTERPRET") != "1", num_warps=warps,
     )  # fmt: skip
-    _combine[(1,)](parts, result, programs, _bits(rule.number), MODE=rule.mode, ROWS=_ROWS,
+    combine[(1,)](parts, result, programs, _bits(rule.number), MODE=rule.mode, ROWS=_ROWS,
                    WIDTH=triton.next_power_of_2(programs), num_warps=8)  # fmt: skip
     return result[: len(FIELDS)]
 
@@ -76,299 +73,3 @@ def _bits(number: float) -> int:
 def _bytes(t: torch.Tensor) -> torch.Tensor:
     """What the kernel reads: floats of 8 bits and truth values as bytes, so that every GPU and the interpreter can."""
     return t.view(torch.uint8) if t.dtype == torch.bool or t.dtype in _CODES else t
-
-
-@triton.jit
-def _decoded(raw, CODE: tl.constexpr):
-    """The values of a float of 8 bits, by way of float16: e5m2 is its upper byte, e4m3fn has its exponent 2^8 away."""
-    if CODE == 0:
-        return raw
-    elif CODE == 2:
-        return (raw.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
-    else:
-        bits = raw.to(tl.int16)
-        value = ((bits & 127) << 7).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-        value = tl.where((bits & 127) == 127, float("nan"), value)
-        return tl.where((bits & 128) != 0, -value, value)
-
-
-@triton.jit
-def _offsets(index, sizes, strides, DIMENSIONS: tl.constexpr, LINEAR: tl.constexpr):
-    if LINEAR:
-        return index
-    else:
-        offset = index * 0
-        rest = index
-        for i in tl.static_range(DIMENSIONS - 1, 0, -1):
-            quotient = rest // sizes[i]
-            offset += (rest - quotient * sizes[i]) * strides[i]
-            rest = quotient
-        return offset + rest * strides[0]
-
-
-@triton.jit
-def _walked(place, sizes, logical, DIMENSIONS: tl.constexpr, LINEAR: tl.constexpr):
-    """The position in the walk of the element whose row-major index is `place`."""
-    if LINEAR:
-        return place
-    else:
-        found = place * 0
-        for i in tl.static_range(DIMENSIONS):
-            found = found * sizes[i] + (place // logical[i]) % sizes[i]
-        return found
-
-
-@triton.jit
-def _sum(x, THREADS: tl.constexpr):
-    """[TILE] -> [THREADS]: each thread adds what it holds, so nothing is exchanged."""
-    return tl.sum(tl.sum(tl.reshape(x, (x.shape[0] // (4 * THREADS), THREADS, 4)), axis=2), axis=0)
-
-
-@triton.jit
-def _max(x, THREADS: tl.constexpr):
-    return tl.max(tl.max(tl.reshape(x, (x.shape[0] // (4 * THREADS), THREADS, 4)), axis=2), axis=0)
-
-
-@triton.jit
-def _quotient(a, b, FAST: tl.constexpr):
-    if FAST:
-        return libdevice.fast_dividef(a, b)
-    else:
-        return a / b
-
-
-@triton.jit
-def _in_ulps(d, g, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
-    """|d| in units in the last place at g, all float64."""
-    biased = tl.maximum((g.to(tl.int64, bitcast=True) >> 52) & 2047, EXPONENT + 1023)
-    scale = ((2047 - biased) << 52).to(tl.float64, bitcast=True)  # 2^(1024 - biased)
-    return tl.abs(d) * scale * (2.0 ** (MANTISSA - 1))
-
-
-@triton.jit
-def _pass(
-    o_ptr, g_ptr, b_ptr, parts_ptr, count, programs, number_bits, near,
-    sizes, o_strides, g_strides, b_strides, logical,
-    WIDE: tl.constexpr, INTEGERS: tl.constexpr, HAS_ULP: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr,
-    LARGEST: tl.constexpr, OVERFLOW: tl.constexpr, MODE: tl.constexpr, ANYTHING: tl.constexpr, POSITIVE: tl.constexpr,
-    LINEAR: tl.constexpr, LARGE: tl.constexpr, DIMENSIONS: tl.constexpr, O_CODE: tl.constexpr, G_CODE: tl.constexpr,
-    TILE: tl.constexpr, THREADS: tl.constexpr, STAGES: tl.constexpr, FAST: tl.constexpr,
-):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, TILE)
-    threads = tl.arange(0, THREADS)
-    inf = float("inf")
-    number = number_bits.to(tl.int64).to(tl.float64, bitcast=True)
-
-    zero = tl.zeros([THREADS], tl.float64)
-    sum_d, sum_abs, sum_dd, sum_gg, sum_dg = zero, zero, zero, zero, zero
-    relative, ulps, used = zero, zero, zero
-    largest = zero
-    at = tl.zeros([THREADS], tl.int32)
-    o_zero, g_zero, mismatches = at, at, at
-    first = tl.full([THREADS], _NONE, tl.float64)
-    one_sided = first
-    o_nan, g_nan, o_inf, g_inf = at, at, at, at
-
-    rounds = tl.cdiv(tl.cdiv(count, TILE) - program, programs).to(tl.int32)
-    for i in tl.range(0, rounds, num_stages=STAGES):
-        start = (program + i * programs) * TILE
-        inside = lanes < count - start
-        index = start + lanes if LARGE or LINEAR else start.to(tl.int32) + lanes
-        o = tl.load(o_ptr + _offsets(index, sizes, o_strides, DIMENSIONS, LINEAR), mask=inside, other=0.0)
-        g = tl.load(g_ptr + _offsets(index, sizes, g_strides, DIMENSIONS, LINEAR), mask=inside, other=0.0)
-        o, g = _decoded(o, O_CODE), _decoded(g, G_CODE)
-        if INTEGERS:
-            d = (o.to(tl.int64) - g.to(tl.int64)).to(tl.float32) * _SCALE
-        elif WIDE:
-            d = (o.to(tl.float64) - g.to(tl.float64)).to(tl.float32) * _SCALE
-        else:
-            d = (o.to(tl.float32) - g.to(tl.float32)) * _SCALE
-        v = g.to(tl.float32)
-        a = tl.abs(d)
-        most = _max(a.to(tl.int32, bitcast=True), THREADS).to(tl.float32, bitcast=True)  # as integers: NaN is largest
-        most_golden = _max(tl.abs(v), THREADS)
-        ratio = _max(_quotient(a, tl.abs(v), FAST), THREADS)
-        care = ((most < _MOST) & (most_golden < _MOST)) == 0
-        care = care | (ratio == inf)
-        care = care | ((most > 0.0) & (most < _LEAST)) | ((most_golden > 0.0) & (most_golden < _LEAST))
-        if HAS_ULP:
-            biased = tl.maximum((v.to(tl.int32, bitcast=True) >> 23) & 255, EXPONENT + 127)
-            share = _max(a * ((255 - biased) << 23).to(tl.float32, bitcast=True), THREADS)  # times 2^(128 - biased)
-            share = share.to(tl.float64) * (2.0 ** (MANTISSA - 1) / _SCALE)
-            care = care | ((share < inf) == 0)
-        if MODE == 2:
-            allowed = tl.load(b_ptr + _offsets(index, sizes, b_strides, DIMENSIONS, LINEAR), mask=inside, other=1.0)
-            part = _quotient(a, allowed.to(tl.float32) * _SCALE, FAST)
-            part = _max(tl.where(part == part, part, inf), THREADS)
-            care = care | (part >= 1.0 - 1e-5)
-        elif MODE == 1:
-            care = care | ((most >= near) & (most > 0.0))
-        elif HAS_ULP:
-            care = care | (share > 0.5 - 1e-6)
-        else:
-            care = care | (most > 0.0)
-        if tl.max(care.to(tl.int32), axis=0) > 0:
-            for j in range(TILE // THREADS):
-                spot = start + j * THREADS + threads
-                there = spot < count
-                o1 = tl.load(o_ptr + _offsets(spot, sizes, o_strides, DIMENSIONS, LINEAR), mask=there, other=0.0)
-                g1 = tl.load(g_ptr + _offsets(spot, sizes, g_strides, DIMENSIONS, LINEAR), mask=there, other=0.0)
-                o1, g1 = _decoded(o1, O_CODE), _decoded(g1, G_CODE)
-                x, y = o1.to(tl.float64), g1.to(tl.float64)
-                if INTEGERS:
-                    e = (o1.to(tl.int64) - g1.to(tl.int64)).to(tl.float64)
-                    same = o1 == g1
-                else:
-                    e = x - y
-                    same = (x == y) | ((x != x) & (y != y))
-                finite = tl.abs(e) < inf
-                if HAS_ULP:
-                    units = tl.where(finite, _in_ulps(e, y, EXPONENT, MANTISSA), 0.0)
-                    ulps = tl.maximum(ulps, units)
-                if MODE == 2:
-                    limit = tl.load(b_ptr + _offsets(spot, sizes, b_strides, DIMENSIONS, LINEAR), mask=there, other=1.0)
-                    used = tl.maximum(used, tl.where(finite & (e != 0.0), tl.abs(e) / limit, 0.0))
-                    near_enough = (tl.abs(e) <= limit) & ((limit > 0.0) if INTEGERS else there)
-                    same = same | near_enough | (limit == inf)
-                elif MODE == 1:
-                    if POSITIVE or not INTEGERS:
-                        same = same | (tl.abs(e) <= number)
-                    if ANYTHING:
-                        same = there
-                elif HAS_ULP:
-                    beyond = (tl.abs(y) > OVERFLOW) & (tl.abs(x) >= LARGEST) & ((x > 0.0) == (y > 0.0))
-                    same = same | beyond | ((tl.abs(y) > OVERFLOW) & (x != x))
-                    used = tl.maximum(used, tl.where(same & (units > 0.5), 0.0, 2.0 * units))
-                    same = same | (finite & (units <= 0.5))
-                else:
-                    used = tl.maximum(used, tl.where(same, 0.0, inf))
-                wrong = there & (same == 0)
-                place = _offsets(spot, sizes, logical, DIMENSIONS, LINEAR).to(tl.float64)
-                mismatches += wrong.to(tl.int32)
-                first = tl.minimum(first, tl.where(wrong, place, _NONE))
-                one_sided = tl.minimum(one_sided, tl.where(wrong & (finite == 0), place, _NONE))
-                o_nan += (x != x).to(tl.int32)
-                g_nan += (y != y).to(tl.int32)
-                o_inf += (tl.abs(x) == inf).to(tl.int32)
-                g_inf += (tl.abs(y) == inf).to(tl.int32)
-                o_zero += (o1 == 0).to(tl.int32)
-                g_zero += (g1 == 0).to(tl.int32)
-                e = tl.where(finite, e, 0.0)
-                y = tl.where(finite, y, 0.0)
-                sum_d += e
-                sum_abs += tl.abs(e)
-                sum_dd += e * e
-                sum_gg += y * y
-                sum_dg += e * y
-                relative = tl.maximum(relative, tl.where(y != 0.0, tl.abs(e) / tl.abs(y), 0.0))
-                larger = tl.abs(e) > largest
-                largest = tl.where(larger, tl.abs(e), largest)
-                at = tl.where(larger, i, at)
-        else:
-            size = most.to(tl.float64) * (1.0 / _SCALE)
-            larger = size > largest
-            largest = tl.where(larger, size, largest)
-            at = tl.where(larger, i, at)
-            sum_d += _sum(d, THREADS).to(tl.float64) * (1.0 / _SCALE)
-            sum_abs += _sum(a, THREADS).to(tl.float64) * (1.0 / _SCALE)
-            sum_dd += _sum(d * d, THREADS).to(tl.float64) * (1.0 / _SCALE / _SCALE)
-            sum_gg += _sum(v * v, THREADS).to(tl.float64)
-            sum_dg += _sum(d * v, THREADS).to(tl.float64) * (1.0 / _SCALE)
-            o_zero += _sum((o == 0).to(tl.int32), THREADS)
-            g_zero += _sum((g == 0).to(tl.int32), THREADS)
-            relative = tl.maximum(relative, ratio.to(tl.float64) * (1.0 / _SCALE))
-            if HAS_ULP:
-                ulps = tl.maximum(ulps, share)
-                if MODE == 0:
-                    used = tl.maximum(used, 2.0 * share)
-            if MODE == 2:
-                used = tl.maximum(used, part.to(tl.float64))
-
-    # The largest difference of this program, exactly: its tile again.
-    best = tl.max(largest, axis=0)
-    round_of_best = tl.min(tl.where(largest == best, at, 2147483647), axis=0)
-    start = (program + round_of_best.to(tl.int64) * programs) * TILE
-    exact = zero - 1.0
-    spot_of = (threads + start) * 0
-    for j in range(TILE // THREADS):
-        spot = start + j * THREADS + threads
-        there = spot < count
-        o1 = tl.load(o_ptr + _offsets(spot, sizes, o_strides, DIMENSIONS, LINEAR), mask=there, other=0.0)
-        g1 = tl.load(g_ptr + _offsets(spot, sizes, g_strides, DIMENSIONS, LINEAR), mask=there, other=0.0)
-        o1, g1 = _decoded(o1, O_CODE), _decoded(g1, G_CODE)
-        if INTEGERS:
-            e = tl.abs((o1.to(tl.int64) - g1.to(tl.int64)).to(tl.float64))
-        else:
-            e = tl.abs(o1.to(tl.float64) - g1.to(tl.float64))
-        larger = there & (e < inf) & (e > exact)
-        exact = tl.where(larger, e, exact)
-        spot_of = tl.where(larger, spot, spot_of)
-    best = tl.maximum(tl.max(exact, axis=0), 0.0)
-    place = _offsets(spot_of, sizes, logical, DIMENSIONS, LINEAR).to(tl.float64)
-    worst = tl.min(tl.where(exact == best, place, _NONE), axis=0)
-    spot = _walked(tl.where(worst < _NONE, worst, 0.0).to(tl.int64), sizes, logical, DIMENSIONS, LINEAR)
-    one = tl.min(one_sided, axis=0)
-    spot_one = _walked(tl.where(one < _NONE, one, 0.0).to(tl.int64), sizes, logical, DIMENSIONS, LINEAR)
-    o_offset, o_one = _offsets(spot, sizes, o_strides, DIMENSIONS, LINEAR), _offsets(spot_one, sizes, o_strides, DIMENSIONS, LINEAR)
-    g_offset, g_one = _offsets(spot, sizes, g_strides, DIMENSIONS, LINEAR), _offsets(spot_one, sizes, g_strides, DIMENSIONS, LINEAR)
-
-    # Lanes beyond the end were read as zeros on both sides.
-    beyond = tl.where((tl.cdiv(count, TILE) - 1) % programs == program, tl.cdiv(count, TILE) * TILE - count, 0)
-    row = parts_ptr + program
-    tl.store(row, tl.sum(mismatches.to(tl.float64), axis=0))
-    tl.store(row + 1 * programs, tl.min(first, axis=0))
-    tl.store(row + 2 * programs, worst)
-    tl.store(row + 3 * programs, one)
-    tl.store(row + 4 * programs, _decoded(tl.load(o_ptr + o_offset), O_CODE).to(tl.float64))
-    tl.store(row + 5 * programs, _decoded(tl.load(g_ptr + g_offset), G_CODE).to(tl.float64))
-    tl.store(row + 6 * programs, _decoded(tl.load(o_ptr + o_one), O_CODE).to(tl.float64))
-    tl.store(row + 7 * programs, _decoded(tl.load(g_ptr + g_one), G_CODE).to(tl.float64))
-    tl.store(row + 8 * programs, best)
-    tl.store(row + 9 * programs, tl.max(relative, axis=0))
-    tl.store(row + 10 * programs, tl.max(ulps, axis=0))
-    tl.store(row + 11 * programs, tl.max(used, axis=0))
-    tl.store(row + 12 * programs, tl.sum(sum_d, axis=0))
-    tl.store(row + 13 * programs, tl.sum(sum_abs, axis=0))
-    tl.store(row + 14 * programs, tl.sum(sum_dd, axis=0))
-    tl.store(row + 15 * programs, tl.sum(sum_gg, axis=0))
-    tl.store(row + 16 * programs, tl.sum(sum_dg, axis=0))
-    tl.store(row + 17 * programs, tl.sum(o_nan.to(tl.float64), axis=0))
-    tl.store(row + 18 * programs, tl.sum(g_nan.to(tl.float64), axis=0))
-    tl.store(row + 19 * programs, tl.sum(o_inf.to(tl.float64), axis=0))
-    tl.store(row + 20 * programs, tl.sum(g_inf.to(tl.float64), axis=0))
-    tl.store(row + 21 * programs, tl.sum(o_zero.to(tl.float64), axis=0) - beyond)
-    tl.store(row + 22 * programs, tl.sum(g_zero.to(tl.float64), axis=0) - beyond)
-
-
-@triton.jit
-def _combine(parts_ptr, out_ptr, programs, number_bits, MODE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    column = tl.arange(0, WIDTH)
-    inside = column < programs
-    for row in tl.static_range(ROWS):
-        if row == 0 or (row >= 12 and row < 23):
-            values = tl.load(parts_ptr + row * programs + column, mask=inside, other=0.0)
-            tl.store(out_ptr + row, tl.sum(values, axis=0))
-        elif row >= 9 and row < 12:
-            values = tl.load(parts_ptr + row * programs + column, mask=inside, other=0.0)
-            tl.store(out_ptr + row, tl.max(values, axis=0))
-    largest = tl.load(parts_ptr + 8 * programs + column, mask=inside, other=-1.0)
-    best = tl.max(largest, axis=0)
-    tl.store(out_ptr + 8, best)
-    if MODE == 1:
-        share = best / number_bits.to(tl.int64).to(tl.float64, bitcast=True)
-        tl.store(out_ptr + 11, tl.where(best > 0.0, share, 0.0))
-    first = tl.min(tl.load(parts_ptr + programs + column, mask=inside, other=_NONE), axis=0)
-    tl.store(out_ptr + 1, tl.where(first < _NONE, first, -1.0))
-    places = tl.load(parts_ptr + 2 * programs + column, mask=inside & (largest == best), other=_NONE)
-    worst = tl.min(places, axis=0)
-    owner = tl.min(tl.where(places == worst, column, WIDTH), axis=0)
-    tl.store(out_ptr + 2, tl.where(best > 0.0, worst, -1.0))
-    tl.store(out_ptr + 4, tl.load(parts_ptr + 4 * programs + owner))
-    tl.store(out_ptr + 5, tl.load(parts_ptr + 5 * programs + owner))
-    places = tl.load(parts_ptr + 3 * programs + column, mask=inside, other=_NONE)
-    one = tl.min(places, axis=0)
-    owner = tl.min(tl.where(places == one, column, WIDTH), axis=0)
-    tl.store(out_ptr + 3, tl.where(one < _NONE, one, -1.0))
-    tl.store(out_ptr + 6, tl.load(parts_ptr + 6 * programs + owner))
-    tl.store(out_ptr + 7, tl.load(parts_ptr + 7 * programs + owner))

@@ -1,56 +1,26 @@
-"""One step of a trace on disk: whether it is wrong, by itself and as a whole, with bounds from what the metadata offers.
-
-A step that can be replayed is held to its own error: recomputed in float64 from the observed inputs, it may differ by what
-its arithmetic and its storage cost, element by element, and its residual may have no structure. Any other step is held
-to the golden: it may differ by its own rounding and by what its inputs were off, amplified at most `AMPLIFICATION` times.
-"""
+"""One step of a trace: whether it is wrong by itself, inherits, or cannot be told apart."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
+from labkit import precision
+from labkit.allowance import Allowed, Input, finite, replayed, unreplayed
 from labkit.compare import Comparison, compare
-from labkit.precision import UNIT, Precision
-from labkit.replay import Replay
+from labkit.dumps import Dump
+from labkit.errors import UsageError
+from labkit.replay import replay
 from labkit.structure import Structure, structure
-from labkit.tolerance import Bound, gamma, ulp
+from labkit.tolerance import Bound
 
 Tensor = torch.Tensor
 
-AMPLIFICATION = 3.0
-"""How many times a step that cannot be replayed may magnify the relative error of its inputs."""
-
-_SHIFTED = re.compile(r"norm|softmax|var|center|logsumexp|lse|log", re.IGNORECASE)
-_EXPONENTIAL = re.compile(r"exp|softmax|prob|sigmoid|sinkhorn|silu|lse|logsumexp|\bcos\b|\bsin\b", re.IGNORECASE)
-_ACTIVATION = re.compile(r"relu|gelu|silu|tanh|sigmoid|swish", re.IGNORECASE)
-_QUOTIENT = re.compile(r"/|divide|normali[sz]e|quotient", re.IGNORECASE)
-_ONE_HOT = re.compile(r"-\s*(one.?hot|y\b|label|target)", re.IGNORECASE)
-_MINUS = re.compile(r"\s-\s|minus|nll|subtract", re.IGNORECASE)
-_CANCELS = re.compile(r"\s-\s|minus|backward|nll|subtract", re.IGNORECASE)
-_WHOLE = re.compile(r"norm|softmax|prob|sum|mean|reduce|max|var|matmul|linear|@|conv|sinkhorn|lse|attention", re.IGNORECASE)
-_SUMMED = re.compile(r"\bsum|reduce|mean|@|matmul|linear|conv", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Input:
-    """One recorded input of a step: both sides in float64, and whether its own step was found wrong."""
-
-    name: str
-    observed: Tensor
-    golden: Tensor
-    wrong: bool
-
-    @property
-    def difference(self) -> Tensor:
-        """Observed minus golden where both are finite."""
-        d = self.observed - self.golden
-        return torch.where(d.isfinite(), d, 0.0)
+INHERITED = "diverges, inherited only"
+UNKNOWN_ORIGIN = "diverges after a wrong input; own and inherited not separated"
 
 
 @dataclass
@@ -67,228 +37,141 @@ class Judgement:
     """Whether the step adds an error: of its own, or of unknown origin."""
     reasons: list[str] = field(default_factory=list)
 
-
-@dataclass(frozen=True)
-class Allowed:
-    """What one step may be off: `bound` element by element, `noise`, `shared`, `overall` as structure() has them."""
-
-    bound: Tensor
-    noise: Tensor
-    shared: Tensor
-    overall: Tensor
-    why: str
+    @property
+    def diverges(self) -> bool:
+        """The step is wrong, or differs from the golden by more than it may because an input was wrong."""
+        return self.wrong or bool(self.reasons)
 
 
-def finite(x: Tensor) -> Tensor:
-    """Zeros in place of what is not finite."""
-    return torch.where(x.isfinite(), x, 0.0)
+class State:
+    """Two traces, and what has been found of their steps so far."""
+
+    def __init__(self, observed: Dump, golden: Dump) -> None:
+        self.observed, self.golden = observed, golden
+        self.wrong: set[str] = set()
+        self.background: list[tuple[float, float]] = []
+
+    def inputs(self, name: str) -> list[str]:
+        """The names of a step's inputs, as the metadata has them."""
+        given = self.golden.step(name).get("inputs") or self.observed.step(name).get("inputs") or []
+        return [str(x) for x in given] if isinstance(given, list) else []
+
+    def complete(self, name: str) -> bool:
+        """Whether neither trace says that an input is not recorded."""
+        said = [d.step(name).get("inputs_complete") for d in (self.golden, self.observed)]
+        return False not in said
 
 
-def scale_of(g: Tensor) -> Tensor:
-    """The size that errors of an element go with: its own, or the RMS of its row or its column."""
-    g = finite(g)
-    if g.ndim == 0:
-        return g.abs()
-    rows = g.pow(2).mean(-1, keepdim=True).sqrt()
-    columns = g.reshape(-1, g.shape[-1]).pow(2).mean(0).sqrt()
-    return torch.maximum(torch.maximum(rows, columns), g.abs())
+def step(name: str, state: State) -> Judgement:
+    """Judge one step that both traces have. Raises UsageError for what cannot be compared."""
+    o, g = state.observed.read(name), state.golden.read(name)
+    if o.shape != g.shape:
+        total = compare(o, g)
+        return Judgement(name, total, wrong=True, reasons=[f"shape {tuple(o.shape)}, golden {tuple(g.shape)}"])
+    for side, t in (("observed", o), ("golden", g)):
+        if t.is_complex():
+            raise UsageError(f"{side}: step {name!r} is {t.dtype}; wanted real numbers")
+    if not o.numel():
+        return Judgement(name, compare(o.double(), g.double()))
+    promised = precision.of_step(name, o, state.observed, state.golden, g.dtype)
+    g64, o64 = g.double(), o.double()
+    op = str(state.golden.step(name).get("op") or state.observed.step(name).get("op") or "")
+    words = op or name
+    o64 = _masked_alike(o64, g64)
+    names = state.inputs(name)
+    there = [x for x in names if x in state.golden and x in state.observed]
+    inputs = [Input(x, state.observed.read(x).double(), state.golden.read(x).double(), x in state.wrong) for x in there]
+    inputs = [x for x in inputs if x.observed.shape == x.golden.shape]
+    k = state.golden.step(name).get("K") or state.observed.step(name).get("K")
+    if promised.stored == "integer" and bool((finite(g64) == finite(g64).round()).all()):
+        return _integers(name, o, g, op, inputs, state)
+    recent = state.background[-4:]
+    background = (max((r for r, _ in recent), default=0.0), max((a for _, a in recent), default=0.0))
+    allowed = unreplayed(g64, words, int(k) if k else None, inputs, background, promised)
+    total, below, reasons = _hold(o64, g64, allowed)
+    relative = total.rms_ratio
+    found = Judgement(name, total, structure=below)
+    way = None
+    if names and len(inputs) == len(names) and state.complete(name):
+        unit = 2.0**-53 if promised.golden is None else max(torch.finfo(promised.golden).eps, 2.0**-24)
+        way = replay(op, [x.golden for x in inputs], g64, unit)
+    if way is not None:
+        value, own_allowed = replayed(way, [x.observed for x in inputs], promised)
+        found.own, found.structure, reasons = _hold(o64, value, own_allowed)
+        found.inherited = compare(value, g64, math.inf).rms_ratio
+    found.reasons, found.wrong = reasons, bool(reasons)
+    if any(x.wrong for x in inputs) and (found.own is None or not reasons):
+        exact = [Input(x.name, x.golden, x.golden, False) for x in inputs]
+        strict = unreplayed(g64, words, int(k) if k else None, exact, (0.0, 0.0), promised)
+        found.wrong = False  # where own and inherited are not separated, whether it adds anything cannot be told
+        words = INHERITED if found.own is not None else UNKNOWN_ORIGIN
+        found.reasons = [words] if _hold(o64, g64, strict)[2] else []
+    if not found.wrong and math.isfinite(relative):
+        state.background.append((relative, total.mean_abs))
+    return found
 
 
-def storage(g: Tensor, precision: Precision) -> Tensor:
-    """Half a unit in the last place of the stored dtype at g; the smallest normal where denormals are flushed."""
-    if precision.dtype is None:
-        return torch.zeros_like(g)
-    half = 0.5 * ulp(finite(g), precision.dtype)
-    if precision.flush:
-        half = half.clamp(min=torch.finfo(precision.dtype).tiny)
-    return half
+def _masked_alike(o: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """A mask may be -Inf or a number that no softmax can tell from it: what is below -10^4 on both sides is alike."""
+    alike = (o <= -1e4) & (g <= -1e4) & (o.isinf() != g.isinf())
+    return torch.where(alike, g, o)
 
 
-def replayed(found: Replay, inputs: Sequence[Tensor], precision: Precision, exact_golden: bool) -> tuple[Tensor, Allowed]:
-    """The step in float64 from `inputs`, and what the implementation may differ from that."""
-    value = found.run(*inputs)
-    u = precision.compute if precision.stored != "integer" else 0.0
-    u += precision.extra
-    half = storage(value, precision)
-    if precision.eager:
-        half = half * max(1, len(inputs) - 1 + found.product)
-    size = finite(value).abs()
-    if found.product or found.magnitude:
-        magnitude = found.magnitude(*inputs) if found.magnitude else size
-        magnitude = finite(magnitude)
-        squares = finite(found.squares(*inputs)) if found.squares else magnitude**2
-        k = max(1, found.length)
-        cut = (1.0 + precision.factor) ** 2 - 1.0
-        product = magnitude * (gamma(k, u, value.numel()) * (1.0 + cut) + cut) if u else magnitude * cut
-        noise = u * math.sqrt(k) * (size + squares.sqrt()) + cut * squares.sqrt()
-        if found.softmax:
-            logits_noise = noise
-            product, noise, size = size * 0.0, size * 0.0, size
-            del logits_noise
-    else:
-        product, noise = 4.0 * u * size, 2.0 * u * size
-    if found.softmax:
-        depth = _depth(found, inputs, value)
-        relative = u * (3.0 * depth + 8.0 + math.sqrt(max(1, found.length)) * 2.0) + _logit_error(found, inputs, precision, u)
-        product = product + size * relative + torch.finfo(torch.float32).tiny
-        noise = noise + size * relative
-        shared = size * relative
-    else:
-        shared = 4.0 * u * size + (u if precision.factor or precision.unit > 1e-7 else 0.0) * found.length * 0.25 * size
-    bound = product + 1.001 * half + 2.0**-149
-    return value, Allowed(bound, (noise**2 + half**2).sqrt(), shared, shared, "replayed in float64 from the observed inputs")
+def _integers(name: str, o: torch.Tensor, g: torch.Tensor, op: str, inputs: Sequence[Input], state: State) -> Judgement:
+    total = compare(o, g)
+    found = Judgement(name, total)
+    if total.ok:
+        return found
+    d = (o.to(torch.int64) - g.to(torch.int64)).double()
+    if inputs and len(inputs) == len(state.inputs(name)) and state.complete(name):
+        way = replay(op, [x.golden for x in inputs], g.double(), 0.0)
+        if way is not None:
+            found.own = compare(o.double(), way.run(*[x.observed for x in inputs]), 0.0)
+            found.wrong = not found.own.ok
+            found.reasons = [] if found.own.ok else [_first_reason(found.own)]
+            return found
+    share = float((d != 0).double().mean())
+    if any(x.wrong for x in inputs):
+        return found
+    ties = _ties(o, g, inputs)
+    if float(d.abs().max()) <= 1.0 and (ties if ties is not None else share <= 1e-2):
+        return found
+    found.wrong, found.reasons = True, [_first_reason(total)]
+    return found
 
 
-def _depth(found: Replay, inputs: Sequence[Tensor], value: Tensor) -> Tensor:
-    smallest = value.clamp(min=1e-45)
-    return -torch.log(smallest)
+def _ties(o: torch.Tensor, g: torch.Tensor, inputs: Sequence[Input]) -> bool | None:
+    """Whether every integer that differs was rounded from a tie, to float32's precision; None where that is not
+    known."""
+    values = [x for x in inputs if x.golden.shape == g.shape]
+    for x in values:
+        for s in inputs:
+            if s is x or s.golden.numel() > x.golden.numel():
+                continue
+            for scale, other in ((s.golden, s.observed), (s.golden.unsqueeze(-1), s.observed.unsqueeze(-1))):
+                try:
+                    exact, seen = x.golden / scale, x.observed / other
+                except RuntimeError:
+                    continue
+                if exact.shape != g.shape:
+                    continue
+                low, high = float(g.min()), float(g.max())
+                if float((exact.round().clamp(low, high) == g).double().mean()) < 0.98:
+                    continue
+                moved = o.double() != g.double()
+                near = ((exact + 0.5) - (exact + 0.5).round()).abs() <= 1e-5 * exact.abs().clamp(min=1.0) + (
+                    exact - seen
+                ).abs()
+                return bool(near[moved].all())
+    return None
 
 
-def _logit_error(found: Replay, inputs: Sequence[Tensor], precision: Precision, u: float) -> float:
-    """Absolute error of the exponents where the product before the softmax is part of the step."""
-    if not found.product or not found.magnitude:
-        return 0.0
-    largest = float(finite(found.magnitude(*inputs)).max())
-    cut = (1.0 + precision.factor) ** 2 - 1.0
-    return 2.0 * largest * (u * math.sqrt(found.length) * 4.0 + cut)
-
-
-def inherited_error(inputs: Sequence[Input], op: str, results: int | None = None) -> tuple[float, float, float]:
-    """Relative RMS error that the inputs bring, the largest single one relative to their RMS, and what averages out."""
-    rms = peak = average = 0.0
-    for one in inputs:
-        d, g = one.difference, finite(one.golden)
-        if not d.numel() or not bool(d.any()):
-            continue
-        size = float(g.pow(2).mean().sqrt())
-        if _SHIFTED.search(op) or not op:
-            size = min(size, _spread(g))
-        error, largest = float(d.pow(2).mean().sqrt()), float(d.abs().max())
-        relative, single = (error / size, largest / size) if size else (math.inf, math.inf)
-        if _EXPONENTIAL.search(op):
-            relative, single = max(relative, error), max(single, largest)
-        slope = abs(float((d * g).sum())) / max(float((g * g).sum()), 1e-300)
-        rms, peak = max(rms, relative), max(peak, single)
-        average = max(average, slope + 6.0 * relative / math.sqrt(min(d.numel(), results or d.numel())))
-    return rms, peak, average
-
-
-def _spread(g: Tensor) -> float:
-    """RMS of what is left of each row without its mean; of the whole where rows are constant."""
-    if g.ndim == 0 or g.shape[-1] < 2:
-        return float(g.pow(2).mean().sqrt())
-    left = float((g - g.mean(-1, keepdim=True)).pow(2).mean().sqrt())
-    whole = float(g.pow(2).mean().sqrt())
-    return left if left > 1e-6 * whole else whole
-
-
-def unreplayed(
-    g: Tensor, op: str, k: int | None, inputs: Sequence[Input], background: tuple[float, float], precision: Precision,
-    exact_golden: bool,
-) -> Allowed:  # fmt: skip
-    """What a step that cannot be replayed may differ from the golden.
-
-    `background` is the relative and the absolute error of the steps before, for a step whose inputs are not recorded.
-    """
-    size = scale_of(g)
-    half = storage(g, precision)
-    step = 2.0 * half if precision.unit > UNIT["float32"] and _on_grid(g, precision) else half
-    # (on the grid the golden was rounded too: a near tie may fall either way, by a whole unit, but not everywhere)
-    u = precision.compute + precision.extra
-    if not exact_golden:
-        u = max(u, UNIT["float32"])
-    elementwise = bool(inputs) and not _WHOLE.search(op) and all(_fits(x.golden, g) for x in inputs)
-    length = k or max([1, *(x.golden.shape[-1] for x in inputs if x.golden.ndim), *([] if inputs else g.shape[-1:])])
-    length = 1 if elementwise and not k else length
-    summed = _sum_size(g, inputs, op) if inputs and _SUMMED.search(op) else (0.0, 1.0)
-    magnitude = torch.maximum(size, torch.full_like(size, summed[0]))
-    condition = 1.0
-    if _SHIFTED.search(op):
-        for one in inputs:
-            if one.golden.numel() >= g.numel() and one.golden.ndim:
-                whole = float(finite(one.golden).pow(2).mean().sqrt())
-                condition = max(condition, whole / max(_spread(finite(one.golden)), 1e-300))
-    own = (u * (8.0 + 2.0 * math.sqrt(length)) * condition + 2.0 * precision.factor) * magnitude
-    if inputs:
-        rms, peak, average = inherited_error(inputs, op, g.numel() if _SUMMED.search(op) else None)
-    else:
-        rms = max(background[0], background[1] if _EXPONENTIAL.search(op) else 0.0)
-        peak, average = 10.0 * rms, rms
-    a = AMPLIFICATION * (2.0 if _CANCELS.search(op) else 1.0)
-    reach = torch.maximum(size, torch.full_like(size, 2.0 * summed[0] / math.sqrt(summed[1])))
-    local = _local(g, op, inputs) if elementwise and not _ONE_HOT.search(op) else torch.full_like(size, _cancelled(g, op, inputs))
-    shared = a * rms * reach + local + 8.0 * u * condition * size
-    bound = own * 4.0 + max(a * peak, 6.0 * a * rms) * reach + local + 1.001 * step
-    noise = (half**2 + own**2).sqrt()
-    overall = (a * average + 4.0 * u * condition) * reach + (local if _MINUS.search(op) else 0.0)
-    return Allowed(bound, noise, shared, overall, "rounding, and what the inputs were off")
-
-
-def _fits(x: Tensor, g: Tensor) -> bool:
-    try:
-        return torch.broadcast_shapes(x.shape, g.shape) == g.shape
-    except RuntimeError:
-        return False
-
-
-def _on_grid(g: Tensor, precision: Precision) -> bool:
-    if precision.dtype is None:
-        return False
-    kept = finite(g)
-    return bool((kept.to(precision.dtype).double() == kept).all())
-
-
-def _local(g: Tensor, op: str, inputs: Sequence[Input]) -> Tensor:
-    """What elementwise operations hand on, element by element."""
-    total = torch.zeros_like(finite(g))
-    size = float(finite(g).pow(2).mean().sqrt())
-    for one in inputs:
-        d = one.difference.abs().expand(g.shape)
-        x = finite(one.golden).expand(g.shape)
-        before = float(x.pow(2).mean().sqrt())
-        if _ACTIVATION.search(op) and len(inputs) == 1:
-            total = total + 1.2 * d
-        elif before > 0.0:
-            total = total + min(2.0 * size / before, 1.0 if _CANCELS.search(op) and size < before else math.inf) * d
-        if _QUOTIENT.search(op):
-            relative = torch.where(d > 0.0, 2.0 * d / x.abs(), 0.0)
-            total = total + torch.where(relative > 0.5, math.inf, relative * finite(g).abs())  # no digit left: anything
-        if _MINUS.search(op) and "lr" not in op and size < before:
-            total = total + 3.0 * d + 8.0 * UNIT["float32"] * x.abs()
-    return total
-
-
-def _cancelled(g: Tensor, op: str, inputs: Sequence[Input]) -> float:
-    """The absolute error that a subtraction of larger numbers leaves, where it is not elementwise."""
-    if _ONE_HOT.search(op):  # a probability near 1 less 1
-        worst = max((float(x.difference.abs().max()) for x in inputs if x.golden.numel() >= g.numel()), default=0.0)
-        return (3.0 * worst + 16.0 * UNIT["float32"]) / (g.numel() / g.shape[-1] if "/" in op or "mean" in op else 1.0)
-    if not _MINUS.search(op) or re.search(r"lr|[*/]", op):
-        return 0.0
-    size = float(finite(g).pow(2).mean().sqrt())
-    larger = [x for x in inputs if x.golden.is_floating_point() and float(finite(x.golden).pow(2).mean().sqrt()) > size]
-    parts = [3.0 * float(x.difference.abs().max()) + 8.0 * UNIT["float32"] * float(finite(x.golden).abs().max()) for x in larger]
-    return max(parts, default=0.0)
-
-
-def _sum_size(g: Tensor, inputs: Sequence[Input], op: str) -> tuple[float, float]:
-    """About sum|a||b| of a reduction whose operands are the recorded inputs, and how many terms it has."""
-    large = [x for x in inputs if x.golden.numel() >= g.numel()]
-    if not large:
-        return 0.0, 1.0
-    product, most = 1.0, 1
-    for x in large[:2]:
-        product *= float(finite(x.golden).abs().mean())
-        most = max(most, x.golden.numel())
-    ratio = most / max(1, g.numel())
-    ratio = max(1.0, ratio)
-    return (product if "mean" in op.lower() else product * ratio), ratio
-
-
-def hold(o: Tensor, against: Tensor, allowed: Allowed) -> tuple[Comparison, Structure, list[str]]:
+def _hold(o: Tensor, against: Tensor, allowed: Allowed) -> tuple[Comparison, Structure, list[str]]:
     """Both instruments on one step: element by element, and structure below that."""
     found = compare(o, against, Bound(torch.where(against.isfinite(), allowed.bound, 0.0), allowed.why))
-    residual = torch.where(allowed.bound.isinf(), math.nan, o.double() - against)  # where anything goes, nothing is tested
+    residual = torch.where(
+        allowed.bound.isinf(), math.nan, o.double() - against
+    )  # where anything goes, nothing is tested
     below = structure(residual, finite(against), allowed.noise, allowed.shared, allowed.overall)
     reasons = []
     if not found.ok:
@@ -296,7 +179,9 @@ def hold(o: Tensor, against: Tensor, allowed: Allowed) -> tuple[Comparison, Stru
     if not below.ok:
         worst = below.worst
         place = "" if worst.at is None else f" {worst.at}"
-        reasons.append(f"systematic: {worst.name}{place} off by {worst.value:.3g}, {worst.share:.3g} times what is allowed")
+        reasons.append(
+            f"systematic: {worst.name}{place} off by {worst.value:.3g}, {worst.share:.3g} times what is allowed"
+        )
     return found, below, reasons
 
 
@@ -307,8 +192,3 @@ def _first_reason(found: Comparison) -> str:
         return f"{found.observed_inf - found.golden_inf} Inf where the golden has none, first at {found.first_index}"
     share = "beyond any bound" if math.isinf(found.bound_used) else f"up to {found.bound_used:.3g} times the bound"
     return f"{found.mismatches} of {found.count} elements {share}, first at {found.first_index}"
-
-
-def any_op(*texts: Any) -> str:
-    """The first text that says anything."""
-    return next((str(text) for text in texts if text), "")

@@ -14,7 +14,8 @@ MOST_DIMENSIONS = 6
 
 @dataclass(frozen=True)
 class Walk:
-    """Iteration order over tensors of one shape. `strides[i]` are those of tensor i, in elements; `logical` row-major."""
+    """Iteration order over tensors of one shape. `strides[i]` are those of tensor i, in elements; `logical` row-
+    major."""
 
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
@@ -32,14 +33,15 @@ class Walk:
 
 
 def walk(shape: Sequence[int], *tensors: torch.Tensor) -> Walk:
-    """The walk over `tensors`, all of `shape` (broadcast dimensions have stride 0), ordered by the first one's strides."""
+    """The walk over `tensors`, all of `shape` (broadcast dimensions have stride 0), ordered by the first one's
+    strides."""
     logical = _row_major(shape)
     kept = [i for i, size in enumerate(shape) if size != 1]
-    kept.sort(key=lambda i: -tensors[0].stride(i))  # stable: row-major where strides are equal
+    kept.sort(key=lambda i: -tensors[0].stride()[i])  # stable: row-major where strides are equal
     sizes: list[int] = []
     strides: list[tuple[int, ...]] = []  # one tuple a dimension: each tensor's, then the logical one
     for i in kept:
-        steps = (*(t.stride(i) for t in tensors), logical[i])
+        steps = (*(t.stride()[i] for t in tensors), logical[i])
         if sizes and all(outer == inner * shape[i] for outer, inner in zip(strides[-1], steps, strict=True)):
             sizes[-1], strides[-1] = sizes[-1] * shape[i], steps
         else:

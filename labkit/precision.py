@@ -1,4 +1,5 @@
-"""What a trace's metadata promises of a step's precision, read from free text; the honest fallback where it says nothing."""
+"""What a trace's metadata promises of a step's precision, read from free text; the honest fallback where it says
+nothing."""
 
 from __future__ import annotations
 
@@ -64,6 +65,8 @@ class Precision:
     """Further relative error that the text grants, as for fast functions."""
     eager: bool = False
     """Whether each operation inside the step rounds to the stored dtype."""
+    golden: torch.dtype | None = None
+    """The golden's own dtype where it is not float64, so that it is off too."""
 
     @property
     def unit(self) -> float:
@@ -89,8 +92,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.") if dtype.is_floating_point else "integer"
 
 
-def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump) -> Precision:
-    """What both traces' metadata promise of the observed step; of a golden only what is narrower than its float64."""
+def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, against: torch.dtype) -> Precision:
+    """What both traces' metadata promise of the observed step; of a golden only what is narrower than its float64.
+
+    `against` is the dtype of the golden's step.
+    """
     own = dtype_name(tensor.dtype)
     words = [observed.step(name).get("dtype"), observed.about.get("storage_dtype"), golden.step(name).get("dtype")]
     words.append(golden.about.get("storage_dtype"))
@@ -114,17 +120,25 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump) -> Pr
     if eager and not (op and product):
         accumulate = max(accumulate, UNIT[stored])
     factor = 0.0
-    silent = promised is None and not compute_text and stored == "float32"  # then TF32, a GPU's default, cannot be excluded
+    silent = (
+        promised is None and not compute_text and stored == "float32"
+    )  # then TF32, a GPU's default, cannot be excluded
     if ("tf32" in compute_text or silent) and product:
         factor = 2.0 * UNIT["tf32"]
-    elif product and (match := re.search(r"(bf16|bfloat16|fp16|float16)[ -](inputs|operands|matmul|factors)", compute_text)):
+    elif product and (
+        match := re.search(r"(bf16|bfloat16|fp16|float16)[ -](inputs|operands|matmul|factors)", compute_text)
+    ):
         factor = UNIT[name_of(match.group(1)) or "float32"]
     extra = 0.0
     if match := re.search(r"(?:within )?(\d+) ?ulp", compute_text):
         extra = 2.0 * float(match.group(1)) * UNIT["float32"]
     flush = bool(re.search(r"flush|ftz|denormal", compute_text))
-    return Precision(stored, accumulate, factor, flush, extra, eager)
+    return Precision(stored, accumulate, factor, flush, extra, eager, None if _exact(against) else against)
 
 
 def _says_float64(text: str) -> bool:
     return bool(re.fullmatch(r"\s*(float64|fp64|double)\s*", text.lower()))
+
+
+def _exact(dtype: torch.dtype) -> bool:
+    return dtype == torch.float64 or not dtype.is_floating_point

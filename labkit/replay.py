@@ -1,8 +1,8 @@
 """The closed list of operations that a trace's step is replayed for: matmul, transpose, scale, add, softmax.
 
-A step's text and its recorded inputs suggest candidates; a candidate counts only if, on the golden's inputs, it gives the
-golden's step to the golden's own precision. So a text that says one thing of a tensor that is another is found out, a factor
-such as 1/sqrt(d) is read off the golden, and heads may be split and merged on the way.
+A step's text and its recorded inputs suggest candidates; a candidate counts only if, on the golden's inputs, it gives
+the golden's step to the golden's own precision. So a text that says one thing of a tensor that is another is found
+out, a factor such as 1/sqrt(d) is read off the golden, and heads may be split and merged on the way.
 """
 
 from __future__ import annotations
@@ -153,11 +153,15 @@ def _moves(before: torch.Size, after: torch.Size) -> Iterator[Function]:
             yield lambda x, order=order: x.permute(order).reshape(after)
 
 
-_SIDES: dict[str, Function] = {"a b": lambda a, b: a @ b, "a b^T": lambda a, b: a @ b.mT, "a^T b": lambda a, b: a.mT @ b}
+_SIDES: dict[str, Function] = {
+    "a b": lambda a, b: a @ b,
+    "a b^T": lambda a, b: a @ b.mT,
+    "a^T b": lambda a, b: a.mT @ b,
+}
 
 
 def _products(inputs: Sequence[Tensor], golden: Tensor, softmax: bool, mask: bool, text: str) -> Iterator[Replay]:
-    """Two of the inputs multiplied, the others added; heads split off before, split or merged after; scaled; softmax."""
+    """Two of the inputs multiplied, the others added; heads split before, split or merged after; scaled; softmax."""
     for i, j in itertools.permutations(range(len(inputs)), 2):
         others = [k for k in range(len(inputs)) if k not in (i, j)]
         if inputs[i].ndim < 1 or inputs[j].ndim < 2:
@@ -232,6 +236,7 @@ def _head_splits(a: torch.Size, b: torch.Size, after: torch.Size, text: str) -> 
     if len(after) >= 3 and re.search(r"head|q k|q @ k|softmax|probs", text):
         for heads in {after[-3], after[1] if len(after) > 1 else 1, after[0]}:
             if heads > 1:
+
                 def split(x: Tensor, heads: int = heads) -> Tensor:
                     return _split(x, heads)
 

@@ -7,8 +7,8 @@ sub-Gaussian with parameter s_i (half an ULP for one rounding to nearest: Hoeffd
     P(sum e^2 / s^2 > N + 2 sqrt(N t) + 2 t) <= exp(-t)                        (Hsu, Kakade, Zhang 2012)
 
 Six tests share the false-alarm rate: the slope of the residual on the golden, its mean, the means of rows, columns and
-tiles (each also as a slope of its own), and the RMS of the whole and of each row. Noise that is not independent (a factor
-rounded once, inputs that were off) is allowed for by `shared`: it may add up with one sign everywhere.
+tiles (each also as a slope of its own), and the RMS of the whole and of each row. Noise that is not independent (a
+factor rounded once, inputs that were off) is allowed for by `shared`: it may add up with one sign everywhere.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Structure:
         return max(self.tests, key=lambda test: test.share)
 
     def __str__(self) -> str:
-        rows = [(t.name, t.value, t.share, "" if t.at is None else t.at, "ok" if t.ok else "SYSTEMATIC") for t in self.tests]
+        rows = [
+            (t.name, t.value, t.share, "" if t.at is None else t.at, "ok" if t.ok else "SYSTEMATIC") for t in self.tests
+        ]
         return str(Table(("structure", "value", "of allowed", "at", "finding"), rows))
 
     __repr__ = __str__
@@ -77,8 +79,8 @@ def structure(
     """Test `residual` = observed - golden, float64, any shape, for structure below the elementwise bound.
 
     `noise` is the parameter s_i of each element, `shared` the absolute part of each that may be common to a
-    row, column or tile, `overall` the part that may be common to all (`shared` where it is not given). Elements that are not finite are left out. The last dimension is a
-    row's, all others count rows.
+    row, column or tile, `overall` the part that may be common to all (`shared` where it is not given). Elements that
+    are not finite are left out. The last dimension is a row's, all others count rows.
     """
     r, g = (_matrix(x) for x in (residual, golden))
     parts = (noise, shared, shared if overall is None else overall)
@@ -112,7 +114,9 @@ def _tests(
     )
 
 
-def _linear(name: str, total: torch.Tensor, variance: torch.Tensor, common: torch.Tensor, t: float, scale: object) -> Test:
+def _linear(
+    name: str, total: torch.Tensor, variance: torch.Tensor, common: torch.Tensor, t: float, scale: object
+) -> Test:
     allowed = float((2.0 * t * variance).sqrt() + common)
     weight = float(scale)  # type: ignore[arg-type]
     return Test(name, _share(abs(float(total)), allowed), float(total) / weight if weight else 0.0)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from labkit.errors import UsageError
 from labkit.tolerance import Bound
+
+DETAILS = {"op": str, "inputs_complete": bool, "K": int, "dtype": str}
+"""What a file may say of a step beside its inputs, and the type of each."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +32,16 @@ class Step:
     inputs: tuple[str, ...] = ()
     bound: Bound | None = None
     replay: Callable[..., tuple[Any, Bound]] | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    """What a file keeps beside it: ``op``, ``inputs_complete``, ``K``, ``dtype``."""
 
 
 class Trace:
-    """Steps in the order in which they were computed."""
+    """Steps in the order in which they were computed; `about` is what a file says of all (compute, storage_dtype)."""
 
-    def __init__(self, steps: dict[str, Any] | None = None) -> None:
+    def __init__(self, steps: dict[str, Any] | None = None, about: dict[str, str] | None = None) -> None:
         self._steps: dict[str, Step] = {}
+        self.about = dict(about or {})
         for name, value in (steps or {}).items():
             self.add(name, value)
 
@@ -40,11 +52,12 @@ class Trace:
         inputs: tuple[str, ...] = (),
         bound: Bound | None = None,
         replay: Callable[..., tuple[Any, Bound]] | None = None,
+        about: dict[str, Any] | None = None,
     ) -> Any:
         """Append a step and return its value. Raises ValueError for a name that is already there."""
         if name in self._steps:
             raise ValueError(f"trace: step {name!r} is already there")
-        self._steps[name] = Step(name, value, inputs, bound, replay)
+        self._steps[name] = Step(name, value, inputs, bound, replay, dict(about or {}))
         return value
 
     @property
@@ -67,3 +80,52 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self._steps)
+
+    def save(self, path: Path | str) -> Path:
+        """Write one safetensors file: a tensor a step, `order`, `steps` and `about` as metadata, strings all.
+
+        Bounds and replays are functions of the golden and are not kept. Written beside its name first, then moved
+        into place. Raises UsageError for a step that is no array and for metadata of the wrong kind.
+        """
+        from safetensors.torch import save_file
+
+        path = Path(path)
+        tensors, steps = {}, {}
+        for step in self:
+            tensors[step.name] = _storable(step.name, step.value)
+            for key, value in step.about.items():
+                if key not in DETAILS or not isinstance(value, DETAILS[key]):
+                    wanted = ", ".join(f"{k}: {v.__name__}" for k, v in DETAILS.items())
+                    raise UsageError(f"about: {key}={value!r} of step {step.name!r} is not right; wanted {wanted}")
+            steps[step.name] = step.about | ({"inputs": list(step.inputs)} if step.inputs else {})
+        if wrong := {k: v for k, v in self.about.items() if not isinstance(v, str)}:
+            raise UsageError(f"about: {wrong} is not right; wanted strings")
+        metadata = self.about | {"order": json.dumps(self.names), "steps": json.dumps(steps)}
+        temporary = path.with_name(f".{path.name}.part")
+        save_file(tensors, temporary, metadata)
+        temporary.replace(path)
+        return path
+
+    @classmethod
+    def load(cls, path: Path | str) -> Trace:
+        """Read what :meth:`save`, or any other program, wrote. Raises UsageError for what is no such file."""
+        from labkit.dumps import open_dump
+
+        dump = open_dump(Path(path))
+        trace = cls(about={k: v for k, v in dump.about.items() if isinstance(v, str)})
+        for name in dump.names:
+            said = dump.step(name)
+            inputs = tuple(str(x) for x in said.get("inputs") or ())
+            about = {k: v for k, v in said.items() if k in DETAILS and isinstance(v, DETAILS[k])}
+            trace.add(name, dump.read(name), inputs, about=about)
+        return trace
+
+
+def _storable(name: str, value: Any) -> torch.Tensor:
+    """A copy in memory of its own: safetensors takes no two names of one storage."""
+    try:
+        tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.asarray(value))
+    except TypeError:
+        kind = type(value).__name__
+        raise UsageError(f"step {name!r}: {kind} cannot be stored; wanted a tensor or an array") from None
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

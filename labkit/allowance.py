@@ -1,0 +1,270 @@
+"""What a step of a trace may be off, from what its metadata offers.
+
+A step that can be replayed is recomputed in float64 from the observed inputs, and may differ from that by what its
+arithmetic and its storage cost. Any other step is held to the golden: it may differ by its own rounding and by what its
+inputs were off, magnified at most `AMPLIFICATION` times; where the words of its operation say that it cancels, divides,
+exponentiates or sums, that is reckoned with what such an operation does to an error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from labkit.precision import UNIT, Precision
+from labkit.replay import Replay
+from labkit.tolerance import gamma, ulp
+
+Tensor = torch.Tensor
+
+AMPLIFICATION = 3.0
+"""How many times a step that cannot be replayed may magnify the relative error of its inputs."""
+
+_SHIFTED = re.compile(r"norm|softmax|var|center|logsumexp|lse|log", re.IGNORECASE)
+_EXPONENTIAL = re.compile(r"exp|softmax|prob|sigmoid|sinkhorn|silu|lse|logsumexp|\bcos\b|\bsin\b", re.IGNORECASE)
+_ACTIVATION = re.compile(r"relu|gelu|silu|tanh|sigmoid|swish", re.IGNORECASE)
+_QUOTIENT = re.compile(r"/|divide|normali[sz]e|quotient", re.IGNORECASE)
+_ONE_HOT = re.compile(r"-\s*(one.?hot|y\b|label|target)", re.IGNORECASE)
+_MINUS = re.compile(r"\s-\s|minus|nll|subtract", re.IGNORECASE)
+_CANCELS = re.compile(r"\s-\s|minus|backward|nll|subtract", re.IGNORECASE)
+_WHOLE = re.compile(
+    r"norm|softmax|prob|sum|mean|reduce|max|var|matmul|linear|@|conv|sinkhorn|lse|attention", re.IGNORECASE
+)
+_SUMMED = re.compile(r"\bsum|reduce|mean|@|matmul|linear|conv", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One recorded input of a step: both sides in float64, and whether its own step was found wrong."""
+
+    name: str
+    observed: Tensor
+    golden: Tensor
+    wrong: bool
+
+    @property
+    def difference(self) -> Tensor:
+        """Observed minus golden where both are finite."""
+        d = self.observed - self.golden
+        return torch.where(d.isfinite(), d, 0.0)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What one step may be off: `bound` element by element, `noise`, `shared`, `overall` as structure() has them."""
+
+    bound: Tensor
+    noise: Tensor
+    shared: Tensor
+    overall: Tensor
+    why: str
+
+
+def finite(x: Tensor) -> Tensor:
+    """Zeros in place of what is not finite."""
+    return torch.where(x.isfinite(), x, 0.0)
+
+
+def scale_of(g: Tensor) -> Tensor:
+    """The size that errors of an element go with: its own, or the RMS of its row or its column."""
+    g = finite(g)
+    if g.ndim == 0:
+        return g.abs()
+    rows = g.pow(2).mean(-1, keepdim=True).sqrt()
+    columns = g.reshape(-1, g.shape[-1]).pow(2).mean(0).sqrt()
+    return torch.maximum(torch.maximum(rows, columns), g.abs())
+
+
+def storage(g: Tensor, precision: Precision) -> Tensor:
+    """Half a unit in the last place of the stored dtype at g; the smallest normal where denormals are flushed."""
+    if precision.dtype is None:
+        return torch.zeros_like(g)
+    half = 0.5 * ulp(finite(g), precision.dtype)
+    if precision.golden is not None:
+        half = half + 0.5 * ulp(finite(g), precision.golden)
+    if precision.flush:
+        half = half.clamp(min=torch.finfo(precision.dtype).tiny)
+    return half
+
+
+def replayed(found: Replay, inputs: Sequence[Tensor], precision: Precision) -> tuple[Tensor, Allowed]:
+    """The step in float64 from `inputs`, and what the implementation may differ from that.
+
+    A product: Higham and Mary's bound of its sum, each factor cut first where the promise says so; its noise goes
+    with the partial sums, about u sqrt(K) (|sum| + sqrt(sum (ab)^2)); accumulators that truncate drift with K. A
+    softmax: to first order, three roundings of the exponent, eight others, and a sum's worth of them.
+    """
+    value = found.run(*inputs)
+    u = (0.0 if precision.stored == "integer" else precision.compute) + precision.extra
+    half = storage(value, precision)
+    if precision.eager:
+        half = half * max(1, len(inputs) - 1 + found.product)
+    size, k = finite(value).abs(), max(1, found.length)
+    if found.softmax:
+        relative = u * (-3.0 * torch.log(value.clamp(min=1e-45)) + 8.0 + 2.0 * math.sqrt(k))
+        bound = noise = shared = size * (relative + _logit_error(found, inputs, precision, u))
+        bound = bound + torch.finfo(torch.float32).tiny
+    elif found.magnitude:
+        magnitude = finite(found.magnitude(*inputs))
+        squares = finite(found.squares(*inputs)) if found.squares else magnitude**2
+        cut = (1.0 + precision.factor) ** 2 - 1.0
+        bound = magnitude * (gamma(k, u, value.numel()) * (1.0 + cut) + cut)
+        noise = u * math.sqrt(k) * (size + squares.sqrt()) + cut * squares.sqrt()
+        drifts = precision.factor > 0.0 or precision.unit > UNIT["float32"]
+        shared = u * (4.0 + (0.25 * k if drifts else 0.0)) * size
+    else:
+        bound, noise, shared = 4.0 * u * size, 2.0 * u * size, 4.0 * u * size
+    noise = (noise**2 + half**2).sqrt()
+    bound = bound + 1.001 * half + 2.0**-149
+    return value, Allowed(bound, noise, shared, shared, "replayed in float64 from the observed inputs")
+
+
+def _logit_error(found: Replay, inputs: Sequence[Tensor], precision: Precision, u: float) -> float:
+    """Absolute error of the exponents where the product before the softmax is part of the step."""
+    if not found.product or not found.magnitude:
+        return 0.0
+    largest = float(finite(found.magnitude(*inputs)).max())
+    cut = (1.0 + precision.factor) ** 2 - 1.0
+    return 2.0 * largest * (u * math.sqrt(found.length) * 4.0 + cut)
+
+
+def inherited_error(inputs: Sequence[Input], op: str, results: int | None = None) -> tuple[float, float, float]:
+    """Relative RMS error that the inputs bring, the largest single one relative to their RMS, and what averages out."""
+    rms = peak = average = 0.0
+    for one in inputs:
+        d, g = one.difference, finite(one.golden)
+        if not d.numel() or not bool(d.any()):
+            continue
+        size = float(g.pow(2).mean().sqrt())
+        if _SHIFTED.search(op) or not op:
+            size = min(size, _spread(g))
+        error, largest = float(d.pow(2).mean().sqrt()), float(d.abs().max())
+        relative, single = (error / size, largest / size) if size else (math.inf, math.inf)
+        if _EXPONENTIAL.search(op):
+            relative, single = max(relative, error), max(single, largest)
+        slope = abs(float((d * g).sum())) / max(float((g * g).sum()), 1e-300)
+        rms, peak = max(rms, relative), max(peak, single)
+        average = max(average, slope + 6.0 * relative / math.sqrt(min(d.numel(), results or d.numel())))
+    return rms, peak, average
+
+
+def _spread(g: Tensor) -> float:
+    """RMS of what is left of each row without its mean; of the whole where rows are constant."""
+    if g.ndim == 0 or g.shape[-1] < 2:
+        return float(g.pow(2).mean().sqrt())
+    left = float((g - g.mean(-1, keepdim=True)).pow(2).mean().sqrt())
+    whole = float(g.pow(2).mean().sqrt())
+    return left if left > 1e-6 * whole else whole
+
+
+def unreplayed(
+    g: Tensor, op: str, k: int | None, inputs: Sequence[Input], background: tuple[float, float], precision: Precision
+) -> Allowed:  # fmt: skip
+    """What a step that cannot be replayed may differ from the golden.
+
+    `background` is the relative and the absolute error of the steps before, for a step whose inputs are not recorded.
+    """
+    size = scale_of(g)
+    half = storage(g, precision)
+    step = 2.0 * half if precision.unit > UNIT["float32"] and _on_grid(g, precision) else half
+    # (on the grid the golden was rounded too: a near tie may fall either way, by a whole unit, but not everywhere)
+    u = precision.compute + precision.extra
+    if precision.golden is not None:
+        u = max(u, UNIT["float32"])
+    elementwise = bool(inputs) and not _WHOLE.search(op) and all(_fits(x.golden, g) for x in inputs)
+    length = k or max([1, *(x.golden.shape[-1] for x in inputs if x.golden.ndim), *([] if inputs else g.shape[-1:])])
+    length = 1 if elementwise and not k else length
+    summed = _sum_size(g, inputs, op) if inputs and _SUMMED.search(op) else (0.0, 1.0)
+    magnitude = torch.maximum(size, torch.full_like(size, summed[0]))
+    condition = 1.0
+    if _SHIFTED.search(op):
+        for one in inputs:
+            if one.golden.numel() >= g.numel() and one.golden.ndim:
+                whole = float(finite(one.golden).pow(2).mean().sqrt())
+                condition = max(condition, whole / max(_spread(finite(one.golden)), 1e-300))
+    own = (u * (8.0 + 2.0 * math.sqrt(length)) * condition + 2.0 * precision.factor) * magnitude
+    if inputs:
+        rms, peak, average = inherited_error(inputs, op, g.numel() if _SUMMED.search(op) else None)
+    else:
+        rms = max(background[0], background[1] if _EXPONENTIAL.search(op) else 0.0)
+        peak, average = 10.0 * rms, rms
+    a = AMPLIFICATION * (2.0 if _CANCELS.search(op) else 1.0)
+    reach = torch.maximum(size, torch.full_like(size, 2.0 * summed[0] / math.sqrt(summed[1])))
+    local = (
+        _local(g, op, inputs)
+        if elementwise and not _ONE_HOT.search(op)
+        else torch.full_like(size, _cancelled(g, op, inputs))
+    )
+    shared = a * rms * reach + local + 8.0 * u * condition * size
+    bound = own * 4.0 + max(a * peak, 6.0 * a * rms) * reach + local + 1.001 * step
+    noise = (half**2 + own**2).sqrt()
+    overall = (a * average + 4.0 * u * condition) * reach + (local if _MINUS.search(op) else 0.0)
+    return Allowed(bound, noise, shared, overall, "rounding, and what the inputs were off")
+
+
+def _fits(x: Tensor, g: Tensor) -> bool:
+    try:
+        return torch.broadcast_shapes(x.shape, g.shape) == g.shape
+    except RuntimeError:
+        return False
+
+
+def _on_grid(g: Tensor, precision: Precision) -> bool:
+    if precision.dtype is None:
+        return False
+    kept = finite(g)
+    return bool((kept.to(precision.dtype).double() == kept).all())
+
+
+def _local(g: Tensor, op: str, inputs: Sequence[Input]) -> Tensor:
+    """What elementwise operations hand on, element by element."""
+    total = torch.zeros_like(finite(g))
+    size = float(finite(g).pow(2).mean().sqrt())
+    for one in inputs:
+        d = one.difference.abs().expand(g.shape)
+        x = finite(one.golden).expand(g.shape)
+        before = float(x.pow(2).mean().sqrt())
+        if _ACTIVATION.search(op) and len(inputs) == 1:
+            total = total + 1.2 * d
+        elif before > 0.0:
+            total = total + min(2.0 * size / before, 1.0 if _CANCELS.search(op) and size < before else math.inf) * d
+        if _QUOTIENT.search(op):
+            relative = torch.where(d > 0.0, 2.0 * d / x.abs(), 0.0)
+            total = total + torch.where(relative > 0.5, math.inf, relative * finite(g).abs())  # no digit left: anything
+        if _MINUS.search(op) and "lr" not in op and size < before:
+            total = total + 3.0 * d + 8.0 * UNIT["float32"] * x.abs()
+    return total
+
+
+def _cancelled(g: Tensor, op: str, inputs: Sequence[Input]) -> float:
+    """The absolute error that a subtraction of larger numbers leaves, where it is not elementwise."""
+    if _ONE_HOT.search(op):  # a probability near 1 less 1
+        worst = max((float(x.difference.abs().max()) for x in inputs if x.golden.numel() >= g.numel()), default=0.0)
+        return (3.0 * worst + 16.0 * UNIT["float32"]) / (g.numel() / g.shape[-1] if "/" in op or "mean" in op else 1.0)
+    if not _MINUS.search(op) or re.search(r"lr|[*/]", op):
+        return 0.0
+    size = float(finite(g).pow(2).mean().sqrt())
+    larger = [x for x in inputs if x.golden.is_floating_point() and float(finite(x.golden).pow(2).mean().sqrt()) > size]
+    parts = [
+        3.0 * float(x.difference.abs().max()) + 8.0 * UNIT["float32"] * float(finite(x.golden).abs().max())
+        for x in larger
+    ]
+    return max(parts, default=0.0)
+
+
+def _sum_size(g: Tensor, inputs: Sequence[Input], op: str) -> tuple[float, float]:
+    """About sum|a||b| of a reduction whose operands are the recorded inputs, and how many terms it has."""
+    large = [x for x in inputs if x.golden.numel() >= g.numel()]
+    if not large:
+        return 0.0, 1.0
+    product, most = 1.0, 1
+    for x in large[:2]:
+        product *= float(finite(x.golden).abs().mean())
+        most = max(most, x.golden.numel())
+    ratio = most / max(1, g.numel())
+    ratio = max(1.0, ratio)
+    return (product if "mean" in op.lower() else product * ratio), ratio

@@ -1,0 +1,163 @@
+"""The same computation several times: how many distinct results, and whether order noise explains them. Poisoned
+memory."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from labkit.compare import compare
+from labkit.errors import UsageError
+from labkit.tables import Table, number
+from labkit.tolerance import Bound
+from labkit.trace import Step, Trace
+
+SAME = "bit-identical"
+ORDER = "order noise, within the bound"
+BEYOND = "beyond the bound: a race or an uninitialised read"
+UNKNOWN = "differs; no bound to hold it to"
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """One step over all runs."""
+
+    distinct: int
+    spread: float
+    """Largest difference of any run from the first; Inf where one has a NaN that the first has not."""
+    of_bound: float
+    """That over twice the bound (each run may use its own); NaN where there is none."""
+    finding: str
+
+
+@dataclass(repr=False)
+class Repetition:
+    """What :func:`repeat` found, a step each."""
+
+    times: int
+    steps: dict[str, Repeated] = field(default_factory=dict)
+
+    @property
+    def identical(self) -> bool:
+        """Whether every run gave the same bits in every step."""
+        return all(step.distinct == 1 for step in self.steps.values())
+
+    @property
+    def ok(self) -> bool:
+        """Whether no step goes beyond its bound."""
+        return not any(step.finding == BEYOND for step in self.steps.values())
+
+    @property
+    def first(self) -> str | None:
+        """The first step that differs between runs."""
+        return next((name for name, step in self.steps.items() if step.distinct > 1), None)
+
+    def table(self) -> Table:
+        """A row a step."""
+        rows = [(name, s.distinct, number(s.spread), "" if math.isnan(s.of_bound) else number(s.of_bound), s.finding)
+                for name, s in self.steps.items()]  # fmt: skip
+        return Table(("step", f"distinct of {self.times}", "spread", "of bound", "finding"), rows)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def repeat(run: Callable[[], Any], times: int = 10, golden: Trace | Bound | None = None) -> Repetition:
+    """Call `run()` `times` times and hold each result against the first, bit by bit.
+
+    `run` gives an array or a Trace. `golden` says what a step may be off: a golden Trace with bounds, or a Bound for
+    a single array. Two right runs are each within the bound of the golden, so they may differ by twice that: more is
+    a race or a read of what nobody wrote. Only the first run and a hash of each are kept. Raises UsageError for fewer
+    than two times.
+    """
+    if times < 2:
+        raise UsageError(f"times: {times} is not right; wanted 2 at least")
+    first = _trace(run())
+    kept = {step.name: _array(step.value).clone() for step in first}
+    hashes = {name: {digest(value)} for name, value in kept.items()}
+    spread = dict.fromkeys(kept, 0.0)
+    shares = {name: 0.0 if _bound(golden, name) else math.nan for name in kept}
+    for _ in range(times - 1):
+        again = _trace(run())
+        if again.names != first.names:
+            raise UsageError(f"run: gave steps {again.names}, then {first.names}; wanted the same each time")
+        for step in again:
+            name, value = step.name, _array(step.value)
+            mark = digest(value)
+            if mark in hashes[name]:
+                continue
+            hashes[name].add(mark)
+            bound = _bound(golden, name)
+            found = compare(value.double(), kept[name].double(), bound.scaled(2.0) if bound else math.inf)
+            odd = found.observed_nan != found.golden_nan or found.observed_inf != found.golden_inf
+            spread[name] = math.inf if odd else max(spread[name], found.max_abs)
+            shares[name] = max(shares[name], math.inf if odd else found.bound_used) if bound else math.nan
+    result = Repetition(times)
+    for name in kept:
+        distinct = len(hashes[name])
+        finding = _finding(distinct, spread[name], shares[name])
+        result.steps[name] = Repeated(distinct, spread[name], shares[name], finding)
+    return result
+
+
+def _finding(distinct: int, spread: float, share: float) -> str:
+    if distinct == 1:
+        return SAME
+    if share > 1.0 or math.isinf(spread):
+        return BEYOND
+    return UNKNOWN if math.isnan(share) else ORDER
+
+
+def _trace(value: Any) -> Trace:
+    return value if isinstance(value, Trace) else Trace({"result": value})
+
+
+def _array(value: Any) -> torch.Tensor:
+    return value.detach() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+
+
+def digest(value: torch.Tensor) -> str:
+    """A hash of a tensor's bits."""
+    raw = value.cpu().contiguous()
+    return hashlib.sha256(raw.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _bound(golden: Trace | Bound | None, name: str) -> Bound | None:
+    if isinstance(golden, Trace):
+        step: Step | None = golden.step(name) if name in golden else None
+        return step.bound if step else None
+    return golden
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill what torch allocates without a value with NaN (integers: their largest), so that what nobody wrote shows.
+
+    That is torch's own fill of uninitialised memory, which works while its deterministic algorithms are asked for;
+    those that have none run as usual.
+    """
+    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    settings: Any = torch.utils.deterministic
+    fill = settings.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*deterministic.*")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        settings.fill_uninitialized_memory = True
+        try:
+            yield
+        finally:
+            settings.fill_uninitialized_memory = fill
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
