@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from labkit.errors import UsageError
+from labkit.trace import Trace
 
 SUFFIXES = (".safetensors", ".npy", ".pt", ".pth")
 
@@ -62,6 +63,17 @@ def open_dump(path: Path) -> Dump:
             return Dump(path, sorted(named, key=natural), lambda name: named[name])
         return Dump(path, ["tensor"], lambda name: loaded)
     raise UsageError(f"{path}: is of no kind that is known; wanted {', '.join(SUFFIXES)} or a folder of them")
+
+
+def of_trace(trace: Trace, name: str = "trace") -> Dump:
+    """A trace in memory, as one on disk would be read."""
+    steps = {s.name: s.about | ({"inputs": list(s.inputs)} if s.inputs else {}) for s in trace}
+
+    def read(step: str) -> torch.Tensor:
+        value = trace[step]
+        return value.detach().cpu() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+
+    return Dump(Path(name), trace.names, read, trace.about | {"steps": steps})
 
 
 def _safetensors(path: Path) -> Dump:

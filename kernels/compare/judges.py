@@ -1,0 +1,93 @@
+"""Judges side by side: ours, and those that are in use. Each says whether a trace is wrong, and at which step first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from labkit.diff import diff
+from labkit.dumps import of_trace
+from labkit.trace import Trace
+
+Judge = Callable[[Trace, Trace], "str | None"]
+
+
+def ours(observed: Trace, golden: Trace) -> str | None:
+    """`labkit diff`."""
+    return diff(of_trace(observed), of_trace(golden)).first
+
+
+def _by_step(rule: Callable[[torch.Tensor, torch.Tensor], bool]) -> Judge:
+    def judge(observed: Trace, golden: Trace) -> str | None:
+        for step in golden:
+            if not step.value.is_floating_point():
+                continue
+            o, g = observed[step.name], step.value
+            if o.shape != g.shape or rule(o, g):
+                return step.name
+        return None
+
+    return judge
+
+
+def _assert_close(o: torch.Tensor, g: torch.Tensor) -> bool:
+    try:
+        torch.testing.assert_close(o, g.to(o.dtype), equal_nan=True)
+    except AssertionError:
+        return True
+    return False
+
+
+def _allclose(o: torch.Tensor, g: torch.Tensor) -> bool:
+    return not np.allclose(o.double().cpu().numpy(), g.cpu().numpy(), equal_nan=True)
+
+
+def _finite_pair(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Both in float64 where the golden is finite, and whether the observed is not finite there."""
+    o = o.double()
+    keep = g.isfinite()
+    return o[keep], g[keep], bool((~o[keep].isfinite()).any() or (o.isnan() & ~g.isnan()).any())
+
+
+def _cosine_rule(o: torch.Tensor, g: torch.Tensor) -> bool:
+    a, b, odd = _finite_pair(o, g)
+    if odd:
+        return True
+    norms = float(a.norm() * b.norm())
+    cosine = float(a @ b) / norms if norms else float(bool((a == b).all()))
+    largest = float((a - b).abs().max()) if a.numel() else 0.0
+    return cosine < 0.9 or largest > 1.0 or (cosine < 0.99 and largest > 1e-3)
+
+
+def _relative_metric(o: torch.Tensor, g: torch.Tensor) -> bool:
+    a, b, odd = _finite_pair(o, g)
+    total = float(a @ a + b @ b)
+    return odd or (total > 0.0 and 1.0 - 2.0 * float(a @ b) / total > 1e-3)
+
+
+def _l1_equal(o: torch.Tensor, g: torch.Tensor) -> bool:
+    """Equality of L1 norms, to the six digits that such a hash is printed with."""
+    a, b, odd = _finite_pair(o, g)
+    return odd or f"{float(a.abs().sum()):.5e}" != f"{float(b.abs().sum()):.5e}"
+
+
+def _fixed(tolerance: float) -> Callable[[torch.Tensor, torch.Tensor], bool]:
+    def rule(o: torch.Tensor, g: torch.Tensor) -> bool:
+        a, b, odd = _finite_pair(o, g)
+        return odd or bool(((a - b).abs() > tolerance).any())
+
+    return rule
+
+
+JUDGES: dict[str, Judge] = {
+    "labkit diff": ours,
+    "torch.testing.assert_close": _by_step(_assert_close),
+    "numpy.allclose": _by_step(_allclose),
+    "cosine and max_abs rule": _by_step(_cosine_rule),
+    "1 - 2<x,y>/(|x|^2+|y|^2) > 1e-3": _by_step(_relative_metric),
+    "equal L1 norms": _by_step(_l1_equal),
+    "fixed 1e-4": _by_step(_fixed(1e-4)),
+    "fixed 1e-2": _by_step(_fixed(1e-2)),
+}
