@@ -51,6 +51,10 @@ class Case:
     providers: Sequence[Provider]
     bytes: int
     operations: int
+    graph: bool = True
+    """Whether the calls can be captured in a CUDA graph; one that waits for its result cannot."""
+    memory: bool = False
+    """Whether the memory that a call takes beyond its operands is of interest."""
 
 
 def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
@@ -64,7 +68,11 @@ def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
         if not found.ok:
             print(f"  not timed, since it is wrong: {provider.name}: {found}")
             continue
-        timers = {"time": cuda_times, "time_in_graph": graph_times} if device.is_cuda else {"time": host_times}
+        if case.memory:
+            yield _row(case, provider.name, "extra_memory", "MiB", [extra_memory(provider.run, device)] * 3)
+        timers = {"time": cuda_times} if device.is_cuda else {"time": host_times}
+        if device.is_cuda and case.graph:
+            timers["time_in_graph"] = graph_times
         for metric, timer in timers.items():
             yield _row(case, provider.name, metric, "us", timer(provider.run))
     for name, microseconds in floors(case, device).items():
@@ -86,6 +94,29 @@ def _row(case: Case, provider: str, metric: str, unit: str, values: Sequence[flo
     )
     row.update(zip(("y_value_50", "y_value_20", "y_value_80"), (f"{v:.6g}" for v in values), strict=True))
     return row
+
+
+def extra_memory(run: Callable[[], Any], device: devices.Device) -> float:
+    """MiB that one call takes at its peak beyond what was there before: of the GPU, or of this process (Linux)."""
+    if device.is_cuda:
+        import torch
+
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    before = _resident("VmRSS")
+    run()
+    return (_resident("VmHWM") - before) / 1024
+
+
+def _resident(field: str) -> float:
+    """KiB, from /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith(f"{field}:")))
 
 
 def cuda_times(run: Callable[[], Any]) -> list[float]:
@@ -150,7 +181,7 @@ def floors(case: Case, device: devices.Device) -> dict[str, float]:
         return {}
     return {
         "traffic floor": 1e6 * case.bytes / copy_rate(),
-        "arithmetic floor, fp32": 1e6 * case.operations / _peak_float32(),
+        **({"arithmetic floor, fp32": 1e6 * case.operations / _peak_float32()} if case.operations else {}),
     }
 
 

@@ -35,23 +35,31 @@ SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "b
 class Bound:
     """|observed - golden| may be at most `absolute`, element by element.
 
-    `absolute` is a number or a float64 array of the golden's shape; `why` is the formula in words.
+    `absolute` is a number or a float64 array of the golden's shape; `why` is the formula in words. `noise` is the
+    sub-Gaussian parameter of each element's error where that is known, and `shared` what may be common to all of them:
+    the second instrument, :func:`labkit.structure`, needs both.
     """
 
     absolute: Any
     why: str
+    noise: Any = None
+    shared: Any = 0.0
 
     def __add__(self, other: Bound) -> Bound:
         if not isinstance(other, Bound):
             return NotImplemented
-        return Bound(self.absolute + other.absolute, f"{self.why} + {other.why}")
+        known = self.noise is not None and other.noise is not None
+        noise = (self.noise**2 + other.noise**2) ** 0.5 if known else None
+        return Bound(self.absolute + other.absolute, f"{self.why} + {other.why}", noise, self.shared + other.shared)
 
     def scaled(self, factor: Any) -> Bound:
         """The bound after an exact multiplication by `factor`."""
-        return Bound(self.absolute * abs(factor), f"({self.why}) scaled")
+        size = abs(factor)
+        noise = None if self.noise is None else self.noise * size
+        return Bound(self.absolute * size, f"({self.why}) scaled", noise, self.shared * size)
 
 
-EXACT = Bound(0.0, "exact: values are moved, not computed")
+EXACT = Bound(0.0, "exact: values are moved, not computed", 0.0)
 
 
 def confidence(length: int, count: int, false_alarm: float = FALSE_ALARM) -> float:
@@ -78,6 +86,8 @@ def sum_of_products(
     *,
     count: int | None = None,
     false_alarm: float = FALSE_ALARM,
+    value: Any = None,
+    squares: Any = None,
 ) -> Bound:
     """Bound of inner products of `length` terms whose sum|a||b| is `magnitude` (float64, any shape).
 
@@ -85,6 +95,8 @@ def sum_of_products(
     ``tf32``. With tf32 each factor is first cut to 11 significant bits; NVIDIA does not say whether it is rounded or
     truncated, so a whole unit 2^-10 is allowed for each. Tensor cores may truncate as they accumulate (Fasi, Higham,
     Mikaitis, Pranesh 2021), which has no mean of zero, so the worst case holds there: K v / (1 - K v), v = 2^-23.
+    `value`, the exact sum, and `squares`, sum (ab)^2, give the noise too: partial sums are about as large as the sum
+    and the root of the squares, and each of K roundings is u of one. What tf32's accumulators drift is shared.
     `count` is the number of inner products that share the false-alarm rate, when it is more than those of `magnitude`.
     """
     count = count or math.prod(getattr(magnitude, "shape", ())) or 1
@@ -92,19 +104,28 @@ def sum_of_products(
         cut, v = 2.0 * UNIT_ROUNDOFF["tf32"], 2.0 * UNIT_ROUNDOFF["float32"]
         factor = (1.0 + cut) ** 2 * (1.0 + worst_case(length, v)) - 1.0
         text = f"tf32: ((1 + 2^-10)^2 (1 + K v / (1 - K v)) - 1) sum|a||b|, K = {length}, v = 2^-23"
-        return Bound(magnitude * factor + length * SMALLEST["float32"], text)
+        if value is None or squares is None:
+            return Bound(magnitude * factor + length * SMALLEST["float32"], text)
+        noise = 2.0 * cut * squares**0.5 + v * length**0.5 * (abs(value) + squares**0.5)
+        return Bound(magnitude * factor + length * SMALLEST["float32"], text, noise, length * v * abs(value))
     u = UNIT_ROUNDOFF[compute]
     factor = gamma(length, u, count, false_alarm)
     text = f"min(lambda sqrt(K), K) u sum|a||b|, K = {length}, u = 2^{round(math.log2(u))}"
-    return Bound(magnitude * factor + length * SMALLEST[compute], text)
+    absolute = magnitude * factor + length * SMALLEST[compute]
+    if value is None or squares is None:
+        return Bound(absolute, text)
+    noise = u * length**0.5 * (abs(value) + squares**0.5) + length**0.5 * SMALLEST[compute]
+    return Bound(absolute, text, noise, 4.0 * u * abs(value))
 
 
 def roundings(values: Any, number: int, dtype: str = "float32") -> Bound:
     """Bound of `number` successive roundings of `values` to `dtype`, in the worst case."""
     u = UNIT_ROUNDOFF[dtype]
+    size = abs(values)
     return Bound(
-        abs(values) * (number * u / (1.0 - number * u)) + number * SMALLEST[dtype],
+        size * (number * u / (1.0 - number * u)) + number * SMALLEST[dtype],
         f"{number} rounding{'s' if number > 1 else ''} to {dtype}",
+        number**0.5 * (size * u + SMALLEST[dtype]),
     )
 
 

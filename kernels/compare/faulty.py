@@ -80,7 +80,9 @@ FAULTS = (
     Fault("1% scale", "attention", "qk", lambda x, s: 1.01 * x),
     Fault("missing 1/sqrt(d)", "attention", "scaled", lambda x, s: s["qk"].clone()),
     Fault("mask off by one", "attention", "masked", lambda x, s: _unmasked_next(s["scaled"])),
-    Fault("softmax over the wrong axis", "attention", "probs", lambda x, s: torch.softmax(s["masked"], -2).nan_to_num()),
+    Fault(
+        "softmax over the wrong axis", "attention", "probs", lambda x, s: torch.softmax(s["masked"], -2).nan_to_num()
+    ),
     Fault("bf16 in the middle", "attention", "probs", lambda x, s: _middle(x)),
     Fault("fp16 accumulator", "attention", "pv", _half_sum),
     Fault("wrong epsilon", "layernorm", "normal", lambda x, s: _normal(x, s, 1e-3, 0)),

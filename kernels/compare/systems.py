@@ -117,7 +117,9 @@ SYSTEMS: dict[str, System] = {
 }
 
 
-def inputs(system: str, size: Size, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def inputs(
+    system: str, size: Size, generator: torch.Generator, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     """Inputs of a system, of `dtype`: what golden and implementation both start from."""
 
     def normal(*shape: int) -> Tensor:

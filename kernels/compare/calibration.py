@@ -1,0 +1,240 @@
+"""Clean products by the thousand, and the smallest fault that each instrument sees, as functions of the length K."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from labkit.compare import compare
+from labkit.structure import structure
+from labkit.tables import Table
+from labkit.tolerance import Bound, roundings, sum_of_products
+
+LENGTHS = tuple(2**k for k in range(17))
+DATA = ("mixed signs", "positive", "cancelling", "denormal products")
+ORDERS = ("sequential", "blocked", "shuffled")
+ROWS = COLUMNS = 12
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Clean cases of one kind: how many, how often each instrument cried wolf, the largest share of the bound used."""
+
+    kind: str
+    cases: int
+    elementwise: int
+    structure: int
+    share: float
+    missed: int
+    """Of as many elements set ten times beyond their bound, how many compare() did not report."""
+
+
+def operands(data: str, length: int, cases: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """float32 factors [cases, ROWS, K] and [cases, K, COLUMNS]."""
+    a = rng.standard_normal((cases, ROWS, length), dtype=np.float32)
+    b = rng.standard_normal((cases, length, COLUMNS), dtype=np.float32)
+    if data == "positive":
+        a, b = abs(a), abs(b)
+    elif data == "cancelling" and length > 1:
+        half = length // 2
+        a[..., half : 2 * half] = -a[..., :half] * (1 + np.float32(2.0**-12) * a[..., half : 2 * half])
+        b[:, half : 2 * half] = b[:, :half]
+    elif data == "denormal products":
+        a, b = a * np.float32(1e-20), b * np.float32(1e-19)
+    return a, b
+
+
+def _sum(a: np.ndarray, b: np.ndarray, order: str, rng: np.random.Generator) -> np.ndarray:
+    length = a.shape[-1]
+    if order == "blocked":
+        return a @ b
+    places = rng.permutation(length) if order == "shuffled" else np.arange(length)
+    total = np.zeros((a.shape[0], ROWS, COLUMNS), np.float32)
+    for k in places:
+        total += a[:, :, k, None] * b[:, None, k, :]
+    return total
+
+
+def reference(a: torch.Tensor, b: torch.Tensor, compute: str) -> tuple[torch.Tensor, Bound]:
+    """The product in float64, and what it may be off, noise included."""
+    x, y = a.double(), b.double()
+    value = x @ y
+    magnitude, squares = x.abs() @ y.abs(), (x * x) @ (y * y)
+    return value, sum_of_products(magnitude, x.shape[-1], compute, value=value, squares=squares)
+
+
+def cpu_cases(
+    lengths: Sequence[int], cases: int, rng: np.random.Generator
+) -> Iterator[tuple[str, int, torch.Tensor, torch.Tensor, Bound]]:
+    """(kind, K, observed, golden, bound): float32 on the CPU in each order, on each kind of data."""
+    for length in lengths:
+        for data in DATA:
+            a, b = operands(data, length, cases, rng)
+            value, bound = reference(torch.from_numpy(a), torch.from_numpy(b), "float32")
+            for order in ORDERS:
+                result = torch.from_numpy(_sum(a, b, order, rng))
+                for i in range(cases):
+                    one = Bound(bound.absolute[i], bound.why, bound.noise[i], bound.shared[i])
+                    yield f"float32, {order}, {data}", length, result[i], value[i], one
+
+
+def gpu_cases(
+    lengths: Sequence[int], cases: int, rng: np.random.Generator
+) -> Iterator[tuple[str, int, torch.Tensor, torch.Tensor, Bound]]:
+    """The GPU's own products: float32, TF32, and bfloat16 and float16 inputs and results."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        for length in lengths:
+            for data in DATA[:3]:
+                a, b = (torch.from_numpy(x).cuda() for x in operands(data, length, cases, rng))
+                for compute in ("float32", "tf32", "bfloat16", "float16"):
+                    torch.backends.cuda.matmul.allow_tf32 = compute == "tf32"
+                    x, y = (a, b) if compute in ("float32", "tf32") else (t.to(getattr(torch, compute)) for t in (a, b))
+                    result = (x @ y).cpu()
+                    value, bound = reference(x.cpu(), y.cpu(), "tf32" if compute == "tf32" else "float32")
+                    if compute in ("bfloat16", "float16"):  # tensor cores may truncate as they add, so the worst case
+                        value, bound = _tensor_cores(x.cpu(), y.cpu(), compute)
+                    for i in range(cases):
+                        one = Bound(bound.absolute[i], bound.why, bound.noise[i], bound.shared[i])
+                        yield f"{compute} on the GPU, {data}", length, result[i], value[i], one
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _tensor_cores(a: torch.Tensor, b: torch.Tensor, dtype: str) -> tuple[torch.Tensor, Bound]:
+    x, y = a.double(), b.double()
+    value, k, v = x @ y, a.shape[-1], 2.0**-23
+    magnitude = x.abs() @ y.abs()
+    squares = (x * x) @ (y * y)
+    drift = magnitude * (k * v / (1.0 - k * v))
+    noise = v * math.sqrt(k) * (value.abs() + squares.sqrt())
+    return value, Bound(drift, "K v sum|a||b|", noise, k * v * value.abs()) + roundings(value.abs() + drift, 1, dtype)
+
+
+def tally(cases: Iterator[tuple[str, int, torch.Tensor, torch.Tensor, Bound]], rng: np.random.Generator) -> list[Tally]:
+    """Both instruments on every clean case; then one element of each is set ten times beyond its bound."""
+    counts: dict[str, list[float]] = {}
+    for kind, _, observed, golden, bound in cases:
+        row = counts.setdefault(kind, [0, 0, 0, 0.0, 0])
+        found = compare(observed, golden, bound)
+        below = structure(observed.double() - golden, golden, bound.noise, bound.shared)
+        row[0] += 1
+        row[1] += not found.ok
+        row[2] += not below.ok
+        row[3] = max(row[3], found.bound_used)
+        spoilt = observed.double()
+        place = tuple(int(rng.integers(n)) for n in golden.shape)
+        spoilt[place] = golden[place] + 10.0 * bound.absolute[place]
+        again = compare(spoilt, golden, bound)
+        row[4] += not (again.mismatches == 1 and again.first_index == place)
+    return [Tally(kind, *(int(x) for x in row[:3]), row[3], int(row[4])) for kind, row in counts.items()]
+
+
+def tally_table(found: Sequence[Tally]) -> Table:
+    """A row a kind."""
+    names = (
+        "clean products",
+        "cases",
+        "false alarms, elements",
+        "false alarms, structure",
+        "most of the bound used",
+        "missed",
+    )
+    return Table(names, [(t.kind, t.cases, t.elementwise, t.structure, t.share, t.missed) for t in found])
+
+
+INSTRUMENTS = ("one element", "elements, all scaled", "slope", "one row scaled")
+
+
+def smallest_faults(length: int, dtype: str, rng: np.random.Generator, rows: int = 64) -> dict[str, float]:
+    """The smallest relative error that each instrument reports at one length, by bisection.
+
+    A product [rows, K] x [K, rows] of standard normal factors, summed in float32 and stored in `dtype`.
+    """
+    kept = getattr(torch, dtype)
+    a = torch.from_numpy(rng.standard_normal((rows, length), dtype=np.float32)).to(kept)
+    b = torch.from_numpy(rng.standard_normal((length, rows), dtype=np.float32)).to(kept)
+    value, bound = reference(a, b, "float32")
+    if dtype != "float32":
+        bound = bound + roundings(value.abs() + bound.absolute, 1, dtype)
+    clean = (a.float() @ b.float()).to(kept).double()
+    size = float(value.pow(2).mean().sqrt())
+    middle = int((value[0].abs() - size).abs().argmin())
+
+    def scaled(error: float) -> torch.Tensor:
+        return clean * (1.0 + error)
+
+    def element(error: float) -> torch.Tensor:
+        changed = clean.clone()
+        changed[0, middle] += error * size
+        return changed
+
+    def row(error: float) -> torch.Tensor:
+        changed = clean.clone()
+        changed[3] *= 1.0 + error
+        return changed
+
+    def beyond(x: torch.Tensor) -> bool:
+        return not compare(x, value, bound).ok
+
+    def systematic(x: torch.Tensor) -> bool:
+        return not structure(x - value, value, bound.noise, bound.shared).ok
+
+    trials = ((element, beyond), (scaled, beyond), (scaled, systematic), (row, systematic))
+    return {name: _bisect(make, sees) for name, (make, sees) in zip(INSTRUMENTS, trials, strict=True)}
+
+
+def _bisect(make: object, sees: object) -> float:
+    low, high = -30.0, 10.0  # powers of two
+    for _ in range(14):
+        middle = 0.5 * (low + high)
+        if sees(make(2.0**middle)):  # type: ignore[operator]
+            high = middle
+        else:
+            low = middle
+    return 2.0**high
+
+
+def below_the_bound(rng: np.random.Generator) -> Table:
+    """Three faults in a bfloat16 product [2048, 4096] x [4096, 64], and which instrument reports them."""
+    a = torch.from_numpy(rng.standard_normal((2048, 4096), dtype=np.float32)).bfloat16()
+    a[1001] = a[1000] + (0.004 * torch.from_numpy(rng.standard_normal(4096, dtype=np.float32))).bfloat16()
+    b = torch.from_numpy(rng.standard_normal((4096, 64), dtype=np.float32)).bfloat16()
+    value, bound = reference(a, b, "float32")
+    bound = bound + roundings(value.abs() + bound.absolute, 1, "bfloat16")
+    exact = a.float() @ b.float()
+    copied = exact.clone()
+    copied[1001] = copied[1000]
+    twice = exact + a[:, -32:].float() @ b[-32:].float()
+    rows = []
+    for name, observed in {
+        "right": exact,
+        "1% scale": 1.01 * exact,
+        "row 1001 of 2048 taken from the row before": copied,
+        "the last 32 of 4096 summed twice": twice,
+    }.items():
+        stored = observed.bfloat16()
+        found = compare(stored, value, bound)
+        below = structure(stored.double() - value, value, bound.noise, bound.shared)
+        rows.append(
+            (
+                name,
+                found.bound_used,
+                found.mismatches,
+                below.worst.name,
+                below.worst.share,
+                _verdict(found.ok, below.ok),
+            )
+        )
+    return Table(
+        ("bfloat16 product, K = 4096", "of bound", "elements beyond", "structure", "of allowed", "reported by"), rows
+    )
+
+
+def _verdict(elements: bool, below: bool) -> str:
+    said = [name for name, ok in (("elements", elements), ("structure", below)) if not ok]
+    return " and ".join(said) or "neither: right"
