@@ -31,6 +31,10 @@ _QUOTIENT = re.compile(r"/|divide|normali[sz]e|quotient", re.IGNORECASE)
 _ONE_HOT = re.compile(r"-\s*(one.?hot|y\b|label|target)", re.IGNORECASE)
 _MINUS = re.compile(r"\s-\s|minus|nll|subtract", re.IGNORECASE)
 _CANCELS = re.compile(r"\s-\s|minus|backward|nll|subtract", re.IGNORECASE)
+_MOMENT = re.compile(
+    r"\bema\b|moment|moving average|exp_avg|beta|bias.?correct|[mv]_?hat|(?:\bt\d+|it\w*\d+|adam\w*)[._/ ]*[mv]\b",
+    re.IGNORECASE,
+)
 _WHOLE = re.compile(
     r"norm|softmax|prob|sum|mean|reduce|max|var|matmul|linear|@|conv|sinkhorn|lse|attention", re.IGNORECASE
 )
@@ -80,13 +84,13 @@ def scale_of(g: Tensor) -> Tensor:
 
 
 def storage(g: Tensor, precision: Precision) -> Tensor:
-    """Half a unit in the last place of the stored dtype at g; the smallest normal where denormals are flushed."""
+    """Half a unit in the last place of the stored dtype at g; the smallest normal where denormals may be flushed."""
     if precision.dtype is None:
         return torch.zeros_like(g)
     half = 0.5 * ulp(finite(g), precision.dtype)
     if precision.golden is not None:
         half = half + 0.5 * ulp(finite(g), precision.golden)
-    if precision.flush:
+    if precision.flush or torch.finfo(precision.dtype).tiny < 1e-30:  # GPU code flushes those of float32 unasked
         half = half.clamp(min=torch.finfo(precision.dtype).tiny)
     return half
 
@@ -162,11 +166,12 @@ def _spread(g: Tensor) -> float:
 
 
 def unreplayed(
-    g: Tensor, op: str, k: int | None, inputs: Sequence[Input], background: tuple[float, float], precision: Precision
+    g: Tensor, op: str, k: int | None, inputs: Sequence[Input], background: tuple[float, ...], precision: Precision
 ) -> Allowed:  # fmt: skip
     """What a step that cannot be replayed may differ from the golden.
 
-    `background` is the relative and the absolute error of the steps before, for a step whose inputs are not recorded.
+    `background` is the relative and the absolute error and the size of the steps before, for a step whose inputs are
+    not recorded.
     """
     size = scale_of(g)
     half = storage(g, precision)
@@ -179,6 +184,8 @@ def unreplayed(
     length = k or max([1, *(x.golden.shape[-1] for x in inputs if x.golden.ndim), *([] if inputs else g.shape[-1:])])
     length = 1 if elementwise and not k else length
     summed = _sum_size(g, inputs, op) if inputs and _SUMMED.search(op) else (0.0, 1.0)
+    if not inputs and _SUMMED.search(op):
+        summed = (background[2], 1.0)
     magnitude = torch.maximum(size, torch.full_like(size, summed[0]))
     condition = 1.0
     if _SHIFTED.search(op):
@@ -201,9 +208,22 @@ def unreplayed(
     )
     shared = a * rms * reach + local + 8.0 * u * condition * size
     bound = own * 4.0 + max(a * peak, 6.0 * a * rms) * reach + local + 1.001 * step
+    coefficient = _coefficient(op, u) * size
+    bound, shared = bound + 2.0 * coefficient, shared + coefficient
     noise = (half**2 + own**2).sqrt()
-    overall = (a * average + 4.0 * u * condition) * reach + (local if _MINUS.search(op) else 0.0)
+    overall = coefficient + (a * average + 4.0 * u * condition) * reach + (local if _MINUS.search(op) else 0.0)
+    bound = torch.where(bound.isnan(), math.inf, bound)
     return Allowed(bound, noise, shared, overall, "rounding, and what the inputs were off")
+
+
+def _coefficient(op: str, u: float) -> float:
+    """Relative error that 1 - beta brings when it is computed in the step's precision: u beta / (1 - beta)."""
+    if not _MOMENT.search(op):
+        return 0.0
+    given = re.search(r"beta\w* ?= ?(0\.\d+)", op)
+    squares = re.search(r"squar|second|\bv|[/._]v", op, re.IGNORECASE)
+    beta = float(given.group(1)) if given else 0.999 if squares else 0.9
+    return 2.0 * u * beta / (1.0 - beta)
 
 
 def _fits(x: Tensor, g: Tensor) -> bool:

@@ -70,7 +70,7 @@ def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
             continue
         if case.memory:
             yield _row(case, provider.name, "extra_memory", "MiB", [extra_memory(provider.run, device)] * 3)
-        timers = {"time": cuda_times} if device.is_cuda else {"time": host_times}
+        timers: dict[str, Callable[..., list[float]]] = {"time": cuda_times} if device.is_cuda else {"time": host_times}
         if device.is_cuda and case.graph:
             timers["time_in_graph"] = graph_times
         for metric, timer in timers.items():
@@ -108,9 +108,9 @@ def extra_memory(run: Callable[[], Any], device: devices.Device) -> float:
         torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-    before = _resident("VmRSS")
+    resident = _resident("VmRSS")
     run()
-    return (_resident("VmHWM") - before) / 1024
+    return (_resident("VmHWM") - resident) / 1024
 
 
 def _resident(field: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -49,7 +50,7 @@ class State:
     def __init__(self, observed: Dump, golden: Dump) -> None:
         self.observed, self.golden = observed, golden
         self.wrong: set[str] = set()
-        self.background: list[tuple[float, float]] = []
+        self.background: list[tuple[float, float, float]] = []
 
     def inputs(self, name: str) -> list[str]:
         """The names of a step's inputs, as the metadata has them."""
@@ -86,7 +87,7 @@ def step(name: str, state: State) -> Judgement:
     if promised.stored == "integer" and bool((finite(g64) == finite(g64).round()).all()):
         return _integers(name, o, g, op, inputs, state)
     recent = state.background[-4:]
-    background = (max((r for r, _ in recent), default=0.0), max((a for _, a in recent), default=0.0))
+    background = tuple(max((one[i] for one in recent), default=0.0) for i in range(3))
     allowed = unreplayed(g64, words, int(k) if k else None, inputs, background, promised)
     total, below, reasons = _hold(o64, g64, allowed)
     relative = total.rms_ratio
@@ -102,12 +103,12 @@ def step(name: str, state: State) -> Judgement:
     found.reasons, found.wrong = reasons, bool(reasons)
     if any(x.wrong for x in inputs) and (found.own is None or not reasons):
         exact = [Input(x.name, x.golden, x.golden, False) for x in inputs]
-        strict = unreplayed(g64, words, int(k) if k else None, exact, (0.0, 0.0), promised)
+        strict = unreplayed(g64, words, int(k) if k else None, exact, (0.0, 0.0, 0.0), promised)
         found.wrong = False  # where own and inherited are not separated, whether it adds anything cannot be told
         words = INHERITED if found.own is not None else UNKNOWN_ORIGIN
         found.reasons = [words] if _hold(o64, g64, strict)[2] else []
     if not found.wrong and math.isfinite(relative):
-        state.background.append((relative, total.mean_abs))
+        state.background.append((relative, 0.5 * total.max_abs, float(finite(g64).pow(2).mean().sqrt())))
     return found
 
 
@@ -134,7 +135,9 @@ def _integers(name: str, o: torch.Tensor, g: torch.Tensor, op: str, inputs: Sequ
     if any(x.wrong for x in inputs):
         return found
     ties = _ties(o, g, inputs)
-    if float(d.abs().max()) <= 1.0 and (ties if ties is not None else share <= 1e-2):
+    packed = bool(re.search(r"pack|int4|nibble", f"{name} {op}", re.IGNORECASE))
+    level = torch.isin(d.abs(), torch.tensor([0.0, 1.0, 15.0, 16.0, 17.0] if packed else [0.0, 1.0], dtype=d.dtype))
+    if bool(level.all()) and (ties if ties is not None else share <= 1e-2):
         return found
     found.wrong, found.reasons = True, [_first_reason(total)]
     return found
