@@ -93,3 +93,38 @@ def bars(axes: Axes, values: Mapping[str, float], unit: str, floors: Mapping[str
     axes.set_xlabel(unit)
     for (label, floor), colour, style in zip(floors.items(), (RED, GREEN, PURPLE), ("--", ":", "-."), strict=False):
         axes.axvline(floor, color=colour, ls=style, lw=1.2, label=label)
+
+
+_LINES = (
+    (BLUE, "o", "-"),
+    (ORANGE, "s", "--"),
+    (GREEN, "^", "-."),
+    (RED, "v", ":"),
+    (PURPLE, "d", "-"),
+    (GREY, "x", "--"),
+)
+
+
+def lines(axes: Axes, x: Sequence[float], series: Mapping[str, Sequence[float]]) -> None:
+    """Curves on two logarithmic axes, told apart by colour, mark and dash."""
+    for (name, values), (colour, mark, dash) in zip(series.items(), _LINES, strict=False):
+        axes.plot(x, values, color=colour, marker=mark, ls=dash, ms=3.5, lw=1.2, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.grid(alpha=0.25, lw=0.5)
+
+
+def scatter(axes: Axes, points: Mapping[str, tuple[float, float]], x_label: str, y_label: str) -> None:
+    """Named points in the unit square."""
+    marks = "*os^vDPX"
+    colours = (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)
+    for i, (name, (x, y)) in enumerate(points.items()):
+        axes.plot(
+            x, y, marks[i % len(marks)], color=colours[i % len(colours)], ms=12 if i == 0 else 7, label=name, ls=""
+        )
+    axes.set_xlim(-0.04, 1.04)
+    axes.set_ylim(0.0, 1.05)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.25, lw=0.5)
+    axes.legend(fontsize=7, loc="lower right")

@@ -84,7 +84,9 @@ def structure(
     """
     r, g = (_matrix(x) for x in (residual, golden))
     parts = (noise, shared, shared if overall is None else overall)
-    s, c, w = (_matrix(torch.as_tensor(x, dtype=torch.float64).expand(residual.shape)) for x in parts)
+    s, c, w = (
+        _matrix(torch.as_tensor(x, dtype=torch.float64, device=residual.device).expand(residual.shape)) for x in parts
+    )
     keep = torch.isfinite(r) & torch.isfinite(g)
     r, g, s, c, w = (torch.where(keep, x, 0.0) for x in (r, g, s, c, w))
     return Structure(tuple(_tests(r, g, s, c, w, false_alarm)))

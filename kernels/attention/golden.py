@@ -41,13 +41,17 @@ def transposed(k: Array) -> tuple[Array, Bound]:
 
 def scores(q: Array, kt: Array, compute: str = "float32") -> tuple[Array, Bound]:
     """Q K^T, with the bound of a sum of d_k products. Q and K^T are exact."""
-    return q @ kt, sum_of_products(abs(q) @ abs(kt), q.shape[-1], compute)
+    value = q @ kt
+    squares = (q * q) @ (kt * kt)
+    return value, sum_of_products(abs(q) @ abs(kt), q.shape[-1], compute, value=value, squares=squares)
 
 
 def scaled(qk: Array, error: Array | float = 0.0, *, d_k: int) -> tuple[Array, Bound]:
     """QK / sqrt(d_k), QK off by at most `error`. The factor is rounded to float32 and so is the product."""
     factor = 1.0 / math.sqrt(d_k)
-    return qk * factor, Bound(error * factor, "inherited") + roundings((abs(qk) + error) * factor, 2)
+    size = (abs(qk) + error) * factor
+    shared = error * factor + UNIT_ROUNDOFF["float32"] * size  # the factor is rounded once for all
+    return qk * factor, Bound(error * factor, "inherited", 0.0, shared) + roundings(size, 2)
 
 
 def softmax(x: Array, error: Array | float = 0.0) -> tuple[Array, Bound]:
@@ -84,7 +88,9 @@ def weighted(p: Array, v: Array, error: Array | float = 0.0, *, compute: str = "
     value = p @ v
     inherited = _unknown_is_infinite((error + 0.0 * p) @ abs(v), value)
     magnitude = abs(p) @ abs(v) + inherited
-    return value, Bound(inherited, "inherited") + sum_of_products(magnitude, p.shape[-1], compute)
+    squares = (p * p) @ (v * v)
+    own = sum_of_products(magnitude, p.shape[-1], compute, value=value, squares=squares)
+    return value, Bound(inherited, "inherited", 0.0, inherited) + own
 
 
 def _unknown_is_infinite(error: Array, value: Array) -> Array:

@@ -17,6 +17,9 @@ from kernels.attention.blas import Gemm, GemmRejectedError, blas_for, check
 from kernels.attention.calls import Call, blocked_calls, single_calls
 from kernels.attention.problem import Inputs, Sizes, uniform
 
+LEVEL = 1e-3
+"""A call is ruled out where the range that was seen has less than this chance under it (the false-refutation rate)."""
+
 
 class Fate(Enum):
     """What becomes of a call at given sizes."""

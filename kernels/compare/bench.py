@@ -49,10 +49,10 @@ def _case(name: str, pair: Pair, device: Device) -> Case:
     if device.is_cuda:
         peers["ours, kernels only"] = partial(_kernels, observed, golden)
         peers["torch.compile of the same statistics"] = partial(_compiled(), observed, golden)
-    peers["torch.testing.assert_close"] = partial(_assert_close, observed, golden)
+    peers["torch.testing.assert_close"] = partial(assert_close, observed, golden)
     if not device.is_cuda and observed.dtype == golden.dtype:
         peers["numpy.testing.assert_allclose"] = partial(_assert_allclose, observed, golden)
-    peers["read both"] = partial(_read, observed, golden)
+    peers["read both"] = partial(read, observed, golden)
     size = observed.numel() * (observed.element_size() + golden.element_size())
     return Case(
         kernel="compare",
@@ -120,7 +120,8 @@ def _compiled() -> Callable[[torch.Tensor, torch.Tensor], bool]:
     return lambda observed, golden: int(chain(observed, golden)[0]) == 0
 
 
-def _assert_close(observed: torch.Tensor, golden: torch.Tensor) -> bool:
+def assert_close(observed: torch.Tensor, golden: torch.Tensor) -> bool:
+    """What torch.testing.assert_close says of the pair."""
     try:
         torch.testing.assert_close(observed, golden, rtol=0.0, atol=ALLOWED, check_dtype=False)
     except AssertionError:
@@ -136,6 +137,7 @@ def _assert_allclose(observed: torch.Tensor, golden: torch.Tensor) -> bool:
     return True
 
 
-def _read(observed: torch.Tensor, golden: torch.Tensor) -> None:
+def read(observed: torch.Tensor, golden: torch.Tensor) -> None:
+    """Read both tensors once, and do next to nothing with them."""
     torch.amax(observed)
     torch.amax(golden)

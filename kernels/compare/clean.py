@@ -50,6 +50,10 @@ def _cut(x: Tensor) -> Tensor:
     return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
+def _split_k(x: Tensor, s: dict[str, Tensor]) -> Tensor:
+    return _blocked(s["probs"], s["v"], 32)
+
+
 def _kahan(a: Tensor, b: Tensor) -> Tensor:
     total = lost = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=a.dtype, device=a.device)
     for k in range(a.shape[-1]):
@@ -98,14 +102,15 @@ CLEAN = (
     Difference("float32 as it is", "cross_entropy", about=FP32),
     Difference("float32 as it is", "adam", about=FP32),
     Difference("sums in sequence", "attention", {"qk": lambda x, s: _sequential(s["q"], s["kt"])}, about=FP32),
-    Difference("sums in blocks, split K", "attention", {"pv": lambda x, s: _blocked(s["probs"], s["v"], 32)}, about=FP32),
+    Difference("sums in blocks, split K", "attention", {"pv": _split_k}, about=FP32),
     Difference("sums in shuffled order", "attention", {"qk": lambda x, s: _shuffled(s["q"], s["kt"])}, about=FP32),
     Difference("compensated sums (Kahan)", "attention", {"qk": lambda x, s: _kahan(s["q"], s["kt"])}, about=FP32),
     Difference("online softmax", "attention", {"probs": _online}, about=FP32),
     Difference("softmax by powers of two", "attention", {"probs": _base_two}, about=FP32),
     Difference(
         "TF32 products, promised", "attention",
-        {"qk": lambda x, s: _cut(s["q"]) @ _cut(s["kt"]), "pv": lambda x, s: _cut(s["probs"]) @ _cut(s["v"])}, about=TF32,
+        {"qk": lambda x, s: _cut(s["q"]) @ _cut(s["kt"]), "pv": lambda x, s: _cut(s["probs"]) @ _cut(s["v"])},
+        about=TF32,
     ),
     Difference("stored in bfloat16", "attention", dtype=torch.bfloat16, about=BF16),
     Difference("stored in float16", "attention", dtype=torch.float16, about=FP16),

@@ -1,8 +1,9 @@
 """Attention, layer normalisation, cross-entropy with its gradient, and Adam, step by step, in any precision.
 
-Each system is one function `system(inputs, at)` that records its steps in a Trace. On float64 inputs it is the golden; on
-float32, bfloat16 or float16 inputs it is the implementation, run by torch's kernels. `at(name, value, steps)` sees each step before
-it is recorded and used further, and may return another value: that is how a fault is planted or another right way is taken.
+Each system is one function `system(inputs, at)` that records its steps in a Trace. On float64 inputs it is the golden;
+on float32, bfloat16 or float16 inputs it is the implementation, run by torch's kernels. `at(name, value, steps)` sees
+each step before it is recorded and used further, and may return another value: that is how a fault is planted or
+another right way is taken.
 """
 
 from __future__ import annotations

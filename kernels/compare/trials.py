@@ -129,3 +129,21 @@ def hard_cases(done: Sequence[Trial], judge: str) -> Table:
             key = (t.system, t.kind, "called wrong")
             missed[key] = missed.get(key, 0) + 1
     return Table(("system", "case", "verdict", "times"), [(*key, count) for key, count in missed.items()])
+
+
+def disagreements(done: Sequence[Trial]) -> Table:
+    """A row a kind: how many of its cases each judge missed or called wrong; kinds that all get right are left out."""
+    kinds: dict[tuple[str, str, str], dict[str, int]] = {}
+    totals: dict[tuple[str, str, str], int] = {}
+    for t in done:
+        key = ("fault" if t.truth else "clean", t.system, t.kind)
+        row = kinds.setdefault(key, dict.fromkeys(JUDGES, 0))
+        totals[key] = totals.get(key, 0) + 1
+        for name, said in t.said.items():
+            row[name] += (said is None) == (t.truth is not None)
+    rows = [
+        (*key, *(f"{n} of {totals[key]}" if n else "" for n in row.values()))
+        for key, row in kinds.items()
+        if any(row.values())
+    ]
+    return Table(("", "system", "case", *JUDGES), rows, title="cases judged wrongly")

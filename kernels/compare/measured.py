@@ -1,0 +1,72 @@
+"""The figures that the notebook's ledger needs: what today's checks pass, and the speed of one pass, measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kernels.compare.bench import ALLOWED, assert_close, read
+from kernels.compare.judges import cosine, relative_metric
+from labkit.bench import cuda_times, extra_memory
+from labkit.compare import compare
+from labkit.device import Device
+
+
+def global_measures(rng: np.random.Generator) -> dict[str, tuple[float, float, bool]]:
+    """For each fault in a [2048, 64] tensor: its cosine, the global relative metric, and whether compare() finds it."""
+    golden = torch.from_numpy(rng.standard_normal((2048, 64), dtype=np.float32))
+    dead, flipped = golden.clone(), golden.clone()
+    dead[1234] = 0.0
+    flipped[1234] *= -1.0
+    faults = {"dead row": dead, "flipped row": flipped, "4% scale": 1.04 * golden}
+    g = golden.double()
+    return {
+        name: (cosine(o.double(), g), relative_metric(o.double(), g), not compare(o, g).ok)
+        for name, o in faults.items()
+    }
+
+
+def l1_of_transpose(rng: np.random.Generator) -> bool:
+    """Whether the L1 norms of a matrix and of its transpose are equal to six digits."""
+    q = torch.from_numpy(rng.standard_normal((64, 64), dtype=np.float32)).double()
+    return f"{float(q.abs().sum()):.5e}" == f"{float(q.T.abs().sum()):.5e}" and not bool((q == q.T).all())
+
+
+def fixed_tolerances(rng: np.random.Generator) -> dict[str, float]:
+    """Largest error of a right float32 product at K = 65,536, and of one that is 1% off at K = 1."""
+    a = rng.standard_normal((32, 1 << 16), dtype=np.float32)
+    b = rng.standard_normal((1 << 16, 32), dtype=np.float32)
+    total = np.zeros((32, 32), np.float32)
+    for k in range(1 << 16):
+        total += a[:, k, None] * b[k]
+    right = float(np.abs(total - a.astype(float) @ b.astype(float)).max())
+    x, y = rng.random((32, 1), dtype=np.float32), rng.random((1, 32), dtype=np.float32)
+    exact = x.astype(float) @ y.astype(float)
+    return {"right, K = 65536": right, "1% off, K = 1": float(np.abs(np.float32(1.01) * (x @ y) - exact).max())}
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Microseconds of a whole call, and GiB beside the pair."""
+
+    ours: float
+    assert_close: float
+    read: float
+    ours_memory: float
+    assert_close_memory: float
+
+
+def speed(device: Device) -> Speed:
+    """A pair of float32 of 1 GiB each, on a GPU."""
+    golden = torch.randn(1 << 28, device=device.kind)
+    observed = golden * (1.0 + 1e-7)
+    run = {
+        "ours": lambda: compare(observed, golden, ALLOWED),
+        "assert_close": lambda: assert_close(observed, golden),
+        "read": lambda: read(observed, golden),
+    }
+    times = {name: cuda_times(one)[0] for name, one in run.items()}
+    memory = {name: extra_memory(run[name], device) / 1024 for name in ("ours", "assert_close")}
+    return Speed(times["ours"], times["assert_close"], times["read"], memory["ours"], memory["assert_close"])

@@ -1,0 +1,157 @@
+"""The pass in Triton and the pass in numba give the same statistics, for every dtype, bound and layout."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from labkit import compare
+from labkit.compare_cpu import measure as on_cpu
+from labkit.compare_gpu import launch
+from labkit.device import has_cuda
+from labkit.layout import walk
+from labkit.statistics import DTYPES, ELEMENTWISE, FIELDS, NUMBER, Rule, format_of
+
+FLOATS = (
+    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2,
+)  # fmt: skip
+PAIRS = [(o, g) for o in FLOATS for g in (torch.float32, torch.float64) if torch.finfo(g).eps <= torch.finfo(o).eps]
+VIEWS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.transpose(0, 2),
+    "every second": lambda x: x[::2, :, 1:],
+}
+
+
+def on_device(t):
+    """The same strides on the device where Triton runs."""
+    if not has_cuda():
+        return t
+    return torch.empty(0, dtype=t.dtype, device="cuda").set_(
+        t.untyped_storage().cuda(), t.storage_offset(), t.shape, t.stride()
+    )
+
+
+def agree(o, g, rule, bound=None):
+    way = walk(o.shape, *(t for t in (o, g, bound) if t is not None))
+    expected = on_cpu(o, g, bound, way, rule)
+    moved = [None if t is None else on_device(t) for t in (o, g, bound)]
+    found = dict(zip(FIELDS, launch(*moved, way, rule).tolist(), strict=True))
+    for name, value in zip(FIELDS, expected.values, strict=True):
+        of_nothing = name.startswith("one_sided_") and expected.one_sided < 0
+        if not of_nothing and not (name.startswith("worst_") and expected.worst < 0):
+            assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-300, nan_ok=True), name
+
+
+def spoilt(o, g):
+    """NaN, Inf and zeros on one side and on both."""
+    o = o.float()
+    o[1, 2, 3], o[3, 3, 3] = float("nan"), float("inf")
+    g = g.clone()
+    g[1, 2, 3], g[2, 2, 2], g[0, 0, 0], g[6, 1, 1] = float("nan"), float("-inf"), 0.0, 1e5
+    return o, g
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
+@pytest.mark.parametrize(("observed", "golden"), PAIRS, ids=lambda d: str(d).removeprefix("torch."))
+def test_both_passes_agree(observed, golden, special, view):
+    torch.manual_seed(0)
+    g = torch.randn(7, 33, 5).to(golden)
+    o = (g.double() * (1 + 1e-3 * torch.randn(7, 33, 5))).to(observed)
+    if special:
+        o, g = spoilt(o, g)
+        o = o.to(observed)
+    bound = torch.rand(7, 33, 5, dtype=torch.float64)
+    bound[4, 4, 4] = math.inf
+    o, g, bound = (VIEWS[view](t) for t in (o, g, bound))
+    form = format_of(observed)
+    agree(o, g, Rule(DTYPES, 0.0, form))
+    agree(o, g, Rule(NUMBER, 1e-3, form))
+    agree(o, g, Rule(NUMBER, math.inf, form))
+    agree(o, g, Rule(ELEMENTWISE, 0.0, form), bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.uint8, torch.bool], ids=str)
+def test_both_passes_agree_on_integers(dtype):
+    g = torch.randint(0, 2, (50, 40)).to(dtype)
+    o = g.clone()
+    o[3, 4] = 1 - o[3, 4].int()
+    for a, b in ((o, g), (o.T, g.T)):
+        agree(a, b, Rule(DTYPES, 0.0, None))
+        agree(a, b, Rule(NUMBER, 1.5, None))
+    agree(o, g.double(), Rule(NUMBER, 0.5, None))
+
+
+def test_denormal_and_huge_values_are_counted_exactly():
+    g = torch.tensor([1e-40, 1e-44, 3e38, -3e38, 1e-30, 0.0] * 100)
+    o = g.clone()
+    o[0], o[2], o[5] = 2e-40, -3e38, 1e-42
+    agree(o, g, Rule(NUMBER, 1e-41, format_of(torch.float32)))
+    found = compare(o, g, 1e-41)
+    assert (found.mismatches, found.first_index) == (2, (0,))
+
+
+def test_the_result_is_the_same_bits_each_time(device):
+    torch.manual_seed(1)
+    g = torch.randn(300, 1000, device=device)
+    o = g + 1e-7 * torch.randn_like(g)
+    assert len({str(compare(o, g, 1e-6).__dict__) for _ in range(5)}) == 1
+
+
+def test_threads_do_not_change_the_result():
+    torch.manual_seed(2)
+    g = torch.randn(3 << 20)
+    o = g * (1 + 1e-7)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = compare(o, g, 1e-6)
+    finally:
+        torch.set_num_threads(before)
+    assert alone == compare(o, g, 1e-6)
+
+
+def test_many_dimensions_and_broadcast_bounds():
+    o = np.arange(2**8, dtype=np.float32).reshape((2,) * 8).transpose(0, 2, 4, 6, 1, 3, 5, 7)
+    assert compare(o, o.astype(float), 0.0).ok
+    changed = o.copy()
+    changed[1, 0, 1, 0, 1, 0, 1, 0] += 1.0
+    assert compare(changed, o.astype(float), 0.5).first_index == (1, 0, 1, 0, 1, 0, 1, 0)
+    row = np.array([0.5, 2.0])
+    assert compare(np.ones((3, 2)), np.zeros((3, 2)), row).mismatches == 3
+
+
+def test_the_cosine_keeps_its_digits_near_one():
+    g = torch.randn(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    d = 1e-9 * torch.randn(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert compare(g + d, g, 1.0).cosine == pytest.approx(1.0 - 0.5e-18 * float((d @ d) / (g @ g)) * 1e18, abs=1e-15)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16], ids=str)
+def test_more_elements_than_32_bits_can_count(dtype):
+    count = 2**31 + 4097
+    g = torch.zeros(count, dtype=dtype, device="cuda")
+    o = g.clone()
+    o[count - 2] = 3
+    found = compare(o, g, 0.5)
+    assert (found.mismatches, found.first_index, found.worst_index) == (1, (count - 2,), (count - 2,))
+    assert found.observed_zero == count - 1
+    strided = compare(o[1::2], g[1::2], 0.5)
+    assert strided.mismatches == (count - 2) % 2
+    square = compare(o[: 2**31].view(2**16, 2**15).T, g[: 2**31].view(2**16, 2**15).T)
+    assert square.ok
+
+
+@pytest.mark.gpu
+def test_nothing_of_the_datas_size_is_allocated():
+    g = torch.randn(1 << 26, device="cuda")
+    o = g + 1e-7
+    compare(o, g, 1e-5)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    compare(o, g, 1e-5)
+    assert torch.cuda.max_memory_allocated() - before <= 16 << 20
