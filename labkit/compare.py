@@ -223,7 +223,13 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _index(flat: float, shape: torch.Size) -> tuple[int, ...] | None:
-    return None if flat < 0 else tuple(int(i) for i in np.unravel_index(int(flat), tuple(shape)))
+    if flat < 0:
+        return None
+    index, rest = [], int(flat)
+    for size in reversed(shape):
+        rest, at = divmod(rest, size)
+        index.append(at)
+    return tuple(reversed(index))
 
 
 def _shapes_differ(o: torch.Tensor, g: torch.Tensor, names: tuple[str, str]) -> Comparison:

@@ -28,7 +28,7 @@ _CODES = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
 
 def measure(o: torch.Tensor, g: torch.Tensor, bound: torch.Tensor | None, walk: Walk, rule: Rule) -> Statistics:
     """Every statistic of `o` against `g`; `bound` is a float64 tensor of their shape when `rule` is elementwise."""
-    return Statistics(tuple(launch(o, g, bound, walk, rule).tolist()))
+    return Statistics(*launch(o, g, bound, walk, rule).tolist())
 
 
 def launch(

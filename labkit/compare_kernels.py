@@ -17,25 +17,27 @@ def _decoded(raw, CODE: tl.constexpr):
     """The values of a float of 8 bits, by way of float16: e5m2 is its upper byte, e4m3fn has its exponent 2^8 away."""
     if CODE == 0:
         return raw
-    if CODE == 2:
+    elif CODE == 2:
         return (raw.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
-    bits = raw.to(tl.int16)
-    value = ((bits & 127) << 7).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    value = tl.where((bits & 127) == 127, float("nan"), value)
-    return tl.where((bits & 128) != 0, -value, value)
+    else:
+        bits = raw.to(tl.int16)
+        value = ((bits & 127) << 7).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        value = tl.where((bits & 127) == 127, float("nan"), value)
+        return tl.where((bits & 128) != 0, -value, value)
 
 
 @triton.jit
 def _offsets(index, sizes, strides, DIMENSIONS: tl.constexpr, LINEAR: tl.constexpr):
     if LINEAR:
         return index
-    offset = index * 0
-    rest = index
-    for i in tl.static_range(DIMENSIONS - 1, 0, -1):
-        quotient = rest // sizes[i]
-        offset += (rest - quotient * sizes[i]) * strides[i]
-        rest = quotient
-    return offset + rest * strides[0]
+    else:
+        offset = index * 0
+        rest = index
+        for i in tl.static_range(DIMENSIONS - 1, 0, -1):
+            quotient = rest // sizes[i]
+            offset += (rest - quotient * sizes[i]) * strides[i]
+            rest = quotient
+        return offset + rest * strides[0]
 
 
 @triton.jit
@@ -43,10 +45,11 @@ def _walked(place, sizes, logical, DIMENSIONS: tl.constexpr, LINEAR: tl.constexp
     """The position in the walk of the element whose row-major index is `place`."""
     if LINEAR:
         return place
-    found = place * 0
-    for i in tl.static_range(DIMENSIONS):
-        found = found * sizes[i] + (place // logical[i]) % sizes[i]
-    return found
+    else:
+        found = place * 0
+        for i in tl.static_range(DIMENSIONS):
+            found = found * sizes[i] + (place // logical[i]) % sizes[i]
+        return found
 
 
 @triton.jit

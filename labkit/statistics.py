@@ -6,24 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 ELEMENTWISE, NUMBER, DTYPES = 2, 1, 0
 """The kinds of bound: a tensor of them, one number, or what the observed dtype cannot represent."""
-
-FIELDS = (
-    "mismatches", "first", "worst", "one_sided",
-    "worst_observed", "worst_golden", "one_sided_observed", "one_sided_golden",
-    "max_abs", "max_rel", "max_ulp", "used",
-    "sum_d", "sum_abs", "sum_dd", "sum_gg", "sum_dg",
-    "observed_nan", "golden_nan", "observed_inf", "golden_inf", "observed_zero", "golden_zero",
-)  # fmt: skip
-"""One float64 each. Indices are row-major, -1 for none; d = observed - golden over elements finite on both sides."""
-
-MAXIMA = ("max_rel", "max_ulp", "used")
-SUMS = ("mismatches", *FIELDS[12:])
 
 
 @dataclass(frozen=True)
@@ -58,17 +47,39 @@ class Rule:
     format: Format | None
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """One value of each of FIELDS."""
+class Statistics(NamedTuple):
+    """One value of each of FIELDS, in their order."""
 
-    values: tuple[float, ...]
+    mismatches: float
+    first: float
+    worst: float
+    one_sided: float
+    worst_observed: float
+    worst_golden: float
+    one_sided_observed: float
+    one_sided_golden: float
+    max_abs: float
+    max_rel: float
+    max_ulp: float
+    used: float
+    sum_d: float
+    sum_abs: float
+    sum_dd: float
+    sum_gg: float
+    sum_dg: float
+    observed_nan: float
+    golden_nan: float
+    observed_inf: float
+    golden_inf: float
+    observed_zero: float
+    golden_zero: float
 
-    def __getattr__(self, name: str) -> float:
-        try:
-            return self.values[FIELDS.index(name)]
-        except ValueError:
-            raise AttributeError(name) from None
+
+FIELDS = Statistics._fields
+"""One float64 each. Indices are row-major, -1 for none; d = observed - golden over elements finite on both sides."""
+
+MAXIMA = ("max_rel", "max_ulp", "used")
+SUMS = ("mismatches", *FIELDS[12:])
 
 
 def combine(parts: Sequence[np.ndarray]) -> Statistics:
@@ -87,10 +98,10 @@ def combine(parts: Sequence[np.ndarray]) -> Statistics:
         row = int(np.flatnonzero(column[name] == found[name])[0])
         for side in ("observed", "golden"):
             found[f"{name}_{side}"] = float(column[f"{name}_{side}"][row])
-    return Statistics(tuple(found[name] for name in FIELDS))
+    return Statistics(**found)
 
 
-EMPTY = Statistics(tuple(-1.0 if name in ("first", "worst", "one_sided") else 0.0 for name in FIELDS))
+EMPTY = Statistics(*(-1.0 if name in ("first", "worst", "one_sided") else 0.0 for name in FIELDS))
 """Of no elements at all."""
 
 
