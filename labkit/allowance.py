@@ -145,7 +145,7 @@ def inherited_error(inputs: Sequence[Input], op: str, results: int | None = None
             continue
         size = float(g.pow(2).mean().sqrt())
         if _SHIFTED.search(op) or not op:
-            size = min(size, _spread(g))
+            size = min(size, spread(g))
         error, largest = float(d.pow(2).mean().sqrt()), float(d.abs().max())
         relative, single = (error / size, largest / size) if size else (math.inf, math.inf)
         if _EXPONENTIAL.search(op):
@@ -156,7 +156,7 @@ def inherited_error(inputs: Sequence[Input], op: str, results: int | None = None
     return rms, peak, average
 
 
-def _spread(g: Tensor) -> float:
+def spread(g: Tensor) -> float:
     """RMS of what is left of each row without its mean; of the whole where rows are constant."""
     if g.ndim == 0 or g.shape[-1] < 2:
         return float(g.pow(2).mean().sqrt())
@@ -170,7 +170,7 @@ def unreplayed(
 ) -> Allowed:  # fmt: skip
     """What a step that cannot be replayed may differ from the golden.
 
-    `background` is the relative and the absolute error and the size of the steps before, for a step whose inputs are
+    `background` is the relative error, the absolute one, the size and the size over the spread of the steps before, for a step whose inputs are
     not recorded.
     """
     size = scale_of(g)
@@ -189,10 +189,11 @@ def unreplayed(
     magnitude = torch.maximum(size, torch.full_like(size, summed[0]))
     condition = 1.0
     if _SHIFTED.search(op):
+        condition = 1.0 if inputs else max(1.0, background[3])
         for one in inputs:
             if one.golden.numel() >= g.numel() and one.golden.ndim:
                 whole = float(finite(one.golden).pow(2).mean().sqrt())
-                condition = max(condition, whole / max(_spread(finite(one.golden)), 1e-300))
+                condition = max(condition, whole / max(spread(finite(one.golden)), 1e-300))
     own = (u * (8.0 + 2.0 * math.sqrt(length)) * condition + 2.0 * precision.factor) * magnitude
     if inputs:
         rms, peak, average = inherited_error(inputs, op, g.numel() if _SUMMED.search(op) else None)

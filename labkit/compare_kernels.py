@@ -53,14 +53,14 @@ def _walked(place, sizes, logical, DIMENSIONS: tl.constexpr, LINEAR: tl.constexp
 
 
 @triton.jit
-def _sum(x, THREADS: tl.constexpr):
+def _sum(x, THREADS: tl.constexpr, VECTOR: tl.constexpr):
     """[TILE] -> [THREADS]: each thread adds what it holds, so nothing is exchanged."""
-    return tl.sum(tl.sum(tl.reshape(x, (x.shape[0] // (4 * THREADS), THREADS, 4)), axis=2), axis=0)
+    return tl.sum(tl.sum(tl.reshape(x, (x.shape[0] // (VECTOR * THREADS), THREADS, VECTOR)), axis=2), axis=0)
 
 
 @triton.jit
-def _max(x, THREADS: tl.constexpr):
-    return tl.max(tl.max(tl.reshape(x, (x.shape[0] // (4 * THREADS), THREADS, 4)), axis=2), axis=0)
+def _max(x, THREADS: tl.constexpr, VECTOR: tl.constexpr):
+    return tl.max(tl.max(tl.reshape(x, (x.shape[0] // (VECTOR * THREADS), THREADS, VECTOR)), axis=2), axis=0)
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def one_pass(
     WIDE: tl.constexpr, INTEGERS: tl.constexpr, HAS_ULP: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr,
     LARGEST: tl.constexpr, OVERFLOW: tl.constexpr, MODE: tl.constexpr, ANYTHING: tl.constexpr, POSITIVE: tl.constexpr,
     LINEAR: tl.constexpr, LARGE: tl.constexpr, DIMENSIONS: tl.constexpr, O_CODE: tl.constexpr, G_CODE: tl.constexpr,
-    TILE: tl.constexpr, THREADS: tl.constexpr, STAGES: tl.constexpr, FAST: tl.constexpr,
+    TILE: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Statistics of a strided share of the tiles, one row of `parts_ptr` a statistic, one column a program."""
     program = tl.program_id(0).to(tl.int64)
@@ -120,21 +120,25 @@ def one_pass(
             d = (o.to(tl.float32) - g.to(tl.float32)) * _SCALE
         v = g.to(tl.float32)
         a = tl.abs(d)
-        most = _max(a.to(tl.int32, bitcast=True), THREADS).to(tl.float32, bitcast=True)  # as integers: NaN is largest
-        most_golden = _max(tl.abs(v), THREADS)
-        ratio = _max(_quotient(a, tl.abs(v), FAST), THREADS)
+        most = _max(a.to(tl.int32, bitcast=True), THREADS, VECTOR).to(
+            tl.float32, bitcast=True
+        )  # as integers: NaN is largest
+        most_golden = _max(tl.abs(v), THREADS, VECTOR)
+        ratio = _max(_quotient(a, tl.abs(v), FAST), THREADS, VECTOR)
         care = ((most < _MOST) & (most_golden < _MOST)) == 0
         care = care | (ratio == inf)
         care = care | ((most > 0.0) & (most < _LEAST)) | ((most_golden > 0.0) & (most_golden < _LEAST))
         if HAS_ULP:
             biased = tl.maximum((v.to(tl.int32, bitcast=True) >> 23) & 255, EXPONENT + 127)
-            share = _max(a * ((255 - biased) << 23).to(tl.float32, bitcast=True), THREADS)  # times 2^(128 - biased)
+            share = _max(
+                a * ((255 - biased) << 23).to(tl.float32, bitcast=True), THREADS, VECTOR
+            )  # times 2^(128 - biased)
             share = share.to(tl.float64) * (2.0 ** (MANTISSA - 1) / _SCALE)
             care = care | ((share < inf) == 0)
         if MODE == 2:
             allowed = tl.load(b_ptr + _offsets(index, sizes, b_strides, DIMENSIONS, LINEAR), mask=inside, other=1.0)
             part = _quotient(a, allowed.to(tl.float32) * _SCALE, FAST)
-            part = _max(tl.where(part == part, part, inf), THREADS)
+            part = _max(tl.where(part == part, part, inf), THREADS, VECTOR)
             care = care | (part >= 1.0 - 1e-5)
         elif MODE == 1:
             care = care | ((most >= near) & (most > 0.0))
@@ -204,13 +208,13 @@ def one_pass(
             larger = size > largest
             largest = tl.where(larger, size, largest)
             at = tl.where(larger, i, at)
-            sum_d += _sum(d, THREADS).to(tl.float64) * (1.0 / _SCALE)
-            sum_abs += _sum(a, THREADS).to(tl.float64) * (1.0 / _SCALE)
-            sum_dd += _sum(d * d, THREADS).to(tl.float64) * (1.0 / _SCALE / _SCALE)
-            sum_gg += _sum(v * v, THREADS).to(tl.float64)
-            sum_dg += _sum(d * v, THREADS).to(tl.float64) * (1.0 / _SCALE)
-            o_zero += _sum((o == 0).to(tl.int32), THREADS)
-            g_zero += _sum((g == 0).to(tl.int32), THREADS)
+            sum_d += _sum(d, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE)
+            sum_abs += _sum(a, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE)
+            sum_dd += _sum(d * d, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE / _SCALE)
+            sum_gg += _sum(v * v, THREADS, VECTOR).to(tl.float64)
+            sum_dg += _sum(d * v, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE)
+            o_zero += _sum((o == 0).to(tl.int32), THREADS, VECTOR)
+            g_zero += _sum((g == 0).to(tl.int32), THREADS, VECTOR)
             relative = tl.maximum(relative, ratio.to(tl.float64) * (1.0 / _SCALE))
             if HAS_ULP:
                 ulps = tl.maximum(ulps, share)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from labkit import precision
-from labkit.allowance import Allowed, Input, finite, replayed, unreplayed
+from labkit.allowance import Allowed, Input, finite, replayed, spread, unreplayed
 from labkit.compare import Comparison, compare
 from labkit.dumps import Dump
 from labkit.errors import UsageError
@@ -87,7 +87,7 @@ def step(name: str, state: State) -> Judgement:
     if promised.stored == "integer" and bool((finite(g64) == finite(g64).round()).all()):
         return _integers(name, o, g, op, inputs, state)
     recent = state.background[-4:]
-    background = tuple(max((one[i] for one in recent), default=0.0) for i in range(3))
+    background = tuple(max((one[i] for one in recent), default=0.0) for i in range(4))
     allowed = unreplayed(g64, words, int(k) if k else None, inputs, background, promised)
     total, below, reasons = _hold(o64, g64, allowed)
     relative = total.rms_ratio
@@ -103,12 +103,14 @@ def step(name: str, state: State) -> Judgement:
     found.reasons, found.wrong = reasons, bool(reasons)
     if any(x.wrong for x in inputs) and (found.own is None or not reasons):
         exact = [Input(x.name, x.golden, x.golden, False) for x in inputs]
-        strict = unreplayed(g64, words, int(k) if k else None, exact, (0.0, 0.0, 0.0), promised)
+        strict = unreplayed(g64, words, int(k) if k else None, exact, (0.0, 0.0, 0.0, 0.0), promised)
         found.wrong = False  # where own and inherited are not separated, whether it adds anything cannot be told
         words = INHERITED if found.own is not None else UNKNOWN_ORIGIN
         found.reasons = [words] if _hold(o64, g64, strict)[2] else []
     if not found.wrong and math.isfinite(relative):
-        state.background.append((relative, 0.5 * total.max_abs, float(finite(g64).pow(2).mean().sqrt())))
+        size = float(finite(g64).pow(2).mean().sqrt())
+        condition = size / max(spread(finite(g64)), 1e-300)
+        state.background.append((relative, 0.5 * total.max_abs, size, condition))
     return found
 
 

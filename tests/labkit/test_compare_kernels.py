@@ -8,7 +8,7 @@ import torch
 
 from labkit import compare
 from labkit.compare_cpu import measure as on_cpu
-from labkit.compare_gpu import launch
+from labkit.compare_gpu import ROWS, launch
 from labkit.device import has_cuda
 from labkit.layout import walk
 from labkit.statistics import DTYPES, ELEMENTWISE, FIELDS, NUMBER, Rule, format_of
@@ -37,7 +37,9 @@ def agree(o, g, rule, bound=None):
     way = walk(o.shape, *(t for t in (o, g, bound) if t is not None))
     expected = on_cpu(o, g, bound, way, rule)
     moved = [None if t is None else on_device(t) for t in (o, g, bound)]
-    found = dict(zip(FIELDS, launch(*moved, way, rule).tolist(), strict=True))
+    result = torch.empty(ROWS, dtype=torch.float64, device=moved[0].device)
+    launch(*moved, way, rule, result)
+    found = dict(zip(FIELDS, result.tolist()[: len(FIELDS)], strict=True))
     for name, value in expected._asdict().items():
         of_nothing = name.startswith("one_sided_") and expected.one_sided < 0
         if not of_nothing and not (name.startswith("worst_") and expected.worst < 0):
