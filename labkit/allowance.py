@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 AMPLIFICATION = 3.0
 """How many times a step that cannot be replayed may magnify the relative error of its inputs."""
 
-_SHIFTED = re.compile(r"norm|softmax|var|center|logsumexp|lse|log", re.IGNORECASE)
+_SHIFTED = re.compile(r"norm|softmax|\bln\d*\b|var|cent(er|re)|logsumexp|lse|log_?prob|\blog\b", re.IGNORECASE)
 _EXPONENTIAL = re.compile(r"exp|softmax|prob|sigmoid|sinkhorn|silu|lse|logsumexp|\bcos\b|\bsin\b", re.IGNORECASE)
 _ACTIVATION = re.compile(r"relu|gelu|silu|tanh|sigmoid|swish", re.IGNORECASE)
 _QUOTIENT = re.compile(r"/|divide|normali[sz]e|quotient", re.IGNORECASE)
@@ -170,8 +170,8 @@ def unreplayed(
 ) -> Allowed:  # fmt: skip
     """What a step that cannot be replayed may differ from the golden.
 
-    `background` is the relative error, the absolute one, the size and the size over the spread of the steps before, for a step whose inputs are
-    not recorded.
+    `background` is the relative error, the absolute one, the size, and the size over the spread of the steps before,
+    for a step whose inputs are not recorded.
     """
     size = scale_of(g)
     half = storage(g, precision)

@@ -50,7 +50,7 @@ class State:
     def __init__(self, observed: Dump, golden: Dump) -> None:
         self.observed, self.golden = observed, golden
         self.wrong: set[str] = set()
-        self.background: list[tuple[float, float, float]] = []
+        self.background: list[tuple[float, ...]] = []
 
     def inputs(self, name: str) -> list[str]:
         """The names of a step's inputs, as the metadata has them."""
