@@ -60,7 +60,7 @@ def launch(
         ANYTHING=rule.mode == NUMBER and rule.number == math.inf, POSITIVE=rule.number > 0.0,
         LINEAR=walk.linear, LARGE=reach + tile >= 2**31, DIMENSIONS=len(walk.sizes),
         O_CODE=_CODES.get(o.dtype, 0), G_CODE=_CODES.get(g.dtype, 0), TILE=tile, THREADS=32 * warps,
-        VECTOR=min(16 // itemsize, tile // (32 * warps)),
+        VECTOR=4,
         STAGES=stages, FAST=os.environ.get("TRITON_INTERPRET") != "1", num_warps=warps,
     )  # fmt: skip
     combine[(1,)](parts, result, programs, _bits(rule.number), MODE=rule.mode, ROWS=ROWS,
