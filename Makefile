@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DONE := $(VENV)/.done
 JOBS ?= 2
 
-# Wheels for another machine: its Python, and whether torch, Triton, NumPy and SciPy go along.
+# Wheels for another machine: its Python, and whether torch, Triton, NumPy, SciPy, numba and safetensors go along.
 PYTHON ?= 3.12
 WITH_TORCH ?=
 PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64 \
@@ -52,7 +52,7 @@ $(DONE): pyproject.toml constraints.txt
 wheelhouse: setup
 	@rm -rf wheelhouse
 	@$(DOWNLOAD) papermill nbclient nbconvert nbformat ipykernel matplotlib pyyaml threadpoolctl pytest nbval aiohttp \
-		$(if $(WITH_TORCH),torch triton scipy)
+		$(if $(WITH_TORCH),torch triton scipy numba safetensors)
 	@$(DOWNLOAD) --no-deps nvmath-python cuda-core
 	@$(if $(WITH_TORCH),,rm -f wheelhouse/numpy-*.whl)
 	@du -sh wheelhouse

@@ -68,9 +68,16 @@ class Report:
         """The run to show: the one that diverges first, else the first."""
         return next((name for name, found in self.runs.items() if found.first == self.first), next(iter(self.runs)))
 
+    def short(self, run: str) -> str:
+        """A run's file name, or its whole path where several are called the same."""
+        names = [Path(one).name for one in self.runs]
+        return Path(run).name if names.count(Path(run).name) == 1 else run
+
     def finding(self, name: str) -> str:
         """What a step that differs between runs says."""
-        wrong = [run for run, found in self.runs.items() if (j := found.steps.get(name)) is None or j.diverges]
+        wrong = [
+            self.short(run) for run, found in self.runs.items() if (j := found.steps.get(name)) is None or j.diverges
+        ]
         if not wrong:
             return "order noise, within the bound"
         if len(wrong) < len(self.runs):
@@ -102,7 +109,7 @@ class Report:
         if nans:
             lines.append(f"NaN in the observed: {', '.join(nans)}")
         if len(self.runs) > 1:
-            lines.append(f"shown: {self.run}, of {len(self.runs)} runs")
+            lines.append(f"shown: {self.short(self.run)}, of {len(self.runs)} runs")
             names = ("step", f"distinct of {len(self.runs)}", "spread", "finding")
             rows = [(n, d, number(x), self.finding(n)) for n, (d, x) in self.repeats.items()]
             lines.append(str(Table(names, rows)) if rows else "every run gave the same bits in every step")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,7 +119,8 @@ def _load(path: Path) -> Any:
         if path.suffix == ".npy":
             array = np.load(path, mmap_mode="r", allow_pickle=False)
             return torch.from_numpy(np.array(array))
-        return torch.load(path, map_location="cpu", weights_only=True)
+        mapped = zipfile.is_zipfile(path)  # what torch wrote before 1.6 cannot be read a tensor at a time
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
         raise UsageError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
 

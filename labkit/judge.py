@@ -69,9 +69,9 @@ def step(name: str, state: State) -> Judgement:
     if o.shape != g.shape:
         total = compare(o, g)
         return Judgement(name, total, wrong=True, reasons=[f"shape {tuple(o.shape)}, golden {tuple(g.shape)}"])
-    for side, t in (("observed", o), ("golden", g)):
+    for side, t in ((state.observed, o), (state.golden, g)):
         if t.is_complex():
-            raise UsageError(f"{side}: step {name!r} is {t.dtype}; wanted real numbers")
+            raise UsageError(f"{side.path}: step {name!r} is {t.dtype}; wanted real numbers")
     if not o.numel():
         return Judgement(name, compare(o.double(), g.double()))
     promised = precision.of_step(name, o, state.observed, state.golden, g.dtype)
@@ -83,12 +83,12 @@ def step(name: str, state: State) -> Judgement:
     there = [x for x in names if x in state.golden and x in state.observed]
     inputs = [Input(x, state.observed.read(x).double(), state.golden.read(x).double(), x in state.wrong) for x in there]
     inputs = [x for x in inputs if x.observed.shape == x.golden.shape]
-    k = state.golden.step(name).get("K") or state.observed.step(name).get("K")
+    k = _length(state.golden.step(name).get("K")) or _length(state.observed.step(name).get("K"))
     if promised.stored == "integer" and bool((finite(g64) == finite(g64).round()).all()):
         return _integers(name, o, g, op, inputs, state)
     recent = state.background[-4:]
     background = tuple(max((one[i] for one in recent), default=0.0) for i in range(4))
-    allowed = unreplayed(g64, words, int(k) if k else None, inputs, background, promised)
+    allowed = unreplayed(g64, words, k, inputs, background, promised)
     total, below, reasons = _hold(o64, g64, allowed)
     relative = total.rms_ratio
     found = Judgement(name, total, structure=below)
@@ -98,12 +98,12 @@ def step(name: str, state: State) -> Judgement:
         way = replay(op, [x.golden for x in inputs], g64, unit)
     if way is not None:
         value, own_allowed = replayed(way, [x.observed for x in inputs], promised)
-        found.own, found.structure, reasons = _hold(o64, value, own_allowed)
+        found.own, found.structure, reasons = _hold(o64, value, own_allowed, by_element=True)
         found.inherited = compare(value, g64, math.inf).rms_ratio
     found.reasons, found.wrong = reasons, bool(reasons)
     if any(x.wrong for x in inputs) and (found.own is None or not reasons):
         exact = [Input(x.name, x.golden, x.golden, False) for x in inputs]
-        strict = unreplayed(g64, words, int(k) if k else None, exact, (0.0, 0.0, 0.0, 0.0), promised)
+        strict = unreplayed(g64, words, k, exact, (0.0, 0.0, 0.0, 0.0), promised)
         found.wrong = False  # where own and inherited are not separated, whether it adds anything cannot be told
         words = INHERITED if found.own is not None else UNKNOWN_ORIGIN
         found.reasons = [words] if _hold(o64, g64, strict)[2] else []
@@ -112,6 +112,12 @@ def step(name: str, state: State) -> Judgement:
         condition = size / max(spread(finite(g64)), 1e-300)
         state.background.append((relative, 0.5 * total.max_abs, size, condition))
     return found
+
+
+def _length(k: object) -> int | None:
+    """A reduction length as metadata has it; None for what is no number from 1."""
+    text = str(k)
+    return int(text) if text.isdigit() and int(text) > 0 else None
 
 
 def _masked_alike(o: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
@@ -171,13 +177,15 @@ def _ties(o: torch.Tensor, g: torch.Tensor, inputs: Sequence[Input]) -> bool | N
     return None
 
 
-def _hold(o: Tensor, against: Tensor, allowed: Allowed) -> tuple[Comparison, Structure, list[str]]:
+def _hold(
+    o: Tensor, against: Tensor, allowed: Allowed, *, by_element: bool = False
+) -> tuple[Comparison, Structure, list[str]]:
     """Both instruments on one step: element by element, and structure below that."""
     found = compare(o, against, Bound(torch.where(against.isfinite(), allowed.bound, 0.0), allowed.why))
     residual = torch.where(
         allowed.bound.isinf(), math.nan, o.double() - against
     )  # where anything goes, nothing is tested
-    below = structure(residual, finite(against), allowed.noise, allowed.shared, allowed.overall)
+    below = structure(residual, finite(against), allowed.noise, allowed.shared, allowed.overall, by_element=by_element)
     reasons = []
     if not found.ok:
         reasons.append(_first_reason(found))

@@ -24,6 +24,7 @@ PACKAGES = (
     "triton",
     "numpy",
     "scipy",
+    "numba",
     "nvmath-python",
     "nvidia-cublas",
     "papermill",

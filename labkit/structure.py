@@ -7,8 +7,9 @@ sub-Gaussian with parameter s_i (half an ULP for one rounding to nearest: Hoeffd
     P(sum e^2 / s^2 > N + 2 sqrt(N t) + 2 t) <= exp(-t)                        (Hsu, Kakade, Zhang 2012)
 
 Six tests share the false-alarm rate: the slope of the residual on the golden, its mean, the means of rows, columns and
-tiles (each also as a slope of its own), and the RMS of the whole and of each row. Noise that is not independent (a
-factor rounded once, inputs that were off) is allowed for by `shared`: it may add up with one sign everywhere.
+tiles (each also as a slope of its own), and the RMS of the whole and of each row, both as it is and in units of s.
+Noise that is not independent (a factor rounded once, inputs that were off) is allowed for by `shared`: it may add up
+with one sign everywhere.
 """
 
 from __future__ import annotations
@@ -75,21 +76,26 @@ def structure(
     shared: torch.Tensor | float = 0.0,
     overall: torch.Tensor | float | None = None,
     false_alarm: float = FALSE_ALARM,
+    *,
+    by_element: bool = True,
 ) -> Structure:
     """Test `residual` = observed - golden, float64, any shape, for structure below the elementwise bound.
 
     `noise` is the parameter s_i of each element, `shared` the absolute part of each that may be common to a
     row, column or tile, `overall` the part that may be common to all (`shared` where it is not given). Elements that
-    are not finite are left out. The last dimension is a row's, all others count rows.
+    are not finite are left out. The last dimension is a row's, all others count rows. `by_element` is False where the
+    noise is only known in the mean over many elements: then the RMS is not also taken in units of each one's noise.
     """
     r, g = (_matrix(x) for x in (residual, golden))
     parts = (noise, shared, shared if overall is None else overall)
     s, c, w = (
         _matrix(torch.as_tensor(x, dtype=torch.float64, device=residual.device).expand(residual.shape)) for x in parts
     )
+    if not r.numel():
+        return Structure(tuple(Test(name, 0.0, 0.0) for name in _KINDS))
     keep = torch.isfinite(r) & torch.isfinite(g)
     r, g, s, c, w = (torch.where(keep, x, 0.0) for x in (r, g, s, c, w))
-    return Structure(tuple(_tests(r, g, s, c, w, false_alarm)))
+    return Structure(tuple(_tests(r, g, s, c, w, false_alarm, by_element)))
 
 
 def _matrix(x: torch.Tensor) -> torch.Tensor:
@@ -97,8 +103,9 @@ def _matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _tests(
-    r: torch.Tensor, g: torch.Tensor, s: torch.Tensor, c: torch.Tensor, w: torch.Tensor, false_alarm: float
-) -> Iterator[Test]:
+    r: torch.Tensor, g: torch.Tensor, s: torch.Tensor, c: torch.Tensor, w: torch.Tensor, false_alarm: float,
+    by_element: bool,
+) -> Iterator[Test]:  # fmt: skip
     each = false_alarm / (2.0 * len(_KINDS))
     t = math.log(2.0 / each)
     s2 = s * s
@@ -107,13 +114,16 @@ def _tests(
     for name, groups in (("rows", _by_row), ("columns", _by_column), ("tiles", _by_tile)):
         sums = [(groups(r), groups(s2), groups(c), groups(torch.ones_like(r)))]
         sums.append((groups(r * g), groups(g * g * s2), groups(c * g.abs()), groups(g * g)))
-        found = [_grouped(name, *part, math.log(2.0 * max(1, part[0].numel()) / each)) for part in sums]
+        found = [_grouped(name, *part, math.log(2.0 * part[0].numel() / each)) for part in sums]
         yield max(found, key=lambda test: test.share)
-    yield max(
-        _energy(r.reshape(1, -1), s.reshape(1, -1), c.reshape(1, -1), t, None),
-        _energy(r, s, c, math.log(max(1, r.shape[0]) / each), 0),
-        key=lambda test: test.share,
-    )
+    in_rows = math.log(r.shape[0] / each)
+    scales = [(r, s, c)]
+    if by_element:  # where an element's noise is small, a small error counts
+        unit = torch.where(s > 0.0, 1.0 / s, 0.0)
+        scales.append((r * unit, (s > 0.0).double(), c * unit))
+    found = [_energy(a, b, d, in_rows, 0) for a, b, d in scales]
+    found += [_energy(a.reshape(1, -1), b.reshape(1, -1), d.reshape(1, -1), t, None) for a, b, d in scales]
+    yield max(found, key=lambda test: test.share)
 
 
 def _linear(

@@ -8,7 +8,7 @@ import torch
 
 from kernels.attention import attention, elementwise, golden, product, verification
 from kernels.attention.problem import REPORT, Inputs, Sizes, decode, index_coded, uniform
-from labkit import compare, localise
+from labkit import compare, localise, poisoned, repeat
 from labkit.errors import UsageError
 
 SIZES = [REPORT, Sizes(3, 37, 53, 29), Sizes(2, 1, 7, 3), Sizes(1, 1, 1, 1), Sizes(1, 257, 509, 64), Sizes(2, 5, 1, 61)]
@@ -22,6 +22,16 @@ def test_every_step_is_within_its_bound(device, sizes, how):
     found = localise(observed, golden.attention(inputs.q, inputs.k, inputs.v))
     assert found.first is None, str(found)
     assert found.own == []
+
+
+@pytest.mark.parametrize("how", product.PRODUCTS)
+def test_every_run_gives_the_same_bits_on_poisoned_memory(device, how):
+    inputs = uniform(Sizes(3, 37, 53, 29), np.random.default_rng(2))
+    reference = golden.attention(inputs.q, inputs.k, inputs.v)
+    with poisoned():
+        runs = repeat(lambda: attention.attention(inputs, device, multiply=product.PRODUCTS[how]), 5, reference)
+        assert runs.identical, str(runs)
+        assert localise(attention.attention(inputs, device, multiply=product.PRODUCTS[how]), reference).first is None
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])

@@ -1,0 +1,229 @@
+"""`labkit diff` on files: what it finds, what it prints, how it exits."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from labkit import Comparison, Trace
+from labkit.cli import main
+
+D = 64
+OPS = {
+    "qk": ("matmul q k^T", ("q", "k")),
+    "scaled": ("scale 1/sqrt(d)", ("qk",)),
+    "probs": ("softmax axis=-1", ("scaled",)),
+    "out": ("matmul", ("probs", "v")),
+    "gelu": ("gelu", ("out",)),
+}
+
+
+def chain(dtype, spoil=None):
+    """A head of attention and a GELU, each step from the step before; `spoil(name, value)` changes steps."""
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(48, D, generator=generator).to(dtype) for _ in range(3))
+    trace = Trace({"q": q, "k": k, "v": v}, about={"compute": "fp32 accumulate", "storage_dtype": "float32"})
+    steps = {"q": q, "k": k, "v": v}
+    ways = {
+        "qk": lambda s: s["q"] @ s["k"].T,
+        "scaled": lambda s: s["qk"] / D**0.5,
+        "probs": lambda s: torch.softmax(s["scaled"], -1),
+        "out": lambda s: s["probs"] @ s["v"],
+        "gelu": lambda s: torch.nn.functional.gelu(s["out"]),
+    }
+    for name, way in ways.items():
+        value = way(steps)
+        steps[name] = spoil(name, value) if spoil else value
+        op, inputs = OPS[name]
+        trace.add(name, steps[name], inputs, about={"op": op, "inputs_complete": True})
+    return trace
+
+
+def only(step, change):
+    return lambda name, value: change(value) if name == step else value
+
+
+@pytest.fixture
+def files(tmp_path):
+    def make(spoil=None, name="observed"):
+        return chain(torch.float32, spoil).save(tmp_path / f"{name}.safetensors")
+
+    chain(torch.float64).save(tmp_path / "golden.safetensors")
+    return tmp_path / "golden.safetensors", make
+
+
+def judged(capsys, *arguments):
+    code = main(["diff", *map(str, arguments), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_right_trace_exits_zero(files, capsys):
+    golden, make = files
+    code, said = judged(capsys, golden, make())
+    assert (code, said["alarm"], said["first_divergent_step"]) == (0, False, None)
+    assert list(said["steps"]) == ["q", "k", "v", *OPS]
+
+
+def test_the_first_wrong_step_is_named_and_what_follows_inherits(files, capsys):
+    golden, make = files
+    code, said = judged(capsys, golden, make(only("scaled", lambda x: 1.04 * x)))
+    assert (code, said["alarm"], said["first_divergent_step"]) == (1, True, "scaled")
+    assert not said["steps"]["scaled"]["own"]["ok"]
+    assert said["steps"]["probs"]["own"]["ok"]
+    assert said["steps"]["probs"]["inherited"] > 1e-3
+    assert said["steps"]["qk"]["ok"]
+
+
+def test_json_has_every_field_of_a_comparison_and_no_bare_nan(files, capsys):
+    golden, make = files
+    _, said = judged(capsys, golden, make(only("qk", lambda x: x.fill_(torch.nan))))
+    for step in said["steps"].values():
+        assert set(Comparison.__dataclass_fields__) <= set(step)
+        assert {"own", "inherited", "ok", "reasons"} <= set(step)
+    assert said["steps"]["qk"]["observed_nan"] == 48 * 48
+    assert "NaN" in said["steps"]["qk"]["reasons"][0]
+
+
+def test_an_operation_outside_the_closed_list_is_not_separated(files, capsys):
+    golden, make = files
+    code, said = judged(capsys, golden, make(only("gelu", lambda x: 1.5 * x)))
+    assert (code, said["first_divergent_step"]) == (1, "gelu")
+    assert said["steps"]["gelu"]["own"] == said["steps"]["gelu"]["inherited"] == "not separated"
+
+
+@pytest.mark.parametrize("step", ["qk", "probs", "out"])
+def test_bfloat16_where_float32_was_promised_is_found(files, capsys, step):
+    golden, make = files
+    _, said = judged(capsys, golden, make(only(step, lambda x: x.bfloat16().float())))
+    assert said["first_divergent_step"] == step
+
+
+def test_one_percent_of_a_product_is_found_by_structure_where_its_bound_is_wide(tmp_path, capsys):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(64, 4096, generator=generator).bfloat16() for _ in range(2))
+    about = {"compute": "fp32 accumulate", "storage_dtype": "bfloat16"}
+    said = {}
+    for name, factor in {"golden": 1.0, "right": 1.0, "wrong": 1.01}.items():
+        wide = torch.float64 if name == "golden" else torch.float32
+        trace = Trace({"a": a, "b": b}, about=about)
+        product = factor * (a.to(wide) @ b.to(wide).T)
+        product = product if name == "golden" else product.bfloat16()
+        trace.add("c", product, ("a", "b"), about={"op": "matmul a b^T", "K": 4096})
+        trace.save(tmp_path / f"{name}.safetensors")
+        if name != "golden":
+            said[name] = judged(capsys, tmp_path / "golden.safetensors", tmp_path / f"{name}.safetensors")
+    assert said["right"][0] == 0
+    code, wrong = said["wrong"]
+    assert (code, wrong["first_divergent_step"]) == (1, "c")
+    assert any("systematic" in reason for reason in wrong["steps"]["c"]["reasons"])
+
+
+def test_a_missing_step_diverges_and_an_extra_one_is_listed(files, tmp_path, capsys):
+    golden, _ = files
+    trace = chain(torch.float32)
+    fewer = Trace({s.name: s.value for s in trace if s.name != "scaled"} | {"more": torch.zeros(2)}, about=trace.about)
+    code, said = judged(capsys, golden, fewer.save(tmp_path / "o.safetensors"))
+    assert (code, said["first_divergent_step"], said["unexpected"]) == (1, "scaled", ["more"])
+
+
+def test_another_shape_is_a_divergence(files, capsys):
+    golden, make = files
+    code, said = judged(capsys, golden, make(only("gelu", lambda x: x[:-1])))
+    assert (code, said["first_divergent_step"]) == (1, "gelu")
+
+
+def test_runs_are_held_against_each_other(files, capsys):
+    golden, make = files
+    again = make(only("out", lambda x: x * (1 + 2**-23)), "again")
+    code, said = judged(capsys, golden, make(), again)
+    assert code == 0
+    assert said["run_to_run"]["out"]["distinct"] == 2
+    assert said["run_to_run"]["out"]["finding"] == "order noise, within the bound"
+    raced = make(only("out", lambda x: x.index_fill(0, torch.tensor([5]), 0.0)), "raced")
+    code, said = judged(capsys, golden, make(), raced)
+    assert (code, said["first_divergent_step"]) == (1, "out")
+    assert (
+        said["run_to_run"]["out"]["finding"]
+        == "beyond the bound in raced.safetensors only: a race or an uninitialised read"
+    )
+
+
+def test_nan_at_the_same_place_in_both_is_no_divergence(tmp_path, capsys):
+    values = torch.tensor([1.0, torch.nan, 3.0])
+    Trace({"x": values.double()}).save(tmp_path / "g.safetensors")
+    Trace({"x": values}).save(tmp_path / "o.safetensors")
+    code, said = judged(capsys, tmp_path / "g.safetensors", tmp_path / "o.safetensors")
+    assert code == 0
+    assert (said["steps"]["x"]["observed_nan"], said["steps"]["x"]["golden_nan"]) == (1, 1)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "pt"])
+def test_folders_of_dumps_and_single_tensors(tmp_path, capsys, suffix, rng):
+    def put(path, x):
+        path.parent.mkdir(exist_ok=True)
+        np.save(path, x) if suffix == "npy" else torch.save(torch.from_numpy(x), path)
+
+    for i in (2, 10):
+        x = rng.standard_normal((8, 8))
+        put(tmp_path / "g" / f"step{i}.{suffix}", x)
+        put(tmp_path / "right" / f"step{i}.{suffix}", x.astype(np.float32))
+        put(tmp_path / "wrong" / f"step{i}.{suffix}", 1.2 * x.astype(np.float32))
+    assert judged(capsys, tmp_path / "g", tmp_path / "right")[0] == 0
+    code, said = judged(capsys, tmp_path / "g", tmp_path / "wrong")
+    assert (code, said["first_divergent_step"], list(said["steps"])) == (1, "step2", ["step2", "step10"])
+    single = [tmp_path / "g" / f"step2.{suffix}", tmp_path / "wrong" / f"step2.{suffix}"]
+    assert judged(capsys, *single)[0] == 1
+    assert judged(capsys, single[0], tmp_path / "right" / f"step2.{suffix}")[0] == 0
+
+
+def test_text_and_pictures_for_people(files, tmp_path, capsys):
+    golden, make = files
+    assert main(["diff", str(golden), str(make(only("qk", lambda x: x.T))), "--plot", str(tmp_path / "p")]) == 1
+    shown = capsys.readouterr().out
+    assert "first divergence: qk" in shown
+    assert "inherited" in shown
+    assert {"steps.png", "qk.png"} <= {path.name for path in (tmp_path / "p").iterdir()}
+
+
+def bad(tmp_path, kind):
+    path = tmp_path / "bad.npy"
+    good = tmp_path / "good.npy"
+    np.save(good, np.ones(3))
+    if kind == "missing":
+        return good, tmp_path / "none.npy"
+    if kind == "object":
+        np.save(path, np.array([object()]), allow_pickle=True)
+    elif kind == "pickle":
+        path = tmp_path / "bad.pt"
+        torch.save({"f": chain}, path)
+    elif kind == "cut":
+        path = tmp_path / "bad.safetensors"
+        path.write_bytes(b"\x00" * 20)
+    elif kind == "complex":
+        np.save(path, np.ones(3, complex))
+    elif kind == "text":
+        path = tmp_path / "bad.csv"
+        path.write_text("1,2\n")
+    elif kind == "empty":
+        path = tmp_path / "empty"
+        path.mkdir()
+    elif kind == "no step in common":
+        good, path = (
+            Trace({"a": np.ones(2), "b": np.ones(2)}).save(tmp_path / "a.safetensors"),
+            tmp_path / "b.safetensors",
+        )
+        Trace({"c": np.ones(2), "d": np.ones(2)}).save(path)
+    return good, path
+
+
+@pytest.mark.parametrize(
+    "kind", ["missing", "object", "pickle", "cut", "complex", "text", "empty", "no step in common"]
+)
+def test_what_cannot_be_compared_is_one_line_and_exit_two(tmp_path, capsys, kind):
+    good, path = bad(tmp_path, kind)
+    assert main(["diff", str(good), str(path)]) == 2
+    caught = capsys.readouterr()
+    assert caught.out == ""
+    assert path.name in caught.err
+    assert caught.err.count("\n") == 1

@@ -1,0 +1,74 @@
+"""Runs repeated: bit-identical, order noise, or beyond the bound. Poisoned memory."""
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.compare import runs
+from labkit import Trace, poisoned, repeat
+from labkit.errors import UsageError
+
+
+def test_the_same_bits_each_time_are_said_to_be():
+    found = repeat(lambda: torch.arange(5.0), 4)
+    assert found.identical
+    assert found.ok
+    assert found.first is None
+
+
+def test_the_order_of_atomic_additions_is_noise_within_the_bound(rng):
+    run, bound = runs.atomics(rng)
+    found = repeat(run, 12, bound)
+    step = found.steps["result"]
+    assert step.distinct > 6
+    assert 0 < step.of_bound <= 1
+    assert (found.ok, step.finding) == (True, "order noise, within the bound")
+
+
+def test_a_lost_update_is_beyond_it(rng):
+    run, bound = runs.race(rng)
+    found = repeat(run, 12, bound)
+    assert (found.ok, found.steps["result"].finding) == (False, "beyond the bound: a race or an uninitialised read")
+
+
+def test_what_nobody_wrote_shows_when_memory_is_poisoned(rng):
+    run, bound = runs.unwritten(rng)
+    with poisoned():
+        assert run()[-1].isnan()
+        found = repeat(run, 12, bound)
+    assert not found.ok
+    assert found.steps["result"].spread == np.inf
+
+
+def test_poison_covers_every_kind_of_empty_and_ends_with_the_block():
+    before = torch.are_deterministic_algorithms_enabled()
+    with poisoned():
+        assert torch.empty(3).isnan().all()
+        assert torch.empty_like(torch.ones(2, 2)).isnan().all()
+        assert torch.empty(4, dtype=torch.int16).tolist() == [32767] * 4
+    assert torch.are_deterministic_algorithms_enabled() == before
+
+
+def test_steps_of_a_trace_are_told_apart_and_bounds_come_from_the_golden():
+    count = iter(range(100))
+
+    def run():
+        n = next(count)
+        return Trace({"a": torch.ones(3), "b": torch.full((3,), 1.0 + n * 2.0**-23)})
+
+    golden = Trace()
+    from labkit.tolerance import Bound
+
+    golden.add("a", torch.ones(3), bound=Bound(0.0, "exact"))
+    golden.add("b", torch.ones(3), bound=Bound(1e-5, "t"))
+    found = repeat(run, 3, golden)
+    assert found.first == "b"
+    assert found.steps["b"].distinct == 3
+    assert found.ok
+    assert not np.isfinite(repeat(run, 3).steps["b"].of_bound)
+
+
+@pytest.mark.parametrize("times", [0, 1])
+def test_once_is_no_repetition(times):
+    with pytest.raises(UsageError, match=f"times: {times} is not right"):
+        repeat(lambda: torch.ones(1), times)
