@@ -32,11 +32,19 @@ class Diff:
         return next((name for name, j in self.steps.items() if j is None or j.wrong), None)
 
 
+def in_order(golden: Dump, observed: Dump) -> list[str]:
+    """The golden's steps in its own order; where only the observed says one, in that, with what it has not after it."""
+    if golden.about.get("order") or not observed.about.get("order"):
+        return golden.names
+    known = [name for name in observed.names if name in golden]
+    return known + [name for name in golden.names if name not in observed]
+
+
 def diff(observed: Dump, golden: Dump) -> Diff:
     """Judge every step of the golden. Reads a step and its inputs at a time."""
     result = Diff(unexpected=[name for name in observed.names if name not in golden])
     state = State(observed, golden)
-    for name in golden.names:
+    for name in in_order(golden, observed):
         if name not in observed:
             result.steps[name] = None
             state.wrong.add(name)
@@ -133,7 +141,8 @@ def report(golden: Path, observed: Sequence[Path]) -> Report:
             else:
                 raise UsageError(f"{path}: shares no step with {golden}; wanted the same names")
     runs = {path: diff(dump, reference) for path, dump in dumps.items()}
-    return Report(runs, reference.names, _repeats(list(dumps.values()), reference.names))
+    order = in_order(reference, next(iter(dumps.values())))
+    return Report(runs, order, _repeats(list(dumps.values()), order))
 
 
 def _repeats(dumps: Sequence[Dump], names: Sequence[str]) -> dict[str, tuple[int, float]]:

@@ -86,7 +86,8 @@ def step(name: str, state: State) -> Judgement:
     k = _length(state.golden.step(name).get("K")) or _length(state.observed.step(name).get("K"))
     if promised.stored == "integer" and bool((finite(g64) == finite(g64).round()).all()):
         return _integers(name, o, g, op, inputs, state)
-    recent = state.background[-4:]
+    noisy = [one for one in state.background if one[0] > 0.0]  # inputs and weights say nothing of the noise
+    recent = state.background[-4:] + noisy[-4:]
     background = tuple(max((one[i] for one in recent), default=0.0) for i in range(4))
     allowed = unreplayed(g64, words, k, inputs, background, promised)
     total, below, reasons = _hold(o64, g64, allowed)

@@ -41,6 +41,11 @@ _DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
 }
+_DENIED = re.compile(
+    r"\(?\b(no|not|never|without|non)[ -]*tf32\b|\btf32[ :=]*(is )?(off|disabled|not allowed|false)\b\)?"
+)
+"""A text that names TF32 to exclude it."""
+
 _NO_PRODUCT = re.compile(
     r"norm|\bln\d*\b|softmax|prob|relu|gelu|silu|tanh|sigmoid|exp|rope|rotate|cos|sin|mask|scale|add|residual|bias|sum|mean|ema"
     r"|transpose|merge|split|write|cache|quant|input|weight|lse|log|select|embed|\bm\b|\bv\b|upd|decay",
@@ -109,6 +114,7 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
         for text in (observed.about.get("compute"), observed.about.get("dtype_note"), golden.about.get("compute"))
         if text and not _says_float64(str(text))
     )
+    compute_text = _DENIED.sub(" ", compute_text)
     op = str(golden.step(name).get("op") or observed.step(name).get("op") or name)
     product = bool(_PRODUCT.search(op)) or not _NO_PRODUCT.search(op)
     accumulate = UNIT["float32"] if UNIT.get(stored, 0.0) >= UNIT["float32"] or stored == "integer" else UNIT["float64"]

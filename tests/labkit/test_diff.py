@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from labkit import Comparison, Trace
 from labkit.cli import main
@@ -184,6 +185,51 @@ def test_text_and_pictures_for_people(files, tmp_path, capsys):
     assert "first divergence: qk" in shown
     assert "inherited" in shown
     assert {"steps.png", "qk.png"} <= {path.name for path in (tmp_path / "p").iterdir()}
+
+
+def test_where_only_the_observed_says_an_order_that_one_counts(tmp_path, capsys):
+    values = {"scores": torch.ones(4), "probs": torch.ones(4), "out": torch.ones(4)}  # by name: out, probs, scores
+    save_file({name: value.double() for name, value in values.items()}, tmp_path / "g.safetensors")
+    wrong = Trace(values | {"probs": torch.zeros(4), "out": torch.zeros(4)}).save(tmp_path / "o.safetensors")
+    _, said = judged(capsys, tmp_path / "g.safetensors", wrong)
+    assert (said["first_divergent_step"], list(said["steps"])) == ("probs", ["scores", "probs", "out"])
+
+
+@pytest.mark.parametrize(
+    ("compute", "code"),
+    [("tf32 matmul, fp32 accumulate", 0), ("float32, no tf32", 1), ("IEEE fp32 (tf32 disabled)", 1), ("fp32", 1)],
+)
+def test_tf32_is_allowed_where_it_is_promised_and_not_where_it_is_denied(tmp_path, capsys, compute, code):
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(64, 64, generator=generator) for _ in range(2))
+    cut = [(x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b)]
+    for name, result in (("g", a.double() @ b.double()), ("o", cut[0] @ cut[1])):
+        trace = Trace({"a": a, "b": b}, about={"compute": compute, "storage_dtype": "float32"})
+        trace.add("c", result, ("a", "b"), about={"op": "matmul"})
+        trace.save(tmp_path / f"{name}.safetensors")
+    assert judged(capsys, tmp_path / "g.safetensors", tmp_path / "o.safetensors")[0] == code
+
+
+def test_weights_between_two_steps_do_not_make_the_second_one_look_exact(tmp_path, capsys):
+    """Without recorded inputs a step's allowance follows from the steps before it, and weights are exact."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(32, 64, generator=generator).bfloat16()
+    weights = [torch.randn(64, 64, generator=generator).bfloat16() / 8 for _ in range(6)]
+    said = {"order": json.dumps([*(f"h{i}" for i in range(3)), "w1", "w2", "w3", "w4", "w5", "norm"])}
+    dumps = {}
+    for wide in (torch.float64, torch.float32):
+        h, steps = x, {}
+        for i in range(3):
+            h = h.to(wide) @ weights[i].to(wide)
+            h = steps[f"h{i}"] = h if wide == torch.float64 else h.bfloat16()
+        steps |= {f"w{i}": w.to(h.dtype) for i, w in enumerate(weights[1:], 1)}
+        normal = h.to(wide) / h.to(wide).square().mean(-1, keepdim=True).sqrt()
+        steps["norm"] = normal if wide == torch.float64 else normal.bfloat16()
+        dumps[wide] = steps
+    about = said | {"compute": "bf16 storage, fp32 accumulate", "storage_dtype": "bfloat16"}
+    save_file(dumps[torch.float64], tmp_path / "g.safetensors", said)
+    save_file(dumps[torch.float32], tmp_path / "o.safetensors", about)
+    assert judged(capsys, tmp_path / "g.safetensors", tmp_path / "o.safetensors")[0] == 0
 
 
 def bad(tmp_path, kind):
