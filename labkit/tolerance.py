@@ -96,7 +96,8 @@ def sum_of_products(
     truncated, so a whole unit 2^-10 is allowed for each. Tensor cores may truncate as they accumulate (Fasi, Higham,
     Mikaitis, Pranesh 2021), which has no mean of zero, so the worst case holds there: K v / (1 - K v), v = 2^-23.
     `value`, the exact sum, and `squares`, sum (ab)^2, give the noise too: partial sums are about as large as the sum
-    and the root of the squares, and each of K roundings is u of one. What tf32's accumulators drift, and what truncated factors shrink, is shared.
+    and the root of the squares, and each of K roundings is u of one. What tf32's accumulators drift, and what
+    truncated factors shrink, is shared.
     `count` is the number of inner products that share the false-alarm rate, when it is more than those of `magnitude`.
     """
     count = count or math.prod(getattr(magnitude, "shape", ())) or 1
