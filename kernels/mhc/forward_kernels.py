@@ -1,0 +1,140 @@
+"""Triton kernels of the forward pass: projection, coefficients with Sinkhorn, aggregation, expansion.
+
+T tokens, N streams, D columns, K = N D, M = N^2 + 2 N. Rows are contiguous. Offsets are int64: x may have more than
+2^31 elements. Where x is bfloat16 (SPLIT), a float32 factor is packed as two bfloat16 that add up to it, high | low,
+so that products run on bfloat16 tensor cores and lose 2^-16 of it; other types take three TF32 products.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["ROWS"])
+def pack_kernel(w_ptr, packed_ptr, ROWS, M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
+    """packed[row] = high [BLOCK_M] | low [BLOCK_M] of w[row, :M], zeros beyond M."""
+    row = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    m = tl.arange(0, BLOCK_M)
+    w = tl.load(w_ptr + row[:, None] * M + m[None, :], mask=(row < ROWS)[:, None] & (m < M)[None, :], other=0.0)
+    high = w.to(tl.bfloat16)
+    to = packed_ptr + row[:, None] * (2 * BLOCK_M) + m[None, :]
+    tl.store(to, high, mask=(row < ROWS)[:, None])
+    tl.store(to + BLOCK_M, (w - high.to(tl.float32)).to(tl.bfloat16), mask=(row < ROWS)[:, None])
+
+
+@triton.jit(do_not_specialize=["T"])
+def project_kernel(
+    x_ptr, phi_ptr, partial_ptr, squares_ptr, T,
+    K: tl.constexpr, M: tl.constexpr, PER_SPLIT: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """partial[split, t] = x[t, ks] phi[ks] and squares[split, t] = sum of x^2, over this split's part of K.
+
+    phi is packed [K, WIDTH] where SPLIT, and [K, M] otherwise.
+    """
+    split = tl.program_id(1)
+    t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    m = tl.arange(0, WIDTH)
+    rows = t.to(tl.int64)[:, None] * K
+    total = tl.zeros([BLOCK_T, WIDTH], tl.float32)
+    squares = tl.zeros([BLOCK_T], tl.float32)
+    for step in range(PER_SPLIT // BLOCK_K):
+        k = split * PER_SPLIT + step * BLOCK_K + tl.arange(0, BLOCK_K)
+        x = tl.load(x_ptr + rows + k[None, :], mask=(t < T)[:, None] & (k < K)[None, :], other=0.0)
+        if SPLIT:
+            phi = tl.load(phi_ptr + k[:, None] * WIDTH + m[None, :], mask=(k < K)[:, None], other=0.0)
+            total = tl.dot(x, phi, total)
+        else:
+            phi = tl.load(phi_ptr + k[:, None] * M + m[None, :], mask=(k < K)[:, None] & (m < M)[None, :], other=0.0)
+            total = tl.dot(x.to(tl.float32), phi, total, input_precision="tf32x3")
+        wide = x.to(tl.float32)
+        squares += tl.sum(wide * wide, 1)
+    row = split.to(tl.int64) * T + t
+    tl.store(partial_ptr + row[:, None] * WIDTH + m[None, :], total, mask=(t < T)[:, None])
+    tl.store(squares_ptr + row, squares, mask=t < T)
+
+
+@triton.jit(do_not_specialize=["T"])
+def coefficient_kernel(
+    partial_ptr, squares_ptr, b_ptr, alpha_ptr, mix_ptr, r_ptr, pre_ptr, post_ptr, p_ptr, sums_ptr, T,
+    norm_eps, hc_eps,
+    K: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, HALVES: tl.constexpr, BLOCK_M: tl.constexpr,
+    ITERATIONS: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Add the splits, normalise, and make pre, post and the doubly stochastic p; each normaliser goes to `sums`."""
+    M: tl.constexpr = N * N + 2 * N
+    t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    i = tl.arange(0, N)
+    there = t < T
+    one = there[:, None] & (i >= 0)[None, :]
+    two = one[:, :, None] & (i >= 0)[None, None, :]
+    place = 2 * N + i[None, :, None] * N + i[None, None, :]
+    squares = tl.zeros([BLOCK_T], tl.float32)
+    a_pre = tl.zeros([BLOCK_T, N], tl.float32)
+    a_post = tl.zeros([BLOCK_T, N], tl.float32)
+    a_res = tl.zeros([BLOCK_T, N, N], tl.float32)
+    for split in range(SPLITS):
+        row = split * T.to(tl.int64) + t
+        squares += tl.load(squares_ptr + row, mask=there, other=0.0)
+        for half in tl.static_range(HALVES):
+            part = partial_ptr + row * (HALVES * BLOCK_M) + half * BLOCK_M
+            a_pre += tl.load(part[:, None] + i[None, :], mask=one, other=0.0)
+            a_post += tl.load(part[:, None] + N + i[None, :], mask=one, other=0.0)
+            a_res += tl.load(part[:, None, None] + place, mask=two, other=0.0)
+    r = tl.rsqrt(squares / K + norm_eps)
+    a_pre, a_post, a_res = a_pre * r[:, None], a_post * r[:, None], a_res * r[:, None, None]
+    tl.store(r_ptr + t, r, mask=there)
+    to = mix_ptr + t[:, None] * M + i[None, :]
+    tl.store(to, a_pre, mask=one)
+    tl.store(to + N, a_post, mask=one)
+    tl.store(mix_ptr + t[:, None, None] * M + place, a_res, mask=two)
+
+    z_pre = tl.load(alpha_ptr) * a_pre + tl.load(b_ptr + i)[None, :]
+    z_post = tl.load(alpha_ptr + 1) * a_post + tl.load(b_ptr + N + i)[None, :]
+    z = tl.load(alpha_ptr + 2) * a_res + tl.load(b_ptr + place)
+    tl.store(pre_ptr + t[:, None] * N + i[None, :], 1.0 / (1.0 + tl.exp(-z_pre)) + hc_eps, mask=one)
+    tl.store(post_ptr + t[:, None] * N + i[None, :], 2.0 / (1.0 + tl.exp(-z_post)), mask=one)
+
+    e = tl.exp(z - tl.max(z, 2)[:, :, None])
+    p = e / tl.sum(e, 2)[:, :, None] + hc_eps
+    normaliser = sums_ptr + t[:, None] * N + i[None, :]
+    columns = tl.sum(p, 1) + hc_eps
+    p = p * (1.0 / columns)[:, None, :]
+    tl.store(normaliser, columns, mask=one)
+    for k in range(ITERATIONS - 1):
+        rows = tl.sum(p, 2) + hc_eps
+        p = p * (1.0 / rows)[:, :, None]
+        columns = tl.sum(p, 1) + hc_eps
+        p = p * (1.0 / columns)[:, None, :]
+        tl.store(normaliser + (2 * k + 1) * T.to(tl.int64) * N, rows, mask=one)
+        tl.store(normaliser + (2 * k + 2) * T.to(tl.int64) * N, columns, mask=one)
+    tl.store(p_ptr + t[:, None, None] * N * N + i[None, :, None] * N + i[None, None, :], p, mask=two)
+
+
+@triton.jit
+def aggregate_kernel(x_ptr, pre_ptr, out_ptr, D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr):
+    """out[t, :] = sum over i of pre[t, i] x[t, i, :]; a program takes one token and BLOCK_D columns."""
+    t = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    total = tl.zeros([BLOCK_D], tl.float32)
+    for i in tl.static_range(N):
+        x = tl.load(x_ptr + (t * N + i) * D + d, mask=d < D, other=0.0)
+        total += tl.load(pre_ptr + t * N + i) * x.to(tl.float32)
+    tl.store(out_ptr + t * D + d, total.to(out_ptr.dtype.element_ty), mask=d < D)
+
+
+@triton.jit
+def expand_kernel(
+    x_ptr, y_ptr, post_ptr, p_ptr, out_ptr, D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """out[t, j, :] = post[t, j] y[t, :] + sum over i of p[t, i, j] x[t, i, :]."""
+    t = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    y = tl.load(y_ptr + t * D + d, mask=d < D, other=0.0).to(tl.float32)
+    x = ()
+    for i in tl.static_range(N):
+        x = x + (tl.load(x_ptr + (t * N + i) * D + d, mask=d < D, other=0.0),)
+    for j in tl.static_range(N):
+        total = tl.load(post_ptr + t * N + j) * y
+        for i in tl.static_range(N):
+            total += tl.load(p_ptr + (t * N + i) * N + j) * x[i].to(tl.float32)
+        tl.store(out_ptr + (t * N + j) * D + d, total.to(out_ptr.dtype.element_ty), mask=d < D)

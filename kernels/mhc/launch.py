@@ -1,0 +1,169 @@
+"""The kernels in order, on contiguous rows: x [T, n, D]. Tile sizes follow from the shape alone."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from kernels.mhc import backward_kernels, forward_kernels
+from kernels.mhc.problem import Constants
+
+Tensor = torch.Tensor
+PROJECTION_K = 128
+MOST_COLUMNS = 4096
+TOKENS = 8
+"""Tokens of a program that works on their coefficients."""
+
+
+def _power(x: int) -> int:
+    return int(triton.next_power_of_2(x))
+
+
+def _columns(d: int) -> tuple[int, int]:
+    """Columns of a tile for kernels that take a token each, and their warps."""
+    block = min(MOST_COLUMNS, max(16, _power(d)))
+    return block, max(1, min(8, block // 512))
+
+
+def _projection(t: int, k: int) -> tuple[int, int]:
+    """Splits of K, so that there are programs enough, and the part of K in each split."""
+    tiles = triton.cdiv(t, 64)
+    splits = max(1, min(16, 256 // tiles, k // (2 * PROJECTION_K)))
+    per_split = triton.cdiv(triton.cdiv(k, 1 << (splits.bit_length() - 1)), PROJECTION_K) * PROJECTION_K
+    return triton.cdiv(k, per_split), per_split
+
+
+def _stages(split: bool, m: int) -> int:
+    """How many tiles of a product are on their way at a time: as many as shared memory holds."""
+    return 4 if split and _width(m) <= 32 else 2
+
+
+def _width(m: int) -> int:
+    return max(16, _power(m))
+
+
+def pack(w: Tensor) -> Tensor:
+    """float32 [rows, M] as two bfloat16 that add up to it: [rows, 2 x M rounded up to a power of two from 16]."""
+    rows, m = w.shape
+    packed = torch.empty(rows, 2 * _width(m), device=w.device, dtype=torch.bfloat16)
+    forward_kernels.pack_kernel[(triton.cdiv(rows, 64),)](w, packed, rows, M=m, BLOCK_M=_width(m), BLOCK=64)
+    return packed
+
+
+def forward(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, c: Constants) -> dict[str, Tensor]:
+    """r [T], mix [T, M], pre and post [T, n], p [T, n, n], the normalisers [2 iterations - 1, T, n], x_in [T, D].
+
+    `weights` is phi as the products take it.
+    """
+    t, n, d = x.shape
+    k, m = phi.shape
+    empty = {"device": x.device, "dtype": torch.float32}
+    s = {
+        "r": torch.empty(t, **empty), "mix": torch.empty(t, m, **empty), "pre": torch.empty(t, n, **empty),
+        "post": torch.empty(t, n, **empty), "p": torch.empty(t, n, n, **empty),
+        "sums": torch.empty(2 * c.iterations - 1, t, n, **empty), "x_in": x.new_empty(t, d), "weights": phi,
+    }  # fmt: skip
+    if t == 0:
+        return s
+    split = x.dtype == torch.bfloat16
+    halves = 2 if split else 1
+    if split:
+        s["weights"] = pack(phi)
+    splits, per_split = _projection(t, k)
+    partial = torch.empty(splits, t, halves * _width(m), **empty)
+    squares = torch.empty(splits, t, **empty)
+    forward_kernels.project_kernel[(triton.cdiv(t, 64), splits)](
+        x, s["weights"], partial, squares, t, K=k, M=m, PER_SPLIT=per_split, WIDTH=halves * _width(m), BLOCK_T=64,
+        BLOCK_K=PROJECTION_K, SPLIT=split, num_warps=4, num_stages=_stages(split, m),
+    )  # fmt: skip
+    forward_kernels.coefficient_kernel[(triton.cdiv(t, TOKENS),)](
+        partial, squares, b, alpha, s["mix"], s["r"], s["pre"], s["post"], s["p"], s["sums"], t, c.norm_eps, c.hc_eps,
+        K=k, N=n, SPLITS=splits, HALVES=halves, BLOCK_M=_width(m), ITERATIONS=c.iterations, BLOCK_T=TOKENS,
+        num_warps=2,
+    )  # fmt: skip
+    columns, warps = _columns(d)
+    forward_kernels.aggregate_kernel[(t, triton.cdiv(d, columns))](
+        x, s["pre"], s["x_in"], D=d, N=n, BLOCK_D=columns, num_warps=warps
+    )
+    return s
+
+
+def expand(x: Tensor, y: Tensor, post: Tensor, p: Tensor) -> Tensor:
+    """P^T x + post y, [T, n, D]."""
+    t, n, d = x.shape
+    out = torch.empty_like(x)
+    columns, warps = _columns(d)
+    if t:
+        forward_kernels.expand_kernel[(t, triton.cdiv(d, columns))](
+            x, y, post, p, out, D=d, N=n, BLOCK_D=columns, num_warps=warps
+        )
+    return out
+
+
+def expand_backward(x: Tensor, y: Tensor, post: Tensor, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dy [T, D] of y's type, dpost [T, n] and dp [T, n, n] in float32."""
+    t, n, d = x.shape
+    dy, dpost = torch.empty_like(y), torch.empty_like(post)
+    dp = torch.empty(t, n, n, device=x.device, dtype=torch.float32)
+    narrow = x.dtype != torch.float32
+    if t:
+        tokens = max(1, 32 // n)
+        backward_kernels.expand_backward_kernel[(triton.cdiv(t, tokens),)](
+            x, y, post, dout, dy, dpost, dp, t, D=d, N=n, TOKENS=tokens, ROWS=max(16, tokens),
+            BLOCK_D=min(128 if narrow else 64, max(16, _power(d))), NARROW=narrow, SPLIT=narrow,
+            num_warps=4, num_stages=3 if narrow else 2,
+        )  # fmt: skip
+    return dy, dpost, dp
+
+
+def backward(
+    x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, s: dict[str, Tensor], dx_in: Tensor, dpost: Tensor, dp: Tensor,
+    dout: Tensor, c: Constants,
+) -> dict[str, Tensor]:  # fmt: skip
+    """dx [T, n, D] of x's type; dphi, db, dalpha in float32; the steps on the way: dpre, g, dprojection, shrink."""
+    t, n, d = x.shape
+    k, m = phi.shape
+    empty = {"device": x.device, "dtype": torch.float32}
+    out = {
+        "dpre": torch.empty(t, n, **empty), "g": torch.empty(t, m, **empty), "dprojection": torch.empty(t, m, **empty),
+        "shrink": torch.empty(t, **empty), "dx": torch.empty_like(x), "dphi": torch.empty_like(phi),
+        "db": torch.empty_like(b), "dalpha": torch.empty_like(alpha),
+    }  # fmt: skip
+    if t == 0:
+        return out | {name: out[name].zero_() for name in ("dphi", "db", "dalpha")}
+    split, width = x.dtype == torch.bfloat16, _width(m)
+    halves = 2 if split else 1
+    columns, warps = _columns(d)
+    backward_kernels.aggregate_backward_kernel[(t,)](x, dx_in, out["dpre"], D=d, N=n, BLOCK_D=columns, num_warps=warps)
+    programs = triton.cdiv(t, TOKENS)
+    sums = torch.empty(programs, m + 3, **empty)
+    packed = torch.empty(t, 2 * width, device=x.device, dtype=torch.bfloat16) if split else out["dprojection"]
+    backward_kernels.coefficient_backward_kernel[(programs,)](
+        out["dpre"], dpost, dp, s["mix"], s["r"], b, alpha, s["p"], s["sums"], out["g"], out["dprojection"], packed,
+        out["shrink"], sums, t, K=k, N=n, ITERATIONS=c.iterations, BLOCK_T=TOKENS, BLOCK_M=width, SPLIT=split,
+        num_warps=2,
+    )  # fmt: skip
+    block_t, stages = (64, 2) if split and n <= 4 else (32, 1)
+    block_d, tiles = min(32, max(16, _power(d))), triton.cdiv(t, block_t)
+    strips = triton.cdiv(d, block_d)
+    per_group = _power(triton.cdiv(tiles, max(1, triton.cdiv(396, strips))))
+    backward_kernels.stream_backward_kernel[(strips, triton.cdiv(tiles, per_group))](
+        x, s["weights"], s["pre"], s["p"], dout, dx_in, packed, out["shrink"], out["dx"], t, D=d, N=n, TILES=per_group,
+        BLOCK_T=block_t, BLOCK_D=block_d, BLOCK_M=width, SPLIT=split, STAGES=stages, num_warps=4,
+    )  # fmt: skip
+    block_k, block_t = 128 if split else 64, 64 if split else 32
+    strips, tiles = triton.cdiv(k, block_k), triton.cdiv(t, block_t)
+    per_group = _power(triton.cdiv(tiles, max(1, min(16, triton.cdiv(264, strips)))))
+    groups = triton.cdiv(tiles, per_group)
+    parts = torch.empty(groups, k, halves * width, **empty)
+    backward_kernels.phi_backward_kernel[(strips, groups)](
+        x, packed, parts, t, K=k, M=m, WIDTH=halves * width, TILES=per_group, BLOCK_T=block_t, BLOCK_K=block_k,
+        SPLIT=split, num_warps=4, num_stages=_stages(split, m),
+    )  # fmt: skip
+    block, block_p = 64, 64
+    backward_kernels.finish_kernel[(triton.cdiv(k, block) + 1,)](
+        parts, sums, out["dphi"], out["db"], out["dalpha"], k, programs, M=m, GROUPS=groups, HALVES=halves,
+        STEPS=_power(triton.cdiv(programs, block_p)), BLOCK=block, BLOCK_M=width, BLOCK_SUMS=_power(m + 3),
+        BLOCK_P=block_p, num_warps=4,
+    )  # fmt: skip
+    return out

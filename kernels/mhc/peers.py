@@ -1,0 +1,151 @@
+"""Other implementations of the same operator, with an identity for the wrapped layer, to hold ours against.
+
+Every peer is a function of our tensors to the streams after the layer; gradients come from autograd. What a peer does
+otherwise, its reference does too: transformer_engine has no hc_eps and takes the norm's epsilon from float32; Liger
+multiplies by P where we, and Hugging Face's model, multiply by its transpose. Neither difference moves a byte.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.mhc import golden
+from kernels.mhc.mhc import hyper_connection
+from kernels.mhc.problem import Constants
+
+Tensor = torch.Tensor
+Operator = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+TRANSFORMER_ENGINE = "TRANSFORMER_ENGINE_DIR"
+"""Environment variable: the unpacked wheel of transformer_engine, which need not be installed (its import raises)."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An operator(x, phi, b, alpha), the constants that it computes with, and whether it multiplies by P^T."""
+
+    name: str
+    make: Callable[[], Operator]
+    constants: Constants = field(default_factory=Constants)
+    transposed: bool = True
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+def ours() -> Operator:
+    """The kernels of this folder."""
+    return lambda x, phi, b, alpha: hyper_connection(x, _identity, phi, b, alpha)
+
+
+def eager() -> Operator:
+    """The golden's formulas as a torch user would write them: x in its own type, coefficients in float32."""
+
+    def run(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
+        c, wide = Constants(), x.float()
+        _, mix = golden.projection(wide, phi, c)
+        pre, post, p = golden.coefficients(mix, b, alpha, x.shape[-2], c)
+        y = golden.aggregate(wide, pre).to(x.dtype)
+        return golden.expand(wide, y.float(), post, p).to(x.dtype)
+
+    return run
+
+
+def compiled() -> Operator:
+    """The same through torch.compile."""
+    return torch.compile(eager())
+
+
+def liger() -> Operator:
+    """liger-kernel's three functions."""
+    from liger_kernel.transformers.functional import liger_mhc_coeffs, liger_mhc_post_res, liger_mhc_pre
+
+    def run(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
+        c = Constants()
+        pre, post, p = liger_mhc_coeffs(
+            x, phi, b, alpha[0], alpha[1], alpha[2], allow_fp32=True, tmax=c.iterations, rms_eps=c.norm_eps,
+            pre_eps=c.hc_eps, sinkhorn_eps=c.hc_eps,
+        )  # fmt: skip
+        return liger_mhc_post_res(x, liger_mhc_pre(x, pre), post, p)
+
+    return run
+
+
+@cache
+def _transformer_engine(deterministic: bool) -> Any:
+    """Its Triton mHC module, loaded by path: a copy a mode, since the mode is read at import."""
+    root = os.environ.get(TRANSFORMER_ENGINE)
+    if not root or not (Path(root) / "transformer_engine" / "pytorch" / "triton" / "mhc.py").exists():
+        raise ModuleNotFoundError(f"{TRANSFORMER_ENGINE} names no unpacked wheel of transformer_engine")
+
+    def gemm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype, layout: str) -> list[Tensor]:
+        before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+        try:
+            return [(b.T @ a).to(out_dtype)]  # layout NT; its own goes to cuBLAS in TF32 too
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+
+    names = ("", ".common", ".common.triton", ".pytorch", ".pytorch.cpp_extensions", ".pytorch.cpp_extensions.gemm")
+    added = {f"transformer_engine{name}": types.ModuleType(f"transformer_engine{name}") for name in names}
+    added["transformer_engine.pytorch.cpp_extensions.gemm"].general_gemm = gemm  # type: ignore[attr-defined]
+    kept = os.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO")
+    os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0" if deterministic else "1"
+    sys.modules.update(added)
+    try:
+        for name in ("common", "pytorch"):
+            path = Path(root) / "transformer_engine" / name / "triton" / "mhc.py"
+            spec = importlib.util.spec_from_file_location(f"transformer_engine.{name}.triton.mhc", path)
+            assert spec
+            assert spec.loader
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            added[spec.name] = module
+            spec.loader.exec_module(module)
+        return module
+    finally:
+        for name in added:
+            sys.modules.pop(name, None)
+        if kept is None:
+            del os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"]
+        else:
+            os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = kept
+
+
+def transformer_engine(deterministic: bool, accumulate: bool = False) -> Operator:
+    """transformer_engine's Triton operators; its x is [s, b, D, n], and its phi [M, D n].
+
+    `accumulate` gives it the float32 buffer in which it can add up dx.
+    """
+    te = _transformer_engine(deterministic)
+
+    def run(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
+        x4 = x[:, None]
+        buffer = torch.empty(x.shape, dtype=torch.float32, device=x.device) if accumulate else None
+        split = not deterministic
+        y, post, p = te.mhc_generate_mix_and_aggregate(
+            x4, phi, alpha, b[None], fused_grad_x_acc_buffer=buffer, use_split_k=split
+        )
+        return te.mhc_fused_expand_combine(y, None, post, x4, p, 4, fused_grad_x_acc_buffer=buffer)[:, 0]
+
+    return run
+
+
+_TE = Constants(norm_eps=torch.finfo(torch.float32).eps, hc_eps=0.0)
+PEERS = (
+    Peer("ours", ours),
+    Peer("liger-kernel", liger, transposed=False),
+    Peer("transformer_engine, atomic", lambda: transformer_engine(False), _TE),
+    Peer("transformer_engine, deterministic", lambda: transformer_engine(True), _TE),
+    Peer("torch.compile", compiled),
+    Peer("torch eager", eager),
+)
