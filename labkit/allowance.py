@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from labkit import words
 from labkit.precision import UNIT, Precision
 from labkit.replay import Replay
 from labkit.tolerance import gamma, ulp
@@ -23,24 +24,6 @@ Tensor = torch.Tensor
 
 AMPLIFICATION = 3.0
 """How many times a step that cannot be replayed may magnify the relative error of its inputs."""
-
-_SHIFTED = re.compile(r"norm|softmax|\bln\d*\b|var|cent(er|re)|logsumexp|lse|log_?prob|\blog\b", re.IGNORECASE)
-_EXPONENTIAL = re.compile(
-    r"exp|d_?logit|softmax|prob|sigmoid|sinkhorn|silu|lse|logsumexp|\bcos\b|\bsin\b", re.IGNORECASE
-)
-_ACTIVATION = re.compile(r"relu|gelu|silu|tanh|sigmoid|swish", re.IGNORECASE)
-_QUOTIENT = re.compile(r"/|divide|normali[sz]e|quotient", re.IGNORECASE)
-_ONE_HOT = re.compile(r"-\s*(one.?hot|y\b|label|target)", re.IGNORECASE)
-_MINUS = re.compile(r"\s-\s|minus|nll|subtract", re.IGNORECASE)
-_CANCELS = re.compile(r"\s-\s|minus|backward|nll|subtract", re.IGNORECASE)
-_MOMENT = re.compile(
-    r"\bema\b|moment|moving average|exp_avg|beta|bias.?correct|[mv]_?hat|(?:\bt\d+|it\w*\d+|adam\w*)[._/ ]*[mv]\b",
-    re.IGNORECASE,
-)
-_WHOLE = re.compile(
-    r"norm|softmax|prob|sum|mean|reduce|max|var|matmul|linear|@|conv|sinkhorn|lse|attention", re.IGNORECASE
-)
-_SUMMED = re.compile(r"\bsum|reduce|mean|@|matmul|linear|conv", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -140,7 +123,7 @@ def _logit_error(found: Replay, inputs: Sequence[Tensor], precision: Precision, 
     return 2.0 * largest * (u * math.sqrt(found.length) * 4.0 + cut)
 
 
-def inherited_error(inputs: Sequence[Input], op: str, results: int | None = None) -> tuple[float, float, float]:
+def inherited_error(inputs: Sequence[Input], op: str, results: int | None) -> tuple[float, float, float]:
     """Relative RMS error that the inputs bring, the largest single one relative to their RMS, and what averages out."""
     rms = peak = average = 0.0
     for one in inputs:
@@ -148,11 +131,11 @@ def inherited_error(inputs: Sequence[Input], op: str, results: int | None = None
         if not d.numel() or not bool(d.any()):
             continue
         size = float(g.pow(2).mean().sqrt())
-        if _SHIFTED.search(op) or not op:
+        if words.SHIFTED.search(op) or not op:
             size = min(size, spread(g))
         error, largest = float(d.pow(2).mean().sqrt()), float(d.abs().max())
         relative, single = (error / size, largest / size) if size else (math.inf, math.inf)
-        if _EXPONENTIAL.search(op):
+        if words.EXPONENTIAL.search(op):
             relative, single = max(relative, error), max(single, largest)
         slope = abs(float((d * g).sum())) / max(float((g * g).sum()), 1e-300)
         rms, peak = max(rms, relative), max(peak, single)
@@ -184,15 +167,15 @@ def unreplayed(
     u = precision.compute + precision.extra
     if precision.golden is not None:
         u = max(u, UNIT["float32"])
-    elementwise = bool(inputs) and not _WHOLE.search(op) and all(_fits(x.golden, g) for x in inputs)
+    elementwise = bool(inputs) and not words.WHOLE.search(op) and all(_fits(x.golden, g) for x in inputs)
     length = k or max([1, *(x.golden.shape[-1] for x in inputs if x.golden.ndim), *([] if inputs else g.shape[-1:])])
     length = 1 if elementwise and not k else length
-    summed = _sum_size(g, inputs, op) if inputs and _SUMMED.search(op) else (0.0, 1.0)
-    if not inputs and _SUMMED.search(op):
+    summed = _sum_size(g, inputs, op) if inputs and words.SUMMED.search(op) else (0.0, 1.0)
+    if not inputs and words.SUMMED.search(op):
         summed = (background[2], 1.0)
     magnitude = torch.maximum(size, torch.full_like(size, summed[0]))
     condition = 1.0
-    if _SHIFTED.search(op):
+    if words.SHIFTED.search(op):
         condition = 1.0 if inputs else max(1.0, background[3])
         for one in inputs:
             if one.golden.numel() >= g.numel() and one.golden.ndim:
@@ -200,30 +183,33 @@ def unreplayed(
                 condition = max(condition, whole / max(spread(finite(one.golden)), 1e-300))
     own = (u * (8.0 + 2.0 * math.sqrt(length)) * condition + 2.0 * precision.factor) * magnitude
     if inputs:
-        rms, peak, average = inherited_error(inputs, op, g.numel() if _SUMMED.search(op) else None)
+        rms, peak, average = inherited_error(
+            inputs, op, g.numel() if words.SUMMED.search(op) or words.PICKED.search(op) else None
+        )
     else:
-        rms = max(background[0], background[1] if _EXPONENTIAL.search(op) else 0.0)
+        rms = max(background[0], background[1] if words.EXPONENTIAL.search(op) else 0.0)
         peak, average = 10.0 * rms, rms
-    a = AMPLIFICATION * (2.0 if _CANCELS.search(op) else 1.0)
+    a = AMPLIFICATION * (2.0 if words.CANCELS.search(op) else 1.0)
     reach = torch.maximum(size, torch.full_like(size, 2.0 * summed[0] / math.sqrt(summed[1])))
     local = (
         _local(g, op, inputs)
-        if elementwise and not _ONE_HOT.search(op)
+        if elementwise and not words.ONE_HOT.search(op)
         else torch.full_like(size, _cancelled(g, op, inputs))
     )
-    shared = a * rms * reach + local + 8.0 * u * condition * size
-    bound = own * 4.0 + max(a * peak, 6.0 * a * rms) * reach + local + 1.001 * step
+    scaled = _rescaled(g, op, inputs)
+    shared = a * rms * reach + local + scaled + 8.0 * u * condition * size
+    bound = own * 4.0 + max(a * peak, 6.0 * a * rms) * reach + local + a * scaled + 1.001 * step
     coefficient = _coefficient(op, u) * size
     bound, shared = bound + 2.0 * coefficient, shared + coefficient
     noise = (half**2 + own**2).sqrt()
-    overall = coefficient + (a * average + 4.0 * u * condition) * reach + (local if _MINUS.search(op) else 0.0)
+    overall = coefficient + (a * average + 4.0 * u * condition) * reach + (local if words.MINUS.search(op) else 0.0)
     bound = torch.where(bound.isnan(), math.inf, bound)
     return Allowed(bound, noise, shared, overall, "rounding, and what the inputs were off")
 
 
 def _coefficient(op: str, u: float) -> float:
     """Relative error that 1 - beta brings when it is computed in the step's precision: u beta / (1 - beta)."""
-    if not _MOMENT.search(op):
+    if not words.MOMENT.search(op):
         return 0.0
     given = re.search(r"beta\w* ?= ?(0\.\d+)", op)
     squares = re.search(r"squar|second|\bv|[/._]v", op, re.IGNORECASE)
@@ -253,24 +239,43 @@ def _local(g: Tensor, op: str, inputs: Sequence[Input]) -> Tensor:
         d = one.difference.abs().expand(g.shape)
         x = finite(one.golden).expand(g.shape)
         before = float(x.pow(2).mean().sqrt())
-        if _ACTIVATION.search(op) and len(inputs) == 1:
+        if words.ACTIVATION.search(op) and len(inputs) == 1:
             total = total + 1.2 * d
         elif before > 0.0:
-            total = total + min(2.0 * size / before, 1.0 if _CANCELS.search(op) and size < before else math.inf) * d
-        if _QUOTIENT.search(op):
+            total = (
+                total + min(2.0 * size / before, 1.0 if words.CANCELS.search(op) and size < before else math.inf) * d
+            )
+        if words.QUOTIENT.search(op):
             relative = torch.where(d > 0.0, 2.0 * d / x.abs(), 0.0)
             total = total + torch.where(relative > 0.5, math.inf, relative * finite(g).abs())  # no digit left: anything
-        if _MINUS.search(op) and "lr" not in op and size < before:
+        if words.MINUS.search(op) and "lr" not in op and size < before:
             total = total + 3.0 * d + 8.0 * UNIT["float32"] * x.abs()
+    return total
+
+
+def _rescaled(g: Tensor, op: str, inputs: Sequence[Input]) -> Tensor:
+    """What a normalisation hands on: it scales columns, and an error goes with its own column, not with the largest."""
+    total = torch.zeros_like(finite(g))
+    if not re.search(r"norm|\bln\d*\b", op, re.IGNORECASE) or g.ndim < 2:
+        return total
+    for one in inputs:
+        if one.golden.shape == g.shape:
+            flat = tuple(range(g.ndim - 1))
+            before = finite(one.golden)
+            before = before - before.mean(flat) if "rms" not in op.lower() else before
+            column = (finite(g).pow(2).mean(flat) / before.pow(2).mean(flat).clamp(min=1e-300)).sqrt()
+            scaled = (finite(g) / column.clamp(min=1e-300)).pow(2).mean(-1, keepdim=True)
+            row = (scaled / before.pow(2).mean(-1, keepdim=True).clamp(min=1e-300)).sqrt()
+            total = total + column * row * one.difference.abs()
     return total
 
 
 def _cancelled(g: Tensor, op: str, inputs: Sequence[Input]) -> float:
     """The absolute error that a subtraction of larger numbers leaves, where it is not elementwise."""
-    if _ONE_HOT.search(op):  # a probability near 1 less 1
+    if words.ONE_HOT.search(op):  # a probability near 1 less 1
         worst = max((float(x.difference.abs().max()) for x in inputs if x.golden.is_floating_point()), default=0.0)
         return (3.0 * worst + 16.0 * UNIT["float32"]) / (g.numel() / g.shape[-1] if "/" in op or "mean" in op else 1.0)
-    if not _MINUS.search(op) or re.search(r"lr|[*/]", op):
+    if not words.MINUS.search(op) or re.search(r"lr|[*/]", op):
         return 0.0
     size = float(finite(g).pow(2).mean().sqrt())
     larger = [x for x in inputs if x.golden.is_floating_point() and float(finite(x.golden).pow(2).mean().sqrt()) > size]

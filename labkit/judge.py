@@ -19,6 +19,9 @@ from labkit.structure import Structure, structure
 from labkit.tolerance import Bound
 
 Tensor = torch.Tensor
+WIDEST_CODE = 255
+"""The largest number that is taken for a code, which a tie may move by one; larger ones are sums or indices."""
+
 
 INHERITED = "diverges, inherited only"
 UNKNOWN_ORIGIN = "diverges after a wrong input; own and inherited not separated"
@@ -84,11 +87,14 @@ def step(name: str, state: State) -> Judgement:
     inputs = [Input(x, state.observed.read(x).double(), state.golden.read(x).double(), x in state.wrong) for x in there]
     inputs = [x for x in inputs if x.observed.shape == x.golden.shape]
     k = _length(state.golden.step(name).get("K")) or _length(state.observed.step(name).get("K"))
-    if promised.stored == "integer" and bool((finite(g64) == finite(g64).round()).all()):
+    counted = promised.stored == "integer" and bool((finite(g64) == finite(g64).round()).all())
+    sums = float(finite(g64).abs().max()) > WIDEST_CODE and any(one[0] > 0.0 for one in state.background)
+    if counted and not sums:  # sums of codes, some of which fell to the other side of a tie, are off like real numbers
         return _integers(name, o, g, op, inputs, state)
     noisy = [one for one in state.background if one[0] > 0.0]  # inputs and weights say nothing of the noise
     recent = state.background[-4:] + noisy[-4:]
-    background = tuple(max((one[i] for one in recent), default=0.0) for i in range(4))
+    alike = [one for one in state.background if one[4] == g.numel()]  # a mean may be taken from what came long before
+    background = tuple(max((one[i] for one in (recent if i < 3 else recent + alike)), default=0.0) for i in range(4))
     allowed = unreplayed(g64, words, k, inputs, background, promised)
     total, below, reasons = _hold(o64, g64, allowed)
     relative = total.rms_ratio
@@ -111,7 +117,7 @@ def step(name: str, state: State) -> Judgement:
     if not found.wrong and math.isfinite(relative):
         size = float(finite(g64).pow(2).mean().sqrt())
         condition = size / max(spread(finite(g64)), 1e-300)
-        state.background.append((relative, 0.5 * total.max_abs, size, condition))
+        state.background.append((relative, 0.5 * total.max_abs, size, condition, float(g.numel())))
     return found
 
 
@@ -147,6 +153,8 @@ def _integers(name: str, o: torch.Tensor, g: torch.Tensor, op: str, inputs: Sequ
     packed = bool(re.search(r"pack|int4|nibble", f"{name} {op}", re.IGNORECASE))
     level = torch.isin(d.abs(), torch.tensor([0.0, 1.0, 15.0, 16.0, 17.0] if packed else [0.0, 1.0], dtype=d.dtype))
     if bool(level.all()) and (ties if ties is not None else share <= 1e-2):
+        size = float(g.double().pow(2).mean().sqrt())
+        state.background.append((total.rms_ratio, 0.5 * total.max_abs, size, 1.0, float(g.numel())))
         return found
     found.wrong, found.reasons = True, [_first_reason(total)]
     return found

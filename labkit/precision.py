@@ -48,7 +48,7 @@ _DENIED = re.compile(
 
 _NO_PRODUCT = re.compile(
     r"norm|\bln\d*\b|softmax|prob|relu|gelu|silu|tanh|sigmoid|exp|rope|rotate|cos|sin|mask|scale|add|residual|bias|sum|mean|ema"
-    r"|transpose|merge|split|write|cache|quant|input|weight|lse|log|select|embed|\bm\b|\bv\b|upd|decay",
+    r"|transpose|merge|split|write|cache|quant|input|weight|lse|log|select|embed|\bm\b|\bv\b|upd|decay|var\b|std\b|denom",
     re.IGNORECASE,
 )
 _PRODUCT = re.compile(r"matmul|linear|gemm|@|conv|einsum|\bmm\b|dot|proj|attention|q ?k", re.IGNORECASE)
@@ -133,6 +133,7 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
         factor = 2.0 * UNIT["tf32"]
     elif product and (
         match := re.search(r"(bf16|bfloat16|fp16|float16)[ -](inputs|operands|matmul|factors)", compute_text)
+        or re.search(r"rounded to (bf16|bfloat16|fp16|float16) before", compute_text)
     ):
         factor = UNIT[name_of(match.group(1)) or "float32"]
     extra = 0.0

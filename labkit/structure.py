@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,6 +26,9 @@ FALSE_ALARM = 1e-9
 """The probability that a right tensor, as a whole, is called systematically wrong."""
 
 TILE = 64
+LEAST, FEW = 8, 1.5
+"""A group of fewer elements than LEAST is allowed FEW times as much, where each one's noise is not known."""
+
 _KINDS = ("slope", "mean", "rows", "columns", "tiles", "rms")
 
 
@@ -84,7 +87,8 @@ def structure(
     `noise` is the parameter s_i of each element, `shared` the absolute part of each that may be common to a
     row, column or tile, `overall` the part that may be common to all (`shared` where it is not given). Elements that
     are not finite are left out. The last dimension is a row's, all others count rows. `by_element` is False where the
-    noise is only known in the mean over many elements: then the RMS is not also taken in units of each one's noise.
+    noise is only known in the mean over many elements: then the RMS is not also taken in units of each one's noise, and
+    groups of fewer than `LEAST` elements are allowed `FEW` times as much.
     """
     r, g = (_matrix(x) for x in (residual, golden))
     parts = (noise, shared, shared if overall is None else overall)
@@ -115,7 +119,9 @@ def _tests(
         sums = [(groups(r), groups(s2), groups(c), groups(torch.ones_like(r)))]
         sums.append((groups(r * g), groups(g * g * s2), groups(c * g.abs()), groups(g * g)))
         found = [_grouped(name, *part, math.log(2.0 * part[0].numel() / each)) for part in sums]
-        yield max(found, key=lambda test: test.share)
+        worst = max(found, key=lambda test: test.share)
+        few = r.numel() < LEAST * sums[0][0].numel() and not by_element
+        yield replace(worst, share=worst.share / FEW) if few else worst
     in_rows = math.log(r.shape[0] / each)
     scales = [(r, s, c)]
     if by_element:  # where an element's noise is small, a small error counts

@@ -143,7 +143,7 @@ def backward(
         out["shrink"], sums, t, K=k, N=n, ITERATIONS=c.iterations, BLOCK_T=TOKENS, BLOCK_M=width, SPLIT=split,
         num_warps=2,
     )  # fmt: skip
-    block_t, stages = (64, 2) if split and n <= 4 else (32, 1)
+    block_t, stages = (64, 1) if split and n <= 4 else (32, 1)
     block_d, tiles = min(32, max(16, _power(d))), triton.cdiv(t, block_t)
     strips = triton.cdiv(d, block_d)
     per_group = _power(triton.cdiv(tiles, max(1, triton.cdiv(396, strips))))

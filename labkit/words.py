@@ -1,0 +1,22 @@
+"""What the words of an operation say of how it treats errors: the regular expressions of the allowances."""
+
+import re
+
+SHIFTED = re.compile(r"norm|x_?hat|softmax|\bln\d*\b|var|cent(er|re)|logsumexp|lse|log_?prob|\blog\b", re.IGNORECASE)
+EXPONENTIAL = re.compile(
+    r"exp|d_?logit|softmax|prob|sigmoid|sinkhorn|silu|lse|logsumexp|\bcos\b|\bsin\b", re.IGNORECASE
+)
+ACTIVATION = re.compile(r"relu|gelu|silu|tanh|sigmoid|swish", re.IGNORECASE)
+QUOTIENT = re.compile(r"/|divide|normali[sz]e|quotient", re.IGNORECASE)
+ONE_HOT = re.compile(r"-\s*(one.?hot|y\b|label|target)", re.IGNORECASE)
+MINUS = re.compile(r"\s-\s|minus|nll|subtract", re.IGNORECASE)
+CANCELS = re.compile(r"\s-\s|minus|backward|nll|subtract", re.IGNORECASE)
+MOMENT = re.compile(
+    r"\bema\b|moment|moving average|exp_avg|beta|bias.?correct|[mv]_?hat|(?:\bt\d+|it\w*\d+|adam\w*)[._/ ]*[mv]\b",
+    re.IGNORECASE,
+)
+WHOLE = re.compile(
+    r"norm|softmax|prob|sum|mean|reduce|max|var|matmul|linear|@|conv|sinkhorn|lse|attention", re.IGNORECASE
+)
+PICKED = re.compile(r"gather|select|index|take|lookup|pick|embed|nll", re.IGNORECASE)
+SUMMED = re.compile(r"\bsum|reduce|mean|@|matmul|linear|conv", re.IGNORECASE)
