@@ -209,11 +209,14 @@ def _peak_float32() -> float:
 
 
 def bench(name: str, request: str, out: Path) -> Path:
-    """Measure every case of kernels.`name`.bench and write OUT/<name>.csv (on a CPU OUT/<name>_cpu.csv)."""
+    """Measure every case of kernels.`name`.bench and write OUT/<name>.csv (on a CPU OUT/<name>_cpu.csv).
+
+    `name` is a folder under kernels/, which may lie deeper: `mhc/reductions` writes reductions.csv.
+    """
     if not (ROOT / "kernels" / name / "bench.py").exists():
         raise UsageError(f"NAME: kernels/{name} has no bench.py; wanted a folder under kernels/ that has one")
     device = devices.choose(request)
-    cases: Iterable[Case] = import_module(f"kernels.{name}.bench").cases(device)
+    cases: Iterable[Case] = import_module(f"kernels.{name.replace('/', '.')}.bench").cases(device)
     common = {
         "gpu_name": device.name,
         "timestamp": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"),
@@ -225,7 +228,8 @@ def bench(name: str, request: str, out: Path) -> Path:
         found = [row | common for row in measure(case, device)]
         print(table(found), flush=True)
         rows += found
-    path = out / (f"{name}.csv" if device.is_cuda else f"{name}_cpu.csv")
+    stem = Path(name).name
+    path = out / (f"{stem}.csv" if device.is_cuda else f"{stem}_cpu.csv")
     out.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}")
     with temporary.open("w", newline="", encoding="utf-8") as file:

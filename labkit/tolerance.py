@@ -10,9 +10,11 @@ set so that a whole tensor raises a false alarm with probability `FALSE_ALARM` a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 FALSE_ALARM = 1e-9
@@ -128,6 +130,37 @@ def roundings(values: Any, number: int, dtype: str = "float32") -> Bound:
         f"{number} rounding{'s' if number > 1 else ''} to {dtype}",
         number**0.5 * (size * u + SMALLEST[dtype]),
     )
+
+
+def perturbed(
+    run: Callable[..., torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    rng: np.random.Generator,
+    *,
+    length: int = 1,
+    dtype: str = "float32",
+    times: int = 8,
+    false_alarm: float = FALSE_ALARM,
+) -> Bound:
+    """Bound by experiment, where there is no analysis: the golden algorithm run in the working precision.
+
+    `run(*inputs)` is taken in `dtype` `times` times, on inputs (float64) each moved at random by one rounding, and its
+    RMS distance from `run` in float64 is taken over the runs, and over the last dimension where that is larger. One
+    order of operations is not the worst: `length` successive roundings may differ by sqrt(length) as much. The
+    factor on top is that of :func:`confidence`, for errors as for sums.
+    """
+    exact = run(*inputs)
+    narrow, u = getattr(torch, dtype), UNIT_ROUNDOFF[dtype]
+    squares = torch.zeros_like(exact)
+    for _ in range(times):
+        moved = [x * (1.0 + u * torch.from_numpy(rng.uniform(-1.0, 1.0, tuple(x.shape))).to(x.device)) for x in inputs]
+        squares += (run(*(x.to(narrow) for x in moved)).double() - exact).square()
+    spread = (squares / times).sqrt()
+    if spread.ndim and spread.numel():
+        spread = torch.maximum(spread, spread.square().mean(-1, keepdim=True).sqrt())
+    spread = spread + u * abs(exact) + SMALLEST[dtype]
+    factor = confidence(1, max(1, exact.numel()), false_alarm) * math.sqrt(length)
+    return Bound(spread * factor, f"{times} runs in {dtype}, inputs moved by a rounding, times lambda sqrt({length})")
 
 
 def ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

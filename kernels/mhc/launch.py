@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 
 from kernels.mhc import backward_kernels, forward_kernels
 from kernels.mhc.problem import Constants
@@ -16,7 +15,11 @@ TOKENS = 8
 
 
 def _power(x: int) -> int:
-    return int(triton.next_power_of_2(x))
+    return 1 << (x - 1).bit_length()  # Triton's own helpers take microseconds, and a call has a dozen of them
+
+
+def _tiles(x: int, block: int) -> int:
+    return -(-x // block)
 
 
 def _columns(d: int) -> tuple[int, int]:
@@ -27,10 +30,10 @@ def _columns(d: int) -> tuple[int, int]:
 
 def _projection(t: int, k: int) -> tuple[int, int]:
     """Splits of K, so that there are programs enough, and the part of K in each split."""
-    tiles = triton.cdiv(t, 64)
+    tiles = _tiles(t, 64)
     splits = max(1, min(16, 256 // tiles, k // (2 * PROJECTION_K)))
-    per_split = triton.cdiv(triton.cdiv(k, 1 << (splits.bit_length() - 1)), PROJECTION_K) * PROJECTION_K
-    return triton.cdiv(k, per_split), per_split
+    per_split = _tiles(_tiles(k, 1 << (splits.bit_length() - 1)), PROJECTION_K) * PROJECTION_K
+    return _tiles(k, per_split), per_split
 
 
 def _stages(split: bool, m: int) -> int:
@@ -46,7 +49,7 @@ def pack(w: Tensor) -> Tensor:
     """float32 [rows, M] as two bfloat16 that add up to it: [rows, 2 x M rounded up to a power of two from 16]."""
     rows, m = w.shape
     packed = torch.empty(rows, 2 * _width(m), device=w.device, dtype=torch.bfloat16)
-    forward_kernels.pack_kernel[(triton.cdiv(rows, 64),)](w, packed, rows, M=m, BLOCK_M=_width(m), BLOCK=64)
+    forward_kernels.pack_kernel[(_tiles(rows, 64),)](w, packed, rows, M=m, BLOCK_M=_width(m), BLOCK=64)
     return packed
 
 
@@ -72,17 +75,17 @@ def forward(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, c: Constants) -> d
     splits, per_split = _projection(t, k)
     partial = torch.empty(splits, t, halves * _width(m), **empty)
     squares = torch.empty(splits, t, **empty)
-    forward_kernels.project_kernel[(triton.cdiv(t, 64), splits)](
+    forward_kernels.project_kernel[(_tiles(t, 64), splits)](
         x, s["weights"], partial, squares, t, K=k, M=m, PER_SPLIT=per_split, WIDTH=halves * _width(m), BLOCK_T=64,
         BLOCK_K=PROJECTION_K, SPLIT=split, num_warps=4, num_stages=_stages(split, m),
     )  # fmt: skip
-    forward_kernels.coefficient_kernel[(triton.cdiv(t, TOKENS),)](
+    forward_kernels.coefficient_kernel[(_tiles(t, TOKENS),)](
         partial, squares, b, alpha, s["mix"], s["r"], s["pre"], s["post"], s["p"], s["sums"], t, c.norm_eps, c.hc_eps,
         K=k, N=n, SPLITS=splits, HALVES=halves, BLOCK_M=_width(m), ITERATIONS=c.iterations, BLOCK_T=TOKENS,
         num_warps=2,
     )  # fmt: skip
     columns, warps = _columns(d)
-    forward_kernels.aggregate_kernel[(t, triton.cdiv(d, columns))](
+    forward_kernels.aggregate_kernel[(t, _tiles(d, columns))](
         x, s["pre"], s["x_in"], D=d, N=n, BLOCK_D=columns, num_warps=warps
     )
     return s
@@ -94,7 +97,7 @@ def expand(x: Tensor, y: Tensor, post: Tensor, p: Tensor) -> Tensor:
     out = torch.empty_like(x)
     columns, warps = _columns(d)
     if t:
-        forward_kernels.expand_kernel[(t, triton.cdiv(d, columns))](
+        forward_kernels.expand_kernel[(t, _tiles(d, columns))](
             x, y, post, p, out, D=d, N=n, BLOCK_D=columns, num_warps=warps
         )
     return out
@@ -108,7 +111,7 @@ def expand_backward(x: Tensor, y: Tensor, post: Tensor, dout: Tensor) -> tuple[T
     narrow = x.dtype != torch.float32
     if t:
         tokens = max(1, 32 // n)
-        backward_kernels.expand_backward_kernel[(triton.cdiv(t, tokens),)](
+        backward_kernels.expand_backward_kernel[(_tiles(t, tokens),)](
             x, y, post, dout, dy, dpost, dp, t, D=d, N=n, TOKENS=tokens, ROWS=max(16, tokens),
             BLOCK_D=min(128 if narrow else 64, max(16, _power(d))), NARROW=narrow, SPLIT=narrow,
             num_warps=4, num_stages=3 if narrow else 2,
@@ -135,7 +138,7 @@ def backward(
     halves = 2 if split else 1
     columns, warps = _columns(d)
     backward_kernels.aggregate_backward_kernel[(t,)](x, dx_in, out["dpre"], D=d, N=n, BLOCK_D=columns, num_warps=warps)
-    programs = triton.cdiv(t, TOKENS)
+    programs = _tiles(t, TOKENS)
     sums = torch.empty(programs, m + 3, **empty)
     packed = torch.empty(t, 2 * width, device=x.device, dtype=torch.bfloat16) if split else out["dprojection"]
     backward_kernels.coefficient_backward_kernel[(programs,)](
@@ -144,26 +147,26 @@ def backward(
         num_warps=2,
     )  # fmt: skip
     block_t, stages = (64, 1) if split and n <= 4 else (32, 1)
-    block_d, tiles = min(32, max(16, _power(d))), triton.cdiv(t, block_t)
-    strips = triton.cdiv(d, block_d)
-    per_group = _power(triton.cdiv(tiles, max(1, triton.cdiv(396, strips))))
-    backward_kernels.stream_backward_kernel[(strips, triton.cdiv(tiles, per_group))](
+    block_d, tiles = min(32, max(16, _power(d))), _tiles(t, block_t)
+    strips = _tiles(d, block_d)
+    per_group = _power(_tiles(tiles, max(1, _tiles(396, strips))))
+    backward_kernels.stream_backward_kernel[(strips, _tiles(tiles, per_group))](
         x, s["weights"], s["pre"], s["p"], dout, dx_in, packed, out["shrink"], out["dx"], t, D=d, N=n, TILES=per_group,
         BLOCK_T=block_t, BLOCK_D=block_d, BLOCK_M=width, SPLIT=split, STAGES=stages, num_warps=4,
     )  # fmt: skip
     block_k, block_t = 128 if split else 64, 64 if split else 32
-    strips, tiles = triton.cdiv(k, block_k), triton.cdiv(t, block_t)
-    per_group = _power(triton.cdiv(tiles, max(1, min(16, triton.cdiv(264, strips)))))
-    groups = triton.cdiv(tiles, per_group)
+    strips, tiles = _tiles(k, block_k), _tiles(t, block_t)
+    per_group = _power(_tiles(tiles, max(1, min(16, _tiles(264, strips)))))
+    groups = _tiles(tiles, per_group)
     parts = torch.empty(groups, k, halves * width, **empty)
     backward_kernels.phi_backward_kernel[(strips, groups)](
         x, packed, parts, t, K=k, M=m, WIDTH=halves * width, TILES=per_group, BLOCK_T=block_t, BLOCK_K=block_k,
         SPLIT=split, num_warps=4, num_stages=_stages(split, m),
     )  # fmt: skip
     block, block_p = 64, 64
-    backward_kernels.finish_kernel[(triton.cdiv(k, block) + 1,)](
+    backward_kernels.finish_kernel[(_tiles(k, block) + 1,)](
         parts, sums, out["dphi"], out["db"], out["dalpha"], k, programs, M=m, GROUPS=groups, HALVES=halves,
-        STEPS=_power(triton.cdiv(programs, block_p)), BLOCK=block, BLOCK_M=width, BLOCK_SUMS=_power(m + 3),
+        STEPS=_power(_tiles(programs, block_p)), BLOCK=block, BLOCK_M=width, BLOCK_SUMS=_power(m + 3),
         BLOCK_P=block_p, num_warps=4,
     )  # fmt: skip
     return out

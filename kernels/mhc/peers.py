@@ -37,6 +37,24 @@ class Peer:
     make: Callable[[], Operator]
     constants: Constants = field(default_factory=Constants)
     transposed: bool = True
+    interleaved: bool = False
+    """Whether its x is [T, D, n] and its phi [M, D n]."""
+
+    def arranged(self, x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+        """Our tensors as it wants them."""
+        if not self.interleaved:
+            return x, phi, b, alpha, dout
+        n, d = x.shape[-2:]
+        theirs = phi.view(n, d, -1).permute(2, 1, 0).flatten(1)
+        return x.mT.contiguous(), theirs.contiguous(), b, alpha, dout.mT.contiguous()
+
+    def back(self, out: Tensor, dx: Tensor, dphi: Tensor, db: Tensor, dalpha: Tensor) -> dict[str, Tensor]:
+        """Its result and gradients as ours are."""
+        if self.interleaved:
+            d, n = dx.shape[-2:]
+            dphi = dphi.unflatten(1, (d, n)).permute(2, 1, 0).reshape(n * d, -1)
+            out, dx = out.mT, dx.mT
+        return {"out": out, "dx": dx, "dphi": dphi, "db": db, "dalpha": dalpha}
 
 
 def _identity(x: Tensor) -> Tensor:
@@ -144,8 +162,11 @@ _TE = Constants(norm_eps=torch.finfo(torch.float32).eps, hc_eps=0.0)
 PEERS = (
     Peer("ours", ours),
     Peer("liger-kernel", liger, transposed=False),
-    Peer("transformer_engine, atomic", lambda: transformer_engine(False), _TE),
-    Peer("transformer_engine, deterministic", lambda: transformer_engine(True), _TE),
+    Peer("transformer_engine, atomic", lambda: transformer_engine(False), _TE, interleaved=True),
+    Peer("transformer_engine, deterministic", lambda: transformer_engine(True), _TE, interleaved=True),
+    Peer(
+        "transformer_engine, deterministic, adding up dx", lambda: transformer_engine(True, True), _TE, interleaved=True
+    ),
     Peer("torch.compile", compiled),
     Peer("torch eager", eager),
 )

@@ -1,0 +1,57 @@
+"""The coefficients' backward in float64, with a wrong access injected; each step with what it may be off.
+
+It reads operands by their flat index, as the kernel does, and shares no other code with it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.mhc.faulty import RIGHT, Access, Problem
+from labkit.tolerance import EXACT, Bound, roundings, sum_of_products
+from labkit.trace import Trace
+
+Tensor = torch.Tensor
+
+
+def _read(values: Tensor, at: Tensor) -> Tensor:
+    """Elements by flat index; zero outside."""
+    flat = values.double().flatten()
+    return torch.where(at < flat.numel(), flat[at.clamp(max=flat.numel() - 1)], 0.0)
+
+
+def backward(p: Problem, access: Access = RIGHT) -> Trace:
+    """Steps dpre, g_pre, mix_pre, g_post, g_res and dalpha [3], float64, with bounds for a float32 kernel."""
+    tokens, n, d = p.x.shape
+    tile, (x_token, x_stream, x_column), pre_token = access.strides(n, d)
+    device = p.x.device
+    t, i = torch.arange(tokens, device=device)[:, None], torch.arange(n, device=device)[None, :]
+    c = torch.arange(min(tile, d), device=device)
+    x = _read(p.x, t[..., None] * x_token + i[..., None] * x_stream + c * x_column)
+    dx_in = _read(p.dx_in, t * d + c + access.dx_in)[:, None, :]
+    trace = Trace()
+    dpre = (x * dx_in).sum(-1)
+    bound = sum_of_products((x * dx_in).abs().sum(-1), d, value=dpre, squares=(x * dx_in).square().sum(-1))
+    trace.add("dpre", dpre, bound=bound)
+    gate = _read(p.pre, t * pre_token + i + access.pre_start) - (p.eps if access.eps else 0.0)
+    slope = (gate * (1.0 - gate)).abs()
+    g_pre = dpre * gate * (1.0 - gate)
+    off = bound.scaled(slope) + Bound(4.0 * 2.0**-24 * dpre.abs() * (slope + gate.abs()), "four roundings of the gate")
+    trace.add("g_pre", g_pre, bound=off)
+    m = n * n + 2 * n
+    r = p.r.double()[:, None]
+    mix_pre = _read(p.raw, t * m + access.mix + i) * (r if access.r else 1.0)
+    trace.add("mix_pre", mix_pre, bound=roundings(mix_pre, 1))
+    post = p.post.double()
+    g_post = p.dpost.double() * post * (1.0 - 0.5 * post)
+    trace.add("g_post", g_post, bound=Bound(4.0 * 2.0**-24 * (p.dpost.double() * post).abs(), "four roundings"))
+    g_res = p.dz.double().flatten(-2)
+    trace.add("g_res", g_res, bound=EXACT)
+    mix = p.raw.double() * r
+    pairs = (g_pre * mix_pre, g_post * mix[:, n : 2 * n], g_res * mix[:, 2 * n :])
+    errors = (off.absolute * mix_pre.abs(), trace.step("g_post").bound.absolute * mix[:, n : 2 * n].abs(), 0.0 * g_res)
+    sums = [sum_of_products(pair.abs().sum(), pair.numel()) for pair in pairs]
+    absolute = [s.absolute + e.sum() + 2.0**-23 * q.abs().sum() for s, e, q in zip(sums, errors, pairs, strict=True)]
+    dalpha = torch.stack([pair.sum() for pair in pairs])
+    trace.add("dalpha", dalpha, bound=Bound(torch.stack(absolute), sums[0].why))
+    return trace

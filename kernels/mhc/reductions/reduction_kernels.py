@@ -1,0 +1,45 @@
+"""One kernel for every way: programs take tiles in turn, then add by atomics, or the last to arrive adds all parts."""
+
+import triton
+import triton.language as tl
+
+ATOMIC, TWO_STAGE, KAHAN, PAIRWISE, FLOAT64 = 0, 1, 2, 3, 4
+
+
+@triton.jit(do_not_specialize=["COUNT"])
+def sum_kernel(
+    a_ptr, b_ptr, out_ptr, partial_ptr, counter_ptr, COUNT,
+    PROGRAMS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, WAY: tl.constexpr,
+):  # fmt: skip
+    """out = sum of a b. ATOMIC adds to what out holds; the others write it, in an order that never changes.
+
+    The counter counts arrivals. It is zero before, and zero again after.
+    """
+    program = tl.program_id(0)
+    wide = tl.float64 if WAY == 4 else tl.float32
+    total = tl.zeros([BLOCK], wide)
+    lost = tl.zeros([BLOCK], tl.float32)
+    for step in range(STEPS):
+        at = (step * PROGRAMS + program).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        a = tl.load(a_ptr + at, mask=at < COUNT, other=0.0).to(wide)
+        b = tl.load(b_ptr + at, mask=at < COUNT, other=0.0).to(wide)
+        if WAY == 2:
+            term = a * b - lost
+            grown = total + term
+            lost = (grown - total) - term
+            total = grown
+        else:
+            total += a * b
+    if WAY == 2:
+        total = total - lost
+    part = tl.sum(total, 0)
+    if WAY == 0:
+        tl.atomic_add(out_ptr, part, sem="relaxed")
+    else:
+        tl.store(partial_ptr + program, part)
+        arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
+        if arrived == PROGRAMS - 1:
+            p = tl.arange(0, BLOCK_P)
+            parts = tl.load(partial_ptr + p, mask=p < PROGRAMS, other=0.0, volatile=True)
+            tl.store(out_ptr, tl.sum(parts, 0).to(tl.float32))
+            tl.store(counter_ptr, 0)

@@ -1,0 +1,83 @@
+"""The sum of a b on the device where a and b are, by each way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kernels.mhc.reductions import reduction_kernels as kernels
+from labkit.errors import UsageError
+
+Tensor = torch.Tensor
+WAYS = {
+    "atomic_add": kernels.ATOMIC,
+    "two-stage": kernels.TWO_STAGE,
+    "Kahan": kernels.KAHAN,
+    "pairwise": kernels.PAIRWISE,
+    "float64": kernels.FLOAT64,
+}
+MOST_PROGRAMS = 1056
+"""Eight for each multiprocessor of an H200; pairwise takes a program for each tile, so that no lane adds in turn."""
+
+
+def plan(count: int, way: str, programs: int = MOST_PROGRAMS, block: int = 2048) -> tuple[int, int, int]:
+    """Programs, tiles that each takes, and elements of a tile."""
+    block = min(block, max(128, 1 << (count - 1).bit_length()))
+    tiles = -(-count // block)
+    if way == "pairwise":
+        programs = 1 << 16
+    if tiles <= programs:
+        return tiles, 1, block
+    steps = 1 << (-(-tiles // programs) - 1).bit_length()
+    return -(-tiles // steps), steps, block
+
+
+def prepared(
+    way: str, a: Tensor, b: Tensor, out: Tensor, programs: int = MOST_PROGRAMS, block: int = 2048
+) -> Callable[[], None]:
+    """A call without arguments that leaves the sum in `out` [1], float32. a and b are float32, contiguous, alike.
+
+    Raises UsageError for another way, type or shape.
+    """
+    if way not in WAYS:
+        raise UsageError(f"way: {way!r} is not right; wanted one of {', '.join(WAYS)}")
+    if a.shape != b.shape or a.dtype != torch.float32 or b.dtype != torch.float32:
+        raise UsageError(f"a, b: {a.dtype} {tuple(a.shape)}, {b.dtype} {tuple(b.shape)}; wanted float32, shapes alike")
+    if not a.numel():
+        raise UsageError("a: holds nothing; wanted one element at least")
+    count = a.numel()
+    programs, steps, block = plan(count, way, programs, block)
+    parts = torch.empty(programs, dtype=torch.float64 if way == "float64" else torch.float32, device=a.device)
+    counter = torch.zeros(1, dtype=torch.int32, device=a.device)
+    launch = partial(
+        kernels.sum_kernel[(programs,)], a, b, out, parts, counter, count, PROGRAMS=programs, STEPS=steps, BLOCK=block,
+        BLOCK_P=1 << (programs - 1).bit_length(), WAY=WAYS[way], num_warps=max(1, min(8, block // 256)),
+    )  # fmt: skip
+    if way != "atomic_add":
+        return lambda: launch() and None
+
+    def run() -> None:
+        out.zero_()
+        launch()
+
+    return run
+
+
+def total(way: str, a: Tensor, b: Tensor) -> Tensor:
+    """The sum of a b, [1] float32."""
+    out = torch.full((1,), float("nan"), device=a.device)
+    prepared(way, a.contiguous(), b.contiguous(), out)()
+    return out
+
+
+def distinct(way: str, a: Tensor, b: Tensor, times: int) -> tuple[int, float]:
+    """How many different results `times` runs give, and the largest distance between two."""
+    out = torch.zeros(1, device=a.device)
+    run, found = prepared(way, a, b, out), []
+    for _ in range(times):
+        run()
+        found.append(out.clone())
+    results = torch.cat(found).double()
+    return int(results.unique().numel()), float(results.max() - results.min())

@@ -1,0 +1,229 @@
+"""Hyper-connections: golden against autograd and Hugging Face's model, kernels against the golden, what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.mhc import golden, launch, mhc, verification
+from kernels.mhc.problem import Constants, Inputs, draw
+from labkit import localise, poisoned, repeat
+from labkit.errors import UsageError
+
+SHAPES = [(128, 4, 128), (15, 2, 131), (5, 8, 37), (3, 1, 16), (33, 4, 300), (1, 4, 1), (65, 2, 64)]
+C = Constants()
+
+
+def leaves(inputs):
+    return [v.detach().clone().requires_grad_() for v in (inputs.x, inputs.phi, inputs.b, inputs.alpha, inputs.y)]
+
+
+def by_autograd(inputs):
+    """The gradients of the golden's forward, from dout at its end and dx_in where the layer's input is."""
+    x, phi, b, alpha, y = given = leaves(inputs)
+    s = golden.forward(x, phi, b, alpha, y, C)
+    torch.autograd.backward([s["out"], s["x_in"]], [inputs.dout, inputs.dx_in])
+    return dict(zip(("dx", "dphi", "db", "dalpha", "dy"), (v.grad for v in given), strict=True))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_hand_written_backward_is_autograds(rng, shape):
+    inputs = draw(*shape, rng).double()
+    s = golden.forward(inputs.x, inputs.phi, inputs.b, inputs.alpha, inputs.y, C)
+    mine = golden.backward(inputs, s, C)
+    for name, gradient in by_autograd(inputs).items():
+        torch.testing.assert_close(mine[name], gradient, rtol=1e-9, atol=1e-11)
+
+
+def test_the_forward_passes_gradcheck(rng):
+    inputs = draw(2, 2, 3, rng).double()
+
+    def run(*given):
+        s = golden.forward(*given, C)
+        return s["out"], s["x_in"]
+
+    assert torch.autograd.gradcheck(run, leaves(inputs))
+
+
+def test_sinkhorn_gives_a_doubly_stochastic_matrix(rng):
+    p = golden.sinkhorn(torch.from_numpy(rng.standard_normal((50, 4, 4))), C)
+    assert (p > 0).all()
+    torch.testing.assert_close(p.sum(-1), torch.ones(50, 4, dtype=p.dtype), rtol=0, atol=1e-4)
+    torch.testing.assert_close(p.sum(-2), torch.ones(50, 4, dtype=p.dtype), rtol=0, atol=1e-5)
+
+
+def test_it_is_hugging_faces_operator(rng):
+    """Its fn is our phi transposed; it hands out P, and its decoder multiplies by P's transpose."""
+    modeling = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    config = modeling.DeepseekV4Config(hidden_size=16, hc_mult=4, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-6)
+    theirs = modeling.DeepseekV4HyperConnection(config)
+    inputs = draw(6, 4, 16, rng)
+    with torch.no_grad():
+        theirs.fn.copy_(inputs.phi.T)
+        theirs.base.copy_(inputs.b)
+        theirs.scale.copy_(inputs.alpha)
+        post, p, x_in = theirs(inputs.x[None])
+    i = inputs.double()
+    s = golden.forward(i.x, i.phi, i.b, i.alpha, i.y, C)
+    for found, exact in ((post, s["post"]), (p, s["p"]), (x_in, s["x_in"])):
+        torch.testing.assert_close(found[0].double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def held(inputs, rng):
+    return localise(verification.observed(inputs, C), verification.reference(inputs, C, rng))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_step_forward_and_backward_is_within_its_bound(device, rng, shape):
+    found = held(draw(*shape, rng).to(device), rng)
+    assert found.first is None, str(found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (300, 4, 4096), (1000, 8, 513)], ids=str)
+def test_every_step_is_within_its_bound_in_every_type(rng, shape, dtype):
+    found = held(draw(*shape, rng, dtype).to("cuda"), rng)
+    assert found.first is None, str(found)
+
+
+def test_a_scale_of_one_percent_in_the_projection_is_not_within_it(device, rng):
+    inputs = draw(64, 4, 64, rng).to(device)
+    observed = verification.observed(inputs, C)
+    observed["mix"].mul_(1.01)
+    assert localise(observed, verification.reference(inputs, C, rng)).first == "mix"
+
+
+def test_repeats_are_bit_identical_and_outputs_fully_written(device, rng):
+    inputs = draw(37, 4, 131, rng).to(device)
+    reference = verification.reference(inputs, C, rng)
+    with poisoned():
+        found = repeat(lambda: verification.observed(inputs, C), 3, reference)
+        observed = verification.observed(inputs, C)
+    assert found.identical, str(found)
+    assert not any(step.value.isnan().any() for step in observed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(4096, 4, 4096), (300, 2, 517)], ids=str)
+def test_every_gradient_is_bit_identical_over_20_repeats(rng, shape):
+    inputs = draw(*shape, rng, torch.bfloat16).to("cuda")
+    assert repeat(lambda: verification.observed(inputs, C), 20).identical
+
+
+def operator_and_autograd(inputs, device, lead=None):
+    """The whole operator around y = 2 x_in, ours on `device` and the golden's by autograd."""
+    x, phi, b, alpha, _ = leaves(inputs.to(device))
+    shaped = x.view(lead + x.shape[1:]) if lead else x
+    out = mhc.hyper_connection(shaped, lambda v: 2 * v, phi, b, alpha, C)
+    out.backward(inputs.dout.to(device).view(out.shape))
+    i = inputs.double()
+    gx, gphi, gb, galpha, _ = leaves(i)
+    exact = golden.forward(gx, gphi, gb, galpha, lambda v: 2 * v, C)["out"]
+    exact.backward(i.dout)
+    ours = [out, x.grad, phi.grad, b.grad, alpha.grad]
+    return [v.detach().cpu().double() for v in ours], [exact.detach(), gx.grad, gphi.grad, gb.grad, galpha.grad]
+
+
+@pytest.mark.parametrize("lead", [None, (3, 7)])
+def test_the_operator_around_a_layer_has_autograds_gradients(device, rng, lead):
+    ours, exact = operator_and_autograd(draw(21, 4, 24, rng), device, lead)
+    for a, b in zip(ours, exact, strict=True):
+        torch.testing.assert_close(a.view(b.shape), b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_module_wraps_any_layer_and_learns(device):
+    torch.manual_seed(0)
+    block = mhc.HyperConnection(torch.nn.Linear(16, 16), d=16, n=2).to(device)
+    x, target = torch.randn(2, 20, 2, 16, device=device).unbind(0)
+    steps = torch.optim.Adam(block.parameters(), lr=0.05)
+    losses = []
+    for _ in range(8):
+        loss = (block(x) - target).square().mean()
+        losses.append(float(loss))
+        steps.zero_grad()
+        loss.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in block.parameters())
+        steps.step()
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_no_tokens_give_nothing_and_zero_gradients(device):
+    x, phi, b, alpha, _ = leaves(draw(0, 4, 8, np.random.default_rng(0)).to(device))
+    out = mhc.hyper_connection(x, lambda v: v, phi, b, alpha)
+    out.sum().backward()
+    assert (out.shape, x.grad.shape) == ((0, 4, 8), (0, 4, 8))
+    assert not phi.grad.any()
+    assert not b.grad.any()
+    assert not alpha.grad.any()
+
+
+def test_x_need_not_be_contiguous(device, rng):
+    inputs = draw(12, 4, 10, rng).to(device)
+    x, phi, b, alpha, _ = leaves(inputs)
+    spread = inputs.x.mT.contiguous().mT.requires_grad_()
+    assert not spread.is_contiguous()
+    outs = [mhc.hyper_connection(v, lambda v: v, phi, b, alpha) for v in (x, spread)]
+    assert torch.equal(*outs)
+    for out in outs:
+        out.backward(inputs.dout)
+    assert torch.equal(x.grad, spread.grad)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("x", lambda v: v[:, :3], "x: shape (6, 3, 10) is not right; wanted [.., n, D] with n one of (1, 2, 4, 8)"),
+        ("x", lambda v: v.double(), "x: torch.float64 is not right; wanted bfloat16, float16 or float32"),
+        ("phi", lambda v: v.T, "phi: torch.float32 (24, 40) is not right; wanted torch.float32 (40, 24)"),
+        ("b", lambda v: v[:5], "b: torch.float32 (5,) is not right; wanted torch.float32 (24,)"),
+        ("alpha", lambda v: v.double(), "alpha: torch.float64 (3,) is not right; wanted torch.float32 (3,)"),
+    ],
+)
+def test_wrong_shapes_and_types_are_one_clear_error(device, rng, name, change, message):
+    inputs = draw(6, 4, 10, rng).to(device)
+    given = {n: getattr(inputs, n) for n in ("x", "phi", "b", "alpha")}
+    given[name] = change(given[name])
+    with pytest.raises(UsageError) as error:
+        mhc.hyper_connection(given["x"], lambda v: v, given["phi"], given["b"], given["alpha"])
+    assert str(error.value).startswith(message)
+
+
+def test_a_layer_that_changes_the_shape_is_refused(device, rng):
+    inputs = draw(6, 4, 10, rng).to(device)
+    with pytest.raises(UsageError, match=r"layer: gives \(6, 5\); wanted \(6, 10\)"):
+        mhc.hyper_connection(inputs.x, lambda v: v[:, :5], inputs.phi, inputs.b, inputs.alpha)
+
+
+def test_narrow_types_are_refused_where_kernels_are_interpreted(device, rng):
+    if device == "cuda":
+        pytest.skip("there is a GPU here")
+    inputs = draw(6, 4, 10, rng, torch.bfloat16)
+    with pytest.raises(UsageError, match=r"x: torch\.bfloat16 needs a GPU"):
+        mhc.hyper_connection(inputs.x, lambda v: v, inputs.phi, inputs.b, inputs.alpha)
+
+
+@pytest.mark.parametrize(("name", "value"), [("iterations", 0), ("norm_eps", -1.0), ("hc_eps", float("nan"))])
+def test_constants_are_checked(name, value):
+    with pytest.raises(UsageError, match=f"{name}: {value} is not right"):
+        Constants(**{name: value})
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 5])
+def test_any_number_of_iterations(device, rng, iterations):
+    c = Constants(iterations=iterations, hc_eps=1e-3)
+    inputs = draw(9, 4, 20, rng).to(device)
+    found = localise(verification.observed(inputs, c), verification.reference(inputs, c, rng))
+    assert found.first is None, str(found)
+
+
+def test_packing_keeps_sixteen_bits(device):
+    if device != "cuda":
+        pytest.skip("bfloat16 is for the GPU")
+    w = torch.randn(100, 24, device=device)
+    packed = launch.pack(w).double()
+    assert ((packed[:, :24] + packed[:, 32:56] - w.double()).abs() <= 2.0**-16 * w.double().abs()).all()
+
+
+def test_inputs_move_and_widen_together(rng):
+    inputs = draw(2, 2, 3, rng)
+    assert all(getattr(inputs.double(), name).dtype == torch.float64 for name in Inputs.__dataclass_fields__)
