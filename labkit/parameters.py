@@ -35,13 +35,13 @@ class Parameter:
     help: str = ""
     low: float | None = None
     high: float | None = None
-    choices: tuple[str, ...] = ()
+    choices: tuple[Any, ...] = ()
 
     @property
     def allowed(self) -> str:
         """What a right value is, in words: ``int in [1, 128]``."""
         if self.choices:
-            return f"one of {', '.join(self.choices)}"
+            return f"one of {', '.join(map(str, self.choices))}"
         span = "" if self.low is None else f" in [{self.low:g}, {self.high:g}]"
         return f"{self.type.__name__}{span}"
 
@@ -102,7 +102,7 @@ def _with_comment(name: str, kind: type, default: Any, comment: str) -> Paramete
     if match := _RANGE.match(comment):
         return Parameter(name, kind, default, match[3], low=float(match[1]), high=float(match[2]))
     if match := _CHOICES.match(comment):
-        choices = tuple(choice.strip() for choice in match[1].split(","))
+        choices = tuple(kind(choice.strip()) for choice in match[1].split(","))
         return Parameter(name, kind, default, match[2], choices=choices)
     return Parameter(name, kind, default, comment)
 

@@ -20,6 +20,13 @@ def _read(values: Tensor, at: Tensor) -> Tensor:
     return torch.where(at < flat.numel(), flat[at.clamp(max=flat.numel() - 1)], 0.0)
 
 
+def _inner(x: Tensor, dx_in: Tensor) -> tuple[Tensor, Bound]:
+    """The sum of x dx_in over the columns, and what a float32 sum in any order may be off."""
+    terms = x * dx_in
+    value = terms.sum(-1)
+    return value, sum_of_products(terms.abs().sum(-1), terms.shape[-1], value=value, squares=terms.square().sum(-1))
+
+
 def backward(p: Problem, access: Access = RIGHT) -> Trace:
     """Steps dpre, g_pre, mix_pre, g_post, g_res and dalpha [3], float64, with bounds for a float32 kernel."""
     tokens, n, d = p.x.shape
@@ -30,14 +37,21 @@ def backward(p: Problem, access: Access = RIGHT) -> Trace:
     x = _read(p.x, t[..., None] * x_token + i[..., None] * x_stream + c * x_column)
     dx_in = _read(p.dx_in, t * d + c + access.dx_in)[:, None, :]
     trace = Trace()
-    dpre = (x * dx_in).sum(-1)
-    bound = sum_of_products((x * dx_in).abs().sum(-1), d, value=dpre, squares=(x * dx_in).square().sum(-1))
-    trace.add("dpre", dpre, bound=bound)
+    trace.add("x", p.x.double(), bound=EXACT)
+    trace.add("dx_in", p.dx_in.double(), bound=EXACT)
+    dpre, bound = _inner(x, dx_in)
+    trace.add("dpre", dpre, ("x", "dx_in"), bound, lambda x, dx_in: _inner(x.double(), dx_in.double()[:, None, :]))
     gate = _read(p.pre, t * pre_token + i + access.pre_start) - (p.eps if access.eps else 0.0)
     slope = (gate * (1.0 - gate)).abs()
     g_pre = dpre * gate * (1.0 - gate)
     off = bound.scaled(slope) + Bound(4.0 * 2.0**-24 * dpre.abs() * (slope + gate.abs()), "four roundings of the gate")
-    trace.add("g_pre", g_pre, bound=off)
+
+    def again(value: Tensor) -> tuple[Tensor, Bound]:
+        return value.double() * gate * (1.0 - gate), Bound(
+            4.0 * 2.0**-24 * value.double().abs() * (slope + gate.abs()), "four roundings of the gate"
+        )
+
+    trace.add("g_pre", g_pre, ("dpre",), off, again)
     m = n * n + 2 * n
     r = p.r.double()[:, None]
     mix_pre = _read(p.raw, t * m + access.mix + i) * (r if access.r else 1.0)
@@ -53,5 +67,17 @@ def backward(p: Problem, access: Access = RIGHT) -> Trace:
     sums = [sum_of_products(pair.abs().sum(), pair.numel()) for pair in pairs]
     absolute = [s.absolute + e.sum() + 2.0**-23 * q.abs().sum() for s, e, q in zip(sums, errors, pairs, strict=True)]
     dalpha = torch.stack([pair.sum() for pair in pairs])
-    trace.add("dalpha", dalpha, bound=Bound(torch.stack(absolute), sums[0].why))
+    names = ("g_pre", "mix_pre", "g_post", "g_res")
+    trace.add("dalpha", dalpha, names, Bound(torch.stack(absolute), sums[0].why), lambda *xs: summed(*xs, mix=mix, n=n))
     return trace
+
+
+def summed(
+    g_pre: Tensor, mix_pre: Tensor, g_post: Tensor, g_res: Tensor, *, mix: Tensor, n: int
+) -> tuple[Tensor, Bound]:
+    """dalpha [3] from what it is made of, and what float32 sums in any order may be off."""
+    pairs = (
+        g_pre.double() * mix_pre.double(), g_post.double() * mix[:, n : 2 * n], g_res.double() * mix[:, 2 * n :],
+    )  # fmt: skip
+    bounds = [sum_of_products(pair.abs().sum(), pair.numel()).absolute + 2.0**-23 * pair.abs().sum() for pair in pairs]
+    return torch.stack([pair.sum() for pair in pairs]), Bound(torch.stack(bounds), "sums of products, any order")

@@ -18,7 +18,6 @@ from kernels.mhc.problem import Constants
 from labkit.trace import Trace
 
 Tensor = torch.Tensor
-STEPS = ("dpre", "g_pre", "mix_pre", "g_post", "g_res", "dalpha")
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def backward(p: Problem, access: Access = RIGHT) -> Trace:
         p.pre.numel(), tile, *x, pre, access.pre_start, access.dx_in, access.mix, p.eps if access.eps else 0.0,
         N=n, D=d, BLOCK_D=triton.next_power_of_2(d), NORMALISED=access.r,
     )  # fmt: skip
-    trace = Trace(dict(zip(("dpre", "g_pre", "mix_pre", "g_post"), out, strict=True)))
+    trace = Trace({"x": p.x, "dx_in": p.dx_in, **dict(zip(("dpre", "g_pre", "mix_pre", "g_post"), out, strict=True))})
     trace.add("g_res", p.dz.flatten(-2))
     trace.add("dalpha", dalpha)
     return trace

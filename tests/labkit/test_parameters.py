@@ -70,3 +70,10 @@ def test_only_flat_typed_literals_are_parameters(cell):
 def test_a_default_out_of_its_own_range_is_refused():
     with pytest.raises(UsageError, match="heads: 0"):
         declared("heads: int = 0  # [1, 128] number of heads")
+
+
+def test_choices_are_of_the_parameters_type():
+    (parameter,) = declared("n: int = 4  # {1, 2, 4} streams").values()
+    assert parameter.parse("2") == 2
+    with pytest.raises(UsageError, match=r"parameter n: 3 is not right; wanted one of 1, 2, 4"):
+        parameter.parse("3")
