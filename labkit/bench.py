@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -38,6 +38,8 @@ class Provider:
     run: Callable[[], None]
     poison: Callable[[], None]
     check: Callable[[], Comparison]
+    facts: Callable[[], Mapping[str, float]] = dict
+    """Further numbers without a unit that `check` found, by name: a row of the CSV each."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
         found = provider.check()
         yield _row(case, provider.name, "max_abs_error", "1", [found.max_abs] * 3)
         yield _row(case, provider.name, "of_bound", "1", [found.bound_used] * 3)
+        for name, value in provider.facts().items():
+            yield _row(case, provider.name, name, "1", [value] * 3)
         if not found.ok:
             print(f"  not timed, since it is wrong: {provider.name}: {found}")
             continue
@@ -74,7 +78,12 @@ def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
         if device.is_cuda and case.graph:
             timers["time_in_graph"] = graph_times
         for metric, timer in timers.items():
-            yield _row(case, provider.name, metric, "us", timer(provider.run))
+            try:
+                yield _row(case, provider.name, metric, "us", timer(provider.run))
+            except RuntimeError as error:
+                if metric != "time_in_graph":
+                    raise
+                print(f"  cannot be captured in a graph: {provider.name}: {str(error).splitlines()[0]}")
     for name, microseconds in floors(case, device).items():
         yield _row(case, name, "time", "us", [microseconds] * 3)
 
