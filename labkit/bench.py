@@ -136,7 +136,10 @@ def cuda_times(run: Callable[[], Any]) -> list[float]:
 
 
 def graph_times(run: Callable[[], None], calls: int = 20, replays: int = 50) -> list[float]:
-    """Microseconds of one call inside a CUDA graph of `calls` of them, caches warm: the device's own time."""
+    """Microseconds of one call inside a CUDA graph of at most `calls` of them, caches warm: the device's own time.
+
+    A call that takes milliseconds fills a graph by itself, and is replayed less often.
+    """
     import torch
 
     side = torch.cuda.Stream()
@@ -144,6 +147,12 @@ def graph_times(run: Callable[[], None], calls: int = 20, replays: int = 50) -> 
     with torch.cuda.stream(side):
         run()
     side.synchronize()
+    once = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    took = 1e6 * (time.perf_counter() - once)
+    calls = max(1, min(calls, int(4e3 / took)))
+    replays = max(7, min(replays, int(5e5 / (took * calls))))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         for _ in range(calls):
