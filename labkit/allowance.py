@@ -181,7 +181,12 @@ def unreplayed(
             if one.golden.numel() >= g.numel() and one.golden.ndim:
                 whole = float(finite(one.golden).pow(2).mean().sqrt())
                 condition = max(condition, whole / max(spread(finite(one.golden)), 1e-300))
-    own = (u * (8.0 + 2.0 * math.sqrt(length)) * condition + 2.0 * precision.factor) * magnitude
+    if (
+        "two-pass" in op and condition > 1.0
+    ):  # a mean that is taken away first costs a rounding of what it is taken from
+        condition = 1.0 + condition / (8.0 + 2.0 * math.sqrt(length))
+    turned = 2.0 * UNIT["float32"] * g.shape[-2] if words.TURNED.search(op) and not inputs and g.ndim > 1 else 0.0
+    own = turned + (u * (8.0 + 2.0 * math.sqrt(length)) * condition + 2.0 * precision.factor) * magnitude
     if inputs:
         rms, peak, average = inherited_error(
             inputs, op, g.numel() if words.SUMMED.search(op) or words.PICKED.search(op) else None
@@ -189,7 +194,7 @@ def unreplayed(
     else:
         rms = max(background[0], background[1] if words.EXPONENTIAL.search(op) else 0.0)
         peak, average = 10.0 * rms, rms
-    a = AMPLIFICATION * (2.0 if words.CANCELS.search(op) else 1.0)
+    a = AMPLIFICATION * (2.0 if words.CANCELS.search(op) or words.PICKED.search(op) else 1.0)
     reach = torch.maximum(size, torch.full_like(size, 2.0 * summed[0] / math.sqrt(summed[1])))
     local = (
         _local(g, op, inputs)
@@ -292,6 +297,9 @@ def _sum_size(g: Tensor, inputs: Sequence[Input], op: str) -> tuple[float, float
     if not large:
         return 0.0, 1.0
     product, most = 1.0, 1
+    for x in inputs:
+        if "scale" in x.name.lower() and x not in large[:2]:
+            product *= float(finite(x.golden).abs().mean())
     for x in large[:2]:
         product *= float(finite(x.golden).abs().mean())
         most = max(most, x.golden.numel())

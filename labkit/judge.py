@@ -80,7 +80,7 @@ def step(name: str, state: State) -> Judgement:
     promised = precision.of_step(name, o, state.observed, state.golden, g.dtype)
     g64, o64 = g.double(), o.double()
     op = str(state.golden.step(name).get("op") or state.observed.step(name).get("op") or "")
-    words = op or name
+    words = _operation(op, state.inputs(name)) or name
     o64 = _masked_alike(o64, g64)
     names = state.inputs(name)
     there = [x for x in names if x in state.golden and x in state.observed]
@@ -119,6 +119,14 @@ def step(name: str, state: State) -> Judgement:
         condition = size / max(spread(finite(g64)), 1e-300)
         state.background.append((relative, 0.5 * total.max_abs, size, condition, float(g.numel())))
     return found
+
+
+def _operation(op: str, inputs: Sequence[str]) -> str:
+    """The text of an operation without the names of its inputs: `lse - mean(logits)` takes no logarithm."""
+    for name in sorted({part for one in inputs for part in (one, re.split(r"[./:]", one)[-1])}, key=len, reverse=True):
+        if name:
+            op = re.sub(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", "x", op)
+    return op
 
 
 def _length(k: object) -> int | None:

@@ -4,7 +4,7 @@ import re
 
 SHIFTED = re.compile(r"norm|x_?hat|softmax|\bln\d*\b|var|cent(er|re)|logsumexp|lse|log_?prob|\blog\b", re.IGNORECASE)
 EXPONENTIAL = re.compile(
-    r"exp|d_?logit|softmax|prob|sigmoid|sinkhorn|silu|lse|logsumexp|\bcos\b|\bsin\b", re.IGNORECASE
+    r"exp|d_?logit|softmax|prob|sigmoid|sinkhorn|silu|lse|logsumexp|(?<![a-z])(cos|sin)(?![a-z])", re.IGNORECASE
 )
 ACTIVATION = re.compile(r"relu|gelu|silu|tanh|sigmoid|swish", re.IGNORECASE)
 QUOTIENT = re.compile(r"/|divide|normali[sz]e|quotient", re.IGNORECASE)
@@ -18,5 +18,6 @@ MOMENT = re.compile(
 WHOLE = re.compile(
     r"norm|softmax|prob|sum|mean|reduce|max|var|matmul|linear|@|conv|sinkhorn|lse|attention", re.IGNORECASE
 )
+TURNED = re.compile(r"(?<![a-z])(cos|sin)(?![a-z])", re.IGNORECASE)
 PICKED = re.compile(r"gather|select|index|take|lookup|pick|embed|nll", re.IGNORECASE)
 SUMMED = re.compile(r"\bsum|reduce|mean|@|matmul|linear|conv", re.IGNORECASE)
