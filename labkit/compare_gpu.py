@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 import os
 import struct
+from functools import cache
 
 import torch
-import triton
 
 from labkit.compare_kernels import SCALE, combine, one_pass
 from labkit.layout import Walk
@@ -64,9 +64,10 @@ def launch(
         STAGES=stages, FAST=os.environ.get("TRITON_INTERPRET") != "1", num_warps=warps,
     )  # fmt: skip
     combine[(1,)](parts, result, programs, _bits(rule.number), MODE=rule.mode, ROWS=ROWS,
-                   WIDTH=triton.next_power_of_2(programs), num_warps=8)  # fmt: skip
+                   WIDTH=1 << (programs - 1).bit_length(), num_warps=8)  # fmt: skip
 
 
+@cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
