@@ -16,11 +16,15 @@ from dataclasses import dataclass
 import torch
 
 from labkit import words
+from labkit.magnitude import finite, scale_of, spread
 from labkit.precision import UNIT, Precision
 from labkit.replay import Replay
 from labkit.tolerance import gamma, ulp
 
 Tensor = torch.Tensor
+
+MARGIN = 1.2
+"""By how much an estimate of what a step may be off, where it cannot be replayed, is taken to be short."""
 
 AMPLIFICATION = 3.0
 """How many times a step that cannot be replayed may magnify the relative error of its inputs."""
@@ -51,21 +55,6 @@ class Allowed:
     shared: Tensor
     overall: Tensor
     why: str
-
-
-def finite(x: Tensor) -> Tensor:
-    """Zeros in place of what is not finite."""
-    return torch.where(x.isfinite(), x, 0.0)
-
-
-def scale_of(g: Tensor) -> Tensor:
-    """The size that errors of an element go with: its own, or the RMS of its row or its column."""
-    g = finite(g)
-    if g.ndim == 0:
-        return g.abs()
-    rows = g.pow(2).mean(-1, keepdim=True).sqrt()
-    columns = g.reshape(-1, g.shape[-1]).pow(2).mean(0).sqrt()
-    return torch.maximum(torch.maximum(rows, columns), g.abs())
 
 
 def storage(g: Tensor, precision: Precision) -> Tensor:
@@ -143,15 +132,6 @@ def inherited_error(inputs: Sequence[Input], op: str, results: int | None) -> tu
     return rms, peak, average
 
 
-def spread(g: Tensor) -> float:
-    """RMS of what is left of each row without its mean; of the whole where rows are constant."""
-    if g.ndim == 0 or g.shape[-1] < 2:
-        return float(g.pow(2).mean().sqrt())
-    left = float((g - g.mean(-1, keepdim=True)).pow(2).mean().sqrt())
-    whole = float(g.pow(2).mean().sqrt())
-    return left if left > 1e-6 * whole else whole
-
-
 def unreplayed(
     g: Tensor, op: str, k: int | None, inputs: Sequence[Input], background: tuple[float, ...], precision: Precision
 ) -> Allowed:  # fmt: skip
@@ -209,7 +189,8 @@ def unreplayed(
     noise = (half**2 + own**2).sqrt()
     overall = coefficient + (a * average + 4.0 * u * condition) * reach + (local if words.MINUS.search(op) else 0.0)
     bound = torch.where(bound.isnan(), math.inf, bound)
-    return Allowed(bound, noise, shared, overall, "rounding, and what the inputs were off")
+    why = "rounding, and what the inputs were off"
+    return Allowed(MARGIN * bound, MARGIN * noise, MARGIN * shared, MARGIN * overall, why)
 
 
 def _coefficient(op: str, u: float) -> float:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 import torch
 
 from labkit import precision
-from labkit.allowance import Allowed, Input, finite, replayed, spread, unreplayed
+from labkit.allowance import Allowed, Input, replayed, unreplayed
 from labkit.compare import Comparison, compare
 from labkit.dumps import Dump
 from labkit.errors import UsageError
+from labkit.magnitude import finite, spread
 from labkit.replay import replay
 from labkit.structure import Structure, structure
 from labkit.tolerance import Bound
