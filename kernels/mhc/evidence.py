@@ -33,7 +33,7 @@ def ratios(found: dict[str, np.ndarray], reported: float) -> Table:
         if name == "right":
             continue
         ratio = values[:, 0] / found["right"][:, 0]
-        others = np.allclose(values[:, 1:], found["right"][:, 1:], rtol=1e-12)
+        others = np.array_equal(values[:, 1:], found["right"][:, 1:])
         near = float(np.mean(np.abs(ratio / reported - 1.0) <= 0.1))
         rows.append(
             (name, *(float(np.quantile(ratio, q)) for q in (0.1, 0.5, 0.9)), near, "unchanged" if others else "")

@@ -23,13 +23,15 @@ def pack_kernel(w_ptr, packed_ptr, ROWS, M: tl.constexpr, BLOCK_M: tl.constexpr,
 
 @triton.jit(do_not_specialize=["T"])
 def project_kernel(
-    x_ptr, phi_ptr, partial_ptr, squares_ptr, T,
+    x_ptr, phi_ptr, partial_ptr, squares_ptr, T, one,
     K: tl.constexpr, M: tl.constexpr, PER_SPLIT: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """partial[split, t] = x[t, ks] phi[ks] and squares[split, t] = sum of x^2, over this split's part of K.
 
-    phi is packed [K, WIDTH] where SPLIT, and [K, M] otherwise.
+    phi is packed [K, WIDTH] where SPLIT, and [K, M] otherwise. `one` is 1: because the loop multiplies by it, the
+    product of a step is waited for within the step. Triton 3.6 keeps one tile fewer of x than of phi, since the squares
+    read x as well, and would load the next tile over one that a pending product still reads (README.md).
     """
     split = tl.program_id(1)
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -42,7 +44,7 @@ def project_kernel(
         x = tl.load(x_ptr + rows + k[None, :], mask=(t < T)[:, None] & (k < K)[None, :], other=0.0)
         if SPLIT:
             phi = tl.load(phi_ptr + k[:, None] * WIDTH + m[None, :], mask=(k < K)[:, None], other=0.0)
-            total = tl.dot(x, phi, total)
+            total = tl.dot(x, phi, total) * one
         else:
             phi = tl.load(phi_ptr + k[:, None] * M + m[None, :], mask=(k < K)[:, None] & (m < M)[None, :], other=0.0)
             total = tl.dot(x.to(tl.float32), phi, total, input_precision="tf32x3")

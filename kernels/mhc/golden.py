@@ -70,15 +70,17 @@ def expand(x: Tensor, y: Tensor, post: Tensor, p: Tensor) -> Tensor:
     return p.mT @ x + post[..., None] * y[..., None, :]
 
 
-def forward(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, y: Tensor | Layer, c: Constants) -> dict[str, Tensor]:
-    """Every step by name. `y` is the layer's output, or the layer."""
+def forward(
+    x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, y: Tensor | Layer, c: Constants, transposed: bool = True
+) -> dict[str, Tensor]:
+    """Every step by name. `y` is the layer's output, or the layer. Not `transposed`: P mixes the streams, not P^T."""
     n = x.shape[-2]
     s: dict[str, Tensor] = {}
     s["r"], s["mix"] = projection(x, phi, c)
     s["pre"], s["post"], s["p"] = coefficients(s["mix"], b, alpha, n, c)
     s["x_in"] = aggregate(x, s["pre"])
     s["y"] = y(s["x_in"]) if callable(y) else y
-    s["out"] = expand(x, s["y"], s["post"], s["p"])
+    s["out"] = expand(x, s["y"], s["post"], s["p"] if transposed else s["p"].mT)
     return s
 
 
@@ -110,13 +112,16 @@ def alpha_gradient(g: Tensor, mix: Tensor, n: int) -> Tensor:
     return torch.stack((columns[:n].sum(), columns[n : 2 * n].sum(), columns[2 * n :].sum()))
 
 
-def backward(inputs: Inputs, s: dict[str, Tensor], c: Constants, dx_in: Tensor | None = None) -> dict[str, Tensor]:
+def backward(
+    inputs: Inputs, s: dict[str, Tensor], c: Constants, dx_in: Tensor | None = None, transposed: bool = True
+) -> dict[str, Tensor]:
     """Every gradient by name, from the forward's steps `s`; `dx_in` is what the layer's backward gives."""
     x, phi, b, alpha = inputs.x, inputs.phi, inputs.b, inputs.alpha
     n, k = x.shape[-2], phi.shape[0]
     dx_in = inputs.dx_in if dx_in is None else dx_in
     d: dict[str, Tensor] = {}
-    d["dy"], d["dpost"], d["dp"] = expand_backward(x, s["y"], s["post"], inputs.dout)
+    d["dy"], d["dpost"], dmixer = expand_backward(x, s["y"], s["post"], inputs.dout)
+    mixer, d["dp"] = (s["p"], dmixer) if transposed else (s["p"].mT, dmixer.mT)
     d["dpre"] = (x @ dx_in[..., None])[..., 0]
     d["g"] = coefficients_backward(s["mix"], b, alpha, d["dpre"], d["dpost"], d["dp"], c)
     d["db"] = d["g"].sum(0)
@@ -125,7 +130,7 @@ def backward(inputs: Inputs, s: dict[str, Tensor], c: Constants, dx_in: Tensor |
     d["dprojection"] = dmix * s["r"][:, None]
     d["shrink"] = s["r"].square() * (dmix * s["mix"]).sum(-1) / k
     d["dphi"] = x.flatten(-2).T @ d["dprojection"]
-    d["dx"] = stream_gradient(x, phi, s["pre"], s["p"], inputs.dout, dx_in, d["dprojection"], d["shrink"])
+    d["dx"] = stream_gradient(x, phi, s["pre"], mixer, inputs.dout, dx_in, d["dprojection"], d["shrink"])
     return d
 
 

@@ -8,7 +8,7 @@ from kernels.mhc import backward_kernels, forward_kernels
 from kernels.mhc.problem import Constants
 
 Tensor = torch.Tensor
-PROJECTION_K = 128
+PROJECTION_K = 64
 MOST_COLUMNS = 4096
 TOKENS = 8
 """Tokens of a program that works on their coefficients."""
@@ -36,15 +36,11 @@ def _projection(t: int, k: int) -> tuple[int, int]:
     return _tiles(k, per_split), per_split
 
 
-def _stages(split: bool, m: int) -> int:
-    """How many tiles of a product are on their way at a time.
-
-    One alone where a packed factor is 256 wide (n = 8): Triton 3.6 pipelines that product wrongly on an H200, off by
-    its own size from two stages on and right with one (README.md).
-    """
+def _stages(split: bool, m: int, narrow: int, wide: int) -> int:
+    """How many tiles of a product are on their way at a time, for factors up to 64 and to 256 columns wide."""
     if not split:
         return 2
-    return 4 if _width(m) <= 32 else 1
+    return narrow if _width(m) <= 32 else wide
 
 
 def _width(m: int) -> int:
@@ -82,8 +78,8 @@ def forward(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, c: Constants) -> d
     partial = torch.empty(splits, t, halves * _width(m), **empty)
     squares = torch.empty(splits, t, **empty)
     forward_kernels.project_kernel[(_tiles(t, 64), splits)](
-        x, s["weights"], partial, squares, t, K=k, M=m, PER_SPLIT=per_split, WIDTH=halves * _width(m), BLOCK_T=64,
-        BLOCK_K=PROJECTION_K, SPLIT=split, num_warps=4, num_stages=_stages(split, m),
+        x, s["weights"], partial, squares, t, 1.0, K=k, M=m, PER_SPLIT=per_split, WIDTH=halves * _width(m), BLOCK_T=64,
+        BLOCK_K=PROJECTION_K, SPLIT=split, num_warps=4 if _width(m) <= 32 else 8, num_stages=_stages(split, m, 5, 4),
     )  # fmt: skip
     forward_kernels.coefficient_kernel[(_tiles(t, TOKENS),)](
         partial, squares, b, alpha, s["mix"], s["r"], s["pre"], s["post"], s["p"], s["sums"], t, c.norm_eps, c.hc_eps,
@@ -167,7 +163,7 @@ def backward(
     parts = torch.empty(groups, k, halves * width, **empty)
     backward_kernels.phi_backward_kernel[(strips, groups)](
         x, packed, parts, t, K=k, M=m, WIDTH=halves * width, TILES=per_group, BLOCK_T=block_t, BLOCK_K=block_k,
-        SPLIT=split, num_warps=4, num_stages=_stages(split, m),
+        SPLIT=split, num_warps=4, num_stages=_stages(split, m, 4, 2),
     )  # fmt: skip
     block, block_p = 64, 64
     backward_kernels.finish_kernel[(_tiles(k, block) + 1,)](

@@ -35,9 +35,11 @@ def plan(count: int, way: str, programs: int = MOST_PROGRAMS, block: int = 2048)
 
 
 def prepared(
-    way: str, a: Tensor, b: Tensor, out: Tensor, programs: int = MOST_PROGRAMS, block: int = 2048
+    way: str, a: Tensor, b: Tensor, out: Tensor, programs: int = MOST_PROGRAMS, block: int = 2048, warps: int = 8
 ) -> Callable[[], None]:
     """A call without arguments that leaves the sum in `out` [1], float32. a and b are float32, contiguous, alike.
+
+    At most `programs` programs of at most `warps` warps take tiles of at most `block` elements.
 
     Raises UsageError for another way, type or shape.
     """
@@ -53,7 +55,7 @@ def prepared(
     counter = torch.zeros(1, dtype=torch.int32, device=a.device)
     launch = partial(
         kernels.sum_kernel[(programs,)], a, b, out, parts, counter, count, PROGRAMS=programs, STEPS=steps, BLOCK=block,
-        BLOCK_P=1 << (programs - 1).bit_length(), WAY=WAYS[way], num_warps=max(1, min(8, block // 256)),
+        BLOCK_P=1 << (programs - 1).bit_length(), WAY=WAYS[way], num_warps=max(1, min(warps, block // 64)),
     )  # fmt: skip
     if way != "atomic_add":
         return lambda: launch() and None
