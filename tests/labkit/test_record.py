@@ -96,4 +96,3 @@ def test_the_gpu_tests_on_record_passed_with_the_kernels_as_they_are(name):
     if name in FOLDERS:
         now = record.hash_folder(ROOT / "kernels" / name)
         assert made_by[f"kernels/{name}"] == now, f"gpu-tests/{name}.xml: kernels changed since; record it again"
-
