@@ -136,11 +136,17 @@ def _pair(observed: Any, golden: Any) -> tuple[torch.Tensor, torch.Tensor]:
     for name, side in (("observed", o), ("golden", g)):
         if side.is_complex():
             raise UsageError(f"{name}: {_name(side.dtype)} is not right; wanted real numbers (compare the two parts)")
-    if o.is_floating_point() and (not g.is_floating_point() or torch.finfo(g.dtype).eps > torch.finfo(o.dtype).eps):
+    if o.dtype != g.dtype and _narrower(g.dtype, o.dtype):
         raise UsageError(
             f"golden: {_name(g.dtype)} is narrower than the observed {_name(o.dtype)}; wanted at least as wide"
         )
     return o, g
+
+
+def _narrower(golden: torch.dtype, observed: torch.dtype) -> bool:
+    return observed.is_floating_point and (
+        not golden.is_floating_point or torch.finfo(golden).eps > torch.finfo(observed).eps
+    )
 
 
 def _tensor(values: Any) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -35,20 +36,25 @@ class Walk:
 def walk(shape: Sequence[int], *tensors: torch.Tensor) -> Walk:
     """The walk over `tensors`, all of `shape` (broadcast dimensions have stride 0), ordered by the first one's
     strides."""
+    return _walk(tuple(shape), tuple(t.stride() for t in tensors))
+
+
+@lru_cache(maxsize=256)
+def _walk(shape: tuple[int, ...], given: tuple[tuple[int, ...], ...]) -> Walk:
     logical = _row_major(shape)
     kept = [i for i, size in enumerate(shape) if size != 1]
-    kept.sort(key=lambda i: -tensors[0].stride()[i])  # stable: row-major where strides are equal
+    kept.sort(key=lambda i: -given[0][i])  # stable: row-major where strides are equal
     sizes: list[int] = []
     strides: list[tuple[int, ...]] = []  # one tuple a dimension: each tensor's, then the logical one
     for i in kept:
-        steps = (*(t.stride()[i] for t in tensors), logical[i])
+        steps = (*(one[i] for one in given), logical[i])
         if sizes and all(outer == inner * shape[i] for outer, inner in zip(strides[-1], steps, strict=True)):
             sizes[-1], strides[-1] = sizes[-1] * shape[i], steps
         else:
             sizes.append(shape[i])
             strides.append(steps)
     if not sizes:
-        sizes, strides = [1], [(1,) * (len(tensors) + 1)]
+        sizes, strides = [1], [(1,) * (len(given) + 1)]
     columns = list(zip(*strides, strict=True))
     return Walk(tuple(sizes), tuple(columns[:-1]), columns[-1])
 
