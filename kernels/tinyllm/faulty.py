@@ -1,0 +1,266 @@
+"""Every set of the report's possible faults, run for real, and which of its observations each reproduces."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kernels.tinyllm import golden
+from kernels.tinyllm.tinyllm import ENGINES, FOLDER, HOST, Config, initial
+from labkit.device import Device
+from labkit.errors import UsageError
+from labkit.native import build
+
+Array = np.ndarray
+SWITCHES = {
+    "size_in_elements": "`size` counts elements where its uses count bytes",
+    "resize_by_size": "d2h: h_data.resize(size), the accused line",
+    "h2d_by_host_size": "h2d copies h_data.size() * 4 bytes",
+    "copy_by_host_size": "copies upload h_data.size() * 4 bytes",
+    "constructor_omits": "the copy constructor allocates before it knows the size",
+    "assignment_omits": "the assignment allocates before it knows the size",
+    "no_d2h": "a layer does not d2h its result before the return",
+    "layers_only": "only layers do: embedding and logits leave without d2h",
+    "prefer_host": "copies take the host's data first",
+    "zero_host": "the host vector starts as zeros",
+    "unchecked": "CUDA errors are not looked at",
+}
+"""Two-valued switches, in the order of faulty::Switches, which has `way` after them. None of them set is right."""
+WAYS = ("by value, copied", "by value, elided", "out-parameter", "shared_ptr")
+FRESH = {"NaN": 0, "zeros": 1, "the report's numbers": 2, "the report's numbers in x, zeros elsewhere": 4}
+"""What memory that nobody wrote holds, on the host runtime. On a GPU the last of them is written and given back before
+each run."""
+MIXED = "the report's numbers in x, zeros elsewhere"
+OUTCOME = np.dtype(
+    [(name, np.int32) for name in ("status", "failed_calls", "first_error", "traces")]
+    + [("traced_bytes", np.int64)]
+    + [(name, np.int32) for name in (
+        "ff_failed", "x_failed", "ff_right", "x_right", "x_zero", "x_tiny", "x_nan", "logits_read", "logits_right",
+        "logits_zero", "logits_nan", "predicted")]
+    + [("ff_first", np.float32, 2), ("ff_last", np.float32, 2), ("x", np.float32, 2), ("logits_low", np.float32),
+       ("logits_high", np.float32), ("loss", np.float32)],
+    align=True,
+)  # fmt: skip
+FINISHED, REPORTED, ILLEGAL, THREW, LOST = range(5)
+
+
+@dataclass(frozen=True)
+class Program:
+    """The report's program: two tokens, uniform weights, and the golden of what it prints with its bounds."""
+
+    config: Config
+    weights: dict[str, Array]
+    ids: Array
+    golden: dict[str, Array]
+    allowed: dict[str, Array]
+
+    @property
+    def elements(self) -> int:
+        """Of x and of ff_out."""
+        return len(self.ids) * self.config.width
+
+    @property
+    def logits(self) -> int:
+        """Elements of the logits."""
+        return len(self.ids) * self.config.vocabulary
+
+
+def program(
+    scale: float, rng: np.random.Generator, width: int = 256, vocabulary: int = 128, tokens: int = 2
+) -> Program:
+    """Weights uniform in +-scale, no biases, as the report's."""
+    config = Config(vocabulary=vocabulary, context=tokens, width=width, layers=3, heads=4, sequences=1)
+    config.check()
+    weights = initial(config, rng)
+    for name, value in weights.items():
+        if value.ndim == 2:
+            weights[name] = rng.uniform(-scale, scale, value.shape).astype(np.float32)
+    ids = rng.integers(1, vocabulary, tokens).astype(np.int32)
+    trace = golden.reference(weights, ids[None], ids[None], config, rng)
+    shown = {"ff_out": "L0.out", "x": "L2.out", "logits": "logits"}
+    exact = {name: np.asarray(trace[step]).reshape(-1) for name, step in shown.items()}
+    bounds = {name: np.asarray(trace.step(step).bound.absolute).reshape(-1) for name, step in shown.items()}
+    return Program(config, weights, ids, exact, bounds)
+
+
+def combinations(ways: Sequence[int] = (0, 1, 2, 3)) -> Array:
+    """Every set of switches, int32 [sets, 12], the last column the way."""
+    return np.array([(*row, way) for way in ways for row in itertools.product((0, 1), repeat=len(SWITCHES))], np.int32)
+
+
+def switches(*names: str, way: int = 0) -> Array:
+    """One row, with these set. Raises UsageError for another name."""
+    for name in names:
+        if name not in SWITCHES:
+            raise UsageError(f"switch: {name!r} is not right; wanted one of {', '.join(SWITCHES)}")
+    return np.array([*(int(name in names) for name in SWITCHES), way], np.int32)
+
+
+def run(
+    p: Program, rows: Array, device: Device, *, engine: str = "cublas", fresh: str = MIXED,
+    no_launch: bool = False, jobs: int = 2,
+) -> Array:  # fmt: skip
+    """An outcome [OUTCOME] for each row of switches, in processes of their own; one that dies is begun again after it.
+
+    `no_launch`: kernels are built for another GPU (sm_75), so that none ever runs. `fresh` is for the host runtime.
+    """
+    architecture = "sm_75" if no_launch and device.is_cuda else None
+    request = _request(p, device, engine, fresh, no_launch)
+    parts = np.array_split(np.asarray(rows, np.int32), max(1, min(jobs, len(rows))))
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = [_Task(Path(folder), i, request | {"switches": part}) for i, part in enumerate(parts)]
+        while not all([task.advance() for task in tasks]):
+            next(task for task in tasks if not task.finished).wait()
+        return np.concatenate([task.outcomes() for task in tasks])
+
+
+def _request(p: Program, device: Device, engine: str, fresh: str, no_launch: bool) -> dict[str, object]:
+    """What worker.py reads."""
+    library = build(FOLDER / "faulty.cu", HOST, device, "sm_75" if no_launch and device.is_cuda else None)
+    c = p.config
+    layers = (f"L{i}.{n}.w" for i in range(c.layers) for n in ("qkv", "o", "up", "down"))
+    return {
+        "library": str(library), "on_host": not device.is_cuda, "fresh": FRESH[fresh], "no_launch": no_launch,
+        "ids": p.ids, "weights": np.concatenate([p.weights[n].reshape(-1) for n in ("table", "positions", *layers, "head.w")]),
+        "golden": np.concatenate(list(p.golden.values())).astype(np.float32),
+        "allowed": np.concatenate(list(p.allowed.values())).astype(np.float32),
+        "sizes": np.array([len(p.ids), c.vocabulary, c.width, c.heads]), "engine": ENGINES[engine],
+        "scrub": device.is_cuda,
+    }  # fmt: skip
+
+
+def sanitized(p: Program, row: Array, device: Device, tool: str, *options: str) -> tuple[int, list[str]]:
+    """Errors that compute-sanitizer's `tool` counts in one run, and the lines that name them; (-1, ...) where it cannot.
+
+    Raises UsageError where it is not installed.
+    """
+    device.needs_cuda("compute-sanitizer", "the host runtime has guards of its own")
+    program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if not program:
+        raise UsageError("compute-sanitizer: not on the PATH; wanted the CUDA toolkit's")
+    with tempfile.TemporaryDirectory() as folder:
+        request, out = Path(folder) / "request.npz", Path(folder) / "out.raw"
+        asked = _request(p, device, "kernel", MIXED, False) | {"switches": row[None], "scrub": False}
+        np.savez(request, **asked)  # type: ignore[arg-type]
+        command = [
+            program,
+            "--tool",
+            tool,
+            *options,
+            sys.executable,
+            str(FOLDER / "worker.py"),
+            str(request),
+            str(out),
+            "0",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line.removeprefix("=========").strip() for line in done.stdout.splitlines() if line.startswith("=====")]
+    summary = next((line for line in reversed(lines) if "SUMMARY" in line), "")
+    count = [int(word) for word in summary.split() if word.isdigit()]
+    told = [line for line in lines if any(word in line for word in ("Invalid", "Uninit", "error", "Leaked", "hit "))]
+    return (count[0] if count else -1), [*dict.fromkeys(told), summary][:8]
+
+
+class _Task:
+    """Rows of one worker, which is begun again after each row that it did not survive."""
+
+    def __init__(self, folder: Path, index: int, request: Mapping[str, object]) -> None:
+        self.rows = len(request["switches"])  # type: ignore[arg-type]
+        self.request, self.out = folder / f"{index}.npz", folder / f"{index}.raw"
+        np.savez(self.request, **request)  # type: ignore[arg-type]
+        self.out.touch()
+        self.process: subprocess.Popen[str] | None = None
+        self.finished = False
+
+    def done(self) -> int:
+        return self.out.stat().st_size // OUTCOME.itemsize
+
+    def advance(self) -> bool:
+        """Begin, or begin again, if need be. True once every row has its outcome."""
+        if self.finished:
+            return True
+        if self.process is not None:
+            if self.process.poll() is None:
+                return False
+            text = self.process.stderr.read() if self.process.stderr else ""
+            if self.process.returncode == 2:
+                raise RuntimeError(f"the program under investigation could not start: {text.strip()}")
+            if self.process.returncode not in (0, 3):  # died within a row
+                lost = np.zeros(1, OUTCOME)
+                lost["status"] = LOST
+                with self.out.open("ab") as file:
+                    file.write(lost.tobytes())
+        if self.done() >= self.rows:
+            self.finished = True
+            return True
+        command = [sys.executable, str(FOLDER / "worker.py"), str(self.request), str(self.out), str(self.done())]
+        environment = {"OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
+        return False
+
+    def wait(self) -> None:
+        if self.process:
+            self.process.wait()
+
+    def outcomes(self) -> Array:
+        return np.fromfile(self.out, OUTCOME)
+
+
+def observations(o: Array, p: Program, traced: int = 2048) -> dict[str, Array]:
+    """Which of the report's observations each outcome shows.
+
+    x "never written": every number below 1e-28 and not all zero, or a debug print whose own copy failed and shows what
+    its buffer held. The report does not say which layer's ff_out it printed; the first's is taken.
+    """
+    n, ran = p.elements, o["status"] == FINISHED
+    zero = ran & (o["logits_read"] == p.logits) & (o["logits_zero"] == p.logits)
+    return {
+        "ff_out right": (o["ff_right"] == n) & (o["ff_failed"] == 0),
+        "trace, 2048 bytes": (o["traces"] > 0) & (o["traced_bytes"] == traced),
+        "x never written": ran & ((o["x_failed"] != 0) | ((o["x_zero"] + o["x_tiny"] == n) & (o["x_tiny"] > 0))),
+        "logits all 0": zero,
+        "only <pad>": ran & (o["predicted"] == 0),
+        "loss in [-0.99, 0.7]": ran & (o["logits_read"] == p.logits) & (o["loss"] >= -0.99) & (o["loss"] <= 0.7),
+    }
+
+
+def right(o: Array, p: Program) -> Array:
+    """Whether an outcome is that of a right program: it ends, and ff_out, x and the logits are within their bounds."""
+    return (o["status"] == FINISHED) & (o["x_right"] == p.elements) & (o["logits_right"] == p.logits)
+
+
+def minimal(rows: Array, shows: Array) -> list[frozenset[str]]:
+    """The smallest sets of switches that show it: none of their subsets does. `rows` are all sets of one way."""
+    names = list(SWITCHES)
+    sets = sorted(
+        (frozenset(name for name, on in zip(names, row[:-1], strict=True) if on) for row in rows[shows]), key=len
+    )
+    found: list[frozenset[str]] = []
+    for one in sets:
+        if not any(small <= one for small in found):
+            found.append(one)
+    return found
+
+
+def cured(rows: Array, o: Array, p: Program, switch: str) -> tuple[int, int]:
+    """Of the sets with all-zero logits, how many are no longer so when `switch` alone is put right, and how many there are.
+
+    resize_by_size is right where `size` counts elements, and wrong where it counts bytes.
+    """
+    zero = observations(o, p)["logits all 0"]
+    place = {tuple(row): i for i, row in enumerate(rows.tolist())}
+    column, elements = list(SWITCHES).index(switch), list(SWITCHES).index("size_in_elements")
+    count = 0
+    for row in rows[zero].tolist():
+        row[column] = row[elements] if switch == "resize_by_size" else 0
+        count += not zero[place[tuple(row)]]
+    return count, int(zero.sum())

@@ -1,0 +1,252 @@
+// The TinyLLM: bytes in, pre-norm transformer layers, logits out; forward, backward, AdamW. Everything is float32.
+//
+// Parameters lie in one tensor, matrices first, so that one launch of AdamW takes them all; so do their gradients.
+#pragma once
+#include <map>
+
+#include "matmul.cuh"
+#include "ops.cuh"
+
+namespace tinyllm {
+
+struct Config {
+    int vocabulary = 256, context = 128, width = 256, layers = 3, heads = 4, sequences = 32;
+    float epsilon = 1e-5f;
+    int hidden() const { return 4 * width; }
+    int columns() const { return width / heads; }
+};
+
+struct Slice {
+    std::string name;
+    int rows, columns;
+    size_t offset;
+};
+
+class TinyLLM {
+   public:
+    TinyLLM(const Config& config, Engine engine, bool tf32) : c(config), matmul(engine, tf32) {
+        lay_out();
+        const size_t rows = size_t(c.sequences) * c.context, d = c.width, square = size_t(c.context) * c.context;
+        for (auto [tensor, name] : {std::pair{&w, "parameters"}, {&g, "gradients"}, {&m, "first moments"}, {&v, "second moments"}}) {
+            *tensor = Tensor(name, {count_});
+            tensor->zero();
+        }
+        tokens = {"tokens", {rows}};
+        targets = {"targets", {rows}};
+        layers.resize(size_t(c.layers));
+        make("x0", x0, {rows, d});
+        for (int i = 0; i < c.layers; ++i) {
+            Layer& l = layers[size_t(i)];
+            const std::string at = "L" + std::to_string(i) + ".";
+            make(at + "ln1", l.ln1, {rows, d});
+            make(at + "heads", l.heads, {3 * rows, d});
+            make(at + "p", l.p, {size_t(c.sequences) * c.heads, square});
+            make(at + "mixed", l.mixed, {rows, d});
+            make(at + "attention", l.attention, {rows, d});
+            make(at + "x1", l.x1, {rows, d});
+            make(at + "ln2", l.ln2, {rows, d});
+            make(at + "up", l.up, {rows, size_t(c.hidden())});
+            make(at + "gelu", l.gelu, {rows, size_t(c.hidden())});
+            make(at + "out", l.out, {rows, d});
+            for (auto [tensor, name] : {std::pair{&l.mean1, "mean1"}, {&l.rstd1, "rstd1"}, {&l.mean2, "mean2"}, {&l.rstd2, "rstd2"}})
+                *tensor = Tensor(at + name, {rows});
+        }
+        make("lnf", lnf, {rows, d});
+        make("logits", logits, {rows, size_t(c.vocabulary)});
+        make("losses", losses, {rows});
+        make("loss", loss, {1});
+        for (auto [tensor, width] : {std::pair{&mean, size_t(1)}, {&rstd, size_t(1)}, {&dlogits, size_t(c.vocabulary)}, {&dx, d}, {&dln, d},
+                                     {&wide, 3 * d}, {&heads, 3 * d}, {&dup, size_t(c.hidden())}, {&dgelu, size_t(c.hidden())}})
+            *tensor = Tensor("scratch", {rows, width});
+        dp = Tensor("scratch", {size_t(c.sequences) * c.heads, square});
+        parts = Tensor("scratch", {2 * CHUNKS, size_t(std::max(c.hidden(), c.vocabulary))});
+    }
+
+    const std::vector<Slice>& slices() const { return slices_; }
+    const std::map<std::string, Tensor*>& steps() const { return steps_; }
+    size_t count() const { return count_; }
+    Tensor& parameters() { return w; }
+    Tensor& gradients() { return g; }
+
+    // Logits of `sequences` sequences of `context` tokens each; both at most what the model was made for.
+    void forward(const int* from, int sequences, int context) {
+        begin(from, tokens, sequences, context);
+        LAUNCH(embed, cover(n(c.width)), THREADS, tokens.data(), at("table"), at("positions"), x0.data(), n(c.width), context_, c.width);
+        const float* x = x0.data();
+        for (int i = 0; i < c.layers; ++i) {
+            Layer& l = layers[size_t(i)];
+            const std::string p = "L" + std::to_string(i) + ".";
+            norm(x, p + "ln1", l.ln1, l.mean1, l.rstd1);
+            matmul(l.ln1.data(), false, at(p + "qkv.w"), false, wide.data(), rows_, 3 * c.width, c.width);
+            LAUNCH(split_heads, cover(n(3 * c.width)), THREADS, wide.data(), at(p + "qkv.b"), l.heads.data(), n(3 * c.width), context_, 3, c.heads, c.columns());
+            matmul(q(l.heads), false, k(l.heads), true, l.p.data(), context_, context_, c.columns(), 0.0f, sequences_ * c.heads);
+            LAUNCH_BARRIER(causal_softmax, dim3(unsigned(rows_ * c.heads)), LANES, l.p.data(), context_, scale());
+            matmul(l.p.data(), false, val(l.heads), false, l.mixed.data(), context_, c.columns(), context_, 0.0f, sequences_ * c.heads);
+            LAUNCH(join_heads, cover(n(c.width)), THREADS, l.mixed.data(), l.attention.data(), n(c.width), context_, 1, c.heads, c.columns());
+            matmul(l.attention.data(), false, at(p + "o.w"), false, l.x1.data(), rows_, c.width, c.width);
+            LAUNCH(add_residual, cover(n(c.width)), THREADS, l.x1.data(), x, at(p + "o.b"), n(c.width), c.width);
+            norm(l.x1.data(), p + "ln2", l.ln2, l.mean2, l.rstd2);
+            matmul(l.ln2.data(), false, at(p + "up.w"), false, l.up.data(), rows_, c.hidden(), c.width);
+            LAUNCH(bias_gelu, cover(n(c.hidden())), THREADS, l.up.data(), at(p + "up.b"), l.gelu.data(), n(c.hidden()), c.hidden());
+            matmul(l.gelu.data(), false, at(p + "down.w"), false, l.out.data(), rows_, c.width, c.hidden());
+            LAUNCH(add_residual, cover(n(c.width)), THREADS, l.out.data(), l.x1.data(), at(p + "down.b"), n(c.width), c.width);
+            x = l.out.data();
+        }
+        norm(x, "lnf", lnf, mean, rstd);
+        matmul(lnf.data(), false, at("head.w"), false, logits.data(), rows_, c.vocabulary, c.width);
+        LAUNCH(add_bias, cover(n(c.vocabulary)), THREADS, logits.data(), at("head.b"), n(c.vocabulary), c.vocabulary);
+        launched("forward");
+    }
+
+    // Cross-entropy of the last forward's logits, and its gradient.
+    void score(const int* wanted) {
+        begin(wanted, targets, sequences_, context_);
+        LAUNCH_BARRIER(cross_entropy, dim3(unsigned(rows_)), LANES, logits.data(), targets.data(), losses.data(), dlogits.data(), c.vocabulary, 1.0f / float(rows_));
+        LAUNCH_BARRIER(mean_of, 1, LANES, losses.data(), loss.data(), rows_);
+        launched("score");
+    }
+
+    // Every parameter's gradient, after forward and score.
+    void backward() {
+        if (context_ < c.context) g.zero();  // positions that this batch does not have
+        const int d = c.width, big = c.hidden();
+        dense_backward(lnf, dlogits.data(), "head", dln, d, c.vocabulary);
+        dx.zero();
+        norm_backward(c.layers ? layers.back().out : x0, "lnf", mean, rstd);
+        for (int i = c.layers; i-- > 0;) {
+            Layer& l = layers[size_t(i)];
+            const std::string p = "L" + std::to_string(i) + ".";
+            dense_backward(l.gelu, dx.data(), p + "down", dgelu, big, d);
+            LAUNCH(gelu_backward, cover(n(big)), THREADS, l.up.data(), dgelu.data(), dup.data(), n(big));
+            dense_backward(l.ln2, dup.data(), p + "up", dln, d, big);
+            norm_backward(l.x1, p + "ln2", l.mean2, l.rstd2);
+            dense_backward(l.attention, dx.data(), p + "o", dln, d, d);
+            Tensor& dmixed = dgelu;
+            LAUNCH(split_heads, cover(n(d)), THREADS, dln.data(), static_cast<const float*>(nullptr), dmixed.data(), n(d), context_, 1, c.heads, c.columns());
+            const int batch = sequences_ * c.heads, t = context_, e = c.columns();
+            matmul(l.p.data(), true, dmixed.data(), false, val(heads), t, e, t, 0.0f, batch);
+            matmul(dmixed.data(), false, val(l.heads), true, dp.data(), t, t, e, 0.0f, batch);
+            LAUNCH_BARRIER(softmax_backward, dim3(unsigned(rows_ * c.heads)), LANES, l.p.data(), dp.data(), context_, scale());
+            matmul(dp.data(), false, k(l.heads), false, q(heads), t, e, t, 0.0f, batch);
+            matmul(dp.data(), true, q(l.heads), false, k(heads), t, e, t, 0.0f, batch);
+            LAUNCH(join_heads, cover(n(3 * d)), THREADS, heads.data(), wide.data(), n(3 * d), context_, 3, c.heads, c.columns());
+            dense_backward(l.ln1, wide.data(), p + "qkv", dln, d, 3 * d);
+            norm_backward(i ? layers[size_t(i - 1)].out : x0, p + "ln1", l.mean1, l.rstd1);
+        }
+        LAUNCH(embed_backward, unsigned(c.vocabulary), unsigned(std::min(d, THREADS)), tokens.data(), dx.data(), gradient("table"), rows_, d);
+        const size_t places = size_t(context_) * d;
+        LAUNCH(position_backward, cover(places), THREADS, dx.data(), gradient("positions"), places, sequences_);
+        launched("backward");
+    }
+
+    void step(float rate, float beta1, float beta2, float epsilon, float decay) {
+        ++steps_taken;
+        const float correct1 = 1.0f - std::pow(beta1, float(steps_taken)), correct2 = 1.0f - std::pow(beta2, float(steps_taken));
+        LAUNCH(adamw, cover(count_), THREADS, w.data(), g.data(), m.data(), v.data(), count_, decayed_, rate, beta1, beta2, epsilon, decay, correct1, correct2);
+        launched("step");
+    }
+
+    float last_loss() {
+        loss.d2h();
+        return loss.host()[0];
+    }
+    int rows() const { return rows_; }
+
+   private:
+    struct Layer {
+        Tensor ln1, mean1, rstd1, heads, p, mixed, attention, x1, ln2, mean2, rstd2, up, gelu, out;
+    };
+    static constexpr size_t CHUNKS = 64;
+
+    void lay_out() {
+        const int d = c.width, h = c.hidden();
+        const auto add = [this](std::string name, int rows, int columns) {
+            places_[name] = slices_.size();
+            slices_.push_back({std::move(name), rows, columns, count_});
+            count_ += size_t(rows) * columns;
+        };
+        std::vector<std::string> at;
+        for (int i = 0; i < c.layers; ++i) at.push_back("L" + std::to_string(i) + ".");
+        for (auto& p : at) {
+            add(p + "qkv.w", d, 3 * d);
+            add(p + "o.w", d, d);
+            add(p + "up.w", d, h);
+            add(p + "down.w", h, d);
+        }
+        add("head.w", d, c.vocabulary);
+        decayed_ = count_;
+        add("table", c.vocabulary, d);
+        add("positions", c.context, d);
+        for (auto& p : at)
+            for (auto [name, size] : {std::pair{"ln1.gain", d}, {"ln1.shift", d}, {"qkv.b", 3 * d}, {"o.b", d}, {"ln2.gain", d}, {"ln2.shift", d}, {"up.b", h}, {"down.b", d}})
+                add(p + name, 1, size);
+        add("lnf.gain", 1, d);
+        add("lnf.shift", 1, d);
+        add("head.b", 1, c.vocabulary);
+    }
+
+    void make(const std::string& name, Tensor& tensor, Tensor::Shape shape) {
+        tensor = Tensor(name, std::move(shape));
+        steps_[name] = &tensor;
+    }
+    void begin(const int* from, BasicTensor<int>& to, int sequences, int context) {
+        if (sequences < 1 || sequences > c.sequences || context < 1 || context > c.context)
+            throw std::invalid_argument(to.name() + ": " + std::to_string(sequences) + " sequences of " + std::to_string(context) +
+                                        "; wanted 1 to " + std::to_string(c.sequences) + " of 1 to " + std::to_string(c.context));
+        sequences_ = sequences;
+        context_ = context;
+        rows_ = sequences * context;
+        for (int i = 0; i < rows_; ++i)
+            if (from[i] < 0 || from[i] >= c.vocabulary)
+                throw std::invalid_argument(to.name() + ": " + std::to_string(from[i]) + " at " + std::to_string(i) + "; wanted 0 to " + std::to_string(c.vocabulary - 1));
+        std::copy(from, from + rows_, to.host().begin());
+        to.h2d();
+    }
+    static void launched(const char* what) { check(cudaGetLastError(), std::string("a kernel of ") + what); }
+
+    size_t n(int width) const { return size_t(rows_) * width; }
+    float scale() const { return 1.0f / std::sqrt(float(c.columns())); }
+    const float* at(const std::string& name) const { return w.data() + slices_[places_.at(name)].offset; }
+    float* gradient(const std::string& name) { return g.data() + slices_[places_.at(name)].offset; }
+    float* q(Tensor& heads) const { return heads.data(); }
+    float* k(Tensor& heads) const { return heads.data() + n(c.width); }
+    float* val(Tensor& heads) const { return heads.data() + 2 * n(c.width); }
+
+    void norm(const float* x, const std::string& name, Tensor& y, Tensor& mean, Tensor& rstd) {
+        LAUNCH_BARRIER(layernorm, unsigned(rows_), LANES, x, at(name + ".gain"), at(name + ".shift"), y.data(), mean.data(), rstd.data(), c.width, c.epsilon);
+    }
+    // dx += what dln gives through the norm of x; gain's and shift's gradients.
+    void norm_backward(Tensor& x, const std::string& name, Tensor& mean, Tensor& rstd) {
+        column_sums(dln.data(), x.data(), mean.data(), rstd.data(), gradient(name + ".shift"), gradient(name + ".gain"), c.width);
+        LAUNCH_BARRIER(layernorm_backward, unsigned(rows_), LANES, x.data(), at(name + ".gain"), mean.data(), rstd.data(), dln.data(), dx.data(), c.width);
+    }
+    // Of y = x W + b: W's and b's gradients, and din = dy W^T.
+    void dense_backward(Tensor& x, const float* dy, const std::string& name, Tensor& din, int in, int out) {
+        matmul(x.data(), true, dy, false, gradient(name + ".w"), in, out, rows_);
+        column_sums(dy, nullptr, nullptr, nullptr, gradient(name + ".b"), nullptr, out);
+        matmul(dy, false, at(name + ".w"), true, din.data(), rows_, in, out);
+    }
+    void column_sums(const float* a, const float* x, const float* mean, const float* rstd, float* sums, float* dots, int width) {
+        const int chunks = int(std::min<size_t>(CHUNKS, size_t(rows_ + 63) / 64)), chunk = (rows_ + chunks - 1) / chunks;
+        float* normal = parts.data() + CHUNKS * size_t(width);
+        const dim3 grid(unsigned((width + COLUMNS - 1) / COLUMNS), unsigned(chunks));
+        LAUNCH_BARRIER(column_parts, grid, dim3(COLUMNS, ROW_LANES), a, x, mean, rstd, parts.data(), normal, rows_, width, chunk);
+        LAUNCH(add_parts, cover(size_t(width)), THREADS, parts.data(), sums, chunks, size_t(width));
+        if (x) LAUNCH(add_parts, cover(size_t(width)), THREADS, normal, dots, chunks, size_t(width));
+    }
+
+    Config c;
+    Matmul matmul;
+    std::vector<Slice> slices_;
+    std::map<std::string, size_t> places_;
+    std::map<std::string, Tensor*> steps_;
+    size_t count_ = 0, decayed_ = 0;
+    int sequences_ = 0, context_ = 0, rows_ = 0;
+    long steps_taken = 0;
+    BasicTensor<int> tokens, targets;
+    Tensor w, g, m, v, x0, lnf, mean, rstd, logits, losses, loss;
+    std::vector<Layer> layers;
+    Tensor dlogits, dx, dln, wide, heads, dup, dgelu, dp, parts;
+};
+
+}  // namespace tinyllm

@@ -1,0 +1,233 @@
+// Every kernel of the model but the matrix products. Rows are tokens; matrices are row-major and contiguous.
+//
+// Each sum is taken in a fixed order and without atomics, so results repeat bit for bit.
+#pragma once
+#include "launch.cuh"
+
+namespace tinyllm {
+
+__device__ inline size_t here() { return size_t(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+// The sum of `value` over the block's LANES threads, the same in each of them.
+__device__ inline float block_sum(float value) {
+    __shared__ float part[LANES];
+    part[threadIdx.x] = value;
+    __syncthreads();
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        if (int(threadIdx.x) < half) part[threadIdx.x] += part[threadIdx.x + half];
+        __syncthreads();
+    }
+    const float total = part[0];
+    __syncthreads();
+    return total;
+}
+
+__device__ inline float block_max(float value) {
+    __shared__ float part[LANES];
+    part[threadIdx.x] = value;
+    __syncthreads();
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        if (int(threadIdx.x) < half) part[threadIdx.x] = fmaxf(part[threadIdx.x], part[threadIdx.x + half]);
+        __syncthreads();
+    }
+    const float largest = part[0];
+    __syncthreads();
+    return largest;
+}
+
+// x[t] = table[tokens[t]] + positions[t mod context]
+__global__ void embed(const int* tokens, const float* table, const float* positions, float* x, size_t count, int context,
+                      int width) {
+    const size_t i = here();
+    if (i >= count) return;
+    const size_t t = i / width, d = i % width;
+    x[i] = table[size_t(tokens[t]) * width + d] + positions[t % context * width + d];
+}
+
+// The gradient of the table: a block a token of the vocabulary, which looks through the batch in order.
+__global__ void embed_backward(const int* tokens, const float* dx, float* dtable, int rows, int width) {
+    for (int d = threadIdx.x; d < width; d += blockDim.x) {
+        float total = 0.0f;
+        for (int t = 0; t < rows; ++t)
+            if (tokens[t] == int(blockIdx.x)) total += dx[size_t(t) * width + d];
+        dtable[size_t(blockIdx.x) * width + d] = total;
+    }
+}
+
+__global__ void position_backward(const float* dx, float* dpositions, size_t count, int sequences) {
+    const size_t i = here();  // over [context, width]
+    if (i >= count) return;
+    float total = 0.0f;
+    for (int s = 0; s < sequences; ++s) total += dx[s * count + i];
+    dpositions[i] = total;
+}
+
+// y = (x - mean) rstd gain + shift, by row.
+__global__ void layernorm(const float* x, const float* gain, const float* shift, float* y, float* mean, float* rstd, int width,
+                          float epsilon) {
+    const size_t row = size_t(blockIdx.x) * width;
+    float sum = 0.0f, squares = 0.0f;
+    for (int d = threadIdx.x; d < width; d += LANES) sum += x[row + d];
+    const float centre = block_sum(sum) / float(width);
+    for (int d = threadIdx.x; d < width; d += LANES) squares += (x[row + d] - centre) * (x[row + d] - centre);
+    const float scale = 1.0f / sqrtf(block_sum(squares) / float(width) + epsilon);
+    for (int d = threadIdx.x; d < width; d += LANES) y[row + d] = (x[row + d] - centre) * scale * gain[d] + shift[d];
+    if (threadIdx.x == 0) {
+        mean[blockIdx.x] = centre;
+        rstd[blockIdx.x] = scale;
+    }
+}
+
+// dx += the gradient of layernorm.
+__global__ void layernorm_backward(const float* x, const float* gain, const float* mean, const float* rstd, const float* dy,
+                                   float* dx, int width) {
+    const size_t row = size_t(blockIdx.x) * width;
+    const float centre = mean[blockIdx.x], scale = rstd[blockIdx.x];
+    float sum = 0.0f, dot = 0.0f;
+    for (int d = threadIdx.x; d < width; d += LANES) {
+        const float g = dy[row + d] * gain[d];
+        sum += g;
+        dot += g * (x[row + d] - centre) * scale;
+    }
+    const float average = block_sum(sum) / float(width), along = block_sum(dot) / float(width);
+    for (int d = threadIdx.x; d < width; d += LANES) {
+        const float normal = (x[row + d] - centre) * scale;
+        dx[row + d] += scale * (dy[row + d] * gain[d] - average - normal * along);
+    }
+}
+
+// Sums over rows, by column, of a and (with x) of a (x - mean) rstd: a part for each chunk of rows.
+constexpr int COLUMNS = 32, ROW_LANES = 8;
+__global__ void column_parts(const float* a, const float* x, const float* mean, const float* rstd, float* parts,
+                             float* parts_normal, int rows, int width, int chunk) {
+    __shared__ float sums[ROW_LANES][COLUMNS], dots[ROW_LANES][COLUMNS];
+    const int d = blockIdx.x * COLUMNS + threadIdx.x, first = blockIdx.y * chunk;
+    float sum = 0.0f, dot = 0.0f;
+    for (int t = first + threadIdx.y; t < first + chunk && t < rows && d < width; t += ROW_LANES) {
+        const float value = a[size_t(t) * width + d];
+        sum += value;
+        if (x) dot += value * (x[size_t(t) * width + d] - mean[t]) * rstd[t];
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    dots[threadIdx.y][threadIdx.x] = dot;
+    __syncthreads();
+    if (threadIdx.y || d >= width) return;
+    for (int lane = 1; lane < ROW_LANES; ++lane) {
+        sum += sums[lane][threadIdx.x];
+        dot += dots[lane][threadIdx.x];
+    }
+    parts[size_t(blockIdx.y) * width + d] = sum;
+    if (x) parts_normal[size_t(blockIdx.y) * width + d] = dot;
+}
+
+__global__ void add_parts(const float* parts, float* out, int chunks, size_t width) {
+    const size_t d = here();
+    if (d >= width) return;
+    float total = 0.0f;
+    for (int c = 0; c < chunks; ++c) total += parts[c * width + d];
+    out[d] = total;
+}
+
+__global__ void add_bias(float* x, const float* bias, size_t count, int width) {
+    const size_t i = here();
+    if (i < count) x[i] += bias[i % width];
+}
+
+// y = gelu(u += bias), by the error function.
+__global__ void bias_gelu(float* u, const float* bias, float* y, size_t count, int width) {
+    const size_t i = here();
+    if (i >= count) return;
+    const float v = u[i] += bias[i % width];
+    y[i] = 0.5f * v * (1.0f + erff(v * 0.70710678f));
+}
+
+__global__ void gelu_backward(const float* u, const float* dy, float* du, size_t count) {
+    const size_t i = here();
+    if (i >= count) return;
+    const float v = u[i];
+    du[i] = dy[i] * (0.5f * (1.0f + erff(v * 0.70710678f)) + v * 0.39894228f * expf(-0.5f * v * v));
+}
+
+// x += residual + bias
+__global__ void add_residual(float* x, const float* residual, const float* bias, size_t count, int width) {
+    const size_t i = here();
+    if (i < count) x[i] += residual[i] + bias[i % width];
+}
+
+// [sequence, token, part, head, column] plus a bias, if there is one, -> [part, sequence, head, token, column], and back.
+__global__ void split_heads(const float* from, const float* bias, float* to, size_t count, int context, int parts, int heads, int columns) {
+    size_t i = here();
+    if (i >= count) return;
+    const size_t out = i;
+    const size_t c = i % columns, h = (i /= columns) % heads, p = (i /= heads) % parts, t = (i /= parts) % context,
+                 s = i / context, sequences = count / (size_t(columns) * heads * parts * context);
+    const float added = bias ? bias[(p * heads + h) * columns + c] : 0.0f;
+    to[(((p * sequences + s) * heads + h) * context + t) * columns + c] = from[out] + added;
+}
+
+__global__ void join_heads(const float* from, float* to, size_t count, int context, int parts, int heads, int columns) {
+    size_t i = here();
+    if (i >= count) return;
+    const size_t out = i;
+    const size_t c = i % columns, h = (i /= columns) % heads, p = (i /= heads) % parts, t = (i /= parts) % context,
+                 s = i / context, sequences = count / (size_t(columns) * heads * parts * context);
+    to[out] = from[(((p * sequences + s) * heads + h) * context + t) * columns + c];
+}
+
+// Rows of scores [.., context, context]: softmax of scale x over the keys up to the row's own; zeros after it.
+__global__ void causal_softmax(float* scores, int context, float scale) {
+    float* row = scores + size_t(blockIdx.x) * context;
+    const int last = blockIdx.x % context;
+    float largest = -INFINITY, total = 0.0f;
+    for (int k = threadIdx.x; k <= last; k += LANES) largest = fmaxf(largest, scale * row[k]);
+    largest = block_max(largest);
+    for (int k = threadIdx.x; k <= last; k += LANES) total += row[k] = expf(scale * row[k] - largest);
+    total = block_sum(total);
+    for (int k = threadIdx.x; k < context; k += LANES) row[k] = k <= last ? row[k] / total : 0.0f;
+}
+
+// dscores = scale p (dp - <dp, p>), in place of dp.
+__global__ void softmax_backward(const float* p, float* dp, int context, float scale) {
+    const size_t row = size_t(blockIdx.x) * context;
+    float dot = 0.0f;
+    for (int k = threadIdx.x; k < context; k += LANES) dot += p[row + k] * dp[row + k];
+    dot = block_sum(dot);
+    for (int k = threadIdx.x; k < context; k += LANES) dp[row + k] = scale * p[row + k] * (dp[row + k] - dot);
+}
+
+// losses[t] = log sum exp(logits[t]) - logits[t, target]; dlogits = (softmax - one-hot) weight.
+__global__ void cross_entropy(const float* logits, const int* targets, float* losses, float* dlogits, int vocabulary,
+                              float weight) {
+    const float* row = logits + size_t(blockIdx.x) * vocabulary;
+    float* drow = dlogits + size_t(blockIdx.x) * vocabulary;
+    const int target = targets[blockIdx.x];
+    float largest = -INFINITY, total = 0.0f;
+    for (int v = threadIdx.x; v < vocabulary; v += LANES) largest = fmaxf(largest, row[v]);
+    largest = block_max(largest);
+    for (int v = threadIdx.x; v < vocabulary; v += LANES) total += expf(row[v] - largest);
+    total = block_sum(total);
+    for (int v = threadIdx.x; v < vocabulary; v += LANES)
+        drow[v] = (expf(row[v] - largest) / total - (v == target ? 1.0f : 0.0f)) * weight;
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) + largest - row[target];
+}
+
+__global__ void mean_of(const float* values, float* mean, int count) {
+    float total = 0.0f;
+    for (int i = threadIdx.x; i < count; i += LANES) total += values[i];
+    total = block_sum(total);
+    if (threadIdx.x == 0) *mean = total / float(count);
+}
+
+// Decoupled weight decay (Loshchilov and Hutter); `correct1` and `correct2` are 1 - beta^step; the first `decayed`
+// parameters decay.
+__global__ void adamw(float* w, const float* g, float* m, float* v, size_t count, size_t decayed, float rate, float beta1,
+                      float beta2, float epsilon, float decay, float correct1, float correct2) {
+    const size_t i = here();
+    if (i >= count) return;
+    const float m1 = m[i] = beta1 * m[i] + (1.0f - beta1) * g[i];
+    const float v1 = v[i] = beta2 * v[i] + (1.0f - beta2) * g[i] * g[i];
+    const float kept = i < decayed ? w[i] * (1.0f - rate * decay) : w[i];
+    w[i] = kept - rate * (m1 / correct1) / (sqrtf(v1 / correct2) + epsilon);
+}
+
+}  // namespace tinyllm

@@ -1,0 +1,57 @@
+"""The same model in PyTorch, as its users write it: float32, scaled_dot_product_attention, fused AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from kernels.tinyllm.tinyllm import Config
+
+Tensor = torch.Tensor
+Parameters = dict[str, torch.nn.Parameter]
+
+
+def loss_of(w: Parameters, tokens: Tensor, targets: Tensor, config: Config) -> Tensor:
+    """Mean cross-entropy."""
+    d = config.width
+    x = w["table"][tokens] + w["positions"]
+    for i in range(config.layers):
+        at = f"L{i}."
+        y = F.layer_norm(x, (d,), w[at + "ln1.gain"], w[at + "ln1.shift"])
+        q, k, v = (
+            part.unflatten(-1, (config.heads, -1)).transpose(1, 2)
+            for part in torch.addmm(w[at + "qkv.b"], y.flatten(0, 1), w[at + "qkv.w"])
+            .view(*tokens.shape, -1)
+            .chunk(3, -1)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + torch.addmm(w[at + "o.b"], y.flatten(0, 1), w[at + "o.w"]).view_as(x)
+        y = F.layer_norm(x, (d,), w[at + "ln2.gain"], w[at + "ln2.shift"])
+        y = F.gelu(torch.addmm(w[at + "up.b"], y.flatten(0, 1), w[at + "up.w"]))
+        x = x + torch.addmm(w[at + "down.b"], y, w[at + "down.w"]).view_as(x)
+    y = F.layer_norm(x, (d,), w["lnf.gain"], w["lnf.shift"]).flatten(0, 1)
+    return F.cross_entropy(torch.addmm(w["head.b"], y, w["head.w"]), targets.flatten())
+
+
+class Trainer:
+    """Training steps in PyTorch, eager or compiled."""
+
+    def __init__(self, parameters: dict[str, np.ndarray], config: Config, compiled: bool, tf32: bool) -> None:
+        self.w = {name: torch.nn.Parameter(torch.tensor(v, device="cuda")) for name, v in parameters.items()}
+        self.config, self.tf32 = config, tf32
+        self.optimizer = torch.optim.AdamW(self.w.values(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.loss: Callable[..., Tensor] = torch.compile(loss_of) if compiled else loss_of
+
+    def step(self, tokens: Tensor, targets: Tensor) -> None:
+        """Forward, backward and AdamW."""
+        torch.backends.cuda.matmul.allow_tf32 = self.tf32
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss(self.w, tokens, targets, self.config).backward()
+        self.optimizer.step()
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Of the last step."""
+        return {name: p.grad.cpu().numpy() for name, p in self.w.items() if p.grad is not None}

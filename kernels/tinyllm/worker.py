@@ -1,0 +1,49 @@
+"""Runs sets of switches one after another in a process of its own, which may die: `python worker.py REQUEST.npz OUT FIRST`.
+
+Imports nothing but NumPy, so that starting again costs little. Each outcome is written before the next run begins.
+"""
+
+import ctypes
+import sys
+from pathlib import Path
+
+import numpy as np
+
+GUARD = 1 << 14  # beyond anything that a wrong size can overrun here
+
+
+def main() -> int:
+    """Exit 0 when every run is done, 3 when the device cannot be used any more."""
+    request, out, first = np.load(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    library = ctypes.CDLL(str(request["library"]))
+    library.faulty_new.restype = ctypes.c_void_p
+    library.faulty_outcome_size.restype = ctypes.c_size_t
+    library.faulty_error.restype = ctypes.c_char_p
+    if bool(request["on_host"]):
+        library.cuda_host_set(int(request["fresh"]), ctypes.c_size_t(GUARD), ctypes.c_size_t(1 << 30),
+                              int(request["no_launch"]), 0)  # fmt: skip
+    kept = [request[name] for name in ("ids", "weights", "golden", "allowed")]
+    pointers = [ctypes.c_void_p(value.ctypes.data) for value in kept]
+    sizes = [int(v) for v in request["sizes"]]
+    model = library.faulty_new(*sizes, *pointers, int(request["engine"]))
+    if not model:
+        print(library.faulty_error().decode(), file=sys.stderr)
+        return 2
+    switches = np.ascontiguousarray(request["switches"], np.int32)
+    outcome = (ctypes.c_char * library.faulty_outcome_size())()
+    scrub, tokens, vocabulary, width = bool(request["scrub"]), *sizes[:3]
+    with out.open("ab") as file:
+        for row in switches[first:]:
+            if scrub:
+                for size in {4 * tokens * width, 4 * tokens * vocabulary, tokens * width, tokens * vocabulary}:
+                    library.faulty_scrub(ctypes.c_size_t(size), 12, int(size != 4 * tokens * width))
+            lost = library.faulty_run(ctypes.c_void_p(model), ctypes.c_void_p(row.ctypes.data), outcome)
+            file.write(outcome.raw)
+            file.flush()
+            if lost:
+                return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

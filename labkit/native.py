@@ -1,0 +1,86 @@
+"""CUDA C++ built on first use: by nvcc for a GPU, by the host's compiler over a host runtime; cached by what made it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from labkit.device import Device, cpu_name
+from labkit.errors import UsageError
+
+CACHE = "LABKIT_CACHE"
+"""Environment variable: where what was built is kept; by default labkit/ in the user's cache directory."""
+SUFFIXES = {".cu", ".cuh", ".h"}
+
+
+def cache() -> Path:
+    """The folder of built libraries."""
+    given = os.environ.get(CACHE)
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "labkit"
+
+
+def build(source: Path, host: Path, device: Device, architecture: str | None = None) -> Path:
+    """The shared library of `source` (a .cu file with its neighbours), built if it is not in the cache.
+
+    On a CPU the headers in `host` stand in for CUDA's. `architecture` (sm_75, say) replaces the GPU's own. Raises
+    UsageError where there is no compiler, and with the compiler's first error where it refuses.
+    """
+    if device.is_cuda:
+        import torch
+
+        compiler = _find("nvcc", "NVCC", "the CUDA toolkit, or set NVCC")
+        major, minor = torch.cuda.get_device_capability()
+        flags = ["-std=c++17", "-O3", f"-arch={architecture or f'sm_{major}{minor}'}", "-shared", "-Xcompiler", "-fPIC"]
+        command = [compiler, *flags, str(source), "-lcublas"]
+        made_for = device.name
+    else:
+        compiler = _find("c++", "CXX", "a C++ compiler (Debian: g++), or set CXX")
+        flags = ["-x", "c++", "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", f"-I{host}"]
+        command = [compiler, *flags, str(source)]
+        made_for = cpu_name()
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    digest = hashlib.sha256("\0".join((made_for, version, *flags[:-1])).encode())
+    folders = (source.parent,) if device.is_cuda else (source.parent, host)
+    for path in sorted(path for folder in folders for path in folder.iterdir() if path.suffix in SUFFIXES):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    target = cache() / f"{source.stem}-{digest.hexdigest()[:16]}.so"
+    if not target.exists():
+        _compile(command, target, source)
+    return target
+
+
+def load(path: Path, signatures: dict[str, tuple[type | None, Sequence[type]]]) -> ctypes.CDLL:
+    """The library with the types of its functions: name -> (result, arguments)."""
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, list(arguments)
+    return library
+
+
+def _find(name: str, variable: str, wanted: str) -> str:
+    given = os.environ.get(variable)
+    found = shutil.which(given or name)
+    if not found and variable == "NVCC" and not given:
+        found = shutil.which(name, path="/usr/local/cuda/bin")
+    if not found:
+        raise UsageError(f"{variable}: {given or name} is not on the PATH; wanted {wanted}")
+    return found
+
+
+def _compile(command: list[str], target: Path, source: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = (done.stderr or done.stdout).splitlines()
+            first = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+            raise UsageError(f"{source.name}: {Path(command[0]).name} could not build it: {first}")
+        made.replace(target)
