@@ -35,7 +35,7 @@ class Corpus:
         return {"name": self.name, "bytes": len(self.text), "sha256": hashlib.sha256(self.text).hexdigest()[:16]}
 
     def split(self) -> tuple[np.ndarray, np.ndarray]:
-        """Training and validation bytes, uint8; every twentieth piece of 4096 bytes validates, so that both are alike."""
+        """Training and validation bytes, uint8: every twentieth piece of 4096 validates, so that both are alike."""
         whole = np.frombuffer(self.text, dtype=np.uint8)
         piece, every = 4096, round(1 / self.validation)
         kept = (np.arange(len(whole)) // piece) % every == every - 1
@@ -52,10 +52,8 @@ def corpus(folder: str = "") -> Corpus:
     root = Path(folder)
     if not root.is_dir():
         raise UsageError(f"text: {folder!r} is no folder; wanted one with .txt, .md or .rst files")
-    pieces = [
-        path.read_text(encoding="utf-8", errors="replace") for path in sorted(root.rglob("*")) if path.suffix in TEXT
-    ]
-    text = "\n\n".join(pieces).encode()
+    paths = [path for path in sorted(root.rglob("*")) if path.suffix in TEXT]
+    text = "\n\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths).encode()
     if len(text) < 10_000:
         raise UsageError(f"text: {folder!r} holds {len(text)} bytes of .txt, .md and .rst; wanted 10,000 at least")
     return Corpus(root.name, text)
@@ -81,8 +79,7 @@ def _gathered(root: Path) -> bytes:
     for path in sorted(root.rglob("*.txt")):
         if not set(path.relative_to(root).parts[:-1]) & set(FOLDERS):
             pieces.append(path.read_text(encoding="utf-8", errors="replace"))
-    text = "\n\n".join(dict.fromkeys(pieces)).encode()
-    return text
+    return "\n\n".join(dict.fromkeys(pieces)).encode()
 
 
 def _docstrings(path: Path) -> list[str]:

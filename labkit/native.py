@@ -1,4 +1,4 @@
-"""CUDA C++ built on first use: by nvcc for a GPU, by the host's compiler over a host runtime; cached by what made it."""
+"""CUDA C++ built on first use, by nvcc for a GPU, by the host's compiler over a host runtime; kept in a cache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,15 @@ def build(source: Path, host: Path, device: Device, architecture: str | None = N
 
         compiler = _find("nvcc", "NVCC", "the CUDA toolkit, or set NVCC")
         major, minor = torch.cuda.get_device_capability()
-        flags = ["-std=c++17", "-O3", f"-arch={architecture or f'sm_{major}{minor}'}", "-shared", "-Xcompiler", "-fPIC"]
+        number = (architecture or f"sm_{major}{minor}").removeprefix("sm_")  # and no PTX that another GPU could compile
+        flags = [
+            "-std=c++17",
+            "-O3",
+            f"-gencode=arch=compute_{number},code=sm_{number}",
+            "-shared",
+            "-Xcompiler",
+            "-fPIC",
+        ]
         command = [compiler, *flags, str(source), "-lcublas"]
         made_for = device.name
     else:
@@ -45,7 +53,7 @@ def build(source: Path, host: Path, device: Device, architecture: str | None = N
         command = [compiler, *flags, str(source)]
         made_for = cpu_name()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest = hashlib.sha256("\0".join((made_for, version, *flags[:-1])).encode())
+    digest = hashlib.sha256("\0".join((made_for, version, *flags)).encode())
     folders = (source.parent,) if device.is_cuda else (source.parent, host)
     for path in sorted(path for folder in folders for path in folder.iterdir() if path.suffix in SUFFIXES):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

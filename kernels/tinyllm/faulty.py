@@ -113,12 +113,11 @@ def run(
 
     `no_launch`: kernels are built for another GPU (sm_75), so that none ever runs. `fresh` is for the host runtime.
     """
-    architecture = "sm_75" if no_launch and device.is_cuda else None
     request = _request(p, device, engine, fresh, no_launch)
     parts = np.array_split(np.asarray(rows, np.int32), max(1, min(jobs, len(rows))))
     with tempfile.TemporaryDirectory() as folder:
         tasks = [_Task(Path(folder), i, request | {"switches": part}) for i, part in enumerate(parts)]
-        while not all([task.advance() for task in tasks]):
+        while sum(task.advance() for task in tasks) < len(tasks):  # each of them is to advance
             next(task for task in tasks if not task.finished).wait()
         return np.concatenate([task.outcomes() for task in tasks])
 
@@ -128,9 +127,10 @@ def _request(p: Program, device: Device, engine: str, fresh: str, no_launch: boo
     library = build(FOLDER / "faulty.cu", HOST, device, "sm_75" if no_launch and device.is_cuda else None)
     c = p.config
     layers = (f"L{i}.{n}.w" for i in range(c.layers) for n in ("qkv", "o", "up", "down"))
+    flat = [p.weights[name].reshape(-1) for name in ("table", "positions", *layers, "head.w")]
     return {
         "library": str(library), "on_host": not device.is_cuda, "fresh": FRESH[fresh], "no_launch": no_launch,
-        "ids": p.ids, "weights": np.concatenate([p.weights[n].reshape(-1) for n in ("table", "positions", *layers, "head.w")]),
+        "ids": p.ids, "weights": np.concatenate(flat),
         "golden": np.concatenate(list(p.golden.values())).astype(np.float32),
         "allowed": np.concatenate(list(p.allowed.values())).astype(np.float32),
         "sizes": np.array([len(p.ids), c.vocabulary, c.width, c.heads]), "engine": ENGINES[engine],
@@ -139,7 +139,7 @@ def _request(p: Program, device: Device, engine: str, fresh: str, no_launch: boo
 
 
 def sanitized(p: Program, row: Array, device: Device, tool: str, *options: str) -> tuple[int, list[str]]:
-    """Errors that compute-sanitizer's `tool` counts in one run, and the lines that name them; (-1, ...) where it cannot.
+    """Errors that compute-sanitizer's `tool` counts in one run (-1: none counted), and the lines that name them.
 
     Raises UsageError where it is not installed.
     """
@@ -151,20 +151,10 @@ def sanitized(p: Program, row: Array, device: Device, tool: str, *options: str) 
         request, out = Path(folder) / "request.npz", Path(folder) / "out.raw"
         asked = _request(p, device, "kernel", MIXED, False) | {"switches": row[None], "scrub": False}
         np.savez(request, **asked)  # type: ignore[arg-type]
-        command = [
-            program,
-            "--tool",
-            tool,
-            *options,
-            sys.executable,
-            str(FOLDER / "worker.py"),
-            str(request),
-            str(out),
-            "0",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        worker = [sys.executable, str(FOLDER / "worker.py"), str(request), str(out), "0"]
+        done = subprocess.run([program, "--tool", tool, *options, *worker], capture_output=True, text=True, check=False)
     lines = [line.removeprefix("=========").strip() for line in done.stdout.splitlines() if line.startswith("=====")]
-    summary = next((line for line in reversed(lines) if "SUMMARY" in line), "")
+    summary = next((line for line in lines if "SUMMARY" in line and "not printed" not in line), "")
     count = [int(word) for word in summary.split() if word.isdigit()]
     told = [line for line in lines if any(word in line for word in ("Invalid", "Uninit", "error", "Leaked", "hit "))]
     return (count[0] if count else -1), [*dict.fromkeys(told), summary][:8]
@@ -252,7 +242,7 @@ def minimal(rows: Array, shows: Array) -> list[frozenset[str]]:
 
 
 def cured(rows: Array, o: Array, p: Program, switch: str) -> tuple[int, int]:
-    """Of the sets with all-zero logits, how many are no longer so when `switch` alone is put right, and how many there are.
+    """How many sets with all-zero logits are no longer so when `switch` alone is put right; how many there are.
 
     resize_by_size is right where `size` counts elements, and wrong where it counts bytes.
     """

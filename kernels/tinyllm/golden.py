@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from kernels.tinyllm.tinyllm import Config
 from labkit.tolerance import Bound, confidence, perturbed, roundings, sum_of_products
@@ -35,7 +35,7 @@ def heads(x: Tensor, count: int, parts: int = 1) -> Tensor:
 
 def norm(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
     """Layer normalisation with epsilon 1e-5."""
-    return F.layer_norm(x, x.shape[-1:], gain, shift, 1e-5)
+    return functional.layer_norm(x, x.shape[-1:], gain, shift, 1e-5)
 
 
 def softmax(qkv: Tensor) -> Tensor:
@@ -60,11 +60,13 @@ def forward(w: Weights, tokens: Tensor, targets: Tensor, config: Config) -> dict
         s[at + "x1"] = x + s[at + "attention"] @ w[at + "o.w"] + w[at + "o.b"]
         s[at + "ln2"] = norm(s[at + "x1"], w[at + "ln2.gain"], w[at + "ln2.shift"])
         s[at + "up"] = s[at + "ln2"] @ w[at + "up.w"] + w[at + "up.b"]
-        s[at + "gelu"] = F.gelu(s[at + "up"])
+        s[at + "gelu"] = functional.gelu(s[at + "up"])
         x = s[at + "out"] = s[at + "x1"] + s[at + "gelu"] @ w[at + "down.w"] + w[at + "down.b"]
     s["lnf"] = norm(x, w["lnf.gain"], w["lnf.shift"])
     s["logits"] = s["lnf"] @ w["head.w"] + w["head.b"]
-    s["losses"] = F.cross_entropy(s["logits"].flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+    s["losses"] = functional.cross_entropy(s["logits"].flatten(0, 1), targets.flatten(), reduction="none").view_as(
+        targets
+    )
     s["loss"] = s["losses"].mean()[None]
     return s
 
@@ -138,13 +140,13 @@ def reference(
         add(at + "x1", (at + "attention", x), dense(at + "o", 3))
         add(at + "ln2", (at + "x1",), normed(at + "ln2"))
         add(at + "up", (at + "ln2",), dense(at + "up", 2))
-        add(at + "gelu", (at + "up",), by_rounding(F.gelu, 4))
+        add(at + "gelu", (at + "up",), by_rounding(functional.gelu, 4))
         add(at + "out", (at + "gelu", at + "x1"), dense(at + "down", 3))
         x = at + "out"
     add("lnf", (x,), normed("lnf"))
     add("logits", ("lnf",), dense("head", 2))
     add("losses", ("logits",), by_rounding(
-        lambda v: F.cross_entropy(v.flatten(0, 1), wanted.flatten(), reduction="none").view_as(wanted), 8))  # fmt: skip
+    """The whole model in float32 about float64: its spread, with parameters moved by a rounding, as in `perturbed`."""
     add("loss", ("losses",), lambda v: (v.mean()[None], sum_of_products(v.abs().mean()[None], v.numel())))
     for name in w:
         trace.add(f"d {name}", exact[f"d {name}"], bound=inherited[f"d {name}"])
@@ -155,7 +157,7 @@ def chain(
     parameters: dict[str, np.ndarray], exact: dict[str, Tensor], ids: Tensor, wanted: Tensor, config: Config,
     rng: np.random.Generator, times: int = 6, u: float = 2.0**-24,
 ) -> dict[str, Bound]:  # fmt: skip
-    """What the whole model may be off, by experiment: its spread in float32 about float64, as `labkit.perturbed` takes it.
+    """What the whole model may be off, by experiment: its spread in float32 about float64, as in `perturbed`.
 
     Parameters are moved by a rounding of `u` (2^-11 for TF32) each time; sqrt(16) allows for other orders of the sums.
     """

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from kernels.tinyllm.tinyllm import Config
 
@@ -20,20 +20,16 @@ def loss_of(w: Parameters, tokens: Tensor, targets: Tensor, config: Config) -> T
     x = w["table"][tokens] + w["positions"]
     for i in range(config.layers):
         at = f"L{i}."
-        y = F.layer_norm(x, (d,), w[at + "ln1.gain"], w[at + "ln1.shift"])
-        q, k, v = (
-            part.unflatten(-1, (config.heads, -1)).transpose(1, 2)
-            for part in torch.addmm(w[at + "qkv.b"], y.flatten(0, 1), w[at + "qkv.w"])
-            .view(*tokens.shape, -1)
-            .chunk(3, -1)
-        )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        y = functional.layer_norm(x, (d,), w[at + "ln1.gain"], w[at + "ln1.shift"])
+        qkv = torch.addmm(w[at + "qkv.b"], y.flatten(0, 1), w[at + "qkv.w"]).view(*tokens.shape, -1)
+        q, k, v = (part.unflatten(-1, (config.heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + torch.addmm(w[at + "o.b"], y.flatten(0, 1), w[at + "o.w"]).view_as(x)
-        y = F.layer_norm(x, (d,), w[at + "ln2.gain"], w[at + "ln2.shift"])
-        y = F.gelu(torch.addmm(w[at + "up.b"], y.flatten(0, 1), w[at + "up.w"]))
+        y = functional.layer_norm(x, (d,), w[at + "ln2.gain"], w[at + "ln2.shift"])
+        y = functional.gelu(torch.addmm(w[at + "up.b"], y.flatten(0, 1), w[at + "up.w"]))
         x = x + torch.addmm(w[at + "down.b"], y, w[at + "down.w"]).view_as(x)
-    y = F.layer_norm(x, (d,), w["lnf.gain"], w["lnf.shift"]).flatten(0, 1)
-    return F.cross_entropy(torch.addmm(w["head.b"], y, w["head.w"]), targets.flatten())
+    y = functional.layer_norm(x, (d,), w["lnf.gain"], w["lnf.shift"]).flatten(0, 1)
+    return functional.cross_entropy(torch.addmm(w["head.b"], y, w["head.w"]), targets.flatten())
 
 
 class Trainer:

@@ -72,9 +72,10 @@ def library(device: Device) -> ctypes.CDLL:
 
 
 def initial(config: Config, rng: np.random.Generator, scale: float | None = None) -> dict[str, Array]:
-    """Parameters by name, float32: matrices normal with `scale` (by default 1 / sqrt of their inputs), gains 1, the rest 0.
+    """Parameters by name, float32: matrices normal with `scale`, gains 1, the rest 0.
 
-    Embedding, positions and the head are normal with 0.02, so that a fresh model gives every byte about the same chance.
+    By default `scale` is 1 / sqrt(inputs), and 0.02 for embedding, positions and head, so that a fresh model gives
+    every byte about the same chance.
     """
     made = {}
     for name, shape in layout(config).items():
@@ -230,7 +231,8 @@ def steps(config: Config) -> dict[str, tuple[int, ...]]:
     made: dict[str, tuple[int, ...]] = {"x0": rows}
     for i in range(config.layers):
         made |= {
-            f"L{i}.ln1": rows, f"L{i}.heads": (3, s, h, t, d // h), f"L{i}.p": (s, h, t, t), f"L{i}.mixed": (s, h, t, d // h),
+            f"L{i}.ln1": rows, f"L{i}.heads": (3, s, h, t, d // h), f"L{i}.p": (s, h, t, t),
+            f"L{i}.mixed": (s, h, t, d // h),
             f"L{i}.attention": rows, f"L{i}.x1": rows, f"L{i}.ln2": rows, f"L{i}.up": (s, t, 4 * d),
             f"L{i}.gelu": (s, t, 4 * d), f"L{i}.out": rows,
         }  # fmt: skip
@@ -268,7 +270,7 @@ def validation_loss(model: TinyLLM, text: Array, most: int = 16) -> float:
 def train(
     model: TinyLLM, text: Array, validation: Array, count: int, rate: float, rng: np.random.Generator, every: int = 50
 ) -> list[tuple[int, float, float]]:
-    """`count` steps of AdamW, warmed up over a tenth and then along a cosine to a tenth: (step, training, validation)."""
+    """`count` steps of AdamW: (step, training loss, validation loss). The rate warms up, then follows a cosine."""
     draw, curve, warm = batches(text, model.config, rng), [], max(1, count // 10)
     for step in range(count + 1):
         looked = step % every == 0 or step == count

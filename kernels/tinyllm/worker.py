@@ -1,6 +1,7 @@
-"""Runs sets of switches one after another in a process of its own, which may die: `python worker.py REQUEST.npz OUT FIRST`.
+"""Runs sets of switches one after another in a process of its own, which may die.
 
-Imports nothing but NumPy, so that starting again costs little. Each outcome is written before the next run begins.
+`python worker.py REQUEST.npz OUT FIRST` imports nothing but NumPy, so that starting again costs little. Each outcome is
+written before the next run begins.
 """
 
 import ctypes
@@ -35,8 +36,8 @@ def main() -> int:
     with out.open("ab") as file:
         for row in switches[first:]:
             if scrub:
-                for size in {4 * tokens * width, 4 * tokens * vocabulary, tokens * width, tokens * vocabulary}:
-                    library.faulty_scrub(ctypes.c_size_t(size), 12, int(size != 4 * tokens * width))
+                for size in (4 * tokens * width, 4 * tokens * vocabulary):
+                    library.faulty_scrub(ctypes.c_size_t(size), 6, int(size != 4 * tokens * width))
             lost = library.faulty_run(ctypes.c_void_p(model), ctypes.c_void_p(row.ctypes.data), outcome)
             file.write(outcome.raw)
             file.flush()
