@@ -87,6 +87,10 @@ def _docstrings(path: Path) -> list[str]:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
         return []
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds))
+    found: list[str | None] = []
+    left: list[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef] = [tree]
+    while left:
+        node = left.pop(0)
+        found.append(ast.get_docstring(node))
+        left += [part for part in node.body if isinstance(part, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))]
     return [text for text in found if text and len(text) > 40]

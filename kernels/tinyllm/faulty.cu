@@ -20,6 +20,7 @@ struct Outcome {
     long traced_bytes;
     int ff_failed, x_failed;        // the debug print's own copy failed
     int ff_right, x_right;          // how many elements of the first layer's ff_out, and of the last x, are within bound
+    int host_size, host_zero;       // of the first ff_out's host vector, when the layer is done: elements, and zeros
     int x_zero, x_tiny, x_nan;      // how many of x's are 0; not 0 and below 1e-28; NaN
     int logits_read, logits_right, logits_zero, logits_nan, predicted;
     float ff_first[2], ff_last[2];
@@ -222,6 +223,10 @@ class Model {
         }
         std::copy(last.begin(), last.begin() + 2, o.ff_last);
         if (!context().s.no_d2h) ff_out.d2h();
+        if (i == 0) {
+            o.host_size = int(ff_out.h_data.size());
+            o.host_zero = int(std::count(ff_out.h_data.begin(), ff_out.h_data.end(), 0.0f));
+        }
     }
     void after(const Tensor& layer_out, Tensor& x) {
         x = layer_out;

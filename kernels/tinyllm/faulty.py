@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,16 +41,19 @@ FRESH = {"NaN": 0, "zeros": 1, "the report's numbers": 2, "the report's numbers 
 """What memory that nobody wrote holds, on the host runtime. On a GPU the last of them is written and given back before
 each run."""
 MIXED = "the report's numbers in x, zeros elsewhere"
+_COUNTS = (
+    "ff_failed", "x_failed", "ff_right", "x_right", "host_size", "host_zero", "x_zero", "x_tiny", "x_nan",
+    "logits_read", "logits_right", "logits_zero", "logits_nan", "predicted",
+)  # fmt: skip
 OUTCOME = np.dtype(
     [(name, np.int32) for name in ("status", "failed_calls", "first_error", "traces")]
     + [("traced_bytes", np.int64)]
-    + [(name, np.int32) for name in (
-        "ff_failed", "x_failed", "ff_right", "x_right", "x_zero", "x_tiny", "x_nan", "logits_read", "logits_right",
-        "logits_zero", "logits_nan", "predicted")]
-    + [("ff_first", np.float32, 2), ("ff_last", np.float32, 2), ("x", np.float32, 2), ("logits_low", np.float32),
-       ("logits_high", np.float32), ("loss", np.float32)],
+    + [(name, np.int32) for name in _COUNTS]
+    + [(name, np.float32, 2) for name in ("ff_first", "ff_last", "x")]
+    + [(name, np.float32) for name in ("logits_low", "logits_high", "loss")],
     align=True,
-)  # fmt: skip
+)
+"""faulty::Outcome."""
 FINISHED, REPORTED, ILLEGAL, THREW, LOST = range(5)
 
 
@@ -72,6 +76,13 @@ class Program:
     def logits(self) -> int:
         """Elements of the logits."""
         return len(self.ids) * self.config.vocabulary
+
+
+def prepare(device: Device) -> None:
+    """Build what the notebook needs, both libraries at a time; nothing is done where they are built."""
+    with ThreadPoolExecutor(2) as pool:
+        for made in [pool.submit(build, FOLDER / name, HOST, device) for name in ("api.cu", "faulty.cu")]:
+            made.result()
 
 
 def program(
@@ -254,3 +265,37 @@ def cured(rows: Array, o: Array, p: Program, switch: str) -> tuple[int, int]:
         row[column] = row[elements] if switch == "resize_by_size" else 0
         count += not zero[place[tuple(row)]]
     return count, int(zero.sum())
+
+
+def leak_check(device: Device) -> list[str]:
+    """compute-sanitizer's leak check of the right Tensor: a thousand of them made, copied and moved."""
+    device.needs_cuda("compute-sanitizer", "the host runtime counts what is live")
+    code = (
+        "import ctypes, sys; l = ctypes.CDLL(sys.argv[1]); l.tinyllm_tensor_scenario.restype = ctypes.c_char_p; "
+        "print(l.tinyllm_tensor_scenario(b'thousand').decode()); l.tinyllm_reset()"
+    )
+    program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if not program:
+        raise UsageError("compute-sanitizer: not on the PATH; wanted the CUDA toolkit's")
+    library = str(build(FOLDER / "api.cu", HOST, device))
+    command = [program, "--tool", "memcheck", "--leak-check", "full", sys.executable, "-c", code, library]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return [line.removeprefix("=========").strip() for line in done.stdout.splitlines() if "COMPUTE" not in line][-4:]
+
+
+def fresh_memory(device: Device, sizes: Sequence[int] = (2048, 1 << 20, 1 << 28)) -> list[str]:
+    """What a new process finds in memory that it was just given: zeros, or something else."""
+    library = str(build(FOLDER / "faulty.cu", HOST, device))
+    code = (
+        "import ctypes, sys, numpy as np; l = ctypes.CDLL(sys.argv[1])\n"
+        "for size in map(int, sys.argv[2:]):\n"
+        "    a = np.full(size // 4, 7.0, np.float32)\n"
+        "    for again in (0, 1):\n"
+        "        l.faulty_fresh(ctypes.c_void_p(a.ctypes.data), ctypes.c_size_t(a.size))\n"
+        "        print(f'{size} bytes, given {again + 1}: {int((a == 0).sum())} of {a.size} floats are zero')\n"
+        "    l.faulty_scrub(ctypes.c_size_t(size), 1, 0)\n"
+        "    l.faulty_fresh(ctypes.c_void_p(a.ctypes.data), ctypes.c_size_t(a.size))\n"
+        "    print(f'{size} bytes, after another buffer was freed: {int((a == 0).sum())} of {a.size} are zero')\n"
+    )
+    command = [sys.executable, "-c", code, library, *map(str, sizes)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -268,14 +268,21 @@ def validation_loss(model: TinyLLM, text: Array, most: int = 16) -> float:
 
 
 def train(
-    model: TinyLLM, text: Array, validation: Array, count: int, rate: float, rng: np.random.Generator, every: int = 50
+    model: TinyLLM,
+    text: Array,
+    validation: Array,
+    count: int,
+    rate: float,
+    rng: np.random.Generator,
+    every: int = 50,
+    looked_at: int = 16,
 ) -> list[tuple[int, float, float]]:
     """`count` steps of AdamW: (step, training loss, validation loss). The rate warms up, then follows a cosine."""
     draw, curve, warm = batches(text, model.config, rng), [], max(1, count // 10)
     for step in range(count + 1):
         looked = step % every == 0 or step == count
         tokens, targets = draw()
-        held = validation_loss(model, validation) if looked else float("nan")
+        held = validation_loss(model, validation, looked_at) if looked else float("nan")
         model.forward(tokens)
         loss = model.score(targets, read=looked)
         if looked:
