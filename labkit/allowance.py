@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from labkit import words
+from labkit.formula import Formula
 from labkit.magnitude import finite, scale_of, spread
 from labkit.precision import UNIT, Precision
 from labkit.replay import Replay
@@ -28,6 +29,10 @@ MARGIN = 1.2
 
 AMPLIFICATION = 3.0
 """How many times a step that cannot be replayed may magnify the relative error of its inputs."""
+
+
+CONCENTRATED = 12.0
+"""An input's largest error over its RMS from which it lies in a few elements: that of rounding stays below 6."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,13 @@ def storage(g: Tensor, precision: Precision) -> Tensor:
     return half
 
 
-def replayed(found: Replay, inputs: Sequence[Tensor], precision: Precision) -> tuple[Tensor, Allowed]:
+def replayed(found: Replay, inputs: Sequence[Tensor], precision: Precision, parts: int = 1) -> tuple[Tensor, Allowed]:
     """The step in float64 from `inputs`, and what the implementation may differ from that.
 
     A product: Higham and Mary's bound of its sum, each factor cut first where the promise says so; its noise goes
     with the partial sums, about u sqrt(K) (|sum| + sqrt(sum (ab)^2)); accumulators that truncate drift with K. A
-    softmax: to first order, three roundings of the exponent, eight others, and a sum's worth of them.
+    softmax: to first order, three roundings of the exponent, eight others, and a sum's worth of them. A text of several
+    `parts` is several operations, and where storage is narrower than float32 each may have been stored in between.
     """
     value = found.run(*inputs)
     u = (0.0 if precision.stored == "integer" else precision.compute) + precision.extra
@@ -84,6 +90,8 @@ def replayed(found: Replay, inputs: Sequence[Tensor], precision: Precision) -> t
     size, k = finite(value).abs(), max(1, found.length)
     if found.softmax:
         relative = u * (-3.0 * torch.log(value.clamp(min=1e-45)) + 8.0 + 2.0 * math.sqrt(k))
+        if parts > 1 and precision.unit > UNIT["float32"]:
+            relative = relative + (parts - 1) * precision.unit * float(finite(inputs[0]).abs().max())
         bound = noise = shared = size * (relative + _logit_error(found, inputs, precision, u))
         bound = bound + torch.finfo(torch.float32).tiny
     elif found.magnitude:
@@ -101,6 +109,23 @@ def replayed(found: Replay, inputs: Sequence[Tensor], precision: Precision) -> t
     noise = (noise**2 + half**2).sqrt()
     bound = bound + 1.001 * half + 2.0**-149
     return value, Allowed(bound, noise, shared, shared, "replayed in float64 from the observed inputs")
+
+
+def by_formula(
+    found: Formula, inputs: Sequence[Tensor], narrow: Sequence[float], precision: Precision
+) -> tuple[Tensor, Allowed]:
+    """A formula in float64 from `inputs`, and what the implementation may differ from that: its running error bound.
+
+    `narrow` is the round-off of each input's own type where that is narrower than float32, else 0: a fused kernel may
+    have gone on with what it had before it was stored.
+    """
+    u = (0.0 if precision.stored == "integer" else precision.compute) + precision.extra
+    value, error = found.value(inputs, [unit * x.abs() for unit, x in zip(narrow, inputs, strict=True)], u)
+    if precision.dtype is not None and precision.stored.startswith("float8"):
+        largest = torch.finfo(precision.dtype).max
+        value = value.clamp(-largest, largest)
+    bound = 2.0 * error + 1.001 * storage(value, precision) + 2.0**-149
+    return value, Allowed(bound, bound, bound, bound, "its formula in float64 from the observed inputs")
 
 
 def _logit_error(found: Replay, inputs: Sequence[Tensor], precision: Precision, u: float) -> float:
@@ -169,7 +194,9 @@ def unreplayed(
     own = turned + (u * (8.0 + 2.0 * math.sqrt(length)) * condition + 2.0 * precision.factor) * magnitude
     if inputs:
         rms, peak, average = inherited_error(
-            inputs, op, g.numel() if words.SUMMED.search(op) or words.PICKED.search(op) else None
+            inputs,
+            op,
+            None if elementwise and not words.SUMMED.search(op) and not words.PICKED.search(op) else g.numel(),
         )
     else:
         rms = max(background[0], background[1] if words.EXPONENTIAL.search(op) else 0.0)
@@ -182,7 +209,10 @@ def unreplayed(
         else torch.full_like(size, _cancelled(g, op, inputs))
     )
     scaled = _rescaled(g, op, inputs)
-    shared = a * rms * reach + local + scaled + 8.0 * u * condition * size
+    together = rms
+    if inputs and peak > CONCENTRATED * rms:  # a few elements are far off, as where a comparison fell the other way
+        together = max(rms, peak / math.sqrt(max(1, g.shape[-1] if g.ndim else 1)))
+    shared = a * together * reach + local + scaled + 8.0 * u * condition * size
     bound = own * 4.0 + max(a * peak, 6.0 * a * rms) * reach + local + a * scaled + 1.001 * step
     coefficient = _coefficient(op, u) * size
     bound, shared = bound + 2.0 * coefficient, shared + coefficient

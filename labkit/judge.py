@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 import torch
 
 from labkit import precision
-from labkit.allowance import Allowed, Input, replayed, unreplayed
+from labkit.allowance import Allowed, Input, by_formula, replayed, storage, unreplayed
 from labkit.compare import Comparison, compare
 from labkit.dumps import Dump
 from labkit.errors import UsageError
+from labkit.formula import formula
 from labkit.magnitude import finite, spread
 from labkit.replay import replay
 from labkit.structure import Structure, structure
@@ -104,8 +105,17 @@ def step(name: str, state: State) -> Judgement:
     if names and len(inputs) == len(names) and state.complete(name):
         unit = 2.0**-53 if promised.golden is None else max(torch.finfo(promised.golden).eps, 2.0**-24)
         way = replay(op, [x.golden for x in inputs], g64, unit)
-    if way is not None:
-        value, own_allowed = replayed(way, [x.observed for x in inputs], promised)
+    written = None
+    if way is None and names and len(inputs) == len(names) and state.complete(name):
+        unit = 2.0**-53 if promised.golden is None else max(torch.finfo(promised.golden).eps, 2.0**-24)
+        grid = storage(g64, promised) if promised.unit > precision.UNIT["float16"] else torch.zeros_like(g64)
+        written = formula(op, names, [x.golden for x in inputs], g64, unit, grid)
+    if way is not None or written is not None:
+        if way is not None:
+            value, own_allowed = replayed(way, [x.observed for x in inputs], promised, op.count(";") + 1)
+        else:
+            assert written is not None
+            value, own_allowed = by_formula(written, [x.observed for x in inputs], _narrow(names, state), promised)
         found.own, found.structure, reasons = _hold(o64, value, own_allowed, by_element=True)
         found.inherited = compare(value, g64, math.inf).rms_ratio
     found.reasons, found.wrong = reasons, bool(reasons)
@@ -120,6 +130,12 @@ def step(name: str, state: State) -> Judgement:
         condition = size / max(spread(finite(g64)), 1e-300)
         state.background.append((relative, 0.5 * total.max_abs, size, condition, float(g.numel())))
     return found
+
+
+def _narrow(names: Sequence[str], state: State) -> list[float]:
+    """The round-off of each input's type where that is narrower than float32."""
+    units = [precision.UNIT.get(precision.dtype_name(state.observed.read(name).dtype), 0.0) for name in names]
+    return [unit if unit > precision.UNIT["float32"] else 0.0 for unit in units]
 
 
 def _operation(op: str, inputs: Sequence[str]) -> str:

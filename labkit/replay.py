@@ -1,4 +1,6 @@
-"""The closed list of operations that a trace's step is replayed for: matmul, transpose, scale, add, softmax.
+"""The closed list of operations that a trace's step is replayed for.
+
+They are matmul, transpose, scale, add, softmax, and sums, means, variances and maxima along axes.
 
 A step's text and its recorded inputs suggest candidates; a candidate counts only if, on the golden's inputs, it gives
 the golden's step to the golden's own precision. So a text that says one thing of a tensor that is another is found
@@ -19,7 +21,10 @@ import torch
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
 
-_CLOSED = re.compile(r"matmul|linear|gemm|@|transpose|permute|scale|\badd\b|bias|residual|softmax|mask", re.IGNORECASE)
+_CLOSED = re.compile(
+    r"matmul|linear|gemm|@|transpose|permute|scale|\badd\b|bias|residual|softmax|mask|^(sum|mean|max)\b|variance",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,9 @@ def replay(op: Any, inputs: Sequence[Tensor], golden: Tensor, precision: float) 
     text = str(op or "")
     if not inputs or not _CLOSED.search(text) or not golden.numel():
         return None
-    for candidate in _candidates(text.lower(), inputs, golden):
+    for candidate in itertools.chain(
+        _reductions(text.lower(), inputs, golden), _candidates(text.lower(), inputs, golden)
+    ):
         if _gives(candidate, inputs, golden, precision):
             return candidate
     return None
@@ -92,6 +99,45 @@ def _candidates(text: str, inputs: Sequence[Tensor], golden: Tensor) -> Iterator
     if len(inputs) == 1 and masked[-1] and not softmax and inputs[0].shape == golden.shape:
         hidden = golden.isinf()
         yield Replay(lambda v: torch.where(hidden, golden, v), None, None, 0, False, False)
+
+
+def _reductions(text: str, inputs: Sequence[Tensor], golden: Tensor) -> Iterator[Replay]:
+    """Along the axis that the text names, the last, the first, or all but the channel's. A variance may have a mean."""
+    kind = re.match(r"(sum|mean|max)\b|.*\b(variance)\b", text)
+    x = inputs[0]
+    if not kind or not x.ndim or len(inputs) > (2 if kind.group(2) else 1) or "exp(" in text or "*" in text:
+        return
+    given = re.search(r"(?:axis|dim) ?= ?(-?\d+)", text)
+    axes = [(int(given.group(1)),)] if given else [(-1,), (0,), (0, *range(2, x.ndim)), tuple(range(x.ndim))]
+    for along in axes:
+        if any(not -x.ndim <= a < x.ndim for a in along):
+            continue
+        count = math.prod(x.shape[a] for a in along)
+        yield _reduction(kind.group(1) or "variance", along, count, golden.shape)
+
+
+def _reduction(kind: str, along: tuple[int, ...], count: int, shape: torch.Size) -> Replay:
+    share = 1.0 if kind == "sum" else 1.0 / count
+
+    def total(x: Tensor) -> Tensor:
+        return (x.sum(along) * share).reshape(shape)
+
+    if kind == "max":
+        return Replay(lambda *xs: xs[0].amax(along).reshape(shape), None, None, 0, False, False)
+    if kind == "variance":
+
+        def run(*xs: Tensor) -> Tensor:
+            return total((xs[0] - xs[0].mean(along, keepdim=True)).square())
+
+        return Replay(run, run, None, count, False, False)  # in two passes; one pass cancels, and that shows
+
+    def size(*xs: Tensor) -> Tensor:
+        return total(xs[0].abs())
+
+    def squares(*xs: Tensor) -> Tensor:
+        return total(xs[0].square()) * share
+
+    return Replay(lambda *xs: total(xs[0]), size, squares, count, False, False)
 
 
 def _added(xs: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,230 @@
+"""A step whose text is a formula of its inputs, such as ``0.9*m + (1-0.9)*g``: its value, and a running error bound.
+
+The text is read by Python's own parser, and only numbers, names, + - * / ** and comparisons, and a few functions are
+taken. A reading counts only if, on the golden's inputs, it gives the golden's step. The bound follows each operation
+(Higham 2002, section 3.3): what its operands were off, carried to first order, and one rounding.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]
+"""A value, and how much it may be off."""
+
+View = Callable[[Tensor], Tensor]
+MOST_READINGS = 48
+_ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)\s*=\s*(-?\d+\.?\d*(?:e[-+]?\d+)?)(?![\w.]|\s*[-+*/^])", re.IGNORECASE)
+_CAST = re.compile(r"^\s*cast\s+(?:to\s+)?\w+\s*\((.*)\)[^)]*$", re.IGNORECASE)
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
+
+# name -> function, and the size of its derivative
+_FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "sqrt": (torch.sqrt, lambda x: 0.5 / torch.sqrt(x)),
+    "rsqrt": (torch.rsqrt, lambda x: 0.5 * torch.rsqrt(x) ** 3),
+    "exp": (torch.exp, torch.exp),
+    "log": (torch.log, lambda x: 1.0 / x.abs()),
+    "sigmoid": (torch.sigmoid, lambda x: torch.sigmoid(x) * torch.sigmoid(-x)),
+    "tanh": (torch.tanh, lambda x: 1.0 - torch.tanh(x) ** 2),
+    "relu": (torch.relu, torch.ones_like),
+    "abs": (torch.abs, torch.ones_like),
+    "cos": (torch.cos, torch.ones_like),
+    "sin": (torch.sin, torch.ones_like),
+}
+
+
+@dataclass(frozen=True)
+class Formula:
+    """One reading of a text. `names` are its variables, each an input's place or a number."""
+
+    tree: ast.expr
+    names: dict[str, int | float]
+    views: tuple[View, ...]
+    """How each input is laid out, so that all of them broadcast."""
+
+    def value(self, inputs: Sequence[Tensor], errors: Sequence[Tensor], unit: float) -> Pair:
+        """The formula in float64 on `inputs` that are `errors` off, and what arithmetic of `unit` round-off may add."""
+        given = {
+            name: (
+                (self.views[at](inputs[at]), self.views[at](errors[at])) if isinstance(at, int) else _number(at, unit)
+            )
+            for name, at in self.names.items()
+        }
+        return _evaluate(self.tree, given, unit)
+
+
+def formula(
+    op: str, names: Sequence[str], inputs: Sequence[Tensor], golden: Tensor, unit: float, grid: Tensor
+) -> Formula | None:
+    """The reading of `op` that gives `golden` from `inputs`, float64 both, of step names `names`; None if none does.
+
+    `unit` is the golden's own round-off, and `grid` what rounding to the promised type may move its elements.
+    """
+    for tree, numbers in _parsed(op) if inputs else ():
+        found = _read(tree, numbers, names, inputs, golden, unit, grid)
+        if found is not None:
+            return found
+    return None
+
+
+def _read(
+    tree: ast.expr, numbers: dict[str, float], names: Sequence[str], inputs: Sequence[Tensor], golden: Tensor,
+    unit: float, grid: Tensor,
+) -> Formula | None:  # fmt: skip
+    wanted = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(numbers)
+    wanted -= {
+        node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    if not wanted:
+        return None
+    readings = itertools.islice(_readings(sorted(wanted), names, inputs, golden), MOST_READINGS)
+    for places, laid_out in readings:
+        candidate = Formula(tree, {**numbers, **places}, laid_out)
+        try:
+            value, error = candidate.value(inputs, [unit * x.abs() for x in inputs], unit)
+        except (RuntimeError, ZeroDivisionError, OverflowError, KeyError):
+            continue
+        if value.shape != golden.shape:
+            continue
+        close = (value - golden).abs() <= 4.0 * error + grid + 1e-300
+        if bool((close | (value.isnan() & golden.isnan()) | (value == golden)).all()):
+            return candidate
+    return None
+
+
+def _parsed(op: str) -> Iterator[tuple[ast.expr, dict[str, float]]]:
+    """What the text may say, without the words before it: ``divide a / b``, ``weight decay: p*(1-lr*wd), lr=0.1``."""
+    text = op.strip()
+    if cast := _CAST.match(text):
+        text = cast.group(1)
+    usual = {"beta1": 0.9, "beta2": 0.999}  # of Adam, where the text gives no others
+    numbers = usual | {name.lower(): float(value) for name, value in _ASSIGNED.findall(text)}
+    text = re.split(r"[,;]", text)[0].lower().replace("^", "**").replace("\u00b7", "*").replace("\u00d7", "*")
+    if "=" in text and not re.search(r"[<>]=", text):
+        text = text.rsplit("=", 1)[1]
+    rest = text.rsplit(":", 1)[-1].split()
+    for dropped in range(min(4, len(rest))):
+        try:
+            tree = ast.parse(" ".join(rest[dropped:]), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        if isinstance(tree, (ast.BinOp, ast.Call)) and _allowed(tree):
+            yield tree, numbers
+            return
+
+
+def _allowed(tree: ast.expr) -> bool:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, _OPERATORS):
+            continue
+        if (
+            isinstance(node, ast.Compare)
+            and len(node.ops) == 1
+            and isinstance(node.ops[0], (ast.Gt, ast.GtE, ast.Lt, ast.LtE))
+        ):
+            continue
+        if isinstance(node, ast.Call):
+            if not (
+                isinstance(node.func, ast.Name)
+                and node.func.id in _FUNCTIONS
+                and len(node.args) == 1
+                and not node.keywords
+            ):
+                return False
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+            continue
+        if isinstance(node, (ast.Name, ast.Load, ast.UnaryOp, ast.USub, ast.UAdd, ast.operator, ast.cmpop)):
+            continue
+        return False
+    return True
+
+
+def _readings(
+    wanted: Sequence[str], names: Sequence[str], inputs: Sequence[Tensor], golden: Tensor
+) -> Iterator[tuple[dict[str, int], tuple[View, ...]]]:
+    """Which input each name may mean, the likeliest first, and how the inputs may be viewed."""
+    tails = [re.split(r"[._/:]", name.lower())[-1] for name in names]
+    whole = [name.lower() for name in names]
+
+    def likeness(word: str, at: int) -> int:
+        if word in (whole[at], tails[at]):
+            return 0
+        spelled = whole[at].replace(".", "_")
+        if spelled.endswith("_" + word) or tails[at].rstrip("0123456789") == word:
+            return 1
+        return 2 if spelled.endswith(word) or word in spelled else 3
+
+    options = [sorted(range(len(names)), key=partial(likeness, word)) for word in wanted]
+    orders = sorted(
+        (chosen for chosen in itertools.islice(itertools.product(*options), 4096) if len(set(chosen)) == len(chosen)),
+        key=lambda chosen: sum(likeness(word, at) for word, at in zip(wanted, chosen, strict=True)),
+    )
+    views = [list(_views(x.shape, golden.shape)) for x in inputs]
+    for chosen in orders[:12]:
+        for laid_out in itertools.islice(itertools.product(*views), 16):
+            yield dict(zip(wanted, chosen, strict=True)), laid_out
+
+
+def _views(shape: torch.Size, target: torch.Size) -> Iterator[View]:
+    """Ways to broadcast to `target`: as it is, by leading dimensions, by channel, a number for a group of columns."""
+    yield lambda x: x
+    missing = len(target) - len(shape)
+    if missing > 0 and tuple(target[: len(shape)]) == tuple(shape):
+        yield lambda x: x.reshape(*shape, *(1,) * missing)
+    if len(shape) == 1 and len(target) > 2 and target[1] == shape[0]:
+        yield lambda x: x.reshape(1, shape[0], *(1,) * (len(target) - 2))
+    if missing == 0 and shape[:-1] == target[:-1] and 1 < shape[-1] < target[-1] and target[-1] % shape[-1] == 0:
+        yield lambda x: x.repeat_interleave(target[-1] // shape[-1], -1)
+
+
+def _number(x: float, unit: float) -> Pair:
+    value = torch.tensor(float(x), dtype=torch.float64)
+    exact = x == int(x) if math.isfinite(x) else False
+    return value, torch.zeros_like(value) if exact else unit * value.abs()
+
+
+def _evaluate(node: ast.expr, given: dict[str, Pair], unit: float) -> Pair:
+    if isinstance(node, ast.Constant):
+        return _number(float(node.value), unit)  # type: ignore[arg-type]
+    if isinstance(node, ast.Name):
+        return given[node.id]
+    if isinstance(node, ast.UnaryOp):
+        value, error = _evaluate(node.operand, given, unit)
+        return (-value if isinstance(node.op, ast.USub) else value), error
+    if isinstance(node, ast.Compare):
+        (a, ea), (b, eb) = _evaluate(node.left, given, unit), _evaluate(node.comparators[0], given, unit)
+        greater = isinstance(node.ops[0], (ast.Gt, ast.GtE))
+        return ((a > b) if greater else (a < b)).double(), ((a - b).abs() <= ea + eb).double() * (ea + eb > 0)
+    if isinstance(node, ast.Call):
+        assert isinstance(node.func, ast.Name)
+        run, slope = _FUNCTIONS[node.func.id]
+        x, error = _evaluate(node.args[0], given, unit)
+        value = run(x)
+        carried = torch.where(error > 0.0, slope(x).abs() * error * 1.01, 0.0)
+        return value, carried + 4.0 * unit * value.abs()
+    assert isinstance(node, ast.BinOp)
+    (a, ea), (b, eb) = _evaluate(node.left, given, unit), _evaluate(node.right, given, unit)
+    if isinstance(node.op, (ast.Add, ast.Sub)):
+        value = a + b if isinstance(node.op, ast.Add) else a - b
+        error = ea + eb
+    elif isinstance(node.op, ast.Mult):
+        value, error = a * b, a.abs() * eb + b.abs() * ea + ea * eb
+    elif isinstance(node.op, ast.Div):
+        value = a / b
+        error = torch.where((ea > 0) | (eb > 0), (ea + value.abs() * eb) / (b.abs() - eb).clamp(min=1e-300), 0.0)
+    else:
+        value = a**b
+        error = torch.where(ea > 0, (b * value / a).abs() * ea, 0.0)
+        error = error + torch.where(eb > 0, (value * torch.log(a.abs().clamp(min=1e-300))).abs() * eb, 0.0)
+        unit = unit * (1.0 + b.abs().max().item())  # a power may be taken by repeated products
+    return value, error + unit * value.abs()
