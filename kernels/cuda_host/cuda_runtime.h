@@ -54,7 +54,6 @@ using cudaStream_t = void*;
 namespace cuda_host {
 
 enum class Fresh : int { Poison = 0, Zero = 1, Garbage = 2, Stale = 3, Mixed = 4 };
-constexpr size_t MIXED_BYTES = 2048;  // Mixed: garbage in blocks of this size, zeros in others
 constexpr unsigned char GUARD_BYTE = 0xA5;
 
 struct Block {
@@ -68,6 +67,7 @@ struct State {
     std::vector<std::pair<char*, size_t>> retired;  // freed memory, given out again where Fresh::Stale
     cudaError_t last = cudaSuccess;
     Fresh fresh = Fresh::Poison;
+    size_t mixed = 0;  // Fresh::Mixed: garbage in blocks of this many bytes, zeros in others
     size_t guard = 256, limit = size_t(4) << 30, used = 0, overruns = 0;
     bool no_kernel_image = false, report = true;
 
@@ -108,9 +108,9 @@ inline bool inside(const void* pointer, size_t bytes) {
 }
 
 // What memory that nobody wrote holds: NaNs, zeros, or the two numbers of the report in turn.
-inline void fill(char* to, size_t bytes, Fresh fresh) {
+inline void fill(char* to, size_t bytes, Fresh fresh, size_t mixed = 0) {
     static const float garbage[2] = {6.16847e-33f, 1.60859e-32f};
-    if (fresh == Fresh::Zero || (fresh == Fresh::Mixed && bytes != MIXED_BYTES)) {
+    if (fresh == Fresh::Zero || (fresh == Fresh::Mixed && bytes != mixed)) {
         std::memset(to, 0, bytes);
     } else if (fresh == Fresh::Garbage || fresh == Fresh::Mixed) {
         for (size_t i = 0; i < bytes; ++i) to[i] = reinterpret_cast<const char*>(garbage)[i % sizeof garbage];
@@ -137,7 +137,7 @@ inline cudaError_t allocate(void** pointer, size_t bytes) {
     if (!raw) return fail(cudaErrorMemoryAllocation);
     std::memset(raw, GUARD_BYTE, s.guard);
     std::memset(raw + s.guard + bytes, GUARD_BYTE, s.guard);
-    fill(raw + s.guard, bytes, s.fresh == Fresh::Stale ? Fresh::Zero : s.fresh);
+    fill(raw + s.guard, bytes, s.fresh == Fresh::Stale ? Fresh::Zero : s.fresh, s.mixed);
     if (s.fresh == Fresh::Stale) {  // the last that was freed and is as large, as a caching allocator would
         for (size_t i = s.retired.size(); i-- > 0;) {
             if (s.retired[i].second != bytes) continue;

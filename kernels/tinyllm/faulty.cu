@@ -379,6 +379,7 @@ void cuda_host_set(int fresh, size_t guard, size_t limit, int no_kernel_image, i
     s.no_kernel_image = no_kernel_image != 0;
     s.report = report != 0;
 }
+void cuda_host_mixed(size_t bytes) { cuda_host::state().mixed = bytes; }
 size_t cuda_host_overruns() { return cuda_host::state().overruns; }
 #endif
 }

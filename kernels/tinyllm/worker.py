@@ -23,6 +23,7 @@ def main() -> int:
     if bool(request["on_host"]):
         library.cuda_host_set(int(request["fresh"]), ctypes.c_size_t(GUARD), ctypes.c_size_t(1 << 30),
                               int(request["no_launch"]), 0)  # fmt: skip
+        library.cuda_host_mixed(ctypes.c_size_t(4 * int(request["sizes"][0]) * int(request["sizes"][2])))
     kept = [request[name] for name in ("ids", "weights", "golden", "allowed")]
     pointers = [ctypes.c_void_p(value.ctypes.data) for value in kept]
     sizes = [int(v) for v in request["sizes"]]
