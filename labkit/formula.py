@@ -41,6 +41,14 @@ _FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tenso
     "sin": (torch.sin, torch.ones_like),
 }
 
+_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda x: x.mean(-1, keepdim=True),
+    "sum": lambda x: x.sum(-1, keepdim=True),
+    "max": lambda x: x.amax(-1, keepdim=True),
+}
+"""Functions of a whole row, along the last dimension."""
+_EXCEPT = re.compile(r"\b(0|zero) (where|if|for)\b|ignored", re.IGNORECASE)
+
 
 @dataclass(frozen=True)
 class Formula:
@@ -50,6 +58,8 @@ class Formula:
     names: dict[str, int | float]
     views: tuple[View, ...]
     """How each input is laid out, so that all of them broadcast."""
+    zeros: Tensor | None = None
+    """Where the text says that the result is zero whatever the formula gives, as for ignored targets."""
 
     def value(self, inputs: Sequence[Tensor], errors: Sequence[Tensor], unit: float) -> Pair:
         """The formula in float64 on `inputs` that are `errors` off, and what arithmetic of `unit` round-off may add."""
@@ -59,7 +69,10 @@ class Formula:
             )
             for name, at in self.names.items()
         }
-        return _evaluate(self.tree, given, unit)
+        value, error = _evaluate(self.tree, given, unit)
+        if self.zeros is not None and value.shape == self.zeros.shape:
+            value, error = value.masked_fill(self.zeros, 0.0), error.expand(value.shape).masked_fill(self.zeros, 0.0)
+        return value, error
 
 
 def formula(
@@ -70,7 +83,7 @@ def formula(
     `unit` is the golden's own round-off, and `grid` what rounding to the promised type may move its elements.
     """
     for tree, numbers in _parsed(op) if inputs else ():
-        found = _read(tree, numbers, names, inputs, golden, unit, grid)
+        found = _read(tree, numbers, names, inputs, golden, unit, grid, bool(_EXCEPT.search(op)))
         if found is not None:
             return found
     return None
@@ -78,7 +91,7 @@ def formula(
 
 def _read(
     tree: ast.expr, numbers: dict[str, float], names: Sequence[str], inputs: Sequence[Tensor], golden: Tensor,
-    unit: float, grid: Tensor,
+    unit: float, grid: Tensor, excepted: bool,
 ) -> Formula | None:  # fmt: skip
     wanted = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(numbers)
     wanted -= {
@@ -88,7 +101,7 @@ def _read(
         return None
     readings = itertools.islice(_readings(sorted(wanted), names, inputs, golden), MOST_READINGS)
     for places, laid_out in readings:
-        candidate = Formula(tree, {**numbers, **places}, laid_out)
+        candidate = Formula(tree, {**numbers, **places}, laid_out, golden == 0.0 if excepted else None)
         try:
             value, error = candidate.value(inputs, [unit * x.abs() for x in inputs], unit)
         except (RuntimeError, ZeroDivisionError, OverflowError, KeyError):
@@ -135,7 +148,7 @@ def _allowed(tree: ast.expr) -> bool:
         if isinstance(node, ast.Call):
             if not (
                 isinstance(node.func, ast.Name)
-                and node.func.id in _FUNCTIONS
+                and node.func.id in (*_FUNCTIONS, *_ROWS)
                 and len(node.args) == 1
                 and not node.keywords
             ):
@@ -207,8 +220,12 @@ def _evaluate(node: ast.expr, given: dict[str, Pair], unit: float) -> Pair:
         return ((a > b) if greater else (a < b)).double(), ((a - b).abs() <= ea + eb).double() * (ea + eb > 0)
     if isinstance(node, ast.Call):
         assert isinstance(node.func, ast.Name)
-        run, slope = _FUNCTIONS[node.func.id]
         x, error = _evaluate(node.args[0], given, unit)
+        if node.func.id in _ROWS:
+            along = _ROWS[node.func.id]
+            length = 1 if node.func.id == "max" else x.shape[-1]
+            return along(x), along(error.expand(x.shape)) + (length - 1 + (length > 1)) * unit * along(x.abs())
+        run, slope = _FUNCTIONS[node.func.id]
         value = run(x)
         carried = torch.where(error > 0.0, slope(x).abs() * error * 1.01, 0.0)
         return value, carried + 4.0 * unit * value.abs()
