@@ -83,6 +83,8 @@ def step(name: str, state: State) -> Judgement:
     g64, o64 = g.double(), o.double()
     op = str(state.golden.step(name).get("op") or state.observed.step(name).get("op") or "")
     words = _operation(op, state.inputs(name)) or name
+    if re.search(r"(d|grad)_?logit", name, re.IGNORECASE):
+        words += " dlogits"  # whatever its text says, there are exponentials in it
     o64 = _masked_alike(o64, g64)
     names = state.inputs(name)
     there = [x for x in names if x in state.golden and x in state.observed]

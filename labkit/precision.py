@@ -48,7 +48,7 @@ _DENIED = re.compile(
 
 _NO_PRODUCT = re.compile(
     r"norm|\bln\d*\b|softmax|prob|relu|gelu|silu|tanh|sigmoid|exp|rope|rotate|cos|sin|mask|scale|add|residual|bias|sum|mean|ema"
-    r"|transpose|merge|split|write|cache|quant|input|weight|lse|log|select|embed|\bm\b|\bv\b|upd|decay|var\b|std\b|denom",
+    r"|transpose|merge|split|write|cache|quant|input|weight|lse|log(?!it)|select|embed|\bm\b|\bv\b|upd|decay|var\b|std\b|denom",
     re.IGNORECASE,
 )
 _PRODUCT = re.compile(r"matmul|linear|gemm|@|conv|einsum|\bmm\b|dot|proj|attention|q ?k", re.IGNORECASE)
@@ -116,7 +116,10 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
     )
     compute_text = _DENIED.sub(" ", compute_text)
     op = str(golden.step(name).get("op") or observed.step(name).get("op") or name)
-    product = bool(_PRODUCT.search(op)) or not _NO_PRODUCT.search(op)
+    told = bool(golden.step(name).get("op") or observed.step(name).get("op"))
+    product = (
+        bool(_PRODUCT.search(op)) or not _NO_PRODUCT.search(op) or (not told and _factors(name, tensor, golden) > 1)
+    )
     accumulate = UNIT["float32"] if UNIT.get(stored, 0.0) >= UNIT["float32"] or stored == "integer" else UNIT["float64"]
     if not re.search(r"fp32|float32|f32", compute_text) and UNIT[stored] > UNIT["float32"]:
         accumulate = UNIT[stored]  # nothing better was promised
@@ -141,6 +144,13 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
         extra = 2.0 * float(match.group(1)) * UNIT["float32"]
     flush = bool(re.search(r"flush|ftz|denormal", compute_text))
     return Precision(stored, accumulate, factor, flush, extra, eager, None if _exact(against) else against)
+
+
+def _factors(name: str, tensor: torch.Tensor, golden: Dump) -> int:
+    """How many of a step's recorded inputs are matrices of another shape than its own, as a product's factors are."""
+    given = golden.step(name).get("inputs") or []
+    shapes = [tuple(golden.read(str(x)).shape) for x in given if str(x) in golden] if isinstance(given, list) else []
+    return sum(len(shape) >= 2 and shape != tuple(tensor.shape) for shape in shapes)
 
 
 def _says_float64(text: str) -> bool:
