@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 import torch
 
 from labkit import precision
-from labkit.allowance import Allowed, Input, by_formula, replayed, storage, unreplayed
+from labkit import words as wording
+from labkit.allowance import Allowed, by_formula, replayed, storage, unreplayed
 from labkit.compare import Comparison, compare
 from labkit.dumps import Dump
 from labkit.errors import UsageError
 from labkit.formula import formula
+from labkit.handed_on import Input
 from labkit.magnitude import finite, spread
 from labkit.replay import replay
 from labkit.structure import Structure, structure
@@ -83,7 +85,7 @@ def step(name: str, state: State) -> Judgement:
     g64, o64 = g.double(), o.double()
     op = str(state.golden.step(name).get("op") or state.observed.step(name).get("op") or "")
     words = _operation(op, state.inputs(name)) or name
-    if re.search(r"(d|grad)_?logit", name, re.IGNORECASE):
+    if wording.LOGIT_GRADIENT.search(name):
         words += " dlogits"  # whatever its text says, there are exponentials in it
     o64 = _masked_alike(o64, g64)
     names = state.inputs(name)

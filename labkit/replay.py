@@ -84,7 +84,7 @@ def _candidates(text: str, inputs: Sequence[Tensor], golden: Tensor) -> Iterator
     elif softmax:
         for axis in _axes(text, inputs[0]):
             for mask in masked:
-                for factor in _softmax_factors(inputs[0], text):
+                for factor in _softmax_factors(text):
                     yield Replay(_softmax_of(axis, mask, factor), None, None, inputs[0].shape[axis], True, False)
     elif len(inputs) >= 2 and re.search(r"add|bias|residual|mask", text):
         yield Replay(lambda *xs: _added(xs), lambda *xs: _added([x.abs() for x in xs]), None, len(inputs), False, False)
@@ -131,13 +131,10 @@ def _reduction(kind: str, along: tuple[int, ...], count: int, shape: torch.Size)
 
         return Replay(run, run, None, count, False, False)  # in two passes; one pass cancels, and that shows
 
-    def size(*xs: Tensor) -> Tensor:
-        return total(xs[0].abs())
-
     def squares(*xs: Tensor) -> Tensor:
         return total(xs[0].square()) * share
 
-    return Replay(lambda *xs: total(xs[0]), size, squares, count, False, False)
+    return Replay(lambda *xs: total(xs[0]), lambda *xs: total(xs[0].abs()), squares, count, False, False)
 
 
 def _added(xs: Sequence[Tensor]) -> Tensor:
@@ -164,11 +161,9 @@ def _axes(text: str, x: Tensor) -> list[int]:
     return [-1]
 
 
-def _softmax_factors(x: Tensor, text: str) -> list[float]:
-    found = [1.0]
-    if "sqrt" in text or "scale" in text:
-        found += [1.0 / math.sqrt(d) for d in (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256)]
-    return found
+def _softmax_factors(text: str) -> list[float]:
+    widths = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256) if "sqrt" in text or "scale" in text else ()
+    return [1.0, *(1.0 / math.sqrt(d) for d in widths)]
 
 
 def _softmax_of(axis: int, mask: bool, factor: float) -> Function:

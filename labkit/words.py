@@ -19,5 +19,6 @@ WHOLE = re.compile(
     r"norm|softmax|prob|sum|mean|reduce|max|var|matmul|linear|@|conv|sinkhorn|lse|attention", re.IGNORECASE
 )
 TURNED = re.compile(r"(?<![a-z])(cos|sin)(?![a-z])", re.IGNORECASE)
+LOGIT_GRADIENT = re.compile(r"(d|grad)_?logit", re.IGNORECASE)
 PICKED = re.compile(r"gather|select|index|take|lookup|pick|embed|nll", re.IGNORECASE)
 SUMMED = re.compile(r"\bsum|reduce|mean|@|matmul|linear|conv", re.IGNORECASE)

@@ -1,4 +1,5 @@
 // What Python calls, by ctypes. A function gives 0, or -1 after an error whose text is tinyllm_error().
+#include "host_control.cuh"
 #include "model.cuh"
 
 using namespace tinyllm;
@@ -106,18 +107,6 @@ int tinyllm_copy(size_t count, int to_device, int times) {
 int tinyllm_reset() { return int(cudaDeviceReset()); }  // so that a leak checker sees the end
 #endif
 
-#ifdef CUDA_HOST
-void cuda_host_set(int fresh, size_t guard, size_t limit, int no_kernel_image, int report) {
-    auto& s = cuda_host::state();
-    s.fresh = cuda_host::Fresh(fresh);
-    s.guard = guard;
-    s.limit = limit;
-    s.no_kernel_image = no_kernel_image != 0;
-    s.report = report != 0;
-}
-size_t cuda_host_live() { return cuda_host::state().blocks.size(); }
-size_t cuda_host_overruns() { return cuda_host::state().overruns; }
-#endif
 }
 
 namespace {

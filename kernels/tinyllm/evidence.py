@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.tinyllm import faulty
 from kernels.tinyllm.faulty import OUTCOME
-from kernels.tinyllm.tinyllm import TinyLLM, library, steps
+from kernels.tinyllm.tinyllm import TinyLLM, steps
 from labkit import plots
 from labkit.device import Device
 
@@ -162,6 +162,16 @@ def prints(p: faulty.Program, suspects: Sequence[frozenset[str]], device: Device
     return found
 
 
+def first_wrong(p: faulty.Program, suspects: Sequence[frozenset[str]], device: Device, world: str) -> str:
+    """The first of ff_out, x and logits that is wrong in each set; several where the sets differ."""
+    found = []
+    for one in suspects:
+        o = faulty.run(p, faulty.switches(*one, way=1)[None], device, fresh=world)[0]
+        whole = {"ff_out": o["ff_right"] == p.elements, "x": o["x_right"] == p.elements}
+        found.append(next((name for name, right in whole.items() if not right), "logits"))
+    return " or ".join(dict.fromkeys(found))
+
+
 def guesses(model: TinyLLM, text: Array) -> set[int]:
     """The bytes that the model predicts over a batch of `text`."""
     c = model.config
@@ -185,6 +195,5 @@ def on_gpu(p: faulty.Program, device: Device) -> dict[str, list[str]]:
         count, lines = faulty.sanitized(p, faulty.switches(*switched), device, tool)
         told[name] = [f"{count} errors", *lines]
     told["a thousand tensors made, copied, moved: leak check"] = faulty.leak_check(device)
-    library(device)
     told["fresh device memory"] = faulty.fresh_memory(device)
     return told

@@ -2,6 +2,7 @@
 //
 // What is inside a layer is right (the report saw right values there); between layers go faulty::Tensors.
 #include "faulty_tensor.cuh"
+#include "host_control.cuh"
 #include "matmul.cuh"
 #include "ops.cuh"
 
@@ -161,16 +162,6 @@ class Model {
             logits = projected(x);
             judge(logits, o);
         }
-    }
-
-    void tail(const float* x, float* logits) {
-        tinyllm::Tensor in("x", {size_t(T), size_t(D)}), out("logits", {size_t(T), size_t(V)});
-        std::copy(x, x + in.count(), in.host().begin());
-        in.h2d();
-        norm(in.data(), normal);
-        matmul(normal.data(), false, head.data(), false, out.data(), T, V, D);
-        out.d2h();
-        std::copy(out.host().begin(), out.host().end(), logits);
     }
 
    private:
@@ -350,17 +341,6 @@ int faulty_run(void* model, const faulty::Switches* switches, faulty::Outcome* o
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : -1;
 }
 
-// Logits of an x that is given: the norm and the head alone.
-int faulty_tail(void* model, const float* x, float* logits) {
-    try {
-        static_cast<faulty::Model*>(model)->tail(x, logits);
-        return 0;
-    } catch (const std::exception& caught) {
-        error = caught.what();
-        return -1;
-    }
-}
-
 // The first `count` floats of memory just given out, before anybody wrote to it.
 int faulty_fresh(float* to, size_t count) {
     float* block = nullptr;
@@ -370,16 +350,4 @@ int faulty_fresh(float* to, size_t count) {
     return failed;
 }
 
-#ifdef CUDA_HOST
-void cuda_host_set(int fresh, size_t guard, size_t limit, int no_kernel_image, int report) {
-    auto& s = cuda_host::state();
-    s.fresh = cuda_host::Fresh(fresh);
-    s.guard = guard;
-    s.limit = limit;
-    s.no_kernel_image = no_kernel_image != 0;
-    s.report = report != 0;
-}
-void cuda_host_mixed(size_t bytes) { cuda_host::state().mixed = bytes; }
-size_t cuda_host_overruns() { return cuda_host::state().overruns; }
-#endif
 }

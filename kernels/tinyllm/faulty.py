@@ -149,15 +149,20 @@ def _request(p: Program, device: Device, engine: str, fresh: str, no_launch: boo
     }  # fmt: skip
 
 
+def _sanitizer() -> str:
+    found = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if not found:
+        raise UsageError("compute-sanitizer: not on the PATH; wanted the CUDA toolkit's")
+    return found
+
+
 def sanitized(p: Program, row: Array, device: Device, tool: str, *options: str) -> tuple[int, list[str]]:
     """Errors that compute-sanitizer's `tool` counts in one run (-1: none counted), and the lines that name them.
 
     Raises UsageError where it is not installed.
     """
     device.needs_cuda("compute-sanitizer", "the host runtime has guards of its own")
-    program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
-    if not program:
-        raise UsageError("compute-sanitizer: not on the PATH; wanted the CUDA toolkit's")
+    program = _sanitizer()
     with tempfile.TemporaryDirectory() as folder:
         request, out = Path(folder) / "request.npz", Path(folder) / "out.raw"
         asked = _request(p, device, "kernel", MIXED, False) | {"switches": row[None], "scrub": False}
@@ -274,9 +279,7 @@ def leak_check(device: Device) -> list[str]:
         "import ctypes, sys; l = ctypes.CDLL(sys.argv[1]); l.tinyllm_tensor_scenario.restype = ctypes.c_char_p; "
         "print(l.tinyllm_tensor_scenario(b'thousand').decode()); l.tinyllm_reset()"
     )
-    program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
-    if not program:
-        raise UsageError("compute-sanitizer: not on the PATH; wanted the CUDA toolkit's")
+    program = _sanitizer()
     library = str(build(FOLDER / "api.cu", HOST, device))
     command = [program, "--tool", "memcheck", "--leak-check", "full", sys.executable, "-c", code, library]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
