@@ -4,78 +4,13 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import libdevice
+
+from labkit.compare_parts import decoded, in_ulps, offsets, quotient, thread_max, thread_sum, walked
 
 SCALE = 2.0**40
 _NONE = tl.constexpr(9.0e15)  # beyond any index; float64 holds indices exactly up to here
 _SCALE = tl.constexpr(SCALE)  # on differences in float32: they are small, and their squares smaller
 _LEAST, _MOST = tl.constexpr(1e-15), tl.constexpr(1e17)  # what float32 can square and sum
-
-
-@triton.jit
-def _decoded(raw, CODE: tl.constexpr):
-    """The values of a float of 8 bits, by way of float16: e5m2 is its upper byte, e4m3fn has its exponent 2^8 away."""
-    if CODE == 0:
-        return raw
-    elif CODE == 2:
-        return (raw.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
-    else:
-        bits = raw.to(tl.int16)
-        value = ((bits & 127) << 7).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-        value = tl.where((bits & 127) == 127, float("nan"), value)
-        return tl.where((bits & 128) != 0, -value, value)
-
-
-@triton.jit
-def _offsets(index, sizes, strides, DIMENSIONS: tl.constexpr, LINEAR: tl.constexpr):
-    if LINEAR:
-        return index
-    else:
-        offset = index * 0
-        rest = index
-        for i in tl.static_range(DIMENSIONS - 1, 0, -1):
-            quotient = rest // sizes[i]
-            offset += (rest - quotient * sizes[i]) * strides[i]
-            rest = quotient
-        return offset + rest * strides[0]
-
-
-@triton.jit
-def _walked(place, sizes, logical, DIMENSIONS: tl.constexpr, LINEAR: tl.constexpr):
-    """The position in the walk of the element whose row-major index is `place`."""
-    if LINEAR:
-        return place
-    else:
-        found = place * 0
-        for i in tl.static_range(DIMENSIONS):
-            found = found * sizes[i] + (place // logical[i]) % sizes[i]
-        return found
-
-
-@triton.jit
-def _sum(x, THREADS: tl.constexpr, VECTOR: tl.constexpr):
-    """[TILE] -> [THREADS]: each thread adds what it holds, so nothing is exchanged."""
-    return tl.sum(tl.sum(tl.reshape(x, (x.shape[0] // (VECTOR * THREADS), THREADS, VECTOR)), axis=2), axis=0)
-
-
-@triton.jit
-def _max(x, THREADS: tl.constexpr, VECTOR: tl.constexpr):
-    return tl.max(tl.max(tl.reshape(x, (x.shape[0] // (VECTOR * THREADS), THREADS, VECTOR)), axis=2), axis=0)
-
-
-@triton.jit
-def _quotient(a, b, FAST: tl.constexpr):
-    if FAST:
-        return libdevice.fast_dividef(a, b)
-    return a / b
-
-
-@triton.jit
-def _in_ulps(d, g, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
-    """|d| in units in the last place at g, all float64."""
-    biased = tl.maximum((g.to(tl.int64, bitcast=True) >> 52) & 2047, EXPONENT + 1023)
-    scale = ((2047 - biased) << 52).to(tl.float64, bitcast=True)  # 2^(1024 - biased)
-    return tl.abs(d) * scale * (2.0 ** (MANTISSA - 1))
 
 
 @triton.jit
@@ -109,9 +44,9 @@ def one_pass(
         start = (program + i * programs) * TILE
         inside = lanes < count - start
         index = start + lanes if LARGE or LINEAR else start.to(tl.int32) + lanes
-        o = tl.load(o_ptr + _offsets(index, sizes, o_strides, DIMENSIONS, LINEAR), mask=inside, other=0.0)
-        g = tl.load(g_ptr + _offsets(index, sizes, g_strides, DIMENSIONS, LINEAR), mask=inside, other=0.0)
-        o, g = _decoded(o, O_CODE), _decoded(g, G_CODE)
+        o = tl.load(o_ptr + offsets(index, sizes, o_strides, DIMENSIONS, LINEAR), mask=inside, other=0.0)
+        g = tl.load(g_ptr + offsets(index, sizes, g_strides, DIMENSIONS, LINEAR), mask=inside, other=0.0)
+        o, g = decoded(o, O_CODE), decoded(g, G_CODE)
         if INTEGERS:
             d = (o.to(tl.int64) - g.to(tl.int64)).to(tl.float32) * _SCALE
         elif WIDE:
@@ -120,25 +55,25 @@ def one_pass(
             d = (o.to(tl.float32) - g.to(tl.float32)) * _SCALE
         v = g.to(tl.float32)
         a = tl.abs(d)
-        most = _max(a.to(tl.int32, bitcast=True), THREADS, VECTOR).to(
+        most = thread_max(a.to(tl.int32, bitcast=True), THREADS, VECTOR).to(
             tl.float32, bitcast=True
         )  # as integers: NaN is largest
-        most_golden = _max(tl.abs(v), THREADS, VECTOR)
-        ratio = _max(_quotient(a, tl.abs(v), FAST), THREADS, VECTOR)
+        most_golden = thread_max(tl.abs(v), THREADS, VECTOR)
+        ratio = thread_max(quotient(a, tl.abs(v), FAST), THREADS, VECTOR)
         care = ((most < _MOST) & (most_golden < _MOST)) == 0
         care = care | (ratio == inf)
         care = care | ((most > 0.0) & (most < _LEAST)) | ((most_golden > 0.0) & (most_golden < _LEAST))
         if HAS_ULP:
             biased = tl.maximum((v.to(tl.int32, bitcast=True) >> 23) & 255, EXPONENT + 127)
-            share = _max(
+            share = thread_max(
                 a * ((255 - biased) << 23).to(tl.float32, bitcast=True), THREADS, VECTOR
             )  # times 2^(128 - biased)
             share = share.to(tl.float64) * (2.0 ** (MANTISSA - 1) / _SCALE)
             care = care | ((share < inf) == 0)
         if MODE == 2:
-            allowed = tl.load(b_ptr + _offsets(index, sizes, b_strides, DIMENSIONS, LINEAR), mask=inside, other=1.0)
-            part = _quotient(a, allowed.to(tl.float32) * _SCALE, FAST)
-            part = _max(tl.where(part == part, part, inf), THREADS, VECTOR)
+            allowed = tl.load(b_ptr + offsets(index, sizes, b_strides, DIMENSIONS, LINEAR), mask=inside, other=1.0)
+            part = quotient(a, allowed.to(tl.float32) * _SCALE, FAST)
+            part = thread_max(tl.where(part == part, part, inf), THREADS, VECTOR)
             care = care | (part >= 1.0 - 1e-5)
         elif MODE == 1:
             care = care | ((most >= near) & (most > 0.0))
@@ -150,9 +85,9 @@ def one_pass(
             for j in range(TILE // THREADS):
                 spot = start + j * THREADS + threads
                 there = spot < count
-                o1 = tl.load(o_ptr + _offsets(spot, sizes, o_strides, DIMENSIONS, LINEAR), mask=there, other=0.0)
-                g1 = tl.load(g_ptr + _offsets(spot, sizes, g_strides, DIMENSIONS, LINEAR), mask=there, other=0.0)
-                o1, g1 = _decoded(o1, O_CODE), _decoded(g1, G_CODE)
+                o1 = tl.load(o_ptr + offsets(spot, sizes, o_strides, DIMENSIONS, LINEAR), mask=there, other=0.0)
+                g1 = tl.load(g_ptr + offsets(spot, sizes, g_strides, DIMENSIONS, LINEAR), mask=there, other=0.0)
+                o1, g1 = decoded(o1, O_CODE), decoded(g1, G_CODE)
                 x, y = o1.to(tl.float64), g1.to(tl.float64)
                 if INTEGERS:
                     e = (o1.to(tl.int64) - g1.to(tl.int64)).to(tl.float64)
@@ -162,10 +97,10 @@ def one_pass(
                     same = (x == y) | ((x != x) & (y != y))
                 finite = tl.abs(e) < inf
                 if HAS_ULP:
-                    units = tl.where(finite, _in_ulps(e, y, EXPONENT, MANTISSA), 0.0)
+                    units = tl.where(finite, in_ulps(e, y, EXPONENT, MANTISSA), 0.0)
                     ulps = tl.maximum(ulps, units)
                 if MODE == 2:
-                    limit = tl.load(b_ptr + _offsets(spot, sizes, b_strides, DIMENSIONS, LINEAR), mask=there, other=1.0)
+                    limit = tl.load(b_ptr + offsets(spot, sizes, b_strides, DIMENSIONS, LINEAR), mask=there, other=1.0)
                     used = tl.maximum(used, tl.where(finite & (e != 0.0), tl.abs(e) / limit, 0.0))
                     near_enough = (tl.abs(e) <= limit) & ((limit > 0.0) if INTEGERS else there)
                     same = same | near_enough | (limit == inf)
@@ -182,7 +117,7 @@ def one_pass(
                 else:
                     used = tl.maximum(used, tl.where(same, 0.0, inf))
                 wrong = there & (same == 0)
-                place = _offsets(spot, sizes, logical, DIMENSIONS, LINEAR).to(tl.float64)
+                place = offsets(spot, sizes, logical, DIMENSIONS, LINEAR).to(tl.float64)
                 mismatches += wrong.to(tl.int32)
                 first = tl.minimum(first, tl.where(wrong, place, _NONE))
                 one_sided = tl.minimum(one_sided, tl.where(wrong & (finite == 0), place, _NONE))
@@ -208,13 +143,13 @@ def one_pass(
             larger = size > largest
             largest = tl.where(larger, size, largest)
             at = tl.where(larger, i, at)
-            sum_d += _sum(d, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE)
-            sum_abs += _sum(a, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE)
-            sum_dd += _sum(d * d, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE / _SCALE)
-            sum_gg += _sum(v * v, THREADS, VECTOR).to(tl.float64)
-            sum_dg += _sum(d * v, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE)
-            o_zero += _sum((o == 0).to(tl.int32), THREADS, VECTOR)
-            g_zero += _sum((g == 0).to(tl.int32), THREADS, VECTOR)
+            sum_d += thread_sum(d, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE)
+            sum_abs += thread_sum(a, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE)
+            sum_dd += thread_sum(d * d, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE / _SCALE)
+            sum_gg += thread_sum(v * v, THREADS, VECTOR).to(tl.float64)
+            sum_dg += thread_sum(d * v, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE)
+            o_zero += thread_sum((o == 0).to(tl.int32), THREADS, VECTOR)
+            g_zero += thread_sum((g == 0).to(tl.int32), THREADS, VECTOR)
             relative = tl.maximum(relative, ratio.to(tl.float64) * (1.0 / _SCALE))
             if HAS_ULP:
                 ulps = tl.maximum(ulps, share)
@@ -232,9 +167,9 @@ def one_pass(
     for j in range(TILE // THREADS):
         spot = start + j * THREADS + threads
         there = spot < count
-        o1 = tl.load(o_ptr + _offsets(spot, sizes, o_strides, DIMENSIONS, LINEAR), mask=there, other=0.0)
-        g1 = tl.load(g_ptr + _offsets(spot, sizes, g_strides, DIMENSIONS, LINEAR), mask=there, other=0.0)
-        o1, g1 = _decoded(o1, O_CODE), _decoded(g1, G_CODE)
+        o1 = tl.load(o_ptr + offsets(spot, sizes, o_strides, DIMENSIONS, LINEAR), mask=there, other=0.0)
+        g1 = tl.load(g_ptr + offsets(spot, sizes, g_strides, DIMENSIONS, LINEAR), mask=there, other=0.0)
+        o1, g1 = decoded(o1, O_CODE), decoded(g1, G_CODE)
         if INTEGERS:
             e = tl.abs((o1.to(tl.int64) - g1.to(tl.int64)).to(tl.float64))
         else:
@@ -243,18 +178,18 @@ def one_pass(
         exact = tl.where(larger, e, exact)
         spot_of = tl.where(larger, spot, spot_of)
     best = tl.maximum(tl.max(exact, axis=0), 0.0)
-    place = _offsets(spot_of, sizes, logical, DIMENSIONS, LINEAR).to(tl.float64)
+    place = offsets(spot_of, sizes, logical, DIMENSIONS, LINEAR).to(tl.float64)
     worst = tl.min(tl.where(exact == best, place, _NONE), axis=0)
-    spot = _walked(tl.where(worst < _NONE, worst, 0.0).to(tl.int64), sizes, logical, DIMENSIONS, LINEAR)
+    spot = walked(tl.where(worst < _NONE, worst, 0.0).to(tl.int64), sizes, logical, DIMENSIONS, LINEAR)
     one = tl.min(one_sided, axis=0)
-    spot_one = _walked(tl.where(one < _NONE, one, 0.0).to(tl.int64), sizes, logical, DIMENSIONS, LINEAR)
+    spot_one = walked(tl.where(one < _NONE, one, 0.0).to(tl.int64), sizes, logical, DIMENSIONS, LINEAR)
     o_offset, o_one = (
-        _offsets(spot, sizes, o_strides, DIMENSIONS, LINEAR),
-        _offsets(spot_one, sizes, o_strides, DIMENSIONS, LINEAR),
+        offsets(spot, sizes, o_strides, DIMENSIONS, LINEAR),
+        offsets(spot_one, sizes, o_strides, DIMENSIONS, LINEAR),
     )
     g_offset, g_one = (
-        _offsets(spot, sizes, g_strides, DIMENSIONS, LINEAR),
-        _offsets(spot_one, sizes, g_strides, DIMENSIONS, LINEAR),
+        offsets(spot, sizes, g_strides, DIMENSIONS, LINEAR),
+        offsets(spot_one, sizes, g_strides, DIMENSIONS, LINEAR),
     )
 
     # Lanes beyond the end were read as zeros on both sides.
@@ -264,10 +199,10 @@ def one_pass(
     tl.store(row + 1 * programs, tl.min(first, axis=0))
     tl.store(row + 2 * programs, worst)
     tl.store(row + 3 * programs, one)
-    tl.store(row + 4 * programs, _decoded(tl.load(o_ptr + o_offset), O_CODE).to(tl.float64))
-    tl.store(row + 5 * programs, _decoded(tl.load(g_ptr + g_offset), G_CODE).to(tl.float64))
-    tl.store(row + 6 * programs, _decoded(tl.load(o_ptr + o_one), O_CODE).to(tl.float64))
-    tl.store(row + 7 * programs, _decoded(tl.load(g_ptr + g_one), G_CODE).to(tl.float64))
+    tl.store(row + 4 * programs, decoded(tl.load(o_ptr + o_offset), O_CODE).to(tl.float64))
+    tl.store(row + 5 * programs, decoded(tl.load(g_ptr + g_offset), G_CODE).to(tl.float64))
+    tl.store(row + 6 * programs, decoded(tl.load(o_ptr + o_one), O_CODE).to(tl.float64))
+    tl.store(row + 7 * programs, decoded(tl.load(g_ptr + g_one), G_CODE).to(tl.float64))
     tl.store(row + 8 * programs, best)
     tl.store(row + 9 * programs, tl.max(relative, axis=0))
     tl.store(row + 10 * programs, tl.max(ulps, axis=0))

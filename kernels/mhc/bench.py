@@ -37,13 +37,14 @@ def cases(device: Device) -> Iterator[Case]:
     for tokens, d in SIZES:
         inputs = draw(tokens, STREAMS, d, np.random.default_rng(0), torch.bfloat16).to(device.kind)
         exact: dict[Any, dict[str, Tensor]] = {}
+        operators: dict[str, peers.Operator] = {}
         for mode, units in (("forward", 18), ("full", 46)):
             providers = []
             for peer in peers.PEERS:
                 if peer.name.startswith("liger") and tokens * d >= SLOW:
                     continue
                 try:
-                    operator = peer.make()
+                    operator = operators[peer.name] = operators.get(peer.name) or peer.make()
                 except ModuleNotFoundError as missing:
                     print(f"  left out: {peer.name}: {missing}")
                     continue

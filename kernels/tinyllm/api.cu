@@ -17,6 +17,17 @@ int guarded(Run run) {
         return -1;
     }
 }
+
+// The tensor that the copies are measured on.
+Tensor& copied(size_t count) {
+    static Tensor t;
+    if (t.count() != count) {
+        t = Tensor("copied", {count});
+        t.host();
+        t.h2d();
+    }
+    return t;
+}
 }  // namespace
 
 extern "C" {
@@ -90,16 +101,22 @@ int tinyllm_synchronize() {
 // The Tensor by itself, for its tests: each scenario says what it found, "ok" if all is right.
 const char* tinyllm_tensor_scenario(const char* name);
 
-// Microseconds are the caller's to take: `times` copies of a pinned tensor each way.
-int tinyllm_copy(size_t count, int to_device, int times) {
+// One copy of a pinned tensor, h2d or d2h. The tensor stays, so that a second call copies and does no more.
+int tinyllm_copy(size_t count, int to_device) {
     return guarded([&] {
-        static Tensor t;
-        if (t.count() != count) {
-            t = Tensor("copied", {count});
-            t.host();
-            t.h2d();
-        }
-        for (int i = 0; i < times; ++i) to_device ? t.h2d() : t.d2h();
+        Tensor& t = copied(count);
+        to_device ? t.h2d() : t.d2h();
+    });
+}
+// What the same tensor holds after `from` went to the device, the host side was cleared, and all came back.
+int tinyllm_round_trip(size_t count, const float* from, float* to) {
+    return guarded([&] {
+        Tensor& t = copied(count);
+        std::copy(from, from + count, t.host().begin());
+        t.h2d();
+        std::fill(t.host().begin(), t.host().end(), 0.0f);
+        t.d2h();
+        std::copy(t.host().begin(), t.host().end(), to);
     });
 }
 

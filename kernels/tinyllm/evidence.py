@@ -164,12 +164,12 @@ def prints(p: faulty.Program, suspects: Sequence[frozenset[str]], device: Device
 
 def first_wrong(p: faulty.Program, suspects: Sequence[frozenset[str]], device: Device, world: str) -> str:
     """The first of ff_out, x and logits that is wrong in each set; several where the sets differ."""
-    found = []
+    found = set()
     for one in suspects:
         o = faulty.run(p, faulty.switches(*one, way=1)[None], device, fresh=world)[0]
-        whole = {"ff_out": o["ff_right"] == p.elements, "x": o["x_right"] == p.elements}
-        found.append(next((name for name, right in whole.items() if not right), "logits"))
-    return " or ".join(dict.fromkeys(found))
+        right = {"ff_out": o["ff_right"] == p.elements, "x": o["x_right"] == p.elements}
+        found.add(next((name for name in right if not right[name]), "logits"))
+    return " or ".join(name for name in ("ff_out", "x", "logits") if name in found)
 
 
 def guesses(model: TinyLLM, text: Array) -> set[int]:

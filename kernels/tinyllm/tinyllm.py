@@ -36,7 +36,8 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "tinyllm_step": (_i, (_p, *(_f,) * 5)),
     "tinyllm_synchronize": (_i, ()),
     "tinyllm_tensor_scenario": (ctypes.c_char_p, (ctypes.c_char_p,)),
-    "tinyllm_copy": (_i, (_z, _i, _i)),
+    "tinyllm_copy": (_i, (_z, _i)),
+    "tinyllm_round_trip": (_i, (_z, _p, _p)),
 }
 ON_HOST: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "cuda_host_set": (None, (_i, _z, _z, _i, _i)),

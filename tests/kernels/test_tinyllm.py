@@ -118,6 +118,17 @@ def test_what_the_tensor_cannot_do_is_said_with_names_and_sizes(where, name, mes
     assert message in library(where).tinyllm_tensor_scenario(name.encode()).decode()
 
 
+def test_the_copies_that_the_benchmark_times_bring_everything(where, rng):
+    lib, sent = library(where), rng.standard_normal(1001).astype(np.float32)
+    back = np.full_like(sent, np.nan)
+    assert lib.tinyllm_round_trip(sent.size, sent.ctypes.data, back.ctypes.data) == 0
+    np.testing.assert_array_equal(back, sent)
+    for to_device in (1, 0):
+        assert lib.tinyllm_copy(sent.size, to_device) == 0
+    assert lib.tinyllm_round_trip(sent.size, sent.ctypes.data, back.ctypes.data) == 0
+    np.testing.assert_array_equal(back, sent)
+
+
 @pytest.mark.gpu
 def test_the_sanitizer_finds_no_leak_and_no_error_in_what_is_right(where, rng):
     assert any("ERROR SUMMARY: 0 errors" in line for line in faulty.leak_check(where))
