@@ -23,7 +23,7 @@ struct Outcome {
     int ff_right, x_right;          // how many elements of the first layer's ff_out, and of the last x, are within bound
     int host_size, host_zero;       // of the first ff_out's host vector, when the layer is done: elements, and zeros
     int x_zero, x_tiny, x_nan;      // how many of x's are 0; not 0 and below 1e-28; NaN
-    int logits_read, logits_right, logits_zero, logits_nan, predicted;
+    int logits_read, logits_right, logits_zero, logits_nan, strays, predicted;
     float ff_first[2], ff_last[2];
     float x[2], logits_low, logits_high, loss;
 };
@@ -87,7 +87,13 @@ class Model {
             *tensor = tinyllm::Tensor("scratch", {rows, width});
     }
 
-    int tokens() const { return T; }
+    // Weights and constants once more: a run whose buffers are too small may have written into them.
+    void restore() {
+        for (tinyllm::Tensor* t : {&table, &positions, &head, &ones, &zeros}) t->h2d();
+        for (Layer& l : layers)
+            for (tinyllm::Tensor* t : {&l.qkv, &l.o, &l.up, &l.down}) t->h2d();
+        tokens_.h2d();
+    }
 
     void layer(const Layer& l, const Tensor& in, Tensor& out) {
         using namespace tinyllm;
@@ -291,18 +297,33 @@ void* faulty_new(int tokens, int vocabulary, int width, int heads, const int* id
 }
 void faulty_delete(void* model) { delete static_cast<faulty::Model*>(model); }
 
-// Memory of the sizes that a run asks for, filled with the report's two numbers and given back: what the run then finds
-// in memory that nobody wrote.
-int faulty_scrub(size_t bytes, int blocks, int zero) {
-    static const float garbage[2] = {6.16847e-33f, 1.60859e-32f};
-    std::vector<float> pattern(bytes / sizeof(float));
-    for (size_t i = 0; i < pattern.size() && !zero; ++i) pattern[i] = garbage[i % 2];
-    std::vector<void*> held(size_t(blocks), nullptr);
-    for (void*& block : held) {
-        if (cudaMalloc(&block, bytes) != cudaSuccess) return -1;
-        cudaMemcpy(block, pattern.data(), bytes, cudaMemcpyHostToDevice);
+void faulty_restore(void* model) { static_cast<faulty::Model*>(model)->restore(); }
+
+// Fills the memory that a run will be given: blocks of `bytes` and of the least size, all held at a time, each filled with
+// `pair` and given back. `keep` leaves one more, without which the driver takes the whole page back, and clears it.
+int faulty_fill(size_t bytes, int blocks, const float* pair, int keep) {
+    constexpr size_t LEAST = 512;  // what cudaMalloc gives at least, and rounds up to
+    std::vector<float> pattern(std::max(bytes, LEAST) / sizeof(float));
+    for (size_t i = 0; i < pattern.size(); ++i) pattern[i] = pair[i % 2];
+    std::vector<std::pair<char*, size_t>> held;
+    void* kept = nullptr;
+    if (keep && cudaMalloc(&kept, LEAST) != cudaSuccess) return -1;
+    for (int i = 0; i < 2 * blocks; ++i) {
+        void* block = nullptr;
+        const size_t size = i < blocks ? (bytes + LEAST - 1) / LEAST * LEAST : LEAST;
+        if (cudaMalloc(&block, size) != cudaSuccess) return -1;
+        held.emplace_back(static_cast<char*>(block), size);
+        for (size_t at = 0; at < size; at += pattern.size() * sizeof(float))
+            cudaMemcpy(held.back().first + at, pattern.data(), std::min(size - at, pattern.size() * sizeof(float)), cudaMemcpyHostToDevice);
     }
-    for (void* block : held) cudaFree(block);
+    std::sort(held.begin(), held.end());
+    std::vector<faulty::Range>& ranges = faulty::filled();
+    ranges.clear();
+    for (auto [block, size] : held) {
+        if (ranges.empty() || ranges.back().end != block) ranges.push_back({block, block});
+        ranges.back().end = block + size;
+        cudaFree(block);
+    }
     return 0;
 }
 
@@ -337,6 +358,7 @@ int faulty_run(void* model, const faulty::Switches* switches, faulty::Outcome* o
     out->failed_calls = c.seen.failed_calls;
     out->first_error = c.seen.first_error;
     out->traces = c.seen.traces;
+    out->strays = c.seen.strays;
     out->traced_bytes = c.seen.traced_bytes;
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : -1;
 }

@@ -37,13 +37,16 @@ SWITCHES = {
 }
 """Two-valued switches, in the order of faulty::Switches, which has `way` after them. None of them set is right."""
 WAYS = ("by value, copied", "by value, elided", "out-parameter", "shared_ptr")
-FRESH = {"NaN": 0, "zeros": 1, "the report's numbers": 2, "the report's numbers in x, zeros elsewhere": 4}
-"""What memory that nobody wrote holds, on the host runtime. On a GPU the last of them is written and given back before
-each run."""
 MIXED = "the report's numbers in x, zeros elsewhere"
+FRESH = {"NaN": 0, "zeros": 1, "the report's numbers": 2, MIXED: 4}
+"""What memory that nobody wrote holds, on the host runtime: of each buffer that is given out. On a GPU (all but the
+last of them) it is written before each run where the run's buffers will lie; what a run itself leaves there stays."""
+FILLED = {"NaN": (np.nan, np.nan), "zeros": (0.0, 0.0), "the report's numbers": (6.16847e-33, 1.60859e-32)}
+BLOCKS = 32
+"""Filled on a GPU, of the largest size and again of the least: more than a run ever holds."""
 _COUNTS = (
     "ff_failed", "x_failed", "ff_right", "x_right", "host_size", "host_zero", "x_zero", "x_tiny", "x_nan",
-    "logits_read", "logits_right", "logits_zero", "logits_nan", "predicted",
+    "logits_read", "logits_right", "logits_zero", "logits_nan", "strays", "predicted",
 )  # fmt: skip
 OUTCOME = np.dtype(
     [(name, np.int32) for name in ("status", "failed_calls", "first_error", "traces")]
@@ -116,15 +119,27 @@ def switches(*names: str, way: int = 0) -> Array:
     return np.array([*(int(name in names) for name in SWITCHES), way], np.int32)
 
 
+def worlds(device: Device) -> tuple[str, ...]:
+    """What memory that nobody wrote is made to hold here, one kind at a time; the last is nearest to the report."""
+    return tuple(FILLED) if device.is_cuda else ("NaN", "zeros", MIXED)
+
+
 def run(
-    p: Program, rows: Array, device: Device, *, engine: str = "cublas", fresh: str = MIXED,
-    no_launch: bool = False, jobs: int = 2,
+    p: Program, rows: Array, device: Device, *, engine: str = "cublas", fresh: str | None = None,
+    no_launch: bool = False, jobs: int | None = None,
 ) -> Array:  # fmt: skip
     """An outcome [OUTCOME] for each row of switches, in processes of their own; one that dies is begun again after it.
 
-    `no_launch`: kernels are built for another GPU (sm_75), so that none ever runs. `fresh` is for the host runtime.
+    `no_launch`: kernels are built for another GPU (sm_75), so that none ever runs. `fresh` is the last of worlds() by
+    default. `strays` of an outcome counts buffers that lay where a GPU's memory had not been filled.
+
+    Raises UsageError for a `fresh` that the device cannot have.
     """
+    fresh, known = fresh or worlds(device)[-1], FILLED if device.is_cuda else FRESH
+    if fresh not in known:
+        raise UsageError(f"fresh: {fresh!r} is not right; wanted one of {', '.join(known)}")
     request = _request(p, device, engine, fresh, no_launch)
+    jobs = jobs or (8 if device.is_cuda else 2)
     parts = np.array_split(np.asarray(rows, np.int32), max(1, min(jobs, len(rows))))
     with tempfile.TemporaryDirectory() as folder:
         tasks = [_Task(Path(folder), i, request | {"switches": part}) for i, part in enumerate(parts)]
@@ -145,7 +160,7 @@ def _request(p: Program, device: Device, engine: str, fresh: str, no_launch: boo
         "golden": np.concatenate(list(p.golden.values())).astype(np.float32),
         "allowed": np.concatenate(list(p.allowed.values())).astype(np.float32),
         "sizes": np.array([len(p.ids), c.vocabulary, c.width, c.heads]), "engine": ENGINES[engine],
-        "scrub": device.is_cuda,
+        "filled_blocks": BLOCKS if device.is_cuda else 0, "filled_with": np.array(FILLED.get(fresh, (0.0, 0.0))),
     }  # fmt: skip
 
 
@@ -165,7 +180,7 @@ def sanitized(p: Program, row: Array, device: Device, tool: str, *options: str) 
     program = _sanitizer()
     with tempfile.TemporaryDirectory() as folder:
         request, out = Path(folder) / "request.npz", Path(folder) / "out.raw"
-        asked = _request(p, device, "kernel", MIXED, False) | {"switches": row[None], "scrub": False}
+        asked = _request(p, device, "kernel", worlds(device)[-1], False) | {"switches": row[None], "filled_blocks": 0}
         np.savez(request, **asked)  # type: ignore[arg-type]
         worker = [sys.executable, str(FOLDER / "worker.py"), str(request), str(out), "0"]
         done = subprocess.run([program, "--tool", tool, *options, *worker], capture_output=True, text=True, check=False)
@@ -287,18 +302,19 @@ def leak_check(device: Device) -> list[str]:
 
 
 def fresh_memory(device: Device, sizes: Sequence[int] = (2048, 1 << 20, 1 << 28)) -> list[str]:
-    """What a new process finds in memory that it was just given: zeros, or something else."""
+    """What a new process finds in memory that it was just given: zeros, or what was there before."""
     library = str(build(FOLDER / "faulty.cu", HOST, device))
     code = (
-        "import ctypes, sys, numpy as np; l = ctypes.CDLL(sys.argv[1])\n"
-        "for size in map(int, sys.argv[2:]):\n"
+        "import ctypes, sys, numpy as np; l = ctypes.CDLL(sys.argv[1]); one = np.ones(2, np.float32)\n"
+        "def look(size, when):\n"
         "    a = np.full(size // 4, 7.0, np.float32)\n"
-        "    for again in (0, 1):\n"
-        "        l.faulty_fresh(ctypes.c_void_p(a.ctypes.data), ctypes.c_size_t(a.size))\n"
-        "        print(f'{size} bytes, given {again + 1}: {int((a == 0).sum())} of {a.size} floats are zero')\n"
-        "    l.faulty_scrub(ctypes.c_size_t(size), 1, 0)\n"
         "    l.faulty_fresh(ctypes.c_void_p(a.ctypes.data), ctypes.c_size_t(a.size))\n"
-        "    print(f'{size} bytes, after another buffer was freed: {int((a == 0).sum())} of {a.size} are zero')\n"
+        "    print(f'{size} bytes, {when}: {int((a == 0).sum())} of {a.size} floats are zero')\n"
+        "for size in map(int, sys.argv[2:]):\n"
+        "    look(size, 'the first')\n"
+        "    for keep, when in ((0, 'after ones, all was freed'), (1, 'after ones, 512 bytes still held')):\n"
+        "        l.faulty_fill(ctypes.c_size_t(size), 1, ctypes.c_void_p(one.ctypes.data), keep)\n"
+        "        look(size, when)\n"
     )
     command = [sys.executable, "-c", code, library, *map(str, sizes)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -31,9 +31,24 @@ struct Switches {
 };
 
 struct Witness {  // what a run leaves behind for us, beside what its program would print
-    int failed_calls = 0, first_error = 0, traces = 0;
+    int failed_calls = 0, first_error = 0, traces = 0, strays = 0;
     long traced_bytes = -1;
 };
+
+// Memory that was filled before the run, [begin, end): where the run's buffers are expected. Empty: not known.
+struct Range {
+    const char *begin, *end;
+};
+inline std::vector<Range>& filled() {
+    static std::vector<Range> ranges;
+    return ranges;
+}
+inline bool stray(const void* buffer, size_t bytes) {
+    const char* begin = static_cast<const char*>(buffer);
+    for (const Range& r : filled())
+        if (r.begin <= begin && begin + bytes <= r.end) return false;
+    return !filled().empty();
+}
 
 struct Context {
     Switches s{};
@@ -114,6 +129,7 @@ class Tensor {
         cudaFree(d_data);
         d_data = nullptr;
         if (size) call(cudaMalloc(&d_data, size));
+        if (d_data) context().seen.strays += stray(d_data, size);
     }
     bool transfer(const Tensor& other) {
         const Switches& s = context().s;

@@ -33,12 +33,16 @@ def main() -> int:
         return 2
     switches = np.ascontiguousarray(request["switches"], np.int32)
     outcome = (ctypes.c_char * library.faulty_outcome_size())()
-    scrub, tokens, vocabulary, width = bool(request["scrub"]), *sizes[:3]
+    blocks, tokens, vocabulary, width = int(request["filled_blocks"]), *sizes[:3]
+    pair = np.ascontiguousarray(request["filled_with"], np.float32)
+    largest = ctypes.c_size_t(4 * tokens * max(width, vocabulary))
     with out.open("ab") as file:
         for row in switches[first:]:
-            if scrub:
-                for size in (4 * tokens * width, 4 * tokens * vocabulary):
-                    library.faulty_scrub(ctypes.c_size_t(size), 6, int(size != 4 * tokens * width))
+            if blocks:
+                library.faulty_restore(ctypes.c_void_p(model))
+                if library.faulty_fill(largest, blocks, ctypes.c_void_p(pair.ctypes.data), 0):
+                    print("memory could not be filled", file=sys.stderr)
+                    return 2
             lost = library.faulty_run(ctypes.c_void_p(model), ctypes.c_void_p(row.ctypes.data), outcome)
             file.write(outcome.raw)
             file.flush()

@@ -141,7 +141,7 @@ def test_the_sanitizer_finds_no_leak_and_no_error_in_what_is_right(where, rng):
 def test_every_switch_changes_an_outcome_and_the_right_program_is_right(where, rng):
     p = faulty.program(0.1, rng, width=32, vocabulary=16)
     rows = faulty.combinations((1,))
-    o = faulty.run(p, rows, where, jobs=4)
+    o = faulty.run(p, rows, where)
     assert len(o) == len(rows)
     assert (o["status"] != faulty.LOST).all()
     assert faulty.right(o, p)[0]
@@ -149,6 +149,21 @@ def test_every_switch_changes_an_outcome_and_the_right_program_is_right(where, r
         assert evidence.changes(rows, o, column) > 0, name
     accused = faulty.switches("resize_by_size", way=1)
     assert faulty.right(o, p)[(rows == accused).all(1)][0]
+
+
+@pytest.mark.parametrize("world", faulty.FRESH)
+def test_an_outcome_does_not_depend_on_what_ran_before(where, rng, world):
+    p = faulty.program(0.1, rng, width=64, vocabulary=32)
+    if world not in (faulty.FILLED if where.is_cuda else faulty.FRESH):
+        with pytest.raises(UsageError, match=f"fresh: '{world}' is not right; wanted one of NaN, zeros"):
+            faulty.run(p, faulty.switches()[None], where, fresh=world)
+        return
+    rows = rng.permutation(faulty.combinations())[:400]
+    there = faulty.run(p, rows, where, fresh=world, jobs=2)
+    back = faulty.run(p, rows[::-1], where, fresh=world, jobs=1)[::-1]
+    assert not there["strays"].any()
+    for name in there.dtype.names:
+        np.testing.assert_array_equal(there[name], back[name], err_msg=name)
 
 
 def test_zeros_that_are_never_filled_are_enough(where, rng):
