@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 import os
 import struct
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 
 from labkit.compare_kernels import SCALE, combine, one_pass
 from labkit.layout import Walk
-from labkit.statistics import FIELDS, NUMBER, Rule, Statistics
+from labkit.statistics import FIELDS, NUMBER, Format, Rule, Statistics
 
 TILE, WARPS, PROGRAMS_PER_SM = 2048, 4, 4
 ROWS = 32  # FIELDS, padded to a power of two
@@ -30,7 +32,11 @@ def measure(o: torch.Tensor, g: torch.Tensor, bound: torch.Tensor | None, walk: 
     """Every statistic of `o` against `g`; `bound` is a float64 tensor of their shape when `rule` is elementwise."""
     # The last kernel writes to host memory that is pinned, so that waiting for it is all that reading takes.
     result = torch.empty(ROWS, dtype=torch.float64, pin_memory=o.is_cuda)
-    launch(o, g, bound, walk, rule, result)
+    if o.is_cuda and o.device.index != torch.cuda.current_device():
+        with torch.cuda.device(o.device):
+            launch(o, g, bound, walk, rule, result)
+    else:
+        launch(o, g, bound, walk, rule, result)
     if o.is_cuda:
         torch.cuda.current_stream(o.device).synchronize()
     return Statistics(*result.tolist()[: len(FIELDS)])
@@ -41,30 +47,72 @@ def launch(
     tile: int = TILE, warps: int = WARPS, programs_per_sm: int = PROGRAMS_PER_SM, stages: int | None = None,
 ) -> None:  # fmt: skip
     """As :func:`measure`, without waiting: fills `result`, float64 [32], which the device can write to."""
-    count = o.numel()
-    programs = min(-(-count // tile), _multiprocessors(o.device) * programs_per_sm)
-    parts = torch.empty((ROWS, programs), dtype=torch.float64, device=o.device)
-    itemsize = max(o.element_size(), g.element_size())
-    stages = (3 if itemsize <= 4 else 1) if stages is None else stages
-    strides = [*walk.strides, *([walk.strides[0]] if bound is None else []), walk.logical]
-    form = rule.format
-    reach = max(sum((n - 1) * s for n, s in zip(walk.sizes, one, strict=True)) for one in strides)
-    near = min(rule.number * SCALE * (1.0 - 1e-6), 3e38)
-    one_pass[(programs,)](
-        _bytes(o), _bytes(g), o if bound is None else bound, parts, count, programs, _bits(rule.number), float(near),
-        walk.sizes, *(tuple(one) for one in strides),
-        WIDE=any(t.dtype.itemsize > 4 or not t.is_floating_point() for t in (o, g)),
-        INTEGERS=not (o.is_floating_point() or g.is_floating_point()), HAS_ULP=form is not None,
-        EXPONENT=form.exponent if form else 0, MANTISSA=form.mantissa if form else 0,
-        LARGEST=form.largest if form else 0.0, OVERFLOW=form.overflow if form else 0.0, MODE=rule.mode,
-        ANYTHING=rule.mode == NUMBER and rule.number == math.inf, POSITIVE=rule.number > 0.0,
-        LINEAR=walk.linear, LARGE=reach + tile >= 2**31, DIMENSIONS=len(walk.sizes),
-        O_CODE=_CODES.get(o.dtype, 0), G_CODE=_CODES.get(g.dtype, 0), TILE=tile, THREADS=32 * warps,
-        VECTOR=4,
-        STAGES=stages, FAST=os.environ.get("TRITON_INTERPRET") != "1", num_warps=warps,
+    anything = rule.mode == NUMBER and rule.number == math.inf
+    plan = _plan(
+        o.device, o.dtype, g.dtype, bound is not None, walk, rule.mode, rule.format, anything, rule.number > 0.0,
+        tile, warps, programs_per_sm, stages,
     )  # fmt: skip
-    combine[(1,)](parts, result, programs, _bits(rule.number), MODE=rule.mode, ROWS=ROWS,
-                   WIDTH=1 << (programs - 1).bit_length(), num_warps=8)  # fmt: skip
+    parts = torch.empty((ROWS, plan.programs), dtype=torch.float64, device=o.device)
+    near = min(rule.number * SCALE * (1.0 - 1e-6), 3e38)
+    number = _bits(rule.number)
+    third = o if bound is None else bound
+    short = number >> 31 in (0, -1)
+    kind = ("one_pass", short, *(t.data_ptr() % 16 == 0 for t in (o, g, third)))
+    _launch(
+        one_pass, plan.kernels, kind, plan.programs, warps,
+        _bytes(o), _bytes(g), third, parts, plan.count, plan.programs, number, near, *plan.shape, *plan.constants,
+    )  # fmt: skip
+    _launch(
+        combine, plan.kernels, ("combine", short), 1, 8,
+        parts, result, plan.programs, number, rule.mode, ROWS, 1 << (plan.programs - 1).bit_length(),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What follows from types, shapes and rule alone; and the kernels that were compiled for them."""
+
+    count: int
+    programs: int
+    shape: tuple[tuple[int, ...], ...]
+    """Sizes, strides of the three tensors, row-major strides."""
+    constants: tuple[Any, ...]
+    """What one_pass is compiled for, in the order of its parameters."""
+    kernels: dict[Any, Any]
+
+
+@lru_cache(maxsize=256)
+def _plan(
+    device: torch.device, observed: torch.dtype, golden: torch.dtype, has_bound: bool, walk: Walk,
+    mode: int, form: Format | None, anything: bool, positive: bool,
+    tile: int, warps: int, programs_per_sm: int, stages: int | None,
+) -> _Plan:  # fmt: skip
+    count = math.prod(walk.sizes)
+    programs = min(-(-count // tile), _multiprocessors(device) * programs_per_sm)
+    stages = (3 if max(observed.itemsize, golden.itemsize) <= 4 else 1) if stages is None else stages
+    strides = (*walk.strides, *(() if has_bound else (walk.strides[0],)), walk.logical)
+    reach = max(sum((n - 1) * s for n, s in zip(walk.sizes, one, strict=True)) for one in strides)
+    constants = {
+        "WIDE": any(kind.itemsize > 4 or not kind.is_floating_point for kind in (observed, golden)),
+        "INTEGERS": not (observed.is_floating_point or golden.is_floating_point),
+        "HAS_ULP": form is not None, "EXPONENT": form.exponent if form else 0, "MANTISSA": form.mantissa if form else 0,
+        "LARGEST": form.largest if form else 0.0, "OVERFLOW": form.overflow if form else 0.0, "MODE": mode,
+        "ANYTHING": anything, "POSITIVE": positive,
+        "LINEAR": walk.linear, "LARGE": reach + tile >= 2**31, "DIMENSIONS": len(walk.sizes),
+        "O_CODE": _CODES.get(observed, 0), "G_CODE": _CODES.get(golden, 0), "TILE": tile, "THREADS": 32 * warps,
+        "VECTOR": 4, "STAGES": stages, "FAST": os.environ.get("TRITON_INTERPRET") != "1",
+    }  # fmt: skip
+    names = [name for name in one_pass.arg_names if name.isupper()]
+    return _Plan(count, programs, (walk.sizes, *strides), tuple(constants[name] for name in names), {})
+
+
+def _launch(kernel: Any, kernels: dict[Any, Any], kind: Any, programs: int, warps: int, *given: Any) -> None:
+    """Launch what was compiled for this kind of arguments: finding that again takes Triton longer than all the rest."""
+    compiled = kernels.get(kind)
+    if compiled is not None:
+        compiled[programs, 1, 1](*given)
+    else:
+        kernels[kind] = kernel[(programs,)](*given, num_warps=warps)  # None from the interpreter
 
 
 @cache

@@ -13,7 +13,7 @@ _SCALE = tl.constexpr(SCALE)  # on differences in float32: they are small, and t
 _LEAST, _MOST = tl.constexpr(1e-15), tl.constexpr(1e17)  # what float32 can square and sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number_bits"])
 def one_pass(
     o_ptr, g_ptr, b_ptr, parts_ptr, count, programs, number_bits, near,
     sizes, o_strides, g_strides, b_strides, logical,
@@ -220,7 +220,7 @@ def one_pass(
     tl.store(row + 22 * programs, tl.sum(g_zero.to(tl.float64), axis=0) - beyond)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number_bits"])
 def combine(parts_ptr, out_ptr, programs, number_bits, MODE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """The rows of `parts_ptr` to one number each, in a fixed order."""
     column = tl.arange(0, WIDTH)

@@ -279,7 +279,12 @@ class Model {
 
 namespace {
 thread_local std::string error;
-}
+
+struct {  // of one size and one pair of numbers as long as it is kept
+    void* buffer = nullptr;
+    bool written = false;
+} pattern;
+}  // namespace
 
 extern "C" {
 
@@ -297,32 +302,43 @@ void* faulty_new(int tokens, int vocabulary, int width, int heads, const int* id
 }
 void faulty_delete(void* model) { delete static_cast<faulty::Model*>(model); }
 
-void faulty_restore(void* model) { static_cast<faulty::Model*>(model)->restore(); }
+// What a run that wrote beyond its buffers may have spoiled is as it was before.
+void faulty_restore(void* model) {
+    static_cast<faulty::Model*>(model)->restore();
+    pattern.written = false;
+}
 
 // Fills the memory that a run will be given: blocks of `bytes` and of the least size, all held at a time, each filled with
-// `pair` and given back. `keep` leaves one more, without which the driver takes the whole page back, and clears it.
+// `pair` and given back. `keep`: a buffer of ours stays, without which the driver may take the whole page back, and clear it.
 int faulty_fill(size_t bytes, int blocks, const float* pair, int keep) {
     constexpr size_t LEAST = 512;  // what cudaMalloc gives at least, and rounds up to
-    std::vector<float> pattern(std::max(bytes, LEAST) / sizeof(float));
-    for (size_t i = 0; i < pattern.size(); ++i) pattern[i] = pair[i % 2];
+    const size_t size = (bytes + LEAST - 1) / LEAST * LEAST;
+    if (!pattern.buffer && cudaMalloc(&pattern.buffer, size) != cudaSuccess) return -1;
+    if (!pattern.written) {  // a copy from there need not be waited for, as one from the host
+        std::vector<float> host(size / sizeof(float));
+        for (size_t i = 0; i < host.size(); ++i) host[i] = pair[i % 2];
+        if (cudaMemcpy(pattern.buffer, host.data(), size, cudaMemcpyHostToDevice) != cudaSuccess) return -1;
+        pattern.written = true;
+    }
     std::vector<std::pair<char*, size_t>> held;
-    void* kept = nullptr;
-    if (keep && cudaMalloc(&kept, LEAST) != cudaSuccess) return -1;
     for (int i = 0; i < 2 * blocks; ++i) {
         void* block = nullptr;
-        const size_t size = i < blocks ? (bytes + LEAST - 1) / LEAST * LEAST : LEAST;
-        if (cudaMalloc(&block, size) != cudaSuccess) return -1;
-        held.emplace_back(static_cast<char*>(block), size);
-        for (size_t at = 0; at < size; at += pattern.size() * sizeof(float))
-            cudaMemcpy(held.back().first + at, pattern.data(), std::min(size - at, pattern.size() * sizeof(float)), cudaMemcpyHostToDevice);
+        const size_t wanted = i < blocks ? size : LEAST;
+        if (cudaMalloc(&block, wanted) != cudaSuccess) return -1;
+        if (cudaMemcpy(block, pattern.buffer, wanted, cudaMemcpyDeviceToDevice) != cudaSuccess) return -1;
+        held.emplace_back(static_cast<char*>(block), wanted);
     }
     std::sort(held.begin(), held.end());
     std::vector<faulty::Range>& ranges = faulty::filled();
     ranges.clear();
-    for (auto [block, size] : held) {
+    for (auto [block, length] : held) {
         if (ranges.empty() || ranges.back().end != block) ranges.push_back({block, block});
-        ranges.back().end = block + size;
+        ranges.back().end = block + length;
         cudaFree(block);
+    }
+    if (!keep) {
+        cudaFree(pattern.buffer);
+        pattern = {};
     }
     return 0;
 }

@@ -42,7 +42,7 @@ FRESH = {"NaN": 0, "zeros": 1, "the report's numbers": 2, MIXED: 4}
 """What memory that nobody wrote holds, on the host runtime: of each buffer that is given out. On a GPU (all but the
 last of them) it is written before each run where the run's buffers will lie; what a run itself leaves there stays."""
 FILLED = {"NaN": (np.nan, np.nan), "zeros": (0.0, 0.0), "the report's numbers": (6.16847e-33, 1.60859e-32)}
-BLOCKS = 32
+BLOCKS = 12
 """Filled on a GPU, of the largest size and again of the least: more than a run ever holds."""
 _COUNTS = (
     "ff_failed", "x_failed", "ff_right", "x_right", "host_size", "host_zero", "x_zero", "x_tiny", "x_nan",
@@ -126,7 +126,7 @@ def worlds(device: Device) -> tuple[str, ...]:
 
 def run(
     p: Program, rows: Array, device: Device, *, engine: str = "cublas", fresh: str | None = None,
-    no_launch: bool = False, jobs: int | None = None,
+    no_launch: bool = False, jobs: int = 2,
 ) -> Array:  # fmt: skip
     """An outcome [OUTCOME] for each row of switches, in processes of their own; one that dies is begun again after it.
 
@@ -139,7 +139,6 @@ def run(
     if fresh not in known:
         raise UsageError(f"fresh: {fresh!r} is not right; wanted one of {', '.join(known)}")
     request = _request(p, device, engine, fresh, no_launch)
-    jobs = jobs or (8 if device.is_cuda else 2)
     parts = np.array_split(np.asarray(rows, np.int32), max(1, min(jobs, len(rows))))
     with tempfile.TemporaryDirectory() as folder:
         tasks = [_Task(Path(folder), i, request | {"switches": part}) for i, part in enumerate(parts)]
@@ -312,9 +311,10 @@ def fresh_memory(device: Device, sizes: Sequence[int] = (2048, 1 << 20, 1 << 28)
         "    print(f'{size} bytes, {when}: {int((a == 0).sum())} of {a.size} floats are zero')\n"
         "for size in map(int, sys.argv[2:]):\n"
         "    look(size, 'the first')\n"
-        "    for keep, when in ((0, 'after ones, all was freed'), (1, 'after ones, 512 bytes still held')):\n"
+        "    for keep, when in ((0, 'after ones, all was freed'), (1, 'after ones, a buffer still held')):\n"
         "        l.faulty_fill(ctypes.c_size_t(size), 1, ctypes.c_void_p(one.ctypes.data), keep)\n"
         "        look(size, when)\n"
+        "    l.faulty_fill(ctypes.c_size_t(size), 1, ctypes.c_void_p(one.ctypes.data), 0)\n"
     )
     command = [sys.executable, "-c", code, library, *map(str, sizes)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

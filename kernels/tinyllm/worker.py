@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+SIZE_IN_ELEMENTS = 0  # the switch whose buffers are too small: on a GPU, what is written past them may hit a weight
 GUARD = 1 << 14  # beyond anything that a wrong size can overrun here
 
 
@@ -38,12 +39,12 @@ def main() -> int:
     largest = ctypes.c_size_t(4 * tokens * max(width, vocabulary))
     with out.open("ab") as file:
         for row in switches[first:]:
-            if blocks:
-                library.faulty_restore(ctypes.c_void_p(model))
-                if library.faulty_fill(largest, blocks, ctypes.c_void_p(pair.ctypes.data), 0):
-                    print("memory could not be filled", file=sys.stderr)
-                    return 2
+            if blocks and library.faulty_fill(largest, blocks, ctypes.c_void_p(pair.ctypes.data), 1):
+                print("memory could not be filled", file=sys.stderr)
+                return 2
             lost = library.faulty_run(ctypes.c_void_p(model), ctypes.c_void_p(row.ctypes.data), outcome)
+            if blocks and row[SIZE_IN_ELEMENTS] and not lost:
+                library.faulty_restore(ctypes.c_void_p(model))
             file.write(outcome.raw)
             file.flush()
             if lost:
