@@ -49,7 +49,8 @@ def build(source: Path, host: Path, device: Device, architecture: str | None = N
         made_for = device.name
     else:
         compiler = _find("c++", "CXX", "a C++ compiler (Debian: g++), or set CXX")
-        flags = ["-x", "c++", "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", f"-I{host}"]
+        flags = ["-x", "c++", "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
+        flags += ["-U_FORTIFY_SOURCE", f"-I{host}"]  # some compilers set it, and then longjmp keeps to one stack
         command = [compiler, *flags, str(source)]
         made_for = cpu_name()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout

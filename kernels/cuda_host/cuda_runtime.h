@@ -206,6 +206,9 @@ struct Fibre {
 };
 constexpr size_t STACK = 64 << 10;
 
+#if defined(__USE_FORTIFY_LEVEL) && __USE_FORTIFY_LEVEL > 0
+#error "cuda_host: build with -U_FORTIFY_SOURCE; a fortified longjmp refuses to go to another stack"
+#endif
 struct Crew {
     std::vector<std::unique_ptr<Fibre>> fibres;
     std::function<void()> body;

@@ -90,13 +90,9 @@ def eager() -> Operator:
     return _written(_identity, golden.expand)
 
 
-def compiled(fused: bool) -> Operator:
-    """The same through torch.compile. Not `fused`: the layer is a call of its own, as a real one is, and gets x's type.
-
-    `fused` lets the compiler see that the layer does nothing, so that what goes in and out is never rounded.
-    """
-    layer = _identity if fused else torch.compiler.disable(_identity)
-    return torch.compile(_written(layer, _expanded_by_element), dynamic=False)
+def compiled() -> Operator:
+    """The same through torch.compile; the layer is a call of its own, as a real one is, and is given x's type."""
+    return torch.compile(_written(torch.compiler.disable(_identity), _expanded_by_element), dynamic=False)
 
 
 def liger() -> Operator:
@@ -154,21 +150,14 @@ def _transformer_engine(deterministic: bool) -> Any:
             os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = kept
 
 
-def transformer_engine(deterministic: bool, accumulate: bool = False) -> Operator:
-    """transformer_engine's Triton operators; its x is [s, b, D, n], and its phi [M, D n].
-
-    `accumulate` gives it the float32 buffer in which it can add up dx.
-    """
+def transformer_engine(deterministic: bool) -> Operator:
+    """transformer_engine's Triton operators; its x is [s, b, D, n], and its phi [M, D n]."""
     te = _transformer_engine(deterministic)
 
     def run(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
         x4 = x[:, None]
-        buffer = torch.empty(x.shape, dtype=torch.float32, device=x.device) if accumulate else None
-        split = not deterministic
-        y, post, p = te.mhc_generate_mix_and_aggregate(
-            x4, phi, alpha, b[None], fused_grad_x_acc_buffer=buffer, use_split_k=split
-        )
-        return te.mhc_fused_expand_combine(y, None, post, x4, p, 4, fused_grad_x_acc_buffer=buffer)[:, 0]
+        y, post, p = te.mhc_generate_mix_and_aggregate(x4, phi, alpha, b[None], use_split_k=not deterministic)
+        return te.mhc_fused_expand_combine(y, None, post, x4, p, 4)[:, 0]
 
     return run
 
@@ -179,10 +168,6 @@ PEERS = (
     Peer("liger-kernel", liger, transposed=False),
     Peer("transformer_engine, atomic", lambda: transformer_engine(False), _TE, interleaved=True),
     Peer("transformer_engine, deterministic", lambda: transformer_engine(True), _TE, interleaved=True),
-    Peer(
-        "transformer_engine, deterministic, adding up dx", lambda: transformer_engine(True, True), _TE, interleaved=True
-    ),
-    Peer("torch.compile", lambda: compiled(False)),
-    Peer("torch.compile through the layer", lambda: compiled(True)),
+    Peer("torch.compile", compiled),
     Peer("torch eager", eager),
 )

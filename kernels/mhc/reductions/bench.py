@@ -13,7 +13,7 @@ from labkit.device import Device
 from labkit.tolerance import sum_of_products
 
 Tensor = torch.Tensor
-SHAPES = ((1056, 2048, 8), (128, 1024, 16), (256, 1024, 16), (512, 1024, 16), (128, 2048, 32), (256, 2048, 32))
+SHAPES = ((1056, 2048, 8), (128, 1024, 16), (256, 1024, 16), (512, 1024, 16), (256, 2048, 32))
 """Programs, elements of a tile and warps that are tried; the best of each way counts."""
 TUNED = ("atomic_add", "two-stage", "flagged")
 
