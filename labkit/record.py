@@ -70,7 +70,9 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> tuple[str | None, bool | None]:
-    """The checkout's commit and whether it has uncommitted changes; LABKIT_COMMIT stands in where git is not."""
+    """The checkout's commit and whether it has uncommitted changes; LABKIT_COMMIT names that of a copy."""
+    if given := os.environ.get("LABKIT_COMMIT"):
+        return given, None
     try:
         head = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -83,7 +85,7 @@ def commit() -> tuple[str | None, bool | None]:
             check=True,
         ).stdout
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("LABKIT_COMMIT"), None
+        return None, None
     return head, bool(changes.strip())
 
 
@@ -139,7 +141,7 @@ class Record:
     @property
     def age(self) -> str:
         """Words to add to a caption when the workbook has moved on since."""
-        return ", from an earlier version" if self.changed else ""
+        return f" ({', '.join(self.changed)} changed since)" if self.changed else ""
 
     def claim(self, claim_id: str) -> dict[str, Any]:
         """The recorded verdict of one claim."""

@@ -53,12 +53,8 @@ def test_it_has_verdict_cells_for_nbval_to_check(book):
     assert all(cell["outputs"] for cell in tagged)
 
 
-NOT_RECORDED = {"d2h_sizing"}
-"""Notebooks that have not been recorded on a GPU yet: `kernels/tinyllm/README.md` says so."""
-
-
 def test_its_run_on_a_gpu_is_on_record(book):
-    assert (recorded(book.name) is None) == (book.name in NOT_RECORDED)
+    assert recorded(book.name) is not None
 
 
 def test_it_names_no_path_of_a_machine(book):
