@@ -17,6 +17,7 @@ WAYS = {
     "Kahan": kernels.KAHAN,
     "pairwise": kernels.PAIRWISE,
     "float64": kernels.FLOAT64,
+    "flagged": kernels.FLAGGED,
 }
 MOST_PROGRAMS = 1056
 """Eight for each multiprocessor of an H200; pairwise takes a program for each tile, so that no lane adds in turn."""
@@ -51,7 +52,8 @@ def prepared(
         raise UsageError("a: holds nothing; wanted one element at least")
     count = a.numel()
     programs, steps, block = plan(count, way, programs, block)
-    parts = torch.empty(programs, dtype=torch.float64 if way == "float64" else torch.float32, device=a.device)
+    kind = {"float64": torch.float64, "flagged": torch.int64}.get(way, torch.float32)
+    parts = torch.zeros(programs, dtype=kind, device=a.device)
     counter = torch.zeros(1, dtype=torch.int32, device=a.device)
     launch = partial(
         kernels.sum_kernel[(programs,)], a, b, out, parts, counter, count, PROGRAMS=programs, STEPS=steps, BLOCK=block,
