@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 
+from labkit import launching
 from labkit.compare_kernels import SCALE, combine, one_pass
+from labkit.launching import Compiled, aligned
 from labkit.layout import Walk
 from labkit.statistics import FIELDS, NUMBER, Format, Rule, Statistics
 
@@ -57,14 +59,14 @@ def launch(
     number = _bits(rule.number)
     third = o if bound is None else bound
     short = number >> 31 in (0, -1)
-    kind = ("one_pass", short, *(t.data_ptr() % 16 == 0 for t in (o, g, third)))
-    _launch(
-        one_pass, plan.kernels, kind, plan.programs, warps,
+    launching.launch(
+        plan.compiled, (short, aligned(o, g, third)), one_pass, (plan.programs, 1, 1),
         _bytes(o), _bytes(g), third, parts, plan.count, plan.programs, number, near, *plan.shape, *plan.constants,
+        num_warps=warps,
     )  # fmt: skip
-    _launch(
-        combine, plan.kernels, ("combine", short), 1, 8,
-        parts, result, plan.programs, number, rule.mode, ROWS, 1 << (plan.programs - 1).bit_length(),
+    launching.launch(
+        plan.compiled, short, combine, (1, 1, 1),
+        parts, result, plan.programs, number, rule.mode, ROWS, 1 << (plan.programs - 1).bit_length(), num_warps=8,
     )  # fmt: skip
 
 
@@ -78,7 +80,7 @@ class _Plan:
     """Sizes, strides of the three tensors, row-major strides."""
     constants: tuple[Any, ...]
     """What one_pass is compiled for, in the order of its parameters."""
-    kernels: dict[Any, Any]
+    compiled: Compiled
 
 
 @lru_cache(maxsize=256)
@@ -104,15 +106,6 @@ def _plan(
     }  # fmt: skip
     names = [name for name in one_pass.arg_names if name.isupper()]
     return _Plan(count, programs, (walk.sizes, *strides), tuple(constants[name] for name in names), {})
-
-
-def _launch(kernel: Any, kernels: dict[Any, Any], kind: Any, programs: int, warps: int, *given: Any) -> None:
-    """Launch what was compiled for this kind of arguments: finding that again takes Triton longer than all the rest."""
-    compiled = kernels.get(kind)
-    if compiled is not None:
-        compiled[programs, 1, 1](*given)
-    else:
-        kernels[kind] = kernel[(programs,)](*given, num_warps=warps)  # None from the interpreter
 
 
 @cache

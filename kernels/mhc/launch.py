@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from kernels.mhc import backward_kernels, forward_kernels
 from kernels.mhc.problem import Constants
+from labkit.launching import Compiled, aligned, launch
 
 Tensor = torch.Tensor
 PROJECTION_K = 64
 MOST_COLUMNS = 4096
 TOKENS = 8
 """Tokens of a program that works on their coefficients."""
+
+_compiled: Compiled = {}
+
+
+def _launcher(x: Tensor, *given: Tensor, constants: Constants | None = None) -> Callable[..., None]:
+    """Launches the kernels of one call. All that they are compiled for follows from x, the constants, and where
+    tensors begin that are not ours."""
+    return partial(launch, _compiled, (x.shape, x.dtype, x.device, constants, aligned(x, *given)))
 
 
 def _power(x: int) -> int:
@@ -51,7 +63,8 @@ def pack(w: Tensor) -> Tensor:
     """float32 [rows, M] as two bfloat16 that add up to it: [rows, 2 x M rounded up to a power of two from 16]."""
     rows, m = w.shape
     packed = torch.empty(rows, 2 * _width(m), device=w.device, dtype=torch.bfloat16)
-    forward_kernels.pack_kernel[(_tiles(rows, 64),)](w, packed, rows, M=m, BLOCK_M=_width(m), BLOCK=64)
+    run = _launcher(w)
+    run(forward_kernels.pack_kernel, (_tiles(rows, 64), 1, 1), w, packed, rows, M=m, BLOCK_M=_width(m), BLOCK=64)
     return packed
 
 
@@ -77,19 +90,20 @@ def forward(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, c: Constants) -> d
     splits, per_split = _projection(t, k)
     partial = torch.empty(splits, t, halves * _width(m), **empty)
     squares = torch.empty(splits, t, **empty)
-    forward_kernels.project_kernel[(_tiles(t, 64), splits)](
+    run = _launcher(x, phi, b, alpha, constants=c)
+    run(forward_kernels.project_kernel, (_tiles(t, 64), splits, 1),
         x, s["weights"], partial, squares, t, 1.0, K=k, M=m, PER_SPLIT=per_split, WIDTH=halves * _width(m), BLOCK_T=64,
         BLOCK_K=PROJECTION_K, SPLIT=split, num_warps=4 if _width(m) <= 32 else 8, num_stages=_stages(split, m, 5, 4),
     )  # fmt: skip
-    forward_kernels.coefficient_kernel[(_tiles(t, TOKENS),)](
+    run(forward_kernels.coefficient_kernel, (_tiles(t, TOKENS), 1, 1),
         partial, squares, b, alpha, s["mix"], s["r"], s["pre"], s["post"], s["p"], s["sums"], t, c.norm_eps, c.hc_eps,
         K=k, N=n, SPLITS=splits, HALVES=halves, BLOCK_M=_width(m), ITERATIONS=c.iterations, BLOCK_T=TOKENS,
         num_warps=2,
     )  # fmt: skip
     columns, warps = _columns(d)
-    forward_kernels.aggregate_kernel[(t, _tiles(d, columns))](
-        x, s["pre"], s["x_in"], D=d, N=n, BLOCK_D=columns, num_warps=warps
-    )
+    run(forward_kernels.aggregate_kernel, (t, _tiles(d, columns), 1),
+        x, s["pre"], s["x_in"], D=d, N=n, BLOCK_D=columns, num_warps=warps,
+    )  # fmt: skip
     return s
 
 
@@ -99,9 +113,10 @@ def expand(x: Tensor, y: Tensor, post: Tensor, p: Tensor) -> Tensor:
     out = torch.empty_like(x)
     columns, warps = _columns(d)
     if t:
-        forward_kernels.expand_kernel[(t, _tiles(d, columns))](
-            x, y, post, p, out, D=d, N=n, BLOCK_D=columns, num_warps=warps
-        )
+        run = _launcher(x, y, post, p)
+        run(forward_kernels.expand_kernel, (t, _tiles(d, columns), 1),
+            x, y, post, p, out, D=d, N=n, BLOCK_D=columns, num_warps=warps,
+        )  # fmt: skip
     return out
 
 
@@ -113,7 +128,8 @@ def expand_backward(x: Tensor, y: Tensor, post: Tensor, dout: Tensor) -> tuple[T
     narrow = x.dtype != torch.float32
     if t:
         tokens = max(1, 32 // n)
-        backward_kernels.expand_backward_kernel[(_tiles(t, tokens),)](
+        run = _launcher(x, y, post, dout)
+        run(backward_kernels.expand_backward_kernel, (_tiles(t, tokens), 1, 1),
             x, y, post, dout, dy, dpost, dp, t, D=d, N=n, TOKENS=tokens, ROWS=max(16, tokens),
             BLOCK_D=min(128 if narrow else 64, max(16, _power(d))), NARROW=narrow, SPLIT=narrow,
             num_warps=4, num_stages=3 if narrow else 2,
@@ -139,11 +155,14 @@ def backward(
     split, width = x.dtype == torch.bfloat16, _width(m)
     halves = 2 if split else 1
     columns, warps = _columns(d)
-    backward_kernels.aggregate_backward_kernel[(t,)](x, dx_in, out["dpre"], D=d, N=n, BLOCK_D=columns, num_warps=warps)
+    run = _launcher(x, phi, b, alpha, dx_in, dpost, dp, dout, *s.values(), constants=c)
+    run(backward_kernels.aggregate_backward_kernel, (t, 1, 1),
+        x, dx_in, out["dpre"], D=d, N=n, BLOCK_D=columns, num_warps=warps,
+    )  # fmt: skip
     programs = _tiles(t, TOKENS)
     sums = torch.empty(programs, m + 3, **empty)
     packed = torch.empty(t, 2 * width, device=x.device, dtype=torch.bfloat16) if split else out["dprojection"]
-    backward_kernels.coefficient_backward_kernel[(programs,)](
+    run(backward_kernels.coefficient_backward_kernel, (programs, 1, 1),
         out["dpre"], dpost, dp, s["mix"], s["r"], b, alpha, s["p"], s["sums"], out["g"], out["dprojection"], packed,
         out["shrink"], sums, t, K=k, N=n, ITERATIONS=c.iterations, BLOCK_T=TOKENS, BLOCK_M=width, SPLIT=split,
         num_warps=2,
@@ -152,7 +171,7 @@ def backward(
     block_d, tiles = min(32, max(16, _power(d))), _tiles(t, block_t)
     strips = _tiles(d, block_d)
     per_group = _power(_tiles(tiles, max(1, _tiles(396, strips))))
-    backward_kernels.stream_backward_kernel[(strips, _tiles(tiles, per_group))](
+    run(backward_kernels.stream_backward_kernel, (strips, _tiles(tiles, per_group), 1),
         x, s["weights"], s["pre"], s["p"], dout, dx_in, packed, out["shrink"], out["dx"], t, D=d, N=n, TILES=per_group,
         BLOCK_T=block_t, BLOCK_D=block_d, BLOCK_M=width, SPLIT=split, STAGES=stages, num_warps=4,
     )  # fmt: skip
@@ -161,12 +180,12 @@ def backward(
     per_group = _power(_tiles(tiles, max(1, min(16, _tiles(264, strips)))))
     groups = _tiles(tiles, per_group)
     parts = torch.empty(groups, k, halves * width, **empty)
-    backward_kernels.phi_backward_kernel[(strips, groups)](
+    run(backward_kernels.phi_backward_kernel, (strips, groups, 1),
         x, packed, parts, t, K=k, M=m, WIDTH=halves * width, TILES=per_group, BLOCK_T=block_t, BLOCK_K=block_k,
         SPLIT=split, num_warps=4, num_stages=_stages(split, m, 4, 2),
     )  # fmt: skip
     block, block_p = 64, 64
-    backward_kernels.finish_kernel[(_tiles(k, block) + 1,)](
+    run(backward_kernels.finish_kernel, (_tiles(k, block) + 1, 1, 1),
         parts, sums, out["dphi"], out["db"], out["dalpha"], k, programs, M=m, GROUPS=groups, HALVES=halves,
         STEPS=_power(_tiles(programs, block_p)), BLOCK=block, BLOCK_M=width, BLOCK_SUMS=_power(m + 3),
         BLOCK_P=block_p, num_warps=4,

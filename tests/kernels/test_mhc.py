@@ -257,6 +257,17 @@ def test_the_faulty_kernels_own_error_is_the_inner_product(device):
     assert (found.first, found.own, found.inherited) == ("dpre", ["dpre"], ["g_pre", "dalpha"])
 
 
+def test_what_was_compiled_for_other_addresses_is_not_launched(device, rng):
+    inputs = draw(6, 4, 24, rng).to(device)
+    given = (inputs.x, inputs.phi, inputs.b, inputs.alpha)
+    first = mhc.hyper_connection(inputs.x, torch.tanh, *given[1:])
+    for shift in (1, 2, 4):
+        moved = [torch.empty(one.numel() + 4, device=device)[shift:][: one.numel()].view_as(one) for one in given]
+        for mine, one in zip(moved, given, strict=True):
+            mine.copy_(one)
+        assert torch.equal(mhc.hyper_connection(moved[0], torch.tanh, *moved[1:]), first)
+
+
 @pytest.mark.parametrize("way", sums.WAYS)
 @pytest.mark.parametrize("count", [1, 127, 2048, 5001, 100_000])
 def test_every_way_of_summing_is_within_its_bound(device, rng, way, count):
