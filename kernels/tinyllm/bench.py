@@ -70,7 +70,7 @@ def _training(device: Device, tf32: bool) -> Case:
     attention = 2 * c.layers * rows * c.context * d
     return Case(
         kernel="tinyllm", mode="training step, TF32" if tf32 else "training step, float32", x_name="tokens x D",
-        x_value=f"{rows} x {d}", providers=providers, bytes=int(28 * model_size(c)), graph=False, memory=True,
+        x_value=f"{rows} x {d}", providers=providers, bytes=int(28 * model_size(c)), graph=False,
         operations=0 if tf32 else int(6 * rows * matrices + 6 * attention),
     )  # fmt: skip
 
