@@ -23,6 +23,15 @@ Pair = tuple[Tensor, Tensor]
 
 View = Callable[[Tensor], Tensor]
 MOST_READINGS = 48
+_ARITHMETIC = {
+    2: ("a*b", "a-b", "a/b"),
+    3: ("a*(b-c)", "a*b+c", "(a-b)*c", "a*b*c", "(a-b)/c"),
+    4: ("a*(b-c*d)", "a*b+c*d", "a*(b-c)*d", "(a-b)*c*d"),
+}
+"""By the number of inputs: what a text that is no formula, such as `softmax_bwd`, may stand for."""
+_WORD = re.compile(
+    r"[a-z_ ]*(bwd|backward|grad|mul|sub|div|dequant|scale|rope|rotate|update|combine)[a-z_ ]*", re.IGNORECASE
+)
 _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)\s*=\s*(-?\d+\.?\d*(?:e[-+]?\d+)?)(?![\w.]|\s*[-+*/^])", re.IGNORECASE)
 _CAST = re.compile(r"^\s*cast\s+(?:to\s+)?\w+\s*\((.*)\)[^)]*$", re.IGNORECASE)
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
@@ -86,6 +95,11 @@ def formula(
         found = _read(tree, numbers, names, inputs, golden, unit, grid, bool(_EXCEPT.search(op)))
         if found is not None:
             return found
+    for text in _ARITHMETIC.get(len(inputs), ()) if _WORD.fullmatch(op.strip()) else ():
+        for tree, numbers in _parsed(text):
+            found = _read(tree, numbers, "abcd"[: len(inputs)], inputs, golden, unit, grid, False)
+            if found is not None:
+                return found
     return None
 
 
@@ -122,6 +136,7 @@ def _parsed(op: str) -> Iterator[tuple[ast.expr, dict[str, float]]]:
     usual = {"beta1": 0.9, "beta2": 0.999}  # of Adam, where the text gives no others
     numbers = usual | {name.lower(): float(value) for name, value in _ASSIGNED.findall(text)}
     text = re.split(r"[,;]", text)[0].lower().replace("^", "**").replace("\u00b7", "*").replace("\u00d7", "*")
+    text = re.sub(r"(?<=[\w)]) o (?=[\w(])", " * ", text)  # Hadamard's
     if "=" in text and not re.search(r"[<>]=", text):
         text = text.rsplit("=", 1)[1]
     rest = text.rsplit(":", 1)[-1].split()
