@@ -167,7 +167,10 @@ def unreplayed(
     ):  # a mean that is taken away first costs a rounding of what it is taken from
         condition = 1.0 + condition / (8.0 + 2.0 * math.sqrt(length))
     handed = condition if not inputs and condition > 4.0 else 1.0  # below, `a` covers what a mean leaves
-    turned = 2.0 * UNIT["float32"] * g.shape[-2] if words.TURNED.search(op) and not inputs and g.ndim > 1 else 0.0
+    turned = 0.0
+    if words.TURNED.search(op) and (inputs or g.ndim > 1):  # the angle is rounded, and its error is absolute
+        angle = math.prod(float(finite(x.golden).abs().max()) for x in inputs) if inputs else g.shape[-2]
+        turned = 2.0 * UNIT["float32"] * angle
     own = turned + (u * (8.0 + 2.0 * math.sqrt(length)) * condition + 2.0 * precision.factor) * magnitude
     if inputs:
         rms, peak, average = inherited_error(

@@ -305,6 +305,39 @@ def test_parameters_cut_instead_of_rounded_are_found_by_their_drift(said, rng):
     assert said(golden, seen | {"new": cut(exact, 16).bfloat16()}, steps, **about)["first_divergent_step"] == "new"
 
 
+def test_a_row_sum_of_a_product_is_replayed_with_and_without_its_dimension(said, rng):
+    dout, o = (torch.from_numpy(rng.standard_normal((71, 8))) for _ in range(2))
+    steps = {"delta": {"op": "rowsum(dout*o)", "inputs": ["dout", "o"]}}
+    seen = {"dout": dout.float(), "o": (o * 1.0005).float()}  # what came before is a little off
+    delta = (seen["dout"] * seen["o"]).sum(-1)
+    for shape in ((71,), (71, 1)):
+        golden = {"dout": dout, "o": o, "delta": (dout * o).sum(-1).view(shape)}
+        found = said(golden, seen | {"delta": delta.view(shape)}, steps)
+        assert found["steps"]["delta"]["own"]["ok"]
+        assert said(golden, seen | {"delta": 1.01 * delta.view(shape)}, steps)["steps"]["delta"]["own"]["ok"] is False
+
+
+def test_a_cosine_of_large_angles_is_as_right_as_the_angles(said):
+    at, frequency = torch.arange(40_000, 40_050).double(), 10_000.0 ** (-torch.arange(16).double() / 16)
+    steps = {"cos": {"op": "outer product at x frequency, then cos", "inputs": ["at", "frequency"]}}
+    golden = {"at": at, "frequency": frequency.float().double(), "cos": torch.cos(at[:, None] * frequency.float())}
+    seen = {"at": at.float(), "frequency": frequency.float()}
+    right = torch.cos(seen["at"][:, None] * seen["frequency"])
+    assert not said(golden, seen | {"cos": right}, steps)["alarm"]
+    late = torch.cos((seen["at"][:, None] + 1.0) * seen["frequency"])
+    assert said(golden, seen | {"cos": late}, steps)["first_divergent_step"] == "cos"
+
+
+def test_a_text_that_is_not_what_the_golden_did_is_not_replayed(said, rng):
+    """Rows that are masked throughout have a maximum that the text does not tell of."""
+    masked = torch.from_numpy(rng.standard_normal((20, 30)))
+    masked[:3] = -torch.inf
+    steps = {"rowmax": {"op": "max axis=-1", "inputs": ["masked"]}}
+    golden = {"masked": masked, "rowmax": masked.amax(-1).clamp(min=-(2.0**30))}
+    found = said(golden, {name: value.float() for name, value in golden.items()}, steps)
+    assert (found["alarm"], found["steps"]["rowmax"]["own"]) == (False, "not separated")
+
+
 def test_weights_between_two_steps_do_not_make_the_second_one_look_exact(tmp_path, capsys):
     """Without recorded inputs a step's allowance follows from the steps before it, and weights are exact."""
     generator = torch.Generator().manual_seed(2)
