@@ -111,7 +111,7 @@ def by_formula(
     have gone on with what it had before it was stored.
     """
     u = (0.0 if precision.stored == "integer" else precision.compute) + precision.extra
-    value, error = found.value(inputs, [unit * x.abs() for unit, x in zip(narrow, inputs, strict=True)], u)
+    value, error = found.value(inputs, [unit * finite(x).abs() for unit, x in zip(narrow, inputs, strict=True)], u)
     if precision.dtype is not None and precision.stored.startswith("float8"):
         largest = torch.finfo(precision.dtype).max
         value = value.clamp(-largest, largest)

@@ -48,6 +48,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tenso
     "abs": (torch.abs, torch.ones_like),
     "cos": (torch.cos, torch.ones_like),
     "sin": (torch.sin, torch.ones_like),
+    "erf": (torch.erf, lambda x: (2.0 / math.sqrt(math.pi)) * torch.exp(-x * x)),
 }
 
 _ROWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -249,7 +250,7 @@ def _evaluate(node: ast.expr, given: dict[str, Pair], unit: float) -> Pair:
         run, slope = _FUNCTIONS[node.func.id]
         value = run(x)
         carried = torch.where(error > 0.0, slope(x).abs() * error * 1.01, 0.0)
-        return value, carried + 4.0 * unit * value.abs()
+        return value, _settled(value, carried + 4.0 * unit * value.abs())
     assert isinstance(node, ast.BinOp)
     (a, ea), (b, eb) = _evaluate(node.left, given, unit), _evaluate(node.right, given, unit)
     if isinstance(node.op, (ast.Add, ast.Sub)):
@@ -265,4 +266,9 @@ def _evaluate(node: ast.expr, given: dict[str, Pair], unit: float) -> Pair:
         error = torch.where(ea > 0, (b * value / a).abs() * ea, 0.0)
         error = error + torch.where(eb > 0, (value * torch.log(a.abs().clamp(min=1e-300))).abs() * eb, 0.0)
         unit = unit * (1.0 + b.abs().max().item())  # a power may be taken by repeated products
-    return value, error + unit * value.abs()
+    return value, _settled(value, error + unit * value.abs())
+
+
+def _settled(value: Tensor, error: Tensor) -> Tensor:
+    """An infinity is off by nothing: a mask stays one."""
+    return torch.where(value.isfinite(), error, 0.0)

@@ -338,6 +338,24 @@ def test_a_text_that_is_not_what_the_golden_did_is_not_replayed(said, rng):
     assert (found["alarm"], found["steps"]["rowmax"]["own"]) == (False, "not separated")
 
 
+def test_an_exponential_of_masked_scores_is_replayed(said, rng):
+    scores = torch.from_numpy(rng.standard_normal((30, 30)))
+    scores = scores.masked_fill(torch.ones(30, 30, dtype=torch.bool).triu(1), -torch.inf)
+    steps = {
+        "scores": {"op": "mask", "inputs": ["raw"]},
+        "p": {"op": "exp(scores - top)", "inputs": ["scores", "top"], "dtype": "bfloat16"},
+    }
+    golden = {"scores": scores, "top": scores.amax(-1, keepdim=True)}
+    golden["p"] = torch.exp(scores - golden["top"])
+    seen = {"scores": scores.bfloat16(), "top": golden["top"].float()}
+    fused = seen | {"p": golden["p"].bfloat16()}  # from scores that had not been rounded yet
+    about = {"compute": "bf16 operands, fp32 accumulate", "storage_dtype": "bfloat16"}
+    found = said(golden, fused, steps, **about)
+    assert not found["alarm"]
+    assert found["steps"]["p"]["own"]["ok"]
+    assert said(golden, seen | {"p": (0.9 * golden["p"]).bfloat16()}, steps, **about)["first_divergent_step"] == "p"
+
+
 def test_weights_between_two_steps_do_not_make_the_second_one_look_exact(tmp_path, capsys):
     """Without recorded inputs a step's allowance follows from the steps before it, and weights are exact."""
     generator = torch.Generator().manual_seed(2)
