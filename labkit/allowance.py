@@ -59,15 +59,19 @@ def storage(g: Tensor, precision: Precision) -> Tensor:
     return half
 
 
-def replayed(found: Replay, inputs: Sequence[Tensor], precision: Precision, parts: int = 1) -> tuple[Tensor, Allowed]:
+def replayed(
+    found: Replay, inputs: Sequence[Tensor], precision: Precision, parts: int = 1, narrow: Sequence[float] = ()
+) -> tuple[Tensor, Allowed]:
     """The step in float64 from `inputs`, and what the implementation may differ from that.
 
     A product: Higham and Mary's bound of its sum, each factor cut first where the promise says so; its noise goes
     with the partial sums, about u sqrt(K) (|sum| + sqrt(sum (ab)^2)); accumulators that truncate drift with K. A
     softmax: to first order, three roundings of the exponent, eight others, and a sum's worth of them. A text of several
     `parts` is several operations, and where storage is narrower than float32 each may have been stored in between.
+    `narrow` is the round-off with which each input was stored where a fused kernel may have gone on without it, else 0.
     """
     value = found.run(*inputs)
+    unstored = math.prod(1.0 + unit for unit in narrow) - 1.0
     u = (0.0 if precision.stored == "integer" else precision.compute) + precision.extra
     half = storage(value, precision)
     if precision.eager:
@@ -77,12 +81,14 @@ def replayed(found: Replay, inputs: Sequence[Tensor], precision: Precision, part
         relative = u * (-3.0 * torch.log(value.clamp(min=1e-45)) + 8.0 + 2.0 * math.sqrt(k))
         if parts > 1 and precision.unit > UNIT["float32"]:
             relative = relative + (parts - 1) * precision.unit * float(finite(inputs[0]).abs().max())
+        if not found.product:
+            relative = relative + unstored * float(torch.where(inputs[0] > -1e4, finite(inputs[0]), 0.0).abs().max())
         bound = noise = shared = size * (relative + _logit_error(found, inputs, precision, u))
         bound = bound + torch.finfo(torch.float32).tiny
     elif found.magnitude:
         magnitude = finite(found.magnitude(*inputs))
         squares = finite(found.squares(*inputs)) if found.squares else magnitude**2
-        cut = (1.0 + precision.factor) ** 2 - 1.0
+        cut = max((1.0 + precision.factor) ** 2 - 1.0, unstored)
         bound = magnitude * (gamma(k, u, value.numel()) * (1.0 + cut) + cut)
         noise = u * math.sqrt(k) * (size + squares.sqrt()) + cut * squares.sqrt()
         drifts = precision.factor > 0.0 or precision.unit > UNIT["float32"]
@@ -90,7 +96,7 @@ def replayed(found: Replay, inputs: Sequence[Tensor], precision: Precision, part
         if precision.factor == 2.0 * UNIT["tf32"]:  # hardware that truncates shrinks every factor a little
             shared = shared + 0.5 * cut * size
     else:
-        bound, noise, shared = 4.0 * u * size, 2.0 * u * size, 4.0 * u * size
+        bound, noise, shared = (4.0 * u + unstored) * size, (2.0 * u + unstored) * size, 4.0 * u * size
     noise = (noise**2 + half**2).sqrt()
     bound = bound + 1.001 * half + 2.0**-149
     return value, Allowed(bound, noise, shared, shared, "replayed in float64 from the observed inputs")
@@ -105,12 +111,16 @@ def by_formula(
     have gone on with what it had before it was stored.
     """
     u = (0.0 if precision.stored == "integer" else precision.compute) + precision.extra
-    value, error = found.value(inputs, [unit * x.abs() for unit, x in zip(narrow, inputs, strict=True)], u)
+    value, error = found.value(inputs, [unit * finite(x).abs() for unit, x in zip(narrow, inputs, strict=True)], u)
     if precision.dtype is not None and precision.stored.startswith("float8"):
         largest = torch.finfo(precision.dtype).max
         value = value.clamp(-largest, largest)
-    bound = 2.0 * error + 1.001 * storage(value, precision) + 2.0**-149
-    return value, Allowed(bound, bound, bound, bound, "its formula in float64 from the observed inputs")
+    half = storage(value, precision)
+    bound = 2.0 * error + 1.001 * half + 2.0**-149
+    few = value.numel() > 1 and 4 * len(value.unique()) < value.numel()  # equal values are all rounded one way
+    drift = bound if few else 2.0 * error  # else rounding to nearest has none
+    noise = 2.0 * error + half + 2.0**-149
+    return value, Allowed(bound, noise, drift, drift, "its formula in float64 from the observed inputs")
 
 
 def _logit_error(found: Replay, inputs: Sequence[Tensor], precision: Precision, u: float) -> float:
@@ -123,12 +133,13 @@ def _logit_error(found: Replay, inputs: Sequence[Tensor], precision: Precision, 
 
 
 def unreplayed(
-    g: Tensor, op: str, k: int | None, inputs: Sequence[Input], background: tuple[float, ...], precision: Precision
+    g: Tensor, op: str, k: int | None, inputs: Sequence[Input], background: tuple[float, ...], precision: Precision,
+    *, complete: bool = True,
 ) -> Allowed:  # fmt: skip
     """What a step that cannot be replayed may differ from the golden.
 
     `background` is the relative error, the absolute one, the size, and the size over the spread of the steps before,
-    for a step whose inputs are not recorded.
+    for a step whose inputs are not recorded, or not `complete`.
     """
     size = scale_of(g)
     half = storage(g, precision)
@@ -155,7 +166,11 @@ def unreplayed(
         "two-pass" in op and condition > 1.0
     ):  # a mean that is taken away first costs a rounding of what it is taken from
         condition = 1.0 + condition / (8.0 + 2.0 * math.sqrt(length))
-    turned = 2.0 * UNIT["float32"] * g.shape[-2] if words.TURNED.search(op) and not inputs and g.ndim > 1 else 0.0
+    handed = condition if not inputs and condition > 4.0 else 1.0  # below, `a` covers what a mean leaves
+    turned = 0.0
+    if words.TURNED.search(op) and (inputs or g.ndim > 1):  # the angle is rounded, and its error is absolute
+        angle = math.prod(float(finite(x.golden).abs().max()) for x in inputs) if inputs else g.shape[-2]
+        turned = 2.0 * UNIT["float32"] * angle
     own = turned + (u * (8.0 + 2.0 * math.sqrt(length)) * condition + 2.0 * precision.factor) * magnitude
     if inputs:
         rms, peak, average = inherited_error(
@@ -164,8 +179,10 @@ def unreplayed(
             None if elementwise and not words.SUMMED.search(op) and not words.PICKED.search(op) else g.numel(),
         )
     else:
-        rms = max(background[0], background[1] if words.EXPONENTIAL.search(op) else 0.0)
-        peak, average = 10.0 * rms, rms
+        rms = peak = average = 0.0
+    if not inputs or not complete:
+        around = max(handed * background[0], background[1] if words.EXPONENTIAL.search(op) else 0.0)
+        rms, peak, average = max(rms, around), max(peak, 10.0 * around), max(average, around)
     a = AMPLIFICATION * (2.0 if words.CANCELS.search(op) or words.PICKED.search(op) else 1.0)
     reach = torch.maximum(size, torch.full_like(size, 2.0 * summed[0] / math.sqrt(summed[1])))
     local = (
@@ -177,12 +194,14 @@ def unreplayed(
     together = rms
     if inputs and peak > CONCENTRATED * rms:  # a few elements are far off, as where a comparison fell the other way
         together = max(rms, peak / math.sqrt(max(1, g.shape[-1] if g.ndim else 1)))
-    shared = a * together * reach + local + scaled + 8.0 * u * condition * size
+    drift = precision.factor * size if precision.factor == 2.0 * UNIT["tf32"] else torch.zeros_like(size)
+    shared = a * together * reach + local + scaled + 8.0 * u * condition * size + drift
     bound = own * 4.0 + max(a * peak, 6.0 * a * rms) * reach + local + a * scaled + 1.001 * step
     coefficient = _coefficient(op, u) * size
     bound, shared = bound + 2.0 * coefficient, shared + coefficient
     noise = (half**2 + own**2).sqrt()
     overall = coefficient + (a * average + 4.0 * u * condition) * reach + (local if words.MINUS.search(op) else 0.0)
+    overall = overall + drift  # factors that hardware truncates shrink every product a little
     bound = torch.where(bound.isnan(), math.inf, bound)
     why = "rounding, and what the inputs were off"
     return Allowed(MARGIN * bound, MARGIN * noise, MARGIN * shared, MARGIN * overall, why)

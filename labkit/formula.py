@@ -23,6 +23,15 @@ Pair = tuple[Tensor, Tensor]
 
 View = Callable[[Tensor], Tensor]
 MOST_READINGS = 48
+_ARITHMETIC = {
+    2: ("a*b", "a-b", "a/b"),
+    3: ("a*(b-c)", "a*b+c", "(a-b)*c", "a*b*c", "(a-b)/c"),
+    4: ("a*(b-c*d)", "a*b+c*d", "a*(b-c)*d", "(a-b)*c*d"),
+}
+"""By the number of inputs: what a text that is no formula, such as `softmax_bwd`, may stand for."""
+_WORD = re.compile(
+    r"[a-z_ ]*(bwd|backward|grad|mul|sub|div|dequant|scale|rope|rotate|update|combine)[a-z_ ]*", re.IGNORECASE
+)
 _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)\s*=\s*(-?\d+\.?\d*(?:e[-+]?\d+)?)(?![\w.]|\s*[-+*/^])", re.IGNORECASE)
 _CAST = re.compile(r"^\s*cast\s+(?:to\s+)?\w+\s*\((.*)\)[^)]*$", re.IGNORECASE)
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
@@ -39,6 +48,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tenso
     "abs": (torch.abs, torch.ones_like),
     "cos": (torch.cos, torch.ones_like),
     "sin": (torch.sin, torch.ones_like),
+    "erf": (torch.erf, lambda x: (2.0 / math.sqrt(math.pi)) * torch.exp(-x * x)),
 }
 
 _ROWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -60,6 +70,8 @@ class Formula:
     """How each input is laid out, so that all of them broadcast."""
     zeros: Tensor | None = None
     """Where the text says that the result is zero whatever the formula gives, as for ignored targets."""
+    shape: torch.Size | None = None
+    """Of the step, which may have dropped the dimension that a row function keeps."""
 
     def value(self, inputs: Sequence[Tensor], errors: Sequence[Tensor], unit: float) -> Pair:
         """The formula in float64 on `inputs` that are `errors` off, and what arithmetic of `unit` round-off may add."""
@@ -70,6 +82,8 @@ class Formula:
             for name, at in self.names.items()
         }
         value, error = _evaluate(self.tree, given, unit)
+        if self.shape is not None and value.shape == (*self.shape, 1):
+            value, error = value.squeeze(-1), error.expand(value.shape).squeeze(-1)
         if self.zeros is not None and value.shape == self.zeros.shape:
             value, error = value.masked_fill(self.zeros, 0.0), error.expand(value.shape).masked_fill(self.zeros, 0.0)
         return value, error
@@ -86,6 +100,11 @@ def formula(
         found = _read(tree, numbers, names, inputs, golden, unit, grid, bool(_EXCEPT.search(op)))
         if found is not None:
             return found
+    for text in _ARITHMETIC.get(len(inputs), ()) if _WORD.fullmatch(op.strip()) else ():
+        for tree, numbers in _parsed(text):
+            found = _read(tree, numbers, "abcd"[: len(inputs)], inputs, golden, unit, grid, False)
+            if found is not None:
+                return found
     return None
 
 
@@ -99,16 +118,17 @@ def _read(
     }
     if not wanted:
         return None
+    least = 2.0**-126 if unit > 2.0**-53 else 1e-300  # denormal numbers of a golden in float32 have few digits
     readings = itertools.islice(_readings(sorted(wanted), names, inputs, golden), MOST_READINGS)
     for places, laid_out in readings:
-        candidate = Formula(tree, {**numbers, **places}, laid_out, golden == 0.0 if excepted else None)
+        candidate = Formula(tree, {**numbers, **places}, laid_out, golden == 0.0 if excepted else None, golden.shape)
         try:
             value, error = candidate.value(inputs, [unit * x.abs() for x in inputs], unit)
         except (RuntimeError, ZeroDivisionError, OverflowError, KeyError):
             continue
         if value.shape != golden.shape:
             continue
-        close = (value - golden).abs() <= 4.0 * error + grid + 1e-300
+        close = (value - golden).abs() <= 4.0 * error + grid + least
         if bool((close | (value.isnan() & golden.isnan()) | (value == golden)).all()):
             return candidate
     return None
@@ -122,6 +142,8 @@ def _parsed(op: str) -> Iterator[tuple[ast.expr, dict[str, float]]]:
     usual = {"beta1": 0.9, "beta2": 0.999}  # of Adam, where the text gives no others
     numbers = usual | {name.lower(): float(value) for name, value in _ASSIGNED.findall(text)}
     text = re.split(r"[,;]", text)[0].lower().replace("^", "**").replace("\u00b7", "*").replace("\u00d7", "*")
+    text = re.sub(r"(?<=[\w)]) o (?=[\w(])", " * ", text)  # Hadamard's
+    text = re.sub(r"\brow(sum|max|mean)\b", r"\1", text)
     if "=" in text and not re.search(r"[<>]=", text):
         text = text.rsplit("=", 1)[1]
     rest = text.rsplit(":", 1)[-1].split()
@@ -228,7 +250,7 @@ def _evaluate(node: ast.expr, given: dict[str, Pair], unit: float) -> Pair:
         run, slope = _FUNCTIONS[node.func.id]
         value = run(x)
         carried = torch.where(error > 0.0, slope(x).abs() * error * 1.01, 0.0)
-        return value, carried + 4.0 * unit * value.abs()
+        return value, _settled(value, carried + 4.0 * unit * value.abs())
     assert isinstance(node, ast.BinOp)
     (a, ea), (b, eb) = _evaluate(node.left, given, unit), _evaluate(node.right, given, unit)
     if isinstance(node.op, (ast.Add, ast.Sub)):
@@ -244,4 +266,9 @@ def _evaluate(node: ast.expr, given: dict[str, Pair], unit: float) -> Pair:
         error = torch.where(ea > 0, (b * value / a).abs() * ea, 0.0)
         error = error + torch.where(eb > 0, (value * torch.log(a.abs().clamp(min=1e-300))).abs() * eb, 0.0)
         unit = unit * (1.0 + b.abs().max().item())  # a power may be taken by repeated products
-    return value, error + unit * value.abs()
+    return value, _settled(value, error + unit * value.abs())
+
+
+def _settled(value: Tensor, error: Tensor) -> Tensor:
+    """An infinity is off by nothing: a mask stays one."""
+    return torch.where(value.isfinite(), error, 0.0)

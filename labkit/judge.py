@@ -95,31 +95,34 @@ def step(name: str, state: State) -> Judgement:
     k = _length(state.golden.step(name).get("K")) or _length(state.observed.step(name).get("K"))
     counted = promised.stored == "integer" and bool((finite(g64) == finite(g64).round()).all())
     sums = float(finite(g64).abs().max()) > WIDEST_CODE and any(one[0] > 0.0 for one in state.background)
+    if not counted and _codes(g64) and _codes(o64):
+        counted, sums = True, False
     if counted and not sums:  # sums of codes, some of which fell to the other side of a tie, are off like real numbers
         return _integers(name, o, g, op, inputs, state)
     noisy = [one for one in state.background if one[0] > 0.0]  # inputs and weights say nothing of the noise
     recent = state.background[-4:] + noisy[-4:]
     alike = [one for one in state.background if one[4] == g.numel()]  # a mean may be taken from what came long before
     background = tuple(max((one[i] for one in (recent if i < 3 else recent + alike)), default=0.0) for i in range(4))
-    allowed = unreplayed(g64, words, k, inputs, background, promised)
+    complete = len(inputs) == len(names) and state.complete(name)
+    allowed = unreplayed(g64, words, k, inputs, background, promised, complete=complete)
     total, below, reasons = _hold(o64, g64, allowed)
     relative = total.rms_ratio
     found = Judgement(name, total, structure=below)
     way = None
-    if names and len(inputs) == len(names) and state.complete(name):
-        unit = 2.0**-53 if promised.golden is None else max(torch.finfo(promised.golden).eps, 2.0**-24)
-        way = replay(op, [x.golden for x in inputs], g64, unit)
     written = None
-    if way is None and names and len(inputs) == len(names) and state.complete(name):
-        unit = 2.0**-53 if promised.golden is None else max(torch.finfo(promised.golden).eps, 2.0**-24)
+    unit = 2.0**-53 if promised.golden is None else max(torch.finfo(promised.golden).eps, 2.0**-24)
+    if names and complete:
+        way = replay(op, [x.golden for x in inputs], g64, unit)
+    if way is None and names and complete:
         grid = storage(g64, promised) if promised.unit > precision.UNIT["float16"] else torch.zeros_like(g64)
         written = formula(op, names, [x.golden for x in inputs], g64, unit, grid)
     if way is not None or written is not None:
+        narrow = _narrow(names, state)
         if way is not None:
-            value, own_allowed = replayed(way, [x.observed for x in inputs], promised, op.count(";") + 1)
+            value, own_allowed = replayed(way, [x.observed for x in inputs], promised, op.count(";") + 1, narrow)
         else:
             assert written is not None
-            value, own_allowed = by_formula(written, [x.observed for x in inputs], _narrow(names, state), promised)
+            value, own_allowed = by_formula(written, [x.observed for x in inputs], narrow, promised)
         found.own, found.structure, reasons = _hold(o64, value, own_allowed, by_element=True)
         found.inherited = compare(value, g64, math.inf).rms_ratio
     found.reasons, found.wrong = reasons, bool(reasons)
@@ -136,10 +139,20 @@ def step(name: str, state: State) -> Judgement:
     return found
 
 
+def _codes(x: Tensor) -> bool:
+    """Whether real numbers are codes, as zero points often are kept: whole, small, and of more than a mask's values."""
+    whole = bool((x == x.round()).all()) and float(x.abs().max()) <= WIDEST_CODE
+    return whole and x.numel() >= 16 and len(x.unique()) > 3
+
+
 def _narrow(names: Sequence[str], state: State) -> list[float]:
-    """The round-off of each input's type where that is narrower than float32."""
+    """The round-off of each input's type where that is narrower than float32 and the input was computed: a kernel may
+    have gone on with what it had before it stored it. What was given to the program has no such before."""
     units = [precision.UNIT.get(precision.dtype_name(state.observed.read(name).dtype), 0.0) for name in names]
-    return [unit if unit > precision.UNIT["float32"] else 0.0 for unit in units]
+    return [
+        unit if unit > precision.UNIT["float32"] and state.inputs(name) else 0.0
+        for name, unit in zip(names, units, strict=True)
+    ]
 
 
 def _operation(op: str, inputs: Sequence[str]) -> str:

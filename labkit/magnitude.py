@@ -28,4 +28,4 @@ def spread(g: Tensor) -> float:
         return float(g.pow(2).mean().sqrt())
     left = float((g - g.mean(-1, keepdim=True)).pow(2).mean().sqrt())
     whole = float(g.pow(2).mean().sqrt())
-    return left if left > 1e-6 * whole else whole
+    return left if left > 1e-7 * whole else whole

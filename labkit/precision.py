@@ -48,9 +48,17 @@ _DENIED = re.compile(
 
 _NO_PRODUCT = re.compile(
     r"norm|\bln\d*\b|softmax|prob|relu|gelu|silu|tanh|sigmoid|exp|rope|rotate|cos|sin|mask|scale|add|residual|bias|sum|mean|ema"
-    r"|transpose|merge|split|write|cache|quant|input|weight|lse|log(?!it)|select|embed|\bm\b|\bv\b|upd|decay|var\b|std\b|denom",
+    r"|theta|angle|freq|transpose|merge|split|write|cache|quant|input|weight|lse|log(?!it)|select|embed|\bm\b|\bv\b|upd|decay|var\b|std\b|denom",
     re.IGNORECASE,
 )
+_FLOAT8 = re.compile(r"(cast|round|quant|convert)\w*( to)? (fp8|float8)|(fp8|float8) (cast|round|quant)", re.IGNORECASE)
+_SCORES = re.compile(r"scores?\b", re.IGNORECASE)
+"""Scores are products of queries and keys, unless the step only masks or scales some that are there."""
+
+_OF_SCORES = re.compile(r"lse|softmax|prob", re.IGNORECASE)
+_SCORED = re.compile(r"scores?|qk|logits?|(?<![a-z])s\d*$", re.IGNORECASE)
+"""What is made of scores holds their product too, where no scores are recorded."""
+
 _PRODUCT = re.compile(r"matmul|linear|gemm|@|conv|einsum|\bmm\b|dot|proj|attention|q ?k", re.IGNORECASE)
 
 
@@ -109,17 +117,20 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
     stored = own
     if promised in _DTYPES and own in _DTYPES and UNIT[promised] > UNIT[own]:
         stored = promised
+    if own in _DTYPES and _FLOAT8.search(_text(name, observed, golden)):
+        stored = _float8(name, observed, golden) or stored
     compute_text = " ".join(
         str(text).lower()
         for text in (observed.about.get("compute"), observed.about.get("dtype_note"), golden.about.get("compute"))
         if text and not _says_float64(str(text))
     )
     compute_text = _DENIED.sub(" ", compute_text)
-    op = str(golden.step(name).get("op") or observed.step(name).get("op") or name)
+    op = _text(name, observed, golden)
     told = bool(golden.step(name).get("op") or observed.step(name).get("op"))
-    product = (
-        bool(_PRODUCT.search(op)) or not _NO_PRODUCT.search(op) or (not told and _factors(name, tensor, golden) > 1)
-    )
+    factors, alike = _factors(name, tensor, golden)
+    product = bool(_PRODUCT.search(op)) or not _NO_PRODUCT.search(op)
+    fused = not told and bool(_OF_SCORES.search(name)) and not any(_SCORED.search(one) for one in golden.names)
+    product = product or fused or (factors > 1 and (not told or (not alike and bool(_SCORES.search(op)))))
     accumulate = UNIT["float32"] if UNIT.get(stored, 0.0) >= UNIT["float32"] or stored == "integer" else UNIT["float64"]
     if not re.search(r"fp32|float32|f32", compute_text) and UNIT[stored] > UNIT["float32"]:
         accumulate = UNIT[stored]  # nothing better was promised
@@ -130,12 +141,15 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
         accumulate = max(accumulate, UNIT[stored])
     factor = 0.0
     silent = (
-        promised is None and not compute_text and stored == "float32"
-    )  # then TF32, a GPU's default, cannot be excluded
+        promised in (None, "float32") and not compute_text and stored == "float32"
+    )  # then TF32 cannot be excluded, which is how many products of float32 are taken
     if ("tf32" in compute_text or silent) and product:
         factor = 2.0 * UNIT["tf32"]
     elif product and (
-        match := re.search(r"(bf16|bfloat16|fp16|float16)[ -](inputs|operands|matmul|factors)", compute_text)
+        match := re.search(
+            r"(bf16|bfloat16|fp16|float16)[ -](inputs|operands|matmul|factors|tensor cores?|gemm|mma|in\b)",
+            compute_text,
+        )
         or re.search(r"rounded to (bf16|bfloat16|fp16|float16) before", compute_text)
     ):
         factor = UNIT[name_of(match.group(1)) or "float32"]
@@ -146,11 +160,29 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
     return Precision(stored, accumulate, factor, flush, extra, eager, None if _exact(against) else against)
 
 
-def _factors(name: str, tensor: torch.Tensor, golden: Dump) -> int:
-    """How many of a step's recorded inputs are matrices of another shape than its own, as a product's factors are."""
+def _text(name: str, observed: Dump, golden: Dump) -> str:
+    return str(golden.step(name).get("op") or observed.step(name).get("op") or name)
+
+
+def _float8(name: str, observed: Dump, golden: Dump) -> str | None:
+    """The 8-bit format that the texts name for this step, else the coarsest that they name at all."""
+    keys = ("compute", "dtype_note")
+    texts = " ".join(str(d.about.get(key, "")) for d in (observed, golden) for key in keys).lower()
+    short = re.escape(re.split(r"[./:]", name.lower())[-1])
+    own = re.search(rf"{short}\W+(?:is |in |as )?(?:float8|fp8)?\W*(e\dm\d)", texts)
+    known = {"e5m2": "float8_e5m2", "e4m3": "float8_e4m3fn"}
+    if own and own.group(1) in known:
+        return known[own.group(1)]
+    return next((known[one] for one in known if one in texts), None)
+
+
+def _factors(name: str, tensor: torch.Tensor, golden: Dump) -> tuple[int, bool]:
+    """How many of a step's recorded inputs are matrices of another shape than its own, as a product's factors are; and
+    whether one is of its own shape."""
     given = golden.step(name).get("inputs") or []
     shapes = [tuple(golden.read(str(x)).shape) for x in given if str(x) in golden] if isinstance(given, list) else []
-    return sum(len(shape) >= 2 and shape != tuple(tensor.shape) for shape in shapes)
+    other = [shape for shape in shapes if shape != tuple(tensor.shape)]
+    return sum(len(shape) >= 2 for shape in other), len(other) < len(shapes)
 
 
 def _says_float64(text: str) -> bool:

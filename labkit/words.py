@@ -2,9 +2,12 @@
 
 import re
 
-SHIFTED = re.compile(r"norm|x_?hat|softmax|\bln\d*\b|var|cent(er|re)|logsumexp|lse|log_?prob|\blog\b", re.IGNORECASE)
+SHIFTED = re.compile(
+    r"norm|x_?hat|softmax|\bln\d*\b|(?<!running_)var|cent(er|re)|logsumexp|lse|log_?prob|\blog\b", re.IGNORECASE
+)
 EXPONENTIAL = re.compile(
-    r"exp|d_?logit|softmax|prob|sigmoid|sinkhorn|silu|lse|logsumexp|(?<![a-z])(cos|sin)(?![a-z])", re.IGNORECASE
+    r"exp|d_?logit|softmax|prob|sigmoid|sinkhorn|silu|lse|logsumexp|(?<![a-z])(cos|sin)(?![a-z])|(?:^|[^a-z])p$",
+    re.IGNORECASE,
 )
 ACTIVATION = re.compile(r"relu|gelu|silu|tanh|sigmoid|swish", re.IGNORECASE)
 QUOTIENT = re.compile(r"/|divide|normali[sz]e|quotient", re.IGNORECASE)

@@ -210,6 +210,152 @@ def test_tf32_is_allowed_where_it_is_promised_and_not_where_it_is_denied(tmp_pat
     assert judged(capsys, tmp_path / "g.safetensors", tmp_path / "o.safetensors")[0] == code
 
 
+def cut(x, bits):
+    """float32 whose last `bits` bits are gone, as tensor cores drop them."""
+    return (x.float().contiguous().view(torch.int32) & ~((1 << bits) - 1)).view(torch.float32)
+
+
+def rounded(x):
+    return x.bfloat16().float()
+
+
+@pytest.fixture
+def said(tmp_path, capsys):
+    """The verdict on two traces that are given as tensors and metadata; both have the metadata."""
+
+    def judge(golden, observed, steps=None, **about):
+        for name, tensors in (("golden", golden), ("observed", observed)):
+            metadata = {"order": json.dumps(list(golden)), "steps": json.dumps(steps or {})} | about
+            given = {key: value.clone().contiguous() for key, value in tensors.items()}
+            save_file(given, tmp_path / f"{name}.safetensors", metadata)
+        return judged(capsys, tmp_path / "golden.safetensors", tmp_path / "observed.safetensors")[1]
+
+    return judge
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["replayed", "names only"])
+def test_products_of_truncated_factors_may_drift_where_nothing_excludes_tf32(said, rng, told):
+    a, b = (torch.from_numpy(rng.standard_normal((96, 64))) for _ in range(2))
+    steps = {"scores": {"op": "a @ b^T", "inputs": ["a", "b"], "K": 64, "dtype": "float32"}} if told else None
+    golden = {"a": a.float().double(), "b": b.float().double()}
+    golden["scores"] = golden["a"] @ golden["b"].T
+    observed = {"a": a.float(), "b": b.float(), "scores": cut(a, 13) @ cut(b, 13).T}
+    assert not said(golden, observed, steps)["alarm"]
+    assert said(golden, observed | {"scores": 0.99 * observed["scores"]}, steps)["first_divergent_step"] == "scores"
+
+
+def test_tensor_cores_of_bfloat16_round_what_is_stored_in_float32(said, rng):
+    x, w = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((40, 96), (96, 24)))
+    steps = {"h": {"op": "matmul", "inputs": ["x", "w"], "inputs_complete": True}}
+    golden = {"x": x.double(), "w": w.double(), "h": x.double() @ w.double()}
+    observed = {"x": x, "w": w, "h": rounded(x) @ rounded(w)}
+    about = {"compute": "bf16 tensor cores, fp32 accumulate", "storage_dtype": "bfloat16"}
+    assert not said(golden, observed, steps, **about)["alarm"]
+    assert said(golden, observed | {"h": 0.98 * observed["h"]}, steps, **about)["first_divergent_step"] == "h"
+    assert said(golden, observed, steps, compute="fp32, no tensor cores")["first_divergent_step"] == "h"
+
+
+@pytest.mark.parametrize("op", ["softmax_bwd", "dS = P o (dP - D)"])
+def test_a_word_for_arithmetic_of_its_inputs_is_read_off_the_golden(said, rng, op):
+    p = torch.softmax(torch.from_numpy(rng.standard_normal((32, 40))), -1)
+    dp = 30.0 + torch.from_numpy(rng.standard_normal((32, 40)))  # the common part cancels, and its rounding stays
+    golden = {"p": p, "dp": dp, "delta": (p * dp).sum(-1, keepdim=True)}
+    golden["ds"] = p * (dp - golden["delta"])
+    steps = {"ds": {"op": op, "inputs": ["p", "dp", "delta"], "inputs_complete": True}}
+    seen = {name: golden[name].bfloat16() for name in ("p", "dp", "delta")}
+    p, dp, delta = (seen[name].float() for name in ("p", "dp", "delta"))
+    about = {"compute": "bf16 in/out, fp32 acc", "storage_dtype": "bf16"}
+    right = said(golden, seen | {"ds": (p * (dp - delta)).bfloat16()}, steps, **about)
+    assert not right["alarm"]
+    assert right["steps"]["ds"]["own"]["ok"]
+    assert right["steps"]["ds"]["inherited"] > 1e-2
+    wrong = (p * (dp - 0.99 * delta)).bfloat16()
+    assert said(golden, seen | {"ds": wrong}, steps, **about)["first_divergent_step"] == "ds"
+
+
+def test_each_8_bit_format_is_taken_from_the_text_that_names_it(said, rng):
+    x, w = (torch.from_numpy(rng.standard_normal((24, 32))) for _ in range(2))
+    note = "x_f8 is float8 e5m2 and w_f8 float8 e4m3, held in float32"
+    steps = {f"{one}_f8": {"op": "fp8 cast", "inputs": [one]} for one in ("x", "w")}
+    golden = {"x": x, "w": w, "x_f8": x, "w_f8": w}
+    coarse, fine = x.to(torch.float8_e5m2).float(), w.to(torch.float8_e4m3fn).float()
+    right = {"x": x.float(), "w": w.float(), "x_f8": coarse, "w_f8": fine}
+    assert not said(golden, right, steps, dtype_note=note)["alarm"]
+    swapped = right | {"w_f8": w.to(torch.float8_e5m2).float()}
+    assert said(golden, swapped, steps, dtype_note=note)["first_divergent_step"] == "w_f8"
+
+
+def test_zero_points_kept_as_real_numbers_may_fall_to_the_other_side_of_a_tie(said, rng):
+    zero = torch.from_numpy(rng.integers(0, 16, 1500)).double()
+    moved = zero.clone()
+    moved[::300] += 1.0
+    assert not said({"zero": zero}, {"zero": moved.float()})["alarm"]
+    moved[::5] += 1.0
+    assert said({"zero": zero}, {"zero": moved.float()})["first_divergent_step"] == "zero"
+
+
+def test_parameters_cut_instead_of_rounded_are_found_by_their_drift(said, rng):
+    p, update = (torch.from_numpy(rng.standard_normal(20_000)).bfloat16().double() for _ in range(2))
+    steps = {"new": {"op": "p - 0.1*update", "inputs": ["p", "update"]}}
+    golden = {"p": p, "update": update, "new": p - 0.1 * update}
+    about = {"compute": "fp32 math", "storage_dtype": "bfloat16"}
+    seen = {"p": p.bfloat16(), "update": update.bfloat16()}
+    exact = (p - 0.1 * update).float()
+    assert not said(golden, seen | {"new": exact.bfloat16()}, steps, **about)["alarm"]
+    assert said(golden, seen | {"new": cut(exact, 16).bfloat16()}, steps, **about)["first_divergent_step"] == "new"
+
+
+def test_a_row_sum_of_a_product_is_replayed_with_and_without_its_dimension(said, rng):
+    dout, o = (torch.from_numpy(rng.standard_normal((71, 8))) for _ in range(2))
+    steps = {"delta": {"op": "rowsum(dout*o)", "inputs": ["dout", "o"]}}
+    seen = {"dout": dout.float(), "o": (o * 1.0005).float()}  # what came before is a little off
+    delta = (seen["dout"] * seen["o"]).sum(-1)
+    for shape in ((71,), (71, 1)):
+        golden = {"dout": dout, "o": o, "delta": (dout * o).sum(-1).view(shape)}
+        found = said(golden, seen | {"delta": delta.view(shape)}, steps)
+        assert found["steps"]["delta"]["own"]["ok"]
+        assert said(golden, seen | {"delta": 1.01 * delta.view(shape)}, steps)["steps"]["delta"]["own"]["ok"] is False
+
+
+def test_a_cosine_of_large_angles_is_as_right_as_the_angles(said):
+    at, frequency = torch.arange(40_000, 40_050).double(), 10_000.0 ** (-torch.arange(16).double() / 16)
+    steps = {"cos": {"op": "outer product at x frequency, then cos", "inputs": ["at", "frequency"]}}
+    golden = {"at": at, "frequency": frequency.float().double(), "cos": torch.cos(at[:, None] * frequency.float())}
+    seen = {"at": at.float(), "frequency": frequency.float()}
+    right = torch.cos(seen["at"][:, None] * seen["frequency"])
+    assert not said(golden, seen | {"cos": right}, steps)["alarm"]
+    late = torch.cos((seen["at"][:, None] + 1.0) * seen["frequency"])
+    assert said(golden, seen | {"cos": late}, steps)["first_divergent_step"] == "cos"
+
+
+def test_a_text_that_is_not_what_the_golden_did_is_not_replayed(said, rng):
+    """Rows that are masked throughout have a maximum that the text does not tell of."""
+    masked = torch.from_numpy(rng.standard_normal((20, 30)))
+    masked[:3] = -torch.inf
+    steps = {"rowmax": {"op": "max axis=-1", "inputs": ["masked"]}}
+    golden = {"masked": masked, "rowmax": masked.amax(-1).clamp(min=-(2.0**30))}
+    found = said(golden, {name: value.float() for name, value in golden.items()}, steps)
+    assert (found["alarm"], found["steps"]["rowmax"]["own"]) == (False, "not separated")
+
+
+def test_an_exponential_of_masked_scores_is_replayed(said, rng):
+    scores = torch.from_numpy(rng.standard_normal((30, 30)))
+    scores = scores.masked_fill(torch.ones(30, 30, dtype=torch.bool).triu(1), -torch.inf)
+    steps = {
+        "scores": {"op": "mask", "inputs": ["raw"]},
+        "p": {"op": "exp(scores - top)", "inputs": ["scores", "top"], "dtype": "bfloat16"},
+    }
+    golden = {"scores": scores, "top": scores.amax(-1, keepdim=True)}
+    golden["p"] = torch.exp(scores - golden["top"])
+    seen = {"scores": scores.bfloat16(), "top": golden["top"].float()}
+    fused = seen | {"p": golden["p"].bfloat16()}  # from scores that had not been rounded yet
+    about = {"compute": "bf16 operands, fp32 accumulate", "storage_dtype": "bfloat16"}
+    found = said(golden, fused, steps, **about)
+    assert not found["alarm"]
+    assert found["steps"]["p"]["own"]["ok"]
+    assert said(golden, seen | {"p": (0.9 * golden["p"]).bfloat16()}, steps, **about)["first_divergent_step"] == "p"
+
+
 def test_weights_between_two_steps_do_not_make_the_second_one_look_exact(tmp_path, capsys):
     """Without recorded inputs a step's allowance follows from the steps before it, and weights are exact."""
     generator = torch.Generator().manual_seed(2)
