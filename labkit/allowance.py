@@ -18,7 +18,7 @@ import torch
 from labkit import words
 from labkit.formula import Formula
 from labkit.handed_on import Input, cancelled, inherited_error, locally, rescaled, sum_size
-from labkit.magnitude import finite, scale_of, spread
+from labkit.magnitude import MASKED, finite, scale_of, spread
 from labkit.precision import UNIT, Precision
 from labkit.replay import Replay
 from labkit.tolerance import gamma, ulp
@@ -82,7 +82,7 @@ def replayed(
         if parts > 1 and precision.unit > UNIT["float32"]:
             relative = relative + (parts - 1) * precision.unit * float(finite(inputs[0]).abs().max())
         if not found.product:
-            relative = relative + unstored * float(torch.where(inputs[0] > -1e4, finite(inputs[0]), 0.0).abs().max())
+            relative = relative + unstored * float(torch.where(inputs[0] > MASKED, finite(inputs[0]), 0.0).abs().max())
         bound = noise = shared = size * (relative + _logit_error(found, inputs, precision, u))
         bound = bound + torch.finfo(torch.float32).tiny
     elif found.magnitude:

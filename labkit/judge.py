@@ -17,7 +17,7 @@ from labkit.dumps import Dump
 from labkit.errors import UsageError
 from labkit.formula import formula
 from labkit.handed_on import Input
-from labkit.magnitude import finite, spread
+from labkit.magnitude import MASKED, finite, spread
 from labkit.replay import replay
 from labkit.structure import Structure, structure
 from labkit.tolerance import Bound
@@ -108,14 +108,14 @@ def step(name: str, state: State) -> Judgement:
     total, below, reasons = _hold(o64, g64, allowed)
     relative = total.rms_ratio
     found = Judgement(name, total, structure=below)
-    way = None
-    written = None
-    unit = 2.0**-53 if promised.golden is None else max(torch.finfo(promised.golden).eps, 2.0**-24)
+    way = written = None
     if names and complete:
-        way = replay(op, [x.golden for x in inputs], g64, unit)
-    if way is None and names and complete:
-        grid = storage(g64, promised) if promised.unit > precision.UNIT["float16"] else torch.zeros_like(g64)
-        written = formula(op, names, [x.golden for x in inputs], g64, unit, grid)
+        unit = 2.0**-53 if promised.golden is None else max(torch.finfo(promised.golden).eps, 2.0**-24)
+        exact = [x.golden for x in inputs]
+        way = replay(op, exact, g64, unit)
+        if way is None:
+            grid = storage(g64, promised) if promised.unit > precision.UNIT["float16"] else torch.zeros_like(g64)
+            written = formula(op, names, exact, g64, unit, grid)
     if way is not None or written is not None:
         narrow = _narrow(names, state)
         if way is not None:
@@ -127,8 +127,8 @@ def step(name: str, state: State) -> Judgement:
         found.inherited = compare(value, g64, math.inf).rms_ratio
     found.reasons, found.wrong = reasons, bool(reasons)
     if any(x.wrong for x in inputs) and (found.own is None or not reasons):
-        exact = [Input(x.name, x.golden, x.golden, False) for x in inputs]
-        strict = unreplayed(g64, words, k, exact, (0.0, 0.0, 0.0, 0.0), promised)
+        unspoiled = [Input(x.name, x.golden, x.golden, False) for x in inputs]
+        strict = unreplayed(g64, words, k, unspoiled, (0.0, 0.0, 0.0, 0.0), promised)
         found.wrong = False  # where own and inherited are not separated, whether it adds anything cannot be told
         words = INHERITED if found.own is not None else UNKNOWN_ORIGIN
         found.reasons = [words] if _hold(o64, g64, strict)[2] else []
@@ -170,8 +170,8 @@ def _length(k: object) -> int | None:
 
 
 def _masked_alike(o: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """A mask may be -Inf or a number that no softmax can tell from it: what is below -10^4 on both sides is alike."""
-    alike = (o <= -1e4) & (g <= -1e4) & (o.isinf() != g.isinf())
+    """A mask may be -Inf or a number that no softmax can tell from it: what is below MASKED on both sides is alike."""
+    alike = (o <= MASKED) & (g <= MASKED) & (o.isinf() != g.isinf())
     return torch.where(alike, g, o)
 
 

@@ -6,6 +6,9 @@ import torch
 
 Tensor = torch.Tensor
 
+MASKED = -1e4
+"""A score from here down is a mask: float32's exponential of it is zero beside any score that is not."""
+
 
 def finite(x: Tensor) -> Tensor:
     """Zeros in place of what is not finite."""

@@ -53,7 +53,7 @@ using cudaStream_t = void*;
 
 namespace cuda_host {
 
-enum class Fresh : int { Poison = 0, Zero = 1, Garbage = 2, Stale = 3, Mixed = 4 };
+enum class Fresh : int { Poison = 0, Zero = 1, Garbage = 2, Mixed = 3 };
 constexpr unsigned char GUARD_BYTE = 0xA5;
 
 struct Block {
@@ -64,7 +64,6 @@ struct Block {
 struct State {
     std::mutex mutex;
     std::map<uintptr_t, Block> blocks;             // by the address that cudaMalloc gave
-    std::vector<std::pair<char*, size_t>> retired;  // freed memory, given out again where Fresh::Stale
     cudaError_t last = cudaSuccess;
     Fresh fresh = Fresh::Poison;
     size_t mixed = 0;  // Fresh::Mixed: garbage in blocks of this many bytes, zeros in others
@@ -137,16 +136,7 @@ inline cudaError_t allocate(void** pointer, size_t bytes) {
     if (!raw) return fail(cudaErrorMemoryAllocation);
     std::memset(raw, GUARD_BYTE, s.guard);
     std::memset(raw + s.guard + bytes, GUARD_BYTE, s.guard);
-    fill(raw + s.guard, bytes, s.fresh == Fresh::Stale ? Fresh::Zero : s.fresh, s.mixed);
-    if (s.fresh == Fresh::Stale) {  // the last that was freed and is as large, as a caching allocator would
-        for (size_t i = s.retired.size(); i-- > 0;) {
-            if (s.retired[i].second != bytes) continue;
-            std::memcpy(raw + s.guard, s.retired[i].first, bytes);
-            std::free(s.retired[i].first);
-            s.retired.erase(s.retired.begin() + static_cast<long>(i));
-            break;
-        }
-    }
+    fill(raw + s.guard, bytes, s.fresh, s.mixed);
     s.blocks[reinterpret_cast<uintptr_t>(raw + s.guard)] = {bytes, s.guard, raw};
     s.used += bytes;
     *pointer = raw + s.guard;
@@ -161,11 +151,6 @@ inline cudaError_t release(void* pointer) {
     if (at == s.blocks.end()) return fail(cudaErrorInvalidValue);  // never given out, or freed before
     const Block block = at->second;
     s.overruns += !guards_hold(block);
-    if (s.fresh == Fresh::Stale && s.retired.size() < 256) {
-        char* kept = static_cast<char*>(std::malloc(block.size));
-        std::memcpy(kept, pointer, block.size);
-        s.retired.emplace_back(kept, block.size);
-    }
     s.used -= block.size;
     s.blocks.erase(at);
     std::free(block.raw);

@@ -38,7 +38,7 @@ SWITCHES = {
 """Two-valued switches, in the order of faulty::Switches, which has `way` after them. None of them set is right."""
 WAYS = ("by value, copied", "by value, elided", "out-parameter", "shared_ptr")
 MIXED = "the report's numbers in x, zeros elsewhere"
-FRESH = {"NaN": 0, "zeros": 1, "the report's numbers": 2, MIXED: 4}
+FRESH = {"NaN": 0, "zeros": 1, "the report's numbers": 2, MIXED: 3}
 """What memory that nobody wrote holds, on the host runtime: of each buffer that is given out. On a GPU (all but the
 last of them) it is written before each run where the run's buffers will lie; what a run itself leaves there stays."""
 FILLED = {"NaN": (np.nan, np.nan), "zeros": (0.0, 0.0), "the report's numbers": (6.16847e-33, 1.60859e-32)}

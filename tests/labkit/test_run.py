@@ -40,10 +40,14 @@ def books(tmp_path, monkeypatch):
 
 
 def labkit_run(*arguments, **options):
-    """Start the command in a session of its own, so that all of it can be killed."""
+    """Start the command in a session of its own, so that all of it can be killed, and so that it heeds an interrupt.
+
+    What a shell starts in the background ignores it, and hands that on.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", "labkit", "run", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}, **options,
     )  # fmt: skip
 
