@@ -27,8 +27,8 @@ STREAMS = 4
 ALLOWED = {"out": 2.0**-8, "dx": 2.0**-7, "dphi": 2.0**-8, "db": 2.0**-8, "dalpha": 2.0**-8}
 """Relative RMS error: two roundings to bfloat16 for what is stored so, 2^-8 for sums of TF32 products."""
 DRAWS = {(128, 128): 32, (4096, 4096): 16, (16384, 4096): 16}
-"""Of each tokens, D. db and dalpha are sums over all tokens, whose roundings cancel by chance, and only 24 and 3 numbers:
-with gradients an error is RMS over so many draws, relative to RMS over the same draws."""
+"""Of each tokens, D. db and dalpha are sums over all tokens, whose roundings cancel by chance: 24 and 3 numbers. With
+gradients an error is RMS over so many draws, relative to RMS over the same draws."""
 
 
 def cases(device: Device) -> Iterator[Case]:
