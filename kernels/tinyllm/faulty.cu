@@ -100,12 +100,12 @@ class Model {
         const float* x = there(in.d_data);
         norm(x, normal);
         matmul(normal.data(), false, l.qkv.data(), false, wide.data(), T, 3 * D, D);
-        LAUNCH(split_heads, cover(size_t(T) * 3 * D), THREADS, wide.data(), static_cast<const float*>(nullptr), heads_.data(), size_t(T) * 3 * D, T, 3, H, D / H);
+        LAUNCH(split_heads, unsigned(T), THREADS, wide.data(), static_cast<const float*>(nullptr), heads_.data(), T, 3, H, D / H);
         const float *q = heads_.data(), *k = q + T * D, *v = k + T * D;
         matmul(q, false, k, true, p.data(), T, T, D / H, 0.0f, H);
         LAUNCH_BARRIER(causal_softmax, unsigned(T * H), LANES, p.data(), T, 1.0f / std::sqrt(float(D / H)));
         matmul(p.data(), false, v, false, mixed.data(), T, D / H, T, 0.0f, H);
-        LAUNCH(join_heads, cover(size_t(T) * D), THREADS, mixed.data(), attention.data(), size_t(T) * D, T, 1, H, D / H);
+        LAUNCH(join_heads, unsigned(T), THREADS, mixed.data(), attention.data(), T, 1, H, D / H);
         matmul(attention.data(), false, l.o.data(), false, x1.data(), T, D, D);
         LAUNCH(add_residual, cover(size_t(T) * D), THREADS, x1.data(), x, zeros.data(), size_t(T) * D, D);
         norm(x1.data(), normal);

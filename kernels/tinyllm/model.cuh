@@ -33,6 +33,7 @@ class TinyLLM {
         }
         tokens = {"tokens", {rows}};
         targets = {"targets", {rows}};
+        by_token = {"rows by token", {size_t(c.vocabulary) + 1 + rows}};
         layers.resize(size_t(c.layers));
         make("x0", x0, {rows, d});
         for (int i = 0; i < c.layers; ++i) {
@@ -59,7 +60,7 @@ class TinyLLM {
                                      {&wide, 3 * d}, {&heads, 3 * d}, {&dup, size_t(c.hidden())}, {&dgelu, size_t(c.hidden())}})
             *tensor = Tensor("scratch", {rows, width});
         dp = Tensor("scratch", {size_t(c.sequences) * c.heads, square});
-        parts = Tensor("scratch", {2 * CHUNKS, size_t(std::max(c.hidden(), c.vocabulary))});
+        parts = Tensor("scratch", {2 * size_t(CHUNKS), size_t(std::max(c.hidden(), c.vocabulary))});
     }
 
     const std::vector<Slice>& slices() const { return slices_; }
@@ -71,6 +72,7 @@ class TinyLLM {
     // Logits of `sequences` sequences of `context` tokens each; both at most what the model was made for.
     void forward(const int* from, int sequences, int context) {
         begin(from, tokens, sequences, context);
+        sort_rows();
         LAUNCH(embed, cover(n(c.width)), THREADS, tokens.data(), at("table"), at("positions"), x0.data(), n(c.width), context_, c.width);
         const float* x = x0.data();
         for (int i = 0; i < c.layers; ++i) {
@@ -78,11 +80,11 @@ class TinyLLM {
             const std::string p = "L" + std::to_string(i) + ".";
             norm(x, p + "ln1", l.ln1, l.mean1, l.rstd1);
             matmul(l.ln1.data(), false, at(p + "qkv.w"), false, wide.data(), rows_, 3 * c.width, c.width);
-            LAUNCH(split_heads, cover(n(3 * c.width)), THREADS, wide.data(), at(p + "qkv.b"), l.heads.data(), n(3 * c.width), context_, 3, c.heads, c.columns());
+            LAUNCH(split_heads, unsigned(rows_), THREADS, wide.data(), at(p + "qkv.b"), l.heads.data(), context_, 3, c.heads, c.columns());
             matmul(q(l.heads), false, k(l.heads), true, l.p.data(), context_, context_, c.columns(), 0.0f, sequences_ * c.heads);
             LAUNCH_BARRIER(causal_softmax, dim3(unsigned(rows_ * c.heads)), LANES, l.p.data(), context_, scale());
             matmul(l.p.data(), false, val(l.heads), false, l.mixed.data(), context_, c.columns(), context_, 0.0f, sequences_ * c.heads);
-            LAUNCH(join_heads, cover(n(c.width)), THREADS, l.mixed.data(), l.attention.data(), n(c.width), context_, 1, c.heads, c.columns());
+            LAUNCH(join_heads, unsigned(rows_), THREADS, l.mixed.data(), l.attention.data(), context_, 1, c.heads, c.columns());
             matmul(l.attention.data(), false, at(p + "o.w"), false, l.x1.data(), rows_, c.width, c.width);
             LAUNCH(add_residual, cover(n(c.width)), THREADS, l.x1.data(), x, at(p + "o.b"), n(c.width), c.width);
             norm(l.x1.data(), p + "ln2", l.ln2, l.mean2, l.rstd2);
@@ -122,18 +124,20 @@ class TinyLLM {
             norm_backward(l.x1, p + "ln2", l.mean2, l.rstd2);
             dense_backward(l.attention, dx.data(), p + "o", dln, d, d);
             Tensor& dmixed = dgelu;
-            LAUNCH(split_heads, cover(n(d)), THREADS, dln.data(), static_cast<const float*>(nullptr), dmixed.data(), n(d), context_, 1, c.heads, c.columns());
+            LAUNCH(split_heads, unsigned(rows_), THREADS, dln.data(), static_cast<const float*>(nullptr), dmixed.data(), context_, 1, c.heads, c.columns());
             const int batch = sequences_ * c.heads, t = context_, e = c.columns();
             matmul(l.p.data(), true, dmixed.data(), false, val(heads), t, e, t, 0.0f, batch);
             matmul(dmixed.data(), false, val(l.heads), true, dp.data(), t, t, e, 0.0f, batch);
             LAUNCH_BARRIER(softmax_backward, dim3(unsigned(rows_ * c.heads)), LANES, l.p.data(), dp.data(), context_, scale());
             matmul(dp.data(), false, k(l.heads), false, q(heads), t, e, t, 0.0f, batch);
             matmul(dp.data(), true, q(l.heads), false, k(heads), t, e, t, 0.0f, batch);
-            LAUNCH(join_heads, cover(n(3 * d)), THREADS, heads.data(), wide.data(), n(3 * d), context_, 3, c.heads, c.columns());
+            LAUNCH(join_heads, unsigned(rows_), THREADS, heads.data(), wide.data(), context_, 3, c.heads, c.columns());
             dense_backward(l.ln1, wide.data(), p + "qkv", dln, d, 3 * d);
             norm_backward(i ? layers[size_t(i - 1)].out : x0, p + "ln1", l.mean1, l.rstd1);
         }
-        LAUNCH(embed_backward, unsigned(c.vocabulary), unsigned(std::min(d, THREADS)), tokens.data(), dx.data(), gradient("table"), rows_, d);
+        const dim3 grid(unsigned((d + COLUMNS - 1) / COLUMNS), unsigned(c.vocabulary));
+        const int *first = by_token.data(), *order = first + c.vocabulary + 1;
+        LAUNCH_BARRIER(embed_backward, grid, dim3(COLUMNS, ROW_LANES), first, order, dx.data(), gradient("table"), d);
         const size_t places = size_t(context_) * d;
         LAUNCH(position_backward, cover(places), THREADS, dx.data(), gradient("positions"), places, sequences_);
         launched("backward");
@@ -156,7 +160,6 @@ class TinyLLM {
     struct Layer {
         Tensor ln1, mean1, rstd1, heads, p, mixed, attention, x1, ln2, mean2, rstd2, up, gelu, out;
     };
-    static constexpr size_t CHUNKS = 64;
 
     void lay_out() {
         const int d = c.width, h = c.hidden();
@@ -202,6 +205,17 @@ class TinyLLM {
         std::copy(from, from + rows_, to.host().begin());
         to.h2d();
     }
+    // by_token: where each token's rows begin, and the rows in the order of their tokens, for the table's gradient.
+    void sort_rows() {
+        auto& to = by_token.host();
+        int *first = to.data(), *order = first + c.vocabulary + 1;
+        std::fill(first, order, 0);
+        for (int t = 0; t < rows_; ++t) ++first[tokens.host()[size_t(t)] + 1];
+        std::partial_sum(first, order, first);
+        std::vector<int> next(first, order);
+        for (int t = 0; t < rows_; ++t) order[next[size_t(tokens.host()[size_t(t)])]++] = t;
+        by_token.h2d();
+    }
     static void launched(const char* what) { check(cudaGetLastError(), std::string("a kernel of ") + what); }
 
     size_t n(int width) const { return size_t(rows_) * width; }
@@ -227,12 +241,10 @@ class TinyLLM {
         matmul(dy, false, at(name + ".w"), true, din.data(), rows_, in, out);
     }
     void column_sums(const float* a, const float* x, const float* mean, const float* rstd, float* sums, float* dots, int width) {
-        const int chunks = int(std::min<size_t>(CHUNKS, size_t(rows_ + 63) / 64)), chunk = (rows_ + chunks - 1) / chunks;
-        float* normal = parts.data() + CHUNKS * size_t(width);
+        const int chunks = std::min(CHUNKS, (rows_ + 63) / 64), chunk = (rows_ + chunks - 1) / chunks;
         const dim3 grid(unsigned((width + COLUMNS - 1) / COLUMNS), unsigned(chunks));
-        LAUNCH_BARRIER(column_parts, grid, dim3(COLUMNS, ROW_LANES), a, x, mean, rstd, parts.data(), normal, rows_, width, chunk);
-        LAUNCH(add_parts, cover(size_t(width)), THREADS, parts.data(), sums, chunks, size_t(width));
-        if (x) LAUNCH(add_parts, cover(size_t(width)), THREADS, normal, dots, chunks, size_t(width));
+        LAUNCH_BARRIER(column_parts, grid, dim3(COLUMNS, ROW_LANES), a, x, mean, rstd, parts.data(), rows_, width, chunk);
+        LAUNCH(add_parts, cover(size_t(x ? 2 : 1) * width), THREADS, parts.data(), sums, dots, chunks, width);
     }
 
     Config c;
@@ -243,7 +255,7 @@ class TinyLLM {
     size_t count_ = 0, decayed_ = 0;
     int sequences_ = 0, context_ = 0, rows_ = 0;
     long steps_taken = 0;
-    BasicTensor<int> tokens, targets;
+    BasicTensor<int> tokens, targets, by_token;
     Tensor w, g, m, v, x0, lnf, mean, rstd, logits, losses, loss;
     std::vector<Layer> layers;
     Tensor dlogits, dx, dln, wide, heads, dup, dgelu, dp, parts;

@@ -44,14 +44,19 @@ __global__ void embed(const int* tokens, const float* table, const float* positi
     x[i] = table[size_t(tokens[t]) * width + d] + positions[t % context * width + d];
 }
 
-// The gradient of the table: a block a token of the vocabulary, which looks through the batch in order.
-__global__ void embed_backward(const int* tokens, const float* dx, float* dtable, int rows, int width) {
-    for (int d = threadIdx.x; d < width; d += blockDim.x) {
-        float total = 0.0f;
-        for (int t = 0; t < rows; ++t)
-            if (tokens[t] == int(blockIdx.x)) total += dx[size_t(t) * width + d];
-        dtable[size_t(blockIdx.x) * width + d] = total;
-    }
+// The gradient of the table: COLUMNS columns of one token of the vocabulary to a block, whose rows of the batch are
+// order[first[token]] to order[first[token + 1] - 1].
+constexpr int COLUMNS = 32, ROW_LANES = 8;
+__global__ void embed_backward(const int* first, const int* order, const float* dx, float* dtable, int width) {
+    __shared__ float sums[ROW_LANES][COLUMNS];
+    const int d = blockIdx.x * COLUMNS + threadIdx.x, last = first[blockIdx.y + 1];
+    float sum = 0.0f;
+    for (int i = first[blockIdx.y] + threadIdx.y; i < last && d < width; i += ROW_LANES) sum += dx[size_t(order[i]) * width + d];
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y || d >= width) return;
+    for (int lane = 1; lane < ROW_LANES; ++lane) sum += sums[lane][threadIdx.x];
+    dtable[size_t(blockIdx.y) * width + d] = sum;
 }
 
 __global__ void position_backward(const float* dx, float* dpositions, size_t count, int sequences) {
@@ -96,10 +101,10 @@ __global__ void layernorm_backward(const float* x, const float* gain, const floa
     }
 }
 
-// Sums over rows, by column, of a and (with x) of a (x - mean) rstd: a part for each chunk of rows.
-constexpr int COLUMNS = 32, ROW_LANES = 8;
-__global__ void column_parts(const float* a, const float* x, const float* mean, const float* rstd, float* parts,
-                             float* parts_normal, int rows, int width, int chunk) {
+// Sums over rows, by column, of a and (with x) of a (x - mean) rstd: parts [2, CHUNKS, width], a part for each chunk of rows.
+constexpr int CHUNKS = 64;
+__global__ void column_parts(const float* a, const float* x, const float* mean, const float* rstd, float* parts, int rows,
+                             int width, int chunk) {
     __shared__ float sums[ROW_LANES][COLUMNS], dots[ROW_LANES][COLUMNS];
     const int d = blockIdx.x * COLUMNS + threadIdx.x, first = blockIdx.y * chunk;
     float sum = 0.0f, dot = 0.0f;
@@ -117,15 +122,16 @@ __global__ void column_parts(const float* a, const float* x, const float* mean, 
         dot += dots[lane][threadIdx.x];
     }
     parts[size_t(blockIdx.y) * width + d] = sum;
-    if (x) parts_normal[size_t(blockIdx.y) * width + d] = dot;
+    if (x) parts[size_t(CHUNKS + blockIdx.y) * width + d] = dot;
 }
 
-__global__ void add_parts(const float* parts, float* out, int chunks, size_t width) {
-    const size_t d = here();
-    if (d >= width) return;
+// sums [width] of the first half of parts and, if they are wanted, dots [width] of the second.
+__global__ void add_parts(const float* parts, float* sums, float* dots, int chunks, int width) {
+    const int i = int(here()), half = i / width, d = i % width;
+    if (half > (dots ? 1 : 0)) return;
     float total = 0.0f;
-    for (int c = 0; c < chunks; ++c) total += parts[c * width + d];
-    out[d] = total;
+    for (int c = 0; c < chunks; ++c) total += parts[size_t(half * CHUNKS + c) * width + d];
+    (half ? dots : sums)[d] = total;
 }
 
 __global__ void add_bias(float* x, const float* bias, size_t count, int width) {
@@ -154,24 +160,25 @@ __global__ void add_residual(float* x, const float* residual, const float* bias,
     if (i < count) x[i] += residual[i] + bias[i % width];
 }
 
-// [sequence, token, part, head, column] plus a bias, if there is one, -> [part, sequence, head, token, column], and back.
-__global__ void split_heads(const float* from, const float* bias, float* to, size_t count, int context, int parts, int heads, int columns) {
-    size_t i = here();
-    if (i >= count) return;
-    const size_t out = i;
-    const size_t c = i % columns, h = (i /= columns) % heads, p = (i /= heads) % parts, t = (i /= parts) % context,
-                 s = i / context, sequences = count / (size_t(columns) * heads * parts * context);
-    const float added = bias ? bias[(p * heads + h) * columns + c] : 0.0f;
-    to[(((p * sequences + s) * heads + h) * context + t) * columns + c] = from[out] + added;
+// Where column i of token blockIdx.x, [sequence, token, part, head, column], lies in [part, sequence, head, token, column].
+__device__ inline size_t by_head(int i, int context, int heads, int columns) {
+    const int c = i % columns, h = i / columns % heads, p = i / columns / heads;
+    const int t = blockIdx.x % context, s = blockIdx.x / context, sequences = gridDim.x / context;
+    return ((size_t(p * sequences + s) * heads + h) * context + t) * columns + c;
 }
 
-__global__ void join_heads(const float* from, float* to, size_t count, int context, int parts, int heads, int columns) {
-    size_t i = here();
-    if (i >= count) return;
-    const size_t out = i;
-    const size_t c = i % columns, h = (i /= columns) % heads, p = (i /= heads) % parts, t = (i /= parts) % context,
-                 s = i / context, sequences = count / (size_t(columns) * heads * parts * context);
-    to[out] = from[(((p * sequences + s) * heads + h) * context + t) * columns + c];
+// From the first order into the second, plus a bias [part, head, column] if there is one; a block a token.
+__global__ void split_heads(const float* from, const float* bias, float* to, int context, int parts, int heads, int columns) {
+    const int width = parts * heads * columns;
+    for (int i = threadIdx.x; i < width; i += blockDim.x)
+        to[by_head(i, context, heads, columns)] = from[size_t(blockIdx.x) * width + i] + (bias ? bias[i] : 0.0f);
+}
+
+// And back.
+__global__ void join_heads(const float* from, float* to, int context, int parts, int heads, int columns) {
+    const int width = parts * heads * columns;
+    for (int i = threadIdx.x; i < width; i += blockDim.x)
+        to[size_t(blockIdx.x) * width + i] = from[by_head(i, context, heads, columns)];
 }
 
 // Rows of scores [.., context, context]: softmax of scale x over the keys up to the row's own; zeros after it.
