@@ -12,7 +12,7 @@ namespace tinyllm {
 #ifdef CUDA_HOST
 constexpr int LANES = 8;  // threads that share a row: a barrier costs the host a switch of each
 #else
-constexpr int LANES = 128;
+constexpr int LANES = 64;
 #endif
 constexpr int THREADS = 256;
 
