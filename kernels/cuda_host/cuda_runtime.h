@@ -50,6 +50,8 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault
 };
 using cudaStream_t = void*;
+using cudaEvent_t = void*;
+constexpr unsigned cudaEventDisableTiming = 2;
 
 namespace cuda_host {
 
@@ -321,6 +323,13 @@ inline cudaError_t cudaFreeHost(void* pointer) { return std::free(pointer), cuda
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     return cuda_host::copy(to, from, bytes, kind);
 }
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) {
+    return cuda_host::copy(to, from, bytes, kind);
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = nullptr, cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr) { return cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaMemset(void* to, int value, size_t bytes) { return cuda_host::set(to, value, bytes); }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaPeekAtLastError() { return cuda_host::state().last; }

@@ -192,7 +192,8 @@ class Model {
         return logits;
     }
     void norm(const float* x, tinyllm::Tensor& y) {
-        LAUNCH_BARRIER(tinyllm::layernorm, unsigned(T), tinyllm::LANES, x, ones.data(), zeros.data(), y.data(), mean.data(), rstd.data(), D, 1e-5f);
+        const float* none = nullptr;
+        LAUNCH_BARRIER(tinyllm::layernorm, unsigned(T), tinyllm::LANES, x, none, none, y.data(), ones.data(), zeros.data(), y.data(), mean.data(), rstd.data(), D, 1e-5f);
     }
     int right(const std::vector<float>& seen, size_t from) const {
         int count = 0;

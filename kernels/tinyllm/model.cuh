@@ -25,6 +25,7 @@ struct Slice {
 class TinyLLM {
    public:
     TinyLLM(const Config& config, Engine engine, bool tf32) : c(config), matmul(engine, tf32) {
+        check(cudaEventCreateWithFlags(&sent, cudaEventDisableTiming), "cudaEventCreate");
         lay_out();
         const size_t rows = size_t(c.sequences) * c.context, d = c.width, square = size_t(c.context) * c.context;
         for (auto [tensor, name] : {std::pair{&w, "parameters"}, {&g, "gradients"}, {&m, "first moments"}, {&v, "second moments"}}) {
@@ -60,8 +61,12 @@ class TinyLLM {
                                      {&wide, 3 * d}, {&heads, 3 * d}, {&dup, size_t(c.hidden())}, {&dgelu, size_t(c.hidden())}})
             *tensor = Tensor("scratch", {rows, width});
         dp = Tensor("scratch", {size_t(c.sequences) * c.heads, square});
-        parts = Tensor("scratch", {2 * size_t(CHUNKS), size_t(std::max(c.hidden(), c.vocabulary))});
+        parts = Tensor("scratch", {size_t(CHUNKS), count_ - vectors_});
     }
+
+    ~TinyLLM() { cudaEventDestroy(sent); }
+    TinyLLM(const TinyLLM&) = delete;
+    TinyLLM& operator=(const TinyLLM&) = delete;
 
     const std::vector<Slice>& slices() const { return slices_; }
     const std::map<std::string, Tensor*>& steps() const { return steps_; }
@@ -78,7 +83,7 @@ class TinyLLM {
         for (int i = 0; i < c.layers; ++i) {
             Layer& l = layers[size_t(i)];
             const std::string p = "L" + std::to_string(i) + ".";
-            norm(x, p + "ln1", l.ln1, l.mean1, l.rstd1);
+            if (i == 0) norm(x, p + "ln1", l.ln1, l.mean1, l.rstd1);
             matmul(l.ln1.data(), false, at(p + "qkv.w"), false, wide.data(), rows_, 3 * c.width, c.width);
             LAUNCH(split_heads, unsigned(rows_), THREADS, wide.data(), at(p + "qkv.b"), l.heads.data(), context_, 3, c.heads, c.columns());
             matmul(q(l.heads), false, k(l.heads), true, l.p.data(), context_, context_, c.columns(), 0.0f, sequences_ * c.heads);
@@ -86,15 +91,17 @@ class TinyLLM {
             matmul(l.p.data(), false, val(l.heads), false, l.mixed.data(), context_, c.columns(), context_, 0.0f, sequences_ * c.heads);
             LAUNCH(join_heads, unsigned(rows_), THREADS, l.mixed.data(), l.attention.data(), context_, 1, c.heads, c.columns());
             matmul(l.attention.data(), false, at(p + "o.w"), false, l.x1.data(), rows_, c.width, c.width);
-            LAUNCH(add_residual, cover(n(c.width)), THREADS, l.x1.data(), x, at(p + "o.b"), n(c.width), c.width);
-            norm(l.x1.data(), p + "ln2", l.ln2, l.mean2, l.rstd2);
+            norm(l.x1.data(), p + "ln2", l.ln2, l.mean2, l.rstd2, x, at(p + "o.b"), l.x1.data());
             matmul(l.ln2.data(), false, at(p + "up.w"), false, l.up.data(), rows_, c.hidden(), c.width);
             LAUNCH(bias_gelu, cover(n(c.hidden())), THREADS, l.up.data(), at(p + "up.b"), l.gelu.data(), n(c.hidden()), c.hidden());
             matmul(l.gelu.data(), false, at(p + "down.w"), false, l.out.data(), rows_, c.width, c.hidden());
-            LAUNCH(add_residual, cover(n(c.width)), THREADS, l.out.data(), l.x1.data(), at(p + "down.b"), n(c.width), c.width);
+            const bool last = i + 1 == c.layers;  // the norm that reads this layer's result adds it up
+            Layer& next = layers[size_t(last ? i : i + 1)];
+            norm(l.out.data(), last ? "lnf" : "L" + std::to_string(i + 1) + ".ln1", last ? lnf : next.ln1, last ? mean : next.mean1,
+                 last ? rstd : next.rstd1, l.x1.data(), at(p + "down.b"), l.out.data());
             x = l.out.data();
         }
-        norm(x, "lnf", lnf, mean, rstd);
+        if (c.layers == 0) norm(x, "lnf", lnf, mean, rstd);
         matmul(lnf.data(), false, at("head.w"), false, logits.data(), rows_, c.vocabulary, c.width);
         LAUNCH(add_bias, cover(n(c.vocabulary)), THREADS, logits.data(), at("head.b"), n(c.vocabulary), c.vocabulary);
         launched("forward");
@@ -140,6 +147,7 @@ class TinyLLM {
         LAUNCH_BARRIER(embed_backward, grid, dim3(COLUMNS, ROW_LANES), first, order, dx.data(), gradient("table"), d);
         const size_t places = size_t(context_) * d;
         LAUNCH(position_backward, cover(places), THREADS, dx.data(), gradient("positions"), places, sequences_);
+        add_vectors();
         launched("backward");
     }
 
@@ -180,6 +188,7 @@ class TinyLLM {
         decayed_ = count_;
         add("table", c.vocabulary, d);
         add("positions", c.context, d);
+        vectors_ = count_;
         for (auto& p : at)
             for (auto [name, size] : {std::pair{"ln1.gain", d}, {"ln1.shift", d}, {"qkv.b", 3 * d}, {"o.b", d}, {"ln2.gain", d}, {"ln2.shift", d}, {"up.b", h}, {"down.b", d}})
                 add(p + name, 1, size);
@@ -202,8 +211,14 @@ class TinyLLM {
         for (int i = 0; i < rows_; ++i)
             if (from[i] < 0 || from[i] >= c.vocabulary)
                 throw std::invalid_argument(to.name() + ": " + std::to_string(from[i]) + " at " + std::to_string(i) + "; wanted 0 to " + std::to_string(c.vocabulary - 1));
+        check(cudaEventSynchronize(sent), "waiting for the last copy");
         std::copy(from, from + rows_, to.host().begin());
-        to.h2d();
+        send(to);
+    }
+    // h2d that does not wait; `sent` tells when the host side may change again.
+    void send(BasicTensor<int>& to) {
+        to.h2d(false);
+        check(cudaEventRecord(sent), "marking a copy");
     }
     // by_token: where each token's rows begin, and the rows in the order of their tokens, for the table's gradient.
     void sort_rows() {
@@ -214,7 +229,7 @@ class TinyLLM {
         std::partial_sum(first, order, first);
         std::vector<int> next(first, order);
         for (int t = 0; t < rows_; ++t) order[next[size_t(tokens.host()[size_t(t)])]++] = t;
-        by_token.h2d();
+        send(by_token);
     }
     static void launched(const char* what) { check(cudaGetLastError(), std::string("a kernel of ") + what); }
 
@@ -226,35 +241,46 @@ class TinyLLM {
     float* k(Tensor& heads) const { return heads.data() + n(c.width); }
     float* val(Tensor& heads) const { return heads.data() + 2 * n(c.width); }
 
-    void norm(const float* x, const std::string& name, Tensor& y, Tensor& mean, Tensor& rstd) {
-        LAUNCH_BARRIER(layernorm, unsigned(rows_), LANES, x, at(name + ".gain"), at(name + ".shift"), y.data(), mean.data(), rstd.data(), c.width, c.epsilon);
+    // Of x, or of sum = x + residual + bias.
+    void norm(const float* x, const std::string& name, Tensor& y, Tensor& mean, Tensor& rstd, const float* residual = nullptr,
+              const float* bias = nullptr, float* sum = nullptr) {
+        LAUNCH_BARRIER(layernorm, unsigned(rows_), LANES, x, residual, bias, sum, at(name + ".gain"), at(name + ".shift"), y.data(),
+                       mean.data(), rstd.data(), c.width, c.epsilon);
     }
     // dx += what dln gives through the norm of x; gain's and shift's gradients.
     void norm_backward(Tensor& x, const std::string& name, Tensor& mean, Tensor& rstd) {
-        column_sums(dln.data(), x.data(), mean.data(), rstd.data(), gradient(name + ".shift"), gradient(name + ".gain"), c.width);
+        column_sums(dln.data(), name + ".shift", c.width, x.data(), mean.data(), rstd.data(), name + ".gain");
         LAUNCH_BARRIER(layernorm_backward, unsigned(rows_), LANES, x.data(), at(name + ".gain"), mean.data(), rstd.data(), dln.data(), dx.data(), c.width);
     }
     // Of y = x W + b: W's and b's gradients, and din = dy W^T.
     void dense_backward(Tensor& x, const float* dy, const std::string& name, Tensor& din, int in, int out) {
         matmul(x.data(), true, dy, false, gradient(name + ".w"), in, out, rows_);
-        column_sums(dy, nullptr, nullptr, nullptr, gradient(name + ".b"), nullptr, out);
+        column_sums(dy, name + ".b", out);
         matmul(dy, false, at(name + ".w"), true, din.data(), rows_, in, out);
     }
-    void column_sums(const float* a, const float* x, const float* mean, const float* rstd, float* sums, float* dots, int width) {
-        const int chunks = std::min(CHUNKS, (rows_ + 63) / 64), chunk = (rows_ + chunks - 1) / chunks;
-        const dim3 grid(unsigned((width + COLUMNS - 1) / COLUMNS), unsigned(chunks));
-        LAUNCH_BARRIER(column_parts, grid, dim3(COLUMNS, ROW_LANES), a, x, mean, rstd, parts.data(), rows_, width, chunk);
-        LAUNCH(add_parts, cover(size_t(x ? 2 : 1) * width), THREADS, parts.data(), sums, dots, chunks, width);
+    // Parts of a vector's gradient, and of a norm's gain; `add_vectors` adds all parts of all vectors in the end.
+    void column_sums(const float* a, const std::string& name, int width, const float* x = nullptr, const float* mean = nullptr,
+                     const float* rstd = nullptr, const std::string& gain = "") {
+        const dim3 grid(unsigned((width + COLUMNS - 1) / COLUMNS), unsigned(chunks()));
+        LAUNCH_BARRIER(column_parts, grid, dim3(COLUMNS, ROW_LANES), a, x, mean, rstd, part(name), x ? part(gain) : nullptr,
+                       count_ - vectors_, rows_, width, (rows_ + chunks() - 1) / chunks());
     }
+    void add_vectors() {
+        const size_t width = count_ - vectors_;
+        LAUNCH(add_parts, cover(width), THREADS, parts.data(), g.data() + vectors_, chunks(), width);
+    }
+    int chunks() const { return std::min(CHUNKS, (rows_ + 63) / 64); }
+    float* part(const std::string& vector) { return parts.data() + slices_[places_.at(vector)].offset - vectors_; }
 
     Config c;
     Matmul matmul;
     std::vector<Slice> slices_;
     std::map<std::string, size_t> places_;
     std::map<std::string, Tensor*> steps_;
-    size_t count_ = 0, decayed_ = 0;
+    size_t count_ = 0, decayed_ = 0, vectors_ = 0;
     int sequences_ = 0, context_ = 0, rows_ = 0;
     long steps_taken = 0;
+    cudaEvent_t sent = nullptr;
     BasicTensor<int> tokens, targets, by_token;
     Tensor w, g, m, v, x0, lnf, mean, rstd, logits, losses, loss;
     std::vector<Layer> layers;

@@ -67,16 +67,18 @@ __global__ void position_backward(const float* dx, float* dpositions, size_t cou
     dpositions[i] = total;
 }
 
-// y = (x - mean) rstd gain + shift, by row.
-__global__ void layernorm(const float* x, const float* gain, const float* shift, float* y, float* mean, float* rstd, int width,
-                          float epsilon) {
+// y = (x - mean) rstd gain + shift, by row; with a residual, of sum = x + residual + bias in x's place.
+__global__ void layernorm(const float* x, const float* residual, const float* bias, float* sum, const float* gain,
+                          const float* shift, float* y, float* mean, float* rstd, int width, float epsilon) {
     const size_t row = size_t(blockIdx.x) * width;
-    float sum = 0.0f, squares = 0.0f;
-    for (int d = threadIdx.x; d < width; d += LANES) sum += x[row + d];
-    const float centre = block_sum(sum) / float(width);
-    for (int d = threadIdx.x; d < width; d += LANES) squares += (x[row + d] - centre) * (x[row + d] - centre);
+    float total = 0.0f, squares = 0.0f;
+    for (int d = threadIdx.x; d < width; d += LANES)
+        total += residual ? sum[row + d] = x[row + d] + (residual[row + d] + bias[d]) : x[row + d];
+    const float* from = residual ? sum : x;
+    const float centre = block_sum(total) / float(width);
+    for (int d = threadIdx.x; d < width; d += LANES) squares += (from[row + d] - centre) * (from[row + d] - centre);
     const float scale = 1.0f / sqrtf(block_sum(squares) / float(width) + epsilon);
-    for (int d = threadIdx.x; d < width; d += LANES) y[row + d] = (x[row + d] - centre) * scale * gain[d] + shift[d];
+    for (int d = threadIdx.x; d < width; d += LANES) y[row + d] = (from[row + d] - centre) * scale * gain[d] + shift[d];
     if (threadIdx.x == 0) {
         mean[blockIdx.x] = centre;
         rstd[blockIdx.x] = scale;
@@ -101,10 +103,10 @@ __global__ void layernorm_backward(const float* x, const float* gain, const floa
     }
 }
 
-// Sums over rows, by column, of a and (with x) of a (x - mean) rstd: parts [2, CHUNKS, width], a part for each chunk of rows.
+// Sums over rows, by column, of a and (with x) of a (x - mean) rstd: a part for each chunk of rows, `stride` apart.
 constexpr int CHUNKS = 64;
-__global__ void column_parts(const float* a, const float* x, const float* mean, const float* rstd, float* parts, int rows,
-                             int width, int chunk) {
+__global__ void column_parts(const float* a, const float* x, const float* mean, const float* rstd, float* sum_parts,
+                             float* dot_parts, size_t stride, int rows, int width, int chunk) {
     __shared__ float sums[ROW_LANES][COLUMNS], dots[ROW_LANES][COLUMNS];
     const int d = blockIdx.x * COLUMNS + threadIdx.x, first = blockIdx.y * chunk;
     float sum = 0.0f, dot = 0.0f;
@@ -121,17 +123,16 @@ __global__ void column_parts(const float* a, const float* x, const float* mean, 
         sum += sums[lane][threadIdx.x];
         dot += dots[lane][threadIdx.x];
     }
-    parts[size_t(blockIdx.y) * width + d] = sum;
-    if (x) parts[size_t(CHUNKS + blockIdx.y) * width + d] = dot;
+    sum_parts[blockIdx.y * stride + d] = sum;
+    if (x) dot_parts[blockIdx.y * stride + d] = dot;
 }
 
-// sums [width] of the first half of parts and, if they are wanted, dots [width] of the second.
-__global__ void add_parts(const float* parts, float* sums, float* dots, int chunks, int width) {
-    const int i = int(here()), half = i / width, d = i % width;
-    if (half > (dots ? 1 : 0)) return;
+__global__ void add_parts(const float* parts, float* out, int chunks, size_t width) {
+    const size_t d = here();
+    if (d >= width) return;
     float total = 0.0f;
-    for (int c = 0; c < chunks; ++c) total += parts[size_t(half * CHUNKS + c) * width + d];
-    (half ? dots : sums)[d] = total;
+    for (int c = 0; c < chunks; ++c) total += parts[c * width + d];
+    out[d] = total;
 }
 
 __global__ void add_bias(float* x, const float* bias, size_t count, int width) {

@@ -77,12 +77,15 @@ class BasicTensor {
     }
     const Host& host() const { return host_; }
 
-    // Host to device. The host side must hold count() elements.
-    void h2d() {
+    // Host to device. The host side must hold count() elements, and keep them until the copy is done if nobody waits.
+    void h2d(bool wait = true) {
         if (host_.size() != count())
             throw std::logic_error("h2d of " + describe() + ": the host holds " + std::to_string(host_.size()) + " elements");
         allocate();
-        copy(device_, host_.data(), cudaMemcpyHostToDevice, "h2d");
+        if (wait)
+            copy(device_, host_.data(), cudaMemcpyHostToDevice, "h2d");
+        else if (count())
+            check(cudaMemcpyAsync(device_, host_.data(), bytes(), cudaMemcpyHostToDevice), "h2d of " + describe());
     }
     // Device to host.
     void d2h() {
