@@ -87,15 +87,7 @@ def test_a_benchmark_is_of_the_kernels_as_they_are():
 FOLDERS = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py"))
 
 
-NOT_RECORDED = {"tinyllm"}
-"""Folders whose GPU tests have not been run on one yet: `kernels/<name>/README.md` says so."""
-
-
-def test_what_is_said_not_to_be_recorded_is_not():
-    assert not [name for name in NOT_RECORDED if (record.RESULTS / "gpu-tests" / f"{name}.xml").exists()]
-
-
-@pytest.mark.parametrize("name", [*(name for name in FOLDERS if name not in NOT_RECORDED), "labkit"])
+@pytest.mark.parametrize("name", [*FOLDERS, "labkit"])
 def test_the_gpu_tests_on_record_passed_with_the_kernels_as_they_are(name):
     (suite,) = ElementTree.parse(record.RESULTS / "gpu-tests" / f"{name}.xml").getroot()
     assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "0", "0")
