@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 DONE := $(VENV)/.done
 JOBS ?= 2
 
+# Each of JOBS workers on a core of its own: libraries that take all cores would wait for each other.
+ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
+
 # Wheels for another machine: its Python, and whether torch, Triton, NumPy, SciPy, numba and safetensors go along.
 PYTHON ?= 3.12
 WITH_TORCH ?=
@@ -22,8 +25,8 @@ test: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/pytest
-	@$(BIN)/pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=300 notebooks
+	@$(ONE_THREAD) $(BIN)/pytest -n $(JOBS) --dist worksteal
+	@$(ONE_THREAD) $(BIN)/pytest -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env --nbval-cell-timeout=300 notebooks
 
 lab: setup
 	@$(BIN)/jupyter lab notebooks
