@@ -7,9 +7,12 @@ looks complete to papermill.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -20,6 +23,8 @@ from jupyter_client.manager import AsyncKernelManager
 
 CELL_TIMEOUT = 3600
 """Seconds that one cell may take."""
+PREFIX = "labkit-"
+"""Of the directories for sockets, in the directory for temporary files."""
 
 
 class PrivateKernelManager(AsyncKernelManager):
@@ -28,17 +33,27 @@ class PrivateKernelManager(AsyncKernelManager):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.transport = "ipc"
+        remove_left_behind()
         # Not below the run's directory: a socket's path may be 107 bytes long at most.
-        self.ip = str(Path(tempfile.mkdtemp(prefix="labkit-")) / "kernel")
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._lock = (folder / "new").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        (folder / "new").rename(folder / "lock")  # locked before anyone can find it
+        self.ip = str(folder / "kernel")
 
     async def cleanup_resources(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """As the parent does, and remove the sockets' directory."""
         await super().cleanup_resources(*args, **kwargs)
-        folder = Path(self.ip).parent
-        for file in folder.glob("*"):
-            file.unlink(missing_ok=True)
-        if folder.exists():
-            folder.rmdir()
+        shutil.rmtree(Path(self.ip).parent, ignore_errors=True)
+        self._lock.close()
+
+
+def remove_left_behind() -> None:
+    """Remove the directories of runs that were killed: those whose lock nobody holds."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/lock"):
+        with contextlib.suppress(OSError), lock.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent)
 
 
 def execute(job: dict[str, Any]) -> None:
