@@ -1,4 +1,4 @@
-"""Where kernels run: a GPU, or on the CPU Triton's interpreter and a host BLAS."""
+"""Where kernels run: a GPU, or on the CPU Triton's interpreter, a CUDA runtime of the host's, and a host BLAS."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class Device:
     def banner(self) -> str:
         """One line that says what runs where."""
         if self.is_cuda:
-            return f"cuda ({self.name}): Triton compiled, GEMM by cuBLAS"
-        return f"cpu ({self.name}): Triton interpreted (correctness only), GEMM by the host's BLAS"
+            return f"cuda ({self.name}): Triton and CUDA C++ compiled, GEMM by cuBLAS"
+        runs = "Triton interpreted, CUDA C++ over a host runtime (correctness only)"
+        return f"cpu ({self.name}): {runs}, GEMM by the host's BLAS"
 
     def needs_cuda(self, what: str, instead: str) -> None:
         """Raise UsageError on a CPU: `what` cannot run there; `instead` says what to ask for."""
