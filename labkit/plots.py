@@ -12,6 +12,8 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
+from labkit.errors import UsageError
+
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
 """Okabe and Ito's colours, which print and which colour-blind readers can tell apart."""
 
@@ -83,11 +85,11 @@ def bars(axes: Axes, values: Mapping[str, float], unit: str, floors: Mapping[str
     axes.barh(range(len(names)), list(values.values()), color=BLUE, height=0.6)
     axes.set_xscale("log")
     everything = [*values.values(), *floors.values()]
-    axes.set_xlim(min(everything) / 2.0, max(everything) * 4.0)
+    axes.set_xlim(10.0 ** np.floor(np.log10(min(everything) / 2.0)), max(everything) * 4.0)
     axes.xaxis.set_major_locator(LogLocator(10.0, numticks=5))
     axes.xaxis.set_minor_formatter(NullFormatter())
     for y, value in enumerate(values.values()):
-        axes.text(value * 1.08, y, f"{value:.3g}", va="center", fontsize=7)
+        axes.text(value * 1.08, y, f"{value:.0f}" if value >= 100.0 else f"{value:.3g}", va="center", fontsize=7)
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(unit)
@@ -106,7 +108,12 @@ _LINES = (
 
 
 def lines(axes: Axes, x: Sequence[float], series: Mapping[str, Sequence[float]]) -> None:
-    """Curves on two logarithmic axes, told apart by colour, mark and dash."""
+    """Curves on two logarithmic axes, told apart by colour, mark and dash.
+
+    Raises UsageError for more curves than there are of these.
+    """
+    if len(series) > len(_LINES):
+        raise UsageError(f"series: {len(series)} curves are too many; wanted {len(_LINES)} at most")
     for (name, values), (colour, mark, dash) in zip(series.items(), _LINES, strict=False):
         axes.plot(x, values, color=colour, marker=mark, ls=dash, ms=3.5, lw=1.2, label=name)
     axes.set_xscale("log", base=2)
