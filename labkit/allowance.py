@@ -51,9 +51,12 @@ def storage(g: Tensor, precision: Precision) -> Tensor:
     """Half a unit in the last place of the stored dtype at g; the smallest normal where denormals may be flushed."""
     if precision.dtype is None:
         return torch.zeros_like(g)
-    half = 0.5 * ulp(finite(g), precision.dtype)
+    half = (1.0 if precision.stochastic else 0.5) * ulp(finite(g), precision.dtype)
     if precision.golden is not None:
         half = half + 0.5 * ulp(finite(g), precision.golden)
+    if precision.levels and g.numel():
+        kept = finite(g)
+        half = half + 0.5 * float(kept.max() - kept.min()) / precision.levels
     if precision.flush or torch.finfo(precision.dtype).tiny < 1e-30:  # GPU code flushes those of float32 unasked
         half = half.clamp(min=torch.finfo(precision.dtype).tiny)
     return half
@@ -154,6 +157,11 @@ def unreplayed(
     summed = sum_size(g, inputs, op) if inputs and words.SUMMED.search(op) else (0.0, 1.0)
     if not inputs and words.SUMMED.search(op):
         summed = (background[2], 1.0)
+    if words.AVERAGED.search(op):  # weights that add up to one
+        summed = (
+            max((float(finite(x.golden).abs().mean()) for x in inputs if x.golden.numel() >= g.numel()), default=0.0),
+            1.0,
+        )
     magnitude = torch.maximum(size, torch.full_like(size, summed[0]))
     condition = 1.0
     if words.SHIFTED.search(op):
@@ -170,7 +178,7 @@ def unreplayed(
     turned = 0.0
     if words.TURNED.search(op) and (inputs or g.ndim > 1):  # the angle is rounded, and its error is absolute
         angle = math.prod(float(finite(x.golden).abs().max()) for x in inputs) if inputs else g.shape[-2]
-        turned = 2.0 * UNIT["float32"] * angle
+        turned = (2.0 if precision.golden is None else 4.0) * UNIT["float32"] * angle
     own = turned + (u * (8.0 + 2.0 * math.sqrt(length)) * condition + 2.0 * precision.factor) * magnitude
     if inputs:
         rms, peak, average = inherited_error(
@@ -182,6 +190,10 @@ def unreplayed(
         rms = peak = average = 0.0
     if not inputs or not complete:
         around = max(handed * background[0], background[1] if words.EXPONENTIAL.search(op) else 0.0)
+        if words.DIFFERENCE.search(op):  # of two steps before, each off by so much
+            around = max(around, 2.0 * background[1] / max(float(finite(g).pow(2).mean().sqrt()), 1e-300))
+        if not background[0] and not inputs and precision.unit > UNIT["float32"]:
+            around = precision.unit  # what went in, and is not recorded, was rounded like what came out
         rms, peak, average = max(rms, around), max(peak, 10.0 * around), max(average, around)
     a = AMPLIFICATION * (2.0 if words.CANCELS.search(op) or words.PICKED.search(op) else 1.0)
     reach = torch.maximum(size, torch.full_like(size, 2.0 * summed[0] / math.sqrt(summed[1])))

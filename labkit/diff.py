@@ -33,11 +33,32 @@ class Diff:
 
 
 def in_order(golden: Dump, observed: Dump) -> list[str]:
-    """The golden's steps in its own order; where only the observed says one, in that, with what it has not after it."""
-    if golden.about.get("order") or not observed.about.get("order"):
+    """The golden's steps in its own order; where only the observed says one, in that, with what it has not after it.
+
+    Where neither says one, in the names' natural order, but no step before its own inputs.
+    """
+    if golden.about.get("order"):
         return golden.names
+    if not observed.about.get("order"):
+        return _inputs_first(golden.names, State(observed, golden))
     known = [name for name in observed.names if name in golden]
     return known + [name for name in golden.names if name not in observed]
+
+
+def _inputs_first(names: list[str], state: State) -> list[str]:
+    ordered: dict[str, None] = {}
+    for wanted in names:
+        open_steps, met = [wanted], {wanted}
+        while open_steps:
+            first = next(
+                (x for x in state.inputs(open_steps[-1]) if x in names and x not in ordered and x not in met), None
+            )
+            if first is None:  # all there, or a circle, which is cut where it is met
+                ordered[open_steps.pop()] = None
+            else:
+                met.add(first)
+                open_steps.append(first)
+    return list(ordered)
 
 
 def diff(observed: Dump, golden: Dump) -> Diff:

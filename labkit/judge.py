@@ -87,6 +87,8 @@ def step(name: str, state: State) -> Judgement:
     words = _operation(op, state.inputs(name)) or name
     if wording.LOGIT_GRADIENT.search(name):
         words += " dlogits"  # whatever its text says, there are exponentials in it
+    if precision.juxtaposed(op, state.inputs(name)):  # a product, which its text says in no such word
+        words += " averaged" if "softmax" in op else " matmul"
     o64 = _masked_alike(o64, g64)
     names = state.inputs(name)
     there = [x for x in names if x in state.golden and x in state.observed]
@@ -194,8 +196,9 @@ def _integers(name: str, o: torch.Tensor, g: torch.Tensor, op: str, inputs: Sequ
     ties = _ties(o, g, inputs)
     packed = bool(re.search(r"pack|int4|nibble", f"{name} {op}", re.IGNORECASE))
     level = torch.isin(d.abs(), torch.tensor([0.0, 1.0, 15.0, 16.0, 17.0] if packed else [0.0, 1.0], dtype=d.dtype))
-    if bool(level.all()) and (ties if ties is not None else share <= 1e-2):
-        size = float(g.double().pow(2).mean().sqrt())
+    size = float(g.double().pow(2).mean().sqrt())
+    noise = max((one[0] for one in state.background[-4:]), default=0.0)
+    if bool(level.all()) and (ties if ties is not None else share <= max(1e-2, 4.0 * noise * size)):
         state.background.append((total.rms_ratio, 0.5 * total.max_abs, size, 1.0, float(g.numel())))
         return found
     found.wrong, found.reasons = True, [_first_reason(total)]
@@ -210,21 +213,39 @@ def _ties(o: torch.Tensor, g: torch.Tensor, inputs: Sequence[Input]) -> bool | N
         for s in inputs:
             if s is x or s.golden.numel() > x.golden.numel():
                 continue
-            for scale, other in ((s.golden, s.observed), (s.golden.unsqueeze(-1), s.observed.unsqueeze(-1))):
-                try:
-                    exact, seen = x.golden / scale, x.observed / other
-                except RuntimeError:
+            scale, other = _spread_over(s.golden, x.golden), _spread_over(s.observed, x.observed)
+            if scale is None or other is None:
+                continue
+            exact, seen = x.golden / scale, x.observed / other
+            low, high = float(g.min()), float(g.max())
+            points = [(torch.zeros_like(exact), torch.zeros_like(exact))]  # what may be added to the codes
+            for z in (one for one in inputs if one is not x and one is not s):
+                point, theirs = _spread_over(z.golden, x.golden), _spread_over(z.observed, x.observed)
+                points += [(point, theirs)] if point is not None and theirs is not None else []
+            for point, theirs in points:
+                if float(((exact.round() + point).clamp(low, high) == g).double().mean()) < 0.98:
                     continue
-                if exact.shape != g.shape:
-                    continue
-                low, high = float(g.min()), float(g.max())
-                if float((exact.round().clamp(low, high) == g).double().mean()) < 0.98:
-                    continue
-                moved = o.double() != g.double()
+                moved = o.double() - theirs != g.double() - point
                 near = ((exact + 0.5) - (exact + 0.5).round()).abs() <= 1e-5 * exact.abs().clamp(min=1.0) + (
                     exact - seen
                 ).abs()
                 return bool(near[moved].all())
+    return None
+
+
+def _spread_over(s: Tensor, x: Tensor) -> Tensor | None:
+    """s in x's shape: as it broadcasts, as a row's, or as a group's along one axis; None where it is none of these."""
+    for candidate in (s, s.unsqueeze(-1)):
+        try:
+            return candidate.broadcast_to(x.shape)
+        except RuntimeError:
+            continue
+    kept = [size for size in s.shape if size != 1]
+    for axis, size in enumerate(x.shape):
+        for groups in (v for v in s.shape if v > 1 and size % v == 0):
+            shape = (*x.shape[:axis], groups, *x.shape[axis + 1 :])
+            if [v for v in shape if v != 1] == kept:
+                return s.reshape(shape).repeat_interleave(size // groups, axis)
     return None
 
 

@@ -59,7 +59,27 @@ _OF_SCORES = re.compile(r"lse|softmax|prob", re.IGNORECASE)
 _SCORED = re.compile(r"scores?|qk|logits?|(?<![a-z])s\d*$", re.IGNORECASE)
 """What is made of scores holds their product too, where no scores are recorded."""
 
-_PRODUCT = re.compile(r"matmul|linear|gemm|@|conv|einsum|\bmm\b|dot|proj|attention|q ?k", re.IGNORECASE)
+_NARROW = r"(bf16|bfloat16|fp16|float16|f16|half)"
+_NARROW_FACTORS = (
+    rf"\b{_NARROW}[ -](inputs|operands|matmul|factors|tensor cores?|gemm|mma|in\b)",
+    rf"\b{_NARROW} ?[x*×·] ?{_NARROW}",
+    rf"(?:operands|inputs|factors)(?: are)?(?: in)? {_NARROW}",
+    rf"rounded to {_NARROW} before",
+)
+"""Texts that cut a product's factors to 16 bits."""
+
+_BITS = r"(?:u?int([48])\b|\b([48])[- ]?bit\b)"
+_LEVELS = re.compile(
+    rf"{_BITS}[^;.]*(?:stor|round.?trip|through|fake|quanti[sz]ed)|(?:through|via) {_BITS}", re.IGNORECASE
+)
+"""Real numbers that were kept as integers in between."""
+
+_JUXTAPOSED = re.compile(r"[)\]]\s+([A-Za-z]\w*)")
+"""`softmax(scores) v`: what is in brackets times what follows, if that is an input."""
+
+_PRODUCT = re.compile(
+    r"matmul|linear|gemm|@|conv|einsum|\bmm\b|dot|proj|attention|q ?k|⋆|correlation|[·⋅∙]\s*(?-i:[A-Z])", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +100,10 @@ class Precision:
     """Whether each operation inside the step rounds to the stored dtype."""
     golden: torch.dtype | None = None
     """The golden's own dtype where it is not float64, so that it is off too."""
+    stochastic: bool = False
+    """Whether storage may round to either neighbour."""
+    levels: int = 0
+    """How many steps of a whole tensor's range the numbers were kept in, 0 where they were not kept as integers."""
 
     @property
     def unit(self) -> float:
@@ -130,9 +154,10 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
     factors, alike = _factors(name, tensor, golden)
     product = bool(_PRODUCT.search(op)) or not _NO_PRODUCT.search(op)
     fused = not told and bool(_OF_SCORES.search(name)) and not any(_SCORED.search(one) for one in golden.names)
+    product = product or juxtaposed(op, golden.step(name).get("inputs") or observed.step(name).get("inputs"))
     product = product or fused or (factors > 1 and (not told or (not alike and bool(_SCORES.search(op)))))
     accumulate = UNIT["float32"] if UNIT.get(stored, 0.0) >= UNIT["float32"] or stored == "integer" else UNIT["float64"]
-    if not re.search(r"fp32|float32|f32", compute_text) and UNIT[stored] > UNIT["float32"]:
+    if not re.search(r"fp32|float32|f32|\bsingle\b", compute_text) and UNIT[stored] > UNIT["float32"]:
         accumulate = UNIT[stored]  # nothing better was promised
     if match := re.search(r"(bf16|bfloat16|fp16|float16)[ -]accum", compute_text):
         accumulate = max(accumulate, UNIT[name_of(match.group(1)) or "float32"])
@@ -145,19 +170,40 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
     )  # then TF32 cannot be excluded, which is how many products of float32 are taken
     if ("tf32" in compute_text or silent) and product:
         factor = 2.0 * UNIT["tf32"]
-    elif product and (
-        match := re.search(
-            r"(bf16|bfloat16|fp16|float16)[ -](inputs|operands|matmul|factors|tensor cores?|gemm|mma|in\b)",
-            compute_text,
-        )
-        or re.search(r"rounded to (bf16|bfloat16|fp16|float16) before", compute_text)
-    ):
+    elif product and (match := next(filter(None, (re.search(one, compute_text) for one in _NARROW_FACTORS)), None)):
         factor = UNIT[name_of(match.group(1)) or "float32"]
     extra = 0.0
     if match := re.search(r"(?:within )?(\d+) ?ulp", compute_text):
         extra = 2.0 * float(match.group(1)) * UNIT["float32"]
     flush = bool(re.search(r"flush|ftz|denormal", compute_text))
-    return Precision(stored, accumulate, factor, flush, extra, eager, None if _exact(against) else against)
+    notes = " ".join(str(d.about.get("dtype_note", "")) for d in (observed, golden))
+    stochastic = bool(re.search(r"stochastic(ally)?[ -]round", f"{notes} {compute_text} {op}".lower()))
+    return Precision(
+        stored,
+        accumulate,
+        factor,
+        flush,
+        extra,
+        eager,
+        None if _exact(against) else against,
+        stochastic,
+        _levels(op) if own in _DTYPES else 0,
+    )
+
+
+def _levels(op: str) -> int:
+    match = _LEVELS.search(op)
+    bits = next((int(group) for group in match.groups() if group and group.isdigit()), 0) if match else 0
+    return 2**bits - 1 if bits else 0
+
+
+def juxtaposed(op: str, inputs: object) -> bool:
+    """Whether a text multiplies what is in brackets by an input that follows, or two inputs side by side."""
+    names = [str(x) for x in inputs] if isinstance(inputs, list) else []
+    side_by_side = re.findall(r"(?=\b([A-Za-z]\w*)\s+([A-Za-z]\w*))", op)
+    return any(name.startswith(word) for word in _JUXTAPOSED.findall(op) for name in names) or any(
+        one in names and other in names for one, other in side_by_side
+    )
 
 
 def _text(name: str, observed: Dump, golden: Dump) -> str:

@@ -6,14 +6,14 @@ SHIFTED = re.compile(
     r"norm|x_?hat|softmax|\bln\d*\b|(?<!running_)var|cent(er|re)|logsumexp|lse|log_?prob|\blog\b", re.IGNORECASE
 )
 EXPONENTIAL = re.compile(
-    r"exp|d_?logit|softmax|prob|sigmoid|sinkhorn|silu|lse|logsumexp|(?<![a-z])(cos|sin)(?![a-z])|(?:^|[^a-z])p$",
+    r"exp|d_?logit|softmax|prob|sigmoid|sinkhorn|silu|lse|logsumexp|(?<![a-z])(cos(?:ine)?|sine?)(?![a-z])|(?:^|[^a-z])p$",
     re.IGNORECASE,
 )
 ACTIVATION = re.compile(r"relu|gelu|silu|tanh|sigmoid|swish", re.IGNORECASE)
 QUOTIENT = re.compile(r"/|divide|normali[sz]e|quotient", re.IGNORECASE)
 ONE_HOT = re.compile(r"-\s*(one.?hot|y\b|label|target)", re.IGNORECASE)
-MINUS = re.compile(r"\s-\s|minus|nll|subtract", re.IGNORECASE)
-CANCELS = re.compile(r"\s-\s|minus|backward|nll|subtract", re.IGNORECASE)
+MINUS = re.compile(r"\s-\s|minus|nll|subtract|difference", re.IGNORECASE)
+CANCELS = re.compile(r"\s-\s|minus|backward|nll|subtract|difference", re.IGNORECASE)
 MOMENT = re.compile(
     r"\bema\b|moment|moving average|exp_avg|beta|bias.?correct|[mv]_?hat|(?:\bt\d+|it\w*\d+|adam\w*)[._/ ]*[mv]\b",
     re.IGNORECASE,
@@ -21,7 +21,9 @@ MOMENT = re.compile(
 WHOLE = re.compile(
     r"norm|softmax|prob|sum|mean|reduce|max|var|matmul|linear|@|conv|sinkhorn|lse|attention", re.IGNORECASE
 )
-TURNED = re.compile(r"(?<![a-z])(cos|sin)(?![a-z])", re.IGNORECASE)
+TURNED = re.compile(r"(?<![a-z])(cos(?:ine)?|sine?)(?![a-z])", re.IGNORECASE)
 LOGIT_GRADIENT = re.compile(r"(d|grad)_?logit", re.IGNORECASE)
 PICKED = re.compile(r"gather|select|index|take|lookup|pick|embed|nll", re.IGNORECASE)
+DIFFERENCE = re.compile(r"delta|diff", re.IGNORECASE)
+AVERAGED = re.compile(r"averaged$")
 SUMMED = re.compile(r"\bsum|reduce|mean|@|matmul|linear|conv", re.IGNORECASE)

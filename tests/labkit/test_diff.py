@@ -419,3 +419,103 @@ def test_what_cannot_be_compared_is_one_line_and_exit_two(tmp_path, capsys, kind
     assert caught.out == ""
     assert path.name in caught.err
     assert caught.err.count("\n") == 1
+
+
+def test_without_an_order_no_step_comes_before_its_inputs(tmp_path, capsys):
+    golden = {
+        name: torch.ones(4, dtype=torch.float64) for name in ("down", "gate", "x")
+    }  # by name; computed x, gate, down
+    steps = {"down": {"op": "w down", "inputs": ["gate"]}, "gate": {"op": "g", "inputs": ["x"]}, "x": {"inputs": ["x"]}}
+    observed = golden | {"down": torch.zeros(4), "gate": torch.zeros(4)}
+    for name, tensors in (("g", golden), ("o", observed)):
+        save_file(tensors, tmp_path / f"{name}.safetensors", {"steps": json.dumps(steps)})
+    _, said = judged(capsys, tmp_path / "g.safetensors", tmp_path / "o.safetensors")
+    assert (said["first_divergent_step"], list(said["steps"])) == ("gate", ["x", "gate", "down"])
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        "bf16 inputs, fp32 accumulate",
+        "bf16×bf16→fp32 MMA",
+        "operands in bfloat16, accumulators float32",
+        "bf16 x bf16 -> f32",
+    ],
+)
+@pytest.mark.parametrize("op", ["alpha*(norm(x) w)+b, alpha=0.5", "layer: tanh(x w)"])
+def test_a_product_may_be_written_side_by_side(said, rng, compute, op):
+    x, w, b = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((64, 96), (96, 24), (24,)))
+    steps = {"h": {"op": op, "inputs": ["x", "w", "b"], "K": 96, "inputs_complete": True}}
+
+    def h(cut):
+        normal = x.double() * (x.double() ** 2).mean(-1, keepdim=True).rsqrt()
+        product = cut(normal if "norm" in op else x.double()) @ cut(w.double()) / 10.0
+        return 0.5 * product + b if "norm" in op else torch.tanh(product)
+
+    golden = {"x": x.double(), "w": w.double(), "b": b.double(), "h": h(lambda v: v)}
+    observed = {"x": x, "w": w, "b": b, "h": h(lambda v: v.bfloat16().double()).float()}
+    assert not said(golden, observed, steps, compute=compute)["alarm"]
+    wrong = observed["h"].clone()
+    wrong[:, -1] = wrong[:, 0]
+    assert said(golden, observed | {"h": wrong}, steps, compute=compute)["first_divergent_step"] == "h"
+
+
+def test_probabilities_are_rounded_before_their_product(said, rng):
+    scores, v = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((48, 71), (71, 32)))
+    v = v.bfloat16().double()
+    steps = {"out": {"op": "softmax(scores) v", "inputs": ["scores", "v"], "dtype": "bf16", "inputs_complete": True}}
+    p = torch.softmax(scores, -1)
+    about = {"compute": "bf16 inputs, fp32 accumulate", "storage_dtype": "bf16"}
+    golden = {"scores": scores, "v": v, "out": p @ v}
+    seen = {"scores": scores.float(), "v": v.bfloat16()}
+    assert not said(golden, seen | {"out": (rounded(p) @ v.float()).bfloat16()}, steps, **about)["alarm"]
+    late = (rounded(p) @ v.roll(1, 0).float()).bfloat16()
+    assert said(golden, seen | {"out": late}, steps, **about)["first_divergent_step"] == "out"
+
+
+def test_stochastic_rounding_may_fall_either_way_where_it_is_promised(said, rng):
+    v = torch.from_numpy(rng.standard_normal(4096)).float()
+    dither = torch.from_numpy(rng.integers(0, 1 << 16, 4096)).int()
+    seen = cut((v.view(torch.int32) + dither).view(torch.float32), 16).bfloat16()
+    about = {"storage_dtype": "bfloat16", "compute": "fp32"}
+    steps, golden = {"kept": {"op": "copy", "inputs": ["v"]}}, {"v": v.double(), "kept": v.double()}
+    assert said(golden, {"v": v, "kept": seen}, steps, **about)["alarm"]
+    about["dtype_note"] = "kept is stored with stochastic rounding"
+    assert not said(golden, {"v": v, "kept": seen}, steps, **about)["alarm"]
+    assert said(golden, {"v": v, "kept": (0.98 * v).bfloat16()}, steps, **about)["alarm"]
+
+
+def test_codes_of_groups_may_fall_to_the_other_side_of_a_tie(said, rng):
+    scale = torch.full((4, 1, 64), 0.25, dtype=torch.float64)
+    w = torch.from_numpy(rng.integers(-14, 14, (128, 64))) * 0.125  # every second one is a tie
+    zero = torch.full((4, 1, 64), 7.0, dtype=torch.float64)
+    up = (torch.floor(w / 0.25 + 0.5) + 7.0).clamp(0, 15)
+    even = ((w / 0.25).round() + 7.0).clamp(0, 15)
+    steps = {"w_q": {"op": "quantise round(w/scale)+zero clamp 0..15", "inputs": ["w", "scale", "zero"]}}
+    golden = {"w": w, "scale": scale, "zero": zero, "w_q": even}
+    seen = {"w": w.float(), "scale": scale.float(), "zero": zero.to(torch.int8)}
+    assert not said(golden, seen | {"w_q": up.to(torch.int8)}, steps)["alarm"]
+    off = up.clone()
+    off[5, 5] += 1.0 if off[5, 5] < 15 else -1.0
+    off[6, 6] += 2.0 if off[6, 6] < 14 else -2.0
+    assert said(golden, seen | {"w_q": off.to(torch.int8)}, steps)["first_divergent_step"] == "w_q"
+
+
+def test_weights_that_went_through_integers_are_off_by_half_a_level(said, rng):
+    w = torch.from_numpy(rng.standard_normal((32, 128)))
+    step = (w.max() - w.min()) / 15.0
+    steps = {"w_deq": {"op": "weights through int4 storage", "inputs": ["w"], "inputs_complete": True}}
+    seen = ((w - w.min()) / step).round() * step + w.min()
+    golden = {"w": w, "w_deq": w}
+    assert not said(golden, {"w": w.float(), "w_deq": seen.float()}, steps)["alarm"]
+    assert said(golden, {"w": w.float(), "w_deq": (seen + 0.6 * step).float()}, steps)["alarm"]
+    steps["w_deq"]["op"] = "copy of weights"
+    assert said(golden, {"w": w.float(), "w_deq": seen.float()}, steps)["alarm"]
+
+
+def test_a_difference_of_steps_before_is_off_as_they_are(said, rng):
+    base, small = (torch.from_numpy(rng.standard_normal((16, 64))) for _ in range(2))
+    golden = {"a": 9.0 + base, "b": 9.0 + base + 0.05 * small, "delta_ab": 0.05 * small}
+    a, b = golden["a"].bfloat16(), golden["b"].bfloat16()
+    assert not said(golden, {"a": a, "b": b, "delta_ab": (b - a)}, storage_dtype="bfloat16")["alarm"]
+    assert said(golden, {"a": a, "b": b, "delta_ab": (b - a) + 0.5}, storage_dtype="bfloat16")["alarm"]
