@@ -180,6 +180,8 @@ def unreplayed(
         angle = math.prod(float(finite(x.golden).abs().max()) for x in inputs) if inputs else g.shape[-2]
         turned = (2.0 if precision.golden is None else 4.0) * UNIT["float32"] * angle
     own = turned + (u * (8.0 + 2.0 * math.sqrt(length)) * condition + 2.0 * precision.factor) * magnitude
+    if precision.eager:  # several operations, each stored
+        own = own + 2.0 * precision.unit * condition * magnitude
     if inputs:
         rms, peak, average = inherited_error(
             inputs,

@@ -3,7 +3,7 @@
 import re
 
 SHIFTED = re.compile(
-    r"norm|x_?hat|softmax|\bln\d*\b|(?<!running_)var|cent(er|re)|logsumexp|lse|log_?prob|\blog\b", re.IGNORECASE
+    r"norm|x_?hat|softmax|\b[lbg]n\d*\b|(?<!running_)var|cent(er|re)|logsumexp|lse|log_?prob|\blog\b", re.IGNORECASE
 )
 EXPONENTIAL = re.compile(
     r"exp|d_?logit|softmax|prob|sigmoid|sinkhorn|silu|lse|logsumexp|(?<![a-z])(cos(?:ine)?|sine?)(?![a-z])|(?:^|[^a-z])p$",

@@ -519,3 +519,16 @@ def test_a_difference_of_steps_before_is_off_as_they_are(said, rng):
     a, b = golden["a"].bfloat16(), golden["b"].bfloat16()
     assert not said(golden, {"a": a, "b": b, "delta_ab": (b - a)}, storage_dtype="bfloat16")["alarm"]
     assert said(golden, {"a": a, "b": b, "delta_ab": (b - a) + 0.5}, storage_dtype="bfloat16")["alarm"]
+
+
+def test_where_nothing_is_promised_each_operation_may_round_but_not_each_term_of_a_sum(said, rng):
+    x = torch.from_numpy(rng.standard_normal((1024, 128))).bfloat16()
+    wide = x.double()
+
+    def norm(axis):
+        return wide / (wide**2).mean(axis, keepdim=True).sqrt()
+
+    golden = {"x": wide, "norm1": norm(-1)}
+    stepwise = (x.float() * (x.float() ** 2).mean(-1, keepdim=True).rsqrt().bfloat16().float()).bfloat16()
+    assert not said(golden, {"x": x, "norm1": stepwise})["alarm"]
+    assert said(golden, {"x": x, "norm1": norm(0).bfloat16()})["first_divergent_step"] == "norm1"
