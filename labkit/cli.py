@@ -17,7 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 where a run or a check failed, 2 for bad input."""
     try:
         options = _parser().parse_args(arguments)
-        return options.command(options)
+        code = options.command(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # as of `labkit list | head`; nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except UsageError as error:
         print(f"labkit: {error}", file=sys.stderr)
         return 2

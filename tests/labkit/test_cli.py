@@ -80,3 +80,11 @@ def test_doctor_says_what_runs_where(capsys):
     shown = capsys.readouterr().out
     assert "Triton interpreted" in shown
     assert "all is well" in shown
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback():
+    shown = subprocess.run(
+        f"{sys.executable} -m labkit list | head -1", shell=True, capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert shown.stderr == ""
+    assert shown.stdout.startswith("attention_matmul")
