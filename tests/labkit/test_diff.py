@@ -495,6 +495,12 @@ def test_codes_of_groups_may_fall_to_the_other_side_of_a_tie(said, rng):
     golden = {"w": w, "scale": scale, "zero": zero, "w_q": even}
     seen = {"w": w.float(), "scale": scale.float(), "zero": zero.to(torch.int8)}
     assert not said(golden, seen | {"w_q": up.to(torch.int8)}, steps)["alarm"]
+    other, shifted = zero.clone(), up.clone()  # a zero point that was a tie too takes its group along
+    other[2, 0, 7] += 1.0
+    shifted[64:96, 7] = (shifted[64:96, 7] + 1.0).clamp(0, 15)
+    moved = seen | {"zero": other.to(torch.int8)}
+    ties = {"zero": {"op": "zero point", "inputs": []}} | steps
+    assert not said(golden, moved | {"w_q": shifted.to(torch.int8)}, ties)["alarm"]
     off = up.clone()
     off[5, 5] += 1.0 if off[5, 5] < 15 else -1.0
     off[6, 6] += 2.0 if off[6, 6] < 14 else -2.0
