@@ -157,9 +157,7 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
     product = product or juxtaposed(op, golden.step(name).get("inputs") or observed.step(name).get("inputs"))
     product = product or fused or (factors > 1 and (not told or (not alike and bool(_SCORES.search(op)))))
     accumulate = UNIT["float32"] if UNIT.get(stored, 0.0) >= UNIT["float32"] or stored == "integer" else UNIT["float64"]
-    unpromised = False
-    if not re.search(r"fp32|float32|f32|\bsingle\b", compute_text) and UNIT[stored] > UNIT["float32"]:
-        unpromised = True  # nothing better than that each operation is stored
+    unpromised = not re.search(r"fp32|float32|f32|\bsingle\b", compute_text) and UNIT[stored] > UNIT["float32"]
     if match := re.search(r"(bf16|bfloat16|fp16|float16)[ -]accum", compute_text):
         accumulate = max(accumulate, UNIT[name_of(match.group(1)) or "float32"])
     eager = "eager" in compute_text or "every op" in compute_text
@@ -174,7 +172,7 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
     elif product and (match := next(filter(None, (re.search(one, compute_text) for one in _NARROW_FACTORS)), None)):
         factor = UNIT[name_of(match.group(1)) or "float32"]
     if unpromised and product:
-        factor = max(factor, UNIT[stored])
+        factor = max(factor, UNIT[stored])  # sums are kept in float32 by all hardware, factors as narrow as storage
     extra = 0.0
     if match := re.search(r"(?:within )?(\d+) ?ulp", compute_text):
         extra = 2.0 * float(match.group(1)) * UNIT["float32"]

@@ -527,7 +527,7 @@ def test_a_difference_of_steps_before_is_off_as_they_are(said, rng):
     assert said(golden, {"a": a, "b": b, "delta_ab": (b - a) + 0.5}, storage_dtype="bfloat16")["alarm"]
 
 
-def test_where_nothing_is_promised_each_operation_may_round_but_not_each_term_of_a_sum(said, rng):
+def test_where_nothing_is_promised_a_norm_may_round_on_the_way_but_not_each_term_of_its_sum(said, rng):
     x = torch.from_numpy(rng.standard_normal((1024, 128))).bfloat16()
     wide = x.double()
 
