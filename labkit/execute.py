@@ -87,9 +87,15 @@ def render(notebook: Path, page: Path) -> None:
     temporary.replace(page)
 
 
+def _leave(number: int, frame: object) -> None:
+    """Close what is open (the kernel, its sockets), and let no second signal stop the closing."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Read the job, run it, and render the page of what came out, whole or not."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is open is closed: the kernel, its sockets
+    signal.signal(signal.SIGTERM, _leave)
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     directory = Path(job["directory"])

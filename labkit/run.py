@@ -29,6 +29,9 @@ from labkit.tables import Table
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
+GRACE = 15
+"""Seconds that an interrupted run has to end its kernel and to render what it has."""
+
 
 @dataclass
 class Run:
@@ -102,9 +105,8 @@ def run(runs: Sequence[Run], jobs: int = 1, force: bool = False, say: Callable[[
     cores = max(1, len(os.sched_getaffinity(0)) // max(1, min(jobs, len(runs))))
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        futures = [pool.submit(_one, one, cores, force, say, stop) for one in runs]
-        try:
-            for future in futures:
+        try:  # around the submitting too: its first thread runs before the last is started
+            for future in [pool.submit(_one, one, cores, force, say, stop) for one in runs]:
                 future.result()
         except BaseException:  # an interrupt too: end what is running, start nothing more
             stop.set()
@@ -171,7 +173,7 @@ def _execute(one: Run, cores: int, lock: int, say: Callable[[str], None], stop: 
 
 
 def _watch(one: Run, process: subprocess.Popen[bytes], say: Callable[[str], None], stop: threading.Event) -> None:
-    """Say which cell is running, from the notebook that papermill saves as it goes."""
+    """Say which cell is running, from the notebook that papermill saves; when told to stop, end the process."""
     total, shown = len(one.book.code), -1
     while True:
         try:
@@ -179,12 +181,22 @@ def _watch(one: Run, process: subprocess.Popen[bytes], say: Callable[[str], None
             return
         except subprocess.TimeoutExpired:
             if stop.is_set():
-                process.terminate()
-                continue
+                _end(process)
+                return
             done = _cells_done(one.directory / "notebook.ipynb")
             if done != shown:
                 say(f"{one.book.name}: {done} of {total} cells")
                 shown = done
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the process to close what it has open, once: asked again, it would be stopped in its closing."""
+    process.terminate()
+    try:
+        process.wait(timeout=GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()  # its kernel sees that and ends, and the next run removes its sockets
+        process.wait()
 
 
 def _cells_done(path: Path) -> int:

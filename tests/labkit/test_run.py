@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -197,6 +198,33 @@ def test_an_interrupt_ends_what_runs_and_what_waits(books, tmp_path):
         assert process.wait(timeout=60) == 130
         assert "interrupted" in process.stderr.read()
     assert not list(tmp_path.glob("runs/slow/*/result.json"))
+
+
+def test_an_interrupt_while_runs_are_being_started_ends_them_too(books, tmp_path, monkeypatch):
+    class Interrupted(run.ThreadPoolExecutor):
+        def submit(self, *arguments):
+            super().submit(*arguments)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "ThreadPoolExecutor", Interrupted)
+    books("good", FINISH)
+    (one,) = runs = planned("good", tmp_path / "runs")
+    one.directory.mkdir(parents=True)
+    ended = []
+
+    def interrupted():
+        with pytest.raises(KeyboardInterrupt):
+            run.run(runs, say=lambda text: None)
+        ended.append(one.error)
+
+    with (one.directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=interrupted)
+        thread.start()
+        thread.join(timeout=30)
+        still = thread.is_alive()
+    assert not still
+    assert ended == ["interrupted"]
 
 
 def test_a_notebook_that_does_not_pass_every_parameter_on_is_refused(books, tmp_path):
