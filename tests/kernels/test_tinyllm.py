@@ -196,6 +196,12 @@ class TestHostRuntime:
         source.write_text(PROBE)
         return ctypes.CDLL(str(build(source, tinyllm.HOST, decide("cpu"))))
 
+    @pytest.fixture(autouse=True)
+    def without_an_error_for_others(self, runtime):
+        """The last error is the process's, as CUDA's is: a model's next launch would find it."""
+        yield
+        runtime.probe_clear()
+
     @pytest.mark.parametrize(
         ("name", "error"),
         [("probe_past_the_end", 1), ("probe_wrong_direction", 1), ("probe_freed_twice", 1), ("probe_too_large", 2),
@@ -232,6 +238,7 @@ __global__ void reverse(int* x, int n) {
 }
 __global__ void write(float* x, int at) { x[at] = 1.0f; }
 extern "C" {
+int probe_clear() { return cudaGetLastError(); }
 int probe_past_the_end() { float* d; float h[8] = {}; cudaMalloc(&d, 16); int e = cudaMemcpy(d, h, 32, cudaMemcpyHostToDevice); cudaFree(d); return e; }
 int probe_wrong_direction() { float* d; float h[4] = {}; cudaMalloc(&d, 16); int e = cudaMemcpy(h, d, 16, cudaMemcpyHostToDevice); cudaFree(d); return e; }
 int probe_freed_twice() { float* d; cudaMalloc(&d, 16); cudaFree(d); return cudaFree(d); }
