@@ -119,6 +119,8 @@ def by_formula(
         largest = torch.finfo(precision.dtype).max
         value = value.clamp(-largest, largest)
     half = storage(value, precision)
+    if found.stored and precision.unit > UNIT["float32"]:
+        error = error + 0.5 * found.stored * precision.unit * (value.abs() + value.abs().mean())
     bound = 2.0 * error + 1.001 * half + 2.0**-149
     few = value.numel() > 1 and 4 * len(value.unique()) < value.numel()  # equal values are all rounded one way
     drift = bound if few else 2.0 * error  # else rounding to nearest has none

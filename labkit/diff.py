@@ -201,8 +201,8 @@ def steps_json(found: Diff) -> dict[str, Any]:
             continue
         steps[name] = comparison_json(j.total) | {
             "ok": not j.diverges,
-            "own": NOT_SEPARATED if j.own is None else comparison_json(j.own) | {"ok": not j.wrong},
-            "inherited": NOT_SEPARATED if j.inherited is None else plain(j.inherited),
+            "own": NOT_SEPARATED if j.own is None or not j.listed else comparison_json(j.own) | {"ok": not j.wrong},
+            "inherited": NOT_SEPARATED if j.inherited is None or not j.listed else plain(j.inherited),
             "reasons": j.reasons,
         }
     return steps
@@ -228,8 +228,9 @@ def table(found: Diff) -> Table:
         if j is None:
             rows.append((name, "", "", "", "", "missing in the observed" + mark))
             continue
-        own = NOT_SEPARATED if j.own is None else number(j.own.bound_used)
-        inherited = "" if j.inherited is None else number(j.inherited)
+        separated = j.own is not None and j.listed
+        own = number(j.own.bound_used) if j.own is not None and separated else NOT_SEPARATED
+        inherited = number(j.inherited) if j.inherited is not None and separated else ""
         words = "; ".join(j.reasons) or "ok"
         rows.append((name, number(j.total.max_abs), number(j.total.rms_ratio), own, inherited, words + mark))
     return Table(("step", "largest |o - g|", "rms", "own, of bound", "inherited (rms)", "finding"), rows)

@@ -15,7 +15,7 @@ from labkit.allowance import Allowed, by_formula, replayed, storage, unreplayed
 from labkit.compare import Comparison, compare
 from labkit.dumps import Dump
 from labkit.errors import UsageError
-from labkit.formula import formula
+from labkit.formula import formula, named
 from labkit.handed_on import Input
 from labkit.magnitude import MASKED, finite, spread
 from labkit.replay import replay
@@ -40,6 +40,9 @@ class Judgement:
     own: Comparison | None = None
     """Against the step replayed on the observed inputs; None where it is not separated."""
     inherited: float | None = None
+    listed: bool = True
+    """Whether the step's operation is one of the closed list, or a formula: what :attr:`own` of any other is worth is
+    known here, since its name gave the golden's numbers, but it is reported as not separated."""
     structure: Structure | None = None
     wrong: bool = False
     """Whether the step adds an error: of its own, or of unknown origin."""
@@ -118,6 +121,8 @@ def step(name: str, state: State) -> Judgement:
         if way is None:
             grid = storage(g64, promised) if promised.unit > precision.UNIT["float16"] else torch.zeros_like(g64)
             written = formula(op, names, exact, g64, unit, grid)
+            if written is None:
+                written, found.listed = named(op, exact, g64, unit, grid), False
     if way is not None or written is not None:
         narrow = _narrow(names, state)
         if way is not None:

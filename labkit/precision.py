@@ -48,7 +48,7 @@ _DENIED = re.compile(
 
 _NO_PRODUCT = re.compile(
     r"norm|\bln\d*\b|softmax|prob|relu|gelu|silu|tanh|sigmoid|exp|rope|rotate|cos|sin|mask|scale|add|residual|bias|sum|mean|ema"
-    r"|theta|angle|freq|transpose|merge|split|write|cache|quant|input|weight|lse|log(?!it)|select|embed|\bm\b|\bv\b|upd|decay|var\b|std\b|denom",
+    r"|theta|angle|freq|nll|gather|transpose|merge|split|write|cache|quant|input|weight|lse|log(?!it)|select|embed|\bm\b|\bv\b|upd|decay|var\b|std\b|denom",
     re.IGNORECASE,
 )
 _FLOAT8 = re.compile(r"(cast|round|quant|convert)\w*( to)? (fp8|float8)|(fp8|float8) (cast|round|quant)", re.IGNORECASE)
