@@ -92,8 +92,8 @@ def replayed(
         magnitude = finite(found.magnitude(*inputs))
         squares = finite(found.squares(*inputs)) if found.squares else magnitude**2
         cut = max((1.0 + precision.factor) ** 2 - 1.0, unstored)
-        bound = magnitude * (gamma(k, u, value.numel()) * (1.0 + cut) + cut)
-        noise = u * math.sqrt(k) * (size + squares.sqrt()) + cut * squares.sqrt()
+        bound = magnitude * (found.transformed * gamma(k, u, value.numel()) * (1.0 + cut) + cut)
+        noise = found.transformed * u * math.sqrt(k) * (size + squares.sqrt()) + cut * squares.sqrt()
         drifts = precision.factor > 0.0 or precision.unit > UNIT["float32"]
         shared = u * (4.0 + (0.25 * k if drifts else 0.0)) * size
         if precision.factor == 2.0 * UNIT["tf32"]:  # hardware that truncates shrinks every factor a little

@@ -72,7 +72,7 @@ def diff(observed: Dump, golden: Dump) -> Diff:
             continue
         found = step(name, state)
         result.steps[name] = found
-        if found.wrong or any(x in state.wrong for x in state.inputs(name)):
+        if found.wrong or found.tied or any(x in state.wrong for x in state.inputs(name)):
             state.wrong.add(name)
     return result
 

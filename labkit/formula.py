@@ -72,7 +72,7 @@ _MOVED: dict[str, Callable[[Tensor], Tensor]] = {
     "halves": lambda x: torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1),
     "pairs": lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2),
 }
-"""A row's halves, or the two of each pair of columns, in each other's place, the new first ones negated: a quarter turn."""
+"""A quarter turn: halves of a row, or columns two by two, in each other's place, the new first ones negated."""
 _EXCEPT = re.compile(r"\b(0|zero) (where|if|for)\b|ignored", re.IGNORECASE)
 
 

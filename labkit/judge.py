@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -46,6 +46,8 @@ class Judgement:
     structure: Structure | None = None
     wrong: bool = False
     """Whether the step adds an error: of its own, or of unknown origin."""
+    tied: bool = False
+    """Whether it chose otherwise among equals, so that what is made of its choice is not the golden's."""
     reasons: list[str] = field(default_factory=list)
 
     @property
@@ -66,6 +68,15 @@ class State:
         """The names of a step's inputs, as the metadata has them."""
         given = self.golden.step(name).get("inputs") or self.observed.step(name).get("inputs") or []
         return [str(x) for x in given] if isinstance(given, list) else []
+
+    def before(self, name: str) -> Iterator[Input]:
+        """Every step before `name`, for one whose inputs are not told; one at a time."""
+        earlier = self.golden.names[: self.golden.names.index(name)]
+        return (self.input(x) for x in earlier if x in self.observed)
+
+    def input(self, name: str) -> Input:
+        """Both sides of one step, in float64."""
+        return Input(name, self.observed.read(name).double(), self.golden.read(name).double(), name in self.wrong)
 
     def complete(self, name: str) -> bool:
         """Whether neither trace says that an input is not recorded."""
@@ -95,7 +106,7 @@ def step(name: str, state: State) -> Judgement:
     o64 = _masked_alike(o64, g64)
     names = state.inputs(name)
     there = [x for x in names if x in state.golden and x in state.observed]
-    inputs = [Input(x, state.observed.read(x).double(), state.golden.read(x).double(), x in state.wrong) for x in there]
+    inputs = [state.input(x) for x in there]
     inputs = [x for x in inputs if x.observed.shape == x.golden.shape]
     k = _length(state.golden.step(name).get("K")) or _length(state.observed.step(name).get("K"))
     counted = promised.stored == "integer" and bool((finite(g64) == finite(g64).round()).all())
@@ -198,6 +209,9 @@ def _integers(name: str, o: torch.Tensor, g: torch.Tensor, op: str, inputs: Sequ
     share = float((d != 0).double().mean())
     if any(x.wrong for x in inputs):
         return found
+    if _chosen_alike(o.to(torch.int64), g.to(torch.int64), inputs or state.before(name)):
+        found.tied = True
+        return found
     ties = _ties(o, g, inputs)
     packed = bool(re.search(r"pack|int4|nibble", f"{name} {op}", re.IGNORECASE))
     level = torch.isin(d.abs(), torch.tensor([0.0, 1.0, 15.0, 16.0, 17.0] if packed else [0.0, 1.0], dtype=d.dtype))
@@ -208,6 +222,34 @@ def _integers(name: str, o: torch.Tensor, g: torch.Tensor, op: str, inputs: Sequ
         return found
     found.wrong, found.reasons = True, [_first_reason(total)]
     return found
+
+
+def _chosen_alike(o: Tensor, g: Tensor, inputs: Iterable[Input]) -> bool:
+    """Whether both sides are indices of an input's largest elements, in its rows: equal ones in any order.
+
+    That they are is read off the golden; an observed choice counts by the observed's own numbers.
+    """
+    for x in inputs:
+        one = g.ndim == x.golden.ndim - 1  # of each row
+        at, other = (g.unsqueeze(-1), o.unsqueeze(-1)) if one else (g, o)
+        columns = x.golden.shape[-1] if x.golden.ndim else 0
+        if columns < 2 or x.golden.shape[:-1] != at.shape[:-1] or at.shape[-1] > columns:
+            continue
+        if x.observed.shape == x.golden.shape and _within(at, columns) and _largest(at, x.golden):
+            row = other.sort(-1).values
+            different = bool((row[..., 1:] != row[..., :-1]).all())
+            return different and _within(other, columns) and _largest(other, x.observed)
+    return False
+
+
+def _largest(at: Tensor, x: Tensor) -> bool:
+    """Whether `at` picks the largest of each row, to float32's precision."""
+    best = x.topk(at.shape[-1], -1).values
+    return bool(((x.gather(-1, at) - best).abs() <= 4.0 * precision.UNIT["float32"] * best.abs()).all())
+
+
+def _within(at: Tensor, columns: int) -> bool:
+    return bool((at >= 0).all()) and bool((at < columns).all())
 
 
 def _ties(o: torch.Tensor, g: torch.Tensor, inputs: Sequence[Input]) -> bool | None:

@@ -36,7 +36,9 @@ _MEANINGS: tuple[tuple[str, tuple[Meaning, ...]], ...] = (
         Meaning(_GELU.format(x="a")), Meaning(_GELU_TANH.format(x="a")),
         Meaning(_GELU.format(x="a") + "*b", 1), Meaning(_GELU_TANH.format(x="a") + "*b", 1),
     )),
-    (r"sigmoid", (Meaning("sigmoid(a)"), Meaning("2*sigmoid(a)", 1), Meaning("a*b*(1-b)", 2), Meaning("a*b*(1-b/2)", 2))),
+    (r"sigmoid", (
+        Meaning("sigmoid(a)"), Meaning("2*sigmoid(a)", 1), Meaning("a*b*(1-b)", 2), Meaning("a*b*(1-b/2)", 2),
+    )),
     (r"tanh", (Meaning("tanh(a)"), Meaning("a*(1-b*b)", 2))),
     (r"\bexp\b", (Meaning("exp(a)"), Meaning("a*b"))),
     (r"\blog\b", (Meaning("log(a)"),)),

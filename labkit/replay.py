@@ -1,6 +1,6 @@
 """The closed list of operations that a trace's step is replayed for.
 
-They are matmul, transpose, scale, add, softmax, and sums, means, variances and maxima along axes.
+They are matmul, transpose, scale, add, softmax, sums, means, variances and maxima along axes, and convolutions.
 
 A step's text and its recorded inputs suggest candidates; a candidate counts only if, on the golden's inputs, it gives
 the golden's step to the golden's own precision. So a text that says one thing of a tensor that is another is found
@@ -12,33 +12,20 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from labkit.convolution import convolutions
+from labkit.replayed import Function, Replay
+
 Tensor = torch.Tensor
-Function = Callable[..., Tensor]
 
 _CLOSED = re.compile(
-    r"matmul|linear|gemm|@|transpose|permute|scale|\badd\b|bias|residual|softmax|mask|^(sum|mean|max)\b|variance",
+    r"matmul|linear|gemm|@|transpose|permute|scale|\badd\b|bias|residual|softmax|mask|^(sum|mean|max)\b|variance|conv",
     re.IGNORECASE,
 )
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A replayed operation: `run(*inputs)` in float64, and what its error bound needs."""
-
-    run: Function
-    magnitude: Function | None
-    """sum|a||b| of a product on given inputs; None where nothing is summed."""
-    squares: Function | None
-    """sum (ab)^2 likewise."""
-    length: int
-    softmax: bool
-    product: bool
 
 
 def replay(op: Any, inputs: Sequence[Tensor], golden: Tensor, precision: float) -> Replay | None:
@@ -50,7 +37,9 @@ def replay(op: Any, inputs: Sequence[Tensor], golden: Tensor, precision: float) 
     if not inputs or not _CLOSED.search(text) or not golden.numel():
         return None
     for candidate in itertools.chain(
-        _reductions(text.lower(), inputs, golden), _candidates(text.lower(), inputs, golden)
+        _reductions(text.lower(), inputs, golden),
+        convolutions(text.lower(), inputs, golden) if "conv" in text.lower() else (),
+        _candidates(text.lower(), inputs, golden),
     ):
         if _gives(candidate, inputs, golden, precision):
             return candidate
