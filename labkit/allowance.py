@@ -52,6 +52,10 @@ def storage(g: Tensor, precision: Precision) -> Tensor:
     if precision.dtype is None:
         return torch.zeros_like(g)
     half = (1.0 if precision.stochastic else 0.5) * ulp(finite(g), precision.dtype)
+    if precision.scaled and g.numel():  # its grid is not this one, and its least numbers follow from the largest
+        limits = torch.finfo(precision.dtype)
+        least = float(finite(g).abs().max()) * limits.smallest_normal * limits.eps / limits.max
+        half = torch.maximum(half, precision.unit * finite(g).abs()).clamp(min=0.5 * least)
     if precision.golden is not None:
         half = half + 0.5 * ulp(finite(g), precision.golden)
     if precision.levels and g.numel():

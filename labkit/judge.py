@@ -63,6 +63,9 @@ class State:
         self.observed, self.golden = observed, golden
         self.wrong: set[str] = set()
         self.background: list[tuple[float, ...]] = []
+        self.flipped: dict[torch.Size, Tensor] = {}
+        """By shape: where a right step so far is zero on one side alone, as a ReLU of what is nearly zero may be. What
+        is masked by it later, as its gradient is, may be anything there."""
 
     def inputs(self, name: str) -> list[str]:
         """The names of a step's inputs, as the metadata has them."""
@@ -121,6 +124,8 @@ def step(name: str, state: State) -> Judgement:
     background = tuple(max((one[i] for one in (recent if i < 3 else recent + alike)), default=0.0) for i in range(4))
     complete = len(inputs) == len(names) and state.complete(name)
     allowed = unreplayed(g64, words, k, inputs, background, promised, complete=complete)
+    if g.shape in state.flipped:
+        allowed = replace(allowed, bound=allowed.bound.masked_fill(state.flipped[g.shape], math.inf))
     total, below, reasons = _hold(o64, g64, allowed)
     relative = total.rms_ratio
     found = Judgement(name, total, structure=below)
@@ -150,6 +155,8 @@ def step(name: str, state: State) -> Judgement:
         found.wrong = False  # where own and inherited are not separated, whether it adds anything cannot be told
         words = INHERITED if found.own is not None else UNKNOWN_ORIGIN
         found.reasons = [words] if _hold(o64, g64, strict)[2] else []
+    if not found.wrong and bool((flips := (o64 == 0.0) != (g64 == 0.0)).any()):
+        state.flipped[g.shape] = state.flipped.get(g.shape, flips) | flips
     if not found.wrong and math.isfinite(relative):
         size = float(finite(g64).pow(2).mean().sqrt())
         condition = size / max(spread(finite(g64)), 1e-300)

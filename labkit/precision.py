@@ -105,6 +105,9 @@ class Precision:
     levels: int = 0
     """How many steps of a whole tensor's range the numbers were kept in, 0 where they were not kept as integers."""
 
+    scaled: bool = False
+    """Whether what is stored is a float8 number times a scale."""
+
     @property
     def unit(self) -> float:
         """Unit round-off of the stored dtype."""
@@ -189,6 +192,7 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
         None if _exact(against) else against,
         stochastic,
         _levels(op) if own in _DTYPES else 0,
+        stored.startswith("float8") and own != stored,
     )
 
 
