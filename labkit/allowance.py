@@ -28,6 +28,9 @@ Tensor = torch.Tensor
 MARGIN = 1.2
 """By how much an estimate of what a step may be off, where it cannot be replayed, is taken to be short."""
 
+UNLIKELY = 8.0
+"""Standard deviations beyond which a sum of independent roundings is not taken to be off."""
+
 AMPLIFICATION = 3.0
 """How many times a step that cannot be replayed may magnify the relative error of its inputs."""
 
@@ -96,7 +99,8 @@ def replayed(
         magnitude = finite(found.magnitude(*inputs))
         squares = finite(found.squares(*inputs)) if found.squares else magnitude**2
         cut = max((1.0 + precision.factor) ** 2 - 1.0, unstored)
-        bound = magnitude * (found.transformed * gamma(k, u, value.numel()) * (1.0 + cut) + cut)
+        cuts = torch.minimum(magnitude, UNLIKELY * squares.sqrt() + size)  # of many factors cut not all fall one way
+        bound = magnitude * found.transformed * gamma(k, u, value.numel()) * (1.0 + cut) + cut * cuts
         noise = found.transformed * u * math.sqrt(k) * (size + squares.sqrt()) + cut * squares.sqrt()
         drifts = precision.factor > 0.0 or precision.unit > UNIT["float32"]
         shared = u * (4.0 + (0.25 * k if drifts else 0.0)) * size
@@ -119,15 +123,17 @@ def by_formula(
     """
     u = (0.0 if precision.stored == "integer" else precision.compute) + precision.extra
     value, error = found.value(inputs, [unit * finite(x).abs() for unit, x in zip(narrow, inputs, strict=True)], u)
+    rounded = found.value(inputs, [torch.zeros_like(x) for x in inputs], u)[1] if any(narrow) else error
     if precision.dtype is not None and precision.stored.startswith("float8"):
         largest = torch.finfo(precision.dtype).max
         value = value.clamp(-largest, largest)
     half = storage(value, precision)
     if found.stored and precision.unit > UNIT["float32"]:
         error = error + 0.5 * found.stored * precision.unit * (value.abs() + value.abs().mean())
+        rounded = error
     bound = 2.0 * error + 1.001 * half + 2.0**-149
     few = value.numel() > 1 and 4 * len(value.unique()) < value.numel()  # equal values are all rounded one way
-    drift = bound if few else 2.0 * error  # else rounding to nearest has none
+    drift = bound if few else 2.0 * rounded  # else rounding to nearest has none
     noise = 2.0 * error + half + 2.0**-149
     return value, Allowed(bound, noise, drift, drift, "its formula in float64 from the observed inputs")
 

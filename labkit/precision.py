@@ -65,6 +65,7 @@ _NARROW_FACTORS = (
     rf"\b{_NARROW} ?[x*×·] ?{_NARROW}",
     rf"(?:operands|inputs|factors)(?: are)?(?: in)? {_NARROW}",
     rf"rounded to {_NARROW} before",
+    r"(e4m3|e5m2)[ -](?:inputs|operands|factors|matmul|gemm)",
 )
 """Texts that cut a product's factors to 16 bits."""
 

@@ -119,7 +119,10 @@ def _reduction(kind: str, along: tuple[int, ...], count: int, shape: torch.Size)
         def run(*xs: Tensor) -> Tensor:
             return total((xs[0] - xs[0].mean(along, keepdim=True)).square())
 
-        return Replay(run, run, None, count, False, False)  # in two passes; one pass cancels, and that shows
+        def fourth(*xs: Tensor) -> Tensor:
+            return total((xs[0] - xs[0].mean(along, keepdim=True)) ** 4) * share
+
+        return Replay(run, run, fourth, count, False, False)  # in two passes; one pass cancels, and that shows
 
     def squares(*xs: Tensor) -> Tensor:
         return total(xs[0].square()) * share
