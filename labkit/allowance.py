@@ -138,6 +138,21 @@ def by_formula(
     return value, Allowed(bound, noise, drift, drift, "its formula in float64 from the observed inputs")
 
 
+def unrecorded(allowed: Allowed, value: Tensor, g: Tensor, op: str, precision: Precision) -> Allowed:
+    """Of a step whose inputs were guessed: it may have been made of better ones than those on record.
+
+    `value` is what the observed ones give, `g` what the golden's give: it may be anything between, and about.
+    """
+    moved = finite(value - g).abs()
+    relative = (moved / finite(g).abs().clamp(min=1e-300)).median()
+    typical = torch.maximum(moved.pow(2).mean().sqrt(), relative * finite(g).abs())
+    coefficient = _coefficient(op, precision.compute + precision.extra) * finite(g).abs()
+    bound = allowed.bound + 2.0 * moved + 6.0 * typical + 2.0 * coefficient
+    noise = (allowed.noise**2 + typical**2).sqrt()
+    shared, overall = allowed.shared + 6.0 * typical + coefficient, allowed.overall + 2.0 * typical + coefficient
+    return Allowed(bound, noise, shared, overall, allowed.why)
+
+
 def _logit_error(found: Replay, inputs: Sequence[Tensor], precision: Precision, u: float) -> float:
     """Absolute error of the exponents where the product before the softmax is part of the step."""
     if not found.product or not found.magnitude:

@@ -7,6 +7,7 @@ import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 from labkit.errors import UsageError
 from labkit.trace import Trace
 
+LOOKED = 1 << 14
+"""Elements of a step that are looked at for how many digits they hold."""
 SUFFIXES = (".safetensors", ".npy", ".pt", ".pth")
 
 
@@ -34,6 +37,16 @@ class Dump:
         steps = self.about.get("steps")
         found = steps.get(name) if isinstance(steps, dict) else None
         return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def narrow(self) -> torch.dtype | None:
+        """bfloat16 or float16 where all that is looked at of wider steps holds no more digits; None where one does."""
+        looked = [self.read(name).flatten()[:LOOKED] for name in self.names[:: max(1, len(self.names) // 8)]]
+        wider = [x for x in looked if x.dtype in (torch.float32, torch.float64) and bool((x != x.round()).any())]
+        for dtype in (torch.bfloat16, torch.float16) if len(wider) > 2 else ():
+            if all(torch.equal(x.to(dtype).to(x.dtype), x) for x in wider):
+                return dtype
+        return None
 
     def renamed(self, name: str) -> Dump:
         """This trace of one step under another name: single tensors are compared whatever they are called."""

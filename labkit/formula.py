@@ -11,9 +11,9 @@ import ast
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
@@ -25,6 +25,7 @@ Pair = tuple[Tensor, Tensor]
 """A value, and how much it may be off."""
 
 View = Callable[[Tensor], Tensor]
+Reading = tuple[dict[str, int], tuple[View, ...]]
 MOST_READINGS = 48
 TELLING = 1e-4
 """A reading's own error relative to the golden's size up to which agreement says something."""
@@ -149,9 +150,35 @@ def named(op: str, inputs: Sequence[Tensor], golden: Tensor, unit: float, grid: 
     return None
 
 
+def of_letters(text: str, inputs: Sequence[Tensor], golden: Tensor, unit: float, grid: Tensor) -> Formula | None:
+    """`text` of the letters a, b, c, one for each of `inputs`, if it gives `golden`; as :func:`formula`."""
+    places = {letter: at for at, letter in enumerate("abcd"[: len(inputs)])}
+    views = [list(_views(x.shape, golden.shape))[:2] for x in inputs]
+    readings = [(places, laid_out) for laid_out in itertools.product(*views)]
+    for tree, numbers in _parsed(text):
+        return _read(tree, numbers, list(places), inputs, golden, unit, grid, False, readings)
+    return None
+
+
+def sampled(text: str, given: Mapping[str, Tensor]) -> Tensor | None:
+    """The value of a formula's text where its names have these values; None where it cannot be had of them."""
+    for tree, numbers in _parsed(text):
+        exact = {name: (torch.tensor(x, dtype=torch.float64), torch.zeros(())) for name, x in numbers.items()}
+        try:
+            return _evaluate(tree, exact | {name: (x, torch.zeros_like(x)) for name, x in given.items()}, 0.0)[0]
+        except (RuntimeError, IndexError, ZeroDivisionError, OverflowError, KeyError):
+            return None
+    return None
+
+
+def uses_rows(text: str) -> bool:
+    """Whether a text has functions of whole rows."""
+    return any(re.search(rf"\b{name}\(", text) for name in (*_ROWS, *_MOVED))
+
+
 def _read(
     tree: ast.expr, numbers: dict[str, float], names: Sequence[str], inputs: Sequence[Tensor], golden: Tensor,
-    unit: float, grid: Tensor, excepted: bool,
+    unit: float, grid: Tensor, excepted: bool, readings: Iterable[Reading] | None = None,
 ) -> Formula | None:  # fmt: skip
     wanted = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(numbers)
     wanted -= {
@@ -160,7 +187,8 @@ def _read(
     if not wanted:
         return None
     least = 2.0**-126 if unit > 2.0**-53 else 1e-300  # denormal numbers of a golden in float32 have few digits
-    readings = itertools.islice(_readings(sorted(wanted), names, inputs, golden), MOST_READINGS)
+    if readings is None:
+        readings = itertools.islice(_readings(sorted(wanted), names, inputs, golden), MOST_READINGS)
     for places, laid_out in readings:
         candidate = Formula(tree, {**numbers, **places}, laid_out, golden == 0.0 if excepted else None, golden.shape)
         try:
@@ -177,7 +205,8 @@ def _read(
     return None
 
 
-def _parsed(op: str) -> Iterator[tuple[ast.expr, dict[str, float]]]:
+@lru_cache(maxsize=4096)
+def _parsed(op: str) -> tuple[tuple[ast.expr, dict[str, float]], ...]:
     """What the text may say, without the words before it: ``divide a / b``, ``weight decay: p*(1-lr*wd), lr=0.1``."""
     text = op.strip()
     if cast := _CAST.match(text):
@@ -196,8 +225,8 @@ def _parsed(op: str) -> Iterator[tuple[ast.expr, dict[str, float]]]:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
         if isinstance(tree, (ast.BinOp, ast.Call)) and _allowed(tree):
-            yield tree, numbers
-            return
+            return ((tree, numbers),)
+    return ()
 
 
 def _allowed(tree: ast.expr) -> bool:
@@ -229,7 +258,7 @@ def _allowed(tree: ast.expr) -> bool:
 
 def _readings(
     wanted: Sequence[str], names: Sequence[str], inputs: Sequence[Tensor], golden: Tensor
-) -> Iterator[tuple[dict[str, int], tuple[View, ...]]]:
+) -> Iterator[Reading]:
     """Which input each name may mean, the likeliest first, and how the inputs may be viewed."""
     tails = [re.split(r"[._/:]", name.lower())[-1] for name in names]
     whole = [name.lower() for name in names]

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
 from labkit import precision
 from labkit import words as wording
-from labkit.allowance import Allowed, by_formula, replayed, storage, unreplayed
+from labkit.allowance import Allowed, by_formula, replayed, storage, unrecorded, unreplayed
 from labkit.compare import Comparison, compare
 from labkit.dumps import Dump
 from labkit.errors import UsageError
 from labkit.formula import formula, named
 from labkit.handed_on import Input
+from labkit.inference import Found, infer
 from labkit.magnitude import MASKED, finite, spread
+from labkit.precision import Precision
 from labkit.replay import replay
 from labkit.structure import Structure, structure
 from labkit.tolerance import Bound
 
 Tensor = torch.Tensor
+MOST_ELEMENTS = 1 << 21
+"""Of a step, and of each step that it may be made of, up to which what it is made of is searched."""
+NEAREST = 16
+"""How many steps before it, and at the beginning, it may be made of."""
 WIDEST_CODE = 255
 """The largest number that is taken for a code, which a tie may move by one; larger ones are sums or indices."""
 
@@ -63,14 +71,48 @@ class State:
         self.observed, self.golden = observed, golden
         self.wrong: set[str] = set()
         self.background: list[tuple[float, ...]] = []
+        self.units: dict[str, float] = {}
+        """The round-off of each step so far, as it was promised to be stored."""
+        self._kept: dict[str, Tensor | None] = {}
         self.flipped: dict[torch.Size, Tensor] = {}
         """By shape: where a right step so far is zero on one side alone, as a ReLU of what is nearly zero may be. What
         is masked by it later, as its gradient is, may be anything there."""
+
+    def searched(self, name: str) -> Tensor | None:
+        """The golden's step in float64 if an untold step may be made of it, the last ones kept."""
+        if name not in self._kept:
+            value = self.golden.read(name)
+            kept = value.is_floating_point() and value.numel() <= MOST_ELEMENTS
+            while len(self._kept) > 4 * NEAREST:
+                self._kept.pop(next(iter(self._kept)))
+            alike = kept and self.observed.read(name).shape == value.shape
+            self._kept[name] = value.double() if alike else None
+        return self._kept[name]
 
     def inputs(self, name: str) -> list[str]:
         """The names of a step's inputs, as the metadata has them."""
         given = self.golden.step(name).get("inputs") or self.observed.step(name).get("inputs") or []
         return [str(x) for x in given] if isinstance(given, list) else []
+
+    def cut(self, name: str) -> bool:
+        """Whether a step was computed and has lost digits on the way into its trace."""
+        value, exact = self.observed.read(name), self.golden.read(name)
+        if value.shape == exact.shape and torch.equal(value.double(), exact.double()):
+            return False
+        return bool(self.inputs(name)) or self.computed(name)
+
+    @cached_property
+    def ordered(self) -> bool:
+        """Whether the golden's order is the program's: it is told, or each name holds its place."""
+        if self.golden.about.get("order") or self.observed.about.get("order"):
+            return True
+        places = [int(found[0]) if (found := re.findall(r"\d+", name)) else -1 for name in self.golden.names]
+        return all(a < b for a, b in itertools.pairwise([-1, *places]))
+
+    def computed(self, name: str) -> bool:
+        """Whether the two sides of a step differ, as what was given to both programs does not."""
+        value = self.observed.read(name)
+        return not torch.equal(self.golden.read(name).to(value.dtype), value)
 
     def before(self, name: str) -> Iterator[Input]:
         """Every step before `name`, for one whose inputs are not told; one at a time."""
@@ -99,6 +141,7 @@ def step(name: str, state: State) -> Judgement:
     if not o.numel():
         return Judgement(name, compare(o.double(), g.double()))
     promised = precision.of_step(name, o, state.observed, state.golden, g.dtype)
+    state.units[name] = promised.unit
     g64, o64 = g.double(), o.double()
     op = str(state.golden.step(name).get("op") or state.observed.step(name).get("op") or "")
     words = _operation(op, state.inputs(name)) or name
@@ -139,6 +182,11 @@ def step(name: str, state: State) -> Judgement:
             written = formula(op, names, exact, g64, unit, grid)
             if written is None:
                 written, found.listed = named(op, exact, g64, unit, grid), False
+    guessed = None if way or written else _inferred(name, g, g64, names, complete, promised, state)
+    if guessed:
+        way, written, found.listed = guessed.way, guessed.written, False
+        names = guessed.names
+        inputs = [state.input(x) for x in names]
     if way is not None or written is not None:
         narrow = _narrow(names, state)
         if way is not None:
@@ -146,6 +194,8 @@ def step(name: str, state: State) -> Judgement:
         else:
             assert written is not None
             value, own_allowed = by_formula(written, [x.observed for x in inputs], narrow, promised)
+        if guessed:
+            own_allowed = unrecorded(own_allowed, value, g64, f"{name} {op}", promised)
         found.own, found.structure, reasons = _hold(o64, value, own_allowed, by_element=True)
         found.inherited = compare(value, g64, math.inf).rms_ratio
     found.reasons, found.wrong = reasons, bool(reasons)
@@ -164,6 +214,25 @@ def step(name: str, state: State) -> Judgement:
     return found
 
 
+def _inferred(
+    name: str, g: Tensor, g64: Tensor, names: Sequence[str], complete: bool, promised: Precision, state: State
+) -> Found | None:
+    """What an untold step is made of, if the golden's numbers tell; of its own inputs where these are all there."""
+    if not g.dtype.is_floating_point or g.numel() > MOST_ELEMENTS or not (state.ordered or (names and complete)):
+        return None
+    if not state.computed(name):
+        return None
+    if names and complete:
+        sources = list(names)
+    else:
+        earlier = [x for x in state.golden.names[: state.golden.names.index(name)] if x in state.observed]
+        sources = [*reversed(earlier[-NEAREST:]), *earlier[:-NEAREST][:NEAREST]]
+    given = {x: t for x in sources if (t := state.searched(x)) is not None}
+    unit = 2.0**-53 if promised.golden is None else max(torch.finfo(promised.golden).eps, 2.0**-24)
+    grid = storage(g64, promised) if promised.unit > precision.UNIT["float16"] else torch.zeros_like(g64)
+    return infer(g64, given, unit, grid)
+
+
 def _codes(x: Tensor) -> bool:
     """Whether real numbers are codes, as zero points often are kept: whole, small, and of more than a mask's values."""
     whole = bool((x == x.round()).all()) and float(x.abs().max()) <= WIDEST_CODE
@@ -173,9 +242,12 @@ def _codes(x: Tensor) -> bool:
 def _narrow(names: Sequence[str], state: State) -> list[float]:
     """The round-off of each input's type where that is narrower than float32 and the input was computed: a kernel may
     have gone on with what it had before it stored it. What was given to the program has no such before."""
-    units = [precision.UNIT.get(precision.dtype_name(state.observed.read(name).dtype), 0.0) for name in names]
+    units = [
+        max(state.units.get(name, 0.0), precision.UNIT.get(precision.dtype_name(state.observed.read(name).dtype), 0.0))
+        for name in names
+    ]
     return [
-        unit if unit > precision.UNIT["float32"] and state.inputs(name) else 0.0
+        unit if unit > precision.UNIT["float32"] and state.cut(name) else 0.0
         for name, unit in zip(names, units, strict=True)
     ]
 

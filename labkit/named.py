@@ -64,6 +64,11 @@ EPSILONS = ("1e-5", "1e-6", "1e-8", "1e-12", "0.0")
 """Tried in turn where the text gives none."""
 
 
+def everything() -> list[Meaning]:
+    """Every meaning there is, once."""
+    return list({one.text: one for _, all_of_it in _MEANINGS for one in all_of_it}.values())
+
+
 def meanings(op: str, inputs: int) -> Iterator[Meaning]:
     """What `op` may mean of so many inputs; every meaning there is for an `op` of no words."""
     known: dict[str, tuple[int, Meaning]] = {}

@@ -143,6 +143,8 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
     words.append(golden.about.get("storage_dtype"))
     promised = next((p for p in map(name_of, words) if p not in (None, "float64", "tf32")), None)
     stored = own
+    if not any(words) and own in _DTYPES and (found := observed.narrow) and UNIT[dtype_name(found)] > UNIT[own]:
+        promised = dtype_name(found)  # nobody says how it is stored, but all of it is
     if promised in _DTYPES and own in _DTYPES and UNIT[promised] > UNIT[own]:
         stored = promised
     if own in _DTYPES and _FLOAT8.search(_text(name, observed, golden)):

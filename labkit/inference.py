@@ -1,0 +1,226 @@
+"""What a step is made of, found in the golden's own numbers, where the metadata does not say it.
+
+A golden gives itself away: a step that is the product, the sum or the softmax of steps before it is that to its last
+digits. A few elements or rows of all of them at a time suggest candidates; one counts only if it gives the whole step,
+as a text of the metadata must too (:mod:`labkit.replay`, :mod:`labkit.formula`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from labkit.formula import Formula, of_letters, sampled, uses_rows
+from labkit.named import EPSILONS, everything
+from labkit.replay import replay
+from labkit.replayed import Replay
+
+Tensor = torch.Tensor
+Sources = Mapping[str, Tensor]
+Laid = tuple[list[str], Tensor, Tensor]
+
+FEWEST = 8
+"""Elements of a step from which it is searched: fewer may agree by chance."""
+SAMPLES, ROWS = 48, 2
+MOST_TABLE = 1 << 22
+"""Numbers that one text is evaluated on at a time."""
+ROUNDINGS = 256.0
+"""How many of the golden's round-offs a sample may be off; whether a candidate holds is decided on the whole step."""
+ARITHMETIC = (
+    "1.0*a", "a*a", "1/a", "a*b", "a+b", "a-b", "a/b",
+    "a*b+c", "(a-b)*c", "a*b*c", "a+b+c", "a-b*c", "(a-b)/c", "a/(b+c)",
+)  # fmt: skip
+TEXTS = tuple(sorted({*(one.text for one in everything() if "(1-beta" not in one.text[:6]), *ARITHMETIC}, key=len))
+"""A factor is fitted to each, so none of them needs one."""
+MOST_MULTIPLICATIONS = 1e9
+"""Of the products that are tried for one step."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a step was found to be, of which inputs."""
+
+    names: list[str]
+    way: Replay | None = None
+    written: Formula | None = None
+
+
+def infer(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Found | None:
+    """What gives `g` (float64) from some of `sources`, the likeliest first; None where nothing is found.
+
+    `unit` is the golden's round-off, and `grid` what rounding to the promised type may move its elements.
+    """
+    sources = {name: x for name, x in sources.items() if bool((x != 0.0).any()) and not _same(x, g)}
+    telling = g.numel() >= FEWEST and bool(g.isfinite().any()) and len(g.flatten()[:4096].unique()) >= FEWEST // 2
+    if not sources or not telling:
+        return None
+    formulas = partial(_formulas, sources, g, unit, grid)
+    searches = (
+        _moved(sources, g, unit), formulas(_elements, 1), _softmaxes(sources, g, unit), formulas(_rows, 1),
+        formulas(_elements, 2), _products(sources, g, unit), formulas(_rows, 2), formulas(_rows, 3),
+        formulas(_elements, 3), _reductions(sources, g, unit),
+    )  # fmt: skip
+    return next(itertools.chain.from_iterable(searches), None)
+
+
+def _same(x: Tensor, g: Tensor) -> bool:
+    """Whether one step is another: that is not taken for a copy, since in a golden rounding to fewer digits is none."""
+    return x.shape == g.shape and torch.allclose(x, g, rtol=1e-6, atol=0.0)
+
+
+def _moved(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
+    """The same numbers in another order."""
+    for name, x in sources.items():
+        if x.numel() == g.numel() and 1 < x.ndim <= 4 and x.shape != g.shape:
+            if not torch.equal(x.flatten().sort().values, g.flatten().sort().values):
+                continue
+            way = replay("transpose", [x], g, unit)
+            if way is not None:
+                yield Found([name], way)
+
+
+def _softmaxes(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
+    if g.ndim < 2 or bool((g < 0.0).any()) or not torch.allclose(g.sum(-1), torch.ones((), dtype=g.dtype), atol=1e-4):
+        return
+    for name, x in sources.items():
+        if x.shape == g.shape:
+            for text in ("softmax axis=-1", "causal softmax axis=-1"):
+                way = replay(text, [x], g, unit)
+                if way is not None:
+                    yield Found([name], way)
+
+
+def _reductions(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
+    for name, x in sources.items():
+        if x.numel() > g.numel() and x.numel() % g.numel() == 0:
+            for text in ("sum", "mean", "max", "variance"):
+                way = replay(text, [x], g, unit)
+                if way is not None:
+                    yield Found([name], way)
+
+
+def _products(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
+    """Two matrices whose product has g's last rows and columns, to a factor; seen in three elements first."""
+    if g.ndim < 2:
+        return
+    left = MOST_MULTIPLICATIONS
+    at = [tuple(int(i) for i in torch.unravel_index(torch.tensor(k * (g.numel() - 1) // 2), g.shape)) for k in range(3)]
+    y = torch.stack([g[one] for one in at])
+    matrices = {name: x for name, x in sources.items() if x.ndim >= 2}
+    for (a, x), (b, z) in itertools.permutations(matrices.items(), 2):
+        for left_turned, right_turned in ((False, False), (False, True), (True, False)):
+            p, q = x.mT if left_turned else x, z.mT if right_turned else z
+            if p.shape[-2] != g.shape[-2] or q.shape[-1] != g.shape[-1] or p.shape[-1] != q.shape[-2]:
+                continue
+            try:
+                lead = torch.broadcast_shapes(p.shape[:-2], q.shape[:-2])
+            except RuntimeError:
+                continue
+            cost = float(g.numel()) * p.shape[-1]
+            if lead != g.shape[:-2] or cost > left:
+                continue
+            p, q = p.expand(*lead, *p.shape[-2:]), q.expand(*lead, *q.shape[-2:])
+            tried = torch.stack([p[(*one[:-2], one[-2])] @ q[(*one[:-2], slice(None), one[-1])] for one in at])
+            ratio = y / tried
+            if not bool(((ratio - ratio[0]).abs() <= 1e-4 * ratio[0].abs()).all()):
+                continue
+            left -= cost
+            way = replay("matmul", [x, z], g, unit)
+            if way is not None:
+                yield Found([a, b], way)
+
+
+def _formulas(
+    sources: Sources, g: Tensor, unit: float, grid: Tensor, suggest: Callable[..., Laid], letters: int
+) -> Iterator[Found]:
+    """Texts of so many inputs that give the sampled elements, or rows where they have functions of rows."""
+    names, table, y = suggest(sources, g)
+    tolerance = ROUNDINGS * unit
+    for text in TEXTS if names else ():
+        if uses_rows(text) != (suggest is _rows) or len(_letters(text)) != letters:
+            continue
+        for numbers in [{"eps": float(e)} for e in EPSILONS] if "eps" in text else [{}]:
+            for chosen, factor in _matching(text, numbers, table, y, tolerance):
+                whole = text.replace("eps", repr(numbers["eps"])) if numbers else text
+                if 0.0 < factor < 0.25:  # it may be 1 - beta, which has few digits of its own
+                    whole = f"(1-{1.0 - factor!r})*({whole})"
+                elif factor != 1.0:
+                    whole = f"{factor!r}*({whole})"
+                given = [names[i] for i in chosen]
+                found = of_letters(whole, [sources[one] for one in given], g, unit, grid)
+                if found is not None:
+                    yield Found(given, written=found)
+
+
+def _elements(sources: Sources, g: Tensor) -> Laid:
+    """Names, what each source has [names, samples] where `g` has [samples]."""
+    usable = torch.nonzero(g.isfinite().flatten() & (g != 0.0).flatten()).flatten()
+    at = usable[torch.randint(len(usable), (SAMPLES,), generator=torch.Generator().manual_seed(0))]
+    places = torch.unravel_index(at, g.shape)
+    return _laid_out(sources, g, lambda x: x.expand(g.shape)[places], g[places])
+
+
+def _rows(sources: Sources, g: Tensor) -> Laid:
+    """Names, what each source has [names, rows, columns] where `g` has [rows, columns]."""
+    if g.ndim < 2 or g.shape[-1] < 4:
+        return [], torch.empty(0), torch.empty(0)
+
+    def pick(x: Tensor) -> Tensor:
+        whole = x.expand(g.shape).reshape(-1, g.shape[-1])
+        return whole[:: max(1, len(whole) // ROWS)][:ROWS]
+
+    return _laid_out(sources, g, pick, pick(g))
+
+
+def _laid_out(sources: Sources, g: Tensor, pick: Callable[[Tensor], Tensor], y: Tensor) -> Laid:
+    names, rows = [], []
+    for name, x in sources.items():
+        for shaped in (x, x.reshape(*x.shape, *(1,) * (g.ndim - x.ndim)) if 0 < x.ndim < g.ndim else None):
+            if shaped is None:
+                continue
+            try:
+                row = pick(shaped)
+            except RuntimeError:
+                continue
+            if bool(row.isfinite().all()):
+                names.append(name)
+                rows.append(row)
+                break
+    return names, torch.stack(rows) if rows else torch.empty(0), y
+
+
+def _matching(
+    text: str, numbers: dict[str, float], table: Tensor, y: Tensor, tolerance: float
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Which sources in the places of a, b and c give y to a factor, and the factor."""
+    used = sorted({letter for letter in "abc" if letter in _letters(text)})
+    n = len(table)
+    if n ** len(used) * y.numel() > MOST_TABLE:
+        n = int((MOST_TABLE / y.numel()) ** (1.0 / len(used)))
+    given = {}
+    for place, letter in enumerate(used):
+        shape = [1] * len(used)
+        shape[place] = n
+        given[letter] = table[:n].reshape(*shape, *y.shape)
+    value = sampled(text, given | {k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()})
+    if value is None:
+        return
+    value = value.expand(*[n] * len(used), *y.shape).reshape(-1, y.numel())
+    flat = y.flatten()
+    factor = (value * flat).sum(-1) / (value * value).sum(-1)
+    off = (factor[:, None] * value - flat).abs() <= tolerance * (flat.abs() + flat.abs().mean())
+    for index in torch.nonzero(off.all(-1) & factor.isfinite() & (factor != 0.0)).flatten().tolist():
+        chosen = tuple(int(i) for i in torch.unravel_index(torch.tensor(index), [n] * len(used)))
+        if len(set(chosen)) == len(chosen):
+            c = float(factor[index])
+            yield chosen, 1.0 if math.isclose(c, 1.0, rel_tol=tolerance) else c
+
+
+def _letters(text: str) -> set[str]:
+    return set(re.findall(r"\b[abc]\b", text))
