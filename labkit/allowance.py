@@ -114,16 +114,19 @@ def replayed(
 
 
 def by_formula(
-    found: Formula, inputs: Sequence[Tensor], narrow: Sequence[float], precision: Precision
+    found: Formula, inputs: Sequence[Tensor], narrow: Sequence[float], precision: Precision, guessed: bool = False
 ) -> tuple[Tensor, Allowed]:
     """A formula in float64 from `inputs`, and what the implementation may differ from that: its running error bound.
 
     `narrow` is the round-off of each input's own type where that is narrower than float32, else 0: a fused kernel may
-    have gone on with what it had before it was stored.
+    have gone on with what it had before it was stored. Where the formula is `guessed`, what is between its operations
+    may have been stored too.
     """
     u = (0.0 if precision.stored == "integer" else precision.compute) + precision.extra
-    value, error = found.value(inputs, [unit * finite(x).abs() for unit, x in zip(narrow, inputs, strict=True)], u)
-    rounded = found.value(inputs, [torch.zeros_like(x) for x in inputs], u)[1] if any(narrow) else error
+    each = max(u, precision.unit) if guessed and found.steps > 1 and precision.unit > UNIT["float32"] else u
+    cut = [unit * finite(x).abs() for unit, x in zip(narrow, inputs, strict=True)]
+    value, error = found.value(inputs, cut, each, u)
+    rounded = found.value(inputs, [torch.zeros_like(x) for x in inputs], each, u)[1] if any(narrow) else error
     if precision.dtype is not None and precision.stored.startswith("float8"):
         largest = torch.finfo(precision.dtype).max
         value = value.clamp(-largest, largest)
@@ -150,7 +153,7 @@ def unrecorded(allowed: Allowed, value: Tensor, g: Tensor, op: str, precision: P
     bound = allowed.bound + 2.0 * moved + 6.0 * typical + 2.0 * coefficient
     noise = (allowed.noise**2 + typical**2).sqrt()
     shared, overall = allowed.shared + 6.0 * typical + coefficient, allowed.overall + 2.0 * typical + coefficient
-    return Allowed(bound, noise, shared, overall, allowed.why)
+    return Allowed(MARGIN * bound, MARGIN * noise, MARGIN * shared, MARGIN * overall, allowed.why)
 
 
 def _logit_error(found: Replay, inputs: Sequence[Tensor], precision: Precision, u: float) -> float:

@@ -92,15 +92,28 @@ class Formula:
     stored: int = 0
     """How many results before the last one an implementation may have rounded to the stored type."""
 
-    def value(self, inputs: Sequence[Tensor], errors: Sequence[Tensor], unit: float) -> Pair:
-        """The formula in float64 on `inputs` that are `errors` off, and what arithmetic of `unit` round-off may add."""
+    @property
+    def steps(self) -> int:
+        """How many operations it is made of."""
+        return sum(isinstance(node, (ast.BinOp, ast.Call)) for node in ast.walk(self.tree))
+
+    def off(self, inputs: Sequence[Tensor], golden: Tensor) -> float:
+        """How far from the golden it is at most."""
+        exact = self.value(inputs, [torch.zeros_like(x) for x in inputs], 0.0)[0]
+        return float(finite(exact - golden).abs().max())
+
+    def value(self, inputs: Sequence[Tensor], errors: Sequence[Tensor], unit: float, sums: float | None = None) -> Pair:
+        """The formula in float64 on `inputs` that are `errors` off, and what arithmetic of `unit` round-off may add.
+
+        `sums` is the round-off of sums and means where that is another.
+        """
         given = {
             name: (
                 (self.views[at](inputs[at]), self.views[at](errors[at])) if isinstance(at, int) else _number(at, unit)
             )
             for name, at in self.names.items()
         }
-        value, error = _evaluate(self.tree, given, unit)
+        value, error = _evaluate(self.tree, given, unit, unit if sums is None else sums)
         if self.shape is not None and value.shape == (*self.shape, 1):
             value, error = value.squeeze(-1), error.expand(value.shape).squeeze(-1)
         if self.zeros is not None and value.shape == self.zeros.shape:
@@ -142,9 +155,7 @@ def named(op: str, inputs: Sequence[Tensor], golden: Tensor, unit: float, grid: 
             names = "abcd"[: len(inputs)]
             found = _read(tree, numbers, names, inputs, golden, unit, grid, bool(_EXCEPT.search(op)))
             if found is not None:
-                nothing = [torch.zeros_like(x) for x in inputs]
-                off = float(finite(found.value(inputs, nothing, 0.0)[0] - golden).abs().max())
-                fitting.append((off, len(fitting), replace(found, stored=meaning.stored)))
+                fitting.append((found.off(inputs, golden), len(fitting), replace(found, stored=meaning.stored)))
         if fitting:  # a golden in float32 does not tell every epsilon from the next
             return min(fitting)[2]
     return None
@@ -165,7 +176,7 @@ def sampled(text: str, given: Mapping[str, Tensor]) -> Tensor | None:
     for tree, numbers in _parsed(text):
         exact = {name: (torch.tensor(x, dtype=torch.float64), torch.zeros(())) for name, x in numbers.items()}
         try:
-            return _evaluate(tree, exact | {name: (x, torch.zeros_like(x)) for name, x in given.items()}, 0.0)[0]
+            return _evaluate(tree, exact | {name: (x, torch.zeros_like(x)) for name, x in given.items()}, 0.0, 0.0)[0]
         except (RuntimeError, IndexError, ZeroDivisionError, OverflowError, KeyError):
             return None
     return None
@@ -300,21 +311,21 @@ def _number(x: float, unit: float) -> Pair:
     return value, torch.zeros_like(value) if exact else unit * value.abs()
 
 
-def _evaluate(node: ast.expr, given: dict[str, Pair], unit: float) -> Pair:
+def _evaluate(node: ast.expr, given: dict[str, Pair], unit: float, sums: float) -> Pair:
     if isinstance(node, ast.Constant):
         return _number(float(node.value), unit)  # type: ignore[arg-type]
     if isinstance(node, ast.Name):
         return given[node.id]
     if isinstance(node, ast.UnaryOp):
-        value, error = _evaluate(node.operand, given, unit)
+        value, error = _evaluate(node.operand, given, unit, sums)
         return (-value if isinstance(node.op, ast.USub) else value), error
     if isinstance(node, ast.Compare):
-        (a, ea), (b, eb) = _evaluate(node.left, given, unit), _evaluate(node.comparators[0], given, unit)
+        (a, ea), (b, eb) = _evaluate(node.left, given, unit, sums), _evaluate(node.comparators[0], given, unit, sums)
         greater = isinstance(node.ops[0], (ast.Gt, ast.GtE))
         return ((a > b) if greater else (a < b)).double(), ((a - b).abs() <= ea + eb).double() * (ea + eb > 0)
     if isinstance(node, ast.Call):
         assert isinstance(node.func, ast.Name)
-        x, error = _evaluate(node.args[0], given, unit)
+        x, error = _evaluate(node.args[0], given, unit, sums)
         if node.func.id in _MOVED:
             return _MOVED[node.func.id](x), _MOVED[node.func.id](error.expand(x.shape)).abs()
         if node.func.id in _ROWS:
@@ -322,14 +333,14 @@ def _evaluate(node: ast.expr, given: dict[str, Pair], unit: float) -> Pair:
             if node.func.id == "max":
                 return along(x), along(_settled(x, error.expand(x.shape)))
             length = x.shape[-2 if node.func.id == "rows" else -1]
-            return along(x), along(error.expand(x.shape)) + (length - 1 + (length > 1)) * unit * along(x.abs())
+            return along(x), along(error.expand(x.shape)) + (length - 1 + (length > 1)) * sums * along(x.abs())
         run, slope = _FUNCTIONS[node.func.id]
         value = run(x)
         carried = torch.where(error > 0.0, slope(x).abs() * error * 1.01, 0.0)
         size = torch.ones_like(value) if node.func.id == "erf" else value.abs()
         return value, _settled(value, carried + _ROUNDINGS.get(node.func.id, 4.0) * unit * size)
     assert isinstance(node, ast.BinOp)
-    (a, ea), (b, eb) = _evaluate(node.left, given, unit), _evaluate(node.right, given, unit)
+    (a, ea), (b, eb) = _evaluate(node.left, given, unit, sums), _evaluate(node.right, given, unit, sums)
     if isinstance(node.op, (ast.Add, ast.Sub)):
         value = a + b if isinstance(node.op, ast.Add) else a - b
         error = ea + eb

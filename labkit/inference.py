@@ -32,8 +32,9 @@ MOST_TABLE = 1 << 22
 """Numbers that one text is evaluated on at a time."""
 ROUNDINGS = 256.0
 """How many of the golden's round-offs a sample may be off; whether a candidate holds is decided on the whole step."""
+SCALED = "1.0*a"
 ARITHMETIC = (
-    "1.0*a", "a*a", "1/a", "a*b", "a+b", "a-b", "a/b",
+    SCALED, "a*a", "1/a", "a*b", "a+b", "a-b", "a/b",
     "a*b+c", "(a-b)*c", "a*b*c", "a+b+c", "a-b*c", "(a-b)/c", "a/(b+c)",
 )  # fmt: skip
 TEXTS = tuple(sorted({*(one.text for one in everything() if "(1-beta" not in one.text[:6]), *ARITHMETIC}, key=len))
@@ -63,8 +64,8 @@ def infer(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Found | Non
     formulas = partial(_formulas, sources, g, unit, grid)
     searches = (
         _moved(sources, g, unit), formulas(_elements, 1), _softmaxes(sources, g, unit), formulas(_rows, 1),
-        formulas(_elements, 2), _products(sources, g, unit), formulas(_rows, 2), formulas(_rows, 3),
-        formulas(_elements, 3), _reductions(sources, g, unit),
+        formulas(_elements, 2), _products(sources, g, unit), formulas(_elements, 3), formulas(_rows, 2),
+        formulas(_rows, 3), _reductions(sources, g, unit),
     )  # fmt: skip
     return next(itertools.chain.from_iterable(searches), None)
 
@@ -145,17 +146,19 @@ def _formulas(
     for text in TEXTS if names else ():
         if uses_rows(text) != (suggest is _rows) or len(_letters(text)) != letters:
             continue
+        fitting = []  # a golden in float32 does not tell every epsilon from the next
         for numbers in [{"eps": float(e)} for e in EPSILONS] if "eps" in text else [{}]:
             for chosen, factor in _matching(text, numbers, table, y, tolerance):
                 whole = text.replace("eps", repr(numbers["eps"])) if numbers else text
-                if 0.0 < factor < 0.25:  # it may be 1 - beta, which has few digits of its own
-                    whole = f"(1-{1.0 - factor!r})*({whole})"
-                elif factor != 1.0:
-                    whole = f"{factor!r}*({whole})"
+                if factor != 1.0:
+                    whole = f"{factor!r}*a" if text == SCALED else f"{factor!r}*({whole})"
                 given = [names[i] for i in chosen]
                 found = of_letters(whole, [sources[one] for one in given], g, unit, grid)
                 if found is not None:
-                    yield Found(given, written=found)
+                    off = found.off([sources[one] for one in given], g) if numbers else 0.0
+                    fitting.append((off, len(fitting), Found(given, written=found)))
+        if fitting:
+            yield min(fitting)[2]
 
 
 def _elements(sources: Sources, g: Tensor) -> Laid:

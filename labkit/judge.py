@@ -182,10 +182,13 @@ def step(name: str, state: State) -> Judgement:
             written = formula(op, names, exact, g64, unit, grid)
             if written is None:
                 written, found.listed = named(op, exact, g64, unit, grid), False
+    told = names
     guessed = None if way or written else _inferred(name, g, g64, names, complete, promised, state)
     if guessed:
         way, written, found.listed = guessed.way, guessed.written, False
-        names = guessed.names
+        told, names = names, guessed.names
+        if way is not None and way.product:
+            promised = precision.of_step(name, o, state.observed, state.golden, g.dtype, is_product=True)
         inputs = [state.input(x) for x in names]
     if way is not None or written is not None:
         narrow = _narrow(names, state)
@@ -193,9 +196,12 @@ def step(name: str, state: State) -> Judgement:
             value, own_allowed = replayed(way, [x.observed for x in inputs], promised, op.count(";") + 1, narrow)
         else:
             assert written is not None
-            value, own_allowed = by_formula(written, [x.observed for x in inputs], narrow, promised)
+            value, own_allowed = by_formula(
+                written, [x.observed for x in inputs], narrow, promised, guessed is not None
+            )
         if guessed:
-            own_allowed = unrecorded(own_allowed, value, g64, f"{name} {op}", promised)
+            known = bool(told) and complete
+            own_allowed = unrecorded(own_allowed, value if not known else g64, g64, f"{name} {op}", promised)
         found.own, found.structure, reasons = _hold(o64, value, own_allowed, by_element=True)
         found.inherited = compare(value, g64, math.inf).rms_ratio
     found.reasons, found.wrong = reasons, bool(reasons)

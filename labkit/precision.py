@@ -133,10 +133,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.") if dtype.is_floating_point else "integer"
 
 
-def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, against: torch.dtype) -> Precision:
+def of_step(
+    name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, against: torch.dtype, is_product: bool = False
+) -> Precision:
     """What both traces' metadata promise of the observed step; of a golden only what is narrower than its float64.
 
-    `against` is the dtype of the golden's step.
+    `against` is the dtype of the golden's step; `is_product`: that it is one is known whatever its text says.
     """
     own = dtype_name(tensor.dtype)
     words = [observed.step(name).get("dtype"), observed.about.get("storage_dtype"), golden.step(name).get("dtype")]
@@ -158,7 +160,7 @@ def of_step(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump, again
     op = _text(name, observed, golden)
     told = bool(golden.step(name).get("op") or observed.step(name).get("op"))
     factors, alike = _factors(name, tensor, golden)
-    product = bool(_PRODUCT.search(op)) or not _NO_PRODUCT.search(op)
+    product = is_product or bool(_PRODUCT.search(op)) or not _NO_PRODUCT.search(op)
     fused = not told and bool(_OF_SCORES.search(name)) and not any(_SCORED.search(one) for one in golden.names)
     product = product or juxtaposed(op, golden.step(name).get("inputs") or observed.step(name).get("inputs"))
     product = product or fused or (factors > 1 and (not told or (not alike and bool(_SCORES.search(op)))))
