@@ -149,7 +149,7 @@ def named(op: str, inputs: Sequence[Tensor], golden: Tensor, unit: float, grid: 
     for meaning in meanings(op, len(inputs)):
         ((tree, usual),) = _parsed(meaning.text)
         epsilons = [said["eps"]] if "eps" in said else [float(one) for one in EPSILONS]
-        fitting = []
+        fitting: list[tuple[float, int, Formula]] = []
         for epsilon in epsilons if "eps" in meaning.text else [0.0]:
             numbers = usual | said | {"eps": epsilon}
             names = "abcd"[: len(inputs)]

@@ -127,7 +127,7 @@ def _products(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
             if lead != g.shape[:-2] or cost > left:
                 continue
             p, q = p.expand(*lead, *p.shape[-2:]), q.expand(*lead, *q.shape[-2:])
-            tried = torch.stack([p[(*one[:-2], one[-2])] @ q[(*one[:-2], slice(None), one[-1])] for one in at])
+            tried = torch.stack([p[(*one[:-2], one[-2])] @ q.mT[(*one[:-2], one[-1])] for one in at])
             ratio = y / tried
             if not bool(((ratio - ratio[0]).abs() <= 1e-4 * ratio[0].abs()).all()):
                 continue
@@ -146,7 +146,7 @@ def _formulas(
     for text in TEXTS if names else ():
         if uses_rows(text) != (suggest is _rows) or len(_letters(text)) != letters:
             continue
-        fitting = []  # a golden in float32 does not tell every epsilon from the next
+        fitting: list[tuple[float, int, Found]] = []  # a golden in float32 does not tell every epsilon from the next
         for numbers in [{"eps": float(e)} for e in EPSILONS] if "eps" in text else [{}]:
             for chosen, factor in _matching(text, numbers, table, y, tolerance):
                 whole = text.replace("eps", repr(numbers["eps"])) if numbers else text

@@ -27,7 +27,7 @@ from labkit.structure import Structure, structure
 from labkit.tolerance import Bound
 
 Tensor = torch.Tensor
-MOST_ELEMENTS = 1 << 21
+MOST_ELEMENTS = 1 << 20
 """Of a step, and of each step that it may be made of, up to which what it is made of is searched."""
 NEAREST = 16
 """How many steps before it, and at the beginning, it may be made of."""

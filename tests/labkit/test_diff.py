@@ -538,3 +538,137 @@ def test_where_nothing_is_promised_a_norm_may_round_on_the_way_but_not_each_term
     stepwise = (x.float() * (x.float() ** 2).mean(-1, keepdim=True).rsqrt().bfloat16().float()).bfloat16()
     assert not said(golden, {"x": x, "norm1": stepwise})["alarm"]
     assert said(golden, {"x": x, "norm1": norm(0).bfloat16()})["first_divergent_step"] == "norm1"
+
+
+GELU = torch.nn.functional.gelu
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["named", "untold"])
+def test_a_name_or_none_is_enough_to_tell_one_gelu_from_the_other_below_what_tf32_leaves(said, rng, told):
+    x, w = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((40, 96), (96, 24)))
+    x, w = x.float().double(), w.float().double() / 10.0
+    golden = {"x": x, "w": w, "h": x @ w}
+    golden["act"] = GELU(golden["h"])
+    h = (cut(x, 13) @ cut(w, 13)).float()
+    observed = {"x": x.float(), "w": w.float(), "h": h, "act": GELU(h)}
+    steps = {
+        "h": {"op": "matmul", "inputs": ["x", "w"], "inputs_complete": True},
+        "act": {"op": "gelu (erf)", "inputs": ["h"], "inputs_complete": True},
+    }
+    given = steps if told else None
+    assert not said(golden, observed, given)["alarm"]
+    wrong = said(golden, observed | {"act": GELU(h, approximate="tanh")}, given)
+    assert (wrong["first_divergent_step"] == "act") == told  # untold, its input may have been a better one
+    if told:
+        assert wrong["steps"]["act"]["own"] == "not separated"  # as of any operation outside the closed list
+    exact = GELU(golden["h"].float(), approximate="tanh")
+    close = {"x": x.float(), "w": w.float(), "h": golden["h"].float(), "act": exact}
+    assert said(golden, close, given)["first_divergent_step"] == "act"
+
+
+def test_a_norm_with_another_epsilon_is_found_by_its_name(said, rng):
+    x, w = torch.from_numpy(rng.standard_normal((24, 64))) * 0.01, torch.from_numpy(rng.standard_normal(64))
+    steps = {"y": {"op": "rmsnorm eps=1e-6", "inputs": ["x", "w"], "inputs_complete": True}}
+
+    def norm(x, w, epsilon):
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + epsilon) * w
+
+    golden = {"x": x.float().double(), "w": w.float().double()}
+    golden["y"] = norm(golden["x"], golden["w"], 1e-6)
+    seen = {"x": x.float(), "w": w.float()}
+    assert not said(golden, seen | {"y": norm(seen["x"], seen["w"], 1e-6)}, steps)["alarm"]
+    assert said(golden, seen | {"y": norm(seen["x"], seen["w"], 2e-6)}, steps)["first_divergent_step"] == "y"
+
+
+def winograd(x, w):
+    """Lavin and Gray's F(4, 3) of both dimensions, all of it in x's type; x [N, C, 4 a + 2, 4 b + 2]."""
+    b = [[4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0], [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0],
+         [0, 4, 0, -5, 0, 1]]  # fmt: skip
+    g = [[1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6], [1 / 24, 1 / 12, 1 / 6],
+         [1 / 24, -1 / 12, 1 / 6], [0, 0, 1]]  # fmt: skip
+    a = [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]]
+    b, g, a = (torch.tensor(m, dtype=x.dtype) for m in (b, g, a))
+    tiles = b @ x.unfold(2, 6, 4).unfold(3, 6, 4) @ b.T
+    y = a @ torch.einsum("ocij,nctuij->notuij", g @ w @ g.T, tiles) @ a.T
+    return y.permute(0, 1, 2, 4, 3, 5).flatten(4, 5).flatten(2, 3)
+
+
+def test_a_convolution_may_be_taken_by_winograds_way_and_its_gradients_are_replayed(said, rng):
+    x, w, dy = (
+        torch.from_numpy(rng.standard_normal(s)).float() for s in ((3, 8, 18, 18), (6, 8, 3, 3), (3, 6, 16, 16))
+    )
+    way = {"op": "conv2d stride=1 pad=0", "inputs": ["x", "w"], "inputs_complete": True, "dtype": "float32"}
+    steps = {
+        "y": way, "dx": way | {"op": "conv2d input gradient", "inputs": ["dy", "w"]},
+        "dw": way | {"op": "conv2d weight gradient", "inputs": ["x", "dy"]},
+    }  # fmt: skip
+
+    def run(x, w, dy, forward=torch.nn.functional.conv2d):
+        return {
+            "x": x, "w": w, "dy": dy, "y": forward(x, w), "dx": torch.nn.grad.conv2d_input(x.shape, w, dy),
+            "dw": torch.nn.grad.conv2d_weight(x, w.shape, dy),
+        }  # fmt: skip
+
+    golden, about = run(x.double(), w.double(), dy.double()), {"compute": "fp32, no tf32"}
+    assert not said(golden, run(x, w, dy, winograd), steps, **about)["alarm"]
+    bad = run(x, w, dy)
+    assert said(golden, bad | {"y": 1.0001 * bad["y"]}, steps, **about)["first_divergent_step"] == "y"
+    without = bad | {"dw": bad["dw"] - torch.nn.grad.conv2d_weight(x[2:, :, 14:], (6, 8, 3, 3), dy[2:, :, 14:])}
+    assert said(golden, without, steps, **about)["first_divergent_step"] == "dw"
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
+def test_equals_may_be_chosen_in_any_order_and_nothing_else(said, rng, told):
+    scores = torch.from_numpy(rng.standard_normal((12, 8))).float()
+    scores[:, 5] = scores[:, 2] = 3.0
+    chosen = torch.tensor([2, 5]).repeat(12, 1)
+    w = torch.from_numpy(rng.standard_normal((8, 16))).float()
+    steps = {
+        "chosen": {"op": "topk k=2 indices", "inputs": ["scores"], "inputs_complete": True},
+        "rows": {"op": "rows of w", "inputs": ["w", "chosen"], "inputs_complete": True},
+    }
+
+    def run(chosen, dtype):
+        return {"scores": scores.to(dtype), "w": w.to(dtype), "chosen": chosen, "rows": w.to(dtype)[chosen]}
+
+    golden = run(chosen, torch.float64)
+    assert not said(golden, run(chosen.flip(-1), torch.float32), steps)["alarm"]
+    wrong = chosen.clone()
+    wrong[3, 1] = 4
+    found = said(golden, run(wrong, torch.float32), steps if told else None)
+    assert found["first_divergent_step"] == "chosen"
+    twice = chosen.clone()
+    twice[3] = 2
+    assert said(golden, run(twice, torch.float32), steps)["first_divergent_step"] == "chosen"
+
+
+def test_what_a_relu_of_nearly_zero_masks_may_be_masked_or_not(said, rng):
+    h, dy = torch.from_numpy(rng.standard_normal((64, 64))), torch.from_numpy(rng.standard_normal((64, 64)))
+    h[3, 7] = 1e-9  # a rounding on the way here makes it negative
+    golden = {"h": h, "act": h.relu(), "dh": dy * (h > 0)}
+    near = h.float()
+    near[3, 7] = -1e-8
+    observed = {"h": near, "act": near.relu(), "dh": dy.float() * (near > 0)}
+    assert not said(golden, observed)["alarm"]
+    observed["dh"][5, 9] += 1.0
+    assert said(golden, observed)["first_divergent_step"] == "dh"
+
+
+def test_float8_times_a_scale_is_off_by_a_rounding_of_its_own_grid(said, rng):
+    x = torch.from_numpy(rng.standard_normal((48, 64)))
+    scale = x.abs().max() / 448.0
+    steps = {"deq": {"op": "cast fp8 e4m3, dequantise", "inputs": ["x"], "dtype": "fp8_e4m3", "inputs_complete": True}}
+    kept = (x / scale).float().to(torch.float8_e4m3fn).float() * float(scale)
+    golden = {"x": x, "deq": x}
+    assert not said(golden, {"x": x.float(), "deq": kept}, steps)["alarm"]
+    assert said(golden, {"x": x.float(), "deq": 1.1 * kept}, steps)["first_divergent_step"] == "deq"
+
+
+def test_where_all_of_an_unlabelled_trace_has_few_digits_that_is_how_it_is_stored(said, rng):
+    x, w = torch.from_numpy(rng.standard_normal((40, 64))), torch.from_numpy(rng.standard_normal((64, 32)))
+    golden = {"1_x": x, "2_w": w, "3_y": x @ w, "4_z": torch.tanh(x @ w)}
+    y = rounded(rounded(x) @ rounded(w))
+    observed = {"1_x": rounded(x), "2_w": rounded(w), "3_y": y, "4_z": rounded(torch.tanh(y))}
+    assert not said(golden, observed)["alarm"]
+    alone = {"1_x": x.float(), "2_w": w.float(), "3_y": (x @ w).float(), "4_z": rounded(torch.tanh(x @ w))}
+    assert said(golden, alone)["first_divergent_step"] == "4_z"

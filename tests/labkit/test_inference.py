@@ -1,0 +1,64 @@
+"""What an untold step is made of: what is found in the golden's numbers, and what is not."""
+
+import ast
+
+import pytest
+import torch
+
+from labkit.inference import infer
+
+U = 2.0**-53
+NONE = torch.zeros((), dtype=torch.float64)
+
+
+@pytest.fixture
+def sources(rng):
+    def drawn(*shape):
+        return torch.from_numpy(rng.standard_normal(shape))
+
+    return {"x": drawn(12, 16), "y": drawn(12, 16), "w": drawn(16, 10), "gain": drawn(16), "shift": drawn(16)}
+
+
+STEPS = {
+    "x / 3": lambda s: s["x"] / 3.0,
+    "x y": lambda s: s["x"] * s["y"],
+    "gelu": lambda s: torch.nn.functional.gelu(s["x"]),
+    "(x - y) gain": lambda s: (s["x"] - s["y"]) * s["gain"],
+    "x w": lambda s: s["x"] @ s["w"],
+    "x y^T / 4": lambda s: s["x"] @ s["y"].T / 4.0,
+    "softmax": lambda s: torch.softmax(s["x"], -1),
+    "rms norm": lambda s: s["x"] * torch.rsqrt((s["x"] ** 2).mean(-1, keepdim=True) + 1e-6) * s["gain"],
+    "layer norm": lambda s: torch.nn.functional.layer_norm(s["x"], (16,), s["gain"], s["shift"]),
+    "column sums": lambda s: s["x"].sum(0),
+    "transposed": lambda s: s["x"].T,
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_is_found_and_gives_the_golden(sources, step):
+    golden = STEPS[step](sources)
+    found = infer(golden, sources, U, NONE)
+    given = [sources[name] for name in found.names]
+    value = found.way.run(*given) if found.way else found.written.value(given, [0.0 * x for x in given], U)[0]
+    assert torch.allclose(value, golden, rtol=1e-12, atol=1e-13)
+
+
+def test_of_two_epsilons_that_a_golden_in_float32_allows_the_closer_is_taken(sources):
+    x = sources["x"].float()
+    golden = (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)).double()
+    found = infer(golden, {"x": x.double()}, 2.0**-23, NONE)
+    assert "1e-06" in ast.unparse(found.written.tree)
+
+
+def test_what_is_made_of_nothing_here_is_not_found(sources, rng):
+    assert infer(torch.from_numpy(rng.standard_normal((12, 16))), sources, U, NONE) is None
+
+
+def test_a_step_that_equals_another_is_no_copy_of_it(sources):
+    """In a golden without rounding what is quantised in the observed equals what it is made of."""
+    assert infer(sources["x"].clone(), {"x": sources["x"]}, U, NONE) is None
+
+
+def test_few_or_equal_numbers_tell_nothing(sources):
+    assert infer(sources["x"][:1, :4].sum(-1), sources, U, NONE) is None
+    assert infer(torch.ones(12, 16, dtype=torch.float64), sources, U, NONE) is None
