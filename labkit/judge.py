@@ -202,8 +202,10 @@ def step(name: str, state: State) -> Judgement:
         if guessed:
             known = bool(told) and complete
             own_allowed = unrecorded(own_allowed, value if not known else g64, g64, f"{name} {op}", promised)
-        found.own, found.structure, reasons = _hold(o64, value, own_allowed, by_element=True)
+        found.own, found.structure, own_reasons = _hold(o64, value, own_allowed, by_element=True)
         found.inherited = compare(value, g64, math.inf).rms_ratio
+        # A running error bound takes all roundings to fall one way: where nothing is inherited the golden tells more.
+        reasons = own_reasons or (reasons if not found.listed and found.inherited <= promised.compute else [])
     found.reasons, found.wrong = reasons, bool(reasons)
     if any(x.wrong for x in inputs) and (found.own is None or not reasons):
         unspoiled = [Input(x.name, x.golden, x.golden, False) for x in inputs]
