@@ -7,6 +7,7 @@ are taken from the text, or tried.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -32,16 +33,34 @@ def convolutions(text: str, inputs: Sequence[Tensor], golden: Tensor) -> Iterato
         if n not in (1, 2) or y.ndim != x.ndim or golden.ndim != x.ndim:
             continue
         others = [k for k in range(len(inputs)) if k not in (i, j)]
-        shape = (x.shape, y.shape, golden.shape)
-        for stride, pad, dilation in _settings(text, n):
-            for run, length, filtered in (
-                (_forward(shape, stride, pad, dilation), y[0].numel(), y),
-                (_of_input(shape, stride, pad, dilation), y[:, 0].numel(), y),
-                (_of_weight(shape, stride, pad, dilation), x[:, 0].numel(), None),
-            ):
-                if run is not None and (not others or filtered is not None):
-                    quick = filtered is not None and stride == (1, 1) and tuple(filtered.shape[2:]) == (3, 3)
+        for settings in _settings(text, n):
+            for run, length, weights in _ways(x.shape, y.shape, golden.shape, *settings):
+                if not others or weights is not None:
+                    quick = weights is not None and settings[0] == (1, 1) and tuple(weights[2:]) == (3, 3)
                     yield _replay(run, i, j, others, length, WINOGRAD if quick else 1.0)
+
+
+def _ways(
+    x: torch.Size, y: torch.Size, out: torch.Size, stride: Pair, pad: Pair, dilation: Pair
+) -> Iterator[tuple[Function, int, torch.Size | None]]:
+    """What gives a result of this shape: forward, x being the input; the gradient of the input, x being that of the
+    result; the gradient of the weights, y being that of the result. With each, what is summed over, and the weights."""
+    flat = len(x) == 3
+    forward = functional.conv1d if flat else functional.conv2d
+    of_input = grad.conv1d_input if flat else grad.conv2d_input
+    of_weight = grad.conv1d_weight if flat else grad.conv2d_weight
+    fits = partial(_fits, stride=stride, pad=pad, dilation=dilation)
+    for groups, call, summed, weights in (
+        (fits(x, y, out), forward, y[1:], y),
+        (fits(out, y, x), lambda dy, w, **s: of_input(out, w, dy, **s), y[:1] + y[2:], y),
+        (fits(x, out, y), lambda x, dy, **s: of_weight(x, out, dy, **s), x[:1] + x[2:], None),
+    ):
+        if groups:
+            yield (
+                partial(call, stride=stride, padding=pad, dilation=dilation, groups=groups),
+                math.prod(summed),
+                weights,
+            )
 
 
 def _replay(run: Function, i: int, j: int, others: Sequence[int], length: int, transformed: float) -> Replay:
@@ -79,32 +98,7 @@ def _sizes(x: torch.Size, w: torch.Size, stride: Pair, pad: Pair, dilation: Pair
     return torch.Size((x[0], w[0], *spatial))
 
 
-def _fits(x: torch.Size, w: torch.Size, out: torch.Size, *settings: Pair) -> int:
+def _fits(x: torch.Size, w: torch.Size, out: torch.Size, stride: Pair, pad: Pair, dilation: Pair) -> int:
     """The groups of a convolution of these shapes; 0 if there is none."""
     groups = x[1] // w[1] if w[1] and x[1] % w[1] == 0 else 0
-    return groups if groups and w[0] % groups == 0 and _sizes(x, w, *settings) == out else 0
-
-
-def _forward(shape: tuple[torch.Size, ...], stride: Pair, pad: Pair, dilation: Pair) -> Function | None:
-    x, w, out = shape
-    groups = _fits(x, w, out, stride, pad, dilation)
-    way = functional.conv1d if len(x) == 3 else functional.conv2d
-    return partial(way, stride=stride, padding=pad, dilation=dilation, groups=groups) if groups else None
-
-
-def _of_input(shape: tuple[torch.Size, ...], stride: Pair, pad: Pair, dilation: Pair) -> Function | None:
-    dy, w, out = shape
-    groups = _fits(out, w, dy, stride, pad, dilation)
-    way = grad.conv1d_input if len(w) == 3 else grad.conv2d_input
-    if not groups:
-        return None
-    return lambda dy, w: way(out, w, dy, stride=stride, padding=pad, dilation=dilation, groups=groups)
-
-
-def _of_weight(shape: tuple[torch.Size, ...], stride: Pair, pad: Pair, dilation: Pair) -> Function | None:
-    x, dy, w = shape
-    groups = _fits(x, w, dy, stride, pad, dilation)
-    way = grad.conv1d_weight if len(w) == 3 else grad.conv2d_weight
-    if not groups:
-        return None
-    return lambda x, dy: way(x, w, dy, stride=stride, padding=pad, dilation=dilation, groups=groups)
+    return groups if groups and w[0] % groups == 0 and _sizes(x, w, stride, pad, dilation) == out else 0

@@ -11,7 +11,8 @@ from typing import Any
 from labkit.compare import compare
 from labkit.dumps import Dump, open_dump
 from labkit.errors import UsageError
-from labkit.judge import Judgement, State, step
+from labkit.judge import step
+from labkit.judgement import Judgement, State
 from labkit.repetition import digest
 from labkit.tables import Table, number
 
@@ -201,8 +202,8 @@ def steps_json(found: Diff) -> dict[str, Any]:
             continue
         steps[name] = comparison_json(j.total) | {
             "ok": not j.diverges,
-            "own": NOT_SEPARATED if j.own is None or not j.listed else comparison_json(j.own) | {"ok": not j.wrong},
-            "inherited": NOT_SEPARATED if j.inherited is None or not j.listed else plain(j.inherited),
+            "own": comparison_json(j.own) | {"ok": not j.wrong} if j.own is not None and j.separated else NOT_SEPARATED,
+            "inherited": plain(j.inherited) if j.separated else NOT_SEPARATED,
             "reasons": j.reasons,
         }
     return steps
@@ -228,9 +229,8 @@ def table(found: Diff) -> Table:
         if j is None:
             rows.append((name, "", "", "", "", "missing in the observed" + mark))
             continue
-        separated = j.own is not None and j.listed
-        own = number(j.own.bound_used) if j.own is not None and separated else NOT_SEPARATED
-        inherited = number(j.inherited) if j.inherited is not None and separated else ""
-        words = "; ".join(j.reasons) or "ok"
+        own = number(j.own.bound_used) if j.own is not None and j.separated else NOT_SEPARATED
+        inherited = number(j.inherited) if j.inherited is not None and j.separated else ""
+        words = "; ".join(j.reasons) or ("ok: another choice among equals" if j.tied else "ok")
         rows.append((name, number(j.total.max_abs), number(j.total.rms_ratio), own, inherited, words + mark))
     return Table(("step", "largest |o - g|", "rms", "own, of bound", "inherited (rms)", "finding"), rows)

@@ -16,7 +16,8 @@ from functools import partial
 
 import torch
 
-from labkit.formula import Formula, of_letters, sampled, uses_rows
+from labkit.expression import sampled, uses_rows
+from labkit.formula import Formula, of_letters
 from labkit.named import EPSILONS, everything
 from labkit.replay import replay
 from labkit.replayed import Replay
@@ -31,7 +32,8 @@ SAMPLES, ROWS = 48, 2
 MOST_TABLE = 1 << 22
 """Numbers that one text is evaluated on at a time."""
 ROUNDINGS = 256.0
-"""How many of the golden's round-offs a sample may be off; whether a candidate holds is decided on the whole step."""
+"""How many of the golden's round-offs a sample, or a sum, may be off where a candidate is suggested; whether one holds
+is decided on the whole step."""
 SCALED = "1.0*a"
 ARITHMETIC = (
     SCALED, "a*a", "1/a", "a*b", "a+b", "a-b", "a/b",
@@ -57,7 +59,7 @@ def infer(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Found | Non
 
     `unit` is the golden's round-off, and `grid` what rounding to the promised type may move its elements.
     """
-    sources = {name: x for name, x in sources.items() if bool((x != 0.0).any()) and not _same(x, g)}
+    sources = {name: x for name, x in sources.items() if bool((x != 0.0).any()) and not _same(x, g, unit)}
     telling = g.numel() >= FEWEST and bool(g.isfinite().any()) and len(g.flatten()[:4096].unique()) >= FEWEST // 2
     if not sources or not telling:
         return None
@@ -70,9 +72,9 @@ def infer(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Found | Non
     return next(itertools.chain.from_iterable(searches), None)
 
 
-def _same(x: Tensor, g: Tensor) -> bool:
+def _same(x: Tensor, g: Tensor, unit: float) -> bool:
     """Whether one step is another: that is not taken for a copy, since in a golden rounding to fewer digits is none."""
-    return x.shape == g.shape and torch.allclose(x, g, rtol=1e-6, atol=0.0)
+    return x.shape == g.shape and torch.allclose(x, g, rtol=ROUNDINGS * unit, atol=0.0)
 
 
 def _moved(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
@@ -87,7 +89,7 @@ def _moved(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
 
 
 def _softmaxes(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
-    if g.ndim < 2 or bool((g < 0.0).any()) or not torch.allclose(g.sum(-1), torch.ones((), dtype=g.dtype), atol=1e-4):
+    if g.ndim < 2 or bool((g < 0.0).any()) or not bool(((g.sum(-1) - 1.0).abs() <= ROUNDINGS * unit).all()):
         return
     for name, x in sources.items():
         if x.shape == g.shape:
@@ -127,9 +129,12 @@ def _products(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
             if lead != g.shape[:-2] or cost > left:
                 continue
             p, q = p.expand(*lead, *p.shape[-2:]), q.expand(*lead, *q.shape[-2:])
-            tried = torch.stack([p[(*one[:-2], one[-2])] @ q.mT[(*one[:-2], one[-1])] for one in at])
-            ratio = y / tried
-            if not bool(((ratio - ratio[0]).abs() <= 1e-4 * ratio[0].abs()).all()):
+            rows = [(p[(*one[:-2], one[-2])], q.mT[(*one[:-2], one[-1])]) for one in at]
+            tried = torch.stack([row @ column for row, column in rows])
+            largest = int(tried.abs().argmax())
+            factor = y[largest] / tried[largest]
+            size = max(float(row.abs() @ column.abs()) for row, column in rows)
+            if not bool(((y - factor * tried).abs() <= ROUNDINGS * unit * factor.abs() * size).all()):
                 continue
             left -= cost
             way = replay("matmul", [x, z], g, unit)
@@ -164,6 +169,8 @@ def _formulas(
 def _elements(sources: Sources, g: Tensor) -> Laid:
     """Names, what each source has [names, samples] where `g` has [samples]."""
     usable = torch.nonzero(g.isfinite().flatten() & (g != 0.0).flatten()).flatten()
+    if not len(usable):
+        return [], torch.empty(0), torch.empty(0)
     at = usable[torch.randint(len(usable), (SAMPLES,), generator=torch.Generator().manual_seed(0))]
     places = torch.unravel_index(at, g.shape)
     return _laid_out(sources, g, lambda x: x.expand(g.shape)[places], g[places])

@@ -9,6 +9,8 @@ from safetensors.torch import save_file
 
 from labkit import Comparison, Trace
 from labkit.cli import main
+from labkit.diff import report
+from labkit.judgement import INHERITED, UNKNOWN_ORIGIN
 
 D = 64
 OPS = {
@@ -618,7 +620,7 @@ def test_a_convolution_may_be_taken_by_winograds_way_and_its_gradients_are_repla
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
-def test_equals_may_be_chosen_in_any_order_and_nothing_else(said, rng, told):
+def test_equals_may_be_chosen_in_any_order_and_nothing_else(said, tmp_path, rng, told):
     scores = torch.from_numpy(rng.standard_normal((12, 8))).float()
     scores[:, 5] = scores[:, 2] = 3.0
     chosen = torch.tensor([2, 5]).repeat(12, 1)
@@ -633,6 +635,8 @@ def test_equals_may_be_chosen_in_any_order_and_nothing_else(said, rng, told):
 
     golden = run(chosen, torch.float64)
     assert not said(golden, run(chosen.flip(-1), torch.float32), steps)["alarm"]
+    shown = str(report(tmp_path / "golden.safetensors", [tmp_path / "observed.safetensors"]))
+    assert "another choice among equals" in shown
     wrong = chosen.clone()
     wrong[3, 1] = 4
     found = said(golden, run(wrong, torch.float32), steps if told else None)
@@ -640,6 +644,31 @@ def test_equals_may_be_chosen_in_any_order_and_nothing_else(said, rng, told):
     twice = chosen.clone()
     twice[3] = 2
     assert said(golden, run(twice, torch.float32), steps)["first_divergent_step"] == "chosen"
+
+
+def test_indices_after_wrong_scores_are_said_to_come_after_them(said, rng):
+    scores = torch.from_numpy(rng.standard_normal((12, 8)))
+    steps = {"chosen": {"op": "largest of each row", "inputs": ["scores"], "inputs_complete": True}}
+    spoilt = scores.clone()
+    spoilt[3] *= -1.0
+    golden = {"scores": scores, "chosen": scores.argmax(-1)}
+    found = said(golden, {"scores": spoilt.float(), "chosen": spoilt.argmax(-1)}, steps)
+    assert found["first_divergent_step"] == "scores"
+    chosen = found["steps"]["chosen"]
+    assert (chosen["ok"], chosen["own"], chosen["reasons"]) == (False, "not separated", [UNKNOWN_ORIGIN])
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "found in the numbers"])
+def test_own_and_inherited_are_said_where_the_text_says_the_operation(said, rng, told):
+    x, w = torch.from_numpy(rng.standard_normal((16, 16))), torch.from_numpy(rng.standard_normal((16, 16)))
+    steps = {"y": {"op": "x @ w", "inputs": ["x", "w"], "K": 16}} if told else None
+    bad = x.clone()
+    bad[3] *= 1.5
+    found = said({"x": x, "w": w, "y": x @ w}, {"x": bad.float(), "w": w.float(), "y": (bad @ w).float()}, steps)
+    assert found["first_divergent_step"] == "x"
+    y = found["steps"]["y"]
+    assert y["reasons"] == [INHERITED if told else UNKNOWN_ORIGIN]
+    assert (y["own"] == "not separated") is (y["inherited"] == "not separated") is not told
 
 
 def test_what_a_relu_of_nearly_zero_masks_may_be_masked_or_not(said, rng):

@@ -62,3 +62,20 @@ def test_a_step_that_equals_another_is_no_copy_of_it(sources):
 def test_few_or_equal_numbers_tell_nothing(sources):
     assert infer(sources["x"][:1, :4].sum(-1), sources, U, NONE) is None
     assert infer(torch.ones(12, 16, dtype=torch.float64), sources, U, NONE) is None
+
+
+@pytest.mark.parametrize("rest", [float("nan"), float("-inf")])
+def test_a_golden_of_zeros_and_what_is_no_number_tells_nothing(sources, rest):
+    golden = torch.full((12, 16), rest, dtype=torch.float64)
+    golden[0, :5] = 0.0
+    assert infer(golden, sources, U, NONE) is None
+    golden[1, 0] = float("inf")
+    assert infer(golden, sources, U, NONE) is None
+
+
+def test_a_golden_with_some_nan_is_found_by_the_rest(sources):
+    golden = sources["x"] * sources["y"]
+    sources["x"][3, 4] = golden[3, 4] = float("nan")
+    found = infer(golden, sources, U, NONE)
+    assert found is not None
+    assert set(found.names) == {"x", "y"}

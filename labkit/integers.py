@@ -1,0 +1,132 @@
+"""A step of integers: codes of a quantisation, which a tie may move by one, or indices, a choice among equals."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from labkit import precision
+from labkit.compare import compare
+from labkit.handed_on import Input
+from labkit.judgement import UNKNOWN_ORIGIN, Judgement, State, first_reason
+from labkit.replay import replay
+
+Tensor = torch.Tensor
+WIDEST_CODE = 255
+"""The largest number that is taken for a code, which a tie may move by one; larger ones are sums or indices."""
+
+
+def codes(x: Tensor) -> bool:
+    """Whether real numbers are codes, as zero points often are kept: whole, small, and of more than a mask's values."""
+    whole = bool((x == x.round()).all()) and float(x.abs().max()) <= WIDEST_CODE
+    return whole and x.numel() >= 16 and len(x.unique()) > 3
+
+
+def integers(name: str, o: Tensor, g: Tensor, op: str, inputs: Sequence[Input], state: State) -> Judgement:
+    """Judge one step of whole numbers, whatever type they are kept in; as :func:`labkit.judge.step`."""
+    total = compare(o, g)
+    found = Judgement(name, total)
+    if total.ok:
+        return found
+    d = (o.to(torch.int64) - g.to(torch.int64)).double()
+    if inputs and len(inputs) == len(state.inputs(name)) and state.complete(name):
+        way = replay(op, [x.golden for x in inputs], g.double(), 0.0)
+        if way is not None:
+            value = way.run(*[x.observed for x in inputs])
+            found.own, found.inherited = compare(o.double(), value, 0.0), compare(value, g.double(), math.inf).rms_ratio
+            found.listed, found.wrong = True, not found.own.ok
+            found.reasons = [] if found.own.ok else [first_reason(found.own)]
+            return found
+    share = float((d != 0).double().mean())
+    if any(x.wrong for x in inputs):
+        found.reasons = [UNKNOWN_ORIGIN]
+        return found
+    if _chosen_alike(o.to(torch.int64), g.to(torch.int64), inputs or state.before(name)):
+        found.tied = True
+        return found
+    ties = _ties(o, g, inputs)
+    packed = bool(re.search(r"pack|int4|nibble", f"{name} {op}", re.IGNORECASE))
+    level = torch.isin(d.abs(), torch.tensor([0.0, 1.0, 15.0, 16.0, 17.0] if packed else [0.0, 1.0], dtype=d.dtype))
+    size = float(g.double().pow(2).mean().sqrt())
+    noise = max((one[0] for one in state.background[-4:]), default=0.0)
+    if ties or (ties is None and bool(level.all()) and share <= max(1e-2, 4.0 * noise * size)):
+        state.background.append((total.rms_ratio, 0.5 * total.max_abs, size, 1.0, float(g.numel())))
+        return found
+    found.wrong, found.reasons = True, [first_reason(total)]
+    return found
+
+
+def _chosen_alike(o: Tensor, g: Tensor, inputs: Iterable[Input]) -> bool:
+    """Whether both sides are indices of an input's largest elements, in its rows: equal ones in any order.
+
+    That they are is read off the golden; an observed choice counts by the observed's own numbers.
+    """
+    for x in inputs:
+        one = g.ndim == x.golden.ndim - 1  # of each row
+        at, other = (g.unsqueeze(-1), o.unsqueeze(-1)) if one else (g, o)
+        columns = x.golden.shape[-1] if x.golden.ndim else 0
+        if columns < 2 or x.golden.shape[:-1] != at.shape[:-1] or at.shape[-1] > columns:
+            continue
+        if x.observed.shape == x.golden.shape and _within(at, columns) and _largest(at, x.golden):
+            row = other.sort(-1).values
+            different = bool((row[..., 1:] != row[..., :-1]).all())
+            return different and _within(other, columns) and _largest(other, x.observed)
+    return False
+
+
+def _largest(at: Tensor, x: Tensor) -> bool:
+    """Whether `at` picks the largest of each row, to float32's precision."""
+    best = x.topk(at.shape[-1], -1).values
+    return bool(((x.gather(-1, at) - best).abs() <= 4.0 * precision.UNIT["float32"] * best.abs()).all())
+
+
+def _within(at: Tensor, columns: int) -> bool:
+    return bool((at >= 0).all()) and bool((at < columns).all())
+
+
+def _ties(o: Tensor, g: Tensor, inputs: Sequence[Input]) -> bool | None:
+    """Whether every integer that differs was rounded from a tie, to float32's precision; None where that is not
+    known."""
+    for given in (x for x in inputs if x.golden.numel() == g.numel()):
+        x = replace(given, golden=given.golden.reshape(g.shape), observed=given.observed.reshape(g.shape))
+        for s in inputs:
+            if s is given or s.golden.numel() > x.golden.numel():
+                continue
+            scale, other = _spread_over(s.golden, x.golden), _spread_over(s.observed, x.observed)
+            if scale is None or other is None:
+                continue
+            exact, seen = x.golden / scale, x.observed / other
+            low, high = float(g.min()), float(g.max())
+            points = [(torch.zeros_like(exact), torch.zeros_like(exact))]  # what may be added to the codes
+            for z in (one for one in inputs if one is not given and one is not s):
+                point, theirs = _spread_over(z.golden, x.golden), _spread_over(z.observed, x.observed)
+                points += [(point, theirs)] if point is not None and theirs is not None else []
+            for point, theirs in points:
+                if float(((exact.round() + point).clamp(low, high) == g).double().mean()) < 0.98:
+                    continue
+                moved = (o.double() - theirs) - (g.double() - point)
+                near = ((exact + 0.5) - (exact + 0.5).round()).abs() <= 1e-5 * exact.abs().clamp(min=1.0) + (
+                    exact - seen
+                ).abs()
+                return bool(((o == g) | (moved == 0.0) | (near & (moved.abs() == 1.0))).all())
+    return None
+
+
+def _spread_over(s: Tensor, x: Tensor) -> Tensor | None:
+    """s in x's shape: as it broadcasts, as a row's, or as a group's along one axis; None where it is none of these."""
+    for candidate in (s, s.unsqueeze(-1)):
+        try:
+            return candidate.broadcast_to(x.shape)
+        except RuntimeError:
+            continue
+    kept = [size for size in s.shape if size != 1]
+    for axis, size in enumerate(x.shape):
+        for groups in (v for v in s.shape if v > 1 and size % v == 0):
+            shape = (*x.shape[:axis], groups, *x.shape[axis + 1 :])
+            if [v for v in shape if v != 1] == kept:
+                return s.reshape(shape).repeat_interleave(size // groups, axis)
+    return None

@@ -1,0 +1,133 @@
+"""What is found of a step of a trace, and what is known when a step is judged."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from labkit.compare import Comparison
+from labkit.dumps import Dump
+from labkit.handed_on import Input
+from labkit.structure import Structure
+
+Tensor = torch.Tensor
+INHERITED = "diverges, inherited only"
+UNKNOWN_ORIGIN = "diverges after a wrong input; own and inherited not separated"
+MOST_ELEMENTS = 1 << 20
+"""Of a step, and of each step that it may be made of, up to which what it is made of is searched."""
+NEAREST = 16
+"""How many steps before it, and at the beginning, it may be made of."""
+
+
+@dataclass
+class Judgement:
+    """What was found of one step."""
+
+    name: str
+    total: Comparison
+    own: Comparison | None = None
+    """Against the step replayed on the observed inputs; None where it is not separated."""
+    inherited: float | None = None
+    listed: bool = False
+    """Whether the step's text says its operation: one of the closed list, or a formula. One that was only found in the
+    golden's numbers has an :attr:`own` too, which decides whether it is wrong, but is reported as not separated."""
+    structure: Structure | None = None
+    wrong: bool = False
+    """Whether the step adds an error: of its own, or of unknown origin."""
+    tied: bool = False
+    """Whether it chose otherwise among equals, so that what is made of its choice is not the golden's."""
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def separated(self) -> bool:
+        """Whether own and inherited errors are told apart, and said."""
+        return self.own is not None and self.listed
+
+    @property
+    def diverges(self) -> bool:
+        """The step is wrong, or differs from the golden by more than it may because an input was wrong."""
+        return self.wrong or bool(self.reasons)
+
+
+class State:
+    """Two traces, and what has been found of their steps so far."""
+
+    def __init__(self, observed: Dump, golden: Dump) -> None:
+        self.observed, self.golden = observed, golden
+        self.wrong: set[str] = set()
+        self.background: list[tuple[float, ...]] = []
+        self.units: dict[str, float] = {}
+        """The round-off of each step so far, as it was promised to be stored."""
+        self._kept: dict[str, Tensor | None] = {}
+        self.flipped: dict[torch.Size, Tensor] = {}
+        """By shape: where a right step so far is zero on one side alone, as a ReLU of what is nearly zero may be. What
+        is masked by it later, as its gradient is, may be anything there."""
+
+    def searched(self, name: str) -> Tensor | None:
+        """The golden's step in float64 if an untold step may be made of it, the last ones kept."""
+        if name not in self._kept:
+            value = self.golden.read(name)
+            kept = value.is_floating_point() and value.numel() <= MOST_ELEMENTS
+            while len(self._kept) > 4 * NEAREST:
+                self._kept.pop(next(iter(self._kept)))
+            alike = kept and self.observed.read(name).shape == value.shape
+            self._kept[name] = value.double() if alike else None
+        return self._kept[name]
+
+    def inputs(self, name: str) -> list[str]:
+        """The names of a step's inputs, as the metadata has them."""
+        given = self.golden.step(name).get("inputs") or self.observed.step(name).get("inputs") or []
+        return [str(x) for x in given] if isinstance(given, list) else []
+
+    def cut(self, name: str) -> bool:
+        """Whether a step was computed and has lost digits on the way into its trace."""
+        value, exact = self.observed.read(name), self.golden.read(name)
+        if value.shape == exact.shape and torch.equal(value.double(), exact.double()):
+            return False
+        return bool(self.inputs(name)) or self.computed(name)
+
+    @cached_property
+    def ordered(self) -> bool:
+        """Whether the golden's order is the program's: it is told, or each name holds its place."""
+        if self.golden.about.get("order") or self.observed.about.get("order"):
+            return True
+        places = [int(found[0]) if (found := re.findall(r"\d+", name)) else -1 for name in self.golden.names]
+        return all(a < b for a, b in itertools.pairwise([-1, *places]))
+
+    def computed(self, name: str) -> bool:
+        """Whether the two sides of a step differ, as what was given to both programs does not."""
+        value = self.observed.read(name)
+        return not torch.equal(self.golden.read(name).to(value.dtype), value)
+
+    def earlier(self, name: str) -> list[str]:
+        """The steps before `name` that both traces have."""
+        return [x for x in self.golden.names[: self.golden.names.index(name)] if x in self.observed]
+
+    def before(self, name: str) -> Iterator[Input]:
+        """Every step before `name`, for one whose inputs are not told; one at a time."""
+        return (self.input(x) for x in self.earlier(name))
+
+    def input(self, name: str) -> Input:
+        """Both sides of one step, in float64."""
+        return Input(name, self.observed.read(name).double(), self.golden.read(name).double(), name in self.wrong)
+
+    def complete(self, name: str) -> bool:
+        """Whether neither trace says that an input is not recorded."""
+        said = [d.step(name).get("inputs_complete") for d in (self.golden, self.observed)]
+        return False not in said
+
+
+def first_reason(found: Comparison) -> str:
+    """What is said of a comparison that is not ok: how many elements, and where first."""
+    if found.observed_nan > found.golden_nan:
+        return f"{found.observed_nan - found.golden_nan} NaN where the golden has none, first at {found.first_index}"
+    if found.observed_inf > found.golden_inf:
+        return f"{found.observed_inf - found.golden_inf} Inf where the golden has none, first at {found.first_index}"
+    share = "beyond any bound" if math.isinf(found.bound_used) else f"up to {found.bound_used:.3g} times the bound"
+    return f"{found.mismatches} of {found.count} elements {share}, first at {found.first_index}"
