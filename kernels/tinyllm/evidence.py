@@ -17,6 +17,8 @@ from labkit.device import Device
 
 Array = np.ndarray
 Curve = Sequence[tuple[int, float, float]]
+LOSS = "loss in [-0.99, 0.7]"
+"""Left out of what is to go together: no cross-entropy can be negative, so it was another number."""
 
 
 def changes(rows: Array, outcomes: Array, column: int) -> int:
@@ -37,8 +39,8 @@ def sets(found: Sequence[frozenset[str]]) -> str:
 
 
 def together(seen: Mapping[str, Array]) -> list[tuple[tuple[str, ...], int]]:
-    """The largest groups of observations that one and the same set shows, and how many sets do."""
-    names = list(seen)
+    """The largest groups of observations, the loss left out, that one and the same set shows, and how many sets do."""
+    names = [name for name in seen if name != LOSS]
     for size in range(len(names), 0, -1):
         groups = [
             (group, int(np.logical_and.reduce([seen[name] for name in group]).sum()))
@@ -47,6 +49,24 @@ def together(seen: Mapping[str, Array]) -> list[tuple[tuple[str, ...], int]]:
         if any(count for _, count in groups):
             return [(group, count) for group, count in groups if count]
     return []
+
+
+def mended(rows: Array, found: Array, right: Array, switch: str) -> Array:
+    """For each set where `found`: whether it is right once this switch alone is put right. `rows` are all sets."""
+    place = {tuple(row): i for i, row in enumerate(rows.tolist())}
+    return right[[place[tuple(row)] for row in faulty.corrected(rows[found], switch).tolist()]]
+
+
+def fullest(rows: Array, seen: Mapping[str, Array], right: Array, switch: str) -> tuple[int, int, int, int]:
+    """Of the sets with zero logits, those that show most of what was observed.
+
+    How many observations that is, how many sets, how many of these have this fault, and how many are right without it.
+    """
+    zero = seen["logits all 0"]
+    shown = np.sum([found for name, found in seen.items() if name != LOSS], axis=0)
+    best = zero & (shown == shown[zero].max(initial=0))
+    fixed = mended(rows, best, right, switch)
+    return int(shown[best].max(initial=0)), int(best.sum()), int(faulty.has(rows[best], switch).sum()), int(fixed.sum())
 
 
 def cured_by_way(rows: Array, zero: Mapping[str, Array]) -> dict[str, int]:
@@ -154,10 +174,8 @@ def prints(p: faulty.Program, suspects: Sequence[frozenset[str]], device: Device
         o = faulty.run(p, faulty.switches(*one, way=1)[None], device, fresh=world)[0]
         n = p.elements
         host = f"{o['host_size']} floats, {o['host_zero']} of them 0"
-        x = (
-            "right" if o["x_right"] == n else "zeros" if o["x_zero"] == n else
-            "never written" if o["x_tiny"] + o["x_zero"] == n else "wrong"
-        )  # fmt: skip
+        first = "zeros" if o["x_zero"] == n else f"wrong, {o['x'][0]:.2g}, {o['x'][1]:.2g} first"
+        x = "right" if o["x_right"] == n else first
         found.append((" + ".join(sorted(one)), host, x, str(o["failed_calls"])))
     return found
 

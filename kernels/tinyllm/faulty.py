@@ -45,7 +45,7 @@ FILLED = {"NaN": (np.nan, np.nan), "zeros": (0.0, 0.0), "the report's numbers": 
 BLOCKS = 12
 """Filled on a GPU, of the largest size and again of the least: more than a run ever holds."""
 _COUNTS = (
-    "ff_failed", "x_failed", "ff_right", "x_right", "host_size", "host_zero", "x_zero", "x_tiny", "x_nan",
+    "ff_failed", "x_failed", "ff_right", "x_right", "host_size", "host_zero", "x_zero", "x_nan",
     "logits_read", "logits_right", "logits_zero", "logits_nan", "strays", "predicted",
 )  # fmt: skip
 OUTCOME = np.dtype(
@@ -238,19 +238,23 @@ class _Task:
 def observations(o: Array, p: Program, traced: int = 2048) -> dict[str, Array]:
     """Which of the report's observations each outcome shows.
 
-    x "never written": every number below 1e-28 and not all zero, or a debug print whose own copy failed and shows what
-    its buffer held. The report does not say which layer's ff_out it printed; the first's is taken.
+    Of x the report printed two numbers; near 1e-32 is not 0 and below 1e-28. It does not say which layer's ff_out it
+    printed; the first's is taken.
     """
     n, ran = p.elements, o["status"] == FINISHED
     zero = ran & (o["logits_read"] == p.logits) & (o["logits_zero"] == p.logits)
     return {
         "ff_out right": (o["ff_right"] == n) & (o["ff_failed"] == 0),
         "trace, 2048 bytes": (o["traces"] > 0) & (o["traced_bytes"] == traced),
-        "x never written": ran & ((o["x_failed"] != 0) | ((o["x_zero"] + o["x_tiny"] == n) & (o["x_tiny"] > 0))),
+        "x[0:2] near 1e-32": ran & _tiny(o["x"]).all(-1),
         "logits all 0": zero,
         "only <pad>": ran & (o["predicted"] == 0),
         "loss in [-0.99, 0.7]": ran & (o["logits_read"] == p.logits) & (o["loss"] >= -0.99) & (o["loss"] <= 0.7),
     }
+
+
+def _tiny(values: Array) -> Array:
+    return (values != 0) & (np.abs(values) < 1e-28)
 
 
 def right(o: Array, p: Program) -> Array:
@@ -271,19 +275,19 @@ def minimal(rows: Array, shows: Array) -> list[frozenset[str]]:
     return found
 
 
-def cured(rows: Array, o: Array, p: Program, switch: str) -> tuple[int, int]:
-    """How many sets with all-zero logits are no longer so when `switch` alone is put right; how many there are.
+def corrected(rows: Array, switch: str) -> Array:
+    """These rows with one switch put right.
 
     resize_by_size is right where `size` counts elements, and wrong where it counts bytes.
     """
-    zero = observations(o, p)["logits all 0"]
-    place = {tuple(row): i for i, row in enumerate(rows.tolist())}
-    column, elements = list(SWITCHES).index(switch), list(SWITCHES).index("size_in_elements")
-    count = 0
-    for row in rows[zero].tolist():
-        row[column] = row[elements] if switch == "resize_by_size" else 0
-        count += not zero[place[tuple(row)]]
-    return count, int(zero.sum())
+    fixed, names = rows.copy(), list(SWITCHES)
+    fixed[:, names.index(switch)] = fixed[:, names.index("size_in_elements")] if switch == "resize_by_size" else 0
+    return fixed
+
+
+def has(rows: Array, switch: str) -> Array:
+    """Whether each row has this fault."""
+    return (rows != corrected(rows, switch)).any(1)
 
 
 def leak_check(device: Device) -> list[str]:

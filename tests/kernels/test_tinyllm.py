@@ -166,6 +166,36 @@ def test_an_outcome_does_not_depend_on_what_ran_before(where, rng, world):
         np.testing.assert_array_equal(there[name], back[name], err_msg=name)
 
 
+def test_putting_one_switch_right_mends_the_sets_that_it_alone_spoils(where, rng):
+    p = faulty.program(0.1, rng, width=32, vocabulary=16)
+    rows = faulty.combinations((1,))
+    o = faulty.run(p, rows, where)
+    right, names = faulty.right(o, p), list(faulty.SWITCHES)
+    zero = faulty.observations(o, p)["logits all 0"]
+    spoilt = (rows == faulty.switches("no_d2h", "zero_host", way=1)).all(1)
+    assert (zero & spoilt).any()
+    assert evidence.mended(rows, spoilt, right, "no_d2h").all()
+    assert not evidence.mended(rows, spoilt, right, "resize_by_size").any()
+    for switch in names:
+        assert not faulty.has(faulty.corrected(rows, switch), switch).any()
+    # Where `size` counts elements, the accused line is right, and the other is wrong.
+    assert faulty.has(
+        np.stack([faulty.switches("resize_by_size"), faulty.switches("size_in_elements")]), "resize_by_size"
+    ).all()
+    assert not faulty.has(faulty.switches("size_in_elements", "resize_by_size")[None], "resize_by_size").any()
+
+
+def test_the_sets_that_show_most_are_counted():
+    rows = faulty.combinations((1,))
+    column = list(faulty.SWITCHES).index("no_d2h")
+    zero, tiny = rows[:, column] == 1, (rows[:, 0] == 0) & (rows[:, column] == 1)
+    seen = {"logits all 0": zero, "x[0:2] near 1e-32": tiny, evidence.LOSS: rows[:, 0] == 1}
+    right = rows[:, column] == 0
+    assert evidence.fullest(rows, seen, right, "no_d2h") == (2, 512, 512, 512)
+    assert evidence.fullest(rows, seen, right, "unchecked") == (2, 512, 256, 0)
+    assert evidence.fullest(rows, seen | {"logits all 0": np.zeros_like(zero)}, right, "no_d2h") == (0, 0, 0, 0)
+
+
 def test_zeros_that_are_never_filled_are_enough(where, rng):
     p = faulty.program(0.1, rng, width=32, vocabulary=16)
     rows = np.stack([faulty.switches("no_d2h", "zero_host", way=way) for way in range(4)])
