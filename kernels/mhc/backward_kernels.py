@@ -72,14 +72,14 @@ def aggregate_backward_kernel(x_ptr, dx_in_ptr, dpre_ptr, D: tl.constexpr, N: tl
 
 @triton.jit(do_not_specialize=["T"])
 def coefficient_backward_kernel(
-    dpre_ptr, dpost_ptr, dp_ptr, mix_ptr, r_ptr, b_ptr, alpha_ptr, p_ptr, sums_ptr,
-    g_ptr, dproj_ptr, packed_ptr, shrink_ptr, partial_ptr, T,
+    dpre_ptr, dpost_ptr, dp_ptr, mix_ptr, r_ptr, b_ptr, alpha_ptr, sums_ptr,
+    g_ptr, dproj_ptr, packed_ptr, shrink_ptr, partial_ptr, T, hc_eps,
     K: tl.constexpr, N: tl.constexpr, ITERATIONS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_M: tl.constexpr,
     SPLIT: tl.constexpr,
 ):  # fmt: skip
     """g, the projection's gradient and shrink of BLOCK_T tokens, and their part of db [M] and dalpha [3].
 
-    Sinkhorn is run backwards: each normaliser was kept, so that what was divided is had again by multiplying.
+    Sinkhorn is run once more, each normaliser into `sums`, and then backwards: what was divided is had by multiplying.
     """
     M: tl.constexpr = N * N + 2 * N
     program = tl.program_id(0).to(tl.int64)
@@ -102,21 +102,31 @@ def coefficient_backward_kernel(
     s_post = 1.0 / (1.0 + tl.exp(-(alpha_post * a_post + tl.load(b_ptr + N + i)[None, :])))
     g_post = 2.0 * tl.load(dpost_ptr + row, mask=one, other=0.0) * s_post * (1.0 - s_post)
 
+    z = alpha_res * a_res + tl.load(b_ptr + 2 * N + inner)
+    e = tl.exp(z - tl.max(z, 2)[:, :, None])
+    s = e / tl.sum(e, 2)[:, :, None]
+    p = s + hc_eps
+    first = tl.sum(p, 1) + hc_eps
+    p = p * (1.0 / first)[:, None, :]
+    for k in range(ITERATIONS - 1):
+        rows = tl.sum(p, 2) + hc_eps
+        p = p * (1.0 / rows)[:, :, None]
+        columns = tl.sum(p, 1) + hc_eps
+        p = p * (1.0 / columns)[:, None, :]
+        tl.store(sums_ptr + 2 * k * T.to(tl.int64) * N + row, rows, mask=one)
+        tl.store(sums_ptr + (2 * k + 1) * T.to(tl.int64) * N + row, columns, mask=one)
+    tl.debug_barrier()  # what a thread stored another one loads
+
     dp = tl.load(dp_ptr + t[:, None, None] * N * N + inner, mask=two, other=0.0)
-    p = tl.load(p_ptr + t[:, None, None] * N * N + inner, mask=two, other=0.0)
     for back in range(ITERATIONS - 1):
         k = ITERATIONS - 2 - back
-        columns = tl.load(sums_ptr + (2 * k + 2) * T.to(tl.int64) * N + row, mask=one, other=1.0)
-        rows = tl.load(sums_ptr + (2 * k + 1) * T.to(tl.int64) * N + row, mask=one, other=1.0)
+        columns = tl.load(sums_ptr + (2 * k + 1) * T.to(tl.int64) * N + row, mask=one, other=1.0)
+        rows = tl.load(sums_ptr + 2 * k * T.to(tl.int64) * N + row, mask=one, other=1.0)
         dp = (dp - tl.sum(dp * p, 1)[:, None, :]) * (1.0 / columns)[:, None, :]
         p = p * columns[:, None, :]
         dp = (dp - tl.sum(dp * p, 2)[:, :, None]) * (1.0 / rows)[:, :, None]
         p = p * rows[:, :, None]
-    columns = tl.load(sums_ptr + row, mask=one, other=1.0)
-    dp = (dp - tl.sum(dp * p, 1)[:, None, :]) / columns[:, None, :]
-    z = alpha_res * a_res + tl.load(b_ptr + 2 * N + inner)
-    e = tl.exp(z - tl.max(z, 2)[:, :, None])
-    s = e / tl.sum(e, 2)[:, :, None]
+    dp = (dp - tl.sum(dp * p, 1)[:, None, :]) / first[:, None, :]
     g_res = s * (dp - tl.sum(dp * s, 2)[:, :, None])
 
     tl.store(g_ptr + t[:, None] * M + i[None, :], g_pre, mask=one)

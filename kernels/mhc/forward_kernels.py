@@ -57,12 +57,12 @@ def project_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def coefficient_kernel(
-    partial_ptr, squares_ptr, b_ptr, alpha_ptr, mix_ptr, r_ptr, pre_ptr, post_ptr, p_ptr, sums_ptr, T,
+    partial_ptr, squares_ptr, b_ptr, alpha_ptr, mix_ptr, r_ptr, pre_ptr, post_ptr, p_ptr, T,
     norm_eps, hc_eps,
     K: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, HALVES: tl.constexpr, BLOCK_M: tl.constexpr,
     ITERATIONS: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Add the splits, normalise, and make pre, post and the doubly stochastic p; each normaliser goes to `sums`."""
+    """Add the splits, normalise, and make pre, post and the doubly stochastic p."""
     M: tl.constexpr = N * N + 2 * N
     t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     i = tl.arange(0, N)
@@ -98,17 +98,10 @@ def coefficient_kernel(
 
     e = tl.exp(z - tl.max(z, 2)[:, :, None])
     p = e / tl.sum(e, 2)[:, :, None] + hc_eps
-    normaliser = sums_ptr + t[:, None] * N + i[None, :]
-    columns = tl.sum(p, 1) + hc_eps
-    p = p * (1.0 / columns)[:, None, :]
-    tl.store(normaliser, columns, mask=one)
-    for k in range(ITERATIONS - 1):
-        rows = tl.sum(p, 2) + hc_eps
-        p = p * (1.0 / rows)[:, :, None]
-        columns = tl.sum(p, 1) + hc_eps
-        p = p * (1.0 / columns)[:, None, :]
-        tl.store(normaliser + (2 * k + 1) * T.to(tl.int64) * N, rows, mask=one)
-        tl.store(normaliser + (2 * k + 2) * T.to(tl.int64) * N, columns, mask=one)
+    p = p * (1.0 / (tl.sum(p, 1) + hc_eps))[:, None, :]
+    for _ in range(ITERATIONS - 1):
+        p = p * (1.0 / (tl.sum(p, 2) + hc_eps))[:, :, None]
+        p = p * (1.0 / (tl.sum(p, 1) + hc_eps))[:, None, :]
     tl.store(p_ptr + t[:, None, None] * N * N + i[None, :, None] * N + i[None, None, :], p, mask=two)
 
 

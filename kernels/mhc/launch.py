@@ -69,7 +69,7 @@ def pack(w: Tensor) -> Tensor:
 
 
 def forward(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, c: Constants) -> dict[str, Tensor]:
-    """r [T], mix [T, M], pre and post [T, n], p [T, n, n], the normalisers [2 iterations - 1, T, n], x_in [T, D].
+    """r [T], mix [T, M], pre and post [T, n], p [T, n, n], x_in [T, D].
 
     `weights` is phi as the products take it.
     """
@@ -79,7 +79,7 @@ def forward(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, c: Constants) -> d
     s = {
         "r": torch.empty(t, **empty), "mix": torch.empty(t, m, **empty), "pre": torch.empty(t, n, **empty),
         "post": torch.empty(t, n, **empty), "p": torch.empty(t, n, n, **empty),
-        "sums": torch.empty(2 * c.iterations - 1, t, n, **empty), "x_in": x.new_empty(t, d), "weights": phi,
+        "x_in": x.new_empty(t, d), "weights": phi,
     }  # fmt: skip
     if t == 0:
         return s
@@ -96,7 +96,7 @@ def forward(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, c: Constants) -> d
         BLOCK_K=PROJECTION_K, SPLIT=split, num_warps=4 if _width(m) <= 32 else 8, num_stages=_stages(split, m, 5, 4),
     )  # fmt: skip
     run(forward_kernels.coefficient_kernel, (_tiles(t, TOKENS), 1, 1),
-        partial, squares, b, alpha, s["mix"], s["r"], s["pre"], s["post"], s["p"], s["sums"], t, c.norm_eps, c.hc_eps,
+        partial, squares, b, alpha, s["mix"], s["r"], s["pre"], s["post"], s["p"], t, c.norm_eps, c.hc_eps,
         K=k, N=n, SPLITS=splits, HALVES=halves, BLOCK_M=_width(m), ITERATIONS=c.iterations, BLOCK_T=TOKENS,
         num_warps=2,
     )  # fmt: skip
@@ -160,13 +160,14 @@ def backward(
         x, dx_in, out["dpre"], D=d, N=n, BLOCK_D=columns, num_warps=warps,
     )  # fmt: skip
     programs = _tiles(t, TOKENS)
-    sums = torch.empty(programs, m + 3, **empty)
+    sums, normalisers = torch.empty(programs, m + 3, **empty), torch.empty(2 * (c.iterations - 1), t, n, **empty)
     packed = torch.empty(t, 2 * width, device=x.device, dtype=torch.bfloat16) if split else out["dprojection"]
     run(backward_kernels.coefficient_backward_kernel, (programs, 1, 1),
-        out["dpre"], dpost, dp, s["mix"], s["r"], b, alpha, s["p"], s["sums"], out["g"], out["dprojection"], packed,
-        out["shrink"], sums, t, K=k, N=n, ITERATIONS=c.iterations, BLOCK_T=TOKENS, BLOCK_M=width, SPLIT=split,
+        out["dpre"], dpost, dp, s["mix"], s["r"], b, alpha, normalisers, out["g"], out["dprojection"], packed,
+        out["shrink"], sums, t, c.hc_eps, K=k, N=n, ITERATIONS=c.iterations, BLOCK_T=TOKENS, BLOCK_M=width, SPLIT=split,
         num_warps=2,
     )  # fmt: skip
+    del normalisers
     block_t, stages = (64, 1) if split and n <= 4 else (32, 1)
     block_d, tiles = min(32, max(16, _power(d))), _tiles(t, block_t)
     strips = _tiles(d, block_d)
@@ -177,7 +178,7 @@ def backward(
     )  # fmt: skip
     block_k, block_t = 128 if split else 64, 64 if split else 32
     strips, tiles = _tiles(k, block_k), _tiles(t, block_t)
-    per_group = _power(_tiles(tiles, max(1, min(16, _tiles(264, strips)))))
+    per_group = min(_power(tiles), max(2, _power(_tiles(tiles, min(16, _tiles(264, strips))))))
     groups = _tiles(tiles, per_group)
     parts = torch.empty(groups, k, halves * width, **empty)
     run(backward_kernels.phi_backward_kernel, (strips, groups, 1),

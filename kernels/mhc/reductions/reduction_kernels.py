@@ -14,8 +14,8 @@ def sum_kernel(
     """out = sum of a b. ATOMIC adds to what out holds; the others write it, in an order that never changes.
 
     The counter counts arrivals, and the last to arrive adds. FLAGGED has no counter: a part and the flag that it is
-    there are one word of 64 bits, and the last program waits for all words (those before it run already, as programs
-    start in order). That spares a trip to memory. Counter and words are zero before, and zero again after.
+    there are one word of 64 bits, and the last program waits for all words, so all programs must be resident at a
+    time (CUDA promises no order in which they start). That spares a trip to memory. Counter and words are zero before, and zero again after.
     """
     program = tl.program_id(0)
     wide = tl.float64 if WAY == 4 else tl.float32
