@@ -51,7 +51,7 @@ enum cudaMemcpyKind {
 };
 using cudaStream_t = void*;
 using cudaEvent_t = void*;
-constexpr unsigned cudaEventDisableTiming = 2;
+constexpr unsigned cudaEventDisableTiming = 2, cudaStreamNonBlocking = 1;
 
 namespace cuda_host {
 
@@ -330,6 +330,9 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { retu
 inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr) { return cudaSuccess; }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return *stream = stream, cudaSuccess; }
+inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 inline cudaError_t cudaMemset(void* to, int value, size_t bytes) { return cuda_host::set(to, value, bytes); }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaPeekAtLastError() { return cuda_host::state().last; }

@@ -34,7 +34,8 @@ extern "C" {
 
 const char* tinyllm_error() { return error.c_str(); }
 
-void* tinyllm_new(int vocabulary, int context, int width, int layers, int heads, int sequences, int engine, int tf32) {
+void* tinyllm_new(int vocabulary, int context, int width, int layers, int heads, int sequences, int engine, int tf32,
+                  int overlap) {
     void* made = nullptr;
     guarded([&] {
         Config config;
@@ -44,7 +45,7 @@ void* tinyllm_new(int vocabulary, int context, int width, int layers, int heads,
         config.layers = layers;
         config.heads = heads;
         config.sequences = sequences;
-        made = new TinyLLM(config, Engine(engine), tf32 != 0);
+        made = new TinyLLM(config, Engine(engine), tf32 != 0, overlap != 0);
     });
     return made;
 }

@@ -3,11 +3,17 @@
 #include <cuda_runtime.h>
 
 #ifdef __CUDACC__
-#define LAUNCH(kernel, grid, block, ...) kernel<<<(grid), (block)>>>(__VA_ARGS__)
-#define LAUNCH_BARRIER(kernel, grid, block, ...) kernel<<<(grid), (block)>>>(__VA_ARGS__)
+#define LAUNCH(kernel, grid, block, ...) kernel<<<(grid), (block), 0, tinyllm::current()>>>(__VA_ARGS__)
+#define LAUNCH_BARRIER(kernel, grid, block, ...) LAUNCH(kernel, grid, block, __VA_ARGS__)
 #endif
 
 namespace tinyllm {
+
+// The stream that launches go to: the default one but within Aside::run.
+inline cudaStream_t& current() {
+    thread_local cudaStream_t stream = nullptr;
+    return stream;
+}
 
 #ifdef CUDA_HOST
 constexpr int LANES = 8;  // threads that share a row: a barrier costs the host a switch of each

@@ -32,13 +32,19 @@ __global__ void product(const float* a, const float* b, float* c, int M, int N, 
 
 class Matmul {
    public:
-    explicit Matmul(Engine engine = Engine::Cublas, bool tf32 = false) : engine_(engine) {
+    // `aside`: a second stream that launches may go to, with a handle of its own, since a handle's workspace is one.
+    explicit Matmul(Engine engine = Engine::Cublas, bool tf32 = false, cudaStream_t aside = nullptr) : engine_(engine) {
         if (engine != Engine::Cublas) return;
-        require(cublasCreate(&handle_), "cublasCreate");
-        require(cublasSetMathMode(handle_, tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH), "cublasSetMathMode");
+        for (cublasHandle_t* handle : {&handle_, &aside_}) {
+            if (handle == &aside_ && !aside) break;
+            require(cublasCreate(handle), "cublasCreate");
+            require(cublasSetMathMode(*handle, tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH), "cublasSetMathMode");
+        }
+        if (aside) require(cublasSetStream(aside_, aside), "cublasSetStream");
     }
     ~Matmul() {
-        if (handle_) cublasDestroy(handle_);
+        for (cublasHandle_t handle : {handle_, aside_})
+            if (handle) cublasDestroy(handle);
     }
     Matmul(const Matmul&) = delete;
     Matmul& operator=(const Matmul&) = delete;
@@ -49,7 +55,7 @@ class Matmul {
         const long long next_a = (long long)M * K, next_b = (long long)K * N, next_c = (long long)M * N;
         if (engine_ == Engine::Cublas) {  // column-major: C^T = op(B)^T op(A)^T
             const float one = 1.0f;
-            require(cublasSgemmStridedBatched(handle_, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N, N, M, K,
+            require(cublasSgemmStridedBatched(current() ? aside_ : handle_, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N, N, M, K,
                                               &one, b, tb ? K : N, next_b, a, ta ? M : K, next_a, &beta, c, N, next_c, batch),
                     "cublasSgemmStridedBatched");
         } else if (engine_ == Engine::Kernel) {
@@ -88,7 +94,7 @@ class Matmul {
     }
 
     Engine engine_;
-    cublasHandle_t handle_ = nullptr;
+    cublasHandle_t handle_ = nullptr, aside_ = nullptr;
 };
 
 }  // namespace tinyllm

@@ -4,6 +4,7 @@
 #pragma once
 #include <map>
 
+#include "aside.cuh"
 #include "matmul.cuh"
 #include "ops.cuh"
 
@@ -24,8 +25,9 @@ struct Slice {
 
 class TinyLLM {
    public:
-    TinyLLM(const Config& config, Engine engine, bool tf32) : c(config), matmul(engine, tf32) {
-        check(cudaEventCreateWithFlags(&sent, cudaEventDisableTiming), "cudaEventCreate");
+    // With cuBLAS, `overlap` lets the gradients of parameters be computed beside those of activations, in a second stream.
+    TinyLLM(const Config& config, Engine engine, bool tf32, bool overlap)
+        : c(config), aside(overlap && engine == Engine::Cublas), matmul(engine, tf32, aside.stream()) {
         lay_out();
         const size_t rows = size_t(c.sequences) * c.context, d = c.width, square = size_t(c.context) * c.context;
         for (auto [tensor, name] : {std::pair{&w, "parameters"}, {&g, "gradients"}, {&m, "first moments"}, {&v, "second moments"}}) {
@@ -57,14 +59,14 @@ class TinyLLM {
         make("logits", logits, {rows, size_t(c.vocabulary)});
         make("losses", losses, {rows});
         make("loss", loss, {1});
-        for (auto [tensor, width] : {std::pair{&mean, size_t(1)}, {&rstd, size_t(1)}, {&dlogits, size_t(c.vocabulary)}, {&dx, d}, {&dln, d},
+        for (auto [tensor, width] : {std::pair{&mean, size_t(1)}, {&rstd, size_t(1)}, {&dlogits, size_t(c.vocabulary)}, {&dx, d}, {&dln, d}, {&dattention, d},
                                      {&wide, 3 * d}, {&heads, 3 * d}, {&dup, size_t(c.hidden())}, {&dgelu, size_t(c.hidden())}})
             *tensor = Tensor("scratch", {rows, width});
         dp = Tensor("scratch", {size_t(c.sequences) * c.heads, square});
         parts = Tensor("scratch", {size_t(CHUNKS), count_ - vectors_});
     }
 
-    ~TinyLLM() { cudaEventDestroy(sent); }
+    ~TinyLLM() { cudaDeviceSynchronize(); }
     TinyLLM(const TinyLLM&) = delete;
     TinyLLM& operator=(const TinyLLM&) = delete;
 
@@ -115,31 +117,38 @@ class TinyLLM {
         launched("score");
     }
 
-    // Every parameter's gradient, after forward and score.
+    // Every parameter's gradient, after forward and score. What a gradient of parameters still reads is not written over:
+    // each `wait` says whose turn it was.
     void backward() {
         if (context_ < c.context) g.zero();  // positions that this batch does not have
         const int d = c.width, big = c.hidden();
-        dense_backward(lnf, dlogits.data(), "head", dln, d, c.vocabulary);
+        dense_backward(lnf, dlogits.data(), "head", dln, d, c.vocabulary, read.head);
         dx.zero();
         norm_backward(c.layers ? layers.back().out : x0, "lnf", mean, rstd);
         for (int i = c.layers; i-- > 0;) {
             Layer& l = layers[size_t(i)];
             const std::string p = "L" + std::to_string(i) + ".";
-            dense_backward(l.gelu, dx.data(), p + "down", dgelu, big, d);
+            dense_backward(l.gelu, dx.data(), p + "down", dgelu, big, d, read.down);
+            aside.wait(read.up);  // dup, by the layer above
             LAUNCH(gelu_backward, cover(n(big)), THREADS, l.up.data(), dgelu.data(), dup.data(), n(big));
-            dense_backward(l.ln2, dup.data(), p + "up", dln, d, big);
+            aside.wait(read.norm);  // dln
+            dense_backward(l.ln2, dup.data(), p + "up", dln, d, big, read.up);
+            aside.wait(read.down);  // dx
             norm_backward(l.x1, p + "ln2", l.mean2, l.rstd2);
-            dense_backward(l.attention, dx.data(), p + "o", dln, d, d);
+            dense_backward(l.attention, dx.data(), p + "o", dattention, d, d, read.o);
             Tensor& dmixed = dgelu;
-            LAUNCH(split_heads, unsigned(rows_), THREADS, dln.data(), static_cast<const float*>(nullptr), dmixed.data(), context_, 1, c.heads, c.columns());
+            LAUNCH(split_heads, unsigned(rows_), THREADS, dattention.data(), static_cast<const float*>(nullptr), dmixed.data(), context_, 1, c.heads, c.columns());
             const int batch = sequences_ * c.heads, t = context_, e = c.columns();
             matmul(l.p.data(), true, dmixed.data(), false, val(heads), t, e, t, 0.0f, batch);
             matmul(dmixed.data(), false, val(l.heads), true, dp.data(), t, t, e, 0.0f, batch);
             LAUNCH_BARRIER(softmax_backward, dim3(unsigned(rows_ * c.heads)), LANES, l.p.data(), dp.data(), context_, scale());
             matmul(dp.data(), false, k(l.heads), false, q(heads), t, e, t, 0.0f, batch);
             matmul(dp.data(), true, q(l.heads), false, k(heads), t, e, t, 0.0f, batch);
+            aside.wait(read.qkv);  // wide, by the layer above
             LAUNCH(join_heads, unsigned(rows_), THREADS, heads.data(), wide.data(), context_, 3, c.heads, c.columns());
-            dense_backward(l.ln1, wide.data(), p + "qkv", dln, d, 3 * d);
+            aside.wait(read.norm);  // dln
+            dense_backward(l.ln1, wide.data(), p + "qkv", dln, d, 3 * d, read.qkv);
+            aside.wait(read.o);  // dx
             norm_backward(i ? layers[size_t(i - 1)].out : x0, p + "ln1", l.mean1, l.rstd1);
         }
         const dim3 grid(unsigned((d + COLUMNS - 1) / COLUMNS), unsigned(c.vocabulary));
@@ -147,6 +156,7 @@ class TinyLLM {
         LAUNCH_BARRIER(embed_backward, grid, dim3(COLUMNS, ROW_LANES), first, order, dx.data(), gradient("table"), d);
         const size_t places = size_t(context_) * d;
         LAUNCH(position_backward, cover(places), THREADS, dx.data(), gradient("positions"), places, sequences_);
+        aside.join();
         add_vectors();
         launched("backward");
     }
@@ -211,14 +221,14 @@ class TinyLLM {
         for (int i = 0; i < rows_; ++i)
             if (from[i] < 0 || from[i] >= c.vocabulary)
                 throw std::invalid_argument(to.name() + ": " + std::to_string(from[i]) + " at " + std::to_string(i) + "; wanted 0 to " + std::to_string(c.vocabulary - 1));
-        check(cudaEventSynchronize(sent), "waiting for the last copy");
+        sent.synchronize();
         std::copy(from, from + rows_, to.host().begin());
         send(to);
     }
     // h2d that does not wait; `sent` tells when the host side may change again.
     void send(BasicTensor<int>& to) {
         to.h2d(false);
-        check(cudaEventRecord(sent), "marking a copy");
+        sent.record();
     }
     // by_token: where each token's rows begin, and the rows in the order of their tokens, for the table's gradient.
     void sort_rows() {
@@ -249,13 +259,15 @@ class TinyLLM {
     }
     // dx += what dln gives through the norm of x; gain's and shift's gradients.
     void norm_backward(Tensor& x, const std::string& name, Tensor& mean, Tensor& rstd) {
-        column_sums(dln.data(), name + ".shift", c.width, x.data(), mean.data(), rstd.data(), name + ".gain");
+        aside.run(read.norm, [&] { column_sums(dln.data(), name + ".shift", c.width, x.data(), mean.data(), rstd.data(), name + ".gain"); });
         LAUNCH_BARRIER(layernorm_backward, unsigned(rows_), LANES, x.data(), at(name + ".gain"), mean.data(), rstd.data(), dln.data(), dx.data(), c.width);
     }
-    // Of y = x W + b: W's and b's gradients, and din = dy W^T.
-    void dense_backward(Tensor& x, const float* dy, const std::string& name, Tensor& din, int in, int out) {
-        matmul(x.data(), true, dy, false, gradient(name + ".w"), in, out, rows_);
-        column_sums(dy, name + ".b", out);
+    // Of y = x W + b: W's and b's gradients, aside, which have read dy at `done`; and din = dy W^T.
+    void dense_backward(Tensor& x, const float* dy, const std::string& name, Tensor& din, int in, int out, Event& done) {
+        aside.run(done, [&] {
+            matmul(x.data(), true, dy, false, gradient(name + ".w"), in, out, rows_);
+            column_sums(dy, name + ".b", out);
+        });
         matmul(dy, false, at(name + ".w"), true, din.data(), rows_, in, out);
     }
     // Parts of a vector's gradient, and of a norm's gain; `add_vectors` adds all parts of all vectors in the end.
@@ -273,6 +285,7 @@ class TinyLLM {
     float* part(const std::string& vector) { return parts.data() + slices_[places_.at(vector)].offset - vectors_; }
 
     Config c;
+    Aside aside;
     Matmul matmul;
     std::vector<Slice> slices_;
     std::map<std::string, size_t> places_;
@@ -280,11 +293,14 @@ class TinyLLM {
     size_t count_ = 0, decayed_ = 0, vectors_ = 0;
     int sequences_ = 0, context_ = 0, rows_ = 0;
     long steps_taken = 0;
-    cudaEvent_t sent = nullptr;
+    Event sent;
+    struct {
+        Event head, down, up, o, qkv, norm;
+    } read;
     BasicTensor<int> tokens, targets, by_token;
     Tensor w, g, m, v, x0, lnf, mean, rstd, logits, losses, loss;
     std::vector<Layer> layers;
-    Tensor dlogits, dx, dln, wide, heads, dup, dgelu, dp, parts;
+    Tensor dlogits, dx, dln, dattention, wide, heads, dup, dgelu, dp, parts;
 };
 
 }  // namespace tinyllm

@@ -24,7 +24,7 @@ Array = np.ndarray
 _p, _i, _f, _z = ctypes.c_void_p, ctypes.c_int, ctypes.c_float, ctypes.c_size_t
 SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "tinyllm_error": (ctypes.c_char_p, ()),
-    "tinyllm_new": (_p, (_i,) * 8),
+    "tinyllm_new": (_p, (_i,) * 9),
     "tinyllm_delete": (None, (_p,)),
     "tinyllm_layout": (ctypes.c_char_p, (_p,)),
     "tinyllm_count": (_z, (_p,)),
@@ -106,16 +106,19 @@ def layout(config: Config) -> dict[str, tuple[int, ...]]:
 class TinyLLM:
     """A model on `device`. Products go to cuBLAS (`engine` "cublas"), to our kernel ("kernel") or to the host ("host").
 
-    On a CPU "cublas" is the host runtime's sgemm. `tf32` lets cuBLAS round factors to TF32.
+    On a CPU "cublas" is the host runtime's sgemm. `tf32` lets cuBLAS round factors to TF32. `overlap`: with cuBLAS,
+    parameters' gradients are computed in a second stream, beside those of the activations; the numbers are the same.
     """
 
-    def __init__(self, config: Config, device: Device, engine: str = "cublas", tf32: bool = False) -> None:
+    def __init__(
+        self, config: Config, device: Device, engine: str = "cublas", tf32: bool = False, overlap: bool = True
+    ) -> None:
         config.check()
         if engine not in ENGINES:
             raise UsageError(f"engine: {engine!r} is not right; wanted one of {', '.join(ENGINES)}")
         self.config, self._lib = config, library(device)
         sizes = (config.vocabulary, config.context, config.width, config.layers, config.heads, config.sequences)
-        self._model = self._lib.tinyllm_new(*sizes, ENGINES[engine], int(tf32))
+        self._model = self._lib.tinyllm_new(*sizes, ENGINES[engine], int(tf32), int(overlap))
         if not self._model:
             raise RuntimeError(self._lib.tinyllm_error().decode())
         self._free = weakref.finalize(self, self._lib.tinyllm_delete, self._model)

@@ -1,0 +1,65 @@
+// A second stream beside the default one, for work whose results are needed later only.
+#pragma once
+#include "launch.cuh"
+#include "tensor.cuh"
+
+namespace tinyllm {
+
+class Event {
+   public:
+    Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
+    ~Event() { cudaEventDestroy(event_); }
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+    void record(cudaStream_t stream = nullptr) { check(cudaEventRecord(event_, stream), "marking a place in a stream"); }
+    void synchronize() { check(cudaEventSynchronize(event_), "waiting for a copy"); }
+    // What is launched in `stream` from here on runs after what was recorded; nothing is waited for that never was.
+    void before(cudaStream_t stream) { check(cudaStreamWaitEvent(stream, event_, 0), "ordering two streams"); }
+
+   private:
+    cudaEvent_t event_ = nullptr;
+};
+
+class Aside {
+   public:
+    explicit Aside(bool on) {
+        if (on) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    }
+    ~Aside() {
+        if (stream_) cudaStreamDestroy(stream_);
+    }
+    Aside(const Aside&) = delete;
+    Aside& operator=(const Aside&) = delete;
+    cudaStream_t stream() const { return stream_; }
+
+    // Launches `work` beside what follows and after all that is before it; `done` is when it has ended.
+    template <class Work>
+    void run(Event& done, Work work) {
+        if (!stream_) return work();
+        before_.record();
+        before_.before(stream_);
+        const Within within(stream_);
+        work();
+        done.record(stream_);
+    }
+    // What follows runs after `done`.
+    void wait(Event& done) {
+        if (stream_) done.before(nullptr);
+    }
+    // What follows runs after everything.
+    void join() {
+        if (!stream_) return;
+        all_.record(stream_);
+        all_.before(nullptr);
+    }
+
+   private:
+    struct Within {
+        explicit Within(cudaStream_t stream) { current() = stream; }
+        ~Within() { current() = nullptr; }
+    };
+    cudaStream_t stream_ = nullptr;
+    Event before_, all_;
+};
+
+}  // namespace tinyllm
