@@ -100,17 +100,17 @@ class Model {
         const float* x = there(in.d_data);
         norm(x, normal);
         matmul(normal.data(), false, l.qkv.data(), false, wide.data(), T, 3 * D, D);
-        LAUNCH(split_heads, unsigned(T), THREADS, wide.data(), static_cast<const float*>(nullptr), heads_.data(), T, 3, H, D / H);
+        LAUNCH(split_heads<1>, unsigned(T), THREADS, wide.data(), static_cast<const float*>(nullptr), heads_.data(), T, 3, H, D / H);
         const float *q = heads_.data(), *k = q + T * D, *v = k + T * D;
         matmul(q, false, k, true, p.data(), T, T, D / H, 0.0f, H);
         LAUNCH_BARRIER(causal_softmax, unsigned(T * H), LANES, p.data(), T, 1.0f / std::sqrt(float(D / H)));
         matmul(p.data(), false, v, false, mixed.data(), T, D / H, T, 0.0f, H);
-        LAUNCH(join_heads, unsigned(T), THREADS, mixed.data(), attention.data(), T, 1, H, D / H);
+        LAUNCH(join_heads<1>, unsigned(T), THREADS, mixed.data(), attention.data(), T, 1, H, D / H);
         matmul(attention.data(), false, l.o.data(), false, x1.data(), T, D, D);
         LAUNCH(add_residual, cover(size_t(T) * D), THREADS, x1.data(), x, zeros.data(), size_t(T) * D, D);
         norm(x1.data(), normal);
         matmul(normal.data(), false, l.up.data(), false, hidden.data(), T, 4 * D, D);
-        LAUNCH(bias_gelu, cover(size_t(T) * 4 * D), THREADS, hidden.data(), zeros.data(), active.data(), size_t(T) * 4 * D, 4 * D);
+        LAUNCH(bias_gelu<1>, cover(size_t(T) * 4 * D), THREADS, hidden.data(), zeros.data(), active.data(), size_t(T) * 4 * D, 4 * D);
         float* ff = there(out.d_data);
         matmul(active.data(), false, l.down.data(), false, ff, T, D, 4 * D);
         LAUNCH(add_residual, cover(size_t(T) * D), THREADS, ff, x1.data(), zeros.data(), size_t(T) * D, D);
@@ -193,7 +193,7 @@ class Model {
     }
     void norm(const float* x, tinyllm::Tensor& y) {
         const float* none = nullptr;
-        LAUNCH_BARRIER(tinyllm::layernorm, unsigned(T), tinyllm::LANES, x, none, none, y.data(), ones.data(), zeros.data(), y.data(), mean.data(), rstd.data(), D, 1e-5f);
+        LAUNCH_BARRIER(tinyllm::layernorm<1>, unsigned(T), tinyllm::LANES, x, none, none, y.data(), ones.data(), zeros.data(), y.data(), mean.data(), rstd.data(), D, 1e-5f);
     }
     int right(const std::vector<float>& seen, size_t from) const {
         int count = 0;

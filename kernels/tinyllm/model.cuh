@@ -87,15 +87,15 @@ class TinyLLM {
             const std::string p = "L" + std::to_string(i) + ".";
             if (i == 0) norm(x, p + "ln1", l.ln1, l.mean1, l.rstd1);
             matmul(l.ln1.data(), false, at(p + "qkv.w"), false, wide.data(), rows_, 3 * c.width, c.width);
-            LAUNCH(split_heads, unsigned(rows_), THREADS, wide.data(), at(p + "qkv.b"), l.heads.data(), context_, 3, c.heads, c.columns());
+            split(wide.data(), at(p + "qkv.b"), l.heads.data(), 3);
             matmul(q(l.heads), false, k(l.heads), true, l.p.data(), context_, context_, c.columns(), 0.0f, sequences_ * c.heads);
             LAUNCH_BARRIER(causal_softmax, dim3(unsigned(rows_ * c.heads)), LANES, l.p.data(), context_, scale());
             matmul(l.p.data(), false, val(l.heads), false, l.mixed.data(), context_, c.columns(), context_, 0.0f, sequences_ * c.heads);
-            LAUNCH(join_heads, unsigned(rows_), THREADS, l.mixed.data(), l.attention.data(), context_, 1, c.heads, c.columns());
+            join(l.mixed.data(), l.attention.data(), 1);
             matmul(l.attention.data(), false, at(p + "o.w"), false, l.x1.data(), rows_, c.width, c.width);
             norm(l.x1.data(), p + "ln2", l.ln2, l.mean2, l.rstd2, x, at(p + "o.b"), l.x1.data());
             matmul(l.ln2.data(), false, at(p + "up.w"), false, l.up.data(), rows_, c.hidden(), c.width);
-            LAUNCH(bias_gelu, cover(n(c.hidden())), THREADS, l.up.data(), at(p + "up.b"), l.gelu.data(), n(c.hidden()), c.hidden());
+            LAUNCH(bias_gelu<4>, cover(n(c.width)), THREADS, l.up.data(), at(p + "up.b"), l.gelu.data(), n(c.hidden()), c.hidden());
             matmul(l.gelu.data(), false, at(p + "down.w"), false, l.out.data(), rows_, c.width, c.hidden());
             const bool last = i + 1 == c.layers;  // the norm that reads this layer's result adds it up
             Layer& next = layers[size_t(last ? i : i + 1)];
@@ -130,14 +130,14 @@ class TinyLLM {
             const std::string p = "L" + std::to_string(i) + ".";
             dense_backward(l.gelu, dx.data(), p + "down", dgelu, big, d, read.down);
             aside.wait(read.up);  // dup, by the layer above
-            LAUNCH(gelu_backward, cover(n(big)), THREADS, l.up.data(), dgelu.data(), dup.data(), n(big));
+            LAUNCH(gelu_backward<4>, cover(n(d)), THREADS, l.up.data(), dgelu.data(), dup.data(), n(big));
             aside.wait(read.norm);  // dln
             dense_backward(l.ln2, dup.data(), p + "up", dln, d, big, read.up);
             aside.wait(read.down);  // dx
             norm_backward(l.x1, p + "ln2", l.mean2, l.rstd2);
             dense_backward(l.attention, dx.data(), p + "o", dattention, d, d, read.o);
             Tensor& dmixed = dgelu;
-            LAUNCH(split_heads, unsigned(rows_), THREADS, dattention.data(), static_cast<const float*>(nullptr), dmixed.data(), context_, 1, c.heads, c.columns());
+            split(dattention.data(), nullptr, dmixed.data(), 1);
             const int batch = sequences_ * c.heads, t = context_, e = c.columns();
             matmul(l.p.data(), true, dmixed.data(), false, val(heads), t, e, t, 0.0f, batch);
             matmul(dmixed.data(), false, val(l.heads), true, dp.data(), t, t, e, 0.0f, batch);
@@ -145,7 +145,7 @@ class TinyLLM {
             matmul(dp.data(), false, k(l.heads), false, q(heads), t, e, t, 0.0f, batch);
             matmul(dp.data(), true, q(l.heads), false, k(heads), t, e, t, 0.0f, batch);
             aside.wait(read.qkv);  // wide, by the layer above
-            LAUNCH(join_heads, unsigned(rows_), THREADS, heads.data(), wide.data(), context_, 3, c.heads, c.columns());
+            join(heads.data(), wide.data(), 3);
             aside.wait(read.norm);  // dln
             dense_backward(l.ln1, wide.data(), p + "qkv", dln, d, 3 * d, read.qkv);
             aside.wait(read.o);  // dx
@@ -251,16 +251,41 @@ class TinyLLM {
     float* k(Tensor& heads) const { return heads.data() + n(c.width); }
     float* val(Tensor& heads) const { return heads.data() + 2 * n(c.width); }
 
+    // Whether rows of so many numbers may be read four at a time: every buffer then begins at a multiple of four, the
+    // parameters of each name too, since all but the last are multiples of the width.
+    static bool packs(int row) { return row % 4 == 0; }
+    void split(const float* from, const float* bias, float* to, int parts) {
+        if (packs(c.columns()))
+            LAUNCH(split_heads<4>, unsigned(rows_), threads(parts), from, bias, to, context_, parts, c.heads, c.columns());
+        else
+            LAUNCH(split_heads<1>, unsigned(rows_), THREADS, from, bias, to, context_, parts, c.heads, c.columns());
+    }
+    void join(const float* from, float* to, int parts) {
+        if (packs(c.columns()))
+            LAUNCH(join_heads<4>, unsigned(rows_), threads(parts), from, to, context_, parts, c.heads, c.columns());
+        else
+            LAUNCH(join_heads<1>, unsigned(rows_), THREADS, from, to, context_, parts, c.heads, c.columns());
+    }
+    // For four of a token's numbers each.
+    int threads(int parts) const { return std::min(THREADS, (parts * c.width / 4 + 31) / 32 * 32); }
+
     // Of x, or of sum = x + residual + bias.
     void norm(const float* x, const std::string& name, Tensor& y, Tensor& mean, Tensor& rstd, const float* residual = nullptr,
               const float* bias = nullptr, float* sum = nullptr) {
-        LAUNCH_BARRIER(layernorm, unsigned(rows_), LANES, x, residual, bias, sum, at(name + ".gain"), at(name + ".shift"), y.data(),
-                       mean.data(), rstd.data(), c.width, c.epsilon);
+        if (packs(c.width))
+            LAUNCH_BARRIER(layernorm<4>, unsigned(rows_), LANES, x, residual, bias, sum, at(name + ".gain"), at(name + ".shift"), y.data(),
+                           mean.data(), rstd.data(), c.width, c.epsilon);
+        else
+            LAUNCH_BARRIER(layernorm<1>, unsigned(rows_), LANES, x, residual, bias, sum, at(name + ".gain"), at(name + ".shift"), y.data(),
+                           mean.data(), rstd.data(), c.width, c.epsilon);
     }
     // dx += what dln gives through the norm of x; gain's and shift's gradients.
     void norm_backward(Tensor& x, const std::string& name, Tensor& mean, Tensor& rstd) {
         aside.run(read.norm, [&] { column_sums(dln.data(), name + ".shift", c.width, x.data(), mean.data(), rstd.data(), name + ".gain"); });
-        LAUNCH_BARRIER(layernorm_backward, unsigned(rows_), LANES, x.data(), at(name + ".gain"), mean.data(), rstd.data(), dln.data(), dx.data(), c.width);
+        if (packs(c.width))
+            LAUNCH_BARRIER(layernorm_backward<4>, unsigned(rows_), LANES, x.data(), at(name + ".gain"), mean.data(), rstd.data(), dln.data(), dx.data(), c.width);
+        else
+            LAUNCH_BARRIER(layernorm_backward<1>, unsigned(rows_), LANES, x.data(), at(name + ".gain"), mean.data(), rstd.data(), dln.data(), dx.data(), c.width);
     }
     // Of y = x W + b: W's and b's gradients, aside, which have read dy at `done`; and din = dy W^T.
     void dense_backward(Tensor& x, const float* dy, const std::string& name, Tensor& din, int in, int out, Event& done) {

@@ -8,6 +8,20 @@ namespace tinyllm {
 
 __device__ inline size_t here() { return size_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 
+// V neighbouring numbers, which a thread reads and writes at once: addresses are multiples of V numbers.
+template <int V>
+struct alignas(V * sizeof(float)) Pack {
+    float at[V];
+};
+template <int V>
+__device__ inline Pack<V> load(const float* from) {
+    return *reinterpret_cast<const Pack<V>*>(from);
+}
+template <int V>
+__device__ inline void store(float* to, const Pack<V>& value) {
+    *reinterpret_cast<Pack<V>*>(to) = value;
+}
+
 // The sum of `value` over the block's LANES threads, the same in each of them.
 __device__ inline float block_sum(float value) {
     __shared__ float part[LANES];
@@ -68,17 +82,34 @@ __global__ void position_backward(const float* dx, float* dpositions, size_t cou
 }
 
 // y = (x - mean) rstd gain + shift, by row; with a residual, of sum = x + residual + bias in x's place.
+template <int V>
 __global__ void layernorm(const float* x, const float* residual, const float* bias, float* sum, const float* gain,
                           const float* shift, float* y, float* mean, float* rstd, int width, float epsilon) {
     const size_t row = size_t(blockIdx.x) * width;
+    const int first = V * threadIdx.x;
     float total = 0.0f, squares = 0.0f;
-    for (int d = threadIdx.x; d < width; d += LANES)
-        total += residual ? sum[row + d] = x[row + d] + (residual[row + d] + bias[d]) : x[row + d];
+    for (int d = first; d < width; d += V * LANES) {
+        Pack<V> value = load<V>(x + row + d);
+        if (residual) {
+            const Pack<V> other = load<V>(residual + row + d), added = load<V>(bias + d);
+            for (int v = 0; v < V; ++v) value.at[v] += other.at[v] + added.at[v];
+            store(sum + row + d, value);
+        }
+        for (int v = 0; v < V; ++v) total += value.at[v];
+    }
     const float* from = residual ? sum : x;
     const float centre = block_sum(total) / float(width);
-    for (int d = threadIdx.x; d < width; d += LANES) squares += (from[row + d] - centre) * (from[row + d] - centre);
+    for (int d = first; d < width; d += V * LANES) {
+        const Pack<V> value = load<V>(from + row + d);
+        for (int v = 0; v < V; ++v) squares += (value.at[v] - centre) * (value.at[v] - centre);
+    }
     const float scale = 1.0f / sqrtf(block_sum(squares) / float(width) + epsilon);
-    for (int d = threadIdx.x; d < width; d += LANES) y[row + d] = (from[row + d] - centre) * scale * gain[d] + shift[d];
+    for (int d = first; d < width; d += V * LANES) {
+        Pack<V> value = load<V>(from + row + d);
+        const Pack<V> by = load<V>(gain + d), plus = load<V>(shift + d);
+        for (int v = 0; v < V; ++v) value.at[v] = (value.at[v] - centre) * scale * by.at[v] + plus.at[v];
+        store(y + row + d, value);
+    }
     if (threadIdx.x == 0) {
         mean[blockIdx.x] = centre;
         rstd[blockIdx.x] = scale;
@@ -86,20 +117,28 @@ __global__ void layernorm(const float* x, const float* residual, const float* bi
 }
 
 // dx += the gradient of layernorm.
+template <int V>
 __global__ void layernorm_backward(const float* x, const float* gain, const float* mean, const float* rstd, const float* dy,
                                    float* dx, int width) {
     const size_t row = size_t(blockIdx.x) * width;
+    const int first = V * threadIdx.x;
     const float centre = mean[blockIdx.x], scale = rstd[blockIdx.x];
     float sum = 0.0f, dot = 0.0f;
-    for (int d = threadIdx.x; d < width; d += LANES) {
-        const float g = dy[row + d] * gain[d];
-        sum += g;
-        dot += g * (x[row + d] - centre) * scale;
+    for (int d = first; d < width; d += V * LANES) {
+        const Pack<V> value = load<V>(x + row + d), upper = load<V>(dy + row + d), by = load<V>(gain + d);
+        for (int v = 0; v < V; ++v) {
+            const float g = upper.at[v] * by.at[v];
+            sum += g;
+            dot += g * (value.at[v] - centre) * scale;
+        }
     }
     const float average = block_sum(sum) / float(width), along = block_sum(dot) / float(width);
-    for (int d = threadIdx.x; d < width; d += LANES) {
-        const float normal = (x[row + d] - centre) * scale;
-        dx[row + d] += scale * (dy[row + d] * gain[d] - average - normal * along);
+    for (int d = first; d < width; d += V * LANES) {
+        const Pack<V> value = load<V>(x + row + d), upper = load<V>(dy + row + d), by = load<V>(gain + d);
+        Pack<V> to = load<V>(dx + row + d);
+        for (int v = 0; v < V; ++v)
+            to.at[v] += scale * (upper.at[v] * by.at[v] - average - (value.at[v] - centre) * scale * along);
+        store(dx + row + d, to);
     }
 }
 
@@ -141,18 +180,31 @@ __global__ void add_bias(float* x, const float* bias, size_t count, int width) {
 }
 
 // y = gelu(u += bias), by the error function.
+template <int V>
 __global__ void bias_gelu(float* u, const float* bias, float* y, size_t count, int width) {
-    const size_t i = here();
+    const size_t i = V * here();
     if (i >= count) return;
-    const float v = u[i] += bias[i % width];
-    y[i] = 0.5f * v * (1.0f + erff(v * 0.70710678f));
+    Pack<V> value = load<V>(u + i), gelu;
+    const float* added = bias + i % width;
+    for (int v = 0; v < V; ++v) {
+        const float x = value.at[v] += added[v];
+        gelu.at[v] = 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    }
+    store(u + i, value);
+    store(y + i, gelu);
 }
 
+template <int V>
 __global__ void gelu_backward(const float* u, const float* dy, float* du, size_t count) {
-    const size_t i = here();
+    const size_t i = V * here();
     if (i >= count) return;
-    const float v = u[i];
-    du[i] = dy[i] * (0.5f * (1.0f + erff(v * 0.70710678f)) + v * 0.39894228f * expf(-0.5f * v * v));
+    const Pack<V> value = load<V>(u + i);
+    Pack<V> d = load<V>(dy + i);
+    for (int v = 0; v < V; ++v) {
+        const float x = value.at[v];
+        d.at[v] *= 0.5f * (1.0f + erff(x * 0.70710678f)) + x * 0.39894228f * expf(-0.5f * x * x);
+    }
+    store(du + i, d);
 }
 
 // x += residual + bias
@@ -169,17 +221,25 @@ __device__ inline size_t by_head(int i, int context, int heads, int columns) {
 }
 
 // From the first order into the second, plus a bias [part, head, column] if there is one; a block a token.
+template <int V>
 __global__ void split_heads(const float* from, const float* bias, float* to, int context, int parts, int heads, int columns) {
     const int width = parts * heads * columns;
-    for (int i = threadIdx.x; i < width; i += blockDim.x)
-        to[by_head(i, context, heads, columns)] = from[size_t(blockIdx.x) * width + i] + (bias ? bias[i] : 0.0f);
+    for (int i = V * threadIdx.x; i < width; i += V * blockDim.x) {
+        Pack<V> value = load<V>(from + size_t(blockIdx.x) * width + i);
+        if (bias) {
+            const Pack<V> added = load<V>(bias + i);
+            for (int v = 0; v < V; ++v) value.at[v] += added.at[v];
+        }
+        store(to + by_head(i, context, heads, columns), value);
+    }
 }
 
 // And back.
+template <int V>
 __global__ void join_heads(const float* from, float* to, int context, int parts, int heads, int columns) {
     const int width = parts * heads * columns;
-    for (int i = threadIdx.x; i < width; i += blockDim.x)
-        to[size_t(blockIdx.x) * width + i] = from[by_head(i, context, heads, columns)];
+    for (int i = V * threadIdx.x; i < width; i += V * blockDim.x)
+        store(to + size_t(blockIdx.x) * width + i, load<V>(from + by_head(i, context, heads, columns)));
 }
 
 // Rows of scores [.., context, context]: softmax of scale x over the keys up to the row's own; zeros after it.

@@ -63,6 +63,24 @@ def test_a_gpu_gives_the_same_bits_each_time(where, rng):
     assert repeat(lambda: model.trace(tokens, targets), 10).identical
 
 
+@pytest.mark.parametrize("steps", [3, pytest.param(40, marks=pytest.mark.gpu)])
+def test_gradients_computed_beside_others_have_the_same_bits(where, rng, steps):
+    config = Config() if steps > 3 else CONFIGS[0]
+    parameters, tokens, targets = drawn(config, rng)
+    kept = []
+    for overlap in (True, False):
+        model = TinyLLM(config, where, overlap=overlap)
+        model.write(parameters)
+        for _ in range(steps):
+            model.forward(tokens)
+            model.score(targets, read=False)
+            model.backward()
+            model.step(1e-3)
+        kept.append(model.parameters())
+    for name, value in kept[0].items():
+        np.testing.assert_array_equal(value, kept[1][name], err_msg=name)
+
+
 def test_a_missing_scale_is_not_within_it(where, rng):
     config = CONFIGS[0]
     parameters, tokens, targets = drawn(config, rng)
