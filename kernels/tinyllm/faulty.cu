@@ -1,10 +1,10 @@
 // The report's program around the Tensor under investigation: embedding, three layers, logits; any set of switches.
 //
 // What is inside a layer is right (the report saw right values there); between layers go faulty::Tensors.
+#include "attention.cuh"
 #include "faulty_tensor.cuh"
 #include "host_control.cuh"
 #include "matmul.cuh"
-#include "ops.cuh"
 
 #include <csetjmp>
 #include <csignal>

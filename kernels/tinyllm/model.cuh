@@ -1,37 +1,24 @@
 // The TinyLLM: bytes in, pre-norm transformer layers, logits out; forward, backward, AdamW. Everything is float32.
 //
-// Parameters lie in one tensor, matrices first, so that one launch of AdamW takes them all; so do their gradients.
+// Parameters lie in one tensor, so that one launch of AdamW takes them all; so do their gradients.
 #pragma once
 #include <map>
 
 #include "aside.cuh"
+#include "layout.cuh"
 #include "matmul.cuh"
-#include "ops.cuh"
+#include "attention.cuh"
 
 namespace tinyllm {
-
-struct Config {
-    int vocabulary = 256, context = 128, width = 256, layers = 3, heads = 4, sequences = 32;
-    float epsilon = 1e-5f;
-    int hidden() const { return 4 * width; }
-    int columns() const { return width / heads; }
-};
-
-struct Slice {
-    std::string name;
-    int rows, columns;
-    size_t offset;
-};
 
 class TinyLLM {
    public:
     // With cuBLAS, `overlap` lets the gradients of parameters be computed beside those of activations, in a second stream.
     TinyLLM(const Config& config, Engine engine, bool tf32, bool overlap)
-        : c(config), aside(overlap && engine == Engine::Cublas), matmul(engine, tf32, aside.stream()) {
-        lay_out();
+        : c(config), layout(config), aside(overlap && engine == Engine::Cublas), matmul(engine, tf32, aside.stream()) {
         const size_t rows = size_t(c.sequences) * c.context, d = c.width, square = size_t(c.context) * c.context;
         for (auto [tensor, name] : {std::pair{&w, "parameters"}, {&g, "gradients"}, {&m, "first moments"}, {&v, "second moments"}}) {
-            *tensor = Tensor(name, {count_});
+            *tensor = Tensor(name, {layout.count});
             tensor->zero();
         }
         tokens = {"tokens", {rows}};
@@ -63,16 +50,16 @@ class TinyLLM {
                                      {&wide, 3 * d}, {&heads, 3 * d}, {&dup, size_t(c.hidden())}, {&dgelu, size_t(c.hidden())}})
             *tensor = Tensor("scratch", {rows, width});
         dp = Tensor("scratch", {size_t(c.sequences) * c.heads, square});
-        parts = Tensor("scratch", {size_t(CHUNKS), count_ - vectors_});
+        parts = Tensor("scratch", {size_t(CHUNKS), layout.count - layout.vectors});
     }
 
     ~TinyLLM() { cudaDeviceSynchronize(); }
     TinyLLM(const TinyLLM&) = delete;
     TinyLLM& operator=(const TinyLLM&) = delete;
 
-    const std::vector<Slice>& slices() const { return slices_; }
+    const std::vector<Slice>& slices() const { return layout.slices; }
     const std::map<std::string, Tensor*>& steps() const { return steps_; }
-    size_t count() const { return count_; }
+    size_t count() const { return layout.count; }
     Tensor& parameters() { return w; }
     Tensor& gradients() { return g; }
 
@@ -164,7 +151,7 @@ class TinyLLM {
     void step(float rate, float beta1, float beta2, float epsilon, float decay) {
         ++steps_taken;
         const float correct1 = 1.0f - std::pow(beta1, float(steps_taken)), correct2 = 1.0f - std::pow(beta2, float(steps_taken));
-        LAUNCH(adamw, cover(count_), THREADS, w.data(), g.data(), m.data(), v.data(), count_, decayed_, rate, beta1, beta2, epsilon, decay, correct1, correct2);
+        LAUNCH(adamw, cover(layout.count), THREADS, w.data(), g.data(), m.data(), v.data(), layout.count, layout.decayed, rate, beta1, beta2, epsilon, decay, correct1, correct2);
         launched("step");
     }
 
@@ -178,34 +165,6 @@ class TinyLLM {
     struct Layer {
         Tensor ln1, mean1, rstd1, heads, p, mixed, attention, x1, ln2, mean2, rstd2, up, gelu, out;
     };
-
-    void lay_out() {
-        const int d = c.width, h = c.hidden();
-        const auto add = [this](std::string name, int rows, int columns) {
-            places_[name] = slices_.size();
-            slices_.push_back({std::move(name), rows, columns, count_});
-            count_ += size_t(rows) * columns;
-        };
-        std::vector<std::string> at;
-        for (int i = 0; i < c.layers; ++i) at.push_back("L" + std::to_string(i) + ".");
-        for (auto& p : at) {
-            add(p + "qkv.w", d, 3 * d);
-            add(p + "o.w", d, d);
-            add(p + "up.w", d, h);
-            add(p + "down.w", h, d);
-        }
-        add("head.w", d, c.vocabulary);
-        decayed_ = count_;
-        add("table", c.vocabulary, d);
-        add("positions", c.context, d);
-        vectors_ = count_;
-        for (auto& p : at)
-            for (auto [name, size] : {std::pair{"ln1.gain", d}, {"ln1.shift", d}, {"qkv.b", 3 * d}, {"o.b", d}, {"ln2.gain", d}, {"ln2.shift", d}, {"up.b", h}, {"down.b", d}})
-                add(p + name, 1, size);
-        add("lnf.gain", 1, d);
-        add("lnf.shift", 1, d);
-        add("head.b", 1, c.vocabulary);
-    }
 
     void make(const std::string& name, Tensor& tensor, Tensor::Shape shape) {
         tensor = Tensor(name, std::move(shape));
@@ -245,8 +204,8 @@ class TinyLLM {
 
     size_t n(int width) const { return size_t(rows_) * width; }
     float scale() const { return 1.0f / std::sqrt(float(c.columns())); }
-    const float* at(const std::string& name) const { return w.data() + slices_[places_.at(name)].offset; }
-    float* gradient(const std::string& name) { return g.data() + slices_[places_.at(name)].offset; }
+    const float* at(const std::string& name) const { return w.data() + layout.at(name); }
+    float* gradient(const std::string& name) { return g.data() + layout.at(name); }
     float* q(Tensor& heads) const { return heads.data(); }
     float* k(Tensor& heads) const { return heads.data() + n(c.width); }
     float* val(Tensor& heads) const { return heads.data() + 2 * n(c.width); }
@@ -300,22 +259,20 @@ class TinyLLM {
                      const float* rstd = nullptr, const std::string& gain = "") {
         const dim3 grid(unsigned((width + COLUMNS - 1) / COLUMNS), unsigned(chunks()));
         LAUNCH_BARRIER(column_parts, grid, dim3(COLUMNS, ROW_LANES), a, x, mean, rstd, part(name), x ? part(gain) : nullptr,
-                       count_ - vectors_, rows_, width, (rows_ + chunks() - 1) / chunks());
+                       layout.count - layout.vectors, rows_, width, (rows_ + chunks() - 1) / chunks());
     }
     void add_vectors() {
-        const size_t width = count_ - vectors_;
-        LAUNCH(add_parts, cover(width), THREADS, parts.data(), g.data() + vectors_, chunks(), width);
+        const size_t width = layout.count - layout.vectors;
+        LAUNCH(add_parts, cover(width), THREADS, parts.data(), g.data() + layout.vectors, chunks(), width);
     }
     int chunks() const { return std::min(CHUNKS, (rows_ + 63) / 64); }
-    float* part(const std::string& vector) { return parts.data() + slices_[places_.at(vector)].offset - vectors_; }
+    float* part(const std::string& vector) { return parts.data() + layout.at(vector) - layout.vectors; }
 
-    Config c;
+    const Config c;
+    const Layout layout;
     Aside aside;
     Matmul matmul;
-    std::vector<Slice> slices_;
-    std::map<std::string, size_t> places_;
     std::map<std::string, Tensor*> steps_;
-    size_t count_ = 0, decayed_ = 0, vectors_ = 0;
     int sequences_ = 0, context_ = 0, rows_ = 0;
     long steps_taken = 0;
     Event sent;
