@@ -141,6 +141,23 @@ def by_formula(
     return value, Allowed(bound, noise, drift, drift, "its formula in float64 from the observed inputs")
 
 
+def quantised(allowed: Allowed, scale: Tensor) -> Allowed:
+    """Of a step that is its input in a golden without rounding, and was kept as whole multiples of `scale`.
+
+    A zero point was rounded too, so an element may be off by a whole step; of many, roundings are even over one.
+    """
+    size = finite(scale).abs()
+    noise = (allowed.noise**2 + size**2 / 6.0).sqrt()
+    return Allowed(allowed.bound + size, noise, allowed.shared, allowed.overall, allowed.why)
+
+
+def scaled(allowed: Allowed, value: Tensor, relative: float) -> Allowed:
+    """Of a step with a factor that may be a number of the data, off by what the steps before it are, `relative`."""
+    size = finite(value).abs()
+    off = AMPLIFICATION * relative * (size + size.pow(2).mean().sqrt())  # what is added to it may cancel
+    return Allowed(allowed.bound + off, allowed.noise, allowed.shared + off, allowed.overall + off, allowed.why)
+
+
 def unrecorded(allowed: Allowed, value: Tensor, g: Tensor, op: str, precision: Precision) -> Allowed:
     """Of a step whose inputs were guessed: it may have been made of better ones than those on record.
 

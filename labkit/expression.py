@@ -49,8 +49,9 @@ _ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.sum(-1, keepdim=True),
     "max": lambda x: x.amax(-1, keepdim=True),
     "rows": lambda x: x.sum(-2, keepdim=True),
+    "tokens": lambda x: x.flatten(0, -2).sum(0, keepdim=True),
 }
-"""Functions of a whole row, along the last dimension, and `rows`, the sum of all rows."""
+"""Functions of a whole row, along the last dimension; `rows`, the sum of all rows; `tokens`, that of all blocks."""
 
 _MOVED: dict[str, Callable[[Tensor], Tensor]] = {
     "halves": lambda x: torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1),
@@ -177,7 +178,7 @@ def evaluate(node: ast.expr, given: Mapping[str, Pair], unit: float, sums: float
             along = _ROWS[node.func.id]
             if node.func.id == "max":
                 return along(x), along(_settled(x, error.expand(x.shape)))
-            length = x.shape[-2 if node.func.id == "rows" else -1]
+            length = x.numel() // along(x).numel()
             return along(x), along(error.expand(x.shape)) + (length - 1 + (length > 1)) * sums * along(x.abs())
         run, slope = _FUNCTIONS[node.func.id]
         value = run(x)

@@ -17,6 +17,7 @@ import torch
 from labkit.expression import ASSIGNED, FAILURES, Expression, Pair, evaluate, number, parse
 from labkit.magnitude import finite
 from labkit.named import EPSILONS, meanings
+from labkit.polynomial import LETTERS
 
 Tensor = torch.Tensor
 View = Callable[[Tensor], Tensor]
@@ -73,8 +74,9 @@ class Formula:
             for name, at in self.names.items()
         }
         value, error = evaluate(self.tree, given, unit, unit if sums is None else sums)
-        if self.shape is not None and value.shape == (*self.shape, 1):
-            value, error = value.squeeze(-1), error.expand(value.shape).squeeze(-1)
+        for axis, kept in ((-1, (*self.shape, 1)), (0, (1, *self.shape))) if self.shape is not None else ():
+            if value.shape == kept != self.shape:
+                value, error = value.squeeze(axis), error.expand(value.shape).squeeze(axis)
         if self.zeros is not None and value.shape == self.zeros.shape:
             value, error = value.masked_fill(self.zeros, 0.0), error.expand(value.shape).masked_fill(self.zeros, 0.0)
         return value, error
@@ -94,7 +96,7 @@ def formula(
     found = None if written is None else _read(written, names, inputs, golden, unit, grid, excepted)
     for text in _ARITHMETIC.get(len(inputs), ()) if found is None and _WORD.fullmatch(op.strip()) else ():
         if found is None and (arithmetic := parse(text)) is not None:
-            found = _read(arithmetic, "abcd"[: len(inputs)], inputs, golden, unit, grid, False)
+            found = _read(arithmetic, LETTERS[: len(inputs)], inputs, golden, unit, grid, False)
     return found
 
 
@@ -111,7 +113,7 @@ def named(op: str, inputs: Sequence[Tensor], golden: Tensor, unit: float, grid: 
         fitting: list[tuple[float, int, Formula]] = []
         for epsilon in epsilons if "eps" in meaning.text else [0.0]:
             given = replace(written, numbers=written.numbers | said | {"eps": epsilon})
-            names = "abcd"[: len(inputs)]
+            names = LETTERS[: len(inputs)]
             found = _read(given, names, inputs, golden, unit, grid, bool(_EXCEPT.search(op)))
             if found is not None:
                 fitting.append((found.off(inputs, golden), len(fitting), replace(found, stored=meaning.stored)))
@@ -121,8 +123,8 @@ def named(op: str, inputs: Sequence[Tensor], golden: Tensor, unit: float, grid: 
 
 
 def of_letters(text: str, inputs: Sequence[Tensor], golden: Tensor, unit: float, grid: Tensor) -> Formula | None:
-    """`text` of the letters a, b, c, one for each of `inputs`, if it gives `golden`; as :func:`formula`."""
-    places = {letter: at for at, letter in enumerate("abcd"[: len(inputs)])}
+    """`text` of the letters a, b, .., one for each of `inputs`, if it gives `golden`; as :func:`formula`."""
+    places = {letter: at for at, letter in enumerate(LETTERS[: len(inputs)])}
     views = [list(_views(x.shape, golden.shape))[:2] for x in inputs]
     readings = [(places, laid_out) for laid_out in itertools.product(*views)]
     written = parse(text)

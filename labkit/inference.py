@@ -19,6 +19,7 @@ import torch
 from labkit.expression import sampled, uses_rows
 from labkit.formula import Formula, of_letters
 from labkit.named import EPSILONS, everything
+from labkit.polynomial import LETTERS, polynomial, simple
 from labkit.replay import replay
 from labkit.replayed import Replay
 
@@ -34,6 +35,8 @@ MOST_TABLE = 1 << 22
 ROUNDINGS = 256.0
 """How many of the golden's round-offs a sample, or a sum, may be off where a candidate is suggested; whether one holds
 is decided on the whole step."""
+NEIGHBOURS = 10
+"""Of the nearest steps, how many are taken together for polynomials."""
 SCALED = "1.0*a"
 ARITHMETIC = (
     SCALED, "a*a", "1/a", "a*b", "a+b", "a-b", "a/b",
@@ -52,6 +55,8 @@ class Found:
     names: list[str]
     way: Replay | None = None
     written: Formula | None = None
+    fitted: bool = False
+    """Whether the formula has a constant that was fitted, and so may be a number of the data."""
 
 
 def infer(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Found | None:
@@ -67,7 +72,7 @@ def infer(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Found | Non
     searches = (
         _moved(sources, g, unit), formulas(_elements, 1), _softmaxes(sources, g, unit), formulas(_rows, 1),
         formulas(_elements, 2), _products(sources, g, unit), formulas(_elements, 3), formulas(_rows, 2),
-        formulas(_rows, 3), _reductions(sources, g, unit),
+        formulas(_rows, 3), _reductions(sources, g, unit), _polynomials(sources, g, unit, grid),
     )  # fmt: skip
     return next(itertools.chain.from_iterable(searches), None)
 
@@ -161,17 +166,47 @@ def _formulas(
                 found = of_letters(whole, [sources[one] for one in given], g, unit, grid)
                 if found is not None:
                     off = found.off([sources[one] for one in given], g) if numbers else 0.0
-                    fitting.append((off, len(fitting), Found(given, written=found)))
+                    fitted = simple(factor, tolerance) is None
+                    fitting.append((off, len(fitting), Found(given, written=found, fitted=fitted)))
         if fitting:
             yield min(fitting)[2]
 
 
+def _polynomials(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Iterator[Found]:
+    """Polynomials of all of a few sources, or of up to three of the nearest."""
+    names, table, y = _spread_elements(sources, g)
+    few = len(names) <= len(LETTERS)
+    sizes = (len(names),) if few else (2, 3)
+    for chosen in (one for size in sizes for one in itertools.combinations(range(min(len(names), NEIGHBOURS)), size)):
+        found = polynomial(table[list(chosen)], y, ROUNDINGS * unit)
+        if found is not None:
+            given = [names[chosen[place]] for place in found.places]
+            written = of_letters(found.text, [sources[one] for one in given], g, unit, grid)
+            if written is not None:
+                yield Found(given, written=written, fitted=found.fitted)
+
+
 def _elements(sources: Sources, g: Tensor) -> Laid:
-    """Names, what each source has [names, samples] where `g` has [samples]."""
+    """Names, what each source has [names, samples] where `g` has [samples], none of which is zero."""
     usable = torch.nonzero(g.isfinite().flatten() & (g != 0.0).flatten()).flatten()
     if not len(usable):
         return [], torch.empty(0), torch.empty(0)
-    at = usable[torch.randint(len(usable), (SAMPLES,), generator=torch.Generator().manual_seed(0))]
+    return _picked(sources, g, usable[torch.randint(len(usable), (SAMPLES,), generator=_generator())])
+
+
+def _spread_elements(sources: Sources, g: Tensor) -> Laid:
+    """Likewise, of more samples, each once: of all elements and of the largest ones."""
+    usable = torch.nonzero(g.isfinite().flatten()).flatten()
+    shuffled = usable[torch.randperm(len(usable), generator=_generator())[: 4 * SAMPLES]]
+    largest = usable[g.flatten()[usable].abs().topk(min(SAMPLES, len(usable))).indices]
+    return _picked(sources, g, torch.cat((shuffled, largest)).unique())
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _picked(sources: Sources, g: Tensor, at: Tensor) -> Laid:
     places = torch.unravel_index(at, g.shape)
     return _laid_out(sources, g, lambda x: x.expand(g.shape)[places], g[places])
 

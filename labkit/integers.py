@@ -96,14 +96,14 @@ def _ties(o: Tensor, g: Tensor, inputs: Sequence[Input]) -> bool | None:
         for s in inputs:
             if s is given or s.golden.numel() > x.golden.numel():
                 continue
-            scale, other = _spread_over(s.golden, x.golden), _spread_over(s.observed, x.observed)
+            scale, other = spread_over(s.golden, x.golden), spread_over(s.observed, x.observed)
             if scale is None or other is None:
                 continue
             exact, seen = x.golden / scale, x.observed / other
             low, high = float(g.min()), float(g.max())
             points = [(torch.zeros_like(exact), torch.zeros_like(exact))]  # what may be added to the codes
             for z in (one for one in inputs if one is not given and one is not s):
-                point, theirs = _spread_over(z.golden, x.golden), _spread_over(z.observed, x.observed)
+                point, theirs = spread_over(z.golden, x.golden), spread_over(z.observed, x.observed)
                 points += [(point, theirs)] if point is not None and theirs is not None else []
             for point, theirs in points:
                 if float(((exact.round() + point).clamp(low, high) == g).double().mean()) < 0.98:
@@ -116,7 +116,7 @@ def _ties(o: Tensor, g: Tensor, inputs: Sequence[Input]) -> bool | None:
     return None
 
 
-def _spread_over(s: Tensor, x: Tensor) -> Tensor | None:
+def spread_over(s: Tensor, x: Tensor) -> Tensor | None:
     """s in x's shape: as it broadcasts, as a row's, or as a group's along one axis; None where it is none of these."""
     for candidate in (s, s.unsqueeze(-1)):
         try:

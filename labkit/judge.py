@@ -11,13 +11,13 @@ from dataclasses import replace
 import torch
 
 from labkit import precision, words
-from labkit.allowance import Allowed, by_formula, replayed, storage, unrecorded, unreplayed
+from labkit.allowance import Allowed, by_formula, quantised, replayed, scaled, storage, unrecorded, unreplayed
 from labkit.compare import Comparison, compare
 from labkit.errors import UsageError
 from labkit.formula import formula, named
 from labkit.handed_on import Input
 from labkit.inference import Found, infer
-from labkit.integers import WIDEST_CODE, codes, integers
+from labkit.integers import WIDEST_CODE, codes, integers, spread_over
 from labkit.judgement import INHERITED, MOST_ELEMENTS, NEAREST, UNKNOWN_ORIGIN, Judgement, State, first_reason
 from labkit.magnitude import MASKED, finite, spread
 from labkit.precision import Precision
@@ -59,9 +59,16 @@ def step(name: str, state: State) -> Judgement:
     if _whole(o64, g64, promised, state):
         return integers(name, o, g, op, inputs, state)
 
-    text = _text(name, op, told)
+    text = _text(name, op, told or state.golden.names)
     k = _length(state.golden.step(name).get("K")) or _length(state.observed.step(name).get("K"))
-    allowed = unreplayed(g64, text, k, inputs, _background(g, state), promised, complete=complete)
+    copied = next((x for x in inputs if x.golden.shape == g.shape and torch.equal(x.golden, g64)), None)
+    sure = complete and (copied is not None or state.complete(name, said=True))
+    background = _background(g, state)
+    allowed = unreplayed(g64, text, k, inputs, background, promised, complete=sure)
+    if copied is not None and words.QUANTISED.search(text) and promised.stored != "integer":
+        scales = (spread_over(x.golden, g64) for x in inputs if x is not copied)
+        scale = next((one for one in scales if one is not None), None)
+        allowed = allowed if scale is None else quantised(allowed, scale)
     if g.shape in state.flipped:
         allowed = replace(allowed, bound=allowed.bound.masked_fill(state.flipped[g.shape], math.inf))
     total, below, reasons = _hold(o64, g64, allowed)
@@ -75,7 +82,8 @@ def step(name: str, state: State) -> Judgement:
         found.listed = origin is Origin.TEXT
         if guessed:
             inputs = [state.input(x) for x in what.names]
-        seen, narrow = [x.observed for x in inputs], _narrow(what.names, state)
+        inputs = [x for x in inputs if x.name in what.names]
+        seen, narrow = [x.observed for x in inputs], [state.cut_to(x) for x in what.names]
         if what.way is not None:
             if guessed and what.way.product:
                 promised = precision.of_step(name, o, state.observed, state.golden, g.dtype, is_product=True)
@@ -85,6 +93,8 @@ def step(name: str, state: State) -> Judgement:
             value, own_allowed = by_formula(what.written, seen, narrow, promised, guessed)
         if guessed:
             own_allowed = unrecorded(own_allowed, g64 if known else value, g64, f"{name} {op}", promised)
+        if what.fitted:
+            own_allowed = scaled(own_allowed, value, background[0])
         found.own, found.structure, own_reasons = _hold(o64, value, own_allowed, by_element=True)
         found.inherited = compare(value, g64, math.inf).rms_ratio
         # A running error bound takes all roundings to fall one way: where nothing is inherited the golden tells more.
@@ -118,7 +128,7 @@ def _whole(o: Tensor, g: Tensor, promised: Precision, state: State) -> bool:
 
 
 def _text(name: str, op: str, inputs: Sequence[str]) -> str:
-    """The words that say how a step magnifies errors: its text without its inputs' names, or its name."""
+    """The words that say how a step magnifies errors: its text without the names of steps, or its name."""
     text = _operation(op, inputs) or name
     if words.LOGIT_GRADIENT.search(name):
         text += " dlogits"  # whatever its text says, there are exponentials in it
@@ -141,17 +151,19 @@ def _made(
     """What a step does, of which inputs; `inputs` is None where they are not all told."""
     g64 = g.double()
     unit = 2.0**-53 if promised.golden is None else max(torch.finfo(promised.golden).eps, 2.0**-24)
-    told, exact = [x.name for x in inputs or ()], [x.golden for x in inputs or ()]
-    way = replay(op, exact, g64, unit) if exact else None
-    if way is not None:
-        return Found(told, way), Origin.TEXT
     grid = storage(g64, promised) if promised.unit > precision.UNIT["float16"] else torch.zeros_like(g64)
-    if exact:
+    real = [x for x in inputs or () if state.golden.read(x.name).is_floating_point()]
+    for given in (list(inputs or ()), real if len(real) < len(inputs or ()) else []):  # indices may only select
+        told, exact = [x.name for x in given], [x.golden for x in given]
+        if not exact:
+            continue
+        if (way := replay(op, exact, g64, unit)) is not None:
+            return Found(told, way), Origin.TEXT
         if (written := formula(op, told, exact, g64, unit, grid)) is not None:
             return Found(told, written=written), Origin.TEXT
         if (written := named(op, exact, g64, unit, grid)) is not None:
             return Found(told, written=written), Origin.NAME
-    found = _inferred(name, g, told, unit, grid, state)
+    found = _inferred(name, g, [x.name for x in inputs or ()], unit, grid, state)
     return None if found is None else (found, Origin.NUMBERS)
 
 
@@ -165,21 +177,9 @@ def _inferred(name: str, g: Tensor, told: Sequence[str], unit: float, grid: Tens
     if not told:
         earlier = state.earlier(name)
         sources = [*reversed(earlier[-NEAREST:]), *earlier[:-NEAREST][:NEAREST]]
+    sources = [part for x in sources for part in (x, *state.chosen(x, g))]
     given = {x: t for x in sources if (t := state.searched(x)) is not None}
     return infer(g.double(), given, unit, grid)
-
-
-def _narrow(names: Sequence[str], state: State) -> list[float]:
-    """The round-off of each input's type where that is narrower than float32 and the input was computed: a kernel may
-    have gone on with what it had before it stored it. What was given to the program has no such before."""
-    units = [
-        max(state.units.get(name, 0.0), precision.UNIT.get(precision.dtype_name(state.observed.read(name).dtype), 0.0))
-        for name in names
-    ]
-    return [
-        unit if unit > precision.UNIT["float32"] and state.cut(name) else 0.0
-        for name, unit in zip(names, units, strict=True)
-    ]
 
 
 def _operation(op: str, inputs: Sequence[str]) -> str:

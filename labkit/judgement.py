@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
+from labkit import precision
 from labkit.compare import Comparison
 from labkit.dumps import Dump
 from labkit.handed_on import Input
@@ -65,12 +66,32 @@ class State:
         self.units: dict[str, float] = {}
         """The round-off of each step so far, as it was promised to be stored."""
         self._kept: dict[str, Tensor | None] = {}
+        self._made: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {}
         self.flipped: dict[torch.Size, Tensor] = {}
         """By shape: where a right step so far is zero on one side alone, as a ReLU of what is nearly zero may be. What
         is masked by it later, as its gradient is, may be anything there."""
 
+    def chosen(self, name: str, g: Tensor) -> list[str]:
+        """What a step of indices along g's rows stands for, under names of its own: one where the index is, and one in
+        the rows that have an index at all."""
+        index = self.golden.read(name)
+        if index.is_floating_point() or g.ndim < 2 or not index.numel() or index.shape != g.shape[:-1]:
+            return []
+        if int(index.max()) >= g.shape[-1] or self.observed.read(name).shape != index.shape:
+            return []
+        columns = torch.arange(g.shape[-1])
+        made: dict[str, Callable[[Tensor], Tensor]] = {
+            f"{name}, one-hot": lambda x: (x.unsqueeze(-1) == columns).double()
+        }
+        if bool((index < 0).any()):
+            made[f"{name}, given"] = lambda x: (x.unsqueeze(-1) >= 0).double()
+        self._made |= {one: (name, way) for one, way in made.items()}
+        return list(made)
+
     def searched(self, name: str) -> Tensor | None:
         """The golden's step in float64 if an untold step may be made of it, the last ones kept."""
+        if name in self._made:
+            return self.input(name).golden
         if name not in self._kept:
             value = self.golden.read(name)
             kept = value.is_floating_point() and value.numel() <= MOST_ELEMENTS
@@ -85,12 +106,20 @@ class State:
         given = self.golden.step(name).get("inputs") or self.observed.step(name).get("inputs") or []
         return [str(x) for x in given] if isinstance(given, list) else []
 
-    def cut(self, name: str) -> bool:
-        """Whether a step was computed and has lost digits on the way into its trace."""
+    def cut_to(self, name: str) -> float:
+        """The round-off of a step's type where that is narrower than float32 and the step was computed, else 0.
+
+        A kernel may have gone on with what it had before it stored that; what was given to it has no such before.
+        """
+        if name in self._made:
+            return 0.0
         value, exact = self.observed.read(name), self.golden.read(name)
+        unit = max(self.units.get(name, 0.0), precision.UNIT.get(precision.dtype_name(value.dtype), 0.0))
+        if unit <= precision.UNIT["float32"]:
+            return 0.0
         if value.shape == exact.shape and torch.equal(value.double(), exact.double()):
-            return False
-        return bool(self.inputs(name)) or self.computed(name)
+            return 0.0
+        return unit if self.inputs(name) or self.computed(name) else 0.0
 
     @cached_property
     def ordered(self) -> bool:
@@ -114,13 +143,16 @@ class State:
         return (self.input(x) for x in self.earlier(name))
 
     def input(self, name: str) -> Input:
-        """Both sides of one step, in float64."""
+        """Both sides of one step, in float64, or of what is made of one."""
+        if name in self._made:
+            base, way = self._made[name]
+            return Input(name, way(self.observed.read(base)), way(self.golden.read(base)), base in self.wrong)
         return Input(name, self.observed.read(name).double(), self.golden.read(name).double(), name in self.wrong)
 
-    def complete(self, name: str) -> bool:
-        """Whether neither trace says that an input is not recorded."""
-        said = [d.step(name).get("inputs_complete") for d in (self.golden, self.observed)]
-        return False not in said
+    def complete(self, name: str, *, said: bool = False) -> bool:
+        """Whether neither trace says that an input is not recorded; where it must be `said`, one says the contrary."""
+        words = [d.step(name).get("inputs_complete") for d in (self.golden, self.observed)]
+        return False not in words and (True in words or not said)
 
 
 def first_reason(found: Comparison) -> str:

@@ -47,15 +47,24 @@ _MEANINGS: tuple[tuple[str, tuple[Meaning, ...]], ...] = (
     (r"sqrt", (Meaning("sqrt(a)"), Meaning("rsqrt(a)"))),
     (r"rms_?norm", (Meaning(_RMS, 1), Meaning(_RMS + "*b", 1), Meaning("a*b*c", 1))),
     (r"layer_?norm|\bln\b", (Meaning(_LAYER, 1), Meaning(f"{_LAYER}*b", 1), Meaning(f"{_LAYER}*b+c", 2))),
-    (r"log_?sum_?exp|\blse\b", (Meaning(_LSE),)),
+    (r"log[ _-]*sum[ _-]*exp|\blse\b", (Meaning(_LSE),)),
     (r"mean.*square", (Meaning("mean(a*a)"),)),
+    (r"\bvar", (Meaning("mean((a-b)*(a-b))"),)),
+    (r"rstd|inv\w*[ _]*(rms|std)|rsqrt", (
+        Meaning("rsqrt(mean((a-b)*(a-b))+eps)", 1), Meaning("rsqrt(mean((a-mean(a))*(a-mean(a)))+eps)", 1),
+        Meaning("rsqrt(mean(a*a)+eps)", 1), Meaning("rsqrt(a+eps)", 1),
+    )),
     (r"normali[sz]", (Meaning("a/sum(a)"), Meaning("a/rows(a)"), Meaning("a/b"), Meaning("a*b"))),
-    (r"softmax.*(back|bwd|grad)|(back|bwd|grad|d).*softmax", (Meaning("a*(b-sum(a*b))", 2),)),
+    (r"softmax.*(back|bwd|grad)|(back|bwd|grad|d).*softmax", (
+        Meaning("a*(b-c)", 1), Meaning("a*(b-sum(a*b))", 2),
+    )),
     (r"rope|rotary|rotat", (Meaning("a*b+halves(a)*c", 2), Meaning("a*b+pairs(a)*c", 2))),
     (r"ema|average|moment|\bm\b", (Meaning("beta1*a+(1-beta1)*b", 2), Meaning("(1-beta1)*a"))),
     (r"ema|average|moment|square|\bv\b", (Meaning("beta2*a+(1-beta2)*b*b", 2), Meaning("(1-beta2)*a*a", 1))),
     (r"nll|loss|entropy", (Meaning("a-b"),)),
-    (r"\bdots?\b", (Meaning("sum(a*b)"),)),
+    (r"\bdots?\b|sum|mean|delta|grad", (
+        Meaning("sum(a*b)", 1), Meaning("mean(a*b)", 1), Meaning("tokens(a*b)", 1), Meaning("tokens(a)"),
+    )),
     (r"residual|\badd\b", (Meaning("a+b"), Meaning("a+b+c", 1))),
     (r"\bmul\b|product|times|gate", (Meaning("a*b"), Meaning("a*b*c", 1))),
 )  # fmt: skip

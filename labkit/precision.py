@@ -75,6 +75,9 @@ _LEVELS = re.compile(
 )
 """Real numbers that were kept as integers in between."""
 
+_DOTTED = re.compile(r"(?<![\w.])[A-Za-z]\w*\.[A-Za-z]\w*(?![\w.(])")
+"""`q.K` is a product where no step is called so."""
+_SYMBOL = re.compile(r"[_0-9A-Z]")
 _JUXTAPOSED = re.compile(r"[)\]]\s+([A-Za-z]\w*)")
 """`softmax(scores) v`: what is in brackets times what follows, if that is an input."""
 
@@ -151,6 +154,8 @@ def of_step(
         stored = promised
     if own in _DTYPES and _FLOAT8.search(_text(name, observed, golden)):
         stored = _float8(name, observed, golden) or stored
+    elif own in _DTYPES and (short := _float8(name, observed, golden)) and _only_of(short, tensor, golden.read(name)):
+        stored = short
     compute_text = " ".join(
         str(text).lower()
         for text in (observed.about.get("compute"), observed.about.get("dtype_note"), golden.about.get("compute"))
@@ -162,7 +167,8 @@ def of_step(
     factors, alike = _factors(name, tensor, golden)
     product = is_product or bool(_PRODUCT.search(op)) or not _NO_PRODUCT.search(op)
     fused = not told and bool(_OF_SCORES.search(name)) and not any(_SCORED.search(one) for one in golden.names)
-    product = product or juxtaposed(op, golden.step(name).get("inputs") or observed.step(name).get("inputs"))
+    given = golden.step(name).get("inputs") or observed.step(name).get("inputs")
+    product = product or (told and juxtaposed(op, given or golden.names))
     product = product or fused or (factors > 1 and (not told or (not alike and bool(_SCORES.search(op)))))
     accumulate = UNIT["float32"] if UNIT.get(stored, 0.0) >= UNIT["float32"] or stored == "integer" else UNIT["float64"]
     unpromised = not re.search(r"fp32|float32|f32|\bsingle\b", compute_text) and UNIT[stored] > UNIT["float32"]
@@ -208,11 +214,17 @@ def _levels(op: str) -> int:
 
 
 def juxtaposed(op: str, inputs: object) -> bool:
-    """Whether a text multiplies what is in brackets by an input that follows, or two inputs side by side."""
+    """Whether a text multiplies what is in brackets by an input that follows, or two inputs side by side.
+
+    Of two, one may not be recorded, if it is spelled like no word.
+    """
     names = [str(x) for x in inputs] if isinstance(inputs, list) else []
     side_by_side = re.findall(r"(?=\b([A-Za-z]\w*)\s+([A-Za-z]\w*))", op)
+    if any(one not in names and not one.islower() for one in _DOTTED.findall(op)):
+        return True
     return any(name.startswith(word) for word in _JUXTAPOSED.findall(op) for name in names) or any(
-        one in names and other in names for one, other in side_by_side
+        {one, other} & {*names} and all(x in names or _SYMBOL.search(x) for x in (one, other))
+        for one, other in side_by_side
     )
 
 
@@ -230,6 +242,16 @@ def _float8(name: str, observed: Dump, golden: Dump) -> str | None:
     if own and own.group(1) in known:
         return known[own.group(1)]
     return next((known[one] for one in known if one in texts), None)
+
+
+def _only_of(kept: str, observed: torch.Tensor, golden: torch.Tensor) -> bool:
+    """Whether all of many observed numbers are some of a narrow type's, as the golden's are not."""
+    narrow = _DTYPES[kept]
+
+    def on_grid(x: torch.Tensor) -> bool:
+        return bool((x.to(narrow).to(x.dtype) == x).all())
+
+    return observed.numel() >= 64 and on_grid(observed) and not on_grid(golden) and len(observed.unique()) >= 16
 
 
 def _factors(name: str, tensor: torch.Tensor, golden: Dump) -> tuple[int, bool]:
