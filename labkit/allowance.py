@@ -69,6 +69,12 @@ def storage(g: Tensor, precision: Precision) -> Tensor:
     return half
 
 
+def roundings(g: Tensor, precision: Precision) -> tuple[float, Tensor]:
+    """The golden's own round-off, and what rounding to the promised type may move its elements."""
+    unit = 2.0**-53 if precision.golden is None else max(torch.finfo(precision.golden).eps, UNIT["float32"])
+    return unit, storage(g, precision) if precision.unit > UNIT["float16"] else torch.zeros_like(g)
+
+
 def replayed(
     found: Replay, inputs: Sequence[Tensor], precision: Precision, parts: int = 1, narrow: Sequence[float] = ()
 ) -> tuple[Tensor, Allowed]:

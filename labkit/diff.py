@@ -13,6 +13,7 @@ from labkit.dumps import Dump, open_dump
 from labkit.errors import UsageError
 from labkit.judge import step
 from labkit.judgement import Judgement, State
+from labkit.ordering import deduced, in_order
 from labkit.repetition import digest
 from labkit.tables import Table, number
 
@@ -26,6 +27,8 @@ class Diff:
     steps: dict[str, Judgement | None] = field(default_factory=dict)
     """None for a step that the observed has not."""
     unexpected: list[str] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    """The golden's steps as they were judged."""
 
     @property
     def first(self) -> str | None:
@@ -33,40 +36,14 @@ class Diff:
         return next((name for name, j in self.steps.items() if j is None or j.wrong), None)
 
 
-def in_order(golden: Dump, observed: Dump) -> list[str]:
-    """The golden's steps in its own order; where only the observed says one, in that, with what it has not after it.
-
-    Where neither says one, in the names' natural order, but no step before its own inputs.
-    """
-    if golden.about.get("order"):
-        return golden.names
-    if not observed.about.get("order"):
-        return _inputs_first(golden.names, State(observed, golden))
-    known = [name for name in observed.names if name in golden]
-    return known + [name for name in golden.names if name not in observed]
-
-
-def _inputs_first(names: list[str], state: State) -> list[str]:
-    ordered: dict[str, None] = {}
-    for wanted in names:
-        open_steps, met = [wanted], {wanted}
-        while open_steps:
-            first = next(
-                (x for x in state.inputs(open_steps[-1]) if x in names and x not in ordered and x not in met), None
-            )
-            if first is None:  # all there, or a circle, which is cut where it is met
-                ordered[open_steps.pop()] = None
-            else:
-                met.add(first)
-                open_steps.append(first)
-    return list(ordered)
-
-
 def diff(observed: Dump, golden: Dump) -> Diff:
     """Judge every step of the golden. Reads a step and its inputs at a time."""
     result = Diff(unexpected=[name for name in observed.names if name not in golden])
     state = State(observed, golden)
-    for name in in_order(golden, observed):
+    if not state.ordered:
+        state.deduced = deduced(state)
+    result.order = in_order(golden, observed, state.deduced)
+    for name in result.order:
         if name not in observed:
             result.steps[name] = None
             state.wrong.add(name)
@@ -163,7 +140,7 @@ def report(golden: Path, observed: Sequence[Path]) -> Report:
             else:
                 raise UsageError(f"{path}: shares no step with {golden}; wanted the same names")
     runs = {path: diff(dump, reference) for path, dump in dumps.items()}
-    order = in_order(reference, next(iter(dumps.values())))
+    order = next(iter(runs.values())).order
     return Report(runs, order, _repeats(list(dumps.values()), order))
 
 

@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from labkit.convolution import convolutions
 from labkit.expression import sampled, uses_rows
 from labkit.formula import Formula, of_letters
 from labkit.named import EPSILONS, everything
@@ -59,10 +60,13 @@ class Found:
     """Whether the formula has a constant that was fitted, and so may be a number of the data."""
 
 
-def infer(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Found | None:
+def infer(
+    g: Tensor, sources: Sources, unit: float, grid: Tensor, accept: Callable[[Found], bool] | None = None
+) -> Found | None:
     """What gives `g` (float64) from some of `sources`, the likeliest first; None where nothing is found.
 
-    `unit` is the golden's round-off, and `grid` what rounding to the promised type may move its elements.
+    `unit` is the golden's round-off, and `grid` what rounding to the promised type may move its elements. Of what is
+    found the first counts that `accept` takes.
     """
     sources = {name: x for name, x in sources.items() if bool((x != 0.0).any()) and not _same(x, g, unit)}
     telling = g.numel() >= FEWEST and bool(g.isfinite().any()) and len(g.flatten()[:4096].unique()) >= FEWEST // 2
@@ -71,10 +75,10 @@ def infer(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Found | Non
     formulas = partial(_formulas, sources, g, unit, grid)
     searches = (
         _moved(sources, g, unit), formulas(_elements, 1), _softmaxes(sources, g, unit), formulas(_rows, 1),
-        formulas(_elements, 2), _products(sources, g, unit), formulas(_elements, 3), formulas(_rows, 2),
-        formulas(_rows, 3), _reductions(sources, g, unit), _polynomials(sources, g, unit, grid),
+        formulas(_elements, 2), _products(sources, g, unit), _convolutions(sources, g, unit), formulas(_elements, 3),
+        formulas(_rows, 2), formulas(_rows, 3), _reductions(sources, g, unit), _polynomials(sources, g, unit, grid),
     )  # fmt: skip
-    return next(itertools.chain.from_iterable(searches), None)
+    return next(filter(accept, itertools.chain.from_iterable(searches)), None)
 
 
 def _same(x: Tensor, g: Tensor, unit: float) -> bool:
@@ -145,6 +149,20 @@ def _products(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
             way = replay("matmul", [x, z], g, unit)
             if way is not None:
                 yield Found([a, b], way)
+
+
+def _convolutions(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
+    """A convolution of two steps of g's number of dimensions, or a gradient of one."""
+    left = MOST_MULTIPLICATIONS
+    like = [(name, x) for name, x in sources.items() if x.ndim == g.ndim > 2]
+    for (a, x), (b, z) in itertools.permutations(like, 2):
+        one = next(convolutions("", [x, z], g), None)
+        if one is None or (cost := float(g.numel()) * one.length) > left:
+            continue
+        left -= cost
+        way = replay("conv", [x, z], g, unit)
+        if way is not None:
+            yield Found([a, b], way)
 
 
 def _formulas(
@@ -226,9 +244,12 @@ def _rows(sources: Sources, g: Tensor) -> Laid:
 def _laid_out(sources: Sources, g: Tensor, pick: Callable[[Tensor], Tensor], y: Tensor) -> Laid:
     names, rows = [], []
     for name, x in sources.items():
-        for shaped in (x, x.reshape(*x.shape, *(1,) * (g.ndim - x.ndim)) if 0 < x.ndim < g.ndim else None):
-            if shaped is None:
-                continue
+        ways = [x]
+        if 0 < x.ndim < g.ndim:
+            ways.append(x.reshape(*x.shape, *(1,) * (g.ndim - x.ndim)))
+        if x.ndim == 1 and g.ndim > 2:  # a number a channel
+            ways.append(x.reshape(1, -1, *(1,) * (g.ndim - 2)))
+        for shaped in ways:
             try:
                 row = pick(shaped)
             except RuntimeError:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from labkit import precision, words
-from labkit.allowance import Allowed, by_formula, quantised, replayed, scaled, storage, unrecorded, unreplayed
+from labkit.allowance import Allowed, by_formula, quantised, replayed, roundings, scaled, unrecorded, unreplayed
 from labkit.compare import Comparison, compare
 from labkit.errors import UsageError
 from labkit.formula import formula, named
@@ -150,8 +150,7 @@ def _made(
 ) -> tuple[Found, Origin] | None:
     """What a step does, of which inputs; `inputs` is None where they are not all told."""
     g64 = g.double()
-    unit = 2.0**-53 if promised.golden is None else max(torch.finfo(promised.golden).eps, 2.0**-24)
-    grid = storage(g64, promised) if promised.unit > precision.UNIT["float16"] else torch.zeros_like(g64)
+    unit, grid = roundings(g64, promised)
     real = [x for x in inputs or () if state.golden.read(x.name).is_floating_point()]
     for given in (list(inputs or ()), real if len(real) < len(inputs or ()) else []):  # indices may only select
         told, exact = [x.name for x in given], [x.golden for x in given]
@@ -169,12 +168,12 @@ def _made(
 
 def _inferred(name: str, g: Tensor, told: Sequence[str], unit: float, grid: Tensor, state: State) -> Found | None:
     """What an untold step is made of, if the golden's numbers tell; of its own inputs where these are all told."""
-    if not g.dtype.is_floating_point or g.numel() > MOST_ELEMENTS or not (state.ordered or told):
+    if not g.dtype.is_floating_point or g.numel() > MOST_ELEMENTS:
         return None
     if not state.computed(name):
         return None
-    sources = list(told)
-    if not told:
+    sources = list(told or state.deduced.get(name, ()))
+    if not sources and state.ordered:
         earlier = state.earlier(name)
         sources = [*reversed(earlier[-NEAREST:]), *earlier[:-NEAREST][:NEAREST]]
     sources = [part for x in sources for part in (x, *state.chosen(x, g))]

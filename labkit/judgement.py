@@ -65,6 +65,8 @@ class State:
         self.background: list[tuple[float, ...]] = []
         self.units: dict[str, float] = {}
         """The round-off of each step so far, as it was promised to be stored."""
+        self.deduced: dict[str, list[str]] = {}
+        """What steps were found to be made of, where nobody tells their order."""
         self._kept: dict[str, Tensor | None] = {}
         self._made: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {}
         self.flipped: dict[torch.Size, Tensor] = {}

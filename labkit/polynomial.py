@@ -66,7 +66,7 @@ def _fit(terms: Sequence[Monomial], table: Tensor, y: Tensor, tolerance: float) 
     scale = torch.where(scale > 0.0, scale, 1.0)
     constants = torch.linalg.lstsq(columns / scale, y[:, None], driver="gelsd").solution[:, 0] / scale
     parts = columns * constants
-    off = (parts.sum(-1) - y).abs() <= tolerance * (parts.abs().sum(-1) + y.abs())
+    off = (parts.sum(-1) - y).abs() <= tolerance * (parts.abs().sum(-1) + y.abs().mean())
     return [float(c) for c in constants] if bool(off.all()) else None
 
 

@@ -701,3 +701,112 @@ def test_where_all_of_an_unlabelled_trace_has_few_digits_that_is_how_it_is_store
     assert not said(golden, observed)["alarm"]
     alone = {"1_x": x.float(), "2_w": w.float(), "3_y": (x @ w).float(), "4_z": rounded(torch.tanh(x @ w))}
     assert said(golden, alone)["first_divergent_step"] == "4_z"
+
+
+def test_a_backward_softmax_is_replayed_from_the_delta_that_it_was_given(said, rng):
+    p, dp = (
+        torch.softmax(torch.from_numpy(rng.standard_normal((32, 32))), -1),
+        torch.from_numpy(rng.standard_normal((32, 32))),
+    )
+    steps = {"ds": {"op": "softmax_backward axis=-1", "inputs": ["p", "dp", "delta"], "inputs_complete": True}}
+    golden = {"p": p, "dp": dp, "delta": (p * dp).sum(-1, keepdim=True)}
+    golden["ds"] = p * (dp - golden["delta"])
+    near = {name: golden[name].float() for name in ("p", "dp")} | {"delta": (1.01 * golden["delta"]).float()}
+    about = {"compute": "tf32 matmul, fp32 accumulate"}
+    seen = near | {"ds": near["p"] * (near["dp"] - near["delta"])}
+    assert said(golden, seen, steps, **about)["first_divergent_step"] == "delta"
+    assert said(golden, seen, steps, **about)["steps"]["ds"]["reasons"] == [UNKNOWN_ORIGIN]
+    seen = near | {"delta": golden["delta"].float(), "ds": near["p"] * near["dp"]}
+    assert said(golden, seen, steps, **about)["first_divergent_step"] == "ds"
+
+
+def cross_entropy(rng, zeta=0.03, ignored=False):
+    """Rows of probabilities, their targets, and the gradient of their mean loss with a z-loss."""
+    logits, targets = torch.from_numpy(rng.standard_normal((24, 40))), torch.from_numpy(rng.integers(0, 40, 24))
+    if ignored:
+        targets[::5] = -100
+    given, lse = (targets >= 0).double()[:, None], logits.logsumexp(-1, keepdim=True)
+    hot = (targets[:, None] == torch.arange(40)).double()
+    p = torch.softmax(logits, -1)
+    return {"p": p, "targets": targets, "lse": lse, "dz": given * (p * (1.0 + 2.0 * zeta * lse) - hot) / given.sum()}
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_gradient_of_a_cross_entropy_is_made_of_one_hot_targets(said, rng, ignored):
+    """In bfloat16 p - 1 is off by many of its own digits where p is nearly one."""
+    golden = cross_entropy(rng, ignored=ignored)
+    steps = {"dz": {"op": "gradient of the loss", "inputs": ["p", "targets", "lse"], "inputs_complete": True}}
+    about = {"compute": "bf16 inputs, fp32 accumulate", "storage_dtype": "bfloat16"}
+    right = {name: x.bfloat16() if x.is_floating_point() else x for name, x in golden.items()}
+    p, lse, targets = right["p"].float(), right["lse"].float(), golden["targets"]
+    hot, given = (targets[:, None] == torch.arange(40)).float(), (targets >= 0).float()[:, None]
+    right["dz"] = (given * (p * (1.0 + 0.06 * lse) - hot) / given.sum()).bfloat16()
+    assert not said(golden, right, steps, **about)["alarm"]
+    without = right | {"dz": (given * (p - hot) / given.sum()).bfloat16()}
+    assert said(golden, without, steps, **about)["first_divergent_step"] == "dz"
+
+
+def test_a_factor_that_may_be_a_number_of_the_data_may_be_off_as_the_data_are(said, rng):
+    p, u = torch.from_numpy(rng.standard_normal((48, 32))), torch.from_numpy(rng.standard_normal((48, 32)))
+    steps = {"new": {"op": "clipped update", "inputs": ["p", "u", "rms"], "inputs_complete": True}}
+
+    def run(dtype, factor=1.0):
+        x, y = p.to(dtype), u.bfloat16().to(dtype) if dtype == torch.float32 else u
+        rms = y.pow(2).mean().sqrt().reshape(1)
+        return {"p": x, "u": y, "rms": rms, "new": x - 0.1 * factor * y / rms}
+
+    golden, about = run(torch.float64), {"compute": "bf16 inputs, fp32 accumulate"}
+    assert not said(golden, run(torch.float32), steps, **about)["alarm"]
+    assert said(golden, run(torch.float32, 1.1), steps, **about)["first_divergent_step"] == "new"
+
+
+@pytest.mark.parametrize("text", ["K cache, fp8 e4m3", "nothing"])
+def test_float8_is_seen_by_its_grid_where_the_text_names_it_at_all(said, rng, text):
+    k = torch.from_numpy(rng.standard_normal((48, 64)))
+    kept = k.to(torch.float8_e4m3fn).float()
+    assert said({"k": k}, {"k": kept}, dtype_note=text)["alarm"] is (text == "nothing")
+    shifted = kept.roll(1, 0)
+    assert said({"k": k}, {"k": shifted}, dtype_note=text)["alarm"]
+
+
+def test_weights_kept_in_four_bits_are_held_to_their_scale_where_the_golden_kept_them(said, rng):
+    w = torch.from_numpy(rng.standard_normal((16, 128)))
+    groups = w.reshape(16, 4, 32)
+    scale = (groups.amax(-1) - groups.amin(-1)) / 15.0
+    low = groups.amin(-1, keepdim=True)
+    kept = (((groups - low) / scale[..., None]).round().clamp(0, 15) * scale[..., None] + low).reshape(16, 128)
+    steps = {"deq": {"op": "dequant(int4(w), group=32)", "inputs": ["w", "scale"]}}
+    golden = {"w": w, "scale": scale, "deq": w}
+    seen = {"w": w.float(), "scale": scale.float(), "deq": kept.float()}
+    assert not said(golden, seen, steps)["alarm"]
+    wrong = kept.clone()
+    wrong[:, 32:64] = wrong[:, 64:96]
+    assert said(golden, seen | {"deq": wrong.float()}, steps)["first_divergent_step"] == "deq"
+
+
+def test_an_order_that_nobody_tells_is_read_off_the_golden(said, tmp_path, rng):
+    """In the order of their names `down` and `act` come before what they are made of."""
+
+    def run(dtype, x, of_act=1.0, of_h=1.0):
+        gate, up = (torch.from_numpy(np.random.default_rng(i).standard_normal((32, 64))).to(dtype) for i in (1, 2))
+        down = torch.from_numpy(np.random.default_rng(3).standard_normal((64, 16))).to(dtype)
+        g, u = x.to(dtype) @ gate, x.to(dtype) @ up
+        act = of_act * torch.nn.functional.silu(g)
+        h = of_h * act * u
+        out = h @ down
+        return {"x": x.to(dtype), "w1": gate, "w2": up, "w3": down, "gated": g, "upper": u, "act": act, "h": h,
+                "down": out, "a_sum": x.to(dtype)[:, :16] + out, "x16": x.to(dtype)[:, :16].clone()}  # fmt: skip
+
+    def files(**traces):
+        for name, tensors in traces.items():
+            save_file({k: v.contiguous() for k, v in tensors.items()}, tmp_path / f"{name}.safetensors")
+        return report(tmp_path / "golden.safetensors", [tmp_path / "observed.safetensors"])
+
+    x = torch.from_numpy(rng.standard_normal((24, 32)))
+    golden = run(torch.float64, x)
+    shown = files(golden=golden, observed=run(torch.float32, x))
+    assert shown.first is None
+    place = {name: i for i, name in enumerate(shown.order)}
+    assert place["gated"] < place["act"] < place["h"] < place["down"] < place["a_sum"]
+    for at, factors in {"act": (1.01, 1.0), "h": (1.0, 1.01)}.items():
+        assert files(golden=golden, observed=run(torch.float32, x, *factors)).first == at

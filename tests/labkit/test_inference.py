@@ -1,11 +1,14 @@
 """What an untold step is made of: what is found in the golden's numbers, and what is not."""
 
 import ast
+import re
 
+import numpy as np
 import pytest
 import torch
 
 from labkit.inference import infer
+from labkit.polynomial import polynomial
 
 U = 2.0**-53
 NONE = torch.zeros((), dtype=torch.float64)
@@ -79,3 +82,34 @@ def test_a_golden_with_some_nan_is_found_by_the_rest(sources):
     found = infer(golden, sources, U, NONE)
     assert found is not None
     assert set(found.names) == {"x", "y"}
+
+
+def test_a_polynomial_is_found_with_the_constants_that_no_text_gives(sources):
+    a, b, c = sources["x"], sources["y"], sources["gain"]
+    golden = 0.0213 * a + 1.7e-3 * a * c - 0.0213 * b
+    found = infer(golden, {"x": a, "y": b, "gain": c}, U, NONE)
+    assert set(found.names) == {"x", "y", "gain"}
+    assert found.fitted
+    given = [sources[name] for name in found.names]
+    value = found.written.value(given, [0.0 * x for x in given], U)[0]
+    assert torch.allclose(value, golden, rtol=1e-12, atol=1e-13)
+
+
+def test_a_polynomial_has_no_more_terms_than_it_needs_and_plain_fractions():
+    table = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 200)))
+    found = polynomial(table, 0.25 * table[0] - table[2] * table[2], 1e-13)
+    assert (found.places, found.fitted) == ((0, 2), False)
+    assert sorted(re.split(r"(?<=[ab])\+", found.text)) == ["(-1.0)*b*b", "(0.25)*a"]
+    assert polynomial(table, torch.exp(table[0]), 1e-13) is None
+    assert polynomial(table[:, :8], table[0, :8] * table[1, :8], 1e-13) is None  # fewer samples than it may have terms
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["forward", "gradient of the input"])
+def test_a_convolution_is_found(rng, transposed):
+    x, w = torch.from_numpy(rng.standard_normal((2, 4, 9, 9))), torch.from_numpy(rng.standard_normal((6, 4, 3, 3)))
+    golden = torch.nn.functional.conv2d(x, w, padding=1)
+    sources = {"w": w, "x": x}
+    if transposed:
+        golden, sources["x"] = torch.nn.grad.conv2d_input(x.shape, w, golden, padding=1), golden
+    found = infer(golden, sources, U, NONE)
+    assert torch.allclose(found.way.run(*[sources[name] for name in found.names]), golden)
