@@ -133,6 +133,8 @@ def by_formula(
     cut = [unit * finite(x).abs() for unit, x in zip(narrow, inputs, strict=True)]
     value, error = found.value(inputs, cut, each, u)
     rounded = found.value(inputs, [torch.zeros_like(x) for x in inputs], each, u)[1] if any(narrow) else error
+    last = (each - u) * value.abs()  # the last rounding is that of storage
+    error, rounded = (error - last).clamp(min=0.0), (rounded - last).clamp(min=0.0)
     if precision.dtype is not None and precision.stored.startswith("float8"):
         largest = torch.finfo(precision.dtype).max
         value = value.clamp(-largest, largest)
@@ -145,38 +147,6 @@ def by_formula(
     drift = bound if few else 2.0 * rounded  # else rounding to nearest has none
     noise = 2.0 * error + half + 2.0**-149
     return value, Allowed(bound, noise, drift, drift, "its formula in float64 from the observed inputs")
-
-
-def quantised(allowed: Allowed, scale: Tensor) -> Allowed:
-    """Of a step that is its input in a golden without rounding, and was kept as whole multiples of `scale`.
-
-    A zero point was rounded too, so an element may be off by a whole step; of many, roundings are even over one.
-    """
-    size = finite(scale).abs()
-    noise = (allowed.noise**2 + size**2 / 6.0).sqrt()
-    return Allowed(allowed.bound + size, noise, allowed.shared, allowed.overall, allowed.why)
-
-
-def scaled(allowed: Allowed, value: Tensor, relative: float) -> Allowed:
-    """Of a step with a factor that may be a number of the data, off by what the steps before it are, `relative`."""
-    size = finite(value).abs()
-    off = AMPLIFICATION * relative * (size + size.pow(2).mean().sqrt())  # what is added to it may cancel
-    return Allowed(allowed.bound + off, allowed.noise, allowed.shared + off, allowed.overall + off, allowed.why)
-
-
-def unrecorded(allowed: Allowed, value: Tensor, g: Tensor, op: str, precision: Precision) -> Allowed:
-    """Of a step whose inputs were guessed: it may have been made of better ones than those on record.
-
-    `value` is what the observed ones give, `g` what the golden's give: it may be anything between, and about.
-    """
-    moved = finite(value - g).abs()
-    relative = (moved / finite(g).abs().clamp(min=1e-300)).median()
-    typical = torch.maximum(moved.pow(2).mean().sqrt(), relative * finite(g).abs())
-    coefficient = _coefficient(op, precision.compute + precision.extra) * finite(g).abs()
-    bound = allowed.bound + 2.0 * moved + 6.0 * typical + 2.0 * coefficient
-    noise = (allowed.noise**2 + typical**2).sqrt()
-    shared, overall = allowed.shared + 6.0 * typical + coefficient, allowed.overall + 2.0 * typical + coefficient
-    return Allowed(MARGIN * bound, MARGIN * noise, MARGIN * shared, MARGIN * overall, allowed.why)
 
 
 def _logit_error(found: Replay, inputs: Sequence[Tensor], precision: Precision, u: float) -> float:
@@ -264,17 +234,17 @@ def unreplayed(
     drift = precision.factor * size if precision.factor == 2.0 * UNIT["tf32"] else torch.zeros_like(size)
     shared = a * together * reach + local + scaled + 8.0 * u * condition * size + drift
     bound = own * 4.0 + max(a * peak, 6.0 * a * rms) * reach + local + a * scaled + 1.001 * step
-    coefficient = _coefficient(op, u) * size
-    bound, shared = bound + 2.0 * coefficient, shared + coefficient
+    drifting = coefficient(op, u) * size
+    bound, shared = bound + 2.0 * drifting, shared + drifting
     noise = (half**2 + own**2).sqrt()
-    overall = coefficient + (a * average + 4.0 * u * condition) * reach + (local if words.MINUS.search(op) else 0.0)
+    overall = drifting + (a * average + 4.0 * u * condition) * reach + (local if words.MINUS.search(op) else 0.0)
     overall = overall + drift  # factors that hardware truncates shrink every product a little
     bound = torch.where(bound.isnan(), math.inf, bound)
     why = "rounding, and what the inputs were off"
     return Allowed(MARGIN * bound, MARGIN * noise, MARGIN * shared, MARGIN * overall, why)
 
 
-def _coefficient(op: str, u: float) -> float:
+def coefficient(op: str, u: float) -> float:
     """Relative error that 1 - beta brings when it is computed in the step's precision: u beta / (1 - beta)."""
     if not words.MOMENT.search(op):
         return 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,14 +23,12 @@ from labkit.named import EPSILONS, everything
 from labkit.polynomial import LETTERS, polynomial, simple
 from labkit.replay import replay
 from labkit.replayed import Replay
+from labkit.samples import Laid, Sources, elements, rows, spread_elements
 
 Tensor = torch.Tensor
-Sources = Mapping[str, Tensor]
-Laid = tuple[list[str], Tensor, Tensor]
 
 FEWEST = 8
 """Elements of a step from which it is searched: fewer may agree by chance."""
-SAMPLES, ROWS = 48, 2
 MOST_TABLE = 1 << 22
 """Numbers that one text is evaluated on at a time."""
 ROUNDINGS = 256.0
@@ -74,9 +72,10 @@ def infer(
         return None
     formulas = partial(_formulas, sources, g, unit, grid)
     searches = (
-        _moved(sources, g, unit), formulas(_elements, 1), _softmaxes(sources, g, unit), formulas(_rows, 1),
-        formulas(_elements, 2), _products(sources, g, unit), _convolutions(sources, g, unit), formulas(_elements, 3),
-        formulas(_rows, 2), formulas(_rows, 3), _reductions(sources, g, unit), _polynomials(sources, g, unit, grid),
+        _moved(sources, g, unit), formulas(elements, 1), _softmaxes(sources, g, unit), formulas(rows, 1),
+        formulas(elements, 2), _products(sources, g, unit), _convolutions(sources, g, unit), formulas(elements, 3),
+        formulas(rows, 2), formulas(rows, 3), _reductions(sources, g, unit, grid),
+        _polynomials(sources, g, unit, grid),
     )  # fmt: skip
     return next(filter(accept, itertools.chain.from_iterable(searches)), None)
 
@@ -108,7 +107,16 @@ def _softmaxes(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
                     yield Found([name], way)
 
 
-def _reductions(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
+def _reductions(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Iterator[Found]:
+    of_rows = [name for name, x in sources.items() if x.ndim > 1 and g.shape in (x.shape[:-1], (*x.shape[:-1], 1))]
+    of_columns = [name for name, x in sources.items() if x.ndim > 1 and g.shape in (x.shape[-1:], (1, *x.shape[-1:]))]
+    for text in TEXTS:
+        names = of_columns if "tokens(" in text else of_rows
+        for given in itertools.permutations(names, len(_letters(text))) if uses_rows(text) else ():
+            for eps in EPSILONS if "eps" in text else ("",):
+                written = of_letters(text.replace("eps", eps), [sources[one] for one in given], g, unit, grid)
+                if written is not None:
+                    yield Found(list(given), written=written)
     for name, x in sources.items():
         if x.numel() > g.numel() and x.numel() % g.numel() == 0:
             for text in ("sum", "mean", "max", "variance"):
@@ -138,11 +146,11 @@ def _products(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
             if lead != g.shape[:-2] or cost > left:
                 continue
             p, q = p.expand(*lead, *p.shape[-2:]), q.expand(*lead, *q.shape[-2:])
-            rows = [(p[(*one[:-2], one[-2])], q.mT[(*one[:-2], one[-1])]) for one in at]
-            tried = torch.stack([row @ column for row, column in rows])
+            pairs = [(p[(*one[:-2], one[-2])], q.mT[(*one[:-2], one[-1])]) for one in at]
+            tried = torch.stack([row @ column for row, column in pairs])
             largest = int(tried.abs().argmax())
             factor = y[largest] / tried[largest]
-            size = max(float(row.abs() @ column.abs()) for row, column in rows)
+            size = max(float(row.abs() @ column.abs()) for row, column in pairs)
             if not bool(((y - factor * tried).abs() <= ROUNDINGS * unit * factor.abs() * size).all()):
                 continue
             left -= cost
@@ -172,7 +180,7 @@ def _formulas(
     names, table, y = suggest(sources, g)
     tolerance = ROUNDINGS * unit
     for text in TEXTS if names else ():
-        if uses_rows(text) != (suggest is _rows) or len(_letters(text)) != letters:
+        if uses_rows(text) != (suggest is rows) or len(_letters(text)) != letters:
             continue
         fitting: list[tuple[float, int, Found]] = []  # a golden in float32 does not tell every epsilon from the next
         for numbers in [{"eps": float(e)} for e in EPSILONS] if "eps" in text else [{}]:
@@ -192,7 +200,7 @@ def _formulas(
 
 def _polynomials(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Iterator[Found]:
     """Polynomials of all of a few sources, or of up to three of the nearest."""
-    names, table, y = _spread_elements(sources, g)
+    names, table, y = spread_elements(sources, g)
     few = len(names) <= len(LETTERS)
     sizes = (len(names),) if few else (2, 3)
     for chosen in (one for size in sizes for one in itertools.combinations(range(min(len(names), NEIGHBOURS)), size)):
@@ -202,63 +210,6 @@ def _polynomials(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Iter
             written = of_letters(found.text, [sources[one] for one in given], g, unit, grid)
             if written is not None:
                 yield Found(given, written=written, fitted=found.fitted)
-
-
-def _elements(sources: Sources, g: Tensor) -> Laid:
-    """Names, what each source has [names, samples] where `g` has [samples], none of which is zero."""
-    usable = torch.nonzero(g.isfinite().flatten() & (g != 0.0).flatten()).flatten()
-    if not len(usable):
-        return [], torch.empty(0), torch.empty(0)
-    return _picked(sources, g, usable[torch.randint(len(usable), (SAMPLES,), generator=_generator())])
-
-
-def _spread_elements(sources: Sources, g: Tensor) -> Laid:
-    """Likewise, of more samples, each once: of all elements and of the largest ones."""
-    usable = torch.nonzero(g.isfinite().flatten()).flatten()
-    shuffled = usable[torch.randperm(len(usable), generator=_generator())[: 4 * SAMPLES]]
-    largest = usable[g.flatten()[usable].abs().topk(min(SAMPLES, len(usable))).indices]
-    return _picked(sources, g, torch.cat((shuffled, largest)).unique())
-
-
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
-def _picked(sources: Sources, g: Tensor, at: Tensor) -> Laid:
-    places = torch.unravel_index(at, g.shape)
-    return _laid_out(sources, g, lambda x: x.expand(g.shape)[places], g[places])
-
-
-def _rows(sources: Sources, g: Tensor) -> Laid:
-    """Names, what each source has [names, rows, columns] where `g` has [rows, columns]."""
-    if g.ndim < 2 or g.shape[-1] < 4:
-        return [], torch.empty(0), torch.empty(0)
-
-    def pick(x: Tensor) -> Tensor:
-        whole = x.expand(g.shape).reshape(-1, g.shape[-1])
-        return whole[:: max(1, len(whole) // ROWS)][:ROWS]
-
-    return _laid_out(sources, g, pick, pick(g))
-
-
-def _laid_out(sources: Sources, g: Tensor, pick: Callable[[Tensor], Tensor], y: Tensor) -> Laid:
-    names, rows = [], []
-    for name, x in sources.items():
-        ways = [x]
-        if 0 < x.ndim < g.ndim:
-            ways.append(x.reshape(*x.shape, *(1,) * (g.ndim - x.ndim)))
-        if x.ndim == 1 and g.ndim > 2:  # a number a channel
-            ways.append(x.reshape(1, -1, *(1,) * (g.ndim - 2)))
-        for shaped in ways:
-            try:
-                row = pick(shaped)
-            except RuntimeError:
-                continue
-            if bool(row.isfinite().all()):
-                names.append(name)
-                rows.append(row)
-                break
-    return names, torch.stack(rows) if rows else torch.empty(0), y
 
 
 def _matching(

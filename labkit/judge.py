@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from labkit import precision, words
-from labkit.allowance import Allowed, by_formula, quantised, replayed, roundings, scaled, unrecorded, unreplayed
+from labkit.allowance import Allowed, by_formula, replayed, roundings, unreplayed
 from labkit.compare import Comparison, compare
 from labkit.errors import UsageError
 from labkit.formula import formula, named
@@ -24,6 +24,7 @@ from labkit.precision import Precision
 from labkit.replay import replay
 from labkit.structure import Structure, structure
 from labkit.tolerance import Bound
+from labkit.widened import quantised, scaled, unrecorded
 
 Tensor = torch.Tensor
 
@@ -59,7 +60,7 @@ def step(name: str, state: State) -> Judgement:
     if _whole(o64, g64, promised, state):
         return integers(name, o, g, op, inputs, state)
 
-    text = _text(name, op, told or state.golden.names)
+    text = _text(name, op, told, state.golden.names)
     k = _length(state.golden.step(name).get("K")) or _length(state.observed.step(name).get("K"))
     copied = next((x for x in inputs if x.golden.shape == g.shape and torch.equal(x.golden, g64)), None)
     sure = complete and (copied is not None or state.complete(name, said=True))
@@ -127,12 +128,12 @@ def _whole(o: Tensor, g: Tensor, promised: Precision, state: State) -> bool:
     return float(finite(g).abs().max()) <= WIDEST_CODE or all(one[0] == 0.0 for one in state.background)
 
 
-def _text(name: str, op: str, inputs: Sequence[str]) -> str:
-    """The words that say how a step magnifies errors: its text without the names of steps, or its name."""
+def _text(name: str, op: str, inputs: Sequence[str], names: Sequence[str]) -> str:
+    """The words that say how a step magnifies errors: its text without the names of its inputs, or its name."""
     text = _operation(op, inputs) or name
     if words.LOGIT_GRADIENT.search(name):
         text += " dlogits"  # whatever its text says, there are exponentials in it
-    if precision.juxtaposed(op, inputs):  # a product, which its text says in no such word
+    if precision.juxtaposed(op, list(inputs or names)):  # a product, which its text says in no such word
         text += " averaged" if "softmax" in op else " matmul"
     return text
 

@@ -128,8 +128,14 @@ class State:
         """Whether the golden's order is the program's: it is told, or each name holds its place."""
         if self.golden.about.get("order") or self.observed.about.get("order"):
             return True
-        places = [int(found[0]) if (found := re.findall(r"\d+", name)) else -1 for name in self.golden.names]
-        return all(a < b for a, b in itertools.pairwise([-1, *places]))
+        places = {x: int(found[0]) if (found := re.findall(r"\d+", x)) else -1 for x in self.golden.names}
+        if any(a > b for a, b in itertools.pairwise([0, *places.values()])):
+            return False
+        alike = (list(group) for _, group in itertools.groupby(places, key=places.__getitem__))
+        return all(len(group) == 1 or sum(map(self._made_here, group)) <= 1 for group in alike)
+
+    def _made_here(self, name: str) -> bool:
+        return name in self.observed and self.computed(name)
 
     def computed(self, name: str) -> bool:
         """Whether the two sides of a step differ, as what was given to both programs does not."""

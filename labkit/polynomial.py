@@ -32,7 +32,7 @@ class Polynomial:
     places: tuple[int, ...]
     text: str
     fitted: bool
-    """Whether it has constants that are no simple fractions: they may be numbers of the data."""
+    """Whether it has constants that are neither fractions nor decimals: they may be numbers of the data."""
 
 
 def polynomial(table: Tensor, y: Tensor, tolerance: float) -> Polynomial | None:
@@ -95,6 +95,9 @@ def _text(terms: Sequence[Monomial], constants: Sequence[float], used: Sequence[
 
 
 def simple(c: float, tolerance: float) -> float | None:
-    """The fraction that a constant was fitted to be; None if it is none to a relative tolerance."""
-    near = float(Fraction(c).limit_denominator(SIMPLEST))
-    return near if near and abs(near - c) <= tolerance * abs(c) else None
+    """The fraction, or the decimal of three digits, that a constant was fitted to be; None if it is none to a relative
+    tolerance."""
+    for near in (float(Fraction(c).limit_denominator(SIMPLEST)), float(f"{c:.3g}")):
+        if near and abs(near - c) <= tolerance * abs(c):
+            return near
+    return None

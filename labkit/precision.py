@@ -154,8 +154,8 @@ def of_step(
         stored = promised
     if own in _DTYPES and _FLOAT8.search(_text(name, observed, golden)):
         stored = _float8(name, observed, golden) or stored
-    elif own in _DTYPES and (short := _float8(name, observed, golden)) and _only_of(short, tensor, golden.read(name)):
-        stored = short
+    elif own in _DTYPES and (short := _float8(name, observed, golden)) and UNIT[short] > UNIT[own]:
+        stored = short if _only_of(short, tensor, golden.read(name)) else stored
     compute_text = " ".join(
         str(text).lower()
         for text in (observed.about.get("compute"), observed.about.get("dtype_note"), golden.about.get("compute"))

@@ -86,7 +86,7 @@ def test_a_golden_with_some_nan_is_found_by_the_rest(sources):
 
 def test_a_polynomial_is_found_with_the_constants_that_no_text_gives(sources):
     a, b, c = sources["x"], sources["y"], sources["gain"]
-    golden = 0.0213 * a + 1.7e-3 * a * c - 0.0213 * b
+    golden = 0.02134567 * a + 1.7e-3 * a * c - 0.02134567 * b
     found = infer(golden, {"x": a, "y": b, "gain": c}, U, NONE)
     assert set(found.names) == {"x", "y", "gain"}
     assert found.fitted

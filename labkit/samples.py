@@ -1,0 +1,69 @@
+"""A few elements or rows of a step, and what the steps that it may be made of have there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+Tensor = torch.Tensor
+Sources = Mapping[str, Tensor]
+Laid = tuple[list[str], Tensor, Tensor]
+SAMPLES, ROWS = 48, 2
+
+
+def elements(sources: Sources, g: Tensor) -> Laid:
+    """Names, what each source has [names, samples] where `g` has [samples], none of which is zero."""
+    usable = torch.nonzero(g.isfinite().flatten() & (g != 0.0).flatten()).flatten()
+    if not len(usable):
+        return [], torch.empty(0), torch.empty(0)
+    return _picked(sources, g, usable[torch.randint(len(usable), (SAMPLES,), generator=_generator())])
+
+
+def spread_elements(sources: Sources, g: Tensor) -> Laid:
+    """Likewise, of more samples, each once: of all elements and of the largest ones."""
+    usable = torch.nonzero(g.isfinite().flatten()).flatten()
+    shuffled = usable[torch.randperm(len(usable), generator=_generator())[: 4 * SAMPLES]]
+    largest = usable[g.flatten()[usable].abs().topk(min(SAMPLES, len(usable))).indices]
+    return _picked(sources, g, torch.cat((shuffled, largest)).unique())
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _picked(sources: Sources, g: Tensor, at: Tensor) -> Laid:
+    places = torch.unravel_index(at, g.shape)
+    return _laid_out(sources, g, lambda x: x.expand(g.shape)[places], g[places])
+
+
+def rows(sources: Sources, g: Tensor) -> Laid:
+    """Names, what each source has [names, rows, columns] where `g` has [rows, columns]."""
+    if g.ndim < 2 or g.shape[-1] < 4:
+        return [], torch.empty(0), torch.empty(0)
+
+    def pick(x: Tensor) -> Tensor:
+        whole = x.expand(g.shape).reshape(-1, g.shape[-1])
+        return whole[:: max(1, len(whole) // ROWS)][:ROWS]
+
+    return _laid_out(sources, g, pick, pick(g))
+
+
+def _laid_out(sources: Sources, g: Tensor, pick: Callable[[Tensor], Tensor], y: Tensor) -> Laid:
+    names, rows = [], []
+    for name, x in sources.items():
+        ways = [x]
+        if 0 < x.ndim < g.ndim:
+            ways.append(x.reshape(*x.shape, *(1,) * (g.ndim - x.ndim)))
+        if x.ndim == 1 and g.ndim > 2:  # a number a channel
+            ways.append(x.reshape(1, -1, *(1,) * (g.ndim - 2)))
+        for shaped in ways:
+            try:
+                row = pick(shaped)
+            except RuntimeError:
+                continue
+            if bool(row.isfinite().all()):
+                names.append(name)
+                rows.append(row)
+                break
+    return names, torch.stack(rows) if rows else torch.empty(0), y
