@@ -68,6 +68,7 @@ class State:
         self.deduced: dict[str, list[str]] = {}
         """What steps were found to be made of, where nobody tells their order."""
         self._kept: dict[str, Tensor | None] = {}
+        self._indices: dict[str, Tensor | None] = {}
         self._made: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {}
         self.flipped: dict[torch.Size, Tensor] = {}
         """By shape: where a right step so far is zero on one side alone, as a ReLU of what is nearly zero may be. What
@@ -76,10 +77,13 @@ class State:
     def chosen(self, name: str, g: Tensor) -> list[str]:
         """What a step of indices along g's rows stands for, under names of its own: one where the index is, and one in
         the rows that have an index at all."""
-        index = self.golden.read(name)
-        if index.is_floating_point() or g.ndim < 2 or not index.numel() or index.shape != g.shape[:-1]:
-            return []
-        if int(index.max()) >= g.shape[-1] or self.observed.read(name).shape != index.shape:
+        if name not in self._indices:
+            value = self.golden.read(name)
+            index = None if value.is_floating_point() or not value.numel() else value
+            alike = index is not None and self.observed.read(name).shape == index.shape
+            self._indices[name] = index if alike else None
+        index = self._indices[name]
+        if index is None or g.ndim < 2 or index.shape != g.shape[:-1] or int(index.max()) >= g.shape[-1]:
             return []
         columns = torch.arange(g.shape[-1])
         made: dict[str, Callable[[Tensor], Tensor]] = {
@@ -132,9 +136,9 @@ class State:
         if any(a > b for a, b in itertools.pairwise([0, *places.values()])):
             return False
         alike = (list(group) for _, group in itertools.groupby(places, key=places.__getitem__))
-        return all(len(group) == 1 or sum(map(self._made_here, group)) <= 1 for group in alike)
+        return all(len(group) == 1 or sum(map(self._was_made, group)) <= 1 for group in alike)
 
-    def _made_here(self, name: str) -> bool:
+    def _was_made(self, name: str) -> bool:
         return name in self.observed and self.computed(name)
 
     def computed(self, name: str) -> bool:
@@ -158,7 +162,7 @@ class State:
         return Input(name, self.observed.read(name).double(), self.golden.read(name).double(), name in self.wrong)
 
     def complete(self, name: str, *, said: bool = False) -> bool:
-        """Whether neither trace says that an input is not recorded; where it must be `said`, one says the contrary."""
+        """Whether neither trace says that an input is not recorded; where it must be `said`, one says that none is."""
         words = [d.step(name).get("inputs_complete") for d in (self.golden, self.observed)]
         return False not in words and (True in words or not said)
 
