@@ -34,7 +34,9 @@ MOST_TABLE = 1 << 22
 ROUNDINGS = 256.0
 """How many of the golden's round-offs a sample, or a sum, may be off where a candidate is suggested; whether one holds
 is decided on the whole step."""
-NEIGHBOURS = 10
+LARGEST_FILTER = 121
+"""Elements of a channel of a convolution's weights: 11 x 11."""
+NEIGHBOURS = 8
 """Of the nearest steps, how many are taken together for polynomials."""
 SCALED = "1.0*a"
 ARITHMETIC = (
@@ -43,6 +45,11 @@ ARITHMETIC = (
 )  # fmt: skip
 TEXTS = tuple(sorted({*(one.text for one in everything() if "(1-beta" not in one.text[:6]), *ARITHMETIC}, key=len))
 """A factor is fitted to each, so none of them needs one."""
+REDUCTIONS = (
+    "log(sum(exp(a-max(a))))+max(a)", "sum(a*b)", "mean(a*b)", "mean(a*a)", "rsqrt(mean(a*a)+eps)",
+    "rsqrt(mean((a-mean(a))*(a-mean(a)))+eps)", "tokens(a*b)",
+)  # fmt: skip
+"""Of rows, or of all tokens, what is no plain sum."""
 MOST_MULTIPLICATIONS = 1e9
 """Of the products that are tried for one step."""
 
@@ -108,13 +115,22 @@ def _softmaxes(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
 
 
 def _reductions(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Iterator[Found]:
-    of_rows = [name for name, x in sources.items() if x.ndim > 1 and g.shape in (x.shape[:-1], (*x.shape[:-1], 1))]
-    of_columns = [name for name, x in sources.items() if x.ndim > 1 and g.shape in (x.shape[-1:], (1, *x.shape[-1:]))]
-    for text in TEXTS:
-        names = of_columns if "tokens(" in text else of_rows
-        for given in itertools.permutations(names, len(_letters(text))) if uses_rows(text) else ():
+    at = torch.arange(0, g.numel(), max(1, g.numel() // FEWEST))
+    of_rows = {name: x.flatten(0, -2)[at] for name, x in sources.items() if _shape_of_sum(x, -1, g)}
+    of_columns = {name: x.flatten(0, -2)[:, at] for name, x in sources.items() if _shape_of_sum(x, 0, g)}
+    y = g.flatten()[at]
+    for text in REDUCTIONS:
+        few = of_columns if "tokens(" in text else of_rows
+        for given in itertools.combinations(list(few)[:NEIGHBOURS], len(_letters(text))):
             for eps in EPSILONS if "eps" in text else ("",):
-                written = of_letters(text.replace("eps", eps), [sources[one] for one in given], g, unit, grid)
+                whole = text.replace("eps", eps)
+                value = sampled(whole, dict(zip(LETTERS, (few[one] for one in given), strict=False)))
+                if value is None or value.numel() != y.numel():
+                    continue
+                off = (value.flatten() - y).abs()
+                if not bool((off <= ROUNDINGS * unit * max(x.numel() for x in few.values()) * y.abs().mean()).all()):
+                    continue
+                written = of_letters(whole, [sources[one] for one in given], g, unit, grid)
                 if written is not None:
                     yield Found(list(given), written=written)
     for name, x in sources.items():
@@ -123,6 +139,12 @@ def _reductions(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Itera
                 way = replay(text, [x], g, unit)
                 if way is not None:
                     yield Found([name], way)
+
+
+def _shape_of_sum(x: Tensor, axis: int, g: Tensor) -> bool:
+    """Whether g has the shape of a sum of x, over its last axis or over all but that."""
+    kept = x.shape[:-1] if axis == -1 else x.shape[-1:]
+    return x.ndim > 1 and g.shape in (kept, (*kept, 1) if axis == -1 else (1, *kept))
 
 
 def _products(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
@@ -164,6 +186,8 @@ def _convolutions(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
     left = MOST_MULTIPLICATIONS
     like = [(name, x) for name, x in sources.items() if x.ndim == g.ndim > 2]
     for (a, x), (b, z) in itertools.permutations(like, 2):
+        if min(t.shape[2:].numel() for t in (x, z, g)) > LARGEST_FILTER:
+            continue
         one = next(convolutions("", [x, z], g), None)
         if one is None or (cost := float(g.numel()) * one.length) > left:
             continue
