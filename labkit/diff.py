@@ -25,10 +25,8 @@ class Diff:
     """What :func:`diff` found for one observed trace."""
 
     steps: dict[str, Judgement | None] = field(default_factory=dict)
-    """None for a step that the observed has not."""
+    """In the order in which they were judged; None for a step that the observed has not."""
     unexpected: list[str] = field(default_factory=list)
-    order: list[str] = field(default_factory=list)
-    """The golden's steps as they were judged."""
 
     @property
     def first(self) -> str | None:
@@ -42,8 +40,7 @@ def diff(observed: Dump, golden: Dump) -> Diff:
     state = State(observed, golden)
     if not state.ordered:
         state.deduced = deduced(state)
-    result.order = in_order(golden, observed, state.deduced)
-    for name in result.order:
+    for name in in_order(state):
         if name not in observed:
             result.steps[name] = None
             state.wrong.add(name)
@@ -140,7 +137,7 @@ def report(golden: Path, observed: Sequence[Path]) -> Report:
             else:
                 raise UsageError(f"{path}: shares no step with {golden}; wanted the same names")
     runs = {path: diff(dump, reference) for path, dump in dumps.items()}
-    order = next(iter(runs.values())).order
+    order = list(next(iter(runs.values())).steps)
     return Report(runs, order, _repeats(list(dumps.values()), order))
 
 

@@ -19,6 +19,8 @@ Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
 """A value, and how much it may be off."""
 
+LETTERS = "abcde"
+"""What the inputs of a step are called in a formula that is looked for."""
 FAILURES = (RuntimeError, IndexError, ZeroDivisionError, OverflowError, KeyError)
 """What evaluating a formula on tensors of the wrong shapes, or too large a power of numbers, may raise."""
 ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)\s*=\s*(-?\d+\.?\d*(?:e[-+]?\d+)?)(?![\w.]|\s*[-+*/^])", re.IGNORECASE)

@@ -14,10 +14,9 @@ from functools import partial
 
 import torch
 
-from labkit.expression import ASSIGNED, FAILURES, Expression, Pair, evaluate, number, parse
+from labkit.expression import ASSIGNED, FAILURES, LETTERS, Expression, Pair, evaluate, number, parse
 from labkit.magnitude import finite
 from labkit.named import EPSILONS, meanings
-from labkit.polynomial import LETTERS
 
 Tensor = torch.Tensor
 View = Callable[[Tensor], Tensor]

@@ -17,10 +17,10 @@ from functools import partial
 import torch
 
 from labkit.convolution import convolutions
-from labkit.expression import sampled, uses_rows
+from labkit.expression import LETTERS, sampled, uses_rows
 from labkit.formula import Formula, of_letters
-from labkit.named import EPSILONS, everything
-from labkit.polynomial import LETTERS, polynomial, simple
+from labkit.named import EPSILONS, REDUCTIONS, everything
+from labkit.polynomial import polynomial, simple
 from labkit.replay import replay
 from labkit.replayed import Replay
 from labkit.samples import Laid, Sources, elements, rows, spread_elements
@@ -45,11 +45,6 @@ ARITHMETIC = (
 )  # fmt: skip
 TEXTS = tuple(sorted({*(one.text for one in everything() if "(1-beta" not in one.text[:6]), *ARITHMETIC}, key=len))
 """A factor is fitted to each, so none of them needs one."""
-REDUCTIONS = (
-    "log(sum(exp(a-max(a))))+max(a)", "sum(a*b)", "mean(a*b)", "mean(a*a)", "rsqrt(mean(a*a)+eps)",
-    "rsqrt(mean((a-mean(a))*(a-mean(a)))+eps)", "tokens(a*b)",
-)  # fmt: skip
-"""Of rows, or of all tokens, what is no plain sum."""
 MOST_MULTIPLICATIONS = 1e9
 """Of the products that are tried for one step."""
 
@@ -122,6 +117,7 @@ def _reductions(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Itera
     for text in REDUCTIONS:
         few = of_columns if "tokens(" in text else of_rows
         for given in itertools.combinations(list(few)[:NEIGHBOURS], len(_letters(text))):
+            inputs, fitting = [sources[one] for one in given], []
             for eps in EPSILONS if "eps" in text else ("",):
                 whole = text.replace("eps", eps)
                 value = sampled(whole, dict(zip(LETTERS, (few[one] for one in given), strict=False)))
@@ -130,9 +126,10 @@ def _reductions(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Itera
                 off = (value.flatten() - y).abs()
                 if not bool((off <= ROUNDINGS * unit * max(x.numel() for x in few.values()) * y.abs().mean()).all()):
                     continue
-                written = of_letters(whole, [sources[one] for one in given], g, unit, grid)
-                if written is not None:
-                    yield Found(list(given), written=written)
+                if (written := of_letters(whole, inputs, g, unit, grid)) is not None:
+                    fitting.append(written)
+            if fitting:
+                yield Found(list(given), written=min(fitting, key=lambda one: one.off(inputs, g)))
     for name, x in sources.items():
         if x.numel() > g.numel() and x.numel() % g.numel() == 0:
             for text in ("sum", "mean", "max", "variance"):

@@ -13,9 +13,13 @@ from dataclasses import dataclass
 _SILU = "{x}*sigmoid({x})"
 _GELU = "0.5*{x}*(1+erf({x}*0.7071067811865476))"
 _GELU_TANH = "0.5*{x}*(1+tanh(0.7978845608028654*({x}+0.044715*{x}*{x}*{x})))"
-_RMS = "a*rsqrt(mean(a*a)+eps)"
-_LAYER = "(a-mean(a))*rsqrt(mean((a-mean(a))*(a-mean(a)))+eps)"
+_OF_RMS = "rsqrt(mean(a*a)+eps)"
+_OF_SPREAD = "rsqrt(mean((a-mean(a))*(a-mean(a)))+eps)"
+_RMS = f"a*{_OF_RMS}"
+_LAYER = f"(a-mean(a))*{_OF_SPREAD}"
 _LSE = "log(sum(exp(a-max(a))))+max(a)"
+REDUCTIONS = (_LSE, "sum(a*b)", "mean(a*b)", "mean(a*a)", _OF_RMS, _OF_SPREAD, "tokens(a*b)")
+"""Of rows, or of all tokens, what is no plain sum."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,8 @@ _MEANINGS: tuple[tuple[str, tuple[Meaning, ...]], ...] = (
     (r"mean.*square", (Meaning("mean(a*a)"),)),
     (r"\bvar", (Meaning("mean((a-b)*(a-b))"),)),
     (r"rstd|inv\w*[ _]*(rms|std)|rsqrt", (
-        Meaning("rsqrt(mean((a-b)*(a-b))+eps)", 1), Meaning("rsqrt(mean((a-mean(a))*(a-mean(a)))+eps)", 1),
-        Meaning("rsqrt(mean(a*a)+eps)", 1), Meaning("rsqrt(a+eps)", 1),
+        Meaning("rsqrt(mean((a-b)*(a-b))+eps)", 1), Meaning(_OF_SPREAD, 1),
+        Meaning(_OF_RMS, 1), Meaning("rsqrt(a+eps)", 1),
     )),
     (r"normali[sz]", (Meaning("a/sum(a)"), Meaning("a/rows(a)"), Meaning("a/b"), Meaning("a*b"))),
     (r"softmax.*(back|bwd|grad)|(back|bwd|grad|d).*softmax", (

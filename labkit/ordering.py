@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from labkit import precision
 from labkit.allowance import roundings
-from labkit.dumps import Dump
 from labkit.inference import Found, infer
 from labkit.judgement import NEAREST, State
 
@@ -16,17 +15,17 @@ TWO_WAYS = ("exp", "log", "sqrt")
 """Functions whose inverse is one that is looked for too."""
 
 
-def in_order(golden: Dump, observed: Dump, made: Mapping[str, Sequence[str]] | None = None) -> list[str]:
+def in_order(state: State) -> list[str]:
     """The golden's steps in its own order; where only the observed says one, in that, with what it has not after it.
 
     Where neither says one, in the names' natural order, but no step before its own inputs: what is told of them, else
-    what each was found to be `made` of.
+    what each was found to be made of.
     """
+    golden, observed = state.golden, state.observed
     if golden.about.get("order"):
         return golden.names
     if not observed.about.get("order"):
-        state = State(observed, golden)
-        return _inputs_first(golden.names, {x: state.inputs(x) or (made or {}).get(x, []) for x in golden.names})
+        return _inputs_first(golden.names, {x: state.inputs(x) or state.deduced.get(x, []) for x in golden.names})
     known = [name for name in observed.names if name in golden]
     return known + [name for name in golden.names if name not in observed]
 

@@ -13,11 +13,12 @@ from fractions import Fraction
 
 import torch
 
+from labkit.expression import LETTERS
+
 Tensor = torch.Tensor
 Monomial = tuple[int, ...]
 """The places of its factors; none for the constant."""
 
-LETTERS = "abcde"
 HIGHEST = 3
 OVERDETERMINED = 3
 """Elements that each constant is fitted to, at least."""
