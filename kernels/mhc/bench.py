@@ -1,7 +1,8 @@
 """The operator beside its peers, an identity for the layer: forward, and forward plus backward, in one run.
 
 The floor counts what must move through memory: forward 18 T D elements (x for the projection, which everything else
-waits for; x and x_in; x, y and the result), backward 28 (dout, x, y, dy; x, dx_in; x, dout, dx_in, dx). A peer is
+waits for; x and x_in; x, y and the result), backward 28 (dout, x, y, dy; x, dx_in; x, dout, dx_in, dx). The error of
+`stored` is what float64 gives that keeps x_in, y, dy, the result and dx as bfloat16, and nothing else. A peer is
 right if the RMS error of its result and of each gradient is what bfloat16 storage and TF32 products explain; torch may
 use TF32 for float32 products here, as the others do. Liger's projection unrolls K and compiles anew for each count of
 tokens: more than a minute each at D = 4096.
@@ -60,13 +61,17 @@ def _drawn(tokens: int, d: int, device: Device, seed: int) -> Inputs:
     return draw(tokens, STREAMS, d, np.random.default_rng(seed), torch.bfloat16).to(device.kind)
 
 
-def _exact(inputs: Inputs, c: Constants, transposed: bool) -> dict[str, Tensor]:
-    """Result and gradients in float64, with the identity for the layer."""
+def _exact(inputs: Inputs, c: Constants, transposed: bool, stored: bool = False) -> dict[str, Tensor]:
+    """Result and gradients in float64, with the identity for the layer. `stored`: what is of x's type is rounded so."""
     i = inputs.double()
-    s = golden.forward(i.x, i.phi, i.b, i.alpha, lambda x: x, c, transposed)
+
+    def kept(x: Tensor) -> Tensor:
+        return x.to(inputs.x.dtype).double() if stored else x
+
+    s = golden.forward(i.x, i.phi, i.b, i.alpha, kept, c, transposed)
     dy, _, _ = golden.expand_backward(i.x, s["y"], s["post"], i.dout)
-    found = {"out": s["out"]} | golden.backward(i, s, c, dy, transposed)
-    return {name: found[name] for name in ALLOWED}
+    found = {"out": s["out"]} | golden.backward(i, s, c, kept(dy), transposed)
+    return {name: kept(found[name]) if name in ("out", "dx") else found[name] for name in ALLOWED}
 
 
 def _provider(peer: peers.Peer, operator: Callable[..., Tensor], inputs: list[Inputs], mode: str) -> Provider:
@@ -88,7 +93,7 @@ def _provider(peer: peers.Peer, operator: Callable[..., Tensor], inputs: list[In
 
     def check() -> Comparison:
         names = tuple(ALLOWED) if mode == "full" else ("out",)
-        wrong, size = np.zeros((2, len(names)))
+        wrong, size, least = np.zeros((3, len(names)))
         for one in inputs if mode == "full" else inputs[:1]:
             right = _exact(one, peer.constants, peer.transposed)
             mine, gradient = given(one)
@@ -96,7 +101,14 @@ def _provider(peer: peers.Peer, operator: Callable[..., Tensor], inputs: list[In
             found = peer.back(out.detach(), *torch.autograd.grad(out, mine, gradient))
             wrong += [_squares(found[name].double() - right[name]) for name in names]
             size += [_squares(right[name]) for name in names]
+            if peer.name == "ours":
+                stored = _exact(one, peer.constants, peer.transposed, stored=True)
+                least += [_squares(stored[name] - right[name]) for name in names]
         errors = np.sqrt(wrong / size)
+        if peer.name == "ours":
+            facts.update(
+                {f"rms_error_{name}_stored": float(x) for name, x in zip(names, np.sqrt(least / size), strict=True)}
+            )
         facts.update({f"rms_error_{name}": float(error) for name, error in zip(names, errors, strict=True)})
         facts["repeats_identical"] = float(_identical(run_once))
         return compare(errors, np.zeros(len(errors)), torch.tensor([ALLOWED[name] for name in names]))

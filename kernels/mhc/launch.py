@@ -71,40 +71,51 @@ def pack(w: Tensor) -> Tensor:
 def forward(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, c: Constants) -> dict[str, Tensor]:
     """r [T], mix [T, M], pre and post [T, n], p [T, n, n], x_in [T, D].
 
-    `weights` is phi as the products take it.
+    What a kernel alone needs is freed before the next one's results are allocated.
     """
     t, n, d = x.shape
     k, m = phi.shape
     empty = {"device": x.device, "dtype": torch.float32}
+    run = _launcher(x, phi, b, alpha, constants=c)
+    partial, squares = _project(run, x, phi) if t else (x, x)
     s = {
         "r": torch.empty(t, **empty), "mix": torch.empty(t, m, **empty), "pre": torch.empty(t, n, **empty),
         "post": torch.empty(t, n, **empty), "p": torch.empty(t, n, n, **empty),
-        "x_in": x.new_empty(t, d), "weights": phi,
     }  # fmt: skip
     if t == 0:
-        return s
-    split = x.dtype == torch.bfloat16
-    halves = 2 if split else 1
-    if split:
-        s["weights"] = pack(phi)
-    splits, per_split = _projection(t, k)
-    partial = torch.empty(splits, t, halves * _width(m), **empty)
-    squares = torch.empty(splits, t, **empty)
-    run = _launcher(x, phi, b, alpha, constants=c)
-    run(forward_kernels.project_kernel, (_tiles(t, 64), splits, 1),
-        x, s["weights"], partial, squares, t, 1.0, K=k, M=m, PER_SPLIT=per_split, WIDTH=halves * _width(m), BLOCK_T=64,
-        BLOCK_K=PROJECTION_K, SPLIT=split, num_warps=4 if _width(m) <= 32 else 8, num_stages=_stages(split, m, 5, 4),
-    )  # fmt: skip
+        return s | {"x_in": x.new_empty(t, d)}
     run(forward_kernels.coefficient_kernel, (_tiles(t, TOKENS), 1, 1),
         partial, squares, b, alpha, s["mix"], s["r"], s["pre"], s["post"], s["p"], t, c.norm_eps, c.hc_eps,
-        K=k, N=n, SPLITS=splits, HALVES=halves, BLOCK_M=_width(m), ITERATIONS=c.iterations, BLOCK_T=TOKENS,
-        num_warps=2,
+        K=k, N=n, SPLITS=partial.shape[0], HALVES=partial.shape[2] // _width(m), BLOCK_M=_width(m),
+        ITERATIONS=c.iterations, BLOCK_T=TOKENS, num_warps=2,
     )  # fmt: skip
+    del partial, squares
+    s["x_in"] = x.new_empty(t, d)
     columns, warps = _columns(d)
     run(forward_kernels.aggregate_kernel, (t, _tiles(d, columns), 1),
         x, s["pre"], s["x_in"], D=d, N=n, BLOCK_D=columns, num_warps=warps,
     )  # fmt: skip
     return s
+
+
+def _weights(x: Tensor, phi: Tensor) -> Tensor:
+    """phi as the products with x take it."""
+    return pack(phi) if x.dtype == torch.bfloat16 else phi
+
+
+def _project(run: Callable[..., None], x: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each part of K x phi [parts, T, width] and the sums of squares [parts, T]."""
+    t, (k, m) = x.shape[0], phi.shape
+    split, weights = x.dtype == torch.bfloat16, _weights(x, phi)
+    width = 2 * _width(m) if split else _width(m)
+    splits, per_split = _projection(t, k)
+    partial = torch.empty(splits, t, width, device=x.device, dtype=torch.float32)
+    squares = torch.empty(splits, t, device=x.device, dtype=torch.float32)
+    run(forward_kernels.project_kernel, (_tiles(t, 64), splits, 1),
+        x, weights, partial, squares, t, 1.0, K=k, M=m, PER_SPLIT=per_split, WIDTH=width, BLOCK_T=64,
+        BLOCK_K=PROJECTION_K, SPLIT=split, num_warps=4 if _width(m) <= 32 else 8, num_stages=_stages(split, m, 5, 4),
+    )  # fmt: skip
+    return partial, squares
 
 
 def expand(x: Tensor, y: Tensor, post: Tensor, p: Tensor) -> Tensor:
@@ -173,8 +184,8 @@ def backward(
     strips = _tiles(d, block_d)
     per_group = _power(_tiles(tiles, max(1, _tiles(396, strips))))
     run(backward_kernels.stream_backward_kernel, (strips, _tiles(tiles, per_group), 1),
-        x, s["weights"], s["pre"], s["p"], dout, dx_in, packed, out["shrink"], out["dx"], t, D=d, N=n, TILES=per_group,
-        BLOCK_T=block_t, BLOCK_D=block_d, BLOCK_M=width, SPLIT=split, STAGES=stages, num_warps=4,
+        x, _weights(x, phi), s["pre"], s["p"], dout, dx_in, packed, out["shrink"], out["dx"], t, D=d, N=n,
+        TILES=per_group, BLOCK_T=block_t, BLOCK_D=block_d, BLOCK_M=width, SPLIT=split, STAGES=stages, num_warps=4,
     )  # fmt: skip
     block_k, block_t = 128 if split else 64, 64 if split else 32
     strips, tiles = _tiles(k, block_k), _tiles(t, block_t)

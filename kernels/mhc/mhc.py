@@ -18,7 +18,7 @@ from labkit.errors import UsageError
 
 Tensor = torch.Tensor
 Layer = Callable[[Tensor], Tensor]
-KEPT = ("mix", "r", "pre", "p", "weights")
+KEPT = ("mix", "r", "pre", "p")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 

@@ -6,6 +6,21 @@ import triton.language as tl
 ATOMIC, TWO_STAGE, KAHAN, PAIRWISE, FLOAT64, FLAGGED = 0, 1, 2, 3, 4, 5
 
 
+@triton.jit
+def _both(sum_a, count_a, sum_b, count_b):
+    """Adds values and flags at once: one trip through the program's warps, not two."""
+    return sum_a + sum_b, count_a + count_b
+
+
+@triton.jit
+def _arrived(partial_ptr, PROGRAMS: tl.constexpr, BLOCK_P: tl.constexpr):
+    """The sum of the parts that are there, and how many are."""
+    p = tl.arange(0, BLOCK_P)
+    words = tl.load(partial_ptr + p, mask=p < PROGRAMS, other=0, volatile=True)
+    values = words.to(tl.int32).to(tl.float32, bitcast=True)
+    return tl.reduce((values, (words >> 32).to(tl.int32)), 0, _both)
+
+
 @triton.jit(do_not_specialize=["COUNT"])
 def sum_kernel(
     a_ptr, b_ptr, out_ptr, partial_ptr, counter_ptr, COUNT,
@@ -15,7 +30,8 @@ def sum_kernel(
 
     The counter counts arrivals, and the last to arrive adds. FLAGGED has no counter: a part and the flag that it is
     there are one word of 64 bits, and the last program waits for all words, so all programs must be resident at a
-    time (CUDA promises no order in which they start). That spares a trip to memory. Counter and words are zero before, and zero again after.
+    time (CUDA promises no order in which they start). That spares a trip to memory. Counter and words are zero before,
+    and zero again after.
     """
     program = tl.program_id(0)
     wide = tl.float64 if WAY == 4 else tl.float32
@@ -43,11 +59,11 @@ def sum_kernel(
         word = part.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF | (1 << 32)
         tl.atomic_xchg(partial_ptr + program, word, sem="relaxed")
         if program == PROGRAMS - 1:
+            result, there = _arrived(partial_ptr, PROGRAMS, BLOCK_P)
+            while there < PROGRAMS:
+                result, there = _arrived(partial_ptr, PROGRAMS, BLOCK_P)
+            tl.store(out_ptr, result)
             p = tl.arange(0, BLOCK_P)
-            words = tl.load(partial_ptr + p, mask=p < PROGRAMS, other=1 << 32, volatile=True)
-            while tl.min(words, 0) == 0:
-                words = tl.load(partial_ptr + p, mask=p < PROGRAMS, other=1 << 32, volatile=True)
-            tl.store(out_ptr, tl.sum(words.to(tl.int32).to(tl.float32, bitcast=True), 0))
             tl.store(partial_ptr + p, tl.zeros([BLOCK_P], tl.int64), mask=p < PROGRAMS)
     else:
         tl.store(partial_ptr + program, part)
