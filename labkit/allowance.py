@@ -52,8 +52,9 @@ class Allowed:
 
 def storage(g: Tensor, precision: Precision) -> Tensor:
     """Half a unit in the last place of the stored dtype at g; the smallest normal where denormals may be flushed."""
-    if precision.dtype is None:
-        return torch.zeros_like(g)
+    if precision.dtype is None:  # codes, which a golden may have left unrounded
+        whole = bool((finite(g) == finite(g).round()).all())
+        return torch.full_like(g, 0.0 if whole else 1.0 if precision.stochastic else 0.5)
     half = (1.0 if precision.stochastic else 0.5) * ulp(finite(g), precision.dtype)
     if precision.scaled and g.numel():  # its grid is not this one, and its least numbers follow from the largest
         limits = torch.finfo(precision.dtype)
@@ -64,6 +65,7 @@ def storage(g: Tensor, precision: Precision) -> Tensor:
     if precision.levels and g.numel():
         kept = finite(g)
         half = half + 0.5 * float(kept.max() - kept.min()) / precision.levels
+    half = half + precision.absolute
     if precision.flush or torch.finfo(precision.dtype).tiny < 1e-30:  # GPU code flushes those of float32 unasked
         half = half.clamp(min=torch.finfo(precision.dtype).tiny)
     return half
@@ -129,12 +131,13 @@ def by_formula(
     may have been stored too.
     """
     u = (0.0 if precision.stored == "integer" else precision.compute) + precision.extra
-    each = max(u, precision.unit) if guessed and found.steps > 1 and precision.unit > UNIT["float32"] else u
+    each = max(u, precision.between) if guessed and found.steps > 1 else u
     cut = [unit * finite(x).abs() for unit, x in zip(narrow, inputs, strict=True)]
     value, error = found.value(inputs, cut, each, u)
-    rounded = found.value(inputs, [torch.zeros_like(x) for x in inputs], each, u)[1] if any(narrow) else error
+    # What is stored in between is rounded to nearest, and so has no drift.
+    rounded = found.value(inputs, [torch.zeros_like(x) for x in inputs], u, u)[1]
     last = (each - u) * value.abs()  # the last rounding is that of storage
-    error, rounded = (error - last).clamp(min=0.0), (rounded - last).clamp(min=0.0)
+    error = (error - last).clamp(min=0.0)
     if precision.dtype is not None and precision.stored.startswith("float8"):
         largest = torch.finfo(precision.dtype).max
         value = value.clamp(-largest, largest)
@@ -145,7 +148,7 @@ def by_formula(
     bound = 2.0 * error + 1.001 * half + 2.0**-149
     few = value.numel() > 1 and 4 * len(value.unique()) < value.numel()  # equal values are all rounded one way
     drift = bound if few else 2.0 * rounded  # else rounding to nearest has none
-    noise = 2.0 * error + half + 2.0**-149
+    noise = error + half + 2.0**-149
     return value, Allowed(bound, noise, drift, drift, "its formula in float64 from the observed inputs")
 
 

@@ -18,6 +18,7 @@ from labkit.repetition import digest
 from labkit.tables import Table, number
 
 NOT_SEPARATED = "not separated"
+FUSED = "not recorded in the observed, which goes on after it"
 
 
 @dataclass
@@ -27,11 +28,14 @@ class Diff:
     steps: dict[str, Judgement | None] = field(default_factory=dict)
     """In the order in which they were judged; None for a step that the observed has not."""
     unexpected: list[str] = field(default_factory=list)
+    fused: set[str] = field(default_factory=set)
+    """Steps that the observed has not, though it has one that comes after: a fused kernel keeps no such steps."""
 
     @property
     def first(self) -> str | None:
         """The first divergent step, or None."""
-        return next((name for name, j in self.steps.items() if j is None or j.wrong), None)
+        wrong = (name for name, j in self.steps.items() if (name not in self.fused if j is None else j.wrong))
+        return next(wrong, None)
 
 
 def diff(observed: Dump, golden: Dump) -> Diff:
@@ -40,15 +44,18 @@ def diff(observed: Dump, golden: Dump) -> Diff:
     state = State(observed, golden)
     if not state.ordered:
         state.deduced = deduced(state)
+    missing: list[str] = []
     for name in in_order(state):
         if name not in observed:
             result.steps[name] = None
-            state.wrong.add(name)
+            missing.append(name)
             continue
         found = step(name, state)
         result.steps[name] = found
         if found.wrong or found.tied or any(x in state.wrong for x in state.inputs(name)):
             state.wrong.add(name)
+        if state.inputs(name) or state.computed(name):
+            result.fused.update(missing)
     return result
 
 
@@ -172,7 +179,10 @@ def steps_json(found: Diff) -> dict[str, Any]:
     steps: dict[str, Any] = {}
     for name, j in found.steps.items():
         if j is None:
-            steps[name] = {"ok": False, "own": NOT_SEPARATED, "inherited": NOT_SEPARATED, "reasons": ["missing"]}
+            why = FUSED if name in found.fused else "missing"
+            steps[name] = {"ok": False, "own": NOT_SEPARATED, "inherited": NOT_SEPARATED, "reasons": [why]}
+            if name in found.fused:
+                steps[name]["ok"] = None
             continue
         steps[name] = comparison_json(j.total) | {
             "ok": not j.diverges,
@@ -201,7 +211,7 @@ def table(found: Diff) -> Table:
     for name, j in found.steps.items():
         mark = "  <- first" if name == found.first else ""
         if j is None:
-            rows.append((name, "", "", "", "", "missing in the observed" + mark))
+            rows.append((name, "", "", "", "", FUSED if name in found.fused else "missing in the observed" + mark))
             continue
         own = number(j.own.bound_used) if j.own is not None and j.separated else NOT_SEPARATED
         inherited = number(j.inherited) if j.inherited is not None and j.separated else ""

@@ -58,8 +58,11 @@ class Formula:
 
     def off(self, inputs: Sequence[Tensor], golden: Tensor) -> float:
         """How far from the golden it is at most."""
-        exact = self.value(inputs, [torch.zeros_like(x) for x in inputs], 0.0)[0]
-        return float(finite(exact - golden).abs().max())
+        return float(self.misfit(inputs, golden).max())
+
+    def misfit(self, inputs: Sequence[Tensor], golden: Tensor) -> Tensor:
+        """How far from the golden it is."""
+        return finite(self.value(inputs, [torch.zeros_like(x) for x in inputs], 0.0)[0] - golden).abs()
 
     def value(self, inputs: Sequence[Tensor], errors: Sequence[Tensor], unit: float, sums: float | None = None) -> Pair:
         """The formula in float64 on `inputs` that are `errors` off, and what arithmetic of `unit` round-off may add.
@@ -191,5 +194,11 @@ def _views(shape: torch.Size, target: torch.Size) -> Iterator[View]:
         yield lambda x: x.reshape(*shape, *(1,) * missing)
     if len(shape) == 1 and len(target) > 2 and target[1] == shape[0]:
         yield lambda x: x.reshape(1, shape[0], *(1,) * (len(target) - 2))
-    if missing == 0 and shape[:-1] == target[:-1] and 1 < shape[-1] < target[-1] and target[-1] % shape[-1] == 0:
+    if (
+        missing == 0
+        and shape
+        and shape[:-1] == target[:-1]
+        and 1 < shape[-1] < target[-1]
+        and target[-1] % shape[-1] == 0
+    ):
         yield lambda x: x.repeat_interleave(target[-1] // shape[-1], -1)

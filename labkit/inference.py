@@ -24,6 +24,7 @@ from labkit.polynomial import polynomial, simple
 from labkit.replay import replay
 from labkit.replayed import Replay
 from labkit.samples import Laid, Sources, elements, rows, spread_elements
+from labkit.totals import scales, sums
 
 Tensor = torch.Tensor
 
@@ -60,18 +61,24 @@ class Found:
     """Whether the formula has a constant that was fitted, and so may be a number of the data."""
 
 
-def infer(
-    g: Tensor, sources: Sources, unit: float, grid: Tensor, accept: Callable[[Found], bool] | None = None
-) -> Found | None:
-    """What gives `g` (float64) from some of `sources`, the likeliest first; None where nothing is found.
+def infer(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Found | None:
+    """The likeliest of :func:`inferred`, or None."""
+    return next(inferred(g, sources, unit, grid), None)
 
-    `unit` is the golden's round-off, and `grid` what rounding to the promised type may move its elements. Of what is
-    found the first counts that `accept` takes.
+
+def inferred(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Iterator[Found]:
+    """What gives `g` (float64) from some of `sources`, the likeliest first.
+
+    `unit` is the golden's round-off, and `grid` what rounding to the promised type may move its elements.
     """
     sources = {name: x for name, x in sources.items() if bool((x != 0.0).any()) and not _same(x, g, unit)}
     telling = g.numel() >= FEWEST and bool(g.isfinite().any()) and len(g.flatten()[:4096].unique()) >= FEWEST // 2
-    if not sources or not telling:
-        return None
+    if not sources:
+        return
+    for names, way in itertools.chain(sums(sources, g, unit), scales(sources, g, unit)):
+        yield Found(names, way)
+    if not telling:
+        return
     formulas = partial(_formulas, sources, g, unit, grid)
     searches = (
         _moved(sources, g, unit), formulas(elements, 1), _softmaxes(sources, g, unit), formulas(rows, 1),
@@ -79,7 +86,7 @@ def infer(
         formulas(rows, 2), formulas(rows, 3), _reductions(sources, g, unit, grid),
         _polynomials(sources, g, unit, grid),
     )  # fmt: skip
-    return next(filter(accept, itertools.chain.from_iterable(searches)), None)
+    yield from itertools.chain.from_iterable(searches)
 
 
 def _same(x: Tensor, g: Tensor, unit: float) -> bool:
@@ -151,8 +158,9 @@ def _products(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
     left = MOST_MULTIPLICATIONS
     at = [tuple(int(i) for i in torch.unravel_index(torch.tensor(k * (g.numel() - 1) // 2), g.shape)) for k in range(3)]
     y = torch.stack([g[one] for one in at])
-    matrices = {name: x for name, x in sources.items() if x.ndim >= 2}
-    for (a, x), (b, z) in itertools.permutations(matrices.items(), 2):
+    matrices = [(name, x, x) for name, x in sources.items() if x.ndim >= 2]
+    matrices += [(name, x, x.flatten(1)) for name, x in sources.items() if x.ndim > g.ndim == 2]
+    for (a, whole, x), (b, other, z) in itertools.permutations(matrices, 2):
         for left_turned, right_turned in ((False, False), (False, True), (True, False)):
             p, q = x.mT if left_turned else x, z.mT if right_turned else z
             if p.shape[-2] != g.shape[-2] or q.shape[-1] != g.shape[-1] or p.shape[-1] != q.shape[-2]:
@@ -173,7 +181,7 @@ def _products(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
             if not bool(((y - factor * tried).abs() <= ROUNDINGS * unit * factor.abs() * size).all()):
                 continue
             left -= cost
-            way = replay("matmul", [x, z], g, unit)
+            way = replay("matmul", [whole, other], g, unit)
             if way is not None:
                 yield Found([a, b], way)
 
@@ -221,9 +229,9 @@ def _formulas(
 
 def _polynomials(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Iterator[Found]:
     """Polynomials of all of a few sources, or of up to three of the nearest."""
-    names, table, y = spread_elements(sources, g)
-    few = len(names) <= len(LETTERS)
-    sizes = (len(names),) if few else (2, 3)
+    alike = {name: x for name, x in sources.items() if x.numel() == g.numel()}
+    names, table, y = spread_elements(alike | dict(sources), g)
+    sizes = sorted({2, 3} if len(names) > len(LETTERS) else {len(names), 2, 3}, reverse=len(names) <= len(LETTERS))
     for chosen in (one for size in sizes for one in itertools.combinations(range(min(len(names), NEIGHBOURS)), size)):
         found = polynomial(table[list(chosen)], y, ROUNDINGS * unit)
         if found is not None:

@@ -19,6 +19,12 @@ Tensor = torch.Tensor
 WIDEST_CODE = 255
 """The largest number that is taken for a code, which a tie may move by one; larger ones are sums or indices."""
 
+OTHER_SIDE = 0.25
+"""Of codes rounded by chance, the share that is not the nearest: the mean distance to it."""
+UNLIKELY = 5.0
+"""Standard deviations beyond which a share is not taken for chance."""
+FEWEST_BY_CHANCE = 256
+
 
 def codes(x: Tensor) -> bool:
     """Whether real numbers are codes, as zero points often are kept: whole, small, and of more than a mask's values."""
@@ -26,8 +32,13 @@ def codes(x: Tensor) -> bool:
     return whole and x.numel() >= 16 and len(x.unique()) > 3
 
 
-def integers(name: str, o: Tensor, g: Tensor, op: str, inputs: Sequence[Input], state: State) -> Judgement:
-    """Judge one step of whole numbers, whatever type they are kept in; as :func:`labkit.judge.step`."""
+def integers(
+    name: str, o: Tensor, g: Tensor, op: str, inputs: Sequence[Input], state: State, *, stochastic: bool = False
+) -> Judgement:
+    """Judge one step of whole numbers, whatever type they are kept in; as :func:`labkit.judge.step`.
+
+    `stochastic`: it is said that they were rounded to either neighbour by chance.
+    """
     total = compare(o, g)
     found = Judgement(name, total)
     if total.ok:
@@ -41,7 +52,8 @@ def integers(name: str, o: Tensor, g: Tensor, op: str, inputs: Sequence[Input], 
             found.listed, found.wrong = True, not found.own.ok
             found.reasons = [] if found.own.ok else [first_reason(found.own)]
             return found
-    share = float((d != 0).double().mean())
+    made = _made_here(g, inputs)
+    share = float((d[made] != 0).double().mean())
     if any(x.wrong for x in inputs):
         found.reasons = [UNKNOWN_ORIGIN]
         return found
@@ -53,11 +65,38 @@ def integers(name: str, o: Tensor, g: Tensor, op: str, inputs: Sequence[Input], 
     level = torch.isin(d.abs(), torch.tensor([0.0, 1.0, 15.0, 16.0, 17.0] if packed else [0.0, 1.0], dtype=d.dtype))
     size = float(g.double().pow(2).mean().sqrt())
     noise = max((one[0] for one in state.background[-4:]), default=0.0)
-    if ties or (ties is None and bool(level.all()) and share <= max(1e-2, 4.0 * noise * size)):
+    few = ties is None and bool(level.all()) and share <= max(1e-2, 4.0 * noise * size)
+    if ties or few or _by_chance(d[made], g[made], said=stochastic):
         state.background.append((total.rms_ratio, 0.5 * total.max_abs, size, 1.0, float(g.numel())))
         return found
     found.wrong, found.reasons = True, [first_reason(total)]
     return found
+
+
+def _made_here(g: Tensor, inputs: Iterable[Input]) -> Tensor:
+    """Where the step's codes are its own; not those that it took over from an input, as of a pool it writes into."""
+    for x in inputs:
+        if x.golden.shape == g.shape and codes(x.golden):
+            changed = x.golden != g.double()
+            if bool(changed.any()):
+                return changed
+    return torch.ones_like(g, dtype=torch.bool)
+
+
+def _by_chance(d: Tensor, g: Tensor, *, said: bool) -> bool:
+    """Whether codes that are `d` off may have been rounded up or down by chance, with the real number for a mean.
+
+    A quarter of them then falls to the other side of the nearest code, and neither that nor its sign has a bias.
+    Where nobody says so, just a quarter is wanted, of many.
+    """
+    count = d.numel()
+    if not bool((d.abs() <= 1.0).all()) or count < (1 if said else FEWEST_BY_CHANCE):
+        return False
+    share = float((d != 0).double().mean())
+    off = share - OTHER_SIDE
+    limit = UNLIKELY * math.sqrt(OTHER_SIDE * (1.0 - OTHER_SIDE) / count)
+    bias = max(abs(float(d.mean())), abs(float((d * g.double().sign()).mean())))
+    return (off <= limit if said else abs(off) <= limit) and bias <= UNLIKELY * math.sqrt(OTHER_SIDE / count)
 
 
 def _chosen_alike(o: Tensor, g: Tensor, inputs: Iterable[Input]) -> bool:

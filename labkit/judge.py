@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,17 +17,19 @@ from labkit.compare import Comparison, compare
 from labkit.errors import UsageError
 from labkit.formula import formula, named
 from labkit.handed_on import Input
-from labkit.inference import Found, infer
+from labkit.inference import Found, inferred
 from labkit.integers import WIDEST_CODE, codes, integers, spread_over
 from labkit.judgement import INHERITED, MOST_ELEMENTS, NEAREST, UNKNOWN_ORIGIN, Judgement, State, first_reason
-from labkit.magnitude import MASKED, finite, spread
+from labkit.magnitude import finite, spread
 from labkit.precision import Precision
 from labkit.replay import replay
 from labkit.structure import Structure, structure
 from labkit.tolerance import Bound
-from labkit.widened import quantised, scaled, unrecorded
+from labkit.widened import misfitting, quantised, scaled, unrecorded
 
 Tensor = torch.Tensor
+MOST_MAKINGS = 4
+"""Readings of a golden that are tried on an observed step before it counts as wrong."""
 
 
 class Origin(enum.Enum):
@@ -55,10 +58,9 @@ def step(name: str, state: State) -> Judgement:
     inputs = [x for x in inputs if x.observed.shape == x.golden.shape]
     complete = len(inputs) == len(told) and state.complete(name)
     op = str(state.golden.step(name).get("op") or state.observed.step(name).get("op") or "")
-    g64 = g.double()
-    o64 = _masked_alike(o.double(), g64)
-    if _whole(o64, g64, promised, state):
-        return integers(name, o, g, op, inputs, state)
+    o64, g64 = state.both(name)
+    if _whole(o64, g64, f"{name} {op}", promised, state):
+        return integers(name, o, g, op, inputs, state, stochastic=promised.stochastic)
 
     text = _text(name, op, told, state.golden.names)
     k = _length(state.golden.step(name).get("K")) or _length(state.observed.step(name).get("K"))
@@ -72,34 +74,31 @@ def step(name: str, state: State) -> Judgement:
         allowed = allowed if scale is None else quantised(allowed, scale)
     if g.shape in state.flipped:
         allowed = replace(allowed, bound=allowed.bound.masked_fill(state.flipped[g.shape], math.inf))
-    total, below, reasons = _hold(o64, g64, allowed)
-    relative = total.rms_ratio
+    total, below, unexplained = _hold(o64, g64, allowed)
+    relative, reasons = total.rms_ratio, unexplained
     found = Judgement(name, total, structure=below)
     known = bool(told) and complete
-    made = _made(name, op, g, inputs if known else None, promised, state)
-    if made is not None:
-        what, origin = made
-        guessed = origin is Origin.NUMBERS
-        found.listed = origin is Origin.TEXT
-        if guessed:
-            inputs = [state.input(x) for x in what.names]
-        inputs = [x for x in inputs if x.name in what.names]
-        seen, narrow = [x.observed for x in inputs], [state.cut_to(x) for x in what.names]
-        if what.way is not None:
-            if guessed and what.way.product:
-                promised = precision.of_step(name, o, state.observed, state.golden, g.dtype, is_product=True)
-            value, own_allowed = replayed(what.way, seen, promised, op.count(";") + 1, narrow)
-        else:
-            assert what.written is not None
-            value, own_allowed = by_formula(what.written, seen, narrow, promised, guessed)
-        if guessed:
+    for what, origin in _makings(name, op, g64, inputs if known else None, promised, state):
+        made = [state.input(one) for one in what.names]
+        if origin is Origin.NUMBERS and what.way is not None and what.way.product:
+            promised = precision.of_step(name, o, state.observed, state.golden, g.dtype, is_product=True)
+            allowed = unreplayed(g64, text, k, inputs if known else (), background, promised, complete=sure)
+            found.total, _, unexplained = _hold(o64, g64, allowed)
+        value, own_allowed = _replayed(what, origin, made, op, promised, g64, state)
+        if origin is Origin.NUMBERS:
             own_allowed = unrecorded(own_allowed, g64 if known else value, g64, f"{name} {op}", promised)
         if what.fitted:
             own_allowed = scaled(own_allowed, value, background[0])
-        found.own, found.structure, own_reasons = _hold(o64, value, own_allowed, by_element=True)
+        own, own_below, own_reasons = _hold(o64, value, own_allowed, by_element=True)
+        if found.own is not None and own_reasons:
+            continue  # the golden can be read in several ways; it is right if one of them gives the observed
+        found.own, found.structure, found.listed = own, own_below, origin is Origin.TEXT
         found.inherited = compare(value, g64, math.inf).rms_ratio
+        inputs = made
         # A running error bound takes all roundings to fall one way: where nothing is inherited the golden tells more.
-        reasons = own_reasons or (reasons if not found.listed and found.inherited <= promised.compute else [])
+        reasons = own_reasons or (unexplained if not found.listed and found.inherited <= promised.compute else [])
+        if not own_reasons:
+            break
     found.reasons, found.wrong = reasons, bool(reasons)
     if any(x.wrong for x in inputs) and (found.own is None or not reasons):
         unspoiled = [Input(x.name, x.golden, x.golden, False) for x in inputs]
@@ -118,12 +117,14 @@ def step(name: str, state: State) -> Judgement:
     return found
 
 
-def _whole(o: Tensor, g: Tensor, promised: Precision, state: State) -> bool:
+def _whole(o: Tensor, g: Tensor, text: str, promised: Precision, state: State) -> bool:
     """Whether a step is judged as integers: by its type, or because its real numbers are codes."""
     if codes(g) and codes(o):
         return True
     if promised.stored != "integer" or not bool((finite(g) == finite(g).round()).all()):
         return False
+    if words.INDEX.search(text):
+        return True
     # Sums of codes, some of which fell to the other side of a tie, are off like real numbers.
     return float(finite(g).abs().max()) <= WIDEST_CODE or all(one[0] == 0.0 for one in state.background)
 
@@ -146,11 +147,10 @@ def _background(g: Tensor, state: State) -> tuple[float, ...]:
     return tuple(max((one[i] for one in (recent if i < 3 else recent + alike)), default=0.0) for i in range(4))
 
 
-def _made(
-    name: str, op: str, g: Tensor, inputs: Sequence[Input] | None, promised: Precision, state: State
-) -> tuple[Found, Origin] | None:
-    """What a step does, of which inputs; `inputs` is None where they are not all told."""
-    g64 = g.double()
+def _makings(
+    name: str, op: str, g64: Tensor, inputs: Sequence[Input] | None, promised: Precision, state: State
+) -> Iterator[tuple[Found, Origin]]:
+    """What a step may do, of which inputs, the likeliest first; `inputs` is None where they are not all told."""
     unit, grid = roundings(g64, promised)
     real = [x for x in inputs or () if state.golden.read(x.name).is_floating_point()]
     for given in (list(inputs or ()), real if len(real) < len(inputs or ()) else []):  # indices may only select
@@ -158,28 +158,46 @@ def _made(
         if not exact:
             continue
         if (way := replay(op, exact, g64, unit)) is not None:
-            return Found(told, way), Origin.TEXT
+            yield Found(told, way), Origin.TEXT
+            return
         if (written := formula(op, told, exact, g64, unit, grid)) is not None:
-            return Found(told, written=written), Origin.TEXT
-        if (written := named(op, exact, g64, unit, grid)) is not None:
-            return Found(told, written=written), Origin.NAME
-    found = _inferred(name, g, [x.name for x in inputs or ()], unit, grid, state)
-    return None if found is None else (found, Origin.NUMBERS)
+            yield Found(told, written=written), Origin.TEXT
+            return
+        copy = any(torch.equal(x, g64) for x in exact)  # rounded, a tanh of small numbers is one of them too
+        if not copy and (written := named(op, exact, g64, unit, grid)) is not None:
+            yield Found(told, written=written), Origin.NAME
+            return
+    found = _inferred(name, g64, [x.name for x in inputs or ()], unit, grid, state)
+    yield from ((one, Origin.NUMBERS) for one in itertools.islice(found, MOST_MAKINGS))
 
 
-def _inferred(name: str, g: Tensor, told: Sequence[str], unit: float, grid: Tensor, state: State) -> Found | None:
+def _replayed(
+    what: Found, origin: Origin, inputs: Sequence[Input], op: str, promised: Precision, g64: Tensor, state: State
+) -> tuple[Tensor, Allowed]:
+    """What was found, of the observed inputs, and what the step may be off from that."""
+    seen, narrow = [x.observed for x in inputs], [state.cut_to(x) for x in what.names]
+    if what.way is not None:
+        return replayed(what.way, seen, promised, op.count(";") + 1, narrow)
+    assert what.written is not None
+    value, allowed = by_formula(what.written, seen, narrow, promised, origin is Origin.NUMBERS)
+    if promised.golden is not None:
+        allowed = misfitting(allowed, what.written.misfit([x.golden for x in inputs], g64))
+    return value, allowed
+
+
+def _inferred(name: str, g: Tensor, told: Sequence[str], unit: float, grid: Tensor, state: State) -> Iterator[Found]:
     """What an untold step is made of, if the golden's numbers tell; of its own inputs where these are all told."""
-    if not g.dtype.is_floating_point or g.numel() > MOST_ELEMENTS:
-        return None
+    if not state.golden.read(name).is_floating_point() or g.numel() > MOST_ELEMENTS:
+        return iter(())
     if not state.computed(name):
-        return None
+        return iter(())
     sources = list(told or state.deduced.get(name, ()))
     if not sources and state.ordered:
         earlier = state.earlier(name)
         sources = [*reversed(earlier[-NEAREST:]), *earlier[:-NEAREST][:NEAREST]]
     sources = [part for x in sources for part in (x, *state.chosen(x, g))]
     given = {x: t for x in sources if (t := state.searched(x)) is not None}
-    return infer(g.double(), given, unit, grid)
+    return inferred(g, given, unit, grid)
 
 
 def _operation(op: str, inputs: Sequence[str]) -> str:
@@ -194,12 +212,6 @@ def _length(k: object) -> int | None:
     """A reduction length as metadata has it; None for what is no number from 1."""
     text = str(k)
     return int(text) if text.isdigit() and int(text) > 0 else None
-
-
-def _masked_alike(o: Tensor, g: Tensor) -> Tensor:
-    """A mask may be -Inf or a number that no softmax can tell from it: what is below MASKED on both sides is alike."""
-    alike = (o <= MASKED) & (g <= MASKED) & (o.isinf() != g.isinf())
-    return torch.where(alike, g, o)
 
 
 def _hold(

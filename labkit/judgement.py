@@ -15,6 +15,7 @@ from labkit import precision
 from labkit.compare import Comparison
 from labkit.dumps import Dump
 from labkit.handed_on import Input
+from labkit.magnitude import unmasked
 from labkit.structure import Structure
 
 Tensor = torch.Tensor
@@ -100,11 +101,12 @@ class State:
             return self.input(name).golden
         if name not in self._kept:
             value = self.golden.read(name)
-            kept = value.is_floating_point() and value.numel() <= MOST_ELEMENTS
+            numbers = value.is_floating_point() or (value.ndim == 1 and value.dtype != torch.bool)
+            kept = numbers and value.numel() <= MOST_ELEMENTS
             while len(self._kept) > 4 * NEAREST:
                 self._kept.pop(next(iter(self._kept)))
             alike = kept and self.observed.read(name).shape == value.shape
-            self._kept[name] = value.double() if alike else None
+            self._kept[name] = self.both(name)[1] if alike else None
         return self._kept[name]
 
     def inputs(self, name: str) -> list[str]:
@@ -121,7 +123,7 @@ class State:
             return 0.0
         value, exact = self.observed.read(name), self.golden.read(name)
         unit = max(self.units.get(name, 0.0), precision.UNIT.get(precision.dtype_name(value.dtype), 0.0))
-        if unit <= precision.UNIT["float32"]:
+        if unit <= precision.UNIT["float32"] or value.element_size() == 1:  # codes are what a kernel goes on with
             return 0.0
         if value.shape == exact.shape and torch.equal(value.double(), exact.double()):
             return 0.0
@@ -159,7 +161,12 @@ class State:
         if name in self._made:
             base, way = self._made[name]
             return Input(name, way(self.observed.read(base)), way(self.golden.read(base)), base in self.wrong)
-        return Input(name, self.observed.read(name).double(), self.golden.read(name).double(), name in self.wrong)
+        return Input(name, *self.both(name), name in self.wrong)
+
+    def both(self, name: str) -> tuple[Tensor, Tensor]:
+        """The observed's step and the golden's in float64, with -Inf where both hold a mask."""
+        o, g = self.observed.read(name).double(), self.golden.read(name).double()
+        return unmasked(o, g) if o.shape == g.shape else (o, g)
 
     def complete(self, name: str, *, said: bool = False) -> bool:
         """Whether neither trace says that an input is not recorded; where it must be `said`, one says that none is."""

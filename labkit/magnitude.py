@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 Tensor = torch.Tensor
 
 MASKED = -1e4
 """A score from here down is a mask: float32's exponential of it is zero beside any score that is not."""
+ONE_MASK = 2.0**-9
+"""How far apart, relatively, what stands for a mask may be: scores may have been added to it."""
+
+
+def unmasked(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Both sides, float64, with -Inf on both where both hold a mask: -Inf, or a number that no softmax tells from it.
+
+    Numbers from MASKED down are a mask if they are about one number on each side, and leave something in their row.
+    """
+    hidden = (o <= MASKED) & (g <= MASKED)
+    if not bool(hidden.any()):
+        return o, g
+    if _about_one(o[hidden]) and _about_one(g[hidden]) and hidden.ndim:
+        hidden = hidden & ~hidden.all(-1, keepdim=True)
+    else:
+        hidden = hidden & (o.isinf() != g.isinf())
+    return o.masked_fill(hidden, -math.inf), g.masked_fill(hidden, -math.inf)
+
+
+def _about_one(x: Tensor) -> bool:
+    finite_ones = x[x.isfinite()]
+    if not finite_ones.numel():
+        return True
+    largest = finite_ones.abs().max()
+    return finite_ones.numel() == x.numel() and bool(finite_ones.max() - finite_ones.min() <= ONE_MASK * largest)
 
 
 def finite(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from labkit import precision
 from labkit.allowance import roundings
-from labkit.inference import Found, infer
+from labkit.inference import Found, inferred
 from labkit.judgement import NEAREST, State
 
 TWO_WAYS = ("exp", "log", "sqrt")
@@ -94,7 +94,7 @@ def _found(name: str, others: Sequence[str], one_way: bool, state: State) -> Fou
     stored = state.golden.read(name).dtype
     promised = precision.of_step(name, state.observed.read(name), state.observed, state.golden, stored)
     given = {x: t for x in others if (t := state.searched(x)) is not None}
-    return infer(g, given, *roundings(g, promised), accept=_one_way if one_way else None)
+    return next(filter(_one_way if one_way else None, inferred(g, given, *roundings(g, promised))), None)
 
 
 def _one_way(found: Found) -> bool:

@@ -20,7 +20,7 @@ Monomial = tuple[int, ...]
 """The places of its factors; none for the constant."""
 
 HIGHEST = 3
-OVERDETERMINED = 3
+OVERDETERMINED = 2
 """Elements that each constant is fitted to, at least."""
 SIMPLEST = 64
 """The largest denominator of a constant that is taken for a fraction."""

@@ -52,9 +52,13 @@ _NO_PRODUCT = re.compile(
     re.IGNORECASE,
 )
 _FLOAT8 = re.compile(r"(cast|round|quant|convert)\w*( to)? (fp8|float8)|(fp8|float8) (cast|round|quant)", re.IGNORECASE)
+_FUNCTION = re.compile(r"(?<![a-z])(cos|sin|tanh|exp|erf|log|sqrt|sigmoid|gelu|silu|co|si)(?![a-z])", re.IGNORECASE)
+_ABSOLUTE = re.compile(r"abs(?:olute)? ?err(?:or)?s?[^.;,]*?(?:2\^-(\d+)|(\d+(?:\.\d+)?e-\d+))", re.IGNORECASE)
 _SCORES = re.compile(r"scores?\b", re.IGNORECASE)
 """Scores are products of queries and keys, unless the step only masks or scales some that are there."""
 
+_OUTPUT = re.compile(r"output|context|\bctx\b", re.IGNORECASE)
+"""With a length, what is weighted and added up, whatever else is done to it."""
 _OF_SCORES = re.compile(r"lse|softmax|prob", re.IGNORECASE)
 _SCORED = re.compile(r"scores?|qk|logits?|(?<![a-z])s\d*$", re.IGNORECASE)
 """What is made of scores holds their product too, where no scores are recorded."""
@@ -109,6 +113,10 @@ class Precision:
     levels: int = 0
     """How many steps of a whole tensor's range the numbers were kept in, 0 where they were not kept as integers."""
 
+    between: float = 0.0
+    """Unit round-off of what is between a step's operations, where nobody promises float32 for that."""
+    absolute: float = 0.0
+    """What a function may be off whatever its value, where a note grants that."""
     scaled: bool = False
     """Whether what is stored is a float8 number times a scale."""
 
@@ -170,6 +178,8 @@ def of_step(
     given = golden.step(name).get("inputs") or observed.step(name).get("inputs")
     product = product or (told and juxtaposed(op, given or golden.names))
     product = product or fused or (factors > 1 and (not told or (not alike and bool(_SCORES.search(op)))))
+    length = str(golden.step(name).get("K") or observed.step(name).get("K") or "")
+    product = product or (length.isdigit() and int(length) > 1 and (not told or bool(_OUTPUT.search(op))))
     accumulate = UNIT["float32"] if UNIT.get(stored, 0.0) >= UNIT["float32"] or stored == "integer" else UNIT["float64"]
     unpromised = not re.search(r"fp32|float32|f32|\bsingle\b", compute_text) and UNIT[stored] > UNIT["float32"]
     if match := re.search(r"(bf16|bfloat16|fp16|float16)[ -]accum", compute_text):
@@ -203,14 +213,24 @@ def of_step(
         None if _exact(against) else against,
         stochastic,
         _levels(op) if own in _DTYPES else 0,
+        UNIT[stored] if unpromised else 0.0,
+        _absolute(f"{notes} {compute_text}") if _FUNCTION.search(f"{name} {op}") else 0.0,
         stored.startswith("float8") and own != stored,
     )
+
+
+def _absolute(notes: str) -> float:
+    """The absolute error that a note names, such as 2^-21 or 1e-6; 0 where it names none."""
+    found = _ABSOLUTE.search(notes)
+    if not found:
+        return 0.0
+    return 2.0 ** -int(found.group(1)) if found.group(1) else float(found.group(2))
 
 
 def _levels(op: str) -> int:
     match = _LEVELS.search(op)
     bits = next((int(group) for group in match.groups() if group and group.isdigit()), 0) if match else 0
-    return 2**bits - 1 if bits else 0
+    return 2**bits - 2 if bits else 0  # as many up as down
 
 
 def juxtaposed(op: str, inputs: object) -> bool:

@@ -272,6 +272,14 @@ def _head_splits(a: torch.Size, b: torch.Size, after: torch.Size, text: str) -> 
                 yield split, split
                 yield split, same
                 yield same, split
+    if len(a) >= 3 and len(after) == len(b) == 2:
+
+        def flat(x: Tensor) -> Tensor:
+            return x.flatten(1)
+
+        yield flat, same
+    if len(b) >= 3 and len(after) == len(a) == 2:
+        yield same, lambda x: x.flatten(1)
     if len(a) >= 3 and len(b) >= 3 and a[-3] != b[-3]:  # grouped heads
         yield same, lambda x: x.repeat_interleave(max(1, a[-3] // max(1, x.shape[-3])), -3)
 

@@ -28,6 +28,13 @@ def scaled(allowed: Allowed, value: Tensor, relative: float) -> Allowed:
     return Allowed(allowed.bound + off, allowed.noise, allowed.shared + off, allowed.overall + off, allowed.why)
 
 
+def misfitting(allowed: Allowed, off: Tensor) -> Allowed:
+    """Of a formula that was found in a golden of few digits, and is `off` there."""
+    return Allowed(
+        allowed.bound + 2.0 * off, allowed.noise + off, allowed.shared + off, allowed.overall + off, allowed.why
+    )
+
+
 def unrecorded(allowed: Allowed, value: Tensor, g: Tensor, op: str, precision: Precision) -> Allowed:
     """Of a step whose inputs were guessed: it may have been made of better ones than those on record.
 
