@@ -63,8 +63,7 @@ def storage(g: Tensor, precision: Precision) -> Tensor:
     if precision.golden is not None:
         half = half + 0.5 * ulp(finite(g), precision.golden)
     if precision.levels and g.numel():
-        kept = finite(g)
-        half = half + 0.5 * float(kept.max() - kept.min()) / precision.levels
+        half = half + float(finite(g).abs().max()) / precision.levels  # half a step of a scale with no zero point
     half = half + precision.absolute
     if precision.flush or torch.finfo(precision.dtype).tiny < 1e-30:  # GPU code flushes those of float32 unasked
         half = half.clamp(min=torch.finfo(precision.dtype).tiny)

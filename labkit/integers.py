@@ -14,6 +14,7 @@ from labkit.compare import compare
 from labkit.handed_on import Input
 from labkit.judgement import UNKNOWN_ORIGIN, Judgement, State, first_reason
 from labkit.replay import replay
+from labkit.totals import cuts
 
 Tensor = torch.Tensor
 WIDEST_CODE = 255
@@ -60,7 +61,7 @@ def integers(
     if _chosen_alike(o.to(torch.int64), g.to(torch.int64), inputs or state.before(name)):
         found.tied = True
         return found
-    ties = _ties(o, g, inputs)
+    ties = _ties(o, g, inputs or [x for x in state.before(name) if x.observed.shape == x.golden.shape])
     packed = bool(re.search(r"pack|int4|nibble", f"{name} {op}", re.IGNORECASE))
     level = torch.isin(d.abs(), torch.tensor([0.0, 1.0, 15.0, 16.0, 17.0] if packed else [0.0, 1.0], dtype=d.dtype))
     size = float(g.double().pow(2).mean().sqrt())
@@ -133,7 +134,7 @@ def _ties(o: Tensor, g: Tensor, inputs: Sequence[Input]) -> bool | None:
     for given in (x for x in inputs if x.golden.numel() == g.numel()):
         x = replace(given, golden=given.golden.reshape(g.shape), observed=given.observed.reshape(g.shape))
         for s in inputs:
-            if s is given or s.golden.numel() > x.golden.numel():
+            if s is given or s.golden.numel() > x.golden.numel() or bool((s.golden == 0.0).any()):
                 continue
             scale, other = spread_over(s.golden, x.golden), spread_over(s.observed, x.observed)
             if scale is None or other is None:
@@ -156,7 +157,7 @@ def _ties(o: Tensor, g: Tensor, inputs: Sequence[Input]) -> bool | None:
 
 
 def spread_over(s: Tensor, x: Tensor) -> Tensor | None:
-    """s in x's shape: as it broadcasts, as a row's, or as a group's along one axis; None where it is none of these."""
+    """s in x's shape: as it broadcasts, as a row's, a group's along one axis, or a block's; None where it is none."""
     for candidate in (s, s.unsqueeze(-1)):
         try:
             return candidate.broadcast_to(x.shape)
@@ -168,4 +169,4 @@ def spread_over(s: Tensor, x: Tensor) -> Tensor | None:
             shape = (*x.shape[:axis], groups, *x.shape[axis + 1 :])
             if [v for v in shape if v != 1] == kept:
                 return s.reshape(shape).repeat_interleave(size // groups, axis)
-    return None
+    return next((one.spread(s) for one in cuts(x.shape, s.shape) if s.ndim == x.ndim), None)

@@ -22,6 +22,8 @@ Monomial = tuple[int, ...]
 HIGHEST = 3
 OVERDETERMINED = 2
 """Elements that each constant is fitted to, at least."""
+REFINED = 2
+"""Times that constants are fitted, each to what the last left: once leaves a few digits of a term that is small."""
 SIMPLEST = 64
 """The largest denominator of a constant that is taken for a fraction."""
 
@@ -65,7 +67,12 @@ def _fit(terms: Sequence[Monomial], table: Tensor, y: Tensor, tolerance: float) 
     columns = torch.stack([table[list(term)].prod(0) if term else torch.ones_like(y) for term in terms], -1)
     scale = columns.abs().amax(0)
     scale = torch.where(scale > 0.0, scale, 1.0)
-    constants = torch.linalg.lstsq(columns / scale, y[:, None], driver="gelsd").solution[:, 0] / scale
+    constants = torch.zeros_like(scale)
+    for _ in range(REFINED):
+        left = y - columns @ constants
+        constants = (
+            constants + torch.linalg.lstsq(columns / scale, left[:, None], driver="gelsd").solution[:, 0] / scale
+        )
     parts = columns * constants
     off = (parts.sum(-1) - y).abs() <= tolerance * (parts.abs().sum(-1) + y.abs().mean())
     return [float(c) for c in constants] if bool(off.all()) else None

@@ -69,6 +69,7 @@ _NARROW_FACTORS = (
     rf"\b{_NARROW} ?[x*×·] ?{_NARROW}",
     rf"(?:operands|inputs|factors)(?: are)?(?: in)? {_NARROW}",
     rf"rounded to {_NARROW} before",
+    rf"\b(?:[hq]|wg)?(?:mma|gemm|dot) (?:in )?{_NARROW}",
     r"(e4m3|e5m2)[ -](?:inputs|operands|factors|matmul|gemm)",
 )
 """Texts that cut a product's factors to 16 bits."""

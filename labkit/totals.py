@@ -70,8 +70,15 @@ def _sum(columns: slice, share: float, length: int, shape: torch.Size, *, one: b
 class Blocks:
     """How a step is cut: `counts` blocks along each axis, of `sizes`, the last of them perhaps not full."""
 
+    shape: torch.Size
     counts: tuple[int, ...]
     sizes: tuple[int, ...]
+
+    def spread(self, s: Tensor) -> Tensor:
+        """A number of each block [counts] at every place of it."""
+        for axis, (size, n) in enumerate(zip(self.sizes, self.shape, strict=True)):
+            s = s.repeat_interleave(size, axis).narrow(axis, 0, n)
+        return s
 
     def largest(self, x: Tensor) -> Tensor:
         """The largest magnitude of each block, [counts]."""
@@ -90,8 +97,10 @@ def scales(sources: Sources, g: Tensor, unit: float) -> Iterator[Given]:
     for name, x in sources.items():
         if x.numel() <= g.numel() or not x.ndim or not bool(x.isfinite().all()):
             continue
-        for blocks in _cuts(x.shape, g.shape):
+        for blocks in cuts(x.shape, g.shape):
             largest = blocks.largest(x).reshape(g.shape)
+            if _in_one_place(blocks, x, largest):
+                continue
             factor = float((g / largest.clamp(min=1e-300)).flatten()[0])
             if not bool(((factor * largest - g).abs() <= ROUNDINGS * unit * g).all()):
                 continue
@@ -100,11 +109,19 @@ def scales(sources: Sources, g: Tensor, unit: float) -> Iterator[Given]:
             yield [name], _scale(blocks, factor, g.shape)
 
 
+def _in_one_place(blocks: Blocks, x: Tensor, largest: Tensor) -> bool:
+    """Whether every one of several blocks has its largest magnitude in the same place, as a product of two vectors."""
+    if largest.numel() < 2:
+        return False
+    at = torch.nonzero(x.abs() == blocks.spread(largest.reshape(blocks.counts)))
+    return bool((at % torch.tensor(blocks.sizes) == at[0] % torch.tensor(blocks.sizes)).all())
+
+
 def _scale(blocks: Blocks, factor: float, shape: torch.Size) -> Replay:
     return Replay(lambda *xs: factor * blocks.largest(xs[0]).reshape(shape), None, None, 0, False, False)
 
 
-def _cuts(shape: torch.Size, after: torch.Size) -> Iterator[Blocks]:
+def cuts(shape: torch.Size, after: torch.Size) -> Iterator[Blocks]:
     """Ways to cut `shape` into `after` blocks; where sizes do not divide, by powers of two with a tail."""
     counts = [after] if len(after) == len(shape) else []
     missing = len(shape) - len(after)
@@ -117,7 +134,7 @@ def _cuts(shape: torch.Size, after: torch.Size) -> Iterator[Blocks]:
             fits = all(size and math.ceil(n / size) == k for n, k, size in zip(shape, count, sizes, strict=True))
             if fits and (count, sizes) not in seen:
                 seen.add((count, sizes))
-                yield Blocks(tuple(count), sizes)
+                yield Blocks(shape, tuple(count), sizes)
 
 
 def _size(n: int, count: int, whole: bool) -> int:
