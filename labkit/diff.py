@@ -45,7 +45,8 @@ def diff(observed: Dump, golden: Dump) -> Diff:
     if not state.ordered:
         state.deduced = deduced(state)
     missing: list[str] = []
-    for name in in_order(state):
+    state.order = in_order(state)
+    for name in state.order:
         if name not in observed:
             result.steps[name] = None
             missing.append(name)

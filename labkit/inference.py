@@ -20,6 +20,7 @@ from labkit.convolution import convolutions
 from labkit.expression import LETTERS, sampled, uses_rows
 from labkit.formula import Formula, of_letters
 from labkit.named import EPSILONS, REDUCTIONS, everything
+from labkit.planes import by_statistics, normalised
 from labkit.polynomial import polynomial, simple
 from labkit.replay import replay
 from labkit.replayed import Replay
@@ -83,7 +84,7 @@ def inferred(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Iterator
     searches = (
         _moved(sources, g, unit), formulas(elements, 1), _softmaxes(sources, g, unit), formulas(rows, 1),
         formulas(elements, 2), _products(sources, g, unit), _convolutions(sources, g, unit), formulas(elements, 3),
-        formulas(rows, 2), formulas(rows, 3), _reductions(sources, g, unit, grid),
+        formulas(rows, 2), formulas(rows, 3), _planes(sources, g, unit, grid), _reductions(sources, g, unit, grid),
         _polynomials(sources, g, unit, grid),
     )  # fmt: skip
     yield from itertools.chain.from_iterable(searches)
@@ -200,6 +201,15 @@ def _convolutions(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
         way = replay("conv", [x, z], g, unit)
         if way is not None:
             yield Found([a, b], way)
+
+
+def _planes(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Iterator[Found]:
+    for names, text in by_statistics(sources, g, unit):
+        written = of_letters(text, [sources[one] for one in names], g, unit, grid)
+        if written is not None:
+            yield Found(names, written=written)
+    for names, way in normalised(sources, g, unit):
+        yield Found(names, way)
 
 
 def _formulas(

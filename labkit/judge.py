@@ -195,7 +195,8 @@ def _inferred(name: str, g: Tensor, told: Sequence[str], unit: float, grid: Tens
     if not sources and state.ordered:
         earlier = state.earlier(name)
         sources = [*reversed(earlier[-NEAREST:]), *earlier[:-NEAREST][:NEAREST]]
-    sources = [part for x in sources for part in (x, *state.chosen(x, g))]
+    chosen = {x: state.chosen(x, g) for x in sources}
+    sources = [part for x in sources for part in (x, *chosen[x], *state.softened(x, g))]
     given = {x: t for x in sources if (t := state.searched(x)) is not None}
     return inferred(g, given, unit, grid)
 

@@ -15,7 +15,7 @@ from labkit import precision
 from labkit.compare import Comparison
 from labkit.dumps import Dump
 from labkit.handed_on import Input
-from labkit.magnitude import unmasked
+from labkit.magnitude import finite, unmasked
 from labkit.structure import Structure
 
 Tensor = torch.Tensor
@@ -62,6 +62,8 @@ class State:
 
     def __init__(self, observed: Dump, golden: Dump) -> None:
         self.observed, self.golden = observed, golden
+        self.order = golden.names
+        """In which steps are judged."""
         self.wrong: set[str] = set()
         self.background: list[tuple[float, ...]] = []
         self.units: dict[str, float] = {}
@@ -95,17 +97,32 @@ class State:
         self._made |= {one: (name, way) for one, way in made.items()}
         return list(made)
 
+    def softened(self, name: str, g: Tensor) -> list[str]:
+        """The softmax of a step of g's shape, under a name of its own, where a step of indices that was
+        :meth:`chosen` goes with its rows: a loss makes one on its way, of the rows that have an index."""
+        value = self.golden.read(name)
+        if value.shape != g.shape or g.ndim < 2 or not value.is_floating_point():
+            return []
+        index = next((x for x in self._indices.values() if x is not None and x.shape == g.shape[:-1]), None)
+        if index is None:
+            return []
+        given = (index >= 0).unsqueeze(-1).double()
+        self._made[f"{name}, softmax"] = name, lambda x: torch.softmax(x, -1) * given
+        return [f"{name}, softmax"]
+
     def searched(self, name: str) -> Tensor | None:
         """The golden's step in float64 if an untold step may be made of it, the last ones kept."""
         if name in self._made:
             return self.input(name).golden
         if name not in self._kept:
             value = self.golden.read(name)
-            numbers = value.is_floating_point() or (value.ndim == 1 and value.dtype != torch.bool)
+            places = value.ndim == 1 and value.dtype != torch.bool and not value.is_complex()
+            numbers = value.is_floating_point() or places
             kept = numbers and value.numel() <= MOST_ELEMENTS
             while len(self._kept) > 4 * NEAREST:
                 self._kept.pop(next(iter(self._kept)))
-            alike = kept and self.observed.read(name).shape == value.shape
+            other = self.observed.read(name)
+            alike = kept and other.shape == value.shape and not other.is_complex()
             self._kept[name] = self.both(name)[1] if alike else None
         return self._kept[name]
 
@@ -120,7 +137,11 @@ class State:
         A kernel may have gone on with what it had before it stored that; what was given to it has no such before.
         """
         if name in self._made:
-            return 0.0
+            base = self._made[name][0]
+            if not name.endswith(", softmax"):
+                return 0.0
+            largest = float(finite(self.both(base)[0]).abs().max())  # of the exponent, and what a softmax takes
+            return precision.UNIT["float32"] * (8.0 + largest)
         value, exact = self.observed.read(name), self.golden.read(name)
         unit = max(self.units.get(name, 0.0), precision.UNIT.get(precision.dtype_name(value.dtype), 0.0))
         if unit <= precision.UNIT["float32"] or value.element_size() == 1:  # codes are what a kernel goes on with
@@ -150,7 +171,7 @@ class State:
 
     def earlier(self, name: str) -> list[str]:
         """The steps before `name` that both traces have."""
-        return [x for x in self.golden.names[: self.golden.names.index(name)] if x in self.observed]
+        return [x for x in self.order[: self.order.index(name)] if x in self.observed]
 
     def before(self, name: str) -> Iterator[Input]:
         """Every step before `name`, for one whose inputs are not told; one at a time."""
@@ -160,8 +181,14 @@ class State:
         """Both sides of one step, in float64, or of what is made of one."""
         if name in self._made:
             base, way = self._made[name]
-            return Input(name, way(self.observed.read(base)), way(self.golden.read(base)), base in self.wrong)
+            o, g = self._read(base)
+            return Input(name, way(o), way(g), base in self.wrong)
         return Input(name, *self.both(name), name in self.wrong)
+
+    def _read(self, name: str) -> tuple[Tensor, Tensor]:
+        """Both sides as what is made of them takes them: indices as they are."""
+        value = self.golden.read(name)
+        return self.both(name) if value.is_floating_point() else (self.observed.read(name), value)
 
     def both(self, name: str) -> tuple[Tensor, Tensor]:
         """The observed's step and the golden's in float64, with -Inf where both hold a mask."""

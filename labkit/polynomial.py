@@ -20,6 +20,8 @@ Monomial = tuple[int, ...]
 """The places of its factors; none for the constant."""
 
 HIGHEST = 3
+MOST_TERMS = 8
+"""Of what is still taken for a formula; a number a channel and few channels fit many more."""
 OVERDETERMINED = 2
 """Elements that each constant is fitted to, at least."""
 REFINED = 2
@@ -53,6 +55,8 @@ def polynomial(table: Tensor, y: Tensor, tolerance: float) -> Polynomial | None:
         constants = _fit(terms, table, y, tolerance)
         if constants is not None:
             kept, fewest = _fewest(terms, constants, table, y, tolerance)
+            if len(kept) > MOST_TERMS:
+                return None
             used = tuple(sorted({i for term in kept for i in term}))
             written = [simple(c, tolerance) or c for c in fewest]
             fitted = any(simple(c, tolerance) is None for c in fewest)

@@ -1,0 +1,243 @@
+"""What `labkit diff` reads off a golden where a text says little: masks, scales, sums of slices, norms of images."""
+
+import numpy as np
+import pytest
+import torch
+
+from labkit.inference import infer
+
+U = 2.0**-53
+NONE = torch.zeros((), dtype=torch.float64)
+
+
+def normal(rng, *shape):
+    return torch.from_numpy(rng.standard_normal(shape))
+
+
+def attention(rng, fill, dtype, masked=None):
+    q, k = (normal(rng, 4, 24, 16).to(dtype) for _ in range(2))
+    scores = (q.float() @ k.float().mT).to(dtype) if dtype is not torch.float64 else q @ k.mT
+    hidden = torch.ones(24, 24, dtype=torch.bool).triu(1)
+    if masked is not None:
+        hidden = masked(hidden)
+    seen = scores.masked_fill(hidden, fill)
+    return {"q": q, "k": k, "scores": scores, "masked": seen, "probs": torch.softmax(seen, -1)}
+
+
+@pytest.mark.parametrize("fill", [-3.0e38, -30_000.0, float("-inf")])
+def test_a_mask_may_be_another_very_negative_number(said, fill):
+    golden = attention(np.random.default_rng(1), -1e9, torch.float64)
+    golden |= {name: golden[name].float().double() for name in "qk"}
+    assert not said(golden, attention(np.random.default_rng(1), fill, torch.float32))["alarm"]
+
+
+def test_one_masked_element_too_many_is_found_whatever_the_mask(said):
+    golden = attention(np.random.default_rng(1), -1e9, torch.float64)
+
+    def spoil(hidden):
+        hidden[5, 3] = True
+        return hidden
+
+    found = said(golden, attention(np.random.default_rng(1), -3.0e38, torch.float32, spoil))
+    assert found["first_divergent_step"] == "masked"
+
+
+def test_a_finite_mask_does_not_hide_what_the_scores_are_off(said, rng):
+    """The largest score of a block is off as all scores are, however large the mask is beside them."""
+    scores = normal(rng, 3, 40, 40).masked_fill(torch.ones(40, 40, dtype=torch.bool).triu(1), -30_000.0)
+    seen = scores + 3e-4 * normal(rng, 3, 40, 40) * (scores > -100.0)
+    steps = {"scores": {"op": "q k^T, masked", "dtype": "float32"}, "top": {"op": "max per block of 8"}}
+
+    def top(x):
+        return x.unflatten(-1, (5, 8)).amax(-1)
+
+    golden = {"scores": scores, "top": top(scores)}
+    about = {"compute": "tf32 matmul, fp32 accumulate"}
+    assert not said(golden, {"scores": seen.float(), "top": top(seen).float()}, steps, **about)["alarm"]
+
+
+def test_a_largest_among_equals_may_have_any_large_index(said, rng):
+    logits = normal(rng, 30, 900)
+    logits[:, 700] = logits[:, 650] = logits.amax(-1) + 1.0
+    golden = {"logits": logits, "pred": torch.full((30,), 650)}
+    steps = {"pred": {"op": "index of a largest logit", "inputs": ["logits"]}}
+    seen = {"logits": logits.float(), "pred": torch.full((30,), 700)}
+    assert not said(golden, seen, steps)["alarm"]
+    assert said(golden, seen | {"pred": torch.full((30,), 701)}, steps)["first_divergent_step"] == "pred"
+
+
+def by_chance(x, rng):
+    low = x.floor()
+    return low + (torch.from_numpy(rng.random(x.shape)) < x - low).double()
+
+
+@pytest.mark.parametrize("note", ["stochastic rounding", None])
+def test_codes_rounded_by_chance_are_right_and_codes_cut_are_not(said, rng, note):
+    x = 30.0 * normal(rng, 60, 50)
+    golden = {"x": x.float().double(), "xq": x.float().double().round().to(torch.int8)}
+    steps = {"xq": {"op": "quantise int8"}}
+    about = {"dtype_note": note} if note else {}
+    seen = {"x": x.float(), "xq": by_chance(x.float().double(), rng).to(torch.int8)}
+    assert not said(golden, seen, steps, **about)["alarm"]
+    for wrong in (x.trunc(), x.floor(), x.ceil(), (0.97 * x).round()):
+        cut = seen | {"xq": wrong.to(torch.int8)}
+        assert said(golden, cut, steps, **about)["first_divergent_step"] == "xq"
+
+
+def test_ties_of_codes_in_blocks_with_a_tail_may_fall_the_other_way(said, rng):
+    """Nobody tells which step is the scale, nor that its blocks are 32 x 32."""
+    x = torch.from_numpy(rng.integers(-250, 250, (64, 51))).double() / 32.0
+    s = torch.full((2, 2), 0.0625, dtype=torch.float64)
+    exact = x / 0.0625
+    golden = {"x": x, "s": s, "xq": exact.round().to(torch.int8)}
+    away = (exact.abs() + 0.5).floor() * exact.sign()
+    seen = {"x": x.float(), "s": s.float(), "xq": away.to(torch.int8)}
+    assert bool((golden["xq"] != seen["xq"]).any())
+    assert not said(golden, seen)["alarm"]
+    off = seen | {"xq": seen["xq"] + (exact.frac() == 0.0).to(torch.int8)}
+    assert said(golden, off)["first_divergent_step"] == "xq"
+
+
+def test_only_the_codes_that_a_step_wrote_count(said, rng):
+    pool = torch.from_numpy(rng.integers(-100, 100, (40, 16, 2, 8))).to(torch.int8)
+    new = 30.0 * normal(rng, 3, 2, 8)
+
+    def written(codes):
+        after = pool.clone()
+        after[7, :3] = codes.to(torch.int8)
+        return after
+
+    steps = {"after": {"op": "write at slot, quantised", "inputs": ["pool", "new"], "inputs_complete": True}}
+    golden = {"pool": pool, "new": new.float().double(), "after": written(new.float().double().round())}
+    seen = {"pool": pool, "new": new.float(), "after": written(new.round())}
+    assert not said(golden, seen, steps)["alarm"]
+    assert said(golden, seen | {"after": written(new.trunc())}, steps)["first_divergent_step"] == "after"
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("part", [0, 4, 8])
+def test_the_sum_of_a_product_with_some_columns_is_found(said, rng, told, part):
+    """dalpha of hyper-connections: a gradient times the columns of the projection that are its own, over all tokens."""
+    g, mix = normal(rng, 130, 4, 4) if part == 8 else normal(rng, 130, 4), normal(rng, 130, 24)
+    width = g[0].numel()
+
+    def total(g, mix, rows=130):
+        return (g.flatten(1) * mix[:, part : part + width])[:rows].sum()[None]
+
+    golden = {"g": g, "mix": mix, "dalpha": total(g, mix)}
+    steps = {"dalpha": {"op": "sum over tokens", "inputs": ["g", "mix"]}} if told else None
+    seen = {name: golden[name].float() for name in ("g", "mix")}
+    right = seen | {"dalpha": total(seen["g"], seen["mix"])}
+    assert not said(golden, right, steps)["alarm"]
+    assert (
+        said(golden, seen | {"dalpha": total(seen["g"], seen["mix"], 126)}, steps)["first_divergent_step"] == "dalpha"
+    )
+
+
+def test_a_mean_over_what_counts_is_found(said, rng):
+    loss = normal(rng, 24).abs() * (torch.arange(24) % 4 > 0)
+    golden = {"loss": loss, "mean": loss.sum() / 18}
+    seen = {"loss": loss.float()}
+    assert not said(golden, seen | {"mean": loss.float().sum() / 18})["alarm"]
+    assert said(golden, seen | {"mean": loss.float().mean()})["first_divergent_step"] == "mean"
+
+
+SCALES = {
+    "all": lambda x: x.abs().amax()[None] / 127.0,
+    "rows": lambda x: x.abs().amax(-1) / 448.0,
+    "columns": lambda x: x.abs().amax(0) / 7.0,
+    "groups of 25": lambda x: x.unflatten(-1, (3, 25)).abs().amax(-1) / 7.0,
+    "tiles of 32": lambda x: (
+        torch.stack([torch.stack([b.abs().amax() for b in a.split(32, 1)]) for a in x.split(32, 0)]) / 127.0
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_a_scale_is_a_multiple_of_its_blocks_largest_magnitude(rng, kind):
+    x = normal(rng, 45, 75)
+    golden = SCALES[kind](x)
+    found = infer(golden, {"other": normal(rng, 45, 75), "x": x}, U, NONE)
+    assert found.names == ["x"]
+    again = normal(rng, 45, 75)
+    assert torch.allclose(found.way.run(again), SCALES[kind](again), rtol=1e-12)
+    off = golden * (1.0 + 1e-9 * torch.arange(golden.numel()).double().view(golden.shape))
+    assert golden.numel() == 1 or infer(off, {"x": x}, U, NONE) is None
+
+
+def test_a_vector_is_no_scale_of_its_product_with_another(rng):
+    """The largest of each column of an outer product is a multiple of one factor, and no scale."""
+    frequency = 10_000.0 ** (-torch.arange(12).double() / 12)
+    assert infer(frequency, {"angle": torch.arange(33).double()[:, None] * frequency}, U, NONE) is None
+
+
+NORMS = {
+    "group norm": lambda x, w, b, m, v: torch.nn.functional.group_norm(x, 4, w, b, 1e-6),
+    "instance norm": lambda x, w, b, m, v: torch.nn.functional.instance_norm(x, eps=1e-5),
+    "batch norm": lambda x, w, b, m, v: torch.nn.functional.batch_norm(x, None, None, w, b, training=True),
+    "given statistics": lambda x, w, b, m, v: torch.nn.functional.batch_norm(x, m, v, w, b),
+    "given, no shift": lambda x, w, b, m, v: torch.nn.functional.batch_norm(x, m, v, w),
+}
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_norm_of_images_is_found(rng, kind, images):
+    def drawn():
+        return 1.0 + 2.0 * normal(rng, images, 12, 7, 5)
+
+    x, (w, b, m) = drawn(), normal(rng, 3, 12)
+    v = normal(rng, 12).square()
+    golden = NORMS[kind](x, w, b, m, v)
+    sources = {"x": x, "w": w, "b": b, "m": m, "v": v}
+    found = infer(golden, sources, U, NONE)
+    assert found.names[0] == "x"
+    again = drawn()
+    given = [again if name == "x" else sources[name] for name in found.names]
+    value = found.way.run(*given) if found.way else found.written.value(given, [0.0 * y for y in given], U)[0]
+    assert torch.allclose(value, NORMS[kind](again, w, b, m, v), rtol=1e-9, atol=1e-11)
+
+
+def test_the_streams_of_a_token_are_projected_together(said, rng):
+    """A product of x [T, n, D] as [T, n D], in the precision that the trace promises for products."""
+    x, phi = normal(rng, 38, 4, 24).half().double(), 0.1 * normal(rng, 96, 24)
+    golden = {"x": x, "phi": phi, "z": x.flatten(1) @ phi}
+    steps = {"z": {"op": "Z=X*Phi", "inputs": ["x", "phi"]}}
+    seen = {"x": x.half(), "phi": phi.float()}
+    right = seen | {"z": (x.flatten(1) @ phi.half().double()).float()}
+    assert not said(golden, right, steps, compute="hmma fp16, fp32 acc")["alarm"]
+    assert said(golden, right, steps, compute="fp32 fma")["first_divergent_step"] == "z"
+
+
+def test_a_missing_z_loss_is_found_in_a_gradient_of_logits(said, rng):
+    logits, target = 4.0 * normal(rng, 40, 320), torch.arange(40) * 7
+    target[::8] = -100
+    given = (target >= 0).double()[:, None]
+    hot = (target[:, None] == torch.arange(320)).double()
+
+    def gradient(logits, zeta):
+        lse = torch.logsumexp(logits, -1, keepdim=True)
+        return given * (torch.softmax(logits, -1) * (1.0 + 2.0 * zeta * lse) - hot) / given.sum()
+
+    golden = {"target": target, "logits": logits, "lse": torch.logsumexp(logits, -1)}
+    golden["dlogits"] = gradient(logits, 1e-3)
+    steps = {"dlogits": {"op": "(softmax - onehot)/n, z-loss"}}
+    seen = {"target": target, "logits": logits.float(), "lse": golden["lse"].float()}
+    right = seen | {"dlogits": gradient(logits.float(), 1e-3).float()}
+    assert not said(golden, right, steps, compute="fp32")["alarm"]
+    wrong = seen | {"dlogits": gradient(logits.float(), 0.0).float()}
+    assert said(golden, wrong, steps, compute="fp32")["first_divergent_step"] == "dlogits"
+
+
+def test_a_step_that_can_be_read_in_several_ways_is_right_if_one_of_them_gives_it(said, rng):
+    """In a golden without rounding the product of codes and scales is that of what was quantised."""
+    x, w = (normal(rng, n, 80).bfloat16() for n in (26, 36))
+    sx, sw = (one.abs().amax(-1, keepdim=True).double() / 57344.0 for one in (x, w))
+    golden = {"x": x.double(), "w": w.double(), "sx": sx, "xq": x / sx, "sw": sw.T, "wq": w / sw}
+    golden |= {"a": golden["xq"] @ golden["wq"].T, "y": golden["x"] @ golden["w"].T}
+    xq, wq = (golden[name].to(torch.float8_e5m2) for name in ("xq", "wq"))
+    a = xq.double() @ wq.double().T
+    right = {"x": x, "w": w, "sx": sx.float(), "xq": xq, "sw": sw.T.float(), "wq": wq, "a": a.float()}
+    right["y"] = (a * sx * sw.T).bfloat16()
+    assert not said(golden, right)["alarm"]
+    assert said(golden, right | {"y": (a * sx).bfloat16()})["first_divergent_step"] == "y"
