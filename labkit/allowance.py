@@ -105,7 +105,7 @@ def replayed(
     elif found.magnitude:
         magnitude = finite(found.magnitude(*inputs))
         squares = finite(found.squares(*inputs)) if found.squares else magnitude**2
-        cut = max((1.0 + precision.factor) ** 2 - 1.0, unstored)
+        cut = max((1.0 + (0.0 if _cut_already(inputs, precision.factor) else precision.factor)) ** 2 - 1.0, unstored)
         cuts = torch.minimum(magnitude, UNLIKELY * squares.sqrt() + size)  # of many factors cut not all fall one way
         bound = magnitude * found.transformed * gamma(k, u, value.numel()) * (1.0 + cut) + cut * cuts
         noise = found.transformed * u * math.sqrt(k) * (size + squares.sqrt()) + cut * squares.sqrt()
@@ -118,6 +118,14 @@ def replayed(
     noise = (noise**2 + half**2).sqrt()
     bound = bound + 1.001 * half + 2.0**-149
     return value, Allowed(bound, noise, shared, shared, "replayed in float64 from the observed inputs")
+
+
+def _cut_already(inputs: Sequence[Tensor], factor: float) -> bool:
+    """Whether the factors of a product have no more digits than it would cut them to."""
+    if not factor:
+        return True
+    shifted = [torch.frexp(finite(x)).mantissa / factor for x in inputs]
+    return all(bool((one == one.round()).all()) for one in shifted)
 
 
 def by_formula(

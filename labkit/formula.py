@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from labkit.blocks import cuts
 from labkit.expression import ASSIGNED, FAILURES, LETTERS, Expression, Pair, evaluate, number, parse
 from labkit.magnitude import finite
 from labkit.named import EPSILONS, meanings
@@ -187,18 +188,12 @@ def _readings(
 
 
 def _views(shape: torch.Size, target: torch.Size) -> Iterator[View]:
-    """Ways to broadcast to `target`: as it is, by leading dimensions, by channel, a number for a group of columns."""
+    """Ways to broadcast to `target`: as it is, by leading dimensions, by channel, a number for a block."""
     yield lambda x: x
     missing = len(target) - len(shape)
     if missing > 0 and tuple(target[: len(shape)]) == tuple(shape):
         yield lambda x: x.reshape(*shape, *(1,) * missing)
     if len(shape) == 1 and len(target) > 2 and target[1] == shape[0]:
         yield lambda x: x.reshape(1, shape[0], *(1,) * (len(target) - 2))
-    if (
-        missing == 0
-        and shape
-        and shape[:-1] == target[:-1]
-        and 1 < shape[-1] < target[-1]
-        and target[-1] % shape[-1] == 0
-    ):
-        yield lambda x: x.repeat_interleave(target[-1] // shape[-1], -1)
+    if missing == 0 and shape != target:
+        yield from (one.spread for one in cuts(target, shape))

@@ -25,7 +25,7 @@ from labkit.polynomial import polynomial, simple
 from labkit.replay import replay
 from labkit.replayed import Replay
 from labkit.samples import Laid, Sources, elements, rows, spread_elements
-from labkit.totals import scales, sums
+from labkit.totals import scales, sums, sums_of_parts
 
 Tensor = torch.Tensor
 
@@ -76,7 +76,8 @@ def inferred(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Iterator
     telling = g.numel() >= FEWEST and bool(g.isfinite().any()) and len(g.flatten()[:4096].unique()) >= FEWEST // 2
     if not sources:
         return
-    for names, way in itertools.chain(sums(sources, g, unit), scales(sources, g, unit)):
+    of_whole_steps = (sums(sources, g, unit), sums_of_parts(sources, g, unit), scales(sources, g, unit))
+    for names, way in itertools.chain.from_iterable(of_whole_steps):
         yield Found(names, way)
     if not telling:
         return

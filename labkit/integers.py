@@ -10,11 +10,11 @@ from dataclasses import replace
 import torch
 
 from labkit import precision
+from labkit.blocks import cuts
 from labkit.compare import compare
 from labkit.handed_on import Input
 from labkit.judgement import UNKNOWN_ORIGIN, Judgement, State, first_reason
 from labkit.replay import replay
-from labkit.totals import cuts
 
 Tensor = torch.Tensor
 WIDEST_CODE = 255

@@ -116,8 +116,7 @@ class State:
             return self.input(name).golden
         if name not in self._kept:
             value = self.golden.read(name)
-            places = value.ndim == 1 and value.dtype != torch.bool and not value.is_complex()
-            numbers = value.is_floating_point() or places
+            numbers = value.dtype != torch.bool and not value.is_complex()
             kept = numbers and value.numel() <= MOST_ELEMENTS
             while len(self._kept) > 4 * NEAREST:
                 self._kept.pop(next(iter(self._kept)))
@@ -141,7 +140,7 @@ class State:
             if not name.endswith(", softmax"):
                 return 0.0
             largest = float(finite(self.both(base)[0]).abs().max())  # of the exponent, and what a softmax takes
-            return precision.UNIT["float32"] * (8.0 + largest)
+            return precision.UNIT["float32"] * (8.0 + largest) + self.cut_to(base) * largest
         value, exact = self.observed.read(name), self.golden.read(name)
         unit = max(self.units.get(name, 0.0), precision.UNIT.get(precision.dtype_name(value.dtype), 0.0))
         if unit <= precision.UNIT["float32"] or value.element_size() == 1:  # codes are what a kernel goes on with

@@ -67,7 +67,8 @@ _NARROW = r"(bf16|bfloat16|fp16|float16|f16|half)"
 _NARROW_FACTORS = (
     rf"\b{_NARROW}[ -](inputs|operands|matmul|factors|tensor cores?|gemm|mma|in\b)",
     rf"\b{_NARROW} ?[x*×·] ?{_NARROW}",
-    rf"(?:operands|inputs|factors)(?: are)?(?: in)? {_NARROW}",
+    rf"(?:operands|inputs|factors)(?: are)?(?: (?:in|cast to|rounded to|converted to))? {_NARROW}",
+    r"(?:operands|inputs|factors)(?: are)?(?: (?:in|cast to|rounded to|converted to))? (?:fp8 |float8 )?\(?(e4m3|e5m2)",
     rf"rounded to {_NARROW} before",
     rf"\b(?:[hq]|wg)?(?:mma|gemm|dot) (?:in )?{_NARROW}",
     r"(e4m3|e5m2)[ -](?:inputs|operands|factors|matmul|gemm)",

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from labkit.blocks import cuts
+
 Tensor = torch.Tensor
 Sources = Mapping[str, Tensor]
 Laid = tuple[list[str], Tensor, Tensor]
@@ -57,6 +59,8 @@ def _laid_out(sources: Sources, g: Tensor, pick: Callable[[Tensor], Tensor], y: 
             ways.append(x.reshape(*x.shape, *(1,) * (g.ndim - x.ndim)))
         if x.ndim == 1 and g.ndim > 2:  # a number a channel
             ways.append(x.reshape(1, -1, *(1,) * (g.ndim - 2)))
+        if x.ndim == g.ndim and x.shape != g.shape:
+            ways.extend(one.spread(x) for one in cuts(g.shape, x.shape))
         for shaped in ways:
             try:
                 row = pick(shaped)

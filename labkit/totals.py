@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import torch
 
+from labkit.blocks import Blocks, cuts
 from labkit.polynomial import simple
-from labkit.replayed import Replay
+from labkit.replayed import Function, Replay
 from labkit.samples import Sources
 
 Tensor = torch.Tensor
@@ -19,6 +19,8 @@ ROUNDINGS = 8.0
 """How many of the golden's round-offs a sum may be off: one that is another step's would be off by all of itself."""
 MOST = 1 << 18
 """Elements of a step of which a single number is made."""
+MOST_PARTS = 4
+"""Numbers of a step of which each is a sum of its own."""
 TELLING = 8
 """Blocks from which a scale may be any multiple of their largest magnitudes; of fewer it is a usual one."""
 
@@ -31,63 +33,83 @@ def sums(sources: Sources, g: Tensor, unit: float) -> Iterator[Given]:
     if g.numel() != 1 or not bool(g.isfinite().all()) or float(g.abs()) == 0.0:
         return
     y, shape = float(g), g.shape
-    few = {name: x for name, x in sources.items() if 1 < x.numel() <= MOST and x.ndim and bool(x.isfinite().all())}
+    few = _few(sources)
     for name, x in few.items():
         total, size = float(x.sum()), float(x.square().sum().sqrt())
         count = round(total / y)
         if 1 <= count <= x.numel() and abs(total - count * y) <= ROUNDINGS * unit * (abs(total) + size):
-            yield [name], _sum(slice(None), 1.0 / count, x.numel(), shape, one=True)
+            yield [name], _sum(lambda *xs: [xs[0]], 1.0 / count, x.numel(), shape)
+    for names, terms in _parts(few, y, unit):
+        yield names, _sum(_one_product(terms), 1.0, few[names[0]].numel(), shape)
+
+
+def sums_of_parts(sources: Sources, g: Tensor, unit: float) -> Iterator[Given]:
+    """g, a few numbers, each of them the sum of a product of two steps' columns over all rows."""
+    if not 1 < g.numel() <= MOST_PARTS or not bool(g.isfinite().all()):
+        return
+    few = _few(sources)
+    found = [next(_parts(few, float(y), unit), None) for y in g.flatten()]
+    given = [one for one in found if one is not None]
+    if len(given) < g.numel():
+        return
+    names = list(dict.fromkeys(name for one, _ in given for name in one))
+
+    def terms(*xs: Tensor) -> list[Tensor]:
+        return [one(*(xs[names.index(name)] for name in of)) for of, one in given]
+
+    yield names, _sum(terms, 1.0, max(few[of[0]].numel() for of, _ in given), g.shape)
+
+
+def _few(sources: Sources) -> dict[str, Tensor]:
+    return {name: x for name, x in sources.items() if 1 < x.numel() <= MOST and x.ndim and bool(x.isfinite().all())}
+
+
+def _parts(few: Sources, y: float, unit: float) -> Iterator[tuple[list[str], Function]]:
+    """Two steps, and the products of their columns whose sum, or mean over rows, is y."""
     rows = {name: x.flatten(1) for name, x in few.items() if x.ndim > 1}
     for (a, x), (b, z) in itertools.permutations(rows.items(), 2):
         if x.shape[0] != z.shape[0] or x.shape[1] > z.shape[1]:
             continue
-        width = x.shape[1]
-        for start in sorted({*range(0, z.shape[1] - width + 1, width), z.shape[1] - width}):
-            terms = x * z[:, start : start + width]
+        for at, start, width in _columns(x.shape[1], z.shape[1]):
+            left, right = slice(at, at + width), slice(start, start + width)
+            terms = x[:, left] * z[:, right]
             total, size = float(terms.sum()), float(terms.square().sum().sqrt())
             for share in (1.0, 1.0 / len(x)):
                 if abs(share * total - y) <= ROUNDINGS * unit * (abs(y) + share * size):
-                    yield [a, b], _sum(slice(start, start + width), share, x.numel(), shape, one=False)
+                    yield [a, b], _product(left, right, share)
 
 
-def _sum(columns: slice, share: float, length: int, shape: torch.Size, *, one: bool) -> Replay:
-    def terms(*xs: Tensor) -> Tensor:
-        return xs[0] if one else xs[0].flatten(1) * xs[1].flatten(1)[:, columns]
+def _product(left: slice, right: slice, share: float) -> Function:
+    return lambda x, z: share * x.flatten(1)[:, left] * z.flatten(1)[:, right]
+
+
+def _one_product(terms: Function) -> Callable[..., list[Tensor]]:
+    return lambda *xs: [terms(*xs)]
+
+
+def _columns(few: int, many: int) -> Iterator[tuple[int, int, int]]:
+    """Columns that may be multiplied: all of the narrower, with as many of the wider; of equal ones n, n or n^2."""
+    for start in sorted({*range(0, many - few + 1, few), many - few}):
+        yield 0, start, few
+    n = math.isqrt(many + 1) - 1
+    if few == many == n * n + 2 * n:
+        yield from ((0, 0, n), (n, n, n), (2 * n, 2 * n, n * n))
+
+
+def _sum(terms: Callable[..., list[Tensor]], share: float, length: int, shape: torch.Size) -> Replay:
+    def total(parts: list[Tensor]) -> Tensor:
+        return torch.stack([one.sum() for one in parts]).reshape(shape)
 
     def run(*xs: Tensor) -> Tensor:
-        return (terms(*xs).sum() * share).reshape(shape)
+        return total(terms(*xs)) * share
 
     def magnitude(*xs: Tensor) -> Tensor:
-        return (terms(*xs).abs().sum() * share).reshape(shape)
+        return total([one.abs() for one in terms(*xs)]) * share
 
     def squares(*xs: Tensor) -> Tensor:
-        return (terms(*xs).square().sum() * share * share).reshape(shape)
+        return total([one.square() for one in terms(*xs)]) * share * share
 
     return Replay(run, magnitude, squares, length, False, False)
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """How a step is cut: `counts` blocks along each axis, of `sizes`, the last of them perhaps not full."""
-
-    shape: torch.Size
-    counts: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    def spread(self, s: Tensor) -> Tensor:
-        """A number of each block [counts] at every place of it."""
-        for axis, (size, n) in enumerate(zip(self.sizes, self.shape, strict=True)):
-            s = s.repeat_interleave(size, axis).narrow(axis, 0, n)
-        return s
-
-    def largest(self, x: Tensor) -> Tensor:
-        """The largest magnitude of each block, [counts]."""
-        padding = [
-            p for count, size, n in zip(self.counts, self.sizes, x.shape, strict=True) for p in (count * size - n, 0)
-        ]
-        whole = torch.nn.functional.pad(x.abs(), padding[::-1])
-        cut = whole.reshape([part for pair in zip(self.counts, self.sizes, strict=True) for part in pair])
-        return cut.amax(tuple(range(1, 2 * x.ndim, 2)))
 
 
 def scales(sources: Sources, g: Tensor, unit: float) -> Iterator[Given]:
@@ -119,26 +141,3 @@ def _in_one_place(blocks: Blocks, x: Tensor, largest: Tensor) -> bool:
 
 def _scale(blocks: Blocks, factor: float, shape: torch.Size) -> Replay:
     return Replay(lambda *xs: factor * blocks.largest(xs[0]).reshape(shape), None, None, 0, False, False)
-
-
-def cuts(shape: torch.Size, after: torch.Size) -> Iterator[Blocks]:
-    """Ways to cut `shape` into `after` blocks; where sizes do not divide, by powers of two with a tail."""
-    counts = [after] if len(after) == len(shape) else []
-    missing = len(shape) - len(after)
-    if missing > 0:
-        counts += [torch.Size((*after, *(1,) * missing)), torch.Size((*(1,) * missing, *after))]
-    seen = set()
-    for count in counts:
-        for whole in (True, False):
-            sizes = tuple(_size(n, k, whole) for n, k in zip(shape, count, strict=True))
-            fits = all(size and math.ceil(n / size) == k for n, k, size in zip(shape, count, sizes, strict=True))
-            if fits and (count, sizes) not in seen:
-                seen.add((count, sizes))
-                yield Blocks(shape, tuple(count), sizes)
-
-
-def _size(n: int, count: int, whole: bool) -> int:
-    """Of `count` blocks of n: equal ones, or powers of two; 0 where there are none such."""
-    if whole or count == 1:
-        return n // count if n % count == 0 else 0
-    return 1 << (math.ceil(n / count) - 1).bit_length()
