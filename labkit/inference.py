@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +24,7 @@ from labkit.planes import by_statistics, normalised
 from labkit.polynomial import polynomial, simple
 from labkit.replay import replay
 from labkit.replayed import Replay
-from labkit.samples import Laid, Sources, elements, rows, spread_elements
+from labkit.samples import SOFTMAX, Laid, Sources, elements, rows, spread_elements
 from labkit.totals import scales, sums, sums_of_parts
 
 Tensor = torch.Tensor
@@ -36,6 +36,10 @@ MOST_TABLE = 1 << 22
 ROUNDINGS = 256.0
 """How many of the golden's round-offs a sample, or a sum, may be off where a candidate is suggested; whether one holds
 is decided on the whole step."""
+FEW_ROUNDINGS = 4.0
+"""Likewise of a golden that was rounded once: more would hide a small term of one in float32."""
+SOFTENED = 16.0
+"""How many round-offs two softmaxes of the same numbers may be apart, each in a golden's precision."""
 LARGEST_FILTER = 121
 """Elements of a channel of a convolution's weights: 11 x 11."""
 NEIGHBOURS = 8
@@ -91,6 +95,12 @@ def inferred(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Iterator
     yield from itertools.chain.from_iterable(searches)
 
 
+def _written(text: str, names: Sequence[str], sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Formula | None:
+    """`text` of these sources, if it gives all of g."""
+    softened = any(name.endswith(SOFTMAX) for name in names)
+    return of_letters(text, [sources[one] for one in names], g, SOFTENED * unit if softened else unit, grid)
+
+
 def _same(x: Tensor, g: Tensor, unit: float) -> bool:
     """Whether one step is another: that is not taken for a copy, since in a golden rounding to fewer digits is none."""
     return x.shape == g.shape and torch.allclose(x, g, rtol=ROUNDINGS * unit, atol=0.0)
@@ -135,7 +145,7 @@ def _reductions(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Itera
                 off = (value.flatten() - y).abs()
                 if not bool((off <= ROUNDINGS * unit * max(x.numel() for x in few.values()) * y.abs().mean()).all()):
                     continue
-                if (written := of_letters(whole, inputs, g, unit, grid)) is not None:
+                if (written := _written(whole, given, sources, g, unit, grid)) is not None:
                     fitting.append(written)
             if fitting:
                 yield Found(list(given), written=min(fitting, key=lambda one: one.off(inputs, g)))
@@ -206,7 +216,7 @@ def _convolutions(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
 
 def _planes(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Iterator[Found]:
     for names, text in by_statistics(sources, g, unit):
-        written = of_letters(text, [sources[one] for one in names], g, unit, grid)
+        written = _written(text, names, sources, g, unit, grid)
         if written is not None:
             yield Found(names, written=written)
     for names, way in normalised(sources, g, unit):
@@ -229,7 +239,7 @@ def _formulas(
                 if factor != 1.0:
                     whole = f"{factor!r}*a" if text == SCALED else f"{factor!r}*({whole})"
                 given = [names[i] for i in chosen]
-                found = of_letters(whole, [sources[one] for one in given], g, unit, grid)
+                found = _written(whole, given, sources, g, unit, grid)
                 if found is not None:
                     off = found.off([sources[one] for one in given], g) if numbers else 0.0
                     fitted = simple(factor, tolerance) is None
@@ -243,11 +253,12 @@ def _polynomials(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Iter
     alike = {name: x for name, x in sources.items() if x.numel() == g.numel()}
     names, table, y = spread_elements(alike | dict(sources), g)
     sizes = sorted({2, 3} if len(names) > len(LETTERS) else {len(names), 2, 3}, reverse=len(names) <= len(LETTERS))
-    for chosen in (one for size in sizes for one in itertools.combinations(range(min(len(names), NEIGHBOURS)), size)):
-        found = polynomial(table[list(chosen)], y, ROUNDINGS * unit)
+    few = [one for size in sizes for one in itertools.combinations(range(min(len(names), NEIGHBOURS)), size)]
+    for roundings, chosen in itertools.product((FEW_ROUNDINGS, ROUNDINGS), few):
+        found = polynomial(table[list(chosen)], y, roundings * unit)
         if found is not None:
             given = [names[chosen[place]] for place in found.places]
-            written = of_letters(found.text, [sources[one] for one in given], g, unit, grid)
+            written = _written(found.text, given, sources, g, unit, grid)
             if written is not None:
                 yield Found(given, written=written, fitted=found.fitted)
 

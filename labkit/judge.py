@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import itertools
 import math
@@ -95,8 +96,12 @@ def step(name: str, state: State) -> Judgement:
         found.own, found.structure, found.listed = own, own_below, origin is Origin.TEXT
         found.inherited = compare(value, g64, math.inf).rms_ratio
         inputs = made
-        # A running error bound takes all roundings to fall one way: where nothing is inherited the golden tells more.
-        reasons = own_reasons or (unexplained if not found.listed and found.inherited <= promised.compute else [])
+        # A running error bound takes all roundings to fall one way: where nothing is inherited the golden tells more,
+        # but for a difference of what no step holds, whose cancellation only the formula knows of.
+        telling = (
+            not found.listed and found.inherited <= promised.compute and all(x in state.golden for x in what.names)
+        )
+        reasons = own_reasons or (unexplained if telling else [])
         if not own_reasons:
             break
     found.reasons, found.wrong = reasons, bool(reasons)
@@ -168,7 +173,11 @@ def _makings(
             yield Found(told, written=written), Origin.NAME
             return
     found = _inferred(name, g64, [x.name for x in inputs or ()], unit, grid, state)
-    yield from ((one, Origin.NUMBERS) for one in itertools.islice(found, MOST_MAKINGS))
+    seen = set()
+    for one in itertools.islice(found, MOST_MAKINGS):
+        if (key := (*one.names, one.written and ast.dump(one.written.tree))) not in seen:
+            seen.add(key)
+            yield one, Origin.NUMBERS
 
 
 def _replayed(

@@ -16,6 +16,7 @@ from labkit.compare import Comparison
 from labkit.dumps import Dump
 from labkit.handed_on import Input
 from labkit.magnitude import finite, unmasked
+from labkit.samples import SOFTMAX
 from labkit.structure import Structure
 
 Tensor = torch.Tensor
@@ -107,8 +108,8 @@ class State:
         if index is None:
             return []
         given = (index >= 0).unsqueeze(-1).double()
-        self._made[f"{name}, softmax"] = name, lambda x: torch.softmax(x, -1) * given
-        return [f"{name}, softmax"]
+        self._made[name + SOFTMAX] = name, lambda x: torch.softmax(x, -1) * given
+        return [name + SOFTMAX]
 
     def searched(self, name: str) -> Tensor | None:
         """The golden's step in float64 if an untold step may be made of it, the last ones kept."""
@@ -137,7 +138,7 @@ class State:
         """
         if name in self._made:
             base = self._made[name][0]
-            if not name.endswith(", softmax"):
+            if not name.endswith(SOFTMAX):
                 return 0.0
             largest = float(finite(self.both(base)[0]).abs().max())  # of the exponent, and what a softmax takes
             return precision.UNIT["float32"] * (8.0 + largest) + self.cut_to(base) * largest

@@ -24,8 +24,9 @@ MOST_TERMS = 8
 """Of what is still taken for a formula; a number a channel and few channels fit many more."""
 OVERDETERMINED = 2
 """Elements that each constant is fitted to, at least."""
-REFINED = 2
-"""Times that constants are fitted, each to what the last left: once leaves a few digits of a term that is small."""
+REFINED = 3
+"""Times that constants are fitted, each to what the last left, by how large the terms are in a sample: once leaves a
+few digits of a term that is small, or small where others cancel."""
 SIMPLEST = 64
 """The largest denominator of a constant that is taken for a fraction."""
 
@@ -71,14 +72,12 @@ def _fit(terms: Sequence[Monomial], table: Tensor, y: Tensor, tolerance: float) 
     columns = torch.stack([table[list(term)].prod(0) if term else torch.ones_like(y) for term in terms], -1)
     scale = columns.abs().amax(0)
     scale = torch.where(scale > 0.0, scale, 1.0)
-    constants = torch.zeros_like(scale)
+    constants, size = torch.zeros_like(scale), torch.ones_like(y)
     for _ in range(REFINED):
-        left = y - columns @ constants
-        constants = (
-            constants + torch.linalg.lstsq(columns / scale, left[:, None], driver="gelsd").solution[:, 0] / scale
-        )
-    parts = columns * constants
-    off = (parts.sum(-1) - y).abs() <= tolerance * (parts.abs().sum(-1) + y.abs().mean())
+        left, weighted = (y - columns @ constants) / size, columns / scale / size[:, None]
+        constants = constants + torch.linalg.lstsq(weighted, left[:, None], driver="gelsd").solution[:, 0] / scale
+        size = (columns * constants).abs().sum(-1) + y.abs().mean()
+    off = (columns @ constants - y).abs() <= tolerance * size
     return [float(c) for c in constants] if bool(off.all()) else None
 
 

@@ -12,6 +12,8 @@ Tensor = torch.Tensor
 Sources = Mapping[str, Tensor]
 Laid = tuple[list[str], Tensor, Tensor]
 SAMPLES, ROWS = 48, 2
+SOFTMAX = ", softmax"
+"""How the name of a softmax ends that no step holds."""
 
 
 def elements(sources: Sources, g: Tensor) -> Laid:
