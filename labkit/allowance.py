@@ -35,6 +35,9 @@ AMPLIFICATION = 3.0
 """How many times a step that cannot be replayed may magnify the relative error of its inputs."""
 
 
+SCALED = 16
+"""How many times as many elements as a scale its matrix has, at least."""
+
 CONCENTRATED = 12.0
 """An input's largest error over its RMS from which it lies in a few elements: that of rounding stays below 6."""
 
@@ -121,10 +124,11 @@ def replayed(
 
 
 def _cut_already(inputs: Sequence[Tensor], factor: float) -> bool:
-    """Whether the factors of a product have no more digits than it would cut them to."""
+    """Whether the factors of a product, not their scales, have no more digits than it would cut them to."""
     if not factor:
         return True
-    shifted = [torch.frexp(finite(x)).mantissa / factor for x in inputs]
+    most = max(x.numel() for x in inputs)
+    shifted = [torch.frexp(finite(x)).mantissa / factor for x in inputs if SCALED * x.numel() > most]
     return all(bool((one == one.round()).all()) for one in shifted)
 
 

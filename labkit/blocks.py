@@ -58,3 +58,19 @@ def _size(n: int, count: int, whole: bool) -> int:
     if whole or count == 1:
         return n // count if n % count == 0 else 0
     return 1 << (math.ceil(n / count) - 1).bit_length()
+
+
+def spread_over(s: Tensor, x: Tensor) -> Tensor | None:
+    """s in x's shape: as it broadcasts, as a row's, a group's along one axis, or a block's; None where it is none."""
+    for candidate in (s, s.unsqueeze(-1)):
+        try:
+            return candidate.broadcast_to(x.shape)
+        except RuntimeError:
+            continue
+    kept = [size for size in s.shape if size != 1]
+    for axis, size in enumerate(x.shape):
+        for groups in (v for v in s.shape if v > 1 and size % v == 0):
+            shape = (*x.shape[:axis], groups, *x.shape[axis + 1 :])
+            if [v for v in shape if v != 1] == kept:
+                return s.reshape(shape).repeat_interleave(size // groups, axis)
+    return next((one.spread(s) for one in cuts(x.shape, s.shape) if s.ndim == x.ndim), None)

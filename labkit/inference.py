@@ -25,6 +25,7 @@ from labkit.polynomial import polynomial, simple
 from labkit.replay import replay
 from labkit.replayed import Replay
 from labkit.samples import SOFTMAX, Laid, Sources, elements, rows, spread_elements
+from labkit.scaled import scaled_products
 from labkit.totals import scales, sums, sums_of_parts
 
 Tensor = torch.Tensor
@@ -196,6 +197,8 @@ def _products(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
             way = replay("matmul", [whole, other], g, unit)
             if way is not None:
                 yield Found([a, b], way)
+    for names, way in scaled_products(sources, g, unit):
+        yield Found(names, way)
 
 
 def _convolutions(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:

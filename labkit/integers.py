@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from labkit import precision
-from labkit.blocks import cuts
+from labkit.blocks import spread_over
 from labkit.compare import compare
 from labkit.handed_on import Input
 from labkit.judgement import UNKNOWN_ORIGIN, Judgement, State, first_reason
@@ -154,19 +154,3 @@ def _ties(o: Tensor, g: Tensor, inputs: Sequence[Input]) -> bool | None:
                 ).abs()
                 return bool(((o == g) | (moved == 0.0) | (near & (moved.abs() == 1.0))).all())
     return None
-
-
-def spread_over(s: Tensor, x: Tensor) -> Tensor | None:
-    """s in x's shape: as it broadcasts, as a row's, a group's along one axis, or a block's; None where it is none."""
-    for candidate in (s, s.unsqueeze(-1)):
-        try:
-            return candidate.broadcast_to(x.shape)
-        except RuntimeError:
-            continue
-    kept = [size for size in s.shape if size != 1]
-    for axis, size in enumerate(x.shape):
-        for groups in (v for v in s.shape if v > 1 and size % v == 0):
-            shape = (*x.shape[:axis], groups, *x.shape[axis + 1 :])
-            if [v for v in shape if v != 1] == kept:
-                return s.reshape(shape).repeat_interleave(size // groups, axis)
-    return next((one.spread(s) for one in cuts(x.shape, s.shape) if s.ndim == x.ndim), None)

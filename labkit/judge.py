@@ -14,12 +14,13 @@ import torch
 
 from labkit import precision, words
 from labkit.allowance import Allowed, by_formula, replayed, roundings, unreplayed
+from labkit.blocks import spread_over
 from labkit.compare import Comparison, compare
 from labkit.errors import UsageError
 from labkit.formula import formula, named
 from labkit.handed_on import Input
 from labkit.inference import Found, inferred
-from labkit.integers import WIDEST_CODE, codes, integers, spread_over
+from labkit.integers import WIDEST_CODE, codes, integers
 from labkit.judgement import INHERITED, MOST_ELEMENTS, NEAREST, UNKNOWN_ORIGIN, Judgement, State, first_reason
 from labkit.magnitude import finite, spread
 from labkit.precision import Precision

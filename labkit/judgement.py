@@ -144,7 +144,7 @@ class State:
             return precision.UNIT["float32"] * (8.0 + largest) + self.cut_to(base) * largest
         value, exact = self.observed.read(name), self.golden.read(name)
         unit = max(self.units.get(name, 0.0), precision.UNIT.get(precision.dtype_name(value.dtype), 0.0))
-        if unit <= precision.UNIT["float32"] or value.element_size() == 1:  # codes are what a kernel goes on with
+        if unit <= precision.UNIT["float32"] or precision.of_8_bits(value):  # codes are what a kernel goes on with
             return 0.0
         if value.shape == exact.shape and torch.equal(value.double(), exact.double()):
             return 0.0

@@ -266,6 +266,13 @@ def _float8(name: str, observed: Dump, golden: Dump) -> str | None:
     return next((known[one] for one in known if one in texts), None)
 
 
+def of_8_bits(x: torch.Tensor) -> bool:
+    """Whether a tensor is of an 8-bit type, or has the numbers of one in a wider type."""
+    if x.element_size() == 1 or not x.is_floating_point():
+        return x.element_size() == 1
+    return any(bool((x.to(one).to(x.dtype) == x).all()) for one in (torch.float8_e4m3fn, torch.float8_e5m2))
+
+
 def _only_of(kept: str, observed: torch.Tensor, golden: torch.Tensor) -> bool:
     """Whether all of many observed numbers are some of a narrow type's, as the golden's are not."""
     narrow = _DTYPES[kept]

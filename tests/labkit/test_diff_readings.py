@@ -241,3 +241,28 @@ def test_a_step_that_can_be_read_in_several_ways_is_right_if_one_of_them_gives_i
     right["y"] = (a * sx * sw.T).bfloat16()
     assert not said(golden, right)["alarm"]
     assert said(golden, right | {"y": (a * sx).bfloat16()})["first_divergent_step"] == "y"
+
+
+def blockwise(a, b, a_s, b_s, cut=lambda x: x):
+    """A product whose blocks of 64 along K are each scaled before they are added."""
+    total = torch.zeros(len(a), len(b), dtype=a.dtype)
+    for k in range(0, a.shape[1], 64):
+        part = cut(a[:, k : k + 64] @ b[:, k : k + 64].T)
+        total += part * a_s[:, k // 64, None] * b_s[None, :, k // 64]
+    return total
+
+
+def test_a_product_of_codes_with_a_scale_a_block_is_replayed(said, rng):
+    """Blocks accumulated in bfloat16 are far inside what float8 codes cost, and far outside what the product may."""
+    a, b = (normal(rng, n, 256) for n in (36, 44))
+    a_s, b_s = (x.unflatten(-1, (4, 64)).abs().amax(-1) / 448.0 for x in (a, b))
+    a_q, b_q = (x / s.repeat_interleave(64, 1) for x, s in ((a, a_s), (b, b_s)))
+    golden = {"a_s": a_s, "b_s": b_s, "a_q": a_q, "b_q": b_q, "c": blockwise(a_q, b_q, a_s, b_s)}
+    steps = {"c": {"op": "blockwise scaled fp8 gemm", "inputs": ["a_q", "b_q", "a_s", "b_s"], "inputs_complete": True}}
+    q = [x.to(torch.float8_e4m3fn).float() for x in (a_q, b_q)]
+    seen = {"a_s": a_s.float(), "b_s": b_s.float(), "a_q": q[0], "b_q": q[1]}
+    about = {"compute": "fp8 operands, fp32 accumulate", "dtype_note": "a_q and b_q hold e4m3 values"}
+    right = seen | {"c": blockwise(*q, a_s.float(), b_s.float())}
+    assert not said(golden, right, steps, **about)["alarm"]
+    wrong = seen | {"c": blockwise(*q, a_s.float(), b_s.float(), lambda x: x.bfloat16().float())}
+    assert said(golden, wrong, steps, **about)["first_divergent_step"] == "c"
