@@ -133,28 +133,34 @@ def _cut_already(inputs: Sequence[Tensor], factor: float) -> bool:
 
 
 def by_formula(
-    found: Formula, inputs: Sequence[Tensor], narrow: Sequence[float], precision: Precision, guessed: bool = False
+    found: Formula,
+    inputs: Sequence[Tensor],
+    narrow: Sequence[float],
+    precision: Precision,
+    guessed: bool = False,
+    together: Sequence[bool] = (),
 ) -> tuple[Tensor, Allowed]:
     """A formula in float64 from `inputs`, and what the implementation may differ from that: its running error bound.
 
     `narrow` is the round-off of each input's own type where that is narrower than float32, else 0: a fused kernel may
     have gone on with what it had before it was stored. Where the formula is `guessed`, what is between its operations
-    may have been stored too.
+    may have been stored too. `together`: what such an input is off all elements of a row share, as of a softmax.
     """
     u = (0.0 if precision.stored == "integer" else precision.compute) + precision.extra
     each = max(u, precision.between) if guessed and found.steps > 1 else u
     cut = [unit * finite(x).abs() for unit, x in zip(narrow, inputs, strict=True)]
     value, error = found.value(inputs, cut, each, u)
     # What is stored in between is rounded to nearest, and so has no drift.
-    rounded = found.value(inputs, [torch.zeros_like(x) for x in inputs], u, u)[1]
+    shared = [x if both else torch.zeros_like(x) for x, both in zip(cut, together or [False] * len(cut), strict=True)]
+    rounded = found.value(inputs, shared, u, u)[1]
     last = (each - u) * value.abs()  # the last rounding is that of storage
     error = (error - last).clamp(min=0.0)
     if precision.dtype is not None and precision.stored.startswith("float8"):
         largest = torch.finfo(precision.dtype).max
         value = value.clamp(-largest, largest)
     half = storage(value, precision)
-    if found.stored and precision.unit > UNIT["float32"]:
-        error = error + 0.5 * found.stored * precision.unit * (value.abs() + value.abs().mean())
+    if found.stored and precision.between > UNIT["float32"]:
+        error = error + 0.5 * found.stored * precision.between * (value.abs() + value.abs().mean())
         rounded = error
     bound = 2.0 * error + 1.001 * half + 2.0**-149
     few = value.numel() > 1 and 4 * len(value.unique()) < value.numel()  # equal values are all rounded one way

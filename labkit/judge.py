@@ -25,6 +25,7 @@ from labkit.judgement import INHERITED, MOST_ELEMENTS, NEAREST, UNKNOWN_ORIGIN, 
 from labkit.magnitude import finite, spread
 from labkit.precision import Precision
 from labkit.replay import replay
+from labkit.samples import SOFTMAX
 from labkit.structure import Structure, structure
 from labkit.tolerance import Bound
 from labkit.widened import misfitting, quantised, scaled, unrecorded
@@ -187,9 +188,11 @@ def _replayed(
     """What was found, of the observed inputs, and what the step may be off from that."""
     seen, narrow = [x.observed for x in inputs], [state.cut_to(x) for x in what.names]
     if what.way is not None:
-        return replayed(what.way, seen, promised, op.count(";") + 1, narrow)
+        way = replace(what.way, transformed=1.0) if words.UNTRANSFORMED.search(op) else what.way
+        return replayed(way, seen, promised, op.count(";") + 1, narrow)
     assert what.written is not None
-    value, allowed = by_formula(what.written, seen, narrow, promised, origin is Origin.NUMBERS)
+    together = [x.endswith(SOFTMAX) for x in what.names]
+    value, allowed = by_formula(what.written, seen, narrow, promised, origin is Origin.NUMBERS, together)
     if promised.golden is not None:
         allowed = misfitting(allowed, what.written.misfit([x.golden for x in inputs], g64))
     return value, allowed

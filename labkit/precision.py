@@ -52,6 +52,9 @@ _NO_PRODUCT = re.compile(
     re.IGNORECASE,
 )
 _FLOAT8 = re.compile(r"(cast|round|quant|convert)\w*( to)? (fp8|float8)|(fp8|float8) (cast|round|quant)", re.IGNORECASE)
+_SINGLE = re.compile(r"fp32|float32|f32|\bsingle\b")
+_ACCUMULATED = re.compile(r"(fp32|float32|f32|single)[ -]acc\w*")
+"""That sums are kept in float32 says nothing of what is between a step's other operations."""
 _FUNCTION = re.compile(r"(?<![a-z])(cos|sin|tanh|exp|erf|log|sqrt|sigmoid|gelu|silu|co|si)(?![a-z])", re.IGNORECASE)
 _ABSOLUTE = re.compile(r"abs(?:olute)? ?err(?:or)?s?[^.;,]*?(?:2\^-(\d+)|(\d+(?:\.\d+)?e-\d+))", re.IGNORECASE)
 _SCORES = re.compile(r"scores?\b", re.IGNORECASE)
@@ -69,7 +72,7 @@ _NARROW_FACTORS = (
     rf"\b{_NARROW} ?[x*×·] ?{_NARROW}",
     rf"(?:operands|inputs|factors)(?: are)?(?: (?:in|cast to|rounded to|converted to))? {_NARROW}",
     r"(?:operands|inputs|factors)(?: are)?(?: (?:in|cast to|rounded to|converted to))? (?:fp8 |float8 )?\(?(e4m3|e5m2)",
-    rf"rounded to {_NARROW} before",
+    rf"(?:rounded|goes|cast|converted) to {_NARROW} before",
     rf"\b(?:[hq]|wg)?(?:mma|gemm|dot) (?:in )?{_NARROW}",
     r"(e4m3|e5m2)[ -](?:inputs|operands|factors|matmul|gemm)",
 )
@@ -183,7 +186,9 @@ def of_step(
     length = str(golden.step(name).get("K") or observed.step(name).get("K") or "")
     product = product or (length.isdigit() and int(length) > 1 and (not told or bool(_OUTPUT.search(op))))
     accumulate = UNIT["float32"] if UNIT.get(stored, 0.0) >= UNIT["float32"] or stored == "integer" else UNIT["float64"]
-    unpromised = not re.search(r"fp32|float32|f32|\bsingle\b", compute_text) and UNIT[stored] > UNIT["float32"]
+    narrow = UNIT[stored] > UNIT["float32"]
+    unpromised = narrow and not _SINGLE.search(compute_text)
+    between = narrow and not _SINGLE.search(_ACCUMULATED.sub(" ", compute_text))
     if match := re.search(r"(bf16|bfloat16|fp16|float16)[ -]accum", compute_text):
         accumulate = max(accumulate, UNIT[name_of(match.group(1)) or "float32"])
     eager = "eager" in compute_text or "every op" in compute_text
@@ -204,7 +209,7 @@ def of_step(
         extra = 2.0 * float(match.group(1)) * UNIT["float32"]
     flush = bool(re.search(r"flush|ftz|denormal", compute_text))
     notes = " ".join(str(d.about.get("dtype_note", "")) for d in (observed, golden))
-    stochastic = bool(re.search(r"stochastic(ally)?[ -]round", f"{notes} {compute_text} {op}".lower()))
+    stochastic = bool(re.search(r"stoch\w*[ -]round", f"{notes} {compute_text} {op}".lower()))
     return Precision(
         stored,
         accumulate,
@@ -215,7 +220,7 @@ def of_step(
         None if _exact(against) else against,
         stochastic,
         _levels(op) if own in _DTYPES else 0,
-        UNIT[stored] if unpromised else 0.0,
+        UNIT[stored] if between else 0.0,
         _absolute(f"{notes} {compute_text}") if _FUNCTION.search(f"{name} {op}") else 0.0,
         stored.startswith("float8") and own != stored,
     )
