@@ -266,3 +266,50 @@ def test_a_product_of_codes_with_a_scale_a_block_is_replayed(said, rng):
     assert not said(golden, right, steps, **about)["alarm"]
     wrong = seen | {"c": blockwise(*q, a_s.float(), b_s.float(), lambda x: x.bfloat16().float())}
     assert said(golden, wrong, steps, **about)["first_divergent_step"] == "c"
+
+
+def test_a_note_may_grant_functions_an_absolute_error(said, rng):
+    angle = (30.0 * normal(rng, 24, 16)).float().double()
+    golden = {"angle": angle, "co": torch.cos(angle)}
+    steps = {"co": {"op": "cos", "inputs": ["angle"], "inputs_complete": True}}
+    fast = torch.cos(angle) + 2.0**-22 * torch.sign(normal(rng, 24, 16))
+    seen = {"angle": angle.float(), "co": fast.float()}
+    note = {"compute": "fp32", "dtype_note": "sin/cos.approx, abs err 2^-21"}
+    assert not said(golden, seen, steps, **note)["alarm"]
+    assert said(golden, seen, steps, compute="fp32")["first_divergent_step"] == "co"
+    worse = seen | {"co": (torch.cos(angle) + 2.0**-18).float()}
+    assert said(golden, worse, steps, **note)["first_divergent_step"] == "co"
+
+
+def test_a_copy_in_fewer_digits_is_no_function_of_small_numbers(said, rng):
+    """Within a rounding to bfloat16 the tanh of small numbers is the numbers themselves."""
+    master = 0.02 * normal(rng, 590).float().double()
+    golden = {"master": master, "model": master}
+    steps = {"model": {"inputs": ["master"]}}
+    seen = {"master": master.float(), "model": master.bfloat16()}
+    assert not said(golden, seen, steps, compute="fp32")["alarm"]
+    cut = (master.float().view(torch.int32) & -65536).view(torch.float32).bfloat16()
+    assert said(golden, seen | {"model": cut}, steps, compute="fp32")["first_divergent_step"] == "model"
+
+
+def test_a_length_and_an_output_make_a_product_whose_factors_may_be_narrow(said, rng):
+    p, v = torch.softmax(normal(rng, 8, 16), -1), normal(rng, 16, 32).half()
+    golden = {"lse": normal(rng, 8), "v": v.double(), "out": p @ v.double()}
+    steps = {"out": {"op": "partial output normalised inside the split", "K": 16, "dtype": "fp16"}}
+    right = (p.half().double() @ v.double()).half()
+    seen = {"lse": golden["lse"].float(), "v": v, "out": right}
+    assert not said(golden, seen, steps, compute="fp16 operands, fp32 accumulate")["alarm"]
+    wrong = seen | {"out": (1.02 * (p @ v.double())).half()}
+    assert said(golden, wrong, steps, compute="fp16 operands, fp32 accumulate")["first_divergent_step"] == "out"
+
+
+def test_rounding_between_operations_has_no_drift_and_a_store_that_cuts_has(said, rng):
+    p, update = normal(rng, 4000).bfloat16().double(), normal(rng, 4000).float().double()
+    golden = {"p": p, "update": update, "new": p - 0.01 * update}
+    steps = {"new": {"op": "decoupled decay + p, lr=0.01", "inputs": ["p", "update"], "inputs_complete": True}}
+    exact = (p - 0.01 * update).float()
+    seen = {"p": p.bfloat16(), "update": update.float()}
+    about = {"compute": "fp32 elementwise", "storage_dtype": "bfloat16"}
+    assert not said(golden, seen | {"new": exact.bfloat16()}, steps, **about)["alarm"]
+    cut = (exact.view(torch.int32) & -65536).view(torch.float32).bfloat16()
+    assert said(golden, seen | {"new": cut}, steps, **about)["first_divergent_step"] == "new"
