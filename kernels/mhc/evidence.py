@@ -22,7 +22,7 @@ def draws(tokens: int, n: int, d: int, seeds: Sequence[int], accesses: dict[str,
     for seed in seeds:
         p = Problem.draw(tokens, n, d, seed, Constants(), "cpu")
         for name, access in {"right": RIGHT, **accesses}.items():
-            found[name].append(counterfactual.backward(p, access)["dalpha"].numpy())
+            found[name].append(counterfactual.dalpha(p, access).numpy())
     return {name: np.stack(values) for name, values in found.items()}
 
 
