@@ -20,7 +20,7 @@ from labkit.formula import Formula
 from labkit.handed_on import Input, cancelled, inherited_error, locally, rescaled, sum_size
 from labkit.magnitude import MASKED, finite, scale_of, spread
 from labkit.precision import UNIT, Precision
-from labkit.replay import Replay
+from labkit.replayed import Replay, Weighed
 from labkit.tolerance import gamma, ulp
 
 Tensor = torch.Tensor
@@ -116,6 +116,9 @@ def replayed(
         shared = u * (4.0 + (0.25 * k if drifts else 0.0)) * size
         if precision.factor == 2.0 * UNIT["tf32"]:  # hardware that truncates shrinks every factor a little
             shared = shared + 0.5 * cut * size
+        if found.weighed is not None:
+            off, spread_off = _weights_error(found.weighed(*inputs), precision, u, cut)
+            bound, noise, shared = bound + off, (noise**2 + spread_off**2).sqrt(), shared + 8.0 * u * size
     else:
         bound, noise, shared = (4.0 * u + unstored) * size, (2.0 * u + unstored) * size, 4.0 * u * size
     noise = (noise**2 + half**2).sqrt()
@@ -176,6 +179,23 @@ def _logit_error(found: Replay, inputs: Sequence[Tensor], precision: Precision, 
     largest = float(finite(found.magnitude(*inputs)).max())
     cut = (1.0 + precision.factor) ** 2 - 1.0
     return 2.0 * largest * (u * math.sqrt(found.length) * 4.0 + cut)
+
+
+def _weights_error(found: Weighed, precision: Precision, u: float, cut: float) -> tuple[Tensor, Tensor]:
+    """Of sums by softmax weights, what the weights' errors bring at most, and as noise.
+
+    A weight's relative error is its score's absolute one, three roundings of the exponent, eight others, and what the
+    weight itself is cut to as the factor of a product. `cut` is what the scores' factors were.
+    """
+    weights = found.weights
+    size, spread_of = found.score_sizes, found.score_squares.sqrt()
+    rounded = u * (8.0 + 2.0 * math.sqrt(weights.shape[-1]) - 3.0 * torch.log(weights.clamp(min=1e-45)))
+    rounded = rounded + precision.factor + precision.between * (1.0 + finite(found.scores).abs())
+    sums = u * math.sqrt(found.score_length)
+    most = rounded + 4.0 * sums * size + cut * torch.minimum(size, UNLIKELY * spread_of)
+    typical = rounded + 2.0 * sums * spread_of + cut * spread_of
+    of_many = UNLIKELY * found.squares(most).sqrt()
+    return torch.minimum(found.magnitude(most), of_many), found.squares(typical).sqrt()
 
 
 def unreplayed(

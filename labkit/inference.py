@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from labkit.attention import unnamed
 from labkit.convolution import convolutions
 from labkit.expression import LETTERS, sampled, uses_rows
 from labkit.formula import Formula, of_letters
@@ -89,9 +90,9 @@ def inferred(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Iterator
     formulas = partial(_formulas, sources, g, unit, grid)
     searches = (
         _moved(sources, g, unit), formulas(elements, 1), _softmaxes(sources, g, unit), formulas(rows, 1),
-        formulas(elements, 2), _products(sources, g, unit), _convolutions(sources, g, unit), formulas(elements, 3),
-        formulas(rows, 2), formulas(rows, 3), _planes(sources, g, unit, grid), _reductions(sources, g, unit, grid),
-        _polynomials(sources, g, unit, grid),
+        formulas(elements, 2), _products(sources, g, unit), _attentions(sources, g, unit),
+        _convolutions(sources, g, unit), formulas(elements, 3), formulas(rows, 2), formulas(rows, 3),
+        _planes(sources, g, unit, grid), _reductions(sources, g, unit, grid), _polynomials(sources, g, unit, grid),
     )  # fmt: skip
     yield from itertools.chain.from_iterable(searches)
 
@@ -199,6 +200,14 @@ def _products(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
                 yield Found([a, b], way)
     for names, way in scaled_products(sources, g, unit):
         yield Found(names, way)
+
+
+def _attentions(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
+    for names in unnamed(sources, g):
+        for text in ("attention", "causal attention"):
+            way = replay(text, [sources[one] for one in names], g, unit)
+            if way is not None:
+                yield Found(names, way)
 
 
 def _convolutions(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:

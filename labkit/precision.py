@@ -91,7 +91,8 @@ _JUXTAPOSED = re.compile(r"[)\]]\s+([A-Za-z]\w*)")
 """`softmax(scores) v`: what is in brackets times what follows, if that is an input."""
 
 _PRODUCT = re.compile(
-    r"matmul|linear|gemm|@|conv|einsum|\bmm\b|dot|proj|attention|q ?k|⋆|correlation|[·⋅∙]\s*(?-i:[A-Z])", re.IGNORECASE
+    r"matmul|linear|gemm|@|conv|einsum|\bmm\b|dot|proj|attention|\battn\b|q ?k|⋆|correlation|[·⋅∙]\s*(?-i:[A-Z])",
+    re.IGNORECASE,
 )
 
 

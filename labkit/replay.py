@@ -17,15 +17,18 @@ from typing import Any
 
 import torch
 
+from labkit.attention import attentions
 from labkit.convolution import convolutions
 from labkit.replayed import Function, Replay
 
 Tensor = torch.Tensor
 
 _CLOSED = re.compile(
-    r"matmul|linear|gemm|@|transpose|permute|scale|\badd\b|bias|residual|softmax|mask|^(sum|mean|max)\b|variance|conv",
+    r"matmul|linear|gemm|@|transpose|permute|scale|\badd\b|bias|residual|softmax|mask|^(sum|mean|max)\b|variance|conv|attention|\battn\b|sdpa|flash",
     re.IGNORECASE,
 )
+
+_ATTENTION = re.compile(r"attention|\battn\b|sdpa|flash|softmax", re.IGNORECASE)
 
 
 def replay(op: Any, inputs: Sequence[Tensor], golden: Tensor, precision: float) -> Replay | None:
@@ -39,6 +42,7 @@ def replay(op: Any, inputs: Sequence[Tensor], golden: Tensor, precision: float) 
     for candidate in itertools.chain(
         _reductions(text.lower(), inputs, golden),
         convolutions(text.lower(), inputs, golden) if "conv" in text.lower() else (),
+        attentions(text.lower(), inputs, golden) if _ATTENTION.search(text) else (),
         _candidates(text.lower(), inputs, golden),
     ):
         if _gives(candidate, inputs, golden, precision):
