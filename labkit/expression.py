@@ -88,7 +88,7 @@ def parse(op: str) -> Expression | None:
         text = cast.group(1)
     usual = {"beta1": 0.9, "beta2": 0.999}  # of Adam, where the text gives no others
     numbers = usual | {name.lower(): float(value) for name, value in ASSIGNED.findall(text)}
-    text = re.split(r"[,;]", text)[0].lower().replace("^", "**").replace("\u00b7", "*").replace("\u00d7", "*")
+    text = re.split(r"[,;]|->|\u2192", text)[0].lower().replace("^", "**").replace("\u00b7", "*").replace("\u00d7", "*")
     text = re.sub(r"(?<=[\w)]) o (?=[\w(])", " * ", text)  # Hadamard's
     text = re.sub(r"\brow(sum|max|mean)\b", r"\1", text)
     if "=" in text and not re.search(r"[<>]=", text):

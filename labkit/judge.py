@@ -24,6 +24,7 @@ from labkit.integers import WIDEST_CODE, codes, integers
 from labkit.judgement import INHERITED, MOST_ELEMENTS, NEAREST, UNKNOWN_ORIGIN, Judgement, State, first_reason
 from labkit.magnitude import finite, spread
 from labkit.precision import Precision
+from labkit.promises import juxtaposed
 from labkit.replay import replay
 from labkit.samples import SOFTMAX
 from labkit.structure import Structure, structure
@@ -141,7 +142,7 @@ def _text(name: str, op: str, inputs: Sequence[str], names: Sequence[str]) -> st
     text = _operation(op, inputs) or name
     if words.LOGIT_GRADIENT.search(name):
         text += " dlogits"  # whatever its text says, there are exponentials in it
-    if precision.juxtaposed(op, list(inputs or names)):  # a product, which its text says in no such word
+    if juxtaposed(op, list(inputs or names)):  # a product, which its text says in no such word
         text += " averaged" if "softmax" in op else " matmul"
     return text
 
