@@ -8,7 +8,8 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -44,6 +45,44 @@ class Origin(enum.Enum):
     NUMBERS = "it was found in the golden's numbers, its inputs too where they are not told"
 
 
+@dataclass
+class _Step:
+    """What is known of a step that has real numbers, before it is judged."""
+
+    name: str
+    op: str
+    observed: Tensor
+    golden: Tensor
+    """Both in float64, with -Inf where both hold a mask."""
+    inputs: list[Input]
+    known: bool
+    """Whether the inputs are told, all of them."""
+    sure: bool
+    """Whether nothing else can have gone into it."""
+    background: tuple[float, ...]
+    promised: Precision
+    state: State
+
+    @cached_property
+    def text(self) -> str:
+        """The words that say how it magnifies errors: its text without the names of its inputs, or its name."""
+        told = self.state.inputs(self.name)
+        text = _operation(self.op, told) or self.name
+        if words.LOGIT_GRADIENT.search(self.name):
+            text += " dlogits"  # whatever its text says, there are exponentials in it
+        if juxtaposed(self.op, told or self.state.golden.names):  # a product, which its text says in no such word
+            text += " averaged" if "softmax" in self.op else " matmul"
+        return text
+
+    def allowed(self, inputs: Sequence[Input]) -> Allowed:
+        """What it may differ from the golden, if not replayed."""
+        said = (one.step(self.name).get("K") for one in (self.state.golden, self.state.observed))
+        length = next(filter(None, map(_length, said)), None)
+        allowed = unreplayed(self.golden, self.text, length, inputs, self.background, self.promised, complete=self.sure)
+        flipped = self.state.flipped.get(self.golden.shape)
+        return allowed if flipped is None else replace(allowed, bound=allowed.bound.masked_fill(flipped, math.inf))
+
+
 def step(name: str, state: State) -> Judgement:
     """Judge one step that both traces have. Raises UsageError for what cannot be compared."""
     o, g = state.observed.read(name), state.golden.read(name)
@@ -65,64 +104,79 @@ def step(name: str, state: State) -> Judgement:
     o64, g64 = state.both(name)
     if _whole(o64, g64, f"{name} {op}", promised, state):
         return integers(name, o, g, op, inputs, state, stochastic=promised.stochastic)
+    copied = any(x.golden.shape == g.shape and torch.equal(x.golden, g64) for x in inputs)
+    sure = complete and (copied or state.complete(name, said=True))
+    one = _Step(name, op, o64, g64, inputs, bool(told) and complete, sure, _background(g, state), promised, state)
+    found = _judged(one)
+    if not found.wrong:
+        _remember(one, found.total)
+    return found
 
-    text = _text(name, op, told, state.golden.names)
-    k = _length(state.golden.step(name).get("K")) or _length(state.observed.step(name).get("K"))
-    copied = next((x for x in inputs if x.golden.shape == g.shape and torch.equal(x.golden, g64)), None)
-    sure = complete and (copied is not None or state.complete(name, said=True))
-    background = _background(g, state)
-    allowed = unreplayed(g64, text, k, inputs, background, promised, complete=sure)
-    if copied is not None and words.QUANTISED.search(text) and promised.stored != "integer":
-        scales = (spread_over(x.golden, g64) for x in inputs if x is not copied)
-        scale = next((one for one in scales if one is not None), None)
+
+def _judged(one: _Step) -> Judgement:
+    """Held to the golden, and to what is found that it does of its inputs."""
+    allowed = one.allowed(one.inputs)
+    copied = next((x for x in one.inputs if torch.equal(x.golden, one.golden)), None)
+    if copied is not None and words.QUANTISED.search(one.text) and one.promised.stored != "integer":
+        scales = (spread_over(x.golden, one.golden) for x in one.inputs if x is not copied)
+        scale = next((x for x in scales if x is not None), None)
         allowed = allowed if scale is None else quantised(allowed, scale)
-    if g.shape in state.flipped:
-        allowed = replace(allowed, bound=allowed.bound.masked_fill(state.flipped[g.shape], math.inf))
-    total, below, unexplained = _hold(o64, g64, allowed)
-    relative, reasons = total.rms_ratio, unexplained
-    found = Judgement(name, total, structure=below)
-    known = bool(told) and complete
-    for what, origin in _makings(name, op, g64, inputs if known else None, promised, state):
-        made = [state.input(one) for one in what.names]
-        if origin is Origin.NUMBERS and what.way is not None and what.way.product:
-            promised = precision.of_step(name, o, state.observed, state.golden, g.dtype, is_product=True)
-            allowed = unreplayed(g64, text, k, inputs if known else (), background, promised, complete=sure)
-            found.total, _, unexplained = _hold(o64, g64, allowed)
-        value, own_allowed = _replayed(what, origin, made, op, promised, g64, state)
-        if origin is Origin.NUMBERS:
-            own_allowed = unrecorded(own_allowed, g64 if known else value, g64, f"{name} {op}", promised)
-        if what.fitted:
-            own_allowed = scaled(own_allowed, value, background[0])
-        own, own_below, own_reasons = _hold(o64, value, own_allowed, by_element=True)
-        if found.own is not None and own_reasons:
-            continue  # the golden can be read in several ways; it is right if one of them gives the observed
-        found.own, found.structure, found.listed = own, own_below, origin is Origin.TEXT
-        found.inherited = compare(value, g64, math.inf).rms_ratio
-        inputs = made
-        # A running error bound takes all roundings to fall one way: where nothing is inherited the golden tells more,
-        # but for a difference of what no step holds, whose cancellation only the formula knows of.
-        telling = (
-            not found.listed and found.inherited <= promised.compute and all(x in state.golden for x in what.names)
-        )
-        reasons = own_reasons or (unexplained if telling else [])
-        if not own_reasons:
-            break
+    total, below, reasons = _hold(one.observed, one.golden, allowed)
+    found = Judgement(one.name, total, structure=below)
+    inputs, reasons = _by_makings(one, found, reasons)
     found.reasons, found.wrong = reasons, bool(reasons)
     if any(x.wrong for x in inputs) and (found.own is None or not reasons):
         unspoiled = [Input(x.name, x.golden, x.golden, False) for x in inputs]
-        strict = unreplayed(g64, text, k, unspoiled, (0.0, 0.0, 0.0, 0.0), promised)
+        strict = replace(one, background=(0.0, 0.0, 0.0, 0.0), sure=True).allowed(unspoiled)
         found.wrong = False  # where own and inherited are not separated, whether it adds anything cannot be told
         said = INHERITED if found.separated else UNKNOWN_ORIGIN
-        found.reasons = [said] if _hold(o64, g64, strict)[2] else []
-    if not found.wrong:
-        flips = (o64 == 0.0) != (g64 == 0.0)
-        if bool(flips.any()):
-            state.flipped[g.shape] = state.flipped.get(g.shape, flips) | flips
-        if math.isfinite(relative):
-            size = float(finite(g64).pow(2).mean().sqrt())
-            condition = size / max(spread(finite(g64)), 1e-300)
-            state.background.append((relative, 0.5 * total.max_abs, size, condition, float(g.numel())))
+        found.reasons = [said] if _hold(one.observed, one.golden, strict)[2] else []
     return found
+
+
+def _by_makings(one: _Step, found: Judgement, unexplained: list[str]) -> tuple[Sequence[Input], list[str]]:
+    """The inputs and the reasons by what the step is found to do, into `found` too; `unexplained` are those against
+    the golden."""
+    inputs, reasons, promised = one.inputs, unexplained, one.promised
+    for what, origin in _makings(one):
+        made = [one.state.input(x) for x in what.names]
+        if origin is Origin.NUMBERS and what.way is not None and what.way.product:
+            o, against = one.state.observed.read(one.name), one.state.golden.read(one.name).dtype
+            promised = precision.of_step(one.name, o, one.state.observed, one.state.golden, against, is_product=True)
+            allowed = replace(one, promised=promised).allowed(one.inputs if one.known else ())
+            found.total, _, unexplained = _hold(one.observed, one.golden, allowed)
+        value, allowed = _replayed(what, origin, made, promised, one)
+        if origin is Origin.NUMBERS:
+            exact = one.golden if one.known else value
+            allowed = unrecorded(allowed, exact, one.golden, f"{one.name} {one.op}", promised)
+        if what.fitted:
+            allowed = scaled(allowed, value, one.background[0])
+        own, below, own_reasons = _hold(one.observed, value, allowed, by_element=True)
+        if found.own is not None and own_reasons:
+            continue  # the golden can be read in several ways; it is right if one of them gives the observed
+        found.own, found.structure, found.listed = own, below, origin is Origin.TEXT
+        found.inherited = compare(value, one.golden, math.inf).rms_ratio
+        inputs = made
+        # A running error bound takes all roundings to fall one way: where nothing is inherited the golden tells more,
+        # but for a difference of what no step holds, whose cancellation only the formula knows of.
+        recorded = all(x in one.state.golden for x in what.names)
+        telling = not found.listed and found.inherited <= promised.compute and recorded
+        reasons = own_reasons or (unexplained if telling else [])
+        if not own_reasons:
+            break
+    return inputs, reasons
+
+
+def _remember(one: _Step, total: Comparison) -> None:
+    """What a right step tells of those after it: where comparisons fell the other way, and how large the noise is."""
+    state, g = one.state, one.golden
+    flips = (one.observed == 0.0) != (g == 0.0)
+    if bool(flips.any()):
+        state.flipped[g.shape] = state.flipped.get(g.shape, flips) | flips
+    if math.isfinite(total.rms_ratio):
+        size = float(finite(g).pow(2).mean().sqrt())
+        condition = size / max(spread(finite(g)), 1e-300)
+        state.background.append((total.rms_ratio, 0.5 * total.max_abs, size, condition, float(g.numel())))
 
 
 def _whole(o: Tensor, g: Tensor, text: str, promised: Precision, state: State) -> bool:
@@ -137,16 +191,6 @@ def _whole(o: Tensor, g: Tensor, text: str, promised: Precision, state: State) -
     return float(finite(g).abs().max()) <= WIDEST_CODE or all(one[0] == 0.0 for one in state.background)
 
 
-def _text(name: str, op: str, inputs: Sequence[str], names: Sequence[str]) -> str:
-    """The words that say how a step magnifies errors: its text without the names of its inputs, or its name."""
-    text = _operation(op, inputs) or name
-    if words.LOGIT_GRADIENT.search(name):
-        text += " dlogits"  # whatever its text says, there are exponentials in it
-    if juxtaposed(op, list(inputs or names)):  # a product, which its text says in no such word
-        text += " averaged" if "softmax" in op else " matmul"
-    return text
-
-
 def _background(g: Tensor, state: State) -> tuple[float, ...]:
     """The largest relative and absolute error, size and condition of the steps before."""
     noisy = [one for one in state.background if one[0] > 0.0]  # inputs and weights say nothing of the noise
@@ -155,52 +199,52 @@ def _background(g: Tensor, state: State) -> tuple[float, ...]:
     return tuple(max((one[i] for one in (recent if i < 3 else recent + alike)), default=0.0) for i in range(4))
 
 
-def _makings(
-    name: str, op: str, g64: Tensor, inputs: Sequence[Input] | None, promised: Precision, state: State
-) -> Iterator[tuple[Found, Origin]]:
-    """What a step may do, of which inputs, the likeliest first; `inputs` is None where they are not all told."""
-    unit, grid = roundings(g64, promised)
-    real = [x for x in inputs or () if state.golden.read(x.name).is_floating_point()]
-    for given in (list(inputs or ()), real if len(real) < len(inputs or ()) else []):  # indices may only select
+def _makings(one: _Step) -> Iterator[tuple[Found, Origin]]:
+    """What a step may do, of which inputs, the likeliest first."""
+    op, g = one.op, one.golden
+    unit, grid = roundings(g, one.promised)
+    inputs = one.inputs if one.known else []
+    real = [x for x in inputs if one.state.golden.read(x.name).is_floating_point()]
+    for given in (inputs, real if len(real) < len(inputs) else []):  # indices may only select
         told, exact = [x.name for x in given], [x.golden for x in given]
         if not exact:
             continue
-        if (way := replay(op, exact, g64, unit)) is not None:
+        if (way := replay(op, exact, g, unit)) is not None:
             yield Found(told, way), Origin.TEXT
             return
-        if (written := formula(op, told, exact, g64, unit, grid)) is not None:
+        if (written := formula(op, told, exact, g, unit, grid)) is not None:
             yield Found(told, written=written), Origin.TEXT
             return
-        copy = any(torch.equal(x, g64) for x in exact)  # rounded, a tanh of small numbers is one of them too
-        if not copy and (written := named(op, exact, g64, unit, grid)) is not None:
+        copy = any(torch.equal(x, g) for x in exact)  # rounded, a tanh of small numbers is one of them too
+        if not copy and (written := named(op, exact, g, unit, grid)) is not None:
             yield Found(told, written=written), Origin.NAME
             return
-    found = _inferred(name, g64, [x.name for x in inputs or ()], unit, grid, state)
     seen = set()
-    for one in itertools.islice(found, MOST_MAKINGS):
-        if (key := (*one.names, one.written and ast.dump(one.written.tree))) not in seen:
+    for found in itertools.islice(_inferred(one, [x.name for x in inputs], unit, grid), MOST_MAKINGS):
+        if (key := (*found.names, found.written and ast.dump(found.written.tree))) not in seen:
             seen.add(key)
-            yield one, Origin.NUMBERS
+            yield found, Origin.NUMBERS
 
 
 def _replayed(
-    what: Found, origin: Origin, inputs: Sequence[Input], op: str, promised: Precision, g64: Tensor, state: State
+    what: Found, origin: Origin, inputs: Sequence[Input], promised: Precision, one: _Step
 ) -> tuple[Tensor, Allowed]:
     """What was found, of the observed inputs, and what the step may be off from that."""
-    seen, narrow = [x.observed for x in inputs], [state.cut_to(x) for x in what.names]
+    seen, narrow = [x.observed for x in inputs], [one.state.cut_to(x) for x in what.names]
     if what.way is not None:
-        way = replace(what.way, transformed=1.0) if words.UNTRANSFORMED.search(op) else what.way
-        return replayed(way, seen, promised, op.count(";") + 1, narrow)
+        way = replace(what.way, transformed=1.0) if words.UNTRANSFORMED.search(one.op) else what.way
+        return replayed(way, seen, promised, one.op.count(";") + 1, narrow)
     assert what.written is not None
     together = [x.endswith(SOFTMAX) for x in what.names]
     value, allowed = by_formula(what.written, seen, narrow, promised, origin is Origin.NUMBERS, together)
     if promised.golden is not None:
-        allowed = misfitting(allowed, what.written.misfit([x.golden for x in inputs], g64))
+        allowed = misfitting(allowed, what.written.misfit([x.golden for x in inputs], one.golden))
     return value, allowed
 
 
-def _inferred(name: str, g: Tensor, told: Sequence[str], unit: float, grid: Tensor, state: State) -> Iterator[Found]:
+def _inferred(one: _Step, told: Sequence[str], unit: float, grid: Tensor) -> Iterator[Found]:
     """What an untold step is made of, if the golden's numbers tell; of its own inputs where these are all told."""
+    name, g, state = one.name, one.golden, one.state
     if not state.golden.read(name).is_floating_point() or g.numel() > MOST_ELEMENTS:
         return iter(())
     if not state.computed(name):
