@@ -20,11 +20,17 @@ Tensor = torch.Tensor
 WIDEST_CODE = 255
 """The largest number that is taken for a code, which a tie may move by one; larger ones are sums or indices."""
 
+TIE = 1e-5
+"""How near to half a step, relatively, a number in float32 counts as a tie."""
+FEWEST_TIES = 16
+"""Exact ties on the odd side from which they are held to be a rule's."""
+_EVEN = re.compile(r"half[ -](to[ -])?even|nearest[ -]even|ties?[ -]to[ -]even|\brne\b|\brint|banker", re.IGNORECASE)
 OTHER_SIDE = 0.25
 """Of codes rounded by chance, the share that is not the nearest: the mean distance to it."""
 UNLIKELY = 5.0
 """Standard deviations beyond which a share is not taken for chance."""
 FEWEST_BY_CHANCE = 256
+"""Codes from which a quarter on the other side is told from another share, where no text says that chance decides."""
 
 
 def codes(x: Tensor) -> bool:
@@ -61,8 +67,9 @@ def integers(
     if _chosen_alike(o.to(torch.int64), g.to(torch.int64), inputs or state.before(name)):
         found.tied = True
         return found
-    ties = _ties(o, g, inputs or [x for x in state.before(name) if x.observed.shape == x.golden.shape])
-    packed = bool(re.search(r"pack|int4|nibble", f"{name} {op}", re.IGNORECASE))
+    given = inputs or [x for x in state.before(name) if x.observed.shape == x.golden.shape]
+    ties = _ties(o, g, given, even=bool(_EVEN.search(f"{name} {op}")))
+    packed = bool(re.search(r"pack|int4|nibble", f"{name} {op}", re.IGNORECASE)) and float(g.max() - g.min()) > 15.0
     level = torch.isin(d.abs(), torch.tensor([0.0, 1.0, 15.0, 16.0, 17.0] if packed else [0.0, 1.0], dtype=d.dtype))
     size = float(g.double().pow(2).mean().sqrt())
     noise = max((one[0] for one in state.background[-4:]), default=0.0)
@@ -128,9 +135,15 @@ def _within(at: Tensor, columns: int) -> bool:
     return bool((at >= 0).all()) and bool((at < columns).all())
 
 
-def _ties(o: Tensor, g: Tensor, inputs: Sequence[Input]) -> bool | None:
+def _by_a_rule(moved: Tensor) -> bool:
+    """Whether codes from exact ties, `moved` from the even one, all went one way, as another rule sends them."""
+    odd = moved[moved != 0.0]
+    return len(odd) >= FEWEST_TIES and bool((odd == odd[0]).all()) and 4 * len(odd) >= len(moved)
+
+
+def _ties(o: Tensor, g: Tensor, inputs: Sequence[Input], *, even: bool) -> bool | None:
     """Whether every integer that differs was rounded from a tie, to float32's precision; None where that is not
-    known."""
+    known. `even`: it is said that ties go to the even one."""
     for given in (x for x in inputs if x.golden.numel() == g.numel()):
         x = replace(given, golden=given.golden.reshape(g.shape), observed=given.observed.reshape(g.shape))
         for s in inputs:
@@ -146,11 +159,14 @@ def _ties(o: Tensor, g: Tensor, inputs: Sequence[Input]) -> bool | None:
                 point, theirs = spread_over(z.golden, x.golden), spread_over(z.observed, x.observed)
                 points += [(point, theirs)] if point is not None and theirs is not None else []
             for point, theirs in points:
-                if float(((exact.round() + point).clamp(low, high) == g).double().mean()) < 0.98:
+                nearest = ((exact + point).clamp(low, high) - g).abs() <= 0.5 + TIE * exact.abs().clamp(min=1.0)
+                if float(nearest.double().mean()) < 0.98:
                     continue
                 moved = (o.double() - theirs) - (g.double() - point)
-                near = ((exact + 0.5) - (exact + 0.5).round()).abs() <= 1e-5 * exact.abs().clamp(min=1.0) + (
-                    exact - seen
-                ).abs()
+                off = ((exact + 0.5) - (exact + 0.5).round()).abs()
+                near = off <= TIE * exact.abs().clamp(min=1.0) + (exact - seen).abs()
+                tied = (off == 0.0) & (exact == seen)
+                if even and any(_by_a_rule(one[tied]) for one in (moved, moved * exact.sign())):
+                    return False
                 return bool(((o == g) | (moved == 0.0) | (near & (moved.abs() == 1.0))).all())
     return None

@@ -253,6 +253,7 @@ def _inferred(one: _Step, told: Sequence[str], unit: float, grid: Tensor) -> Ite
     if not sources and state.ordered:
         earlier = state.earlier(name)
         sources = [*reversed(earlier[-NEAREST:]), *earlier[:-NEAREST][:NEAREST]]
+        sources.sort(key=lambda x: _stem(x) != _stem(name))  # what it was before, if it is kept up to date
     chosen = {x: state.chosen(x, g) for x in sources}
     sources = [part for x in sources for part in (x, *chosen[x], *state.softened(x, g))]
     given = {x: t for x in sources if (t := state.searched(x)) is not None}
@@ -265,6 +266,11 @@ def _operation(op: str, inputs: Sequence[str]) -> str:
         if name:
             op = re.sub(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", "x", op)
     return op
+
+
+def _stem(name: str) -> str:
+    """The letters of a step's name."""
+    return re.sub(r"[\W\d_]+", "", name)
 
 
 def _length(k: object) -> int | None:

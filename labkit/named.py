@@ -18,7 +18,8 @@ _OF_SPREAD = "rsqrt(mean((a-mean(a))*(a-mean(a)))+eps)"
 _RMS = f"a*{_OF_RMS}"
 _LAYER = f"(a-mean(a))*{_OF_SPREAD}"
 _LSE = "log(sum(exp(a-max(a))))+max(a)"
-REDUCTIONS = (_LSE, "sum(a*b)", "mean(a*b)", "mean(a*a)", _OF_RMS, _OF_SPREAD, "tokens(a*b)")
+_DENOMINATOR = "sum(exp(a-max(a)))"
+REDUCTIONS = (_LSE, _DENOMINATOR, "sum(a*b)", "mean(a*b)", "mean(a*a)", _OF_RMS, _OF_SPREAD, "tokens(a*b)")
 """Of rows, or of all tokens, what is no plain sum."""
 
 
@@ -52,6 +53,9 @@ _MEANINGS: tuple[tuple[str, tuple[Meaning, ...]], ...] = (
     (r"rms_?norm", (Meaning(_RMS, 1), Meaning(_RMS + "*b", 1), Meaning("a*b*c", 1))),
     (r"layer_?norm|\bln\b", (Meaning(_LAYER, 1), Meaning(f"{_LAYER}*b", 1), Meaning(f"{_LAYER}*b+c", 2))),
     (r"log[ _-]*sum[ _-]*exp|\blse\b", (Meaning(_LSE),)),
+    (r"sum\W*(of )?exp|denom|exp\W*sum|\bl\b", (
+        Meaning("sum(exp(a-b))"), Meaning(_DENOMINATOR), Meaning("sum(exp(a))"),
+    )),
     (r"mean.*square", (Meaning("mean(a*a)"),)),
     (r"\bvar", (Meaning("mean((a-b)*(a-b))"),)),
     (r"rstd|inv\w*[ _]*(rms|std)|rsqrt", (

@@ -39,6 +39,9 @@ _FACTORS = tuple(map(re.compile, (
 )))  # fmt: skip
 """Texts that cut a product's factors to 16 or 8 bits."""
 
+_QUANTISED = re.compile(r"(?:quanti[sz]|convert)\w*[^.;,]*? to (?:q|u?int)([48])(?![0-9])")
+"""Texts that keep a product's factors as integers times scales."""
+
 _FLOAT8 = re.compile(
     r"(cast|round|quant|convert)\w*( to)? (fp8|float8)|(fp8|float8) (cast|round|quant)|(fp8|float8)\w* ?\* ?\w*scale",
     re.IGNORECASE,
@@ -103,9 +106,11 @@ def narrow_sums(said: str) -> str | None:
 
 
 def factors(said: str) -> str | None:
-    """The type that factors of products are cut to, if a text says one."""
-    match = next(filter(None, (one.search(said) for one in _FACTORS)), None)
-    return type_named(match.group(1)) or "float32" if match else None
+    """The type that factors of products are cut to, or ``8 bits`` or ``4 bits`` of scaled integers; None if untold."""
+    if match := next(filter(None, (one.search(said) for one in _FACTORS)), None):
+        return type_named(match.group(1)) or "float32"
+    match = _QUANTISED.search(said)
+    return f"{match.group(1)} bits" if match else None
 
 
 def ulps(said: str) -> float:
