@@ -42,6 +42,8 @@ FEW_ROUNDINGS = 4.0
 """Likewise of a golden that was rounded once: more would hide a small term of one in float32."""
 SOFTENED = 16.0
 """How many round-offs two softmaxes of the same numbers may be apart, each in a golden's precision."""
+CAST = 2.0**-6
+"""How much coarser than its elements a golden's grid is, relatively, where it has 8 bits."""
 LARGEST_FILTER = 121
 """Elements of a channel of a convolution's weights: 11 x 11."""
 NEIGHBOURS = 8
@@ -89,6 +91,7 @@ def inferred(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Iterator
         return
     formulas = partial(_formulas, sources, g, unit, grid)
     searches = (
+        _casts(sources, g, unit, grid),
         _moved(sources, g, unit), formulas(elements, 1), _softmaxes(sources, g, unit), formulas(rows, 1),
         formulas(elements, 2), _products(sources, g, unit), _attentions(sources, g, unit),
         _convolutions(sources, g, unit), formulas(elements, 3), formulas(rows, 2), formulas(rows, 3),
@@ -106,6 +109,18 @@ def _written(text: str, names: Sequence[str], sources: Sources, g: Tensor, unit:
 def _same(x: Tensor, g: Tensor, unit: float) -> bool:
     """Whether one step is another: that is not taken for a copy, since in a golden rounding to fewer digits is none."""
     return x.shape == g.shape and torch.allclose(x, g, rtol=ROUNDINGS * unit, atol=0.0)
+
+
+def _casts(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Iterator[Found]:
+    """A step over its scale, or times it, in a golden that is itself rounded to 8 bits."""
+    if not bool((grid > CAST * g.abs()).any()):
+        return
+    of_all = [name for name, x in sources.items() if x.shape == g.shape]
+    few = [name for name, x in sources.items() if 2 * x.numel() <= g.numel() and bool((x != 0.0).all())]
+    for text, x in itertools.product(("a/b", "a*b"), of_all):
+        for scale in few:
+            if (written := _written(text, [x, scale], sources, g, unit, grid)) is not None:
+                yield Found([x, scale], written=written)
 
 
 def _moved(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from labkit import precision
-from labkit.blocks import spread_over
+from labkit.blocks import cuts, spread_over
 from labkit.compare import compare
 from labkit.handed_on import Input
 from labkit.judgement import UNKNOWN_ORIGIN, Judgement, State, first_reason
@@ -144,6 +145,23 @@ def _by_a_rule(moved: Tensor) -> bool:
 def _ties(o: Tensor, g: Tensor, inputs: Sequence[Input], *, even: bool) -> bool | None:
     """Whether every integer that differs was rounded from a tie, to float32's precision; None where that is not
     known. `even`: it is said that ties go to the even one."""
+    low, high = float(g.min()), float(g.max())
+    for exact, seen, point, theirs in itertools.chain(_quotients(g, inputs), _zero_points(g, inputs)):
+        nearest = ((exact + point).clamp(low, high) - g).abs() <= 0.5 + TIE * exact.abs().clamp(min=1.0)
+        if float(nearest.double().mean()) < 0.98:
+            continue
+        moved = (o.double() - theirs) - (g.double() - point)
+        off = ((exact + 0.5) - (exact + 0.5).round()).abs()
+        near = off <= TIE * exact.abs().clamp(min=1.0) + (exact - seen).abs()
+        tied = (off == 0.0) & (exact == seen)
+        if even and any(_by_a_rule(one[tied]) for one in (moved, moved * exact.sign())):
+            return False
+        return bool(((o == g) | (moved == 0.0) | (near & (moved.abs() == 1.0))).all())
+    return None
+
+
+def _quotients(g: Tensor, inputs: Sequence[Input]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Of the golden and the observed: an input over its scale, before it is rounded, and what is added to the codes."""
     for given in (x for x in inputs if x.golden.numel() == g.numel()):
         x = replace(given, golden=given.golden.reshape(g.shape), observed=given.observed.reshape(g.shape))
         for s in inputs:
@@ -153,20 +171,22 @@ def _ties(o: Tensor, g: Tensor, inputs: Sequence[Input], *, even: bool) -> bool 
             if scale is None or other is None:
                 continue
             exact, seen = x.golden / scale, x.observed / other
-            low, high = float(g.min()), float(g.max())
-            points = [(torch.zeros_like(exact), torch.zeros_like(exact))]  # what may be added to the codes
+            yield exact, seen, torch.zeros_like(exact), torch.zeros_like(exact)
             for z in (one for one in inputs if one is not given and one is not s):
                 point, theirs = spread_over(z.golden, x.golden), spread_over(z.observed, x.observed)
-                points += [(point, theirs)] if point is not None and theirs is not None else []
-            for point, theirs in points:
-                nearest = ((exact + point).clamp(low, high) - g).abs() <= 0.5 + TIE * exact.abs().clamp(min=1.0)
-                if float(nearest.double().mean()) < 0.98:
-                    continue
-                moved = (o.double() - theirs) - (g.double() - point)
-                off = ((exact + 0.5) - (exact + 0.5).round()).abs()
-                near = off <= TIE * exact.abs().clamp(min=1.0) + (exact - seen).abs()
-                tied = (off == 0.0) & (exact == seen)
-                if even and any(_by_a_rule(one[tied]) for one in (moved, moved * exact.sign())):
-                    return False
-                return bool(((o == g) | (moved == 0.0) | (near & (moved.abs() == 1.0))).all())
-    return None
+                if point is not None and theirs is not None:
+                    yield exact, seen, point, theirs
+
+
+def _zero_points(g: Tensor, inputs: Sequence[Input]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Likewise of zero points: what the least of a block, or 0, is over its scale, and where codes begin."""
+    for x, s in itertools.permutations(inputs, 2):
+        if s.golden.numel() != g.numel() or x.golden.numel() <= g.numel() or bool((s.golden == 0.0).any()):
+            continue
+        for blocks in cuts(x.golden.shape, g.shape):
+            exact, seen = (
+                blocks.largest(-t.clamp(max=0.0)).reshape(g.shape) / scale.reshape(g.shape)
+                for t, scale in ((x.golden, s.golden), (x.observed, s.observed))
+            )
+            for first in (0.0, -8.0, -128.0):
+                yield exact, seen, torch.full_like(exact, first), torch.full_like(exact, first)

@@ -144,7 +144,8 @@ def _stored(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump) -> tu
     notes = " ".join(str(d.about.get(key, "")) for d in (observed, golden) for key in keys).lower()
     short = promises.float8_format(name, notes)
     if promises.casts_to_float8(_text(name, observed, golden)):
-        stored = short or "float8_e5m2"  # the coarser one, where nobody says which
+        known = (short, own, promises.type_named(_text(name, observed, golden)))
+        stored = next((one for one in known if one and one.startswith("float8")), "float8_e5m2")  # at worst, if unnamed
     elif short and UNIT[short] > UNIT[own] and _only_of(short, tensor, golden.read(name)):
         stored = short
     return stored, promised
