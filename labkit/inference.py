@@ -69,6 +69,13 @@ class Found:
     fitted: bool = False
     """Whether the formula has a constant that was fitted, and so may be a number of the data."""
 
+    def of(self, inputs: Sequence[Tensor]) -> Tensor:
+        """What it gives of these, in float64."""
+        if self.way is not None:
+            return self.way.run(*inputs)
+        assert self.written is not None
+        return self.written.value(inputs, [torch.zeros_like(x) for x in inputs], 0.0)[0]
+
 
 def infer(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Found | None:
     """The likeliest of :func:`inferred`, or None."""

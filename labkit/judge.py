@@ -147,8 +147,8 @@ def _by_makings(one: _Step, found: Judgement, unexplained: list[str]) -> tuple[S
             found.total, _, unexplained = _hold(one.observed, one.golden, allowed)
         value, allowed = _replayed(what, origin, made, promised, one)
         if origin is Origin.NUMBERS:
-            exact = one.golden if one.known else value
-            allowed = unrecorded(allowed, exact, one.golden, f"{one.name} {one.op}", promised)
+            exact = what.of([x.golden for x in made])
+            allowed = unrecorded(allowed, exact if one.known else value, exact, f"{one.name} {one.op}", promised)
         if what.fitted:
             allowed = scaled(allowed, value, one.background[0])
         own, below, own_reasons = _hold(one.observed, value, allowed, by_element=True)
