@@ -152,6 +152,10 @@ def _by_makings(one: _Step, found: Judgement, unexplained: list[str]) -> tuple[S
         if what.fitted:
             allowed = scaled(allowed, value, one.background[0])
         own, below, own_reasons = _hold(one.observed, value, allowed, by_element=True)
+        if own_reasons and not any(x.wrong for x in made):  # it may have been made of inputs that were stored later
+            exact = what.of([x.golden for x in made])
+            if not (again := _hold(one.observed, exact, allowed, by_element=True))[2]:
+                value, (own, below, own_reasons) = exact, again
         if found.own is not None and own_reasons:
             continue  # the golden can be read in several ways; it is right if one of them gives the observed
         found.own, found.structure, found.listed = own, below, origin is Origin.TEXT

@@ -313,3 +313,43 @@ def test_rounding_between_operations_has_no_drift_and_a_store_that_cuts_has(said
     assert not said(golden, seen | {"new": exact.bfloat16()}, steps, **about)["alarm"]
     cut = (exact.view(torch.int32) & -65536).view(torch.float32).bfloat16()
     assert said(golden, seen | {"new": cut}, steps, **about)["first_divergent_step"] == "new"
+
+
+def test_a_setting_that_turns_tf32_off_denies_it(said, rng):
+    x, w = normal(rng, 24, 64).float(), normal(rng, 64, 40).float()
+    golden = {"x": x.double(), "w": w.double(), "y": x.double() @ w.double()}
+    seen = {"x": x, "w": w, "y": (x.bfloat16().double() @ w.bfloat16().double()).float()}
+    found = said(golden, seen, compute="fp32 everywhere", dtype_note="cudnn.allow_tf32=False, dumped with hooks")
+    assert found["first_divergent_step"] == "y"
+
+
+def test_the_denominator_of_a_softmax_is_replayed(said, rng):
+    """A chunk of a vocabulary that was summed by its own maximum: the golden does not show it, the logits do."""
+    h, w = normal(rng, 17, 32).float(), normal(rng, 32, 260).float()
+    x, seen_x = h.double() @ w.double(), h @ w
+
+    def total(x, wrong=False):
+        e = torch.exp(x - x.amax(-1, keepdim=True))
+        if wrong:
+            e[:, 195:] = torch.exp(x[:, 195:] - x[:, 195:].amax(-1, keepdim=True))
+        return e.sum(-1)
+
+    golden = {"h": h.double(), "w": w.double(), "logits": x, "top": x.amax(-1), "denominator": total(x)}
+    seen = {"h": h, "w": w, "logits": seen_x.bfloat16(), "top": seen_x.amax(-1), "denominator": total(seen_x)}
+    steps = {"denominator": {"op": "sum exp(x - max)", "inputs": ["logits", "top"], "K": 260}}
+    assert not said(golden, seen, steps)["alarm"]
+    wrong = seen | {"denominator": total(seen_x, wrong=True)}
+    assert said(golden, wrong, steps)["first_divergent_step"] == "denominator"
+
+
+def test_what_a_variable_was_before_is_looked_at_first(said, rng):
+    """Nothing told: the new parameter is the old one, of ten steps before, less a rate times the update."""
+    p, update = normal(rng, 11, 91), normal(rng, 11, 91)
+    others = {f"{i:02d}_state": normal(rng, 11, 91) for i in range(1, 9)}
+    golden = {"00_param_0": p, **others, "09_update": update, "10_param": 0.999 * p - 1e-3 * update}
+    golden = {name: x.float().double() for name, x in golden.items() if name != "10_param"}
+    golden["10_param"] = 0.999 * golden["00_param_0"] - 1e-3 * golden["09_update"]
+    seen = {name: x.float() for name, x in golden.items()}
+    seen["10_param"].flatten()[-1] = seen["00_param_0"].flatten()[-1]
+    found = said(golden, seen)
+    assert found["first_divergent_step"] == "10_param"
