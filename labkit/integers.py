@@ -113,7 +113,7 @@ def _chosen_alike(o: Tensor, g: Tensor, inputs: Iterable[Input]) -> bool:
 
     That they are is read off the golden; an observed choice counts by the observed's own numbers.
     """
-    for x in inputs:
+    for x in (y for given in inputs for y in (given, *_windows(given, g))):
         one = g.ndim == x.golden.ndim - 1  # of each row
         at, other = (g.unsqueeze(-1), o.unsqueeze(-1)) if one else (g, o)
         columns = x.golden.shape[-1] if x.golden.ndim else 0
@@ -124,6 +124,20 @@ def _chosen_alike(o: Tensor, g: Tensor, inputs: Iterable[Input]) -> bool:
             different = bool((row[..., 1:] != row[..., :-1]).all())
             return different and _within(other, columns) and _largest(other, x.observed)
     return False
+
+
+def _windows(x: Input, g: Tensor) -> Iterator[Input]:
+    """An image as the rows of its square windows, one for each of g's indices."""
+    shape = x.golden.shape
+    if g.ndim < 2 or len(shape) != g.ndim or shape[:-2] != g.shape[:-2] or not g.numel():
+        return
+    size = shape[-1] // g.shape[-1]
+    if size > 1 and shape[-2:] == torch.Size(size * n for n in g.shape[-2:]) == x.observed.shape[-2:]:
+
+        def cut(image: Tensor) -> Tensor:
+            return image.unflatten(-1, (-1, size)).unflatten(-3, (-1, size)).transpose(-2, -3).flatten(-2)
+
+        yield replace(x, golden=cut(x.golden), observed=cut(x.observed))
 
 
 def _largest(at: Tensor, x: Tensor) -> bool:

@@ -33,6 +33,7 @@ from labkit.tolerance import Bound
 from labkit.widened import misfitting, quantised, scaled, unrecorded
 
 Tensor = torch.Tensor
+FEWER_DIGITS = "every number is one of a 16-bit type's, where float32 is promised"
 MOST_MAKINGS = 4
 """Readings of a golden that are tried on an observed step before it counts as wrong."""
 
@@ -139,6 +140,8 @@ def _by_makings(one: _Step, found: Judgement, unexplained: list[str]) -> tuple[S
     the golden."""
     inputs, reasons, promised = one.inputs, unexplained, one.promised
     for what, origin in _makings(one):
+        if found.own is not None and what.fitted:
+            continue  # a number that was fitted explains less than a reading without one
         made = [one.state.input(x) for x in what.names]
         if origin is Origin.NUMBERS and what.way is not None and what.way.product:
             o, against = one.state.observed.read(one.name), one.state.golden.read(one.name).dtype
@@ -156,6 +159,12 @@ def _by_makings(one: _Step, found: Judgement, unexplained: list[str]) -> tuple[S
             exact = what.of([x.golden for x in made])
             if not (again := _hold(one.observed, exact, allowed, by_element=True))[2]:
                 value, (own, below, own_reasons) = exact, again
+        if (
+            not own_reasons
+            and origin is not Origin.NUMBERS
+            and precision.fewer_digits(one.name, one.observed, value, one.state.observed, one.state.golden)
+        ):
+            own_reasons = [FEWER_DIGITS]
         if found.own is not None and own_reasons:
             continue  # the golden can be read in several ways; it is right if one of them gives the observed
         found.own, found.structure, found.listed = own, below, origin is Origin.TEXT

@@ -158,7 +158,8 @@ def _is_product(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump) -
     given = golden.step(name).get("inputs") or observed.step(name).get("inputs")
     if promises.product(op) or (told and promises.juxtaposed(op, given or golden.names)):
         return True
-    if not told and promises.OF_SCORES.search(name) and not any(promises.SCORED.search(one) for one in golden.names):
+    of_scores = promises.SCORES.search(op) if told else promises.OF_SCORES.search(name)
+    if of_scores and not any(promises.SCORED.search(one) for one in golden.names):
         return True
     factors, alike = _factors(name, tensor, golden)
     if factors > 1 and (not told or (not alike and promises.SCORES.search(op))):
@@ -172,6 +173,18 @@ def of_8_bits(x: torch.Tensor) -> bool:
     if x.element_size() == 1 or not x.is_floating_point():
         return x.element_size() == 1
     return any(bool((x.to(one).to(x.dtype) == x).all()) for one in (torch.float8_e4m3fn, torch.float8_e5m2))
+
+
+def fewer_digits(name: str, value: torch.Tensor, wanted: torch.Tensor, observed: Dump, golden: Dump) -> bool:
+    """Whether a step that was promised in float32, by itself, has a 16-bit type's numbers where it would have others.
+
+    `value` is what it has and `wanted` what its inputs give, float64 both.
+    """
+    if observed.read(name).dtype != torch.float32 or "float32" not in (
+        promises.type_named(one.step(name).get("dtype")) for one in (observed, golden)
+    ):
+        return False
+    return any(_only_of(kept, value.float(), wanted.float()) for kept in ("bfloat16", "float16"))
 
 
 def _only_of(kept: str, observed: torch.Tensor, golden: torch.Tensor) -> bool:

@@ -24,7 +24,10 @@ _FLOAT64 = re.compile(r"\s*(float64|fp64|double)\s*", re.IGNORECASE)
 _SINGLE = re.compile(r"fp32|float32|f32|\bsingle\b")
 _ACCUMULATED = re.compile(r"(fp32|float32|f32|single)[ -]acc\w*")
 """That sums are kept in float32 says nothing of what is between a step's other operations."""
+_ELSEWHERE = re.compile(r"(fp32|float32|f32|single)[ -](stat|master|param|weight|optim|moment)\w*")
+"""What is in float32 without being what is computed."""
 _NARROW_SUMS = re.compile(r"(bf16|bfloat16|fp16|float16)[ -]accum")
+_EAGER = re.compile(r"eager|\b(every|each) (\w+ )?op")
 _ULPS = re.compile(r"(\d+) ?ulp")
 
 _NARROW = r"(bf16|bfloat16|fp16|float16|f16|half)"
@@ -35,6 +38,7 @@ _FACTORS = tuple(map(re.compile, (
     r"(?:operands|inputs|factors)(?: are)?(?: (?:in|cast to|rounded to|converted to))? (?:fp8 |float8 )?\(?(e4m3|e5m2)",
     rf"(?:rounded|goes|cast|converted) to {_NARROW} before",
     rf"\b(?:[hq]|wg)?(?:mma|gemm|dot) (?:in )?{_NARROW}",
+    rf"(?:matmul|dot)_precision\W{{0,3}}{_NARROW}",
     r"(e4m3|e5m2)[ -](?:inputs|operands|factors|matmul|gemm)",
 )))  # fmt: skip
 """Texts that cut a product's factors to 16 or 8 bits."""
@@ -96,6 +100,7 @@ def arithmetic(texts: Sequence[object]) -> str:
 
 def float32_named(said: str, *, beyond_sums: bool = False) -> bool:
     """Whether a text names float32; for more than for sums, if it must."""
+    said = _ELSEWHERE.sub(" ", said)
     return bool(_SINGLE.search(_ACCUMULATED.sub(" ", said) if beyond_sums else said))
 
 
@@ -131,7 +136,7 @@ def stochastic(said: str) -> bool:
 
 def eager(said: str) -> bool:
     """Whether each operation stores its result."""
-    return "eager" in said or "every op" in said
+    return bool(_EAGER.search(said))
 
 
 def absolute(name: str, op: str, notes: str) -> float:

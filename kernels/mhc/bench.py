@@ -101,11 +101,11 @@ def _provider(peer: peers.Peer, operator: Callable[..., Tensor], inputs: list[In
             found = peer.back(out.detach(), *torch.autograd.grad(out, mine, gradient))
             wrong += [_squares(found[name].double() - right[name]) for name in names]
             size += [_squares(right[name]) for name in names]
-            if peer.name == "ours":
+            if peer.with_stored:
                 stored = _exact(one, peer.constants, peer.transposed, stored=True)
                 least += [_squares(stored[name] - right[name]) for name in names]
         errors = np.sqrt(wrong / size)
-        if peer.name == "ours":
+        if peer.with_stored:
             facts.update(
                 {f"rms_error_{name}_stored": float(x) for name, x in zip(names, np.sqrt(least / size), strict=True)}
             )

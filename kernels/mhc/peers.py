@@ -39,6 +39,8 @@ class Peer:
     transposed: bool = True
     interleaved: bool = False
     """Whether its x is [T, D, n] and its phi [M, D n]."""
+    with_stored: bool = False
+    """Whether what storing in x's type costs by itself is measured beside its errors, on the same draws."""
 
     def arranged(self, x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
         """Our tensors as it wants them."""
@@ -164,7 +166,7 @@ def transformer_engine(deterministic: bool) -> Operator:
 
 _TE = Constants(norm_eps=torch.finfo(torch.float32).eps, hc_eps=0.0)
 PEERS = (
-    Peer("ours", ours),
+    Peer("ours", ours, with_stored=True),
     Peer("liger-kernel", liger, transposed=False),
     Peer("transformer_engine, atomic", lambda: transformer_engine(False), _TE, interleaved=True),
     Peer("transformer_engine, deterministic", lambda: transformer_engine(True), _TE, interleaved=True),

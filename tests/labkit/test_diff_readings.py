@@ -353,3 +353,75 @@ def test_what_a_variable_was_before_is_looked_at_first(said, rng):
     seen["10_param"].flatten()[-1] = seen["00_param_0"].flatten()[-1]
     found = said(golden, seen)
     assert found["first_divergent_step"] == "10_param"
+
+
+@pytest.mark.parametrize(
+    ("about", "right"),
+    [
+        ({"compute": "jax default_matmul_precision=bfloat16; everything else float32"}, True),
+        ({"compute": "mixed precision: bfloat16 compute, float32 statistics"}, True),
+        ({"compute": "mixed precision: float32 compute, bfloat16 gradients"}, False),
+    ],
+)
+def test_factors_are_cut_where_the_policy_says_so(said, rng, about, right):
+    x, w = normal(rng, 24, 48).float(), normal(rng, 48, 40).float()
+    golden = {"x": x.double(), "w": w.double(), "y": x.double() @ w.double()}
+    seen = {"x": x, "w": w, "y": (x.bfloat16().double() @ w.bfloat16().double()).float()}
+    if "statistics" in about["compute"]:
+        seen["y"] = seen["y"].bfloat16()
+    assert said(golden, seen, **about)["alarm"] is not right
+
+
+def test_each_operation_that_stores_is_heeded_wherever_it_is_said(said, rng):
+    x, w = normal(rng, 60, 128).bfloat16(), normal(rng, 128).bfloat16()
+    exact = x.double()
+    scale = torch.rsqrt(exact.square().mean(-1, keepdim=True) + 1e-6)
+    golden = {"x": exact, "w": w.double(), "y": exact * scale * w.double()}
+    seen = {"x": x, "w": w, "y": (x.float() * scale.float()).bfloat16() * w}
+    steps = {"y": {"op": "rms_norm eps=1e-06", "inputs": ["x", "w"], "inputs_complete": True, "dtype": "bfloat16"}}
+    compute = {"compute": "bf16 operands, fp32 everywhere"}
+    assert said(golden, seen, steps, **compute)["alarm"]
+    assert not said(golden, seen, steps, **compute, dtype_note="elementwise ops round to bf16 after each op")["alarm"]
+
+
+def test_scores_within_a_step_have_their_factors_cut(said, rng):
+    q, k = normal(rng, 3, 2, 32).float(), normal(rng, 3, 2, 40, 32).float()
+
+    def total(q, k):
+        return torch.logsumexp((k @ q[..., None])[..., 0] / 32**0.5, -1)
+
+    golden = {"q": q.double(), "k": k.double(), "lse": total(q.double(), k.double())}
+    cut = [(x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (q, k)]
+    seen = {"q": q, "k": k, "lse": total(*cut)}
+    steps = {"lse": {"op": "logsumexp of scaled scores, keys 0..39", "K": 32}}
+    assert not said(golden, seen, steps, compute="TF32 tensor cores for dots")["alarm"]
+    assert said(golden, seen, steps, compute="fp32")["first_divergent_step"] == "lse"
+
+
+def test_the_place_of_a_largest_in_its_window_may_be_any(said, rng):
+    x = torch.from_numpy(rng.integers(0, 3, (3, 6, 12, 12))).double()
+    rows = x.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).transpose(-2, -3).flatten(-2)
+    first, last = rows.argmax(-1), 3 - rows.flip(-1).argmax(-1)
+    golden = {"x": x, "place": first.to(torch.int32)}
+    steps = {"place": {"op": "argmax inside each 2x2 window"}}
+    assert not said(golden, {"x": x.bfloat16(), "place": last.to(torch.int32)}, steps)["alarm"]
+    off = torch.where(rows.amax(-1) > rows.amin(-1), rows.argmin(-1), first).to(torch.int32)
+    assert said(golden, {"x": x.bfloat16(), "place": off}, steps)["first_divergent_step"] == "place"
+
+
+def test_a_copy_in_16_bits_in_place_of_the_float32_original_is_found(said, rng):
+    """Where nothing is told but a rate that could be fitted, and in a sum whose bound is wider than bfloat16's."""
+    p, update, lr = normal(rng, 48, 33).float(), normal(rng, 48, 33).float(), torch.tensor([2e-3])
+    golden = {"p_0": p.double(), "update": update.double(), "lr": lr.double()}
+    golden["p_1"] = golden["p_0"] - golden["lr"] * golden["update"]
+    seen = {"p_0": p, "update": update, "lr": lr, "p_1": p - lr * update}
+    assert not said(golden, seen)["alarm"]
+    assert said(golden, seen | {"p_1": p.bfloat16().float() - lr * update})["first_divergent_step"] == "p_1"
+    other = normal(rng, 48, 33).float()
+    h = golden["p_0"] @ normal(rng, 33, 33).double()
+    golden = {"stream": p.double(), "h": h, "sum": p.double() + h}
+    seen = {"stream": p, "h": (h + 1e-5 * other).bfloat16(), "sum": (p + h).float()}
+    steps = {"sum": {"op": "residual add", "inputs": ["stream", "h"], "inputs_complete": True, "dtype": "float32"}}
+    about = {"compute": "bf16 matmul, fp32 accumulate"}
+    assert not said(golden, seen, steps, **about)["alarm"]
+    assert said(golden, seen | {"sum": seen["sum"].bfloat16().float()}, steps, **about)["first_divergent_step"] == "sum"
