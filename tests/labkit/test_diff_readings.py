@@ -412,13 +412,14 @@ def test_the_place_of_a_largest_in_its_window_may_be_any(said, rng):
 def test_a_copy_in_16_bits_in_place_of_the_float32_original_is_found(said, rng):
     """Where nothing is told but a rate that could be fitted, and in a sum whose bound is wider than bfloat16's."""
     p, update, lr = normal(rng, 48, 33).float(), normal(rng, 48, 33).float(), torch.tensor([2e-3])
-    golden = {"p_0": p.double(), "update": update.double(), "lr": lr.double()}
+    golden = {"p_0": p.double(), "copy": p.double(), "update": update.double(), "lr": lr.double()}
     golden["p_1"] = golden["p_0"] - golden["lr"] * golden["update"]
-    seen = {"p_0": p, "update": update, "lr": lr, "p_1": p - lr * update}
+    seen = {"p_0": p, "copy": p.bfloat16(), "update": update, "lr": lr, "p_1": p - lr * update}
     assert not said(golden, seen)["alarm"]
     assert said(golden, seen | {"p_1": p.bfloat16().float() - lr * update})["first_divergent_step"] == "p_1"
     other = normal(rng, 48, 33).float()
     h = golden["p_0"] @ normal(rng, 33, 33).double()
+    p = 0.1 * p
     golden = {"stream": p.double(), "h": h, "sum": p.double() + h}
     seen = {"stream": p, "h": (h + 1e-5 * other).bfloat16(), "sum": (p + h).float()}
     steps = {"sum": {"op": "residual add", "inputs": ["stream", "h"], "inputs_complete": True, "dtype": "float32"}}
