@@ -108,12 +108,15 @@ def replayed(
     elif found.magnitude:
         magnitude = finite(found.magnitude(*inputs))
         squares = finite(found.squares(*inputs)) if found.squares else magnitude**2
-        cut = max((1.0 + (0.0 if _cut_already(inputs, precision.factor) else precision.factor)) ** 2 - 1.0, unstored)
+        exact = not precision.transformed and _cut_already(inputs, precision.factor)
+        cut = max((1.0 + (0.0 if exact else precision.factor)) ** 2 - 1.0, unstored)
+        cut = cut * found.transformed if precision.transformed else cut
         cuts = torch.minimum(magnitude, UNLIKELY * squares.sqrt() + size)  # of many factors cut not all fall one way
         bound = magnitude * found.transformed * gamma(k, u, value.numel()) * (1.0 + cut) + cut * cuts
         noise = found.transformed * u * math.sqrt(k) * (size + squares.sqrt()) + cut * squares.sqrt()
         drifts = precision.factor > 0.0 or precision.unit > UNIT["float32"]
         shared = u * (4.0 + (0.25 * k if drifts else 0.0)) * size
+        shared = shared + 2.0 * _shared_cut(inputs, precision.factor) * size
         if precision.factor == 2.0 * UNIT["tf32"]:  # hardware that truncates shrinks every factor a little
             shared = shared + 0.5 * cut * size
         if found.weighed is not None:
@@ -126,12 +129,25 @@ def replayed(
     return value, Allowed(bound, noise, shared, shared, "replayed in float64 from the observed inputs")
 
 
+def _shared_cut(inputs: Sequence[Tensor], factor: float) -> float:
+    """By what share all of a product moves when its factors are rounded to 16 bits, as where many are one number."""
+    kind = {UNIT["bfloat16"]: torch.bfloat16, UNIT["float16"]: torch.float16}.get(factor)
+    if kind is None:
+        return 0.0
+    moved = 0.0
+    for x in map(finite, inputs):
+        off = finite(x.to(kind).double()) - x
+        moved += abs(float((off * x).sum())) / max(float(x.square().sum()), 1e-300)
+    return moved
+
+
 def _cut_already(inputs: Sequence[Tensor], factor: float) -> bool:
     """Whether the factors of a product, not their scales, have no more digits than it would cut them to."""
     if not factor:
         return True
     most = max(x.numel() for x in inputs)
-    shifted = [torch.frexp(finite(x)).mantissa / factor for x in inputs if SCALED * x.numel() > most]
+    factors = [x for x in inputs if len(inputs) == 2 or SCALED * x.numel() > most]
+    shifted = [torch.frexp(finite(x)).mantissa / factor for x in factors]
     return all(bool((one == one.round()).all()) for one in shifted)
 
 

@@ -45,6 +45,7 @@ def diff(observed: Dump, golden: Dump) -> Diff:
     if not state.ordered:
         state.deduced = deduced(state)
     missing: list[str] = []
+    computed = False
     state.order = in_order(state)
     for name in state.order:
         if name not in observed:
@@ -57,6 +58,9 @@ def diff(observed: Dump, golden: Dump) -> Diff:
             state.wrong.add(name)
         if state.inputs(name) or state.computed(name):
             result.fused.update(missing)
+            computed = True
+    if computed and observed.about.get("order") and not golden.about.get("order"):
+        result.fused.update(missing)  # nobody tells that one of them comes last
     return result
 
 

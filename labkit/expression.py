@@ -25,6 +25,7 @@ FAILURES = (RuntimeError, IndexError, ZeroDivisionError, OverflowError, KeyError
 """What evaluating a formula on tensors of the wrong shapes, or too large a power of numbers, may raise."""
 ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)\s*=\s*(-?\d+\.?\d*(?:e[-+]?\d+)?)(?![\w.]|\s*[-+*/^])", re.IGNORECASE)
 _CAST = re.compile(r"^\s*cast\s+(?:to\s+)?\w+\s*\((.*)\)[^)]*$", re.IGNORECASE)
+_DEFINED = re.compile(r"^\s*[A-Za-z_]\w*\s*=\s*(\d+\.?\d*\s+[A-Za-z_(][^,;=]*[-+*/^].*)$", re.DOTALL)
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
 # name -> function, and the size of its derivative
@@ -86,6 +87,8 @@ def parse(op: str) -> Expression | None:
     text = op.strip()
     if cast := _CAST.match(text):
         text = cast.group(1)
+    if formula := _DEFINED.match(text):  # `m = 0.9 m + 0.1 g` gives m no number
+        text = formula.group(1)
     usual = {"beta1": 0.9, "beta2": 0.999}  # of Adam, where the text gives no others
     numbers = usual | {name.lower(): float(value) for name, value in ASSIGNED.findall(text)}
     text = re.split(r"[,;]|->|\u2192", text)[0].lower().replace("^", "**").replace("\u00b7", "*").replace("\u00d7", "*")
@@ -93,15 +96,23 @@ def parse(op: str) -> Expression | None:
     text = re.sub(r"\brow(sum|max|mean)\b", r"\1", text)
     if "=" in text and not re.search(r"[<>]=", text):
         text = text.rsplit("=", 1)[1]
-    rest = text.rsplit(":", 1)[-1].split()
-    for dropped in range(min(4, len(rest))):
-        try:
-            tree = ast.parse(" ".join(rest[dropped:]), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        if isinstance(tree, (ast.BinOp, ast.Call)) and _allowed(tree):
-            return Expression(tree, numbers)
+    said = text.rsplit(":", 1)[-1]
+    for rest in (said.split(), _with_stars(said).split()):
+        for dropped in range(min(4, len(rest))):
+            try:
+                tree = ast.parse(" ".join(rest[dropped:]), mode="eval").body
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                continue
+            if isinstance(tree, (ast.BinOp, ast.Call)) and _allowed(tree):
+                return Expression(tree, numbers)
     return None
+
+
+def _with_stars(text: str) -> str:
+    """``p(1 - lr wd) - lr u`` as ``p*(1 - lr*wd) - lr*u``: what stands side by side is multiplied."""
+    known = "|".join((*_FUNCTIONS, *_ROWS, *_MOVED))
+    text = re.sub(rf"(?<![\w.])(?!(?:{known})\b)([a-z_]\w*|\))\s*\(", r"\1*(", text)
+    return re.sub(r"(?<=[\w)])\s+(?=[a-z_(])", "*", text)
 
 
 def _allowed(tree: ast.expr) -> bool:

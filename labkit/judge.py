@@ -101,7 +101,7 @@ def step(name: str, state: State) -> Judgement:
     inputs = [state.input(x) for x in told if x in state.golden and x in state.observed]
     inputs = [x for x in inputs if x.observed.shape == x.golden.shape]
     complete = len(inputs) == len(told) and state.complete(name)
-    op = str(state.golden.step(name).get("op") or state.observed.step(name).get("op") or "")
+    op = max((str(one.step(name).get("op") or "") for one in (state.golden, state.observed)), key=len)
     o64, g64 = state.both(name)
     if _whole(o64, g64, f"{name} {op}", promised, state):
         return integers(name, o, g, op, inputs, state, stochastic=promised.stochastic)
@@ -222,7 +222,8 @@ def _makings(one: _Step) -> Iterator[tuple[Found, Origin]]:
         told, exact = [x.name for x in given], [x.golden for x in given]
         if not exact:
             continue
-        if (way := replay(op, exact, g, unit)) is not None:
+        product = len(given) == 2 and juxtaposed(op, told) and "softmax" not in op
+        if (way := replay(f"{op} matmul" if product else op, exact, g, unit)) is not None:
             yield Found(told, way), Origin.TEXT
             return
         if (written := formula(op, told, exact, g, unit, grid)) is not None:

@@ -63,6 +63,8 @@ class Precision:
     """What a function may be off whatever its value, where a note grants that."""
     scaled: bool = False
     """Whether what is stored is a float8 number times a scale."""
+    transformed: bool = False
+    """Whether factors are cut after they were transformed, so that how many digits they had does not matter."""
 
     @property
     def unit(self) -> float:
@@ -120,11 +122,12 @@ def of_step(
         UNIT[stored] if narrow and not promises.float32_named(said, beyond_sums=True) else 0.0,
         promises.absolute(name, op, f"{notes} {said}"),
         stored.startswith("float8") and own != stored,
+        promises.transformed(said),
     )
 
 
 def _text(name: str, observed: Dump, golden: Dump) -> str:
-    return str(golden.step(name).get("op") or observed.step(name).get("op") or name)
+    return max((str(one.step(name).get("op") or "") for one in (golden, observed)), key=len) or name
 
 
 def _stored(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump) -> tuple[str, str | None]:
@@ -156,6 +159,8 @@ def _is_product(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump) -
     op = _text(name, observed, golden)
     told = bool(golden.step(name).get("op") or observed.step(name).get("op"))
     given = golden.step(name).get("inputs") or observed.step(name).get("inputs")
+    if promises.transform(op):
+        return False
     if promises.product(op) or (told and promises.juxtaposed(op, given or golden.names)):
         return True
     of_scores = promises.SCORES.search(op) if told else promises.OF_SCORES.search(name)

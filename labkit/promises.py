@@ -39,6 +39,7 @@ _FACTORS = tuple(map(re.compile, (
     rf"(?:rounded|goes|cast|converted) to {_NARROW} before",
     rf"\b(?:[hq]|wg)?(?:mma|gemm|dot) (?:in )?{_NARROW}",
     rf"(?:matmul|dot)_precision\W{{0,3}}{_NARROW}",
+    rf"{_NARROW} transforms",
     r"(e4m3|e5m2)[ -](?:inputs|operands|factors|matmul|gemm)",
 )))  # fmt: skip
 """Texts that cut a product's factors to 16 or 8 bits."""
@@ -52,7 +53,8 @@ _FLOAT8 = re.compile(
 )
 _BITS = r"(?:u?int([48])\b|\b([48])[- ]?bit\b)"
 _LEVELS = re.compile(
-    rf"{_BITS}[^;.]*(?:stor|round.?trip|through|fake|quanti[sz]ed)|(?:through|via) {_BITS}", re.IGNORECASE
+    rf"{_BITS}[^;.]*(?:stor|round.?trip|through|fake|quanti[sz]ed|quanti[sz]e.{{1,3}}de)|(?:through|via) {_BITS}",
+    re.IGNORECASE,
 )
 """Real numbers that were kept as integers in between."""
 _STOCHASTIC = re.compile(r"stoch\w*[ -]round", re.IGNORECASE)
@@ -74,6 +76,9 @@ _DOTTED = re.compile(r"(?<![\w.])[A-Za-z]\w*\.[A-Za-z]\w*(?![\w.(])")
 _SYMBOL = re.compile(r"[_0-9A-Z]")
 _JUXTAPOSED = re.compile(r"[)\]]\s+([A-Za-z]\w*)")
 """`softmax(scores) v`: what is in brackets times what follows, if that is an input."""
+
+_PAIR = re.compile(r"\s*([A-Za-z]) ([A-Za-z])(?:\^?[tT]|'|\.T)?\s*")
+"""`p v`, each the first letter of an input's name."""
 
 SCORES = re.compile(r"scores?\b", re.IGNORECASE)
 """Scores are products of queries and keys, unless the step only masks or scales some that are there."""
@@ -116,6 +121,11 @@ def factors(said: str) -> str | None:
         return type_named(match.group(1)) or "float32"
     match = _QUANTISED.search(said)
     return f"{match.group(1)} bits" if match else None
+
+
+def transformed(said: str) -> bool:
+    """Whether factors of products are cut after they were transformed, as Winograd's are."""
+    return bool(re.search(r"transforms", said))
 
 
 def ulps(said: str) -> float:
@@ -174,16 +184,26 @@ def product(op: str) -> bool:
     return bool(_PRODUCT.search(op)) or not _NO_PRODUCT.search(op)
 
 
+def transform(op: str) -> bool:
+    """Whether a text is that of a fixed transform, such as Winograd's, which is not taken on tensor cores."""
+    return bool(re.search(r"transform\b", op, re.IGNORECASE))
+
+
 def juxtaposed(op: str, inputs: object) -> bool:
     """Whether a text multiplies what is in brackets by an input that follows, or two inputs side by side.
 
     Of two, one may not be recorded, if it is spelled like no word.
     """
     names = [str(x) for x in inputs] if isinstance(inputs, list) else []
+    tails = [re.split(r"[./:]", name)[-1].lstrip("0123456789_") for name in names]
+    if (pair := _PAIR.fullmatch(op)) and len({*tails}) > 1:
+        left, right = ({x for x in tails if x.startswith(letter)} for letter in pair.groups())
+        if left and right and left != right:
+            return True
     side_by_side = re.findall(r"(?=\b([A-Za-z]\w*)\s+([A-Za-z]\w*))", op)
     if any(one not in names and not one.islower() for one in _DOTTED.findall(op)):
         return True
-    return any(name.startswith(word) for word in _JUXTAPOSED.findall(op) for name in names) or any(
+    return any(name.startswith(word) for word in _JUXTAPOSED.findall(op) for name in (*names, *tails)) or any(
         {one, other} & {*names} and all(x in names or _SYMBOL.search(x) for x in (one, other))
         for one, other in side_by_side
     )

@@ -276,6 +276,18 @@ def _head_splits(a: torch.Size, b: torch.Size, after: torch.Size, text: str) -> 
                 yield split, split
                 yield split, same
                 yield same, split
+    if len(b) == len(a) + 1 == len(after) + 1:  # one token of each head, over keys of which it may have a share
+
+        def alone(x: Tensor) -> Tensor:
+            return x.unsqueeze(-2)
+
+        for swapped in (True, False):
+
+            def shared(x: Tensor, swapped: bool = swapped) -> Tensor:
+                x = x.transpose(-2, -3) if swapped else x
+                return x.repeat_interleave(max(1, a[-2] // max(1, x.shape[-3])), -3)
+
+            yield alone, shared
     if len(a) >= 3 and len(after) == len(b) == 2:
 
         def flat(x: Tensor) -> Tensor:
