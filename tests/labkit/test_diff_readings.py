@@ -1,9 +1,14 @@
 """What `labkit diff` reads off a golden where a text says little: masks, scales, sums of slices, norms of images."""
 
+import ast
+import json
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from labkit.expression import parse
 from labkit.inference import infer
 
 U = 2.0**-53
@@ -426,3 +431,79 @@ def test_a_copy_in_16_bits_in_place_of_the_float32_original_is_found(said, rng):
     about = {"compute": "bf16 matmul, fp32 accumulate"}
     assert not said(golden, seen, steps, **about)["alarm"]
     assert said(golden, seen | {"sum": seen["sum"].bfloat16().float()}, steps, **about)["first_divergent_step"] == "sum"
+
+
+def test_a_product_named_by_initials_is_one_and_its_layout_is_found(said, rng):
+    """One token over the keys that heads share, tokens before heads: `p v`, with the weights cut to bfloat16."""
+    p, v = torch.softmax(normal(rng, 2, 4, 55), -1).float(), normal(rng, 2, 55, 2, 32).bfloat16()
+
+    def out(p, v):
+        return (p.unsqueeze(-2) @ v.transpose(1, 2).repeat_interleave(2, 1)).squeeze(-2)
+
+    golden = {"k1.probs": p.double(), "k2.v_gather": v.double(), "k3.out": out(p.double(), v.double())}
+    seen = {"k1.probs": p, "k2.v_gather": v, "k3.out": out(p.bfloat16().float(), v.float()).bfloat16()}
+    steps = {"k3.out": {"op": "p v", "inputs": ["k1.probs", "k2.v_gather"], "inputs_complete": True}}
+    found = said(golden, seen, steps, compute="bf16 operands, fp32 accumulate")
+    assert not found["alarm"]
+    assert found["steps"]["k3.out"]["own"] is not None
+    assert said(golden, seen, steps, compute="fp32, tf32 off")["alarm"]
+
+
+def test_equal_factors_are_rounded_one_way(said, rng):
+    """A gradient of logits, -1/40 at each target and nearly nothing beside: rounding one number moves the whole."""
+    h = normal(rng, 40, 64).float()
+    d = torch.softmax(normal(rng, 40, 3001), -1) / 40.0
+    d[torch.arange(40), torch.arange(40) * 7] -= 1.0 / 40.0
+    d = d.float()
+    golden = {"dlogits": d.double(), "h": h.double(), "dW": d.double().mT @ h.double()}
+    seen = {"dlogits": d, "h": h, "dW": d.bfloat16().float().mT @ h.bfloat16().float()}
+    steps = {"dW": {"op": "dlogits^T h", "inputs": ["dlogits", "h"], "inputs_complete": True, "K": 40}}
+    about = {"compute": "bf16 operands, fp32 accumulate"}
+    assert not said(golden, seen, steps, **about)["alarm"]
+    assert said(golden, seen | {"dW": 1.02 * seen["dW"]}, steps, **about)["first_divergent_step"] == "dW"
+
+
+def test_a_step_that_neither_side_places_is_no_divergence(said, tmp_path, judged, rng):
+    x, w = normal(rng, 8, 6), normal(rng, 6, 4)
+    golden = {"acc": x @ w, "x": x, "w": w, "y": 0.5 * (x @ w)}
+    seen = {"x": x.float(), "w": w.float(), "y": 0.5 * (x.float() @ w.float())}
+    save_file(golden, tmp_path / "golden.safetensors", {})
+    save_file(seen, tmp_path / "observed.safetensors", {"order": json.dumps(["x", "w", "y"])})
+    code, found = judged(tmp_path / "golden.safetensors", tmp_path / "observed.safetensors")
+    assert code == 0
+    assert found["first_divergent_step"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("m = 0.9 m + 0.1 g", "0.9 * m + 0.1 * g"),
+        ("adamw: p(1-lr wd) - lr u, lr=0.001 wd=0.01", "p * (1 - lr * wd) - lr * u"),
+        ("x / s -> e4m3", "x / s"),
+        ("weight decay: p*(1-lr*wd), lr=0.1", "p * (1 - lr * wd)"),
+    ],
+)
+def test_what_stands_side_by_side_is_multiplied(text, read):
+    found = parse(text)
+    assert found is not None
+    assert ast.unparse(found.tree) == read
+    assert not {"m", "p", "x"} & set(found.numbers)
+
+
+def test_transformed_factors_are_cut_again(said, rng):
+    """Winograd's F(2, 3) along rows in float16: its sums of inputs have more digits than the inputs."""
+    x, w = normal(rng, 1, 16, 10, 18).half(), normal(rng, 8, 16, 3, 3).half()
+    golden = {"x": x.double(), "w": w.double(), "y": torch.nn.functional.conv2d(x.double(), w.double())}
+    left, middle, right = w.double().unbind(-1)
+    taps = [left, (left + middle + right) / 2.0, (left - middle + right) / 2.0, right]
+    d = x.double().unfold(-1, 4, 2)  # [.., columns / 2, 4]
+    cuts = [d[..., 0] - d[..., 2], d[..., 1] + d[..., 2], d[..., 2] - d[..., 1], d[..., 1] - d[..., 3]]
+    parts = [
+        torch.nn.functional.conv2d(one.half().double(), tap.half().double().unsqueeze(-1))
+        for one, tap in zip(cuts, taps, strict=True)
+    ]
+    y = torch.stack((parts[0] + parts[1] + parts[2], parts[1] - parts[2] - parts[3]), -1).flatten(-2)
+    assert torch.allclose(y, golden["y"], rtol=0.0, atol=0.1)
+    seen = {"x": x, "w": w, "y": y.half()}
+    assert not said(golden, seen, compute="winograd F(2,3), fp16 transforms, fp32 accumulate")["alarm"]
+    assert said(golden, seen, compute="direct convolution, fp32 accumulate")["first_divergent_step"] == "y"
