@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 
 from labkit import precision, words
-from labkit.allowance import Allowed, by_formula, replayed, roundings, unreplayed
+from labkit.allowance import Allowed, roundings, unreplayed
 from labkit.blocks import spread_over
 from labkit.compare import Comparison, compare
 from labkit.errors import UsageError
@@ -27,6 +27,7 @@ from labkit.magnitude import finite, spread
 from labkit.precision import Precision
 from labkit.promises import juxtaposed
 from labkit.replay import replay
+from labkit.replay_bounds import by_formula, replayed
 from labkit.samples import SOFTMAX
 from labkit.structure import Structure, structure
 from labkit.tolerance import Bound
