@@ -16,7 +16,7 @@ Standard = Callable[[Tensor], tuple[Tensor, Tensor]]
 ROUNDINGS = 256.0
 """How many of the golden's round-offs, relative to its size, a step may be off from what is found."""
 OPERATIONS = 16
-"""Roundings of one element of a normalisation, its two means apart."""
+"""Roundings of one element of a normalisation, besides those of the sums in its means."""
 
 
 def normalised(sources: Sources, g: Tensor, unit: float) -> Iterator[tuple[list[str], Replay]]:
@@ -36,7 +36,8 @@ def normalised(sources: Sources, g: Tensor, unit: float) -> Iterator[tuple[list[
                 for one, usual in ((w, torch.ones_like(w)), (b, torch.zeros_like(b)))
             )
             if told or (len(g) > 1 and axes != 0):
-                yield [name], _replay(one, w, b)
+                summed = g[0].numel() // axes if axes else g.numel() // g.shape[1]
+                yield [name], _replay(one, w, b, summed)
                 break
 
 
@@ -107,11 +108,11 @@ def _standard(groups: int, eps: float) -> Standard:
     return run
 
 
-def _replay(one: Standard, w: Tensor, b: Tensor) -> Replay:
+def _replay(one: Standard, w: Tensor, b: Tensor, summed: int) -> Replay:
     def run(*xs: Tensor) -> Tensor:
         return _channel(w, xs[0]) * one(xs[0])[0] + _channel(b, xs[0])
 
     def magnitude(*xs: Tensor) -> Tensor:
         return _channel(w.abs(), xs[0]) * one(xs[0])[1] + _channel(b.abs(), xs[0])
 
-    return Replay(run, magnitude, None, OPERATIONS, False, False)
+    return Replay(run, magnitude, None, OPERATIONS + summed, False, False)

@@ -167,7 +167,7 @@ def _is_product(name: str, tensor: torch.Tensor, observed: Dump, golden: Dump) -
     if of_scores and not any(promises.SCORED.search(one) for one in golden.names):
         return True
     factors, alike = _factors(name, tensor, golden)
-    if factors > 1 and (not told or (not alike and promises.SCORES.search(op))):
+    if factors > 1 and (not told or not alike):
         return True
     length = str(golden.step(name).get("K") or observed.step(name).get("K") or "")
     return length.isdigit() and int(length) > 1 and (not told or bool(promises.OUTPUT.search(op)))

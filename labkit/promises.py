@@ -60,10 +60,12 @@ _LEVELS = re.compile(
 _STOCHASTIC = re.compile(r"stoch\w*[ -]round", re.IGNORECASE)
 
 _FUNCTION = re.compile(r"(?<![a-z])(cos|sin|tanh|exp|erf|log|sqrt|sigmoid|gelu|silu|co|si)(?![a-z])", re.IGNORECASE)
-_ABSOLUTE = re.compile(r"abs(?:olute)? ?err(?:or)?s?[^.;,]*?(?:2\^-(\d+)|(\d+(?:\.\d+)?e-\d+))", re.IGNORECASE)
+_ABSOLUTE = re.compile(
+    r"(?:abs(?:olute)? ?err(?:or)?s?|approx\w*|accura\w+)[^.;,]*?(?:2\^-(\d+)|(\d+(?:\.\d+)?e-\d+))", re.IGNORECASE
+)
 
 _PRODUCT = re.compile(
-    r"matmul|linear|gemm|@|conv|einsum|\bmm\b|dot|proj|attention|\battn\b|q ?k|⋆|correlation|[·⋅∙]\s*(?-i:[A-Z])",
+    r"matmul|linear|gemm|@|conv|einsum|\bmm\b|dot|proj|attention|\battn\b|q[ .]?k|⋆|correlation|[·⋅∙]\s*(?-i:[A-Z])",
     re.IGNORECASE,
 )
 _NO_PRODUCT = re.compile(

@@ -103,3 +103,47 @@ def test_factors_kept_as_integers_are_right_where_the_text_says_so(said, rng):
     assert not said(golden, seen, **q8)["alarm"]
     assert said(golden, seen, compute="f32, no tf32")["first_divergent_step"] == "y"
     assert said(golden, seen | {"y": blockwise(x, 4) @ w}, **q8)["first_divergent_step"] == "y"
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("named", ["packed", "qweight"])
+def test_bytes_of_two_codes_are_right_if_they_hold_the_observed_codes(said, rng, halves, named):
+    """A code fell to the other side of a tie, so its byte is another, by 1 or by 16; nothing is told."""
+    codes = torch.from_numpy(rng.integers(1, 15, (40, 96))).to(torch.uint8)
+    other = codes.clone()
+    other[3, 4], other[7, 51] = other[3, 4] + 1, other[7, 51] - 1
+
+    def packed(x, swap=False):
+        first, second = x.chunk(2, -1) if halves else (x[:, ::2], x[:, 1::2])
+        return second | (first << 4) if swap else first | (second << 4)
+
+    x = codes.double() - 7.5
+    golden = {"x": x + 0.5, "s": torch.ones(1, dtype=torch.float64), "codes": codes, named: packed(codes)}
+    seen = {"x": golden["x"].float(), "s": golden["s"].float(), "codes": codes, named: packed(codes)}
+    assert not said(golden, seen)["alarm"]
+    few = {"codes": other, named: packed(other)}
+    assert not said(golden, seen | few)["alarm"]
+    assert said(golden, seen | {named: packed(codes, swap=True)})["first_divergent_step"] == named
+
+
+def test_a_contraction_is_a_product_by_its_shapes(said, rng):
+    """TF32 cuts the factors of `sum over C`, and of stages whose text says nothing of products."""
+    d, y = normal(rng, 64, 4, 48).float(), normal(rng, 64, 48).float()
+
+    def total(d, y):
+        return (d * y[:, None, :]).sum(-1)
+
+    cut = [(x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (d, y)]
+    golden = {"d": d.double(), "y": y.double(), "dh": total(d.double(), y.double())}
+    seen = {"d": d, "y": y, "dh": total(*cut)}
+    steps = {"dh": {"op": "sum over C", "inputs": ["d", "y"], "inputs_complete": True}}
+    assert not said(golden, seen, steps, compute="TF32 tensor cores, fp32 accumulate")["alarm"]
+    assert said(golden, seen, steps, compute="fp32, no tf32")["first_divergent_step"] == "dh"
+
+
+def test_functions_may_be_approximated_where_a_text_grants_it(said, rng):
+    angle = torch.from_numpy(rng.random((32, 8)) * 30.0)
+    golden = {"1-angle": angle.float().double(), "2-cos": torch.cos(angle.float().double())}
+    seen = {"1-angle": angle.float(), "2-cos": (golden["2-cos"] + 4e-6 * normal(rng, 32, 8).clamp(-2, 2)).float()}
+    assert not said(golden, seen, compute="fp32, sincos approximations within 1e-5")["alarm"]
+    assert said(golden, seen, compute="fp32")["first_divergent_step"] == "2-cos"
