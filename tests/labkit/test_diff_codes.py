@@ -126,6 +126,14 @@ def test_bytes_of_two_codes_are_right_if_they_hold_the_observed_codes(said, rng,
     assert said(golden, seen | {named: packed(codes, swap=True)})["first_divergent_step"] == named
 
 
+def test_codes_of_an_odd_row_are_no_bytes_of_two(said, rng):
+    codes = torch.from_numpy(rng.integers(0, 16, (6, 17))).to(torch.uint8)
+    golden = {"codes": codes, "other": codes.T.contiguous()[:, :3]}
+    wrong = golden["other"].clone()
+    wrong[0, 0] += 3
+    assert said(golden, golden | {"other": wrong})["first_divergent_step"] == "other"
+
+
 def test_a_contraction_is_a_product_by_its_shapes(said, rng):
     """TF32 cuts the factors of `sum over C`, and of stages whose text says nothing of products."""
     d, y = normal(rng, 64, 4, 48).float(), normal(rng, 64, 48).float()
