@@ -6,7 +6,6 @@ import ast
 import enum
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -69,7 +68,7 @@ class _Step:
     def text(self) -> str:
         """The words that say how it magnifies errors: its text without the names of its inputs, or its name."""
         told = self.state.inputs(self.name)
-        text = _operation(self.op, told) or self.name
+        text = words.without_names(self.op, told) or self.name
         if words.LOGIT_GRADIENT.search(self.name):
             text += " dlogits"  # whatever its text says, there are exponentials in it
         if juxtaposed(self.op, told or self.state.golden.names):  # a product, which its text says in no such word
@@ -150,16 +149,15 @@ def _by_makings(one: _Step, found: Judgement, unexplained: list[str]) -> tuple[S
             allowed = replace(one, promised=promised).allowed(one.inputs if one.known else ())
             found.total, _, unexplained = _hold(one.observed, one.golden, allowed)
         value, allowed = _replayed(what, origin, made, promised, one)
+        exact = what.of([x.golden for x in made])
         if origin is Origin.NUMBERS:
-            exact = what.of([x.golden for x in made])
             allowed = unrecorded(allowed, exact if one.known else value, exact, f"{one.name} {one.op}", promised)
         if what.fitted:
             allowed = scaled(allowed, value, one.background[0])
         own, below, own_reasons = _hold(one.observed, value, allowed, by_element=True)
-        if own_reasons and not any(x.wrong for x in made):  # it may have been made of inputs that were stored later
-            exact = what.of([x.golden for x in made])
-            if not (again := _hold(one.observed, exact, allowed, by_element=True))[2]:
-                value, (own, below, own_reasons) = exact, again
+        unspoiled = bool(own_reasons) and not any(x.wrong for x in made)
+        if unspoiled and not (again := _hold(one.observed, exact, allowed, by_element=True))[2]:
+            value, (own, below, own_reasons) = exact, again  # it was made of its inputs before they were stored
         if (
             not own_reasons
             and origin is not Origin.NUMBERS
@@ -268,24 +266,11 @@ def _inferred(one: _Step, told: Sequence[str], unit: float, grid: Tensor) -> Ite
     if not sources and state.ordered:
         earlier = state.earlier(name)
         sources = [*reversed(earlier[-NEAREST:]), *earlier[:-NEAREST][:NEAREST]]
-        sources.sort(key=lambda x: _stem(x) != _stem(name))  # what it was before, if it is kept up to date
+        sources.sort(key=lambda x: words.stem(x) != words.stem(name))  # what it was before, if it is kept up to date
     chosen = {x: state.chosen(x, g) for x in sources}
     sources = [part for x in sources for part in (x, *chosen[x], *state.softened(x, g))]
     given = {x: t for x in sources if (t := state.searched(x)) is not None}
     return inferred(g, given, unit, grid)
-
-
-def _operation(op: str, inputs: Sequence[str]) -> str:
-    """The text of an operation without the names of its inputs: `lse - mean(logits)` takes no logarithm."""
-    for name in sorted({part for one in inputs for part in (one, re.split(r"[./:]", one)[-1])}, key=len, reverse=True):
-        if name:
-            op = re.sub(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", "x", op)
-    return op
-
-
-def _stem(name: str) -> str:
-    """The letters of a step's name."""
-    return re.sub(r"[\W\d_]+", "", name)
 
 
 def _length(k: object) -> int | None:

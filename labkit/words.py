@@ -1,6 +1,7 @@
 """What the words of an operation say of how it treats errors: the regular expressions of the allowances."""
 
 import re
+from collections.abc import Sequence
 
 SHIFTED = re.compile(
     r"norm|x_?hat|softmax|\b[lbg]n\d*\b|(?<!running_)var|cent(er|re)|logsumexp|lse|log_?prob|\blog\b", re.IGNORECASE
@@ -30,3 +31,16 @@ UNTRANSFORMED = re.compile(r"gemm|im2col|matmul|direct", re.IGNORECASE)
 QUANTISED = re.compile(r"quant|u?int[48]\b|nf4|\bq4|\bq8", re.IGNORECASE)
 AVERAGED = re.compile(r"averaged$")
 SUMMED = re.compile(r"\bsum|reduce|mean|@|matmul|linear|conv", re.IGNORECASE)
+
+
+def without_names(op: str, inputs: Sequence[str]) -> str:
+    """The text of an operation without the names of its inputs: `lse - mean(logits)` takes no logarithm."""
+    for name in sorted({part for one in inputs for part in (one, re.split(r"[./:]", one)[-1])}, key=len, reverse=True):
+        if name:
+            op = re.sub(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", "x", op)
+    return op
+
+
+def stem(name: str) -> str:
+    """The letters of a step's name."""
+    return re.sub(r"[\W\d_]+", "", name)
