@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from labkit.allowance import AMPLIFICATION, MARGIN, Allowed, coefficient
@@ -51,17 +49,5 @@ def unrecorded(allowed: Allowed, value: Tensor, g: Tensor, op: str, precision: P
     bound = allowed.bound + 2.0 * moved + 6.0 * typical + 2.0 * drift + tiny
     noise = (allowed.noise**2 + typical**2 + tiny**2).sqrt()
     shared = allowed.shared + 6.0 * typical + drift
-    all_over = torch.minimum(2.0 * typical, 2.0 * _common(value, exact) + 6.0 * typical / math.sqrt(_rows(exact)))
-    overall = allowed.overall + all_over + drift
+    overall = allowed.overall + 2.0 * typical + drift
     return Allowed(MARGIN * bound, MARGIN * noise, MARGIN * shared, MARGIN * overall, allowed.why)
-
-
-def _common(value: Tensor, g: Tensor) -> Tensor:
-    """What all elements of `value` share of being off from `g`: a factor, and a mean."""
-    moved = finite(value - g)
-    factor = (moved * g).sum() / g.square().sum().clamp(min=1e-300)
-    return factor.abs() * g.abs() + moved.mean().abs()
-
-
-def _rows(g: Tensor) -> int:
-    return max(1, g.numel() // g.shape[-1]) if g.ndim else 1
