@@ -15,6 +15,8 @@ from functools import lru_cache
 
 import torch
 
+from labkit.snippets import plain
+
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
 """A value, and how much it may be off."""
@@ -91,7 +93,8 @@ def parse(op: str) -> Expression | None:
         text = formula.group(1)
     usual = {"beta1": 0.9, "beta2": 0.999}  # of Adam, where the text gives no others
     numbers = usual | {name.lower(): float(value) for name, value in ASSIGNED.findall(text)}
-    text = re.split(r"[,;]|->|\u2192", text)[0].lower().replace("^", "**").replace("\u00b7", "*").replace("\u00d7", "*")
+    text = re.split(r"[,;]|->|\u2192", plain(text))[0].lower()
+    text = text.replace("^", "**").replace("\u00b7", "*").replace("\u00d7", "*")
     text = re.sub(r"(?<=[\w)]) o (?=[\w(])", " * ", text)  # Hadamard's
     text = re.sub(r"\brow(sum|max|mean)\b", r"\1", text)
     if "=" in text and not re.search(r"[<>]=", text):

@@ -18,8 +18,9 @@ from labkit.blocks import spread_over
 from labkit.compare import Comparison, compare
 from labkit.errors import UsageError
 from labkit.formula import formula, named
+from labkit.found import Found
 from labkit.handed_on import Input
-from labkit.inference import Found, inferred
+from labkit.inference import inferred
 from labkit.integers import WIDEST_CODE, codes, integers
 from labkit.judgement import INHERITED, MOST_ELEMENTS, NEAREST, UNKNOWN_ORIGIN, Judgement, State, first_reason
 from labkit.magnitude import finite, spread

@@ -118,7 +118,7 @@ def of_step(
         eager,
         None if _exact(against) else against,
         promises.stochastic(f"{notes} {said} {op}"),
-        promises.levels(op) if own in _DTYPES else 0,
+        promises.levels(op, notes) if own in _DTYPES else 0,
         UNIT[stored] if narrow and not promises.float32_named(said, beyond_sums=True) else 0.0,
         promises.absolute(name, op, f"{notes} {said}"),
         stored.startswith("float8") and own != stored,

@@ -15,10 +15,12 @@ _TYPES = (
     (r"\b(fp32|float32|f32|single)\b", "float32"),
     (r"\b(u?int(4|8|16|32|64)|bool)\b", "integer"),
 )
+_NARROW = r"(bf16|bfloat16|fp16|float16|f16|half)"
 _DENIED = re.compile(
-    r"\(?\b(no|not|never|without|non)[ -]*tf32\b|(?<![a-z0-9])tf32[ :=]*(is )?(off|disabled|not allowed|false)\b\)?"
+    rf"\(?\b(no|not|never|without|non)[ -]*(tf32|{_NARROW})\b"
+    r"|(?<![a-z0-9])tf32[ :=]*(is )?(off|disabled|not allowed|false)\b\)?"
 )
-"""A text that names TF32 to exclude it."""
+"""A text that names a narrow type to exclude it."""
 _FLOAT64 = re.compile(r"\s*(float64|fp64|double)\s*", re.IGNORECASE)
 
 _SINGLE = re.compile(r"fp32|float32|f32|\bsingle\b")
@@ -30,19 +32,14 @@ _NARROW_SUMS = re.compile(r"(bf16|bfloat16|fp16|float16)[ -]accum")
 _EAGER = re.compile(r"eager|\b(every|each) (\w+ )?op")
 _ULPS = re.compile(r"(\d+) ?ulp")
 
-_NARROW = r"(bf16|bfloat16|fp16|float16|f16|half)"
-_FACTORS = tuple(map(re.compile, (
-    rf"\b{_NARROW}[ -](inputs|operands|matmul|factors|tensor cores?|gemm|mma|in\b)",
-    rf"\b{_NARROW} ?[x*×·] ?{_NARROW}",
-    rf"(?:operands|inputs|factors)(?: are)?(?: (?:in|cast to|rounded to|converted to))? {_NARROW}",
-    r"(?:operands|inputs|factors)(?: are)?(?: (?:in|cast to|rounded to|converted to))? (?:fp8 |float8 )?\(?(e4m3|e5m2)",
-    rf"(?:rounded|goes|cast|converted) to {_NARROW} before",
-    rf"\b(?:[hq]|wg)?(?:mma|gemm|dot) (?:in )?{_NARROW}",
-    rf"(?:matmul|dot)_precision\W{{0,3}}{_NARROW}",
-    rf"{_NARROW} transforms",
-    r"(e4m3|e5m2)[ -](?:inputs|operands|factors|matmul|gemm)",
-)))  # fmt: skip
-"""Texts that cut a product's factors to 16 or 8 bits."""
+_FLOAT8_FACTORS = re.compile(
+    r"(?:operands|inputs|factors)(?: are)?(?: (?:in|cast to|rounded to|converted to))? (?:fp8 |float8 )?\(?(e4m3|e5m2)"
+    r"|(e4m3|e5m2)[ -](?:inputs|operands|factors|matmul|gemm)"
+)
+"""Texts that cut a product's factors to 8 bits."""
+
+_UNMULTIPLIED = re.compile(rf"{_NARROW}[ -](grad|moment|optim|state|comm|all.?reduce)\w*")
+"""What is in 16 bits without being a factor of the products here."""
 
 _QUANTISED = re.compile(r"(?:quanti[sz]|convert)\w*[^.;,]*? to (?:q|u?int)([48])(?![0-9])")
 """Texts that keep a product's factors as integers times scales."""
@@ -53,10 +50,14 @@ _FLOAT8 = re.compile(
 )
 _BITS = r"(?:u?int([48])\b|\b([48])[- ]?bit\b)"
 _LEVELS = re.compile(
-    rf"{_BITS}[^;.]*(?:stor|round.?trip|through|fake|quanti[sz]ed|quanti[sz]e.{{1,3}}de)|(?:through|via) {_BITS}",
+    rf"{_BITS}[^;.]*(?:stor|round.?trip|through|fake|quanti[sz]ed|quanti[sz]e.{{1,3}}de)|(?:through|via) {_BITS}"
+    rf"|dequant\w*\W{{1,2}}quant[^;]*?{_BITS}",
     re.IGNORECASE,
 )
 """Real numbers that were kept as integers in between."""
+_UNQUANTISED = re.compile(r"(golden|reference)\b[^.;]*?\b(un-?|not |never |no )quanti", re.IGNORECASE)
+"""Notes that such numbers are not kept so in the golden."""
+_DEQUANTISED = re.compile(r"(?<![a-z])(de?q|dequant|fake)", re.IGNORECASE)
 _STOCHASTIC = re.compile(r"stoch\w*[ -]round", re.IGNORECASE)
 
 _FUNCTION = re.compile(r"(?<![a-z])(cos|sin|tanh|exp|erf|log|sqrt|sigmoid|gelu|silu|co|si)(?![a-z])", re.IGNORECASE)
@@ -79,7 +80,7 @@ _SYMBOL = re.compile(r"[_0-9A-Z]")
 _JUXTAPOSED = re.compile(r"[)\]]\s+([A-Za-z]\w*)")
 """`softmax(scores) v`: what is in brackets times what follows, if that is an input."""
 
-_PAIR = re.compile(r"\s*([A-Za-z]) ([A-Za-z])(?:\^?[tT]|'|\.T)?\s*")
+_PAIR = re.compile(r"\s*([A-Za-z]) ([A-Za-z])(?:\^?[tT]|'|\.T)?(?![A-Za-z0-9_])")
 """`p v`, each the first letter of an input's name."""
 
 SCORES = re.compile(r"scores?\b", re.IGNORECASE)
@@ -118,11 +119,17 @@ def narrow_sums(said: str) -> str | None:
 
 
 def factors(said: str) -> str | None:
-    """The type that factors of products are cut to, or ``8 bits`` or ``4 bits`` of scaled integers; None if untold."""
-    if match := next(filter(None, (one.search(said) for one in _FACTORS)), None):
-        return type_named(match.group(1)) or "float32"
-    match = _QUANTISED.search(said)
-    return f"{match.group(1)} bits" if match else None
+    """The type that factors of products may be cut to, or ``8 bits`` or ``4 bits`` of scaled integers; None if untold.
+
+    A text that names a 16-bit type at all grants it: what else such a text may mean is as hard to tell as it is rare.
+    """
+    if match := _FLOAT8_FACTORS.search(said):
+        return type_named(match.group(1) or match.group(2))
+    if match := _QUANTISED.search(said):
+        return f"{match.group(1)} bits"
+    said = _UNMULTIPLIED.sub(" ", said)
+    named = {name for pattern, name in _TYPES if re.search(pattern, said)}
+    return next((one for one in ("bfloat16", "float16") if one in named), None)
 
 
 def transformed(said: str) -> bool:
@@ -159,9 +166,11 @@ def absolute(name: str, op: str, notes: str) -> float:
     return 2.0 ** -int(found.group(1)) if found.group(1) else float(found.group(2))
 
 
-def levels(op: str) -> int:
-    """How many steps of a whole range a text keeps real numbers in, as many up as down; 0 where it says none."""
+def levels(op: str, notes: str) -> int:
+    """How many steps of a whole range a text, or notes, keep real numbers in, as many up as down; 0 if unsaid."""
     match = _LEVELS.search(op)
+    if not match and _UNQUANTISED.search(notes) and _DEQUANTISED.search(op):
+        match = re.search(_BITS, f"{op} {notes}", re.IGNORECASE)
     bits = next((int(group) for group in match.groups() if group and group.isdigit()), 0) if match else 0
     return 2**bits - 2 if bits else 0
 
@@ -198,7 +207,7 @@ def juxtaposed(op: str, inputs: object) -> bool:
     """
     names = [str(x) for x in inputs] if isinstance(inputs, list) else []
     tails = [re.split(r"[./:]", name)[-1].lstrip("0123456789_") for name in names]
-    if (pair := _PAIR.fullmatch(op)) and len({*tails}) > 1:
+    if (pair := _PAIR.match(op)) and len({*tails}) > 1:
         left, right = ({x for x in tails if x.startswith(letter)} for letter in pair.groups())
         if left and right and left != right:
             return True

@@ -1,6 +1,7 @@
 """The closed list of operations that a trace's step is replayed for.
 
-They are matmul, transpose, scale, add, softmax, sums, means, variances and maxima along axes, and convolutions.
+They are matmul, transpose, scale, add, softmax, sums, means, variances and maxima along axes, convolutions and
+their windows, attention, and Sinkhorn's normalisation.
 
 A step's text and its recorded inputs suggest candidates; a candidate counts only if, on the golden's inputs, it gives
 the golden's step to the golden's own precision. So a text that says one thing of a tensor that is another is found
@@ -21,14 +22,17 @@ from labkit.attention import attentions
 from labkit.convolution import convolutions
 from labkit.products import added, causal, fitted, products
 from labkit.replayed import Function, Replay
+from labkit.sinkhorn import sinkhorn
+from labkit.windows import windows
 
 Tensor = torch.Tensor
 
 _CLOSED = re.compile(
-    r"matmul|linear|gemm|@|transpose|permute|scale|\badd\b|bias|residual|softmax|mask|^(sum|mean|max)\b|variance|conv|attention|\battn\b|sdpa|flash",
+    r"matmul|linear|gemm|@|transpose|permute|scale|\badd\b|bias|residual|softmax|mask|^(sum|mean|max)\b|variance|conv|im2col|col2im|fold|sinkhorn|attention|\battn\b|sdpa|flash",
     re.IGNORECASE,
 )
 
+_WINDOWS = re.compile(r"im2col|col2im|fold", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|\battn\b|sdpa|flash|softmax", re.IGNORECASE)
 
 
@@ -43,6 +47,8 @@ def replay(op: Any, inputs: Sequence[Tensor], golden: Tensor, precision: float) 
     for candidate in itertools.chain(
         _reductions(text.lower(), inputs, golden),
         convolutions(text.lower(), inputs, golden) if "conv" in text.lower() else (),
+        windows(inputs, golden) if _WINDOWS.search(text) else (),
+        sinkhorn(inputs, golden, precision) if "sinkhorn" in text.lower() else (),
         attentions(text.lower(), inputs, golden) if _ATTENTION.search(text) else (),
         _candidates(text.lower(), inputs, golden),
     ):
