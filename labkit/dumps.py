@@ -48,6 +48,12 @@ class Dump:
                 return dtype
         return None
 
+    @cached_property
+    def narrowest(self) -> str | None:
+        """``bfloat16`` or ``float16`` where a step is stored in it, the one of fewer digits; None where none is."""
+        kinds = {self.read(name).dtype for name in self.names}
+        return next((str(one)[6:] for one in (torch.bfloat16, torch.float16) if one in kinds), None)
+
     def renamed(self, name: str) -> Dump:
         """This trace of one step under another name: single tensors are compared whatever they are called."""
         (only,) = self.names

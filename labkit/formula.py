@@ -8,21 +8,21 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
-from labkit.blocks import cuts
 from labkit.expression import ASSIGNED, FAILURES, LETTERS, Expression, Pair, evaluate, number, parse
 from labkit.magnitude import finite
 from labkit.named import EPSILONS, meanings
+from labkit.views import View, views_of
 
 Tensor = torch.Tensor
-View = Callable[[Tensor], Tensor]
 Reading = tuple[dict[str, int], tuple[View, ...]]
 MOST_READINGS = 48
+MOST_LAYOUTS = 12
 TELLING = 1e-4
 """A reading's own error relative to the golden's size up to which agreement says something."""
 _ARITHMETIC = {
@@ -128,8 +128,7 @@ def named(op: str, inputs: Sequence[Tensor], golden: Tensor, unit: float, grid: 
 def of_letters(text: str, inputs: Sequence[Tensor], golden: Tensor, unit: float, grid: Tensor) -> Formula | None:
     """`text` of the letters a, b, .., one for each of `inputs`, if it gives `golden`; as :func:`formula`."""
     places = {letter: at for at, letter in enumerate(LETTERS[: len(inputs)])}
-    views = [list(_views(x.shape, golden.shape))[:2] for x in inputs]
-    readings = [(places, laid_out) for laid_out in itertools.product(*views)]
+    readings = [(places, laid_out) for laid_out in _layouts([x.shape for x in inputs], golden.shape)]
     written = parse(text)
     return None if written is None else _read(written, list(places), inputs, golden, unit, grid, False, readings)
 
@@ -181,19 +180,18 @@ def _readings(
         (chosen for chosen in itertools.islice(itertools.product(*options), 4096) if len(set(chosen)) == len(chosen)),
         key=lambda chosen: sum(likeness(word, at) for word, at in zip(wanted, chosen, strict=True)),
     )
-    views = [list(_views(x.shape, golden.shape)) for x in inputs]
+    layouts = _layouts([x.shape for x in inputs], golden.shape)
     for chosen in orders[:12]:
-        for laid_out in itertools.islice(itertools.product(*views), 16):
+        for laid_out in layouts:
             yield dict(zip(wanted, chosen, strict=True)), laid_out
 
 
-def _views(shape: torch.Size, target: torch.Size) -> Iterator[View]:
-    """Ways to broadcast to `target`: as it is, by leading dimensions, by channel, a number for a block."""
-    yield lambda x: x
-    missing = len(target) - len(shape)
-    if missing > 0 and tuple(target[: len(shape)]) == tuple(shape):
-        yield lambda x: x.reshape(*shape, *(1,) * missing)
-    if len(shape) == 1 and len(target) > 2 and target[1] == shape[0]:
-        yield lambda x: x.reshape(1, shape[0], *(1,) * (len(target) - 2))
-    if missing == 0 and shape != target:
-        yield from (one.spread for one in cuts(target, shape))
+def _layouts(shapes: Sequence[torch.Size], target: torch.Size) -> list[tuple[View, ...]]:
+    """How inputs of these shapes may be viewed, first those in which equal shapes are viewed alike."""
+    different = list(dict.fromkeys(shapes))
+    views = [list(views_of(shape, target)) for shape in different]
+    alike = (tuple(each[different.index(shape)] for shape in shapes) for each in itertools.product(*views))
+    few = [views[different.index(shape)] for shape in shapes]
+    each_its_own = itertools.product(*few) if len(different) < len(shapes) else ()
+    first = itertools.islice(alike, MOST_LAYOUTS)
+    return list(itertools.islice(itertools.chain(first, each_its_own), 2 * MOST_LAYOUTS))

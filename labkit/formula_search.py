@@ -12,7 +12,7 @@ import torch
 from labkit.expression import LETTERS, sampled, uses_rows
 from labkit.found import ROUNDINGS, Found, formula_of
 from labkit.named import EPSILONS, REDUCTIONS, everything
-from labkit.polynomial import polynomial, simple
+from labkit.polynomial import polynomial, usual
 from labkit.replay import replay
 from labkit.samples import Laid, Sources, rows, spread_elements
 
@@ -29,9 +29,9 @@ NEIGHBOURS = 8
 SCALED = "1.0*a"
 ARITHMETIC = (
     SCALED, "a*a", "1/a", "a*b", "a+b", "a-b", "a/b",
-    "a*b+c", "(a-b)*c", "a*b*c", "a+b+c", "a-b*c", "(a-b)/c", "a/(b+c)",
+    "a*b+c", "(a-b)*c", "a*b*c", "a+b+c", "a-b*c", "(a-b)/c", "a/(b+c)", "a/(b*c)",
 )  # fmt: skip
-TEXTS = tuple(sorted({*(one.text for one in everything() if "(1-beta" not in one.text[:6]), *ARITHMETIC}, key=len))
+TEXTS = tuple(sorted({*(one.text for one in everything() if not one.text.startswith("(1-beta")), *ARITHMETIC}, key=len))
 """A factor is fitted to each, so none of them needs one."""
 
 
@@ -54,7 +54,7 @@ def formulas(
                 found = formula_of(whole, given, sources, g, unit, grid)
                 if found is not None:
                     off = found.off([sources[one] for one in given], g) if numbers else 0.0
-                    fitted = simple(factor, tolerance) is None
+                    fitted = not usual(factor, tolerance)
                     fitting.append((off, len(fitting), Found(given, written=found, fitted=fitted)))
         if fitting:
             yield min(fitting)[2]

@@ -18,6 +18,7 @@ from labkit.convolution import convolutions
 from labkit.formula_search import formulas, polynomials, reductions
 from labkit.found import ROUNDINGS, Found, formula_of
 from labkit.planes import by_statistics, normalised
+from labkit.polynomial import usual
 from labkit.replay import replay
 from labkit.samples import Sources, elements, rows
 from labkit.scaled import scaled_products
@@ -40,8 +41,8 @@ def infer(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Found | Non
     return next(inferred(g, sources, unit, grid), None)
 
 
-def inferred(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Iterator[Found]:
-    """What gives `g` (float64) from some of `sources`, the likeliest first.
+def inferred(g: Tensor, sources: Sources, unit: float, grid: Tensor, parts: Sources | None = None) -> Iterator[Found]:
+    """What gives `g` (float64) from some of `sources`, or from one of `parts` of them, the likeliest first.
 
     `unit` is the golden's round-off, and `grid` what rounding to the promised type may move its elements.
     """
@@ -60,9 +61,16 @@ def inferred(g: Tensor, sources: Sources, unit: float, grid: Tensor) -> Iterator
         _moved(sources, g, unit), of_texts(elements, 1), _of_one(sources, g, unit), of_texts(rows, 1),
         of_texts(elements, 2), _products(sources, g, unit), _attentions(sources, g, unit),
         _convolutions(sources, g, unit), of_texts(elements, 3), of_texts(rows, 2), of_texts(rows, 3),
-        _planes(sources, g, unit, grid), reductions(sources, g, unit, grid), polynomials(sources, g, unit, grid),
+        _of_part(parts or {}, g, unit, grid), _planes(sources, g, unit, grid), reductions(sources, g, unit, grid),
     )  # fmt: skip
-    yield from itertools.chain.from_iterable(searches)
+    fitted = []
+    for found in itertools.chain.from_iterable(searches):
+        if found.fitted:
+            fitted.append(found)  # a number of the data explains less than a step that holds it
+        else:
+            yield found
+    yield from fitted
+    yield from polynomials(sources, g, unit, grid)
 
 
 def _same(x: Tensor, g: Tensor, unit: float) -> bool:
@@ -105,6 +113,13 @@ def _of_one(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
                 yield Found([name], way)
 
 
+def _of_part(parts: Sources, g: Tensor, unit: float, grid: Tensor) -> Iterator[Found]:
+    """What is made of some columns of a step alone."""
+    yield from formulas(parts, g, unit, grid, elements, 1)
+    yield from _of_one(parts, g, unit)
+    yield from formulas(parts, g, unit, grid, rows, 1)
+
+
 def _products(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
     """Two matrices whose product has g's last rows and columns, to a factor; seen in three elements first."""
     if g.ndim < 2:
@@ -137,7 +152,7 @@ def _products(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
             left -= cost
             way = replay("matmul", [whole, other], g, unit)
             if way is not None:
-                yield Found([a, b], way)
+                yield Found([a, b], way, fitted=not usual(way.factor, ROUNDINGS * unit))
     for names, way in scaled_products(sources, g, unit):
         yield Found(names, way)
 
@@ -151,8 +166,9 @@ def _attentions(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
 
 
 def _convolutions(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
-    """A convolution of two steps of g's number of dimensions, or a gradient of one."""
+    """A convolution of two steps of g's number of dimensions, perhaps with a bias, or a gradient of one."""
     left = MOST_MULTIPLICATIONS
+    biases = {name: x for name, x in sources.items() if g.ndim > 1 and x.shape == g.shape[1:2]}
     like = [(name, x) for name, x in sources.items() if x.ndim == g.ndim > 2]
     for (a, x), (b, z) in itertools.permutations(like, 2):
         if min(t.shape[2:].numel() for t in (x, z, g)) > LARGEST_FILTER:
@@ -164,6 +180,22 @@ def _convolutions(sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
         way = replay("conv", [x, z], g, unit)
         if way is not None:
             yield Found([a, b], way)
+        elif biases:
+            yield from _biased(a, b, biases, sources, g, unit)
+
+
+def _biased(a: str, b: str, biases: Sources, sources: Sources, g: Tensor, unit: float) -> Iterator[Found]:
+    """A convolution of these two and what is left of g, which is one number a channel."""
+    for one in convolutions("", [sources[a], sources[b]], g):
+        rest = (g - one.run(sources[a], sources[b])).transpose(0, 1).flatten(1)
+        size = float(g.abs().max())
+        if not bool(((rest - rest[:, :1]).abs() <= ROUNDINGS * unit * size * one.length).all()):
+            continue
+        for name, bias in biases.items():
+            if bool(((rest[:, 0] - bias).abs() <= ROUNDINGS * unit * size * one.length).all()):
+                way = replay("conv", [sources[a], sources[b], bias], g, unit)
+                if way is not None:
+                    yield Found([a, b, name], way)
 
 
 def _planes(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Iterator[Found]:

@@ -172,7 +172,7 @@ def _by_makings(one: _Step, found: Judgement, unexplained: list[str]) -> tuple[S
         inputs = made
         # A running error bound takes all roundings to fall one way: where nothing is inherited the golden tells more,
         # but for a difference of what no step holds, whose cancellation only the formula knows of.
-        recorded = all(x in one.state.golden for x in what.names)
+        recorded = all(map(one.state.recorded, what.names))
         telling = not found.listed and found.inherited <= promised.compute and recorded
         reasons = own_reasons or (unexplained if telling else [])
         if not own_reasons:
@@ -269,9 +269,10 @@ def _inferred(one: _Step, told: Sequence[str], unit: float, grid: Tensor) -> Ite
         sources = [*reversed(earlier[-NEAREST:]), *earlier[:-NEAREST][:NEAREST]]
         sources.sort(key=lambda x: words.stem(x) != words.stem(name))  # what it was before, if it is kept up to date
     chosen = {x: state.chosen(x, g) for x in sources}
+    parts = {part: state.input(part).golden for x in sources for part in state.sliced(x, g)}
     sources = [part for x in sources for part in (x, *chosen[x], *state.softened(x, g))]
     given = {x: t for x in sources if (t := state.searched(x)) is not None}
-    return inferred(g, given, unit, grid)
+    return inferred(g, given, unit, grid, parts)
 
 
 def _length(k: object) -> int | None:

@@ -24,6 +24,10 @@ INHERITED = "diverges, inherited only"
 UNKNOWN_ORIGIN = "diverges after a wrong input; own and inherited not separated"
 MOST_ELEMENTS = 1 << 20
 """Of a step, and of each step that it may be made of, up to which what it is made of is searched."""
+COLUMNS = ", columns "
+"""How the name of some columns of a step goes on."""
+MOST_SLICES = 8
+"""Into how many slices of columns a step is cut at most."""
 NEAREST = 16
 """How many steps before it, and at the beginning, it may be made of."""
 
@@ -74,6 +78,7 @@ class State:
         self._kept: dict[str, Tensor | None] = {}
         self._indices: dict[str, Tensor | None] = {}
         self._made: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {}
+        """By a name of its own: the step that something is made of, and how."""
         self.flipped: dict[torch.Size, Tensor] = {}
         """By shape: where a right step so far is zero on one side alone, as a ReLU of what is nearly zero may be. What
         is masked by it later, as its gradient is, may be anything there."""
@@ -111,6 +116,27 @@ class State:
         self._made[name + SOFTMAX] = name, lambda x: torch.softmax(x, -1) * given
         return [name + SOFTMAX]
 
+    def sliced(self, name: str, g: Tensor) -> list[str]:
+        """A step's columns as a step of g's shape may be made of, under names of their own: as many as there are in a
+        row of g, from each multiple of that, and the last ones."""
+        value = self.golden.read(name)
+        width = g[0].numel() if g.ndim > 1 and len(g) > 1 else 0
+        few = value.ndim == 2 and width < value.shape[-1] <= MOST_SLICES * width and len(value) == len(g)
+        if not few or not value.is_floating_point():
+            return []
+        shape, last = g.shape, value.shape[-1] - width
+        starts = sorted({*range(0, last + 1, width), last})
+        made = {f"{name}{COLUMNS}{at} to {at + width}": at for at in starts}
+        self._made |= {
+            one: (name, lambda x, at=at: x[:, at : at + width].reshape(shape))  # type: ignore[misc]
+            for one, at in made.items()
+        }
+        return list(made)
+
+    def recorded(self, name: str) -> bool:
+        """Whether a step, or that of which it is a part, is in the golden."""
+        return name in self.golden or COLUMNS in name
+
     def searched(self, name: str) -> Tensor | None:
         """The golden's step in float64 if an untold step may be made of it, the last ones kept."""
         if name in self._made:
@@ -138,6 +164,8 @@ class State:
         """
         if name in self._made:
             base = self._made[name][0]
+            if COLUMNS in name:
+                return self.cut_to(base)
             if not name.endswith(SOFTMAX):
                 return 0.0
             largest = float(finite(self.both(base)[0]).abs().max())  # of the exponent, and what a softmax takes

@@ -105,6 +105,11 @@ def _text(terms: Sequence[Monomial], constants: Sequence[float], used: Sequence[
     )
 
 
+def usual(c: float, tolerance: float) -> bool:
+    """Whether a factor is such a number, or one over the root of a whole one, as attention's scale is."""
+    return simple(c, tolerance) is not None or simple(1.0 / (c * c), tolerance) is not None
+
+
 def simple(c: float, tolerance: float) -> float | None:
     """The fraction, or the decimal of three digits, that a constant was fitted to be; None if it is none to a relative
     tolerance."""

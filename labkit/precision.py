@@ -24,6 +24,8 @@ UNIT = {
 }
 """Unit round-off by name; of scaled integers, half a step over the RMS of a block whose largest is about twice that."""
 
+LARGEST_INDEX = 4096
+"""Numbers of 16 bits beyond this are taken for fixed-point, up to it for positions."""
 _DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -63,6 +65,8 @@ class Precision:
     """What a function may be off whatever its value, where a note grants that."""
     scaled: bool = False
     """Whether what is stored is a float8 number times a scale."""
+    fixed: bool = False
+    """Whether what is stored is fixed-point: real numbers as whole multiples of a power of two."""
     transformed: bool = False
     """Whether factors are cut after they were transformed, so that how many digits they had does not matter."""
 
@@ -103,10 +107,13 @@ def of_step(
         accumulate = max(accumulate, UNIT[stored])
     factor = 0.0
     silent = promised in (None, "float32") and not said and stored == "float32"
+    scaled = _scaled_float8(name, observed, golden)
     if product and ("tf32" in said or silent):  # silence cannot exclude TF32, which many products of float32 are in
-        factor = 2.0 * UNIT["tf32"]
+        factor = max(2.0 * UNIT["tf32"], UNIT.get(observed.narrowest or "", 0.0) if silent else 0.0)
     elif product:
         factor = UNIT.get(promises.factors(said) or "", 0.0)
+    if product and scaled:
+        factor = max(factor, (2.0 if promises.stochastic(f"{notes} {said}") else 1.0) * UNIT[scaled])
     if product and narrow and not promises.float32_named(said):
         factor = max(factor, UNIT[stored])  # sums are kept in float32 by all hardware, factors as narrow as storage
     return Precision(
@@ -122,6 +129,7 @@ def of_step(
         UNIT[stored] if narrow and not promises.float32_named(said, beyond_sums=True) else 0.0,
         promises.absolute(name, op, f"{notes} {said}"),
         stored.startswith("float8") and own != stored,
+        tensor.dtype == torch.int16 and float(tensor.double().abs().max()) > LARGEST_INDEX,
         promises.transformed(said),
     )
 
@@ -209,6 +217,16 @@ def _factors(name: str, tensor: torch.Tensor, golden: Dump) -> tuple[int, bool]:
     shapes = [tuple(golden.read(str(x)).shape) for x in given if str(x) in golden] if isinstance(given, list) else []
     other = [shape for shape in shapes if shape != tuple(tensor.shape)]
     return sum(len(shape) >= 2 for shape in other), len(other) < len(shapes)
+
+
+def _scaled_float8(name: str, observed: Dump, golden: Dump) -> str | None:
+    """The 8-bit type of a product's factor where the other one has a scale too, and so was cast to it on the way."""
+    given = golden.step(name).get("inputs") or observed.step(name).get("inputs") or []
+    told = [str(x) for x in given] if isinstance(given, list) else []
+    if sum("scale" in x.lower() for x in told) < 2:
+        return None
+    kinds = (dtype_name(observed.read(x).dtype) for x in told if x in observed)
+    return next((kind for kind in kinds if kind.startswith("float8")), None)
 
 
 def _exact(dtype: torch.dtype) -> bool:

@@ -95,7 +95,7 @@ def _product(
         def squares(*xs: Tensor, factor: float = factor) -> Tensor:
             return raw(*(x * x for x in xs)) * factor * factor
 
-        yield Replay(run, magnitude, squares, length, softmax, True)
+        yield Replay(run, magnitude, squares, length, softmax, True, factor=factor)
 
 
 def _product_factors(value: Tensor, rest: Tensor, softmax: bool, length: int) -> list[float]:

@@ -66,7 +66,8 @@ _ABSOLUTE = re.compile(
 )
 
 _PRODUCT = re.compile(
-    r"matmul|linear|gemm|@|conv|einsum|\bmm\b|dot|proj|attention|\battn\b|q[ .]?k|⋆|correlation|[·⋅∙]\s*(?-i:[A-Z])",
+    r"matmul|linear|gemm|@|conv|einsum|\b(?!comm)\w*mm\b|dot|proj|attention|\battn\b|q[ .]?k|⋆|correlation"
+    r"|[·⋅∙]\s*(?-i:[A-Z])",
     re.IGNORECASE,
 )
 _NO_PRODUCT = re.compile(

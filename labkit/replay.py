@@ -28,7 +28,7 @@ from labkit.windows import windows
 Tensor = torch.Tensor
 
 _CLOSED = re.compile(
-    r"matmul|linear|gemm|@|transpose|permute|scale|\badd\b|bias|residual|softmax|mask|^(sum|mean|max)\b|variance|conv|im2col|col2im|fold|sinkhorn|attention|\battn\b|sdpa|flash",
+    r"matmul|linear|mm\b|gemm|@|transpose|permute|scale|\badd\b|bias|residual|softmax|mask|^(sum|mean|max)\b|variance|conv|im2col|col2im|fold|sinkhorn|attention|\battn\b|sdpa|flash",
     re.IGNORECASE,
 )
 
@@ -79,7 +79,7 @@ def _gives(candidate: Replay, inputs: Sequence[Tensor], golden: Tensor, precisio
 def _candidates(text: str, inputs: Sequence[Tensor], golden: Tensor) -> Iterator[Replay]:
     softmax = "softmax" in text
     masked = [False, True] if "mask" in text or "causal" in text else [False]
-    if re.search(r"matmul|linear|gemm|@|q k", text) and len(inputs) >= 2:
+    if re.search(r"matmul|linear|mm\b|gemm|@|q k", text) and len(inputs) >= 2:
         for mask in masked:
             yield from products(inputs, golden, softmax, mask, text)
     elif softmax:

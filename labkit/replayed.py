@@ -56,5 +56,7 @@ class Replay:
     product: bool
     transformed: float = 1.0
     """How many times the rounding errors of a usual algorithm exceed those of the sum as it is written."""
+    factor: float = 1.0
+    """By which a product is multiplied."""
     weighed: Callable[..., Weighed] | None = None
     """What is added up, where the weights are a softmax of products within the step."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
 from labkit.blocks import cuts
+from labkit.views import tables
 
 Tensor = torch.Tensor
 Sources = Mapping[str, Tensor]
@@ -53,6 +55,14 @@ def rows(sources: Sources, g: Tensor) -> Laid:
     return _laid_out(sources, g, pick, pick(g))
 
 
+def _fitting(pick: Callable[[Tensor], Tensor], x: Tensor) -> Tensor | None:
+    try:
+        row = pick(x)
+    except RuntimeError:
+        return None
+    return row if bool(row.isfinite().all()) else None
+
+
 def _laid_out(sources: Sources, g: Tensor, pick: Callable[[Tensor], Tensor], y: Tensor) -> Laid:
     names, rows = [], []
     for name, x in sources.items():
@@ -63,13 +73,8 @@ def _laid_out(sources: Sources, g: Tensor, pick: Callable[[Tensor], Tensor], y: 
             ways.append(x.reshape(1, -1, *(1,) * (g.ndim - 2)))
         if x.ndim == g.ndim and x.shape != g.shape:
             ways.extend(one.spread(x) for one in cuts(g.shape, x.shape))
-        for shaped in ways:
-            try:
-                row = pick(shaped)
-            except RuntimeError:
-                continue
-            if bool(row.isfinite().all()):
-                names.append(name)
-                rows.append(row)
-                break
+        fitting = [row for row in map(partial(_fitting, pick), ways) if row is not None][:1]
+        fitting += [row for view in tables(x.shape, g.shape) if (row := _fitting(pick, view(x))) is not None]
+        names.extend([name] * len(fitting))
+        rows.extend(fitting)
     return names, torch.stack(rows) if rows else torch.empty(0), y
