@@ -44,7 +44,9 @@ def formulas(
     for text in TEXTS if names else ():
         if uses_rows(text) != (suggest is rows) or len(_letters(text)) != letters:
             continue
-        fitting: list[tuple[float, int, Found]] = []  # a golden in float32 does not tell every epsilon from the next
+        fitting: list[
+            tuple[bool, float, int, Found]
+        ] = []  # a golden in float32 does not tell every epsilon from the next
         for numbers in [{"eps": float(e)} for e in EPSILONS] if "eps" in text else [{}]:
             for chosen, factor in _matching(text, numbers, table, y, tolerance):
                 whole = text.replace("eps", repr(numbers["eps"])) if numbers else text
@@ -55,9 +57,9 @@ def formulas(
                 if found is not None:
                     off = found.off([sources[one] for one in given], g) if numbers else 0.0
                     fitted = not usual(factor, tolerance)
-                    fitting.append((off, len(fitting), Found(given, written=found, fitted=fitted)))
+                    fitting.append((fitted, off, len(fitting), Found(given, written=found, fitted=fitted)))
         if fitting:
-            yield min(fitting)[2]
+            yield min(fitting)[3]
 
 
 def polynomials(sources: Sources, g: Tensor, unit: float, grid: Tensor) -> Iterator[Found]:

@@ -29,6 +29,8 @@ REFINED = 3
 few digits of a term that is small, or small where others cancel."""
 SIMPLEST = 64
 """The largest denominator of a constant that is taken for a fraction."""
+LARGEST_WIDTH = 4096
+"""Of which a factor may be one over the root."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,10 @@ def _text(terms: Sequence[Monomial], constants: Sequence[float], used: Sequence[
 
 def usual(c: float, tolerance: float) -> bool:
     """Whether a factor is such a number, or one over the root of a whole one, as attention's scale is."""
-    return simple(c, tolerance) is not None or simple(1.0 / (c * c), tolerance) is not None
+    if simple(c, tolerance) is not None:
+        return True
+    width = 1.0 / (c * c) if c * c * LARGEST_WIDTH >= 1.0 else 0.0
+    return width >= 1.0 and abs(width - round(width)) <= 2.0 * tolerance * width
 
 
 def simple(c: float, tolerance: float) -> float | None:
