@@ -44,9 +44,8 @@ def formulas(
     for text in TEXTS if names else ():
         if uses_rows(text) != (suggest is rows) or len(_letters(text)) != letters:
             continue
-        fitting: list[
-            tuple[bool, float, int, Found]
-        ] = []  # a golden in float32 does not tell every epsilon from the next
+        # A golden in float32 does not tell every epsilon from the next.
+        fitting: list[tuple[bool, float, int, Found]] = []
         for numbers in [{"eps": float(e)} for e in EPSILONS] if "eps" in text else [{}]:
             for chosen, factor in _matching(text, numbers, table, y, tolerance):
                 whole = text.replace("eps", repr(numbers["eps"])) if numbers else text

@@ -13,8 +13,14 @@ from labkit.replayed import Function, Replay
 Tensor = torch.Tensor
 MOST = 128
 """Divisions by sums that are tried, of rows and of columns together."""
-FEW = 64
-"""Matrices that it is tried on first, of however many."""
+FEW = 4096
+"""Elements, of whole matrices, that it is tried on first; larger matrices are left alone."""
+_STARTS: tuple[Function, ...] = (
+    torch.exp,
+    lambda x: torch.exp(x - x.amax(-1, keepdim=True)),
+    lambda x: torch.exp(x - x.amax((-2, -1), keepdim=True)),
+    lambda x: x,
+)
 NEARLY = 1e-2
 """How far the sums of rows, or of columns, may be from one."""
 
@@ -25,11 +31,13 @@ def sinkhorn(inputs: Sequence[Tensor], golden: Tensor, precision: float) -> Iter
     x = inputs[0]
     if len(inputs) != 1 or not _normalised(golden) or x.shape != golden.shape:
         return
-    n = max(golden.shape[-2:])
-    x, golden = (one.reshape(-1, *one.shape[-2:])[:FEW] for one in (x, golden))
+    n, few = max(golden.shape[-2:]), FEW // golden.shape[-2:].numel()
+    if not few:
+        return
+    x, golden = (one.reshape(-1, *one.shape[-2:])[:few] for one in (x, golden))
     fitting: list[tuple[float, int, Replay]] = []
-    for exponentials, first, eps in itertools.product((True, False), (-1, -2), map(float, EPSILONS)):
-        m = _started(x, exponentials)
+    for start, first, eps in itertools.product(_STARTS, (-1, -2), map(float, EPSILONS)):
+        m = start(x)
         if not bool((m > 0.0).all()):
             continue
         for done in range(1, MOST + 1):
@@ -37,7 +45,7 @@ def sinkhorn(inputs: Sequence[Tensor], golden: Tensor, precision: float) -> Iter
             length = done * (n + 1) + 8
             off = (m - golden).abs()
             if bool((off <= length * precision * golden).all()):
-                run = _run(exponentials, first, eps, done)
+                run = _run(start, first, eps, done)
                 fitting.append((float(off.max()), len(fitting), Replay(run, _sizes(run), None, length, False, False)))
     yield from (one for _, _, one in sorted(fitting))
 
@@ -48,13 +56,9 @@ def _normalised(g: Tensor) -> bool:
     return any(bool(((g.sum(axis) - 1.0).abs() <= NEARLY).all()) for axis in (-1, -2))
 
 
-def _started(x: Tensor, exponentials: bool) -> Tensor:
-    return torch.exp(x - x.amax((-2, -1), keepdim=True)) if exponentials else x
-
-
-def _run(exponentials: bool, first: int, eps: float, times: int) -> Function:
+def _run(start: Function, first: int, eps: float, times: int) -> Function:
     def run(x: Tensor) -> Tensor:
-        m = _started(x, exponentials)
+        m = start(x)
         for done in range(times):
             m = m / (m.sum(-3 - first if done % 2 else first, keepdim=True) + eps)
         return m
