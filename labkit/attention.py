@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from labkit.products import for_heads
 from labkit.replayed import Function, Replay, Weighed
 
 Tensor = torch.Tensor
@@ -38,8 +39,7 @@ class _Layout:
         elif self.swapped:
             q = q.transpose(-2, -3)
         if q.ndim > 2 and k.ndim > 2 and q.shape[-3] != k.shape[-3]:
-            group = q.shape[-3] // k.shape[-3]
-            k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
+            k, v = for_heads(k, q.shape[-3]), for_heads(v, q.shape[-3])
         return q, k, v
 
 

@@ -78,8 +78,7 @@ class _Step:
 
     def allowed(self, inputs: Sequence[Input]) -> Allowed:
         """What it may differ from the golden, if not replayed."""
-        said = (one.step(self.name).get("K") for one in (self.state.golden, self.state.observed))
-        length = next(filter(None, map(_length, said)), None)
+        length = self.state.length(self.name)
         allowed = unreplayed(self.golden, self.text, length, inputs, self.background, self.promised, complete=self.sure)
         flipped = self.state.flipped.get(self.golden.shape)
         return allowed if flipped is None else replace(allowed, bound=allowed.bound.masked_fill(flipped, math.inf))
@@ -273,12 +272,6 @@ def _inferred(one: _Step, told: Sequence[str], unit: float, grid: Tensor) -> Ite
     sources = [part for x in sources for part in (x, *chosen[x], *state.softened(x, g))]
     given = {x: t for x in sources if (t := state.searched(x)) is not None}
     return inferred(g, given, unit, grid, parts)
-
-
-def _length(k: object) -> int | None:
-    """A reduction length as metadata has it; None for what is no number from 1."""
-    text = str(k)
-    return int(text) if text.isdigit() and int(text) > 0 else None
 
 
 def _hold(

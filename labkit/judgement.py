@@ -157,6 +157,11 @@ class State:
         given = self.golden.step(name).get("inputs") or self.observed.step(name).get("inputs") or []
         return [str(x) for x in given] if isinstance(given, list) else []
 
+    def length(self, name: str) -> int | None:
+        """The length of a step's sums, as the metadata has it; None where it has no number from 1."""
+        said = (str(one.step(name).get("K")) for one in (self.golden, self.observed))
+        return next((int(text) for text in said if text.isdigit() and int(text) > 0), None)
+
     def cut_to(self, name: str) -> float:
         """The round-off of a step's type where that is narrower than float32 and the step was computed, else 0.
 

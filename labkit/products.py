@@ -38,6 +38,11 @@ def causal(x: Tensor) -> Tensor:
     return x.masked_fill(torch.ones(n, m, dtype=torch.bool).triu(1 + m - n), -math.inf)
 
 
+def for_heads(x: Tensor, heads: int) -> Tensor:
+    """Keys or values [.., heads, tokens, width] of fewer heads, each of them as often as query heads share it."""
+    return x.repeat_interleave(max(1, heads // max(1, x.shape[-3])), -3)
+
+
 _SIDES: dict[str, Function] = {
     "a b": lambda a, b: a @ b,
     "a b^T": lambda a, b: a @ b.mT,
@@ -136,8 +141,7 @@ def _head_splits(a: torch.Size, b: torch.Size, after: torch.Size, text: str) -> 
         for swapped in (True, False):
 
             def shared(x: Tensor, swapped: bool = swapped) -> Tensor:
-                x = x.transpose(-2, -3) if swapped else x
-                return x.repeat_interleave(max(1, a[-2] // max(1, x.shape[-3])), -3)
+                return for_heads(x.transpose(-2, -3) if swapped else x, a[-2])
 
             yield alone, shared
     if len(a) >= 3 and len(after) == len(b) == 2:
@@ -149,7 +153,7 @@ def _head_splits(a: torch.Size, b: torch.Size, after: torch.Size, text: str) -> 
     if len(b) >= 3 and len(after) == len(a) == 2:
         yield same, lambda x: x.flatten(1)
     if len(a) >= 3 and len(b) >= 3 and a[-3] != b[-3]:  # grouped heads
-        yield same, lambda x: x.repeat_interleave(max(1, a[-3] // max(1, x.shape[-3])), -3)
+        yield same, lambda x: for_heads(x, a[-3])
 
 
 def _after(shape: torch.Size) -> Iterator[Function]:
