@@ -5,7 +5,7 @@ import ast
 import pytest
 import torch
 
-from labkit.expression import parse
+from labkit.expression import parse, sampled
 from labkit.inference import infer, inferred
 from labkit.replay import replay
 
@@ -33,6 +33,23 @@ def test_code_is_read_as_the_formula_that_it_computes(code, read):
     found = parse(code)
     assert found is not None
     assert ast.unparse(found.tree) == read
+
+
+@pytest.mark.parametrize(
+    ("code", "run"),
+    [
+        ("F.gelu(x)", torch.nn.functional.gelu),
+        ("F.gelu(x, approximate='tanh')", lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
+        ("torch.reciprocal(x) + x.neg()", lambda x: torch.reciprocal(x) + x.neg()),
+        ("x.square().sum(-1, keepdim=True)", lambda x: x.square().sum(-1, keepdim=True)),
+        ("x.addcdiv_(x, x.exp(), value=-0.5)", lambda x: x - 0.5 * x / x.exp()),
+        ("torch.sub(x, x.tanh(), alpha=3)", lambda x: torch.sub(x, x.tanh(), alpha=3)),
+        ("np.subtract(x, x.max(axis=-1, keepdims=True))", lambda x: x - x.amax(-1, keepdim=True)),
+    ],
+)
+def test_code_as_a_formula_has_the_value_that_it_has_as_code(rng, code, run):
+    x = normal(rng, 6, 8)
+    assert torch.allclose(sampled(code, {"x": x}), run(x), rtol=64 * U, atol=64 * U)  # a few roundings in float64
 
 
 @pytest.mark.parametrize("code", ["x.sum(0)", "x @ w.T + b", "torch.load('x')", "x.__class__(1)", "f(x)(y)"])
