@@ -2,7 +2,7 @@
 
 import base64
 
-from labkit.catalogue import ROOT, notebooks
+from labkit.session.catalogue import ROOT, notebooks
 
 for book in notebooks().values():
     for cell in book.content["cells"]:

@@ -14,7 +14,7 @@ from pydoc_data import topics
 
 import numpy as np
 
-from labkit import native
+from labkit.bench import native
 from labkit.errors import UsageError
 
 FOLDERS = ("test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3")

@@ -2,6 +2,6 @@
 
 import sys
 
-from labkit.cli import main
+from labkit.cli.main import main
 
 sys.exit(main())

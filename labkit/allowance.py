@@ -18,8 +18,8 @@ import torch
 from labkit import words
 from labkit.handed_on import Input, cancelled, inherited_error, locally, rescaled, sum_size
 from labkit.magnitude import finite, scale_of, spread
+from labkit.numerics.bounds import ulp
 from labkit.precision import UNIT, Precision
-from labkit.tolerance import ulp
 
 Tensor = torch.Tensor
 

@@ -12,9 +12,9 @@ import torch
 
 from labkit import precision
 from labkit.blocks import cuts, spread_over
-from labkit.compare import compare
 from labkit.handed_on import Input
 from labkit.judgement import UNKNOWN_ORIGIN, Judgement, State, first_reason
+from labkit.numerics.compare import compare
 from labkit.replay import replay
 
 Tensor = torch.Tensor

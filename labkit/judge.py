@@ -15,7 +15,6 @@ import torch
 from labkit import precision, words
 from labkit.allowance import Allowed, roundings, unreplayed
 from labkit.blocks import spread_over
-from labkit.compare import Comparison, compare
 from labkit.errors import UsageError
 from labkit.formula import formula, named
 from labkit.found import Found
@@ -24,13 +23,14 @@ from labkit.inference import inferred
 from labkit.integers import WIDEST_CODE, codes, integers
 from labkit.judgement import INHERITED, MOST_ELEMENTS, NEAREST, UNKNOWN_ORIGIN, Judgement, State, first_reason
 from labkit.magnitude import finite, spread
+from labkit.numerics.bounds import Bound
+from labkit.numerics.compare import Comparison, compare
+from labkit.numerics.structure import Structure, structure
 from labkit.precision import Precision
 from labkit.promises import juxtaposed
 from labkit.replay import replay
 from labkit.replay_bounds import by_formula, replayed
 from labkit.samples import SOFTMAX
-from labkit.structure import Structure, structure
-from labkit.tolerance import Bound
 from labkit.widened import misfitting, quantised, scaled, unrecorded
 
 Tensor = torch.Tensor

@@ -12,12 +12,12 @@ from functools import cached_property
 import torch
 
 from labkit import precision
-from labkit.compare import Comparison
-from labkit.dumps import Dump
 from labkit.handed_on import Input
 from labkit.magnitude import finite, unmasked
+from labkit.numerics.compare import Comparison
+from labkit.numerics.structure import Structure
 from labkit.samples import SOFTMAX
-from labkit.structure import Structure
+from labkit.trace.dumps import Dump
 
 Tensor = torch.Tensor
 INHERITED = "diverges, inherited only"

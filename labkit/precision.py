@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from labkit import promises
-from labkit.dumps import Dump
+from labkit.trace.dumps import Dump
 
 UNIT = {
     "float64": 2.0**-53,

@@ -10,9 +10,9 @@ import torch
 from labkit.allowance import Allowed, storage
 from labkit.formula import Formula
 from labkit.magnitude import MASKED, finite
+from labkit.numerics.bounds import gamma
 from labkit.precision import UNIT, Precision
 from labkit.replayed import Replay, Weighed
-from labkit.tolerance import gamma
 
 Tensor = torch.Tensor
 

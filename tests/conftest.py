@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from labkit.catalogue import ROOT
-from labkit.device import choose, has_cuda
-from labkit.record import hash_folder
+from labkit.session.catalogue import ROOT
+from labkit.session.device import choose, has_cuda
+from labkit.session.record import hash_folder
 
 DEVICE = choose("auto")  # before any kernel is imported
 

@@ -8,7 +8,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from labkit.catalogue import ROOT
+from labkit.session.catalogue import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = dict(

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from labkit.catalogue import ROOT, notebooks
-from labkit.cli import main
-from labkit.record import recorded
+from labkit.cli.main import main
+from labkit.session.catalogue import ROOT, notebooks
+from labkit.session.record import recorded
 
 BOOKS = list(notebooks().values())
 MOST_BYTES = 500_000

@@ -15,7 +15,7 @@ from kernels.attention.blas import CuBlas, GemmRejectedError, HostBlas, blas_for
 from kernels.attention.calls import Call, blocked
 from kernels.attention.golden import plan
 from kernels.attention.problem import Inputs, Sizes
-from labkit.trace import Trace
+from labkit.trace.steps import Trace
 
 
 def multiply(call: Call, inputs: Inputs, memory: torch.Tensor, layout: Layout, blas: HostBlas | CuBlas) -> None:

@@ -19,8 +19,8 @@ from kernels.attention.arena import ALIGNMENT, Layout
 from kernels.attention.blas import Gemm, check
 from kernels.attention.calls import Call
 from kernels.attention.problem import Inputs, Sizes
-from labkit.tolerance import EXACT, UNIT_ROUNDOFF, Bound, gamma, roundings, sum_of_products
-from labkit.trace import Trace
+from labkit.numerics.bounds import EXACT, UNIT_ROUNDOFF, Bound, gamma, roundings, sum_of_products
+from labkit.trace.steps import Trace
 
 Array = Any
 """A float64 NumPy array or torch tensor, [heads, rows, columns]."""

@@ -16,7 +16,7 @@ from kernels.attention.calls import Call
 from kernels.attention.faulty import Suspect
 from kernels.attention.problem import Inputs, Sizes, index_coded, uniform
 from labkit import Weighing, weigh
-from labkit.tolerance import Bound
+from labkit.numerics.bounds import Bound
 
 PRIMES = (29, 37, 53)
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from labkit.bench import Case, Provider
-from labkit.compare import Comparison, compare
-from labkit.device import Device
-from labkit.layout import walk
-from labkit.statistics import NUMBER, Rule, format_of
+from labkit.numerics.compare import Comparison, compare
+from labkit.numerics.layout import walk
+from labkit.numerics.statistics import NUMBER, Rule, format_of
+from labkit.session.device import Device
 
 ALLOWED = 1e-5
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -85,7 +85,7 @@ def _provider(name: str, run: Callable[[], Any], observed: torch.Tensor) -> Prov
 
 
 def _kernels(observed: torch.Tensor, golden: torch.Tensor) -> Any:
-    from labkit.compare_gpu import ROWS, launch
+    from labkit.numerics.gpu import ROWS, launch
 
     rule = Rule(NUMBER, ALLOWED, format_of(observed.dtype))
     result = torch.empty(ROWS, dtype=torch.float64, device=observed.device)

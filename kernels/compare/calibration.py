@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from labkit.compare import compare
-from labkit.structure import structure
+from labkit.numerics.bounds import Bound, roundings, sum_of_products
+from labkit.numerics.compare import compare
+from labkit.numerics.structure import structure
 from labkit.tables import Table
-from labkit.tolerance import Bound, roundings, sum_of_products
 
 LENGTHS = tuple(2**k for k in range(17))
 DATA = ("mixed signs", "positive", "cancelling", "denormal products")

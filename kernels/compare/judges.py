@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from labkit.diff import diff
-from labkit.dumps import of_trace
-from labkit.trace import Trace
+from labkit.trace.diff import diff
+from labkit.trace.dumps import of_trace
+from labkit.trace.steps import Trace
 
 Judge = Callable[[Trace, Trace], "str | None"]
 

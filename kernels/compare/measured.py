@@ -10,8 +10,8 @@ import torch
 from kernels.compare.bench import ALLOWED, assert_close, read
 from kernels.compare.judges import cosine, relative_metric
 from labkit.bench import cuda_times, extra_memory
-from labkit.compare import compare
-from labkit.device import Device
+from labkit.numerics.compare import compare
+from labkit.session.device import Device
 
 
 def global_measures(rng: np.random.Generator) -> dict[str, tuple[float, float, bool]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from labkit.trace import Trace
+from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
 At = Callable[[str, Tensor, "dict[str, Tensor]"], Tensor]

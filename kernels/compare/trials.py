@@ -12,7 +12,7 @@ from kernels.compare.faulty import FAULTS, Fault
 from kernels.compare.judges import JUDGES
 from kernels.compare.systems import SYSTEMS, Size, Tensor, golden, inputs
 from labkit.tables import Table
-from labkit.trace import Trace
+from labkit.trace.steps import Trace
 
 
 @dataclass(frozen=True)

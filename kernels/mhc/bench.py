@@ -20,8 +20,8 @@ import torch
 from kernels.mhc import golden, peers
 from kernels.mhc.problem import Constants, Inputs, draw
 from labkit.bench import Case, Provider
-from labkit.compare import Comparison, compare
-from labkit.device import Device
+from labkit.numerics.compare import Comparison, compare
+from labkit.session.device import Device
 
 Tensor = torch.Tensor
 STREAMS = 4

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from kernels.mhc.faulty import RIGHT, Access, Problem
-from labkit.tolerance import EXACT, Bound, roundings, sum_of_products
-from labkit.trace import Trace
+from labkit.numerics.bounds import EXACT, Bound, roundings, sum_of_products
+from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
 

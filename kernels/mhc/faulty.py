@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernels.mhc import golden
 from kernels.mhc.problem import Constants
-from labkit.trace import Trace
+from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
 

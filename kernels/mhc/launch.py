@@ -9,7 +9,7 @@ import torch
 
 from kernels.mhc import backward_kernels, forward_kernels
 from kernels.mhc.problem import Constants
-from labkit.launching import Compiled, aligned, launch
+from labkit.numerics.launching import Compiled, aligned, launch
 
 Tensor = torch.Tensor
 PROJECTION_K = 64

@@ -10,8 +10,8 @@ import torch
 
 from kernels.mhc import golden, launch
 from kernels.mhc.problem import Constants, Inputs
-from labkit.tolerance import Bound, confidence, perturbed, roundings, sum_of_products
-from labkit.trace import Trace
+from labkit.numerics.bounds import Bound, confidence, perturbed, roundings, sum_of_products
+from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}

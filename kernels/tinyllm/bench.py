@@ -15,9 +15,9 @@ from kernels.tinyllm import golden
 from kernels.tinyllm.peers import Trainer
 from kernels.tinyllm.tinyllm import Config, TinyLLM, batches, initial, layout, library
 from labkit.bench import Case, Provider
-from labkit.compare import Comparison, compare
-from labkit.device import Device
-from labkit.tolerance import EXACT
+from labkit.numerics.bounds import EXACT
+from labkit.numerics.compare import Comparison, compare
+from labkit.session.device import Device
 
 CONFIG = Config()
 COPIED = 1 << 26

@@ -13,7 +13,7 @@ from kernels.tinyllm import faulty
 from kernels.tinyllm.faulty import OUTCOME
 from kernels.tinyllm.tinyllm import TinyLLM, steps
 from labkit import plots
-from labkit.device import Device
+from labkit.session.device import Device
 
 Array = np.ndarray
 Curve = Sequence[tuple[int, float, float]]

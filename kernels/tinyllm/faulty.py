@@ -17,9 +17,9 @@ import numpy as np
 
 from kernels.tinyllm import golden
 from kernels.tinyllm.tinyllm import ENGINES, FOLDER, HOST, Config, initial
-from labkit.device import Device
+from labkit.bench.native import build
 from labkit.errors import UsageError
-from labkit.native import build
+from labkit.session.device import Device
 
 Array = np.ndarray
 SWITCHES = {

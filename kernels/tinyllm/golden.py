@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional
 
 from kernels.tinyllm.tinyllm import Config
-from labkit.tolerance import Bound, confidence, perturbed, roundings, sum_of_products
-from labkit.trace import Trace
+from labkit.numerics.bounds import Bound, confidence, perturbed, roundings, sum_of_products
+from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
 Weights = dict[str, Tensor]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.device import Device
+from labkit.bench.native import build, load
 from labkit.errors import UsageError
-from labkit.native import build, load
-from labkit.trace import Trace
+from labkit.session.device import Device
+from labkit.trace.steps import Trace
 
 FOLDER = Path(__file__).parent
 HOST = FOLDER.parent / "cuda_host"

@@ -10,7 +10,7 @@ from kernels.attention.blas import Gemm, GemmRejectedError, blas_for, check
 from kernels.attention.problem import Sizes
 from labkit import compare
 from labkit.errors import UsageError
-from labkit.tolerance import sum_of_products
+from labkit.numerics.bounds import sum_of_products
 
 
 def random_gemm(rng, transa, transb, m, n, k, pad=0):

@@ -9,7 +9,7 @@ from kernels.mhc.problem import Constants, Inputs, draw
 from kernels.mhc.reductions import sums
 from labkit import compare, localise, poisoned, repeat
 from labkit.errors import UsageError
-from labkit.tolerance import perturbed, sum_of_products
+from labkit.numerics.bounds import perturbed, sum_of_products
 
 SHAPES = [(128, 4, 128), (15, 2, 131), (5, 8, 37), (3, 1, 16), (33, 4, 300), (1, 4, 1), (65, 2, 64)]
 C = Constants()

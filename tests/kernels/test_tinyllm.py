@@ -9,9 +9,9 @@ from kernels.corpus import corpus
 from kernels.tinyllm import evidence, faulty, golden, tinyllm
 from kernels.tinyllm.tinyllm import Config, TinyLLM, library
 from labkit import localise, repeat
-from labkit.device import decide
+from labkit.bench.native import build
 from labkit.errors import UsageError
-from labkit.native import build
+from labkit.session.device import decide
 
 CONFIGS = [
     Config(vocabulary=61, context=17, width=48, layers=2, heads=4, sequences=3),

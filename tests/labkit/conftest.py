@@ -5,7 +5,7 @@ import json
 import pytest
 from safetensors.torch import save_file
 
-from labkit.cli import main
+from labkit.cli.main import main
 
 
 @pytest.fixture

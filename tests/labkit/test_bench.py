@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from labkit import bench
-from labkit.compare import compare
-from labkit.device import Device
 from labkit.errors import UsageError
+from labkit.numerics.compare import compare
+from labkit.session.device import Device
 
 CPU = Device("cpu", "test")
 

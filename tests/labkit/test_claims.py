@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 import labkit
-from labkit.catalogue import ROOT, notebooks
-from labkit.claims import Claim, Ledger
 from labkit.errors import UsageError
-from labkit.record import Record
+from labkit.session.catalogue import ROOT, notebooks
+from labkit.session.claims import Claim, Ledger
+from labkit.session.record import Record
 
 
 @pytest.fixture

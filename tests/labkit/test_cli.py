@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from labkit.catalogue import ROOT, notebooks
-from labkit.cli import main
-from labkit.device import has_cuda
+from labkit.cli.main import main
+from labkit.session.catalogue import ROOT, notebooks
+from labkit.session.device import has_cuda
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_list_shows_questions_parameters_and_ranges(capsys):
 @pytest.mark.parametrize("arguments", [["--help"], ["list"]])
 def test_help_and_list_import_nothing_heavy(arguments):
     code = (
-        f"import sys; from labkit.cli import main\ntry: main({arguments!r})\nexcept SystemExit: pass\n"
+        f"import sys; from labkit.cli.main import main\ntry: main({arguments!r})\nexcept SystemExit: pass\n"
         "heavy = {'numpy', 'torch', 'triton', 'matplotlib', 'papermill'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -6,8 +6,8 @@ import torch
 
 import labkit
 from labkit import Bound, compare
-from labkit.compare import within
 from labkit.errors import UsageError
+from labkit.numerics.compare import within
 
 FIELDS = (
     "shape",
@@ -42,7 +42,7 @@ def golden(rng):
 
 
 def test_it_is_reached_from_the_package():
-    import labkit.compare as _  # noqa: F401
+    import labkit.numerics.compare as _  # noqa: F401
 
     assert labkit.compare is compare
     assert callable(labkit.localise)

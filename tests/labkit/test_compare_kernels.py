@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from labkit import compare
-from labkit.compare_cpu import measure as on_cpu
-from labkit.compare_gpu import ROWS, launch
-from labkit.device import has_cuda
-from labkit.layout import walk
-from labkit.statistics import DTYPES, ELEMENTWISE, FIELDS, NUMBER, Rule, format_of
+from labkit.numerics.cpu import measure as on_cpu
+from labkit.numerics.gpu import ROWS, launch
+from labkit.numerics.layout import walk
+from labkit.numerics.statistics import DTYPES, ELEMENTWISE, FIELDS, NUMBER, Rule, format_of
+from labkit.session.device import has_cuda
 
 FLOATS = (
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2,

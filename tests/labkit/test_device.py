@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from labkit import device
-from labkit.catalogue import ROOT
 from labkit.errors import UsageError
+from labkit.session import device
+from labkit.session.catalogue import ROOT
 
 
 def test_an_unknown_device_is_refused():
@@ -22,7 +22,7 @@ def test_kernels_imported_for_one_device_cannot_be_used_for_the_other():
     code = (
         "import os; os.environ['TRITON_INTERPRET'] = '0'\n"
         "import kernels.attention.elementwise\n"
-        "from labkit.device import choose\n"
+        "from labkit.session.device import choose\n"
         "try: choose('cpu')\n"
         "except ValueError as error: print(error)"
     )

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from labkit import Comparison, Trace
-from labkit.cli import main
-from labkit.diff import report
+from labkit.cli.main import main
 from labkit.judgement import INHERITED, UNKNOWN_ORIGIN
+from labkit.trace.diff import report
 
 D = 64
 OPS = {

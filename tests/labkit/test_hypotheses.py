@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from labkit import Trace, weigh
-from labkit.tolerance import Bound
+from labkit.numerics.bounds import Bound
 
 SETTINGS = {"square": np.array([2.0, 2.0]), "unequal": np.array([2.0, 3.0])}
 BOUND = Bound(1e-9, "t")

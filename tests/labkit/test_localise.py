@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from labkit import Trace, localise
-from labkit.tolerance import EXACT, Bound
+from labkit.numerics.bounds import EXACT, Bound
 
 
 def golden_trace(x):

@@ -3,9 +3,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from labkit import record
-from labkit.catalogue import ROOT, notebook
 from labkit.errors import UsageError
+from labkit.session import record
+from labkit.session.catalogue import ROOT, notebook
 
 
 def test_the_hash_of_a_folder_follows_its_sources_only(tmp_path):
@@ -72,7 +72,7 @@ def test_a_record_is_of_the_kernels_as_they_are(kept):
 
 
 def test_a_benchmark_is_of_the_kernels_as_they_are():
-    from labkit.bench import COLUMNS, read
+    from labkit.bench.timing import COLUMNS, read
 
     paths = list((ROOT / "data" / "benchmarks").glob("*.csv"))
     assert paths

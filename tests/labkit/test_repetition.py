@@ -57,7 +57,7 @@ def test_steps_of_a_trace_are_told_apart_and_bounds_come_from_the_golden():
         return Trace({"a": torch.ones(3), "b": torch.full((3,), 1.0 + n * 2.0**-23)})
 
     golden = Trace()
-    from labkit.tolerance import Bound
+    from labkit.numerics.bounds import Bound
 
     golden.add("a", torch.ones(3), bound=Bound(0.0, "exact"))
     golden.add("b", torch.ones(3), bound=Bound(1e-5, "t"))

@@ -15,10 +15,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from labkit import run
-from labkit.catalogue import ROOT
-from labkit.execute import remove_left_behind
-from labkit.pages import write_index
+from labkit.cli import run
+from labkit.cli.execute import remove_left_behind
+from labkit.cli.pages import write_index
+from labkit.session.catalogue import ROOT
 
 START = 'import labkit\nlab = labkit.start("{name}", heads=heads, device=device)'
 FINISH = 'lab.finish(verdict={"cause": "found", "first_divergence": "x", "explains": [], "refuted": []})'

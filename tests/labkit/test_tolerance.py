@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from labkit import compare
-from labkit.tolerance import UNIT_ROUNDOFF, Bound, gamma, roundings, sum_of_products, ulp
+from labkit.numerics.bounds import UNIT_ROUNDOFF, Bound, gamma, roundings, sum_of_products, ulp
 
 
 def sequential_float32(a, b):

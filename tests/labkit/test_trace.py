@@ -9,8 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from labkit import Trace
-from labkit.dumps import natural, open_dump
 from labkit.errors import UsageError
+from labkit.trace.dumps import natural, open_dump
 
 
 def test_what_is_saved_is_loaded(tmp_path):
@@ -66,7 +66,7 @@ def test_a_dump_reads_one_step_at_a_time(tmp_path, monkeypatch):
     read = []
     for name in ("a", "b"):
         np.save(tmp_path / f"{name}.npy", np.ones(3))
-    from labkit import dumps
+    from labkit.trace import dumps
 
     load = dumps._load
     monkeypatch.setattr(dumps, "_load", lambda path: read.append(path.stem) or load(path))

@@ -8,9 +8,9 @@ import torch
 
 from kernels.mhc.reductions import sums
 from labkit.bench import Case, Provider
-from labkit.compare import Comparison, compare
-from labkit.device import Device
-from labkit.tolerance import sum_of_products
+from labkit.numerics.bounds import sum_of_products
+from labkit.numerics.compare import Comparison, compare
+from labkit.session.device import Device
 
 Tensor = torch.Tensor
 SHAPES = ((1056, 2048, 8), (128, 1024, 16), (256, 1024, 16), (512, 1024, 16), (256, 2048, 32))

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from labkit.catalogue import ROOT, kernels_of, notebook, notebooks
 from labkit.errors import UsageError
+from labkit.session.catalogue import ROOT, kernels_of, notebook, notebooks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,8 +111,8 @@ def _run(options: argparse.Namespace) -> int:
         if not (name and sign):
             raise UsageError(f"-p: {item!r} is not right; wanted name=value")
         given[name] = value
-    from labkit import run
-    from labkit.pages import write_index
+    from labkit.cli import run
+    from labkit.cli.pages import write_index
 
     runs = run.plan(options.names, given, options.device, options.out)
     run.run(runs, options.jobs, options.force, say=lambda text: print(text, flush=True))
@@ -121,7 +121,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from labkit.bench import bench
+    from labkit.bench.timing import bench
 
     path = bench(kernels_of(options.name), options.device, options.out)
     print(f"\nwritten: {os.path.relpath(path)}")
@@ -129,7 +129,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _record(options: argparse.Namespace) -> int:
-    from labkit.record import record
+    from labkit.session.record import record
 
     for directory in options.run_dir:
         print(f"recorded: {os.path.relpath(record(directory))}")
@@ -137,11 +137,11 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from labkit.diff import report
+    from labkit.trace.diff import report
 
     found = report(options.golden, options.observed)
     if options.plot:
-        from labkit.diff_plots import pictures
+        from labkit.cli.diff_plots import pictures
 
         drawn = pictures(found, options.golden, options.plot)
         print("\n".join(f"picture: {path}" for path in drawn), file=sys.stderr)
@@ -155,7 +155,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from labkit.doctor import report
+    from labkit.cli.doctor import report
 
     return 0 if report() else 1
 

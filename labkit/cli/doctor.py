@@ -8,9 +8,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from labkit import device
-from labkit.catalogue import ROOT
-from labkit.record import records, versions
+from labkit.session import device
+from labkit.session.catalogue import ROOT
+from labkit.session.record import records, versions
 
 
 def problems() -> list[str]:

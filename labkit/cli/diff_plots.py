@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from labkit.diff import Report
-from labkit.dumps import Dump, open_dump
 from labkit.plots import BLUE, RED, caption, error_map, figure
+from labkit.trace.diff import Report
+from labkit.trace.dumps import Dump, open_dump
 
 MOST_SIDE = 512
 MOST_STEPS = 4

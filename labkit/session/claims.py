@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labkit.catalogue import ROOT
 from labkit.errors import UsageError
-from labkit.record import Record
+from labkit.session.catalogue import ROOT
+from labkit.session.record import Record
 from labkit.tables import Table, number
 
 VERDICTS = ("confirmed", "refuted", "undecidable", "untestable")

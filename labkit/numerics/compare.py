@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from labkit.errors import UsageError
-from labkit.layout import MOST_DIMENSIONS, walk
-from labkit.statistics import DTYPES, ELEMENTWISE, EMPTY, NUMBER, Rule, Statistics, format_of
+from labkit.numerics.bounds import Bound
+from labkit.numerics.layout import MOST_DIMENSIONS, walk
+from labkit.numerics.statistics import DTYPES, ELEMENTWISE, EMPTY, NUMBER, Rule, Statistics, format_of
 from labkit.tables import number
-from labkit.tolerance import Bound
 
 INTEGERS = "dtypes only: integers are equal"
 
@@ -86,8 +86,8 @@ class Comparison:
 def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> Comparison:
     """Compare `observed` with `golden`, torch tensors or NumPy arrays of any shape, strided or not, in one pass.
 
-    `bound` is a :class:`~labkit.tolerance.Bound`, a number or an array of allowed absolute differences. None knows
-    the dtypes only and allows half a unit in the last place of the observed dtype, and Inf or the largest number where
+    `bound` is a :class:`~labkit.numerics.bounds.Bound`, a number or an array of allowed absolute differences.
+    None knows the dtypes only and allows half a unit in the last place of the observed dtype, and Inf or the largest number where
     the golden is beyond that dtype's range. An infinite bound allows anything, a NaN too. Equal NaNs and Infs at equal
     places are equal. Different shapes are a divergence, not an error. The golden may be on another device (it is
     copied); a NumPy array with negative strides is copied first. Raises UsageError for a golden narrower than the
@@ -124,9 +124,9 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
         tensors = [t.contiguous() for t in tensors]
         way = walk(o.shape, *tensors)
     if o.is_cuda:
-        from labkit.compare_gpu import measure as one_pass
+        from labkit.numerics.gpu import measure as one_pass
     else:
-        from labkit.compare_cpu import measure as one_pass
+        from labkit.numerics.cpu import measure as one_pass
     return one_pass(tensors[0], tensors[1], tensors[2] if len(tensors) > 2 else None, way, rule)
 
 

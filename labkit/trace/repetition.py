@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.compare import compare
 from labkit.errors import UsageError
+from labkit.numerics.bounds import Bound
+from labkit.numerics.compare import compare
 from labkit.tables import Table, number
-from labkit.tolerance import Bound
-from labkit.trace import Step, Trace
+from labkit.trace.steps import Step, Trace
 
 SAME = "bit-identical"
 ORDER = "order noise, within the bound"

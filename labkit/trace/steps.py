@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from labkit.errors import UsageError
-from labkit.tolerance import Bound
+from labkit.numerics.bounds import Bound
 
 DETAILS = {"op": str, "inputs_complete": bool, "K": int, "dtype": str}
 """What a file may say of a step beside its inputs, and the type of each."""
@@ -109,7 +109,7 @@ class Trace:
     @classmethod
     def load(cls, path: Path | str) -> Trace:
         """Read what :meth:`save`, or any other program, wrote. Raises UsageError for what is no such file."""
-        from labkit.dumps import open_dump
+        from labkit.trace.dumps import open_dump
 
         dump = open_dump(Path(path))
         trace = cls(about={k: v for k, v in dump.about.items() if isinstance(v, str)})

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from labkit import launching
-from labkit.compare_kernels import SCALE, combine, one_pass
-from labkit.launching import Compiled, aligned
-from labkit.layout import Walk
-from labkit.statistics import FIELDS, NUMBER, Format, Rule, Statistics
+from labkit.numerics import launching
+from labkit.numerics.gpu_kernels import SCALE, combine, one_pass
+from labkit.numerics.launching import Compiled, aligned
+from labkit.numerics.layout import Walk
+from labkit.numerics.statistics import FIELDS, NUMBER, Format, Rule, Statistics
 
 TILE, WARPS, PROGRAMS_PER_SM = 2048, 4, 4
 ROWS = 32  # FIELDS, padded to a power of two

@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.device import Device, cpu_name
 from labkit.errors import UsageError
+from labkit.session.device import Device, cpu_name
 
 CACHE = "LABKIT_CACHE"
 """Environment variable: where what was built is kept; by default labkit/ in the user's cache directory."""

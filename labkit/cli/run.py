@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from labkit.catalogue import ROOT, Notebook, notebook, notebooks
 from labkit.errors import UsageError
-from labkit.parameters import resolve
-from labkit.record import sources
+from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks
+from labkit.session.parameters import resolve
+from labkit.session.record import sources
 from labkit.tables import Table
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -83,7 +83,7 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
 
     `given` are parameters as text; each must be known to every notebook named. Raises UsageError.
     """
-    from labkit.device import decide
+    from labkit.session.device import decide
 
     books = [notebook(name) for name in names] if names else list(notebooks().values())
     if out.exists() and not out.is_dir():

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import UsageError
-from labkit.parameters import Parameter, declared
+from labkit.session.parameters import Parameter, declared
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def folder() -> Path:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from labkit.compare import compare
-from labkit.dumps import Dump, open_dump
 from labkit.errors import UsageError
 from labkit.judge import step
 from labkit.judgement import Judgement, State
+from labkit.numerics.compare import compare
 from labkit.ordering import deduced, in_order
-from labkit.repetition import digest
 from labkit.tables import Table, number
+from labkit.trace.dumps import Dump, open_dump
+from labkit.trace.repetition import digest
 
 NOT_SEPARATED = "not separated"
 FUSED = "not recorded in the observed, which goes on after it"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from labkit.errors import UsageError
-from labkit.trace import Trace
+from labkit.trace.steps import Trace
 
 OUTPUT = "output"
 """The name of the root module's output; gradients are ``grad:`` and the name of an input or a parameter."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from labkit.errors import UsageError
-from labkit.trace import Trace
+from labkit.trace.steps import Trace
 
 LOOKED = 1 << 14
 """Elements of a step that are looked at for how many digits they hold."""

@@ -17,8 +17,8 @@ import numba
 import numpy as np
 import torch
 
-from labkit.layout import Walk
-from labkit.statistics import FIELDS, Format, Rule, Statistics, combine
+from labkit.numerics.layout import Walk
+from labkit.numerics.statistics import FIELDS, Format, Rule, Statistics, combine
 
 BLOCK = 2048
 CHUNK = 1 << 20

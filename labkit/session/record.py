@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.catalogue import ROOT, Notebook, kernels_of, notebook
 from labkit.errors import UsageError
+from labkit.session.catalogue import ROOT, Notebook, kernels_of, notebook
 
 SCHEMA = 1
 RESULTS = ROOT / "data" / "results"

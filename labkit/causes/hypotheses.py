@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.compare import compare, within
+from labkit.numerics.bounds import Bound
+from labkit.numerics.compare import compare, within
 from labkit.tables import Table, number
-from labkit.tolerance import Bound
-from labkit.trace import Trace
+from labkit.trace.steps import Trace
 
 UNDECIDABLE = "undecidable"
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.compare import Comparison, compare
 from labkit.errors import UsageError
-from labkit.structure import Structure, structure
+from labkit.numerics.compare import Comparison, compare
+from labkit.numerics.structure import Structure, structure
 from labkit.tables import Table, number
-from labkit.trace import Step, Trace
+from labkit.trace.steps import Step, Trace
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from labkit.compare_parts import decoded, in_ulps, offsets, quotient, thread_max, thread_sum, walked
+from labkit.numerics.gpu_parts import decoded, in_ulps, offsets, quotient, thread_max, thread_sum, walked
 
 SCALE = 2.0**40
 _NONE = tl.constexpr(9.0e15)  # beyond any index; float64 holds indices exactly up to here

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from labkit import catalogue, device, record
-from labkit.claims import Ledger, claims_file, plain
 from labkit.errors import UsageError
-from labkit.parameters import resolve
+from labkit.session import catalogue, device, record
+from labkit.session.claims import Ledger, claims_file, plain
+from labkit.session.parameters import resolve
 
 RUN_DIRECTORY = "LABKIT_RUN_DIR"
 """The environment variable by which `labkit run` says where result.json goes."""

@@ -16,11 +16,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from labkit import device as devices
-from labkit.catalogue import ROOT
-from labkit.compare import Comparison
 from labkit.errors import UsageError
-from labkit.record import hash_folder, versions
+from labkit.numerics.compare import Comparison
+from labkit.session import device as devices
+from labkit.session.catalogue import ROOT
+from labkit.session.record import hash_folder, versions
 from labkit.tables import Table
 
 COLUMNS = (

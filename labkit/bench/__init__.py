@@ -1,0 +1,8 @@
+"""Timing that refuses to time what was not checked first, with the floor beside it; and native builds.
+
+The names that a kernel's bench.py and a notebook use stand here.
+"""
+
+from labkit.bench.timing import Case, Provider, bench, cuda_times, extra_memory, read, table
+
+__all__ = ["Case", "Provider", "bench", "cuda_times", "extra_memory", "read", "table"]

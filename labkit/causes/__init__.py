@@ -1,0 +1,1 @@
+"""Why: hypotheses held against what was observed."""
