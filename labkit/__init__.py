@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from labkit.numerics.bounds import Bound as Bound
     from labkit.numerics.compare import Comparison as Comparison
     from labkit.numerics.compare import compare as compare
+    from labkit.numerics.precision import Precision as Precision
     from labkit.numerics.structure import Structure as Structure
     from labkit.numerics.structure import structure as structure
     from labkit.session.claims import Ledger as Ledger
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from labkit.session.lab import start as start
     from labkit.tables import Table as Table
     from labkit.trace.capture import capture as capture
-    from labkit.trace.localise import Localisation as Localisation
+    from labkit.trace.findings import Localisation as Localisation
+    from labkit.trace.golden import Golden as Golden
+    from labkit.trace.golden import golden as golden
     from labkit.trace.localise import localise as localise
+    from labkit.trace.recorder import step as step
     from labkit.trace.repetition import Repetition as Repetition
     from labkit.trace.repetition import poisoned as poisoned
     from labkit.trace.repetition import repeat as repeat
@@ -34,12 +38,16 @@ _HOME = {
     "causes.hypotheses": ("Weighing", "weigh"),
     "numerics.bounds": ("Bound",),
     "numerics.compare": ("Comparison", "compare"),
+    "numerics.precision": ("Precision",),
     "numerics.structure": ("Structure", "structure"),
     "session.claims": ("Ledger", "claims"),
     "session.lab": ("Lab", "start"),
     "tables": ("Table",),
     "trace.capture": ("capture",),
-    "trace.localise": ("Localisation", "localise"),
+    "trace.findings": ("Localisation",),
+    "trace.golden": ("Golden", "golden"),
+    "trace.localise": ("localise",),
+    "trace.recorder": ("step",),
     "trace.repetition": ("Repetition", "poisoned", "repeat"),
     "trace.steps": ("Step", "Trace"),
 }

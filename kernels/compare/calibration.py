@@ -67,6 +67,12 @@ def reference(a: torch.Tensor, b: torch.Tensor, compute: str) -> tuple[torch.Ten
     return value, sum_of_products(magnitude, x.shape[-1], compute, value=value, squares=squares)
 
 
+def _part(bound: Bound, i: int) -> Bound:
+    """The bound of one product of several."""
+    shared = bound.shared[i] if isinstance(bound.shared, torch.Tensor) else bound.shared
+    return Bound(bound.absolute[i], bound.why, bound.noise[i], shared)
+
+
 def cpu_cases(
     lengths: Sequence[int], cases: int, rng: np.random.Generator
 ) -> Iterator[tuple[str, int, torch.Tensor, torch.Tensor, Bound]]:
@@ -78,7 +84,7 @@ def cpu_cases(
             for order in ORDERS:
                 result = torch.from_numpy(_sum(a, b, order, rng))
                 for i in range(cases):
-                    one = Bound(bound.absolute[i], bound.why, bound.noise[i], bound.shared[i])
+                    one = _part(bound, i)
                     yield f"float32, {order}, {data}", length, result[i], value[i], one
 
 
@@ -99,7 +105,7 @@ def gpu_cases(
                     if compute in ("bfloat16", "float16"):  # tensor cores may truncate as they add, so the worst case
                         value, bound = _tensor_cores(x.cpu(), y.cpu(), compute)
                     for i in range(cases):
-                        one = Bound(bound.absolute[i], bound.why, bound.noise[i], bound.shared[i])
+                        one = _part(bound, i)
                         yield f"{compute} on the GPU, {data}", length, result[i], value[i], one
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
@@ -121,7 +127,7 @@ def tally(cases: Iterator[tuple[str, int, torch.Tensor, torch.Tensor, Bound]], r
     for kind, _, observed, golden, bound in cases:
         row = counts.setdefault(kind, [0, 0, 0, 0.0, 0])
         found = compare(observed, golden, bound)
-        below = structure(observed.double() - golden, golden, bound.noise, bound.shared)
+        below = structure(observed.double() - golden, golden, bound)
         row[0] += 1
         row[1] += not found.ok
         row[2] += not below.ok
@@ -182,7 +188,7 @@ def smallest_faults(length: int, dtype: str, rng: np.random.Generator, rows: int
         return not compare(x, value, bound).ok
 
     def systematic(x: torch.Tensor) -> bool:
-        return not structure(x - value, value, bound.noise, bound.shared).ok
+        return not structure(x - value, value, bound).ok
 
     trials = ((element, beyond), (scaled, beyond), (scaled, systematic), (row, systematic))
     return {name: _bisect(make, sees) for name, (make, sees) in zip(INSTRUMENTS, trials, strict=True)}
@@ -219,7 +225,7 @@ def below_the_bound(rng: np.random.Generator) -> Table:
     }.items():
         stored = observed.bfloat16()
         found = compare(stored, value, bound)
-        below = structure(stored.double() - value, value, bound.noise, bound.shared)
+        below = structure(stored.double() - value, value, bound)
         rows.append(
             (
                 name,

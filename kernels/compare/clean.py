@@ -8,19 +8,20 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.compare.systems import Tensor
+from labkit import Precision
 
 Way = Callable[[Tensor, "dict[str, Tensor]"], Tensor]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Another right way to one or more steps of `system`, in `dtype`; `about` is the promise that goes with it."""
+    """Another right way to one or more steps of `system`, in `dtype`; `promised` is the precision that goes with it."""
 
     name: str
     system: str
     ways: dict[str, Way] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
-    about: dict[str, str] = field(default_factory=dict)
+    promised: Precision = Precision()
     scale: float = 1.0
     """A factor on the floating-point inputs."""
     offset: float = 0.0
@@ -91,39 +92,39 @@ def _flushed(x: Tensor, s: dict[str, Tensor]) -> Tensor:
     return torch.where(x.abs() < torch.finfo(x.dtype).tiny, 0.0, x)
 
 
-FP32 = {"compute": "fp32 accumulate", "storage_dtype": "float32"}
-TF32 = {"compute": "tf32 matmul, fp32 accumulate", "storage_dtype": "float32"}
-BF16 = {"compute": "bf16 inputs, fp32 accumulate", "storage_dtype": "bfloat16"}
-FP16 = {"compute": "fp16 inputs, fp32 accumulate", "storage_dtype": "float16"}
+FP32 = Precision()
+TF32 = Precision(products="tf32")
+BF16 = Precision(storage="bfloat16", products="bfloat16", eager=True)
+FP16 = Precision(storage="float16", products="float16", eager=True)
 
 CLEAN = (
-    Difference("float32 as it is", "attention", about=FP32),
-    Difference("float32 as it is", "layernorm", about=FP32),
-    Difference("float32 as it is", "cross_entropy", about=FP32),
-    Difference("float32 as it is", "adam", about=FP32),
-    Difference("sums in sequence", "attention", {"qk": lambda x, s: _sequential(s["q"], s["kt"])}, about=FP32),
-    Difference("sums in blocks, split K", "attention", {"pv": _split_k}, about=FP32),
-    Difference("sums in shuffled order", "attention", {"qk": lambda x, s: _shuffled(s["q"], s["kt"])}, about=FP32),
-    Difference("compensated sums (Kahan)", "attention", {"qk": lambda x, s: _kahan(s["q"], s["kt"])}, about=FP32),
-    Difference("online softmax", "attention", {"probs": _online}, about=FP32),
-    Difference("softmax by powers of two", "attention", {"probs": _base_two}, about=FP32),
+    Difference("float32 as it is", "attention", promised=FP32),
+    Difference("float32 as it is", "layernorm", promised=FP32),
+    Difference("float32 as it is", "cross_entropy", promised=FP32),
+    Difference("float32 as it is", "adam", promised=FP32),
+    Difference("sums in sequence", "attention", {"qk": lambda x, s: _sequential(s["q"], s["kt"])}, promised=FP32),
+    Difference("sums in blocks, split K", "attention", {"pv": _split_k}, promised=FP32),
+    Difference("sums in shuffled order", "attention", {"qk": lambda x, s: _shuffled(s["q"], s["kt"])}, promised=FP32),
+    Difference("compensated sums (Kahan)", "attention", {"qk": lambda x, s: _kahan(s["q"], s["kt"])}, promised=FP32),
+    Difference("online softmax", "attention", {"probs": _online}, promised=FP32),
+    Difference("softmax by powers of two", "attention", {"probs": _base_two}, promised=FP32),
     Difference(
         "TF32 products, promised", "attention",
         {"qk": lambda x, s: _cut(s["q"]) @ _cut(s["kt"]), "pv": lambda x, s: _cut(s["probs"]) @ _cut(s["v"])},
-        about=TF32,
+        promised=TF32,
     ),
-    Difference("stored in bfloat16", "attention", dtype=torch.bfloat16, about=BF16),
-    Difference("stored in float16", "attention", dtype=torch.float16, about=FP16),
-    Difference("stored in bfloat16", "cross_entropy", dtype=torch.bfloat16, about=BF16),
-    Difference("stored in float16", "layernorm", dtype=torch.float16, about=FP16),
-    Difference("two-pass variance", "layernorm", {"normal": _two_pass}, about=FP32),
-    Difference("large mean, ill-conditioned", "layernorm", about=FP32, offset=300.0),
-    Difference("large magnitudes", "layernorm", about=FP32, scale=1e6),
-    Difference("large logits, confident", "cross_entropy", about=FP32, scale=6.0),
-    Difference("tiny gradients, denormals", "adam", about=FP32, scale=1e-18),
+    Difference("stored in bfloat16", "attention", dtype=torch.bfloat16, promised=BF16),
+    Difference("stored in float16", "attention", dtype=torch.float16, promised=FP16),
+    Difference("stored in bfloat16", "cross_entropy", dtype=torch.bfloat16, promised=BF16),
+    Difference("stored in float16", "layernorm", dtype=torch.float16, promised=FP16),
+    Difference("two-pass variance", "layernorm", {"normal": _two_pass}, promised=FP32),
+    Difference("large mean, ill-conditioned", "layernorm", promised=FP32, offset=300.0),
+    Difference("large magnitudes", "layernorm", promised=FP32, scale=1e6),
+    Difference("large logits, confident", "cross_entropy", promised=FP32, scale=6.0),
+    Difference("tiny gradients, denormals", "adam", promised=FP32, scale=1e-18),
     Difference(
         "denormals flushed, promised", "adam", {f"t{t}.v": _flushed for t in (1, 2, 3)}, scale=1e-18,
-        about={"compute": "fp32 accumulate; denormals are flushed to zero", "storage_dtype": "float32"},
+        promised=Precision(flush=True),
     ),
-    Difference("large scores", "attention", about=FP32, scale=4.0),
+    Difference("large scores", "attention", promised=FP32, scale=4.0),
 )  # fmt: skip

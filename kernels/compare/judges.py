@@ -7,26 +7,27 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from labkit.trace.diff import diff
-from labkit.trace.dumps import of_trace
-from labkit.trace.steps import Trace
+from labkit import Golden, Precision, Trace, localise
 
-Judge = Callable[[Trace, Trace], "str | None"]
+Judge = Callable[[Trace, Golden, Precision], "str | None"]
 
 
-def ours(observed: Trace, golden: Trace) -> str | None:
-    """`labkit diff`."""
-    return diff(of_trace(observed), of_trace(golden)).first
+def ours(observed: Trace, golden: Golden, promised: Precision) -> str | None:
+    """`labkit.localise` against the recorded golden."""
+    return localise(observed, golden, promised).first
+
+
+def steps_alone(observed: Trace, golden: Golden, promised: Precision) -> str | None:
+    """`labkit.localise` against the golden's numbers, without its program."""
+    return localise(observed, golden.trace(), promised).first
 
 
 def _by_step(rule: Callable[[torch.Tensor, torch.Tensor], bool]) -> Judge:
-    def judge(observed: Trace, golden: Trace) -> str | None:
-        for step in golden:
-            if not step.value.is_floating_point():
-                continue
-            o, g = observed[step.name], step.value
-            if o.shape != g.shape or rule(o, g):
-                return step.name
+    def judge(observed: Trace, golden: Golden, promised: Precision) -> str | None:
+        for name in golden.names:
+            o, g = observed[name], golden[name]
+            if g.is_floating_point() and (o.shape != g.shape or rule(o, g)):
+                return name
         return None
 
     return judge
@@ -93,7 +94,8 @@ def _fixed(tolerance: float) -> Callable[[torch.Tensor, torch.Tensor], bool]:
 
 
 JUDGES: dict[str, Judge] = {
-    "labkit diff": ours,
+    "labkit, recorded golden": ours,
+    "labkit, steps alone": steps_alone,
     "torch.testing.assert_close": _by_step(_assert_close),
     "numpy.allclose": _by_step(_allclose),
     "cosine and max_abs rule": _by_step(_cosine_rule),

@@ -10,9 +10,8 @@ import torch
 from kernels.compare.clean import CLEAN, FP32, Difference
 from kernels.compare.faulty import FAULTS, Fault
 from kernels.compare.judges import JUDGES
-from kernels.compare.systems import SYSTEMS, Size, Tensor, golden, inputs
-from labkit.tables import Table
-from labkit.trace.steps import Trace
+from kernels.compare.systems import Size, Tensor, golden, inputs, run
+from labkit import Precision, Table, Trace
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,7 @@ def observed_fault(fault: Fault, x: dict[str, Tensor]) -> Trace:
     def at(name: str, value: Tensor, steps: dict[str, Tensor]) -> Tensor:
         return fault.change(value, steps) if name == fault.step else value
 
-    trace = SYSTEMS[fault.system](x, at)
-    trace.about |= FP32
-    return trace
+    return run(fault.system, x, at)
 
 
 def observed_clean(way: Difference, x: dict[str, Tensor]) -> Trace:
@@ -43,9 +40,7 @@ def observed_clean(way: Difference, x: dict[str, Tensor]) -> Trace:
     def at(name: str, value: Tensor, steps: dict[str, Tensor]) -> Tensor:
         return way.ways[name](value, steps).to(value.dtype) if name in way.ways else value
 
-    trace = SYSTEMS[way.system](x, at)
-    trace.about |= way.about
-    return trace
+    return run(way.system, x, at)
 
 
 def trials(sizes: Sequence[Size], seeds: Sequence[int], device: str) -> Iterator[Trial]:
@@ -54,10 +49,10 @@ def trials(sizes: Sequence[Size], seeds: Sequence[int], device: str) -> Iterator
         for seed in seeds:
             for fault in FAULTS:
                 x = _drawn(fault.system, size, seed, device)
-                yield _trial(fault.name, fault.system, size, fault.step, observed_fault(fault, x), x)
+                yield _trial(fault.name, fault.system, size, fault.step, observed_fault(fault, x), x, FP32)
             for way in CLEAN:
                 x = _drawn(way.system, size, seed, device, way)
-                yield _trial(way.name, way.system, size, None, observed_clean(way, x), x)
+                yield _trial(way.name, way.system, size, None, observed_clean(way, x), x, way.promised)
 
 
 def _drawn(system: str, size: Size, seed: int, device: str, way: Difference | None = None) -> dict[str, Tensor]:
@@ -68,19 +63,12 @@ def _drawn(system: str, size: Size, seed: int, device: str, way: Difference | No
     return {name: v.to(device) for name, v in x.items()}
 
 
-def _trial(kind: str, system: str, size: Size, truth: str | None, observed: Trace, x: dict[str, Tensor]) -> Trial:
+def _trial(
+    kind: str, system: str, size: Size, truth: str | None, observed: Trace, x: dict[str, Tensor], promised: Precision
+) -> Trial:
     reference = golden(system, x)
-    observed = _on_cpu(observed)
-    reference = _on_cpu(reference)
-    return Trial(kind, system, size, truth, {name: judge(observed, reference) for name, judge in JUDGES.items()})
-
-
-def _on_cpu(trace: Trace) -> Trace:
-    """The same trace with every value on the CPU, where the judges work."""
-    moved = Trace(about=trace.about)
-    for step in trace:
-        moved.add(step.name, step.value.cpu(), step.inputs, about=step.about)
-    return moved
+    said = {name: judge(observed, reference, promised) for name, judge in JUDGES.items()}
+    return Trial(kind, system, size, truth, said)
 
 
 @dataclass(frozen=True)

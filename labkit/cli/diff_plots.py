@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from labkit.plots import BLUE, RED, caption, error_map, figure
-from labkit.trace.diff import Report
-from labkit.trace.dumps import Dump, open_dump
+from labkit.trace.diff import Report, open_golden
+from labkit.trace.dumps import open_dump
 
 MOST_SIDE = 512
 MOST_STEPS = 4
@@ -20,34 +20,35 @@ MOST_STEPS = 4
 def pictures(found: Report, golden: Path, directory: Path) -> list[Path]:
     """Write steps.png, the error of every step, and a map of the error for the first few divergent ones."""
     directory.mkdir(parents=True, exist_ok=True)
-    reference, observed = open_dump(golden), open_dump(Path(found.run))
-    shown = found.runs[found.run]
+    reference, observed = open_golden(golden), open_dump(Path(found.run))
+    steps = found.shown.findings
     drawn = [_steps(found, directory)]
-    wrong = [name for name, j in shown.steps.items() if j is not None and j.diverges and j.total.count > 0]
+    wrong = [name for name, f in steps.items() if f.diverges and f.total is not None and f.total.count > 0]
     for name in wrong[:MOST_STEPS]:
-        drawn.append(_map(name, reference, observed, directory))
+        path = directory / f"{len(drawn)}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.png"  # two names may give one
+        drawn.append(_map(name, reference[name], observed[name], path))
     return drawn
 
 
 def _steps(found: Report, directory: Path) -> Path:
-    steps = {n: j for n, j in found.runs[found.run].steps.items() if j is not None}
+    steps = {n: f.total for n, f in found.shown.findings.items() if f.total is not None}
     fig, axes = figure(width=8.0, height=1.2 + 0.16 * len(steps))
     tiny = 1e-18
-    ratios = [j.total.rms_ratio for j in steps.values()]
+    ratios = [total.rms_ratio for total in steps.values()]
     values = [1e3 if math.isnan(ratio) else min(max(ratio, tiny), 1e3) for ratio in ratios]
-    colours = [RED if j.diverges else BLUE for j in steps.values()]
+    colours = [RED if found.shown.findings[name].diverges else BLUE for name in steps]
     axes.barh(range(len(steps)), values, color=colours, height=0.7, left=0.0)
     axes.set_xscale("log")
     axes.set_yticks(range(len(steps)), list(steps), fontsize=6)
     axes.invert_yaxis()
     axes.set_xlabel("RMS of the difference over RMS of the golden")
-    axes.set_title(f"first divergence: {found.first}" if found.first else "no divergence")
+    axes.set_title(found.shown.verdict)
     caption(fig, "red: diverges; blue: within its bound")
     return _save(fig, directory / "steps.png")
 
 
-def _map(name: str, golden: Dump, observed: Dump, directory: Path) -> Path:
-    difference = (observed.read(name).double() - golden.read(name).double()).abs()
+def _map(name: str, golden: torch.Tensor, observed: torch.Tensor, path: Path) -> Path:
+    difference = (observed.double() - golden.double()).abs()
     rows = difference.reshape(-1, difference.shape[-1]) if difference.ndim else difference.reshape(1, 1)
     image = _shrunk(rows)
     finite = image[np.isfinite(image)]
@@ -58,7 +59,7 @@ def _map(name: str, golden: Dump, observed: Dump, directory: Path) -> Path:
     axes.set_ylabel("all others")
     fig.colorbar(picture, ax=axes)
     caption(fig, "NaN and Inf on one side only: red; larger tensors by the maximum of each cell")
-    return _save(fig, directory / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.png")
+    return _save(fig, path)
 
 
 def _shrunk(rows: torch.Tensor) -> np.ndarray:

@@ -26,6 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"labkit: {error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        if os.environ.get("LABKIT_TRACEBACK"):
+            raise
+        words = (str(error).strip().splitlines() or [""])[0][:300]
+        print(f"labkit: {type(error).__name__}: {words} (LABKIT_TRACEBACK=1 shows where)", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("labkit: interrupted; finished runs are kept, the same command takes up the rest", file=sys.stderr)
         return 130
@@ -74,9 +80,19 @@ def _parser() -> argparse.ArgumentParser:
     sub.set_defaults(command=_record)
 
     sub = commands.add_parser("diff", help="where a trace, or a tensor, leaves its golden; exit 0 nowhere, 1 somewhere")
-    sub.add_argument("golden", type=Path, metavar="GOLDEN", help="safetensors, .npy, .pt, or a folder of .npy or .pt")
+    sub.add_argument(
+        "golden",
+        type=Path,
+        metavar="GOLDEN",
+        help="a recorded golden; or steps: safetensors, .npy, .npz, .pt, a folder",
+    )
     sub.add_argument(
         "observed", type=Path, nargs="+", metavar="OBSERVED", help="the same; several are runs of one program"
+    )
+    sub.add_argument(
+        "--precision",
+        metavar="name=value,...",
+        help="what the observed were promised: storage, products, accumulate, eager, flush (else what the files say)",
     )
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub.add_argument("--plot", type=Path, metavar="DIR", help="write pictures of the error there")
@@ -137,9 +153,12 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait must not take the cores of others
+    from labkit.numerics.precision import from_words
     from labkit.trace.diff import report
 
-    found = report(options.golden, options.observed)
+    precision = from_words(options.precision) if options.precision else None
+    found = report(options.golden, options.observed, precision, say=lambda text: print(text, file=sys.stderr))
     if options.plot:
         from labkit.cli.diff_plots import pictures
 
@@ -151,7 +170,7 @@ def _diff(options: argparse.Namespace) -> int:
         print(json.dumps(found.as_json(), indent=1, allow_nan=False))
     else:
         print(found)
-    return 1 if found.first else 0
+    return 1 if found.alarm else 0
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -98,7 +98,7 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
     if o.shape != g.shape:
         return _shapes_differ(o, g, names)
     allowed, why = _allowed(o, bound)
-    return _described(measure(o, g, allowed), o, names, why)
+    return described(measure(o, g, allowed), o, names, why)
 
 
 def within(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> bool:
@@ -177,7 +177,7 @@ def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, 
         ) from None
 
 
-def _described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) -> Comparison:
+def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) -> Comparison:
     """The fields of a Comparison, from sums over d = observed - golden.
 
     The cosine's angle comes from sin^2 = (|g|^2 |d|^2 - (d, g)^2) / (|g|^2 |o|^2), which keeps its digits near 1.

@@ -1,35 +1,41 @@
 """Structure in a residual: what is systematically off although every element is within its bound.
 
-Rounding noise averages out and a defect does not. The noise of element i is taken as independent, of mean zero and
-sub-Gaussian with parameter s_i (half an ULP for one rounding to nearest: Hoeffding's lemma), so that for any weights
+Rounding noise averages out and a defect does not. The residual is taken in units of each element's noise, z = r / s, and
+a few sums of it are held to what chance gives them: the slope on the golden, sum z h with h = g / s; the mean; the
+means and slopes of each row, column and tile; and the RMS, of the whole and of each row. What chance gives comes from
+one of two places.
 
-    P(|sum w e| > t) <= 2 exp(-t^2 / (2 sum w^2 s^2))                          (Hoeffding 1963)
-    P(sum e^2 / s^2 > N + 2 sqrt(N t) + 2 t) <= exp(-t)                        (Hsu, Kakade, Zhang 2012)
+- Where the noise is known (a sum in unknown order, `Bound.noise`), elements are independent: a sum of z over n elements
+  has variance n. `Bound.shared`, what may be common to all elements, is added with one sign.
+- Otherwise from the errors of simulated right implementations (`Bound.runs`): the same sums of each of these, whose
+  spread is an estimate, so that Student's quantile replaces the normal one.
 
-Six tests share the false-alarm rate: the slope of the residual on the golden, its mean, the means of rows, columns and
-tiles (each also as a slope of its own), and the RMS of the whole and of each row, both as it is and in units of s.
-Noise that is not independent (a factor rounded once, inputs that were off) is allowed for by `shared`: it may add up
-with one sign everywhere.
+All tests of a tensor share its false-alarm rate (Bonferroni).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
+from labkit.numerics.bounds import Bound, quantile
 from labkit.tables import Table
 
-FALSE_ALARM = 1e-9
+Tensor = torch.Tensor
+
+FALSE_ALARM = 1e-6
 """The probability that a right tensor, as a whole, is called systematically wrong."""
 
 TILE = 64
-LEAST, FEW = 8, 1.5
-"""A group of fewer elements than LEAST is allowed FEW times as much, where each one's noise is not known."""
+"""Rows and columns of a tile: the smallest that GPU kernels commonly take for an output."""
 
-_KINDS = ("slope", "mean", "rows", "columns", "tiles", "rms")
+KEPT = 2.0**-20
+"""Relative: what the order of a sum may change where simulated errors are all alike and their spread is none."""
+
+KINDS = ("slope", "mean", "rows", "columns", "tiles", "rms")
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Test:
     name: str
     share: float
     value: float
+    """The slope, or the mean in units of the noise; of the RMS its ratio to what is expected."""
     at: int | None = None
 
     @property
@@ -72,109 +79,131 @@ class Structure:
     __repr__ = __str__
 
 
-def structure(
-    residual: torch.Tensor,
-    golden: torch.Tensor,
-    noise: torch.Tensor | float,
-    shared: torch.Tensor | float = 0.0,
-    overall: torch.Tensor | float | None = None,
-    false_alarm: float = FALSE_ALARM,
-    *,
-    by_element: bool = True,
-) -> Structure:
-    """Test `residual` = observed - golden, float64, any shape, for structure below the elementwise bound.
+def structure(residual: Tensor, golden: Tensor, bound: Bound, false_alarm: float = FALSE_ALARM) -> Structure:
+    """Test `residual` = observed - golden, float64, any shape, for structure below its elementwise bound.
 
-    `noise` is the parameter s_i of each element, `shared` the absolute part of each that may be common to a
-    row, column or tile, `overall` the part that may be common to all (`shared` where it is not given). Elements that
-    are not finite are left out. The last dimension is a row's, all others count rows. `by_element` is False where the
-    noise is only known in the mean over many elements: then the RMS is not also taken in units of each one's noise, and
-    groups of fewer than `LEAST` elements are allowed `FEW` times as much.
+    `bound` says what noise looks like, by `noise` and `shared` or by `runs`. Elements that are not finite are left out.
+    The last dimension is a row's, all others count rows. A tensor without elements passes.
     """
-    r, g = (_matrix(x) for x in (residual, golden))
-    parts = (noise, shared, shared if overall is None else overall)
-    s, c, w = (
-        _matrix(torch.as_tensor(x, dtype=torch.float64, device=residual.device).expand(residual.shape)) for x in parts
-    )
+    r, g = _matrix(residual), _matrix(golden)
+    keep = r.isfinite() & g.isfinite()
+    r, g = torch.where(keep, r, 0.0), torch.where(keep, g, 0.0)
+    each = false_alarm / len(KINDS)
     if not r.numel():
-        return Structure(tuple(Test(name, 0.0, 0.0) for name in _KINDS))
-    keep = torch.isfinite(r) & torch.isfinite(g)
-    r, g, s, c, w = (torch.where(keep, x, 0.0) for x in (r, g, s, c, w))
-    return Structure(tuple(_tests(r, g, s, c, w, false_alarm, by_element)))
+        return Structure(tuple(Test(name, 0.0, 0.0) for name in KINDS))
+    if bound.runs is not None:
+        runs = torch.as_tensor(bound.runs).to(r.device, torch.float64).reshape(-1, *r.shape) * keep
+        noise = torch.as_tensor(bound.noise, dtype=torch.float64, device=r.device).expand(residual.shape)
+        return Structure(tuple(_by_runs(_Scaled(r, g, _matrix(noise)), runs, each)))
+    noise, shared = (
+        _matrix(torch.as_tensor(x, dtype=torch.float64, device=r.device).expand(residual.shape))
+        for x in (bound.noise, bound.shared)
+    )
+    return Structure(tuple(_by_noise(_Scaled(r, g, noise), shared, each)))
 
 
-def _matrix(x: torch.Tensor) -> torch.Tensor:
+def _matrix(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]) if x.ndim else x.reshape(1, 1)
 
 
-def _tests(
-    r: torch.Tensor, g: torch.Tensor, s: torch.Tensor, c: torch.Tensor, w: torch.Tensor, false_alarm: float,
-    by_element: bool,
-) -> Iterator[Test]:  # fmt: skip
-    each = false_alarm / (2.0 * len(_KINDS))
-    t = math.log(2.0 / each)
-    s2 = s * s
-    yield _linear("slope", (r * g).sum(), (g * g * s2).sum(), (w * g.abs()).sum(), t, (g * g).sum())
-    yield _linear("mean", r.sum(), s2.sum(), w.sum(), t, float(r.numel()))
-    for name, groups in (("rows", _by_row), ("columns", _by_column), ("tiles", _by_tile)):
-        sums = [(groups(r), groups(s2), groups(c), groups(torch.ones_like(r)))]
-        sums.append((groups(r * g), groups(g * g * s2), groups(c * g.abs()), groups(g * g)))
-        found = [_grouped(name, *part, math.log(2.0 * part[0].numel() / each)) for part in sums]
-        worst = max(found, key=lambda test: test.share)
-        few = r.numel() < LEAST * sums[0][0].numel() and not by_element
-        yield replace(worst, share=worst.share / FEW) if few else worst
-    in_rows = math.log(r.shape[0] / each)
-    scales = [(r, s, c)]
-    if by_element:  # where an element's noise is small, a small error counts
-        unit = torch.where(s > 0.0, 1.0 / s, 0.0)
-        scales.append((r * unit, (s > 0.0).double(), c * unit))
-    found = [_energy(a, b, d, in_rows, 0) for a, b, d in scales]
-    found += [_energy(a.reshape(1, -1), b.reshape(1, -1), d.reshape(1, -1), t, None) for a, b, d in scales]
-    yield max(found, key=lambda test: test.share)
+class _Scaled:
+    """The residual and the golden in units of the noise; where there is none, nothing is counted."""
+
+    def __init__(self, r: Tensor, g: Tensor, s: Tensor) -> None:
+        self.unit = torch.where(s > 0.0, 1.0 / s, 0.0)
+        self.counted = (s > 0.0).double()
+        self.z, self.h = r * self.unit, g * self.unit
+
+    def sums(self) -> Iterator[tuple[str, Tensor]]:
+        """The name of a test, which says how elements are grouped, and the weight of each element in its sum."""
+        for name in ("mean", "rows", "columns", "tiles"):
+            yield name, self.counted
+            yield ("slope" if name == "mean" else name), self.h
 
 
-def _linear(
-    name: str, total: torch.Tensor, variance: torch.Tensor, common: torch.Tensor, t: float, scale: object
-) -> Test:
-    allowed = float((2.0 * t * variance).sqrt() + common)
-    weight = float(scale)  # type: ignore[arg-type]
-    return Test(name, _share(abs(float(total)), allowed), float(total) / weight if weight else 0.0)
+def _by_noise(x: _Scaled, shared: Tensor, chance: float) -> Iterator[Test]:
+    found: dict[str, Test] = {}
+    common = shared.abs() * x.unit
+    for name, weight in x.sums():
+        group = _GROUPS[name]
+        total, variance = group(x.z * weight), group(weight * weight * x.counted)
+        t = quantile(0.5 * chance / total.numel(), math.inf)
+        allowed = t * variance.sqrt() + group(common * weight.abs())
+        found[name] = _worse(found.get(name), name, total, allowed, variance)
+    yield from (found[name] for name in KINDS[:-1])
+    yield _rms(x.z, common, x.counted, chance)
 
 
-def _grouped(
-    name: str, total: torch.Tensor, variance: torch.Tensor, common: torch.Tensor, weight: torch.Tensor, t: float
-) -> Test:
-    allowed = (2.0 * t * variance).sqrt() + common
-    share = torch.where(total.abs() <= allowed, total.abs() / allowed.clamp(min=1e-300), torch.inf)
-    share = torch.where((allowed > 0.0) & (total.abs() > allowed), total.abs() / allowed.clamp(min=1e-300), share)
+def _rms(z: Tensor, common: Tensor, counted: Tensor, chance: float) -> Test:
+    """A sum of n squares: n + 2 sqrt(n t) + 2 t at most (Laurent and Massart 2000), and what is shared in norm."""
+    worst = Test("rms", 0.0, 0.0)
+    for whole in (False, True):
+        a, b, c = (x.reshape(1, -1) if whole else x for x in (z, common, counted))
+        n, t = c.sum(1), math.log(2.0 * len(a) / chance)
+        allowed = (n + 2.0 * (n * t).sqrt() + 2.0 * t).sqrt() + (b * b).sum(1).sqrt()
+        found = (a * a).sum(1).sqrt()
+        share = torch.where(n > 0.0, found / allowed, 0.0)
+        at = int(share.argmax())
+        if float(share[at]) >= worst.share:
+            value = float(found[at] / n[at].clamp(min=1.0).sqrt())
+            worst = Test("rms", float(share[at]), value, None if whole else at)
+    return worst
+
+
+def _by_runs(x: _Scaled, runs: Tensor, chance: float) -> Iterator[Test]:
+    found: dict[str, Test] = {}
+    freedom = len(runs)
+    scaled = runs * x.unit
+    for name, weight in x.sums():
+        group = _GROUPS[name]
+        total, scale = group(x.z * weight), group(weight * weight)
+        null = group(scaled * weight).square().mean(0).sqrt()
+        allowed = quantile(0.5 * chance / total.numel(), freedom) * null
+        found[name] = _worse(found.get(name), name, total, allowed, scale)
+    yield from (found[name] for name in KINDS[:-1])
+    worst = Test("rms", 0.0, 0.0)
+    for whole in (False, True):
+        size, null = _size(x.z, whole), _size(scaled, whole)
+        t = quantile(0.5 * chance / len(size), freedom - 1) * (1.0 + 1.0 / freedom) ** 0.5
+        expected = null.mean(0) * (1.0 + KEPT)
+        share = torch.where(size > 0.0, size / (expected + t * null.std(0)).clamp(min=1e-300), 0.0)
+        at = int(share.argmax())
+        if float(share[at]) >= worst.share:
+            worst = Test(
+                "rms", float(share[at]), float(size[at] / expected[at].clamp(min=1e-300)), None if whole else at
+            )
+    yield worst
+
+
+def _size(z: Tensor, whole: bool) -> Tensor:
+    """The root mean square of the whole, or of each row; of each run, where there are several."""
+    squares = z.square()
+    return squares.mean((-2, -1)).sqrt().unsqueeze(-1) if whole else squares.mean(-1).sqrt()
+
+
+def _worse(before: Test | None, name: str, total: Tensor, allowed: Tensor, scale: Tensor) -> Test:
+    share = torch.where(total == 0.0, 0.0, total.abs() / allowed.clamp(min=1e-300))
     at = int(share.argmax())
-    return Test(name, float(share[at]), float(total[at] / weight[at].clamp(min=1e-300)), at)
+    value = float(total[at] / scale[at].clamp(min=1e-300))
+    test = Test(name, float(share[at]), value, None if name in ("slope", "mean") else at)
+    return test if before is None or test.share > before.share else before
 
 
-def _energy(r: torch.Tensor, s: torch.Tensor, c: torch.Tensor, t: float, at: int | None) -> Test:
-    n = (s > 0.0).sum(1).double()
-    s2 = s * s
-    top = s2.amax(1)
-    # Unequal parameters: sum s^2 + 2 sqrt(t sum s^4) + 2 t max s^2; what is shared adds in norm.
-    allowed = (s2.sum(1) + 2.0 * (t * (s2 * s2).sum(1)).sqrt() + 2.0 * t * top).sqrt() + (c * c).sum(1).sqrt()
-    found = (r * r).sum(1).sqrt()
-    share = torch.where(found > 0.0, found / allowed.clamp(min=1e-300), 0.0)
-    k = int(share.argmax())
-    return Test("rms", float(share[k]), float(found[k] / n[k].clamp(min=1.0).sqrt()), None if at is None else k)
+def _whole(x: Tensor) -> Tensor:
+    return x.sum((-2, -1)).unsqueeze(-1)
 
 
-def _share(value: float, allowed: float) -> float:
-    return 0.0 if value == 0.0 else value / allowed if allowed > 0.0 else math.inf
+def _rows(x: Tensor) -> Tensor:
+    return x.sum(-1)
 
 
-def _by_row(x: torch.Tensor) -> torch.Tensor:
-    return x.sum(1)
+def _columns(x: Tensor) -> Tensor:
+    return x.sum(-2)
 
 
-def _by_column(x: torch.Tensor) -> torch.Tensor:
-    return x.sum(0)
+def _tiles(x: Tensor) -> Tensor:
+    grown = torch.nn.functional.pad(x, (0, -x.shape[-1] % TILE, 0, -x.shape[-2] % TILE))
+    return grown.unflatten(-1, (-1, TILE)).unflatten(-3, (-1, TILE)).sum((-3, -1)).flatten(-2)
 
 
-def _by_tile(x: torch.Tensor) -> torch.Tensor:
-    rows, columns = x.shape
-    grown = torch.nn.functional.pad(x, (0, -columns % TILE, 0, -rows % TILE))
-    return grown.reshape(-(-rows // TILE), TILE, -(-columns // TILE), TILE).sum((1, 3)).reshape(-1)
+_GROUPS = {"slope": _whole, "mean": _whole, "rows": _rows, "columns": _columns, "tiles": _tiles}

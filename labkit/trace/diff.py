@@ -1,88 +1,59 @@
-"""`labkit diff`: a golden trace and one or more observed ones, step by step."""
+"""`labkit diff`: a golden and one or more observed runs, step by step; and the runs against each other.
+
+As JSON: ``alarm``; ``first_divergent_step`` (null where there is none, or the order is not known) and
+``divergent_steps``; ``order_known``; ``precision`` (``fields`` and ``guessed``); ``steps``: for each the fields of a
+:class:`labkit.Comparison` with the golden, ``ok`` (null for a step that a fused kernel does not record), ``separated``,
+``own`` (a Comparison and ``ok``) and ``inherited``, "not separated" both where no program tells them apart, ``reasons``
+and ``reading``; ``unexpected`` steps; ``notes``; ``texts``, the free text of the files, which changes nothing; ``run``,
+the one that is shown; ``runs``, each with its ``first_divergent_step``; ``run_to_run``: for steps whose bits differ
+how many ``distinct`` results, the ``spread`` and a ``finding``. NaN and Inf are words.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import UsageError
-from labkit.judge import step
-from labkit.judgement import Judgement, State
 from labkit.numerics.compare import compare
-from labkit.ordering import deduced, in_order
+from labkit.numerics.precision import Precision
 from labkit.tables import Table, number
 from labkit.trace.dumps import Dump, open_dump
+from labkit.trace.findings import Localisation, plain
+from labkit.trace.golden import Golden
+from labkit.trace.localise import localise
 from labkit.trace.repetition import digest
-
-NOT_SEPARATED = "not separated"
-FUSED = "not recorded in the observed, which goes on after it"
-
-
-@dataclass
-class Diff:
-    """What :func:`diff` found for one observed trace."""
-
-    steps: dict[str, Judgement | None] = field(default_factory=dict)
-    """In the order in which they were judged; None for a step that the observed has not."""
-    unexpected: list[str] = field(default_factory=list)
-    fused: set[str] = field(default_factory=set)
-    """Steps that the observed has not, though it has one that comes after: a fused kernel keeps no such steps."""
-
-    @property
-    def first(self) -> str | None:
-        """The first divergent step, or None."""
-        wrong = (name for name, j in self.steps.items() if (name not in self.fused if j is None else j.wrong))
-        return next(wrong, None)
-
-
-def diff(observed: Dump, golden: Dump) -> Diff:
-    """Judge every step of the golden. Reads a step and its inputs at a time."""
-    result = Diff(unexpected=[name for name in observed.names if name not in golden])
-    state = State(observed, golden)
-    if not state.ordered:
-        state.deduced = deduced(state)
-    missing: list[str] = []
-    computed = False
-    state.order = in_order(state)
-    for name in state.order:
-        if name not in observed:
-            result.steps[name] = None
-            missing.append(name)
-            continue
-        found = step(name, state)
-        result.steps[name] = found
-        if found.wrong or found.tied or any(x in state.wrong for x in state.inputs(name)):
-            state.wrong.add(name)
-        if state.inputs(name) or state.computed(name):
-            result.fused.update(missing)
-            computed = True
-    if computed and observed.about.get("order") and not golden.about.get("order"):
-        result.fused.update(missing)  # nobody tells that one of them comes last
-    return result
 
 
 @dataclass
 class Report:
-    """One or more observed traces against one golden."""
+    """One or more observed runs against one golden."""
 
-    runs: dict[str, Diff]
-    order: list[str]
+    runs: dict[str, Localisation]
     repeats: dict[str, tuple[int, float]]
     """For each step that is not bit-identical in all runs: how many distinct results, and the largest difference."""
+    texts: dict[str, str]
+    """Free text of the files, for the reader."""
 
     @property
-    def first(self) -> str | None:
-        """The first divergent step of any run, in the golden's order."""
-        firsts = [found.first for found in self.runs.values() if found.first]
-        return min(firsts, key=self.order.index) if firsts else None
+    def alarm(self) -> bool:
+        """Whether any run diverges."""
+        return any(found.first for found in self.runs.values())
 
     @property
     def run(self) -> str:
         """The run to show: the one that diverges first, else the first."""
-        return next((name for name, found in self.runs.items() if found.first == self.first), next(iter(self.runs)))
+        order = list(next(iter(self.runs.values())).findings)
+        places = {name: order.index(found.first) for name, found in self.runs.items() if found.first}
+        return min(places, key=places.__getitem__) if places else next(iter(self.runs))
+
+    @property
+    def shown(self) -> Localisation:
+        """What was found of :attr:`run`."""
+        return self.runs[self.run]
 
     def short(self, run: str) -> str:
         """A run's file name, or its whole path where several are called the same."""
@@ -91,9 +62,7 @@ class Report:
 
     def finding(self, name: str) -> str:
         """What a step that differs between runs says."""
-        wrong = [
-            self.short(run) for run, found in self.runs.items() if (j := found.steps.get(name)) is None or j.diverges
-        ]
+        wrong = [self.short(run) for run, found in self.runs.items() if found.findings[name].diverges]
         if not wrong:
             return "order noise, within the bound"
         if len(wrong) < len(self.runs):
@@ -102,12 +71,18 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """What `labkit diff --json` prints; `steps` are those of :attr:`run`."""
-        shown = self.runs[self.run]
+        shown = self.shown
+        one = shown.ordered or len(shown.divergent) < 2
         return {
-            "alarm": self.first is not None,
-            "first_divergent_step": self.first,
-            "steps": steps_json(shown),
+            "alarm": self.alarm,
+            "first_divergent_step": shown.first if one else None,
+            "divergent_steps": shown.divergent,
+            "order_known": shown.ordered,
+            "precision": {"fields": asdict(shown.precision), "guessed": shown.guessed},
+            "steps": {name: finding.as_json() for name, finding in shown.findings.items()},
             "unexpected": shown.unexpected,
+            "notes": shown.notes,
+            "texts": self.texts,
             "run": self.run,
             "runs": {name: {"first_divergent_step": found.first} for name, found in self.runs.items()},
             "run_to_run": {
@@ -117,46 +92,69 @@ class Report:
         }
 
     def __str__(self) -> str:
-        shown = self.runs[self.run]
-        lines = [str(table(shown))]
-        if shown.unexpected:
-            lines.append(f"not in the golden: {', '.join(shown.unexpected)}")
-        nans = [f"{n} ({j.total.observed_nan})" for n, j in shown.steps.items() if j and j.total.observed_nan]
-        if nans:
-            lines.append(f"NaN in the observed: {', '.join(nans)}")
+        shown = self.shown
+        lines = [str(shown.table()), shown.assumed, *shown.notes]
+        lines += [f"{key}, as the files have it: {text[:200]}" for key, text in self.texts.items()]
+        if not any(f.separated for f in shown.findings.values()):
+            lines.append(
+                "own and inherited errors are not told apart: that needs a recorded golden, or steps with `op`"
+            )
         if len(self.runs) > 1:
             lines.append(f"shown: {self.short(self.run)}, of {len(self.runs)} runs")
             names = ("step", f"distinct of {len(self.runs)}", "spread", "finding")
             rows = [(n, d, number(x), self.finding(n)) for n, (d, x) in self.repeats.items()]
             lines.append(str(Table(names, rows)) if rows else "every run gave the same bits in every step")
-        lines.append(f"first divergence: {self.first}" if self.first else "no divergence")
-        return "\n\n".join(lines)
+        return "\n\n".join([*lines, shown.verdict])
 
 
-def report(golden: Path, observed: Sequence[Path]) -> Report:
+def report(
+    golden: Path, observed: Sequence[Path], precision: Precision | None = None, say: Callable[[str], None] = print
+) -> Report:
     """Hold each observed trace against the golden, and the observed ones against each other.
 
     Raises UsageError for what cannot be read or compared.
     """
-    reference = open_dump(golden)
+    reference = open_golden(golden)
     dumps = {str(path): open_dump(path) for path in observed}
     if len(dumps) < len(observed):
         raise UsageError("OBSERVED: the same path twice; wanted each run once")
+    names = set(reference.names) | set(getattr(reference, "operations", ()))
+    runs = {}
     for path, dump in dumps.items():
-        if not set(dump.names) & set(reference.names):
+        if not set(dump.names) & names:
             if len(dump.names) == len(reference.names) == 1:
-                dumps[path] = dump.renamed(reference.names[0])
+                dumps[path] = dump = dump.renamed(reference.names[0])
             else:
                 raise UsageError(f"{path}: shares no step with {golden}; wanted the same names")
-    runs = {path: diff(dump, reference) for path, dump in dumps.items()}
-    order = list(next(iter(runs.values())).steps)
-    return Report(runs, order, _repeats(list(dumps.values()), order))
+        said = precision or dump.precision or getattr(reference, "precision", None)
+        if isinstance(reference, Dump) and not reference.ordered and dump.ordered:
+            reference = Dump(reference.path, _by(dump.names, reference.names), reference.read, reference.about)
+        runs[path] = localise(dump, reference, said, say=say)
+    texts = {key: text for one in (*dumps.values(), reference) for key, text in getattr(one, "texts", {}).items()}
+    return Report(runs, _repeats(list(dumps.values()), list(next(iter(runs.values())).findings)), texts)
+
+
+def _by(order: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Names in the order of another trace, what it has not last."""
+    return [name for name in order if name in names] + [name for name in names if name not in order]
+
+
+def open_golden(path: Path) -> Golden | Dump:
+    """A recorded golden, or a trace of steps alone."""
+    if path.is_file() and path.suffix == ".safetensors":
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as file:
+                if "program" in (file.metadata() or {}):
+                    return Golden.load(path)
+        except (SafetensorError, OSError) as error:
+            raise UsageError(f"{path}: is not a safetensors file ({error})") from None
+    return open_dump(path)
 
 
 def _repeats(dumps: Sequence[Dump], names: Sequence[str]) -> dict[str, tuple[int, float]]:
     found: dict[str, tuple[int, float]] = {}
-    if len(dumps) < 2:
-        return found
     for name in names:
         there = [dump for dump in dumps if name in dump]
         if len(there) < 2:
@@ -168,58 +166,10 @@ def _repeats(dumps: Sequence[Dump], names: Sequence[str]) -> dict[str, tuple[int
             if (mark := digest(value)) in hashes:
                 continue
             hashes.add(mark)
-            if value.shape != first.shape:
-                spread = math.inf
-                continue
-            pair = compare(value.double(), first.double(), math.inf)
-            odd = pair.observed_nan != pair.golden_nan
-            spread = math.inf if odd else max(spread, pair.max_abs)
+            alike = value.shape == first.shape and value.is_floating_point() == first.is_floating_point()
+            pair = compare(value.double(), first.double(), math.inf) if alike else None
+            odd = pair is None or pair.observed_nan != pair.golden_nan
+            spread = math.inf if odd or pair is None else max(spread, pair.max_abs)
         if len(hashes) > 1:
             found[name] = (len(hashes), spread)
     return found
-
-
-def steps_json(found: Diff) -> dict[str, Any]:
-    """A run's steps as `labkit diff --json` prints them."""
-    steps: dict[str, Any] = {}
-    for name, j in found.steps.items():
-        if j is None:
-            why = FUSED if name in found.fused else "missing"
-            steps[name] = {"ok": False, "own": NOT_SEPARATED, "inherited": NOT_SEPARATED, "reasons": [why]}
-            if name in found.fused:
-                steps[name]["ok"] = None
-            continue
-        steps[name] = comparison_json(j.total) | {
-            "ok": not j.diverges,
-            "own": comparison_json(j.own) | {"ok": not j.wrong} if j.own is not None and j.separated else NOT_SEPARATED,
-            "inherited": plain(j.inherited) if j.separated else NOT_SEPARATED,
-            "reasons": j.reasons,
-        }
-    return steps
-
-
-def comparison_json(c: Any) -> dict[str, Any]:
-    """The fields of a Comparison, NaN and Inf as words."""
-    return {item.name: plain(getattr(c, item.name)) for item in fields(c)}
-
-
-def plain(value: Any) -> Any:
-    """JSON has neither NaN nor Inf."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
-
-
-def table(found: Diff) -> Table:
-    """A row a step."""
-    rows = []
-    for name, j in found.steps.items():
-        mark = "  <- first" if name == found.first else ""
-        if j is None:
-            rows.append((name, "", "", "", "", FUSED if name in found.fused else "missing in the observed" + mark))
-            continue
-        own = number(j.own.bound_used) if j.own is not None and j.separated else NOT_SEPARATED
-        inherited = number(j.inherited) if j.inherited is not None and j.separated else ""
-        words = "; ".join(j.reasons) or ("ok: another choice among equals" if j.tied else "ok")
-        rows.append((name, number(j.total.max_abs), number(j.total.rms_ratio), own, inherited, words + mark))
-    return Table(("step", "largest |o - g|", "rms", "own, of bound", "inherited (rms)", "finding"), rows)

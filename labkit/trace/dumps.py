@@ -1,13 +1,18 @@
-"""Traces on disk, read a step at a time: safetensors files, folders of .npy or .pt dumps, single tensors."""
+"""Traces on disk, read a step at a time: safetensors, .npy, .npz, .pt, and folders of .npy or .pt with metadata.json.
+
+Metadata, all optional: ``order`` (the steps' names in order), ``precision`` (see :class:`labkit.Precision`), and
+``steps``: for a step its ``inputs`` (names), ``inputs_complete``, ``K`` (the length of its sums) and ``op`` (see
+`expressions`). In a safetensors file they are strings, JSON but for plain texts; in metadata.json as they are. Anything
+else is free text, which is shown to the reader and changes nothing.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +20,15 @@ import numpy as np
 import torch
 
 from labkit.errors import UsageError
-from labkit.trace.steps import Trace
+from labkit.numerics.precision import Precision, from_json
+from labkit.trace.expressions import checked
+from labkit.trace.golden import Golden, as_float64, replays
+from labkit.trace.recorder import Recorder
 
-LOOKED = 1 << 14
-"""Elements of a step that are looked at for how many digits they hold."""
-SUFFIXES = (".safetensors", ".npy", ".pt", ".pth")
+Tensor = torch.Tensor
+SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth")
+READ = ("order", "steps", "precision")
+"""Metadata that is read; what else there is, is shown."""
 
 
 @dataclass
@@ -28,36 +37,47 @@ class Dump:
 
     path: Path
     names: list[str]
-    read: Callable[[str], torch.Tensor]
+    read: Callable[[str], Tensor]
     about: dict[str, Any] = field(default_factory=dict)
-    """Metadata by key, JSON where it is JSON: order, steps, compute, storage_dtype, dtype_note."""
+    ordered: bool = True
+    """Whether the order of the names is known to be that of the program."""
 
-    def step(self, name: str) -> dict[str, Any]:
+    @property
+    def precision(self) -> Precision | None:
+        """What the file promises; None where it says nothing. Raises UsageError for what is no Precision."""
+        said = self.about.get("precision")
+        if said is None:
+            return None
+        return from_json(said if isinstance(said, str) else json.dumps(said))
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Free text of the file."""
+        return {key: str(value) for key, value in self.about.items() if key not in READ}
+
+    def said(self, name: str) -> dict[str, Any]:
         """What the metadata says of one step; empty where it says nothing."""
         steps = self.about.get("steps")
         found = steps.get(name) if isinstance(steps, dict) else None
         return found if isinstance(found, dict) else {}
 
-    @cached_property
-    def narrow(self) -> torch.dtype | None:
-        """bfloat16 or float16 where all that is looked at of wider steps holds no more digits; None where one does."""
-        looked = [self.read(name).flatten()[:LOOKED] for name in self.names[:: max(1, len(self.names) // 8)]]
-        wider = [x for x in looked if x.dtype in (torch.float32, torch.float64) and bool((x != x.round()).any())]
-        for dtype in (torch.bfloat16, torch.float16) if len(wider) > 2 else ():
-            if all(torch.equal(x.to(dtype).to(x.dtype), x) for x in wider):
-                return dtype
-        return None
+    def inputs(self, name: str) -> list[str]:
+        """The names of a step's inputs, as the metadata has them."""
+        given = self.said(name).get("inputs")
+        return [str(x) for x in given] if isinstance(given, list) else []
 
-    @cached_property
-    def narrowest(self) -> str | None:
-        """``bfloat16`` or ``float16`` where a step is stored in it, the one of fewer digits; None where none is."""
-        kinds = {self.read(name).dtype for name in self.names}
-        return next((str(one)[6:] for one in (torch.bfloat16, torch.float16) if one in kinds), None)
+    def length(self, name: str) -> int | None:
+        """The length of a step's sums, as the metadata has it."""
+        k = self.said(name).get("K")
+        return k if isinstance(k, int) and not isinstance(k, bool) and k > 0 else None
 
     def renamed(self, name: str) -> Dump:
         """This trace of one step under another name: single tensors are compared whatever they are called."""
         (only,) = self.names
         return Dump(self.path, [name], lambda _: self.read(only), self.about)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.read(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -72,99 +92,189 @@ def open_dump(path: Path) -> Dump:
     """Open a trace without reading it. Raises UsageError for what is not there or is no trace."""
     if path.is_dir():
         return _folder(path)
+    wanted = f"wanted a file ({', '.join(SUFFIXES)}) or a folder of them"
     if not path.exists():
-        raise UsageError(f"{path}: is not there; wanted a file ({', '.join(SUFFIXES)}) or a folder of them")
+        raise UsageError(f"{path}: is not there; {wanted}")
+    if not path.is_file():
+        raise UsageError(f"{path}: is no regular file; {wanted}")
     if path.suffix == ".safetensors":
         return _safetensors(path)
+    if path.suffix == ".npz":
+        archive = _load(path)
+        return _in_order(path, list(archive.files), lambda name: _tensor(path, archive[name]), {}, known=True)
     if path.suffix in SUFFIXES:
-        loaded = _load(path)
-        if isinstance(loaded, dict):
-            named = _flattened(loaded, path)
-            return Dump(path, sorted(named, key=natural), lambda name: named[name])
-        return Dump(path, ["tensor"], lambda name: loaded)
-    raise UsageError(f"{path}: is of no kind that is known; wanted {', '.join(SUFFIXES)} or a folder of them")
-
-
-def of_trace(trace: Trace, name: str = "trace") -> Dump:
-    """A trace in memory, as one on disk would be read."""
-    steps = {s.name: s.about | ({"inputs": list(s.inputs)} if s.inputs else {}) for s in trace}
-
-    def read(step: str) -> torch.Tensor:
-        value = trace[step]
-        return value.detach().cpu() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
-
-    return Dump(Path(name), trace.names, read, trace.about | {"steps": steps})
+        named = _flattened(_load(path), path)
+        return Dump(path, list(named), lambda name: named[name])
+    raise UsageError(f"{path}: is of no kind that is known; {wanted}")
 
 
 def _safetensors(path: Path) -> Dump:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "pt") as file:
-            names, about = list(file.keys()), dict(file.metadata() or {})
+        file = safe_open(path, "pt")  # stays open: tensors are pages of the file, read when they are looked at
+        names, about = list(file.keys()), dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{path}: is not a safetensors file ({error})") from None
-    about = {key: _json(value) if key in ("order", "steps") else value for key, value in about.items()}
-
-    def read(name: str) -> torch.Tensor:
-        with safe_open(path, "pt") as file:
-            return file.get_tensor(name)
-
-    return Dump(path, _ordered(names, about.get("order")), read, about)
+    about = {key: _json(path, key, value) for key, value in about.items()}
+    return _in_order(path, names, file.get_tensor, about)
 
 
 def _folder(path: Path) -> Dump:
-    files = {p.stem: p for p in sorted(path.iterdir()) if p.suffix in (".npy", ".pt", ".pth")}
-    if not files:
-        only = sorted(path.glob("*.safetensors"))
-        if len(only) == 1:
-            return _safetensors(only[0])
-        raise UsageError(f"{path}: holds no .npy and no .pt; wanted a folder with one tensor a file")
-    about = {}
+    files: dict[str, Path] = {}
+    for file in sorted(path.iterdir()):
+        if file.suffix in (".npy", ".pt", ".pth"):
+            if file.stem in files:
+                raise UsageError(f"{path}: has {files[file.stem].name} and {file.name}; wanted one file a step")
+            files[file.stem] = file
+    others = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".npz"))
+    if not files and len(others) == 1:
+        return open_dump(others[0])
+    if not files or others:
+        raise UsageError(f"{path}: wanted one tensor a file, .npy or .pt, or a single file of all; has {len(others)}")
+    about: dict[str, Any] = {}
     if (path / "metadata.json").exists():
-        about = {k: _json(v) for k, v in json.loads((path / "metadata.json").read_text(encoding="utf-8")).items()}
+        try:
+            about = json.loads((path / "metadata.json").read_text(encoding="utf-8"))
+        except (ValueError, RecursionError, OSError) as error:
+            raise UsageError(f"{path / 'metadata.json'}: is not JSON ({str(error)[:60]})") from None
+        if not isinstance(about, dict):
+            raise UsageError(f"{path / 'metadata.json'}: is {type(about).__name__}; wanted an object")
+    about = {key: _json(path, key, value) for key, value in about.items()}
 
-    def read(name: str) -> torch.Tensor:
-        value = _load(files[name])
-        if not isinstance(value, torch.Tensor):
-            raise UsageError(f"{files[name]}: holds {type(value).__name__}; wanted one tensor a file")
-        return value
+    def read(name: str) -> Tensor:
+        loaded = _load(files[name])
+        return loaded if isinstance(loaded, Tensor) else _tensor(files[name], loaded)
 
-    return Dump(path, _ordered(list(files), about.get("order")), read, about)
+    return _in_order(path, list(files), read, about)
+
+
+def _in_order(
+    path: Path, names: list[str], read: Callable[[str], Tensor], about: dict[str, Any], *, known: bool = False
+) -> Dump:
+    """The order that is told; else that of numbers that lead or end the names; else the file's own, if it has one."""
+    told = about.get("order")
+    if isinstance(told, list):
+        if unknown := [str(x) for x in told if x not in names]:
+            raise UsageError(f"{path}: order names {unknown[0]!r}, which is no step; wanted names of its steps")
+        given = list(dict.fromkeys(told))
+        return Dump(path, given + sorted(set(names) - set(given), key=natural), read, about, set(given) == set(names))
+    if known or len(names) == 1:
+        return Dump(path, names, read, about)
+    names = sorted(names, key=natural)
+    for pattern in (r"^\D{0,5}(\d+)", r"(\d+)$"):
+        places = [int(found[1]) if (found := re.search(pattern, name)) else -1 for name in names]
+        if min(places) >= 0 and len(set(places)) == len(places):
+            return Dump(path, [name for _, name in sorted(zip(places, names, strict=True))], read, about)
+    return Dump(path, names, read, about, ordered=False)
 
 
 def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise UsageError(f"{path}: is no regular file; wanted one that can be read again")
     try:
-        if path.suffix == ".npy":
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-            return torch.from_numpy(np.array(array))
+        if path.suffix in (".npy", ".npz"):
+            return np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
         mapped = zipfile.is_zipfile(path)  # what torch wrote before 1.6 cannot be read a tensor at a time
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
-        raise UsageError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
+        raise UsageError(f"{path}: cannot be read ({(str(error).splitlines() or ['empty'])[0][:120]})") from None
 
 
-def _flattened(loaded: dict[Any, Any], path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    for key, value in loaded.items():
-        if isinstance(value, torch.Tensor):
-            found[f"{prefix}{key}"] = value
-        elif isinstance(value, dict):
-            found |= _flattened(value, path, f"{prefix}{key}.")
+def _tensor(path: Path, value: Any) -> Tensor:
+    """An array as a tensor that shares its memory where it can."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # nothing is written to it
+            native = value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
+            return torch.from_numpy(native if min(native.strides, default=0) >= 0 else native.copy())
+    kind = getattr(value, "dtype", type(value).__name__)
+    raise UsageError(f"{path}: holds {kind}; wanted real numbers or whole ones")
+
+
+def _flattened(loaded: Any, path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Tensors, arrays and numbers in nested dicts, lists and tuples, by name and in their own order."""
+    if isinstance(loaded, Tensor):
+        return {prefix or "tensor": loaded.detach()}
+    if isinstance(loaded, np.ndarray):
+        return {prefix or "tensor": _tensor(path, loaded)}
+    if isinstance(loaded, (bool, int, float)):
+        return {prefix or "number": torch.tensor(loaded)}
+    if loaded is None or isinstance(loaded, (str, bytes)):
+        return {}
+    if not isinstance(loaded, (Mapping, list, tuple)):
+        raise UsageError(f"{path}: {prefix or 'it'} is {type(loaded).__name__}; wanted tensors, by name or in a list")
+    found: dict[str, Tensor] = {}
+    for key, value in loaded.items() if isinstance(loaded, Mapping) else enumerate(loaded):
+        for name, tensor in _flattened(value, path, f"{prefix}.{key}" if prefix else str(key)).items():
+            if name in found:
+                raise UsageError(f"{path}: has two tensors of the name {name!r}; wanted one of each")
+            found[name] = tensor
     if not found and not prefix:
         raise UsageError(f"{path}: holds no tensor")
     return found
 
 
-def _ordered(names: list[str], order: Any) -> list[str]:
-    """The order that is given, as far as it goes; then the others, as people sort."""
-    given = [name for name in order if name in names] if isinstance(order, list) else []
-    given = list(dict.fromkeys(given))
-    return given + sorted(set(names) - set(given), key=natural)
-
-
-def _json(text: Any) -> Any:
+def _json(path: Path, key: str, value: Any) -> Any:
+    """What is read is JSON of the right kind; any other text stays text."""
+    if key not in READ:
+        return value
     try:
-        return json.loads(text) if isinstance(text, str) else text
-    except json.JSONDecodeError:
-        return None
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        found = None
+    wanted = {"order": list, "steps": dict, "precision": dict}[key]
+    if not isinstance(found, wanted):
+        raise UsageError(f"{path}: metadata {key!r} is not right; wanted JSON, a {wanted.__name__}")
+    if key == "order" and not all(isinstance(x, str) for x in found):
+        raise UsageError(f"{path}: metadata 'order' is not right; wanted a list of names")
+    return found
+
+
+def with_operations(dump: Dump) -> tuple[Golden | None, list[str]]:
+    """A program of those steps that say what they are, `op`, of inputs that are all recorded; and what is not used.
+
+    Each is recorded from the golden's own inputs, and has to give the golden's step. None where no step says so.
+    """
+    recorder = Recorder(lambda name, tensor: None)
+    numbers: dict[str, int] = {}
+    values: dict[str, Tensor] = {}
+    made: dict[str, int] = {}
+    notes: list[str] = []
+
+    def value(name: str) -> Tensor:
+        if name not in values:
+            values[name] = wide(dump.read(name))
+            numbers[name] = recorder.input(values[name])
+        return values[name]
+
+    for name in dump.names:
+        op, inputs = dump.said(name).get("op"), dump.inputs(name)
+        if not isinstance(op, str) or not inputs or dump.said(name).get("inputs_complete") is False:
+            continue
+        if unknown := [x for x in inputs if x not in dump or x == name]:
+            notes.append(f"{name}: its input {unknown[0]!r} is not recorded, so that its op is not used")
+            continue
+        given = {x: value(x) for x in inputs}
+        try:
+            run = checked(op, given, tuple(dump.read(name).shape))
+            with as_float64(), torch.no_grad(), recorder:
+                out = run(given)
+            replays(name, out, wide(dump.read(name)), dump.read(name).dtype)
+        except ValueError as error:
+            notes.append(f"{name}: op {op[:60]!r} is not used: {error}")
+            continue
+        made[name] = recorder.number(out)
+        if name not in values:
+            values[name], numbers[name] = wide(dump.read(name)), made[name]
+            recorder.bind(values[name], made[name])
+    if not made:
+        return None, notes
+    return Golden(recorder.program, numbers | made, {}, known={i: values[n] for n, i in made.items()}), notes
+
+
+def wide(x: Tensor) -> Tensor:
+    """Real numbers in float64."""
+    return x.double() if x.is_floating_point() else x

@@ -11,17 +11,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
 from labkit.numerics.compare import compare
+from labkit.numerics.precision import Precision
 from labkit.tables import Table, number
-from labkit.trace.steps import Step, Trace
+from labkit.trace.golden import Golden
+from labkit.trace.steps import Trace, as_tensor
 
 SAME = "bit-identical"
 ORDER = "order noise, within the bound"
+UNWRITTEN = "all NaN in every run: nothing wrote it, or it was made of what nothing wrote"
 BEYOND = "beyond the bound: a race or an uninitialised read"
 UNKNOWN = "differs; no bound to hold it to"
 
@@ -52,8 +54,8 @@ class Repetition:
 
     @property
     def ok(self) -> bool:
-        """Whether no step goes beyond its bound."""
-        return not any(step.finding == BEYOND for step in self.steps.values())
+        """Whether every step was written, and none goes beyond its bound."""
+        return not any(step.finding in (BEYOND, UNWRITTEN) for step in self.steps.values())
 
     @property
     def first(self) -> str | None:
@@ -75,41 +77,77 @@ class Repetition:
         return self.table()._repr_html_()
 
 
-def repeat(run: Callable[[], Any], times: int = 10, golden: Trace | Bound | None = None) -> Repetition:
+def repeat(
+    run: Callable[[], Any],
+    times: int = 10,
+    golden: Golden | Trace | Bound | None = None,
+    precision: Precision | None = None,
+) -> Repetition:
     """Call `run()` `times` times and hold each result against the first, bit by bit.
 
-    `run` gives an array or a Trace. `golden` says what a step may be off: a golden Trace with bounds, or a Bound for
-    a single array. Two right runs are each within the bound of the golden, so they may differ by twice that: more is
-    a race or a read of what nobody wrote. Only the first run is kept, and a hash of each other result.
-    Raises UsageError for fewer than two times.
+    `run` gives an array or a Trace. `golden` says what a step may be off: a recorded golden, with the `precision` that
+    was promised, or a Trace with bounds, or a Bound for a single array. Two right runs are each within the bound of
+    the golden, so they may differ by twice that: more is a race or a read of what nobody wrote. Only the first run is
+    kept, and a hash of each other result. Raises UsageError for fewer than two times.
     """
     if times < 2:
         raise UsageError(f"times: {times} is not right; wanted 2 at least")
     first = _trace(run())
-    kept = {step.name: _array(step.value).clone() for step in first}
+    kept = {step.name: as_tensor(step.name, step.value).clone() for step in first}
     others: dict[str, set[str]] = {name: set() for name in kept}
     spread = dict.fromkeys(kept, 0.0)
-    shares = {name: 0.0 if _bound(golden, name) else math.nan for name in kept}
+    shares = {name: 0.0 if _known(golden, name) else math.nan for name in kept}
     for _ in range(times - 1):
         again = _trace(run())
         if again.names != first.names:
             raise UsageError(f"run: gave steps {again.names}, then {first.names}; wanted the same each time")
+        changed: dict[str, torch.Tensor] = {}
         for step in again:
-            name, value = step.name, _array(step.value)
-            if _same_bits(value, kept[name]) or (mark := digest(value)) in others[name]:
-                continue
-            others[name].add(mark)
-            bound = _bound(golden, name)
-            found = compare(value.double(), kept[name].double(), bound.scaled(2.0) if bound else math.inf)
+            value = as_tensor(step.name, step.value)
+            if not _same_bits(value, kept[step.name]) and (mark := digest(value)) not in others[step.name]:
+                others[step.name].add(mark)
+                changed[step.name] = value
+        used = _shares(changed, again, kept, golden, precision)
+        for name, value in changed.items():
+            found = compare(value.double(), kept[name].double(), math.inf)
             odd = found.observed_nan != found.golden_nan or found.observed_inf != found.golden_inf
             spread[name] = math.inf if odd else max(spread[name], found.max_abs)
-            shares[name] = max(shares[name], math.inf if odd else found.bound_used) if bound else math.nan
+            shares[name] = max(shares[name], math.inf if odd else used[name]) if name in used else math.nan
     result = Repetition(times)
     for name in kept:
         distinct = 1 + len(others[name])
-        finding = _finding(distinct, spread[name], shares[name])
+        empty = distinct == 1 and _all_nan(kept[name])
+        finding = UNWRITTEN if empty else _finding(distinct, spread[name], shares[name])
         result.steps[name] = Repeated(distinct, spread[name], shares[name], finding)
     return result
+
+
+def _known(golden: Golden | Trace | Bound | None, name: str) -> bool:
+    if isinstance(golden, Trace):
+        return name in golden and golden.step(name).bound is not None
+    return golden is not None and (isinstance(golden, Bound) or name in golden)
+
+
+def _shares(
+    changed: dict[str, torch.Tensor], again: Trace, kept: dict[str, torch.Tensor], golden: Any, precision: Any
+) -> dict[str, float]:
+    """What each changed step uses of what it may be off, where that is known."""
+    if changed and isinstance(golden, Golden):
+        from labkit.trace.localise import localise
+
+        findings = localise(again, golden, precision).findings
+        known = {name: findings[name] for name in changed if name in findings}
+        return {n: math.inf if f.wrong else f.own.bound_used for n, f in known.items() if f.own is not None}
+    found = {}
+    for name, value in changed.items():
+        bound = golden.step(name).bound if isinstance(golden, Trace) and name in golden else golden
+        if isinstance(bound, Bound):
+            found[name] = compare(value.double(), kept[name].double(), bound.scaled(2.0)).bound_used
+    return found
+
+
+def _all_nan(value: torch.Tensor) -> bool:
+    return value.is_floating_point() and value.numel() > 0 and bool(value.isnan().all())
 
 
 def _finding(distinct: int, spread: float, share: float) -> str:
@@ -122,10 +160,6 @@ def _finding(distinct: int, spread: float, share: float) -> str:
 
 def _trace(value: Any) -> Trace:
     return value if isinstance(value, Trace) else Trace({"result": value})
-
-
-def _array(value: Any) -> torch.Tensor:
-    return value.detach() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -144,13 +178,6 @@ def digest(value: torch.Tensor) -> str:
     """A hash of a tensor's bits."""
     raw = value.cpu().contiguous()
     return hashlib.sha256(raw.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-def _bound(golden: Trace | Bound | None, name: str) -> Bound | None:
-    if isinstance(golden, Trace):
-        step: Step | None = golden.step(name) if name in golden else None
-        return step.bound if step else None
-    return golden
 
 
 @contextmanager

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from kernels.compare import calibration, trials
-from kernels.compare.clean import CLEAN
+from kernels.compare.clean import CLEAN, FP32
 from kernels.compare.faulty import FAULTS
 from kernels.compare.judges import JUDGES, ours
-from kernels.compare.systems import SIZES, golden, inputs
+from kernels.compare.systems import SIZES, golden, inputs, run
+import labkit
 from labkit import Trace
 
 
@@ -30,22 +31,22 @@ def test_there_are_as_many_kinds_as_the_tables_promise():
 def test_a_fault_is_found_at_its_step(device, fault):
     for size in SIZES[:2]:
         x = _drawn(fault.system, size, 11, device)
-        observed = trials._on_cpu(trials.observed_fault(fault, x))
-        assert ours(observed, trials._on_cpu(golden(fault.system, x))) == fault.step
+        observed = trials.observed_fault(fault, x)
+        assert ours(observed, golden(fault.system, x), FP32) == fault.step
 
 
 @pytest.mark.parametrize("way", CLEAN, ids=_names(CLEAN))
 def test_a_clean_difference_is_not_called_wrong(device, way):
     for size in SIZES[:2]:
         x = _drawn(way.system, size, 11, device, way)
-        observed = trials._on_cpu(trials.observed_clean(way, x))
-        assert ours(observed, trials._on_cpu(golden(way.system, x))) is None
+        observed = trials.observed_clean(way, x)
+        assert ours(observed, golden(way.system, x), way.promised) is None
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=_names(FAULTS))
 def test_a_fault_changes_its_step_and_no_earlier_one(device, fault):
     x = _drawn(fault.system, SIZES[0], 4, device)
-    right = trials.SYSTEMS[fault.system](x)
+    right = run(fault.system, x)
     wrong = trials.observed_fault(fault, x)
     changed = [step.name for step in right if not torch.equal(step.value, wrong[step.name])]
     assert changed[0] == fault.step
@@ -57,7 +58,7 @@ def test_the_tally_counts_what_a_judge_says():
         trials.Trial("b", "attention", SIZES[0], None, dict.fromkeys(JUDGES)),
         trials.Trial("c", "attention", SIZES[0], None, dict.fromkeys(JUDGES, "qk")),
     ]
-    score = trials.scores(done)["labkit diff"]
+    score = trials.scores(done)["labkit, recorded golden"]
     assert (score.found, score.right_step, score.faults, score.false_alarms, score.clean) == (1, 0, 1, 1, 2)
 
 
@@ -67,9 +68,8 @@ def test_todays_judges_do_what_they_are_known_for():
     g = 0.1 * torch.randn(2048, 64, generator=generator, dtype=torch.float64)
     o = g.float()
     o[99] = 0.0
-    said = {name: judge(Trace({"x": o}), Trace({"x": g})) for name, judge in JUDGES.items()}
-    assert said["labkit diff"] == "x"
-    assert said["torch.testing.assert_close"] == "x"
+    said = {name: judge(Trace({"x": o}), labkit.golden(lambda a: {"x": a + 0.0}, a=g), FP32) for name, judge in JUDGES.items()}
+    assert said["labkit, recorded golden"] == said["torch.testing.assert_close"] == "x"
     assert said["cosine and max_abs rule"] is said["1 - 2<x,y>/(|x|^2+|y|^2) > 1e-3"] is None
 
 

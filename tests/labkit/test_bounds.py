@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from labkit import compare
-from labkit.numerics.bounds import UNIT_ROUNDOFF, Bound, gamma, roundings, sum_of_products, ulp
+from labkit.numerics.bounds import Bound, gamma, roundings, sum_of_products
+from labkit.numerics.precision import UNIT_ROUNDOFF, half_ulp, name_of
 
 
 def sequential_float32(a, b):
@@ -80,12 +81,12 @@ def test_two_roundings_cover_a_rounded_factor_and_a_rounded_product(rng):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_ulp_is_the_distance_to_the_next_number(dtype):
+def test_two_half_ulps_are_the_distance_to_the_next_number(dtype):
     values = torch.tensor([1.0, 1.5, 3.0, 1000.0, 2.0**-10], dtype=dtype)
     integer = {torch.float32: torch.int32}.get(dtype, torch.int16)
     after = (values.view(integer) + 1).view(dtype)
-    assert torch.equal(ulp(values, dtype), after.double() - values.double())
+    assert torch.equal(2.0 * half_ulp(values.double(), name_of(dtype)), after.double() - values.double())
 
 
 def test_subnormals_share_one_ulp():
-    assert ulp(torch.tensor([0.0, 1e-45]), torch.float32).tolist() == [2.0**-149, 2.0**-149]
+    assert half_ulp(torch.tensor([0.0, 1e-45]).double(), "float32").tolist() == [2.0**-150, 2.0**-150]

@@ -1,0 +1,195 @@
+"""The precision that an implementation was promised to have, in typed fields; and the one table of unit round-offs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from labkit.errors import UsageError
+
+Tensor = torch.Tensor
+
+UNIT_ROUNDOFF = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "tf32x3": 2.0**-21,  # three products of TF32 parts; what is dropped is the product of both low parts
+    "bfloat16x2": 2.0**-16,  # a factor as the sum of two bfloat16
+    "tf32": 2.0**-11,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    "float8_e4m3fn": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+}
+"""Half the distance from 1 to the next number: the relative error of one rounding to nearest."""
+
+SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+"""The smallest subnormal: what one operation may lose to underflow."""
+
+INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+CHOICES = {
+    "storage": (*(n for n in UNIT_ROUNDOFF if hasattr(torch, n)), *INTEGERS),
+    "products": ("ieee", "tf32x3", "bfloat16x2", "tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+    "accumulate": ("float64", "float32", "float16", "bfloat16"),
+}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How an implementation was promised to compute and to store its steps.
+
+    `storage` is the dtype in which a step is kept, any float or integer dtype of torch; None, the default, means that
+    of the tensor at hand. `products` is the format to which the factors of matrix products and convolutions are cut
+    before they are multiplied: ``ieee``, the default, leaves them as they are; ``tf32x3`` and ``bfloat16x2`` are
+    factors in two parts. `accumulate` (``float32``) is the format of sums, and of what stands between the operations
+    inside a step. `eager` (False): each operation inside a step is stored, as an unfused program does; otherwise a
+    kernel may go on with what it has in registers. `flush` (False): results below the smallest normal number may be
+    zero. `steps` gives other values for some steps, by name.
+
+    Raises UsageError for a field or a value that is none of these.
+    """
+
+    storage: str | None = None
+    products: str = "ieee"
+    accumulate: str = "float32"
+    eager: bool = False
+    flush: bool = False
+    steps: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices and not (name == "storage" and value is None):
+                raise UsageError(f"precision: {name}={value!r} is not right; wanted one of {', '.join(choices)}")
+        for name in ("eager", "flush"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"precision: {name}={getattr(self, name)!r} is not right; wanted true or false")
+        if not isinstance(self.steps, Mapping):
+            raise UsageError(f"precision: steps={self.steps!r} is not right; wanted fields by the name of a step")
+        for step, said in self.steps.items():
+            if not isinstance(said, Mapping) or "steps" in said:
+                raise UsageError(f"precision: steps[{step!r}]={said!r} is not right; wanted {', '.join(FIELDS[:-1])}")
+            _made(said)
+
+    def of(self, step: str) -> Precision:
+        """What holds for one step."""
+        return replace(self, steps={}, **self.steps.get(step, {}))
+
+    @property
+    def truncates(self) -> bool:
+        """Whether products run on tensor cores, which may truncate as they add (Fasi et al. 2021)."""
+        return self.products not in ("ieee", "tf32x3", "bfloat16x2")
+
+    @property
+    def unit(self) -> float:
+        """The unit round-off of what stands between the operations of a step."""
+        return UNIT_ROUNDOFF[self.accumulate]
+
+    @property
+    def cut(self) -> float:
+        """The unit round-off to which factors are cut; 0 where they are taken as they are."""
+        return 0.0 if self.products == "ieee" else UNIT_ROUNDOFF[self.products]
+
+    def __str__(self) -> str:
+        storage = f"stored as {self.storage}" if self.storage else "stored in each tensor's own dtype"
+        words = [storage, f"{self.products} products", f"sums in {self.accumulate}"]
+        words += ["every operation stored"] * self.eager + ["denormals may be flushed"] * self.flush
+        if self.steps:
+            words.append(f"other fields for {', '.join(self.steps)}")
+        return ", ".join(words)
+
+
+FIELDS = tuple(one.name for one in fields(Precision))
+
+
+def _made(said: Mapping[str, Any]) -> Precision:
+    if unknown := [str(key) for key in said if key not in FIELDS]:
+        raise UsageError(f"precision: {unknown[0]!r} is no field; wanted {', '.join(FIELDS)}")
+    return Precision(**said)
+
+
+def from_json(text: str) -> Precision:
+    """The precision that a file's metadata key ``precision`` promises. Raises UsageError for anything else."""
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise UsageError(f"precision: {text[:60]!r} is not right; wanted a JSON object with {', '.join(FIELDS)}")
+    return _made(said)
+
+
+def from_words(text: str) -> Precision:
+    """The precision of a command line, ``storage=bfloat16,products=tf32``. Raises UsageError for anything else."""
+    said: dict[str, Any] = {}
+    for item in text.split(","):
+        name, sign, value = item.partition("=")
+        if not sign or name.strip() == "steps":
+            raise UsageError(f"--precision: {item!r} is not right; wanted name=value of {', '.join(FIELDS[:-1])}")
+        said[name.strip()] = {"true": True, "false": False}.get(value.strip().lower(), value.strip())
+    return _made(said)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype's name as torch has it, without its prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+@cache
+def dtype_of(name: str) -> torch.dtype:
+    """The torch dtype of a name."""
+    return getattr(torch, name)
+
+
+def half_ulp(x: Tensor, name: str, *, flush: bool = False) -> Tensor:
+    """Half the distance between neighbouring numbers of a dtype at |x|, float64; 0 for integers.
+
+    Below the smallest normal number the distance no longer shrinks; with `flush` it is that number.
+    """
+    if name in INTEGERS:
+        return torch.zeros_like(x)
+    info = torch.finfo(dtype_of(name))
+    size = torch.nan_to_num(x.abs(), 0.0, info.max, info.max).clamp(min=info.tiny)
+    half = torch.ldexp(torch.full_like(x, 0.25 * info.eps), torch.frexp(size)[1])
+    return half.clamp(min=info.tiny) if flush else half
+
+
+def stored(x: Tensor, name: str) -> Tensor:
+    """x, float64, rounded to a dtype and back."""
+    if name == "float64" or not x.is_floating_point():
+        return x
+    if name in INTEGERS:
+        return x
+    return x.to(dtype_of(name)).double()
+
+
+def representable(x: Tensor, name: str) -> bool:
+    """Whether every finite number of x, float64, is one of a format's, so that cutting to it changes nothing."""
+    if name in ("ieee", "float64"):
+        return True
+    if name in ("bfloat16x2", "tf32x3"):
+        first = x.to(torch.bfloat16).double() if name == "bfloat16x2" else _tf32(x)
+        return representable(x - first, name.removesuffix("x2").removesuffix("x3"))
+    kept = _tf32(x) if name == "tf32" else stored(x, name)
+    return bool((kept == x).logical_or_(~x.isfinite()).all())
+
+
+def _tf32(x: Tensor) -> Tensor:
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((mantissa * 2048.0).round() / 2048.0, exponent)
+
+
+def guess(dtypes: list[torch.dtype]) -> Precision:
+    """What the dtypes of a trace can tell where nothing is promised: each step its own, sums no wider than float32."""
+    wide = dtypes and all(dtype == torch.float64 or not dtype.is_floating_point for dtype in dtypes)
+    return Precision(accumulate="float64" if wide else "float32")
+
+
+def digits(u: float) -> str:
+    """A unit round-off as people write it."""
+    return f"2^{round(math.log2(u))}"

@@ -1,0 +1,163 @@
+"""What is found of a step, and of a trace: the words, the table and the JSON of a localisation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from labkit.numerics.compare import Comparison
+from labkit.numerics.precision import Precision
+from labkit.numerics.structure import Structure
+from labkit.tables import Table, number
+
+OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
+MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
+NOT_SEPARATED = "not separated"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One step: against the golden as a whole, and by itself."""
+
+    name: str
+    total: Comparison | None
+    """Against the golden; None where the observed has no such step."""
+    own: Comparison | None = None
+    """Against the step's part run on the observed inputs; None where no program separates the two."""
+    inherited: float | None = None
+    """RMS, relative to the golden, of what the observed inputs alone make wrong."""
+    structure: Structure | None = None
+    wrong: bool = False
+    """Whether the step adds an error: its own, or one of unknown origin."""
+    diverges: bool = False
+    """Whether it is wrong, or beyond what it may be off because a step before is wrong."""
+    words: str = "ok"
+    reading: str = ""
+    """How the observed had to be read for the step to be right, where not simply as it was stored."""
+
+    @property
+    def separated(self) -> bool:
+        """Whether own and inherited errors are told apart."""
+        return self.own is not None
+
+    def as_json(self) -> dict[str, Any]:
+        """The step's part of what `labkit diff --json` prints."""
+        found = {
+            "ok": None if self.words == NOT_RECORDED else not self.diverges,
+            "separated": self.separated,
+            "own": comparison_json(self.own) | {"ok": not self.wrong} if self.own is not None else NOT_SEPARATED,
+            "inherited": plain(self.inherited) if self.separated else NOT_SEPARATED,
+            "reasons": [] if self.words == "ok" else [self.words],
+            "reading": self.reading,
+        }
+        return comparison_json(self.total) | found if self.total is not None else found
+
+
+def absent(name: str, *, gone: bool) -> Finding:
+    """A step that the observed has not: a divergence if nothing comes after it, else a fused kernel kept none."""
+    return Finding(name, None, wrong=gone, diverges=gone, words=MISSING if gone else NOT_RECORDED)
+
+
+@dataclass(repr=False)
+class Localisation:
+    """What :func:`labkit.localise` found, a finding a step, in the golden's order."""
+
+    precision: Precision
+    guessed: bool
+    """Whether the precision is a guess from dtypes, since nobody said it."""
+    findings: dict[str, Finding] = field(default_factory=dict)
+    unexpected: list[str] = field(default_factory=list)
+    """Steps that the observed has and the golden has not."""
+    notes: list[str] = field(default_factory=list)
+    ordered: bool = True
+    """Whether the order of the steps is known."""
+
+    @property
+    def divergent(self) -> list[str]:
+        """The divergent steps, in the golden's order."""
+        return [name for name, finding in self.findings.items() if finding.diverges]
+
+    @property
+    def first(self) -> str | None:
+        """The first divergent step, or None; where no order is known, the first of those that may be it."""
+        return next(iter(self.divergent), None)
+
+    @property
+    def own(self) -> list[str]:
+        """The steps with an error of their own: wrong on the inputs that they were given."""
+        return [name for name, f in self.findings.items() if f.wrong and f.separated]
+
+    @property
+    def inherited(self) -> list[str]:
+        """The steps that diverge although they are right on the inputs that they were given."""
+        return [name for name, f in self.findings.items() if f.diverges and not f.wrong and f.separated]
+
+    @property
+    def verdict(self) -> str:
+        """The first divergence in words."""
+        if self.first is None:
+            return "no divergence"
+        if self.ordered or len(self.divergent) == 1:
+            return f"first divergence: {self.first}"
+        return f"order not known: the first divergence is one of {', '.join(self.divergent)}"
+
+    @property
+    def assumed(self) -> str:
+        """The precision that was assumed, in words, and whether anybody said so."""
+        return f"precision: {self.precision}" + (" (a guess from the dtypes: nothing was promised)" * self.guessed)
+
+    def table(self) -> Table:
+        """A row a step: largest difference, what it may be off, own error as a share of that, inherited error."""
+        columns = ("step", "largest |o - g|", "own, of bound", "structure", "inherited (rms)", "finding")
+        rows = [_row(finding, self.first if self.ordered else None) for finding in self.findings.values()]
+        rows += [(name, "", "", "", "", "not in the golden") for name in self.unexpected]
+        return Table(columns, rows)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        lines = (self.assumed, *self.notes, self.verdict)
+        return self.table()._repr_html_() + "".join(f"<p>{line}</p>" for line in lines)
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.table()), self.assumed, *self.notes, self.verdict])
+
+
+def _row(f: Finding, first: str | None) -> tuple[str, ...]:
+    words = f.words + (f" ({f.reading})" if f.reading else "") + ("  <- first" if f.name == first else "")
+    if f.total is None:
+        return (f.name, "", "", "", "", words)
+    share = number(f.own.bound_used) if f.own is not None else f"{number(f.total.bound_used)} (whole)"
+    inherited = "" if f.inherited is None else number(f.inherited)
+    below = "" if f.structure is None else number(f.structure.worst.share)
+    return (f.name, number(f.total.max_abs), share, below, inherited, words)
+
+
+def reason(found: Comparison, below: Structure | None) -> str:
+    """Why a comparison fails, in words: how many elements and where first, or which test of structure."""
+    if found.count < 0:
+        return f"shape: {found.bound}"
+    if not found.ok:
+        more = found.observed_nan - found.golden_nan
+        return f"{more} NaN, first at {found.first_index}" if more > 0 else _elements(found)
+    assert below is not None
+    return f"systematic: {below.worst.name} {number(below.worst.share)} times what chance allows"
+
+
+def _elements(found: Comparison) -> str:
+    share = "beyond any bound" if math.isinf(found.bound_used) else f"up to {number(found.bound_used)} times the bound"
+    return f"{found.mismatches} of {found.count} elements {share}, first at {found.first_index}"
+
+
+def comparison_json(c: Comparison) -> dict[str, Any]:
+    """The fields of a Comparison, NaN and Inf as words."""
+    return {item.name: plain(getattr(c, item.name)) for item in fields(c)}
+
+
+def plain(value: Any) -> Any:
+    """JSON has neither NaN nor Inf."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value

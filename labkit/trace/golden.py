@@ -1,0 +1,447 @@
+"""The golden reference as a recorded program: what a reference computes in float64, any part of which can be run
+again."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from labkit.errors import UsageError
+from labkit.trace.operations import full_name, resolve
+from labkit.trace.program import CONSTANT, INPUT, ITEM, Node, Program, Ref
+from labkit.trace.recorder import BACKWARD, Recorder, Watcher, listening, unique
+from labkit.trace.steps import Trace, write_safetensors
+
+Tensor = torch.Tensor
+
+OUTPUT = "output"
+"""The name of a reference's result; the parts of a function's dict have names of their own."""
+
+GRADIENT = "grad:"
+"""What stands before the name of the input or the parameter that a gradient is of."""
+
+MOST_NODES, MOST_ELEMENTS, MOST_SECONDS = 1 << 18, 1 << 33, 600.0
+"""What a program from a file may take: operations, elements of all results together (64 GiB), seconds."""
+
+
+class Golden:
+    """A reference that was recorded. `steps` maps names to numbers of operations of `program`, in their order.
+
+    `known` are values of steps that are not run again. `inputs` are among the steps; `operations` maps the names of single operations likewise, which serve as steps where
+    an observed trace has them too. `notes` say what is frozen as it was when it was recorded.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        steps: dict[str, int],
+        operations: dict[str, int],
+        notes: list[str] | None = None,
+        known: dict[int, Tensor] | None = None,
+    ) -> None:
+        self.program, self.notes = program, notes or []
+        self.steps = dict(sorted(steps.items(), key=lambda item: item[1]))
+        self.operations = dict(sorted(operations.items(), key=lambda item: item[1]))
+        self._values: dict[int, Tensor] = dict(known or {})
+
+    @property
+    def names(self) -> list[str]:
+        """The steps' names, in the order in which they were computed."""
+        return list(self.steps)
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the steps that were given to the reference."""
+        return [name for name, i in self.steps.items() if self.program.nodes[i].func == INPUT]
+
+    def value(self, number: int) -> Tensor:
+        """What an operation gave in the golden run; steps are kept, others are run again."""
+        if number not in self._values:
+            wanted = set(self.steps.values()) if number in self.steps.values() else {number}
+            device = next((v.device for v in self.program.values.values() if isinstance(v, Tensor)), None)
+            found = self.program.run(self.program.cone(wanted, ()), {}, wanted, device=device)
+            if number not in self.steps.values():
+                return found[number]
+            self._values = found | self._values
+        return self._values[number]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.value(self.steps[name] if name in self.steps else self.operations[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.steps
+
+    def trace(self) -> Trace:
+        """The steps as a trace, float64."""
+        return Trace({name: self[name] for name in self.steps})
+
+    def __repr__(self) -> str:
+        made = len(self.steps) - len(self.inputs)
+        lines = [f"golden: {len(self.program.nodes)} operations, {len(self.inputs)} inputs, {made} steps"]
+        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
+    def save(self, path: Path | str) -> Path:
+        """Write one safetensors file: inputs and constants as tensors, the program as JSON in its metadata.
+
+        Raises UsageError for what depends on values in a way that cannot be checked before it runs.
+        """
+        try:
+            _run_without_data(self.program)
+        except Exception as error:
+            raise UsageError(
+                f"golden: its program cannot be checked without its data and is not saved ({error})"
+            ) from None
+        nodes = [[_word(n.func), _encoded(list(n.args)), _encoded(n.kwargs), list(n.shape)] for n in self.program.nodes]
+        text = {"nodes": nodes, "steps": self.steps, "operations": self.operations, "notes": self.notes}
+        about = {"program": json.dumps(text), "labkit": "golden 1", "torch": torch.__version__}
+        tensors = {str(i): v.detach().cpu() for i, v in self.program.values.items() if isinstance(v, Tensor)}
+        return write_safetensors(Path(path), tensors, about)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Golden:
+        """Read what :meth:`save` wrote. Nothing of a file becomes code: operations come from an allow-list.
+
+        Raises UsageError for a file that is none, for an operation or an argument that no program may hold, and for a
+        program that would be larger than MOST_NODES, MOST_ELEMENTS or MOST_SECONDS allow; shapes are checked first.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as file:
+                about = file.metadata() or {}
+                text = json.loads(about["program"])
+                nodes = [_node(i, item) for i, item in enumerate(text["nodes"][: MOST_NODES + 1])]
+                if len(nodes) > MOST_NODES:
+                    raise ValueError(f"more than {MOST_NODES} operations")
+                program = Program(nodes)
+                program.values = {
+                    i: file.get_tensor(str(i)).clone() for i in range(len(nodes)) if nodes[i].func in _GIVEN
+                }
+            golden = cls(program, _numbers(text["steps"], nodes), _numbers(text["operations"], nodes), text["notes"])
+            _run_without_data(program)
+        except (SafetensorError, OSError) as error:
+            raise UsageError(f"{path}: is not a safetensors file ({error})") from None
+        except Exception as error:
+            raise UsageError(f"{path}: is not right as a recorded golden ({_line(error)})") from None
+        return golden
+
+
+_GIVEN = (INPUT, CONSTANT)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+def _run_without_data(program: Program) -> None:
+    """Every operation on tensors without memory: shapes are as they are said to be, and not too many elements."""
+    total, start = 0, time.monotonic()
+
+    def check(i: int, value: Any) -> Any:
+        nonlocal total
+        node = program.nodes[i]
+        if isinstance(value, Tensor):
+            if tuple(value.shape) != node.shape:
+                raise ValueError(f"operation {i}, {node.op}, gives {tuple(value.shape)} where {node.shape} is said")
+            total += value.numel()
+        if total > MOST_ELEMENTS:
+            raise ValueError(f"more than {MOST_ELEMENTS} elements in all")
+        if time.monotonic() - start > MOST_SECONDS:
+            raise ValueError(f"more than {MOST_SECONDS} seconds")
+        return value
+
+    given = {i: torch.empty_like(v, device="meta") for i, v in program.values.items() if isinstance(v, Tensor)}
+    program.run(range(len(program.nodes)), given, (), seen=check, device=torch.device("meta"))
+
+
+_DTYPES = {str(x): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
+
+
+def _word(func: Any) -> str:
+    return func if isinstance(func, str) else full_name(func)
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, Ref):
+        return {"ref": value.id}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value)}
+    if isinstance(value, (list, tuple)):
+        return [_encoded(one) for one in value]
+    if isinstance(value, dict):
+        return {"named": {key: _encoded(one) for key, one in value.items()}}
+    if isinstance(value, float) and not np.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UsageError(f"golden: {type(value).__name__} as an argument cannot be saved")
+
+
+def _decoded(value: Any, before: int) -> Any:
+    if isinstance(value, list):
+        return [_decoded(one, before) for one in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, what),) = value.items()
+    if kind == "ref" and isinstance(what, int) and 0 <= what < before:
+        return Ref(what)
+    if kind == "dtype":
+        return _DTYPES[what]
+    if kind == "named":
+        return {str(key): _decoded(one, before) for key, one in what.items()}
+    if kind == "float":
+        return float(what)
+    raise ValueError(f"{str(value)[:60]} is no argument")
+
+
+def _node(i: int, item: Any) -> Node:
+    word, args, kwargs, shape = item
+    func = word if word in (INPUT, CONSTANT, ITEM) else resolve(word)
+    return Node(i, func, tuple(_decoded(args, i)), _decoded(kwargs, i), tuple(int(n) for n in shape))
+
+
+def _numbers(names: dict[str, int], nodes: list[Node]) -> dict[str, int]:
+    if not all(isinstance(i, int) and 0 <= i < len(nodes) for i in names.values()):
+        raise ValueError("a step names an operation that is not there")
+    return {str(name): i for name, i in names.items()}
+
+
+def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **named: Any) -> Golden:
+    """Run `reference`, a torch module or a function of tensors, once in float64, and keep what it did.
+
+    Inputs are tensors or arrays, on one device; floating-point ones become float64, their values as they are. Steps
+    are the inputs (``input.0``, or their keyword), a module's parameters, each submodule's output by its name in the
+    tree, each :func:`labkit.step`, and the result: ``output``, parts of a tuple or a dict with ``.0`` or ``.key``
+    behind it; a function's dict has names of its own. A second call of the same gets ``#2``. Of a module, with a
+    `loss` of the result, or where the result is one number, autograd's backward is recorded too: ``grad:`` and the
+    name of each input and parameter; without a loss it starts from the same fixed random numbers as
+    :func:`labkit.capture` takes. The module itself stays as it was.
+
+    What is drawn at random is kept as it was drawn. Raises UsageError for what cannot be recorded, by its name.
+    """
+    with as_float64():
+        subject = copy.deepcopy(reference).double() if isinstance(reference, torch.nn.Module) else reference
+        found = with_backward(lambda wanted: _recorded(subject, inputs, named, loss, wanted), subject, loss)
+    made = [name for name in found.names if name not in found.inputs]
+    if not made:
+        raise UsageError("golden: the reference gives no tensor; wanted one at least")
+    for name in (one for one in made if not one.startswith(GRADIENT)):
+        if not any(found.program.nodes[i].func == INPUT for i in found.program.cone([found.steps[name]], ())):
+            found.notes.append(f"{name} depends on no input: something other than torch made it")
+    return found
+
+
+def with_backward(run: Callable[[bool], tuple[Any, Any]], subject: Any, loss: Any) -> Any:
+    """`run(differentiate)` gives what was found, and a result. A backward is for modules, losses and single numbers."""
+    if isinstance(subject, torch.nn.Module) or loss is not None:
+        return run(True)[0]
+    found, result = run(False)
+    parts = [value for _, value in tensors_of(OUTPUT, result)]
+    return run(True)[0] if len(parts) == 1 and parts[0].numel() == 1 and parts[0].is_floating_point() else found
+
+
+def _recorded(subject: Any, inputs: Any, named: dict[str, Any], loss: Any, differentiate: bool) -> tuple[Golden, Any]:
+    steps: dict[str, int] = {}
+    operations: dict[str, int] = {}
+    heard: dict[str, Tensor] = {}
+
+    def hear(name: str, tensor: Tensor) -> None:
+        name = unique(name, steps)
+        steps[name], heard[name] = recorder.number(tensor), snapshot(tensor)
+
+    def hear_operation(name: str, tensor: Tensor) -> None:
+        operations[unique(name, operations)] = recorder.number(tensor)
+
+    recorder = Recorder(hear_operation)
+    leaves = leaves_of(subject, inputs, named, differentiate, torch.float64)
+    for name, leaf in leaves.items():
+        steps[name] = recorder.input(leaf)
+    result = run_watched(subject, inputs, named, leaves, loss, recorder, hear)
+    found = Golden(recorder.program, steps, operations, list(recorder.notes))
+    for name, value in heard.items():
+        replays(name, found[name], value)
+    return found, result
+
+
+def snapshot(tensor: Tensor) -> Tensor:
+    """A copy that no recording sees."""
+    with _disable_current_modes():
+        return tensor.detach().clone()
+
+
+def replays(name: str, again: Tensor, value: Tensor, dtype: torch.dtype = torch.float64) -> None:
+    """Raise UsageError unless a replay gives a step's value, to half of the digits of its dtype.
+
+    Other strides or another order may round otherwise; what was not recorded, or is another operation, shows at once.
+    """
+    if not value.is_floating_point():
+        off, most = float((again != value).sum()), 0.0
+    else:
+        keep = value.isfinite() & again.isfinite()
+        off, most = _norm(torch.where(keep, again - value, 0.0)), torch.finfo(dtype).eps ** 0.5
+        most *= _norm(torch.where(keep, value, 0.0))
+    if off > most:
+        raise UsageError(f"step {name!r} does not replay: what torch's operations give is not what it is")
+
+
+def _norm(x: Tensor) -> float:
+    """The Euclidean norm, where squares may overflow."""
+    largest = float(x.abs().max()) if x.numel() else 0.0
+    return largest * float((x / largest).square().sum().sqrt()) if largest else 0.0
+
+
+@contextmanager
+def as_float64() -> Iterator[None]:
+    """float64 where a program asks for no dtype, attention by its formula, and the caller's random state untouched."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    before = torch.get_default_dtype()
+    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+def leaves_of(
+    subject: Any, inputs: Any, named: dict[str, Any], differentiate: bool, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """Inputs, as copies that want gradients if they are to be differentiated, and parameters, by their names.
+
+    With `dtype`, floating-point inputs are of that dtype. Raises UsageError where two have one name.
+    """
+    leaves: dict[str, Tensor] = {}
+    given = {f"input.{i}": x for i, x in enumerate(inputs)} | named
+    for name, x in given.items():
+        if isinstance(x, np.ndarray):
+            x = torch.from_numpy(np.ascontiguousarray(x))
+        if not isinstance(x, Tensor):
+            continue
+        real = x.is_floating_point()
+        copied = x.detach().clone() if dtype is None or not real else x.detach().to(dtype, copy=True)
+        leaves[name] = copied.requires_grad_(real and differentiate)
+    if isinstance(subject, torch.nn.Module):
+        for name, parameter in (*subject.named_parameters(), *subject.named_buffers()):
+            if name in leaves:
+                raise UsageError(f"{name}: names an input and a parameter; wanted another keyword for the input")
+            if parameter.is_floating_point():
+                leaves[name] = parameter
+    return leaves
+
+
+def run_watched(
+    subject: Any,
+    inputs: Any,
+    named: dict[str, Any],
+    leaves: dict[str, Tensor],
+    loss: Callable[[Any], Tensor] | None,
+    watcher: Watcher | None = None,
+    hear: Callable[[str, Tensor], None] = lambda name, tensor: None,
+) -> Any:
+    """One forward and, where there is what to differentiate, one backward, below `watcher`; `hear` is told the steps.
+
+    Returns the result of the forward.
+    """
+    module = isinstance(subject, torch.nn.Module)
+    args = [leaves.get(f"input.{i}", x) for i, x in enumerate(inputs)]
+    keywords = {name: leaves.get(name, x) for name, x in named.items()}
+    handles = _hooks(subject, watcher, hear) if module and watcher is not None else []
+    try:
+        with watcher or nullcontext(), listening(hear):
+            output = subject(*args, **keywords)
+            if not handles:  # else its hook has told them
+                for name, value in results_of(output, module):
+                    hear(name, value)
+            if watcher is not None:
+                watcher.path = BACKWARD
+            for name, gradient in gradients(output, loss, leaves, always=module):
+                hear(name, gradient)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return output
+
+
+def _hooks(module: torch.nn.Module, watcher: Watcher, hear: Callable[[str, Tensor], None]) -> list[Any]:
+    handles, paths = [], [""]
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(_module: Any, _inputs: Any) -> None:
+            paths.append(name)
+            watcher.path = name
+
+        return hook
+
+    def leave(name: str) -> Callable[..., None]:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            for part, value in tensors_of(name or OUTPUT, output):
+                hear(part, value)
+            paths.pop()
+            watcher.path = paths[-1]
+
+        return hook
+
+    for name, part in module.named_modules():
+        handles += [part.register_forward_pre_hook(enter(name)), part.register_forward_hook(leave(name))]
+    return handles
+
+
+def gradients(
+    output: Any, loss: Callable[[Any], Tensor] | None, leaves: dict[str, Tensor], *, always: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """The gradient of each leaf by its name, ``grad:`` in front.
+
+    Of `loss(output)`; without a loss of the output where it is one number, or where it is `always` wanted, from fixed
+    random numbers of its parts' shapes, since ones hide what sums to nothing. Nothing where nothing wants a gradient.
+    """
+    parts = [x for _, x in tensors_of(OUTPUT, output) if x.requires_grad]
+    if loss is not None:
+        parts = [loss(output)]
+    elif not always and not (len(parts) == 1 and parts[0].numel() == 1):
+        return
+    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    parts = [x for x in parts if x.requires_grad]
+    if not parts or not wanted:
+        return
+    generator = torch.Generator().manual_seed(0)
+    seeds = [torch.ones_like(x) if x.numel() == 1 else _draw(x, generator) for x in parts]
+    found = torch.autograd.grad(parts, list(wanted.values()), seeds, allow_unused=True)
+    for name, gradient in zip(wanted, found, strict=True):
+        if gradient is not None:
+            yield f"{GRADIENT}{name}", gradient
+
+
+def _draw(x: Tensor, generator: torch.Generator) -> Tensor:
+    with _disable_current_modes():  # given to the backward, not computed by it
+        return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.detach())
+
+
+def results_of(output: Any, module: bool) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a result by name: a function's dict has names of its own."""
+    if isinstance(output, dict) and not module:
+        for key, part in output.items():
+            yield from tensors_of(str(key), part)
+    else:
+        yield from tensors_of(OUTPUT, output)
+
+
+def tensors_of(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a result, nested as it may be, by name."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from tensors_of(f"{name}.{key}", part)
+    elif isinstance(value, (tuple, list)):
+        for i, part in enumerate(value):
+            yield from tensors_of(f"{name}.{i}", part)

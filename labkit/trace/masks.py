@@ -1,0 +1,36 @@
+"""Masks: -Inf, or a number so low that no softmax tells it from that."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+Tensor = torch.Tensor
+
+LOWEST = -745.0
+"""The exponential of less than this is zero in float64: no softmax tells it from -Inf."""
+
+ONE_MASK = 2.0**-7
+"""How far apart, relatively, masks may be: scores were added to one number."""
+
+
+def unmasked(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Both sides, float64, with -Inf on both where both hold a mask: -Inf, or a number that no softmax tells from it.
+
+    Finite masks are about one number on a side; what is as low and is none stays as it is.
+    """
+    if not o.ndim or not o.numel():
+        return o, g
+    top = torch.where(g.isfinite(), g, -math.inf).amax(-1, keepdim=True)
+    hidden = (g < top + LOWEST) & (o < top + LOWEST) & top.isfinite()
+    if not bool(hidden.any()):
+        return o, g
+    if not (_one_number(o[hidden]) and _one_number(g[hidden])):
+        hidden = hidden & (o.isinf() != g.isinf())
+    return o.masked_fill(hidden, -math.inf), g.masked_fill(hidden, -math.inf)
+
+
+def _one_number(x: Tensor) -> bool:
+    x = x[x.isfinite()]
+    return not x.numel() or float(x.max() - x.min()) <= ONE_MASK * float(x.abs().max())

@@ -1,0 +1,312 @@
+"""The ATen operations that a recorded program may hold: one table, which is the allow-list of files too.
+
+Each name stands under what rounding does to it. What is not here is decomposed into what is, by torch's own table of
+decompositions; what cannot be is named when it is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+
+Tensor = torch.Tensor
+aten: Any = torch.ops.aten
+
+MOVES = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+        "clone",
+        "cat",
+        "stack",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "index",
+        "gather",
+        "index_select",
+        "embedding",
+        "where",
+        "masked_fill",
+        "flip",
+        "roll",
+        "tril",
+        "triu",
+        "repeat",
+        "diagonal",
+        "unfold",
+        "as_strided",
+        "as_strided_scatter",
+        "_to_copy",
+        "scatter",
+        "slice_scatter",
+        "select_scatter",
+        "diagonal_scatter",
+        "slice_backward",
+        "select_backward",
+        "constant_pad_nd",
+        "masked_select",
+        "getitem",
+    ]
+)
+"""Values change their place and nothing else; zeros or a number may come in."""
+
+FACTORIES = frozenset(
+    [
+        "zeros",
+        "ones",
+        "full",
+        "arange",
+        "scalar_tensor",
+        "eye",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+    ]
+)
+"""Values that do not depend on any input's."""
+
+CHOICES = frozenset(
+    [
+        "abs",
+        "neg",
+        "relu",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "maximum",
+        "minimum",
+        "amax",
+        "amin",
+        "max",
+        "min",
+        "sign",
+        "sgn",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "isnan",
+        "isinf",
+        "isfinite",
+        "logical_not",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_not",
+        "bitwise_xor",
+        "argmax",
+        "argmin",
+        "sort",
+        "topk",
+        "argsort",
+        "any",
+        "all",
+        "round",
+        "floor",
+        "ceil",
+        "trunc",
+        "remainder",
+        "fmod",
+        "fill",
+        "copysign",
+        "hardtanh",
+        "threshold",
+        "cummax",
+        "max_pool2d_with_indices",
+        "nonzero",
+        "bucketize",
+    ]
+)
+"""Exact, and not linear: which value is taken may depend on a rounding before."""
+
+ARITHMETIC = frozenset(["add", "sub", "mul", "div", "rsub"])
+"""One rounding of each element's result."""
+
+PRODUCTS = frozenset(["mm", "bmm", "mv", "dot", "convolution", "convolution_backward"])
+"""Sums of products, whose factors may be cut to fewer digits first."""
+
+SUMS = frozenset(
+    ["sum", "mean", "cumsum", "index_add", "index_put", "scatter_add", "embedding_dense_backward", "index_reduce"]
+)
+"""Sums in an order that is not known."""
+
+MOMENTS = frozenset({"var_mean"})
+"""Variance and mean, which programs compute in one pass, in two, or by updates."""
+
+FUNCTIONS = frozenset(
+    [
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "pow",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "atan2",
+        "sinh",
+        "cosh",
+        "tanh",
+        "erf",
+        "erfc",
+        "erfinv",
+        "sigmoid",
+        "lgamma",
+        "digamma",
+        "hypot",
+        "prod",
+        "cumprod",
+        "linalg_vector_norm",
+    ]
+)
+"""What a library computes, to a unit or two in the last place."""
+
+ALLOWED = MOVES | FACTORIES | CHOICES | ARITHMETIC | PRODUCTS | SUMS | MOMENTS | FUNCTIONS
+
+IGNORED = frozenset(["detach", "alias", "lift_fresh", "lift", "is_same_size", "lift_fresh_copy"])
+"""The same values in the same place."""
+
+
+def name_of(func: Any) -> str:
+    """An operation's name in ATen, without its overload."""
+    return func._schema.name.split("::")[1]
+
+
+def full_name(func: Any) -> str:
+    """Name and overload, as a file has it."""
+    return f"{name_of(func)}.{func._overloadname or 'default'}"
+
+
+@cache
+def resolve(text: str) -> Any:
+    """The operation of a full name. Raises ValueError for one that a program may not hold."""
+    name, _, overload = text.partition(".")
+    packet = getattr(aten, name, None) if name in ALLOWED else None
+    func = getattr(packet, overload, None) if packet is not None and overload in packet.overloads() else None
+    if func is None or func._schema.is_mutable or _writes(func):
+        raise ValueError(f"{text[:60]!r} is no operation that a recorded program may hold")
+    return func
+
+
+def _writes(func: Any) -> bool:
+    return any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
+
+
+@cache
+def functional(func: Any) -> Any:
+    """The pure counterpart of an operation that writes in place or to ``out=``; None where there is none."""
+    name = name_of(func).removesuffix("_")
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if not (a.is_out or a.name == "out")]
+    packet = getattr(aten, name, None)
+    for overload in packet.overloads() if packet is not None else ():
+        one = getattr(packet, overload)
+        if not _writes(one) and [(a.name, str(a.type)) for a in one._schema.arguments] == wanted:
+            return one
+    return None
+
+
+@cache
+def decomposition(func: Any) -> Callable[..., Any] | None:
+    """How an operation that is not in the table is made of others; None where that is not known."""
+    return _OURS.get(name_of(func)) or decomposition_table.get(func)
+
+
+def _normed(x: Tensor, axes: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
+    rstd = torch.rsqrt(variance + eps)
+    return (x - mean) * rstd, mean, rstd
+
+
+def _layer_norm(x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    y, mean, rstd = _normed(x, list(range(x.ndim - len(shape), x.ndim)), eps)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias, mean, rstd
+
+
+def _group_norm(
+    x: Tensor, weight: Any, bias: Any, n: int, channels: int, size: int, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, mean, rstd = _normed(x.reshape(n, groups, channels // groups * size), [2], eps)
+    y = y.reshape(x.shape)
+    each = (1, channels, *(1,) * (x.ndim - 2))
+    y = y if weight is None else y * weight.reshape(each)
+    return y if bias is None else y + bias.reshape(each), mean.reshape(n, groups), rstd.reshape(n, groups)
+
+
+def _dropout(x: Tensor, p: float, train: Any) -> tuple[Tensor, Tensor]:
+    if not train or p == 0.0:
+        return x, torch.ones_like(x, dtype=torch.bool)
+    kept = torch.rand_like(x) > p
+    return x * kept * (1.0 / (1.0 - p) if p < 1.0 else 0.0), kept
+
+
+def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = a @ b
+    product = product if alpha == 1 else product * alpha
+    return product if beta == 0 else product + (bias if beta == 1 else bias * beta)
+
+
+_OURS: dict[str, Callable[..., Any]] = {
+    "var": lambda *a, **k: torch.var_mean(*a, **k)[0],
+    "std": lambda *a, **k: torch.var_mean(*a, **k)[0].sqrt(),
+    "native_layer_norm": _layer_norm,
+    "native_group_norm": _group_norm,
+    "native_dropout": _dropout,
+    "addmm": _addmm,
+    "baddbmm": _addmm,
+    "addmv": _addmm,
+    "square": lambda x: x * x,
+    "convert_element_type": lambda x, dtype: x.to(dtype),
+    "silu": lambda x: x * torch.sigmoid(x),
+    "_softmax": lambda x, dim, half_to_float: _softmax(x, dim),
+    "_log_softmax": lambda x, dim, half_to_float: _log_softmax(x, dim),
+    "logsumexp": lambda x, dim, keepdim=False: _logsumexp(x, dim, keepdim),
+}
+"""Where torch's own way is none, or goes by operations that say less."""
+
+
+def _softmax(x: Tensor, dim: int) -> Tensor:
+    e = torch.exp(x - x.amax(dim, keepdim=True))
+    return e / e.sum(dim, keepdim=True)
+
+
+def _log_softmax(x: Tensor, dim: int) -> Tensor:
+    z = x - x.amax(dim, keepdim=True)
+    return z - torch.log(torch.exp(z).sum(dim, keepdim=True))
+
+
+def _logsumexp(x: Tensor, dim: Any, keepdim: bool) -> Tensor:
+    top = x.amax(dim, keepdim=True)
+    top = torch.where(top.isfinite(), top, 0.0)
+    total = torch.log(torch.exp(x - top).sum(dim, keepdim=True)) + top
+    return total if keepdim else total.squeeze(dim)

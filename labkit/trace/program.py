@@ -1,0 +1,133 @@
+"""A recorded program: ATen operations in the order in which they ran, any part of which can be run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from labkit.trace.operations import FACTORIES, name_of
+
+Tensor = torch.Tensor
+
+INPUT, CONSTANT, ITEM = "input", "constant", "getitem"
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The result of the operation of that number."""
+
+    id: int
+
+
+@dataclass
+class Node:
+    """One operation: an ATen overload, or an input, a constant, one part of a tuple."""
+
+    id: int
+    func: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    shape: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.op = self.func if isinstance(self.func, str) else name_of(self.func)
+        self.parents = tuple(dict.fromkeys(_references((self.args, tuple(self.kwargs.values())))))
+
+
+def _references(value: Any) -> Iterator[int]:
+    if isinstance(value, Ref):
+        yield value.id
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _references(one)
+
+
+def filled(value: Any, results: Mapping[int, Any]) -> Any:
+    """Arguments with results in place of references."""
+    if isinstance(value, Ref):
+        return results[value.id]
+    if isinstance(value, (tuple, list)):
+        return [filled(one, results) for one in value]
+    return value
+
+
+def call(node: Node, args: Any, kwargs: dict[str, Any], device: torch.device | None = None) -> Any:
+    """Run one operation. A view is a copy where its argument's memory does not allow a view."""
+    if node.op == ITEM:
+        return args[0][args[1]]
+    if node.op in ("view", "_unsafe_view"):
+        return args[0].reshape(args[1])
+    if node.op in FACTORIES and device is not None and not any(isinstance(a, Tensor) for a in args):
+        kwargs = {**kwargs, "device": device}
+    return node.func(*args, **kwargs)
+
+
+@dataclass
+class Program:
+    """Nodes in order; `values` holds inputs and constants, and what else is kept of the golden's results."""
+
+    nodes: list[Node] = field(default_factory=list)
+    values: dict[int, Any] = field(default_factory=dict)
+
+    def add(
+        self, func: Any, args: Any = (), kwargs: dict[str, Any] | None = None, value: Any = None, shape: Any = ()
+    ) -> int:
+        """Append an operation and return its number; its value is kept of inputs and constants only."""
+        shape = tuple(value.shape) if isinstance(value, Tensor) else tuple(shape)
+        node = Node(len(self.nodes), func, tuple(args), kwargs or {}, shape)
+        self.nodes.append(node)
+        if func in (INPUT, CONSTANT):
+            self.values[node.id] = value
+        return node.id
+
+    def cone(self, targets: Iterable[int], stops: Collection[int]) -> list[int]:
+        """What has to run for `targets`, in order. It does not go on behind `stops`, but for a target itself."""
+        open_nodes = list(dict.fromkeys(targets))
+        wanted = set(open_nodes)
+        while open_nodes:
+            for parent in self.nodes[open_nodes.pop()].parents:
+                if parent not in wanted and parent not in stops:
+                    wanted.add(parent)
+                    open_nodes.append(parent)
+        return sorted(wanted)
+
+    def before(self, target: int, stops: Collection[int]) -> list[int]:
+        """The stops from which a target is computed, in order."""
+        found = {p for i in self.cone([target], stops) for p in self.nodes[i].parents if p in stops}
+        return sorted(found)
+
+    def run(
+        self,
+        order: Iterable[int],
+        given: Mapping[int, Any],
+        wanted: Collection[int],
+        *,
+        rule: Callable[[Node, Any, dict[str, Any]], Any] | None = None,
+        seen: Callable[[int, Any], Any] | None = None,
+        device: torch.device | None = None,
+    ) -> dict[int, Any]:
+        """Run `order` and return the results that are `wanted`; others are let go after their last use.
+
+        `given` are values that are used as they are. `rule` runs an operation in place of :func:`call`;
+        `seen(number, result)` may return another value to go on with, as an observed step in place of its replay.
+        """
+        order = list(order)
+        last = {parent: i for i in order for parent in self.nodes[i].parents}
+        results = dict(given)
+        for i in order:
+            node = self.nodes[i]
+            if node.func in (INPUT, CONSTANT):
+                value = results[i] if i in results else self.values[i]
+            else:
+                args = filled(node.args, results)
+                kwargs = {key: filled(one, results) for key, one in node.kwargs.items()}
+                value = call(node, args, kwargs, device) if rule is None else rule(node, args, kwargs)
+            results[i] = value if seen is None else seen(i, value)
+            for parent in node.parents:
+                if last[parent] == i and parent not in wanted:
+                    results.pop(parent, None)
+        return {i: results[i] for i in wanted}

@@ -1,0 +1,306 @@
+"""A TorchDispatchMode that keeps what a PyTorch program does, as a functional program in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from labkit.errors import UsageError
+from labkit.trace.operations import (
+    ALLOWED,
+    ARITHMETIC,
+    FUNCTIONS,
+    IGNORED,
+    PRODUCTS,
+    SUMS,
+    decomposition,
+    functional,
+    name_of,
+)  # fmt: skip
+from labkit.trace.program import CONSTANT, INPUT, ITEM, Program, Ref
+
+Tensor = torch.Tensor
+aten: Any = torch.ops.aten
+
+_LISTENERS: list[Callable[[str, Tensor], None]] = []
+"""Who is told of a :func:`step`: the innermost recording."""
+
+BACKWARD = "backward"
+"""The path of operations that compute gradients."""
+
+NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def step(name: str, tensor: Tensor) -> Tensor:
+    """Name an intermediate tensor, so that it is a step. Outside a recording nothing happens. Returns the tensor."""
+    if _LISTENERS:
+        _LISTENERS[-1](name, tensor)
+    return tensor
+
+
+@contextmanager
+def listening(hear: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Have `hear(name, tensor)` called for each :func:`step` meanwhile."""
+    _LISTENERS.append(hear)
+    try:
+        yield
+    finally:
+        _LISTENERS.pop()
+
+
+def unique(name: str, taken: Any) -> str:
+    """`name`, or with #2, #3 and so on behind it where it is taken."""
+    count, found = 1, name
+    while found in taken:
+        count += 1
+        found = f"{name}#{count}"
+    return found
+
+
+class Watcher(TorchDispatchMode):
+    """Tells `hear(name, tensor)` of every floating-point operation that computes something, below the module at hand.
+
+    `path` is that module's, and ``backward`` while gradients are computed. Operations are named as they were called,
+    whatever they are made of: ``layers.0.attention/_softmax``.
+    """
+
+    def __init__(self, hear: Callable[[str, Tensor], None]) -> None:
+        super().__init__()
+        self.path = ""
+        self._hear = hear
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.tell(func, out)
+        return out
+
+    def tell(self, func: Any, out: Any) -> None:
+        """Report what an operation computed, if it is one that computes."""
+        name = name_of(func).removesuffix("_")
+        if name in IGNORED or (name in ALLOWED and name not in COMPUTING):
+            return
+        for value in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                self._hear(f"{self.path}/{name}", value)
+                return  # the first is the result; others are kept for the backward
+
+
+COMPUTING = frozenset({"relu", "masked_fill", "where"}) | ARITHMETIC | PRODUCTS | SUMS | FUNCTIONS
+"""Of the operations that a program holds, those whose results have a name; whatever is composite has one too."""
+
+
+class Recorder(Watcher):
+    """Records into `program`. Everything runs in float64, whatever dtype the program asks for."""
+
+    def __init__(self, hear: Callable[[str, Tensor], None]) -> None:
+        super().__init__(hear)
+        self.program = Program()
+        self.notes: dict[str, None] = {}
+        self._at: dict[tuple[Any, ...], tuple[int, int]] = {}  # a tensor by its memory: number, and version of that
+        self._version: dict[int, int] = {}
+        self._flat: dict[int, int] = {}  # storages that were written to: the number of their contents, in one row
+        self._alive: list[Tensor] = []  # memory that is freed would be taken for what comes after it
+        self._wide: dict[tuple[Any, ...], Tensor] = {}  # narrower tensors from outside, by their memory: in float64
+        self._inside = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self._widened(args), {key: self._widened(value) for key, value in (kwargs or {}).items()}
+        name = name_of(func)
+        if name in IGNORED:
+            out = func(*args, **kwargs)
+            if isinstance(out, Tensor):
+                self.bind(out, self.number(args[0]))
+            return out
+        if torch.Tag.nondeterministic_seeded in func.tags and name not in ("native_dropout", "dropout"):
+            return self._drawn(func, name, args, kwargs)
+        if name.startswith(("empty", "new_empty")):
+            out = func(*args, **kwargs)
+            self.bind(out, self.program.add(CONSTANT, value=torch.zeros_like(out)))
+            return out
+        if name == "_local_scalar_dense":
+            self.notes["a value left the program as a Python number: what follows from it is frozen as it was here"] = (
+                None
+            )
+            return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            return self._in_place(func, name, args, kwargs)
+        if name not in ALLOWED:
+            return self._composite(func, name, args, kwargs)
+        out = func(*args, **kwargs)
+        self._keep(func, args, kwargs, out)
+        if not self._inside:
+            self.tell(func, out)
+        return out
+
+    def input(self, tensor: Tensor) -> int:
+        """Take a float64 or integer tensor as an input of the program."""
+        number = self.program.add(INPUT, value=tensor.detach().clone())
+        self.bind(tensor, number)
+        return number
+
+    def number(self, tensor: Tensor) -> int:
+        """The number of what a tensor holds now; a constant where nothing that was recorded made it."""
+        key, storage = _key(tensor)
+        found = self._at.get(key)
+        if found is not None and found[1] == self._version.get(storage, 0):
+            return found[0]
+        if storage in self._flat:  # written to through another view since
+            number = self._view(tensor, self._flat[storage])
+        else:
+            wide = tensor.detach().to(torch.float64) if tensor.is_floating_point() else tensor.detach()
+            number = self.program.add(CONSTANT, value=wide.clone())
+            if tensor.ndim and self.path != BACKWARD:
+                self.notes.setdefault(f"a tensor of shape {tuple(tensor.shape)} came from outside and is a constant")
+        self.bind(tensor, number)
+        return number
+
+    def bind(self, tensor: Tensor, number: int) -> None:
+        """Take a tensor, as it is now, for what the operation of that number gave."""
+        key, storage = _key(tensor)
+        self._at[key] = number, self._version.get(storage, 0)
+        self._alive.append(tensor)
+
+    def _view(self, tensor: Tensor, flat: int) -> int:
+        how = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
+        return self.program.add(aten.as_strided.default, (Ref(flat), *how), value=tensor.detach().clone())
+
+    def _widened(self, value: Any) -> Any:
+        """float64 in place of every narrower floating-point dtype and tensor."""
+        if isinstance(value, Tensor):
+            if value.is_complex() or value.is_quantized or value.layout != torch.strided:
+                kind = f"a {value.dtype} tensor of layout {value.layout}"
+                raise UsageError(f"golden: {kind} cannot be recorded; wanted dense real numbers")
+            if value.dtype not in NARROW:
+                return value
+            key = _key(value)[0]
+            if key not in self._wide:
+                self._wide[key] = value.detach().to(torch.float64)
+                self._alive.append(value)
+            return self._wide[key]
+        if isinstance(value, torch.dtype):
+            return torch.float64 if value in NARROW else value
+        if isinstance(value, (tuple, list)):
+            return [self._widened(one) for one in value]
+        return value
+
+    def _reference(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return Ref(self.number(value))
+        if isinstance(value, (tuple, list)):
+            return [self._reference(one) for one in value]
+        if isinstance(value, (torch.device, torch.layout, torch.memory_format, torch.Generator)):
+            return None
+        return value
+
+    def _referenced(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        named = {key: self._reference(value) for key, value in kwargs.items() if key not in _PLACES}
+        return self._reference(list(args)), named
+
+    def _keep(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        a, k = self._referenced(args, kwargs)
+        number = self.program.add(func, a, k, out)
+        if isinstance(out, Tensor):
+            self.bind(out, number)
+            return
+        for i, part in enumerate(out if isinstance(out, (tuple, list)) else ()):
+            if isinstance(part, Tensor):
+                self.bind(part, self.program.add(ITEM, (Ref(number), i), value=part))
+
+    def _composite(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        way = decomposition(func)
+        self._inside += 1
+        try:
+            with self:
+                out = way(*args, **kwargs) if way is not None else func.decompose(*args, **kwargs)
+        finally:
+            self._inside -= 1
+        if out is NotImplemented:
+            raise UsageError(f"golden: {func} at {self.path or 'the top'!r} cannot be recorded; no way to decompose it")
+        if not self._inside:
+            self.tell(func, out)
+        return out
+
+    def _drawn(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
+        if not isinstance(out, Tensor):
+            raise UsageError(f"golden: {func} at {self.path or 'the top'!r} draws more than one tensor; not recorded")
+        self.notes[f"{name} is random: what was drawn is kept as a constant"] = None
+        number = self.program.add(CONSTANT, value=out.detach().clone())
+        if func._schema.is_mutable:
+            self._written(out, number)
+        self.bind(out, number)
+        return out
+
+    def _in_place(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        """x.op_(...) becomes a new value, put into the memory that x is a view of."""
+        written = [
+            i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+        ]
+        place = func._schema.arguments[written[0]].name
+        target = args[written[0]] if written[0] < len(args) else kwargs.get(place)
+        pure = functional(func)
+        if any(target is one for one in self._wide.values()):
+            raise UsageError(
+                f"golden: {func} at {self.path or 'the top'!r} writes to a tensor from outside the program"
+            )
+        if len(written) > 1 or not isinstance(target, Tensor) or not (pure or name in ("copy_", "zero_", "fill_")):
+            raise UsageError(f"golden: {func} at {self.path or 'the top'!r} writes in place and cannot be recorded")
+        named = {key: value for key, value in kwargs.items() if key != place or name.endswith("_")}
+        self._inside += 1
+        try:
+            with self:
+                if name == "copy_":
+                    value = args[1].to(target.dtype).expand(target.shape).clone()
+                elif name in ("zero_", "fill_"):
+                    value = torch.full_like(target, 0) if name == "zero_" else torch.zeros_like(target) + args[1]
+                else:
+                    value = pure(*args, **named)
+        finally:
+            self._inside -= 1
+        number = self.number(value)
+        out = func(*args, **kwargs)
+        self._written(target, number)
+        if not self._inside:
+            self.tell(func, out)
+        return out
+
+    def _written(self, target: Tensor, number: int) -> None:
+        """`target` was written to and holds what `number` computed; every view of its memory sees that."""
+        _, storage = _key(target)
+        count = target.untyped_storage().nbytes() // target.element_size()
+        how = (list(target.shape), list(target.stride()), target.storage_offset())
+        before = self._flat.get(storage)
+        if before is None and target.numel() < count:
+            whole = torch.empty(0, dtype=target.dtype, device=target.device).set_(
+                target.untyped_storage(), 0, (count,), (1,)
+            )
+            before = self._whole(storage, count) or self.program.add(CONSTANT, value=whole.clone())
+        if before is None:
+            before = self.program.add(aten.zeros.default, ([count],), {"dtype": target.dtype}, shape=[count])
+        flat = self.program.add(aten.as_strided_scatter.default, (Ref(before), Ref(number), *how), shape=[count])
+        self._flat[storage] = flat
+        self._version[storage] = self._version.get(storage, 0) + 1
+        self.bind(target, number)
+
+    def _whole(self, storage: int, count: int) -> int | None:
+        """The contents of a whole storage, in one row, from a tensor that covers it."""
+        for (place, offset, shape, stride, dtype), (number, version) in self._at.items():
+            size = torch.Size(shape).numel()
+            if place == storage and size == count and version == self._version.get(storage, 0):
+                zeros = self.program.add(aten.zeros.default, ([count],), {"dtype": dtype}, shape=[count])
+                how = (list(shape), list(stride), offset)
+                return self.program.add(aten.as_strided_scatter.default, (Ref(zeros), Ref(number), *how), shape=[count])
+        return None
+
+
+_PLACES = ("device", "layout", "pin_memory", "memory_format", "generator", "non_blocking")
+"""Arguments that say where, not what."""
+
+
+def _key(tensor: Tensor) -> tuple[tuple[Any, ...], int]:
+    storage = tensor.untyped_storage()._cdata
+    return (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype), storage

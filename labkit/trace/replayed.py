@@ -1,0 +1,336 @@
+"""Steps against a recorded golden: each one's part of the program, run again on what was observed before it.
+
+It is run once as it is, which gives the step's own error, and RUNS times with random rounding, which gives what that
+may be; a linear part has a bound that needs no runs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from labkit.numerics.bounds import Bound, quantile
+from labkit.numerics.compare import compare
+from labkit.numerics.precision import INTEGERS, UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of, stored
+from labkit.numerics.structure import Structure, structure
+from labkit.trace.findings import INHERITED, OWN, Finding, absent, reason
+from labkit.trace.golden import GRADIENT, Golden
+from labkit.trace.masks import unmasked
+from labkit.trace.program import INPUT, Node, Ref
+from labkit.trace.rounding import Exact, Rounding, bound, linear
+
+Tensor = torch.Tensor
+
+RUNS = 24
+"""Simulated runs. Student's quantile at 24 is 1.3 to 2 times the normal one; twice the runs would take a fifth off."""
+
+MEMORY = 1 << 30
+"""Bytes that simulated errors may take; of a step that needs more, elements in equal distances are judged."""
+
+LONG = 10.0
+"""Seconds that a replay may take without a word beforehand: as long as people wait before they think it hangs."""
+
+
+class Replayed:
+    """A golden, and what was observed of its steps. `chance` is the false-alarm rate of one step and instrument.
+
+    Not `inputs_given`: what the program calls inputs are steps of unknown origin, which are not judged here.
+    """
+
+    def __init__(
+        self,
+        golden: Golden,
+        seen: Any,
+        rules: Precision,
+        chance: float,
+        say: Callable[[str], None],
+        *,
+        inputs_given: bool = True,
+    ) -> None:
+        self._golden, self._program, self._seen, self._rules = golden, golden.program, seen, rules
+        self._chance, self._say, self._inputs_given = chance, say, inputs_given
+        steps = golden.steps | {name: golden.operations[name] for name in seen.steps if name not in golden.steps}
+        self._steps = dict(sorted(steps.items(), key=lambda item: item[1]))
+        self._names: dict[int, list[str]] = {}
+        for name, number in self._steps.items():
+            if name in seen:
+                self._names.setdefault(number, []).append(name)
+        self._device = golden[next(iter(self._steps))].device
+        self._given = {i: self._observed(names[0]) for i, names in self._names.items() if self._fits(names[0], i)}
+        self._remade: dict[int, Tensor] = {}
+        self._tainted: set[int] = set()
+
+    def _fits(self, name: str, i: int) -> bool:
+        return tuple(self._seen.read(name).shape) == tuple(self._golden[name].shape)
+
+    def _observed(self, name: str) -> Tensor:
+        """An observed step where the golden is, real numbers in float64."""
+        value, golden = self._seen.read(name).to(self._device), self._golden[name]
+        return value.double() if golden.is_floating_point() else value
+
+    def judge(self) -> dict[str, Finding]:
+        """A finding for every step, in the order of the program."""
+        found: dict[str, Finding] = {}
+        for batch in self._batches():
+            found |= self._judged(batch)
+        last = max(self._steps[name] for name in self._seen.steps if name in self._steps)
+        backward = any(name.startswith(GRADIENT) for name in self._seen.steps)
+        for name, i in self._steps.items():
+            if name in self._seen and not self._fits(name, i):
+                total = compare(self._seen.read(name), self._golden[name])
+                words = f"{OWN}: {reason(total, None)}"
+                found[name] = Finding(name, total, wrong=True, diverges=True, words=words)
+            elif name not in self._seen and self._program.nodes[i].func != INPUT:
+                found[name] = absent(name, gone=i > last and (backward or not name.startswith(GRADIENT)))
+        return {name: found[name] for name in self._steps if name in found}
+
+    def _batches(self) -> Iterator[list[int]]:
+        """Steps that are judged together, so that a part that several of them need is run once for all."""
+        batch: list[int] = []
+        size = 0
+        for i, value in self._given.items():
+            grown = size + 8 * RUNS * min(value.numel(), _LIMIT)
+            if batch and grown > MEMORY:
+                yield batch
+                batch, grown = [], grown - size
+            batch.append(i)
+            size = grown
+        yield batch
+
+    def _judged(self, batch: list[int]) -> dict[str, Finding]:
+        found: dict[str, Finding] = {}
+        parts = {i: self._program.cone([i], self._given) for i in batch if self._program.nodes[i].func != INPUT}
+        simulated = self._simulated(parts, self._given) if parts else {}
+        for i in batch:
+            for name in self._names[i]:
+                if i in parts:
+                    found[name] = self._read(name, i, parts[i], simulated[i])
+                elif self._inputs_given:
+                    found[name] = self._input(name)
+                if name in found and found[name].diverges:
+                    self._tainted.add(i)
+            if i in parts and i not in self._tainted:
+                self._remade[i] = simulated[i].exact
+            simulated.pop(i, None)
+        return found
+
+    def _input(self, name: str) -> Finding:
+        """What was given to both is equal, but for what storing it costs."""
+        observed, golden = self._seen.read(name).to(self._device), self._golden[name]
+        half = Bound(half_ulp(golden, self._storage(name)), "half a unit") if golden.is_floating_point() else None
+        total = compare(observed, golden, half)
+        words = "ok" if total.ok else f"{OWN}: not the golden's input, {reason(total, None)}"
+        return Finding(name, total, total, 0.0, None, not total.ok, not total.ok, words)
+
+    def _storage(self, name: str) -> str:
+        """The name of the dtype that a step is held to: its own, or a narrower one that was promised."""
+        own, said = name_of(self._seen.read(name).dtype), self._rules.of(name).storage
+        if said is None or own in INTEGERS or said in INTEGERS:
+            return own
+        return max(own, said, key=UNIT_ROUNDOFF.__getitem__)
+
+    def _narrow(self, i: int) -> bool:
+        """Whether storing a step loses digits that a kernel had."""
+        name = self._names[i][0]
+        rule, storage = self._rules.of(name), self._storage(name)
+        return not rule.eager and UNIT_ROUNDOFF.get(storage, 0.0) > rule.unit
+
+    def _read(self, name: str, i: int, part: list[int], simulated: Simulated) -> Finding:
+        """A step as it was observed; if that is wrong, by the first other reading by which it is right."""
+        first = self._finding(name, i, simulated)
+        if first.wrong and first.own is not None and first.own.count >= 0:
+            for words, given in self._readings(i):
+                again = self._finding(name, i, self._simulated({i: part}, given)[i], words)
+                if not again.wrong:
+                    return again
+        return first
+
+    def _readings(self, i: int) -> Iterator[tuple[str, dict[int, Any]]]:
+        """Other ways to read what was observed before a step, none of them wrong.
+
+        A fused kernel may have gone on with a step as it had it in registers, before it was stored; and what was
+        given may have been stored in the narrower type too, where the observed does not tell.
+        """
+        kept = {
+            k: self._remade[k] for k in self._program.before(i, self._given) if k in self._remade and self._narrow(k)
+        }
+        inputs = {}
+        if self._narrow(i):
+            untold = [k for k in self._program.cone([i], self._given) if self._program.nodes[k].func == INPUT]
+            values = {k: self._program.values[k] for k in untold}
+            storage = self._storage(self._names[i][0])
+            inputs = {k: stored(v, storage) for k, v in values.items() if v.is_floating_point()}
+        if kept:
+            yield "the steps before it unrounded", self._given | kept
+        if inputs:
+            yield "inputs as they would be stored", self._given | inputs
+        if kept and inputs:
+            yield "inputs as they would be stored, the steps before unrounded", self._given | kept | inputs
+        for k, value in kept.items() if len(kept) > 1 else ():
+            yield f"{self._names[k][0]} unrounded", self._given | {k: value}
+
+    def _rule(self, i: int) -> Precision:
+        name = self._names[i][0]
+        rule = self._rules.of(name)
+        if rule.eager and rule.storage is None:
+            return Precision(self._storage(name), rule.products, rule.accumulate, eager=True, flush=rule.flush)
+        return rule
+
+    def _simulated(
+        self, parts: dict[int, list[int]], given: Mapping[int, Any], scale: float = 1.0
+    ) -> dict[int, Simulated]:
+        """The parts together: once exactly, RUNS times with random rounding, and with a bound where they allow it."""
+        program, device = self._program, self._device
+        order = sorted({k for part in parts.values() for k in part})
+        rules: dict[int, Precision] = {}
+        for i, part in parts.items():
+            rule = self._rule(i)
+            rules |= {k: rule for k in part if k not in rules}
+        found: dict[int, Simulated] = {}
+        start = {k: v for k, v in given.items() if k not in parts}
+
+        def exactly(i: int, value: Any) -> Any:
+            if i not in parts:
+                return value
+            found[i] = Simulated(value, self._storage(self._names[i][0]), rules[i])
+            return given[i]
+
+        def simulated(i: int, value: Any) -> Any:
+            if i not in parts:
+                return value
+            found[i].add(value)
+            return given[i]
+
+        exact = Exact(rules, device)
+        before = time.perf_counter()
+        program.run(order, start, (), rule=exact, seen=exactly, device=device)
+        seconds = (time.perf_counter() - before) * (RUNS + 1)
+        if seconds > LONG:
+            memory = sum(8 * RUNS * min(one.exact.numel(), _LIMIT) for one in found.values()) / 2**20
+            self._say(f"{len(order)} operations are run {RUNS} times: about {seconds:.0f} s and {memory:.0f} MiB")
+        loose = {k for part in parts.values() if not linear(program, part) for k in part}
+        summed = {p for k in order if program.nodes[k].op in ("sum", "add") for p in program.nodes[k].parents}
+        for seed in range(RUNS):
+            rounding = Rounding(rules, exact.cut, summed, seed, device, scale)
+            program.run(order, start, (), rule=_Loose(rounding, rules, loose, given), seen=simulated, device=device)
+        for i, part in parts.items():
+            if i not in loose and found[i].exact.is_floating_point():
+                inputs = {k: given[k] for k in program.before(i, given)}
+                found[i].allow(bound(program, part, inputs, i, rules, exact.cut, device))
+        return found
+
+    def _finding(self, name: str, i: int, simulated: Simulated, reading: str = "") -> Finding:
+        observed, golden = self._seen.read(name).to(self._device), self._golden[name]
+        tainted = any(k in self._tainted for k in self._program.before(i, self._given))
+        if not golden.is_floating_point():
+            return self._whole_numbers(name, i, observed, golden, simulated, tainted)
+        o, exact = unmasked(self._observed(name), simulated.exact)
+        allowed = simulated.bound(o, self._chance)
+        own = compare(simulated.judged(o), simulated.judged(exact), allowed)
+        below: Structure | None = None
+        if own.ok:
+            below = structure(simulated.judged(o - exact), simulated.judged(exact), allowed, self._chance)
+        total = compare(observed, golden, math.inf if simulated.sampled else allowed)
+        inherited = compare(simulated.exact, golden, math.inf).rms_ratio
+        wrong = not own.ok or (below is not None and not below.ok)
+        diverges = wrong or (tainted and not total.ok)
+        words = f"{OWN}: {reason(own, below)}" if wrong else INHERITED if diverges else "ok"
+        if simulated.sampled:
+            words += f"; {own.count} of {observed.numel()} elements judged"
+        return Finding(name, total, own, inherited, below, wrong, diverges, words, reading)
+
+    def _whole_numbers(
+        self, name: str, i: int, observed: Tensor, golden: Tensor, simulated: Simulated, tainted: bool
+    ) -> Finding:
+        """Whole numbers and truth values are equal, unless rounding before them may turn one over.
+
+        Then simulated runs give other values there too, with errors as large as the elementwise test would allow.
+        """
+        total, own = compare(observed, golden), compare(observed, simulated.exact)
+        wrong, words = False, "ok"
+        if not own.ok:
+            scale = quantile(self._chance / max(1, golden.numel()), math.inf)
+            wide = self._simulated({i: self._program.cone([i], self._given)}, self._given, scale)[i]
+            value = observed.to(wide.low.dtype)
+            wrong = bool(((value < wide.low) | (value > wide.high)).any())
+            words = f"{OWN}: {reason(own, None)}" if wrong else "ok: ties that fell the other way"
+        diverges = wrong or (tainted and not total.ok)
+        words = INHERITED if diverges and not wrong else words
+        inherited = float(not compare(simulated.exact, golden).ok)
+        return Finding(name, total, own, inherited, None, wrong, diverges, words)
+
+
+class _Loose:
+    """A simulated run in which what goes into parts that are not linear is off by a round-off."""
+
+    def __init__(self, rounding: Rounding, rules: Mapping[int, Precision], loose: set[int], given: Any) -> None:
+        self._rounding, self._rules, self._loose, self._given = rounding, rules, loose, given
+        self._moved: dict[int, Any] = {}
+
+    def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
+        if node.id in self._loose:
+            args = [self._off(ref, node.id, a) for ref, a in zip(node.args, args, strict=True)]
+        return self._rounding(node, args, kwargs)
+
+    def _off(self, ref: Any, user: int, value: Any) -> Any:
+        if not isinstance(ref, Ref) or ref.id not in self._given:
+            return value
+        if ref.id not in self._moved:
+            self._moved[ref.id] = self._rounding.given(value, self._rules[user])
+        return self._moved[ref.id]
+
+
+_LIMIT = MEMORY // (8 * RUNS)
+
+
+class Simulated:
+    """A step's exact replay and the errors of its simulated runs; of a large step in equal distances only."""
+
+    def __init__(self, exact: Tensor, storage: str, rule: Precision) -> None:
+        self.exact, self._storage, self._rule = exact, storage, rule
+        self._stride = max(1, -(-exact.numel() // _LIMIT))
+        self.sampled = self._stride > 1
+        self.low, self.high = exact, exact
+        self._base = self.judged(exact)
+        self._absolute: Tensor | None = None
+        self._squares: Tensor | float = 0.0
+        self._errors: list[Tensor] = []
+
+    def judged(self, x: Tensor) -> Tensor:
+        """The elements that are judged, in one row; all of them, in their shape, where there are not too many."""
+        return x.reshape(-1)[:: self._stride] if self.sampled else x
+
+    def add(self, value: Tensor) -> None:
+        """One simulated result, before it is stored."""
+        if not self.exact.is_floating_point():
+            self.low, self.high = torch.minimum(self.low, value), torch.maximum(self.high, value)
+            return
+        value = self.judged(value)
+        keep = value.isfinite() & self._base.isfinite()
+        self._squares = self._squares + torch.where(keep, (value - self._base).square(), 0.0)
+        self._errors.append(torch.where(keep, stored(value, self._storage) - self._base, 0.0))
+
+    def allow(self, bound: Tensor) -> None:
+        """Take a bound of the arithmetic in place of what the runs say."""
+        self._absolute = self.judged(bound)
+
+    def bound(self, observed: Tensor, chance: float) -> Bound:
+        """What each judged element may be off, and what noise looks like."""
+        o = self.judged(observed)
+        size = torch.maximum(self._base.abs(), torch.where(o.isfinite(), o.abs(), 0.0))
+        half = torch.where(self._base.isfinite(), half_ulp(size, self._storage, flush=self._rule.flush), 0.0)
+        variance = self._squares / RUNS
+        if self._absolute is not None:
+            allowed, why = half + self._absolute, "Higham and Mary's bound and half a unit of storage"
+        else:
+            t = quantile(chance / max(1, o.numel()), RUNS)
+            allowed = half + t * torch.as_tensor(variance).sqrt()
+            why = f"{t:.3g} sigma of {RUNS} simulated runs and half a unit of storage"
+        # below the normal numbers there are few to round to, and rounding is no noise: elements are judged alone there
+        normal = self._base.abs() >= torch.finfo(dtype_of(self._storage)).tiny
+        noise = torch.where(normal, (half.square() / 3.0 + variance).sqrt(), 0.0)
+        return Bound(torch.nan_to_num(allowed, 0.0), why, noise, runs=torch.stack(self._errors))

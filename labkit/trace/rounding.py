@@ -1,0 +1,229 @@
+"""What rounding may do to a part of a recorded program: simulated (Monte Carlo arithmetic), or bounded in one pass.
+
+In a simulated run every operation errs at random as one of the promised precision may: a result by up to a unit
+round-off, a library function by two units in the last place, a sum by what additions in a random order give, a factor
+of a product by what cutting it to fewer digits costs. Products on tensor cores may also drift, since these may truncate
+as they add (Fasi, Higham, Mikaitis, Pranesh 2021). What goes into a part that is not linear is off by a round-off
+too, since that is what a stable way to compute it may cost.
+
+A part that is linear, with one sum at most, has a bound that needs no runs: Higham and Mary's, carried along.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from labkit.numerics.bounds import gamma, variance_of_sum, worst_case
+from labkit.numerics.precision import SMALLEST, UNIT_ROUNDOFF, Precision, representable
+from labkit.trace.operations import ARITHMETIC, CHOICES, FACTORIES, FUNCTIONS, MOMENTS, MOVES, PRODUCTS, SUMS
+from labkit.trace.program import CONSTANT, Node, Program, Ref, call
+
+Tensor = torch.Tensor
+
+FUNCTION_ULPS = 2.0
+"""What a library function may be off, in units in the last place: CUDA's tables give 1 to 2 for the common ones, and
+ex2.approx, rcp and div.full of PTX, which Triton's exp and / become, stay within 2."""
+
+_ARGUMENT = frozenset(["exp", "exp2", "expm1", "sigmoid", "tanh", "erf", "erfc", "sinh", "cosh", "sin", "cos"])
+"""Functions that are computed from a scaled argument, which is rounded first: exp(x) as 2^(x log2 e)."""
+
+_ROUNDED = ARITHMETIC | PRODUCTS | SUMS
+_LINEAR = MOVES | FACTORIES | ARITHMETIC | PRODUCTS | SUMS | {"neg"}
+
+
+def linear(program: Program, part: Iterable[int]) -> bool:
+    """Whether a part only adds, multiplies, and divides by what is given, with one sum of many terms at most."""
+    part = list(part)
+    nodes = [program.nodes[i] for i in part if not isinstance(program.nodes[i].func, str)]
+    divisors = [node.args[1].id for node in nodes if node.op == "div" and isinstance(node.args[1], Ref)]
+    if any(i in part and program.nodes[i].op in _ROUNDED for i in divisors):
+        return False
+    return all(node.op in _LINEAR for node in nodes) and sum(node.op in PRODUCTS | SUMS for node in nodes) <= 1
+
+
+def _length(node: Node, args: Any, out: Tensor) -> int:
+    """How many terms an element of a sum has, at most."""
+    if node.op in ("convolution", "convolution_backward"):
+        a, weight = args[0], args[1] if node.op == "convolution" else args[2]
+        return max(1, weight[0].numel(), weight.numel() // weight.shape[1], a.numel() // a.shape[1])
+    if node.op in PRODUCTS:
+        return max(1, args[0].shape[-1])
+    if node.op == "cumsum":
+        return max(1, args[0].shape[args[1]] if args[0].ndim else 1)
+    if node.op in ("sum", "mean"):
+        return max(1, args[0].numel() // max(1, out.numel()))
+    return max(1, *(a.numel() for a in args if isinstance(a, Tensor) and not a.is_floating_point()), 1)
+
+
+def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Floating-point tensors among arguments, or parts of a result, changed."""
+    if isinstance(value, Tensor):
+        return change(value) if value.is_floating_point() else value
+    if isinstance(value, (tuple, list)):
+        return [_each(one, change) for one in value]
+    return value
+
+
+class Exact:
+    """Runs operations as they are, and sees which factors of products are exact in the promised format already."""
+
+    def __init__(self, rules: Mapping[int, Precision], device: torch.device) -> None:
+        self._rules, self._device = rules, device
+        self.cut: dict[int, list[bool]] = {}
+
+    def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
+        precision = self._rules[node.id]
+        if precision.cut and (node.op in PRODUCTS or node.op == "mul"):
+            real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
+            self.cut[node.id] = [a is not None and not representable(a, precision.products) for a in real]
+        return call(node, args, kwargs, self._device)
+
+
+class Rounding:
+    """One simulated run. `cut` and `summed` (numbers of products that are written out and then summed) are the part's.
+
+    `scale` multiplies every error, for results that are whole numbers and move only where one falls the other way.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[int, Precision],
+        cut: Mapping[int, list[bool]],
+        summed: Collection[int],
+        seed: int,
+        device: torch.device,
+        scale: float = 1.0,
+    ) -> None:
+        self._rules, self._cut, self._summed, self._scale = rules, cut, summed, scale
+        self._device, self._generator = device, torch.Generator(device).manual_seed(seed)
+
+    def jitter(self, x: Tensor, u: float, least: float = 0.0) -> Tensor:
+        """Every element off by up to u of itself, and by up to `least`."""
+        if not u or not x.is_floating_point():
+            return x
+        xi = torch.rand(x.shape, generator=self._generator, dtype=torch.float64, device=x.device) * 2.0 - 1.0
+        return torch.where(x.isfinite(), x + self._scale * (u * x + least) * xi, x)
+
+    def given(self, x: Any, precision: Precision) -> Any:
+        """What goes into a part that is not linear: off by a round-off, each element and all of them together."""
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
+        return self.jitter(x, precision.unit) * (1.0 + precision.unit * self._one())
+
+    def _one(self) -> float:
+        return self._scale * (2.0 * float(torch.rand((), generator=self._generator, device=self._device)) - 1.0)
+
+    def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
+        op, precision = node.op, self._rules[node.id]
+        if op in MOVES or op in FACTORIES or op in CHOICES:
+            return call(node, args, kwargs, self._device)
+        u = precision.unit
+        if node.id in self._cut and (op in PRODUCTS or node.id in self._summed):
+            args = self._cut_factors(args, self._cut[node.id], precision.cut)
+        if op in _ARGUMENT:
+            args = [self.jitter(args[0], u), *args[1:]]
+        if op in ARITHMETIC:  # a number of the program is rounded too
+            args = [a * (1.0 + u * self._one()) if isinstance(a, float) else a for a in args]
+        out = call(node, args, kwargs, self._device)
+        if op in MOMENTS:
+            out = self._moments(args[0], *out, u)
+        if op in PRODUCTS or op in SUMS:
+            out = self._summed_up(node, args, kwargs, out, precision)
+        ulps = 2.0 * FUNCTION_ULPS if op in FUNCTIONS or op == "div" else 1.0
+        kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
+        least = SMALLEST[precision.accumulate]
+        return _each(out, lambda x: self.jitter(x, max(u * ulps, kept), least))
+
+    def _moments(self, x: Tensor, variance: Tensor, mean: Tensor, u: float) -> list[Tensor]:
+        """A variance by updates is off by its condition, sqrt(1 + mean^2 / variance), times u a term (Chan et al. 1983).
+
+        Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The American Statistician 37.
+        """
+        count = max(1, x.numel() // max(1, variance.numel()))
+        squares = count * (variance + mean.square())
+        spread = variance_of_sum(mean * count, squares, count, u).clamp(min=0.0).sqrt() / count
+        condition = (1.0 + mean.square() / variance.clamp(min=1e-300)).sqrt()
+        normal = torch.randn((2, *variance.shape), generator=self._generator, device=x.device, dtype=torch.float64)
+        moved = variance * (1.0 + self._scale * u * math.sqrt(count) * condition * normal[0])
+        return [torch.where(variance > 0.0, moved, variance), mean + self._scale * spread * normal[1]]
+
+    def _cut_factors(self, args: Any, which: list[bool], u: float) -> list[Any]:
+        """Cut to nearest or truncated, nobody says which: up to two units, and of one sign for all if truncated."""
+        changed = []
+        for i, a in enumerate(args):
+            if i < len(which) and which[i]:
+                a = self.jitter(a, u) * (1.0 + u * self._one())
+            changed.append(a)
+        return changed
+
+    def _summed_up(self, node: Node, args: Any, kwargs: dict[str, Any], out: Any, precision: Precision) -> Any:
+        if node.op == "index_put" and not (len(args) > 3 and args[3]):
+            return out
+        squares = call(node, _each(args, torch.square), kwargs, self._device)
+        u = precision.unit * (2.0 if precision.truncates and node.op in PRODUCTS else 1.0)
+
+        def off(x: Tensor, q: Tensor) -> Tensor:
+            length = _length(node, args, x)
+            count = length if node.op == "mean" else 1
+            total, q = x * count, q * count
+            spread = variance_of_sum(total, q, length, u).clamp(min=0.0).sqrt() + SMALLEST[precision.accumulate]
+            noise = torch.randn(x.shape, generator=self._generator, dtype=torch.float64, device=x.device)
+            total = total + self._scale * spread * noise
+            if precision.truncates and node.op in PRODUCTS:
+                total = total * (1.0 + min(1.0, worst_case(length, u)) * self._one())
+            return torch.where(x.isfinite(), total / count, x)
+
+        if isinstance(out, Tensor):
+            return off(out, squares)
+        return [off(x, q) if isinstance(x, Tensor) else x for x, q in zip(out, squares, strict=True)]
+
+
+def bound(
+    program: Program,
+    part: Iterable[int],
+    given: Mapping[int, Any],
+    target: int,
+    rules: Mapping[int, Precision],
+    cut: Mapping[int, list[bool]],
+    device: torch.device,
+) -> Tensor:
+    """What the result of a :func:`linear` part may be off, float64: a factor on the part run on absolute values.
+
+    Where values are only added and multiplied, n roundings make at most ((1 + u)^n - 1) of what the same operations
+    give of absolute values (Higham, section 3.1). A sum of K terms counts as lambda sqrt(K) roundings (Higham and Mary).
+    """
+    part = list(part)
+    factor = 0.0
+    sizes = {i: _each(x, _size) for i, x in given.items()}
+
+    def absolutely(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
+        nonlocal factor
+        op, precision = node.op, rules[node.id]
+        if op in ("sub", "rsub", "neg"):
+            return args[0] + abs(kwargs.get("alpha", 1)) * args[1] if op != "neg" else args[0]
+        args = [abs(a) if isinstance(a, (int, float)) and op in ARITHMETIC else a for a in args]
+        out = _each(call(node, args, kwargs, device), _size)
+        if op in ARITHMETIC:
+            factor += (2.0 * FUNCTION_ULPS if op == "div" else 2.0) * precision.unit  # a number of the program, rounded
+        elif op in PRODUCTS or op in SUMS:
+            u = precision.unit * (2.0 if precision.truncates and op in PRODUCTS else 1.0)
+            x = out if isinstance(out, Tensor) else next(x for x in out if isinstance(x, Tensor))
+            length = _length(node, args, x)
+            truncated = precision.truncates and op in PRODUCTS
+            factor += worst_case(length, u) if truncated else gamma(length, u, max(1, x.numel()))
+            factor += 2.0 * precision.cut * sum(cut.get(node.id, ())) + precision.unit
+        if precision.eager and op not in MOVES:
+            factor += UNIT_ROUNDOFF.get(precision.storage or "", 0.0)
+        return out
+
+    values = {i: _each(program.values[i], _size) for i in part if i in program.values}
+    whole = program.run(part, values | sizes, (target,), rule=absolutely, device=device)[target]
+    return whole * math.expm1(factor) + SMALLEST[rules[target].accumulate] * len(part)
+
+
+def _size(x: Tensor) -> Tensor:
+    return torch.where(x.isfinite(), x.abs(), 0.0)
