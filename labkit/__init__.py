@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from labkit.trace.golden import golden as golden
     from labkit.trace.localise import localise as localise
     from labkit.trace.recorder import step as step
+    from labkit.trace.replayed import bounded as bounded
     from labkit.trace.repetition import Repetition as Repetition
     from labkit.trace.repetition import poisoned as poisoned
     from labkit.trace.repetition import repeat as repeat
@@ -48,6 +49,7 @@ _HOME = {
     "trace.golden": ("Golden", "golden"),
     "trace.localise": ("localise",),
     "trace.recorder": ("step",),
+    "trace.replayed": ("bounded",),
     "trace.repetition": ("Repetition", "poisoned", "repeat"),
     "trace.steps": ("Step", "Trace"),
 }

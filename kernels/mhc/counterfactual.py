@@ -1,15 +1,18 @@
-"""The coefficients' backward in float64, with a wrong access injected; each step with what it may be off.
+"""The coefficients' backward in float64, with a wrong access injected; recorded, or with what each step may be off.
 
 It reads operands by their flat index, as the kernel does, and shares no other code with it.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import torch
 
 from kernels.mhc.faulty import RIGHT, Access, Problem
-from labkit.numerics.bounds import EXACT, Bound, roundings, sum_of_products
-from labkit.trace.steps import Trace
+from labkit import Bound, Golden, Trace, golden
+from labkit.numerics.bounds import EXACT, roundings, sum_of_products
+from labkit.numerics.precision import UNIT_ROUNDOFF
 
 Tensor = torch.Tensor
 
@@ -61,50 +64,47 @@ def _pairs(g_pre: Tensor, mix_pre: Tensor, g_post: Tensor, g_res: Tensor, mix: T
     return g_pre * mix_pre, g_post * mix[:, n : 2 * n], g_res * mix[:, 2 * n :]
 
 
-def dalpha(p: Problem, access: Access = RIGHT) -> Tensor:
-    """dalpha [3] of :func:`backward`, without its other steps and without bounds, for many draws."""
+def steps(p: Problem, access: Access = RIGHT) -> dict[str, Tensor]:
+    """Steps dpre, g_pre, mix_pre, g_post, g_res and dalpha [3] by name, float64."""
     x, dx_in = _read_x(p, access)
     gate, mix_pre, mix = _read_rest(p, access)
-    g_pre = (x * dx_in).sum(-1) * gate * (1.0 - gate)
-    pairs = _pairs(g_pre, mix_pre, _g_post(p), p.dz.double().flatten(-2), mix)
-    return torch.stack([pair.sum() for pair in pairs])
+    dpre = (x * dx_in).sum(-1)
+    found = {"dpre": dpre, "g_pre": dpre * gate * (1.0 - gate), "mix_pre": mix_pre, "g_post": _g_post(p)}
+    found["g_res"] = p.dz.double().flatten(-2)
+    pairs = _pairs(found["g_pre"], mix_pre, found["g_post"], found["g_res"], mix)
+    return found | {"dalpha": torch.stack([pair.sum() for pair in pairs])}
+
+
+def dalpha(p: Problem, access: Access = RIGHT) -> Tensor:
+    """dalpha [3] alone, for many draws."""
+    return steps(p, access)["dalpha"]
+
+
+def recorded(p: Problem) -> Golden:
+    """The right backward, recorded: what `labkit.localise` holds the kernel under investigation against."""
+    tensors = {f.name: getattr(p, f.name) for f in fields(p) if isinstance(getattr(p, f.name), Tensor)}
+    return golden(lambda **given: steps(replace(p, **given)), **tensors)
 
 
 def backward(p: Problem, access: Access = RIGHT) -> Trace:
-    """Steps dpre, g_pre, mix_pre, g_post, g_res and dalpha [3], float64, with bounds for a float32 kernel."""
-    trace = Trace()
-    trace.add("x", p.x.double(), bound=EXACT)
-    trace.add("dx_in", p.dx_in.double(), bound=EXACT)
-    dpre, bound = _inner(*_read_x(p, access))
-    trace.add("dpre", dpre, ("x", "dx_in"), bound, lambda x, dx_in: _inner(x.double(), dx_in.double()[:, None, :]))
+    """The steps of :func:`steps`, each with what a float32 kernel with this access may be off in all."""
+    found = steps(p, access)
+    x, dx_in = _read_x(p, access)
     gate, mix_pre, mix = _read_rest(p, access)
     slope = (gate * (1.0 - gate)).abs()
-    g_pre = dpre * gate * (1.0 - gate)
-    off = bound.scaled(slope) + Bound(4.0 * 2.0**-24 * dpre.abs() * (slope + gate.abs()), "four roundings of the gate")
-
-    def again(value: Tensor) -> tuple[Tensor, Bound]:
-        return value.double() * gate * (1.0 - gate), Bound(
-            4.0 * 2.0**-24 * value.double().abs() * (slope + gate.abs()), "four roundings of the gate"
-        )
-
-    trace.add("g_pre", g_pre, ("dpre",), off, again)
-    trace.add("mix_pre", mix_pre, bound=roundings(mix_pre, 1))
-    g_post, g_res = _g_post(p), p.dz.double().flatten(-2)
-    off_post = 4.0 * 2.0**-24 * (p.dpost.double() * p.post.double()).abs()
-    trace.add("g_post", g_post, bound=Bound(off_post, "four roundings"))
-    trace.add("g_res", g_res, bound=EXACT)
-    pairs = _pairs(g_pre, mix_pre, g_post, g_res, mix)
-    errors = _pairs(off.absolute, mix_pre.abs(), off_post, torch.zeros_like(g_res), mix.abs())
-    sums = [sum_of_products(pair.abs().sum(), pair.numel()) for pair in pairs]
-    absolute = [s.absolute + e.sum() + 2.0**-23 * q.abs().sum() for s, e, q in zip(sums, errors, pairs, strict=True)]
-    value = torch.stack([pair.sum() for pair in pairs])
-    names = ("g_pre", "mix_pre", "g_post", "g_res")
-    trace.add("dalpha", value, names, Bound(torch.stack(absolute), sums[0].why), lambda *xs: summed(*xs, mix=mix))
+    bounds = {"dpre": _inner(x, dx_in)[1], "mix_pre": roundings(mix_pre, 1), "g_res": EXACT}
+    rounded = 4.0 * UNIT_ROUNDOFF["float32"] * found["dpre"].abs() * (slope + gate.abs())
+    bounds["g_pre"] = bounds["dpre"].scaled(slope) + Bound(rounded, "four roundings of the gate")
+    off_post = 4.0 * UNIT_ROUNDOFF["float32"] * (p.dpost.double() * p.post.double()).abs()
+    bounds["g_post"] = Bound(off_post, "four roundings")
+    pairs = _pairs(found["g_pre"], mix_pre, found["g_post"], found["g_res"], mix)
+    off = (bounds["g_pre"].absolute, mix_pre.abs(), off_post, torch.zeros_like(found["g_res"]), mix.abs())
+    total = [
+        sum_of_products(pair.abs().sum(), pair.numel()).absolute + e.sum() + 2.0**-23 * pair.abs().sum()
+        for pair, e in zip(pairs, _pairs(*off), strict=True)
+    ]
+    bounds["dalpha"] = Bound(torch.stack(total), "sums of products in any order, and what they are made of")
+    trace = Trace({"x": p.x, "dx_in": p.dx_in})
+    for name, value in found.items():
+        trace.add(name, value, bounds[name])
     return trace
-
-
-def summed(g_pre: Tensor, mix_pre: Tensor, g_post: Tensor, g_res: Tensor, *, mix: Tensor) -> tuple[Tensor, Bound]:
-    """dalpha [3] from what it is made of, and what float32 sums in any order may be off."""
-    pairs = _pairs(g_pre.double(), mix_pre.double(), g_post.double(), g_res.double(), mix)
-    bounds = [sum_of_products(pair.abs().sum(), pair.numel()).absolute + 2.0**-23 * pair.abs().sum() for pair in pairs]
-    return torch.stack([pair.sum() for pair in pairs]), Bound(torch.stack(bounds), "sums of products, any order")

@@ -103,7 +103,7 @@ def coefficients_backward(
 
 def spread_alpha(alpha: Tensor, n: int) -> Tensor:
     """alpha's three numbers, each as often as its part has columns: [M]."""
-    return torch.repeat_interleave(alpha, torch.tensor([n, n, n * n], device=alpha.device))
+    return torch.cat([a.expand(width) for a, width in zip(alpha, (n, n, n * n), strict=True)])
 
 
 def alpha_gradient(g: Tensor, mix: Tensor, n: int) -> Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
+import labkit
 from kernels.corpus import corpus
 from kernels.tinyllm import golden
 from kernels.tinyllm.peers import Trainer
@@ -38,12 +39,12 @@ def _training(device: Device, tf32: bool) -> Case:
     tokens, targets = batches(corpus().split()[0], c, rng)()
     ids, wanted = (torch.tensor(v, dtype=torch.long, device="cuda") for v in (tokens, targets))
     torch.backends.cuda.matmul.allow_tf32 = False
-    exact = golden.everything(golden.weights(parameters, device="cuda"), ids, wanted, c)
-    bounds = golden.chain(parameters, exact, ids, wanted, c, rng, u=2.0**-11 if tf32 else 2.0**-24)
-    names = [f"d {name}" for name in layout(c)]
-    whole = torch.cat([exact[name].flatten() for name in names]).cpu()
-    allowed = torch.cat([torch.as_tensor(bounds[name].absolute).flatten() for name in names]).cpu()
-    del exact, bounds
+    promised = labkit.Precision(products="tf32" if tf32 else "ieee")
+    exact = labkit.bounded(golden.reference(parameters, ids, wanted, c), promised)
+    steps = [exact.step(f"d {name}") for name in layout(c)]
+    whole = torch.cat([step.value.flatten() for step in steps]).cpu()
+    allowed = torch.cat([step.bound.absolute.flatten() for step in steps]).cpu()
+    del exact, steps
 
     def provider(name: str, run: Callable[[], None], gradients: Callable[[], dict[str, np.ndarray]]) -> Provider:
         def check() -> Comparison:

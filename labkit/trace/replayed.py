@@ -22,6 +22,7 @@ from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
 from labkit.trace.program import INPUT, Node, Ref
 from labkit.trace.rounding import Exact, Rounding, bound, linear
+from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
 
@@ -262,6 +263,37 @@ class Replayed:
         words = INHERITED if diverges and not wrong else words
         inherited = float(not compare(simulated.exact, golden).ok)
         return Finding(name, total, own, inherited, None, wrong, diverges, words)
+
+
+def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> Trace:
+    """The golden's steps with what each may be off in all, own and inherited, from the same inputs.
+
+    RUNS simulated runs of the whole program. `false_alarm` is that of one step: 1e-6 lets thousands be compared.
+    """
+    program, numbers = golden.program, set(golden.steps.values())
+    exact, order = {i: golden.value(i) for i in numbers}, program.cone(numbers, ())
+    device = next(iter(exact.values())).device
+    rules = dict.fromkeys(order, precision)
+    names = {i: name for name, i in golden.steps.items()}
+    found = {
+        i: Simulated(x, precision.of(names[i]).storage or "float32", precision)
+        for i, x in exact.items()
+        if x.is_floating_point() and program.nodes[i].func != INPUT
+    }
+
+    def seen(i: int, value: Any) -> Any:
+        if i in found:
+            found[i].add(value)
+        return value
+
+    factors = Exact(rules, device)
+    program.run(order, {}, (), rule=factors, device=device)
+    for seed in range(RUNS):
+        program.run(order, {}, (), rule=Rounding(rules, factors.cut, (), seed, device), seen=seen, device=device)
+    trace = Trace()
+    for name, i in golden.steps.items():
+        trace.add(name, exact[i], found[i].bound(exact[i], false_alarm) if i in found else None)
+    return trace
 
 
 class _Loose:

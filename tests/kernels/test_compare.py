@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+import labkit
 from kernels.compare import calibration, trials
 from kernels.compare.clean import CLEAN, FP32
 from kernels.compare.faulty import FAULTS
 from kernels.compare.judges import JUDGES, ours
 from kernels.compare.systems import SIZES, golden, inputs, run
-import labkit
 from labkit import Trace
 
 
@@ -68,7 +68,10 @@ def test_todays_judges_do_what_they_are_known_for():
     g = 0.1 * torch.randn(2048, 64, generator=generator, dtype=torch.float64)
     o = g.float()
     o[99] = 0.0
-    said = {name: judge(Trace({"x": o}), labkit.golden(lambda a: {"x": a + 0.0}, a=g), FP32) for name, judge in JUDGES.items()}
+    said = {
+        name: judge(Trace({"x": o}), labkit.golden(lambda a: {"x": a + 0.0}, a=g), FP32)
+        for name, judge in JUDGES.items()
+    }
     assert said["labkit, recorded golden"] == said["torch.testing.assert_close"] == "x"
     assert said["cosine and max_abs rule"] is said["1 - 2<x,y>/(|x|^2+|y|^2) > 1e-3"] is None
 
