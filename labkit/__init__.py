@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from labkit.trace.golden import golden as golden
     from labkit.trace.localise import localise as localise
     from labkit.trace.recorder import step as step
-    from labkit.trace.replayed import bounded as bounded
     from labkit.trace.repetition import Repetition as Repetition
     from labkit.trace.repetition import poisoned as poisoned
     from labkit.trace.repetition import repeat as repeat
+    from labkit.trace.replayed import bounded as bounded
     from labkit.trace.steps import Step as Step
     from labkit.trace.steps import Trace as Trace
 

@@ -1,15 +1,13 @@
-"""The reference: attention in float64, step by step, with the bound of each step; and sgemm itself, in float64.
+"""The reference: attention in float64, recorded step by step; and sgemm itself in float64, with its bound.
 
     kt = k^T    qk = q kt    scaled = qk / sqrt(d_k)    softmax = row-wise softmax    pv = softmax v
 
-`attention(inputs, call=...)` injects a defect: the scores are then what that wrong call gives in exact arithmetic.
-Works on NumPy arrays, and on torch tensors for sizes that are better checked where they were computed.
+`counterfactual` injects a defect: the scores are then what a wrong call gives in exact arithmetic.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,24 +17,29 @@ from kernels.attention.arena import ALIGNMENT, Layout
 from kernels.attention.blas import Gemm, check
 from kernels.attention.calls import Call
 from kernels.attention.problem import Inputs, Sizes
-from labkit.numerics.bounds import EXACT, UNIT_ROUNDOFF, Bound, gamma, roundings, sum_of_products
-from labkit.trace.steps import Trace
+from labkit import Bound, Golden, Precision, Trace, golden
+from labkit.numerics.bounds import EXACT, sum_of_products
 
+Tensor = torch.Tensor
 Array = Any
 """A float64 NumPy array or torch tensor, [heads, rows, columns]."""
 
-
-def _xp(x: Array) -> Any:
-    return torch if isinstance(x, torch.Tensor) else np
-
-
-def _double(x: Array) -> Array:
-    return x.double() if isinstance(x, torch.Tensor) else np.asarray(x, np.float64)
+PROMISED = {"float32": Precision(), "tf32": Precision(products="tf32")}
+"""By `compute`: how the products of the pipeline are computed."""
 
 
-def transposed(k: Array) -> tuple[Array, Bound]:
-    """K^T. Nothing is computed, so nothing may differ."""
-    return k.swapaxes(-1, -2), EXACT
+def steps(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """kt, qk, scaled, softmax and pv of q [heads, n, d_k], k and v [heads, m, d_k]."""
+    kt = k.mT
+    qk = q @ kt
+    scaled = qk / math.sqrt(q.shape[-1])
+    p = torch.softmax(scaled, -1)
+    return {"kt": kt, "qk": qk, "scaled": scaled, "softmax": p, "pv": p @ v}
+
+
+def attention(q: Array, k: Array, v: Array) -> Golden:
+    """The pipeline recorded in float64, where its inputs are: float32 values of the shapes of :func:`steps`."""
+    return golden(steps, q=q, k=k, v=v)
 
 
 def scores(q: Array, kt: Array, compute: str = "float32") -> tuple[Array, Bound]:
@@ -46,87 +49,13 @@ def scores(q: Array, kt: Array, compute: str = "float32") -> tuple[Array, Bound]
     return value, sum_of_products(abs(q) @ abs(kt), q.shape[-1], compute, value=value, squares=squares)
 
 
-def scaled(qk: Array, error: Array | float = 0.0, *, d_k: int) -> tuple[Array, Bound]:
-    """QK / sqrt(d_k), QK off by at most `error`. The factor is rounded to float32 and so is the product."""
-    factor = 1.0 / math.sqrt(d_k)
-    size = (abs(qk) + error) * factor
-    shared = error * factor + UNIT_ROUNDOFF["float32"] * size  # the factor is rounded once for all
-    return qk * factor, Bound(error * factor, "inherited", 0.0, shared) + roundings(size, 2)
-
-
-def softmax(x: Array, error: Array | float = 0.0) -> tuple[Array, Bound]:
-    """Row-wise softmax, with the bound of the float32 kernel on inputs that are off by at most `error`.
-
-    Inherited: p'_i / p_i = exp(d_i) / E_p[exp(d)] with |d| <= error lies between exp(-error_i) / E_p[exp(error)] and,
-    by Jensen's inequality, exp(error_i + E_p[error]).
-
-    Own, to first order in u: z = x - max is rounded once, 2^(z log2 e) adds two roundings of |z| and exp2's error of
-    4 u (PTX ISA, ex2.approx.ftz.f32: 2^-22); each term of the sum carries that, the sum of M terms its own, and each
-    block of 4096 columns after the first rescales it once more; the full-range division has 2 ULP = 4 u (PTX ISA,
-    div.full.f32). t / (1 - t) covers the higher orders. Results below the smallest normal number may be flushed to 0.
-    """
-    xp, u = _xp(x), UNIT_ROUNDOFF["float32"]
-    z = x - xp.amax(x, -1, keepdims=True)
-    e = xp.exp(z)
-    p = e / e.sum(-1, keepdims=True)
-    error = error + 0.0 * x  # of x's shape
-    up = xp.expm1(error + (p * error).sum(-1, keepdims=True))
-    down = 1.0 - xp.exp(-error) / (p * xp.exp(error)).sum(-1, keepdims=True)
-    inherited = _unknown_is_infinite(p * xp.maximum(up, down), p)
-
-    depth = abs(z) + 2.0 * error  # |x' - max'| at most
-    term = u * (3.0 * depth + 4.0)
-    rescaled = -(-x.shape[-1] // 4096) - 1
-    total = xp.amax(term, -1, keepdims=True) * (rescaled + 1) + gamma(x.shape[-1], u, math.prod(x.shape))
-    t = term + total + (4.0 + rescaled) * u
-    own = xp.where(t < 1.0, (p + inherited) * t / (1.0 - t) + 2.0**-126, math.inf)
-    return p, Bound(inherited, "inherited") + Bound(own, "first-order analysis of float32 softmax")
-
-
-def weighted(p: Array, v: Array, error: Array | float = 0.0, *, compute: str = "float32") -> tuple[Array, Bound]:
-    """P V, with the bound of a sum of M products and of P off by at most `error`. V is exact."""
-    value = p @ v
-    inherited = _unknown_is_infinite((error + 0.0 * p) @ abs(v), value)
-    magnitude = abs(p) @ abs(v) + inherited
-    squares = (p * p) @ (v * v)
-    own = sum_of_products(magnitude, p.shape[-1], compute, value=value, squares=squares)
-    return value, Bound(inherited, "inherited", 0.0, inherited) + own
-
-
-def _unknown_is_infinite(error: Array, value: Array) -> Array:
-    """An error that came out as NaN, of a value that did not, has no bound."""
-    xp = _xp(value)
-    return xp.where(xp.isnan(error) & ~xp.isnan(value), math.inf, error)
-
-
-def attention(
-    q: Array, k: Array, v: Array, *, compute: str = "float32", call: Call | None = None, mode: str = "poison"
-) -> Trace:
-    """Every step in float64 with the bound that the whole chain up to it may use, and its replay.
-
-    q is [heads, n, d_k], k and v are [heads, m, d_k]; float32 values, upcast here. `compute` is how the products are
-    computed: ``float32`` or ``tf32``. `call` injects that call of sgemm in place of Q K^T (NumPy only); `mode` is
-    then the arena's, and decides what a read outside an operand finds.
-    """
-    q, k, v = (_double(x) for x in (q, k, v))
+def counterfactual(call: Call, inputs: Inputs, mode: str = "poison", compute: str = "float32") -> Trace:
+    """What a wrong call of sgemm makes of the scores, with what it is made of: q, k, kt and qk, each with its bound."""
+    value, bound = called(call, inputs, mode, compute)
     trace = Trace()
-    for name, value in (("q", q), ("k", k)):
-        trace.add(name, value, bound=EXACT)
-    kt, bound = transposed(k)
-    trace.add("kt", kt, ("k",), bound, transposed)
-    if call is None:
-        qk, bound = scores(q, kt, compute)
-    else:
-        qk, bound = called(call, Inputs(q, k, v), mode, compute)
-    trace.add("qk", qk, ("q", "kt"), bound, partial(scores, compute=compute))
-    scale = partial(scaled, d_k=q.shape[-1])
-    s, bound = scale(qk, bound.absolute)
-    trace.add("scaled", s, ("qk",), bound, scale)
-    p, bound = softmax(s, bound.absolute)
-    trace.add("softmax", p, ("scaled",), bound, softmax)
-    times_v = partial(weighted, v=v, compute=compute)
-    o, bound = times_v(p, error=bound.absolute)
-    trace.add("pv", o, ("softmax",), bound, times_v)
+    for name, exact in (("q", inputs.q), ("k", inputs.k), ("kt", inputs.k.swapaxes(-1, -2))):
+        trace.add(name, exact.astype(np.float64), EXACT)
+    trace.add("qk", value, bound)
     return trace
 
 

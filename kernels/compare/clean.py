@@ -21,7 +21,7 @@ class Difference:
     system: str
     ways: dict[str, Way] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
-    promised: Precision = Precision()
+    promised: Precision = field(default_factory=Precision)
     scale: float = 1.0
     """A factor on the floating-point inputs."""
     offset: float = 0.0

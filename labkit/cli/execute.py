@@ -1,4 +1,4 @@
-"""One headless execution of a notebook, in a process of its own: ``python -m labkit.execute JOB.json``.
+"""One headless execution of a notebook, in a process of its own: ``python -m labkit.cli.execute JOB.json``.
 
 papermill changes the process's directory and keeps state of its own, so each run gets its own process. What counts as
 success is decided by the caller, from result.json: a notebook whose kernel died, or that left early by sys.exit(0),

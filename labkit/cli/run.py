@@ -156,7 +156,7 @@ def _execute(one: Run, cores: int, lock: int, say: Callable[[str], None], stop: 
     begun = time.perf_counter()
     with (one.directory / "log.txt").open("wb") as log:
         one._process = subprocess.Popen(
-            [sys.executable, "-m", "labkit.execute", str(job)],
+            [sys.executable, "-m", "labkit.cli.execute", str(job)],
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

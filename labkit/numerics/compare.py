@@ -87,24 +87,56 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
     """Compare `observed` with `golden`, torch tensors or NumPy arrays of any shape, strided or not, in one pass.
 
     `bound` is a :class:`~labkit.numerics.bounds.Bound`, a number or an array of allowed absolute differences.
-    None knows the dtypes only and allows half a unit in the last place of the observed dtype, and Inf or the largest number where
-    the golden is beyond that dtype's range. An infinite bound allows anything, a NaN too. Equal NaNs and Infs at equal
-    places are equal. Different shapes are a divergence, not an error. The golden may be on another device (it is
-    copied); a NumPy array with negative strides is copied first. Raises UsageError for a golden narrower than the
-    observed.
+    None knows the dtypes only and allows half a unit in the last place of the observed dtype, and Inf or the largest
+    number where the golden is beyond that dtype's range. An infinite bound allows anything, a NaN too. Equal NaNs and
+    Infs at equal places are equal. Different shapes are a divergence, not an error. The golden may be on another device
+    (it is copied); a NumPy array with negative strides is copied first. Whole numbers are compared exactly, whatever
+    their types. Raises UsageError for a golden narrower than the observed, for what holds no real numbers (complex,
+    quantised, sparse, meta, objects), and for a bound that is negative or NaN.
     """
     o, g = _pair(observed, golden)
     names = (_name(o.dtype), _name(g.dtype))
     if o.shape != g.shape:
         return _shapes_differ(o, g, names)
     allowed, why = _allowed(o, bound)
-    return described(measure(o, g, allowed), o, names, why)
+    whole, exact = _whole(o, g, allowed)
+    found = measure(*whole, exact)
+    if (found.max_abs > 0.0 and not 0.0 < found.sum_dd < math.inf) or not found.sum_gg < math.inf:
+        found = _rescaled(found, *whole)
+    return described(found, o, names, why)
 
 
 def within(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> bool:
     """Whether :func:`compare` says ok. Raises as it does."""
     o, g = _pair(observed, golden)
-    return o.shape == g.shape and measure(o, g, _allowed(o, bound)[0]).mismatches == 0
+    if o.shape != g.shape:
+        return False
+    whole, allowed = _whole(o, g, _allowed(o, bound)[0])
+    return measure(*whole, allowed).mismatches == 0
+
+
+def _rescaled(found: Statistics, o: torch.Tensor, g: torch.Tensor) -> Statistics:
+    """Squares overflow, or vanish: the sums of what both are in units of the golden's largest number, or theirs."""
+    a, b = (torch.where(x.isfinite(), x.double(), 0.0) for x in (o, g))
+    unit = max(float(a.abs().max()), float(b.abs().max()))
+    a, b = a / unit, b / unit
+    d = a - b
+    sums = {"sum_dd": d.square().sum(), "sum_gg": b.square().sum(), "sum_dg": (d * b).sum()}
+    return found._replace(**{key: float(value) for key, value in sums.items()})
+
+
+def _whole(
+    o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None
+) -> tuple[tuple[torch.Tensor, torch.Tensor], float | torch.Tensor | None]:
+    """Whole numbers of 64 bits, or without a sign, as float64 that differ where they do; all others as they are."""
+    wide = (torch.uint16, torch.uint32, torch.uint64, torch.int64)
+    if o.is_floating_point() or g.is_floating_point() or not {o.dtype, g.dtype} & {*wide}:
+        return (o, g), allowed
+    a, b = (x.cpu().numpy() for x in (o, g))
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    apart = (a != b) & (x == y)  # NumPy compares signed with unsigned exactly
+    x = np.where(apart, np.nextafter(y, np.where(a > b, np.inf, -np.inf)), x)
+    return (torch.from_numpy(x), torch.from_numpy(y)), 0.0 if allowed is None else allowed
 
 
 def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> Statistics:
@@ -132,10 +164,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
 
 def _pair(observed: Any, golden: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Both as tensors, once they are known to be comparable."""
-    o, g = _tensor(observed), _tensor(golden)
-    for name, side in (("observed", o), ("golden", g)):
-        if side.is_complex():
-            raise UsageError(f"{name}: {_name(side.dtype)} is not right; wanted real numbers (compare the two parts)")
+    o, g = as_tensor("observed", observed), as_tensor("golden", golden)
     if o.dtype != g.dtype and _narrower(g.dtype, o.dtype):
         raise UsageError(
             f"golden: {_name(g.dtype)} is narrower than the observed {_name(o.dtype)}; wanted at least as wide"
@@ -149,11 +178,18 @@ def _narrower(golden: torch.dtype, observed: torch.dtype) -> bool:
     )
 
 
-def _tensor(values: Any) -> torch.Tensor:
-    if isinstance(values, torch.Tensor):
-        return values.detach()
-    array = np.asarray(values)
-    return torch.from_numpy(array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy())
+def as_tensor(name: str, values: Any) -> torch.Tensor:
+    """A tensor of real or whole numbers, sharing memory where it can. Raises UsageError for anything else."""
+    if not isinstance(values, torch.Tensor):
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiub":
+            raise UsageError(f"{name}: {array.dtype} is not right; wanted a tensor, an array or a number")
+        whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
+        return torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
+    if values.is_complex() or values.is_quantized or values.layout != torch.strided or values.is_meta:
+        kind = f"{_name(values.dtype)}, {values.layout}, {values.device.type}"
+        raise UsageError(f"{name}: {kind} is not right; wanted dense real numbers (of complex ones the two parts)")
+    return values.detach().resolve_neg()
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -165,8 +201,12 @@ def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, 
         return None, f"dtypes only: half an ULP of {_name(o.dtype)}" if o.is_floating_point() else INTEGERS
     given, why = (bound.absolute, bound.why) if isinstance(bound, Bound) else (bound, "given")
     if isinstance(given, (int, float)):
+        if not given >= 0.0:
+            raise UsageError(f"bound: {given} is not right; wanted a number from 0")
         return float(given), why
-    allowed = _tensor(given).to(o.device, torch.float64)
+    allowed = as_tensor("bound", given).to(o.device, torch.float64)
+    if not bool((allowed >= 0.0).all()):
+        raise UsageError("bound: has numbers below 0, or NaN; wanted numbers from 0")
     if allowed.numel() == 1 and o.ndim >= allowed.ndim:
         return float(allowed), why
     try:

@@ -1,7 +1,7 @@
 """Structure in a residual: what is systematically off although every element is within its bound.
 
-Rounding noise averages out and a defect does not. The residual is taken in units of each element's noise, z = r / s, and
-a few sums of it are held to what chance gives them: the slope on the golden, sum z h with h = g / s; the mean; the
+Rounding noise averages out and a defect does not. The residual is taken in units of each element's noise, z = r / s,
+and a few sums of it are held to what chance gives them: the slope on the golden, sum z h with h = g / s; the mean; the
 means and slopes of each row, column and tile; and the RMS, of the whole and of each row. What chance gives comes from
 one of two places.
 

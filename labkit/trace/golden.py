@@ -36,8 +36,9 @@ MOST_NODES, MOST_ELEMENTS, MOST_SECONDS = 1 << 18, 1 << 33, 600.0
 class Golden:
     """A reference that was recorded. `steps` maps names to numbers of operations of `program`, in their order.
 
-    `known` are values of steps that are not run again. `inputs` are among the steps; `operations` maps the names of single operations likewise, which serve as steps where
-    an observed trace has them too. `notes` say what is frozen as it was when it was recorded.
+    Inputs are among the steps, and `known` are values of steps that are not run again. `operations` maps the names of
+    single operations likewise; they serve as steps where an observed trace has them too. `notes` say what is frozen as
+    it was when it was recorded.
     """
 
     def __init__(
@@ -81,8 +82,8 @@ class Golden:
         return name in self.steps
 
     def trace(self) -> Trace:
-        """The steps as a trace, float64."""
-        return Trace({name: self[name] for name in self.steps})
+        """The steps as a trace, float64; of two names for one tensor the first."""
+        return Trace({name: self[name] for i, name in sorted({i: n for n, i in reversed(self.steps.items())}.items())})
 
     def __repr__(self) -> str:
         made = len(self.steps) - len(self.inputs)

@@ -7,22 +7,28 @@ program only the whole error is seen, and it is held to what steps before were o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from labkit.errors import UsageError
+from labkit.numerics.compare import as_tensor
 from labkit.numerics.precision import Precision, guess
 from labkit.trace.dumps import Dump, with_operations
 from labkit.trace.findings import Localisation
 from labkit.trace.golden import Golden
 from labkit.trace.replayed import Replayed
-from labkit.trace.steps import Trace, as_tensor
+from labkit.trace.steps import Trace
 from labkit.trace.unreplayed import judge
 
 FALSE_ALARM = 1e-3
 """The probability that a right trace is called wrong anywhere: all steps share it, and both instruments."""
+
+
+SMALL = 1 << 17
+"""Elements from which a second thread helps: below, an operation takes about as long as it takes to wake one."""
 
 
 def localise(
@@ -47,15 +53,31 @@ def localise(
     rules = precision or guess([seen.read(name).dtype for name in seen.steps])
     result = Localisation(rules, precision is None, unexpected=seen.unexpected)
     chance = FALSE_ALARM / (2.0 * max(1, len(seen.steps)))
+    with few_threads(max(seen.read(name).numel() for name in seen.steps)):
+        _judge(golden, seen, rules, chance, say, result)
+    return result
+
+
+@contextmanager
+def few_threads(elements: int) -> Iterator[None]:
+    """One thread for small tensors: several would wait for each other longer than they work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if elements < SMALL else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _judge(golden: Any, seen: Observed, rules: Precision, chance: float, say: Any, result: Localisation) -> None:
     if isinstance(golden, Golden):
         result.notes = list(golden.notes)
         result.findings = Replayed(golden, seen, rules, chance, say).judge()
-        return result
+        return
     result.ordered = getattr(golden, "ordered", True)
     parts, result.notes = with_operations(golden) if isinstance(golden, Dump) else (None, [])
     known = Replayed(parts, seen, rules, chance, say, inputs_given=False).judge() if parts is not None else {}
     result.findings = judge(golden, seen, rules, chance, known)
-    return result
 
 
 class Observed:
@@ -73,7 +95,7 @@ class Observed:
         operations = _operations(golden, self._theirs, self.read) if isinstance(golden, Golden) else []
         self.steps = [name for name in golden.names if name in self._theirs] + operations
         known = set(golden.names) | set(getattr(golden, "operations", ()))
-        self.unexpected = [name for name in self._theirs if name not in known]
+        self.unexpected = [name for name in self._theirs if name not in known and "/" not in name]
         if not self.steps:
             raise UsageError("observed: shares no step with the golden; wanted the same names")
 
@@ -84,7 +106,7 @@ class Observed:
         """An observed step as it was stored. Raises UsageError for what is no tensor of real or whole numbers."""
         theirs = self._theirs[name]
         value = self._source.read(theirs) if hasattr(self._source, "read") else self._source[theirs]
-        return as_tensor(name, value)
+        return as_tensor(f"step {name!r}", value)
 
 
 def _operations(golden: Golden, there: Mapping[str, str], read: Callable[[str], torch.Tensor]) -> list[str]:

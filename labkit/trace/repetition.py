@@ -15,11 +15,11 @@ import torch
 
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
-from labkit.numerics.compare import compare
+from labkit.numerics.compare import as_tensor, compare
 from labkit.numerics.precision import Precision
 from labkit.tables import Table, number
 from labkit.trace.golden import Golden
-from labkit.trace.steps import Trace, as_tensor
+from labkit.trace.steps import Trace
 
 SAME = "bit-identical"
 ORDER = "order noise, within the bound"
@@ -93,7 +93,7 @@ def repeat(
     if times < 2:
         raise UsageError(f"times: {times} is not right; wanted 2 at least")
     first = _trace(run())
-    kept = {step.name: as_tensor(step.name, step.value).clone() for step in first}
+    kept = {step.name: as_tensor(f"step {step.name!r}", step.value).clone() for step in first}
     others: dict[str, set[str]] = {name: set() for name in kept}
     spread = dict.fromkeys(kept, 0.0)
     shares = {name: 0.0 if _known(golden, name) else math.nan for name in kept}
@@ -103,7 +103,7 @@ def repeat(
             raise UsageError(f"run: gave steps {again.names}, then {first.names}; wanted the same each time")
         changed: dict[str, torch.Tensor] = {}
         for step in again:
-            value = as_tensor(step.name, step.value)
+            value = as_tensor(f"step {step.name!r}", step.value)
             if not _same_bits(value, kept[step.name]) and (mark := digest(value)) not in others[step.name]:
                 others[step.name].add(mark)
                 changed[step.name] = value

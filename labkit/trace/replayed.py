@@ -85,7 +85,7 @@ class Replayed:
                 total = compare(self._seen.read(name), self._golden[name])
                 words = f"{OWN}: {reason(total, None)}"
                 found[name] = Finding(name, total, wrong=True, diverges=True, words=words)
-            elif name not in self._seen and self._program.nodes[i].func != INPUT:
+            elif name not in self._seen and i not in self._names and self._program.nodes[i].func != INPUT:
                 found[name] = absent(name, gone=i > last and (backward or not name.startswith(GRADIENT)))
         return {name: found[name] for name in self._steps if name in found}
 
@@ -109,7 +109,7 @@ class Replayed:
         for i in batch:
             for name in self._names[i]:
                 if i in parts:
-                    found[name] = self._read(name, i, parts[i], simulated[i])
+                    found[name], simulated[i] = self._read(name, i, parts[i], simulated[i])
                 elif self._inputs_given:
                     found[name] = self._input(name)
                 if name in found and found[name].diverges:
@@ -140,15 +140,15 @@ class Replayed:
         rule, storage = self._rules.of(name), self._storage(name)
         return not rule.eager and UNIT_ROUNDOFF.get(storage, 0.0) > rule.unit
 
-    def _read(self, name: str, i: int, part: list[int], simulated: Simulated) -> Finding:
+    def _read(self, name: str, i: int, part: list[int], simulated: Simulated) -> tuple[Finding, Simulated]:
         """A step as it was observed; if that is wrong, by the first other reading by which it is right."""
         first = self._finding(name, i, simulated)
-        if first.wrong and first.own is not None and first.own.count >= 0:
-            for words, given in self._readings(i):
-                again = self._finding(name, i, self._simulated({i: part}, given)[i], words)
-                if not again.wrong:
-                    return again
-        return first
+        for words, given in self._readings(i) if first.wrong else ():
+            again = self._simulated({i: part}, given)[i]
+            finding = self._finding(name, i, again, words)
+            if not finding.wrong:
+                return finding, again
+        return first, simulated
 
     def _readings(self, i: int) -> Iterator[tuple[str, dict[int, Any]]]:
         """Other ways to read what was observed before a step, none of them wrong.

@@ -20,7 +20,7 @@ import torch
 from labkit.numerics.bounds import gamma, variance_of_sum, worst_case
 from labkit.numerics.precision import SMALLEST, UNIT_ROUNDOFF, Precision, representable
 from labkit.trace.operations import ARITHMETIC, CHOICES, FACTORIES, FUNCTIONS, MOMENTS, MOVES, PRODUCTS, SUMS
-from labkit.trace.program import CONSTANT, Node, Program, Ref, call
+from labkit.trace.program import Node, Program, Ref, call
 
 Tensor = torch.Tensor
 
@@ -76,6 +76,7 @@ class Exact:
         self.cut: dict[int, list[bool]] = {}
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run one operation."""
         precision = self._rules[node.id]
         if precision.cut and (node.op in PRODUCTS or node.op == "mul"):
             real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
@@ -118,6 +119,7 @@ class Rounding:
         return self._scale * (2.0 * float(torch.rand((), generator=self._generator, device=self._device)) - 1.0)
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run one operation, its result off at random."""
         op, precision = node.op, self._rules[node.id]
         if op in MOVES or op in FACTORIES or op in CHOICES:
             return call(node, args, kwargs, self._device)
@@ -130,7 +132,7 @@ class Rounding:
             args = [a * (1.0 + u * self._one()) if isinstance(a, float) else a for a in args]
         out = call(node, args, kwargs, self._device)
         if op in MOMENTS:
-            out = self._moments(args[0], *out, u)
+            out = self._moments(args[0], out[0], out[1], u)
         if op in PRODUCTS or op in SUMS:
             out = self._summed_up(node, args, kwargs, out, precision)
         ulps = 2.0 * FUNCTION_ULPS if op in FUNCTIONS or op == "div" else 1.0
@@ -139,7 +141,7 @@ class Rounding:
         return _each(out, lambda x: self.jitter(x, max(u * ulps, kept), least))
 
     def _moments(self, x: Tensor, variance: Tensor, mean: Tensor, u: float) -> list[Tensor]:
-        """A variance by updates is off by its condition, sqrt(1 + mean^2 / variance), times u a term (Chan et al. 1983).
+        """A variance by updates is off by u a term, times its condition, sqrt(1 + mean^2 / variance).
 
         Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The American Statistician 37.
         """
@@ -194,7 +196,7 @@ def bound(
     """What the result of a :func:`linear` part may be off, float64: a factor on the part run on absolute values.
 
     Where values are only added and multiplied, n roundings make at most ((1 + u)^n - 1) of what the same operations
-    give of absolute values (Higham, section 3.1). A sum of K terms counts as lambda sqrt(K) roundings (Higham and Mary).
+    give of absolute values (Higham, section 3.1); a sum of K terms counts as lambda sqrt(K) (Higham and Mary).
     """
     part = list(part)
     factor = 0.0

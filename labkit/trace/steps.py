@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
+from labkit.numerics.compare import as_tensor
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Trace:
         """
         if wrong := {key: value for key, value in self.about.items() if not isinstance(value, str)}:
             raise UsageError(f"about: {wrong} is not right; wanted strings")
-        tensors = {step.name: as_tensor(step.name, step.value).cpu() for step in self}
+        tensors = {step.name: as_tensor(f"step {step.name!r}", step.value).cpu() for step in self}
         return write_safetensors(Path(path), tensors, {**self.about, "order": json.dumps(self.names)})
 
     @classmethod
@@ -78,18 +78,6 @@ class Trace:
 
         dump = open_dump(Path(path))
         return cls({name: dump.read(name) for name in dump.names}, dump.about)
-
-
-def as_tensor(name: str, value: Any) -> torch.Tensor:
-    """A step as a tensor, without a copy where it is one or an array. Raises UsageError for anything else."""
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    try:
-        array = np.asarray(value)
-        return torch.from_numpy(array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy())
-    except (TypeError, ValueError):
-        kind = type(value).__name__
-        raise UsageError(f"step {name!r}: {kind} is not right; wanted a tensor, an array or a number") from None
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> Path:

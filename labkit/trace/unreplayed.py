@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from labkit.numerics.bounds import Bound, quantile
-from labkit.numerics.compare import compare, described, measure
+from labkit.numerics.compare import as_tensor, compare, described, measure
 from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, half_ulp, name_of
 from labkit.numerics.statistics import Statistics, combine
 from labkit.numerics.structure import Structure, structure
 from labkit.trace.findings import INHERITED, UNKNOWN, Finding, absent, reason
 from labkit.trace.masks import unmasked
-from labkit.trace.steps import Trace, as_tensor
+from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
 
@@ -46,7 +46,7 @@ def judge(golden: Any, seen: Any, rules: Precision, chance: float, known: Mappin
         if name not in seen:
             found[name] = absent(name, gone=k > last)
             continue
-        o, g = seen.read(name), as_tensor(name, golden[name])
+        o, g = seen.read(name), as_tensor(f"step {name!r}", golden[name])
         inputs = golden.inputs(name) if hasattr(golden, "inputs") else []
         after = [x for x in (inputs or tainted) if x in tainted]
         if name in known:
@@ -72,7 +72,8 @@ def _step(
     name: str, o: Tensor, g: Tensor, bound: Bound | None, rule: Precision, off: float, length: int, chance: float
 ) -> Finding:
     if o.shape != g.shape or not (o.is_floating_point() and g.is_floating_point()) or not o.numel():
-        total = compare(o, g)
+        mixed = o.is_floating_point() != g.is_floating_point()
+        total = compare(o.double(), g.double()) if mixed else compare(o, g)
         words = "ok" if total.ok else reason(total, None)
         return Finding(name, total, wrong=not total.ok, diverges=not total.ok, words=words)
     own = name_of(o.dtype)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from labkit import bench
+from labkit.bench import timing as bench
 from labkit.errors import UsageError
 from labkit.numerics.compare import compare
 from labkit.session.device import Device

@@ -1,0 +1,203 @@
+"""Traces on disk: what is read, in which order, and what is refused in one line."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from labkit import Precision, Trace
+from labkit.errors import UsageError
+from labkit.trace.dumps import natural, open_dump, with_operations
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    trace = Trace({"zeta": torch.arange(6.0).reshape(2, 3).T, "alpha": np.float32(2.5)}, {"made by": "a test"})
+    trace.add("beta", torch.ones(2, dtype=torch.bfloat16))
+    back = Trace.load(trace.save(tmp_path / "t.safetensors"))
+    assert back.names == ["zeta", "alpha", "beta"]
+    assert torch.equal(back["zeta"], trace["zeta"])
+    assert back["beta"].dtype == torch.bfloat16
+    assert back.about["made by"] == "a test"
+    assert [p.name for p in tmp_path.iterdir()] == ["t.safetensors"]
+    with safe_open(tmp_path / "t.safetensors", "np") as file:
+        assert json.loads(file.metadata()["order"]) == ["zeta", "alpha", "beta"]
+
+
+def test_metadata_that_are_no_strings_are_refused_and_nothing_is_written(tmp_path):
+    with pytest.raises(UsageError, match=r"about: .* is not right; wanted strings"):
+        Trace({"x": torch.ones(1)}, {"K": 3}).save(tmp_path / "t.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_an_order_names_sort_as_people_sort():
+    assert sorted(["s10", "s9", "s1a", "s1"], key=natural) == ["s1", "s1a", "s9", "s10"]
+
+
+@pytest.mark.parametrize(
+    ("names", "order", "known"),
+    [
+        (["b", "a", "c"], ["a", "b", "c"], False),
+        (["02_scores", "10_out", "01_x"], ["01_x", "02_scores", "10_out"], True),
+        (["out_3", "x_1", "p_2"], ["x_1", "p_2", "out_3"], True),
+        (["layer1.a", "layer1.b"], ["layer1.a", "layer1.b"], False),
+    ],
+)
+def test_an_order_comes_from_numbers_or_is_not_known(tmp_path, names, order, known):
+    for name in names:
+        np.save(tmp_path / f"{name}.npy", np.ones(3))
+    dump = open_dump(tmp_path)
+    assert (dump.names, dump.ordered) == (order, known)
+
+
+def test_an_order_that_is_told_is_taken_and_a_wrong_one_refused(tmp_path):
+    path = tmp_path / "t.safetensors"
+    save_file({n: torch.ones(1) for n in ("a", "b", "c")}, path, {"order": '["c", "a", "b"]'})
+    assert (open_dump(path).names, open_dump(path).ordered) == (["c", "a", "b"], True)
+    save_file({n: torch.ones(1) for n in ("a", "b", "c")}, path, {"order": '["c"]'})
+    assert (open_dump(path).names, open_dump(path).ordered) == (["c", "a", "b"], False), "no step is lost"
+    save_file({n: torch.ones(1) for n in ("a", "b")}, path, {"order": '["a", "zz"]'})
+    with pytest.raises(UsageError, match="order names 'zz', which is no step"):
+        open_dump(path)
+
+
+def test_a_dump_reads_one_step_at_a_time(tmp_path, monkeypatch):
+    read = []
+    for name in ("a", "b"):
+        np.save(tmp_path / f"{name}.npy", np.ones(3))
+    from labkit.trace import dumps
+
+    load = dumps._load
+    monkeypatch.setattr(dumps, "_load", lambda path: read.append(path.stem) or load(path))
+    dump = open_dump(tmp_path)
+    assert read == []
+    dump.read("b")
+    assert read == ["b"]
+
+
+def test_everything_in_a_pt_file_has_a_name_and_its_own_order(tmp_path):
+    nested = {"z": {"0": torch.ones(2)}, "a": [torch.zeros(1), (torch.ones(3), 2.5)], "epoch": 3, "note": "text"}
+    torch.save(nested, tmp_path / "m.pt")
+    dump = open_dump(tmp_path / "m.pt")
+    assert dump.names == ["z.0", "a.0", "a.1.0", "a.1.1", "epoch"]
+    assert (dump.read("a.1.1").item(), dump.read("epoch").item(), dump.ordered) == (2.5, 3, True)
+    torch.save({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, tmp_path / "m.pt")
+    with pytest.raises(UsageError, match=r"two tensors of the name 'a\.b'"):
+        open_dump(tmp_path / "m.pt")
+
+
+def test_an_npz_keeps_its_order(tmp_path):
+    np.savez(tmp_path / "t.npz", second=np.ones(2), first=np.zeros(3, np.float16))
+    dump = open_dump(tmp_path / "t.npz")
+    assert (dump.names, dump.read("first").dtype) == (["second", "first"], torch.float16)
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: p / "nothing.npy", "is not there"),
+        (lambda p: write(p / "x.txt", "1 2 3"), "is of no kind that is known"),
+        (lambda p: write(p / "x.safetensors", "no tensors"), "is not a safetensors file"),
+        (lambda p: write(p / "x.npy", "no array"), "cannot be read"),
+        (lambda p: os.mkfifo(p / "x.npy") or p / "x.npy", "is no regular file"),
+        (lambda p: p, "wanted one tensor a file"),
+    ],
+)
+def test_what_is_no_trace_is_refused_in_one_line(tmp_path, make, message):
+    made = make(tmp_path)
+    with pytest.raises(UsageError, match=message) as raised:
+        [*map(open_dump(made).read, open_dump(made).names)]
+    assert "\n" not in str(raised.value)
+
+
+def test_clashing_files_and_bad_metadata_are_refused(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones(1))
+    for text, message in (("[1]", "is list; wanted an object"), ("{", "is not JSON"), ("[" * 100000, "is not JSON")):
+        (tmp_path / "metadata.json").write_text(text)
+        with pytest.raises(UsageError, match=message):
+            open_dump(tmp_path)
+    (tmp_path / "metadata.json").write_text('{"order": {"x": 1}}')
+    with pytest.raises(UsageError, match="metadata 'order' is not right; wanted JSON, a list"):
+        open_dump(tmp_path)
+    (tmp_path / "metadata.json").unlink()
+    torch.save(torch.ones(1), tmp_path / "x.pt")
+    with pytest.raises(UsageError, match=r"has x\.npy and x\.pt; wanted one file a step"):
+        open_dump(tmp_path)
+
+
+def test_a_precision_in_a_file_is_typed_and_prose_is_text(tmp_path):
+    path = tmp_path / "t.safetensors"
+    said = {
+        "precision": '{"storage": "bfloat16", "steps": {"x": {"products": "tf32"}}}',
+        "dtype_note": "fp16 was tried",
+    }
+    save_file({"x": torch.ones(1)}, path, said)
+    assert open_dump(path).precision == Precision("bfloat16", steps={"x": {"products": "tf32"}})
+    assert open_dump(path).texts == {"dtype_note": "fp16 was tried"}
+    save_file({"x": torch.ones(1)}, path, {"precision": '{"storage": "bf16"}'})
+    with pytest.raises(UsageError, match="storage='bf16' is not right; wanted one of float64"):
+        open_dump(path).precision  # noqa: B018
+
+
+def folder(tmp_path, tensors, steps):
+    for name, value in tensors.items():
+        np.save(tmp_path / f"{name}.npy", value)
+    (tmp_path / "metadata.json").write_text(json.dumps({"order": list(tensors), "steps": steps}))
+    return open_dump(tmp_path)
+
+
+X, W = np.linspace(-1, 1, 12).reshape(3, 4), np.linspace(0.5, 2, 8).reshape(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("op", "value"),
+    [
+        ("x @ w", X @ W),
+        ("mm", X @ W),
+        ("torch.softmax(x @ w * 0.125, -1)", np.exp(X @ W / 8) / np.exp(X @ W / 8).sum(-1, keepdims=True)),
+        ("(x @ w).mean(-1, keepdim=True)", (X @ W).mean(-1, keepdims=True)),
+        ("x[:, 1:3].mT @ x[:, :2] / 2 ** 3", X[:, 1:3].T @ X[:, :2] / 8),
+        ("torch.einsum('ij,jk->ik', x, w)", X @ W),
+        ("torch.where(x > 0, x, 0.1 * x)", np.where(X > 0, X, 0.1 * X)),
+    ],
+)
+def test_an_op_is_an_expression_over_its_inputs(tmp_path, op, value):
+    inputs = ["x", "w"] if "w" in op or op == "mm" else ["x"]
+    recorded, notes = with_operations(
+        folder(tmp_path, {"x": X, "w": W, "y": value}, {"y": {"op": op, "inputs": inputs}})
+    )
+    assert notes == []
+    assert recorded.program.nodes[recorded.steps["y"]].func != "input"
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        ("__import__('os').system('true')", "is no operation that is known"),
+        ("x.__class__", "is not understood"),
+        ("torch.load('f')", "is no operation that is known"),
+        ("x @ w + z", "is not understood"),
+        ("9 ** 9 ** 9 ** 9 * x @ w", "Numerical result out of range"),
+        ("x[[0] * 10 ** 9] @ w", ""),
+        ("(" * 3000 + "x", "longer than 2000 characters"),
+        ("x + " * 400 + "x", "it gives"),
+        ("[" * 150 + "x" + "]" * 150, ""),
+        ("a matrix product, then bias", "no expression"),
+        ("x @ w * 1.01", "does not replay"),
+        ("x", "it gives"),
+    ],
+)
+def test_an_op_that_is_not_understood_is_named_and_not_used(tmp_path, op, message):
+    dump = folder(tmp_path, {"x": X, "w": W, "y": X @ W}, {"y": {"op": op, "inputs": ["x", "w"]}})
+    recorded, notes = with_operations(dump)
+    assert recorded is None
+    assert len(notes) == 1
+    assert message in notes[0]

@@ -1,0 +1,182 @@
+"""What is recorded of a reference, that any part of it runs again, and that a file of it can do no harm."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+import labkit
+from labkit import Golden, capture, golden, step
+from labkit.errors import UsageError
+
+
+def layer():
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+
+
+def test_steps_are_inputs_modules_results_and_gradients_in_float64():
+    model, x = layer(), torch.randn(2, 5, 16)
+    found = golden(model, x)
+    assert found.inputs[0] == "input.0"
+    assert {"self_attn.0", "linear1", "norm2", "output", "grad:input.0", "grad:linear1.weight"} <= set(found.names)
+    assert all(found[name].dtype == torch.float64 for name in found.names)
+    assert next(model.parameters()).dtype == torch.float32, "the module stays as it was"
+    exact = layer().double()(x.double())
+    torch.testing.assert_close(found["output"], exact, rtol=0, atol=1e-13)  # float64 both, a few hundred roundings
+
+
+def test_names_are_those_of_capture_and_so_are_the_seeds_of_the_backward():
+    model, x = layer(), torch.randn(2, 5, 16)
+    found, seen = golden(model, x), capture(model, x)
+    assert set(found.names) <= set(seen.names)
+    difference = seen["grad:input.0"].double() - found["grad:input.0"]
+    assert float(difference.abs().max()) < 1e-5, "other seeds would give other gradients altogether"
+
+
+def test_every_step_replays_to_the_bit():
+    found = golden(layer(), torch.randn(2, 5, 16))
+    values = {name: found[name].clone() for name in found.names}
+    again = found.program.run(found.program.cone(found.steps.values(), ()), {}, set(found.steps.values()))
+    assert all(torch.equal(again[i], values[name]) for name, i in found.steps.items())
+
+
+@torch.no_grad()
+def written_in_place(x, w):
+    scores = step("scores", x @ w.T).clone()
+    scores[:, 1:3] *= 2.0
+    scores[0] = 1.0
+    total = torch.empty_like(scores)
+    torch.add(scores, 1.0, out=total)
+    total.masked_fill_(total > 3.0, 0.0)
+    view = total.view(-1)
+    view += 0.5
+    return {"total": total, "best": total.max(-1), "soft": torch.softmax(total.float(), -1, dtype=torch.float32)}
+
+
+def test_writing_in_place_views_out_and_dtypes_are_recorded():
+    x, w = torch.randn(4, 6), torch.randn(5, 6)
+    found = golden(written_in_place, x=x, w=w)
+    exact = written_in_place(x.double(), w.double())
+    assert found.names == ["x", "w", "scores", "total", "best.0", "best.1", "soft"]
+    torch.testing.assert_close(found["total"], exact["total"], rtol=0, atol=1e-14)
+    assert torch.equal(found["best.1"], exact["best"].indices)
+    assert found["soft"].dtype == torch.float64, "a narrower dtype that the program asks for is not taken"
+
+
+def test_memory_that_is_freed_is_not_taken_for_what_comes_after_it():
+    def run(x):
+        for _ in range(50):
+            x = (x + 1.0) * 0.5  # each result is freed at the next turn
+        return x
+
+    found = golden(run, x=torch.ones(1000))
+    assert torch.equal(found["output"], torch.ones(1000, dtype=torch.float64))
+
+
+def test_what_is_drawn_is_kept_and_said():
+    found = golden(lambda x: {"y": nn.functional.dropout(x, 0.5, True)}, x=torch.ones(64))
+    assert set(found["y"].tolist()) == {0.0, 2.0}
+    assert torch.equal(found["y"], found.value(found.steps["y"]))
+    assert any("random" in note for note in found.notes)
+
+
+def test_a_reference_may_differentiate_by_itself():
+    def run(x, w):
+        w = w.detach().requires_grad_()
+        loss = (x @ w).square().sum()
+        return {"loss": loss, "dw": torch.autograd.grad(loss, w)[0]}
+
+    x, w = torch.randn(3, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    torch.testing.assert_close(golden(run, x=x, w=w)["dw"], 2.0 * x.T @ (x @ w))
+
+
+def test_a_single_number_is_differentiated_and_a_loss_too():
+    x = torch.randn(3, 4)
+    assert torch.equal(golden(lambda x: (x * x).sum(), x=x)["grad:x"], 2.0 * x.double())
+    assert torch.equal(golden(lambda x: x * x, x, loss=lambda y: y.sum())["grad:input.0"], 2.0 * x.double())
+    assert "grad:x" not in golden(lambda x: x * x, x=x)
+
+
+def test_what_cannot_be_recorded_is_named():
+    with pytest.raises(UsageError, match=r"_fft_r2c\.default at 'the top' cannot be recorded"):
+        golden(lambda x: torch.fft.fft(x).abs(), torch.ones(4))
+    with pytest.raises(UsageError, match=r"complex64 tensor of layout torch\.strided cannot be recorded"):
+        golden(lambda x: x.abs(), torch.ones(4, dtype=torch.complex64))
+    with pytest.raises(UsageError, match="gives no tensor"):
+        golden(lambda x: "nothing", torch.ones(4))
+
+    def through_numpy(x):
+        return torch.from_numpy(np.sin(x.detach().numpy()))
+
+    assert any("output depends on no input" in note for note in golden(through_numpy, torch.ones(4)).notes)
+    number = golden(lambda x: x * x.sum().item(), torch.ones(4))
+    assert any("Python number" in note for note in number.notes)
+
+
+def test_a_step_outside_a_recording_is_the_tensor():
+    x = torch.ones(2)
+    assert step("x", x) is x
+
+
+def test_what_is_saved_is_loaded_and_replays_to_the_bit(tmp_path):
+    found = golden(layer(), torch.randn(2, 5, 16))
+    back = Golden.load(found.save(tmp_path / "g.safetensors"))
+    assert (back.names, back.operations) == (found.names, found.operations)
+    assert all(torch.equal(back[name], found[name]) for name in found.names)
+    assert [p.name for p in tmp_path.iterdir()] == ["g.safetensors"]
+
+
+def tampered(path, change):
+    """The file with its program changed."""
+    with safe_open(path, "pt") as file:
+        text = json.loads(file.metadata()["program"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    change(text)
+    save_file(tensors, path, {"program": json.dumps(text)})
+    return path
+
+
+def _set(node, value):
+    return lambda text: text["nodes"].__setitem__(node, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set(2, ["from_file.default", ["/etc/passwd"], {"named": {}}, [3]]), "no operation that a recorded program"),
+        (_set(2, ["set_.source_Tensor", [{"ref": 0}, {"ref": 1}], {"named": {}}, [3]]), "no operation that a recorded"),
+        (
+            _set(2, ["add_.Tensor", [{"ref": 0}, {"ref": 1}], {"named": {}}, [3]]),
+            "no operation that a recorded program",
+        ),
+        (_set(2, ["add.Tensor", [{"ref": 0}, {"ref": 7}], {"named": {}}, [3]]), "no argument"),
+        (_set(2, ["full.default", [[1 << 40], 0.0], {"named": {}}, [1 << 40]]), "elements in all"),
+        (_set(2, ["add.Tensor", [{"ref": 0}, {"ref": 1}], {"named": {}}, [4]]), "where (4,) is said"),
+        (lambda text: text.update(nodes=text["nodes"] * (1 << 18)), "more than 262144 operations"),
+        (lambda text: text["steps"].update(output=99), "names an operation that is not there"),
+        (lambda text: text.pop("nodes"), "not right as a recorded golden"),
+    ],
+)
+def test_a_file_can_name_only_pure_operations_of_a_right_size(tmp_path, change, message):
+    found = golden(lambda a, b: a + b, a=torch.ones(3), b=torch.ones(3))
+    path = tampered(found.save(tmp_path / "g.safetensors"), change)
+    with pytest.raises(UsageError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        Golden.load(path)
+
+
+def test_an_input_and_a_parameter_of_one_name_are_refused():
+    with pytest.raises(UsageError, match="names an input and a parameter"):
+        golden(nn.Linear(3, 3), weight=torch.ones(3))
+
+
+def test_a_function_and_a_module_of_the_same_steps_have_the_same_program():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
+    one = golden(model, x)
+    two = golden(lambda x, w, b: torch.relu(x @ w.T + b), x, model[0].weight, model[0].bias)
+    assert torch.equal(one["output"], two["output"])
+    assert labkit.localise({"output": one["output"]}, two, labkit.Precision(accumulate="float64")).first is None
