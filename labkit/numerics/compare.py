@@ -16,6 +16,7 @@ from labkit.numerics.layout import MOST_DIMENSIONS, walk
 from labkit.numerics.statistics import DTYPES, ELEMENTWISE, EMPTY, NUMBER, Rule, Statistics, format_of
 from labkit.tables import number
 
+_TINY = float(np.finfo(np.float64).tiny)
 INTEGERS = "dtypes only: integers are equal"
 
 
@@ -100,10 +101,7 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
         return _shapes_differ(o, g, names)
     allowed, why = _allowed(o, bound)
     whole, exact = _whole(o, g, allowed)
-    found = measure(*whole, exact)
-    if (found.max_abs > 0.0 and not 0.0 < found.sum_dd < math.inf) or not found.sum_gg < math.inf:
-        found = _rescaled(found, *whole)
-    return described(found, o, names, why)
+    return described(measure(*whole, exact), o, names, why)
 
 
 def within(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> bool:
@@ -118,7 +116,7 @@ def within(observed: Any, golden: Any, bound: Bound | float | Any | None = None)
 def _rescaled(found: Statistics, o: torch.Tensor, g: torch.Tensor) -> Statistics:
     """Squares overflow, or vanish: the sums of what both are in units of the golden's largest number, or theirs."""
     a, b = (torch.where(x.isfinite(), x.double(), 0.0) for x in (o, g))
-    unit = max(float(a.abs().max()), float(b.abs().max()))
+    unit = max(float(a.abs().max()), float(b.abs().max())) or 1.0
     a, b = a / unit, b / unit
     d = a - b
     sums = {"sum_dd": d.square().sum(), "sum_gg": b.square().sum(), "sum_dg": (d * b).sum()}
@@ -159,7 +157,9 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
         from labkit.numerics.gpu import measure as one_pass
     else:
         from labkit.numerics.cpu import measure as one_pass
-    return one_pass(tensors[0], tensors[1], tensors[2] if len(tensors) > 2 else None, way, rule)
+    found = one_pass(tensors[0], tensors[1], tensors[2] if len(tensors) > 2 else None, way, rule)
+    fine = all(_TINY < total < math.inf or total == found.max_abs == 0.0 for total in (found.sum_dd, found.sum_gg))
+    return found if fine else _rescaled(found, o, g)
 
 
 def _pair(observed: Any, golden: Any) -> tuple[torch.Tensor, torch.Tensor]:

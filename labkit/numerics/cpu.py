@@ -22,7 +22,7 @@ from labkit.numerics.statistics import FIELDS, Format, Rule, Statistics, combine
 
 BLOCK = 2048
 CHUNK = 1 << 20
-_LOSSY = {"nnan", "ninf", "nsz", "reassoc", "contract"}  # only on blocks known to be finite: lets sums be vectorised
+_LOSSY = {"nsz", "reassoc", "contract"}  # lets sums be vectorised; their squares may overflow
 _BITS = {1: torch.uint8, 2: torch.int16}
 _F = {name: i for i, name in enumerate(FIELDS)}
 

@@ -155,7 +155,7 @@ def half_ulp(x: Tensor, name: str, *, flush: bool = False) -> Tensor:
         return torch.zeros_like(x)
     info = torch.finfo(dtype_of(name))
     size = torch.nan_to_num(x.abs(), 0.0, info.max, info.max).clamp(min=info.tiny)
-    half = torch.ldexp(torch.full_like(x, 0.25 * info.eps), torch.frexp(size)[1])
+    half = 0.25 * info.eps * torch.exp2(torch.frexp(size)[1].double())
     return half.clamp(min=info.tiny) if flush else half
 
 
@@ -181,7 +181,7 @@ def representable(x: Tensor, name: str) -> bool:
 
 def _tf32(x: Tensor) -> Tensor:
     mantissa, exponent = torch.frexp(x)
-    return torch.ldexp((mantissa * 2048.0).round() / 2048.0, exponent)
+    return (mantissa * 2048.0).round() / 2048.0 * torch.exp2(exponent.double())
 
 
 def guess(dtypes: list[torch.dtype]) -> Precision:

@@ -8,8 +8,8 @@ import torch
 
 Tensor = torch.Tensor
 
-LOWEST = -745.0
-"""The exponential of less than this is zero in float64: no softmax tells it from -Inf."""
+LOWEST = -1e4
+"""The highest mask in use, that of float16 models. So far below others an exponential is zero, in float64 too."""
 
 ONE_MASK = 2.0**-7
 """How far apart, relatively, masks may be: scores were added to one number."""
@@ -23,7 +23,8 @@ def unmasked(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     if not o.ndim or not o.numel():
         return o, g
     top = torch.where(g.isfinite(), g, -math.inf).amax(-1, keepdim=True)
-    hidden = (g < top + LOWEST) & (o < top + LOWEST) & top.isfinite()
+    limit = top.clamp(max=0.0) + 0.5 * LOWEST  # scores may have been added to a mask
+    hidden = (g < limit) & (o < limit) & top.isfinite()
     if not bool(hidden.any()):
         return o, g
     if not (_one_number(o[hidden]) and _one_number(g[hidden])):

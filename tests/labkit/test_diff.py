@@ -1,0 +1,229 @@
+"""`labkit diff` as people and programs call it: exit codes, JSON, several runs, pictures; what was found by attack."""
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from labkit import Trace, capture, golden
+from labkit.cli.main import main
+
+
+@pytest.fixture
+def diff(capsys):
+    """The exit code, what `labkit diff --json` says, and the other output."""
+
+    def run(*arguments):
+        code = main(["diff", *map(str, arguments), "--json"])
+        out, err = capsys.readouterr()
+        return code, json.loads(out) if code < 2 else {}, err
+
+    return run
+
+
+def block():
+    torch.manual_seed(0)
+    return torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A recorded golden, a clean run, and one whose second linear layer is 0.1% off."""
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+    golden(block(), x).save(tmp_path / "golden.safetensors")
+    capture(block(), x).save(tmp_path / "right.safetensors")
+    wrong = block()
+    wrong.linear2.register_forward_hook(lambda m, i, o: o * 1.001)
+    capture(wrong, x).save(tmp_path / "wrong.safetensors")
+    return tmp_path
+
+
+def test_a_recorded_golden_tells_own_from_inherited_at_every_step(recorded, diff):
+    assert diff(recorded / "golden.safetensors", recorded / "right.safetensors")[0] == 0
+    code, said, _ = diff(recorded / "golden.safetensors", recorded / "wrong.safetensors")
+    assert (code, said["alarm"], said["first_divergent_step"]) == (1, True, "linear2")
+    steps = said["steps"]
+    assert all(step["separated"] for step in steps.values())
+    assert steps["linear2"]["own"]["ok"] is False
+    assert steps["norm2"]["own"]["ok"] is True
+    assert steps["norm2"]["ok"] is False
+    assert steps["norm2"]["reasons"] == ["inherited only"]
+
+
+def traces(tmp_path, golden_steps, observed_steps, about=None):
+    """Two plain files, both with the metadata."""
+    for name, steps in (("g", golden_steps), ("o", observed_steps)):
+        Trace(steps, about).save(tmp_path / f"{name}.safetensors")
+    return tmp_path / "g.safetensors", tmp_path / "o.safetensors"
+
+
+def test_plain_dumps_are_judged_as_a_whole_and_that_is_said(tmp_path, diff, capsys):
+    g = torch.randn(32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    paths = traces(tmp_path, {"a": g, "b": g @ g}, {"a": g.float(), "b": 1.001 * (g @ g).float()})
+    code, said, _ = diff(*paths)
+    assert (code, said["first_divergent_step"]) == (1, "b")
+    assert (said["steps"]["b"]["separated"], said["steps"]["b"]["own"]) == (False, "not separated")
+    main(["diff", *map(str, paths)])
+    text = capsys.readouterr().out
+    assert "own and inherited errors are not told apart" in text
+    assert "a guess from the dtypes" in text
+    assert "first divergence: b" in text
+
+
+def test_an_op_tells_own_from_inherited_in_a_plain_dump(tmp_path, diff):
+    g = torch.randn(16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    steps = {"p": {"op": "torch.softmax(a, -1)", "inputs": ["a"]}, "y": {"op": "p @ a", "inputs": ["p", "a"]}}
+    p = torch.softmax(g.float().double(), -1)
+    exact = {"a": g.float().double(), "p": p, "y": p @ g.float().double()}
+    wrong = p.float() * 1.001
+    observed = {"a": g.float(), "p": wrong, "y": (wrong.double() @ g.float().double()).float()}
+    _, said, _ = diff(*traces(tmp_path, exact, observed, {"steps": json.dumps(steps)}))
+    assert said["first_divergent_step"] == "p"
+    assert said["steps"]["p"]["own"]["ok"] is False
+    assert said["steps"]["y"]["own"]["ok"] is True
+    assert said["steps"]["y"]["reasons"] == ["inherited only"]
+
+
+def test_prose_changes_nothing(tmp_path, diff):
+    """A fault of 1e-3 in float32 is one, whatever a note says was tried."""
+    g = torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    note = "bfloat16 was tried and rejected; tf32 matmul; 1% is fine"
+    paths = traces(tmp_path, {"x": g}, {"x": 1.001 * g.float()}, {"dtype_note": note, "compute": "bf16"})
+    code, said, _ = diff(*paths)
+    assert (code, said["texts"]["dtype_note"]) == (1, note)
+    assert diff(*paths, "--precision", "storage=bfloat16")[0] == 1, "systematic, below one rounding"
+
+
+def test_a_promise_in_the_file_or_on_the_command_line_is_taken(tmp_path, diff):
+    g = torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    rounded = g.bfloat16().float()
+    paths = traces(tmp_path, {"x": g}, {"x": rounded})
+    assert diff(*paths)[0] == 1
+    code, said, _ = diff(*paths, "--precision", "storage=bfloat16")
+    assert (code, said["precision"]["fields"]["storage"], said["precision"]["guessed"]) == (0, "bfloat16", False)
+    assert diff(*traces(tmp_path, {"x": g}, {"x": rounded}, {"precision": '{"storage": "bfloat16"}'}))[0] == 0
+
+
+def test_single_tensors_are_compared_whatever_they_are_called(tmp_path, diff):
+    np.save(tmp_path / "a.npy", np.arange(6.0))
+    np.save(tmp_path / "b.npy", np.arange(6.0).astype(np.float32))
+    assert diff(tmp_path / "a.npy", tmp_path / "b.npy")[0] == 0
+    np.save(tmp_path / "b.npy", np.arange(6.0, dtype=np.float32) * 1.001)
+    assert diff(tmp_path / "a.npy", tmp_path / "b.npy")[0] == 1
+
+
+def test_where_no_order_is_known_the_first_is_not_guessed(tmp_path, diff, capsys):
+    for side, factor in (("g", 1.0), ("o", 1.1)):
+        (tmp_path / side).mkdir()
+        for name in ("query", "attention"):
+            np.save(tmp_path / side / f"{name}.npy", np.ones((4, 4)) * factor)
+    code, said, _ = diff(tmp_path / "g", tmp_path / "o")
+    assert (code, said["first_divergent_step"], said["order_known"]) == (1, None, False)
+    assert said["divergent_steps"] == ["attention", "query"]
+    main(["diff", str(tmp_path / "g"), str(tmp_path / "o")])
+    assert "order not known: the first divergence is one of attention, query" in capsys.readouterr().out
+
+
+def test_several_runs_are_held_against_each_other(tmp_path, diff):
+    g = torch.linspace(1.0, 2.0, 64, dtype=torch.float64).reshape(8, 8)
+    paths = [Trace({"x": g}).save(tmp_path / "g.safetensors")]
+    for i, change in enumerate((0.0, 2.0**-24, 0.5)):
+        x = g.float()
+        x[3, 3] += change * 2.0
+        paths.append(Trace({"x": x}).save(tmp_path / f"run{i}.safetensors"))
+    code, said, _ = diff(*paths)
+    assert (code, said["run"]) == (1, str(paths[3]))
+    assert said["run_to_run"]["x"]["distinct"] >= 2
+    assert "run2.safetensors only: a race or an uninitialised read" in said["run_to_run"]["x"]["finding"]
+
+
+def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
+    g = {name: torch.ones(3, 3) for name in ("a/b", "a:b")}
+    paths = traces(tmp_path, g, {name: 2 * value for name, value in g.items()})
+    diff(*paths, "--plot", tmp_path / "pictures")
+    assert len(list((tmp_path / "pictures").glob("*.png"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.npy"], "is not there"),
+        (["o.safetensors", "--precision", "storage=bf16"], "storage='bf16' is not right"),
+        (["o.safetensors", "o.safetensors"], "the same path twice"),
+        (["other.safetensors"], "shares no step with"),
+    ],
+)
+def test_what_is_no_divergence_exits_2_with_one_line(tmp_path, diff, arguments, message):
+    traces(tmp_path, {"x": torch.ones(2), "y": torch.ones(2)}, {"x": torch.ones(2), "y": torch.ones(2)})
+    save_file({"p": torch.ones(2), "q": torch.ones(2)}, tmp_path / "other.safetensors")
+    given = [tmp_path / a if a.endswith((".npy", ".safetensors")) else a for a in arguments]
+    code, _, err = diff(tmp_path / "g.safetensors", *given)
+    assert code == 2
+    assert message in err
+    assert err.strip().count("\n") == 0
+
+
+def test_an_error_of_the_program_itself_exits_2_and_never_1(tmp_path, diff, monkeypatch):
+    paths = traces(tmp_path, {"x": torch.ones(2)}, {"x": torch.ones(2)})
+
+    def broken(*_, **__):
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("labkit.trace.diff.localise", broken)
+    code, _, err = diff(*paths)
+    assert (code, err) == (2, "labkit: RuntimeError: two (LABKIT_TRACEBACK=1 shows where)\n")
+
+
+@pytest.mark.parametrize(
+    ("g", "o", "alarm"),
+    [
+        (torch.tensor([2**63 - 1, 5]), torch.tensor([2**63 - 1, 5]).to(torch.uint64), False),
+        (torch.tensor([-1, 5]), torch.tensor([2**64 - 1, 5], dtype=torch.uint64), True),
+        (torch.tensor([2**62, -(2**62)]), torch.tensor([-(2**62), 2**62]), True),
+        (torch.tensor([7], dtype=torch.uint16), torch.tensor([7], dtype=torch.uint16), False),
+        (torch.tensor([7], dtype=torch.uint32), torch.tensor([8], dtype=torch.uint32), True),
+        (torch.tensor([True]), torch.tensor([False]), True),
+        (torch.tensor([1.0]), torch.tensor([1]), False),
+        (torch.tensor([1.5]), torch.tensor([1]), True),
+        (torch.tensor([1e150], dtype=torch.float64), torch.tensor([1e150], dtype=torch.float64), False),
+        (torch.tensor([1e155, 1.0], dtype=torch.float64), torch.tensor([1.1e155, 1.0], dtype=torch.float64), True),
+        (torch.ones(3), torch.ones(4), True),
+        (torch.ones(0, 4), torch.ones(0, 4), False),
+        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]), False),
+        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 2.0]), True),
+    ],
+)
+def test_types_sizes_and_extremes_found_by_attack(tmp_path, diff, g, o, alarm):
+    torch.save({"": g}, tmp_path / "g.pt")
+    torch.save({"": o}, tmp_path / "o.pt")
+    code, said, _ = diff(tmp_path / "g.pt", tmp_path / "o.pt")
+    assert (code, said["alarm"]) == (int(alarm), alarm)
+
+
+def test_a_thousand_small_steps_take_seconds(tmp_path, diff):
+    steps = {f"s{i:04}": torch.full((4, 4), float(i)).double() for i in range(1000)}
+    paths = traces(tmp_path, steps, {name: value.float() for name, value in steps.items()})
+    start = time.perf_counter()
+    assert diff(*paths)[0] == 0
+    assert time.perf_counter() - start < 12.0  # 3 s on a quiet machine
+
+
+def test_a_large_plain_step_is_read_in_blocks(tmp_path):
+    """A pair of 128 MiB each: what is needed beyond the libraries and the files' own pages stays small."""
+    x = torch.arange(1 << 25, dtype=torch.float32).reshape(1 << 12, -1)
+    save_file({"x": x}, tmp_path / "g.safetensors")
+    save_file({"x": x}, tmp_path / "o.safetensors")
+    small = traces(tmp_path / "..", {"x": x[:2, :2].clone()}, {"x": x[:2, :2].clone()})
+    peak = []
+    for pair in (small, (tmp_path / "g.safetensors", tmp_path / "o.safetensors")):
+        code = f"import sys, resource; from labkit.cli.main import main; c = main({['diff', *map(str, pair)]!r}); "
+        code += "sys.stderr.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)); sys.exit(c)"
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        peak.append(int(run.stderr))
+    files = 2 * x.numel() * 4
+    assert (peak[1] - peak[0]) * 1024 < files + 300 * 2**20
