@@ -80,6 +80,15 @@ def variance_of_sum(total: Any, squares: Any, length: float, u: float) -> Any:
     return u * u / 3.0 * (length / 3.0 * total**2 + length / 6.0 * scatter * (scatter > 0.0))
 
 
+def lost_terms(length: float, u: float) -> float:
+    """What a long sum of one sign loses, relative to it and with one sign: (K u)^2, at most all of it.
+
+    A term below half a unit of the partial sum is lost. Of K like terms a share of about K u is so small when the sum is
+    large, and each is at most K u times the usual one.
+    """
+    return min(1.0, (length * u) ** 2)
+
+
 def sum_of_products(
     magnitude: Any,
     length: int,
@@ -117,7 +126,7 @@ def sum_of_products(
         return Bound(absolute, text)
     # a product is rounded once, unless it is fused with the addition; then the sum
     noise = (u * u / 3.0 * squares + variance_of_sum(value, squares, length, u)) ** 0.5
-    return Bound(absolute, text, noise + length**0.5 * SMALLEST[compute])
+    return Bound(absolute, text, noise + length**0.5 * SMALLEST[compute], lost_terms(length, u) * abs(value))
 
 
 def roundings(values: Any, number: int, dtype: str = "float32") -> Bound:

@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 RUNS = 24
 """Simulated runs. Student's quantile at 24 is 1.3 to 2 times the normal one; twice the runs would take a fifth off."""
 
-MEMORY = 1 << 30
+MEMORY = 1 << 29
 """Bytes that simulated errors may take; of a step that needs more, elements in equal distances are judged."""
 
 LONG = 10.0
@@ -276,7 +276,7 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     rules = dict.fromkeys(order, precision)
     names = {i: name for name, i in golden.steps.items()}
     found = {
-        i: Simulated(x, precision.of(names[i]).storage or "float32", precision)
+        i: Simulated(x, precision.of(names[i]).storage or "float32", precision, keeps=False)
         for i, x in exact.items()
         if x.is_floating_point() and program.nodes[i].func != INPUT
     }
@@ -322,9 +322,10 @@ _LIMIT = MEMORY // (8 * RUNS)
 class Simulated:
     """A step's exact replay and the errors of its simulated runs; of a large step in equal distances only."""
 
-    def __init__(self, exact: Tensor, storage: str, rule: Precision) -> None:
+    def __init__(self, exact: Tensor, storage: str, rule: Precision, *, keeps: bool = True) -> None:
+        self._keeps = keeps
         self.exact, self._storage, self._rule = exact, storage, rule
-        self._stride = max(1, -(-exact.numel() // _LIMIT))
+        self._stride = max(1, -(-exact.numel() // _LIMIT)) if keeps else 1
         self.sampled = self._stride > 1
         self.low, self.high = exact, exact
         self._base = self.judged(exact)
@@ -344,7 +345,8 @@ class Simulated:
         value = self.judged(value)
         keep = value.isfinite() & self._base.isfinite()
         self._squares = self._squares + torch.where(keep, (value - self._base).square(), 0.0)
-        self._errors.append(torch.where(keep, stored(value, self._storage) - self._base, 0.0))
+        if self._keeps:
+            self._errors.append(torch.where(keep, stored(value, self._storage) - self._base, 0.0))
 
     def allow(self, bound: Tensor) -> None:
         """Take a bound of the arithmetic in place of what the runs say."""
@@ -365,4 +367,5 @@ class Simulated:
         # below the normal numbers there are few to round to, and rounding is no noise: elements are judged alone there
         normal = self._base.abs() >= torch.finfo(dtype_of(self._storage)).tiny
         noise = torch.where(normal, (half.square() / 3.0 + variance).sqrt(), 0.0)
-        return Bound(torch.nan_to_num(allowed, 0.0), why, noise, runs=torch.stack(self._errors))
+        runs = torch.stack(self._errors) if self._keeps else None
+        return Bound(torch.nan_to_num(allowed, 0.0), why, noise, runs=runs)

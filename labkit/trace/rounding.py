@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from labkit.numerics.bounds import gamma, variance_of_sum, worst_case
+from labkit.numerics.bounds import gamma, lost_terms, variance_of_sum, worst_case
 from labkit.numerics.precision import SMALLEST, UNIT_ROUNDOFF, Precision, representable
 from labkit.trace.operations import ARITHMETIC, CHOICES, FACTORIES, FUNCTIONS, MOMENTS, MOVES, PRODUCTS, SUMS
 from labkit.trace.program import Node, Program, Ref, call
@@ -175,8 +175,8 @@ class Rounding:
             spread = variance_of_sum(total, q, length, u).clamp(min=0.0).sqrt() + SMALLEST[precision.accumulate]
             noise = torch.randn(x.shape, generator=self._generator, dtype=torch.float64, device=x.device)
             total = total + self._scale * spread * noise
-            if precision.truncates and node.op in PRODUCTS:
-                total = total * (1.0 + min(1.0, worst_case(length, u)) * self._one())
+            drift = worst_case(length, u) if precision.truncates and node.op in PRODUCTS else lost_terms(length, u)
+            total = total * (1.0 + min(1.0, drift) * self._one())
             return torch.where(x.isfinite(), total / count, x)
 
         if isinstance(out, Tensor):
