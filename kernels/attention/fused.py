@@ -8,6 +8,7 @@ cores take TF32 factors only with the summed index innermost.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 import triton
@@ -18,6 +19,7 @@ from kernels.attention import golden, tf32x3
 from kernels.attention.elementwise import heads_of_rows
 from kernels.attention.scores import MOST_COLUMNS
 from labkit.errors import UsageError
+from labkit.launching import Compiled, aligned, launch
 from labkit.tolerance import Bound
 
 PADDING = 64
@@ -29,6 +31,7 @@ TILES = {
 """By columns, queries and keys of a tile, warps and tiles on their way, the fastest on an H200 first: the first that
 fits the GPU's shared memory is taken."""
 
+_compiled: Compiled = {}
 _chosen: dict[tuple[torch.device, int], tuple[int, int, int, int]] = {}
 
 
@@ -117,31 +120,41 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tens
         )
     if y.shape != q.shape:
         raise UsageError(f"out: shape {tuple(y.shape)} is not right; wanted {tuple(q.shape)}")
-    keys, width = k.shape[1], max(16, triton.next_power_of_2(columns))
-    padded = triton.cdiv(keys, PADDING) * PADDING
+    padded, width = _padded(k.shape[1], columns)
     parts = torch.empty((4, heads, padded, width), device=q.device).unbind()
+    keys, strides = k.shape[1], (k.stride(0), v.stride(0))
     with torch.cuda.device_of(q):
-        split_kernel[(padded // PADDING, heads)](
-            k, v, *parts, keys, padded, columns, k.stride(0), v.stride(0), KEYS=PADDING, COLUMNS=width, num_warps=4
-        )
-        _launch(q, parts, y, keys, padded, width)
+        launch(
+            _compiled, (k.shape, strides, k.device, aligned(k, v)), split_kernel, (padded // PADDING, heads, 1),
+            k, v, *parts, keys, padded, columns, *strides, KEYS=PADDING, COLUMNS=width, num_warps=4,
+        )  # fmt: skip
+        _launch(q, parts, y, keys)
     return y
 
 
-def _launch(q: torch.Tensor, parts: tuple[torch.Tensor, ...], y: torch.Tensor, keys: int, padded: int, w: int) -> None:
+@lru_cache(maxsize=1024)  # Triton's helpers take microseconds
+def _padded(keys: int, columns: int) -> tuple[int, int]:
+    """Keys and columns with what is added to them."""
+    return triton.cdiv(keys, PADDING) * PADDING, max(16, triton.next_power_of_2(columns))
+
+
+def _launch(q: torch.Tensor, parts: tuple[torch.Tensor, ...], y: torch.Tensor, keys: int) -> None:
     heads, n, columns = q.shape
+    padded, width = parts[0].shape[1:]
     factor = math.log2(math.e) / math.sqrt(columns)
-    known = _chosen.get((q.device, w))
-    for tile in (known,) if known else TILES[64 if w <= 64 else 128]:
+    known = _chosen.get((q.device, width))
+    for tile in (known,) if known else TILES[64 if width <= 64 else 128]:
         rows, block, warps, stages = tile
         try:
-            fused_kernel[(triton.cdiv(n, rows), heads)](
+            launch(
+                _compiled, (q.shape, keys, q.stride(0), y.stride(0), tile, q.device, aligned(q, y)), fused_kernel,
+                (-(-n // rows), heads, 1),
                 q, *parts, y, n, keys, padded, columns, q.stride(0), y.stride(0), factor, QUERIES=rows, KEYS=block,
-                COLUMNS=w, num_warps=warps, num_stages=stages,
+                COLUMNS=width, num_warps=warps, num_stages=stages,
             )  # fmt: skip
         except OutOfResources:
             continue
-        _chosen[q.device, w] = tile
+        _chosen[q.device, width] = tile
         return
     raise UsageError(f"attention: no tile for {columns} columns fits the shared memory of {q.device}")
 
