@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
-from kernels.attention import golden, tf32x3
+from kernels.attention import tf32x3
 from kernels.attention.elementwise import heads_of_rows
 from kernels.attention.scores import MOST_COLUMNS
 from labkit.errors import UsageError
 from labkit.launching import Compiled, aligned, launch
-from labkit.tolerance import Bound
+from labkit.tolerance import UNIT_ROUNDOFF, Bound, gamma, worst_case
 
 PADDING = 64
 """Keys are padded with zeros to a multiple of this, the most that a tile has."""
@@ -162,15 +162,28 @@ def _launch(q: torch.Tensor, parts: tuple[torch.Tensor, ...], y: torch.Tensor, k
 def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, accumulated: int = PADDING) -> tuple[torch.Tensor, Bound]:
     """The result in float64 and how far :func:`attention` may be from it. Operands are float64, float32's values.
 
-    The scores' bound goes through scaling and softmax as the golden's does. Then the weights times V: `accumulated`
-    terms at a time by tensor cores, and for each tile, of 16 keys at the least, a rescaling and an addition.
-    An implementation that lets tensor cores add up all keys has `accumulated` = M.
+    To first order in u, with z = x - max. The scores x are off by their product's bound and two roundings. A weight p
+    is off by what they make of it: p'_i / p_i = exp(d_i) / E_p[exp(d)], |d| <= error, lies between exp(-error_i) /
+    E_p[exp(error)] and, by Jensen's inequality, exp(error_i + E_p[error]); by its own and its sum's roundings: |z| u for
+    each of z and its rescalings, 4 u (PTX ISA, ex2.approx: 2^-22) for each power, of which there may be one for each
+    tile of 16 keys, and the sum of M. The weights times V: `accumulated` terms at a time by tensor cores, and for each
+    tile a rescaling and an addition; the division has 2 ULP = 4 u (PTX ISA, div.full.f32). An implementation that lets
+    tensor cores add up all keys has `accumulated` = M.
     """
-    x = q @ k.swapaxes(-1, -2)
-    error = tf32x3.bound(abs(q) @ abs(k).swapaxes(-1, -2), q.shape[-1]).absolute
-    scaled, scaled_bound = golden.scaled(x, error, d_k=q.shape[-1])
-    p, p_bound = golden.softmax(scaled, scaled_bound.absolute)
-    inherited = p_bound.absolute @ abs(v)
-    tiles = triton.cdiv(k.shape[-2], 16)
-    own = tf32x3.bound(p @ abs(v) + inherited, accumulated, parts=2 * tiles)
-    return p @ v, Bound(inherited, "inherited from the weights") + own
+    u, keys, scale = UNIT_ROUNDOFF["float32"], k.shape[-2], q.shape[-1] ** -0.5
+    tiles = -(-keys // 16)
+    x = q @ k.swapaxes(-1, -2) * scale
+    error = tf32x3.bound(abs(q) @ abs(k).swapaxes(-1, -2), q.shape[-1]).absolute * scale
+    error = error + 2.0 * u * (abs(x) + error)
+    p = torch.softmax(x, -1)
+    up = torch.expm1(error + (p * error).sum(-1, keepdim=True))
+    down = 1.0 - torch.exp(-error) / (p * torch.exp(error)).sum(-1, keepdim=True)
+    inherited = p * torch.maximum(up, down)
+    depth = x.amax(-1, keepdim=True) - x + 2.0 * error
+    term = u * (2.0 * depth + 4.0 * (tiles + 1))
+    total = term.amax(-1, keepdim=True) + gamma(keys, u, x.shape[:-1].numel()) + worst_case(tiles, u)
+    t = term + total + 4.0 * u
+    weights = inherited + torch.where(t < 1.0, (p + inherited) * t / (1.0 - t) + 2.0**-126, math.inf)
+    off = weights @ abs(v)
+    own = tf32x3.bound(p @ abs(v) + off, accumulated, parts=2 * tiles)
+    return p @ v, Bound(off, "first-order analysis of float32 softmax") + own
