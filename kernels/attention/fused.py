@@ -164,11 +164,11 @@ def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, accumulated: int = 
 
     To first order in u, with z = x - max. The scores x are off by their product's bound and two roundings. A weight p
     is off by what they make of it: p'_i / p_i = exp(d_i) / E_p[exp(d)], |d| <= error, lies between exp(-error_i) /
-    E_p[exp(error)] and, by Jensen's inequality, exp(error_i + E_p[error]); by its own and its sum's roundings: |z| u for
-    each of z and its rescalings, 4 u (PTX ISA, ex2.approx: 2^-22) for each power, of which there may be one for each
-    tile of 16 keys, and the sum of M. The weights times V: `accumulated` terms at a time by tensor cores, and for each
-    tile a rescaling and an addition; the division has 2 ULP = 4 u (PTX ISA, div.full.f32). An implementation that lets
-    tensor cores add up all keys has `accumulated` = M.
+    E_p[exp(error)] and, by Jensen's inequality, exp(error_i + E_p[error]). It is off by its own roundings and its
+    sum's: |z| u for z and again for its rescalings, 4 u (PTX ISA, ex2.approx: 2^-22) for each power, of which there may
+    be one for each tile of 16 keys, and the sum of M. The weights times V: `accumulated` terms at a time by tensor
+    cores, and for each tile a rescaling and an addition; the division has 2 ULP = 4 u (PTX ISA, div.full.f32). An
+    implementation that lets tensor cores add up all keys has `accumulated` = M.
     """
     u, keys, scale = UNIT_ROUNDOFF["float32"], k.shape[-2], q.shape[-1] ** -0.5
     tiles = -(-keys // 16)

@@ -111,11 +111,15 @@ def largest(found, exact):
 
 
 def test_one_tf32_product_is_not_within_the_bound_of_three(rng):
-    """What a kernel that forgot the low parts would give, by rounding the factors themselves."""
-    q, k, _ = drawn(Sizes(2, 40, 40, 16), rng, "cpu")
+    """What kernels that forgot the low parts would give, by rounding the factors themselves."""
+    q, k, v = drawn(Sizes(2, 40, 40, 16), rng, "cpu", "normal")
+    cut = [((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32).double() for x in (q, k, v)]
     value, bound = scores.bound(q.double(), k.double())
-    cut = [((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32).double() for x in (q, k)]
     assert not compare(cut[0] @ cut[1].transpose(1, 2), value, bound).ok
+    value, bound = fused.bound(q.double(), k.double(), v.double())
+    assert not compare(torch.softmax(cut[0] @ cut[1].transpose(1, 2) / 4.0, -1) @ v.double(), value, bound).ok
+    weights = torch.softmax(q.double() @ k.double().transpose(1, 2) / 4.0, -1)
+    assert not compare(weights @ cut[2], value, bound).ok
 
 
 def test_every_run_gives_the_same_bits_on_poisoned_memory(device, rng):
