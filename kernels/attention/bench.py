@@ -21,9 +21,9 @@ from kernels.attention.attention import transpose
 from kernels.attention.blas import blas_for
 from kernels.attention.problem import Sizes, uniform
 from labkit.bench import Case, Provider
-from labkit.compare import Comparison, compare
-from labkit.device import Device
-from labkit.tolerance import Bound, sum_of_products
+from labkit.numerics.bounds import Bound, sum_of_products
+from labkit.numerics.compare import Comparison, compare
+from labkit.session.device import Device
 
 CUDA_SIZES = (
     Sizes(12, 128, 128, 64),

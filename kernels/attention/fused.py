@@ -19,8 +19,8 @@ from kernels.attention import tf32x3
 from kernels.attention.elementwise import heads_of_rows
 from kernels.attention.scores import MOST_COLUMNS
 from labkit.errors import UsageError
-from labkit.launching import Compiled, aligned, launch
-from labkit.tolerance import UNIT_ROUNDOFF, Bound, gamma, worst_case
+from labkit.numerics.bounds import UNIT_ROUNDOFF, Bound, gamma, worst_case
+from labkit.numerics.launching import Compiled, aligned, launch
 
 PADDING = 64
 """Keys are padded with zeros to a multiple of this, the most that a tile has."""

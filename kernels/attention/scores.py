@@ -12,8 +12,8 @@ from kernels.attention import tf32x3
 from kernels.attention.elementwise import heads_of_rows
 from kernels.gpu import multiprocessors
 from labkit.errors import UsageError
-from labkit.launching import Compiled, aligned, launch
-from labkit.tolerance import Bound
+from labkit.numerics.bounds import Bound
+from labkit.numerics.launching import Compiled, aligned, launch
 
 TILE = 64
 """Queries and keys of a tile."""

@@ -9,7 +9,7 @@ from kernels import gpu
 from kernels.mhc.reductions import reduction_kernels, sums
 from labkit import compare
 from labkit.errors import UsageError
-from labkit.tolerance import sum_of_products
+from labkit.numerics.bounds import sum_of_products
 
 
 @pytest.fixture

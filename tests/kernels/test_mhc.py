@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import labkit
 from kernels.mhc import counterfactual, evidence, faulty, golden, launch, mhc, peers, verification
 from kernels.mhc.problem import Constants, Inputs, draw
 from kernels.mhc.reductions import sums
