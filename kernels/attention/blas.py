@@ -116,8 +116,14 @@ class HostBlas:
 
 
 @cache
-def _scalars(alpha: float, beta: float) -> np.ndarray:
+def _kept(alpha: float, beta: float) -> np.ndarray:
     return np.array([alpha, beta], np.float32)
+
+
+def scalars(alpha: float, beta: float) -> tuple[int, int]:
+    """The addresses of alpha and beta in host memory, as cuBLAS reads them; they stay for the process's life."""
+    pair = _kept(alpha, beta).ctypes.data
+    return pair, pair + 4
 
 
 def strided(g: Gemm, strides: tuple[int, int, int], count: int) -> Iterator[Gemm]:
@@ -159,7 +165,7 @@ def _fortran_sgemm(base: int, g: Gemm) -> None:
 class CuBlas:
     """cuBLAS through nvmath-python's bindings, which raise on any status but success.
 
-    `compute` is ``float32`` or ``tf32``; work goes to torch's current stream.
+    `compute` is ``float32`` or ``tf32``; work goes to the device of the arena, to torch's current stream there.
     """
 
     name = "cuBLAS"
@@ -169,30 +175,32 @@ class CuBlas:
 
         self.compute = compute
         self._api = cublas
-        self._handle = cublas.create()
-        modes = {"float32": cublas.Math.DEFAULT_MATH, "tf32": cublas.Math.TF32_TENSOR_OP_MATH}
-        cublas.set_math_mode(self._handle, modes[compute])
-        self._stream = -1
+        self._mode = {"float32": cublas.Math.DEFAULT_MATH, "tf32": cublas.Math.TF32_TENSOR_OP_MATH}[compute]
+        self._handles: dict[torch.device, int] = {}
+        self._streams: dict[int, int] = {}
         self._op = {"N": cublas.Operation.N, "T": cublas.Operation.T}
 
-    def _ready(self, alpha: float, beta: float) -> tuple[int, int]:
-        """Send work to torch's current stream; the addresses of alpha and beta in host memory, as cuBLAS reads them."""
-        stream = torch.cuda.current_stream().cuda_stream
-        if stream != self._stream:
-            self._api.set_stream(self._handle, stream)
-            self._stream = stream
-        pair = _scalars(alpha, beta).ctypes.data
-        return pair, pair + 4
+    def handle(self, device: torch.device) -> int:
+        """The handle of the current device, whose work goes to torch's current stream there."""
+        if device not in self._handles:
+            self._handles[device] = self._api.create()
+            self._api.set_math_mode(self._handles[device], self._mode)
+        handle, stream = self._handles[device], torch.cuda.current_stream(device).cuda_stream
+        if stream != self._streams.get(handle):
+            self._api.set_stream(handle, stream)
+            self._streams[handle] = stream
+        return handle
 
     def sgemm(self, memory: torch.Tensor, g: Gemm) -> None:
         """One product in `memory`, a one-dimensional float32 CUDA tensor."""
         check(g, memory.numel())
         base = memory.data_ptr()
-        alpha, beta = self._ready(g.alpha, g.beta)
-        self._api.sgemm(
-            self._handle, self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha, base + 4 * g.a, g.lda,
-            base + 4 * g.b, g.ldb, beta, base + 4 * g.c, g.ldc,
-        )  # fmt: skip
+        alpha, beta = scalars(g.alpha, g.beta)
+        with torch.cuda.device_of(memory):
+            self._api.sgemm(
+                self.handle(memory.device), self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha,
+                base + 4 * g.a, g.lda, base + 4 * g.b, g.ldb, beta, base + 4 * g.c, g.ldc,
+            )  # fmt: skip
 
     def pointers(self, memory: torch.Tensor, gemms: Sequence[Gemm]) -> torch.Tensor:
         """The device's arrays of operand addresses for a pointer-array batch: [3, count] int64."""
@@ -206,36 +214,40 @@ class CuBlas:
         """Products of one shape by cublasSgemmBatched. `pointers` reuses what :meth:`pointers` made."""
         where = self.pointers(memory, gemms) if pointers is None else pointers
         g, row = gemms[0], where.stride(0) * 8
-        alpha, beta = self._ready(g.alpha, g.beta)
-        self._api.sgemm_batched(
-            self._handle, self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha, where.data_ptr(), g.lda,
-            where.data_ptr() + row, g.ldb, beta, where.data_ptr() + 2 * row, g.ldc, len(gemms),
-        )  # fmt: skip
+        alpha, beta = scalars(g.alpha, g.beta)
+        with torch.cuda.device_of(memory):
+            self._api.sgemm_batched(
+                self.handle(memory.device), self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha,
+                where.data_ptr(), g.lda, where.data_ptr() + row, g.ldb, beta, where.data_ptr() + 2 * row, g.ldc,
+                len(gemms),
+            )  # fmt: skip
 
     def sgemm_strided_batched(self, memory: torch.Tensor, g: Gemm, strides: tuple[int, int, int], count: int) -> None:
         """`count` products by cublasSgemmStridedBatched, each operand moved on by its stride in elements."""
         base, (sa, sb, sc), last = memory.data_ptr(), strides, count - 1
         check(g, memory.numel())
         check(replace(g, a=g.a + last * sa, b=g.b + last * sb, c=g.c + last * sc), memory.numel())
-        alpha, beta = self._ready(g.alpha, g.beta)
-        self._api.sgemm_strided_batched(
-            self._handle, self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha, base + 4 * g.a, g.lda, sa,
-            base + 4 * g.b, g.ldb, sb, beta, base + 4 * g.c, g.ldc, sc, count,
-        )  # fmt: skip
+        alpha, beta = scalars(g.alpha, g.beta)
+        with torch.cuda.device_of(memory):
+            self._api.sgemm_strided_batched(
+                self.handle(memory.device), self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha,
+                base + 4 * g.a, g.lda, sa, base + 4 * g.b, g.ldb, sb, beta, base + 4 * g.c, g.ldc, sc, count,
+            )  # fmt: skip
 
     def transpose(self, memory: torch.Tensor, source: int, rows: int, columns: int, target: int) -> None:
         """Row-major [rows, columns] to row-major [columns, rows] by cublasSgeam: alpha 1, beta 0, B null."""
         base = memory.data_ptr()
-        one, zero = self._ready(1.0, 0.0)
-        self._api.sgeam(
-            self._handle, self._op["T"], self._op["N"], rows, columns, one, base + 4 * source, columns, zero, 0,
-            rows, base + 4 * target, rows,
-        )  # fmt: skip
+        one, zero = scalars(1.0, 0.0)
+        with torch.cuda.device_of(memory):
+            self._api.sgeam(
+                self.handle(memory.device), self._op["T"], self._op["N"], rows, columns, one, base + 4 * source,
+                columns, zero, 0, rows, base + 4 * target, rows,
+            )  # fmt: skip
 
 
 @cache
 def cublas(compute: str = "float32") -> CuBlas:
-    """The process's cuBLAS handle for float32 or tf32."""
+    """The process's cuBLAS for float32 or tf32."""
     return CuBlas(compute)
 
 

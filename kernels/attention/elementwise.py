@@ -54,7 +54,8 @@ def softmax_kernel(
         tl.store(y_rows + columns, tl.exp(x - shift[:, None]) / total[:, None], mask=mask)
 
 
-def _heads_of_rows(name: str, x: torch.Tensor) -> None:
+def heads_of_rows(name: str, x: torch.Tensor) -> None:
+    """Raise ValueError unless x is float32 [heads, rows, columns] with contiguous heads."""
     if x.dtype != torch.float32 or x.dim() != 3 or x.stride(2) != 1 or x.stride(1) != x.shape[2]:
         raise ValueError(
             f"{name}: {x.dtype} of shape {tuple(x.shape)} and strides {x.stride()} is not right; "
@@ -65,8 +66,8 @@ def _heads_of_rows(name: str, x: torch.Tensor) -> None:
 def _pair(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     """Check the operands; without `out` make one, poisoned so that what is not written shows."""
     y = torch.full(x.shape, float("nan"), device=x.device) if out is None else out
-    _heads_of_rows("x", x)
-    _heads_of_rows("out", y)
+    heads_of_rows("x", x)
+    heads_of_rows("out", y)
     if y.shape != x.shape:
         raise ValueError(f"out: shape {tuple(y.shape)} is not right; wanted {tuple(x.shape)}")
     return y
@@ -78,7 +79,8 @@ def scale(x: torch.Tensor, factor: float, out: torch.Tensor | None = None) -> to
     heads, per_head = x.shape[0], x.shape[1] * x.shape[2]
     block = 1024 if x.is_cuda else 1 << 16
     grid = (triton.cdiv(per_head, block), heads)
-    scale_kernel[grid](x, y, factor, per_head, x.stride(0), y.stride(0), BLOCK_SIZE=block)
+    with torch.cuda.device_of(x):
+        scale_kernel[grid](x, y, factor, per_head, x.stride(0), y.stride(0), BLOCK_SIZE=block)
     return y
 
 
@@ -90,15 +92,16 @@ def softmax(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     rows = max(1, 4096 // columns) if x.is_cuda else max(1, (1 << 16) // columns)
     rows = min(rows, triton.next_power_of_2(n_rows))
     grid = (triton.cdiv(n_rows, rows), heads)
-    softmax_kernel[grid](
-        x,
-        y,
-        n_rows,
-        n_columns,
-        x.stride(0),
-        y.stride(0),
-        BLOCK_ROWS=rows,
-        BLOCK_COLUMNS=columns,
-        N_BLOCKS=triton.cdiv(n_columns, columns),
-    )
+    with torch.cuda.device_of(x):
+        softmax_kernel[grid](
+            x,
+            y,
+            n_rows,
+            n_columns,
+            x.stride(0),
+            y.stride(0),
+            BLOCK_ROWS=rows,
+            BLOCK_COLUMNS=columns,
+            N_BLOCKS=triton.cdiv(n_columns, columns),
+        )
     return y

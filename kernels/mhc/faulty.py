@@ -146,11 +146,12 @@ def backward(p: Problem, access: Access = RIGHT) -> Trace:
     tile, x, pre = access.strides(n, d)
     out = [torch.full((t, n), float("nan"), device=p.x.device) for _ in range(4)]
     dalpha = torch.zeros(3, device=p.x.device)
-    pre_backward_kernel[(t,)](
-        p.x, p.dx_in, p.dpost, p.dz, p.raw, p.r, p.pre, p.post, *out, dalpha, p.x.numel(), p.dx_in.numel(),
-        p.pre.numel(), tile, *x, pre, access.pre_start, access.dx_in, access.mix, p.eps if access.eps else 0.0,
-        N=n, D=d, BLOCK_D=triton.next_power_of_2(d), NORMALISED=access.r,
-    )  # fmt: skip
+    with torch.cuda.device_of(p.x):
+        pre_backward_kernel[(t,)](
+            p.x, p.dx_in, p.dpost, p.dz, p.raw, p.r, p.pre, p.post, *out, dalpha, p.x.numel(), p.dx_in.numel(),
+            p.pre.numel(), tile, *x, pre, access.pre_start, access.dx_in, access.mix, p.eps if access.eps else 0.0,
+            N=n, D=d, BLOCK_D=triton.next_power_of_2(d), NORMALISED=access.r,
+        )  # fmt: skip
     trace = Trace({"x": p.x, "dx_in": p.dx_in, **dict(zip(("dpre", "g_pre", "mix_pre", "g_post"), out, strict=True))})
     trace.add("g_res", p.dz.flatten(-2))
     trace.add("dalpha", dalpha)

@@ -1,12 +1,15 @@
-"""The kernels in order, on contiguous rows: x [T, n, D]. Tile sizes follow from the shape alone."""
+"""The kernels in order, on contiguous rows: x [T, n, D]. Tile sizes follow from the shape alone, and how a sum is split
+from the shape and the count of multiprocessors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
+from typing import Any
 
 import torch
 
+from kernels.gpu import multiprocessors
 from kernels.mhc import backward_kernels, forward_kernels
 from kernels.mhc.problem import Constants
 from labkit.numerics.launching import Compiled, aligned, launch
@@ -18,6 +21,17 @@ TOKENS = 8
 """Tokens of a program that works on their coefficients."""
 
 _compiled: Compiled = {}
+
+
+def _on_its_device(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Triton launches on the current device: while `run` runs, that is the one of its first tensor."""
+
+    @wraps(run)
+    def there(x: Tensor, *rest: Any) -> Any:
+        with torch.cuda.device_of(x):
+            return run(x, *rest)
+
+    return there
 
 
 def _launcher(x: Tensor, *given: Tensor, constants: Constants | None = None) -> Callable[..., None]:
@@ -40,10 +54,10 @@ def _columns(d: int) -> tuple[int, int]:
     return block, max(1, min(8, block // 512))
 
 
-def _projection(t: int, k: int) -> tuple[int, int]:
-    """Splits of K, so that there are programs enough, and the part of K in each split."""
+def _projection(t: int, k: int, count: int) -> tuple[int, int]:
+    """Splits of K, so that there are programs enough for `count` multiprocessors, and the part of K in each split."""
     tiles = _tiles(t, 64)
-    splits = max(1, min(16, 256 // tiles, k // (2 * PROJECTION_K)))
+    splits = max(1, min(16, 2 * count // tiles, k // (2 * PROJECTION_K)))
     per_split = _tiles(_tiles(k, 1 << (splits.bit_length() - 1)), PROJECTION_K) * PROJECTION_K
     return _tiles(k, per_split), per_split
 
@@ -59,6 +73,7 @@ def _width(m: int) -> int:
     return max(16, _power(m))
 
 
+@_on_its_device
 def pack(w: Tensor) -> Tensor:
     """float32 [rows, M] as two bfloat16 that add up to it: [rows, 2 x M rounded up to a power of two from 16]."""
     rows, m = w.shape
@@ -68,6 +83,7 @@ def pack(w: Tensor) -> Tensor:
     return packed
 
 
+@_on_its_device
 def forward(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, c: Constants) -> dict[str, Tensor]:
     """r [T], mix [T, M], pre and post [T, n], p [T, n, n], x_in [T, D].
 
@@ -108,7 +124,7 @@ def _project(run: Callable[..., None], x: Tensor, phi: Tensor) -> tuple[Tensor, 
     t, (k, m) = x.shape[0], phi.shape
     split, weights = x.dtype == torch.bfloat16, _weights(x, phi)
     width = 2 * _width(m) if split else _width(m)
-    splits, per_split = _projection(t, k)
+    splits, per_split = _projection(t, k, multiprocessors(x.device))
     partial = torch.empty(splits, t, width, device=x.device, dtype=torch.float32)
     squares = torch.empty(splits, t, device=x.device, dtype=torch.float32)
     run(forward_kernels.project_kernel, (_tiles(t, 64), splits, 1),
@@ -118,6 +134,7 @@ def _project(run: Callable[..., None], x: Tensor, phi: Tensor) -> tuple[Tensor, 
     return partial, squares
 
 
+@_on_its_device
 def expand(x: Tensor, y: Tensor, post: Tensor, p: Tensor) -> Tensor:
     """P^T x + post y, [T, n, D]."""
     t, n, d = x.shape
@@ -131,6 +148,7 @@ def expand(x: Tensor, y: Tensor, post: Tensor, p: Tensor) -> Tensor:
     return out
 
 
+@_on_its_device
 def expand_backward(x: Tensor, y: Tensor, post: Tensor, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dy [T, D] of y's type, dpost [T, n] and dp [T, n, n] in float32."""
     t, n, d = x.shape
@@ -148,6 +166,7 @@ def expand_backward(x: Tensor, y: Tensor, post: Tensor, dout: Tensor) -> tuple[T
     return dy, dpost, dp
 
 
+@_on_its_device
 def backward(
     x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, s: dict[str, Tensor], dx_in: Tensor, dpost: Tensor, dp: Tensor,
     dout: Tensor, c: Constants,
@@ -179,17 +198,18 @@ def backward(
         num_warps=2,
     )  # fmt: skip
     del normalisers
+    count = multiprocessors(x.device)
     block_t, stages = (64, 1) if split and n <= 4 else (32, 1)
     block_d, tiles = min(32, max(16, _power(d))), _tiles(t, block_t)
     strips = _tiles(d, block_d)
-    per_group = _power(_tiles(tiles, max(1, _tiles(396, strips))))
+    per_group = _power(_tiles(tiles, max(1, _tiles(3 * count, strips))))
     run(backward_kernels.stream_backward_kernel, (strips, _tiles(tiles, per_group), 1),
         x, _weights(x, phi), s["pre"], s["p"], dout, dx_in, packed, out["shrink"], out["dx"], t, D=d, N=n,
         TILES=per_group, BLOCK_T=block_t, BLOCK_D=block_d, BLOCK_M=width, SPLIT=split, STAGES=stages, num_warps=4,
     )  # fmt: skip
     block_k, block_t = 128 if split else 64, 64 if split else 32
     strips, tiles = _tiles(k, block_k), _tiles(t, block_t)
-    per_group = min(_power(tiles), max(2, _power(_tiles(tiles, min(16, _tiles(264, strips))))))
+    per_group = min(_power(tiles), max(2, _power(_tiles(tiles, min(16, _tiles(2 * count, strips))))))
     groups = _tiles(tiles, per_group)
     parts = torch.empty(groups, k, halves * width, **empty)
     run(backward_kernels.phi_backward_kernel, (strips, groups, 1),

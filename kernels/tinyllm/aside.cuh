@@ -1,4 +1,4 @@
-// A second stream beside the default one, for work whose results are needed later only.
+// A second stream beside the one that launches go to, for work whose results are needed later only.
 #pragma once
 #include "launch.cuh"
 #include "tensor.cuh"
@@ -15,6 +15,8 @@ class Event {
     void synchronize() { check(cudaEventSynchronize(event_), "waiting for a copy"); }
     // What is launched in `stream` from here on runs after what was recorded; nothing is waited for that never was.
     void before(cudaStream_t stream) { check(cudaStreamWaitEvent(stream, event_, 0), "ordering two streams"); }
+
+    long turn = 0;  // between which two joins of an Aside it was recorded last
 
    private:
     cudaEvent_t event_ = nullptr;
@@ -36,30 +38,29 @@ class Aside {
     template <class Work>
     void run(Event& done, Work work) {
         if (!stream_) return work();
-        before_.record();
+        before_.record(current());
         before_.before(stream_);
         const Within within(stream_);
         work();
         done.record(stream_);
+        done.turn = turn_;
     }
-    // What follows runs after `done`.
+    // What follows runs after `done`. What was done before the last join is not waited for: it may belong to another graph.
     void wait(Event& done) {
-        if (stream_) done.before(nullptr);
+        if (stream_ && done.turn == turn_) done.before(current());
     }
     // What follows runs after everything.
     void join() {
         if (!stream_) return;
         all_.record(stream_);
-        all_.before(nullptr);
+        all_.before(current());
+        ++turn_;
     }
 
    private:
-    struct Within {
-        explicit Within(cudaStream_t stream) { current() = stream; }
-        ~Within() { current() = nullptr; }
-    };
     cudaStream_t stream_ = nullptr;
     Event before_, all_;
+    long turn_ = 1;
 };
 
 }  // namespace tinyllm

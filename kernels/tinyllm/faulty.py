@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from kernels.tinyllm import golden
 from kernels.tinyllm.tinyllm import ENGINES, FOLDER, HOST, Config, initial
@@ -148,9 +149,15 @@ def run(
         return np.concatenate([task.outcomes() for task in tasks])
 
 
+def foreign(capability: tuple[int, int]) -> str:
+    """An architecture whose machine code no GPU of this compute capability can run: code keeps to its major number."""
+    return "sm_80" if capability[0] == 7 else "sm_75"
+
+
 def _request(p: Program, device: Device, engine: str, fresh: str, no_launch: bool) -> dict[str, object]:
     """What worker.py reads."""
-    library = build(FOLDER / "faulty.cu", HOST, device, "sm_75" if no_launch and device.is_cuda else None)
+    elsewhere = foreign(torch.cuda.get_device_capability()) if no_launch and device.is_cuda else None
+    library = build(FOLDER / "faulty.cu", HOST, device, elsewhere)
     c = p.config
     layers = (f"L{i}.{n}.w" for i in range(c.layers) for n in ("qkv", "o", "up", "down"))
     flat = [p.weights[name].reshape(-1) for name in ("table", "positions", *layers, "head.w")]

@@ -9,11 +9,23 @@
 
 namespace tinyllm {
 
-// The stream that launches go to: the default one but within Aside::run.
+// The stream that launches go to: the default one but within Aside::run and Recorded::run.
 inline cudaStream_t& current() {
     thread_local cudaStream_t stream = nullptr;
     return stream;
 }
+
+// Launches go to `stream` as long as this lives.
+class Within {
+   public:
+    explicit Within(cudaStream_t stream) : before_(current()) { current() = stream; }
+    ~Within() { current() = before_; }
+    Within(const Within&) = delete;
+    Within& operator=(const Within&) = delete;
+
+   private:
+    cudaStream_t before_;
+};
 
 #ifdef CUDA_HOST
 constexpr int LANES = 8;  // threads that share a row: a barrier costs the host a switch of each

@@ -33,14 +33,18 @@ __global__ void product(const float* a, const float* b, float* c, int M, int N, 
 class Matmul {
    public:
     // `aside`: a second stream that launches may go to, with a handle of its own, since a handle's workspace is one.
-    explicit Matmul(Engine engine = Engine::Cublas, bool tf32 = false, cudaStream_t aside = nullptr) : engine_(engine) {
+    // `recorded`: launches may be recorded in a graph, which keeps the workspace's address; cuBLAS's own is given up with
+    // each change of the stream.
+    explicit Matmul(Engine engine = Engine::Cublas, bool tf32 = false, cudaStream_t aside = nullptr, bool recorded = false)
+        : engine_(engine), stream_aside_(aside) {
         if (engine != Engine::Cublas) return;
         for (cublasHandle_t* handle : {&handle_, &aside_}) {
             if (handle == &aside_ && !aside) break;
             require(cublasCreate(handle), "cublasCreate");
             require(cublasSetMathMode(*handle, tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH), "cublasSetMathMode");
+            if (recorded) workspace(*handle) = {"cuBLAS's workspace", {WORKSPACE}};
+            follow(*handle, handle == &aside_ ? aside : nullptr);
         }
-        if (aside) require(cublasSetStream(aside_, aside), "cublasSetStream");
     }
     ~Matmul() {
         for (cublasHandle_t handle : {handle_, aside_})
@@ -55,7 +59,12 @@ class Matmul {
         const long long next_a = (long long)M * K, next_b = (long long)K * N, next_c = (long long)M * N;
         if (engine_ == Engine::Cublas) {  // column-major: C^T = op(B)^T op(A)^T
             const float one = 1.0f;
-            require(cublasSgemmStridedBatched(current() ? aside_ : handle_, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N, N, M, K,
+            const bool beside = aside_ && current() == stream_aside_;
+            if (!beside && current() != stream_) {
+                follow(handle_, current());
+                stream_ = current();
+            }
+            require(cublasSgemmStridedBatched(beside ? aside_ : handle_, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N, N, M, K,
                                               &one, b, tb ? K : N, next_b, a, ta ? M : K, next_a, &beta, c, N, next_c, batch),
                     "cublasSgemmStridedBatched");
         } else if (engine_ == Engine::Kernel) {
@@ -71,6 +80,12 @@ class Matmul {
     static void require(cublasStatus_t status, const char* what) {
         if (status != CUBLAS_STATUS_SUCCESS)
             throw std::runtime_error(std::string(what) + ": cuBLAS status " + std::to_string(int(status)));
+    }
+    BasicTensor<char>& workspace(cublasHandle_t handle) { return handle == aside_ ? workspace_aside_ : workspace_; }
+    void follow(cublasHandle_t handle, cudaStream_t stream) {
+        require(cublasSetStream(handle, stream), "cublasSetStream");
+        BasicTensor<char>& own = workspace(handle);
+        if (own.count()) require(cublasSetWorkspace(handle, own.data(), own.bytes()), "cublasSetWorkspace");
     }
     void on_host(const float* a, bool ta, const float* b, bool tb, float* c, int M, int N, int K, float beta, int batch) {
         std::vector<float> A(size_t(M) * K * batch), B(size_t(K) * N * batch), C(size_t(M) * N * batch);
@@ -93,8 +108,11 @@ class Matmul {
         check(cudaMemcpy(c, C.data(), C.size() * sizeof(float), cudaMemcpyHostToDevice), "product on the host");
     }
 
+    static constexpr size_t WORKSPACE = size_t(32) << 20;  // what NVIDIA recommends for Hopper; other GPUs need less
     Engine engine_;
     cublasHandle_t handle_ = nullptr, aside_ = nullptr;
+    cudaStream_t stream_ = nullptr, stream_aside_ = nullptr;
+    BasicTensor<char> workspace_, workspace_aside_;
 };
 
 }  // namespace tinyllm

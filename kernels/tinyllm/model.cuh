@@ -8,6 +8,7 @@
 #include "layout.cuh"
 #include "matmul.cuh"
 #include "attention.cuh"
+#include "recorded.cuh"
 
 namespace tinyllm {
 
@@ -15,7 +16,13 @@ class TinyLLM {
    public:
     // With cuBLAS, `overlap` lets the gradients of parameters be computed beside those of activations, in a second stream.
     TinyLLM(const Config& config, Engine engine, bool tf32, bool overlap)
-        : c(config), layout(config), aside(overlap && engine == Engine::Cublas), matmul(engine, tf32, aside.stream()) {
+        : c(config),
+          layout(config),
+          aside(overlap && engine == Engine::Cublas),
+          matmul(engine, tf32, aside.stream(), records(engine)),
+          recorded_forward(records(engine)),
+          recorded_score(records(engine)),
+          recorded_backward(records(engine)) {
         const size_t rows = size_t(c.sequences) * c.context, d = c.width, square = size_t(c.context) * c.context;
         for (auto [tensor, name] : {std::pair{&w, "parameters"}, {&g, "gradients"}, {&m, "first moments"}, {&v, "second moments"}}) {
             *tensor = Tensor(name, {layout.count});
@@ -67,6 +74,48 @@ class TinyLLM {
     void forward(const int* from, int sequences, int context) {
         begin(from, tokens, sequences, context);
         sort_rows();
+        recorded_forward.run({sequences_, context_}, [&] { launch_forward(); });
+    }
+
+    // Cross-entropy of the last forward's logits, and its gradient.
+    void score(const int* wanted) {
+        begin(wanted, targets, sequences_, context_);
+        recorded_score.run({sequences_, context_}, [&] { launch_score(); });
+    }
+
+    // Every parameter's gradient, after forward and score.
+    void backward() {
+        recorded_backward.run({sequences_, context_}, [&] { launch_backward(); });
+    }
+
+    void step(float rate, float beta1, float beta2, float epsilon, float decay) {
+        ++steps_taken;
+        const float correct1 = 1.0f - std::pow(beta1, float(steps_taken)), correct2 = 1.0f - std::pow(beta2, float(steps_taken));
+        LAUNCH(adamw, cover(layout.count), THREADS, w.data(), g.data(), m.data(), v.data(), layout.count, layout.decayed, rate, beta1, beta2, epsilon, decay, correct1, correct2);
+        launched("step");
+    }
+
+    float last_loss() {
+        loss.d2h();
+        return loss.host()[0];
+    }
+    int rows() const { return rows_; }
+
+   private:
+    // Whether work is launches alone: the host's products wait for copies, and the host runtime has no graphs.
+    static bool records(Engine engine) {
+#ifdef CUDA_HOST
+        return false;
+#else
+        return engine != Engine::Host;
+#endif
+    }
+
+    struct Layer {
+        Tensor ln1, mean1, rstd1, heads, p, mixed, attention, x1, ln2, mean2, rstd2, up, gelu, out;
+    };
+
+    void launch_forward() {
         LAUNCH(embed, cover(n(c.width)), THREADS, tokens.data(), at("table"), at("positions"), x0.data(), n(c.width), context_, c.width);
         const float* x = x0.data();
         for (int i = 0; i < c.layers; ++i) {
@@ -96,21 +145,18 @@ class TinyLLM {
         launched("forward");
     }
 
-    // Cross-entropy of the last forward's logits, and its gradient.
-    void score(const int* wanted) {
-        begin(wanted, targets, sequences_, context_);
+    void launch_score() {
         LAUNCH_BARRIER(cross_entropy, dim3(unsigned(rows_)), LANES, logits.data(), targets.data(), losses.data(), dlogits.data(), c.vocabulary, 1.0f / float(rows_));
         LAUNCH_BARRIER(mean_of, 1, LANES, losses.data(), loss.data(), rows_);
         launched("score");
     }
 
-    // Every parameter's gradient, after forward and score. What a gradient of parameters still reads is not written over:
-    // each `wait` says whose turn it was.
-    void backward() {
-        if (context_ < c.context) g.zero();  // positions that this batch does not have
+    // What a gradient of parameters still reads is not written over: each `wait` says whose turn it was.
+    void launch_backward() {
+        if (context_ < c.context) g.zero(current());  // positions that this batch does not have
         const int d = c.width, big = c.hidden();
         dense_backward(lnf, dlogits.data(), "head", dln, d, c.vocabulary, read.head);
-        dx.zero();
+        dx.zero(current());
         norm_backward(c.layers ? layers.back().out : x0, "lnf", mean, rstd);
         for (int i = c.layers; i-- > 0;) {
             Layer& l = layers[size_t(i)];
@@ -147,24 +193,6 @@ class TinyLLM {
         add_vectors();
         launched("backward");
     }
-
-    void step(float rate, float beta1, float beta2, float epsilon, float decay) {
-        ++steps_taken;
-        const float correct1 = 1.0f - std::pow(beta1, float(steps_taken)), correct2 = 1.0f - std::pow(beta2, float(steps_taken));
-        LAUNCH(adamw, cover(layout.count), THREADS, w.data(), g.data(), m.data(), v.data(), layout.count, layout.decayed, rate, beta1, beta2, epsilon, decay, correct1, correct2);
-        launched("step");
-    }
-
-    float last_loss() {
-        loss.d2h();
-        return loss.host()[0];
-    }
-    int rows() const { return rows_; }
-
-   private:
-    struct Layer {
-        Tensor ln1, mean1, rstd1, heads, p, mixed, attention, x1, ln2, mean2, rstd2, up, gelu, out;
-    };
 
     void make(const std::string& name, Tensor& tensor, Tensor::Shape shape) {
         tensor = Tensor(name, std::move(shape));
@@ -272,6 +300,7 @@ class TinyLLM {
     const Layout layout;
     Aside aside;
     Matmul matmul;
+    Recorded recorded_forward, recorded_score, recorded_backward;
     std::map<std::string, Tensor*> steps_;
     int sequences_ = 0, context_ = 0, rows_ = 0;
     long steps_taken = 0;

@@ -22,7 +22,31 @@ __device__ inline void store(float* to, const Pack<V>& value) {
     *reinterpret_cast<Pack<V>*>(to) = value;
 }
 
-// The sum of `value` over the block's LANES threads, the same in each of them.
+#ifdef __CUDACC__
+// The sum of `value` over the block's LANES threads, the same in each of them: by shuffles within a warp, then over warps.
+__device__ inline float block_sum(float value) {
+    __shared__ float part[LANES / 32];
+    for (int half = 16; half > 0; half /= 2) value += __shfl_xor_sync(0xffffffffu, value, half);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
+    __syncthreads();
+    float total = part[0];
+    for (int warp = 1; warp < LANES / 32; ++warp) total += part[warp];
+    __syncthreads();
+    return total;
+}
+
+__device__ inline float block_max(float value) {
+    __shared__ float part[LANES / 32];
+    for (int half = 16; half > 0; half /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, half));
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
+    __syncthreads();
+    float largest = part[0];
+    for (int warp = 1; warp < LANES / 32; ++warp) largest = fmaxf(largest, part[warp]);
+    __syncthreads();
+    return largest;
+}
+#else
+// The same on the host runtime, which has no warps.
 __device__ inline float block_sum(float value) {
     __shared__ float part[LANES];
     part[threadIdx.x] = value;
@@ -48,6 +72,7 @@ __device__ inline float block_max(float value) {
     __syncthreads();
     return largest;
 }
+#endif
 
 // x[t] = table[tokens[t]] + positions[t mod context]
 __global__ void embed(const int* tokens, const float* table, const float* positions, float* x, size_t count, int context,
@@ -148,8 +173,10 @@ __global__ void column_parts(const float* a, const float* x, const float* mean, 
                              float* dot_parts, size_t stride, int rows, int width, int chunk) {
     __shared__ float sums[ROW_LANES][COLUMNS], dots[ROW_LANES][COLUMNS];
     const int d = blockIdx.x * COLUMNS + threadIdx.x, first = blockIdx.y * chunk;
+    const int end = d >= width ? 0 : first + chunk < rows ? first + chunk : rows;
     float sum = 0.0f, dot = 0.0f;
-    for (int t = first + threadIdx.y; t < first + chunk && t < rows && d < width; t += ROW_LANES) {
+#pragma unroll 8  // so that many loads are on their way at a time
+    for (int t = first + threadIdx.y; t < end; t += ROW_LANES) {
         const float value = a[size_t(t) * width + d];
         sum += value;
         if (x) dot += value * (x[size_t(t) * width + d] - mean[t]) * rstd[t];

@@ -38,7 +38,9 @@ class Trainer:
     def __init__(self, parameters: dict[str, np.ndarray], config: Config, compiled: bool, tf32: bool) -> None:
         self.w = {name: torch.nn.Parameter(torch.tensor(v, device="cuda")) for name, v in parameters.items()}
         self.config, self.tf32 = config, tf32
-        self.optimizer = torch.optim.AdamW(self.w.values(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.w.values(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=True
+        )
         self.loss: Callable[..., Tensor] = torch.compile(loss_of) if compiled else loss_of
 
     def step(self, tokens: Tensor, targets: Tensor) -> None:
@@ -47,6 +49,27 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.loss(self.w, tokens, targets, self.config).backward()
         self.optimizer.step()
+
+    def captured(self, tokens: Tensor, targets: Tensor) -> Callable[[], None]:
+        """A whole step on these tokens as one CUDA graph. Parameters and moments are then what they were before."""
+        with torch.no_grad():
+            before = [p.clone() for p in self.w.values()]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # compiles, and lets cuBLAS and the optimizer allocate what they keep
+                self.step(tokens, targets)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.step(tokens, targets)
+        with torch.no_grad():
+            for parameter, value in zip(self.w.values(), before, strict=True):
+                parameter.copy_(value)
+            for state in self.optimizer.state.values():
+                for value in state.values():
+                    value.zero_()
+        return graph.replay
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Of the last step."""

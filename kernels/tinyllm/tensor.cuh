@@ -93,9 +93,9 @@ class BasicTensor {
         host_.resize(count());
         copy(host_.data(), device_, cudaMemcpyDeviceToHost, "d2h");
     }
-    void zero() {
+    void zero(cudaStream_t stream = nullptr) {
         allocate();
-        check(cudaMemset(device_, 0, bytes()), "zero of " + describe());
+        check(cudaMemsetAsync(device_, 0, bytes(), stream), "zero of " + describe());
     }
 
    private:

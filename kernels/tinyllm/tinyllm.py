@@ -107,18 +107,23 @@ class TinyLLM:
     """A model on `device`. Products go to cuBLAS (`engine` "cublas"), to our kernel ("kernel") or to the host ("host").
 
     On a CPU "cublas" is the host runtime's sgemm. `tf32` lets cuBLAS round factors to TF32. `overlap`: with cuBLAS,
-    parameters' gradients are computed in a second stream, beside those of the activations; the numbers are the same.
+    parameters' gradients are computed in a second stream, beside those of the activations; the numbers are the same. By
+    default with TF32 alone: float32's products leave nothing of the GPU to work beside them.
+
+    A step of a shape that was there before is a CUDA graph's replay; the numbers are the same.
     """
 
     def __init__(
-        self, config: Config, device: Device, engine: str = "cublas", tf32: bool = False, overlap: bool = True
+        self, config: Config, device: Device, engine: str = "cublas", tf32: bool = False, overlap: bool | None = None
     ) -> None:
         config.check()
         if engine not in ENGINES:
             raise UsageError(f"engine: {engine!r} is not right; wanted one of {', '.join(ENGINES)}")
         self.config, self._lib = config, library(device)
         sizes = (config.vocabulary, config.context, config.width, config.layers, config.heads, config.sequences)
-        self._model = self._lib.tinyllm_new(*sizes, ENGINES[engine], int(tf32), int(overlap))
+        self._model = self._lib.tinyllm_new(
+            *sizes, ENGINES[engine], int(tf32), int(overlap or (overlap is None and tf32))
+        )
         if not self._model:
             raise RuntimeError(self._lib.tinyllm_error().decode())
         self._free = weakref.finalize(self, self._lib.tinyllm_delete, self._model)

@@ -6,7 +6,7 @@ import torch
 
 from kernels.attention import golden
 from kernels.attention.arena import Layout, allocate, escapes, poison
-from kernels.attention.blas import Gemm, GemmRejectedError, blas_for, check
+from kernels.attention.blas import Gemm, GemmRejectedError, blas_for, check, scalars
 from kernels.attention.problem import Sizes
 from labkit import compare
 from labkit.errors import UsageError
@@ -83,12 +83,12 @@ def test_what_blas_rejects_is_named_before_the_call(device, change, argument, po
 def test_cublas_rejects_just_what_the_check_does(change, argument, position):
     blas, memory = blas_for("cuda"), torch.zeros(128, device="cuda")
     g = Gemm(**(RIGHT | change))
-    alpha, beta = blas._ready(1.0, 0.0)
+    alpha, beta = scalars(1.0, 0.0)
     base = memory.data_ptr()
     with pytest.raises(Exception, match="INVALID_VALUE"):
         blas._api.sgemm(
-            blas._handle, blas._op[g.transa], blas._op[g.transb], g.m, g.n, g.k, alpha, base, g.lda, base + 96, g.ldb,
-            beta, base + 256, g.ldc,
+            blas.handle(memory.device), blas._op[g.transa], blas._op[g.transb], g.m, g.n, g.k, alpha, base, g.lda,
+            base + 96, g.ldb, beta, base + 256, g.ldc,
         )  # fmt: skip
 
 

@@ -1,11 +1,13 @@
 """Hyper-connections: golden against autograd and Hugging Face's model, kernels against the golden, what is refused."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 import labkit
-from kernels.mhc import counterfactual, evidence, faulty, golden, launch, mhc, verification
+from kernels.mhc import counterfactual, evidence, faulty, golden, launch, mhc, peers, verification
 from kernels.mhc.problem import Constants, Inputs, draw
 from kernels.mhc.reductions import sums
 from labkit import compare, localise, poisoned, repeat
@@ -233,6 +235,21 @@ def test_packing_keeps_sixteen_bits(device):
     w = torch.randn(100, 24, device=device)
     packed = launch.pack(w).double()
     assert ((packed[:, :24] + packed[:, 32:56] - w.double()).abs() <= 2.0**-16 * w.double().abs()).all()
+
+
+def test_transformer_engines_result_is_handed_on_without_a_copy_of_its_gradient(monkeypatch):
+    """By a stand-in for its module: the gradient of a slice would be a tensor of zeros, filled and copied into."""
+    module = SimpleNamespace(
+        mhc_generate_mix_and_aggregate=lambda x, phi, alpha, beta, use_split_k: (x.sum(-1), alpha, beta),
+        mhc_fused_expand_combine=lambda y, bias, post, x, p, n: x + y[..., None],
+    )
+    monkeypatch.setattr(peers, "_transformer_engine", lambda deterministic: module)
+    x = torch.ones(3, 5, 4, requires_grad=True)
+    out = peers.transformer_engine(False)(x, torch.ones(2), torch.ones(2), torch.ones(3))
+    assert out.shape == x.shape
+    assert out.grad_fn.name() == "SqueezeBackward1"
+    (gradient,) = torch.autograd.grad(out, x, torch.ones_like(out))
+    assert (gradient == 5.0).all()  # one from x itself, four from the sum over streams
 
 
 RIVALS = faulty.rivals(4, 40, 16)

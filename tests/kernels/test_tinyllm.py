@@ -228,6 +228,37 @@ def test_kernels_for_another_gpu_never_run(where, rng):
     assert (o["status"], o["first_error"]) == (faulty.REPORTED, 209)  # cudaErrorNoKernelImageForDevice
 
 
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 1)])
+def test_the_other_gpus_code_is_of_another_generation(capability):
+    assert int(faulty.foreign(capability).removeprefix("sm_")[:-1]) != capability[0]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("engine", ["cublas", "kernel"])
+def test_a_step_that_is_replayed_gives_the_numbers_of_one_that_is_launched(where, rng, engine, overlap):
+    """The first step of a shape is launched, the second recorded as a graph, the third replayed."""
+    parameters, tokens, targets = drawn(CONFIGS[0], rng)
+    model = TinyLLM(CONFIGS[0], where, engine, overlap=overlap)
+    model.write(parameters)
+    one = model.trace(tokens, targets)
+    shorter = model.trace(tokens[:1, :5], targets[:1, :5])
+    for _ in range(3):
+        for given, first in (((tokens, targets), one), ((tokens[:1, :5], targets[:1, :5]), shorter)):
+            again = model.trace(*given)
+            assert all(np.array_equal(again[name], first[name]) for name in first.names)
+
+
+def test_a_replayed_step_reads_the_tokens_of_its_own_call(where, rng):
+    parameters, tokens, targets = drawn(CONFIGS[0], rng)
+    model, fresh = (TinyLLM(CONFIGS[0], where) for _ in range(2))
+    for one in (model, fresh):
+        one.write(parameters)
+    for _ in range(3):
+        model.trace(tokens, targets)
+    other = (tokens + 1) % CONFIGS[0].vocabulary
+    assert np.array_equal(model.trace(other, targets)["logits"], fresh.trace(other, targets)["logits"])
+
+
 def test_minimal_sets_hold_no_smaller_one():
     rows = faulty.combinations((0,))
     shows = (rows[:, 0] & rows[:, 2]) | rows[:, 5]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
+from kernels import gpu
 from kernels.mhc.reductions import reduction_kernels as kernels
 from labkit.errors import UsageError
 
@@ -19,12 +19,12 @@ WAYS = {
     "float64": kernels.FLOAT64,
     "flagged": kernels.FLAGGED,
 }
-MOST_PROGRAMS = 1056
-"""Eight for each multiprocessor of an H200; pairwise takes a program for each tile, so that no lane adds in turn."""
+PROGRAMS = 8
+"""For each multiprocessor; pairwise takes a program for each tile, so that no lane adds in turn."""
 
 
-def plan(count: int, way: str, programs: int = MOST_PROGRAMS, block: int = 2048) -> tuple[int, int, int]:
-    """Programs, tiles that each takes, and elements of a tile."""
+def plan(count: int, way: str, programs: int, block: int = 2048) -> tuple[int, int, int]:
+    """Programs, `programs` at most, tiles that each takes, and elements of a tile."""
     block = min(block, max(128, 1 << (count - 1).bit_length()))
     tiles = -(-count // block)
     if way == "pairwise":
@@ -36,13 +36,13 @@ def plan(count: int, way: str, programs: int = MOST_PROGRAMS, block: int = 2048)
 
 
 def prepared(
-    way: str, a: Tensor, b: Tensor, out: Tensor, programs: int = MOST_PROGRAMS, block: int = 2048, warps: int = 8
+    way: str, a: Tensor, b: Tensor, out: Tensor, programs: int = PROGRAMS, block: int = 2048, warps: int = 8
 ) -> Callable[[], None]:
     """A call without arguments that leaves the sum in `out` [1], float32. a and b are float32, contiguous, alike.
 
-    At most `programs` programs of at most `warps` warps take tiles of at most `block` elements.
+    At most `programs` programs of at most `warps` warps a multiprocessor take tiles of at most `block` elements.
 
-    Raises UsageError for another way, type or shape.
+    Raises UsageError for another way, type or shape, and for "flagged" on a GPU that cannot hold all programs at once.
     """
     if way not in WAYS:
         raise UsageError(f"way: {way!r} is not right; wanted one of {', '.join(WAYS)}")
@@ -51,20 +51,25 @@ def prepared(
     if not a.numel():
         raise UsageError("a: holds nothing; wanted one element at least")
     count = a.numel()
-    programs, steps, block = plan(count, way, programs, block)
+    programs, steps, block = plan(count, way, programs * gpu.multiprocessors(a.device), block)
     kind = {"float64": torch.float64, "flagged": torch.int64}.get(way, torch.float32)
     parts = torch.zeros(programs, dtype=kind, device=a.device)
     counter = torch.zeros(1, dtype=torch.int32, device=a.device)
-    launch = partial(
-        kernels.sum_kernel[(programs,)], a, b, out, parts, counter, count, PROGRAMS=programs, STEPS=steps, BLOCK=block,
-        BLOCK_P=1 << (programs - 1).bit_length(), WAY=WAYS[way], num_warps=max(1, min(warps, block // 64)),
-    )  # fmt: skip
-    if way != "atomic_add":
-        return lambda: launch() and None
+    options = {
+        "PROGRAMS": programs, "STEPS": steps, "BLOCK": block, "BLOCK_P": 1 << (programs - 1).bit_length(),
+        "WAY": WAYS[way], "num_warps": max(1, min(warps, block // 64)),
+    }  # fmt: skip
+    given = (a, b, out, parts, counter, count)
+    if way == "flagged" and a.is_cuda:
+        with torch.cuda.device_of(a):
+            compiled = kernels.sum_kernel.warmup(*given, grid=(programs,), **options)
+        gpu.refuse_unless_resident("flagged", programs, compiled, a.device)
 
     def run() -> None:
-        out.zero_()
-        launch()
+        if way == "atomic_add":
+            out.zero_()
+        with torch.cuda.device_of(a):
+            kernels.sum_kernel[(programs,)](*given, **options)
 
     return run
 

@@ -1,0 +1,74 @@
+"""Kernels that wait for each other are refused where they would not all run at once."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernels import gpu
+from kernels.mhc.reductions import reduction_kernels, sums
+from labkit import compare
+from labkit.errors import UsageError
+from labkit.numerics.bounds import sum_of_products
+
+
+@pytest.fixture
+def small_gpu(monkeypatch):
+    """A GPU of ten multiprocessors that hold two programs each."""
+    monkeypatch.setattr(gpu, "multiprocessors", lambda device: 10)
+    monkeypatch.setattr(gpu, "blocks_per_multiprocessor", lambda kernel, device: 2)
+    return torch.device("cuda", 0)
+
+
+def test_a_gpu_holds_what_each_multiprocessor_holds(small_gpu):
+    assert gpu.programs_at_once(None, small_gpu) == 20
+
+
+def test_programs_that_fit_are_let_through_and_one_more_is_refused(small_gpu):
+    gpu.refuse_unless_resident("flagged", 20, None, small_gpu)
+    with pytest.raises(
+        UsageError, match="flagged: its 21 programs wait for each other, and this GPU holds 20"
+    ) as error:
+        gpu.refuse_unless_resident("flagged", 21, None, small_gpu)
+    assert "\n" not in str(error.value)
+
+
+def test_flagged_sums_ask_before_they_launch_and_others_do_not(small_gpu, monkeypatch):
+    """With a kernel that only notes what is asked of it, and tensors that say they are on a GPU."""
+    asked = []
+    kernel = SimpleNamespace(warmup=lambda *given, **options: asked.append(options["grid"]))
+    monkeypatch.setattr(reduction_kernels, "sum_kernel", kernel)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: torch.no_grad())
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+    a = torch.ones(100_000)
+    for way in sums.WAYS:
+        if way != "flagged":
+            sums.prepared(way, a, a, torch.zeros(1))
+    assert not asked
+    sums.prepared("flagged", a, a, torch.zeros(1), programs=2)
+    with pytest.raises(UsageError, match="holds 20 of them at once"):
+        sums.prepared("flagged", a, a, torch.zeros(1), programs=3)
+    assert [programs <= 20 for (programs,) in asked] == [True, False]
+
+
+@pytest.mark.gpu
+def test_the_driver_knows_how_many_programs_a_gpu_holds():
+    a, out = torch.ones(1 << 22, device="cuda"), torch.zeros(1, device="cuda")
+    multiprocessors = gpu.multiprocessors(a.device)
+    assert multiprocessors == torch.cuda.get_device_properties(0).multi_processor_count
+    total = torch.tensor([2.0**22], dtype=torch.float64, device="cuda")
+    for programs in (1, 2):  # of 8 warps: any GPU's multiprocessor holds that many
+        sums.prepared("flagged", a, a, out, programs=programs)()
+        assert compare(out, total, sum_of_products(total, 1 << 22)).ok
+    a = torch.ones(33 * multiprocessors * 128, device="cuda")
+    with pytest.raises(UsageError, match="wait for each other"):  # no GPU's multiprocessor holds 33 programs
+        sums.prepared("flagged", a, a, out, programs=33, block=128, warps=1)
+
+
+@pytest.mark.gpu
+def test_kernels_run_on_the_device_of_their_tensors_when_another_is_current():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    a = torch.ones(5000, device="cuda:1")
+    with torch.cuda.device(0):
+        assert sums.total("two-stage", a, a).tolist() == [5000.0]
