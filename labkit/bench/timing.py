@@ -10,7 +10,7 @@ import csv
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -57,6 +57,8 @@ class Case:
     """Whether the calls can be captured in a CUDA graph; one that waits for its result cannot."""
     memory: bool = False
     """Whether the memory that a call takes beyond its operands is of interest."""
+    floors: Mapping[str, int] = field(default_factory=dict)
+    """Other floors by name: bytes that must be moved at the rate of a copy."""
 
 
 def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
@@ -192,16 +194,16 @@ def floors(case: Case, device: devices.Device) -> dict[str, float]:
     """Microseconds that a case takes at the least when its operands come from memory.
 
     Bytes at the measured copy rate, and operations at peak float32: multiprocessors x 128 fused multiply-adds x the
-    highest clock (the CUDA programming guide's figure for compute capability 9.0). A small case whose operands stay in
-    the L2 cache from call to call, as in a graph, may beat the first; TF32 beats the second. Empty on a CPU, where
-    neither is known.
+    highest clock (the CUDA programming guide's figure for compute capability 9.0; no floor on a GPU of another). A
+    small case whose operands stay in the L2 cache from call to call, as in a graph, may beat the first; TF32 beats the
+    second. Empty on a CPU, where neither is known.
     """
     if not device.is_cuda:
         return {}
-    return {
-        "traffic floor": 1e6 * case.bytes / copy_rate(),
-        **({"arithmetic floor, fp32": 1e6 * case.operations / _peak_float32()} if case.operations else {}),
-    }
+    traffic = {"traffic floor": case.bytes, **case.floors}
+    found = {name: 1e6 * count / copy_rate() for name, count in traffic.items()}
+    peak = _peak_float32() if case.operations else None
+    return found | ({"arithmetic floor, fp32": 1e6 * case.operations / peak} if peak else {})
 
 
 _rates: dict[str, float] = {}
@@ -218,12 +220,12 @@ def copy_rate(size: int = 1 << 31) -> float:
     return _rates["copy"]
 
 
-def _peak_float32() -> float:
+def _peak_float32() -> float | None:
     import torch
 
-    properties = torch.cuda.get_device_properties(0)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     if (properties.major, properties.minor) != (9, 0):
-        return float("inf")  # the lanes of other generations are not entered here, so no floor is claimed
+        return None  # the lanes of other generations are not entered here, so no floor is claimed
     return properties.multi_processor_count * 128 * 2 * 1e3 * float(properties.clock_rate)
 
 

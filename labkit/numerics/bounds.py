@@ -83,8 +83,8 @@ def variance_of_sum(total: Any, squares: Any, length: float, u: float) -> Any:
 def lost_terms(length: float, u: float) -> float:
     """What a long sum of one sign loses, relative to it and with one sign: (K u)^2, at most all of it.
 
-    A term below half a unit of the partial sum is lost. Of K like terms a share of about K u is so small when the sum is
-    large, and each is at most K u times the usual one.
+    A term below half a unit of the partial sum is lost. Of K like terms a share of about K u is so small when the sum
+    is large, and each of these is at most K u times the usual one.
     """
     return min(1.0, (length * u) ** 2)
 

@@ -87,7 +87,7 @@ class Precision:
 
     @property
     def unit(self) -> float:
-        """The unit round-off of what stands between the operations of a step; of float64 twice, as the golden errs too."""
+        """The unit round-off between the operations of a step; twice that of float64, in which the golden errs too."""
         return UNIT_ROUNDOFF[self.accumulate] * (2.0 if self.accumulate == "float64" else 1.0)
 
     @property

@@ -43,3 +43,12 @@ def test_quantiles_are_the_median_and_the_outer_fifths():
 def test_a_folder_without_a_bench_is_refused(tmp_path):
     with pytest.raises(UsageError, match="kernels/nothing has no bench"):
         bench.bench("nothing", "cpu", tmp_path)
+
+
+def test_a_gpu_whose_peak_is_not_known_has_no_arithmetic_floor(monkeypatch):
+    monkeypatch.setattr(bench, "copy_rate", lambda: 1e12)
+    case = bench.Case("k", "forward", "n", "1", [], bytes=1000, operations=1, floors={"compulsory traffic": 500})
+    monkeypatch.setattr(bench, "_peak_float32", lambda: None)
+    assert bench.floors(case, Device("cuda", "test")) == {"traffic floor": 1e-3, "compulsory traffic": 5e-4}
+    monkeypatch.setattr(bench, "_peak_float32", lambda: 1e12)
+    assert bench.floors(case, Device("cuda", "test"))["arithmetic floor, fp32"] == 1e-6
