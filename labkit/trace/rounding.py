@@ -12,6 +12,7 @@ A part that is linear, with one sum at most, has a bound that needs no runs: Hig
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -101,6 +102,7 @@ class Rounding:
     ) -> None:
         self._rules, self._cut, self._summed, self._scale = rules, cut, summed, scale
         self._device, self._generator = device, torch.Generator(device).manual_seed(seed)
+        self._numbers = random.Random(seed)  # single numbers come from here, so that no GPU is waited for
 
     def jitter(self, x: Tensor, u: float, least: float = 0.0) -> Tensor:
         """Every element off by up to u of itself, and by up to `least`."""
@@ -116,7 +118,7 @@ class Rounding:
         return self.jitter(x, precision.unit) * (1.0 + precision.unit * self._one())
 
     def _one(self) -> float:
-        return self._scale * (2.0 * float(torch.rand((), generator=self._generator, device=self._device)) - 1.0)
+        return self._scale * self._numbers.uniform(-1.0, 1.0)
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation, its result off at random."""
