@@ -25,15 +25,15 @@ class Bound:
 
     `absolute` is a number or a float64 array of the golden's shape; `why` is the formula in words. The second
     instrument, :func:`labkit.structure`, needs to know what noise looks like: `noise` is the standard deviation of
-    each element's error, `shared` the part of an error that may be common to all of them; `runs`, where there was no
-    analysis, holds the errors of simulated right implementations, float64 [runs, elements].
+    each element's error, `shared` the part of an error that may be common to all of them; `null`, where there was no
+    analysis, a :class:`~labkit.numerics.structure.Null` of simulated right implementations.
     """
 
     absolute: Any
     why: str
     noise: Any = None
     shared: Any = 0.0
-    runs: Any = None
+    null: Any = None
 
     def __add__(self, other: Bound) -> Bound:
         if not isinstance(other, Bound):

@@ -7,8 +7,8 @@ one of two places.
 
 - Where the noise is known (a sum in unknown order, `Bound.noise`), elements are independent: a sum of z over n elements
   has variance n. `Bound.shared`, what may be common to all elements, is added with one sign.
-- Otherwise from the errors of simulated right implementations (`Bound.runs`): the same sums of each of these, whose
-  spread is an estimate, so that Student's quantile replaces the normal one.
+- Otherwise from simulated right implementations (`Bound.null`): the same sums of the error of each, whose spread is an
+  estimate, so that Student's quantile replaces the normal one.
 
 All tests of a tensor share its false-alarm rate (Bonferroni).
 """
@@ -82,37 +82,38 @@ class Structure:
 def structure(residual: Tensor, golden: Tensor, bound: Bound, false_alarm: float = FALSE_ALARM) -> Structure:
     """Test `residual` = observed - golden, float64, any shape, for structure below its elementwise bound.
 
-    `bound` says what noise looks like, by `noise` and `shared` or by `runs`. Elements that are not finite are left out.
+    `bound` says what noise looks like, by `noise` and `shared` or by `null`. Elements that are not finite are left out.
     The last dimension is a row's, all others count rows. A tensor without elements passes.
     """
-    r, g = _matrix(residual), _matrix(golden)
-    keep = r.isfinite() & g.isfinite()
-    r, g = torch.where(keep, r, 0.0), torch.where(keep, g, 0.0)
-    each = false_alarm / len(KINDS)
-    if not r.numel():
+    if not residual.numel():
         return Structure(tuple(Test(name, 0.0, 0.0) for name in KINDS))
-    if bound.runs is not None:
-        runs = torch.as_tensor(bound.runs).to(r.device, torch.float64).reshape(-1, *r.shape) * keep
-        noise = torch.as_tensor(bound.noise, dtype=torch.float64, device=r.device).expand(residual.shape)
-        return Structure(tuple(_by_runs(_Scaled(r, g, _matrix(noise)), runs, each)))
-    noise, shared = (
-        _matrix(torch.as_tensor(x, dtype=torch.float64, device=r.device).expand(residual.shape))
-        for x in (bound.noise, bound.shared)
-    )
-    return Structure(tuple(_by_noise(_Scaled(r, g, noise), shared, each)))
+    chance = false_alarm / len(KINDS)
+    if bound.null is not None:
+        return Structure(tuple(bound.null.tests(residual, chance)))
+    scale = _Scale(golden, bound.noise)
+    shared = torch.as_tensor(bound.shared, dtype=torch.float64, device=residual.device).expand(residual.shape)
+    return Structure(tuple(_by_noise(scale, scale.units(residual), scale.units(shared.abs()), chance)))
 
 
 def _matrix(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]) if x.ndim else x.reshape(1, 1)
 
 
-class _Scaled:
-    """The residual and the golden in units of the noise; where there is none, nothing is counted."""
+class _Scale:
+    """Errors and the golden in units of the noise; where there is none, or no finite golden, nothing is counted."""
 
-    def __init__(self, r: Tensor, g: Tensor, s: Tensor) -> None:
-        self.unit = torch.where(s > 0.0, 1.0 / s, 0.0)
-        self.counted = (s > 0.0).double()
-        self.z, self.h = r * self.unit, g * self.unit
+    def __init__(self, golden: Tensor, noise: Tensor | float) -> None:
+        g = _matrix(golden)
+        s = _matrix(torch.as_tensor(noise, dtype=torch.float64, device=g.device).expand(golden.shape))
+        counted = (s > 0.0) & g.isfinite()
+        self._unit = torch.where(counted, 1.0 / s, 0.0)
+        self.counted = counted.double()
+        self.h = torch.where(counted, g * self._unit, 0.0)
+
+    def units(self, error: Tensor) -> Tensor:
+        """An error in units of the noise, as a matrix."""
+        e = _matrix(error)
+        return torch.where(e.isfinite(), e, 0.0) * self._unit
 
     def sums(self) -> Iterator[tuple[str, Tensor]]:
         """The name of a test, which says how elements are grouped, and the weight of each element in its sum."""
@@ -121,58 +122,62 @@ class _Scaled:
             yield ("slope" if name == "mean" else name), self.h
 
 
-def _by_noise(x: _Scaled, shared: Tensor, chance: float) -> Iterator[Test]:
+class Null:
+    """What chance gives the sums of a residual: those of simulated errors, one :meth:`add` each."""
+
+    def __init__(self, golden: Tensor, noise: Tensor) -> None:
+        self._scale = _Scale(golden, noise)
+        self._squares: list[Tensor | float] = [0.0] * 8
+        self._sizes: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, error: Tensor) -> None:
+        """One simulated error of the whole tensor."""
+        z = self._scale.units(error)
+        totals = (_GROUPS[name](z * weight) for name, weight in self._scale.sums())
+        self._squares = [before + total.square() for before, total in zip(self._squares, totals, strict=True)]
+        self._sizes.append((_size(z, whole=False), _size(z, whole=True)))
+
+    def tests(self, residual: Tensor, chance: float) -> Iterator[Test]:
+        """A residual held against what was added; `chance` is the false-alarm rate of a kind of test."""
+        z, count = self._scale.units(residual), len(self._sizes)
+        found: dict[str, Test] = {}
+        for (name, weight), squares in zip(self._scale.sums(), self._squares, strict=True):
+            total = _GROUPS[name](z * weight)
+            allowed = quantile(0.5 * chance / total.numel(), count) * (torch.as_tensor(squares) / count).sqrt()
+            found[name] = _worse(found.get(name), name, total, allowed, _GROUPS[name](weight * weight))
+        yield from (found[name] for name in KINDS[:-1])
+        worst = Test("rms", 0.0, 0.0)
+        for whole in (False, True):
+            null = torch.stack([sizes[whole] for sizes in self._sizes])
+            t = quantile(0.5 * chance / null.shape[1], count - 1) * (1.0 + 1.0 / count) ** 0.5
+            expected = null.mean(0) * (1.0 + KEPT)
+            worst = _larger(worst, _size(z, whole), expected + t * null.std(0), expected, whole)
+        yield worst
+
+
+def _by_noise(x: _Scale, z: Tensor, common: Tensor, chance: float) -> Iterator[Test]:
     found: dict[str, Test] = {}
-    common = shared.abs() * x.unit
     for name, weight in x.sums():
         group = _GROUPS[name]
-        total, variance = group(x.z * weight), group(weight * weight * x.counted)
-        t = quantile(0.5 * chance / total.numel(), math.inf)
-        allowed = t * variance.sqrt() + group(common * weight.abs())
+        total, variance = group(z * weight), group(weight * weight * x.counted)
+        allowed = quantile(0.5 * chance / total.numel(), math.inf) * variance.sqrt() + group(common * weight.abs())
         found[name] = _worse(found.get(name), name, total, allowed, variance)
     yield from (found[name] for name in KINDS[:-1])
-    yield _rms(x.z, common, x.counted, chance)
-
-
-def _rms(z: Tensor, common: Tensor, counted: Tensor, chance: float) -> Test:
-    """A sum of n squares: n + 2 sqrt(n t) + 2 t at most (Laurent and Massart 2000), and what is shared in norm."""
     worst = Test("rms", 0.0, 0.0)
-    for whole in (False, True):
-        a, b, c = (x.reshape(1, -1) if whole else x for x in (z, common, counted))
+    for whole in (False, True):  # a sum of n squares: n + 2 sqrt(n t) + 2 t at most (Laurent and Massart 2000)
+        a, b, c = (x.reshape(1, -1) if whole else x for x in (z, common, x.counted))
         n, t = c.sum(1), math.log(2.0 * len(a) / chance)
-        allowed = (n + 2.0 * (n * t).sqrt() + 2.0 * t).sqrt() + (b * b).sum(1).sqrt()
-        found = (a * a).sum(1).sqrt()
-        share = torch.where(n > 0.0, found / allowed, 0.0)
-        at = int(share.argmax())
-        if float(share[at]) >= worst.share:
-            value = float(found[at] / n[at].clamp(min=1.0).sqrt())
-            worst = Test("rms", float(share[at]), value, None if whole else at)
-    return worst
-
-
-def _by_runs(x: _Scaled, runs: Tensor, chance: float) -> Iterator[Test]:
-    found: dict[str, Test] = {}
-    freedom = len(runs)
-    scaled = runs * x.unit
-    for name, weight in x.sums():
-        group = _GROUPS[name]
-        total, scale = group(x.z * weight), group(weight * weight)
-        null = group(scaled * weight).square().mean(0).sqrt()
-        allowed = quantile(0.5 * chance / total.numel(), freedom) * null
-        found[name] = _worse(found.get(name), name, total, allowed, scale)
-    yield from (found[name] for name in KINDS[:-1])
-    worst = Test("rms", 0.0, 0.0)
-    for whole in (False, True):
-        size, null = _size(x.z, whole), _size(scaled, whole)
-        t = quantile(0.5 * chance / len(size), freedom - 1) * (1.0 + 1.0 / freedom) ** 0.5
-        expected = null.mean(0) * (1.0 + KEPT)
-        share = torch.where(size > 0.0, size / (expected + t * null.std(0)).clamp(min=1e-300), 0.0)
-        at = int(share.argmax())
-        if float(share[at]) >= worst.share:
-            worst = Test(
-                "rms", float(share[at]), float(size[at] / expected[at].clamp(min=1e-300)), None if whole else at
-            )
+        allowed = (n + 2.0 * (n * t).sqrt() + 2.0 * t).sqrt() + b.square().sum(1).sqrt()
+        worst = _larger(worst, a.square().sum(1).sqrt(), allowed, n.sqrt(), whole)
     yield worst
+
+
+def _larger(worst: Test, size: Tensor, allowed: Tensor, expected: Tensor, whole: bool) -> Test:
+    share = torch.where(size > 0.0, size / allowed.clamp(min=1e-300), 0.0)
+    at = int(share.argmax())
+    if float(share[at]) < worst.share:
+        return worst
+    return Test("rms", float(share[at]), float(size[at] / expected[at].clamp(min=1e-300)), None if whole else at)
 
 
 def _size(z: Tensor, whole: bool) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from labkit.numerics.bounds import Bound, quantile
 from labkit.numerics.compare import compare
 from labkit.numerics.precision import INTEGERS, UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of, stored
-from labkit.numerics.structure import Structure, structure
+from labkit.numerics.structure import Null, structure
 from labkit.trace.findings import INHERITED, OWN, Finding, absent, reason
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
@@ -28,9 +28,6 @@ Tensor = torch.Tensor
 
 RUNS = 24
 """Simulated runs. Student's quantile at 24 is 1.3 to 2 times the normal one; twice the runs would take a fifth off."""
-
-MEMORY = 1 << 29
-"""Bytes that simulated errors may take; of a step that needs more, elements in equal distances are judged."""
 
 LONG = 10.0
 """Seconds that a replay may take without a word beforehand: as long as people wait before they think it hangs."""
@@ -75,9 +72,7 @@ class Replayed:
 
     def judge(self) -> dict[str, Finding]:
         """A finding for every step, in the order of the program."""
-        found: dict[str, Finding] = {}
-        for batch in self._batches():
-            found |= self._judged(batch)
+        found = self._judged(list(self._given))
         last = max(self._steps[name] for name in self._seen.steps if name in self._steps)
         backward = any(name.startswith(GRADIENT) for name in self._seen.steps)
         for name, i in self._steps.items():
@@ -89,24 +84,11 @@ class Replayed:
                 found[name] = absent(name, gone=i > last and (backward or not name.startswith(GRADIENT)))
         return {name: found[name] for name in self._steps if name in found}
 
-    def _batches(self) -> Iterator[list[int]]:
-        """Steps that are judged together, so that a part that several of them need is run once for all."""
-        batch: list[int] = []
-        size = 0
-        for i, value in self._given.items():
-            grown = size + 8 * RUNS * min(value.numel(), _LIMIT)
-            if batch and grown > MEMORY:
-                yield batch
-                batch, grown = [], grown - size
-            batch.append(i)
-            size = grown
-        yield batch
-
-    def _judged(self, batch: list[int]) -> dict[str, Finding]:
+    def _judged(self, steps: list[int]) -> dict[str, Finding]:
         found: dict[str, Finding] = {}
-        parts = {i: self._program.cone([i], self._given) for i in batch if self._program.nodes[i].func != INPUT}
+        parts = {i: self._program.cone([i], self._given) for i in steps if self._program.nodes[i].func != INPUT}
         simulated = self._simulated(parts, self._given) if parts else {}
-        for i in batch:
+        for i in steps:
             for name in self._names[i]:
                 if i in parts:
                     found[name], simulated[i] = self._read(name, i, parts[i], simulated[i])
@@ -194,34 +176,40 @@ class Replayed:
         found: dict[int, Simulated] = {}
         start = {k: v for k, v in given.items() if k not in parts}
 
-        def exactly(i: int, value: Any) -> Any:
-            if i not in parts:
-                return value
-            found[i] = Simulated(value, self._storage(self._names[i][0]), rules[i])
-            return given[i]
+        def seen_by(hear: Callable[[int, Any], None]) -> Callable[[int, Any], Any]:
+            def seen(i: int, value: Any) -> Any:
+                if i not in parts:
+                    return value
+                hear(i, value)
+                return given[i]
 
-        def simulated(i: int, value: Any) -> Any:
-            if i not in parts:
-                return value
-            found[i].add(value)
-            return given[i]
+            return seen
+
+        def exactly(i: int, value: Any) -> None:
+            found[i] = Simulated(value, self._storage(self._names[i][0]), rules[i])
 
         exact = Exact(rules, device)
         before = time.perf_counter()
-        program.run(order, start, (), rule=exact, seen=exactly, device=device)
-        seconds = (time.perf_counter() - before) * (RUNS + 1)
+        program.run(order, start, (), rule=exact, seen=seen_by(exactly), device=device)
+        seconds = (time.perf_counter() - before) * 2 * (RUNS + 1)
         if seconds > LONG:
-            memory = sum(8 * RUNS * min(one.exact.numel(), _LIMIT) for one in found.values()) / 2**20
-            self._say(f"{len(order)} operations are run {RUNS} times: about {seconds:.0f} s and {memory:.0f} MiB")
+            memory = sum(24 * one.exact.numel() for one in found.values()) / 2**20
+            self._say(f"{len(order)} operations are run {2 * RUNS} times: about {seconds:.0f} s and {memory:.0f} MiB")
         loose = {k for part in parts.values() if not linear(program, part) for k in part}
         summed = {p for k in order if program.nodes[k].op in ("sum", "add") for p in program.nodes[k].parents}
-        for seed in range(RUNS):
-            rounding = Rounding(rules, exact.cut, summed, seed, device, scale)
-            program.run(order, start, (), rule=_Loose(rounding, rules, loose, given), seen=simulated, device=device)
+
+        def simulate(seeds: range, hear: Callable[[int, Any], None]) -> None:
+            for seed in seeds:
+                rounding = _Loose(Rounding(rules, exact.cut, summed, seed, device, scale), rules, loose, given)
+                program.run(order, start, (), rule=rounding, seen=seen_by(hear), device=device)
+
+        simulate(range(RUNS), lambda i, value: found[i].add(value))
+        if scale == 1.0:
+            simulate(range(RUNS, 2 * RUNS), lambda i, value: found[i].add_to_null(value))
         for i, part in parts.items():
             if i not in loose and found[i].exact.is_floating_point():
                 inputs = {k: given[k] for k in program.before(i, given)}
-                found[i].allow(bound(program, part, inputs, i, rules, exact.cut, device))
+                found[i].absolute = bound(program, part, inputs, i, rules, exact.cut, device)
         return found
 
     def _finding(self, name: str, i: int, simulated: Simulated, reading: str = "") -> Finding:
@@ -231,17 +219,13 @@ class Replayed:
             return self._whole_numbers(name, i, observed, golden, simulated, tainted)
         o, exact = unmasked(self._observed(name), simulated.exact)
         allowed = simulated.bound(o, self._chance)
-        own = compare(simulated.judged(o), simulated.judged(exact), allowed)
-        below: Structure | None = None
-        if own.ok:
-            below = structure(simulated.judged(o - exact), simulated.judged(exact), allowed, self._chance)
-        total = compare(observed, golden, math.inf if simulated.sampled else allowed)
+        own = compare(o, exact, allowed)
+        below = structure(o - exact, exact, allowed, self._chance) if own.ok else None
+        total = compare(observed, golden, allowed)
         inherited = compare(simulated.exact, golden, math.inf).rms_ratio
         wrong = not own.ok or (below is not None and not below.ok)
         diverges = wrong or (tainted and not total.ok)
         words = f"{OWN}: {reason(own, below)}" if wrong else INHERITED if diverges else "ok"
-        if simulated.sampled:
-            words += f"; {own.count} of {observed.numel()} elements judged"
         return Finding(name, total, own, inherited, below, wrong, diverges, words, reading)
 
     def _whole_numbers(
@@ -276,7 +260,7 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     rules = dict.fromkeys(order, precision)
     names = {i: name for name, i in golden.steps.items()}
     found = {
-        i: Simulated(x, precision.of(names[i]).storage or "float32", precision, keeps=False)
+        i: Simulated(x, precision.of(names[i]).storage or "float32", precision)
         for i, x in exact.items()
         if x.is_floating_point() and program.nodes[i].func != INPUT
     }
@@ -316,56 +300,55 @@ class _Loose:
         return self._moved[ref.id]
 
 
-_LIMIT = MEMORY // (8 * RUNS)
-
-
 class Simulated:
-    """A step's exact replay and the errors of its simulated runs; of a large step in equal distances only."""
+    """A step's exact replay, and what simulated runs of it are off."""
 
-    def __init__(self, exact: Tensor, storage: str, rule: Precision, *, keeps: bool = True) -> None:
-        self._keeps = keeps
+    def __init__(self, exact: Tensor, storage: str, rule: Precision) -> None:
         self.exact, self._storage, self._rule = exact, storage, rule
-        self._stride = max(1, -(-exact.numel() // _LIMIT)) if keeps else 1
-        self.sampled = self._stride > 1
         self.low, self.high = exact, exact
-        self._base = self.judged(exact)
-        self._absolute: Tensor | None = None
+        self.absolute: Tensor | None = None
+        """A bound of the arithmetic, in place of what the runs say."""
         self._squares: Tensor | float = 0.0
-        self._errors: list[Tensor] = []
-
-    def judged(self, x: Tensor) -> Tensor:
-        """The elements that are judged, in one row; all of them, in their shape, where there are not too many."""
-        return x.reshape(-1)[:: self._stride] if self.sampled else x
+        self._null: Null | None = None
 
     def add(self, value: Tensor) -> None:
-        """One simulated result, before it is stored."""
-        if not self.exact.is_floating_point():
+        """One simulated result, before it is stored, of RUNS that say how large an element's error is."""
+        if self.exact.is_floating_point():
+            self._squares = self._squares + self._error(value).square()
+        else:
             self.low, self.high = torch.minimum(self.low, value), torch.maximum(self.high, value)
-            return
-        value = self.judged(value)
-        keep = value.isfinite() & self._base.isfinite()
-        self._squares = self._squares + torch.where(keep, (value - self._base).square(), 0.0)
-        if self._keeps:
-            self._errors.append(torch.where(keep, stored(value, self._storage) - self._base, 0.0))
 
-    def allow(self, bound: Tensor) -> None:
-        """Take a bound of the arithmetic in place of what the runs say."""
-        self._absolute = self.judged(bound)
+    def add_to_null(self, value: Tensor) -> None:
+        """One more, of RUNS that say what chance gives the tests of structure."""
+        if self.exact.is_floating_point():
+            self._null = self._null or Null(self.exact, self._noise())
+            self._null.add(self._error(stored(value, self._storage)))
+
+    def _error(self, value: Tensor) -> Tensor:
+        return torch.where(value.isfinite() & self.exact.isfinite(), value - self.exact, 0.0)
+
+    def _noise(self) -> Tensor:
+        """The standard deviation of an element's error, rounded to storage.
+
+        Below the normal numbers there are few to round to, and rounding is no noise: there it is 0, and elements are
+        judged alone.
+        """
+        size = torch.where(self.exact.isfinite(), self.exact.abs(), 0.0)
+        half = half_ulp(size, self._storage, flush=self._rule.flush)
+        normal = size >= torch.finfo(dtype_of(self._storage)).tiny
+        return torch.where(normal, (half.square() / 3.0 + self._squares / RUNS).sqrt(), 0.0)
 
     def bound(self, observed: Tensor, chance: float) -> Bound:
-        """What each judged element may be off, and what noise looks like."""
-        o = self.judged(observed)
-        size = torch.maximum(self._base.abs(), torch.where(o.isfinite(), o.abs(), 0.0))
-        half = torch.where(self._base.isfinite(), half_ulp(size, self._storage, flush=self._rule.flush), 0.0)
-        variance = self._squares / RUNS
-        if self._absolute is not None:
-            allowed, why = half + self._absolute, "Higham and Mary's bound and half a unit of storage"
+        """What each element may be off, and what noise looks like."""
+        finite = self.exact.isfinite()
+        size = torch.maximum(
+            torch.where(finite, self.exact.abs(), 0.0), torch.where(observed.isfinite(), observed.abs(), 0.0)
+        )
+        half = torch.where(finite, half_ulp(size, self._storage, flush=self._rule.flush), 0.0)
+        if self.absolute is not None:
+            allowed, why = half + self.absolute, "Higham and Mary's bound and half a unit of storage"
         else:
-            t = quantile(chance / max(1, o.numel()), RUNS)
-            allowed = half + t * torch.as_tensor(variance).sqrt()
+            t = quantile(chance / max(1, observed.numel()), RUNS)
+            allowed = half + t * torch.as_tensor(self._squares / RUNS).sqrt()
             why = f"{t:.3g} sigma of {RUNS} simulated runs and half a unit of storage"
-        # below the normal numbers there are few to round to, and rounding is no noise: elements are judged alone there
-        normal = self._base.abs() >= torch.finfo(dtype_of(self._storage)).tiny
-        noise = torch.where(normal, (half.square() / 3.0 + variance).sqrt(), 0.0)
-        runs = torch.stack(self._errors) if self._keeps else None
-        return Bound(torch.nan_to_num(allowed, 0.0), why, noise, runs=runs)
+        return Bound(torch.nan_to_num(allowed, 0.0), why, self._noise(), null=self._null)
