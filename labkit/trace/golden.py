@@ -81,6 +81,15 @@ class Golden:
     def __contains__(self, name: object) -> bool:
         return name in self.steps
 
+    def to(self, device: str | torch.device) -> Golden:
+        """The same golden with its values on a device."""
+
+        def moved(values: dict[int, Any]) -> dict[int, Any]:
+            return {i: v.to(device) if isinstance(v, Tensor) else v for i, v in values.items()}
+
+        program = Program(self.program.nodes, moved(self.program.values))
+        return Golden(program, self.steps, self.operations, self.notes, moved(self._values))
+
     def trace(self) -> Trace:
         """The steps as a trace, float64; of two names for one tensor the first."""
         return Trace({name: self[name] for i, name in sorted({i: n for n, i in reversed(self.steps.items())}.items())})

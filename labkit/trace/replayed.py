@@ -21,7 +21,7 @@ from labkit.trace.findings import INHERITED, OWN, Finding, absent, reason
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
 from labkit.trace.program import INPUT, Node, Ref
-from labkit.trace.rounding import Exact, Rounding, bound, linear
+from labkit.trace.rounding import Exact, Rounding, bound, linear, terms
 from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
@@ -196,7 +196,7 @@ class Replayed:
             memory = sum(24 * one.exact.numel() for one in found.values()) / 2**20
             self._say(f"{len(order)} operations are run {2 * RUNS} times: about {seconds:.0f} s and {memory:.0f} MiB")
         loose = {k for part in parts.values() if not linear(program, part) for k in part}
-        summed = {p for k in order if program.nodes[k].op in ("sum", "add") for p in program.nodes[k].parents}
+        summed = terms(program, order)
 
         def simulate(seeds: range, hear: Callable[[int, Any], None]) -> None:
             for seed in seeds:

@@ -46,6 +46,12 @@ def linear(program: Program, part: Iterable[int]) -> bool:
     return all(node.op in _LINEAR for node in nodes) and sum(node.op in PRODUCTS | SUMS for node in nodes) <= 1
 
 
+def terms(program: Program, part: Iterable[int]) -> set[int]:
+    """Products that are written out and then summed: a kernel may make a product of matrices of them."""
+    users = [program.nodes[i] for i in part if program.nodes[i].op in ("sum", "add")]
+    return {p for node in users for p in node.parents if program.nodes[p].op == "mul"}
+
+
 def _length(node: Node, args: Any, out: Tensor) -> int:
     """How many terms an element of a sum has, at most."""
     if node.op in ("convolution", "convolution_backward"):
@@ -203,6 +209,7 @@ def bound(
     part = list(part)
     factor = 0.0
     sizes = {i: _each(x, _size) for i, x in given.items()}
+    summed = terms(program, part)
 
     def absolutely(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         nonlocal factor
@@ -213,6 +220,7 @@ def bound(
         out = _each(call(node, args, kwargs, device), _size)
         if op in ARITHMETIC:
             factor += (2.0 * FUNCTION_ULPS if op == "div" else 2.0) * precision.unit  # a number of the program, rounded
+            factor += 2.0 * precision.cut * sum(cut.get(node.id, ())) if node.id in summed else 0.0
         elif op in PRODUCTS or op in SUMS:
             u = precision.unit * (2.0 if precision.truncates and op in PRODUCTS else 1.0)
             x = out if isinstance(out, Tensor) else next(x for x in out if isinstance(x, Tensor))

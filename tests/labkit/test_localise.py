@@ -119,6 +119,19 @@ def test_tf32_is_right_only_where_it_was_promised():
     assert localise(observed, golden(chain, **x), only).first is None
 
 
+def test_a_product_that_is_written_out_and_summed_may_be_a_product_of_matrices():
+    """Its factors may be cut as those of one; in bfloat16 storage the bound of a linear part has to allow that."""
+    generator = torch.Generator().manual_seed(4)
+    a, b = torch.randn(64, 8, 32, generator=generator).bfloat16(), torch.randn(64, 8, generator=generator)
+    recorded = golden(lambda a, b: {"c": (b[..., None] * a).sum(-2)}, a=a, b=b)
+    cut = b.bfloat16().float() + (b - b.bfloat16().float()).bfloat16().float()
+    c = (cut.double()[..., None] * a.double()).sum(-2).bfloat16()
+    promised = Precision(products="bfloat16x2")
+    assert localise({"a": a, "b": b, "c": c}, recorded, promised).first is None
+    c = (b.bfloat16().double()[..., None] * a.double()).sum(-2).bfloat16()
+    assert localise({"a": a, "b": b, "c": c}, recorded, promised).first == "c"
+
+
 def test_a_small_element_that_is_all_wrong_beside_large_ones_is_an_error():
     x = torch.tensor([1e6, 1.0, 1e-6, 2e-6])
     recorded = golden(lambda x: {"y": x * 3.0}, x=x)
