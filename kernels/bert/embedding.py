@@ -1,0 +1,1 @@
+def embed(*a, **k): raise NotImplementedError
