@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -11,6 +12,8 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from kernels.bert import corpus, training
 from labkit import native
@@ -38,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("folder", type=Path, metavar="FOLDER")
     made.set_defaults(command=_corpus)
     train = commands.add_parser("train", help="train, resuming what is unfinished, and append a row a run")
-    train.add_argument("--presets", default="bert", help="names, parted by commas: bert, report+eps, bert-norm, hugging_face")
+    train.add_argument(
+        "--presets", default="bert", help="names, parted by commas: bert, report+eps, bert-norm, hugging_face"
+    )
     train.add_argument("--seeds", default="0", help="numbers, parted by commas")
     train.add_argument("--rows", type=Path, default=Path("runs/bert/ablation.jsonl"), help="the file of JSON lines")
     train.add_argument("--states", type=Path, default=Path("runs/bert/states"), help="where unfinished runs are kept")
@@ -73,7 +78,7 @@ def _train(given: argparse.Namespace) -> int:
         raise UsageError(f"seeds: {given.seeds!r} is not right; wanted numbers, parted by commas") from None
     base = replace(training.Run(**options), compiled=given.compiled, device=device)
     runs = training.unfinished(training.grid(base, given.presets.split(","), seeds), given.rows)
-    one = partial(_one, states=given.states, path=given.rows, end=end, progress=given.jobs == 1)
+    one = partial(_one, states=given.states, path=given.rows, end=end, jobs=given.jobs)
     if given.jobs == 1:
         done = [one(run) for run in runs]
     else:
@@ -83,15 +88,22 @@ def _train(given: argparse.Namespace) -> int:
     return 0 if all(done) else 1
 
 
-def _one(run: training.Run, states: Path, path: Path, end: float, progress: bool) -> bool:
+def _one(run: training.Run, states: Path, path: Path, end: float, jobs: int) -> bool:
+    """Whether the run has a row now. Each of several jobs is held to its share of the cores."""
+    progress = jobs == 1
     left = end - time.monotonic()
     if left <= 0.0:
         return False
+    if not progress:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     row = training.train(run, states, left, progress)
     if row is None:
         return False
     training.append(path, row)
-    print(f"{run.preset} seed {run.seed}: validation loss {row['validation_loss']:.4f}, top-1 {row['top1']:.4f}", flush=True)
+    print(
+        f"{run.preset} seed {run.seed}: validation loss {row['validation_loss']:.4f}, top-1 {row['top1']:.4f}",
+        flush=True,
+    )
     return True
 
 

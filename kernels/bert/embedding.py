@@ -21,25 +21,31 @@ CHUNK = 32
 _compiled: Compiled = {}
 
 
+@torch.compiler.disable
 def embed(
     ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor, shift: Tensor, *,
     eps: float = 1e-12, dropout: float = 0.0, padding: int = -1, seed: int | None = None,
 ) -> Tensor:  # fmt: skip
     """dropout(LayerNorm(tokens[ids] + positions[s] + kinds[types])), [B, S, H], differentiable in the five tables.
 
-    ids [B, S] and types [B, S] (None: all 0) int64; tokens [V, H], positions [P, H] with P from S on, kinds [T, H], T up
-    to 4, gain and shift [H], all float32 or all bfloat16; sums are float32. The gradient of row `padding` of tokens is 0,
-    as torch's `padding_idx` has it. `dropout` is rounded to a multiple of 2^-16, and which elements it drops follows
-    from `seed`, row and column; None draws a seed from torch's CPU generator. The gradients of repeated runs are
+    ids [B, S] and types [B, S] (None: all 0) int64; tokens [V, H], positions [P, H] with P from S on, kinds [T, H], T
+    up to 4, gain and shift [H], all float32 or all bfloat16; sums are float32. The gradient of row `padding` of tokens
+    is 0, as torch's `padding_idx` has it. `dropout` is :func:`rounded`, and which elements it drops follows from
+    `seed`, row and column; None draws a seed from torch's CPU generator. The gradients of repeated runs are
     bit-identical. Raises UsageError for wrong shapes and types, and on a CPU for ids and types outside their tables;
     on a GPU, where that look would wait for it, such a row is NaN.
     """
     check(ids, types, tokens, positions, kinds, gain, shift, dropout)
-    drop = round(dropout * 2**16)
+    drop = round(rounded(dropout) * 2**16)
     if seed is None:
         seed = int(torch.randint(2**62, (), dtype=torch.int64)) if drop else 0
     wide = seed % 2**62 + 2**62  # always 64 bits, so that one compiled form serves every seed
     return Embed.apply(ids, types, tokens, positions, kinds, gain, shift, eps, drop, padding, wide)
+
+
+def rounded(dropout: float) -> float:
+    """The nearest multiple of 2^-16, as an element's dropout is decided by 16 bits."""
+    return round(dropout * 2**16) / 2**16
 
 
 def check(
@@ -50,14 +56,15 @@ def check(
     if ids.ndim != 2 or ids.dtype != torch.int64:
         raise UsageError(f"ids: {ids.dtype} {tuple(ids.shape)} is not right; wanted torch.int64 [B, S]")
     if types is not None and (types.shape != ids.shape or types.dtype != torch.int64):
-        raise UsageError(f"types: {types.dtype} {tuple(types.shape)} is not right; wanted torch.int64 {tuple(ids.shape)}")
-    if tokens.ndim != 2 or tokens.dtype not in FLOATS or not 1 <= tokens.shape[1] <= MOST_HIDDEN:
         raise UsageError(
-            f"tokens: {tokens.dtype} {tuple(tokens.shape)} is not right; wanted float32 or bfloat16 [V, H], H to {MOST_HIDDEN}"
+            f"types: {types.dtype} {tuple(types.shape)} is not right; wanted torch.int64 {tuple(ids.shape)}"
         )
+    if tokens.ndim != 2 or tokens.dtype not in FLOATS or not 1 <= tokens.shape[1] <= MOST_HIDDEN:
+        given = f"{tokens.dtype} {tuple(tokens.shape)}"
+        raise UsageError(f"tokens: {given} is not right; wanted float32 or bfloat16 [V, H], H to {MOST_HIDDEN}")
     hidden, length = tokens.shape[1], ids.shape[1]
-    given = {"positions": (positions, 2), "kinds": (kinds, 2), "gain": (gain, 1), "shift": (shift, 1)}
-    for name, (table, ndim) in given.items():
+    others = {"positions": (positions, 2), "kinds": (kinds, 2), "gain": (gain, 1), "shift": (shift, 1)}
+    for name, (table, ndim) in others.items():
         if table.ndim != ndim or table.shape[-1] != hidden or table.dtype != tokens.dtype:
             wanted = f"{tokens.dtype} {'[.., ' if ndim == 2 else '['}{hidden}]"
             raise UsageError(f"{name}: {table.dtype} {tuple(table.shape)} is not right; wanted {wanted}")

@@ -56,9 +56,9 @@ def forward_kernel(
     H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, TYPED: tl.constexpr, DROP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[n] = dropout(LayerNorm(tokens[ids[n]] + kinds[types[n]] + positions[n % S])), and each row's mean and 1 / deviation.
+    """out[n] = dropout(LayerNorm(tokens[ids[n]] + kinds[types[n]] + positions[n % S])).
 
-    A row whose id or type is outside its table is NaN.
+    mean[n] and inverse[n], which is 1 / deviation, are kept for the backward. A row whose id or type is outside its table is NaN.
     """
     rows = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     there = rows < N
@@ -147,19 +147,18 @@ def position_kernel(
     H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, TYPED: tl.constexpr,
     DROP: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Of position s and a group of sequences: sums[group, type, s] of dx for each type, norm[group, s] of dgain and dshift.
-
-    A program takes one position, STEPS times BLOCK sequences, and one type: a row of another type counts 0 in sums.
+    """Of position s and a group of sequences: dx summed for each type into sums[group, type, s], dgain and dshift
+    into norm[group, s]. A program takes one position of STEPS times BLOCK sequences.
     """
     s = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1).to(tl.int64)
     dx_sum = ()
     gain_sum = ()
     shift_sum = ()
-    for t in tl.static_range(T):
-        for k in tl.static_range(PARTS):
+    for _ in tl.static_range(T):
+        for _ in tl.static_range(PARTS):
             dx_sum = dx_sum + (tl.zeros([BLOCK, PART], tl.float32),)
-    for k in tl.static_range(PARTS):
+    for _ in tl.static_range(PARTS):
         gain_sum = gain_sum + (tl.zeros([BLOCK, PART], tl.float32),)
         shift_sum = shift_sum + (tl.zeros([BLOCK, PART], tl.float32),)
     for step in range(STEPS):
@@ -171,8 +170,8 @@ def position_kernel(
         if TYPED:
             types = tl.load(types_ptr + rows, mask=there, other=0).to(tl.int64)
         dx, g, z = row_gradients(
-            dout_ptr, tokens_ptr + ids * H, positions_ptr + (s + ids * 0) * H, kinds_ptr + types * H, gain_ptr, mean_ptr,
-            inverse_ptr, rows, there, seed, H, PART, PARTS, DROP, BLOCK,
+            dout_ptr, tokens_ptr + ids * H, positions_ptr + (s + ids * 0) * H, kinds_ptr + types * H, gain_ptr,
+            mean_ptr, inverse_ptr, rows, there, seed, H, PART, PARTS, DROP, BLOCK,
         )  # fmt: skip
         dx_next = ()
         gain_next = ()
@@ -208,14 +207,15 @@ def token_kernel(
     """dtokens[v] = sum of dx over the rows whose id is v, in the order of the rows, for CHUNK rows sorted by id.
 
     A run of one id that lies within the chunk is written. Of one that goes on beyond it the part here is kept, in
-    partial[chunk, 0] where it has come from before the chunk, else in partial[chunk, 1]; :func:`join_kernel` adds these.
+    partial[chunk, 0] where it has come from before the chunk, else in partial[chunk, 1]; :func:`join_kernel` adds
+    these.
     """
     chunk = tl.program_id(0).to(tl.int64)
     first = chunk * CHUNK
     last = tl.minimum(first + CHUNK, N)
     before = tl.load(sorted_ptr + first - 1, mask=first > 0, other=-1).to(tl.int64)
     total = ()
-    for k in tl.static_range(PARTS):
+    for _ in tl.static_range(PARTS):
         total = total + (tl.zeros([1, PART], tl.float32),)
     came = tl.load(sorted_ptr + first).to(tl.int64) == before
     for at in range(first, last):
@@ -236,13 +236,9 @@ def token_kernel(
             column = k * PART + tl.arange(0, PART)[None, :]
             here = total[k] + dx[k]
             whole = ends & (came == 0) & (v != padding)
-            tl.store(
-                dtokens_ptr + v * H + column, here.to(dtokens_ptr.dtype.element_ty), mask=whole & (column < H)
-            )
+            tl.store(dtokens_ptr + v * H + column, here.to(dtokens_ptr.dtype.element_ty), mask=whole & (column < H))
             slot = tl.where(came, 0, 1)
-            tl.store(
-                partial_ptr + (chunk * 2 + slot) * H + column, here, mask=((ends & came) | goes) & (column < H)
-            )
+            tl.store(partial_ptr + (chunk * 2 + slot) * H + column, here, mask=((ends & came) | goes) & (column < H))
             added = added + (tl.where(ends, 0.0, here),)
         total = added
         came = came & (ends == 0)

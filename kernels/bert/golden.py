@@ -44,7 +44,7 @@ FINAL_NORM = ("norm.weight", "norm.bias")
 
 
 def weight_map(config: Config) -> dict[str, tuple[str, ...]]:
-    """Our parameter's name with every switch as in BERT -> theirs; several of theirs lie one below the other in ours."""
+    """Our parameter's name, every switch as in BERT -> theirs; several of theirs lie one below the other in ours."""
     modules = EMBEDDINGS | HEAD
     for i in range(config.layers):
         modules |= {
@@ -90,7 +90,10 @@ def to_hugging_face(weights: Mapping[str, Tensor], config: Config) -> Named:
 
 
 def _all_there(what: str, given: set[str], known: set[str], missing: bool = True) -> None:
-    for wrong, why in ((given - known, "have no place in the map"), (known - given if missing else set(), "are missing")):
+    for wrong, why in (
+        (given - known, "have no place in the map"),
+        (known - given if missing else set(), "are missing"),
+    ):
         if wrong:
             raise UsageError(f"{what}: {', '.join(sorted(wrong))} {why}; wanted each parameter on both sides")
 
@@ -141,7 +144,9 @@ def load(model: MaskedLM, weights: Mapping[str, Tensor]) -> MaskedLM:
     return model
 
 
-def steps(model: MaskedLM, ids: Tensor, labels: Tensor, types: Tensor | None = None, attend: Tensor | None = None) -> Steps:
+def steps(
+    model: MaskedLM, ids: Tensor, labels: Tensor, types: Tensor | None = None, attend: Tensor | None = None
+) -> Steps:
     """Our model's steps and its loss by name, and of each parameter the gradient, as ``d name``."""
     model.zero_grad(set_to_none=True)
     with recording() as found:
@@ -149,7 +154,9 @@ def steps(model: MaskedLM, ids: Tensor, labels: Tensor, types: Tensor | None = N
     return _detached(found) | {f"d {name}": g for name, g in gradients(model).items()}
 
 
-def reference(model: Any, ids: Tensor, labels: Tensor, types: Tensor | None = None, attend: Tensor | None = None) -> Steps:
+def reference(
+    model: Any, ids: Tensor, labels: Tensor, types: Tensor | None = None, attend: Tensor | None = None
+) -> Steps:
     """The same of Hugging Face's model, by our names. The model is taken in eval mode, with its eager attention."""
     model.eval()
     model.set_attn_implementation("eager")
@@ -229,15 +236,15 @@ def _detached(found: Steps) -> Steps:
 
 def agreement(
     model: MaskedLM, ids: Tensor, labels: Tensor, rng: np.random.Generator, types: Tensor | None = None,
-    attend: Tensor | None = None, times: int = 4,
+    attend: Tensor | None = None, times: int = 4, precision: str = "",
 ) -> dict[str, Bound]:  # fmt: skip
-    """By how much two right computations in the model's own type may differ, for each of :func:`steps`.
+    """By how much two right computations may differ in `precision` (the model's own by default), for each step.
 
     The model is run `times` times with every weight moved at random by up to one rounding; a step's spread is RMS over
     the runs, and over its last dimension where that is larger. Another order of a sum of K terms may differ by sqrt(K)
     as much, K the longest sum in the model; the factor on top is that of :func:`labkit.tolerance.confidence`.
     """
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    dtype = precision or str(next(model.parameters()).dtype).removeprefix("torch.")
     u = UNIT_ROUNDOFF[dtype]
     exact = steps(model, ids, labels, types, attend)
     squares = {name: torch.zeros_like(tensor) for name, tensor in exact.items()}

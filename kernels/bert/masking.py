@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Masking:
-    """Of the tokens that are not special, `rate` are guessed; of these `masked` become [MASK] and `random` any token."""
+    """Of the tokens that are not special, `rate` are guessed; `masked` of these become [MASK], `random` any token."""
 
     vocabulary: int
     mask: int

@@ -22,7 +22,11 @@ Tensor = torch.Tensor
 IGNORED = -100
 """The label of a position that the loss leaves out."""
 
-ACTIVATIONS = {"gelu": functional.gelu, "gelu_tanh": partial(functional.gelu, approximate="tanh"), "relu": functional.relu}
+ACTIVATIONS = {
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+}
 CHOICES = {
     "positions": ("learned", "sinusoidal"),
     "activation": tuple(ACTIVATIONS),
@@ -90,7 +94,7 @@ class Switches:
     head_transform: bool = True
     """A dense layer, the activation and a LayerNorm before the tied decoder."""
     initial: str = "normal"
-    """Weights are drawn from N(0, 0.02^2), or, for `xavier`, all but the embeddings from Glorot's uniform distribution."""
+    """Weights are drawn from N(0, 0.02^2); for `xavier`, all but the embeddings from Glorot's uniform distribution."""
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
@@ -158,6 +162,11 @@ def sinusoids(length: int, hidden: int, dtype: torch.dtype = torch.float32) -> T
     return torch.where(c % 2 == 0, angle.sin(), angle.cos()).to(dtype)
 
 
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """x times a factor; x itself for 1."""
+    return x if factor == 1.0 else x * factor
+
+
 class Embeddings(nn.Module):
     """Tokens, positions and token types, summed; LayerNorm and dropout where the switches say so."""
 
@@ -178,15 +187,14 @@ class Embeddings(nn.Module):
         scale = math.sqrt(self.config.hidden) if self.switches.scale_tokens else 1.0
         if self.fused and self.norm is not None and self.types is not None and ids.is_cuda:
             return embedding.embed(
-                ids, types, self.tokens * scale if scale != 1.0 else self.tokens,
-                self.positions * self.switches.position_factor if self.switches.position_factor != 1.0 else self.positions,
+                ids, types, scaled(self.tokens, scale), scaled(self.positions, self.switches.position_factor),
                 self.types, self.norm.weight, self.norm.bias, eps=self.switches.eps, dropout=rate,
                 padding=self.config.padding,
             )  # fmt: skip
-        x = functional.embedding(ids, self.tokens, padding_idx=self.config.padding) * scale
+        x = scaled(functional.embedding(ids, self.tokens, padding_idx=self.config.padding), scale)
         if self.types is not None:
             x = x + functional.embedding(torch.zeros_like(ids) if types is None else types, self.types)
-        x = step("embeddings.sum", x + self.positions[: ids.shape[1]] * self.switches.position_factor)
+        x = step("embeddings.sum", x + scaled(self.positions[: ids.shape[1]], self.switches.position_factor))
         if self.norm is not None:
             x = self.norm(x)
         return step("embeddings.output", functional.dropout(x, rate))
@@ -299,9 +307,11 @@ class MaskedLM(nn.Module):
         return self.head(self.hidden(ids, types, attend), self.embeddings.tokens)
 
     def loss(self, ids: Tensor, labels: Tensor, types: Tensor | None = None, attend: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy over the positions whose label is not -100, or 0 with zero gradients where there is none."""
+        """Mean cross-entropy over the positions whose label is not -100; 0, its gradients too, where there is none."""
         if labels.shape != ids.shape:
-            raise UsageError(f"labels: shape {tuple(labels.shape)} is not right; wanted that of ids, {tuple(ids.shape)}")
+            raise UsageError(
+                f"labels: shape {tuple(labels.shape)} is not right; wanted that of ids, {tuple(ids.shape)}"
+            )
         return step("loss", cross_entropy(self(ids, types, attend).flatten(0, 1), labels.flatten()))
 
     def loss_at(self, ids: Tensor, at: Tensor, labels: Tensor) -> Tensor:
@@ -336,7 +346,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def count(config: Config, switches: Switches) -> dict[str, int]:
-    """Parameters by part: tokens, positions, types, embedding norm, layers, final norm, head transform, decoder bias."""
+    """Parameters by part of the model, as they are counted for a comparison of two models."""
     with torch.device("meta"):
         model = MaskedLM(config, switches)
     parts = {
@@ -345,4 +355,6 @@ def count(config: Config, switches: Switches) -> dict[str, int]:
         "head transform": ("head.dense.", "head.norm."), "decoder bias": ("head.bias",),
     }  # fmt: skip
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    return {part: sum(size for name, size in sizes.items() if name.startswith(starts)) for part, starts in parts.items()}
+    return {
+        part: sum(size for name, size in sizes.items() if name.startswith(starts)) for part, starts in parts.items()
+    }

@@ -36,7 +36,11 @@ def held_out(corpus: Corpus, words: Any, count: int = 20) -> list[Sentence]:
     The word to guess is the one that the hash points at, among those of four letters or more that are one token.
     """
     known = words.get_vocab()
-    lines = {hashlib.sha256(line.encode()).hexdigest(): line for line in corpus.validation.split("\n") if LINE.fullmatch(line)}
+    lines = {
+        hashlib.sha256(line.encode()).hexdigest(): line
+        for line in corpus.validation.split("\n")
+        if LINE.fullmatch(line)
+    }
     found = []
     for digest, line in sorted(lines.items()):
         places = [m for m in re.finditer(r"[A-Za-z]{4,}", line) if m.group().lower() in known]

@@ -26,7 +26,7 @@ FROZEN = Path(__file__).with_name("vocabulary.txt")
 
 
 def train(text: str, size: int = SIZE) -> list[str]:
-    """The `size` tokens that WordPiece makes of a text, the special ones first; the others as the trainer orders them."""
+    """The `size` tokens that WordPiece makes of a text, the special ones first, then in the trainer's order."""
     library = _library()
     tokenizer = _tokenizer(library, {})
     trainer = library.trainers.WordPieceTrainer(
@@ -80,7 +80,7 @@ def encode(text: str, tokens: Any) -> np.ndarray:
 
 
 def blocks(ids: np.ndarray, length: int) -> np.ndarray:
-    """Inputs [B, length], uint16: [CLS], length - 2 ids in the order of the text, [SEP]. What is left over is left out."""
+    """Inputs [B, length], uint16: [CLS], length - 2 ids in the order of the text, [SEP]. The rest is left out."""
     if length < 3:
         raise UsageError(f"length: {length} is not right; wanted 3 at least")
     count = len(ids) // (length - 2)

@@ -134,7 +134,7 @@ class Data:
 
 
 def guesses(count: int, how: Masking) -> int:
-    """Room for the guesses among so many tokens: the mean and seven standard deviations, a multiple of 16, at most all."""
+    """Room for the guesses among so many tokens: mean and seven standard deviations, a multiple of 16, at most all."""
     most = count * how.rate + 7.0 * math.sqrt(count * how.rate * (1.0 - how.rate)) + 1.0
     return min(-(-int(most) // 16) * 16, count)
 
