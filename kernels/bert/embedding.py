@@ -32,7 +32,7 @@ def embed(
     up to 4, gain and shift [H], all float32 or all bfloat16; sums are float32. The gradient of row `padding` of tokens
     is 0, as torch's `padding_idx` has it. `dropout` is :func:`rounded`, and which elements it drops follows from
     `seed`, row and column; None draws a seed from torch's CPU generator. The gradients of repeated runs are
-    bit-identical. Raises UsageError for wrong shapes and types, and on a CPU for ids and types outside their tables;
+    bit-identical. Raises UsageError for wrong shapes and types, and on a CPU for bfloat16 and ids outside their tables;
     on a GPU, where that look would wait for it, such a row is NaN.
     """
     check(ids, types, tokens, positions, kinds, gain, shift, dropout)
@@ -78,6 +78,10 @@ def check(
         raise UsageError(f"dropout: {dropout} is not right; wanted a number from 0, below 1")
     if ids.is_cuda:
         return
+    if tokens.dtype == torch.bfloat16:
+        raise UsageError(
+            "tokens: torch.bfloat16 needs a GPU, since Triton's interpreter does not round; wanted float32"
+        )
     for name, one, count in (("ids", ids, tokens.shape[0]), ("types", types, kinds.shape[0])):
         if one is not None and one.numel() and not 0 <= int(one.min()) <= int(one.max()) < count:
             raise UsageError(f"{name}: {int(one.min())} to {int(one.max())} is not right; wanted 0 to {count - 1}")

@@ -30,21 +30,19 @@ class Sentence:
 REPORT = Sentence("All human [MASK] are born free and equal in dignity and rights.", "beings")
 
 
-def held_out(corpus: Corpus, words: Any, count: int = 20) -> list[Sentence]:
-    """The first `count` held-out paragraphs, by their SHA-256, that are one sentence of 8 to 20 words.
+def held_out(corpus: Corpus, words: Any, length: int = 128, count: int = 20) -> list[Sentence]:
+    """The first `count` held-out sentences, by their SHA-256, of 8 to 20 words and `length` tokens at most.
 
     The word to guess is the one that the hash points at, among those of four letters or more that are one token.
     """
     known = words.get_vocab()
-    lines = {
-        hashlib.sha256(line.encode()).hexdigest(): line
-        for line in corpus.validation.split("\n")
-        if LINE.fullmatch(line)
-    }
+    each = re.split(r"(?<=[.!?]) |\n+", corpus.validation)
+    lines = {hashlib.sha256(line.encode()).hexdigest(): line for line in each if LINE.fullmatch(line)}
     found = []
     for digest, line in sorted(lines.items()):
         places = [m for m in re.finditer(r"[A-Za-z]{4,}", line) if m.group().lower() in known]
-        if not 8 <= len(line.split()) <= 20 or not places:
+        size = len(words.encode(line, add_special_tokens=False).ids)
+        if not 8 <= len(line.split()) <= 20 or size > length - 2 or not places:
             continue
         place = places[int(digest[:8], 16) % len(places)]
         found.append(Sentence(f"{line[: place.start()]}{HOLE}{line[place.end() :]}", place.group().lower()))
