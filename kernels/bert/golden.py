@@ -111,7 +111,7 @@ def hugging_face(config: Config, switches: Switches = BERT) -> Any:
     try:
         from transformers import BertConfig, BertForMaskedLM
     except ImportError:
-        raise UsageError("transformers is missing; wanted it as the reference: pip install 'labkit[bert]'") from None
+        raise UsageError("transformers is missing; wanted it as the reference: pip install -e '.[bert]'") from None
     activations = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
     made = BertConfig(
         vocab_size=config.vocabulary, hidden_size=config.hidden, num_hidden_layers=config.layers,

@@ -61,6 +61,12 @@ def vocabulary(corpus: Corpus, size: int = SIZE) -> Any:
     return tokenizer(corpus.name)
 
 
+def digest(tokens: Any) -> str:
+    """SHA-256 of a tokenizer's words in the order of their ids, a line each."""
+    words = sorted(tokens.get_vocab().items(), key=lambda one: one[1])
+    return hashlib.sha256("".join(f"{word}\n" for word, _ in words).encode()).hexdigest()
+
+
 def masking(tokens: Any, rate: float = 0.15) -> Masking:
     """How to mask what this tokenizer made: no special token is guessed."""
     return Masking(tokens.get_vocab_size(), MASK, tuple(range(len(SPECIAL))), rate)
@@ -92,8 +98,7 @@ def blocks(ids: np.ndarray, length: int) -> np.ndarray:
 def encoded(corpus: Corpus, size: int = SIZE) -> tuple[np.ndarray, np.ndarray]:
     """The ids of the training and of the held-out text, kept in the cache."""
     tokens = vocabulary(corpus, size)
-    words = "\n".join(sorted(tokens.get_vocab(), key=tokens.get_vocab().__getitem__))
-    key = hashlib.sha256(f"{corpus.facts['sha256']}\0{words}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{corpus.facts['sha256']}\0{digest(tokens)}".encode()).hexdigest()[:16]
     path = native.cache() / "bert" / f"ids-{key}.npz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +118,7 @@ def _library() -> Any:
         import tokenizers
         from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers  # noqa: F401
     except ImportError:
-        raise UsageError("tokenizers is missing; wanted it for WordPiece: pip install 'labkit[bert]'") from None
+        raise UsageError("tokenizers is missing; wanted it for WordPiece: pip install -e '.[bert]'") from None
     return tokenizers
 
 

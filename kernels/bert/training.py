@@ -222,7 +222,7 @@ def _bar(steps: range, run: Run, progress: bool) -> Any:
     try:
         from tqdm.auto import tqdm
     except ImportError:
-        raise UsageError("tqdm is missing; wanted it for the progress bar: pip install 'labkit[bert]'") from None
+        raise UsageError("tqdm is missing; wanted it for the progress bar: pip install -e '.[bert]'") from None
     return tqdm(steps, desc=f"{run.preset} seed {run.seed}", initial=steps.start, total=run.steps, leave=False)
 
 
@@ -251,6 +251,7 @@ def _row(run: Run, data: Data, model: Any, losses: Tensor, seconds: float) -> di
     sentences = [REPORT, *held_out(data.corpus, data.tokens, run.length)]
     return {
         "key": key(run), **asdict(run), "sources": sources(), "text": data.corpus.facts,
+        "vocabulary_sha256": tokens.digest(data.tokens),
         "parameters": sum(p.numel() for p in model.parameters()), "tokens": run.steps * run.batch * run.length,
         "epoch_steps": data.epoch, "seconds": round(seconds, 1), "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name() if run.device == "cuda" else None,

@@ -1,5 +1,6 @@
 """Training: the frozen text, tokens, batches, resumption bit for bit, rows, predictions, the command line."""
 
+import hashlib
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -123,6 +124,7 @@ def test_the_frozen_vocabulary_has_the_special_tokens_first_and_the_sentences_wo
     words = tokens.FROZEN.read_text(encoding="utf-8").splitlines()
     assert len(words) == len(set(words)) == tokens.SIZE
     assert words[:5] == list(tokens.SPECIAL)
+    assert hashlib.sha256(tokens.FROZEN.read_bytes()).hexdigest() == tokens.digest(tokens.tokenizer())
     tokenizer = tokens.tokenizer()
     assert tokenizer.encode(sentences.REPORT.text, add_special_tokens=False).tokens == [
         "all", "human", "[MASK]", "are", "born", "free", "and", "equal", "in", "dignity", "and", "rights", ".",
