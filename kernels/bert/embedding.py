@@ -33,7 +33,7 @@ def embed(
     is 0, as torch's `padding_idx` has it. `dropout` is :func:`rounded`, and which elements it drops follows from
     `seed`, row and column; None draws a seed from torch's CPU generator. The gradients of repeated runs are
     bit-identical. Raises UsageError for wrong shapes and types, and on a CPU for bfloat16 and ids outside their tables;
-    on a GPU, where that look would wait for it, such a row is NaN.
+    on a GPU, where that look would wait for it, such a row is NaN, and so is the gradient of the first or last row of that table.
     """
     check(ids, types, tokens, positions, kinds, gain, shift, dropout)
     drop = round(rounded(dropout) * 2**16)
@@ -136,14 +136,26 @@ def forward(
     tokens, positions, kinds, gain, shift = tables
     (b, s), (v, h) = ids.shape, tokens.shape
     out = torch.empty(b, s, h, device=ids.device, dtype=tokens.dtype)
-    mean, inverse = torch.empty(2, b * s, device=ids.device, dtype=torch.float32)
+    mean = torch.empty(b * s, device=ids.device, dtype=torch.float32)
+    inverse = torch.empty_like(mean)  # on its own, since kernels are compiled for where it begins
     if b * s == 0:
         return out, mean, inverse
     part, count, block, warps = _shape(h)
-    kind = (h, tokens.dtype, ids.device, types is None, drop, aligned(ids, *tables), v, kinds.shape[0], b * s < 2**31)
+    given = ids if types is None else types
+    kind = (
+        h,
+        tokens.dtype,
+        ids.device,
+        types is None,
+        drop,
+        aligned(ids, given, *tables),
+        v,
+        kinds.shape[0],
+        b * s < 2**31,
+    )
     launch(
         _compiled, kind, kernels.forward_kernel, (-(-b * s // block), 1, 1),
-        ids, ids if types is None else types, tokens, positions, kinds, gain, shift, out, mean, inverse,
+        ids, given, tokens, positions, kinds, gain, shift, out, mean, inverse,
         b * s, s, v, kinds.shape[0], seed, eps,
         H=h, PART=part, PARTS=count, TYPED=types is not None, DROP=drop, BLOCK=block, num_warps=warps,
     )  # fmt: skip
@@ -165,8 +177,9 @@ def backward(
     if b * s == 0:
         return dtokens, dpositions, torch.zeros_like(kinds), torch.zeros_like(gain), torch.zeros_like(gain)
     part, count, block, warps = _shape(h)
-    given = ids if types is None else types
-    kind = (h, tokens.dtype, ids.device, types is None, drop, aligned(ids, dout, *tables), t, b * s < 2**31)
+    ids = ids.clamp(0, v - 1)  # a row that was outside is NaN, and must not write beyond the table
+    given = ids if types is None else types.clamp(0, t - 1)
+    kind = (h, tokens.dtype, ids.device, types is None, drop, aligned(ids, given, dout, *tables), t, b * s < 2**31)
     constants = {"H": h, "PART": part, "PARTS": count, "TYPED": types is not None, "DROP": drop}
     sorts = 1 if types is None else t
     steps = max(1, min(16, 1 << (max(1, b * s // (1024 * block)) - 1).bit_length()))

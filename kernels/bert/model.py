@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kernels.bert import embedding
 from kernels.bert.steps import step
 from labkit.errors import UsageError
 
@@ -186,6 +185,8 @@ class Embeddings(nn.Module):
         rate = self.switches.embedding_dropout if self.training else 0.0
         scale = math.sqrt(self.config.hidden) if self.switches.scale_tokens else 1.0
         if self.fused and self.norm is not None and self.types is not None and ids.is_cuda:
+            from kernels.bert import embedding  # kernels are imported where they run: on a CPU this model needs none
+
             return embedding.embed(
                 ids, types, scaled(self.tokens, scale), scaled(self.positions, self.switches.position_factor),
                 self.types, self.norm.weight, self.norm.bias, eps=self.switches.eps, dropout=rate,

@@ -306,9 +306,9 @@ def test_a_batch_larger_than_the_corpus_is_refused(sample):
         training.Data(replace(TINY, batch=99999999), sample)
 
 
-def test_the_command_line_trains_resumes_and_reports(tmp_path, capsys):
+def test_the_command_line_trains_resumes_and_reports(device, tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
-    sizes = {"hidden": 16, "layers": 1, "heads": 2, "length": 24, "batch": 4, "steps": 4, "device": "cpu"}
+    sizes = {"hidden": 16, "layers": 1, "heads": 2, "length": 24, "batch": 4, "steps": 4, "device": device}
     options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     given = ["train", "--presets", "bert,report", "--rows", str(rows), "--states", str(tmp_path / "s"), *options]
     assert command.main([*given, "--seconds", "0"]) == 1
