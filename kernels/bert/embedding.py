@@ -33,7 +33,7 @@ def embed(
     is 0, as torch's `padding_idx` has it. `dropout` is :func:`rounded`, and which elements it drops follows from
     `seed`, row and column; None draws a seed from torch's CPU generator. The gradients of repeated runs are
     bit-identical. Raises UsageError for wrong shapes and types, and on a CPU for bfloat16 and ids outside their tables;
-    on a GPU, where that look would wait for it, such a row is NaN, and so is the gradient of the first or last row of that table.
+    on a GPU, where that look would wait for it, such a row is NaN, and so is a gradient that it adds to.
     """
     check(ids, types, tokens, positions, kinds, gain, shift, dropout)
     drop = round(rounded(dropout) * 2**16)
