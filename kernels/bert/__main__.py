@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from kernels.bert import corpus, training
-from labkit import native
-from labkit.device import choose
+from labkit.bench import native
 from labkit.errors import UsageError
+from labkit.session.device import choose
 
 OWN = ("preset", "seed", "compiled", "device")
 """Fields of a run that have an option of another form."""

@@ -14,23 +14,29 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+import labkit
 from kernels.bert import embedding, golden, training
 from kernels.bert.masking import Masking, generator, mask, places
 from kernels.bert.model import BERT, Config
-from labkit.bench import Case, Provider
-from labkit.compare import Comparison, compare
-from labkit.device import Device
-from labkit.tolerance import UNIT_ROUNDOFF, confidence
+from labkit.bench.timing import Case, Provider
+from labkit.numerics.bounds import confidence
+from labkit.numerics.compare import Comparison, compare
+from labkit.numerics.precision import UNIT_ROUNDOFF
+from labkit.session.device import Device
 
 Tensor = torch.Tensor
 SIZES = ((32, 512), (256, 512))
 CONFIG = Config(layers=1)
 DROPOUT = 0.1
+CHECKED = 4
+"""Rows of the batch whose loss is checked: the golden keeps every operation in float64."""
+AUTOCAST = labkit.Precision(storage="bfloat16", products="bfloat16", eager=True)
 TABLES = ("tokens", "positions", "types", "gain", "shift")
 
 
@@ -171,7 +177,7 @@ def _training() -> Case:
     given, labels = mask(ids, how, generator(0))
     batch = [part.cuda() for part in (given, *places(labels, training.guesses(ids.numel(), how)))]
     providers = [
-        _trained(name, training.Run(**{**vars(run), "preset": preset}), batch, labels.cuda())
+        _trained(name, replace(run, preset=preset), batch, given.cuda(), labels.cuda(), how)
         for name, preset in (("kernels.bert", "bert"), ("hugging face", training.HUGGING_FACE))
     ]
     weights = sum(p.numel() for p in training.model_of(run, run.vocabulary).parameters())
@@ -181,7 +187,7 @@ def _training() -> Case:
     )  # fmt: skip
 
 
-def _trained(name: str, run: training.Run, batch: list[Tensor], labels: Tensor) -> Provider:
+def _trained(name: str, run: training.Run, batch: list[Tensor], ids: Tensor, labels: Tensor, how: Masking) -> Provider:
     model: Any = training.model_of(run, run.vocabulary).train()
     optimizer = training.optimizer_of(model, run)
     called = torch.compile(training.loss_of(model), dynamic=False)
@@ -195,23 +201,17 @@ def _trained(name: str, run: training.Run, batch: list[Tensor], labels: Tensor) 
         optimizer.zero_grad(set_to_none=True)
 
     def check() -> Comparison:
-        """The loss of the first weights, without dropout, against float64 of Hugging Face's model."""
+        """Without dropout, the loss of a few rows from the first weights, against Hugging Face's model in float64."""
         fresh: Any = training.model_of(run, run.vocabulary).eval()
+        few, wanted = ids[:CHECKED], labels[:CHECKED]
+        at, guessed = (part.cuda() for part in places(wanted.cpu(), training.guesses(few.numel(), how)))
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-            found = training.loss_of(fresh)(*batch).double()
-        ours = training.model_of(training.Run(**{**vars(run), "preset": "bert"}), run.vocabulary).double().eval()
-        for module in ours.modules():
-            if hasattr(module, "fused"):
-                module.fused = False
-        bound = golden.agreement(ours, batch[0], labels, np.random.default_rng(0), precision="bfloat16")["loss"]
-        theirs = golden.hugging_face(run.config(run.vocabulary)).cuda().double()
-        with torch.no_grad():
-            for at, p in golden.to_hugging_face(golden.parameters(ours), run.config(run.vocabulary)).items():
-                theirs.get_parameter(at).copy_(p)
-        right = golden.reference(theirs, batch[0], labels)["loss"]
+            found = training.loss_of(fresh)(few, at, guessed).reshape(1)
+        theirs = training.model_of(replace(run, preset=training.HUGGING_FACE), run.vocabulary)
+        exact = labkit.bounded(golden.record(theirs, few, wanted), AUTOCAST).step("output.loss")
         times = [_seconds(step) for _ in range(10)]
         facts["tokens_per_second"] = batch[0].numel() / statistics.median(times[3:])
-        return compare(found.reshape(1), right.reshape(1), bound.absolute.reshape(1))
+        return compare(found, exact.value.reshape(1), exact.bound.absolute.reshape(1))
 
     return Provider(name, step, lambda: None, check, lambda: facts)
 

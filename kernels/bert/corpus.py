@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit import native
+from labkit.bench import native
 from labkit.errors import UsageError
 
 PIECE = 8000

@@ -8,7 +8,7 @@ import torch
 
 from kernels.bert import embedding_kernels as kernels
 from labkit.errors import UsageError
-from labkit.launching import Compiled, aligned, launch
+from labkit.numerics.launching import Compiled, aligned, launch
 
 Tensor = torch.Tensor
 FLOATS = (torch.bfloat16, torch.float32)

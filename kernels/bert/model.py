@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kernels.bert.steps import step
+from labkit import step
 from labkit.errors import UsageError
 
 Tensor = torch.Tensor
@@ -224,7 +224,8 @@ class Layer(nn.Module):
     def attention(self, x: Tensor, attend: Tensor | None) -> Tensor:
         """softmax(q k^T / sqrt(d)) v for every head, and the dense layer after it: [B, S, H]."""
         rate = self.switches.attention_dropout if self.training else 0.0
-        q, k, v = (part.unflatten(-1, (self.config.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        qkv = step(f"{self.name}.qkv", self.qkv(x))
+        q, k, v = (part.unflatten(-1, (self.config.heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
         if self.fused:
             y = functional.scaled_dot_product_attention(q, k, v, attn_mask=attend, dropout_p=rate)
         else:
@@ -262,7 +263,7 @@ class Head(nn.Module):
 
 class MaskedLM(nn.Module):
     """The model. `fused` takes the Triton embedding (on a GPU, with its LayerNorm) and torch's fused attention; without
-    it every step is computed by its formula, and :func:`kernels.bert.steps.recording` sees them all."""
+    it every step is computed by its formula, and :func:`labkit.step` names them all."""
 
     def __init__(self, config: Config, switches: Switches = BERT, fused: bool = False) -> None:
         super().__init__()

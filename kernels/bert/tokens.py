@@ -16,7 +16,7 @@ import numpy as np
 
 from kernels.bert.corpus import DIGESTS, Corpus
 from kernels.bert.masking import Masking
-from labkit import native
+from labkit.bench import native
 from labkit.errors import UsageError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

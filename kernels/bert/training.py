@@ -27,9 +27,9 @@ from kernels.bert.corpus import Corpus, corpus
 from kernels.bert.masking import Masking, generator, mask, places
 from kernels.bert.model import BERT, IGNORED, Config, MaskedLM, Switches, cross_entropy, preset
 from kernels.bert.sentences import REPORT, Sentence, held_out, predict
-from labkit.catalogue import ROOT
 from labkit.errors import UsageError
-from labkit.record import hash_folder
+from labkit.session.catalogue import ROOT
+from labkit.session.record import hash_folder
 
 Tensor = torch.Tensor
 HUGGING_FACE = "hugging_face"
