@@ -137,14 +137,21 @@ def test_gradients_of_repeats_are_bit_identical_though_ids_repeat(device, rng):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(32, 512, 768, 30522, 2), (64, 128, 1000, 40, 2), (3, 511, 4096, 70000, 1)], ids=str)
-def test_gradients_of_20_repeats_are_bit_identical_and_within_the_bound(rng, shape, dtype):
+def test_gradients_of_20_repeats_are_bit_identical(rng, shape, dtype):
     ids, types, tables, dout = draw(shape, rng, dtype)
-    first = ours(ids, types, tables, dout, "cuda", eps=1e-6)
+    first = ours(ids, types, tables, dout, "cuda", dropout=0.1, seed=1)
     for _ in range(19):
-        again = ours(ids, types, tables, dout, "cuda", eps=1e-6)
+        again = ours(ids, types, tables, dout, "cuda", dropout=0.1, seed=1)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    moved = [x.cuda() for x in tables]
-    assert wrong([x.cuda() for x in first], ids.cuda(), types.cuda(), moved, dout.cuda(), rng) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(16, 64, 1000, 40, 2), (3, 37, 4096, 300, 1), (40, 33, 768, 100, 3)], ids=str)
+def test_wide_rows_and_long_runs_are_within_the_bound_on_a_gpu(rng, shape, dtype):
+    ids, types, tables, dout = draw(shape, rng, dtype)
+    found = ours(ids, types, tables, dout, "cuda", eps=1e-6)
+    assert wrong(found, ids, types, tables, dout) == []
 
 
 @pytest.mark.gpu
