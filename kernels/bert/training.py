@@ -106,6 +106,7 @@ class Data:
 
     def __init__(self, run: Run, source: Corpus | None = None) -> None:
         self.run, self.corpus = run, source or corpus(run.corpus)
+        self._order: tuple[int, Tensor] | None = None
         training, validation = tokens.encoded(self.corpus, run.vocabulary)
         self.tokens = tokens.vocabulary(self.corpus)
         self.training, self.validation = tokens.blocks(training, run.length), tokens.blocks(validation, run.length)
@@ -122,11 +123,17 @@ class Data:
     def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """ids [B, S], the places that are guessed [N] and their labels [N], all int64 on the CPU."""
         epoch, at = divmod(step, self.epoch)
-        order = torch.randperm(len(self.training), generator=generator(self.run.seed, ORDER, epoch))
-        rows = order[at * self.run.batch : (at + 1) * self.run.batch].numpy()
+        rows = self.order(epoch)[at * self.run.batch : (at + 1) * self.run.batch].numpy()
         ids = torch.from_numpy(self.training[rows].astype(np.int64))
         given, labels = mask(ids, self.masking, generator(self.run.seed, MASKS, step))
         return given, *places(labels, guesses(ids.numel(), self.masking))
+
+    def order(self, epoch: int) -> Tensor:
+        """The blocks of an epoch in the order in which they are seen; that of the last one asked for is kept."""
+        if self._order is None or self._order[0] != epoch:
+            draws = generator(self.run.seed, ORDER, epoch)
+            self._order = epoch, torch.randperm(len(self.training), generator=draws)
+        return self._order[1]
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """All held-out blocks [B, S] and their labels: the same masks for every run."""
