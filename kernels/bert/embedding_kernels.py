@@ -225,10 +225,11 @@ def token_kernel(
         types = rows * 0
         if TYPED:
             types = tl.load(types_ptr + rows).to(tl.int64)
-        dx, _, _ = row_gradients(
+        found = row_gradients(
             dout_ptr, tokens_ptr + (v + rows * 0) * H, positions_ptr + (rows % S) * H, kinds_ptr + types * H, gain_ptr,
             mean_ptr, inverse_ptr, rows, rows >= 0, seed, H, PART, PARTS, DROP, 1,
         )  # fmt: skip
+        dx = found[0]
         after = tl.load(sorted_ptr + at + 1, mask=at + 1 < N, other=-1).to(tl.int64)
         ends = after != v
         goes = (at + 1 == last) & (after == v)

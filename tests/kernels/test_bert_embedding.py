@@ -1,5 +1,9 @@
 """The fused embedding: result and gradients against torch's in float64, determinism, dropout, what is refused."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +14,7 @@ from kernels.bert import embedding
 from labkit import poisoned
 from labkit.errors import UsageError
 from labkit.numerics.bounds import confidence
+from labkit.session.catalogue import ROOT
 
 TABLES = ("tokens", "positions", "kinds", "gain", "shift")
 SIZES = [
@@ -152,6 +157,47 @@ def test_wide_rows_and_long_runs_are_within_the_bound_on_a_gpu(rng, shape, dtype
     ids, types, tables, dout = draw(shape, rng, dtype)
     found = ours(ids, types, tables, dout, "cuda", eps=1e-6)
     assert wrong(found, ids, types, tables, dout) == []
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kernels.bert import embedding_kernels as kernels
+
+WORDS = {"ids_ptr": "i64", "types_ptr": "i64", "order_ptr": "i64", "sorted_ptr": "i16"}
+FLOATS = ("mean_ptr", "inverse_ptr", "sums_ptr", "norm_ptr", "partial_ptr")
+
+def type_of(name, table):
+    if name.endswith("_ptr"):
+        return "*" + (WORDS.get(name) or ("fp32" if name in FLOATS else table))
+    return {"seed": "i64", "eps": "fp32"}.get(name, "i32")
+
+ROW = {"H": 768, "PART": 128, "PARTS": 6, "TYPED": True, "DROP": 6554}
+OWN = {
+    "forward_kernel": ROW | {"BLOCK": 4}, "position_kernel": ROW | {"T": 2, "BLOCK": 4, "STEPS": 16},
+    "token_kernel": ROW | {"CHUNK": 32}, "join_kernel": {"H": 768, "CHUNK": 32, "BLOCK": 32, "BLOCK_H": 128},
+}
+for name, constants in OWN.items():
+    for table in ("fp32", "bf16"):
+        kernel = getattr(kernels, name)
+        names = kernel.arg_names
+        signature = {n: "constexpr" if n in constants else type_of(n, table) for n in names}
+        values = {(names.index(n),): value for n, value in constants.items()}
+        source = ASTSource(fn=kernel, signature=signature, constexprs=values)
+        assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["cubin"]
+        print(name, table)
+"""
+
+
+def test_kernels_compile_for_compute_capability_9_without_a_gpu(tmp_path):
+    """Triton's compiler takes less Python than its interpreter does."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == 8
 
 
 @pytest.mark.gpu
