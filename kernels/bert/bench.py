@@ -1,0 +1,226 @@
+"""The fused embedding beside Hugging Face's, and a training step beside a training step of Hugging Face's model.
+
+Embedding: batch x length tokens, hidden 768, vocabulary 30522, ids drawn uniformly, which no cache helps; dropout 0.1
+in every provider. The floor counts what must move: forward the rows of the token table that occur and the result, and
+backward the gradient of the result, those rows again, and the gradient of the whole token table; ids, positions and
+types besides. What an element's dropout did is read off the result (0 where it was dropped), so that a provider's own
+mask is what it is held to.
+
+Training step: forward, backward and AdamW of a model of 6 layers and 512 columns in bfloat16, batch 128 x 128, both
+compiled.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import labkit
+from kernels.bert import embedding, golden, training
+from kernels.bert.masking import Masking, generator, mask, places
+from kernels.bert.model import BERT, Config
+from labkit.bench.timing import Case, Provider
+from labkit.numerics.bounds import confidence
+from labkit.numerics.compare import Comparison, compare
+from labkit.numerics.precision import UNIT_ROUNDOFF
+from labkit.session.device import Device
+
+Tensor = torch.Tensor
+SIZES = ((32, 512), (256, 512))
+CONFIG = Config(layers=1)
+DROPOUT = 0.1
+CHECKED = 4
+"""Rows of the batch whose loss is checked: the golden keeps every operation in float64."""
+AUTOCAST = labkit.Precision(storage="bfloat16", products="bfloat16", eager=True)
+TABLES = ("tokens", "positions", "types", "gain", "shift")
+
+
+def cases(device: Device) -> Iterator[Case]:
+    """A case a size, type and mode, and one for the training step."""
+    device.needs_cuda("labkit bench bert", "the interpreter's times are none")
+    for batch, length in SIZES:
+        for dtype in (torch.float32, torch.bfloat16):
+            given = _drawn(batch, length, dtype)
+            for mode in ("forward", "full"):
+                providers = [_provider(name, make, given, mode) for name, make in PROVIDERS.items()]
+                yield Case(
+                    kernel="bert_embedding", mode=mode, x_name="batch x length, type",
+                    x_value=f"{batch} x {length}, {str(dtype).removeprefix('torch.')}", providers=providers,
+                    bytes=_bytes(given, mode), operations=0, memory=True,
+                )  # fmt: skip
+            del given, providers
+            torch.cuda.empty_cache()
+    yield _training()
+
+
+def _drawn(batch: int, length: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """ids [B, S]; the five tables and the gradient of the result."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "tokens": (CONFIG.vocabulary, CONFIG.hidden), "positions": (CONFIG.positions, CONFIG.hidden),
+        "types": (CONFIG.types, CONFIG.hidden), "gain": (CONFIG.hidden,), "shift": (CONFIG.hidden,),
+        "dout": (batch, length, CONFIG.hidden),
+    }  # fmt: skip
+    found = {name: torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)) for name, shape in shapes.items()}
+    found = {name: tensor.to("cuda", dtype) for name, tensor in found.items()}
+    return found | {"ids": torch.from_numpy(rng.integers(1, CONFIG.vocabulary, (batch, length))).cuda()}
+
+
+def _bytes(given: dict[str, Tensor], mode: str) -> int:
+    ids, dout = given["ids"], given["dout"]
+    row = CONFIG.hidden * dout.element_size()
+    occur = len(ids.unique())
+    tables = (ids.shape[1] + CONFIG.types + 2) * row
+    forward = dout.nbytes + occur * row + ids.nbytes + tables
+    backward = dout.nbytes + (occur + CONFIG.vocabulary) * row + ids.nbytes + 2 * tables
+    return forward if mode == "forward" else forward + backward
+
+
+Run = Callable[[], Tensor]
+
+
+def _ours(given: dict[str, Tensor], leaves: list[Tensor]) -> Run:
+    return lambda: embedding.embed(given["ids"], None, *leaves, eps=BERT.eps, dropout=DROPOUT, padding=CONFIG.padding)
+
+
+def _theirs(compiled: bool) -> Callable[[dict[str, Tensor], list[Tensor]], Run]:
+    def make(given: dict[str, Tensor], leaves: list[Tensor]) -> Run:
+        module = golden.hugging_face(CONFIG).bert.embeddings.to("cuda").train()
+        tokens, positions, types, gain, shift = leaves
+        module.word_embeddings.weight, module.position_embeddings.weight = tokens, positions
+        module.token_type_embeddings.weight, module.LayerNorm.weight, module.LayerNorm.bias = types, gain, shift
+        called = torch.compile(module, dynamic=False) if compiled else module
+        return lambda: called(given["ids"])
+
+    return make
+
+
+PROVIDERS = {"kernels.bert": _ours, "hugging face eager": _theirs(False), "hugging face compiled": _theirs(True)}
+
+
+def _provider(name: str, make: Callable[..., Run], given: dict[str, Tensor], mode: str) -> Provider:
+    leaves = [torch.nn.Parameter(given[table].clone()) for table in TABLES]
+    called = make(given, leaves)
+    facts: dict[str, float] = {}
+
+    def run() -> None:
+        out = called()
+        if mode == "full":
+            torch.autograd.grad(out, leaves, given["dout"])
+
+    def check() -> Comparison:
+        torch.manual_seed(0)
+        out = called()
+        names = ["out", *TABLES] if mode == "full" else ["out"]
+        found = [out.detach(), *torch.autograd.grad(out, leaves, given["dout"])][: len(names)]
+        rate = embedding.rounded(DROPOUT) if make is _ours else DROPOUT
+        right, allowed = exact(given, out.detach(), len(names), rate)
+        kept = float((out.detach() != 0).double().mean())
+        facts["kept"] = kept
+        if mode == "full":
+            facts["repeats_identical"] = float(_identical(called, leaves, given["dout"]))
+        errors = [_rms(a.double() - b) / _rms(b) for a, b in zip(found, right, strict=True)]
+        facts.update({f"rms_error_{one}": error for one, error in zip(names, errors, strict=True)})
+        count = given["dout"].numel()
+        scatter = confidence(1, 1) * (DROPOUT * (1 - DROPOUT) / count) ** 0.5 + 2.0**-17
+        measured, wanted = np.array([*errors, kept]), np.array([0.0] * len(errors) + [1.0 - DROPOUT])
+        return compare(measured, wanted, torch.tensor([*allowed, scatter]))
+
+    return Provider(name, run, lambda: None, check, lambda: facts)
+
+
+def exact(given: dict[str, Tensor], out: Tensor, count: int, rate: float) -> tuple[list[Tensor], list[float]]:
+    """In float64, with the mask of `out`: the result and the gradients of the tables, and what RMS error each may have.
+
+    What is stored is rounded once, a sum over tokens in float32 of what is not rounded at all: the result and a
+    gradient may be off by two roundings of their type, and by as many float32 roundings, of random signs, as the
+    longest sum has terms.
+    """
+    tables = [given[table].double().requires_grad_() for table in TABLES]
+    tokens, positions, types, gain, shift = tables
+    x = torch.nn.functional.embedding(given["ids"], tokens, padding_idx=CONFIG.padding)
+    x = x + positions[: given["ids"].shape[1]] + types[0]
+    y = torch.nn.functional.layer_norm(x, (CONFIG.hidden,), gain, shift, BERT.eps)
+    y = y * (out != 0) / (1.0 - rate)
+    grads = torch.autograd.grad(y, tables, given["dout"].double()) if count > 1 else ()
+    u = UNIT_ROUNDOFF[str(given["dout"].dtype).removeprefix("torch.")]
+    longest = (CONFIG.hidden, *[given["ids"].numel()] * 5)
+    return [y.detach(), *grads][:count], [2 * u + UNIT_ROUNDOFF["float32"] * n**0.5 for n in longest[:count]]
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
+def _identical(called: Run, leaves: list[Tensor], dout: Tensor, times: int = 20) -> bool:
+    def once() -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        out = called()
+        return out.detach(), *torch.autograd.grad(out, leaves, dout)
+
+    first = once()
+    return all(all(torch.equal(a, b) for a, b in zip(first, once(), strict=True)) for _ in range(times - 1))
+
+
+def _training() -> Case:
+    run = training.Run(
+        hidden=512, layers=6, heads=8, batch=128, length=128, precision="bfloat16", compiled=True, device="cuda"
+    )
+    how = Masking(run.vocabulary, 4, range(5))
+    rng = np.random.default_rng(0)
+    ids = torch.from_numpy(rng.integers(5, run.vocabulary, (run.batch, run.length)))
+    given, labels = mask(ids, how, generator(0))
+    batch = [part.cuda() for part in (given, *places(labels, training.guesses(ids.numel(), how)))]
+    providers = [
+        _trained(name, replace(run, preset=preset), batch, given.cuda(), labels.cuda(), how)
+        for name, preset in (("kernels.bert", "bert"), ("hugging face", training.HUGGING_FACE))
+    ]
+    weights = sum(p.numel() for p in training.model_of(run, run.vocabulary).parameters())
+    return Case(
+        kernel="bert_training", mode="step", x_name="tokens", x_value=str(ids.numel()), providers=providers,
+        bytes=weights * 4 * 7, operations=6 * weights * ids.numel(), graph=False, memory=True,
+    )  # fmt: skip
+
+
+def _trained(name: str, run: training.Run, batch: list[Tensor], ids: Tensor, labels: Tensor, how: Masking) -> Provider:
+    model: Any = training.model_of(run, run.vocabulary).train()
+    optimizer = training.optimizer_of(model, run)
+    called = torch.compile(training.loss_of(model), dynamic=False)
+    facts: dict[str, float] = {}
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = called(*batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def check() -> Comparison:
+        """Without dropout, the loss of a few rows from the first weights, against Hugging Face's model in float64."""
+        fresh: Any = training.model_of(run, run.vocabulary).eval()
+        few, wanted = ids[:CHECKED], labels[:CHECKED]
+        at, guessed = (part.cuda() for part in places(wanted.cpu(), training.guesses(few.numel(), how)))
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            found = training.loss_of(fresh)(few, at, guessed).reshape(1)
+        theirs = training.model_of(replace(run, preset=training.HUGGING_FACE), run.vocabulary)
+        exact = labkit.bounded(golden.record(theirs, few, wanted), AUTOCAST).step("output.loss")
+        times = [_seconds(step) for _ in range(10)]
+        facts["tokens_per_second"] = batch[0].numel() / statistics.median(times[3:])
+        return compare(found, exact.value.reshape(1), exact.bound.absolute.reshape(1))
+
+    return Provider(name, step, lambda: None, check, lambda: facts)
+
+
+def _seconds(run: Callable[[], None], calls: int = 20) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3 / calls

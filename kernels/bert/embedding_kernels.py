@@ -1,0 +1,279 @@
+"""Triton kernels of the embedding: three gathers, their sum, LayerNorm and dropout, forward and backward.
+
+N rows (tokens of all sequences, S of them each), H columns, V tokens, T types. A row is cut into PARTS parts of PART
+columns, a power of two each, so that few lanes are idle whatever H is. One Philox draw a column of the first part gives
+16 random bits to the same column of every part, so PARTS is 8 at most. Tables, results and gradients are contiguous.
+Offsets are int64: a table may have more than 2^31 elements. Nothing is added atomically: every sum has a fixed order.
+"""
+
+import triton
+import triton.language as tl
+
+ROUNDS = tl.constexpr(7)
+"""Of Philox4x32: seven pass every test of BigCrush (Salmon, Moraes, Dror, Shaw 2011)."""
+
+
+@triton.jit
+def kept(words, k: tl.constexpr, DROP: tl.constexpr):
+    """1 / (1 - p) where part k of a row stays, 0 where it is dropped; p = DROP / 2^16."""
+    bits = (words[k // 2] >> (16 * (k % 2))) & 0xFFFF
+    return tl.where(bits >= DROP, 65536.0 / (65536 - DROP), 0.0)
+
+
+@triton.jit
+def draw(seed, rows, BLOCK: tl.constexpr, PART: tl.constexpr):
+    """Four tensors [BLOCK, PART] of 32 random bits each, which follow from seed, row and column alone."""
+    column = tl.zeros([BLOCK, PART], tl.int32) + tl.arange(0, PART)[None, :]
+    low = (rows & 0x7FFFFFFF).to(tl.int32)[:, None] + column * 0
+    high = (rows >> 31).to(tl.int32)[:, None] + column * 0
+    return tl.philox(seed, column, low, high, column * 0, ROUNDS)
+
+
+@triton.jit
+def summed(
+    token_ptr, position_ptr, type_ptr, k: tl.constexpr, there,
+    H: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Part k of token + type + position in float32, [BLOCK, PART], from pointers to the rows of the three tables."""
+    column = k * PART + tl.arange(0, PART)[None, :]
+    mask = there[:, None] & (column < H)
+    token = tl.load(token_ptr[:, None] + column, mask=mask, other=0.0).to(tl.float32)
+    kind = tl.load(type_ptr[:, None] + column, mask=mask, other=0.0).to(tl.float32)
+    return token + kind + tl.load(position_ptr[:, None] + column, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def spread(vector_ptr, rows, k: tl.constexpr, H: tl.constexpr, PART: tl.constexpr):
+    """Part k of a vector [H], read once a row, [BLOCK, PART]: what one warp reads needs no exchange between warps."""
+    column = k * PART + tl.arange(0, PART)[None, :] + (rows * 0)[:, None]
+    return tl.load(vector_ptr + column, mask=column < H, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["N", "S", "seed"])
+def forward_kernel(
+    ids_ptr, types_ptr, tokens_ptr, positions_ptr, kinds_ptr, gain_ptr, shift_ptr, out_ptr, mean_ptr, inverse_ptr,
+    N, S, V, T, seed, eps,
+    H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, TYPED: tl.constexpr, DROP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out[n] = dropout(LayerNorm(tokens[ids[n]] + kinds[types[n]] + positions[n % S])).
+
+    mean[n] and inverse[n], which is 1 / deviation, are kept for the backward. A row whose id or type is outside its
+    table is NaN.
+    """
+    rows = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    there = rows < N
+    ids = tl.load(ids_ptr + rows, mask=there, other=0).to(tl.int64)
+    right = (ids >= 0) & (ids < V)
+    types = ids * 0
+    if TYPED:
+        types = tl.load(types_ptr + rows, mask=there, other=0).to(tl.int64)
+        right = right & (types >= 0) & (types < T)
+    token_ptr = tokens_ptr + ids * H
+    kind_ptr = kinds_ptr + types * H
+    position_ptr = positions_ptr + (rows % S) * H
+    x = ()
+    total = tl.zeros([BLOCK], tl.float32)
+    for k in tl.static_range(PARTS):
+        x = x + (summed(token_ptr, position_ptr, kind_ptr, k, there & right, H, PART),)
+        total += tl.sum(x[k], 1)
+    mean = total / H
+    squares = tl.zeros([BLOCK], tl.float32)
+    for k in tl.static_range(PARTS):
+        column = k * PART + tl.arange(0, PART)[None, :]
+        away = tl.where(column < H, x[k] - mean[:, None], 0.0)
+        squares += tl.sum(away * away, 1)
+    inverse = tl.where(right, 1.0 / tl.sqrt(squares / H + eps), float("nan"))
+    tl.store(mean_ptr + rows, mean, mask=there)
+    tl.store(inverse_ptr + rows, inverse, mask=there)
+    words = ()
+    if DROP > 0:
+        words = draw(seed, rows, BLOCK, PART)
+    for k in tl.static_range(PARTS):
+        column = k * PART + tl.arange(0, PART)[None, :]
+        y = (x[k] - mean[:, None]) * inverse[:, None] * spread(gain_ptr, rows, k, H, PART)
+        y += spread(shift_ptr, rows, k, H, PART)
+        if DROP > 0:
+            y = y * kept(words, k, DROP)
+        to = out_ptr + rows[:, None] * H + column
+        tl.store(to, y.to(out_ptr.dtype.element_ty), mask=there[:, None] & (column < H))
+
+
+@triton.jit
+def row_gradients(
+    dout_ptr, token_ptr, position_ptr, kind_ptr, gain_ptr, mean_ptr, inverse_ptr, rows, there, seed,
+    H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, DROP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of these rows, part by part: the gradient of the sum, of the LayerNorm's result, and the normalised sum.
+
+    With y = gain z + shift and z = (x - mean) / deviation, g the gradient of y and h = gain g:
+    dx = (h - mean(h) - z mean(h z)) / deviation.
+    """
+    mean = tl.load(mean_ptr + rows, mask=there, other=0.0)
+    inverse = tl.load(inverse_ptr + rows, mask=there, other=0.0)
+    words = ()
+    if DROP > 0:
+        words = draw(seed, rows, BLOCK, PART)
+    g = ()
+    z = ()
+    h_mean = tl.zeros([BLOCK], tl.float32)
+    hz_mean = tl.zeros([BLOCK], tl.float32)
+    for k in tl.static_range(PARTS):
+        column = k * PART + tl.arange(0, PART)
+        mask = there[:, None] & (column < H)[None, :]
+        dy = tl.load(dout_ptr + rows[:, None] * H + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        if DROP > 0:
+            dy = dy * kept(words, k, DROP)
+        x = summed(token_ptr, position_ptr, kind_ptr, k, there, H, PART)
+        g = g + (dy,)
+        z = z + (tl.where(mask, (x - mean[:, None]) * inverse[:, None], 0.0),)
+        h = dy * spread(gain_ptr, rows, k, H, PART)
+        h_mean += tl.sum(h, 1)
+        hz_mean += tl.sum(h * z[k], 1)
+    h_mean = h_mean / H
+    hz_mean = hz_mean / H
+    dx = ()
+    for k in tl.static_range(PARTS):
+        column = k * PART + tl.arange(0, PART)
+        h = g[k] * spread(gain_ptr, rows, k, H, PART)
+        inside = there[:, None] & (column < H)[None, :]
+        dx = dx + (tl.where(inside, (h - h_mean[:, None] - z[k] * hz_mean[:, None]) * inverse[:, None], 0.0),)
+    return dx, g, z
+
+
+@triton.jit(do_not_specialize=["B", "S", "seed"])
+def position_kernel(
+    ids_ptr, types_ptr, tokens_ptr, positions_ptr, kinds_ptr, gain_ptr, mean_ptr, inverse_ptr, dout_ptr,
+    sums_ptr, norm_ptr, B, S, seed,
+    H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, TYPED: tl.constexpr,
+    DROP: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Of position s and a group of sequences: dx summed for each type into sums[group, type, s], dgain and dshift
+    into norm[group, s]. A program takes one position of STEPS times BLOCK sequences.
+    """
+    s = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1).to(tl.int64)
+    dx_sum = ()
+    gain_sum = ()
+    shift_sum = ()
+    for _ in tl.static_range(T):
+        for _ in tl.static_range(PARTS):
+            dx_sum = dx_sum + (tl.zeros([BLOCK, PART], tl.float32),)
+    for _ in tl.static_range(PARTS):
+        gain_sum = gain_sum + (tl.zeros([BLOCK, PART], tl.float32),)
+        shift_sum = shift_sum + (tl.zeros([BLOCK, PART], tl.float32),)
+    for step in range(STEPS):
+        b = (group * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
+        there = b < B
+        rows = b.to(tl.int64) * S + s
+        ids = tl.load(ids_ptr + rows, mask=there, other=0).to(tl.int64)
+        types = ids * 0
+        if TYPED:
+            types = tl.load(types_ptr + rows, mask=there, other=0).to(tl.int64)
+        dx, g, z = row_gradients(
+            dout_ptr, tokens_ptr + ids * H, positions_ptr + (s + ids * 0) * H, kinds_ptr + types * H, gain_ptr,
+            mean_ptr, inverse_ptr, rows, there, seed, H, PART, PARTS, DROP, BLOCK,
+        )  # fmt: skip
+        dx_next = ()
+        gain_next = ()
+        shift_next = ()
+        for t in tl.static_range(T):
+            for k in tl.static_range(PARTS):
+                mine = dx[k] if T == 1 else tl.where((types == t)[:, None], dx[k], 0.0)
+                dx_next = dx_next + (dx_sum[t * PARTS + k] + mine,)
+        for k in tl.static_range(PARTS):
+            gain_next = gain_next + (gain_sum[k] + g[k] * z[k],)
+            shift_next = shift_next + (shift_sum[k] + g[k],)
+        dx_sum = dx_next
+        gain_sum = gain_next
+        shift_sum = shift_next
+    for k in tl.static_range(PARTS):
+        column = k * PART + tl.arange(0, PART)
+        inside = column < H
+        for t in tl.static_range(T):
+            to = sums_ptr + ((group * T + t) * S + s) * H + column
+            tl.store(to, tl.sum(dx_sum[t * PARTS + k], 0), mask=inside)
+        to = norm_ptr + ((group * S + s) * 2) * H + column
+        tl.store(to, tl.sum(gain_sum[k], 0), mask=inside)
+        tl.store(to + H, tl.sum(shift_sum[k], 0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["N", "S", "seed", "padding"])
+def token_kernel(
+    sorted_ptr, order_ptr, types_ptr, tokens_ptr, positions_ptr, kinds_ptr, gain_ptr, mean_ptr, inverse_ptr, dout_ptr,
+    dtokens_ptr, partial_ptr, N, S, seed, padding,
+    H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, TYPED: tl.constexpr, DROP: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """dtokens[v] = sum of dx over the rows whose id is v, in the order of the rows, for CHUNK rows sorted by id.
+
+    A run of one id that lies within the chunk is written. Of one that goes on beyond it the part here is kept, in
+    partial[chunk, 0] where it has come from before the chunk, else in partial[chunk, 1]; :func:`join_kernel` adds
+    these.
+    """
+    chunk = tl.program_id(0).to(tl.int64)
+    first = chunk * CHUNK
+    last = tl.minimum(first + CHUNK, N)
+    before = tl.load(sorted_ptr + first - 1, mask=first > 0, other=-1).to(tl.int64)
+    total = ()
+    for _ in tl.static_range(PARTS):
+        total = total + (tl.zeros([1, PART], tl.float32),)
+    came = tl.load(sorted_ptr + first).to(tl.int64) == before
+    for at in range(first, last):
+        v = tl.load(sorted_ptr + at).to(tl.int64)
+        rows = tl.load(order_ptr + at + tl.arange(0, 1)).to(tl.int64)
+        types = rows * 0
+        if TYPED:
+            types = tl.load(types_ptr + rows).to(tl.int64)
+        found = row_gradients(
+            dout_ptr, tokens_ptr + (v + rows * 0) * H, positions_ptr + (rows % S) * H, kinds_ptr + types * H, gain_ptr,
+            mean_ptr, inverse_ptr, rows, rows >= 0, seed, H, PART, PARTS, DROP, 1,
+        )  # fmt: skip
+        dx = found[0]
+        after = tl.load(sorted_ptr + at + 1, mask=at + 1 < N, other=-1).to(tl.int64)
+        ends = after != v
+        goes = (at + 1 == last) & (after == v)
+        added = ()
+        for k in tl.static_range(PARTS):
+            column = k * PART + tl.arange(0, PART)[None, :]
+            here = total[k] + dx[k]
+            whole = ends & (came == 0) & (v != padding)
+            tl.store(dtokens_ptr + v * H + column, here.to(dtokens_ptr.dtype.element_ty), mask=whole & (column < H))
+            slot = tl.where(came, 0, 1)
+            tl.store(partial_ptr + (chunk * 2 + slot) * H + column, here, mask=((ends & came) | goes) & (column < H))
+            added = added + (tl.where(ends, 0.0, here),)
+        total = added
+        came = came & (ends == 0)
+
+
+@triton.jit(do_not_specialize=["N", "chunks", "padding"])
+def join_kernel(
+    sorted_ptr, partial_ptr, dtokens_ptr, N, chunks, padding,
+    H: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """dtokens of the id whose run begins in this chunk and goes on: the parts of all its chunks, BLOCK at a time."""
+    chunk = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    first = chunk * CHUNK
+    end = tl.minimum(first + CHUNK, N)
+    v = tl.load(sorted_ptr + end - 1).to(tl.int64)
+    begin = tl.load(sorted_ptr + first).to(tl.int64)
+    before = tl.load(sorted_ptr + first - 1, mask=first > 0, other=-1).to(tl.int64)
+    after = tl.load(sorted_ptr + end, mask=end < N, other=-1).to(tl.int64)
+    if (after == v) & ((begin != v) | (before != v)):
+        total = tl.load(partial_ptr + (chunk * 2 + 1) * H + column, mask=column < H, other=0.0)
+        c = chunk + 1
+        going = 1
+        while going > 0:
+            several = c + tl.arange(0, BLOCK)
+            there = several < chunks
+            same = tl.load(sorted_ptr + several * CHUNK, mask=there, other=-1).to(tl.int64) == v
+            parts = tl.load(
+                partial_ptr + several[:, None] * 2 * H + column[None, :], mask=same[:, None] & (column < H)[None, :],
+                other=0.0,
+            )  # fmt: skip
+            total += tl.sum(parts, 0)
+            going = (tl.sum(same.to(tl.int32), 0) == BLOCK).to(tl.int32)
+            c += BLOCK
+        mask = (column < H) & (v != padding)
+        tl.store(dtokens_ptr + v * H + column, total.to(dtokens_ptr.dtype.element_ty), mask=mask)
