@@ -10,7 +10,7 @@ from pathlib import Path
 
 from labkit.session import device
 from labkit.session.catalogue import ROOT
-from labkit.session.record import records, versions
+from labkit.session.record import records, stale, versions
 
 
 def problems() -> list[str]:
@@ -42,6 +42,8 @@ def report() -> bool:
     for record in records():
         changed = f"; changed since: {', '.join(record.changed)}" if record.changed else "; up to date"
         print(f"record {record.path.relative_to(ROOT)}: {record.where}{changed}")
+    for path, why in stale().items():
+        print(f"not up to date: {path}: {why}")
     found = problems()
     for problem in found:
         print(f"problem: {problem}")

@@ -154,6 +154,13 @@ def recorded(name: str, device: str = "cuda") -> Record | None:
     return Record(path, json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
+def stale() -> dict[str, str]:
+    """Records of earlier kernels, or not made yet, by their path below the checkout: why each is not up to date."""
+    import yaml
+
+    return yaml.safe_load((RESULTS / "stale.yaml").read_text(encoding="utf-8")) or {}
+
+
 def records() -> list[Record]:
     """Every record under data/results/."""
     return [Record(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(RESULTS.glob("*.json"))]
