@@ -7,53 +7,16 @@ looks complete to papermill.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from jupyter_client.manager import AsyncKernelManager
-
 CELL_TIMEOUT = 3600
 """Seconds that one cell may take."""
-PREFIX = "labkit-"
-"""Of the directories for sockets, in the directory for temporary files."""
-
-
-class PrivateKernelManager(AsyncKernelManager):
-    """Talks to its kernel by sockets in a directory of its own: two runs can never meet on a port or a file."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.transport = "ipc"
-        remove_left_behind()
-        # Not below the run's directory: a socket's path may be 107 bytes long at most.
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = (folder / "new").open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        (folder / "new").rename(folder / "lock")  # locked before anyone can find it
-        self.ip = str(folder / "kernel")
-
-    async def cleanup_resources(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """As the parent does, and remove the sockets' directory."""
-        await super().cleanup_resources(*args, **kwargs)
-        shutil.rmtree(Path(self.ip).parent, ignore_errors=True)
-        self._lock.close()
-
-
-def remove_left_behind() -> None:
-    """Remove the directories of runs that were killed: those whose lock nobody holds."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/lock"):
-        with contextlib.suppress(OSError), lock.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent)
 
 
 def execute(job: dict[str, Any]) -> None:
@@ -70,7 +33,6 @@ def execute(job: dict[str, Any]) -> None:
         progress_bar=False,
         cwd=str(Path(job["notebook"]).parent),
         execution_timeout=CELL_TIMEOUT,
-        kernel_manager_class=PrivateKernelManager,
     )
 
 
@@ -88,7 +50,7 @@ def render(notebook: Path, page: Path) -> None:
 
 
 def _leave(number: int, frame: object) -> None:
-    """Close what is open (the kernel, its sockets), and let no second signal stop the closing."""
+    """Close the kernel, and let no second signal stop the closing."""
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 

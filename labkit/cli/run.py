@@ -195,7 +195,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(timeout=GRACE)
     except subprocess.TimeoutExpired:
-        process.kill()  # its kernel sees that and ends, and the next run removes its sockets
+        process.kill()  # its kernel sees that and ends
         process.wait()
 
 

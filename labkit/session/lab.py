@@ -31,7 +31,6 @@ class Lab:
         self.device = chosen
         self.seed = int(parameters.get("seed", 0))
         self.directory = Path(os.environ.get(RUN_DIRECTORY) or catalogue.ROOT / "runs" / book.name / "interactive")
-        self._book = book
         self._sources = record.sources(book)
         self._started = time.perf_counter()
         (self.directory / "result.json").unlink(missing_ok=True)  # of an earlier run: this one has not succeeded yet

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import UsageError
-from labkit.session.catalogue import ROOT, Notebook, kernels_of, notebook
+from labkit.session.catalogue import ROOT, Notebook, notebook
 
 SCHEMA = 1
 RESULTS = ROOT / "data" / "results"
@@ -180,8 +180,3 @@ def record(run_directory: Path) -> Path:
     target = RESULTS / f"{result['notebook']}.{result['device']['kind']}.json"
     write_json(target, result)
     return target
-
-
-def kernels_hash(name: str) -> str:
-    """The hash of the kernels' folder that a notebook or folder name stands for, as benchmark CSVs carry it."""
-    return hash_folder(ROOT / "kernels" / kernels_of(name))

@@ -16,184 +16,61 @@ from torch._decomp import decomposition_table
 Tensor = torch.Tensor
 aten: Any = torch.ops.aten
 
-MOVES = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "t",
-        "transpose",
-        "permute",
-        "expand",
-        "slice",
-        "select",
-        "unsqueeze",
-        "squeeze",
-        "clone",
-        "cat",
-        "stack",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "index",
-        "gather",
-        "index_select",
-        "embedding",
-        "where",
-        "masked_fill",
-        "flip",
-        "roll",
-        "tril",
-        "triu",
-        "repeat",
-        "diagonal",
-        "unfold",
-        "as_strided",
-        "as_strided_scatter",
-        "_to_copy",
-        "scatter",
-        "slice_scatter",
-        "select_scatter",
-        "diagonal_scatter",
-        "slice_backward",
-        "select_backward",
-        "constant_pad_nd",
-        "masked_select",
-        "getitem",
-    ]
-)
+
+def _named(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+MOVES = _named("""
+    view _unsafe_view reshape t transpose permute expand slice select unsqueeze squeeze clone cat stack split
+    split_with_sizes unbind index gather index_select embedding where masked_fill flip roll tril triu repeat
+    diagonal unfold as_strided as_strided_scatter _to_copy scatter slice_scatter select_scatter diagonal_scatter
+    slice_backward select_backward constant_pad_nd masked_select getitem
+""")
 """Values change their place and nothing else; zeros or a number may come in."""
 
-FACTORIES = frozenset(
-    [
-        "zeros",
-        "ones",
-        "full",
-        "arange",
-        "scalar_tensor",
-        "eye",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-    ]
-)
+FACTORIES = _named("""
+    zeros ones full arange scalar_tensor eye zeros_like ones_like full_like new_zeros new_ones new_full
+""")
 """Values that do not depend on any input's."""
 
-CHOICES = frozenset(
-    [
-        "abs",
-        "neg",
-        "relu",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "maximum",
-        "minimum",
-        "amax",
-        "amin",
-        "max",
-        "min",
-        "sign",
-        "sgn",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "isnan",
-        "isinf",
-        "isfinite",
-        "logical_not",
-        "logical_and",
-        "logical_or",
-        "logical_xor",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_not",
-        "bitwise_xor",
-        "argmax",
-        "argmin",
-        "sort",
-        "topk",
-        "argsort",
-        "any",
-        "all",
-        "round",
-        "floor",
-        "ceil",
-        "trunc",
-        "remainder",
-        "fmod",
-        "fill",
-        "copysign",
-        "hardtanh",
-        "threshold",
-        "cummax",
-        "max_pool2d_with_indices",
-        "nonzero",
-        "bucketize",
-    ]
-)
+CHOICES = _named("""
+    abs neg relu clamp clamp_min clamp_max maximum minimum amax amin max min sign sgn eq ne lt le gt ge isnan isinf
+    isfinite logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor argmax
+    argmin sort topk argsort any all round floor ceil trunc remainder fmod fill copysign hardtanh threshold cummax
+    max_pool2d_with_indices nonzero bucketize
+""")
 """Exact, and not linear: which value is taken may depend on a rounding before."""
 
-ARITHMETIC = frozenset(["add", "sub", "mul", "div", "rsub"])
+ARITHMETIC = _named("""
+    add sub mul div rsub
+""")
 """One rounding of each element's result."""
 
-PRODUCTS = frozenset(["mm", "bmm", "mv", "dot", "convolution", "convolution_backward"])
+PRODUCTS = _named("""
+    mm bmm mv dot convolution convolution_backward
+""")
 """Sums of products, whose factors may be cut to fewer digits first."""
 
-SUMS = frozenset(
-    ["sum", "mean", "cumsum", "index_add", "index_put", "scatter_add", "embedding_dense_backward", "index_reduce"]
-)
+SUMS = _named("""
+    sum mean cumsum index_add index_put scatter_add embedding_dense_backward index_reduce
+""")
 """Sums in an order that is not known."""
 
 MOMENTS = frozenset({"var_mean"})
 """Variance and mean, which programs compute in one pass, in two, or by updates."""
 
-FUNCTIONS = frozenset(
-    [
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "pow",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "atan2",
-        "sinh",
-        "cosh",
-        "tanh",
-        "erf",
-        "erfc",
-        "erfinv",
-        "sigmoid",
-        "lgamma",
-        "digamma",
-        "hypot",
-        "prod",
-        "cumprod",
-        "linalg_vector_norm",
-    ]
-)
+FUNCTIONS = _named("""
+    exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal pow sin cos tan asin acos atan atan2 sinh cosh tanh
+    erf erfc erfinv sigmoid lgamma digamma hypot prod cumprod linalg_vector_norm
+""")
 """What a library computes, to a unit or two in the last place."""
 
 ALLOWED = MOVES | FACTORIES | CHOICES | ARITHMETIC | PRODUCTS | SUMS | MOMENTS | FUNCTIONS
 
-IGNORED = frozenset(["detach", "alias", "lift_fresh", "lift", "is_same_size", "lift_fresh_copy"])
+IGNORED = _named("""
+    detach alias lift_fresh lift is_same_size lift_fresh_copy
+""")
 """The same values in the same place."""
 
 

@@ -3,20 +3,16 @@
 import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 
 import nbformat
 import pytest
 
 from labkit.cli import run
-from labkit.cli.execute import remove_left_behind
 from labkit.cli.pages import write_index
 from labkit.session.catalogue import ROOT
 
@@ -108,9 +104,8 @@ def test_a_run_that_did_not_finish_is_a_failure(books, tmp_path, cells, reason):
     assert "no result" in write_index(tmp_path / "runs").read_text()
 
 
-def test_a_run_cut_off_half_way_is_taken_up_again_and_leaves_nothing(books, tmp_path, monkeypatch):
-    flag, out, sockets = tmp_path / "flag", tmp_path / "runs", Path(tempfile.mkdtemp())  # tmp_path is long for a socket
-    monkeypatch.setenv("TMPDIR", str(sockets))
+def test_a_run_cut_off_half_way_is_taken_up_again(books, tmp_path):
+    flag, out = tmp_path / "flag", tmp_path / "runs"
     books("slow", f"import pathlib, time\nif not pathlib.Path({str(flag)!r}).exists(): time.sleep(600)", FINISH)
     process = labkit_run("slow", "--out", out)
     deadline = time.monotonic() + 120
@@ -119,24 +114,9 @@ def test_a_run_cut_off_half_way_is_taken_up_again_and_leaves_nothing(books, tmp_
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert not list(out.glob("slow/*/result.json"))
-    assert len(list(sockets.glob("labkit-*/lock"))) == 1
     flag.touch()
     assert finish(labkit_run("slow", "--out", out))[0] == 0
     assert len(list(out.glob("slow/*/result.json"))) == 1
-    assert not list(sockets.glob("labkit-*"))
-    shutil.rmtree(sockets)
-
-
-def test_only_directories_that_nobody_holds_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for name in ("labkit-held", "labkit-left", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "lock").touch()
-    (tmp_path / "labkit-new").mkdir()
-    with (tmp_path / "labkit-held" / "lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        remove_left_behind()
-    assert {path.name for path in tmp_path.iterdir()} == {"labkit-held", "labkit-new", "other"}
 
 
 def test_two_commands_in_one_folder_make_one_run(books, tmp_path):
