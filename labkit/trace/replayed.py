@@ -200,7 +200,7 @@ class Replayed:
 
         def simulate(seeds: range, hear: Callable[[int, Any], None]) -> None:
             for seed in seeds:
-                rounding = _Loose(Rounding(rules, exact.cut, summed, seed, device, scale), rules, loose, given)
+                rounding = _Loose(Rounding(exact, summed, seed, scale), rules, loose, given)
                 program.run(order, start, (), rule=rounding, seen=seen_by(hear), device=device)
 
         simulate(range(RUNS), lambda i, value: found[i].add(value))
@@ -273,7 +273,7 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     factors = Exact(rules, device)
     program.run(order, {}, (), rule=factors, device=device)
     for seed in range(RUNS):
-        program.run(order, {}, (), rule=Rounding(rules, factors.cut, (), seed, device), seen=seen, device=device)
+        program.run(order, {}, (), rule=Rounding(factors, (), seed), seen=seen, device=device)
     trace = Trace()
     for name, i in golden.steps.items():
         trace.add(name, exact[i], found[i].bound(exact[i], false_alarm) if i in found else None)

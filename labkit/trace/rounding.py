@@ -76,46 +76,96 @@ def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 class Exact:
-    """Runs operations as they are, and sees which factors of products are exact in the promised format already."""
+    """Runs operations as they are, and keeps what the simulated runs need to know of each.
+
+    `cut`: which factors of a product are not exact in the promised format. `spread`: the standard deviation of what a
+    sum errs. `tiny`: operations with results so small that a subnormal unit counts.
+    """
 
     def __init__(self, rules: Mapping[int, Precision], device: torch.device) -> None:
-        self._rules, self._device = rules, device
+        self.rules, self.device = rules, device
         self.cut: dict[int, list[bool]] = {}
+        self.spread: dict[int, Any] = {}
+        self.tiny: set[int] = set()
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
-        precision = self._rules[node.id]
-        if precision.cut and (node.op in PRODUCTS or node.op == "mul"):
+        op, precision = node.op, self.rules[node.id]
+        out = call(node, args, kwargs, self.device)
+        if op in _MOVED:
+            return out
+        if precision.cut and (op in PRODUCTS or op == "mul"):
             real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
             self.cut[node.id] = [a is not None and not representable(a, precision.products) for a in real]
-        return call(node, args, kwargs, self._device)
+        if op in MOMENTS:
+            self.spread[node.id] = _moments(args[0], out[0], out[1], precision.unit)
+        elif (op in PRODUCTS or op in SUMS) and not (op == "index_put" and not (len(args) > 3 and args[3])):
+            squares = call(node, _each(args, torch.square), kwargs, self.device)
+            self.spread[node.id] = _each_two(out, squares, lambda x, q: _spread(node, args, x, q, precision))
+        parts = [x for x in _list(out) if isinstance(x, Tensor) and x.is_floating_point()]
+        if any(bool(((x != 0.0) & (x.abs() < _SUBNORMAL)).any()) for x in parts):
+            self.tiny.add(node.id)
+        return out
+
+
+_MOVED = MOVES | FACTORIES | CHOICES
+_SUBNORMAL = 2.0**-100
+"""Below this a subnormal unit of float32, 2^-149, is more than its round-off of a number."""
+
+
+def _list(x: Any) -> list[Any]:
+    return list(x) if isinstance(x, (tuple, list)) else [x]
+
+
+def _each_two(a: Any, b: Any, run: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """A function of each tensor of a result and its counterpart, in the same form."""
+    if isinstance(a, (tuple, list)):
+        return [_each_two(x, y, run) for x, y in zip(a, b, strict=True)]
+    return run(a, b) if isinstance(a, Tensor) and a.is_floating_point() else a
+
+
+def _unit(node: Node, precision: Precision) -> float:
+    """The round-off of an addition; tensor cores may truncate."""
+    return precision.unit * (2.0 if precision.truncates and node.op in PRODUCTS else 1.0)
+
+
+def _spread(node: Node, args: Any, x: Tensor, squares: Tensor, precision: Precision) -> Tensor:
+    length = _length(node, args, x)
+    count = length if node.op == "mean" else 1
+    variance = variance_of_sum(x * count, squares * count, length, _unit(node, precision)).clamp(min=0.0)
+    return torch.where(x.isfinite(), variance.sqrt() / count, 0.0)
+
+
+def _moments(x: Tensor, variance: Tensor, mean: Tensor, u: float) -> list[Tensor]:
+    """A variance by updates is off by u a term, times its condition, sqrt(1 + mean^2 / variance); a mean as a sum.
+
+    Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The American Statistician 37.
+    """
+    count = max(1, x.numel() // max(1, variance.numel()))
+    squares = count * (variance + mean.square())
+    condition = (1.0 + mean.square() / variance.clamp(min=1e-300)).sqrt()
+    off = torch.where(variance > 0.0, variance * u * math.sqrt(count) * condition, 0.0)
+    return [off, variance_of_sum(mean * count, squares, count, u).clamp(min=0.0).sqrt() / count]
 
 
 class Rounding:
-    """One simulated run. `cut` and `summed` (numbers of products that are written out and then summed) are the part's.
+    """One simulated run of what `exact` has run. `summed` are products that are written out and then summed.
 
     `scale` multiplies every error, for results that are whole numbers and move only where one falls the other way.
     """
 
-    def __init__(
-        self,
-        rules: Mapping[int, Precision],
-        cut: Mapping[int, list[bool]],
-        summed: Collection[int],
-        seed: int,
-        device: torch.device,
-        scale: float = 1.0,
-    ) -> None:
-        self._rules, self._cut, self._summed, self._scale = rules, cut, summed, scale
-        self._device, self._generator = device, torch.Generator(device).manual_seed(seed)
+    def __init__(self, exact: Exact, summed: Collection[int], seed: int, scale: float = 1.0) -> None:
+        self._exact, self._summed, self._scale = exact, summed, scale
+        self._generator = torch.Generator(exact.device).manual_seed(seed)
         self._numbers = random.Random(seed)  # single numbers come from here, so that no GPU is waited for
 
     def jitter(self, x: Tensor, u: float, least: float = 0.0) -> Tensor:
         """Every element off by up to u of itself, and by up to `least`."""
         if not u or not x.is_floating_point():
             return x
-        xi = torch.rand(x.shape, generator=self._generator, dtype=torch.float64, device=x.device) * 2.0 - 1.0
-        return torch.where(x.isfinite(), x + self._scale * (u * x + least) * xi, x)
+        u, least = self._scale * u, self._scale * least
+        moved = x * torch.empty_like(x).uniform_(1.0 - u, 1.0 + u, generator=self._generator)
+        return moved + torch.empty_like(x).uniform_(-least, least, generator=self._generator) if least else moved
 
     def given(self, x: Any, precision: Precision) -> Any:
         """What goes into a part that is not linear: off by a round-off, each element and all of them together."""
@@ -128,68 +178,34 @@ class Rounding:
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation, its result off at random."""
-        op, precision = node.op, self._rules[node.id]
-        if op in MOVES or op in FACTORIES or op in CHOICES:
-            return call(node, args, kwargs, self._device)
-        u = precision.unit
-        if node.id in self._cut and (op in PRODUCTS or node.id in self._summed):
-            args = self._cut_factors(args, self._cut[node.id], precision.cut)
+        op, precision = node.op, self._exact.rules[node.id]
+        if op in _MOVED:
+            return call(node, args, kwargs, self._exact.device)
+        u, cut = precision.unit, self._exact.cut.get(node.id)
+        if cut and (op in PRODUCTS or node.id in self._summed):
+            args = [self._cut(a, precision.cut) if i < len(cut) and cut[i] else a for i, a in enumerate(args)]
         if op in _ARGUMENT:
             args = [self.jitter(args[0], u), *args[1:]]
         if op in ARITHMETIC:  # a number of the program is rounded too
             args = [a * (1.0 + u * self._one()) if isinstance(a, float) else a for a in args]
-        out = call(node, args, kwargs, self._device)
-        if op in MOMENTS:
-            out = self._moments(args[0], out[0], out[1], u)
-        if op in PRODUCTS or op in SUMS:
-            out = self._summed_up(node, args, kwargs, out, precision)
+        out = call(node, args, kwargs, self._exact.device)
+        if node.id in self._exact.spread:
+            length = _length(node, args, next(x for x in _list(out) if isinstance(x, Tensor)))
+            truncates = precision.truncates and op in PRODUCTS
+            drift = worst_case(length, _unit(node, precision)) if truncates else lost_terms(length, u)
+            out = _each_two(out, self._exact.spread[node.id], lambda x, spread: self._summed_up(x, spread, drift))
         ulps = 2.0 * FUNCTION_ULPS if op in FUNCTIONS or op == "div" else 1.0
         kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
-        least = SMALLEST[precision.accumulate]
+        least = SMALLEST[precision.accumulate] if node.id in self._exact.tiny else 0.0
         return _each(out, lambda x: self.jitter(x, max(u * ulps, kept), least))
 
-    def _moments(self, x: Tensor, variance: Tensor, mean: Tensor, u: float) -> list[Tensor]:
-        """A variance by updates is off by u a term, times its condition, sqrt(1 + mean^2 / variance).
-
-        Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The American Statistician 37.
-        """
-        count = max(1, x.numel() // max(1, variance.numel()))
-        squares = count * (variance + mean.square())
-        spread = variance_of_sum(mean * count, squares, count, u).clamp(min=0.0).sqrt() / count
-        condition = (1.0 + mean.square() / variance.clamp(min=1e-300)).sqrt()
-        normal = torch.randn((2, *variance.shape), generator=self._generator, device=x.device, dtype=torch.float64)
-        moved = variance * (1.0 + self._scale * u * math.sqrt(count) * condition * normal[0])
-        return [torch.where(variance > 0.0, moved, variance), mean + self._scale * spread * normal[1]]
-
-    def _cut_factors(self, args: Any, which: list[bool], u: float) -> list[Any]:
+    def _cut(self, a: Tensor, u: float) -> Tensor:
         """Cut to nearest or truncated, nobody says which: up to two units, and of one sign for all if truncated."""
-        changed = []
-        for i, a in enumerate(args):
-            if i < len(which) and which[i]:
-                a = self.jitter(a, u) * (1.0 + u * self._one())
-            changed.append(a)
-        return changed
+        return self.jitter(a, u) * (1.0 + u * self._one())
 
-    def _summed_up(self, node: Node, args: Any, kwargs: dict[str, Any], out: Any, precision: Precision) -> Any:
-        if node.op == "index_put" and not (len(args) > 3 and args[3]):
-            return out
-        squares = call(node, _each(args, torch.square), kwargs, self._device)
-        u = precision.unit * (2.0 if precision.truncates and node.op in PRODUCTS else 1.0)
-
-        def off(x: Tensor, q: Tensor) -> Tensor:
-            length = _length(node, args, x)
-            count = length if node.op == "mean" else 1
-            total, q = x * count, q * count
-            spread = variance_of_sum(total, q, length, u).clamp(min=0.0).sqrt() + SMALLEST[precision.accumulate]
-            noise = torch.randn(x.shape, generator=self._generator, dtype=torch.float64, device=x.device)
-            total = total + self._scale * spread * noise
-            drift = worst_case(length, u) if precision.truncates and node.op in PRODUCTS else lost_terms(length, u)
-            total = total * (1.0 + min(1.0, drift) * self._one())
-            return torch.where(x.isfinite(), total / count, x)
-
-        if isinstance(out, Tensor):
-            return off(out, squares)
-        return [off(x, q) if isinstance(x, Tensor) else x for x, q in zip(out, squares, strict=True)]
+    def _summed_up(self, x: Tensor, spread: Tensor, drift: float) -> Tensor:
+        noise = torch.empty_like(x).normal_(generator=self._generator)
+        return (x + self._scale * spread * noise) * (1.0 + min(1.0, drift) * self._one())
 
 
 def bound(
