@@ -1,4 +1,4 @@
-"""The Triton kernels of :mod:`labkit.compare_gpu`: one pass over the tiles, and the launch that combines its rows."""
+"""The Triton kernels of :mod:`labkit.numerics.gpu`: one pass over the tiles, and the launch that combines its rows."""
 
 from __future__ import annotations
 

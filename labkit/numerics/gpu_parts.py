@@ -1,4 +1,4 @@
-"""What the kernels of :mod:`labkit.compare_kernels` do to one tile: decode, address, and reduce by thread."""
+"""What the kernels of :mod:`labkit.numerics.gpu_kernels` do to one tile: decode, address, and reduce by thread."""
 
 import triton
 import triton.language as tl

@@ -257,10 +257,12 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     program, numbers = golden.program, set(golden.steps.values())
     exact, order = {i: golden.value(i) for i in numbers}, program.cone(numbers, ())
     device = next(iter(exact.values())).device
-    rules = dict.fromkeys(order, precision)
     names = {i: name for name, i in golden.steps.items()}
+    rules: dict[int, Precision] = {}
+    for i, name in sorted(names.items()):
+        rules |= {k: precision.of(name) for k in program.cone([i], numbers) if k not in rules}
     found = {
-        i: Simulated(x, precision.of(names[i]).storage or "float32", precision)
+        i: Simulated(x, rules[i].storage or "float32", rules[i])
         for i, x in exact.items()
         if x.is_floating_point() and program.nodes[i].func != INPUT
     }
@@ -272,8 +274,9 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
 
     factors = Exact(rules, device)
     program.run(order, {}, (), rule=factors, device=device)
+    summed = terms(program, order)
     for seed in range(RUNS):
-        program.run(order, {}, (), rule=Rounding(factors, (), seed), seen=seen, device=device)
+        program.run(order, {}, (), rule=Rounding(factors, summed, seed), seen=seen, device=device)
     trace = Trace()
     for name, i in golden.steps.items():
         trace.add(name, exact[i], found[i].bound(exact[i], false_alarm) if i in found else None)

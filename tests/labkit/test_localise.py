@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from labkit import Bound, Golden, Precision, Trace, bounded, capture, golden, localise, step
+from labkit import Bound, Precision, Trace, bounded, capture, golden, localise, step
 from labkit.errors import UsageError
 
 FLOAT32 = Precision()
@@ -243,6 +243,17 @@ def test_bounds_of_a_whole_program_hold_and_are_not_idle():
         assert 0.01 < float(share) < 1.0
 
 
+def test_bounds_of_a_whole_program_follow_what_each_step_was_promised():
+    x = drawn()
+    narrow = bounded(golden(chain, **x), Precision(steps={"scores": {"products": "tf32"}}))
+    exact = bounded(golden(chain, **x), FLOAT32)
+    grown = {n: float((narrow.step(n).bound.absolute / exact.step(n).bound.absolute).median()) for n in ("scores", "p")}
+    assert grown["scores"] > 100.0
+    assert grown["p"] > 100.0, "what a step before may be off is carried on"
+    first = bounded(golden(chain, **x), Precision(steps={"mixed": {"products": "tf32"}}))
+    assert float((first.step("scores").bound.absolute / exact.step("scores").bound.absolute).max()) == 1.0
+
+
 def test_steps_without_a_program_are_judged_as_a_whole_and_that_is_said():
     x = drawn()
     alone = golden(chain, **x).trace()
@@ -283,7 +294,3 @@ def test_float64_of_any_size_is_compared(size):
     alone = Trace({"y": x * 0.5})
     assert localise({"y": x * 0.5}, alone, promised).first is None
     assert localise({"y": x * 0.51}, alone, promised).first == "y"
-
-
-def test_a_golden_is_a_golden_of_its_own_kind():
-    assert isinstance(golden(chain, **drawn()), Golden)
