@@ -103,7 +103,7 @@ class _Scale:
     """Errors and the golden in units of the noise; where there is none, or no finite golden, nothing is counted."""
 
     def __init__(self, golden: Tensor, noise: Tensor | float) -> None:
-        g = _matrix(golden)
+        g, self._dimensions = _matrix(golden), golden.ndim
         s = _matrix(torch.as_tensor(noise, dtype=torch.float64, device=g.device).expand(golden.shape))
         counted = (s > 0.0) & g.isfinite()
         self._unit = torch.where(counted, 1.0 / s, 0.0)
@@ -111,8 +111,8 @@ class _Scale:
         self.h = torch.where(counted, g * self._unit, 0.0)
 
     def units(self, error: Tensor) -> Tensor:
-        """An error in units of the noise, as a matrix."""
-        e = _matrix(error)
+        """An error in units of the noise, as a matrix; of each run, where runs come first."""
+        e = error.reshape(*error.shape[: error.ndim - self._dimensions], *self._unit.shape)
         return torch.where(e.isfinite(), e, 0.0) * self._unit
 
     def sums(self) -> Iterator[tuple[str, Tensor]]:
@@ -131,11 +131,11 @@ class Null:
         self._sizes: list[tuple[Tensor, Tensor]] = []
 
     def add(self, error: Tensor) -> None:
-        """One simulated error of the whole tensor."""
+        """Simulated errors of the whole tensor, runs first."""
         z = self._scale.units(error)
         totals = (_GROUPS[name](z * weight) for name, weight in self._scale.sums())
-        self._squares = [before + total.square() for before, total in zip(self._squares, totals, strict=True)]
-        self._sizes.append((_size(z, whole=False), _size(z, whole=True)))
+        self._squares = [before + total.square().sum(0) for before, total in zip(self._squares, totals, strict=True)]
+        self._sizes += zip(_size(z, whole=False), _size(z, whole=True), strict=True)
 
     def tests(self, residual: Tensor, chance: float) -> Iterator[Test]:
         """A residual held against what was added; `chance` is the false-alarm rate of a kind of test."""

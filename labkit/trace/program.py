@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,6 +100,10 @@ class Program:
         """The stops from which a target is computed, in order."""
         found = {p for i in self.cone([target], stops) for p in self.nodes[i].parents if p in stops}
         return sorted(found)
+
+    def largest(self, order: Iterable[int]) -> int:
+        """The elements of the largest result of an operation."""
+        return max((math.prod(self.nodes[i].shape) for i in order), default=0)
 
     def run(
         self,

@@ -21,7 +21,7 @@ from labkit.trace.findings import INHERITED, OWN, Finding, absent, reason
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
 from labkit.trace.program import INPUT, Node, Ref
-from labkit.trace.rounding import Exact, Rounding, bound, linear, terms
+from labkit.trace.rounding import Exact, Rounding, bound, linear, simulate, terms
 from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
@@ -176,36 +176,40 @@ class Replayed:
         found: dict[int, Simulated] = {}
         start = {k: v for k, v in given.items() if k not in parts}
 
-        def seen_by(hear: Callable[[int, Any], None]) -> Callable[[int, Any], Any]:
+        def keeping(kept: dict[int, Any]) -> Callable[[int, Any], Any]:
+            """Results of steps are kept, and what was observed is gone on with."""
+
             def seen(i: int, value: Any) -> Any:
                 if i not in parts:
                     return value
-                hear(i, value)
+                kept[i] = value
                 return given[i]
 
             return seen
 
-        def exactly(i: int, value: Any) -> None:
-            found[i] = Simulated(value, self._storage(self._names[i][0]), rules[i])
-
         exact = Exact(rules, device)
+        values: dict[int, Any] = {}
         before = time.perf_counter()
-        program.run(order, start, (), rule=exact, seen=seen_by(exactly), device=device)
+        program.run(order, start, (), rule=exact, seen=keeping(values), device=device)
         seconds = (time.perf_counter() - before) * 2 * (RUNS + 1)
+        for i, value in values.items():
+            found[i] = Simulated(value, self._storage(self._names[i][0]), rules[i])
         if seconds > LONG:
             memory = sum(24 * one.exact.numel() for one in found.values()) / 2**20
             self._say(f"{len(order)} operations are run {2 * RUNS} times: about {seconds:.0f} s and {memory:.0f} MiB")
         loose = {k for part in parts.values() if not linear(program, part) for k in part}
         summed = terms(program, order)
 
-        def simulate(seeds: range, hear: Callable[[int, Any], None]) -> None:
-            for seed in seeds:
-                rounding = _Loose(Rounding(exact, summed, seed, scale), rules, loose, given)
-                program.run(order, start, (), rule=rounding, seen=seen_by(hear), device=device)
+        def run() -> dict[int, Any]:
+            results: dict[int, Any] = {}
+            rounding = _Loose(Rounding(exact, summed, scale), rules, loose, given)
+            program.run(order, start, (), rule=rounding, seen=keeping(results), device=device)
+            return results
 
-        simulate(range(RUNS), lambda i, value: found[i].add(value))
+        largest = program.largest(order)
+        simulate(run, RUNS, 0, largest, device, lambda i, results: found[i].add(results))
         if scale == 1.0:
-            simulate(range(RUNS, 2 * RUNS), lambda i, value: found[i].add_to_null(value))
+            simulate(run, RUNS, 1, largest, device, lambda i, results: found[i].add_to_null(results))
         for i, part in parts.items():
             if i not in loose and found[i].exact.is_floating_point():
                 inputs = {k: given[k] for k in program.before(i, given)}
@@ -267,16 +271,14 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
         if x.is_floating_point() and program.nodes[i].func != INPUT
     }
 
-    def seen(i: int, value: Any) -> Any:
-        if i in found:
-            found[i].add(value)
-        return value
-
     factors = Exact(rules, device)
     program.run(order, {}, (), rule=factors, device=device)
-    summed = terms(program, order)
-    for seed in range(RUNS):
-        program.run(order, {}, (), rule=Rounding(factors, summed, seed), seen=seen, device=device)
+    rounding = Rounding(factors, terms(program, order))
+
+    def run() -> dict[int, Tensor]:
+        return program.run(order, {}, found, rule=rounding, device=device)
+
+    simulate(run, RUNS, 0, program.largest(order), device, lambda i, results: found[i].add(results))
     trace = Trace()
     for name, i in golden.steps.items():
         trace.add(name, exact[i], found[i].bound(exact[i], false_alarm) if i in found else None)
@@ -315,14 +317,14 @@ class Simulated:
         self._null: Null | None = None
 
     def add(self, value: Tensor) -> None:
-        """One simulated result, before it is stored, of RUNS that say how large an element's error is."""
+        """Simulated results, runs first, before they are stored, of RUNS that say how large an element's error is."""
         if self.exact.is_floating_point():
-            self._squares = self._squares + self._error(value).square()
+            self._squares = self._squares + self._error(value).square().sum(0)
         else:
-            self.low, self.high = torch.minimum(self.low, value), torch.maximum(self.high, value)
+            self.low, self.high = torch.minimum(self.low, value.amin(0)), torch.maximum(self.high, value.amax(0))
 
     def add_to_null(self, value: Tensor) -> None:
-        """One more, of RUNS that say what chance gives the tests of structure."""
+        """More of them, of RUNS that say what chance gives the tests of structure."""
         if self.exact.is_floating_point():
             self._null = self._null or Null(self.exact, self._noise())
             self._null.add(self._error(stored(value, self._storage)))

@@ -12,7 +12,6 @@ A part that is linear, with one sum at most, has a bound that needs no runs: Hig
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -148,33 +147,68 @@ def _moments(x: Tensor, variance: Tensor, mean: Tensor, u: float) -> list[Tensor
     return [off, variance_of_sum(mean * count, squares, count, u).clamp(min=0.0).sqrt() / count]
 
 
-class Rounding:
-    """One simulated run of what `exact` has run. `summed` are products that are written out and then summed.
+BATCH = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Elements of an operation's results that are simulated at once: 8 MiB stay in a CPU's cache, 512 MiB fill a GPU."""
 
-    `scale` multiplies every error, for results that are whole numbers and move only where one falls the other way.
+
+def simulate(
+    run: Callable[[], dict[int, Tensor]],
+    runs: int,
+    seed: int,
+    elements: int,
+    device: torch.device,
+    hear: Callable[[int, Tensor], None],
+) -> None:
+    """`run()` `runs` times with random numbers of its own, several at once, and `hear(number, results)`, runs first.
+
+    `elements` is the size of its largest operation. What cannot be run several at once is run one by one.
+    """
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        at_once = max(1, min(runs, BATCH[device.type] // max(1, elements)))
+        for start in range(0, runs, at_once):
+            each = torch.empty(min(at_once, runs - start), device=device)
+            try:
+                found = torch.vmap(lambda _: run(), randomness="different")(each)
+            except RuntimeError:  # a shape that depends on values has no batches
+                singles = [run() for _ in each]
+                found = {i: torch.stack([one[i] for one in singles]) for i in singles[0]}
+            for i, results in found.items():
+                hear(i, results)
+
+
+def _draw(kind: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """Random numbers of the shape of x: 24 bits of them, which is a fraction of a round-off and half the time."""
+    return kind(x, dtype=torch.float32).double()
+
+
+class Rounding:
+    """Runs operations as a simulated run of what `exact` has run; inside :func:`simulate`, which draws.
+
+    `summed` are products that are written out and then summed. `scale` multiplies every error, for results that are
+    whole numbers and move only where one falls the other way.
     """
 
-    def __init__(self, exact: Exact, summed: Collection[int], seed: int, scale: float = 1.0) -> None:
+    def __init__(self, exact: Exact, summed: Collection[int], scale: float = 1.0) -> None:
         self._exact, self._summed, self._scale = exact, summed, scale
-        self._generator = torch.Generator(exact.device).manual_seed(seed)
-        self._numbers = random.Random(seed)  # single numbers come from here, so that no GPU is waited for
 
     def jitter(self, x: Tensor, u: float, least: float = 0.0) -> Tensor:
         """Every element off by up to u of itself, and by up to `least`."""
         if not u or not x.is_floating_point():
             return x
         u, least = self._scale * u, self._scale * least
-        moved = x * torch.empty_like(x).uniform_(1.0 - u, 1.0 + u, generator=self._generator)
-        return moved + torch.empty_like(x).uniform_(-least, least, generator=self._generator) if least else moved
+        moved = x * (_draw(torch.rand_like, x) * (2.0 * u) + (1.0 - u))
+        return moved + (_draw(torch.rand_like, x) - 0.5) * (2.0 * least) if least else moved
 
     def given(self, x: Any, precision: Precision) -> Any:
         """What goes into a part that is not linear: off by a round-off, each element and all of them together."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
-        return self.jitter(x, precision.unit) * (1.0 + precision.unit * self._one())
+        return self.jitter(x, precision.unit) * (1.0 + self._one(precision.unit))
 
-    def _one(self) -> float:
-        return self._scale * self._numbers.uniform(-1.0, 1.0)
+    def _one(self, u: float) -> Tensor:
+        """One number up to u for a whole tensor."""
+        return (torch.rand((), dtype=torch.float64, device=self._exact.device) - 0.5) * (2.0 * u * self._scale)
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation, its result off at random."""
@@ -186,9 +220,10 @@ class Rounding:
             args = [self._cut(a, precision.cut) if i < len(cut) and cut[i] else a for i, a in enumerate(args)]
         if op in _ARGUMENT:
             args = [self.jitter(args[0], u), *args[1:]]
-        if op in ARITHMETIC:  # a number of the program is rounded too
-            args = [a * (1.0 + u * self._one()) if isinstance(a, float) else a for a in args]
         out = call(node, args, kwargs, self._exact.device)
+        number = next((a for a in args if isinstance(a, float)), 0.0) if op in ARITHMETIC else 0.0
+        if number:  # a number of the program is rounded too
+            out = out + self._one(u) * (out if op in ("mul", "div") else number)
         if node.id in self._exact.spread:
             length = _length(node, args, next(x for x in _list(out) if isinstance(x, Tensor)))
             truncates = precision.truncates and op in PRODUCTS
@@ -201,11 +236,10 @@ class Rounding:
 
     def _cut(self, a: Tensor, u: float) -> Tensor:
         """Cut to nearest or truncated, nobody says which: up to two units, and of one sign for all if truncated."""
-        return self.jitter(a, u) * (1.0 + u * self._one())
+        return self.jitter(a, u) * (1.0 + self._one(u))
 
     def _summed_up(self, x: Tensor, spread: Tensor, drift: float) -> Tensor:
-        noise = torch.empty_like(x).normal_(generator=self._generator)
-        return (x + self._scale * spread * noise) * (1.0 + min(1.0, drift) * self._one())
+        return (x + spread * _draw(torch.randn_like, x) * self._scale) * (1.0 + self._one(min(1.0, drift)))
 
 
 def bound(
