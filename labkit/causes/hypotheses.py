@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from labkit.numerics.bounds import Bound
 from labkit.numerics.compare import compare, within
 from labkit.tables import Table, number
@@ -22,6 +24,8 @@ class Fit:
     residual: float
     """Largest |observed - counterfactual| / bound; NaN where one of the two raised."""
     words: str
+    tested: bool = True
+    """False where nothing could have told them apart: no element, no step, or an infinite bound for each."""
 
 
 @dataclass(repr=False)
@@ -34,22 +38,26 @@ class Weighing:
     @property
     def left(self) -> list[str]:
         """The hypotheses that reproduce the observed numbers at every setting."""
-        return [name for name, fits in self.fits.items() if all(fit.ok for fit in fits.values())]
+        return [name for name, fits in self.fits.items() if fits and all(fit.ok for fit in fits.values())]
 
     @property
     def refuted(self) -> dict[str, str]:
         """For each hypothesis that fails, the first setting at which it does."""
-        return {
-            name: next(setting for setting, fit in fits.items() if not fit.ok)
-            for name, fits in self.fits.items()
-            if not all(fit.ok for fit in fits.values())
-        }
+        failed = {name: [s for s, fit in fits.items() if fit.tested and not fit.ok] for name, fits in self.fits.items()}
+        return {name: settings[0] for name, settings in failed.items() if settings}
+
+    @property
+    def untested(self) -> list[str]:
+        """The hypotheses that nothing refuted, and that were not tested at every setting."""
+        return [name for name in self.fits if name not in self.left and name not in self.refuted]
 
     @property
     def cause(self) -> str:
         """The one hypothesis left, or ``undecidable``; with none left, ``none of these``."""
         left = self.left
-        return left[0] if len(left) == 1 else UNDECIDABLE if left else "none of these"
+        if len(left) == 1 and not self.untested:
+            return left[0]
+        return UNDECIDABLE if left or self.untested else "none of these"
 
     @property
     def rivals(self) -> int:
@@ -128,6 +136,8 @@ def _fit(observed: Any, expected: Any, thorough: bool) -> Fit:
         pairs = [(observed[step.name], step.value, step.bound) for step in expected]
     else:
         pairs = [(observed, *_value_and_bound(expected))]
+    if not any(_tests(bound) for _, value, bound in pairs if torch.as_tensor(value).numel()):
+        return Fit(False, float("nan"), "not tested", tested=False)
     if not thorough:
         ok = all(within(*pair) for pair in pairs)
         return Fit(ok, float("nan"), "fits" if ok else "beyond the bound")
@@ -135,6 +145,11 @@ def _fit(observed: Any, expected: Any, thorough: bool) -> Fit:
     residual = max(comparison.bound_used for comparison in found)
     ok = all(comparison.ok for comparison in found)
     return Fit(ok, residual, f"{'fits' if ok else 'REFUTED'}: {number(residual)} of bound")
+
+
+def _tests(bound: Bound | None) -> bool:
+    """Whether a bound could tell anything apart."""
+    return bound is None or bool(torch.isfinite(torch.as_tensor(bound.absolute)).any())
 
 
 def _value_and_bound(expected: Any) -> tuple[Any, Bound | None]:

@@ -237,8 +237,8 @@ def table(runs: Sequence[Run]) -> Table:
     rows = []
     for one in runs:
         verdict = (one.result or {}).get("verdict", {})
-        given = [claim["verdict"] for claim in (one.result or {}).get("claims", {}).values()]
+        given = [claim["verdict"] for claim in (one.result or {}).get("claims", {}).values() if claim["kind"] != "ours"]
         counts = ", ".join(f"{given.count(word)} {word}" for word in dict.fromkeys(given))
         seconds = f"{one.seconds:.0f} s"
-        rows.append((one.book.name, one.status, verdict.get("cause", ""), counts, one.device, seconds))
+        rows.append((one.book.name, one.status, verdict.get("cause") or "", counts, one.device, seconds))
     return Table(("notebook", "status", "cause", "claims", "device", "time"), rows, wrap=40)

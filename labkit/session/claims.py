@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,30 @@ from labkit.session.record import Record
 from labkit.tables import Table, number
 
 VERDICTS = ("confirmed", "refuted", "undecidable", "untestable")
+KINDS = ("asserted", "implied", "ours")
+"""What a report says, what follows from what it does, and what this workbook asks beyond it."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that a report asserts or implies, and the figure that it gives, if any."""
+    """Something that a report says, or that this workbook asks; `where` is its place, `settles` the experiment."""
 
     id: str
+    kind: str
+    where: str
     says: str
+    settles: str
     reported: Any = None
 
 
 @dataclass(frozen=True)
 class Settled:
-    """A claim's verdict. `source` says where its evidence was made, when that was not in this run."""
+    """A claim's verdict. `given` is what it rests on and was not tested; `source` the other run that it is from."""
 
     verdict: str
     measured: Any
     because: str
+    given: str = ""
     source: str = ""
 
 
@@ -42,30 +49,35 @@ class Ledger:
     settled: dict[str, Settled] = field(default_factory=dict)
 
     def settle(
-        self, claim_id: str, verdict: str | bool, *, measured: Any = None, because: str, source: str = ""
+        self, claim_id: str, truth: str | bool, *, because: Mapping[str, str], measured: Any = None, given: str = ""
     ) -> None:
-        """Give a claim its verdict; a truth value means confirmed or refuted. A second verdict replaces the first.
+        """Give a claim its verdict: a truth value, for confirmed or refuted, or a verdict's word.
 
-        Raises UsageError for a claim that the file does not have, a word that is no verdict, or an empty reason.
+        `because` has a reason for each verdict that can come out, so that none is told under another's. `given` names
+        what the verdict rests on without a test of its own. A second verdict replaces the first. Raises UsageError for
+        a claim that the file does not have, a word that is no verdict, and a verdict without a reason of its own.
         """
         if claim_id not in self.claims:
             raise UsageError(f"claim {claim_id!r}: {self.name} has none of that id; it has {', '.join(self.claims)}")
-        if isinstance(verdict, bool):
-            verdict = "confirmed" if verdict else "refuted"
-        if verdict not in VERDICTS:
-            raise UsageError(f"claim {claim_id}: {verdict!r} is no verdict; wanted one of {', '.join(VERDICTS)}")
-        if not because.strip():
-            raise UsageError(f"claim {claim_id}: because is empty; wanted the reason for {verdict}")
-        self.settled[claim_id] = Settled(verdict, plain(measured), because, source)
+        verdict = ("confirmed" if truth else "refuted") if isinstance(truth, bool) else str(truth)
+        words = {verdict, *because} | ({"confirmed", "refuted"} if isinstance(truth, bool) else set())
+        if wrong := words - set(VERDICTS):
+            raise UsageError(f"claim {claim_id}: {wrong.pop()!r} is no verdict; wanted one of {', '.join(VERDICTS)}")
+        if silent := [word for word in VERDICTS if word in words and not because.get(word, "").strip()]:
+            raise UsageError(f"claim {claim_id}: because has no reason for {silent[0]}; wanted one for each outcome")
+        if len({reason.strip() for reason in because.values()}) < len(because):
+            raise UsageError(f"claim {claim_id}: because has one reason for two verdicts; wanted one for each outcome")
+        self.settled[claim_id] = Settled(verdict, plain(measured), because[verdict], given)
 
     def settle_from(self, claim_id: str, record: Record | None, needs: str) -> None:
         """Take a claim's verdict from a run recorded elsewhere; `needs` says what this machine lacks for it."""
         if record is None:
-            self.settle(claim_id, "untestable", because=f"it needs {needs}, and no run on one is on record")
+            lacking = f"it needs {needs}, and no run on one is on record"
+            self.settle(claim_id, "untestable", because={"untestable": lacking})
             return
         found = record.claim(claim_id)
-        self.settle(
-            claim_id, found["verdict"], measured=found["measured"], because=found["because"], source=record.where
+        self.settled[claim_id] = Settled(
+            found["verdict"], found["measured"], found["because"], found.get("given", ""), record.where
         )
 
     @property
@@ -74,48 +86,58 @@ class Ledger:
         return [claim_id for claim_id in self.claims if claim_id not in self.settled]
 
     def counts(self) -> dict[str, int]:
-        """How many claims have each verdict."""
-        given = [settled.verdict for settled in self.settled.values()]
+        """How many of the report's own claims have each verdict; those of kind ``ours`` are not counted."""
+        given = [settled.verdict for claim, settled in self.settled.items() if self.claims[claim].kind != "ours"]
         return {verdict: given.count(verdict) for verdict in VERDICTS}
 
     def verdicts(self) -> Table:
         """Claim and verdict alone: words that do not depend on where the notebook ran."""
-        rows = [(c.id, self.settled[c.id].verdict if c.id in self.settled else "OPEN") for c in self.claims.values()]
-        return Table(("claim", "verdict"), rows)
+        rows = [(c.id, c.kind, self.settled[c.id].verdict if c.id in self.settled else "OPEN") for c in self._sorted()]
+        return Table(("claim", "kind", "verdict"), rows)
 
-    def table(self) -> Table:
-        """Every claim with its verdict, the figures reported and measured, and the reason."""
+    def table(self, *kinds: str) -> Table:
+        """The claims of some kinds, all unless said, with verdict, figures reported and measured, and the reason."""
         rows = []
-        for claim in self.claims.values():
+        for claim in self._sorted(*kinds):
             settled = self.settled.get(claim.id, Settled("OPEN", None, ""))
-            because = settled.because + (f" [{settled.source}]" if settled.source else "")
-            measured = number(settled.measured)
-            rows.append((claim.id, claim.says, settled.verdict, number(claim.reported), measured, because))
+            because = settled.because + (f" Given: {settled.given}." if settled.given else "")
+            because += f" [{settled.source}]" if settled.source else ""
+            figures = number(claim.reported), number(settled.measured)
+            says = f"{claim.says} ({claim.kind}; {claim.where})"
+            rows.append((claim.id, says, settled.verdict, *figures, because))
         return Table(("claim", "says", "verdict", "reported", "measured", "because"), rows, wrap=44)
 
+    def _sorted(self, *kinds: str) -> list[Claim]:
+        """What the report says before what this workbook asks."""
+        return [c for c in sorted(self.claims.values(), key=lambda c: c.kind == "ours") if c.kind in (kinds or KINDS)]
+
     def as_json(self) -> dict[str, dict[str, Any]]:
-        """The claims of result.json. Raises UsageError while a claim is open."""
+        """The claims of result.json: kind, where, reported, and verdict, measured, because, given, source of each.
+
+        Raises UsageError while a claim is open.
+        """
         if self.open:
             raise UsageError(f"ledger of {self.name}: no verdict yet for {', '.join(self.open)}")
         return {
-            claim.id: {
-                "verdict": self.settled[claim.id].verdict,
-                "measured": self.settled[claim.id].measured,
-                "reported": claim.reported,
-                "because": self.settled[claim.id].because,
-                "source": self.settled[claim.id].source,
-            }
+            claim.id: {"kind": claim.kind, "where": claim.where, "reported": claim.reported}
+            | asdict(self.settled[claim.id])
             for claim in self.claims.values()
         }
+
+    def _tables(self) -> list[Table]:
+        """The report's claims, and in a table of their own the questions of this workbook."""
+        titled = {"What the report says": ("asserted", "implied"), "What this workbook asks beyond it": ("ours",)}
+        tables = [(title, self.table(*kinds)) for title, kinds in titled.items()]
+        return [replace(table, title=title) for title, table in tables if table.rows]
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
+        return "".join(table._repr_html_() for table in self._tables())
 
     def __str__(self) -> str:
-        return str(self.table())
+        return "\n\n".join(map(str, self._tables()))
 
 
 def claims_file(name: str) -> Path:
@@ -124,20 +146,29 @@ def claims_file(name: str) -> Path:
 
 
 def claims(name: str) -> Ledger:
-    """Read data/claims/`name`.yaml. Raises UsageError if it is missing or a claim lacks its id or its text."""
+    """Read data/claims/`name`.yaml. Raises UsageError if it is missing, or an entry is not as it should be."""
     import yaml
 
     path = claims_file(name)
     if not path.exists():
         raise UsageError(f"claims: {path.relative_to(ROOT)} is not there; wanted the claims of {name!r}")
-    entries = yaml.safe_load(path.read_text(encoding="utf-8"))["claims"]
     found: dict[str, Claim] = {}
-    for entry in entries:
-        if not (isinstance(entry, dict) and entry.get("id") and entry.get("says")):
-            raise UsageError(f"claims: {path.relative_to(ROOT)} has an entry without id or says: {entry!r}")
-        if entry["id"] in found:
-            raise UsageError(f"claims: {path.relative_to(ROOT)} has {entry['id']!r} twice")
-        found[entry["id"]] = Claim(entry["id"], entry["says"], entry.get("reported"))
+    for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["claims"]:
+        try:
+            claim = Claim(**{key: " ".join(v.split()) if isinstance(v, str) else v for key, v in entry.items()})
+        except (TypeError, AttributeError):
+            claim = None
+        if (
+            claim is None
+            or claim.kind not in KINDS
+            or claim.id in found
+            or not all((claim.id, claim.says, claim.settles))
+        ):
+            raise UsageError(
+                f"claims: {path.relative_to(ROOT)} has an entry {str(entry)[:80]}; wanted id (each once), "
+                f"kind ({', '.join(KINDS)}), where, says, settles, and reported where there is a figure"
+            )
+        found[claim.id] = claim
     return Ledger(name, found)
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,11 +15,11 @@ from labkit.session import catalogue, device, record
 from labkit.session.claims import Ledger, claims_file, plain
 from labkit.session.parameters import resolve
 
+if TYPE_CHECKING:
+    from labkit.causes.hypotheses import Weighing
+
 RUN_DIRECTORY = "LABKIT_RUN_DIR"
 """The environment variable by which `labkit run` says where result.json goes."""
-
-
-VERDICT_KEYS = ("cause", "first_divergence", "explains", "refuted")
 
 
 class Lab:
@@ -50,15 +50,19 @@ class Lab:
         return f"run on {self.device.name}" if self.device.is_cuda else f"run on the CPU ({self.device.name})"
 
     def finish(
-        self, *, verdict: dict[str, Any], ledger: Ledger | None = None, metrics: dict[str, Any] | None = None
+        self,
+        *,
+        verdict: Weighing | None,
+        first_divergence: str | None = None,
+        ledger: Ledger | None = None,
+        metrics: dict[str, Any] | None = None,
     ) -> None:
         """Write result.json as the notebook's last act.
 
-        `verdict` has `cause`, `first_divergence`, `explains` and `refuted`; `ledger` is that of the notebook's own
-        claims file, where there is one, every claim settled. Raises UsageError otherwise, and nothing is written.
+        `verdict` is what :func:`labkit.weigh` found: its cause, what is left and what is refuted; None where nothing
+        was weighed. `ledger` is that of the notebook's own claims file, where there is one, every claim settled.
+        Raises UsageError otherwise, and nothing is written.
         """
-        if set(verdict) != set(VERDICT_KEYS):
-            raise UsageError(f"verdict: has {', '.join(verdict) or 'nothing'}; wanted {', '.join(VERDICT_KEYS)}")
         if claims_file(self.name).exists() and (ledger is None or ledger.name != self.name):
             raise UsageError(f"ledger: {ledger and ledger.name!r} is not right; wanted labkit.claims({self.name!r})")
         facts = device.facts(self.device)
@@ -70,13 +74,18 @@ class Lab:
             "seconds": round(time.perf_counter() - self._started, 2),
             "parameters": self.parameters,
             "device": {"kind": facts["kind"], "name": facts["name"]},
-            "verdict": plain(verdict),
+            "verdict": {
+                "cause": verdict.cause if verdict else None,
+                "first_divergence": first_divergence,
+                "explains": verdict.left if verdict else [],
+                "refuted": list(verdict.refuted) if verdict else [],
+            },
             "claims": ledger.as_json() if ledger else {},
             "metrics": plain(metrics or {}),
             "provenance": record.provenance(self._sources, facts, self.seed),
         }
         record.write_json(self.directory / "result.json", result)
-        print(f"result.json written: {len(result['claims'])} claims, verdict {verdict['cause']!r}")
+        print(f"result.json written: {len(result['claims'])} claims, cause {result['verdict']['cause']!r}")
 
 
 def start(name: str, /, **parameters: Any) -> Lab:

@@ -10,40 +10,81 @@ from labkit.session.record import Record
 
 @pytest.fixture
 def ledger():
-    return Ledger("demo", {"a": Claim("a", "it is so", 1.5), "b": Claim("b", "it is not")})
+    asserted, ours = (
+        Claim("a", "asserted", "title", "it is so", "try it", 1.5),
+        Claim("b", "ours", "", "it is not", "try"),
+    )
+    return Ledger("demo", {"a": asserted, "b": ours})
+
+
+WHY = {"confirmed": "measured", "refuted": "measured otherwise"}
 
 
 def test_a_claim_gets_one_verdict_with_its_reason(ledger):
-    ledger.settle("a", True, measured=np.float64(1.4), because="measured")
-    ledger.settle("b", "undecidable", because="two causes fit")
+    ledger.settle("a", True, measured=np.float64(1.4), because=WHY, given="the author's repository")
+    ledger.settle("b", "undecidable", because={"undecidable": "two causes fit"})
     assert ledger.as_json()["a"] == {
-        "verdict": "confirmed", "measured": 1.4, "reported": 1.5, "because": "measured", "source": "",
+        "kind": "asserted", "where": "title", "verdict": "confirmed", "measured": 1.4, "reported": 1.5,
+        "because": "measured", "given": "the author's repository", "source": "",
     }  # fmt: skip
-    assert ledger.counts() == {"confirmed": 1, "refuted": 0, "undecidable": 1, "untestable": 0}
+    assert "Given: the author's repository." in str(ledger)
+
+
+def test_the_reason_follows_the_outcome(ledger):
+    ledger.settle("a", False, because=WHY)
+    assert ledger.settled["a"].because == "measured otherwise"
+
+
+def test_questions_of_this_workbook_are_not_counted_as_the_reports(ledger):
+    ledger.settle("a", True, because=WHY)
+    ledger.settle("b", True, because=WHY)
+    assert ledger.counts() == {"confirmed": 1, "refuted": 0, "undecidable": 0, "untestable": 0}
+    report, ours = str(ledger).split("\n\n")
+    assert report.startswith("What the report says")
+    assert "it is not" not in report
+    assert ours.startswith("What this workbook asks beyond it")
+    assert "it is so" not in ours
 
 
 def test_an_open_claim_stops_the_ledger(ledger):
-    ledger.settle("a", False, because="no")
+    ledger.settle("a", False, because=WHY)
     assert ledger.open == ["b"]
     with pytest.raises(UsageError, match="no verdict yet for b"):
         ledger.as_json()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("claim", "truth", "because", "message"),
     [
-        (("c", "refuted"), "'c': demo has none of that id; it has a, b"),
-        (("a", "maybe"), "'maybe' is no verdict"),
+        ("c", "refuted", WHY, "'c': demo has none of that id; it has a, b"),
+        ("a", "maybe", WHY, "'maybe' is no verdict"),
+        ("a", True, WHY | {"maybe": "x"}, "'maybe' is no verdict"),
+        ("a", "refuted", {"refuted": " "}, "no reason for refuted"),
+        ("a", True, {"confirmed": "only one outcome is thought of"}, "no reason for refuted"),
+        ("a", "undecidable", WHY, "no reason for undecidable"),
+        ("a", True, {"confirmed": "the same", "refuted": "the same "}, "one reason for two verdicts"),
     ],
 )
-def test_an_unknown_claim_or_verdict_is_refused(ledger, arguments, message):
+def test_what_is_no_claim_verdict_or_reason_is_refused(ledger, claim, truth, because, message):
     with pytest.raises(UsageError, match=message):
-        ledger.settle(*arguments, because="x")
+        ledger.settle(claim, truth, because=because)
 
 
-def test_a_verdict_needs_a_reason(ledger):
-    with pytest.raises(UsageError, match="because is empty"):
-        ledger.settle("a", "refuted", because=" ")
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "- a",
+        "- {id: a}",
+        "- {id: a, kind: told, where: x, says: y, settles: z}",
+        "- {id: a, kind: ours, where: x, says: y}",
+    ],
+)
+def test_an_entry_that_is_not_as_it_should_be_is_named(tmp_path, monkeypatch, entry):
+    (tmp_path / "data" / "claims").mkdir(parents=True)
+    (tmp_path / "data" / "claims" / "demo.yaml").write_text(f"claims:\n  {entry}\n")
+    monkeypatch.setattr("labkit.session.claims.ROOT", tmp_path)
+    with pytest.raises(UsageError, match=r"demo\.yaml has an entry .*wanted id"):
+        labkit.claims("demo")
 
 
 def test_a_recorded_verdict_says_where_it_was_made(ledger, monkeypatch):

@@ -28,6 +28,16 @@ def test_with_no_hypothesis_left_it_says_so():
     assert weigh(lambda x: x, {"zero": rule(lambda x: 0 * x)}, SETTINGS).cause == "none of these"
 
 
+@pytest.mark.parametrize("thorough", [True, False])
+def test_what_could_not_fail_is_not_tested(thorough):
+    unbounded = {"x": rule(lambda x: x), "anything": lambda x: (7 * x, Bound(float("inf"), "none"))}
+    found = weigh(lambda x: x, unbounded, SETTINGS, thorough=thorough)
+    assert (found.left, found.untested, found.cause) == (["x"], ["anything"], "undecidable")
+    assert "not tested" in str(found)
+    empty = weigh(lambda x: x[:0], {"x": rule(lambda x: x[:0])}, SETTINGS, thorough=thorough)
+    assert (empty.left, empty.cause) == ([], "undecidable")
+
+
 def test_every_step_of_a_trace_has_to_fit():
     def trace(x, second):
         found = Trace()
