@@ -34,6 +34,12 @@ def _tail(value: Tensor, to: float) -> Tensor:
     return flat.reshape(value.shape)
 
 
+def _tile(value: Tensor) -> Tensor:
+    rows = value.clone().reshape(-1, value.shape[-1])
+    rows[:64] *= 1.01
+    return rows.reshape(value.shape)
+
+
 def _quarter(value: Tensor, s: dict[str, Tensor]) -> Tensor:
     part = max(1, s["q"].shape[-1] // 4)
     return s["q"][..., :part] @ s["kt"][..., :part, :]
@@ -91,6 +97,9 @@ FAULTS = (
     Fault("one Inf", "layernorm", "weighted", lambda x, s: _set(x, (3, 2), float("inf"))),
     Fault("weight added, not multiplied", "layernorm", "weighted", lambda x, s: s["normal"] + s["weight"]),
     Fault("one element off by 1e-3", "layernorm", "shifted", lambda x, s: _set(x, (2, 4), x[2, 4] + 1e-3)),
+    Fault("one column scaled", "layernorm", "weighted", lambda x, s: _set(x, (..., 7), 1.01 * x[..., 7])),
+    Fault("a constant added", "attention", "qk", lambda x, s: x + 0.01),
+    Fault("one tile of 64 rows scaled", "attention", "pv", lambda x, s: _tile(x)),
     Fault("labels shifted by one", "cross_entropy", "loss", lambda x, s: _shifted_loss(s)),
     Fault("sum for mean", "cross_entropy", "dlogits", lambda x, s: x * len(x)),
     Fault("one-hot term missing", "cross_entropy", "dlogits", lambda x, s: torch.softmax(s["logits"], -1) / len(x)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.compare.bench import ALLOWED, assert_close, read
+from kernels.compare.bench import ALLOWED, assert_close, kernels_alone, read
 from kernels.compare.judges import cosine, relative_metric
 from labkit.bench import cuda_times, extra_memory
 from labkit.numerics.compare import compare
@@ -49,9 +49,10 @@ def fixed_tolerances(rng: np.random.Generator) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Speed:
-    """Microseconds of a whole call, and GiB beside the pair."""
+    """Microseconds of a whole call, of our kernels alone, and GiB beside the pair."""
 
     ours: float
+    kernels: float
     assert_close: float
     read: float
     ours_memory: float
@@ -65,10 +66,13 @@ def speed(device: Device) -> Speed:
     observed = golden * (1.0 + 1e-7)
     run = {
         "ours": lambda: compare(observed, golden, ALLOWED),
+        "kernels": lambda: kernels_alone(observed, golden),
         "assert_close": lambda: assert_close(observed, golden),
         "read": lambda: read(observed, golden),
     }
     times = {name: cuda_times(one)[0] for name, one in run.items()}
     run["assert_close"] = lambda: torch.testing.assert_close(observed, golden)
     memory = {name: extra_memory(run[name], device) / 1024 for name in ("ours", "assert_close")}
-    return Speed(times["ours"], times["assert_close"], times["read"], memory["ours"], memory["assert_close"])
+    return Speed(
+        times["ours"], times["kernels"], times["assert_close"], times["read"], memory["ours"], memory["assert_close"]
+    )

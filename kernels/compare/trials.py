@@ -1,37 +1,126 @@
-"""Every fault and every clean difference at every size, before every judge."""
+"""Every fault, whole and at graded strengths, and every clean difference, at every size before every judge.
+
+A strength says how large a fault is beside the noise that rounding makes. An observer who knows the fault's shape and
+tests for it alone adds up d = |change / sigma|, the norm over all elements of the change in units of each element's
+noise, and sees the fault in half of all cases, at one false alarm in a thousand, where d is SMALLEST. A fault of
+strength m has d = m SMALLEST. Nobody sees every fault of strength 1, since its shape is not known beforehand.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import torch
 
 from kernels.compare.clean import CLEAN, FP32, Difference
 from kernels.compare.faulty import FAULTS, Fault
-from kernels.compare.judges import JUDGES
-from kernels.compare.systems import Size, Tensor, golden, inputs, run
-from labkit import Precision, Table, Trace
+from kernels.compare.judges import OURS, SCORES, graded, verdict
+from kernels.compare.systems import SYSTEMS, Size, Tensor, golden, inputs, run
+from labkit import Golden, Precision, Table, Trace
+from labkit.trace.localise import few_threads
+
+SMALLEST = NormalDist().inv_cdf(1.0 - 1e-3 / 2.0)
+"""3.29: what d has to be for a test of one known shape, two-sided, at a false-alarm rate of 1e-3."""
+
+STRENGTHS = (0.5, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One case, and the first wrong step that each judge names (None: nothing wrong)."""
+    """One case: ours name the first wrong step, the others give each step a number.
+
+    `truth` is the step of the fault, None for a clean difference; `strength` that of a graded fault, None for a whole
+    one; `shape` says whether it changes a few elements or many.
+    """
 
     kind: str
     system: str
     size: Size
     truth: str | None
+    strength: float | None
+    shape: str
     said: dict[str, str | None]
+    numbers: dict[str, dict[str, float]]
+
+    def first(self, judge: str, threshold: float | None = None) -> str | None:
+        """The first step that a judge calls wrong; `threshold` in place of the one in use."""
+        if judge in self.said:
+            return self.said[judge]
+        return verdict(self.numbers[judge], SCORES[judge][1] if threshold is None else threshold)
+
+
+JUDGES = (*OURS, *SCORES)
 
 
 def observed_fault(fault: Fault, x: dict[str, Tensor]) -> Trace:
-    """The system in float32 with the fault planted."""
+    """The system in float32 with the fault planted, whole."""
 
     def at(name: str, value: Tensor, steps: dict[str, Tensor]) -> Tensor:
         return fault.change(value, steps) if name == fault.step else value
 
     return run(fault.system, x, at)
+
+
+def noise(system: str, step: str, x: dict[str, Tensor]) -> Tensor:
+    """The standard deviation of the error that a float32 step adds by itself to each element, from what it does here.
+
+    That of storing the element, ulp / sqrt(12); and what the step's measured error has beyond that, alike for all.
+    """
+    observed = run(system, x)
+    exact: dict[str, Tensor] = {}
+
+    def at(name: str, value: Tensor, steps: dict[str, Tensor]) -> Tensor:
+        exact[name] = value
+        return observed[name].double()
+
+    SYSTEMS[system](at, **{name: v.double() if v.is_floating_point() else v for name, v in x.items()})
+    value = torch.where(exact[step].isfinite(), exact[step], 0.0)
+    error = torch.where(exact[step].isfinite(), observed[step].double() - exact[step], 0.0)
+    stored = torch.ldexp(torch.ones_like(value), value.frexp().exponent - 24).square() / 12.0
+    return (stored + (error.square() - stored).mean().clamp(min=0.0)).sqrt()
+
+
+def observed_graded(fault: Fault, x: dict[str, Tensor], strength: float) -> tuple[Trace, str] | None:
+    """The same with its change scaled to a strength, and the change's shape in words.
+
+    The change is added before the result is rounded, at random to one of its two neighbours, so that what is less than
+    a unit in the last place is there on average. None for a fault that has no strength: one that is not finite, or that
+    is smaller as a whole.
+    """
+    sigma = noise(fault.system, fault.step, x)
+    shape: list[str] = []
+
+    def at(name: str, value: Tensor, steps: dict[str, Tensor]) -> Tensor:
+        if name != fault.step:
+            return value
+        right = value.double()
+        change = torch.where(right.isfinite(), fault.change(value, steps).double() - right, 0.0)
+        units = change / sigma
+        size = float(units.norm())
+        if not strength * SMALLEST < size < float("inf"):
+            return value
+        count = float(1.0 / (units / size).pow(4).sum())  # as many equal changes would spread as far
+        shape.append(next(words for words, most in SHAPES.items() if count <= most * change.numel()))
+        return _rounded(right + change * (strength * SMALLEST / size))
+
+    trace = run(fault.system, x, at)
+    return (trace, shape[0]) if shape else None
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """float64 to float32, up or down with the probability that keeps the mean."""
+    near = x.float()
+    rest = x - near
+    other = torch.nextafter(near, torch.where(rest > 0.0, torch.inf, -torch.inf).float())
+    step = (other - near).double()
+    taken = torch.rand(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x.device)
+    return torch.where(taken * step.abs() < rest.abs(), other, near)
+
+
+SHAPES = {"in few elements (up to 1 in 100)": 0.01, "in a part (up to 1 in 10)": 0.1, "nearly everywhere": 1.0}
+"""How much of a step a fault changes, at most, as a share of its elements."""
 
 
 def observed_clean(way: Difference, x: dict[str, Tensor]) -> Trace:
@@ -43,19 +132,30 @@ def observed_clean(way: Difference, x: dict[str, Tensor]) -> Trace:
     return run(way.system, x, at)
 
 
-def trials(sizes: Sequence[Size], seeds: Sequence[int], device: str) -> Iterator[Trial]:
-    """Every fault, then every clean difference, at each size and seed; kernels run on `device`."""
+def trials(
+    sizes: Sequence[Size], seeds: Sequence[int], device: str, strengths: Sequence[float] = STRENGTHS
+) -> Iterator[Trial]:
+    """Every whole fault and every clean difference at each size and seed; graded faults at the first size."""
     for size in sizes:
         for seed in seeds:
             for fault in FAULTS:
-                x = _drawn(fault.system, size, seed, device)
-                yield _trial(fault.name, fault.system, size, fault.step, observed_fault(fault, x), x, FP32)
+                x = drawn(fault.system, size, seed, device)
+                reference = golden(fault.system, x)
+                cases = [(None, observed_fault(fault, x), "")]
+                for strength in strengths if size == sizes[0] else ():
+                    planted = observed_graded(fault, x, strength)
+                    cases += [(strength, *planted)] if planted else []
+                for strength, observed, shape in cases:
+                    said = _said(observed, reference, FP32)
+                    yield Trial(fault.name, fault.system, size, fault.step, strength, shape, *said)
             for way in CLEAN:
-                x = _drawn(way.system, size, seed, device, way)
-                yield _trial(way.name, way.system, size, None, observed_clean(way, x), x, way.promised)
+                x = drawn(way.system, size, seed, device, way)
+                said = _said(observed_clean(way, x), golden(way.system, x), way.promised)
+                yield Trial(way.name, way.system, size, None, None, "", *said)
 
 
-def _drawn(system: str, size: Size, seed: int, device: str, way: Difference | None = None) -> dict[str, Tensor]:
+def drawn(system: str, size: Size, seed: int, device: str, way: Difference | None = None) -> dict[str, Tensor]:
+    """Inputs of a system, scaled and moved as a clean difference has it."""
     generator = torch.Generator().manual_seed(seed)
     x = inputs(system, size, generator, way.dtype if way else torch.float32)
     if way:
@@ -63,17 +163,17 @@ def _drawn(system: str, size: Size, seed: int, device: str, way: Difference | No
     return {name: v.to(device) for name, v in x.items()}
 
 
-def _trial(
-    kind: str, system: str, size: Size, truth: str | None, observed: Trace, x: dict[str, Tensor], promised: Precision
-) -> Trial:
-    reference = golden(system, x)
-    said = {name: judge(observed, reference, promised) for name, judge in JUDGES.items()}
-    return Trial(kind, system, size, truth, said)
+def _said(
+    observed: Trace, reference: Golden, promised: Precision
+) -> tuple[dict[str, str | None], dict[str, dict[str, float]]]:
+    with few_threads(0):  # whatever the machine: the steps are small
+        ours = {name: judge(observed, reference, promised) for name, judge in OURS.items()}
+        return ours, graded(observed, reference, promised)
 
 
 @dataclass(frozen=True)
 class Score:
-    """How a judge did: of the faults found, of those at the right step, of the clean ones called wrong."""
+    """How a judge did: of faults found, of those at the right step, of clean cases called wrong."""
 
     found: int
     right_step: int
@@ -82,56 +182,55 @@ class Score:
     clean: int
 
 
-def scores(done: Sequence[Trial]) -> dict[str, Score]:
-    """A score a judge."""
-    faults = [t for t in done if t.truth is not None]
-    clean = [t for t in done if t.truth is None]
-    return {
-        name: Score(
-            sum(t.said[name] is not None for t in faults),
-            sum(t.said[name] == t.truth for t in faults),
-            len(faults),
-            sum(t.said[name] is not None for t in clean),
-            len(clean),
-        )
-        for name in JUDGES
+def score(done: Sequence[Trial], judge: str, threshold: float | None = None) -> Score:
+    """The score of one judge, at the threshold in use unless another is given."""
+    faults = [(t.first(judge, threshold), t.truth) for t in done if t.truth is not None]
+    clean = [t.first(judge, threshold) for t in done if t.truth is None]
+    found, right = (sum(map(rule, faults)) for rule in (lambda f: f[0] is not None, lambda f: f[0] == f[1]))
+    return Score(found, right, len(faults), sum(said is not None for said in clean), len(clean))
+
+
+def score_table(done: Sequence[Trial]) -> Table:
+    """A row a judge, at the tolerance in use: whole faults, graded ones, clean differences."""
+    parts = {
+        "whole faults, at their step": [t for t in done if t.truth and t.strength is None],
+        "graded faults, at their step": [t for t in done if t.strength is not None],
     }
+    rows = []
+    for judge in JUDGES:
+        found = [score(part, judge) for part in parts.values()]
+        clean = score(done, judge)
+        shares = [f"{one.right_step} of {one.faults}" for one in found]
+        rows.append((judge, *shares, f"{clean.false_alarms} of {clean.clean}"))
+    return Table(("judge", *parts, "clean called wrong"), rows)
 
 
-def score_table(found: dict[str, Score]) -> Table:
-    """A row a judge."""
-    rows = [
-        (name, f"{s.found / s.faults:.0%}", f"{s.right_step / s.faults:.0%}", f"{s.false_alarms / s.clean:.0%}")
-        for name, s in found.items()
-    ]
-    return Table(("judge", "faults found", "at the right step", "clean called wrong"), rows)
+def roc(done: Sequence[Trial], judge: str) -> list[tuple[float, float]]:
+    """(share of clean cases called wrong, share of faults named at their step) over every tolerance that matters."""
+    clean = sorted({max(t.numbers[judge].values()) for t in done if t.truth is None})
+    found = [score(done, judge, threshold) for threshold in (-1.0, *clean)]
+    return [(s.false_alarms / s.clean, s.right_step / s.faults) for s in found]
 
 
-def hard_cases(done: Sequence[Trial], judge: str) -> Table:
-    """What a judge got wrong: a row a kind, with how often."""
-    missed: dict[tuple[str, str, str], int] = {}
-    for t in done:
-        if t.truth is not None and t.said[judge] is None:
-            missed[t.system, t.kind, "missed"] = missed.get((t.system, t.kind, "missed"), 0) + 1
-        elif t.truth is None and t.said[judge] is not None:
-            key = (t.system, t.kind, "called wrong")
-            missed[key] = missed.get(key, 0) + 1
-    return Table(("system", "case", "verdict", "times"), [(*key, count) for key, count in missed.items()])
+def detection(done: Sequence[Trial], judge: str, shape: str | None = None) -> list[tuple[float, float]]:
+    """(strength, share of faults of that strength and shape that a judge names at their step), strengths that occur."""
+    cases = [t for t in done if t.strength is not None and shape in (None, t.shape)]
+    strengths = sorted({t.strength for t in cases if t.strength is not None})
+    return [(m, _share(cases, m, lambda t: t.first(judge) == t.truth)) for m in strengths]
 
 
-def disagreements(done: Sequence[Trial]) -> Table:
-    """A row a kind: how many of its cases each judge missed or called wrong; kinds that all get right are left out."""
-    kinds: dict[tuple[str, str, str], dict[str, int]] = {}
-    totals: dict[tuple[str, str, str], int] = {}
-    for t in done:
-        key = ("fault" if t.truth else "clean", t.system, t.kind)
-        row = kinds.setdefault(key, dict.fromkeys(JUDGES, 0))
-        totals[key] = totals.get(key, 0) + 1
-        for name, said in t.said.items():
-            row[name] += (said is None) == (t.truth is not None)
-    rows = [
-        (*key, *(f"{n} of {totals[key]}" if n else "" for n in row.values()))
-        for key, row in kinds.items()
-        if any(row.values())
-    ]
-    return Table(("", "system", "case", *JUDGES), rows, title="cases judged wrongly")
+def _share(cases: Sequence[Trial], strength: float, holds: Callable[[Trial], bool]) -> float:
+    there = [t for t in cases if t.strength == strength]
+    return sum(map(holds, there)) / len(there)
+
+
+def mistakes(done: Sequence[Trial]) -> Table:
+    """Whole faults and clean differences that a judge gets wrong at the tolerance in use: a row a case, how often."""
+    rows: dict[tuple[str, str, str], dict[str, list[int]]] = {}
+    for t in (t for t in done if t.strength is None):
+        row = rows.setdefault(("fault" if t.truth else "clean", t.system, t.kind), {judge: [0, 0] for judge in JUDGES})
+        for judge, count in row.items():
+            count[0] += t.first(judge) != t.truth
+            count[1] += 1
+    cells = [(*key, *(f"{n} of {total}" if n else "" for n, total in row.values())) for key, row in rows.items()]
+    return Table(("", "system", "case", *JUDGES), [row for row in cells if any(row[3:])], title="cases judged wrongly")
