@@ -20,7 +20,7 @@ from labkit.numerics.structure import Null, structure
 from labkit.trace.findings import INHERITED, OWN, Finding, absent, reason
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
-from labkit.trace.program import INPUT, Node, Ref
+from labkit.trace.program import INPUT
 from labkit.trace.rounding import Exact, Rounding, bound, linear, simulate, terms
 from labkit.trace.steps import Trace
 
@@ -202,7 +202,7 @@ class Replayed:
 
         def run() -> dict[int, Any]:
             results: dict[int, Any] = {}
-            rounding = _Loose(Rounding(exact, summed, scale), rules, loose, given)
+            rounding = Rounding(exact, summed, loose, given, scale)
             program.run(order, start, (), rule=rounding, seen=keeping(results), device=device)
             return results
 
@@ -273,9 +273,9 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
 
     factors = Exact(rules, device)
     program.run(order, {}, (), rule=factors, device=device)
-    rounding = Rounding(factors, terms(program, order))
 
     def run() -> dict[int, Tensor]:
+        rounding = Rounding(factors, terms(program, order))
         return program.run(order, {}, found, rule=rounding, device=device)
 
     simulate(run, RUNS, 0, program.largest(order), device, lambda i, results: found[i].add(results))
@@ -283,26 +283,6 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     for name, i in golden.steps.items():
         trace.add(name, exact[i], found[i].bound(exact[i], false_alarm) if i in found else None)
     return trace
-
-
-class _Loose:
-    """A simulated run in which what goes into parts that are not linear is off by a round-off."""
-
-    def __init__(self, rounding: Rounding, rules: Mapping[int, Precision], loose: set[int], given: Any) -> None:
-        self._rounding, self._rules, self._loose, self._given = rounding, rules, loose, given
-        self._moved: dict[int, Any] = {}
-
-    def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
-        if node.id in self._loose:
-            args = [self._off(ref, node.id, a) for ref, a in zip(node.args, args, strict=True)]
-        return self._rounding(node, args, kwargs)
-
-    def _off(self, ref: Any, user: int, value: Any) -> Any:
-        if not isinstance(ref, Ref) or ref.id not in self._given:
-            return value
-        if ref.id not in self._moved:
-            self._moved[ref.id] = self._rounding.given(value, self._rules[user])
-        return self._moved[ref.id]
 
 
 class Simulated:

@@ -147,8 +147,11 @@ def _moments(x: Tensor, variance: Tensor, mean: Tensor, u: float) -> list[Tensor
     return [off, variance_of_sum(mean * count, squares, count, u).clamp(min=0.0).sqrt() / count]
 
 
-BATCH = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Elements of an operation's results that are simulated at once: 8 MiB stay in a CPU's cache, 512 MiB fill a GPU."""
+BATCH = 1 << 20
+"""Elements of an operation's results that are simulated at once on a CPU: 8 MiB stay in its cache."""
+
+LIVE = 32
+"""Results of operations that may be in memory at once: a GPU's free memory is shared among as many."""
 
 
 def simulate(
@@ -165,7 +168,8 @@ def simulate(
     """
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        at_once = max(1, min(runs, BATCH[device.type] // max(1, elements)))
+        batch = torch.cuda.mem_get_info(device)[0] // (8 * LIVE) if device.type == "cuda" else BATCH
+        at_once = max(1, min(runs, batch // max(1, elements)))
         for start in range(0, runs, at_once):
             each = torch.empty(min(at_once, runs - start), device=device)
             try:
@@ -185,12 +189,21 @@ def _draw(kind: Callable[..., Tensor], x: Tensor) -> Tensor:
 class Rounding:
     """Runs operations as a simulated run of what `exact` has run; inside :func:`simulate`, which draws.
 
-    `summed` are products that are written out and then summed. `scale` multiplies every error, for results that are
-    whole numbers and move only where one falls the other way.
+    `summed` are products that are written out and then summed; `loose` are operations of parts that are not linear,
+    and `given` what goes into them. `scale` multiplies every error, for results that are whole numbers and move only
+    where one falls the other way.
     """
 
-    def __init__(self, exact: Exact, summed: Collection[int], scale: float = 1.0) -> None:
-        self._exact, self._summed, self._scale = exact, summed, scale
+    def __init__(
+        self,
+        exact: Exact,
+        summed: Collection[int],
+        loose: Collection[int] = (),
+        given: Collection[int] = (),
+        scale: float = 1.0,
+    ) -> None:
+        self._exact, self._summed, self._loose, self._given, self._scale = exact, summed, loose, given, scale
+        self._moved: dict[int, Tensor] = {}
 
     def jitter(self, x: Tensor, u: float, least: float = 0.0) -> Tensor:
         """Every element off by up to u of itself, and by up to `least`."""
@@ -200,11 +213,13 @@ class Rounding:
         moved = x * (_draw(torch.rand_like, x) * (2.0 * u) + (1.0 - u))
         return moved + (_draw(torch.rand_like, x) - 0.5) * (2.0 * least) if least else moved
 
-    def given(self, x: Any, precision: Precision) -> Any:
+    def _into_loose(self, ref: Any, x: Any, u: float) -> Any:
         """What goes into a part that is not linear: off by a round-off, each element and all of them together."""
-        if not isinstance(x, Tensor) or not x.is_floating_point():
+        if not isinstance(ref, Ref) or ref.id not in self._given or not x.is_floating_point():
             return x
-        return self.jitter(x, precision.unit) * (1.0 + self._one(precision.unit))
+        if ref.id not in self._moved:
+            self._moved[ref.id] = self.jitter(x, u) * (1.0 + self._one(u))
+        return self._moved[ref.id]
 
     def _one(self, u: float) -> Tensor:
         """One number up to u for a whole tensor."""
@@ -213,6 +228,8 @@ class Rounding:
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation, its result off at random."""
         op, precision = node.op, self._exact.rules[node.id]
+        if node.id in self._loose:
+            args = [self._into_loose(ref, a, precision.unit) for ref, a in zip(node.args, args, strict=True)]
         if op in _MOVED:
             return call(node, args, kwargs, self._exact.device)
         u, cut = precision.unit, self._exact.cut.get(node.id)
