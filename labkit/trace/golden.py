@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.flop_counter import FlopCounterMode
 
 from labkit.errors import UsageError
 from labkit.trace.operations import full_name, resolve
@@ -29,8 +30,9 @@ OUTPUT = "output"
 GRADIENT = "grad:"
 """What stands before the name of the input or the parameter that a gradient is of."""
 
-MOST_NODES, MOST_ELEMENTS, MOST_SECONDS = 1 << 18, 1 << 33, 600.0
-"""What a program from a file may take: operations, elements of all results together (64 GiB), seconds."""
+MOST_NODES, MOST_ELEMENTS, MOST_FLOPS, MOST_SECONDS = 1 << 18, 1 << 33, 10**13, 600.0
+"""What a program from a file may take: operations, elements of all results together (64 GiB), multiplications and
+additions of its products (ten minutes on two CPU cores), and seconds to check all that."""
 
 
 class Golden:
@@ -121,7 +123,7 @@ class Golden:
         """Read what :meth:`save` wrote. Nothing of a file becomes code: operations come from an allow-list.
 
         Raises UsageError for a file that is none, for an operation or an argument that no program may hold, and for a
-        program that would be larger than MOST_NODES, MOST_ELEMENTS or MOST_SECONDS allow; shapes are checked first.
+        program that would be larger than MOST_NODES, MOST_ELEMENTS, MOST_FLOPS or MOST_SECONDS allow; shapes are checked first.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -170,7 +172,10 @@ def _run_without_data(program: Program) -> None:
         return value
 
     given = {i: torch.empty_like(v, device="meta") for i, v in program.values.items() if isinstance(v, Tensor)}
-    program.run(range(len(program.nodes)), given, (), seen=check, device=torch.device("meta"))
+    with FlopCounterMode(display=False) as flops:
+        program.run(range(len(program.nodes)), given, (), seen=check, device=torch.device("meta"))
+    if flops.get_total_flops() > MOST_FLOPS:
+        raise ValueError(f"more than {MOST_FLOPS:.0e} operations in its products")
 
 
 _DTYPES = {str(x): x for x in vars(torch).values() if isinstance(x, torch.dtype)}

@@ -1,10 +1,10 @@
 """What rounding may do to a part of a recorded program: simulated (Monte Carlo arithmetic), or bounded in one pass.
 
 In a simulated run every operation errs at random as one of the promised precision may: a result by up to a unit
-round-off, a library function by two units in the last place, a sum by what additions in a random order give, a factor
-of a product by what cutting it to fewer digits costs. Products on tensor cores may also drift, since these may truncate
-as they add (Fasi, Higham, Mikaitis, Pranesh 2021). What goes into a part that is not linear is off by a round-off
-too, since that is what a stable way to compute it may cost.
+round-off; a library function by two units in the last place, in part alike for alike values and for all; a sum by what
+additions in a random order give; a factor of a product by what cutting it to fewer digits costs. Products on tensor
+cores may also drift, since these may truncate as they add (Fasi, Higham, Mikaitis, Pranesh 2021). What goes into a part
+that is not linear is off by a round-off too, since that is what a stable way to compute it may cost.
 
 A part that is linear, with one sum at most, has a bound that needs no runs: Higham and Mary's, carried along.
 """
@@ -30,6 +30,9 @@ ex2.approx, rcp and div.full of PTX, which Triton's exp and / become, stay withi
 
 _ARGUMENT = frozenset(["exp", "exp2", "expm1", "sigmoid", "tanh", "erf", "erfc", "sinh", "cosh", "sin", "cos"])
 """Functions that are computed from a scaled argument, which is rounded first: exp(x) as 2^(x log2 e)."""
+
+BINS = 64
+"""Values that differ by less than 1 / BINS err alike: tables and polynomials of libraries have about as many pieces."""
 
 _ROUNDED = ARITHMETIC | PRODUCTS | SUMS
 _LINEAR = MOVES | FACTORIES | ARITHMETIC | PRODUCTS | SUMS | {"neg"}
@@ -236,7 +239,7 @@ class Rounding:
         if cut and (op in PRODUCTS or node.id in self._summed):
             args = [self._cut(a, precision.cut) if i < len(cut) and cut[i] else a for i, a in enumerate(args)]
         if op in _ARGUMENT:
-            args = [self.jitter(args[0], u), *args[1:]]
+            args = [self.jitter(args[0], u) * (1.0 + self._one(u)), *args[1:]]
         out = call(node, args, kwargs, self._exact.device)
         number = next((a for a in args if isinstance(a, float)), 0.0) if op in ARITHMETIC else 0.0
         if number:  # a number of the program is rounded too
@@ -246,10 +249,21 @@ class Rounding:
             truncates = precision.truncates and op in PRODUCTS
             drift = worst_case(length, _unit(node, precision)) if truncates else lost_terms(length, u)
             out = _each_two(out, self._exact.spread[node.id], lambda x, spread: self._summed_up(x, spread, drift))
-        ulps = 2.0 * FUNCTION_ULPS if op in FUNCTIONS or op == "div" else 1.0
+        if op in FUNCTIONS or op == "div":
+            out = _each(out, lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u))
         kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
         least = SMALLEST[precision.accumulate] if node.id in self._exact.tiny else 0.0
-        return _each(out, lambda x: self.jitter(x, max(u * ulps, kept), least))
+        return _each(out, lambda x: self.jitter(x, max(u, kept), least))
+
+    def _computed(self, x: Tensor, u: float) -> Tensor:
+        """What a library function gives: off by up to u, in equal parts by chance, by its value, and for all alike.
+
+        The same argument always errs the same, and so may neighbours, or all: an approximation has a bias.
+        """
+        by_value = torch.rand(BINS, dtype=torch.float64, device=x.device) - 0.5
+        values = torch.remainder(torch.floor(x * BINS), BINS).nan_to_num(0.0).long()
+        error = _draw(torch.rand_like, x) - 0.5 + by_value[values]
+        return x * (1.0 + error * (2.0 * u * self._scale / 3.0**0.5)) * (1.0 + self._one(u / 3.0**0.5))
 
     def _cut(self, a: Tensor, u: float) -> Tensor:
         """Cut to nearest or truncated, nobody says which: up to two units, and of one sign for all if truncated."""

@@ -101,7 +101,7 @@ ALONE = {
     "mean": ("a constant added", 2.4),
     "rows": ("dead row", 5.7),
     "columns": ("one column scaled", 4.8),
-    "tiles": ("one tile of 64 rows scaled", 6.7),
+    "tiles": ("one tile of 64 rows scaled", 5.5),
     "rms": ("one flipped sign", 16.0),
 }
 """For each test of structure a fault, and a strength at which no other instrument sees it."""

@@ -156,6 +156,15 @@ def _set(node, value):
         ),
         (_set(2, ["add.Tensor", [{"ref": 0}, {"ref": 7}], {"named": {}}, [3]]), "no argument"),
         (_set(2, ["full.default", [[1 << 40], 0.0], {"named": {}}, [1 << 40]]), "elements in all"),
+        (
+            lambda text: text["nodes"].extend(
+                [
+                    ["full.default", [[60_000, 60_000], 1.0], {"named": {}}, [60_000, 60_000]],
+                    ["mm.default", [{"ref": 3}, {"ref": 3}], {"named": {}}, [60_000, 60_000]],
+                ]
+            ),
+            "operations in its products",
+        ),
         (_set(2, ["add.Tensor", [{"ref": 0}, {"ref": 1}], {"named": {}}, [4]]), "where (4,) is said"),
         (lambda text: text.update(nodes=text["nodes"] * (1 << 18)), "more than 262144 operations"),
         (lambda text: text["steps"].update(output=99), "names an operation that is not there"),
