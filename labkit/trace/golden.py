@@ -123,7 +123,8 @@ class Golden:
         """Read what :meth:`save` wrote. Nothing of a file becomes code: operations come from an allow-list.
 
         Raises UsageError for a file that is none, for an operation or an argument that no program may hold, and for a
-        program that would be larger than MOST_NODES, MOST_ELEMENTS, MOST_FLOPS or MOST_SECONDS allow; shapes are checked first.
+        program that would be larger than MOST_NODES, MOST_ELEMENTS, MOST_FLOPS or MOST_SECONDS allow; shapes are
+        checked first.
         """
         from safetensors import SafetensorError, safe_open
 
