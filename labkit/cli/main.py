@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from labkit.errors import UsageError
-from labkit.session.catalogue import ROOT, kernels_of, notebooks
+from labkit.session.catalogue import ROOT, notebook, notebooks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,7 +124,9 @@ def _run(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from labkit.bench.timing import bench
 
-    path = bench(kernels_of(options.name), options.device, options.out)
+    is_folder = (ROOT / "kernels" / options.name / "__init__.py").exists()
+    folder = options.name if is_folder else notebook(options.name).about["kernels"]
+    path = bench(folder, options.device, options.out)
     print(f"\nwritten: {os.path.relpath(path)}")
     return 0
 

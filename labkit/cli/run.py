@@ -25,8 +25,7 @@ from typing import IO, Any
 import yaml
 
 from labkit.errors import UsageError
-from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks
-from labkit.session.parameters import resolve
+from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks, resolve
 from labkit.session.record import sources
 from labkit.tables import Table
 

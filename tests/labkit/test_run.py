@@ -185,3 +185,20 @@ def test_a_notebook_that_does_not_pass_every_parameter_on_is_refused(books, tmp_
     (one,) = runs = planned("forgets", tmp_path / "runs")
     run.run(runs, say=lambda text: None)
     assert "forgets declares heads too" in one.status
+
+
+def test_a_result_needs_the_ledger_of_the_notebooks_own_claims(books, tmp_path):
+    books("attention_matmul", FINISH)
+    (one,) = runs = planned("attention_matmul", tmp_path / "runs")
+    run.run(runs, say=lambda text: None)
+    assert "ledger: None is not right; wanted labkit.claims('attention_matmul')" in one.status
+    assert not (one.directory / "result.json").exists()
+
+
+def test_the_table_counts_what_the_report_says_and_not_what_the_workbook_asks(books, tmp_path):
+    books("good", FINISH)
+    (one,) = runs = planned("good", tmp_path)
+    claims = {"a": {"kind": "implied", "verdict": "refuted"}, "b": {"kind": "ours", "verdict": "confirmed"}}
+    one.result = {"verdict": {"cause": "found"}, "claims": claims, "seconds": 1.0}
+    assert "1 refuted" in str(run.table(runs))
+    assert "confirmed" not in str(run.table(runs))
