@@ -8,8 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from labkit.session import device
 from labkit.session.catalogue import ROOT
+from labkit.session.device import decide
 from labkit.session.record import records, stale, versions
 
 
@@ -23,7 +23,7 @@ def problems() -> list[str]:
         found.append("`kernels` is not this checkout's package: run `make setup`, or put the checkout on PYTHONPATH")
     if any(importlib.metadata.distributions(name="kernels")):
         found.append("the unrelated PyPI package `kernels` is installed: `pip uninstall kernels`")
-    if device.has_cuda() and importlib.util.find_spec("nvmath") is None:
+    if decide().is_cuda and importlib.util.find_spec("nvmath") is None:
         found.append("there is a GPU but no nvmath-python, which calls cuBLAS: `pip install nvmath-python`")
     return found
 
@@ -31,8 +31,8 @@ def problems() -> list[str]:
 def report() -> bool:
     """Print what there is; True where nothing is wrong."""
     print("versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()))
-    print(f"cpu: {device.decide('cpu').banner}")
-    print(f"cuda: {device.decide('cuda').banner if device.has_cuda() else 'torch sees no GPU here'}")
+    print(decide("cpu").banner)
+    print(decide().banner if decide().is_cuda else "cuda: torch sees no GPU here")
     for tool in ("git", "make", "g++", "nvcc"):
         print(f"{tool}: {shutil.which(tool) or 'not found'}")
     for record in records():

@@ -46,9 +46,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="labkit", description="Find out why the numbers of a kernel or a model are wrong, and prove it."
-    )
+    parser = _Parser(prog="labkit", description="Find out why a kernel's or a model's numbers are wrong, and prove it.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, does: Callable[[argparse.Namespace], int], words: str) -> Callable[..., argparse.Action]:

@@ -168,9 +168,9 @@ async def _execute(one: Run, cores: int, lock: IO[str]) -> str:
         page = report.with_name(".report.html")
         nbconvert = ["nbconvert", str(executed), "--to=html", "--template=classic", f"--output={page.name}"]
         unrendered = await _python(nbconvert, environment, log, lock)
-        if unrendered:
-            return error or unrendered
-        page.replace(report)
+        if not unrendered:
+            page.replace(report)
+        error = error or unrendered
     return error
 
 

@@ -75,8 +75,8 @@ def declared(source: str) -> dict[str, Parameter]:
             name, kind = node.target.id, _TYPES[node.annotation.id]  # type: ignore[attr-defined]
             default = ast.literal_eval(node.value)  # type: ignore[attr-defined]
         except (AttributeError, KeyError, ValueError):
-            wanted = "`name: type = literal  # [range] help`"
-            raise UsageError(f"parameters cell, line {node.lineno}: wanted {wanted}") from None
+            wanted = "wanted `name: type = literal  # [range] help`"
+            raise UsageError(f"parameters cell, line {node.lineno}: {wanted}") from None
         line = source.splitlines()[(node.end_lineno or node.lineno) - 1]
         low, high, choices, words = _COMMENT.findall(line.encode()[node.end_col_offset :].decode())[0]
         span = float(low or -math.inf), float(high or math.inf)

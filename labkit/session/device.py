@@ -41,13 +41,6 @@ class Device:
             raise UsageError(f"{what} needs a GPU, and kernels run on the CPU here; {instead}")
 
 
-def has_cuda() -> bool:
-    """Whether torch sees a GPU here."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def decide(request: str = "auto") -> Device:
     """Where kernels would run; changes nothing. `auto` takes a GPU where there is one.
 
@@ -55,12 +48,13 @@ def decide(request: str = "auto") -> Device:
     """
     if request not in CHOICES:
         raise UsageError(f"device: {request!r} is not right; wanted one of {', '.join(CHOICES)}")
-    if request != "cpu" and has_cuda():
+    if request != "cpu":
         import torch
 
-        return Device("cuda", torch.cuda.get_device_name())
-    if request == "cuda":
-        raise UsageError("device: 'cuda' was asked for, and torch sees no GPU here; wanted cpu or auto")
+        if torch.cuda.is_available():
+            return Device("cuda", torch.cuda.get_device_name())
+        if request == "cuda":
+            raise UsageError("device: 'cuda' was asked for, and torch sees no GPU here; wanted cpu or auto")
     return Device("cpu", cpu_name())
 
 
