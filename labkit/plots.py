@@ -12,21 +12,18 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from labkit.errors import UsageError
-
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
 """Okabe and Ito's colours, which print and which colour-blind readers can tell apart."""
+COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)
 
 _STYLE: Any = {
     "figure.dpi": 90,
-    "savefig.dpi": 90,
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
     "legend.frameon": False,
-    "image.cmap": "viridis",
 }
 
 
@@ -46,23 +43,16 @@ def error_map(axes: Axes, difference: np.ndarray, title: str, largest: float, sm
 
     Axes are row (down) and column (right).
     """
-    colours = plt.get_cmap("viridis", 16).copy()  # few colours: a small picture
-    colours.set_bad(RED)
+    colours = plt.get_cmap("viridis", 16).with_extremes(bad=RED)  # few colours: a small picture
     shown = np.where(np.isnan(difference), np.nan, np.maximum(difference, smallest))
     scale = LogNorm(smallest, max(largest, 10.0 * smallest))
     image = axes.imshow(shown, norm=scale, cmap=colours, interpolation="nearest", aspect="auto")
-    axes.set_title(title)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(title=title, xticks=[], yticks=[])
     return image
 
 
 def spreads(
-    axes: Axes,
-    samples: Mapping[str, np.ndarray],
-    colours: Sequence[str],
-    band: tuple[float, float],
-    unit: str,
+    axes: Axes, samples: Mapping[str, np.ndarray], colours: Sequence[str], band: tuple[float, float], unit: str
 ) -> None:
     """A row a sample: its full range thin, its central 90% thick, its median a dot; `band` is shaded. Logarithmic."""
     axes.set_xscale("log")
@@ -81,57 +71,34 @@ def spreads(
 
 def bars(axes: Axes, values: Mapping[str, float], unit: str, floors: Mapping[str, float]) -> None:
     """Horizontal bars on a logarithmic axis, each with its value; a broken line for each floor."""
-    names = list(values)
-    axes.barh(range(len(names)), list(values.values()), color=BLUE, height=0.6)
-    axes.set_xscale("log")
-    everything = [*values.values(), *floors.values()]
-    axes.set_xlim(10.0 ** np.floor(np.log10(min(everything) / 2.0)), max(everything) * 4.0)
+    lengths, everything = list(values.values()), [*values.values(), *floors.values()]
+    drawn = axes.barh(list(values), lengths, color=BLUE, height=0.6)
+    axes.bar_label(drawn, [f"{v:.0f}" if v >= 100.0 else f"{v:.3g}" for v in lengths], padding=2, fontsize=7)
+    lowest = 10.0 ** np.floor(np.log10(min(everything) / 2.0))
+    axes.set(xscale="log", xlabel=unit, xlim=(lowest, max(everything) * 4.0))
     axes.xaxis.set_major_locator(LogLocator(10.0, numticks=5))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    for y, value in enumerate(values.values()):
-        axes.text(value * 1.08, y, f"{value:.0f}" if value >= 100.0 else f"{value:.3g}", va="center", fontsize=7)
-    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.tick_params(axis="y", labelsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel(unit)
     for (label, floor), colour, style in zip(floors.items(), (RED, GREEN, PURPLE), ("--", ":", "-."), strict=False):
         axes.axvline(floor, color=colour, ls=style, lw=1.2, label=label)
 
 
-_LINES = (
-    (BLUE, "o", "-"),
-    (ORANGE, "s", "--"),
-    (GREEN, "^", "-."),
-    (RED, "v", ":"),
-    (PURPLE, "d", "-"),
-    (GREY, "x", "--"),
-)
-
-
 def lines(axes: Axes, x: Sequence[float], series: Mapping[str, Sequence[float]]) -> None:
-    """Curves on two logarithmic axes, told apart by colour, mark and dash.
-
-    Raises UsageError for more curves than there are of these.
-    """
-    if len(series) > len(_LINES):
-        raise UsageError(f"series: {len(series)} curves are too many; wanted {len(_LINES)} at most")
-    for (name, values), (colour, mark, dash) in zip(series.items(), _LINES, strict=False):
-        axes.plot(x, values, color=colour, marker=mark, ls=dash, ms=3.5, lw=1.2, label=name)
+    """Curves on two logarithmic axes, six of them told apart by colour, mark and dash."""
+    axes.set_prop_cycle(color=COLOURS, marker=list("os^vdx"), linestyle=["-", "--", "-.", ":", "-", "--"])
+    for name, values in series.items():
+        axes.plot(x, values, ms=3.5, lw=1.2, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.grid(alpha=0.25, lw=0.5)
 
 
 def scatter(axes: Axes, points: Mapping[str, tuple[float, float]], x_label: str, y_label: str) -> None:
-    """Named points in the unit square."""
-    marks = "*os^vDPX"
-    colours = (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)
+    """Named points in the unit square, the first of them larger."""
     for i, (name, (x, y)) in enumerate(points.items()):
-        axes.plot(
-            x, y, marks[i % len(marks)], color=colours[i % len(colours)], ms=12 if i == 0 else 7, label=name, ls=""
-        )
-    axes.set_xlim(-0.04, 1.04)
-    axes.set_ylim(0.0, 1.05)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+        mark, colour = "*os^vDPX"[i % 8], COLOURS[i % 6]
+        axes.plot(x, y, mark, color=colour, ms=12 if i == 0 else 7, label=name, ls="")
+    axes.set(xlim=(-0.04, 1.04), ylim=(0.0, 1.05), xlabel=x_label, ylabel=y_label)
     axes.grid(alpha=0.25, lw=0.5)
     axes.legend(fontsize=7, loc="lower right")

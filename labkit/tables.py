@@ -6,6 +6,7 @@ import html
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 
@@ -31,31 +32,21 @@ class Table:
 
     def __str__(self) -> str:
         cells = [[textwrap.wrap(number(cell), self.wrap) or [""] for cell in row] for row in self.rows]
-        widths = [
-            max([len(column), *(len(line) for row in cells for line in row[i])])
-            for i, column in enumerate(self.columns)
-        ]
-        lines = [self.title] if self.title else []
-        lines.append(_line(self.columns, widths))
-        lines.append("  ".join("-" * width for width in widths))
-        for row in cells:
-            for i in range(max(len(cell) for cell in row)):
-                lines.append(_line([cell[i] if i < len(cell) else "" for cell in row], widths))
-        return "\n".join(lines)
+        texts = [[column, *(line for row in cells for line in row[i])] for i, column in enumerate(self.columns)]
+        widths = [max(map(len, column)) for column in texts]
+        lines = [self.columns, ["-" * width for width in widths]]
+        lines += [line for row in cells for line in zip_longest(*row, fillvalue="")]
+        padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+        return "\n".join([self.title] * bool(self.title) + [line.rstrip() for line in padded])
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        def cells(values: Iterable[Any], tag: str) -> str:
-            style = ' style="text-align:left;vertical-align:top"'
-            return "".join(f"<{tag}{style}>{html.escape(number(value))}</{tag}>" for value in values)
+        def row(values: Iterable[Any], tag: str = "td") -> str:
+            opened = f'<{tag} style="text-align:left;vertical-align:top">'
+            return "<tr>" + "".join(f"{opened}{html.escape(number(value))}</{tag}>" for value in values) + "</tr>"
 
-        head = f"<tr>{cells(self.columns, 'th')}</tr>"
-        body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in self.rows)
         title = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
-        return f"<table>{title}<thead>{head}</thead><tbody>{body}</tbody></table>"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        body = "".join(map(row, self.rows))
+        return f"<table>{title}<thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>"

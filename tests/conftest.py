@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from labkit.session.catalogue import ROOT
-from labkit.session.device import choose, has_cuda
+from labkit.session.device import choose
 from labkit.session.record import hash_folder
 
 DEVICE = choose("auto")  # before any kernel is imported
 
 
 def pytest_collection_modifyitems(items):
-    if not has_cuda():
+    if not DEVICE.is_cuda:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))

@@ -8,8 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from labkit.session import device
 from labkit.session.catalogue import ROOT
+from labkit.session.device import decide
 from labkit.session.record import records, stale, versions
 
 
@@ -21,12 +21,9 @@ def problems() -> list[str]:
     spec = importlib.util.find_spec("kernels")
     if spec is None or spec.origin is None or Path(spec.origin).parent.parent != ROOT:
         found.append("`kernels` is not this checkout's package: run `make setup`, or put the checkout on PYTHONPATH")
-    try:
-        importlib.metadata.distribution("kernels")
+    if any(importlib.metadata.distributions(name="kernels")):
         found.append("the unrelated PyPI package `kernels` is installed: `pip uninstall kernels`")
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    if device.has_cuda() and importlib.util.find_spec("nvmath") is None:
+    if decide().is_cuda and importlib.util.find_spec("nvmath") is None:
         found.append("there is a GPU but no nvmath-python, which calls cuBLAS: `pip install nvmath-python`")
     return found
 
@@ -34,14 +31,12 @@ def problems() -> list[str]:
 def report() -> bool:
     """Print what there is; True where nothing is wrong."""
     print("versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()))
-    for request in ("cpu", "cuda"):
-        there = request == "cpu" or device.has_cuda()
-        print(f"{request}: {device.decide(request).banner if there else 'torch sees no GPU here'}")
+    print(decide("cpu").banner)
+    print(decide().banner if decide().is_cuda else "cuda: torch sees no GPU here")
     for tool in ("git", "make", "g++", "nvcc"):
         print(f"{tool}: {shutil.which(tool) or 'not found'}")
     for record in records():
-        changed = f"; changed since: {', '.join(record.changed)}" if record.changed else "; up to date"
-        print(f"record {record.path.relative_to(ROOT)}: {record.where}{changed}")
+        print(f"record {record.path.relative_to(ROOT)}: {record.where}{'' if record.changed else '; up to date'}")
     for path, why in stale().items():
         print(f"not up to date: {path}: {why}")
     found = problems()

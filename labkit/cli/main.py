@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from labkit.errors import UsageError
-from labkit.session.catalogue import ROOT, kernels_of, notebook, notebooks
+from labkit.session.catalogue import ROOT, notebook, notebooks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,61 +46,45 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="labkit", description="Find out why the numbers of a kernel or a model are wrong, and prove it."
-    )
+    parser = _Parser(prog="labkit", description="Find out why a kernel's or a model's numbers are wrong, and prove it.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    sub = commands.add_parser("list", help="investigations, their question and their parameters")
-    sub.set_defaults(command=_list)
+    def command(name: str, does: Callable[[argparse.Namespace], int], words: str) -> Callable[..., argparse.Action]:
+        sub = commands.add_parser(name, help=words)
+        sub.set_defaults(command=does)
+        return sub.add_argument
 
-    sub = commands.add_parser("run", help="run notebooks headless; all of them without a name")
-    sub.add_argument("names", nargs="*", metavar="NAME", help="a notebook's name")
-    sub.add_argument(
-        "-p",
-        dest="parameters",
-        action="append",
-        default=[],
-        metavar="name=value",
-        help="a parameter, repeatable",
-    )
-    sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where kernels run")
-    sub.add_argument("--out", type=Path, default=ROOT / "runs", metavar="DIR", help="where runs go (runs/)")
-    sub.add_argument("--jobs", type=_positive, default=1, metavar="N", help="how many at a time (1)")
-    sub.add_argument("--force", action="store_true", help="run again what is finished")
-    sub.set_defaults(command=_run)
+    device = {"default": "auto", "choices": ("auto", "cpu", "cuda"), "help": "where kernels run"}
+    folder = {"type": Path, "metavar": "DIR"}
 
-    sub = commands.add_parser("bench", help="time the providers of a kernel side by side, correct ones only")
-    sub.add_argument("name", metavar="NAME", help="a notebook or a folder under kernels/")
-    sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where kernels run")
-    sub.add_argument("--out", type=Path, default=ROOT / "data" / "benchmarks", metavar="DIR", help="where the CSV goes")
-    sub.set_defaults(command=_bench)
+    command("list", _list, "investigations, their question and their parameters")
 
-    sub = commands.add_parser("record", help="keep a run's result as one flat file under data/results/")
-    sub.add_argument("run_dir", nargs="+", type=Path, metavar="RUN_DIR", help="the folder of a finished run")
-    sub.set_defaults(command=_record)
+    option = command("run", _run, "run notebooks headless; all of them without a name")
+    option("names", nargs="*", metavar="NAME", help="a notebook's name")
+    option("-p", action="append", default=[], type=_pair, metavar="name=value", help="a parameter, repeatable")
+    option("--device", **device)
+    option("--out", **folder, default=ROOT / "runs", help="where runs go (runs/)")
+    option("--jobs", type=_positive, default=1, metavar="N", help="how many at a time (1)")
+    option("--force", action="store_true", help="run again what is finished")
 
-    sub = commands.add_parser("diff", help="where a trace, or a tensor, leaves its golden; exit 0 nowhere, 1 somewhere")
-    sub.add_argument(
-        "golden",
-        type=Path,
-        metavar="GOLDEN",
-        help="a recorded golden; or steps: safetensors, .npy, .npz, .pt, a folder",
-    )
-    sub.add_argument(
-        "observed", type=Path, nargs="+", metavar="OBSERVED", help="the same; several are runs of one program"
-    )
-    sub.add_argument(
-        "--precision",
-        metavar="name=value,...",
-        help="what the observed were promised: storage, products, accumulate, eager, flush (else what the files say)",
-    )
-    sub.add_argument("--json", action="store_true", help="print JSON")
-    sub.add_argument("--plot", type=Path, metavar="DIR", help="write pictures of the error there")
-    sub.set_defaults(command=_diff)
+    option = command("bench", _bench, "time the providers of a kernel side by side, correct ones only")
+    option("name", metavar="NAME", help="a notebook or a folder under kernels/")
+    option("--device", **device)
+    option("--out", **folder, default=ROOT / "data" / "benchmarks", help="where the CSV goes")
 
-    sub = commands.add_parser("doctor", help="what is installed, what runs where, what is missing")
-    sub.set_defaults(command=_doctor)
+    option = command("record", _record, "keep a run's result as one flat file under data/results/")
+    option("run_dir", nargs="+", type=Path, metavar="RUN_DIR", help="the folder of a finished run")
+
+    option = command("diff", _diff, "where a trace, or a tensor, leaves its golden; exit 0 nowhere, 1 somewhere")
+    steps = "steps: safetensors, .npy, .npz, .pt, a folder"
+    option("golden", type=Path, metavar="GOLDEN", help=f"a recorded golden; or {steps}")
+    option("observed", type=Path, nargs="+", metavar="OBSERVED", help=f"{steps}; several are runs of one program")
+    promised = "what the observed were promised: storage, products, accumulate, eager, flush (else what the files say)"
+    option("--precision", metavar="name=value,...", help=promised)
+    option("--json", action="store_true", help="print JSON")
+    option("--plot", **folder, help="write pictures of the error there")
+
+    command("doctor", _doctor, "what is installed, what runs where, what is missing")
     return parser
 
 
@@ -107,6 +92,13 @@ def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not right; wanted a whole number from 1")
     return int(text)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise argparse.ArgumentTypeError(f"{text!r} is not right; wanted name=value")
+    return name, value
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -119,27 +111,20 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    for name in options.names:
-        notebook(name)
-    given = {}
-    for item in options.parameters:
-        name, sign, value = item.partition("=")
-        if not (name and sign):
-            raise UsageError(f"-p: {item!r} is not right; wanted name=value")
-        given[name] = value
     from labkit.cli import run
-    from labkit.cli.pages import write_index
 
-    runs = run.plan(options.names, given, options.device, options.out)
+    runs = run.plan(options.names, dict(options.p), options.device, options.out)
     run.run(runs, options.jobs, options.force, say=lambda text: print(text, flush=True))
-    print(f"\n{run.table(runs)}\n\nPages: {os.path.relpath(write_index(options.out))}")
-    return 0 if all(one.ok for one in runs) else 1
+    print(f"\n{run.table(runs)}\n\nRuns: {os.path.relpath(options.out)}")
+    return 0 if all(one.result for one in runs) else 1
 
 
 def _bench(options: argparse.Namespace) -> int:
     from labkit.bench.timing import bench
 
-    path = bench(kernels_of(options.name), options.device, options.out)
+    is_folder = (ROOT / "kernels" / options.name / "__init__.py").exists()
+    folder = options.name if is_folder else notebook(options.name).about["kernels"]
+    path = bench(folder, options.device, options.out)
     print(f"\nwritten: {os.path.relpath(path)}")
     return 0
 
@@ -165,8 +150,6 @@ def _diff(options: argparse.Namespace) -> int:
         drawn = pictures(found, options.golden, options.plot)
         print("\n".join(f"picture: {path}" for path in drawn), file=sys.stderr)
     if options.json:
-        import json
-
         print(json.dumps(found.as_json(), indent=1, allow_nan=False))
     else:
         print(found)
@@ -177,7 +160,3 @@ def _doctor(options: argparse.Namespace) -> int:
     from labkit.cli.doctor import report
 
     return 0 if report() else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,81 +1,59 @@
 """Run notebooks headless through papermill: one process a run, some at a time, resumable.
 
-A run's folder is OUT/<notebook>/<run id>/ with notebook.ipynb, result.json, report.html and log.txt (and job.json, what
-it was asked). The run id is a hash of the notebook, its parameters, the sources and the device, so a finished run is
-not repeated.
+A run's folder is OUT/<notebook>/<run id>/ with notebook.ipynb, result.json, report.html and log.txt. The run id is a
+hash of the notebook, its parameters, the sources and the device, so a finished run is not repeated. What counts as
+success is decided from result.json: a notebook whose kernel died, or that left early by sys.exit(0), looks complete to
+papermill.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
-import subprocess
 import sys
-import threading
 import time
+from asyncio.subprocess import DEVNULL, STDOUT
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
+
 from labkit.errors import UsageError
-from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks
-from labkit.session.parameters import resolve
+from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks, resolve
 from labkit.session.record import sources
 from labkit.tables import Table
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-
-GRACE = 15
-"""Seconds that an interrupted run has to end its kernel and to render what it has."""
+CELL_TIMEOUT = 3600
+"""Seconds that one cell may take."""
 
 
 @dataclass
 class Run:
-    """One execution of a notebook, before and after."""
+    """One execution of a notebook in `directory`, before and after; it failed where it has no result."""
 
     book: Notebook
     parameters: dict[str, Any]
     device: str
-    out: Path
-    id: str
+    directory: Path
     result: dict[str, Any] | None = None
-    reused: bool = False
-    seconds: float = 0.0
-    error: str = ""
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-
-    @property
-    def directory(self) -> Path:
-        """Where its four files lie."""
-        return self.out / self.book.name / self.id
-
-    @property
-    def ok(self) -> bool:
-        """Whether it wrote an ok result."""
-        return self.result is not None
-
-    @property
-    def status(self) -> str:
-        """``ok``, ``ok (reused)`` or ``failed: ...``."""
-        if not self.ok:
-            return f"failed: {self.error}"
-        return "ok (reused)" if self.reused else "ok"
+    status: str = ""
+    """``ok``, ``ok (reused)`` or ``failed: ...``."""
 
     def finished(self) -> dict[str, Any] | None:
-        """The result of an earlier, complete run in this folder, or None."""
-        path = self.directory / "result.json"
-        if not (path.exists() and (self.directory / "report.html").exists()):
-            return None
+        """The result of a complete run in this folder, or None."""
         try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+            result = json.loads((self.directory / "result.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
             return None
         right = result.get("status") == "ok" and result.get("parameters") == self.parameters
-        return result if right else None
+        return result if right and (self.directory / "report.html").exists() else None
 
 
 def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path) -> list[Run]:
@@ -96,40 +74,52 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
         if "device" in values:
             values["device"] = chosen.kind
         identity = json.dumps([book.name, values, sources(book), chosen.kind, chosen.name], sort_keys=True)
-        runs.append(Run(book, values, chosen.kind, out, hashlib.sha256(identity.encode()).hexdigest()[:12]))
+        run_id = hashlib.sha256(identity.encode()).hexdigest()[:12]
+        runs.append(Run(book, values, chosen.kind, out.resolve() / book.name / run_id))
     return runs
 
 
 def run(runs: Sequence[Run], jobs: int = 1, force: bool = False, say: Callable[[str], None] = print) -> None:
-    """Execute the runs, `jobs` at a time, each held to its share of the cores. Fills in their results."""
+    """Execute the runs, `jobs` at a time, each held to its share of the cores. Fills in their results.
+
+    An interrupt ends what is running.
+    """
     cores = max(1, len(os.sched_getaffinity(0)) // max(1, min(jobs, len(runs))))
-    stop = threading.Event()
-    with ThreadPoolExecutor(max_workers=jobs) as pool:
-        try:  # around the submitting too: its first thread runs before the last is started
-            for future in [pool.submit(_one, one, cores, force, say, stop) for one in runs]:
-                future.result()
-        except BaseException:  # an interrupt too: end what is running, start nothing more
-            stop.set()
-            raise
+
+    async def in_turn(turn: asyncio.Semaphore, one: Run) -> None:
+        async with turn:
+            await _one(one, cores, force, say)
+
+    async def all_runs() -> None:
+        turn = asyncio.Semaphore(jobs)
+        await asyncio.gather(*(in_turn(turn, one) for one in runs))
+
+    asyncio.run(all_runs())
 
 
-def _one(one: Run, cores: int, force: bool, say: Callable[[str], None], stop: threading.Event) -> None:
+async def _one(one: Run, cores: int, force: bool, say: Callable[[str], None]) -> None:
     one.directory.mkdir(parents=True, exist_ok=True)
     with (one.directory / ".lock").open("w") as lock:
         waited = False
         while not _locked(lock):
             if not waited:
                 say(f"{one.book.name}: the same run is in progress elsewhere, waiting for it")
-                waited = True
-            if stop.wait(0.5):
-                break
-        if stop.is_set():
-            one.error = "interrupted"
-        elif (not force or waited) and (earlier := one.finished()):
-            one.result, one.reused, one.seconds = earlier, True, earlier["seconds"]
+            waited = True
+            await asyncio.sleep(0.5)
+        if (not force or waited) and (earlier := one.finished()):
+            one.result, one.status = earlier, "ok (reused)"
             say(f"{one.book.name}: finished before, reused (--force runs it again)")
-        else:
-            _execute(one, cores, lock.fileno(), say, stop)
+            return
+        begun, watching = time.perf_counter(), asyncio.create_task(_watch(one, say))
+        try:
+            error = await _execute(one, cores, lock)
+        finally:
+            watching.cancel()
+    if not error:
+        one.result = one.finished()
+        error = "it ended without lab.finish, so there is no result"
+    one.status = "ok" if one.result else f"failed: {error}; see {os.path.relpath(one.directory / 'log.txt')}"
+    say(f"{one.book.name}: {one.status} after {time.perf_counter() - begun:.0f} s")
 
 
 def _locked(lock: IO[str]) -> bool:
@@ -140,105 +130,78 @@ def _locked(lock: IO[str]) -> bool:
     return True
 
 
-def _execute(one: Run, cores: int, lock: int, say: Callable[[str], None], stop: threading.Event) -> None:
-    for name in ("result.json", "report.html", "notebook.ipynb", "log.txt"):
-        (one.directory / name).unlink(missing_ok=True)
-    job = one.directory / "job.json"
-    content = {
-        "notebook": str(one.book.path),
-        "directory": str(one.directory.resolve()),
-        "parameters": one.parameters,
-    }
-    job.write_text(json.dumps(content), encoding="utf-8")
-    environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(cores))
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment.pop("TRITON_INTERPRET", None)
-    begun = time.perf_counter()
-    with (one.directory / "log.txt").open("wb") as log:
-        one._process = subprocess.Popen(
-            [sys.executable, "-m", "labkit.cli.execute", str(job)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            pass_fds=[lock],  # the folder stays locked for as long as the process lives, even without its parent
-        )
-        _watch(one, one._process, say, stop)
-    one.seconds = time.perf_counter() - begun
-    if stop.is_set():
-        one.error = "interrupted"
-        return
-    _judge(one)
-    say(f"{one.book.name}: {one.status} after {one.seconds:.0f} s")
-
-
-def _watch(one: Run, process: subprocess.Popen[bytes], say: Callable[[str], None], stop: threading.Event) -> None:
-    """Say which cell is running, from the notebook that papermill saves; when told to stop, end the process."""
-    total, shown = len(one.book.code), -1
+async def _watch(one: Run, say: Callable[[str], None]) -> None:
+    """Say how many cells are done, from the notebook that papermill saves."""
+    shown = 0
     while True:
+        await asyncio.sleep(1.0)
         try:
-            process.wait(timeout=1.0)
-            return
-        except subprocess.TimeoutExpired:
-            if stop.is_set():
-                _end(process)
-                return
-            done = _cells_done(one.directory / "notebook.ipynb")
-            if done != shown:
-                say(f"{one.book.name}: {done} of {total} cells")
-                shown = done
+            cells = json.loads((one.directory / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+        except (OSError, ValueError):  # not there yet, or half written
+            continue
+        done = sum(cell["metadata"].get("papermill", {}).get("status") == "completed" for cell in cells)
+        if done != shown:
+            say(f"{one.book.name}: {done} of {len(cells)} cells")
+            shown = done
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the process to close what it has open, once: asked again, it would be stopped in its closing."""
-    process.terminate()
+async def _execute(one: Run, cores: int, lock: IO[str]) -> str:
+    """Execute the notebook and render what came out, whole or not. Returns what went wrong, or an empty string."""
+    files = [one.directory / name for name in ("result.json", "notebook.ipynb", "report.html", "log.txt")]
+    for path in files:
+        path.unlink(missing_ok=True)
+    result, executed, report, log = files
+    environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(cores)) | {"LABKIT_RUN_DIR": str(one.directory)}
+    environment.pop("TRITON_INTERPRET", None)
+    # Installed by `pip install --target`, nbconvert's templates lie beside it, where Jupyter does not look.
+    site = Path(importlib.util.find_spec("nbconvert").origin).parent.parent  # type: ignore[union-attr, arg-type]
+    for variable, first in {"PYTHONPATH": ROOT, "JUPYTER_PATH": site / "share" / "jupyter"}.items():
+        environment[variable] = os.pathsep.join(filter(None, [str(first), os.environ.get(variable)]))
+
+    papermill = ["papermill", str(one.book.path), str(executed), "--kernel=python3", "--no-progress-bar"]
+    papermill += [f"--execution-timeout={CELL_TIMEOUT}", f"--cwd={one.book.path.parent}"]
+    papermill += [f"--parameters_yaml={yaml.safe_dump(one.parameters)}"]
+    error = await _python(papermill, environment, log, lock)
+    if error:
+        result.unlink(missing_ok=True)  # a cell after lab.finish failed: no success
+    if executed.exists():
+        page = report.with_name(".report.html")
+        nbconvert = ["nbconvert", str(executed), "--to=html", "--template=classic", f"--output={page.name}"]
+        unrendered = await _python(nbconvert, environment, log, lock)
+        if not unrendered:
+            page.replace(report)
+        error = error or unrendered
+    return error
+
+
+async def _python(words: Sequence[str], environment: Mapping[str, str], log: Path, lock: IO[str]) -> str:
+    """Run a module of Python's to its end; returns the last line of the log where it failed, else an empty string."""
+    with log.open("ab") as file:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", *words),
+            env=environment,
+            stdin=DEVNULL,
+            stdout=file,
+            stderr=STDOUT,
+            pass_fds=[lock.fileno()],  # the folder stays locked while the process lives, even without its parent
+        )
     try:
-        process.wait(timeout=GRACE)
-    except subprocess.TimeoutExpired:
-        process.kill()  # its kernel sees that and ends
-        process.wait()
-
-
-def _cells_done(path: Path) -> int:
-    try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    except (OSError, ValueError):
-        return 0
-    done = [cell for cell in cells if cell["metadata"].get("papermill", {}).get("status") == "completed"]
-    return sum(
-        cell["cell_type"] == "code" and "injected-parameters" not in cell["metadata"].get("tags", []) for cell in done
-    )
-
-
-def _judge(one: Run) -> None:
-    """Success is an ok result.json from a process that ended well; anything else is a failure with its reason."""
-    code = one._process.returncode if one._process else 1
-    if code == 0 and (result := one.finished()):
-        one.result = result
-        return
-    if code == 0:
-        one.error = "it ended without lab.finish, so there is no result"
-    else:
-        one.error = f"{_last_line(one.directory / 'log.txt') or f'exit status {code}'}"
-    one.error += f"; see {_relative(one.directory / 'log.txt')}"
-
-
-def _last_line(path: Path) -> str:
-    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "")[:200]
-
-
-def _relative(path: Path) -> str:
-    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
+        if await process.wait() == 0:
+            return ""
+    except asyncio.CancelledError:
+        process.kill()  # a notebook's kernel sees that and ends
+        await process.wait()
+        raise
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return next(filter(None, reversed(lines)), f"exit status {process.returncode}")[:200]
 
 
 def table(runs: Sequence[Run]) -> Table:
     """The table of verdicts: a row a run."""
     rows = []
     for one in runs:
-        verdict = (one.result or {}).get("verdict", {})
-        given = [claim["verdict"] for claim in (one.result or {}).get("claims", {}).values() if claim["kind"] != "ours"]
+        result = one.result or {"verdict": {"cause": None}, "claims": {}, "seconds": None}
+        given = [claim["verdict"] for claim in result["claims"].values() if claim["kind"] != "ours"]
         counts = ", ".join(f"{given.count(word)} {word}" for word in dict.fromkeys(given))
-        seconds = f"{one.seconds:.0f} s"
-        rows.append((one.book.name, one.status, verdict.get("cause") or "", counts, one.device, seconds))
-    return Table(("notebook", "status", "cause", "claims", "device", "time"), rows, wrap=40)
+        rows.append((one.book.name, one.status, result["verdict"]["cause"], counts, one.device, result["seconds"]))
+    return Table(("notebook", "status", "cause", "claims", "device", "seconds"), rows, wrap=40)

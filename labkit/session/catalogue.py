@@ -1,35 +1,115 @@
-"""The notebooks of this checkout, their questions and their parameters. Reads JSON only, so it is quick."""
+"""The notebooks of this checkout, their questions and their parameters. Reads JSON only, so it is quick.
+
+The cell tagged ``parameters`` declares flat literals, whose range or choices stand in the comment; `labkit list`,
+`labkit run` and `labkit.start` all read them from there:
+
+    heads: int = 12  # [1, 128] number of heads
+    device: str = "auto"  # {auto, cpu, cuda} where kernels run
+"""
 
 from __future__ import annotations
 
-import difflib
+import ast
 import json
+import math
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import UsageError
-from labkit.session.parameters import Parameter, declared
+from labkit.errors import UsageError, did_you_mean
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
+_TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+_COMMENT = re.compile(r"[\s#]*(?:\[([^,\]]+),([^\]]+)\]|\{([^}]+)\})?\s*(.*)")  # low, high, choices, help
 
-def folder() -> Path:
-    """Where the notebooks are: notebooks/, or the folder that LABKIT_NOTEBOOKS names."""
-    return Path(os.environ.get("LABKIT_NOTEBOOKS") or ROOT / "notebooks").resolve()
+
+@dataclass(frozen=True)
+class Parameter:
+    """One declared parameter: its type, default, and either a closed range or a set of choices."""
+
+    name: str
+    type: type
+    default: Any
+    help: str = ""
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[Any, ...] = ()
+
+    @property
+    def allowed(self) -> str:
+        """What a right value is, in words: ``int in [1, 128]``."""
+        if self.choices:
+            return f"one of {', '.join(map(str, self.choices))}"
+        span = "" if self.low == -math.inf else f" in [{self.low:g}, {self.high:g}]"
+        return "true or false" if self.type is bool else f"{self.type.__name__}{span}"
+
+    def check(self, value: Any) -> Any:
+        """Return `value` in the declared type; raise UsageError where it is of another type or out of range."""
+        if self.type is float and type(value) is int:
+            value = float(value)
+        right = type(value) is self.type
+        in_range = right and (self.type is str or self.low <= value <= self.high)
+        if not in_range or (self.choices and value not in self.choices):
+            raise UsageError(f"parameter {self.name}: {value!r} is not right; wanted {self.allowed}")
+        return value
+
+    def parse(self, text: str) -> Any:
+        """Read a value as it is written on a command line."""
+        try:
+            value = {"true": True, "false": False}[text.lower()] if self.type is bool else self.type(text)
+        except (KeyError, ValueError):
+            raise UsageError(f"parameter {self.name}: {text!r} is not right; wanted {self.allowed}") from None
+        return self.check(value)
+
+
+def declared(source: str) -> dict[str, Parameter]:
+    """Read the parameters that a cell declares, in order. Anything but a flat, typed literal is an error."""
+    found: dict[str, Parameter] = {}
+    for node in ast.parse(source).body:
+        try:
+            name, kind = node.target.id, _TYPES[node.annotation.id]  # type: ignore[attr-defined]
+            default = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+        except (AttributeError, KeyError, ValueError):
+            wanted = "wanted `name: type = literal  # [range] help`"
+            raise UsageError(f"parameters cell, line {node.lineno}: {wanted}") from None
+        line = source.splitlines()[(node.end_lineno or node.lineno) - 1]
+        low, high, choices, words = _COMMENT.findall(line.encode()[node.end_col_offset :].decode())[0]
+        span = float(low or -math.inf), float(high or math.inf)
+        among = tuple(kind(choice.strip()) for choice in choices.split(",")) if choices else ()
+        found[name] = Parameter(name, kind, default, words, *span, among)
+        found[name].check(default)
+    return found
+
+
+def resolve(book: str, known: dict[str, Parameter], given: Mapping[str, Any], text: bool = False) -> dict[str, Any]:
+    """Check `given` against what the notebook declares and fill in the defaults.
+
+    With `text` the values are strings from a command line. Raises UsageError for an unknown name, a value of the
+    wrong type or out of range.
+    """
+    for name in given:
+        if name not in known:
+            hint = f"{did_you_mean(name, known)}it has {', '.join(known)}"
+            raise UsageError(f"parameter {name}: {book} has none of that name; {hint}")
+    read = Parameter.parse if text else Parameter.check
+    defaults = {name: parameter.default for name, parameter in known.items()}
+    return defaults | {name: read(known[name], value) for name, value in given.items()}
 
 
 @dataclass(frozen=True)
 class Notebook:
-    """One investigation: a notebook of this checkout. `metadata["labkit"]` names its question and its kernels."""
+    """One investigation: a notebook of this checkout. Its name is also that of its claims file."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """The notebook's name, which is also that of its claims file."""
+        """The file's name without its suffix."""
         return self.path.stem
 
     @cached_property
@@ -39,13 +119,8 @@ class Notebook:
 
     @property
     def about(self) -> dict[str, str]:
-        """The notebook's own metadata: question, answer, kernels."""
+        """The notebook's own metadata: question, answer, and kernels, its folder under kernels/."""
         return self.content["metadata"].get("labkit", {})
-
-    @property
-    def kernels(self) -> str:
-        """The folder under kernels/ that holds the systems under investigation."""
-        return self.about.get("kernels", "")
 
     @cached_property
     def code(self) -> list[str]:
@@ -55,29 +130,20 @@ class Notebook:
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
         """What the cell tagged `parameters` declares."""
-        for cell in self.content["cells"]:
-            if "parameters" in cell["metadata"].get("tags", []):
-                return declared("".join(cell["source"]))
-        return {}
+        tagged = (cell for cell in self.content["cells"] if "parameters" in cell["metadata"].get("tags", []))
+        return declared("".join(next(tagged, {"source": ""})["source"]))
 
 
 def notebooks() -> dict[str, Notebook]:
-    """Every notebook of the checkout, by name."""
-    return {path.stem: Notebook(path) for path in sorted(folder().glob("*.ipynb"))}
+    """Every notebook by name, from notebooks/ or the folder that LABKIT_NOTEBOOKS names."""
+    folder = Path(os.environ.get("LABKIT_NOTEBOOKS") or ROOT / "notebooks").resolve()
+    return {path.stem: Notebook(path) for path in sorted(folder.glob("*.ipynb"))}
 
 
 def notebook(name: str) -> Notebook:
     """The notebook called `name`; a UsageError that lists the names if there is none."""
     known = notebooks()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = did_you_mean(name, known)
         raise UsageError(f"no notebook is called {name!r}; {hint}there are: {', '.join(known)}")
     return known[name]
-
-
-def kernels_of(name: str) -> str:
-    """The folder under kernels/ for a notebook's name, or for that folder's own name."""
-    if (ROOT / "kernels" / name / "__init__.py").exists():
-        return name
-    return notebook(name).kernels

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
 from labkit.session.record import Record
-from labkit.tables import Table, number
+from labkit.tables import Table
 
 VERDICTS = ("confirmed", "refuted", "undecidable", "untestable")
 KINDS = ("asserted", "implied", "ours")
@@ -40,6 +42,9 @@ class Settled:
     source: str = ""
 
 
+OPEN = Settled("OPEN", None, "")
+
+
 @dataclass(repr=False)
 class Ledger:
     """The claims of one report, in its file's order, and the verdicts given so far."""
@@ -59,14 +64,15 @@ class Ledger:
         """
         if claim_id not in self.claims:
             raise UsageError(f"claim {claim_id!r}: {self.name} has none of that id; it has {', '.join(self.claims)}")
-        verdict = ("confirmed" if truth else "refuted") if isinstance(truth, bool) else str(truth)
-        words = {verdict, *because} | ({"confirmed", "refuted"} if isinstance(truth, bool) else set())
-        if wrong := words - set(VERDICTS):
+        outcomes = ("confirmed", "refuted") if isinstance(truth, bool) else (truth,)
+        reasons = dict.fromkeys(outcomes, "") | {word: reason.strip() for word, reason in because.items()}
+        if wrong := reasons.keys() - set(VERDICTS):
             raise UsageError(f"claim {claim_id}: {wrong.pop()!r} is no verdict; wanted one of {', '.join(VERDICTS)}")
-        if silent := [word for word in VERDICTS if word in words and not because.get(word, "").strip()]:
+        if silent := [word for word, reason in reasons.items() if not reason]:
             raise UsageError(f"claim {claim_id}: because has no reason for {silent[0]}; wanted one for each outcome")
-        if len({reason.strip() for reason in because.values()}) < len(because):
+        if len(set(reasons.values())) < len(reasons):
             raise UsageError(f"claim {claim_id}: because has one reason for two verdicts; wanted one for each outcome")
+        verdict = ("confirmed" if truth else "refuted") if isinstance(truth, bool) else truth
         self.settled[claim_id] = Settled(verdict, plain(measured), because[verdict], given)
 
     def settle_from(self, claim_id: str, record: Record | None, needs: str) -> None:
@@ -75,69 +81,48 @@ class Ledger:
             lacking = f"it needs {needs}, and no run on one is on record"
             self.settle(claim_id, "untestable", because={"untestable": lacking})
             return
-        found = record.claim(claim_id)
-        self.settled[claim_id] = Settled(
-            found["verdict"], found["measured"], found["because"], found.get("given", ""), record.where
-        )
-
-    @property
-    def open(self) -> list[str]:
-        """The claims that have no verdict yet."""
-        return [claim_id for claim_id in self.claims if claim_id not in self.settled]
-
-    def counts(self) -> dict[str, int]:
-        """How many of the report's own claims have each verdict; those of kind ``ours`` are not counted."""
-        given = [settled.verdict for claim, settled in self.settled.items() if self.claims[claim].kind != "ours"]
-        return {verdict: given.count(verdict) for verdict in VERDICTS}
+        found = record.result["claims"][claim_id]
+        kept = {name: found[name] for name in ("verdict", "measured", "because", "given") if name in found}
+        self.settled[claim_id] = Settled(**kept, source=record.where)
 
     def verdicts(self) -> Table:
-        """Claim and verdict alone: words that do not depend on where the notebook ran."""
-        rows = [(c.id, c.kind, self.settled[c.id].verdict if c.id in self.settled else "OPEN") for c in self._sorted()]
+        """Claim and verdict alone, the report's before this workbook's: words that do not depend on where it ran."""
+        of_report_first = sorted(self.claims.values(), key=lambda claim: claim.kind == "ours")
+        rows = [(claim.id, claim.kind, self.settled.get(claim.id, OPEN).verdict) for claim in of_report_first]
         return Table(("claim", "kind", "verdict"), rows)
-
-    def table(self, *kinds: str) -> Table:
-        """The claims of some kinds, all unless said, with verdict, figures reported and measured, and the reason."""
-        rows = []
-        for claim in self._sorted(*kinds):
-            settled = self.settled.get(claim.id, Settled("OPEN", None, ""))
-            because = settled.because + (f" Given: {settled.given}." if settled.given else "")
-            because += f" [{settled.source}]" if settled.source else ""
-            figures = number(claim.reported), number(settled.measured)
-            says = f"{claim.says} ({claim.kind}; {claim.where})"
-            rows.append((claim.id, says, settled.verdict, *figures, because))
-        return Table(("claim", "says", "verdict", "reported", "measured", "because"), rows, wrap=44)
-
-    def _sorted(self, *kinds: str) -> list[Claim]:
-        """What the report says before what this workbook asks."""
-        return [c for c in sorted(self.claims.values(), key=lambda c: c.kind == "ours") if c.kind in (kinds or KINDS)]
 
     def as_json(self) -> dict[str, dict[str, Any]]:
         """The claims of result.json: kind, where, reported, and verdict, measured, because, given, source of each.
 
         Raises UsageError while a claim is open.
         """
-        if self.open:
-            raise UsageError(f"ledger of {self.name}: no verdict yet for {', '.join(self.open)}")
+        if still_open := [claim_id for claim_id in self.claims if claim_id not in self.settled]:
+            raise UsageError(f"ledger of {self.name}: no verdict yet for {', '.join(still_open)}")
         return {
-            claim.id: {"kind": claim.kind, "where": claim.where, "reported": claim.reported}
-            | asdict(self.settled[claim.id])
-            for claim in self.claims.values()
+            name: {"kind": claim.kind, "where": claim.where, "reported": claim.reported} | asdict(self.settled[name])
+            for name, claim in self.claims.items()
         }
 
     def _tables(self) -> list[Table]:
         """The report's claims, and in a table of their own the questions of this workbook."""
-        titled = {"What the report says": ("asserted", "implied"), "What this workbook asks beyond it": ("ours",)}
-        tables = [(title, self.table(*kinds)) for title, kinds in titled.items()]
-        return [replace(table, title=title) for title, table in tables if table.rows]
+        tables = []
+        for title, ours in (("What the report says", False), ("What this workbook asks beyond it", True)):
+            rows = [self._row(claim) for claim in self.claims.values() if (claim.kind == "ours") is ours]
+            tables.append(Table(("claim", "says", "verdict", "reported", "measured", "because"), rows, title, wrap=44))
+        return [table for table in tables if table.rows]
+
+    def _row(self, claim: Claim) -> tuple[Any, ...]:
+        settled = self.settled.get(claim.id, OPEN)
+        because = settled.because + (f" Given: {settled.given}." if settled.given else "")
+        because += f" [{settled.source}]" if settled.source else ""
+        says = f"{claim.says} ({claim.kind}; {claim.where})"
+        return claim.id, says, settled.verdict, claim.reported, settled.measured, because
 
     def __repr__(self) -> str:
-        return str(self)
+        return "\n\n".join(map(str, self._tables()))
 
     def _repr_html_(self) -> str:
         return "".join(table._repr_html_() for table in self._tables())
-
-    def __str__(self) -> str:
-        return "\n\n".join(map(str, self._tables()))
 
 
 def claims_file(name: str) -> Path:
@@ -147,8 +132,6 @@ def claims_file(name: str) -> Path:
 
 def claims(name: str) -> Ledger:
     """Read data/claims/`name`.yaml. Raises UsageError if it is missing, or an entry is not as it should be."""
-    import yaml
-
     path = claims_file(name)
     if not path.exists():
         raise UsageError(f"claims: {path.relative_to(ROOT)} is not there; wanted the claims of {name!r}")
@@ -156,14 +139,10 @@ def claims(name: str) -> Ledger:
     for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["claims"]:
         try:
             claim = Claim(**{key: " ".join(v.split()) if isinstance(v, str) else v for key, v in entry.items()})
+            right = claim.kind in KINDS and claim.id not in found and all((claim.id, claim.says, claim.settles))
         except (TypeError, AttributeError):
-            claim = None
-        if (
-            claim is None
-            or claim.kind not in KINDS
-            or claim.id in found
-            or not all((claim.id, claim.says, claim.settles))
-        ):
+            right = False
+        if not right:
             raise UsageError(
                 f"claims: {path.relative_to(ROOT)} has an entry {str(entry)[:80]}; wanted id (each once), "
                 f"kind ({', '.join(KINDS)}), where, says, settles, and reported where there is a figure"

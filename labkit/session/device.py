@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from labkit.errors import UsageError
 
@@ -15,12 +15,13 @@ CHOICES = ("auto", "cpu", "cuda")
 
 @dataclass(frozen=True)
 class Device:
-    """Where kernels run in this process."""
+    """Where kernels run in this process.
+
+    `kind` is ``cpu`` or ``cuda``, which is also torch's name of it; `name` is the processor's or the GPU's own.
+    """
 
     kind: str
-    """``cpu`` or ``cuda``, which is also torch's name of it."""
     name: str
-    """The processor's or the GPU's own name."""
 
     @property
     def is_cuda(self) -> bool:
@@ -30,22 +31,14 @@ class Device:
     @property
     def banner(self) -> str:
         """One line that says what runs where."""
-        if self.is_cuda:
-            return f"cuda ({self.name}): Triton and CUDA C++ compiled, GEMM by cuBLAS"
-        runs = "Triton interpreted, CUDA C++ over a host runtime (correctness only)"
-        return f"cpu ({self.name}): {runs}, GEMM by the host's BLAS"
+        on_cpu = "Triton interpreted, CUDA C++ over a host runtime (correctness only), GEMM by the host's BLAS"
+        how = "Triton and CUDA C++ compiled, GEMM by cuBLAS" if self.is_cuda else on_cpu
+        return f"{self.kind} ({self.name}): {how}"
 
     def needs_cuda(self, what: str, instead: str) -> None:
         """Raise UsageError on a CPU: `what` cannot run there; `instead` says what to ask for."""
         if not self.is_cuda:
             raise UsageError(f"{what} needs a GPU, and kernels run on the CPU here; {instead}")
-
-
-def has_cuda() -> bool:
-    """Whether torch sees a GPU here."""
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def decide(request: str = "auto") -> Device:
@@ -55,12 +48,13 @@ def decide(request: str = "auto") -> Device:
     """
     if request not in CHOICES:
         raise UsageError(f"device: {request!r} is not right; wanted one of {', '.join(CHOICES)}")
-    if request != "cpu" and has_cuda():
+    if request != "cpu":
         import torch
 
-        return Device("cuda", torch.cuda.get_device_name())
-    if request == "cuda":
-        raise UsageError("device: 'cuda' was asked for, and torch sees no GPU here; wanted cpu or auto")
+        if torch.cuda.is_available():
+            return Device("cuda", torch.cuda.get_device_name())
+        if request == "cuda":
+            raise UsageError("device: 'cuda' was asked for, and torch sees no GPU here; wanted cpu or auto")
     return Device("cpu", cpu_name())
 
 
@@ -84,22 +78,12 @@ def choose(request: str = "auto") -> Device:
 
 def cpu_name() -> str:
     """The processor's name, as the kernel of the operating system gives it."""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return "unknown CPU"
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1].strip() if found else "unknown CPU"
 
 
-def facts(device: Device) -> dict[str, Any]:
-    """What result.json records of the device: kind, name, and on a GPU its driver."""
-    if not device.is_cuda:
-        return {"kind": device.kind, "name": device.name, "driver": None}
-    return {"kind": device.kind, "name": device.name, "driver": _driver()}
-
-
-def _driver() -> str | None:
+def driver() -> str | None:
+    """The version of NVIDIA's driver, where there is one."""
     version = Path("/proc/driver/nvidia/version")
-    if not version.exists():
-        return None
-    words = version.read_text(encoding="utf-8").split()
-    return next((word for word in words if word.count(".") == 2 and word[0].isdigit()), None)
+    found = version.exists() and re.search(r"\b\d+\.\d+\.\d+\b", version.read_text(encoding="utf-8"))
+    return found[0] if found else None

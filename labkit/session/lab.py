@@ -13,13 +13,9 @@ import numpy as np
 from labkit.errors import UsageError
 from labkit.session import catalogue, device, record
 from labkit.session.claims import Ledger, claims_file, plain
-from labkit.session.parameters import resolve
 
 if TYPE_CHECKING:
     from labkit.causes.hypotheses import Weighing
-
-RUN_DIRECTORY = "LABKIT_RUN_DIR"
-"""The environment variable by which `labkit run` says where result.json goes."""
 
 
 class Lab:
@@ -30,7 +26,8 @@ class Lab:
         self.parameters = parameters
         self.device = chosen
         self.seed = int(parameters.get("seed", 0))
-        self.directory = Path(os.environ.get(RUN_DIRECTORY) or catalogue.ROOT / "runs" / book.name / "interactive")
+        interactive = catalogue.ROOT / "runs" / book.name / "interactive"
+        self.directory = Path(os.environ.get("LABKIT_RUN_DIR") or interactive)  # set by `labkit run`
         self._sources = record.sources(book)
         self._started = time.perf_counter()
         (self.directory / "result.json").unlink(missing_ok=True)  # of an earlier run: this one has not succeeded yet
@@ -65,7 +62,7 @@ class Lab:
         """
         if claims_file(self.name).exists() and (ledger is None or ledger.name != self.name):
             raise UsageError(f"ledger: {ledger and ledger.name!r} is not right; wanted labkit.claims({self.name!r})")
-        facts = device.facts(self.device)
+        commit, dirty = record.commit()
         result: dict[str, Any] = {
             "schema": record.SCHEMA,
             "notebook": self.name,
@@ -73,7 +70,7 @@ class Lab:
             "date": datetime.now(UTC).date().isoformat(),
             "seconds": round(time.perf_counter() - self._started, 2),
             "parameters": self.parameters,
-            "device": {"kind": facts["kind"], "name": facts["name"]},
+            "device": {"kind": self.device.kind, "name": self.device.name},
             "verdict": {
                 "cause": verdict.cause if verdict else None,
                 "first_divergence": first_divergence,
@@ -82,7 +79,15 @@ class Lab:
             },
             "claims": ledger.as_json() if ledger else {},
             "metrics": plain(metrics or {}),
-            "provenance": record.provenance(self._sources, facts, self.seed),
+            "provenance": {
+                "commit": commit,
+                "dirty": dirty,
+                "versions": record.versions(),
+                "gpu": self.device.name if self.device.is_cuda else None,
+                "driver": device.driver() if self.device.is_cuda else None,
+                "seed": self.seed,
+                "sources": self._sources,  # as they were when the run began
+            },
         }
         record.write_json(self.directory / "result.json", result)
         print(f"result.json written: {len(result['claims'])} claims, cause {result['verdict']['cause']!r}")
@@ -99,7 +104,7 @@ def start(name: str, /, **parameters: Any) -> Lab:
     missing = [parameter for parameter in book.parameters if parameter not in parameters]
     if missing:
         raise UsageError(f"labkit.start: {name} declares {', '.join(missing)} too; wanted every parameter passed on")
-    values = resolve(name, book.parameters, parameters)
+    values = catalogue.resolve(name, book.parameters, parameters)
     lab = Lab(book, values, device.choose(values.get("device", "auto")))
     print(f"{name} on {lab.device.banner}; seed {lab.seed}")
     return lab

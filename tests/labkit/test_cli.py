@@ -5,7 +5,7 @@ import pytest
 
 from labkit.cli.main import main
 from labkit.session.catalogue import ROOT, notebooks
-from labkit.session.device import has_cuda
+from labkit.session.device import decide
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_file_where_the_runs_should_go_is_refused(tmp_path, capsys):
     assert "is not a folder" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(has_cuda(), reason="there is a GPU here")
+@pytest.mark.skipif(decide().is_cuda, reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_one_line(tmp_path, capsys):
     for arguments in (["--device", "cuda"], ["-p", "device=cuda"]):
         assert main(["run", "attention_matmul", *arguments, "--out", str(tmp_path / "runs")]) == 2

@@ -11,7 +11,7 @@ from labkit.numerics.cpu import measure as on_cpu
 from labkit.numerics.gpu import ROWS, launch
 from labkit.numerics.layout import walk
 from labkit.numerics.statistics import DTYPES, ELEMENTWISE, FIELDS, NUMBER, Rule, format_of
-from labkit.session.device import has_cuda
+from labkit.session.device import decide
 
 FLOATS = (
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2,
@@ -26,7 +26,7 @@ VIEWS = {
 
 def on_device(t):
     """The same strides on the device where Triton runs."""
-    if not has_cuda():
+    if not decide().is_cuda:
         return t
     return torch.empty(0, dtype=t.dtype, device="cuda").set_(
         t.untyped_storage().cuda(), t.storage_offset(), t.shape, t.stride()

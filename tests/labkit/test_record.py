@@ -1,4 +1,5 @@
 import json
+import subprocess
 from xml.etree import ElementTree
 
 import pytest
@@ -59,9 +60,18 @@ def test_a_record_is_one_flat_file_named_by_notebook_and_device(tmp_path, monkey
     assert record.recorded("attention_matmul", "cpu") is None
 
 
-def test_without_git_the_commit_is_what_the_environment_says(tmp_path, monkeypatch):
+def test_the_commit_is_gits_or_what_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.delenv("LABKIT_COMMIT", raising=False)
+    assert record.commit() == (None, None)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=b"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "empty"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert record.commit() == (head.strip(), False)
+    (tmp_path / "new").touch()
+    assert record.commit() == (head.strip(), True)
     monkeypatch.setenv("LABKIT_COMMIT", "abc")
     assert record.commit() == ("abc", None)
 
