@@ -20,7 +20,6 @@ from labkit.numerics.gpu_kernels import SCALE, one_pass
 from labkit.numerics.statistics import FIELDS, Statistics, combine
 
 TILE, WARPS, PROGRAMS_PER_SM = 2048, 4, 4
-_CODES = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
 
 
 def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> Statistics:
@@ -30,17 +29,18 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
 
 def launch(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> torch.Tensor:
     """As :func:`measure`, without waiting: the statistics of each program, float64 [FIELDS, programs] on the device."""
+    info = torch.finfo(o.dtype) if o.is_floating_point() else None
+    o, g = _readable(o), _readable(g)
     mode = 2 if isinstance(allowed, torch.Tensor) else 0 if allowed is None else 1
     bound, number = (allowed, 0.0) if isinstance(allowed, torch.Tensor) else (o, allowed or 0.0)
     shape = walk(o.shape, o.stride(), g.stride(), bound.stride())
     reach = max(sum((n - 1) * s for n, s in zip(shape[0], strides, strict=True)) for strides in shape[1:])
-    info = torch.finfo(o.dtype) if o.is_floating_point() else None
     multiprocessors = torch.cuda.get_device_properties(o.device).multi_processor_count if o.is_cuda else 1
     programs = min(-(-o.numel() // TILE), multiprocessors * PROGRAMS_PER_SM)
     parts = torch.empty((len(FIELDS), programs), dtype=torch.float64, device=o.device)
     with torch.cuda.device_of(o):
         one_pass[(programs,)](
-            _bytes(o), _bytes(g), bound, parts, o.numel(), programs,
+            o, g, bound, parts, o.numel(), programs,
             int(np.float64(number).view(np.int64)),  # a kernel would take a Python float as float32
             min(number * SCALE * (1.0 - 1e-6), 3e38), *shape,
             WIDE=not (o.is_floating_point() and g.is_floating_point()) or max(o.itemsize, g.itemsize) > 4,
@@ -48,7 +48,7 @@ def launch(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | Non
             EXPONENT=int(math.log2(info.tiny)) if info else 0, MANTISSA=-int(math.log2(info.eps)) if info else 0,
             LARGEST=info.max if info else 0.0, OVERFLOW=info.max * (1.0 + 0.25 * info.eps) if info else 0.0,
             MODE=mode, LINEAR=all(strides == (1,) for strides in shape[1:]), LARGE=reach + TILE >= 2**31,
-            DIMENSIONS=len(shape[0]), O_CODE=_CODES.get(o.dtype, 0), G_CODE=_CODES.get(g.dtype, 0), TILE=TILE,
+            DIMENSIONS=len(shape[0]), TILE=TILE,
             THREADS=32 * WARPS, VECTOR=4, STAGES=3 if max(o.itemsize, g.itemsize) <= 4 else 1,
             FAST=os.environ.get("TRITON_INTERPRET") != "1", num_warps=WARPS,
         )  # fmt: skip
@@ -71,6 +71,8 @@ def walk(shape: torch.Size, *given: tuple[int, ...]) -> list[tuple[Any, ...]]:
     return list(zip(*(found or [(1,) * (len(given) + 2)]), strict=True))
 
 
-def _bytes(t: torch.Tensor) -> torch.Tensor:
-    """What the kernel reads: floats of 8 bits and truth values as bytes, so that every GPU and the interpreter can."""
-    return t.view(torch.uint8) if t.dtype == torch.bool or t.dtype in _CODES else t
+def _readable(t: torch.Tensor) -> torch.Tensor:
+    """What any GPU and the interpreter can read: truth values as bytes, floats of 8 bits copied to float16."""
+    if t.dtype == torch.bool:
+        return t.view(torch.uint8)
+    return t.half() if t.is_floating_point() and t.itemsize == 1 else t

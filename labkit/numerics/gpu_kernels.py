@@ -13,20 +13,6 @@ _LEAST, _MOST = tl.constexpr(1e-15), tl.constexpr(1e17)  # what float32 can squa
 
 
 @triton.jit
-def decoded(raw, CODE: tl.constexpr):
-    """The values of a float of 8 bits, by way of float16: e5m2 is its upper byte, e4m3fn has its exponent 2^8 away."""
-    if CODE == 0:
-        return raw
-    elif CODE == 2:
-        return (raw.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
-    else:
-        bits = raw.to(tl.int16)
-        value = ((bits & 127) << 7).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-        value = tl.where((bits & 127) == 127, float("nan"), value)
-        return tl.where((bits & 128) != 0, -value, value)
-
-
-@triton.jit
 def offsets(index, sizes, strides, DIMENSIONS: tl.constexpr, LINEAR: tl.constexpr):
     """The offset of the element at `index` of the walk, for one tensor's strides."""
     if LINEAR:
@@ -42,11 +28,9 @@ def offsets(index, sizes, strides, DIMENSIONS: tl.constexpr, LINEAR: tl.constexp
 
 
 @triton.jit
-def element(
-    ptr, index, there, sizes, strides, DIMENSIONS: tl.constexpr, LINEAR: tl.constexpr, CODE: tl.constexpr
-):  # fmt: skip
+def element(ptr, index, there, sizes, strides, DIMENSIONS: tl.constexpr, LINEAR: tl.constexpr):
     """The values at `index` of the walk where they are `there`, else 0."""
-    return decoded(tl.load(ptr + offsets(index, sizes, strides, DIMENSIONS, LINEAR), mask=there, other=0), CODE)
+    return tl.load(ptr + offsets(index, sizes, strides, DIMENSIONS, LINEAR), mask=there, other=0)
 
 
 @triton.jit
@@ -95,8 +79,8 @@ def one_pass(
     sizes, o_strides, g_strides, b_strides, logical,
     WIDE: tl.constexpr, INTEGERS: tl.constexpr, HAS_ULP: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr,
     LARGEST: tl.constexpr, OVERFLOW: tl.constexpr, MODE: tl.constexpr, LINEAR: tl.constexpr, LARGE: tl.constexpr,
-    DIMENSIONS: tl.constexpr, O_CODE: tl.constexpr, G_CODE: tl.constexpr, TILE: tl.constexpr, THREADS: tl.constexpr,
-    VECTOR: tl.constexpr, STAGES: tl.constexpr, FAST: tl.constexpr,
+    DIMENSIONS: tl.constexpr, TILE: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """Statistics of a strided share of the tiles, one row of `parts_ptr` a statistic, one column a program."""
     program = tl.program_id(0).to(tl.int64)
@@ -119,8 +103,8 @@ def one_pass(
         start = (program + i * programs) * TILE
         inside = lanes < count - start
         index = start + lanes if LARGE or LINEAR else start.to(tl.int32) + lanes
-        o = element(o_ptr, index, inside, sizes, o_strides, DIMENSIONS, LINEAR, O_CODE)
-        g = element(g_ptr, index, inside, sizes, g_strides, DIMENSIONS, LINEAR, G_CODE)
+        o = element(o_ptr, index, inside, sizes, o_strides, DIMENSIONS, LINEAR)
+        g = element(g_ptr, index, inside, sizes, g_strides, DIMENSIONS, LINEAR)
         if INTEGERS:
             d = (o.to(tl.int64) - g.to(tl.int64)).to(tl.float32) * _SCALE
         elif WIDE:
@@ -156,8 +140,8 @@ def one_pass(
             for j in range(TILE // THREADS):
                 spot = start + j * THREADS + threads
                 there = spot < count
-                o1 = element(o_ptr, spot, there, sizes, o_strides, DIMENSIONS, LINEAR, O_CODE)
-                g1 = element(g_ptr, spot, there, sizes, g_strides, DIMENSIONS, LINEAR, G_CODE)
+                o1 = element(o_ptr, spot, there, sizes, o_strides, DIMENSIONS, LINEAR)
+                g1 = element(g_ptr, spot, there, sizes, g_strides, DIMENSIONS, LINEAR)
                 x, y = o1.to(tl.float64), g1.to(tl.float64)
                 e = (o1.to(tl.int64) - g1.to(tl.int64)).to(tl.float64) if INTEGERS else x - y
                 finite = tl.abs(e) < inf
@@ -167,7 +151,7 @@ def one_pass(
                 if MODE > 0:
                     limit = zero + number
                     if MODE == 2:
-                        limit = element(b_ptr, spot, there, sizes, b_strides, DIMENSIONS, LINEAR, 0)
+                        limit = element(b_ptr, spot, there, sizes, b_strides, DIMENSIONS, LINEAR)
                     of_limit, free = tl.abs(e) / limit, limit == inf
                 elif HAS_ULP:
                     of_limit = 2.0 * units
@@ -226,8 +210,8 @@ def one_pass(
     for j in range(TILE // THREADS):
         spot = start + j * THREADS + threads
         there = spot < count
-        o1 = element(o_ptr, spot, there, sizes, o_strides, DIMENSIONS, LINEAR, O_CODE)
-        g1 = element(g_ptr, spot, there, sizes, g_strides, DIMENSIONS, LINEAR, G_CODE)
+        o1 = element(o_ptr, spot, there, sizes, o_strides, DIMENSIONS, LINEAR)
+        g1 = element(g_ptr, spot, there, sizes, g_strides, DIMENSIONS, LINEAR)
         if INTEGERS:
             e = tl.abs((o1.to(tl.int64) - g1.to(tl.int64)).to(tl.float64))
         else:
@@ -251,10 +235,10 @@ def one_pass(
         tl.where(first < _NONE, first, -1.0),
         tl.where(worst < _NONE, worst, -1.0),
         tl.where(one < _NONE, one, -1.0),
-        element(o_ptr, spot, spot >= 0, sizes, o_strides, DIMENSIONS, LINEAR, O_CODE),
-        element(g_ptr, spot, spot >= 0, sizes, g_strides, DIMENSIONS, LINEAR, G_CODE),
-        element(o_ptr, spot1, spot1 >= 0, sizes, o_strides, DIMENSIONS, LINEAR, O_CODE),
-        element(g_ptr, spot1, spot1 >= 0, sizes, g_strides, DIMENSIONS, LINEAR, G_CODE),
+        element(o_ptr, spot, spot >= 0, sizes, o_strides, DIMENSIONS, LINEAR),
+        element(g_ptr, spot, spot >= 0, sizes, g_strides, DIMENSIONS, LINEAR),
+        element(o_ptr, spot1, spot1 >= 0, sizes, o_strides, DIMENSIONS, LINEAR),
+        element(g_ptr, spot1, spot1 >= 0, sizes, g_strides, DIMENSIONS, LINEAR),
         best,
         tl.max(relative, axis=0),
         tl.max(ulps, axis=0),
