@@ -125,13 +125,13 @@ def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, 
     if bound is None:
         return None, f"dtypes only: half an ULP of {name_of(o.dtype)}" if o.is_floating_point() else INTEGERS
     given, why = (bound.absolute, bound.why) if isinstance(bound, Bound) else (bound, "given")
-    allowed = as_tensor("bound", given)
+    allowed = as_tensor("bound", given).double()
     if not bool((allowed >= 0.0).all()):
         raise UsageError("bound: has numbers below 0, or NaN; wanted numbers from 0")
     if allowed.numel() == 1 and o.ndim >= allowed.ndim:
         return float(allowed), why
     try:
-        return allowed.to(o.device, torch.float64).expand(o.shape), why
+        return allowed.to(o.device).expand(o.shape), why
     except RuntimeError:
         raise UsageError(
             f"bound: shape {tuple(allowed.shape)} is not right; wanted a number or shape {tuple(o.shape)}"
@@ -150,7 +150,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
         from labkit.numerics.cpu import measure as one_pass
     found = one_pass(o, g, allowed)
     fine = all(_TINY < total < math.inf or total == found.max_abs == 0.0 for total in (found.sum_dd, found.sum_gg))
-    return found if fine or not o.numel() else _rescaled(found, o, g)
+    return found if fine else _rescaled(found, o, g)
 
 
 def _told_apart(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -175,6 +175,10 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
 
     The cosine's angle comes from sin^2 = (|g|^2 |d|^2 - (d, g)^2) / (|g|^2 |o|^2), which keeps its digits near 1.
     """
+
+    def index(place: float) -> tuple[int, ...] | None:
+        return None if place < 0 else tuple(map(int, np.unravel_index(int(place), o.shape)))
+
     oo = s.sum_gg + 2.0 * s.sum_dg + s.sum_dd
     if s.sum_gg == 0.0 or oo <= 0.0:
         cosine = float(s.sum_gg == s.sum_dd == 0.0)
@@ -190,8 +194,8 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
         golden_dtype=names[1],
         count=o.numel(),
         mismatches=int(s.mismatches),
-        first_index=_index(s.first, o.shape),
-        worst_index=_index(at, o.shape),
+        first_index=index(s.first),
+        worst_index=index(at),
         worst_observed=None if at < 0 else observed,
         worst_golden=None if at < 0 else golden,
         max_abs=s.max_abs,
@@ -210,10 +214,6 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
         bound_used=math.inf if s.one_sided >= 0 else s.used,
         ok=s.mismatches == 0,
     )
-
-
-def _index(place: float, shape: torch.Size) -> tuple[int, ...] | None:
-    return None if place < 0 else tuple(map(int, np.unravel_index(int(place), shape)))
 
 
 def _shapes_differ(o: torch.Tensor, g: torch.Tensor, names: tuple[str, str]) -> Comparison:

@@ -23,6 +23,7 @@ PIECE = 1 << 15
 RUN = 32 * PIECE
 """Elements that a thread takes at a time."""
 
+Array = np.ndarray
 Part = tuple[int, list[torch.Tensor]]
 """The place of its first element, and what there is of each tensor."""
 
@@ -41,7 +42,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
     def run(part: Part) -> Statistics:
         found = []
         for start, piece in _parts(part, PIECE):
-            x, y, *bound = (t.double().reshape(-1).numpy() for t in piece)
+            x, y, *bound = (t.to("cpu", torch.float64).reshape(-1).numpy() for t in piece)
             found.append(_gather(x, y, bound[0] if bound else number, start, ulps, half, overflow, top))
         return combine(found)
 
@@ -67,15 +68,8 @@ def _parts(part: Part, most: int) -> Iterator[Part]:
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _gather(
-    o: np.ndarray,
-    g: np.ndarray,
-    bound: np.ndarray,
-    start: int,
-    ulps: np.ndarray,
-    half: float,
-    overflow: float,
-    top: float,
-) -> Statistics:
+    o: Array, g: Array, bound: Array, start: int, ulps: Array, half: float, overflow: float, top: float
+) -> Statistics:  # fmt: skip
     """Statistics of a piece. An element may differ by its `bound` and by `half` of its unit in the last place; where
     |golden| is beyond `overflow`, Inf of its sign, `top` and NaN are right too."""
     mismatches = o_nan = g_nan = o_inf = g_inf = o_zero = g_zero = 0

@@ -94,6 +94,18 @@ def test_the_result_is_the_same_bits_each_time(device):
     assert len({str(compare(o, g, 1e-6).__dict__) for _ in range(5)}) == 1
 
 
+def test_no_elements_are_right_on_any_device(device):
+    empty = torch.zeros(0, 3, device=device)
+    found = compare(empty, empty.double(), torch.ones(3))
+    assert (found.ok, found.count, found.worst_index) == (True, 0, None)
+
+
+def test_the_largest_quotient_is_exact_below_the_normal_numbers_too():
+    golden = 1e-310 * np.random.default_rng(0).standard_normal(1000)
+    observed = golden * (1.0 + 1e-9)
+    assert compare(observed, golden, 1.0).max_rel == (abs(observed - golden) / abs(golden)).max()
+
+
 def test_threads_do_not_change_the_result():
     torch.manual_seed(2)
     g = torch.randn(3 << 20)
