@@ -35,33 +35,23 @@ def build(source: Path, host: Path, device: Device, architecture: str | None = N
         import torch
 
         compiler = _find("nvcc", "NVCC", "the CUDA toolkit, or set NVCC")
-        major, minor = torch.cuda.get_device_capability()
-        number = (architecture or f"sm_{major}{minor}").removeprefix("sm_")  # and no PTX that another GPU could compile
-        flags = [
-            "-std=c++17",
-            "-O3",
-            f"-gencode=arch=compute_{number},code=sm_{number}",
-            "-shared",
-            "-Xcompiler",
-            "-fPIC",
-        ]
-        command = [compiler, *flags, str(source), "-lcublas"]
-        made_for = device.name
+        number = (architecture or "{}{}".format(*torch.cuda.get_device_capability())).removeprefix("sm_")
+        target = f"-gencode=arch=compute_{number},code=sm_{number}"  # and no PTX that another GPU could compile
+        flags = ["-std=c++17", "-O3", target, "-shared", "-Xcompiler", "-fPIC"]
+        folders, libraries, made_for = [source.parent], ["-lcublas"], device.name
     else:
         compiler = _find("c++", "CXX", "a C++ compiler (Debian: g++), or set CXX")
-        flags = ["-x", "c++", "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
-        flags += ["-U_FORTIFY_SOURCE", f"-I{host}"]  # some compilers set it, and then longjmp keeps to one stack
-        command = [compiler, *flags, str(source)]
-        made_for = cpu_name()
+        flags = ["-x", "c++", "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", f"-I{host}"]
+        flags += ["-U_FORTIFY_SOURCE"]  # some compilers set it, and then longjmp keeps to one stack
+        folders, libraries, made_for = [source.parent, host], [], cpu_name()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     digest = hashlib.sha256("\0".join((made_for, version, *flags)).encode())
-    folders = (source.parent,) if device.is_cuda else (source.parent, host)
     for path in sorted(path for folder in folders for path in folder.iterdir() if path.suffix in SUFFIXES):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    target = cache() / f"{source.stem}-{digest.hexdigest()[:16]}.so"
-    if not target.exists():
-        _compile(command, target, source)
-    return target
+    built = cache() / f"{source.stem}-{digest.hexdigest()[:16]}.so"
+    if not built.exists():
+        _compile([compiler, *flags, str(source), *libraries], built, source)
+    return built
 
 
 def load(path: Path, signatures: dict[str, tuple[type | None, Sequence[type]]]) -> ctypes.CDLL:
@@ -75,12 +65,10 @@ def load(path: Path, signatures: dict[str, tuple[type | None, Sequence[type]]]) 
 
 
 def _find(name: str, variable: str, wanted: str) -> str:
-    given = os.environ.get(variable)
-    found = shutil.which(given or name)
-    if not found and variable == "NVCC" and not given:
-        found = shutil.which(name, path="/usr/local/cuda/bin")
+    given = os.environ.get(variable) or name
+    found = shutil.which(given) or (shutil.which("/usr/local/cuda/bin/nvcc") if given == "nvcc" else None)
     if not found:
-        raise UsageError(f"{variable}: {given or name} is not on the PATH; wanted {wanted}")
+        raise UsageError(f"{variable}: {given} is not on the PATH; wanted {wanted}")
     return found
 
 

@@ -7,14 +7,17 @@ are right, and writes one CSV: a row a provider, case and metric, with the quant
 from __future__ import annotations
 
 import csv
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from labkit.errors import UsageError
 from labkit.numerics.compare import Comparison
@@ -68,51 +71,32 @@ def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
         provider.poison()
         provider.run()
         found = provider.check()
-        yield _row(case, provider.name, "max_abs_error", "1", [found.max_abs] * 3)
-        yield _row(case, provider.name, "of_bound", "1", [found.bound_used] * 3)
-        for name, value in provider.facts().items():
+        for name, value in {"max_abs_error": found.max_abs, "of_bound": found.bound_used, **provider.facts()}.items():
             yield _row(case, provider.name, name, "1", [value] * 3)
         if not found.ok:
             print(f"  not timed, since it is wrong: {provider.name}: {found}")
             continue
         if case.memory:
             yield _row(case, provider.name, "extra_memory", "MiB", [extra_memory(provider.run, device)] * 3)
-        timers: dict[str, Callable[..., list[float]]] = {"time": cuda_times} if device.is_cuda else {"time": host_times}
+        timer = cuda_times if device.is_cuda else host_times
+        yield _row(case, provider.name, "time", "us", timer(provider.run))
         if device.is_cuda and case.graph:
-            timers["time_in_graph"] = graph_times
-        for metric, timer in timers.items():
             try:
-                yield _row(case, provider.name, metric, "us", timer(provider.run))
+                yield _row(case, provider.name, "time_in_graph", "us", graph_times(provider.run))
             except RuntimeError as error:
-                if metric != "time_in_graph":
-                    raise
                 print(f"  cannot be captured in a graph: {provider.name}: {str(error).splitlines()[0]}")
     for name, microseconds in least.items():
         yield _row(case, name, "time", "us", [microseconds] * 3)
 
 
 def _row(case: Case, provider: str, metric: str, unit: str, values: Sequence[float]) -> dict[str, Any]:
-    keys = (
-        "kernel_name",
-        "kernel_provider",
-        "kernel_operation_mode",
-        "metric_name",
-        "metric_unit",
-        "x_name",
-        "x_value",
-    )
-    row: dict[str, Any] = dict(
-        zip(keys, (case.kernel, provider, case.mode, metric, unit, case.x_name, case.x_value), strict=True)
-    )
-    row.update(zip(("y_value_50", "y_value_20", "y_value_80"), (f"{v:.6g}" for v in values), strict=True))
-    return row
+    names = (case.kernel, provider, case.mode, metric, unit, case.x_name, case.x_value)
+    return dict(zip(COLUMNS, (*names, *(f"{value:.6g}" for value in values)), strict=False))
 
 
 def extra_memory(run: Callable[[], Any], device: devices.Device) -> float:
     """MiB that one call takes at its peak beyond what was there before: of the GPU, or of this process (Linux)."""
     if device.is_cuda:
-        import torch
-
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -120,15 +104,14 @@ def extra_memory(run: Callable[[], Any], device: devices.Device) -> float:
         torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-    resident = _resident("VmRSS")
+    resident = _kibibytes("VmRSS")
     run()
-    return (_resident("VmHWM") - resident) / 1024
+    return (_kibibytes("VmHWM") - resident) / 1024
 
 
-def _resident(field: str) -> float:
-    """KiB, from /proc/self/status."""
+def _kibibytes(name: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith(f"{field}:")))
+    return float(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
 
 
 def cuda_times(run: Callable[[], Any]) -> list[float]:
@@ -138,39 +121,11 @@ def cuda_times(run: Callable[[], Any]) -> list[float]:
     return [1e3 * t for t in do_bench(run, warmup=25, rep=200, quantiles=list(QUANTILES))]
 
 
-def graph_times(run: Callable[[], None], calls: int = 20, replays: int = 50) -> list[float]:
-    """Microseconds of one call inside a CUDA graph of at most `calls` of them, caches warm: the device's own time.
+def graph_times(run: Callable[[], Any]) -> list[float]:
+    """Microseconds of one call inside a CUDA graph of some 20 ms of them, caches warm: the device's own time."""
+    from triton.testing import do_bench_cudagraph
 
-    A call that takes milliseconds fills a graph by itself, and is replayed less often.
-    """
-    import torch
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    side.synchronize()
-    once = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    took = 1e6 * (time.perf_counter() - once)
-    calls = max(1, min(calls, int(4e3 / took)))
-    replays = max(7, min(replays, int(5e5 / (took * calls))))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        for _ in range(calls):
-            run()
-    times = []
-    for _ in range(3):
-        graph.replay()
-    for _ in range(replays):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * begin.elapsed_time(end) / calls)
-    return _quantiles(times)
+    return [1e3 * t for t in do_bench_cudagraph(run, quantiles=list(QUANTILES))]
 
 
 def host_times(run: Callable[[], None], seconds: float = 1.0) -> list[float]:
@@ -182,12 +137,7 @@ def host_times(run: Callable[[], None], seconds: float = 1.0) -> list[float]:
         begin = time.perf_counter()
         run()
         times.append(1e6 * (time.perf_counter() - begin))
-    return _quantiles(times)
-
-
-def _quantiles(times: Sequence[float]) -> list[float]:
-    cuts = statistics.quantiles(times, n=10, method="inclusive")
-    return [cuts[4], cuts[1], cuts[7]]
+    return np.quantile(times, QUANTILES).tolist()
 
 
 def floors(case: Case, device: devices.Device) -> dict[str, float]:
@@ -200,29 +150,21 @@ def floors(case: Case, device: devices.Device) -> dict[str, float]:
     """
     if not device.is_cuda:
         return {}
-    traffic = {"traffic floor": case.bytes, **case.floors}
-    found = {name: 1e6 * count / copy_rate() for name, count in traffic.items()}
-    peak = _peak_float32() if case.operations else None
-    return found | ({"arithmetic floor, fp32": 1e6 * case.operations / peak} if peak else {})
+    found = {name: 1e6 * count / copy_rate() for name, count in {"traffic floor": case.bytes, **case.floors}.items()}
+    if case.operations and (peak := _peak_float32()):
+        found["arithmetic floor, fp32"] = 1e6 * case.operations / peak
+    return found
 
 
-_rates: dict[str, float] = {}
-
-
-def copy_rate(size: int = 1 << 31) -> float:
-    """Bytes a second that a large device-to-device copy moves, read and written, measured once in this process."""
-    if "copy" not in _rates:
-        import torch
-
-        source = torch.empty(size, dtype=torch.uint8, device="cuda").random_()
-        target = torch.empty_like(source)
-        _rates["copy"] = 2.0 * size / (1e-6 * cuda_times(lambda: target.copy_(source))[0])
-    return _rates["copy"]
+@cache
+def copy_rate() -> float:
+    """Bytes a second that a copy of 2 GiB from device to device moves, read and written, measured once a process."""
+    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2.0 * source.numel() / (1e-6 * cuda_times(lambda: target.copy_(source))[0])
 
 
 def _peak_float32() -> float | None:
-    import torch
-
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     if (properties.major, properties.minor) != (9, 0):
         return None  # the lanes of other generations are not entered here, so no floor is claimed
@@ -249,15 +191,12 @@ def bench(name: str, request: str, out: Path) -> Path:
         found = [row | common for row in measure(case, device)]
         print(table(found), flush=True)
         rows += found
-    stem = Path(name).name
-    path = out / (f"{stem}.csv" if device.is_cuda else f"{stem}_cpu.csv")
+    path = out / f"{Path(name).name}{'' if device.is_cuda else '_cpu'}.csv"
     out.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
-    temporary.replace(path)
     return path
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from labkit.numerics.precision import SMALLEST, UNIT_ROUNDOFF, digits
+from labkit.numerics.precision import SMALLEST, UNIT_ROUNDOFF
 
 FALSE_ALARM = 1e-9
 """The probability that a right tensor, as a whole, is called wrong by its elementwise bound."""
@@ -52,9 +52,9 @@ class Bound:
 EXACT = Bound(0.0, "exact: values are moved, not computed", 0.0)
 
 
-def confidence(length: int, count: int, false_alarm: float = FALSE_ALARM) -> float:
-    """lambda for which `count` inner products of `length` terms all hold with probability 1 - `false_alarm`."""
-    return math.sqrt(2.0 * math.log(2.0 * length * count / false_alarm))
+def confidence(length: int, count: int) -> float:
+    """lambda for which `count` inner products of `length` terms all hold with probability 1 - FALSE_ALARM."""
+    return math.sqrt(2.0 * math.log(2.0 * length * count / FALSE_ALARM))
 
 
 def worst_case(length: int, u: float) -> float:
@@ -62,10 +62,9 @@ def worst_case(length: int, u: float) -> float:
     return length * u / (1.0 - length * u) if length * u < 1.0 else math.inf
 
 
-def gamma(length: int, u: float, count: int, false_alarm: float = FALSE_ALARM) -> float:
+def gamma(length: int, u: float, count: int) -> float:
     """The factor on sum|a||b| for an inner product of `length` terms with unit round-off `u` (see the module)."""
-    lam = confidence(length, count, false_alarm)
-    probable = math.expm1(lam * math.sqrt(length) * u + length * u * u / (1.0 - u))
+    probable = math.expm1(confidence(length, count) * math.sqrt(length) * u + length * u * u / (1.0 - u))
     return min(worst_case(length, u), probable)
 
 
@@ -90,15 +89,9 @@ def lost_terms(length: float, u: float) -> float:
 
 
 def sum_of_products(
-    magnitude: Any,
-    length: int,
-    compute: str = "float32",
-    *,
-    count: int | None = None,
-    false_alarm: float = FALSE_ALARM,
-    value: Any = None,
+    magnitude: Any, length: int, compute: str = "float32", *, count: int | None = None, value: Any = None,
     squares: Any = None,
-) -> Bound:
+) -> Bound:  # fmt: skip
     """Bound of inner products of `length` terms whose sum|a||b| is `magnitude` (float64, any shape).
 
     `compute` is ``float32``, ``float64``, ``float16``, ``bfloat16`` (the accumulator, inputs exact in it) or
@@ -109,35 +102,30 @@ def sum_of_products(
     truncated factors shrink, is shared.
     `count` is the number of inner products that share the false-alarm rate, when it is more than those of `magnitude`.
     """
-    count = count or math.prod(getattr(magnitude, "shape", ())) or 1
     if compute == "tf32":
-        cut, v = 2.0 * UNIT_ROUNDOFF["tf32"], 2.0 * UNIT_ROUNDOFF["float32"]
-        factor = (1.0 + cut) ** 2 * (1.0 + worst_case(length, v)) - 1.0
+        cut, u = 2.0 * UNIT_ROUNDOFF["tf32"], 2.0 * UNIT_ROUNDOFF["float32"]
+        factor = (1.0 + cut) ** 2 * (1.0 + worst_case(length, u)) - 1.0
         text = f"tf32: ((1 + 2^-10)^2 (1 + K v / (1 - K v)) - 1) sum|a||b|, K = {length}, v = 2^-23"
-        if value is None or squares is None:
-            return Bound(magnitude * factor + length * SMALLEST["float32"], text)
-        noise = (2.0 / 3.0 * cut**2 * squares + variance_of_sum(value, squares, length, v)) ** 0.5
-        return Bound(magnitude * factor + length * SMALLEST["float32"], text, noise, (length * v + cut) * abs(value))
-    u = UNIT_ROUNDOFF[compute]
-    factor = gamma(length, u, count, false_alarm)
-    text = f"min(lambda sqrt(K), K) u sum|a||b|, K = {length}, u = {digits(u)}"
-    absolute = magnitude * factor + length * SMALLEST[compute]
+        product, drift, smallest = 2.0 / 3.0 * cut**2, length * u + cut, SMALLEST["float32"]
+    else:
+        u, smallest = UNIT_ROUNDOFF[compute], SMALLEST[compute]
+        factor = gamma(length, u, count or math.prod(getattr(magnitude, "shape", ())) or 1)
+        text = f"min(lambda sqrt(K), K) u sum|a||b|, K = {length}, u = 2^{round(math.log2(u))}"
+        # a product is rounded once, unless it is fused with the addition; then the sum
+        product, drift = u * u / 3.0, lost_terms(length, u)
+    absolute = magnitude * factor + length * smallest
     if value is None or squares is None:
         return Bound(absolute, text)
-    # a product is rounded once, unless it is fused with the addition; then the sum
-    noise = (u * u / 3.0 * squares + variance_of_sum(value, squares, length, u)) ** 0.5
-    return Bound(absolute, text, noise + length**0.5 * SMALLEST[compute], lost_terms(length, u) * abs(value))
+    noise = (product * squares + variance_of_sum(value, squares, length, u)) ** 0.5 + length**0.5 * smallest
+    return Bound(absolute, text, noise, drift * abs(value))
 
 
 def roundings(values: Any, number: int, dtype: str = "float32") -> Bound:
     """Bound of `number` successive roundings of `values` to `dtype`, in the worst case."""
-    u = UNIT_ROUNDOFF[dtype]
-    size = abs(values)
-    return Bound(
-        size * (number * u / (1.0 - number * u)) + number * SMALLEST[dtype],
-        f"{number} rounding{'s' if number > 1 else ''} to {dtype}",
-        (number / 3.0) ** 0.5 * (size * u + SMALLEST[dtype]),
-    )
+    u, smallest = UNIT_ROUNDOFF[dtype], SMALLEST[dtype]
+    why = f"{number} rounding{'s' if number > 1 else ''} to {dtype}"
+    noise = (number / 3.0) ** 0.5 * (abs(values) * u + smallest)
+    return Bound(abs(values) * worst_case(number, u) + number * smallest, why, noise)
 
 
 @lru_cache(maxsize=4096)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,12 +11,17 @@ import torch
 
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
-from labkit.numerics.layout import MOST_DIMENSIONS, walk
-from labkit.numerics.statistics import DTYPES, ELEMENTWISE, EMPTY, NUMBER, Rule, Statistics, format_of
-from labkit.tables import number
+from labkit.numerics.precision import name_of
+from labkit.numerics.statistics import Statistics
+from labkit.tables import Table, number
 
-_TINY = float(np.finfo(np.float64).tiny)
+WIDE = {torch.uint16, torch.uint32, torch.uint64, torch.int64}
+"""Integers of which float64 does not hold all, or that torch cannot compute with."""
+MANY = 1 << 20
+"""Elements from which a GPU compares: below, a copy to the CPU takes less than to compile a kernel for such tensors."""
+
 INTEGERS = "dtypes only: integers are equal"
+_TINY = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,11 +81,7 @@ class Comparison:
         return str(self)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{item.name}</td><td>{html.escape(number(getattr(self, item.name)))}</td></tr>"
-            for item in fields(self)
-        )
-        return f"<table>{rows}</table>"
+        return Table(("", ""), [(item.name, getattr(self, item.name)) for item in fields(self)])._repr_html_()
 
 
 def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> Comparison:
@@ -95,87 +95,19 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
     their types. Raises UsageError for a golden narrower than the observed, for what holds no real numbers (complex,
     quantised, sparse, meta, objects), and for a bound that is negative or NaN.
     """
-    o, g = _pair(observed, golden)
-    names = (_name(o.dtype), _name(g.dtype))
+    o, g = as_tensor("observed", observed), as_tensor("golden", golden)
+    names = name_of(o.dtype), name_of(g.dtype)
+    if o.is_floating_point() and (not g.is_floating_point() or torch.finfo(g.dtype).eps > torch.finfo(o.dtype).eps):
+        raise UsageError(f"golden: {names[1]} is narrower than the observed {names[0]}; wanted at least as wide")
     if o.shape != g.shape:
         return _shapes_differ(o, g, names)
     allowed, why = _allowed(o, bound)
-    whole, exact = _whole(o, g, allowed)
-    return described(measure(*whole, exact), o, names, why)
+    return described(measure(o, g, allowed), o, names, why)
 
 
 def within(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> bool:
     """Whether :func:`compare` says ok. Raises as it does."""
-    o, g = _pair(observed, golden)
-    if o.shape != g.shape:
-        return False
-    whole, allowed = _whole(o, g, _allowed(o, bound)[0])
-    return measure(*whole, allowed).mismatches == 0
-
-
-def _rescaled(found: Statistics, o: torch.Tensor, g: torch.Tensor) -> Statistics:
-    """Squares overflow, or vanish: the sums of what both are in units of the golden's largest number, or theirs."""
-    a, b = (torch.where(x.isfinite(), x.double(), 0.0) for x in (o, g))
-    unit = max(float(a.abs().max()), float(b.abs().max())) or 1.0
-    a, b = a / unit, b / unit
-    d = a - b
-    sums = {"sum_dd": d.square().sum(), "sum_gg": b.square().sum(), "sum_dg": (d * b).sum()}
-    return found._replace(**{key: float(value) for key, value in sums.items()})
-
-
-def _whole(
-    o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None
-) -> tuple[tuple[torch.Tensor, torch.Tensor], float | torch.Tensor | None]:
-    """Whole numbers of 64 bits, or without a sign, as float64 that differ where they do; all others as they are."""
-    wide = (torch.uint16, torch.uint32, torch.uint64, torch.int64)
-    if o.is_floating_point() or g.is_floating_point() or not {o.dtype, g.dtype} & {*wide}:
-        return (o, g), allowed
-    a, b = (x.cpu().numpy() for x in (o, g))
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    apart = (a != b) & (x == y)  # NumPy compares signed with unsigned exactly
-    x = np.where(apart, np.nextafter(y, np.where(a > b, np.inf, -np.inf)), x)
-    return (torch.from_numpy(x), torch.from_numpy(y)), 0.0 if allowed is None else allowed
-
-
-def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> Statistics:
-    """Every statistic of two tensors of one shape, `allowed` being a number, a tensor of that shape or None."""
-    if o.numel() == 0:
-        return EMPTY
-    g = g.to(o.device)
-    if isinstance(allowed, torch.Tensor):
-        rule = Rule(ELEMENTWISE, 0.0, format_of(o.dtype))
-    elif allowed is not None:
-        rule = Rule(NUMBER, allowed, format_of(o.dtype))
-    else:
-        rule = Rule(DTYPES, 0.0, format_of(o.dtype))
-    tensors = [o, g, *([allowed] if isinstance(allowed, torch.Tensor) else [])]
-    way = walk(o.shape, *tensors)
-    if len(way.sizes) > MOST_DIMENSIONS:
-        tensors = [t.contiguous() for t in tensors]
-        way = walk(o.shape, *tensors)
-    if o.is_cuda:
-        from labkit.numerics.gpu import measure as one_pass
-    else:
-        from labkit.numerics.cpu import measure as one_pass
-    found = one_pass(tensors[0], tensors[1], tensors[2] if len(tensors) > 2 else None, way, rule)
-    fine = all(_TINY < total < math.inf or total == found.max_abs == 0.0 for total in (found.sum_dd, found.sum_gg))
-    return found if fine else _rescaled(found, o, g)
-
-
-def _pair(observed: Any, golden: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both as tensors, once they are known to be comparable."""
-    o, g = as_tensor("observed", observed), as_tensor("golden", golden)
-    if o.dtype != g.dtype and _narrower(g.dtype, o.dtype):
-        raise UsageError(
-            f"golden: {_name(g.dtype)} is narrower than the observed {_name(o.dtype)}; wanted at least as wide"
-        )
-    return o, g
-
-
-def _narrower(golden: torch.dtype, observed: torch.dtype) -> bool:
-    return observed.is_floating_point and (
-        not golden.is_floating_point or torch.finfo(golden).eps > torch.finfo(observed).eps
-    )
+    return compare(observed, golden, bound).ok
 
 
 def as_tensor(name: str, values: Any) -> torch.Tensor:
@@ -187,61 +119,96 @@ def as_tensor(name: str, values: Any) -> torch.Tensor:
         whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
         return torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
     if values.is_complex() or values.is_quantized or values.layout != torch.strided or values.is_meta:
-        kind = f"{_name(values.dtype)}, {values.layout}, {values.device.type}"
+        kind = f"{name_of(values.dtype)}, {values.layout}, {values.device.type}"
         raise UsageError(f"{name}: {kind} is not right; wanted dense real numbers (of complex ones the two parts)")
     return values.detach().resolve_neg()
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, str]:
     if bound is None:
-        return None, f"dtypes only: half an ULP of {_name(o.dtype)}" if o.is_floating_point() else INTEGERS
+        return None, f"dtypes only: half an ULP of {name_of(o.dtype)}" if o.is_floating_point() else INTEGERS
     given, why = (bound.absolute, bound.why) if isinstance(bound, Bound) else (bound, "given")
-    if isinstance(given, (int, float)):
-        if not given >= 0.0:
-            raise UsageError(f"bound: {given} is not right; wanted a number from 0")
-        return float(given), why
-    allowed = as_tensor("bound", given).to(o.device, torch.float64)
+    allowed = as_tensor("bound", given).double()
     if not bool((allowed >= 0.0).all()):
         raise UsageError("bound: has numbers below 0, or NaN; wanted numbers from 0")
     if allowed.numel() == 1 and o.ndim >= allowed.ndim:
         return float(allowed), why
     try:
-        return allowed.expand(o.shape), why
+        return allowed.to(o.device).expand(o.shape), why
     except RuntimeError:
         raise UsageError(
             f"bound: shape {tuple(allowed.shape)} is not right; wanted a number or shape {tuple(o.shape)}"
         ) from None
 
 
+def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> Statistics:
+    """Every statistic of two tensors of one shape, `allowed` being a number, a tensor of that shape or None."""
+    g = g.to(o.device)
+    if {o.dtype, g.dtype} & WIDE and not (o.is_floating_point() or g.is_floating_point()):
+        o, g = _told_apart(o, g)
+        allowed = 0.0 if allowed is None else allowed
+    if o.is_cuda and o.numel() >= MANY:
+        from labkit.numerics.gpu import measure as one_pass
+    else:
+        from labkit.numerics.cpu import measure as one_pass
+
+        o, g, allowed = o.cpu(), g.cpu(), allowed.cpu() if isinstance(allowed, torch.Tensor) else allowed
+    found = one_pass(o, g, allowed)
+    fine = all(_TINY < total < math.inf or total == found.max_abs == 0.0 for total in (found.sum_dd, found.sum_gg))
+    return found if fine else _rescaled(found, o, g)
+
+
+def _told_apart(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole numbers as float64 that differ where they do. NumPy compares signed with unsigned ones exactly."""
+    a, b = o.cpu().numpy(), g.cpu().numpy()
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    x = np.where((a != b) & (x == y), np.nextafter(y, np.where(a > b, np.inf, -np.inf)), x)
+    return torch.from_numpy(x).to(o.device), torch.from_numpy(y).to(o.device)
+
+
+def _rescaled(found: Statistics, o: torch.Tensor, g: torch.Tensor) -> Statistics:
+    """Squares overflow, or vanish: the sums of what both are in units of the golden's largest number, or theirs."""
+    a, b = (torch.where(x.isfinite(), x.double(), 0.0) for x in (o, g))
+    unit = max(float(a.abs().max()), float(b.abs().max())) or 1.0
+    a, b = a / unit, b / unit
+    d = a - b
+    return found._replace(sum_dd=float(d.square().sum()), sum_gg=float(b.square().sum()), sum_dg=float((d * b).sum()))
+
+
 def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) -> Comparison:
-    """The fields of a Comparison, from sums over d = observed - golden.
+    """The fields of a Comparison of `o`, from what one pass gathered, the names of both dtypes, and the bound in words.
 
     The cosine's angle comes from sin^2 = (|g|^2 |d|^2 - (d, g)^2) / (|g|^2 |o|^2), which keeps its digits near 1.
     """
-    at, observed, golden = s.one_sided, s.one_sided_observed, s.one_sided_golden
-    if at < 0:
-        at, observed, golden = s.worst, s.worst_observed, s.worst_golden
-    count = o.numel()
+
+    def index(place: float) -> tuple[int, ...] | None:
+        return None if place < 0 else tuple(map(int, np.unravel_index(int(place), o.shape)))
+
+    oo = s.sum_gg + 2.0 * s.sum_dg + s.sum_dd
+    if s.sum_gg == 0.0 or oo <= 0.0:
+        cosine = float(s.sum_gg == s.sum_dd == 0.0)
+    else:
+        sine2 = (s.sum_gg * s.sum_dd - s.sum_dg**2) / (s.sum_gg * oo)
+        cosine = math.copysign(math.sqrt(max(0.0, 1.0 - max(0.0, sine2))), s.sum_gg + s.sum_dg)
+    at, observed, golden = s.worst, s.worst_observed, s.worst_golden
+    if s.one_sided >= 0:
+        at, observed, golden = s.one_sided, s.one_sided_observed, s.one_sided_golden
     return Comparison(
         shape=tuple(o.shape),
         observed_dtype=names[0],
         golden_dtype=names[1],
-        count=count,
+        count=o.numel(),
         mismatches=int(s.mismatches),
-        first_index=_index(s.first, o.shape),
-        worst_index=_index(at, o.shape),
+        first_index=index(s.first),
+        worst_index=index(at),
         worst_observed=None if at < 0 else observed,
         worst_golden=None if at < 0 else golden,
         max_abs=s.max_abs,
-        mean_abs=s.sum_abs / count if count else 0.0,
+        mean_abs=s.sum_abs / max(1, o.numel()),
         max_rel=s.max_rel,
         max_ulp=s.max_ulp if o.is_floating_point() else s.max_abs,
-        rms_ratio=_ratio(math.sqrt(s.sum_dd), math.sqrt(s.sum_gg)),
-        cosine=_cosine(s),
+        rms_ratio=math.sqrt(s.sum_dd) / math.sqrt(s.sum_gg) if s.sum_gg else math.inf if s.sum_dd else 0.0,
+        cosine=cosine,
         observed_nan=int(s.observed_nan),
         golden_nan=int(s.golden_nan),
         observed_inf=int(s.observed_inf),
@@ -252,30 +219,6 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
         bound_used=math.inf if s.one_sided >= 0 else s.used,
         ok=s.mismatches == 0,
     )
-
-
-def _cosine(s: Statistics) -> float:
-    oo = s.sum_gg + 2.0 * s.sum_dg + s.sum_dd
-    if s.sum_gg == 0.0 or oo <= 0.0:
-        return 1.0 if s.sum_gg == s.sum_dd == 0.0 else 0.0
-    sine2 = (s.sum_gg * s.sum_dd - s.sum_dg**2) / (s.sum_gg * oo)
-    return math.copysign(math.sqrt(max(0.0, 1.0 - max(0.0, sine2))), s.sum_gg + s.sum_dg)
-
-
-def _ratio(part: float, whole: float) -> float:
-    if whole == 0.0:
-        return 0.0 if part == 0.0 else math.inf
-    return part / whole
-
-
-def _index(flat: float, shape: torch.Size) -> tuple[int, ...] | None:
-    if flat < 0:
-        return None
-    index, rest = [], int(flat)
-    for size in reversed(shape):
-        rest, at = divmod(rest, size)
-        index.append(at)
-    return tuple(reversed(index))
 
 
 def _shapes_differ(o: torch.Tensor, g: torch.Tensor, names: tuple[str, str]) -> Comparison:

@@ -1,5 +1,4 @@
-"""Launch a Triton kernel again without asking Triton which of its compiled forms it is: that takes longer than a small
-kernel runs."""
+"""Launch a kernel without asking Triton which of its compiled forms it is: that takes longer than a small one runs."""
 
 from __future__ import annotations
 
@@ -27,8 +26,5 @@ def launch(
     known = compiled.get((kernel.__name__, kind))
     if known is not None:
         known[0][grid](*given, *known[1])
-        return
-    made = kernel[grid](*given, **constants)
-    if made is not None:  # as it is under the interpreter
-        names = kernel.arg_names[len(given) :]
-        compiled[kernel.__name__, kind] = made, tuple(constants[name] for name in names)
+    elif (made := kernel[grid](*given, **constants)) is not None:  # as it is under the interpreter
+        compiled[kernel.__name__, kind] = made, tuple(constants[name] for name in kernel.arg_names[len(given) :])

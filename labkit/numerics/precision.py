@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -161,11 +160,7 @@ def half_ulp(x: Tensor, name: str, *, flush: bool = False) -> Tensor:
 
 def stored(x: Tensor, name: str) -> Tensor:
     """x, float64, rounded to a dtype and back."""
-    if name == "float64" or not x.is_floating_point():
-        return x
-    if name in INTEGERS:
-        return x
-    return x.to(dtype_of(name)).double()
+    return x if name in INTEGERS or not x.is_floating_point() else x.to(dtype_of(name)).double()
 
 
 def representable(x: Tensor, name: str) -> bool:
@@ -188,8 +183,3 @@ def guess(dtypes: list[torch.dtype]) -> Precision:
     """What the dtypes of a trace can tell where nothing is promised: each step its own, sums no wider than float32."""
     wide = dtypes and all(dtype == torch.float64 or not dtype.is_floating_point for dtype in dtypes)
     return Precision(accumulate="float64" if wide else "float32")
-
-
-def digits(u: float) -> str:
-    """A unit round-off as people write it."""
-    return f"2^{round(math.log2(u))}"

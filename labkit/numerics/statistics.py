@@ -1,54 +1,17 @@
-"""What one pass over two tensors gathers, how parts of it are combined, and what the dtypes allow."""
+"""What one pass over two tensors gathers, and how parts of it are combined."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-
-ELEMENTWISE, NUMBER, DTYPES = 2, 1, 0
-"""The kinds of bound: a tensor of them, one number, or what the observed dtype cannot represent."""
-
-
-@dataclass(frozen=True)
-class Format:
-    """A floating-point dtype: exponent of the smallest normal number, bits after the point, largest finite number."""
-
-    exponent: int
-    mantissa: int
-    largest: float
-
-    @property
-    def overflow(self) -> float:
-        """From here on rounding to nearest leaves the finite numbers."""
-        return self.largest * (1.0 + 2.0 ** -(self.mantissa + 2))
-
-
-@cache
-def format_of(dtype: torch.dtype) -> Format | None:
-    """The format of a floating-point dtype; None for integers."""
-    if not dtype.is_floating_point:
-        return None
-    info = torch.finfo(dtype)
-    return Format(int(math.log2(info.tiny)), -int(math.log2(info.eps)), info.max)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Which differences are allowed: `mode` ELEMENTWISE, NUMBER (then `number`) or DTYPES (then `format`)."""
-
-    mode: int
-    number: float
-    format: Format | None
 
 
 class Statistics(NamedTuple):
-    """One value of each of FIELDS, in their order."""
+    """Of d = observed - golden where both are finite. Places are row-major, -1 for none.
+
+    `one_sided` is the first mismatch that is not finite on both sides, `used` the largest share of its bound.
+    """
 
     mismatches: float
     first: float
@@ -62,7 +25,6 @@ class Statistics(NamedTuple):
     max_rel: float
     max_ulp: float
     used: float
-    sum_d: float
     sum_abs: float
     sum_dd: float
     sum_gg: float
@@ -76,35 +38,15 @@ class Statistics(NamedTuple):
 
 
 FIELDS = Statistics._fields
-"""One float64 each. Indices are row-major, -1 for none; d = observed - golden over elements finite on both sides."""
-
-MAXIMA = ("max_rel", "max_ulp", "used")
-SUMS = ("mismatches", *FIELDS[12:])
+_MAXIMA = [name in ("max_abs", "max_rel", "max_ulp", "used") for name in FIELDS]
 
 
-def combine(parts: Sequence[np.ndarray]) -> Statistics:
-    """Statistics of the whole from those of its parts, in order."""
-    table = np.stack(parts)
-    column = {name: table[:, i] for i, name in enumerate(FIELDS)}
-    found = {name: math.fsum(column[name]) for name in SUMS}
-    found |= {name: float(column[name].max()) for name in MAXIMA}
-    found["max_abs"] = float(column["max_abs"].max())
-    found["first"] = _lowest(column["first"])
-    for name, rank in (("worst", column["max_abs"]), ("one_sided", None)):
-        candidates = column[name] >= 0
-        if rank is not None:
-            candidates &= rank == found["max_abs"]
-        found[name] = _lowest(np.where(candidates, column[name], -1.0))
-        row = int(np.flatnonzero(column[name] == found[name])[0])
-        for side in ("observed", "golden"):
-            found[f"{name}_{side}"] = float(column[f"{name}_{side}"][row])
+def combine(parts: Any) -> Statistics:
+    """Statistics of the whole from those of its parts, an array or a sequence of them; always the same bits."""
+    table = np.asarray(parts, np.float64)
+    column = dict(zip(FIELDS, table.T, strict=True))
+    found = dict(zip(FIELDS, np.where(_MAXIMA, table.max(0), table.sum(0)).tolist(), strict=True))
+    for name, candidates in (("first", True), ("worst", column["max_abs"] == found["max_abs"]), ("one_sided", True)):
+        row = np.where((column[name] >= 0.0) & candidates, column[name], np.inf).argmin()
+        found |= {key: float(column[key][row]) for key in (name, f"{name}_observed", f"{name}_golden") if key in found}
     return Statistics(**found)
-
-
-EMPTY = Statistics(*(-1.0 if name in ("first", "worst", "one_sided") else 0.0 for name in FIELDS))
-"""Of no elements at all."""
-
-
-def _lowest(indices: np.ndarray) -> float:
-    there = indices[indices >= 0]
-    return float(there.min()) if len(there) else -1.0

@@ -16,8 +16,9 @@ All tests of a tensor share its false-alarm rate (Bonferroni).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ KINDS = ("slope", "mean", "rows", "columns", "tiles", "rms")
 
 @dataclass(frozen=True)
 class Test:
-    """One test: its statistic over what chance and `shared` allow; above 1 it fails. `at` is the group, if one."""
+    """One test: its statistic over what chance and `shared` allow; above 1 it fails. `at` is the group of several."""
 
     name: str
     share: float
@@ -71,9 +72,7 @@ class Structure:
         return max(self.tests, key=lambda test: test.share)
 
     def __str__(self) -> str:
-        rows = [
-            (t.name, t.value, t.share, "" if t.at is None else t.at, "ok" if t.ok else "SYSTEMATIC") for t in self.tests
-        ]
+        rows = [(t.name, t.value, t.share, t.at, "ok" if t.ok else "SYSTEMATIC") for t in self.tests]
         return str(Table(("structure", "value", "of allowed", "at", "finding"), rows))
 
     __repr__ = __str__
@@ -89,22 +88,30 @@ def structure(residual: Tensor, golden: Tensor, bound: Bound, false_alarm: float
         return Structure(tuple(Test(name, 0.0, 0.0) for name in KINDS))
     chance = false_alarm / len(KINDS)
     if bound.null is not None:
-        return Structure(tuple(bound.null.tests(residual, chance)))
-    scale = _Scale(golden, bound.noise)
+        return Structure(bound.null.tests(residual, chance))
+    x = _Scale(golden, bound.noise)
     shared = torch.as_tensor(bound.shared, dtype=torch.float64, device=residual.device).expand(residual.shape)
-    return Structure(tuple(_by_noise(scale, scale.units(residual), scale.units(shared.abs()), chance)))
-
-
-def _matrix(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]) if x.ndim else x.reshape(1, 1)
+    common = x.units(shared.abs())
+    sums = []
+    for _, group, weight in x.sums():
+        variance = group(weight.square())
+        sigmas = quantile(0.5 * chance / variance.numel(), math.inf)
+        sums.append(sigmas * variance.sqrt() + group(common * weight.abs()))
+    sizes = []
+    for n, more in zip(_sizes(x.counted), _sizes(common), strict=True):
+        # a sum of n squares: n + 2 sqrt(n t) + 2 t at most (Laurent and Massart 2000)
+        t = math.log(2.0 * len(n) / chance)
+        sizes.append(((n.square() + 2.0 * n * t**0.5 + 2.0 * t).sqrt() + more, n))
+    return Structure(_tests(x, residual, sums, sizes))
 
 
 class _Scale:
     """Errors and the golden in units of the noise; where there is none, or no finite golden, nothing is counted."""
 
     def __init__(self, golden: Tensor, noise: Tensor | float) -> None:
-        g, self._dimensions = _matrix(golden), golden.ndim
-        s = _matrix(torch.as_tensor(noise, dtype=torch.float64, device=g.device).expand(golden.shape))
+        self._dimensions, self._rows = golden.ndim, (-1, *golden.shape[-1:]) if golden.ndim else (1, 1)
+        g = golden.reshape(self._rows)
+        s = torch.as_tensor(noise, dtype=torch.float64, device=g.device).expand(golden.shape).reshape(self._rows)
         counted = (s > 0.0) & g.isfinite()
         self._unit = torch.where(counted, 1.0 / s, 0.0)
         self.counted = counted.double()
@@ -115,95 +122,62 @@ class _Scale:
         e = error.reshape(*error.shape[: error.ndim - self._dimensions], *self._unit.shape)
         return torch.where(e.isfinite(), e, 0.0) * self._unit
 
-    def sums(self) -> Iterator[tuple[str, Tensor]]:
-        """The name of a test, which says how elements are grouped, and the weight of each element in its sum."""
-        for name in ("mean", "rows", "columns", "tiles"):
-            yield name, self.counted
-            yield ("slope" if name == "mean" else name), self.h
+    def sums(self) -> Iterator[tuple[str, Callable[[Tensor], Tensor], Tensor]]:
+        """Of each sum the name of its test, how it groups elements, and their weights: a mean's, then a slope's."""
+        for name, group in _GROUPS.items():
+            yield name, group, self.counted
+            yield ("slope" if name == "mean" else name), group, self.h
 
 
 class Null:
-    """What chance gives the sums of a residual: those of simulated errors, one :meth:`add` each."""
+    """What chance gives the sums of a residual: those of simulated errors."""
 
     def __init__(self, golden: Tensor, noise: Tensor) -> None:
         self._scale = _Scale(golden, noise)
-        self._squares: list[Tensor | float] = [0.0] * 8
+        self._squares: list[Any] = [0.0] * 2 * len(_GROUPS)
         self._sizes: list[tuple[Tensor, Tensor]] = []
 
     def add(self, error: Tensor) -> None:
         """Simulated errors of the whole tensor, runs first."""
         z = self._scale.units(error)
-        totals = (_GROUPS[name](z * weight) for name, weight in self._scale.sums())
+        totals = (group(z * weight) for _, group, weight in self._scale.sums())
         self._squares = [before + total.square().sum(0) for before, total in zip(self._squares, totals, strict=True)]
-        self._sizes += zip(_size(z, whole=False), _size(z, whole=True), strict=True)
+        self._sizes.append(_sizes(z))
 
-    def tests(self, residual: Tensor, chance: float) -> Iterator[Test]:
+    def tests(self, residual: Tensor, chance: float) -> tuple[Test, ...]:
         """A residual held against what was added; `chance` is the false-alarm rate of a kind of test."""
-        z, count = self._scale.units(residual), len(self._sizes)
-        found: dict[str, Test] = {}
-        for (name, weight), squares in zip(self._scale.sums(), self._squares, strict=True):
-            total = _GROUPS[name](z * weight)
-            allowed = quantile(0.5 * chance / total.numel(), count) * (torch.as_tensor(squares) / count).sqrt()
-            found[name] = _worse(found.get(name), name, total, allowed, _GROUPS[name](weight * weight))
-        yield from (found[name] for name in KINDS[:-1])
-        worst = Test("rms", 0.0, 0.0)
-        for whole in (False, True):
-            null = torch.stack([sizes[whole] for sizes in self._sizes])
+        nulls = [torch.cat(parts) for parts in zip(*self._sizes, strict=True)]
+        count = len(nulls[0])
+        sums = [quantile(0.5 * chance / s.numel(), count) * (s / count).sqrt() for s in self._squares]
+        sizes = []
+        for null in nulls:
             t = quantile(0.5 * chance / null.shape[1], count - 1) * (1.0 + 1.0 / count) ** 0.5
             expected = null.mean(0) * (1.0 + KEPT)
-            worst = _larger(worst, _size(z, whole), expected + t * null.std(0), expected, whole)
-        yield worst
+            sizes.append((expected + t * null.std(0), expected))
+        return _tests(self._scale, residual, sums, sizes)
 
 
-def _by_noise(x: _Scale, z: Tensor, common: Tensor, chance: float) -> Iterator[Test]:
-    found: dict[str, Test] = {}
-    for name, weight in x.sums():
-        group = _GROUPS[name]
-        total, variance = group(z * weight), group(weight * weight * x.counted)
-        allowed = quantile(0.5 * chance / total.numel(), math.inf) * variance.sqrt() + group(common * weight.abs())
-        found[name] = _worse(found.get(name), name, total, allowed, variance)
-    yield from (found[name] for name in KINDS[:-1])
-    worst = Test("rms", 0.0, 0.0)
-    for whole in (False, True):  # a sum of n squares: n + 2 sqrt(n t) + 2 t at most (Laurent and Massart 2000)
-        a, b, c = (x.reshape(1, -1) if whole else x for x in (z, common, x.counted))
-        n, t = c.sum(1), math.log(2.0 * len(a) / chance)
-        allowed = (n + 2.0 * (n * t).sqrt() + 2.0 * t).sqrt() + b.square().sum(1).sqrt()
-        worst = _larger(worst, a.square().sum(1).sqrt(), allowed, n.sqrt(), whole)
-    yield worst
+def _tests(x: _Scale, residual: Tensor, sums: list[Tensor], sizes: list[tuple[Tensor, Tensor]]) -> tuple[Test, ...]:
+    """The worst of each kind, by what the sums may be, and the sizes of the rows and of the whole: at most, usually."""
+    z = x.units(residual)
+    found = [
+        _test(name, group(z * weight), allowed, group(weight.square()))
+        for (name, group, weight), allowed in zip(x.sums(), sums, strict=True)
+    ]
+    found += [_test("rms", size, *allowed) for size, allowed in zip(_sizes(z), sizes, strict=True)]
+    return tuple(max((test for test in found if test.name == kind), key=lambda test: test.share) for kind in KINDS)
 
 
-def _larger(worst: Test, size: Tensor, allowed: Tensor, expected: Tensor, whole: bool) -> Test:
-    share = torch.where(size > 0.0, size / allowed.clamp(min=1e-300), 0.0)
-    at = int(share.argmax())
-    if float(share[at]) < worst.share:
-        return worst
-    return Test("rms", float(share[at]), float(size[at] / expected[at].clamp(min=1e-300)), None if whole else at)
-
-
-def _size(z: Tensor, whole: bool) -> Tensor:
-    """The root mean square of the whole, or of each row; of each run, where there are several."""
-    squares = z.square()
-    return squares.mean((-2, -1)).sqrt().unsqueeze(-1) if whole else squares.mean(-1).sqrt()
-
-
-def _worse(before: Test | None, name: str, total: Tensor, allowed: Tensor, scale: Tensor) -> Test:
+def _test(name: str, total: Tensor, allowed: Tensor, unit: Tensor) -> Test:
     share = torch.where(total == 0.0, 0.0, total.abs() / allowed.clamp(min=1e-300))
     at = int(share.argmax())
-    value = float(total[at] / scale[at].clamp(min=1e-300))
-    test = Test(name, float(share[at]), value, None if name in ("slope", "mean") else at)
-    return test if before is None or test.share > before.share else before
+    return Test(name, float(share[at]), float(total[at] / unit[at].clamp(min=1e-300)), at if len(total) > 1 else None)
 
 
-def _whole(x: Tensor) -> Tensor:
-    return x.sum((-2, -1)).unsqueeze(-1)
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.sum(-1)
-
-
-def _columns(x: Tensor) -> Tensor:
-    return x.sum(-2)
+def _sizes(z: Tensor) -> tuple[Tensor, Tensor]:
+    """The root of the sum of squares of each row, and of the whole; of each run, where there are several."""
+    rows = z.square().sum(-1)
+    return rows.sqrt(), rows.sum(-1, keepdim=True).sqrt()
 
 
 def _tiles(x: Tensor) -> Tensor:
@@ -211,4 +185,9 @@ def _tiles(x: Tensor) -> Tensor:
     return grown.unflatten(-1, (-1, TILE)).unflatten(-3, (-1, TILE)).sum((-3, -1)).flatten(-2)
 
 
-_GROUPS = {"slope": _whole, "mean": _whole, "rows": _rows, "columns": _columns, "tiles": _tiles}
+_GROUPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda x: x.sum((-2, -1)).unsqueeze(-1),
+    "rows": lambda x: x.sum(-1),
+    "columns": lambda x: x.sum(-2),
+    "tiles": _tiles,
+}

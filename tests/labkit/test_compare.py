@@ -156,3 +156,13 @@ def test_complex_numbers_and_bounds_of_another_shape_are_refused():
     for judge in (compare, within):
         with pytest.raises(UsageError, match=r"bound: shape \(3, 5\) is not right; wanted a number or shape \(5,\)"):
             judge(np.zeros(5), np.zeros(5), np.ones((3, 5)))
+
+
+@pytest.mark.parametrize("bound", [-1.0, math.nan, np.array([1.0, -1.0]), torch.tensor([math.nan, 1.0])])
+def test_a_bound_that_is_no_distance_is_refused(bound):
+    with pytest.raises(UsageError, match="bound: has numbers below 0, or NaN; wanted numbers from 0"):
+        compare(np.zeros(2), np.zeros(2), bound)
+
+
+def test_a_bound_may_have_any_dtype():
+    assert compare(np.array([1.0, 2.0]), np.zeros(2), np.array([1, 2], np.uint16)).bound_used == 1.0

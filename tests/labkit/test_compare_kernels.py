@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from labkit import compare
+from labkit.numerics.compare import described
+from labkit.numerics.cpu import RUN
 from labkit.numerics.cpu import measure as on_cpu
-from labkit.numerics.gpu import ROWS, launch
-from labkit.numerics.layout import walk
-from labkit.numerics.statistics import DTYPES, ELEMENTWISE, FIELDS, NUMBER, Rule, format_of
+from labkit.numerics.gpu import measure as on_gpu
 from labkit.session.device import decide
 
 FLOATS = (
@@ -33,17 +33,12 @@ def on_device(t):
     )
 
 
-def agree(o, g, rule, bound=None):
-    way = walk(o.shape, *(t for t in (o, g, bound) if t is not None))
-    expected = on_cpu(o, g, bound, way, rule)
-    moved = [None if t is None else on_device(t) for t in (o, g, bound)]
-    result = torch.empty(ROWS, dtype=torch.float64, device=moved[0].device)
-    launch(*moved, way, rule, result)
-    found = dict(zip(FIELDS, result.tolist()[: len(FIELDS)], strict=True))
-    for name, value in expected._asdict().items():
-        of_nothing = name.startswith("one_sided_") and expected.one_sided < 0
-        if not of_nothing and not (name.startswith("worst_") and expected.worst < 0):
-            assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-300, nan_ok=True), name
+def agree(o, g, allowed):
+    there = [on_device(x) if isinstance(x, torch.Tensor) else x for x in (o, g, allowed)]
+    expected, found = (described(s, o, ("", ""), "") for s in (on_cpu(o, g, allowed), on_gpu(*there)))
+    for name, value in expected.__dict__.items():
+        close = pytest.approx(value, rel=1e-5, abs=1e-300, nan_ok=True) if isinstance(value, float) else value
+        assert getattr(found, name) == close, name
 
 
 def spoilt(o, g):
@@ -68,11 +63,8 @@ def test_both_passes_agree(observed, golden, special, view):
     bound = torch.rand(7, 33, 5, dtype=torch.float64)
     bound[4, 4, 4] = math.inf
     o, g, bound = (VIEWS[view](t) for t in (o, g, bound))
-    form = format_of(observed)
-    agree(o, g, Rule(DTYPES, 0.0, form))
-    agree(o, g, Rule(NUMBER, 1e-3, form))
-    agree(o, g, Rule(NUMBER, math.inf, form))
-    agree(o, g, Rule(ELEMENTWISE, 0.0, form), bound)
+    for allowed in (None, 1e-3, math.inf, bound):
+        agree(o, g, allowed)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.uint8, torch.bool], ids=str)
@@ -81,16 +73,16 @@ def test_both_passes_agree_on_integers(dtype):
     o = g.clone()
     o[3, 4] = 1 - o[3, 4].int()
     for a, b in ((o, g), (o.T, g.T)):
-        agree(a, b, Rule(DTYPES, 0.0, None))
-        agree(a, b, Rule(NUMBER, 1.5, None))
-    agree(o, g.double(), Rule(NUMBER, 0.5, None))
+        agree(a, b, None)
+        agree(a, b, 1.5)
+    agree(o, g.double(), 0.5)
 
 
 def test_denormal_and_huge_values_are_counted_exactly():
     g = torch.tensor([1e-40, 1e-44, 3e38, -3e38, 1e-30, 0.0] * 100)
     o = g.clone()
     o[0], o[2], o[5] = 2e-40, -3e38, 1e-42
-    agree(o, g, Rule(NUMBER, 1e-41, format_of(torch.float32)))
+    agree(o, g, 1e-41)
     found = compare(o, g, 1e-41)
     assert (found.mismatches, found.first_index) == (2, (0,))
 
@@ -100,6 +92,18 @@ def test_the_result_is_the_same_bits_each_time(device):
     g = torch.randn(300, 1000, device=device)
     o = g + 1e-7 * torch.randn_like(g)
     assert len({str(compare(o, g, 1e-6).__dict__) for _ in range(5)}) == 1
+
+
+def test_no_elements_are_right_on_any_device(device):
+    empty = torch.zeros(0, 3, device=device)
+    found = compare(empty, empty.double(), torch.ones(3))
+    assert (found.ok, found.count, found.worst_index) == (True, 0, None)
+
+
+def test_the_largest_quotient_is_exact_below_the_normal_numbers_too():
+    golden = 1e-310 * np.random.default_rng(0).standard_normal(1000)
+    observed = golden * (1.0 + 1e-9)
+    assert compare(observed, golden, 1.0).max_rel == (abs(observed - golden) / abs(golden)).max()
 
 
 def test_threads_do_not_change_the_result():
@@ -115,9 +119,26 @@ def test_threads_do_not_change_the_result():
     assert alone == compare(o, g, 1e-6)
 
 
+@pytest.mark.parametrize("shape", [(RUN // 8, 2, 7), (1, 3, RUN + 5), (5, RUN // 3)], ids=str)
+def test_places_and_counts_hold_over_pieces_of_any_shape(shape):
+    g = torch.zeros(shape)
+    o = g.clone()
+    wrong = {tuple(int(x) for x in np.unravel_index(k, shape)) for k in (o.numel() // 3, o.numel() - 1)}
+    for k, place in enumerate(sorted(wrong)):
+        o[place] = 1.0 + k
+    for axes in ((0, 1, 2), (2, 1, 0)):
+        a, b = (x.permute(axes) if x.ndim == 3 else x for x in (o, g))
+        places = sorted(tuple(place[axis] for axis in axes) if o.ndim == 3 else place for place in wrong)
+        found = compare(a, b, 0.5)
+        assert (found.mismatches, found.first_index, found.max_abs) == (2, places[0], 2.0)
+        assert float(a[found.worst_index]) == found.worst_observed == 2.0
+        assert found.observed_zero == o.numel() - 2
+
+
 def test_many_dimensions_and_broadcast_bounds():
     o = np.arange(2**8, dtype=np.float32).reshape((2,) * 8).transpose(0, 2, 4, 6, 1, 3, 5, 7)
     assert compare(o, o.astype(float), 0.0).ok
+    agree(torch.from_numpy(o), torch.from_numpy(o[::-1].copy()), 0.5)
     changed = o.copy()
     changed[1, 0, 1, 0, 1, 0, 1, 0] += 1.0
     assert compare(changed, o.astype(float), 0.5).first_index == (1, 0, 1, 0, 1, 0, 1, 0)
