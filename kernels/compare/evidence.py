@@ -12,7 +12,7 @@ from kernels.compare.trials import Score
 from labkit import Ledger, Table
 from labkit.session.catalogue import ROOT
 
-HOSTS = ROOT / "data" / "benchmarks" / "compare_hosts.csv"
+HOSTS = ROOT / "data" / "results" / "compare_hosts.csv"
 """The first case of every record of `labkit bench compare`, none left out: us of a pair of 1 GiB each."""
 
 SPEED = ("assert_close_memory", "assert_close_traffic", "one_pass_at_read_speed", "ten_times_assert_close")
