@@ -46,12 +46,16 @@ def _parser() -> argparse.ArgumentParser:
     train.set_defaults(command=_train)
     compared = commands.add_parser("ablation", help="make the trainings of the plan that have no row yet, in its order")
     compared.add_argument("--plan", type=Path, default=ablation.PLAN)
-    compared.add_argument("--parts", default="first,then", help=f"some of {', '.join(ablation.PARTS)}, parted by commas")
+    compared.add_argument(
+        "--parts", default="first,then", help=f"some of {', '.join(ablation.PARTS)}, parted by commas"
+    )
     compared.set_defaults(command=_ablation)
     for command in (train, compared):
         command.add_argument("--rows", type=Path, default=ROWS, help="the file of JSON lines that rows are added to")
         command.add_argument("--states", type=Path, default=ROWS.with_name("states"), help="what unfinished runs keep")
-        command.add_argument("--seconds", type=float, default=float("inf"), help="stop in time, to go on in a later call")
+        command.add_argument(
+            "--seconds", type=float, default=float("inf"), help="stop in time, to go on in a later call"
+        )
         command.add_argument("--jobs", type=int, default=1, help="trainings at a time; they share the GPU")
         command.add_argument("--device", default="auto", help="auto, cpu or cuda")
     kept = commands.add_parser("keep", help=f"put the rows of files into {ablation.KEPT.name}, each once")

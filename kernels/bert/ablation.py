@@ -93,7 +93,9 @@ class Contrast:
 
     def beyond(self, size: float) -> bool:
         """Whether the gain or loss is larger than `size` with the whole interval."""
-        return self.outcome in (BETTER, WORSE) and min(abs(self.low), abs(self.high)) > size and self.low * self.high > 0
+        return (
+            self.outcome in (BETTER, WORSE) and min(abs(self.low), abs(self.high)) > size and self.low * self.high > 0
+        )
 
     def __str__(self) -> str:
         first, second = self.pair
@@ -129,7 +131,9 @@ def current(rows: Iterable[Row], settings: Plan) -> list[Row]:
 
 def contrasts(rows: Sequence[Row], settings: Plan, value: str = "validation_loss") -> dict[Pair, Contrast]:
     """Every contrast of the plan, on the rows that there are; the family is the plan's, however few these are."""
-    losses = {(row["preset"], row["seed"]): float(row[value]) for row in rows if row["seed"] not in settings.pilot["seeds"]}
+    losses = {
+        (row["preset"], row["seed"]): float(row[value]) for row in rows if row["seed"] not in settings.pilot["seeds"]
+    }
     seeds = sorted({seed for _, seed in losses})
     found, chances = {}, {}
     for pair in settings.contrasts:

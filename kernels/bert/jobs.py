@@ -14,7 +14,9 @@ import torch
 from kernels.bert import training
 
 
-def make(wanted: list[training.Run], rows: Path, kept: Path, states: Path, seconds: float, jobs: int) -> tuple[int, int]:
+def make(
+    wanted: list[training.Run], rows: Path, kept: Path, states: Path, seconds: float, jobs: int
+) -> tuple[int, int]:
     """Append to `rows` a row of each run that has one neither there nor in `kept`; how many were finished, of how many.
 
     `seconds` is for the whole call. What a run that is cut off has reached is kept in `states`.
