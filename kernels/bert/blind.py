@@ -84,7 +84,7 @@ def expect(switches: Switches, setting: Setting) -> Any:
 
 
 def dropouts(model: MaskedLM, ids: Tensor) -> Tensor:
-    """In training, whether two calls on the same input differ: of the embeddings, and of the first layer's attention."""
+    """In training, whether two calls on one input differ: of the embeddings, and of the first layer's attention."""
     model.train()
     with torch.no_grad():
         x = model.embeddings.tokens[ids]

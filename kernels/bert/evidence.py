@@ -160,7 +160,7 @@ def hf_input_std(by_length: Mapping[int, float], trained: float | None, reported
     text = f"untrained {_by_length(by_length)}{later}"
     return Found(
         REFUTED if not near else CONFIRMED if kept else UNDECIDABLE, list(by_length.values()),
-        {CONFIRMED: text, REFUTED: text,
+        {CONFIRMED: text, REFUTED: f"not within {ABOUT:.0%} of {reported} at each length: {text}",
          UNDECIDABLE: f"it hangs on whether a new or a trained model is meant, which the report does not say: {text}"},
         "gains of 1 and shifts of 0, with which a LayerNorm starts" if trained is None else "",
     )  # fmt: skip
@@ -517,7 +517,10 @@ def answer(t: Trainings) -> str:
     )
     best = [pair for pair in (corrected(name) for name in SINGLE) if t.gains[pair].outcome == BETTER]
     if t.missing(*(corrected(name) for name in SINGLE)):
-        return text + " Which of seven differences cost it its predictions is open until the trainings on a GPU are on record."
+        return (
+            text
+            + " Which of seven differences cost it its predictions is open until the trainings on a GPU are on record."
+        )
     if not best:
         return text + " Of seven differences none is shown to gain when it alone is corrected, in small models."
     named = ", ".join(

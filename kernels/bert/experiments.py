@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from kernels.bert import golden
-from kernels.bert.model import IGNORED, Config, MaskedLM, Switches
+from kernels.bert.inputs import Inputs, measure
+from kernels.bert.model import IGNORED, Config, MaskedLM, Switches, sinusoids
+from labkit.trace.golden import GRADIENT
 from labkit.trace.recorder import listening
+from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
 
@@ -115,3 +119,70 @@ def forward(model: MaskedLM, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
     with listening(steps.__setitem__), torch.no_grad():
         model.loss(ids, labels)
     return steps
+
+
+def input_by_length(model: Any, lengths: Sequence[int], seed: int) -> dict[int, Inputs]:
+    """What random tokens of these lengths give the encoder of a MaskedLM or of Hugging Face's model."""
+    draws = torch.Generator().manual_seed(seed)
+    vocabulary = golden.sizes(model).vocabulary if not isinstance(model, MaskedLM) else model.config.vocabulary
+    return {length: measure(model, torch.randint(5, vocabulary, (1, length), generator=draws)) for length in lengths}
+
+
+def scales(model: MaskedLM, length: int) -> dict[str, float]:
+    """Standard deviations, over all elements, of the token embeddings and of sinusoids of this length."""
+    places = sinusoids(length, model.config.hidden)
+    return {"tokens": float(model.embeddings.tokens.std()), "positions": float(places.std(correction=0))}
+
+
+def layer_norm_rounding(std: float, eps: float, hidden: int, seed: int) -> float:
+    """How far torch's float32 LayerNorm of rows of this standard deviation is from its formula in float64, relative."""
+    x = std * torch.randn(64, hidden, generator=torch.Generator().manual_seed(seed))
+    narrow, wide = (torch.nn.functional.layer_norm(one, (hidden,), eps=eps) for one in (x, x.double()))
+    return relative(narrow.double(), wide)
+
+
+def from_formula(model: MaskedLM, seed: int) -> dict[str, float]:
+    """How far the first feed-forward layer is, with either activation, from max(0, x W1 + b1) W2 + b2; relative."""
+    x = torch.randn(32, model.config.hidden, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    found = {}
+    with torch.no_grad():
+        for name in ("relu", "gelu"):
+            layer = twin(model.double(), replace(model.switches, activation=name)).layers[0]
+            inner = torch.clamp(x @ layer.up.weight.T + layer.up.bias, min=0.0)
+            found[name] = relative(layer.feed_forward(x), inner @ layer.down.weight.T + layer.down.bias)
+    return found
+
+
+def without_types(model: MaskedLM, ids: Tensor, into: str) -> float:
+    """The largest change of a log probability when the token types' first row is added to each row of another table,
+    `tokens` or `positions`, and the token types are left out; in float64."""
+    model = model.double()
+    plain = twin(model, replace(model.switches, token_types=False))
+    with torch.no_grad():
+        getattr(plain.embeddings, into).add_(model.embeddings.types[0])
+        both = [one(ids).log_softmax(-1) for one in (model, plain)]
+    return float((both[0] - both[1]).abs().max())
+
+
+def shifted(model: MaskedLM, ids: Tensor, at: int, word: int, by: Sequence[float]) -> list[tuple[float, float, float]]:
+    """Of a model whose logits are moved by a constant through the decoder's bias: that constant, and the logit and the
+    probability that it gives a word at one place of ids [1, S]."""
+    found = []
+    with torch.no_grad():
+        for constant in by:
+            model.head.bias += constant
+            row = model(ids)[0, at].double()
+            model.head.bias -= constant
+            found.append((constant, float(row[word]), float(row.softmax(-1)[word])))
+    return found
+
+
+def steps_alone(observed: Trace) -> Trace:
+    """The steps of a forward pass, without parameters and gradients."""
+    return Trace({s.name: s.value for s in observed if not s.name.startswith(GRADIENT) and "weight" not in s.name})
+
+
+def statistics_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """The mean training loss of all steps, and of the last tenth, from a row's curve."""
+    last = row["curve"][-max(1, len(row["curve"]) // 10) :]
+    return {"all steps": float(row["loss_all_steps"]), "last": sum(last) / len(last)}
