@@ -203,7 +203,7 @@ def loss_is_lower(losses: Mapping[str, Mapping[str, float]], live: Mapping[str, 
     own, theirs = losses[OWN], losses[THEIRS]
     both = [name for name in FINAL if name in own and name in theirs]
     lower = [name for name in both if own[name] < theirs[name]]
-    pairs = ", ".join(f"{name}: own {own[name]:.3f}, Hugging Face {theirs[name]:.3f}" for name in both)
+    pairs = "; ".join(f"{name}: own {own[name]:.3f}, Hugging Face {theirs[name]:.3f}" for name in both)
     here = "; ".join(f"{name} {one['all steps']:.2f} and {one['last']:.2f}" for name, one in live.items())
     text = (
         f"{pairs}. The report's 4.9 is the mean of an epoch, its 5.8 the mean of all steps. How far two such means are "

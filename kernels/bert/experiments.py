@@ -131,7 +131,7 @@ def input_by_length(model: Any, lengths: Sequence[int], seed: int) -> dict[int, 
 def scales(model: MaskedLM, length: int) -> dict[str, float]:
     """Standard deviations, over all elements, of the token embeddings and of sinusoids of this length."""
     places = sinusoids(length, model.config.hidden)
-    return {"tokens": float(model.embeddings.tokens.std()), "positions": float(places.std(correction=0))}
+    return {"tokens": float(model.embeddings.tokens.detach().std()), "positions": float(places.std(correction=0))}
 
 
 def layer_norm_rounding(std: float, eps: float, hidden: int, seed: int) -> float:
@@ -179,7 +179,8 @@ def shifted(model: MaskedLM, ids: Tensor, at: int, word: int, by: Sequence[float
 
 def steps_alone(observed: Trace) -> Trace:
     """The steps of a forward pass, without parameters and gradients."""
-    return Trace({s.name: s.value for s in observed if not s.name.startswith(GRADIENT) and "weight" not in s.name})
+    ends = (".weight", ".bias")
+    return Trace({s.name: s.value for s in observed if not s.name.startswith(GRADIENT) and not s.name.endswith(ends)})
 
 
 def statistics_of(row: Mapping[str, Any]) -> dict[str, float]:

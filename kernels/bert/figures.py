@@ -34,8 +34,8 @@ def symptom() -> Figure:
         right.plot((1, 2, 3), epochs, "o-", color=COLOURS[name], label=name)
         right.axhline(found["all steps"], color=COLOURS[name], ls="--", lw=0.9)
     for x, y, text, place in (
-        (3, LOSSES[OWN]["epoch 3"], "the report's 4.9", (2.3, 4.25)),
-        (1.55, LOSSES[THEIRS]["all steps"], "the report's 5.8", (1.05, 5.15)),
+        (3, LOSSES[OWN]["epoch 3"], "the report's 4.9", (2.5, 6.3)),
+        (2.3, LOSSES[THEIRS]["all steps"], "the report's 5.8", (1.9, 6.8)),
     ):
         right.annotate(text, (x, y), place, fontsize=8, arrowprops={"arrowstyle": "->", "color": "0.5"})
     right.set_xticks((1, 2, 3))
@@ -52,11 +52,12 @@ def inputs(stds: Mapping[str, Mapping[int, Inputs]], reported: Mapping[str, floa
     figure, (left, right) = plots.figure(1, 2, width=9.5, height=3.3)
     lengths = list(next(iter(stds.values())))
     plots.lines(left, lengths, {name: [found[n].std for n in lengths] for name, found in stds.items()})
-    for value, colour in zip(reported.values(), (plots.BLUE, plots.ORANGE, plots.GREEN), strict=False):
-        left.axhspan(value * 0.9, value * 1.1, color=colour, alpha=0.2, lw=0)
+    for name, value in reported.items():
+        line = left.lines[list(stds).index(name)]
+        left.axhspan(value * 0.9, value * 1.1, color=line.get_color(), alpha=0.2, lw=0)
     left.set_xlabel("tokens of the input")
     left.set_ylabel("standard deviation")
-    left.set_title("bands: what the report gives, within 10%")
+    left.set_title("bands of a line's colour: the report's figure, within 10%")
     below = np.zeros(len(stds))
     for part, colour in (("tokens", plots.BLUE), ("positions", plots.ORANGE), ("types", plots.GREY)):
         share = np.array([getattr(found[test], part) for found in stds.values()])
@@ -74,12 +75,11 @@ def inputs(stds: Mapping[str, Mapping[int, Inputs]], reported: Mapping[str, floa
 def errors(found: Mapping[str, Mapping[str, float]], caption: str) -> Figure:
     """How far each step is off when one difference alone is there, and when all are: a map of differences by steps."""
     figure, axes = plots.figure(width=9.5, height=0.28 * len(found) + 1.7)
-    names = list(dict.fromkeys(step for one in found.values() for step in one))
-    grid = np.array([[one.get(step, np.nan) for step in names] for one in found.values()])
-    image = plots.error_map(axes, np.where(np.isnan(grid), np.nan, grid), "", 1.0, 1e-5)
+    names = [step for step in next(iter(found.values())) if all(step in one for one in found.values())]
+    grid = np.array([[one[step] for step in names] for one in found.values()])
+    image = plots.error_map(axes, grid, "relative error of each step; yellow: 1 or more", 1.0, 1e-5)
     axes.set_yticks(range(len(found)), list(found), fontsize=7)
     axes.set_xticks(range(len(names)), names, rotation=70, ha="right", fontsize=7)
-    axes.set_title("relative error of each step; red: a step that this model does not have")
     figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01)
     plots.caption(figure, caption)
     return figure

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +93,23 @@ SOURCES = (
 them, so that its words may change."""
 
 
-def sources() -> dict[str, str]:
-    """Hashes of the code that a row was made by: of :data:`SOURCES`, and of labkit."""
+@cache
+def code() -> str:
+    """Twelve hex digits over :data:`SOURCES`."""
     digest = hashlib.sha256()
     for name in SOURCES:
         digest.update(f"{name}\0".encode() + Path(__file__).with_name(name).read_bytes() + b"\0")
-    return {"training": digest.hexdigest()[:12], "labkit": hash_folder(ROOT / "labkit")}
+    return digest.hexdigest()[:12]
+
+
+def sources() -> dict[str, str]:
+    """Hashes of the code that a row was made by: of :data:`SOURCES`, and of labkit."""
+    return {"training": code(), "labkit": hash_folder(ROOT / "labkit")}
 
 
 def key(run: Run) -> str:
     """Twelve hex digits for the run and the hash of :data:`SOURCES`: what a finished row is found again by."""
-    return hashlib.sha256(json.dumps([asdict(run), sources()["training"]], sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps([asdict(run), code()], sort_keys=True).encode()).hexdigest()[:12]
 
 
 def learning_rate(run: Run, step: int) -> float:
