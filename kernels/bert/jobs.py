@@ -28,7 +28,7 @@ def make(
         done = [one(run) for run in runs]
     else:
         training.Data(runs[0])  # so that the text's ids are in the cache before several jobs want them
-        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(min(jobs, len(runs)), mp_context=multiprocessing.get_context("spawn")) as pool:
             done = [job.result() for job in as_completed([pool.submit(one, run) for run in runs])]
     return sum(done), len(runs)
 

@@ -270,18 +270,18 @@ def test_sinusoids_are_those_of_vaswani_et_al():
 
 
 def test_fused_attention_is_the_formula(rng):
-    theirs, ours = pair(SMALL)
-    fused = MaskedLM(SMALL, BERT, fused=True).double().eval()
+    theirs, ours = pair(OTHERS[1])
+    fused = MaskedLM(OTHERS[1], BERT, fused=True).double().eval()
     fused.load_state_dict(ours.state_dict())
-    given = batch(SMALL, rng)
+    given = batch(OTHERS[1], rng)
     mine = golden.observed(fused, *given)
     assert beyond(mine, theirs, *given) == []
     assert "bert.encoder.layer.0.attention.self.1" not in mine
 
 
 def test_the_loss_at_places_is_the_loss(rng):
-    theirs, ours = pair(SMALL)
-    ids, labels, *_ = batch(SMALL, rng)
+    theirs, ours = pair(OTHERS[1])
+    ids, labels, *_ = batch(OTHERS[1], rng)
     loss = ours.loss_at(ids, *places(labels, 40)).detach()
     assert beyond({"output.loss": loss}, theirs, ids, labels) == []
     assert beyond({"output.loss": loss * (1.0 + 1e-10)}, theirs, ids, labels) == ["output.loss"]

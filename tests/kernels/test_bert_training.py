@@ -338,8 +338,8 @@ great: 0.1
 level: 0.95
 least: 2
 pilot: {presets: [report], seeds: [100]}
-first: {presets: [report, option_b], seeds: [0]}
-then: {presets: [vaswani], seeds: [0]}
+first: {presets: [option_b], seeds: [0]}
+then: {presets: [report], seeds: [0]}
 contrasts: [[option_b, report]]
 """
 
@@ -356,14 +356,14 @@ def test_the_planned_trainings_are_made_over_several_calls_and_by_several_jobs(t
         capture_output=True, text=True, cwd=ROOT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert sorted(row["preset"] for row in training.rows(rows)) == ["option_b", "report"]
+    assert [row["preset"] for row in training.rows(rows)] == ["option_b"]
     assert command.main(["ablation", *given]) == 0
-    assert [row["preset"] for row in training.rows(rows)][2:] == ["vaswani"]
+    assert [row["preset"] for row in training.rows(rows)] == ["option_b", "report"]
     assert command.main(["keep", str(rows), str(rows), "--into", str(kept)]) == 0
-    assert [row["preset"] for row in training.rows(kept)] == ["option_b", "report", "vaswani"]
+    assert [row["preset"] for row in training.rows(kept)] == ["option_b", "report"]
     now = ablation.current(training.rows(kept), ablation.plan(plan))
-    assert {row["preset"] for row in now} == {"option_b", "report", "vaswani"}
-    assert all(0.0 < row["input"]["std"] and row["sources"] == training.sources() for row in now)
+    assert [row["preset"] for row in now] == ["option_b", "report"]
+    assert all(row["input"]["std"] > 0.0 and row["sources"] == training.sources() for row in now)
 
 
 def test_a_row_depends_on_the_files_that_are_hashed_and_on_no_other_of_this_folder():
