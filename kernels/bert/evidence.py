@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels.bert import ablation
+from kernels.bert import ablation, training
 from kernels.bert.ablation import BETTER, MISSING, SAME, WORSE, Contrast, Pair, Plan, Row
 from kernels.bert.experiments import Norms
 from labkit.session.claims import Ledger
@@ -82,6 +82,12 @@ class Trainings:
         run = self.plan.run
         tokens = run["steps"] * run["batch"] * run["length"] / 1e6
         return f"{run['layers']} layers of {run['hidden']} columns, {tokens:.3g} million tokens of {run['corpus']!r}"
+
+    @property
+    def age(self) -> str:
+        """Words to add where the training code has changed since the rows were made."""
+        same = all(row["sources"]["training"] == training.code() for row in self.rows)
+        return "" if same else " (by an earlier version of the training code)"
 
     def missing(self, *pairs: Pair) -> list[str]:
         """The configurations of these contrasts that have too few seeds."""

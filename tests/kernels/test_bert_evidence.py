@@ -20,6 +20,7 @@ from kernels.bert.model import AUTHOR_FIX, BERT, REPORT, Config, MaskedLM, prese
 from kernels.bert.sentences import REPORT as SENTENCE
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT, notebook
+from labkit.session.record import stale
 
 PLAN = ablation.plan()
 SMALL = Config(vocabulary=97, hidden=24, layers=2, heads=4, inner=40, positions=41)
@@ -110,6 +111,14 @@ def test_the_plan_is_of_known_presets_and_pilot_seeds_are_not_used_again():
     assert PLAN.run["steps"] * PLAN.run["batch"] * PLAN.run["length"] == pytest.approx(18_750 * 32 * 128, rel=1e-3)
     with pytest.raises(UsageError, match="parts: 'last' is not right; wanted some of pilot, first, then"):
         PLAN.runs("last", "cpu")
+
+
+def test_the_rows_on_record_are_of_the_training_code_as_it_is_or_named_stale():
+    path = ablation.KEPT.relative_to(ROOT).as_posix()
+    now = [one["sources"]["training"] == training.code() for one in training.rows(ablation.KEPT)]
+    assert all(now) == (path not in stale())
+    assert Trainings.of([row("report", 0, 5.0)], PLAN).age
+    assert not Trainings.of([row("report", 0, 5.0, sources={"training": training.code()})], PLAN).age
 
 
 def test_rows_are_kept_once_and_in_order(tmp_path):
