@@ -1,25 +1,19 @@
-"""The command line: `python -m kernels.bert corpus | train | rows`."""
+"""The command line: `python -m kernels.bert corpus | train | ablation | keep`."""
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import sys
-import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from kernels.bert import corpus, training
+from kernels.bert import ablation, corpus, jobs, training
 from labkit.bench import native
 from labkit.errors import UsageError
 from labkit.session.device import choose
 
+ROWS = Path("runs/bert/ablation.jsonl")
 OWN = ("preset", "seed", "compiled", "device")
 """Fields of a run that have an option of another form."""
 
@@ -45,16 +39,29 @@ def _parser() -> argparse.ArgumentParser:
         "--presets", default="bert", help="names, parted by commas: bert, report+eps, bert-norm, hugging_face"
     )
     train.add_argument("--seeds", default="0", help="numbers, parted by commas")
-    train.add_argument("--rows", type=Path, default=Path("runs/bert/ablation.jsonl"), help="the file of JSON lines")
-    train.add_argument("--states", type=Path, default=Path("runs/bert/states"), help="where unfinished runs are kept")
-    train.add_argument("--seconds", type=float, default=float("inf"), help="stop in time, to go on in a later call")
-    train.add_argument("--jobs", type=int, default=1, help="trainings at a time; they share the GPU")
-    train.add_argument("--device", default="auto", help="auto, cpu or cuda")
     train.add_argument("--compiled", action="store_true", help="through torch.compile")
     for field in fields(training.Run):
         if field.name not in OWN:
             train.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
     train.set_defaults(command=_train)
+    compared = commands.add_parser("ablation", help="make the trainings of the plan that have no row yet, in its order")
+    compared.add_argument("--plan", type=Path, default=ablation.PLAN)
+    compared.add_argument(
+        "--parts", default="first,then", help=f"some of {', '.join(ablation.PARTS)}, parted by commas"
+    )
+    compared.set_defaults(command=_ablation)
+    for command in (train, compared):
+        command.add_argument("--rows", type=Path, default=ROWS, help="the file of JSON lines that rows are added to")
+        command.add_argument("--states", type=Path, default=ROWS.with_name("states"), help="what unfinished runs keep")
+        command.add_argument(
+            "--seconds", type=float, default=float("inf"), help="stop in time, to go on in a later call"
+        )
+        command.add_argument("--jobs", type=int, default=1, help="trainings at a time; they share the GPU")
+        command.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    kept = commands.add_parser("keep", help=f"put the rows of files into {ablation.KEPT.name}, each once")
+    kept.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    kept.add_argument("--into", type=Path, default=ablation.KEPT)
+    kept.set_defaults(command=_keep)
     return parser
 
 
@@ -69,42 +76,30 @@ def _corpus(given: argparse.Namespace) -> int:
 
 
 def _train(given: argparse.Namespace) -> int:
-    end = time.monotonic() + given.seconds
-    device = choose(given.device).kind
     options: dict[str, Any] = {f.name: getattr(given, f.name) for f in fields(training.Run) if f.name not in OWN}
     try:
         seeds = [int(seed) for seed in given.seeds.split(",")]
     except ValueError:
         raise UsageError(f"seeds: {given.seeds!r} is not right; wanted numbers, parted by commas") from None
-    base = replace(training.Run(**options), compiled=given.compiled, device=device)
-    runs = training.unfinished(training.grid(base, given.presets.split(","), seeds), given.rows)
-    one = partial(_one, states=given.states, path=given.rows, end=end, jobs=given.jobs)
-    if given.jobs == 1:
-        done = [one(run) for run in runs]
-    else:
-        with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-            done = [job.result() for job in as_completed([pool.submit(one, run) for run in runs])]
-    print(f"{sum(done)} of {len(runs)} trainings finished in this call; rows in {given.rows}")
-    return 0 if all(done) else 1
+    base = replace(training.Run(**options), compiled=given.compiled, device=choose(given.device).kind)
+    return _make(training.grid(base, given.presets.split(","), seeds), given)
 
 
-def _one(run: training.Run, states: Path, path: Path, end: float, jobs: int) -> bool:
-    """Whether the run has a row now. Each of several jobs is held to its share of the cores."""
-    progress = jobs == 1
-    left = end - time.monotonic()
-    if left <= 0.0:
-        return False
-    if not progress:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-    row = training.train(run, states, left, progress)
-    if row is None:
-        return False
-    training.append(path, row)
-    print(
-        f"{run.preset} seed {run.seed}: validation loss {row['validation_loss']:.4f}, top-1 {row['top1']:.4f}",
-        flush=True,
-    )
-    return True
+def _ablation(given: argparse.Namespace) -> int:
+    settings, device = ablation.plan(given.plan), choose(given.device).kind
+    return _make([run for part in given.parts.split(",") for run in settings.runs(part, device)], given)
+
+
+def _keep(given: argparse.Namespace) -> int:
+    rows = ablation.keep((row for path in given.files for row in training.rows(path)), given.into)
+    print(f"{given.into}: {len(rows)} rows")
+    return 0
+
+
+def _make(wanted: list[training.Run], given: argparse.Namespace) -> int:
+    done, count = jobs.make(wanted, given.rows, ablation.KEPT, given.states, given.seconds, given.jobs)
+    print(f"{done} of {count} trainings finished in this call; rows in {given.rows}")
+    return 0 if done == count else 1
 
 
 if __name__ == "__main__":

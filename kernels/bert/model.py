@@ -116,7 +116,12 @@ VASWANI = Switches(
     embedding_norm=False, positions="sinusoidal", scale_tokens=True, token_types=False, activation="relu",
     attention_dropout=0.0, eps=1e-6, head_transform=False, initial="xavier",
 )  # fmt: skip
-PRESETS = {"report": REPORT, "vaswani": VASWANI, "bert": BERT, "author_fix": AUTHOR_FIX}
+OPTION_B = replace(BERT, norm="pre", head_transform=False, initial="xavier")
+"""The report's recommendation without its optional last step, Post-LN; what it does not list is as in its model."""
+PRESETS = {
+    "report": REPORT, "vaswani": VASWANI, "bert": BERT, "author_fix": AUTHOR_FIX, "option_b": OPTION_B,
+    "option_b_post": replace(OPTION_B, norm="post"),
+}  # fmt: skip
 
 DIFFERENCES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "embedding_norm": ({"embedding_norm": True}, {"embedding_norm": False}),
@@ -140,7 +145,7 @@ sqrt(H) mends the report's model as Vaswani et al. have it, and breaks BERT, whi
 
 
 def preset(name: str) -> Switches:
-    """`report`, `vaswani`, `bert`, `author_fix`; `report+NAME` has that difference mended, `bert-NAME` has it broken.
+    """A name of :data:`PRESETS`; `report+NAME` has that difference mended, `bert-NAME` has it broken.
 
     Raises UsageError for other names.
     """

@@ -51,6 +51,14 @@ def held_out(corpus: Corpus, words: Any, length: int = 128, count: int = 20) -> 
     return found
 
 
+def sentence_ids(sentence: Sentence, words: Any, length: int) -> Tensor:
+    """ids [1, S]: [CLS], the sentence, [SEP]. Raises UsageError unless it has one [MASK], and S is `length` at most."""
+    inside = words.encode(sentence.text, add_special_tokens=False).ids
+    if inside.count(tokens.MASK) != 1 or len(inside) > length - 2:
+        raise UsageError(f"sentence: {sentence.text!r} is not right; wanted one [MASK] and {length - 2} tokens at most")
+    return torch.tensor([[tokens.START, *inside, tokens.END]])
+
+
 @torch.no_grad()
 def predict(
     logits: Callable[[Tensor], Tensor], sentence: Sentence, words: Any, length: int, device: torch.device | str = "cpu",
@@ -60,11 +68,8 @@ def predict(
 
     `logits` takes ids [1, S] to [1, S, V]. Raises UsageError for a sentence without one [MASK], or that is too long.
     """
-    inside = words.encode(sentence.text, add_special_tokens=False).ids
-    ids = torch.tensor([[tokens.START, *inside, tokens.END]], device=device)
-    if inside.count(tokens.MASK) != 1 or ids.shape[1] > length:
-        raise UsageError(f"sentence: {sentence.text!r} is not right; wanted one [MASK] and {length - 2} tokens at most")
-    row = logits(ids)[0, 1 + inside.index(tokens.MASK)].double().cpu()
+    ids = sentence_ids(sentence, words, length).to(device)
+    row = logits(ids)[0, ids[0].tolist().index(tokens.MASK)].double().cpu()
     share = row.softmax(-1)
     right = words.token_to_id(sentence.right)
     top = row.topk(best).indices.tolist()

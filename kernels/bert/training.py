@@ -15,18 +15,18 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from kernels.bert import golden, tokens
+from kernels.bert import golden, inputs, tokens
 from kernels.bert.corpus import Corpus, corpus
 from kernels.bert.masking import Masking, generator, mask, places
 from kernels.bert.model import BERT, IGNORED, Config, MaskedLM, Switches, cross_entropy, preset
-from kernels.bert.sentences import REPORT, Sentence, held_out, predict
+from kernels.bert.sentences import REPORT, Sentence, held_out, predict, sentence_ids
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
 from labkit.session.record import hash_folder
@@ -85,14 +85,31 @@ class Run:
         return Config(vocabulary, self.hidden, self.layers, self.heads, positions=self.length, padding=tokens.PAD)
 
 
+SOURCES = (
+    "corpus.py", "embedding.py", "embedding_kernels.py", "golden.py", "inputs.py", "masking.py", "model.py",
+    "sentences.py", "tokens.py", "training.py",
+)  # fmt: skip
+"""The files of this folder that a row depends on: this one and all that it imports. What judges rows is not among
+them, so that its words may change."""
+
+
+@cache
+def code() -> str:
+    """Twelve hex digits over :data:`SOURCES`."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        digest.update(f"{name}\0".encode() + Path(__file__).with_name(name).read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
 def sources() -> dict[str, str]:
-    """Hashes of the code that a row was made by."""
-    return {"kernels": hash_folder(Path(__file__).parent), "labkit": hash_folder(ROOT / "labkit")}
+    """Hashes of the code that a row was made by: of :data:`SOURCES`, and of labkit."""
+    return {"training": code(), "labkit": hash_folder(ROOT / "labkit")}
 
 
 def key(run: Run) -> str:
-    """Twelve hex digits for the run and the hash of this folder's code: what a finished row is found again by."""
-    return hashlib.sha256(json.dumps([asdict(run), sources()["kernels"]], sort_keys=True).encode()).hexdigest()[:12]
+    """Twelve hex digits for the run and the hash of :data:`SOURCES`: what a finished row is found again by."""
+    return hashlib.sha256(json.dumps([asdict(run), code()], sort_keys=True).encode()).hexdigest()[:12]
 
 
 def learning_rate(run: Run, step: int) -> float:
@@ -256,13 +273,14 @@ def _resume(path: Path, model: torch.nn.Module, optimizer: Any, losses: Tensor) 
 def _row(run: Run, data: Data, model: Any, losses: Tensor, seconds: float) -> dict[str, Any]:
     curve = losses.double().cpu()
     sentences = [REPORT, *held_out(data.corpus, data.tokens, run.length)]
+    given = sentence_ids(REPORT, data.tokens, run.length).to(run.device)
     return {
         "key": key(run), **asdict(run), "sources": sources(), "text": data.corpus.facts,
         "vocabulary_sha256": tokens.digest(data.tokens),
         "parameters": sum(p.numel() for p in model.parameters()), "tokens": run.steps * run.batch * run.length,
         "epoch_steps": data.epoch, "seconds": round(seconds, 1), "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name() if run.device == "cuda" else None,
-        **evaluate(model, *data.held_out()),
+        **evaluate(model, *data.held_out()), "input": inputs.measure(model, given).as_json(),
         "loss_all_steps": float(curve.mean()),
         "loss_by_epoch": [float(part.mean()) for part in curve.split(data.epoch)],
         "loss_last": float(curve[-max(1, run.steps // 100) :].mean()),
@@ -318,9 +336,9 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def unfinished(runs: list[Run], path: Path) -> list[Run]:
-    """Those of `runs` that have no row in the file yet."""
-    done = {row["key"] for row in rows(path)}
+def unfinished(runs: list[Run], *paths: Path) -> list[Run]:
+    """Those of `runs` that have no row in any of the files yet."""
+    done = {row["key"] for path in paths for row in rows(path)}
     return [run for run in runs if key(run) not in done]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import labkit
-from kernels.bert import golden
+from kernels.bert import experiments, golden
 from kernels.bert.masking import Masking, generator, mask, places
 from kernels.bert.model import (
     AUTHOR_FIX,
@@ -109,7 +109,8 @@ def test_a_switch_that_is_set_otherwise_diverges_where_it_acts(rng, field, first
     theirs, _ = pair(OTHERS[1])
     changed = twin(theirs, OTHERS[1], replace(BERT, **{field: getattr(REPORT, field)})).float()
     ids, labels, *_ = batch(OTHERS[1], rng)
-    found = labkit.localise(golden.observed(changed, ids, labels), golden.record(theirs, ids, labels), FLOAT32)
+    seen = experiments.steps_alone(golden.observed(changed, ids, labels))
+    found = labkit.localise(seen, golden.record(theirs, ids, labels), FLOAT32)
     assert found.first == found.own[0] == first
 
 
@@ -167,8 +168,23 @@ def test_the_models_of_the_report_differ_by_986880_parameters():
     assert sum(p.numel() for p in golden.hugging_face(SMALL).parameters()) == sum(count(SMALL, BERT).values())
 
 
+SEVEN = (
+    "embedding_norm", "embedding_dropout", "positions", "token_types", "scaling", "activation", "attention_dropout",
+    "eps", "norm",
+)  # fmt: skip
+"""What the report's option B changes, Post-LN included; its learned positions take no factor."""
+
+
 def test_presets_are_as_their_sources_have_them():
-    assert PRESETS == {"report": REPORT, "vaswani": VASWANI, "bert": BERT, "author_fix": AUTHOR_FIX}
+    assert [PRESETS[name] for name in ("report", "vaswani", "bert", "author_fix")] == [
+        REPORT,
+        VASWANI,
+        BERT,
+        AUTHOR_FIX,
+    ]
+    listed = [field for name in SEVEN for field in DIFFERENCES[name][0] if field != "scale_tokens"]
+    assert PRESETS["option_b_post"] == replace(REPORT, **{field: getattr(BERT, field) for field in listed})
+    assert PRESETS["option_b"] == replace(PRESETS["option_b_post"], norm="pre")
     fixed = {name for name, value in asdict(AUTHOR_FIX).items() if value != getattr(REPORT, name)}
     assert fixed == {"scale_tokens", "position_factor", "activation", "attention_dropout"}
     assert (VASWANI.activation, VASWANI.norm, VASWANI.scale_tokens, VASWANI.positions) == (
@@ -254,18 +270,18 @@ def test_sinusoids_are_those_of_vaswani_et_al():
 
 
 def test_fused_attention_is_the_formula(rng):
-    theirs, ours = pair(SMALL)
-    fused = MaskedLM(SMALL, BERT, fused=True).double().eval()
+    theirs, ours = pair(OTHERS[1])
+    fused = MaskedLM(OTHERS[1], BERT, fused=True).double().eval()
     fused.load_state_dict(ours.state_dict())
-    given = batch(SMALL, rng)
+    given = batch(OTHERS[1], rng)
     mine = golden.observed(fused, *given)
     assert beyond(mine, theirs, *given) == []
     assert "bert.encoder.layer.0.attention.self.1" not in mine
 
 
 def test_the_loss_at_places_is_the_loss(rng):
-    theirs, ours = pair(SMALL)
-    ids, labels, *_ = batch(SMALL, rng)
+    theirs, ours = pair(OTHERS[1])
+    ids, labels, *_ = batch(OTHERS[1], rng)
     loss = ours.loss_at(ids, *places(labels, 40)).detach()
     assert beyond({"output.loss": loss}, theirs, ids, labels) == []
     assert beyond({"output.loss": loss * (1.0 + 1e-10)}, theirs, ids, labels) == ["output.loss"]

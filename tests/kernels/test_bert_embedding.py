@@ -18,8 +18,9 @@ from labkit.session.catalogue import ROOT
 
 TABLES = ("tokens", "positions", "kinds", "gain", "shift")
 SIZES = [
-    (3, 5, 7, 11, 2), (4, 37, 100, 50, 2), (2, 9, 768, 40, 1), (3, 7, 20, 33000, 4), (1, 1, 1, 1, 1),
-    (2, 3, 1500, 40, 3), (1, 200, 16, 3, 2), (1, 1100, 2, 1, 1),
+    (3, 5, 7, 11, 2), (2, 23, 100, 50, 2), (2, 9, 768, 40, 1), (3, 7, 4, 33000, 4), (1, 1, 1, 1, 1),
+    (2, 3, 1500, 40, 3),
+    *(pytest.param(shape, marks=pytest.mark.gpu) for shape in ((1, 200, 16, 3, 2), (1, 1100, 2, 1, 1))),
 ]  # fmt: skip
 """B, S, H, V, T; the last have runs of one id over many chunks, and one has ids beyond 15 bits."""
 TYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
@@ -71,9 +72,25 @@ def test_result_and_gradients_are_torchs(device, rng, shape, dtype):
     assert wrong(found, ids, types, tables, dout) == []
 
 
+@pytest.fixture
+def short_chunks(monkeypatch, device):
+    """Chunks of 2 rows where kernels are interpreted, a row at a time: runs over many chunks need few rows then."""
+    if device == "cpu":
+        monkeypatch.setattr(embedding, "CHUNK", 2)
+
+
+@pytest.mark.parametrize("shape", [(1, 23, 16, 3, 2), (1, 69, 2, 1, 1)], ids=str)
+def test_runs_of_one_id_over_many_chunks_are_summed(device, rng, short_chunks, shape):
+    """The second has more chunks of one id than are added up at a time, which is 32."""
+    ids, types, tables, dout = draw(shape, rng)
+    with poisoned():
+        found = ours(ids, types, tables, dout, device, eps=1e-6)
+    assert wrong(found, ids, types, tables, dout) == []
+
+
 @pytest.mark.parametrize("padding", [-1, 3])
 def test_without_types_all_are_of_the_first(device, rng, padding):
-    ids, _, tables, dout = draw((4, 21, 40, 13, 2), rng, typed=False)
+    ids, _, tables, dout = draw((2, 17, 40, 13, 2), rng, typed=False)
     found = ours(ids, None, tables, dout, device, eps=1e-6, padding=padding)
     assert wrong(found, ids, None, tables, dout, padding=padding) == []
     assert not found[3][1].any()
@@ -81,7 +98,7 @@ def test_without_types_all_are_of_the_first(device, rng, padding):
 
 
 def test_an_error_of_one_part_in_a_thousand_is_beyond_the_bound(device, rng):
-    ids, types, tables, dout = draw((4, 21, 40, 13, 2), rng)
+    ids, types, tables, dout = draw((2, 9, 40, 13, 2), rng)
     found = ours(ids, types, tables, dout, device, eps=1e-6)
     for at in range(6):
         spoilt = [x * 1.001 if at == i else x for i, x in enumerate(found)]
@@ -100,7 +117,7 @@ def test_rows_that_no_id_asks_for_have_no_gradient(device, rng):
 
 @pytest.mark.parametrize("drop", [0.1, 0.5])
 def test_dropout_keeps_a_share_and_the_backward_knows_which(device, rng, drop):
-    ids, types, tables, dout = draw((3, 24, 200, 30, 2), rng)
+    ids, types, tables, dout = draw((2, 12, 200, 30, 2), rng)
     found = ours(ids, types, tables, dout, device, eps=1e-6, dropout=drop, seed=11)
     rate = embedding.rounded(drop)
     kept = (found[0] != 0).double()
@@ -111,7 +128,7 @@ def test_dropout_keeps_a_share_and_the_backward_knows_which(device, rng, drop):
 
 def test_dropout_is_independent_of_row_column_and_part(device, rng):
     """The correlation of the mask with itself, one row, one column and one part on, is that of independent draws."""
-    ids, types, tables, _ = draw((4, 64, 512, 30, 2), rng)
+    ids, types, tables, _ = draw((2, 33, 512, 30, 2), rng)
     given = (ids.to(device), types.to(device), *(table.to(device) for table in tables))
     kept = (embedding.embed(*given, dropout=0.5, seed=3).cpu() != 0).double().flatten(0, 1) * 2 - 1
     for rows, columns in ((1, 0), (0, 1), (0, 128), (0, 256), (1, 1)):
@@ -120,21 +137,22 @@ def test_dropout_is_independent_of_row_column_and_part(device, rng):
 
 
 def test_a_seed_gives_one_mask_and_another_seed_another(device, rng):
-    ids, types, tables, dout = draw((2, 16, 64, 30, 2), rng)
-    one, same, other = (ours(ids, types, tables, dout, device, dropout=0.5, seed=seed)[0] for seed in (1, 1, 2))
+    ids, types, tables, _ = draw((2, 6, 64, 30, 2), rng)
+    given = (ids.to(device), types.to(device), *(table.to(device) for table in tables))
+    one, same, other = (embedding.embed(*given, dropout=0.5, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     torch.manual_seed(0)
-    first = ours(ids, types, tables, dout, device, dropout=0.5)[0]
-    assert not torch.equal(first, ours(ids, types, tables, dout, device, dropout=0.5)[0])
+    first = embedding.embed(*given, dropout=0.5)
+    assert not torch.equal(first, embedding.embed(*given, dropout=0.5))
     torch.manual_seed(0)
-    assert torch.equal(first, ours(ids, types, tables, dout, device, dropout=0.5)[0])
+    assert torch.equal(first, embedding.embed(*given, dropout=0.5))
 
 
-def test_gradients_of_repeats_are_bit_identical_though_ids_repeat(device, rng):
-    ids, types, tables, dout = draw((4, 20, 40, 3, 2), rng)
+def test_gradients_of_repeats_are_bit_identical_though_ids_repeat(device, rng, short_chunks):
+    ids, types, tables, dout = draw((2, 10, 40, 3, 2), rng)
     first = ours(ids, types, tables, dout, device, dropout=0.1, seed=5)
-    for _ in range(3):
+    for _ in range(2):
         again = ours(ids, types, tables, dout, device, dropout=0.1, seed=5)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
@@ -179,7 +197,7 @@ OWN = {
     "token_kernel": ROW | {"CHUNK": 32}, "join_kernel": {"H": 768, "CHUNK": 32, "BLOCK": 32, "BLOCK_H": 128},
 }
 for name, constants in OWN.items():
-    for table in ("fp32", "bf16"):
+    for table in ("bf16", "fp32")[: 2 if name == "forward_kernel" else 1]:
         kernel = getattr(kernels, name)
         names = kernel.arg_names
         signature = {n: "constexpr" if n in constants else type_of(n, table) for n in names}
@@ -197,7 +215,7 @@ def test_kernels_compile_for_compute_capability_9_without_a_gpu(tmp_path):
         [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(done.stdout.splitlines()) == 8
+    assert len(done.stdout.splitlines()) == 5
 
 
 @pytest.mark.gpu

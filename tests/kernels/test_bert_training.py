@@ -1,8 +1,11 @@
 """Training: the frozen text, tokens, batches, resumption bit for bit, rows, predictions, the command line."""
 
+import ast
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -11,9 +14,10 @@ import pytest
 import torch
 
 from kernels.bert import __main__ as command
-from kernels.bert import corpus, sentences, tokens, training
+from kernels.bert import ablation, corpus, sentences, tokens, training
 from kernels.bert.model import IGNORED, MaskedLM
 from labkit.errors import UsageError
+from labkit.session.catalogue import ROOT
 
 TINY = training.Run(hidden=16, layers=1, heads=2, length=24, batch=4, steps=6)
 
@@ -324,6 +328,55 @@ def test_the_command_line_trains_resumes_and_reports(device, tmp_path, capsys):
     assert command.main(["train", "--seeds", "a"]) == 2
     assert "seeds: 'a' is not right; wanted numbers, parted by commas" in capsys.readouterr().err
     assert command.main(["corpus", str(tmp_path)]) == 2
+
+
+TINY_PLAN = """
+run: {corpus: sample, hidden: 16, layers: 1, heads: 2, length: 24, batch: 4, steps: 4, rate: 1.0e-3, warmup: 0.06,
+  decay: 0.01, clip: 1.0, precision: float32, compiled: false}
+margin: 0.05
+great: 0.1
+level: 0.95
+least: 2
+pilot: {presets: [report], seeds: [100]}
+first: {presets: [option_b], seeds: [0]}
+then: {presets: [report], seeds: [0]}
+contrasts: [[option_b, report]]
+"""
+
+
+def test_the_planned_trainings_are_made_over_several_calls_and_by_several_jobs(tmp_path):
+    """As it is called, since jobs are processes of their own that have to find the code again."""
+    plan, rows, kept = tmp_path / "plan.yaml", tmp_path / "rows.jsonl", tmp_path / "kept.jsonl"
+    plan.write_text(TINY_PLAN)
+    given = ["--plan", str(plan), "--rows", str(rows), "--states", str(tmp_path / "s"), "--device", "cpu"]
+    assert command.main(["ablation", *given, "--seconds", "0"]) == 1
+    assert not training.rows(rows)
+    done = subprocess.run(
+        [sys.executable, "-m", "kernels.bert", "ablation", *given, "--jobs", "2", "--parts", "first"],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [row["preset"] for row in training.rows(rows)] == ["option_b"]
+    assert command.main(["ablation", *given]) == 0
+    assert [row["preset"] for row in training.rows(rows)] == ["option_b", "report"]
+    assert command.main(["keep", str(rows), str(rows), "--into", str(kept)]) == 0
+    assert [row["preset"] for row in training.rows(kept)] == ["option_b", "report"]
+    now = ablation.current(training.rows(kept), ablation.plan(plan))
+    assert [row["preset"] for row in now] == ["option_b", "report"]
+    assert all(row["input"]["std"] > 0.0 and row["sources"] == training.sources() for row in now)
+
+
+def test_a_row_depends_on_the_files_that_are_hashed_and_on_no_other_of_this_folder():
+    folder, found, left = ROOT / "kernels" / "bert", set(), ["training"]
+    while left:
+        name = left.pop()
+        found.add(f"{name}.py")
+        for node in ast.walk(ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kernels.bert"):
+                inner = node.module.removeprefix("kernels.bert").lstrip(".")
+                names = [inner] if inner else [one.name for one in node.names]
+                left += [one for one in names if f"{one}.py" not in found]
+    assert found == set(training.SOURCES)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,189 @@
+"""What the notebook measures of models that are not trained: gradients, the epsilon, single differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kernels.bert import golden
+from kernels.bert.inputs import Inputs, measure
+from kernels.bert.model import IGNORED, Config, MaskedLM, Switches, sinusoids
+from labkit.trace.golden import GRADIENT
+from labkit.trace.recorder import listening
+from labkit.trace.steps import Trace
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Euclidean norms of the gradient of the loss."""
+
+    input: float
+    """At the encoder's input."""
+    tokens: float
+    """At the token embeddings, which the decoder uses too: both ways together."""
+    tokens_by_input: float
+    """At the token embeddings, through the encoder's input alone."""
+
+
+def batch(ids: Tensor, share: float, seed: int) -> Tensor:
+    """Labels for ids: this share of the tokens, drawn at random, one at least; -100 elsewhere."""
+    draws = torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed))
+    return torch.where((draws < share) | (draws == draws.min()), ids, IGNORED)
+
+
+def twin(model: MaskedLM, switches: Switches) -> MaskedLM:
+    """A model built as `switches` say, with the weights of `model`, its dtype and its mode.
+
+    Weights that `model` lacks are as a new model has them; those that the twin lacks are left out.
+    """
+    made = MaskedLM(model.config, switches).to(next(model.parameters()))
+    with torch.no_grad():
+        given = golden.parameters(model)
+        for name, p in made.named_parameters():
+            if name in given:
+                p.copy_(given[name])
+    return made.train(model.training)
+
+
+def norms(model: MaskedLM, ids: Tensor, labels: Tensor) -> Norms:
+    """Gradients of the loss of ids [B, S] in the model's mode."""
+    steps: dict[str, Tensor] = {}
+    with listening(steps.__setitem__):
+        loss = model.loss(ids, labels)
+    tokens, reached = model.embeddings.tokens, steps["embeddings.output"]
+    at_input, both = torch.autograd.grad(loss, (reached, tokens), retain_graph=True)
+    (by_input,) = torch.autograd.grad(reached, tokens, at_input)
+    return Norms(*(float(g.double().norm()) for g in (at_input, both, by_input)))
+
+
+def all_gradients(model: MaskedLM, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """The gradient of every parameter."""
+    model.zero_grad(set_to_none=True)
+    model.loss(ids, labels).backward()
+    found = golden.gradients(model)
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+@dataclass(frozen=True)
+class EpsilonEffect:
+    """What 1e-5 in the place of 1e-12 changes, relative to the norm of what is there with 1e-12; in float64."""
+
+    logits: float
+    loss: float
+    gradients: float
+    """Of all parameters together."""
+
+
+def epsilon(model: MaskedLM, ids: Tensor, labels: Tensor, other: float = 1e-5) -> EpsilonEffect:
+    """`model` is float64, its own epsilon replaced by 1e-12 and by `other`, the weights being the same."""
+    two = [twin(model, replace(model.switches, eps=eps)) for eps in (1e-12, other)]
+    with torch.no_grad():
+        logits = [one(ids) for one in two]
+        losses = [one.loss(ids, labels) for one in two]
+    grads = [torch.cat([g.flatten() for g in all_gradients(one, ids, labels).values()]) for one in two]
+    return EpsilonEffect(*(relative(b, a) for a, b in (logits, losses, grads)))
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """|a - b| / |b|, by the Euclidean norm."""
+    return float((a - b).norm() / b.norm())
+
+
+def full_size(switches: Switches, vocabulary: int, length: int, layers: int = 12) -> MaskedLM:
+    """An untrained model of the report's sizes, hidden 768 and 12 heads, in eval mode, with this vocabulary."""
+    return MaskedLM(Config(vocabulary, layers=layers, positions=length), switches).eval()
+
+
+def contributions(
+    base: MaskedLM, others: Mapping[str, Switches], ids: Tensor, labels: Tensor
+) -> dict[str, dict[str, float]]:
+    """For each way to build the model with the same weights: how far each step that both have is off, relative RMS."""
+    with torch.no_grad():
+        right = forward(base, ids, labels)
+        found = {}
+        for name, switches in others.items():
+            made = forward(twin(base, switches), ids, labels)
+            found[name] = {step: relative(made[step], right[step]) for step in right if step in made}
+    return found
+
+
+def forward(model: MaskedLM, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """The steps of a forward pass by name, the loss among them."""
+    steps: dict[str, Tensor] = {}
+    with listening(steps.__setitem__), torch.no_grad():
+        model.loss(ids, labels)
+    return steps
+
+
+def input_by_length(model: Any, lengths: Sequence[int], seed: int) -> dict[int, Inputs]:
+    """What random tokens of these lengths give the encoder of a MaskedLM or of Hugging Face's model."""
+    draws = torch.Generator().manual_seed(seed)
+    vocabulary = golden.sizes(model).vocabulary if not isinstance(model, MaskedLM) else model.config.vocabulary
+    return {length: measure(model, torch.randint(5, vocabulary, (1, length), generator=draws)) for length in lengths}
+
+
+def scales(model: MaskedLM, length: int) -> dict[str, float]:
+    """Standard deviations, over all elements, of the token embeddings and of sinusoids of this length."""
+    places = sinusoids(length, model.config.hidden)
+    return {"tokens": float(model.embeddings.tokens.detach().std()), "positions": float(places.std(correction=0))}
+
+
+def layer_norm_rounding(std: float, eps: float, hidden: int, seed: int) -> float:
+    """How far torch's float32 LayerNorm of rows of this standard deviation is from its formula in float64, relative."""
+    x = std * torch.randn(64, hidden, generator=torch.Generator().manual_seed(seed))
+    narrow, wide = (torch.nn.functional.layer_norm(one, (hidden,), eps=eps) for one in (x, x.double()))
+    return relative(narrow.double(), wide)
+
+
+def from_formula(model: MaskedLM, seed: int) -> dict[str, float]:
+    """How far the first feed-forward layer is, with either activation, from max(0, x W1 + b1) W2 + b2; relative."""
+    x = torch.randn(32, model.config.hidden, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    found = {}
+    with torch.no_grad():
+        for name in ("relu", "gelu"):
+            layer = twin(model.double(), replace(model.switches, activation=name)).layers[0]
+            inner = torch.clamp(x @ layer.up.weight.T + layer.up.bias, min=0.0)
+            found[name] = relative(layer.feed_forward(x), inner @ layer.down.weight.T + layer.down.bias)
+    return found
+
+
+def without_types(model: MaskedLM, ids: Tensor, into: str) -> float:
+    """The largest change of a log probability when the token types' first row is added to each row of another table,
+    `tokens` or `positions`, and the token types are left out; in float64."""
+    model = model.double()
+    plain = twin(model, replace(model.switches, token_types=False))
+    with torch.no_grad():
+        getattr(plain.embeddings, into).add_(model.embeddings.types[0])
+        both = [one(ids).log_softmax(-1) for one in (model, plain)]
+    return float((both[0] - both[1]).abs().max())
+
+
+def shifted(model: MaskedLM, ids: Tensor, at: int, word: int, by: Sequence[float]) -> list[tuple[float, float, float]]:
+    """Of a model whose logits are moved by a constant through the decoder's bias: that constant, and the logit and the
+    probability that it gives a word at one place of ids [1, S]."""
+    found = []
+    with torch.no_grad():
+        for constant in by:
+            model.head.bias += constant
+            row = model(ids)[0, at].double()
+            model.head.bias -= constant
+            found.append((constant, float(row[word]), float(row.softmax(-1)[word])))
+    return found
+
+
+def steps_alone(observed: Trace) -> Trace:
+    """The steps of a forward pass, without parameters and gradients."""
+    ends = (".weight", ".bias")
+    return Trace({s.name: s.value for s in observed if not s.name.startswith(GRADIENT) and not s.name.endswith(ends)})
+
+
+def statistics_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """The mean training loss of all steps, and of the last tenth, from a row's curve."""
+    last = row["curve"][-max(1, len(row["curve"]) // 10) :]
+    return {"all steps": float(row["loss_all_steps"]), "last": sum(last) / len(last)}

@@ -1,0 +1,127 @@
+"""The notebook's pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from kernels.bert.ablation import BETTER, MISSING, OPEN, SAME, WORSE, Contrast, Row
+from kernels.bert.evidence import LOSSES, OWN, PREDICTED, REPAIRED, RIGHT_WORD, THEIRS
+from kernels.bert.inputs import Inputs
+from labkit import plots
+
+COLOURS = {OWN: plots.RED, THEIRS: plots.BLUE, REPAIRED: plots.GREEN}
+
+
+def symptom() -> Figure:
+    """What the report shows: either model's five likeliest words, and the two losses among those on record."""
+    figure, (left, right) = plots.figure(1, 2, width=9.5, height=3.4)
+    words = [(model, word, logit) for model, top in PREDICTED.items() for word, logit in top.items()]
+    words += [(model, "beings (right)", logit) for model, logit in RIGHT_WORD.items()]
+    words.sort(key=lambda one: one[0])
+    colours = [plots.BLUE if model == "Hugging Face" else plots.RED for model, *_ in words]
+    left.barh(range(len(words)), [logit for *_, logit in words], color=colours, height=0.7)
+    left.set_yticks(range(len(words)), [f"{model}: {word}" for model, word, _ in words], fontsize=7)
+    left.invert_yaxis()
+    left.axvline(0.0, color="0.5", lw=0.8)
+    left.set_xlabel("raw logit")
+    left.set_title("All human [MASK] are born free and equal ...")
+    for name, found in LOSSES.items():
+        epochs = [found[f"epoch {k}"] for k in (1, 2, 3)]
+        right.plot((1, 2, 3), epochs, "o-", color=COLOURS[name], label=name)
+        right.axhline(found["all steps"], color=COLOURS[name], ls="--", lw=0.9)
+    for x, y, text, place in (
+        (3, LOSSES[OWN]["epoch 3"], "the report's 4.9", (2.5, 6.3)),
+        (2.3, LOSSES[THEIRS]["all steps"], "the report's 5.8", (1.9, 6.8)),
+    ):
+        right.annotate(text, (x, y), place, fontsize=8, arrowprops={"arrowstyle": "->", "color": "0.5"})
+    right.set_xticks((1, 2, 3))
+    right.set_xlabel("epoch")
+    right.set_ylabel("mean training loss, nats")
+    right.set_title("points: one epoch; broken lines: all steps")
+    figure.legend(loc="outside upper right", ncols=3, fontsize=8)
+    plots.caption(figure, "left: the report's figures; right: those of its source's repository, one training each")
+    return figure
+
+
+def inputs(stds: Mapping[str, Mapping[int, Inputs]], reported: Mapping[str, float], test: int, caption: str) -> Figure:
+    """Standard deviation of the encoder's input by length, and the parts' shares at the test sentence's length."""
+    figure, (left, right) = plots.figure(1, 2, width=9.5, height=3.3)
+    lengths = list(next(iter(stds.values())))
+    plots.lines(left, lengths, {name: [found[n].std for n in lengths] for name, found in stds.items()})
+    for name, value in reported.items():
+        line = left.lines[list(stds).index(name)]
+        left.axhspan(value * 0.9, value * 1.1, color=line.get_color(), alpha=0.2, lw=0)
+    left.set_xlabel("tokens of the input")
+    left.set_ylabel("standard deviation")
+    left.set_title("bands of a line's colour: the report's figure, within 10%")
+    below = np.zeros(len(stds))
+    for part, colour in (("tokens", plots.BLUE), ("positions", plots.ORANGE), ("types", plots.GREY)):
+        share = np.array([getattr(found[test], part) for found in stds.values()])
+        right.bar(range(len(stds)), share, bottom=below, color=colour, label=part, width=0.6)
+        below += share
+    right.set_xticks(range(len(stds)), list(stds), fontsize=8)
+    right.set_ylabel("share of the variance")
+    right.set_title(f"{test} tokens: what the variance is made of")
+    left.legend(fontsize=7, loc="center right")
+    figure.legend(*right.get_legend_handles_labels(), loc="outside upper right", ncols=3, fontsize=8)
+    plots.caption(figure, caption)
+    return figure
+
+
+def errors(found: Mapping[str, Mapping[str, float]], caption: str) -> Figure:
+    """How far each step is off when one difference alone is there, and when all are: a map of differences by steps."""
+    figure, axes = plots.figure(width=9.5, height=0.28 * len(found) + 1.7)
+    names = [step for step in next(iter(found.values())) if all(step in one for one in found.values())]
+    grid = np.array([[one[step] for step in names] for one in found.values()])
+    image = plots.error_map(axes, grid, "relative error of each step; yellow: 1 or more", 1.0, 1e-5)
+    axes.set_yticks(range(len(found)), list(found), fontsize=7)
+    axes.set_xticks(range(len(names)), names, rotation=70, ha="right", fontsize=7)
+    figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01)
+    plots.caption(figure, caption)
+    return figure
+
+
+def curves(rows: Sequence[Row], caption: str) -> Figure:
+    """The training loss of live runs, a line a run, with the mean of all steps and of the last tenth."""
+    figure, axes = plots.figure(width=8.0, height=3.2)
+    colours = dict(
+        zip(dict.fromkeys(row["preset"] for row in rows), (plots.RED, plots.BLUE, plots.GREEN), strict=False)
+    )
+    for row in rows:
+        x = np.linspace(0.0, row["steps"], len(row["curve"]) + 1)[1:]
+        axes.plot(x, row["curve"], color=colours[row["preset"]], lw=1.0)
+    for name, colour in colours.items():
+        mean = float(np.mean([row["loss_all_steps"] for row in rows if row["preset"] == name]))
+        axes.axhline(mean, color=colour, ls="--", lw=0.9)
+        axes.plot([], [], color=colour, label=name)
+    axes.set_xlabel("step")
+    axes.set_ylabel("training loss, nats")
+    axes.set_title("lines: one run each; broken lines: mean of all steps")
+    axes.legend(fontsize=8)
+    plots.caption(figure, caption)
+    return figure
+
+
+def gains(found: Mapping[Any, Contrast], margin: float, caption: str) -> Figure:
+    """What one configuration gains over another, with its interval; the margin is shaded."""
+    known = [one for one in found.values() if one.outcome != MISSING]
+    colours = {BETTER: plots.BLUE, WORSE: plots.RED, SAME: plots.GREEN, OPEN: plots.GREY}
+    words = {BETTER: "a gain", WORSE: "a loss", SAME: "inside the margin", OPEN: "not decided"}
+    figure, axes = plots.figure(width=9.0, height=0.24 * len(known) + 1.4)
+    axes.axvspan(-margin, margin, color=plots.ORANGE, alpha=0.2, lw=0)
+    axes.axvline(0.0, color="0.5", lw=0.8)
+    for y, one in enumerate(known):
+        axes.plot([one.low, one.high], [y, y], color=colours[one.outcome], lw=2.0)
+        axes.plot(one.mean, y, "o", color=colours[one.outcome], ms=4)
+    for outcome in dict.fromkeys(one.outcome for one in known):
+        axes.plot([], [], "o-", color=colours[outcome], label=words[outcome])
+    axes.set_yticks(range(len(known)), [" over ".join(one.pair) for one in known], fontsize=7)
+    axes.set_ylim(len(known) - 0.5, -0.5)
+    axes.set_xlabel("gain in held-out loss, nats")
+    figure.legend(loc="outside upper right", ncols=4, fontsize=8)
+    plots.caption(figure, caption)
+    return figure
