@@ -1,0 +1,60 @@
+"""Programs drawn at random, to be named from what they print. What names them does not import this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.tinyllm import faulty
+
+NEEDS = {
+    "d2h downloads half of the bytes": ("prefer_host",),
+    "the debug print uploads the host vector": ("zero_host",),
+    "the move of heads writes nothing": (),
+    "device to device copies run backwards": (),
+    "the last layer's result is not assigned": (),
+    "the head's product is given a buffer of zeros": (),
+    "cuBLAS's products write nothing": (),
+    "h2d starts one element late": (),
+    "the norm before the head is left out": (),
+}
+"""The faults outside the list of switches, each with what else has to be set for it to do anything."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A program, and the truth about it."""
+
+    bits: np.ndarray
+    outside: str
+
+    @property
+    def outside_the_list(self) -> bool:
+        """Whether one of its faults is none of the switches."""
+        return self.outside != faulty.OUTSIDE[0]
+
+    @property
+    def truth(self) -> str:
+        """Its faults in words, without switches that change nothing."""
+        listed = faulty.words(faulty.named(faulty.canonical(self.bits[None])[0]) - {"unchecked"})
+        return f"{listed}; {self.outside}" if self.outside_the_list else listed
+
+    def rows(self) -> np.ndarray:
+        """The program in each kind of memory, int32 [4, 18]."""
+        names = faulty.named(self.bits)
+        outside = faulty.OUTSIDE.index(self.outside)
+        return np.stack([faulty.row(*names, outside=outside, world=world) for world in faulty.WORLDS])
+
+
+def draw(seed: int, share_outside: float = 0.2) -> Drawn:
+    """One to four switches, or, with a chance of `share_outside`, a fault that is none of them. No call is checked."""
+    rng = np.random.default_rng([seed, 17])
+    free = [name for name in faulty.NAMES if name not in ("unchecked", "constructor_omits_shape")]
+    if rng.random() < share_outside:
+        outside = str(rng.choice(list(NEEDS)))
+        chosen = NEEDS[outside]
+    else:
+        outside = faulty.OUTSIDE[0]
+        chosen = tuple(rng.choice(free, rng.integers(1, 5), replace=False))
+    return Drawn(faulty.row(*chosen, "unchecked")[: len(faulty.NAMES)], outside)
