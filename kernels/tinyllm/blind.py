@@ -36,9 +36,9 @@ class Drawn:
 
     @property
     def truth(self) -> str:
-        """Its faults in words, without switches that change nothing."""
-        listed = faulty.words(faulty.named(faulty.canonical(self.bits[None])[0]) - {"unchecked"})
-        return f"{listed}; {self.outside}" if self.outside_the_list else listed
+        """Its faults in words; that its calls are unchecked is known and left out."""
+        listed = faulty.words(faulty.named(self.bits) - {"unchecked"})
+        return self.outside if self.outside_the_list else listed
 
     def rows(self) -> np.ndarray:
         """The program in each kind of memory, int32 [4, 18]."""
@@ -48,13 +48,14 @@ class Drawn:
 
 
 def draw(seed: int, share_outside: float = 0.2) -> Drawn:
-    """One to four switches, or, with a chance of `share_outside`, a fault that is none of them. No call is checked."""
+    """One to five switches that matter, or, with a chance of `share_outside`, a fault that is none of them.
+
+    No call is checked.
+    """
     rng = np.random.default_rng([seed, 17])
-    free = [name for name in faulty.NAMES if name not in ("unchecked", "constructor_omits_shape")]
     if rng.random() < share_outside:
         outside = str(rng.choice(list(NEEDS)))
-        chosen = NEEDS[outside]
-    else:
-        outside = faulty.OUTSIDE[0]
-        chosen = tuple(rng.choice(free, rng.integers(1, 5), replace=False))
-    return Drawn(faulty.row(*chosen, "unchecked")[: len(faulty.NAMES)], outside)
+        return Drawn(faulty.row(*NEEDS[outside], "unchecked")[: len(faulty.NAMES)], outside)
+    every = faulty.sets()
+    every = every[every[:, -1] == 1]
+    return Drawn(rng.choice(every[every[:, :-1].sum(1) == rng.integers(1, 6)]), faulty.OUTSIDE[0])

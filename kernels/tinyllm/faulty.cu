@@ -16,7 +16,7 @@ constexpr int LAYERS = 3, SHOWN = 8;
 
 struct Outcome {
     int status;  // 0 ran to its end, 1 a checked call reported, 2 a kernel was given no memory, 3 another exception
-    int failed_calls, failed_uploads, first_error, traces;
+    int failed_calls, failed_uploads, failed_h2d, first_error, traces;  // uploads: of copies, and of h2d
     long traced_bytes;
     int ff_failed, x_failed;         // the debug print's own copy failed
     int ff_right, x_right;           // how many elements of the first layer's ff_out, and of the last x, are within bound
@@ -406,6 +406,7 @@ int faulty_run(void* model, const faulty::Switches* switches, faulty::Outcome* o
 #endif
     out->failed_calls = c.seen.failed_calls;
     out->failed_uploads = c.seen.failed_uploads;
+    out->failed_h2d = c.seen.failed_h2d;
     out->first_error = c.seen.first_error;
     out->traces = c.seen.traces;
     out->strays = c.seen.strays;

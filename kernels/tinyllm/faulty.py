@@ -49,8 +49,9 @@ WORLDS = ("NaN", "zeros", "the report's numbers", "as left")
 """What memory holds before anything is written to it. The report's two numbers stand in buffers of x's size, with zeros
 in all others; "as left" is real memory: zeros, as a new process finds them, and then what the program left there."""
 OUTSIDE = (
-    "none", "d2h downloads half of the bytes", "the debug print uploads the host vector", "the move of heads writes nothing",
-    "device to device copies run backwards", "the last layer's result is not assigned",
+    "none", "d2h downloads half of the bytes", "the debug print uploads the host vector",
+    "the move of heads writes nothing", "device to device copies run backwards",
+    "the last layer's result is not assigned",
     "the head's product is given a buffer of zeros", "cuBLAS's products write nothing", "h2d starts one element late",
     "the norm before the head is left out",
 )  # fmt: skip
@@ -62,7 +63,7 @@ _COUNTS = (
     "embedded_host", "ff_host", "x_host", "logits_host", "logits_made", "logits_there",
 )  # fmt: skip
 OUTCOME = np.dtype(
-    [(name, np.int32) for name in ("status", "failed_calls", "failed_uploads", "first_error", "traces")]
+    [(name, np.int32) for name in ("status", "failed_calls", "failed_uploads", "failed_h2d", "first_error", "traces")]
     + [("traced_bytes", np.int64)]
     + [(name, np.int32) for name in _COUNTS]
     + [("ff_first", np.float32, 3), ("x", np.float32, 2)]
@@ -131,8 +132,8 @@ def row(*names: str, way: int = 0, outside: int = 0, engine: str = "cublas", wor
 def canonical(bits: Array) -> Array:
     """The same programs [n, 14] without the switches that change nothing beside the others.
 
-    Uploads by the host vector's size differ from others only where that size can be wrong, and those in copies only where
-    copies upload; where the device buffer is shared, nothing is allocated.
+    Uploads by the host vector's size differ from others only where that size can be wrong, and those in copies only
+    where copies upload; where the device buffer is shared, nothing is allocated.
     """
     bits, at = np.array(bits, np.int32), NAMES.index
     wrong_size = bits[:, at("size_in_elements")] | bits[:, at("resize_by_size")]
@@ -237,16 +238,16 @@ def _request(p: Program, device: Device) -> dict[str, object]:
     }  # fmt: skip
 
 
-def round_trip(names: Sequence[str], shape: tuple[int, int], values: Array, known: Array, device: Device) -> tuple[Array, Array]:
+def round_trip(names: Sequence[str], values: Array, known: Array, device: Device) -> tuple[Array, Array]:
     """The printed d2h and h2d alone, with these switches: the host vector after d2h, the device's values after h2d.
 
-    `values` are on the device before d2h, `known` before h2d; both float32 of `shape`.
+    `values` are on the device before d2h, `known` before h2d; both float32 [rows, columns].
     """
     library = ctypes.CDLL(str(build(FOLDER / "faulty.cu", HOST, device)))
     switches, host, back = row(*names), np.full(8 * values.size, np.nan, np.float32), np.full_like(values, np.nan)
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in (switches, values, known, host, back)]
     room = ctypes.c_size_t(host.size)
-    length = library.faulty_round_trip(pointers[0], *shape, *pointers[1:4], room, pointers[4])
+    length = library.faulty_round_trip(pointers[0], *values.shape, *pointers[1:4], room, pointers[4])
     return host[:length], back
 
 
@@ -394,7 +395,7 @@ def fresh_memory(device: Device, sizes: Sequence[int] = (2048, 1 << 20, 1 << 28)
         "    print(f'{size} bytes, {when}: {int((a == 0).sum())} of {a.size} floats are zero')\n"
         "for size in map(int, sys.argv[2:]):\n"
         "    look(size, 'the first')\n"
-        "    for keep, when in ((0, 'after other numbers, all was freed'), (1, 'after other numbers, a buffer still held')):\n"
+        "    for keep, when in ((0, 'after others, all freed'), (1, 'after others, a buffer still held')):\n"
         "        l.faulty_fill(ctypes.c_size_t(size), 1, 63, keep)\n"
         "        look(size, when)\n"
         "    l.faulty_fill(ctypes.c_size_t(size), 1, 63, 0)\n"

@@ -39,7 +39,7 @@ struct Switches {
 };
 
 struct Witness {  // what a run leaves behind for us, beside what its program would print
-    int failed_calls = 0, failed_uploads = 0, first_error = 0, traces = 0, strays = 0;
+    int failed_calls = 0, failed_uploads = 0, failed_h2d = 0, first_error = 0, traces = 0, strays = 0;
     long traced_bytes = -1;
 };
 
@@ -145,7 +145,7 @@ class Tensor {
     void h2d() {
         const Switches& s = context().s;
         if (h_data.empty() || !d_data) return;
-        upload(s.h2d_by_host_size, s.outside == ShiftedUpload);
+        context().seen.failed_h2d += !upload(s.h2d_by_host_size, s.outside == ShiftedUpload);
     }
     // the lines under trial]
 
@@ -174,11 +174,12 @@ class Tensor {
         c.held.erase(d_data);
         d_data = nullptr;
     }
-    void upload(bool by_host_size, bool shifted = false) {
+    bool upload(bool by_host_size, bool shifted = false) {
         const size_t bytes = by_host_size ? h_data.size() * sizeof(float) : size;
         const bool done = shifted ? call(cudaMemcpy(d_data, h_data.data() + 1, bytes - sizeof(float), cudaMemcpyHostToDevice))
                                   : call(cudaMemcpy(d_data, h_data.data(), bytes, cudaMemcpyHostToDevice));
         context().seen.failed_uploads += !done;
+        return done;
     }
     bool transfer(const Tensor& other, bool by_host_size) {
         const Switches& s = context().s;
