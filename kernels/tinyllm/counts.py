@@ -92,7 +92,7 @@ def tally(ends: Mapping[str, Any]) -> dict[str, int]:
 # What the sweep holds, per kind of memory.
 
 
-def facts(s: Sweep, way: int = 0) -> Facts:
+def facts(s: Sweep) -> Facts:
     """Everything that is counted over the sets of switches, for each kind of memory on its own, ready for JSON.
 
     The sets listed by name are the printed lines and, of all kinds of memory, the smallest with all-zero logits, the
@@ -101,14 +101,14 @@ def facts(s: Sweep, way: int = 0) -> Facts:
     keeps = _keeps(s)
     listed = [frozenset(PRINTED)]
     for world in WORLDS:
-        seen = faulty.observations(s.outcomes[way, world], s.p)
+        seen = faulty.observations(s.outcomes[world], s.p)
         shown = np.sum([seen[name] for name in OBSERVATIONS], axis=0)
         for which in (seen["logits all 0"], shown == shown.max(), keeps & (shown == shown[keeps].max())):
             listed += faulty.minimal(s.bits, which)
     listed = sorted(dict.fromkeys(listed[1:]), key=lambda one: (len(one), words(one)))
     return {
         "sets": len(s.bits),
-        "worlds": {world: _facts(s, way, world, [frozenset(PRINTED), *listed]) for world in WORLDS},
+        "worlds": {world: _facts(s, world, [frozenset(PRINTED), *listed]) for world in WORLDS},
     }
 
 
@@ -118,8 +118,8 @@ def _keeps(s: Sweep) -> Array:
     return (s.bits[:, at] == bits(PRINTED)[at]).all(1)
 
 
-def _facts(s: Sweep, way: int, world: str, names: Sequence[frozenset[str]]) -> Facts:
-    o, p = s.outcomes[way, world], s.p
+def _facts(s: Sweep, world: str, names: Sequence[frozenset[str]]) -> Facts:
+    o, p = s.outcomes[world], s.p
     seen = faulty.observations(o, p)
     right = faulty.right(o, p)
     cured = right[s.at(faulty.corrected(s.bits))]
@@ -158,7 +158,7 @@ def _facts(s: Sweep, way: int, world: str, names: Sequence[frozenset[str]]) -> F
             name: [ending(o[i], p), ending(o[s.at(faulty.corrected(s.bits[[i]]))[0]], p)]
             for name, i in _further(s).items()
         },
-        "silent": _silent(s, way, world), "liars": _liars(s, way, world),
+        "silent": _silent(s, world), "liars": _liars(s, world),
     }  # fmt: skip
 
 
@@ -185,16 +185,16 @@ def _prints(o: Any, p: faulty.Program) -> list[str]:
     return [host, "right" if o["x_right"] == n else zeros, str(o["failed_calls"])]
 
 
-def _silent(s: Sweep, way: int, world: str) -> list[str]:
+def _silent(s: Sweep, world: str) -> list[str]:
     """The smallest sets that run to their end with wrong numbers though h2d failed unseen."""
-    o = s.outcomes[way, world]
+    o = s.outcomes[world]
     found = (o["status"] == faulty.FINISHED) & (o["failed_h2d"] > 0) & ~faulty.right(o, s.p)
     return [words(one) for one in faulty.minimal(s.bits, found)]
 
 
-def _liars(s: Sweep, way: int, world: str) -> Facts:
+def _liars(s: Sweep, world: str) -> Facts:
     """Sets that print the trace of 2048 bytes: all, with a failed upload, with another x though no call failed."""
-    o = s.outcomes[way, world]
+    o = s.outcomes[world]
     trace = faulty.observations(o, s.p)["trace"] & (o["status"] == faulty.FINISHED)
     failed = trace & (o["failed_uploads"] > 0)
     other = trace & (o["failed_calls"] == 0) & (o["x_right"] != s.p.elements)
@@ -210,7 +210,7 @@ def _liars(s: Sweep, way: int, world: str) -> Facts:
 
 def with_zero_logits(s: Sweep, most: int, rng: np.random.Generator) -> Array:
     """Unchecked sets [n, 14] with zero logits where memory is zero: the smallest, and others drawn, `most` in all."""
-    zero = faulty.observations(s.outcomes[0, "zeros"], s.p)["logits all 0"] & (s.bits[:, -1] == 1)
+    zero = faulty.observations(s.outcomes["zeros"], s.p)["logits all 0"] & (s.bits[:, -1] == 1)
     smallest = s.at(np.stack([bits(one) for one in faulty.minimal(s.bits, zero)]))
     others = rng.permutation(np.setdiff1d(np.flatnonzero(zero), smallest))
     return s.bits[np.concatenate([smallest, others])[:most]]
@@ -219,17 +219,11 @@ def with_zero_logits(s: Sweep, most: int, rng: np.random.Generator) -> Array:
 def products(p: faulty.Program, chosen: Array) -> Experiment:
     """Sets with zero logits, and a fault of a product's routine and of its call: how they end with each product."""
     cases = [(*faulty.named(one),) for one in chosen]
-    rows = [
-        row
-        for engine in ENGINES
-        for row in (
-            *(faulty.row(*names, engine=engine) for names in cases),
-            *(
-                faulty.row("unchecked", engine=engine, outside=faulty.OUTSIDE.index(name))
-                for name in (ROUTINE, OPERAND)
-            ),
-        )
-    ]
+    faults = [faulty.OUTSIDE.index(name) for name in (ROUTINE, OPERAND)]
+    rows = []
+    for engine in ENGINES:
+        rows += [faulty.row(*names, engine=engine) for names in cases]
+        rows += [faulty.row("unchecked", engine=engine, outside=index) for index in faults]
 
     def read(found: Array) -> Facts:
         told: Facts = {"sets": len(cases), "engines": {}, "faults": {ROUTINE: {}, OPERAND: {}}}
@@ -286,7 +280,7 @@ def other_ways(s: Sweep) -> Experiment:
     accused = faulty.corrected(s.bits)[:, ACCUSED] != s.bits[:, ACCUSED]
     rows, cases = [], []
     for world in WORLDS:
-        zero = faulty.observations(s.outcomes[0, world], s.p)["logits all 0"] & ~accused & (s.bits[:, -1] == 1)
+        zero = faulty.observations(s.outcomes[world], s.p)["logits all 0"] & ~accused & (s.bits[:, -1] == 1)
         cases.append((world, int(zero.sum())))
         rows += [faulty.row(*faulty.named(one), way=way, world=world) for way in (2, 3) for one in s.bits[zero]]
 
@@ -332,6 +326,15 @@ def _tail(p: faulty.Program, x: Array, device: Device) -> Array:
     logits = model.logits()[0]
     model.close()
     return logits
+
+
+def losses(s: Sweep) -> Array:
+    """The cross-entropies of all runs that end with whole and finite logits."""
+    whole = [
+        o["loss"][(o["status"] == faulty.FINISHED) & (o["logits_read"] == s.p.logits)] for o in s.outcomes.values()
+    ]
+    joined = np.concatenate(whole)
+    return joined[np.isfinite(joined)]
 
 
 def log(o: Any) -> list[str]:

@@ -6,6 +6,7 @@ is. The texts of all outcomes are made from the same numbers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,20 @@ import numpy as np
 
 import labkit
 from kernels.tinyllm import faulty
-from kernels.tinyllm.counts import OBSERVATIONS, OPERAND, ROUTINE, UNPRINTED, Facts, ending, tally
+from kernels.tinyllm.counts import (
+    OBSERVATIONS,
+    OPERAND,
+    REPORT_LOG,
+    ROUTINE,
+    UNPRINTED,
+    Facts,
+    bits,
+    ending,
+    log,
+    tally,
+)
 from kernels.tinyllm.faulty import WORLDS
+from kernels.tinyllm.tinyllm import Config
 from labkit.session.device import Device
 from labkit.session.record import Record, recorded
 
@@ -43,6 +56,57 @@ def side_by_side(both: Mapping[str, Facts], name: str, show: Callable[[Facts], A
         for world in WORLDS
     ]
     return labkit.Table(("memory before it is written", *both), rows, title=name)
+
+
+def count_table(both: Mapping[str, Facts]) -> labkit.Table:
+    """How the sets end, a column a device, a row a count, each kind of memory on its own."""
+    rows: list[tuple[Any, ...]] = []
+    for world in WORLDS:
+        sides_ = [_ends(side["worlds"][world]) if side else {} for side in both.values()]
+        for what in next(one for one in sides_ if one):
+            rows.append((world, what, *(one.get(what, "not recorded yet") for one in sides_)))
+    total = next(side["sets"] for side in both.values() if side)
+    return labkit.Table(("memory", f"of {total} sets", *both), rows)
+
+
+def _ends(one: Facts) -> dict[str, Any]:
+    stops = sum(n for end, n in one["ends"].items() if end != faulty.ENDS[faulty.FINISHED])
+    (zero, accused, cured), (shown, most, most_accused, most_cured) = one["zero"], one["most"]
+    return {
+        "right": one["right"],
+        "stop": stops,
+        "logits all 0": zero,
+        "logits all 0, with the accused line": accused,
+        "logits all 0, cured": cured,
+        f"observations shown, of {len(OBSERVATIONS)}, at most": shown,
+        "sets that show so many": most,
+        "sets that show so many, with the accused line": most_accused,
+        "sets that show so many, cured": most_cured,
+    }
+
+
+def switch_rows() -> list[tuple[str, str, str]]:
+    """The switches of the sweep, what each does, and whether the report prints the line."""
+    how = dict.fromkeys(UNPRINTED, "not printed") | dict.fromkeys(faulty.PRINTED, "printed, set")
+    return [
+        (name, what, how.get(name, "printed, not set"))
+        for name, what in faulty.SWITCHES.items()
+        if name != "constructor_omits_shape"
+    ]
+
+
+def logs(s: faulty.Sweep, here: Facts) -> list[tuple[str, str, str]]:
+    """The report's log, that of the printed lines in real memory, and that of a set that shows the most."""
+    every = [
+        (sum(one["shows"]), name, world) for world in WORLDS for name, one in here["worlds"][world]["smallest"].items()
+    ]
+    _, name, world = max(every, key=lambda one: one[0])
+    here_, there = (
+        log(s.outcomes[where][s.at(bits(names)[None])[0]])
+        for names, where in ((faulty.PRINTED, "as left"), (tuple(name.split(" + ")), world))
+    )
+    lines = list(zip(REPORT_LOG, here_, there, strict=True))
+    return [*lines, ("", "memory: as left", f"{name}; memory: {world}")]
 
 
 def further_table(here: Facts) -> labkit.Table:
@@ -81,10 +145,73 @@ def left(here: Facts) -> list[tuple[str, str, Facts]]:
     ]
 
 
+LEFT_COLUMNS = (
+    "shows all that was seen", "memory", "keeps every printed line", "cured by the correction",
+    "not printed: ff_out.h_data after d2h", "not printed: x.d_data", "not printed: failed calls",
+)  # fmt: skip
+
+
+def left_rows(here: Facts) -> list[tuple[str, ...]]:
+    """The sets that are left, whether the correction cures them, and what other prints had shown."""
+    yes = {True: "yes", False: "no"}
+    return [(name, world, yes[one["keeps"]], yes[one["cured"]], *one["prints"]) for name, world, one in left(here)]
+
+
 def first_wrong(here: Facts) -> str:
     """The first of ff_out, x and logits that is wrong in the sets that are left; several where the sets differ."""
     found = {one["wrong first"] for _, _, one in left(here)}
     return " or ".join(name for name in ("ff_out", "x", "logits") if name in found) or "none"
+
+
+# An unknown program, a trained model, and times.
+
+
+def told(weighing: labkit.Weighing) -> str:
+    """What the prints of an unknown program say, in words."""
+    if weighing.cause != "undecidable":
+        return weighing.cause
+    return f"undecidable: {weighing.left[0]}, or another"
+
+
+def named_wrongly(truth: str, weighing: labkit.Weighing) -> bool:
+    """Whether another set than the true one was named, or the true one, being in the list, was ruled out."""
+    named = weighing.cause in weighing.fits and weighing.cause != truth
+    return named or (truth in weighing.fits and truth not in weighing.left)
+
+
+def worst(found: labkit.Localisation) -> str:
+    """How many steps and gradients of a model are within their bounds, and which comes closest to its own."""
+    own = {f.name: f.own.bound_used for f in found.findings.values() if f.own is not None}
+    name = max(own, key=lambda one: own[one])
+    good = len(found.findings) - len(found.divergent)
+    counted = f"{good} of {len(found.findings)} steps and gradients are within their bounds"
+    return f"{counted}; the worst, {name}, has an error of {own[name]:.2f} of its bound"
+
+
+def quality(sample: str, text: bytes, steps: int, nats: float) -> str:
+    """Generated text, and what it is: how many of its words occur in the text that was learnt from."""
+    known = set(re.findall(rb"[A-Za-z]{3,}", text))
+    words = [word.encode() for word in re.findall(r"[A-Za-z]{3,}", sample)]
+    share = (
+        f"{sum(word in known for word in words)} of its {len(words)} words of three letters or more occur in the text"
+    )
+    return f"After {steps} steps, at {nats:.2f} nats a byte, the model writes this ({share}):\n    {sample!r}"
+
+
+def speeds(times: Sequence[Mapping[str, str]]) -> list[tuple[Any, ...]]:
+    """Rows of the benchmark's file: what, provider, time, rate, and how many times the first peer's rate that is."""
+    taken = {
+        (row["kernel_operation_mode"], row["kernel_provider"]): float(row["y_value_50"])
+        for row in times
+        if row["metric_name"] == "time" and not row["kernel_provider"].startswith("traffic")
+    }
+    tokens = Config().sequences * Config().context
+    rows = []
+    for (mode, provider), us in taken.items():
+        step = "step" in mode
+        rate = f"{tokens / us:.2f} million tokens/s" if step else f"{2**28 / us / 1e3:.1f} GB/s"
+        rows.append((mode, provider, us, rate, taken[mode, "torch eager" if step else "torch, pinned"] / us))
+    return rows
 
 
 # The claims, one function each.

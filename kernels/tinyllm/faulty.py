@@ -185,43 +185,34 @@ def run(p: Program, rows: Array, device: Device, jobs: int = 2) -> Array:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Every set of switches in every world, for some ways of returning: `outcomes[way, world]` is [len(bits)]."""
+    """Every set of switches in each kind of memory, returned by value with a copy: `outcomes[world]` is [len(bits)]."""
 
     p: Program
     bits: Array
-    outcomes: Mapping[tuple[int, str], Array]
+    outcomes: Mapping[str, Array]
 
     def at(self, bits: Array) -> Array:
         """Where these sets stand."""
         return np.searchsorted(code(self.bits), code(bits))
 
-    @property
-    def ways(self) -> tuple[int, ...]:
-        """The ways of returning that were run."""
-        return tuple(dict.fromkeys(way for way, _ in self.outcomes))
 
-
-def sweep(p: Program, device: Device, ways: Sequence[int] = (0, 1), extra: Array | None = None) -> tuple[Sweep, Array]:
-    """Every set in every world, with its calls unchecked and checked, and the outcomes of `extra` programs.
+def sweep(p: Program, device: Device, extra: Array) -> tuple[Sweep, Array]:
+    """Every set in each kind of memory, with its calls unchecked and checked; and the outcomes of `extra` programs.
 
     Only unchecked programs are run. A checked one is the same up to the first call that fails, which stops it.
     """
     bits = sets()
     loose = bits[bits[:, -1] == 1]
-    cases = list(itertools.product(ways, WORLDS))
-    rows = [
-        np.column_stack([loose, *(np.full(len(loose), v) for v in (way, 0, 0, WORLDS.index(world)))])
-        for way, world in cases
-    ]
-    extra = np.zeros((0, len(COLUMNS)), np.int32) if extra is None else extra
+    rows = [np.pad(loose, ((0, 0), (0, 4))) for _ in WORLDS]
+    for i, part in enumerate(rows):
+        part[:, COLUMNS.index("world")] = i
     found = run(p, np.concatenate([*rows, extra]), device)
     at = np.searchsorted(code(loose), code(np.column_stack([bits[:, :-1], np.ones(len(bits), int)])))
     outcomes = {}
-    for i, case in enumerate(cases):
-        o = found[i * len(loose) : (i + 1) * len(loose)][at]
+    for i, world in enumerate(WORLDS):
+        o = outcomes[world] = found[i * len(loose) : (i + 1) * len(loose)][at]
         o["status"] = np.where((bits[:, -1] == 0) & (o["failed_calls"] > 0), REPORTED, o["status"])
-        outcomes[case] = o
-    return Sweep(p, bits, outcomes), found[len(cases) * len(loose) :]
+    return Sweep(p, bits, outcomes), found[len(WORLDS) * len(loose) :]
 
 
 def _request(p: Program, device: Device) -> dict[str, object]:

@@ -14,14 +14,14 @@ from kernels.tinyllm.faulty import WORLDS, Sweep
 Array = np.ndarray
 
 
-def identify(s: Sweep, observed: Mapping[str, Any], way: int = 0) -> labkit.Weighing:
+def identify(s: Sweep, observed: Mapping[str, Any]) -> labkit.Weighing:
     """Which sets of switches, calls unchecked, print in every kind of memory what an unknown program printed.
 
     `observed[world]` is one outcome. The hypotheses are all sets of the sweep; all counts and sizes are compared.
     """
     loose = np.flatnonzero(s.bits[:, -1] == 1)
     names = [faulty.words(faulty.named(s.bits[i]) - {"unchecked"}) for i in loose]
-    table = {world: _counts(s.outcomes[way, world][loose]) for world in WORLDS}
+    table = {world: _counts(s.outcomes[world][loose]) for world in WORLDS}
     hypotheses = {name: (lambda world, i=i: table[world][i]) for i, name in enumerate(names)}
     return labkit.weigh(
         lambda world: _counts(np.atleast_1d(observed[world]))[0], hypotheses, {w: w for w in WORLDS}, thorough=False
