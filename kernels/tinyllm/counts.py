@@ -294,11 +294,11 @@ def other_ways(s: Sweep) -> Experiment:
     return Experiment(np.array(rows, np.int32).reshape(-1, len(faulty.COLUMNS)), read)
 
 
-def guesses(model: TinyLLM, text: Array) -> int:
-    """How many different bytes the model predicts over a batch of `text`."""
+def guesses(model: TinyLLM, text: Array) -> set[int]:
+    """The bytes that the model predicts over a batch of `text`."""
     c = model.config
     model.forward(text[: c.sequences * c.context].astype(np.int32).reshape(c.sequences, c.context))
-    return len(np.unique(model.logits().argmax(-1)))
+    return {int(byte) for byte in np.unique(model.logits().argmax(-1))}
 
 
 def garbage_logits(p: faulty.Program, device: Device) -> dict[str, Array]:

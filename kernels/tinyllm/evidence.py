@@ -70,18 +70,14 @@ def count_table(both: Mapping[str, Facts]) -> labkit.Table:
 
 
 def _ends(one: Facts) -> dict[str, Any]:
-    stops = sum(n for end, n in one["ends"].items() if end != faulty.ENDS[faulty.FINISHED])
     (zero, accused, cured), (shown, most, most_accused, most_cured) = one["zero"], one["most"]
     return {
         "right": one["right"],
-        "stop": stops,
-        "logits all 0": zero,
-        "logits all 0, with the accused line": accused,
-        "logits all 0, cured": cured,
-        f"observations shown, of {len(OBSERVATIONS)}, at most": shown,
-        "sets that show so many": most,
-        "sets that show so many, with the accused line": most_accused,
-        "sets that show so many, cured": most_cured,
+        "stop": sum(n for end, n in one["ends"].items() if end != faulty.ENDS[faulty.FINISHED]),
+        "logits all 0 (with the accused line; cured)": f"{zero} ({accused}; {cured})",
+        "show the most (with the accused line; cured)": (
+            f"{shown} of {len(OBSERVATIONS)} observations: {most} ({most_accused}; {most_cured})"
+        ),
     }
 
 
@@ -437,16 +433,18 @@ def out_parameter(found: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     }
 
 
-def learns(curve: Sequence[tuple[int, float, float]], logits: Array, guessed: int, vocabulary: int) -> dict[str, Any]:
-    """A training curve (step, training loss, validation loss), the last logits, and how many bytes are predicted."""
+def learns(
+    curve: Sequence[tuple[int, float, float]], logits: Array, guessed: set[int], vocabulary: int
+) -> dict[str, Any]:
+    """A training curve (step, training, validation loss), the last logits, and the tokens predicted; 0 is <pad>."""
     first, last, even = curve[0][2], curve[-1][2], float(np.log(vocabulary))
     largest = float(np.abs(logits).max())
     told = (
         f"validation goes from {first:.2f} to {last:.2f} nats a byte (ln {vocabulary} = {even:.2f}), logits reach "
-        f"{largest:.3g}, and {guessed} different bytes are predicted"
+        f"{largest:.3g}, and {len(guessed - {0})} different tokens other than <pad> are predicted"
     )
     return {
-        "truth": bool(largest > 0 and guessed > 1 and last < even),
+        "truth": bool(largest > 0 and guessed - {0} and last < even),
         "measured": [first, last],
         "because": {"confirmed": f"{told}: it learns", "refuted": f"{told}: it does not learn"},
     }

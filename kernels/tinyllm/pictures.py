@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from kernels.tinyllm.counts import OBSERVATIONS, Facts
-from kernels.tinyllm.faulty import WORLDS
+from kernels.tinyllm.faulty import PRINTED, WORLDS, words
 from labkit import plots
 
 Curve = Sequence[tuple[int, float, float]]
@@ -28,9 +28,9 @@ def draw_path(axes: Any) -> None:
             axes.text(left + 0.9, bottom + 0.375, label, ha="center", va="center", fontsize=7.5, color=plots.GREY)
     arrows = (
         ((0.9, 0.95), (0.9, 1.9), "1  d2h(): resize(size),\n    then `size` bytes", (1.0, 1.42), plots.RED),
-        ((1.8, 2.27), (3.6, 2.27), "2  copy constructor\n    copies h_data", (1.85, 2.42), plots.GREY),
+        ((1.8, 2.27), (3.6, 2.27), "2  copy constructor\n    copies h_data", (1.85, 2.52), plots.GREY),
         ((4.5, 1.9), (4.5, 0.95), "    and uploads\n    `size` bytes", (4.5, 1.42), plots.GREY),
-        ((5.4, 2.27), (7.2, 2.27), "3  assignment\n    copies h_data", (5.45, 2.42), plots.ORANGE),
+        ((5.4, 2.27), (7.2, 2.27), "3  assignment\n    copies h_data", (5.45, 2.52), plots.ORANGE),
         ((7.7, 1.9), (7.7, 0.95), "uploads: trace", (6.45, 1.42), plots.ORANGE),
         ((8.5, 1.9), (8.5, 0.95), "4  x.h2d():\n    `size` bytes", (8.6, 1.42), plots.GREY),
         ((9.0, 0.57), (10.6, 0.57), "5  the next layer,\n    or the head", (9.1, 0.1), plots.GREY),
@@ -71,7 +71,9 @@ def draw_matrix(axes: Any, facts: Facts, title: str) -> None:
 
 
 def _folded(name: str) -> str:
-    """A long set on two lines."""
+    """A long set on two lines, and which one is the report's own."""
+    if name == words(PRINTED):
+        return f"{name}\n(the lines as printed)"
     parts = name.split(" + ")
     if len(parts) < 4:
         return name

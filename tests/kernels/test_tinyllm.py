@@ -419,9 +419,10 @@ class TestVerdicts:
             (e.lifetime({"cut": wrong}), "confirmed", "2 of 6 runs"),
             (e.out_parameter({"zeros": [8, 0, 1]}), "confirmed", "0 and 1 of 8"),
             (e.out_parameter({"zeros": [8, 0, 0]}), "refuted", "neither helps any"),
-            (e.learns(curve, np.ones(3), 7, 256), "confirmed", "5.50 to 2.25"),
-            (e.learns(curve[:1] * 2, np.ones(3), 7, 256 - 100), "refuted", "does not learn"),
-            (e.learns(curve, np.zeros(3), 7, 256), "refuted", "logits reach 0"),
+            (e.learns(curve, np.ones(3), {0, 32}, 256), "confirmed", "5.50 to 2.25"),
+            (e.learns(curve[:1] * 2, np.ones(3), {32}, 100), "refuted", "does not learn"),
+            (e.learns(curve, np.ones(3), {0}, 256), "refuted", "0 different tokens"),
+            (e.learns(curve, np.zeros(3), {32}, 256), "refuted", "logits reach 0"),
         ]  # fmt: skip
 
     def test_each_follows_its_experiment(self, small):
