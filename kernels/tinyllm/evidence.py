@@ -468,8 +468,9 @@ def answer(records: Mapping[str, Facts]) -> str:
         for name, one in there.items()
     )
     fits = "; ".join(
-        f"{name}: {len(found)}, of which the correction cures {sum(one['cured'] for _, _, one in found)}, and "
-        f"{sum(one['keeps'] for _, _, one in found)} keep every printed line"
+        f"{name}: {len(found)}; the correction cures {sum(one['cured'] for _, _, one in found)}; in "
+        f"{sum('shallow_assignment' in names for names, _, _ in found)} an assignment shares the device buffer; "
+        f"{sum(one['keeps'] for _, _, one in found)} keeps every printed line"
         for name, found in ((name, left(one)) for name, one in there.items())
     )
     causes = {weighed(one).cause for one in there.values()}
@@ -477,8 +478,8 @@ def answer(records: Mapping[str, Facts]) -> str:
     parts = [
         f"{cause[0].upper()}{cause[1:]}.",
         f"The resize alone changes {'no logit' if alone else 'logits'}: the lines as printed give right ones ({runs}).",
-        f"Sets of faults whose logits are all zero where fresh memory is zero: {zero}.",
-        f"Smallest sets that show all that the report saw: {fits}.",
+        f"Where fresh memory is zero, so are all logits of many sets of faults ({zero}).",
+        f"Sets that show all that the report saw, the smallest ones ({fits}).",
     ]
     return " ".join(parts + missing)
 
