@@ -35,6 +35,7 @@ lab: setup
 refresh: setup
 	@$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 	@$(BIN)/python .ci/readme_figures.py
+	@$(BIN)/python .ci/answers.py
 
 setup: $(DONE)
 

@@ -40,7 +40,6 @@ enum cudaError_t {  // the numbers are CUDA's
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
-    cudaErrorNoKernelImageForDevice = 209,
 };
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
@@ -55,7 +54,7 @@ constexpr unsigned cudaEventDisableTiming = 2, cudaStreamNonBlocking = 1;
 
 namespace cuda_host {
 
-enum class Fresh : int { Poison = 0, Zero = 1, Garbage = 2, Mixed = 3 };
+enum class Fresh : int { Poison = 0, Zero = 1 };
 constexpr unsigned char GUARD_BYTE = 0xA5;
 
 struct Block {
@@ -68,9 +67,10 @@ struct State {
     std::map<uintptr_t, Block> blocks;             // by the address that cudaMalloc gave
     cudaError_t last = cudaSuccess;
     Fresh fresh = Fresh::Poison;
-    size_t mixed = 0;  // Fresh::Mixed: garbage in blocks of this many bytes, zeros in others
+    bool recycle = false;                          // freed blocks are kept, and given out again as they were left
+    std::map<size_t, std::vector<char*>> freed;    // those, by size; the last that was freed comes first
     size_t guard = 256, limit = size_t(4) << 30, used = 0, overruns = 0;
-    bool no_kernel_image = false, report = true;
+    bool report = true;
 
     ~State() {
         if (!report || blocks.empty()) return;
@@ -108,18 +108,6 @@ inline bool inside(const void* pointer, size_t bytes) {
            reinterpret_cast<uintptr_t>(pointer) + bytes <= at->first + at->second.size;
 }
 
-// What memory that nobody wrote holds: NaNs, zeros, or the two numbers of the report in turn.
-inline void fill(char* to, size_t bytes, Fresh fresh, size_t mixed = 0) {
-    static const float garbage[2] = {6.16847e-33f, 1.60859e-32f};
-    if (fresh == Fresh::Zero || (fresh == Fresh::Mixed && bytes != mixed)) {
-        std::memset(to, 0, bytes);
-    } else if (fresh == Fresh::Garbage || fresh == Fresh::Mixed) {
-        for (size_t i = 0; i < bytes; ++i) to[i] = reinterpret_cast<const char*>(garbage)[i % sizeof garbage];
-    } else {
-        std::memset(to, 0xFF, bytes);
-    }
-}
-
 inline bool guards_hold(const Block& block) {
     const auto untouched = [&](const char* from) {
         return std::all_of(from, from + block.guard, [](char c) { return static_cast<unsigned char>(c) == GUARD_BYTE; });
@@ -134,11 +122,18 @@ inline cudaError_t allocate(void** pointer, size_t bytes) {
     *pointer = nullptr;
     if (bytes == 0) return cudaSuccess;
     if (bytes > s.limit || s.used + bytes > s.limit) return fail(cudaErrorMemoryAllocation);
-    char* raw = static_cast<char*>(std::aligned_alloc(256, (bytes + 2 * s.guard + 255) / 256 * 256));
-    if (!raw) return fail(cudaErrorMemoryAllocation);
+    std::vector<char*>& freed = s.freed[bytes];
+    char* raw = nullptr;
+    if (freed.empty()) {
+        raw = static_cast<char*>(std::aligned_alloc(256, (bytes + 2 * s.guard + 255) / 256 * 256));
+        if (!raw) return fail(cudaErrorMemoryAllocation);
+        std::memset(raw + s.guard, s.fresh == Fresh::Zero ? 0 : 0xFF, bytes);  // 0xFF in each byte is a NaN
+    } else {
+        raw = freed.back();
+        freed.pop_back();
+    }
     std::memset(raw, GUARD_BYTE, s.guard);
     std::memset(raw + s.guard + bytes, GUARD_BYTE, s.guard);
-    fill(raw + s.guard, bytes, s.fresh, s.mixed);
     s.blocks[reinterpret_cast<uintptr_t>(raw + s.guard)] = {bytes, s.guard, raw};
     s.used += bytes;
     *pointer = raw + s.guard;
@@ -155,8 +150,16 @@ inline cudaError_t release(void* pointer) {
     s.overruns += !guards_hold(block);
     s.used -= block.size;
     s.blocks.erase(at);
-    std::free(block.raw);
+    if (s.recycle) s.freed[block.size].push_back(block.raw);
+    else std::free(block.raw);
     return cudaSuccess;
+}
+
+// Freed blocks are not given out again.
+inline void forget() {
+    for (auto& [size, blocks] : state().freed)
+        for (char* raw : blocks) std::free(raw);
+    state().freed.clear();
 }
 
 inline cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -245,7 +248,6 @@ inline void barrier() {
 
 inline bool launchable(dim3 grid, dim3 block) {
     const size_t threads = size_t(block.x) * block.y * block.z;
-    if (state().no_kernel_image) return fail(cudaErrorNoKernelImageForDevice), false;
     if (!threads || threads > 1024 || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535)
         return fail(cudaErrorInvalidConfiguration), false;
     return true;
@@ -350,7 +352,6 @@ inline const char* cudaGetErrorName(cudaError_t error) {
         case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
         case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
         case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
-        case cudaErrorNoKernelImageForDevice: return "cudaErrorNoKernelImageForDevice";
     }
     return "unknown";
 }

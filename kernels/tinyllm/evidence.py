@@ -1,217 +1,491 @@
-"""What the notebook shows of the sweep: what a switch changes, what goes together, what another print had told."""
+"""Each claim's verdict and its reason, made of what was measured; tables of both devices; the answer in a sentence.
+
+A function that judges a claim returns what `ledger.settle` takes: truth, measured, because, and given where something
+is. The texts of all outcomes are made from the same numbers.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+import labkit
 from kernels.tinyllm import faulty
-from kernels.tinyllm.faulty import OUTCOME
-from kernels.tinyllm.tinyllm import TinyLLM, steps
-from labkit import plots
+from kernels.tinyllm.counts import (
+    OBSERVATIONS,
+    OPERAND,
+    REPORT_LOG,
+    ROUTINE,
+    UNPRINTED,
+    Facts,
+    bits,
+    ending,
+    log,
+    tally,
+)
+from kernels.tinyllm.faulty import WORLDS
+from kernels.tinyllm.tinyllm import Config
 from labkit.session.device import Device
+from labkit.session.record import Record, recorded
 
 Array = np.ndarray
-Curve = Sequence[tuple[int, float, float]]
-LOSS = "loss in [-0.99, 0.7]"
-"""Left out of what is to go together: no cross-entropy can be negative, so it was another number."""
+SHARE = 0.9
+"""The chance that the report gives its correction."""
 
 
-def changes(rows: Array, outcomes: Array, column: int) -> int:
-    """How many sets have another outcome when this switch is set than when it is not."""
-    place = {tuple(row): i for i, row in enumerate(rows.tolist())}
-    end = OUTCOME.fields["loss"][1] + 4  # type: ignore[index]  # what follows is padding
-    count = 0
-    for row in rows[rows[:, column] == 1].tolist():
-        there = place[tuple(row)]
-        row[column] = 0
-        count += outcomes[there].tobytes()[:end] != outcomes[place[tuple(row)]].tobytes()[:end]
-    return count
+def sides(here: Facts, device: Device) -> dict[str, Facts]:
+    """The facts of this run, and of the other device's as recorded: CPU first. Empty where there is no such record."""
+    other = recorded("d2h_sizing", "cpu" if device.is_cuda else "cuda")
+    gpu = device.name if device.is_cuda else other.result["device"]["name"] if other else "a GPU"
+    there = from_record(other)
+    return {"CPU": there if device.is_cuda else here, gpu.split()[-1]: here if device.is_cuda else there}
 
 
-def sets(found: Sequence[frozenset[str]]) -> str:
-    """Sets in words."""
-    return "; ".join(" + ".join(sorted(one)) or "none needed" for one in found) or "no set shows it"
+def from_record(record: Record | None) -> Facts:
+    """The facts of a record; empty for none, and for one that is older than the facts."""
+    return (record.result["metrics"].get("facts") or {}) if record else {}
 
 
-def together(seen: Mapping[str, Array]) -> list[tuple[tuple[str, ...], int]]:
-    """The largest groups of observations, the loss left out, that one and the same set shows, and how many sets do."""
-    names = [name for name in seen if name != LOSS]
-    for size in range(len(names), 0, -1):
-        groups = [
-            (group, int(np.logical_and.reduce([seen[name] for name in group]).sum()))
-            for group in itertools.combinations(names, size)
-        ]
-        if any(count for _, count in groups):
-            return [(group, count) for group, count in groups if count]
-    return []
+def side_by_side(both: Mapping[str, Facts], name: str, show: Callable[[Facts], Any]) -> labkit.Table:
+    """A row a kind of memory, a column a device: `show(facts of that memory)`, with `name` as the title."""
+    rows = [
+        (world, *(show(side["worlds"][world]) if side else "not recorded yet" for side in both.values()))
+        for world in WORLDS
+    ]
+    return labkit.Table(("memory before it is written", *both), rows, title=name)
 
 
-def mended(rows: Array, found: Array, right: Array, switch: str) -> Array:
-    """For each set where `found`: whether it is right once this switch alone is put right. `rows` are all sets."""
-    place = {tuple(row): i for i, row in enumerate(rows.tolist())}
-    return right[[place[tuple(row)] for row in faulty.corrected(rows[found], switch).tolist()]]
+def count_table(both: Mapping[str, Facts]) -> labkit.Table:
+    """How the sets end, a column a device, a row a count, each kind of memory on its own."""
+    rows: list[tuple[Any, ...]] = []
+    for world in WORLDS:
+        sides_ = [_ends(side["worlds"][world]) if side else {} for side in both.values()]
+        for what in next(one for one in sides_ if one):
+            rows.append((world, what, *(one.get(what, "not recorded yet") for one in sides_)))
+    total = next(side["sets"] for side in both.values() if side)
+    return labkit.Table(("memory", f"of {total} sets", *both), rows)
 
 
-def fullest(rows: Array, seen: Mapping[str, Array], right: Array, switch: str) -> tuple[int, int, int, int]:
-    """Of the sets with zero logits, those that show most of what was observed.
-
-    How many observations that is, how many sets, how many of these have this fault, and how many are right without it.
-    """
-    zero = seen["logits all 0"]
-    shown = np.sum([found for name, found in seen.items() if name != LOSS], axis=0)
-    best = zero & (shown == shown[zero].max(initial=0))
-    fixed = mended(rows, best, right, switch)
-    return int(shown[best].max(initial=0)), int(best.sum()), int(faulty.has(rows[best], switch).sum()), int(fixed.sum())
-
-
-def cured_by_way(rows: Array, zero: Mapping[str, Array]) -> dict[str, int]:
-    """Sets whose logits are zero by value, copied or elided: how many are not with an out-parameter or a shared_ptr."""
-    place = {tuple(row): i for i, row in enumerate(rows.tolist())}
-    every = cured = 0
-    for found in zero.values():
-        for row in rows[found & (rows[:, -1] < 2)].tolist():
-            every += 1
-            cured += not any(found[place[(*row[:-1], way)]] for way in (2, 3))
-    return {"all": every, "cured": cured}
+def _ends(one: Facts) -> dict[str, Any]:
+    (zero, accused, cured), (shown, most, most_accused, most_cured) = one["zero"], one["most"]
+    return {
+        "right": one["right"],
+        "stop": sum(n for end, n in one["ends"].items() if end != faulty.ENDS[faulty.FINISHED]),
+        "logits all 0 (with the accused line; cured)": f"{zero} ({accused}; {cured})",
+        "show the most (with the accused line; cured)": (
+            f"{shown} of {len(OBSERVATIONS)} observations: {most} ({most_accused}; {most_cured})"
+        ),
+    }
 
 
-def draw(axes: Any, rows: Array, zero: Mapping[str, Array]) -> None:
-    """For each switch, the share of sets with zero logits among those that have it and among those that have it not."""
-    names = list(faulty.SWITCHES)
-    colours = (plots.BLUE, plots.ORANGE, plots.GREEN)
-    step = 0.8 / len(zero)
-    for j, ((world, found), colour) in enumerate(zip(zero.items(), colours, strict=False)):
-        at = np.arange(len(names)) + (j - (len(zero) - 1) / 2) * step
-        on = [100 * found[rows[:, i] == 1].mean() for i in range(len(names))]
-        off = [100 * found[rows[:, i] == 0].mean() for i in range(len(names))]
-        axes.vlines(at, off, on, color=colour, lw=1.5)
-        axes.plot(at, on, "o", color=colour, ms=4.5, label=f"set; {world}")
-        axes.plot(at, off, "o", color=colour, ms=4.5, mfc="white")
-    axes.set_xticks(range(len(names)), [name.replace("_", "\n", 1) for name in names], fontsize=6.5)
-    axes.set_ylabel("sets with all-zero logits, %")
-    axes.set_title("filled: the switch is set; hollow: it is not", fontsize=8)
-    axes.legend(fontsize=7)
+def switch_rows() -> list[tuple[str, str, str]]:
+    """The switches of the sweep, what each does, and whether the report prints the line."""
+    how = dict.fromkeys(UNPRINTED, "not printed") | dict.fromkeys(faulty.PRINTED, "printed, set")
+    return [
+        (name, what, how.get(name, "printed, not set"))
+        for name, what in faulty.SWITCHES.items()
+        if name != "constructor_omits_shape"
+    ]
 
 
-def draw_curve(axes: Any, curves: Mapping[str, Curve], vocabulary: int) -> None:
-    """Validation and training loss against steps."""
-    for (name, curve), colour in zip(curves.items(), (plots.BLUE, plots.ORANGE), strict=False):
-        at = [max(1, point[0]) for point in curve]
-        axes.plot(at, [point[2] for point in curve], color=colour, marker="o", ms=3, label=f"validation, {name}")
-        axes.plot(at, [point[1] for point in curve], color=colour, ls=":", label=f"training, {name}")
-    axes.axhline(np.log(vocabulary), color=plots.GREY, ls="--", lw=1, label=f"ln {vocabulary}")
-    axes.axhline(2.0, color=plots.RED, ls="-.", lw=1, label="2 nats a byte")
-    axes.set_xscale("log")
-    axes.set_xlabel("step")
-    axes.set_ylabel("nats a byte")
-    axes.legend(fontsize=7)
-
-
-def tail(p: faulty.Program, x: Array, device: Device) -> Array:
-    """Logits that the norm and the head make of a given x: a model without layers, whose embedding is that x."""
-    config = replace(p.config, layers=0)
-    weights = {"head.w": p.weights["head.w"], "head.b": p.weights["head.b"], "positions": np.asarray(x, np.float32)}
-    weights |= {"lnf.gain": p.weights["lnf.gain"], "lnf.shift": p.weights["lnf.shift"]}
-    weights["table"] = np.zeros_like(p.weights["table"])
-    model = TinyLLM(config, device)
-    model.write(weights)
-    model.forward(p.ids[None])
-    logits = model.logits()[0]
-    model.close()
-    return logits
-
-
-@dataclass(frozen=True)
-class Smallest:
-    """The least of all activations of a run, without masked ones and the biases' zeros."""
-
-    least: float
-    denormal: int
-    zeros: int
-    count: int
-    by_step: dict[str, float]
-
-    @property
-    def underflows(self) -> bool:
-        """Whether any is zero, or below the least normal float32."""
-        return bool(self.zeros or self.denormal)
-
-    def __str__(self) -> str:
-        few = {
-            name: f"{value:.1e}" for name, value in self.by_step.items() if name.endswith(("out", "mixed", "logits"))
-        }
-        return f"largest of each step: {few}; least of {self.count}: {self.least:.1e}"
-
-
-def smallest(p: faulty.Program, device: Device) -> Smallest:
-    """Every activation of a forward with the program's weights, held against the least normal float32."""
-    model = TinyLLM(p.config, device)
-    model.write(p.weights)
-    trace = model.trace(p.ids[None], p.ids[None])
-    model.close()
-    tiny, values, by_step = float(np.finfo(np.float32).tiny), [], {}
-    for name in steps(p.config):
-        value = np.abs(np.asarray(trace[name]))
-        if name.endswith(".p"):
-            value = value[..., np.tril(np.ones(value.shape[-2:], bool))]  # the others are masked: zero is right
-        by_step[name] = float(value.max())
-        values.append(value.reshape(-1))
-    whole = np.concatenate(values)
-    return Smallest(
-        float(whole.min()), int(((whole > 0) & (whole < tiny)).sum()), int((whole == 0).sum()), whole.size, by_step
+def logs(s: faulty.Sweep, here: Facts) -> list[tuple[str, str, str]]:
+    """The report's log, that of the printed lines in real memory, and that of a set that shows the most."""
+    every = [
+        (sum(one["shows"]), name, world) for world in WORLDS for name, one in here["worlds"][world]["smallest"].items()
+    ]
+    _, name, world = max(every, key=lambda one: one[0])
+    here_, there = (
+        log(s.outcomes[where][s.at(bits(names)[None])[0]])
+        for names, where in ((faulty.PRINTED, "as left"), (tuple(name.split(" + ")), world))
     )
+    lines = list(zip(REPORT_LOG, here_, there, strict=True))
+    return [*lines, ("", "memory: as left", f"{name}; memory: {world}")]
 
 
-def prints(p: faulty.Program, suspects: Sequence[frozenset[str]], device: Device, world: str) -> list[tuple[str, ...]]:
-    """For each set: what the first ff_out's host vector held, what x held in the end, and how many calls failed."""
-    found = []
-    for one in suspects:
-        o = faulty.run(p, faulty.switches(*one, way=1)[None], device, fresh=world)[0]
-        n = p.elements
-        host = f"{o['host_size']} floats, {o['host_zero']} of them 0"
-        first = "zeros" if o["x_zero"] == n else f"wrong, {o['x'][0]:.2g}, {o['x'][1]:.2g} first"
-        x = "right" if o["x_right"] == n else first
-        found.append((" + ".join(sorted(one)), host, x, str(o["failed_calls"])))
-    return found
+def further_table(here: Facts) -> labkit.Table:
+    """The printed code with one line otherwise: how it ends, and with the correction besides, where that differs."""
+    rows = []
+    for name in here["worlds"]["zeros"]["further"]:
+        cells = [here["worlds"][world]["further"][name] for world in WORLDS]
+        line = "not printed" if name in UNPRINTED else "printed otherwise"
+        shown = (end if end == fixed else f"{end}; corrected: {fixed}" for end, fixed in cells)
+        rows.append((name, line, *shown))
+    return labkit.Table(("one line otherwise", "in the report", *WORLDS), rows, wrap=30)
 
 
-def first_wrong(p: faulty.Program, suspects: Sequence[frozenset[str]], device: Device, world: str) -> str:
-    """The first of ff_out, x and logits that is wrong in each set; several where the sets differ."""
-    found = set()
-    for one in suspects:
-        o = faulty.run(p, faulty.switches(*one, way=1)[None], device, fresh=world)[0]
-        right = {"ff_out": o["ff_right"] == p.elements, "x": o["x_right"] == p.elements}
-        found.add(next((name for name in right if not right[name]), "logits"))
-    return " or ".join(name for name in ("ff_out", "x", "logits") if name in found)
+def weighed(here: Facts) -> labkit.Weighing:
+    """The smallest sets in each kind of memory, held against each observation of the report.
+
+    Those with all-zero logits, those that show the most of what was seen, with the printed lines kept and without, and
+    the printed code itself. A set that shows all that was seen is among them if there is any.
+    """
+    shows = {
+        f"{name} (memory: {world})": dict(zip(OBSERVATIONS, one["shows"], strict=True))
+        for world in WORLDS
+        for name, one in here["worlds"][world]["smallest"].items()
+    }
+    hypotheses = {name: (lambda seen, of=of: np.array([float(of[seen])])) for name, of in shows.items()}
+    return labkit.weigh(lambda _: np.ones(1), hypotheses, {name: name for name in OBSERVATIONS}, thorough=False)
 
 
-def guesses(model: TinyLLM, text: Array) -> set[int]:
-    """The bytes that the model predicts over a batch of `text`."""
-    c = model.config
-    model.forward(text[: c.sequences * c.context].astype(np.int32).reshape(c.sequences, c.context))
-    return {int(v) for v in np.unique(model.logits().argmax(-1))}
+def left(here: Facts) -> list[tuple[str, str, Facts]]:
+    """The sets of :func:`weighed` that show everything: set, kind of memory, what is known of it."""
+    return [
+        (name, world, one)
+        for world in WORLDS
+        for name, one in here["worlds"][world]["smallest"].items()
+        if all(one["shows"])
+    ]
 
 
-def on_gpu(p: faulty.Program, device: Device) -> dict[str, list[str]]:
-    """compute-sanitizer on four programs, its leak check on a thousand tensors, and what fresh device memory holds."""
-    told = {}
-    cases = {
-        "right, memcheck": ((), "memcheck"),
-        "right, initcheck": ((), "initcheck"),
-        "uploads by h_data.size(), memcheck": (
-            ("prefer_host", "resize_by_size", "copy_by_host_size", "unchecked"), "memcheck"),
-        "uploads by h_data.size(), initcheck": (
-            ("prefer_host", "resize_by_size", "copy_by_host_size", "h2d_by_host_size", "unchecked"), "initcheck"),
-        "size in elements, memcheck": (("size_in_elements", "unchecked"), "memcheck"),
-    }  # fmt: skip
-    for name, (switched, tool) in cases.items():
-        count, lines = faulty.sanitized(p, faulty.switches(*switched), device, tool)
-        told[name] = [f"{count} errors", *lines]
-    told["a thousand tensors made, copied, moved: leak check"] = faulty.leak_check(device)
-    told["fresh device memory"] = faulty.fresh_memory(device)
-    return told
+LEFT_COLUMNS = (
+    "shows all that was seen", "memory", "keeps every printed line", "cured by the correction",
+    "not printed: ff_out.h_data after d2h", "not printed: x.d_data", "not printed: failed calls",
+)  # fmt: skip
+
+
+def left_rows(here: Facts) -> list[tuple[str, ...]]:
+    """The sets that are left, whether the correction cures them, and what other prints had shown."""
+    yes = {True: "yes", False: "no"}
+    return [(name, world, yes[one["keeps"]], yes[one["cured"]], *one["prints"]) for name, world, one in left(here)]
+
+
+def first_wrong(here: Facts) -> str:
+    """The first of ff_out, x and logits that is wrong in the sets that are left; several where the sets differ."""
+    found = {one["wrong first"] for _, _, one in left(here)}
+    return " or ".join(name for name in ("ff_out", "x", "logits") if name in found) or "none"
+
+
+# An unknown program, a trained model, and times.
+
+
+def told(weighing: labkit.Weighing) -> str:
+    """What the prints of an unknown program say, in words."""
+    if weighing.cause != "undecidable":
+        return weighing.cause
+    return f"undecidable: {weighing.left[0]}, or another"
+
+
+def named_wrongly(truth: str, weighing: labkit.Weighing) -> bool:
+    """Whether another set than the true one was named, or the true one, being in the list, was ruled out."""
+    named = weighing.cause in weighing.fits and weighing.cause != truth
+    return named or (truth in weighing.fits and truth not in weighing.left)
+
+
+def worst(found: labkit.Localisation) -> str:
+    """How many steps and gradients of a model are within their bounds, and which comes closest to its own."""
+    own = {f.name: f.own.bound_used for f in found.findings.values() if f.own is not None}
+    name = max(own, key=lambda one: own[one])
+    good = len(found.findings) - len(found.divergent)
+    counted = f"{good} of {len(found.findings)} steps and gradients are within their bounds"
+    return f"{counted}; the worst, {name}, has an error of {own[name]:.2f} of its bound"
+
+
+def quality(sample: str, text: bytes, steps: int, nats: float) -> str:
+    """Generated text, and what it is: how many of its words occur in the text that was learnt from."""
+    known = set(re.findall(rb"[A-Za-z]{3,}", text))
+    words = [word.encode() for word in re.findall(r"[A-Za-z]{3,}", sample)]
+    share = (
+        f"{sum(word in known for word in words)} of its {len(words)} words of three letters or more occur in the text"
+    )
+    return f"After {steps} steps, at {nats:.2f} nats a byte, the model writes this ({share}):\n    {sample!r}"
+
+
+def speeds(times: Sequence[Mapping[str, str]]) -> list[tuple[Any, ...]]:
+    """Rows of the benchmark's file: what, provider, time, rate, and how many times the first peer's rate that is."""
+    taken = {
+        (row["kernel_operation_mode"], row["kernel_provider"]): float(row["y_value_50"])
+        for row in times
+        if row["metric_name"] == "time" and not row["kernel_provider"].startswith("traffic")
+    }
+    tokens = Config().sequences * Config().context
+    rows = []
+    for (mode, provider), us in taken.items():
+        step = "step" in mode
+        rate = f"{tokens / us:.2f} million tokens/s" if step else f"{2**28 / us / 1e3:.1f} GB/s"
+        rows.append((mode, provider, us, rate, taken[mode, "torch eager" if step else "torch, pinned"] / us))
+    return rows
+
+
+# The claims, one function each.
+
+
+def first_quarter_only(host: Array, values: Array) -> dict[str, Any]:
+    """`host` is the host vector after the printed d2h, `values` what the tensor held."""
+    n, times = values.size, len(host) / values.size
+    padded = np.resize(np.append(host, np.full(4 * n, np.nan, np.float32)), 4 * n).reshape(4, n)
+    quarters = [int(v) for v in (padded == values.reshape(-1)).sum(1)]
+    zeros = int((host[n:] == 0).sum())
+    told = (
+        f"after d2h the host vector holds {len(host)} floats for {n} values, {times:g} times as many; its quarters "
+        f"hold {', '.join(map(str, quarters))} of the values, and of the {max(0, len(host) - n)} other floats {zeros} "
+        "are zero"
+    )
+    return {
+        "truth": times == 4 and quarters == [n, 0, 0, 0],
+        "measured": {"times as long": times, "values in each quarter": quarters, "zeros behind": zeros},
+        "because": {
+            "confirmed": f"{told}: the first quarter alone has them",
+            "refuted": f"{told}: not the first quarter alone of a vector four times too long",
+        },
+    }
+
+
+def resize_zeroes_data(back: Array, values: Array, known: Array) -> dict[str, Any]:
+    """`back`: the device after the printed h2d; `known`: the device before it; `values`: what d2h had read."""
+    n, arrived = values.size, int((back == values).sum())
+    zeros, kept = int((back == 0).sum()), int((back == known).sum())
+    told = f"of the {n} values that h2d as printed uploads, {arrived} arrive, {zeros} are zero, {kept} are as before"
+    return {
+        "truth": 2 * zeros > n,
+        "measured": {"arrive": arrived, "of": n, "zero": zeros},
+        "because": {"confirmed": f"{told}: most are zero", "refuted": f"{told}: most are not zero"},
+    }
+
+
+def fix_shares(here: Facts) -> dict[tuple[str, str], float]:
+    """The share that is right once corrected, by kind of memory and group of sets.
+
+    Groups are the sets with wrong logits, with zero logits, and those that show the most of what was seen; of all sets,
+    and of those that keep the printed lines.
+    """
+    shares = {}
+    for world, one in here["worlds"].items():
+        for keeps, part in (("all sets", one), ("printed lines", one["printed"])):
+            for group, (count, _, cured) in {name: part[name][-3:] for name in ("wrong", "zero", "most")}.items():
+                if count:
+                    shares[world, f"{keeps}, {group}"] = cured / count
+    return shares
+
+
+def fix_resolves(here: Facts) -> dict[str, Any]:
+    """The report gives its correction 90%; how often does it decide, whichever sets could be meant?"""
+    shares = fix_shares(here)
+    low, high = min(shares.values()), max(shares.values())
+    runs = tally(here["printed"]["cut"])
+    told = (
+        f"as printed, {runs.get('right', 0)} of {sum(runs.values())} runs are right with the accused line in place; "
+        f"over {len(shares)} groups of sets that could be meant, the correction makes {low:.0%} to {high:.0%} of a "
+        "group right"
+    )
+    odds = SHARE * (1 - high) / ((1 - SHARE) * high) if high else float("inf")
+    return {
+        "truth": "confirmed" if low >= SHARE else "refuted" if high < SHARE else "undecidable",
+        "measured": [low, high],
+        "because": {
+            "confirmed": f"{told}: at least {SHARE:.0%} in each",
+            "refuted": f"{told}: {SHARE:.0%} in none. To reach it in the best group, a set that is cured there has "
+            f"to be {odds:.3g} times as likely as one that is not",
+            "undecidable": f"{told}: whether that is {SHARE:.0%} depends on the group that is meant",
+        },
+        "given": "the sets of a group are equally likely; faults outside the list are not counted",
+    }
+
+
+def trace_proves_transfer(here: Facts) -> dict[str, Any]:
+    """Sets that print the trace though an upload failed, or though x then holds other values than the layer's."""
+    liars = {world: one["liars"] for world, one in here["worlds"].items()}
+    trace, failed, other = (sum(one[k] for one in liars.values()) for k in ("trace", "upload failed", "other values"))
+    named = next((one["smallest"] for one in liars.values() if one["smallest"] != "none"), "none")
+    return {
+        "truth": failed + other == 0,
+        "measured": {w: [one["upload failed"], one["other values"], one["trace"]] for w, one in liars.items()},
+        "because": {
+            "confirmed": f"in none of the {trace} runs that print the line an upload failed or x held other values",
+            "refuted": f"of {trace} runs that print the line, {failed} had an upload that failed, and in {other} no "
+            f"call failed and x held other values than the layer's; the smallest such set is {named}",
+        },
+    }
+
+
+def x_is_zero(printed: Sequence[float], memory: Sequence[str]) -> dict[str, Any]:
+    """The printed numbers against float32; `memory`: what fresh and reused memory was seen to hold."""
+    info = np.finfo(np.float32)
+    stored = [float(np.float32(v)) for v in printed]
+    told = (
+        f"{' and '.join(f'{v:.3g}' for v in printed)} are printed; float32 goes down to {info.tiny:.1e}, denormal to "
+    )
+    told += f"{info.smallest_subnormal:.1e}"
+    seen = f". Device memory here: {'; '.join(memory)}" if memory else ""
+    return {
+        "truth": all(v == 0 for v in stored),
+        "measured": stored,
+        "because": {
+            "confirmed": f"{told}: as float32 they are zero{seen}",
+            "refuted": f"{told}: they are small numbers and not zero, and of the other elements nothing is printed. "
+            f"That x is garbage or was never written is possible; that it is completely zero is not{seen}",
+        },
+    }
+
+
+def garbage_is_zero(logits: Mapping[str, Array]) -> dict[str, Any]:
+    """Logits that the head makes of such an x, by case."""
+    zero = [case for case, value in logits.items() if (value == 0).all()]
+    largest = {case: float(np.abs(value).max()) for case, value in logits.items()}
+    told = "largest logit: " + "; ".join(f"{case} {value:.1e}" for case, value in largest.items())
+    return {
+        "truth": "confirmed" if len(zero) == len(logits) else "undecidable" if zero else "refuted",
+        "measured": largest,
+        "because": {
+            "confirmed": f"all logits are exactly 0 in every case ({told})",
+            "undecidable": f"all logits are exactly 0 in some cases alone: {' and '.join(zero)} ({told})",
+            "refuted": f"the logits are exactly 0 in no case ({told}). A print with six decimals shows 0.000000 for "
+            "such numbers, but the report's shows 0 beside 6.16847e-33",
+        },
+    }
+
+
+def loss(reported: Sequence[float], seen: Array, vocabulary: int) -> dict[str, Any]:
+    """A cross-entropy is log sum exp(logits) minus one of the logits, so it is never negative."""
+    least = float(seen.min())
+    told = f"the least of {len(seen)} cross-entropies here is {least:.3g}, and of zero logits it is ln {vocabulary} = "
+    told += f"{np.log(vocabulary):.3f}"
+    return {
+        "truth": reported[0] >= min(0.0, least),
+        "measured": least,
+        "because": {
+            "confirmed": f"{told}; the reported {reported[0]:g} is within what one can be",
+            "refuted": f"{told}; minus the logarithm of a probability is never negative, and {reported[0]:g} is",
+        },
+    }
+
+
+def unchecked_errors_hide(name: str, unchecked: Any, checked: Any, p: faulty.Program) -> dict[str, Any]:
+    """A set in which h2d fails, run with its calls unchecked and checked; `name` says which."""
+    end, stop = ending(unchecked, p), faulty.ENDS[checked["status"]]
+    hidden = unchecked["status"] == faulty.FINISHED and unchecked["failed_h2d"] > 0 and end != "right"
+    told = f"{name}: {unchecked['failed_h2d']} calls of h2d fail; unchecked, it ends: {end}; checked: {stop}"
+    return {
+        "truth": bool(hidden and checked["status"] == faulty.REPORTED),
+        "measured": [int(unchecked["failed_h2d"]), stop],
+        "because": {
+            "confirmed": f"{told} (error {checked['first_error']})",
+            "refuted": f"not one set is wrong in silence where h2d fails, and stops once it is checked ({told})",
+        },
+    }
+
+
+def not_the_matmul(told: Facts) -> dict[str, Any]:
+    """Whether zeros that stay with the product on the host tell a fault of the product from another."""
+    n, engines, faults = told["sets"], told["engines"], told["faults"]
+    lost = [name for name, one in engines.items() if one["zero"] + one["stopped"] < n]
+    stays = {name: {ends["cublas"], ends["host"]} == {"logits all 0"} for name, ends in faults.items()}
+    both = (
+        f"of {n} sets with zero logits, {engines['kernel']['zero']} keep them with our kernel and "
+        f"{engines['host']['zero']} on the host; {engines['kernel']['stopped']} and {engines['host']['stopped']} stop. "
+        f"A cuBLAS that writes nothing: {faults[ROUTINE]['cublas']}; on the host: {faults[ROUTINE]['host']}. "
+        f"A head that multiplies the wrong operand: {faults[OPERAND]['cublas']}; on the host: {faults[OPERAND]['host']}"
+    )
+    truth = "refuted" if stays[ROUTINE] else "undecidable" if stays[OPERAND] or lost else "confirmed"
+    return {
+        "truth": truth,
+        "measured": told,
+        "because": {
+            "confirmed": f"{both}. Zeros stay where the product is right, and go where it is wrong",
+            "undecidable": f"{both}. So zeros that stay clear the routine that multiplies, if that is what is meant; "
+            "they do not clear what it is called with",
+            "refuted": f"{both}. So zeros stay although the fault is in the routine that multiplies",
+        },
+    }
+
+
+def small_init(by_case: Mapping[str, tuple[float, int, int]]) -> dict[str, Any]:
+    """Least activation, how many are below the least normal float32, and how many are zero, for each kind of model."""
+    told = "; ".join(f"{case}: least {v:.1e}, {low} denormal, {zero} zero" for case, (v, low, zero) in by_case.items())
+    under = [case for case, (_, low, zero) in by_case.items() if low or zero]
+    return {
+        "truth": "confirmed" if len(under) == len(by_case) else "undecidable" if under else "refuted",
+        "measured": {case: least for case, (least, _, _) in by_case.items()},
+        "because": {
+            "confirmed": f"every kind of model underflows ({told})",
+            "undecidable": f"only some kinds of model underflow, and the report's is not known ({told})",
+            "refuted": f"no kind of model underflows in float32 ({told})",
+        },
+    }
+
+
+def lifetime(found: Facts) -> dict[str, Any]:
+    """Runs of the printed lines that return by value, copied and elided."""
+    ends = tally({way: found["cut"][way] for way in faulty.WAYS[:2]})
+    told = f"by value, copied and elided, {ends.get('right', 0)} of {sum(ends.values())} runs have right x and logits"
+    return {
+        "truth": set(ends) != {"right"},
+        "measured": ends,
+        "because": {
+            "confirmed": f"{told}: in the others the caller does not hold what the layer made",
+            "refuted": f"{told}: the destructor frees the callee's buffer, and the caller's copy has its own",
+        },
+        "given": "the assignment, which is not printed, allocates and copies as the printed copy constructor does",
+    }
+
+
+def out_parameter(found: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """The counts of :func:`counts.other_ways`: sets, right as out-parameter, right by shared_ptr; by kind of memory."""
+    told = "; ".join(f"memory {world}: {out} and {shared} of {n}" for world, (n, out, shared) in found.items())
+    told = f"sets without the accused fault, zero by value, that are right as out-parameter and by shared_ptr: {told}"
+    return {
+        "truth": any(out + shared for _, out, shared in found.values()),
+        "measured": {world: list(counts) for world, counts in found.items()},
+        "because": {"confirmed": f"{told}. So they do help some", "refuted": f"{told}. So neither helps any"},
+    }
+
+
+def learns(
+    curve: Sequence[tuple[int, float, float]], logits: Array, guessed: set[int], vocabulary: int
+) -> dict[str, Any]:
+    """A training curve (step, training, validation loss), the last logits, and the tokens predicted; 0 is <pad>."""
+    first, last, even = curve[0][2], curve[-1][2], float(np.log(vocabulary))
+    largest = float(np.abs(logits).max())
+    told = (
+        f"validation goes from {first:.2f} to {last:.2f} nats a byte (ln {vocabulary} = {even:.2f}), logits reach "
+        f"{largest:.3g}, and {len(guessed - {0})} different tokens other than <pad> are predicted"
+    )
+    return {
+        "truth": bool(largest > 0 and guessed - {0} and last < even),
+        "measured": [first, last],
+        "because": {"confirmed": f"{told}: it learns", "refuted": f"{told}: it does not learn"},
+    }
+
+
+# The answer.
+
+
+def answer(records: Mapping[str, Facts]) -> str:
+    """The answer to the notebook's question from each device's facts, by its name; empty ones are not recorded yet."""
+    there = {name: one for name, one in records.items() if one}
+    missing = [f"The {name} has not run this version yet." for name in records if name not in there]
+    if not there:
+        return " ".join(missing)
+    printed = {name: tally(one["printed"]["cut"]) for name, one in there.items()}
+    alone = all(set(ends) == {"right"} for ends in printed.values())
+    runs = "; ".join(f"{name}: {ends.get('right', 0)} of {sum(ends.values())} runs" for name, ends in printed.items())
+    zero = "; ".join(
+        f"{name}: {one['worlds']['zeros']['zero'][0]} of {one['sets']}, and the correction makes "
+        f"{one['worlds']['zeros']['zero'][2]} of them right"
+        for name, one in there.items()
+    )
+    fits = "; ".join(
+        f"{name}: {len(found)}; the correction cures {sum(one['cured'] for _, _, one in found)}; in "
+        f"{sum('shallow_assignment' in names for names, _, _ in found)} an assignment shares the device buffer; "
+        f"{sum(one['keeps'] for _, _, one in found)} keeps every printed line"
+        for name, found in ((name, left(one)) for name, one in there.items())
+    )
+    causes = {weighed(one).cause for one in there.values()}
+    cause = causes.pop() if len(causes) == 1 else "not the same on both devices"
+    parts = [
+        f"{cause[0].upper()}{cause[1:]}.",
+        f"The resize alone changes {'no logit' if alone else 'logits'}: the lines as printed give right ones ({runs}).",
+        f"Where fresh memory is zero, so are all logits of many sets of faults ({zero}).",
+        f"Sets that show all that the report saw, the smallest ones ({fits}).",
+    ]
+    return " ".join(parts + missing)
+
+
+def recorded_answer() -> str:
+    """The answer from the records of both devices, as README and notebook have it."""
+    gpu = recorded("d2h_sizing", "cuda")
+    name = gpu.result["device"]["name"].split()[-1] if gpu else "GPU"
+    return answer({"CPU": from_record(recorded("d2h_sizing", "cpu")), name: from_record(gpu)})

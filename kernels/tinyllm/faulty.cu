@@ -12,20 +12,22 @@
 
 namespace faulty {
 
-constexpr float PROBE = NAN;  // what a debug print's own buffer holds before the copy into it: no number
 constexpr int LAYERS = 3, SHOWN = 8;
 
 struct Outcome {
-    int status;  // 0 ran to its end, 1 a checked call reported, 2 a kernel read or wrote what is not there
-    int failed_calls, first_error, traces;
+    int status;  // 0 ran to its end, 1 a checked call reported, 2 a kernel was given no memory, 3 another exception
+    int failed_calls, failed_uploads, failed_h2d, first_error, traces;  // uploads: of copies, and of h2d
     long traced_bytes;
-    int ff_failed, x_failed;        // the debug print's own copy failed
-    int ff_right, x_right;          // how many elements of the first layer's ff_out, and of the last x, are within bound
-    int host_size, host_zero;       // of the first ff_out's host vector, when the layer is done: elements, and zeros
-    int x_zero, x_nan;              // how many of x's are 0; NaN
+    int ff_failed, x_failed;         // the debug print's own copy failed
+    int ff_right, x_right;           // how many elements of the first layer's ff_out, and of the last x, are within bound
+    int host_size, host_right, host_zero;  // of the first ff_out's host vector, when the layer is done: elements, right ones, zeros
+    int x_zero, x_nan;               // how many of x's are 0; NaN
     int logits_read, logits_right, logits_zero, logits_nan, strays, predicted;
-    float ff_first[2], ff_last[2];
-    float x[2], logits_low, logits_high, loss;
+    // Prints that the report did not make. Sizes are of host vectors: of the embedding where it is copied, of the first
+    // ff_out before its download, of x after the loop, of the logits before theirs.
+    int embedded_host, ff_host, x_host, logits_host;
+    int logits_made, logits_there;   // how many logits are right on the device before they are returned; whether there is a buffer after
+    float ff_first[3], x[2], logits_low, logits_high, loss;
 };
 
 struct Illegal : std::runtime_error {
@@ -50,8 +52,8 @@ class Model {
     // `weights`: table, positions; qkv, o, up, down of each layer; head. `golden` and `allowed`: the first ff_out, the last
     // x, the logits.
     Model(int tokens, int vocabulary, int width, int heads, const int* ids, const float* weights, const float* golden,
-          const float* allowed, tinyllm::Engine engine)
-        : T(tokens), V(vocabulary), D(width), H(heads), matmul(engine) {
+          const float* allowed)
+        : T(tokens), V(vocabulary), D(width), H(heads) {
         const auto drawn = [&](size_t rows, size_t columns) {
             tinyllm::Tensor t("weights", {rows, columns});
             std::copy(weights, weights + t.count(), t.host().begin());
@@ -80,6 +82,13 @@ class Model {
         tokens_ = tinyllm::BasicTensor<int>("tokens", {size_t(T)});
         std::copy(ids, ids + T, tokens_.host().begin());
         tokens_.h2d();
+        blank = constant(size_t(T) * d, 0.0f);
+        Context& c = context();
+        c.x_bytes = size_t(T) * d * sizeof(float);
+        pair = constant(size_t(T) * d, 0.0f);
+        for (size_t i = 0; i < pair.count(); ++i) pair.host()[i] = PAIR[i % 2];
+        pair.h2d();
+        c.pair = pair.data();
         const size_t rows = size_t(T), compared = rows * (2 * d + size_t(V));
         golden_.assign(golden, golden + compared);
         allowed_.assign(allowed, allowed + compared);
@@ -87,9 +96,11 @@ class Model {
             *tensor = tinyllm::Tensor("scratch", {rows, width});
     }
 
+    size_t largest() const { return sizeof(float) * size_t(T) * std::max(D, V); }  // bytes of the largest buffer under investigation
+
     // Weights and constants once more: a run whose buffers are too small may have written into them.
     void restore() {
-        for (tinyllm::Tensor* t : {&table, &positions, &head, &ones, &zeros}) t->h2d();
+        for (tinyllm::Tensor* t : {&table, &positions, &head, &ones, &zeros, &blank, &pair}) t->h2d();
         for (Layer& l : layers)
             for (tinyllm::Tensor* t : {&l.qkv, &l.o, &l.up, &l.down}) t->h2d();
         tokens_.h2d();
@@ -99,20 +110,21 @@ class Model {
         using namespace tinyllm;
         const float* x = there(in.d_data);
         norm(x, normal);
-        matmul(normal.data(), false, l.qkv.data(), false, wide.data(), T, 3 * D, D);
-        LAUNCH(split_heads<1>, unsigned(T), THREADS, wide.data(), static_cast<const float*>(nullptr), heads_.data(), T, 3, H, D / H);
+        product(normal.data(), false, l.qkv.data(), false, wide.data(), T, 3 * D, D);
+        if (context().s.outside == HeadsNotWritten) cudaMemset(heads_.data(), 0, heads_.bytes());
+        else LAUNCH(split_heads<1>, unsigned(T), THREADS, wide.data(), static_cast<const float*>(nullptr), heads_.data(), T, 3, H, D / H);
         const float *q = heads_.data(), *k = q + T * D, *v = k + T * D;
-        matmul(q, false, k, true, p.data(), T, T, D / H, 0.0f, H);
+        product(q, false, k, true, p.data(), T, T, D / H, 0.0f, H);
         LAUNCH_BARRIER(causal_softmax, unsigned(T * H), LANES, p.data(), T, 1.0f / std::sqrt(float(D / H)));
-        matmul(p.data(), false, v, false, mixed.data(), T, D / H, T, 0.0f, H);
+        product(p.data(), false, v, false, mixed.data(), T, D / H, T, 0.0f, H);
         LAUNCH(join_heads<1>, unsigned(T), THREADS, mixed.data(), attention.data(), T, 1, H, D / H);
-        matmul(attention.data(), false, l.o.data(), false, x1.data(), T, D, D);
+        product(attention.data(), false, l.o.data(), false, x1.data(), T, D, D);
         LAUNCH(add_residual, cover(size_t(T) * D), THREADS, x1.data(), x, zeros.data(), size_t(T) * D, D);
         norm(x1.data(), normal);
-        matmul(normal.data(), false, l.up.data(), false, hidden.data(), T, 4 * D, D);
+        product(normal.data(), false, l.up.data(), false, hidden.data(), T, 4 * D, D);
         LAUNCH(bias_gelu<1>, cover(size_t(T) * 4 * D), THREADS, hidden.data(), zeros.data(), active.data(), size_t(T) * 4 * D, 4 * D);
         float* ff = there(out.d_data);
-        matmul(active.data(), false, l.down.data(), false, ff, T, D, 4 * D);
+        product(active.data(), false, l.down.data(), false, ff, T, D, 4 * D);
         LAUNCH(add_residual, cover(size_t(T) * D), THREADS, ff, x1.data(), zeros.data(), size_t(T) * D, D);
         synchronise();
     }
@@ -130,42 +142,44 @@ class Model {
         Tensor embedded(T, D);
         LAUNCH(tinyllm::embed, tinyllm::cover(size_t(T) * D), tinyllm::THREADS, tokens_.data(), table.data(), positions.data(), there(embedded.d_data), size_t(T) * D, T, D);
         synchronise();
-        if (!s.no_d2h && !s.layers_only) embedded.d2h();
-        Tensor x = embedded;
+        if (!s.no_other_d2h) embedded.d2h();
+        o.embedded_host = int(embedded.h_data.size());
+        auto x = std::make_shared<Tensor>(embedded);
         for (int i = 0; i < LAYERS; ++i) {
             if (s.way == Copied) {
-                const Tensor inner = by_value(i, x, o);
-                Tensor layer_out = inner;
-                after(layer_out, x);
+                const Tensor inner = by_value(i, *x, o);
+                const Tensor layer_out = inner;
+                assign(i, layer_out, *x);
             } else if (s.way == Elided) {
-                Tensor layer_out = by_value(i, x, o);
-                after(layer_out, x);
+                const Tensor layer_out = by_value(i, *x, o);
+                assign(i, layer_out, *x);
             } else if (s.way == OutParameter) {
-                Tensor layer_out(x.rows, x.cols);
-                layer(layers[i], x, layer_out);
+                Tensor layer_out(x->rows, x->cols);
+                layer(layers[i], *x, layer_out);
                 finish(i, layer_out, o);
-                after(layer_out, x);
+                assign(i, layer_out, *x);
             } else {
-                auto layer_out = std::make_shared<Tensor>(x.rows, x.cols);
-                layer(layers[i], x, *layer_out);
+                auto layer_out = std::make_shared<Tensor>(x->rows, x->cols);
+                layer(layers[i], *x, *layer_out);
                 finish(i, *layer_out, o);
-                after(*layer_out, x);
+                if (i + 1 < LAYERS || s.outside != LastNotAssigned) x = layer_out;
             }
+            x->h2d();
         }
-        look(x, o);
+        look(*x, o);
         if (s.way == OutParameter || s.way == Shared) {
             Tensor logits(T, V);
-            project(x, logits);
-            judge(logits, o);
-        } else if (s.way == Copied) {
-            Tensor logits;
-            const Tensor inner = projected(x);
-            const Tensor returned = inner;
-            logits = returned;
+            project(*x, logits, o);
             judge(logits, o);
         } else {
             Tensor logits;
-            logits = projected(x);
+            if (s.way == Copied) {
+                const Tensor inner = projected(*x, o);
+                const Tensor returned = inner;
+                logits = returned;
+            } else {
+                logits = projected(*x, o);
+            }
             judge(logits, o);
         }
     }
@@ -180,16 +194,29 @@ class Model {
         call(cudaGetLastError());
         call(cudaDeviceSynchronize());
     }
-    void project(const Tensor& x, Tensor& logits) {
+    void project(const Tensor& x, Tensor& logits, Outcome& o) {
+        const Switches& s = context().s;
         norm(there(x.d_data), normal);
-        matmul(normal.data(), false, head.data(), false, there(logits.d_data), T, V, D);
+        const float* operand = s.outside == WrongOperand ? blank.data() : s.outside == NoFinalNorm ? x.d_data : normal.data();
+        product(operand, false, head.data(), false, there(logits.d_data), T, V, D);
         synchronise();
-        if (!context().s.no_d2h && !context().s.layers_only) logits.d2h();
+        std::vector<float> made(size_t(T) * V);
+        if (cudaMemcpy(made.data(), logits.d_data, made.size() * sizeof(float), cudaMemcpyDeviceToHost) == cudaSuccess)
+            o.logits_made = right(made, 2 * size_t(T) * D);
+        cudaGetLastError();
+        if (!s.no_other_d2h) logits.d2h();
     }
-    Tensor projected(const Tensor& x) {
+    Tensor projected(const Tensor& x, Outcome& o) {
         Tensor logits(T, V);
-        project(x, logits);
+        project(x, logits, o);
         return logits;
+    }
+    // By cuBLAS, by our kernel, or on the host.
+    void product(const float* a, bool ta, const float* b, bool tb, float* c, int M, int N, int K, float beta = 0.0f, int batch = 1) {
+        const Switches& s = context().s;
+        if (s.outside == CublasWritesNothing && s.engine == int(tinyllm::Engine::Cublas))
+            call(cudaMemset(c, 0, size_t(M) * N * batch * sizeof(float)));  // what that memory held before
+        else matmul[s.engine](a, ta, b, tb, c, M, N, K, beta, batch);
     }
     void norm(const float* x, tinyllm::Tensor& y) {
         const float* none = nullptr;
@@ -200,9 +227,12 @@ class Model {
         for (size_t i = 0; i < seen.size(); ++i) count += std::fabs(seen[i] - golden_[from + i]) <= allowed_[from + i];
         return count;
     }
-    // A debug print: copies into a buffer of its own, and does not look at what the copy returns.
+    // A debug print: copies into a buffer of its own, to which nothing was written, and does not look at what the copy returns.
     bool shown(const Tensor& t, std::vector<float>& seen) {
-        seen.assign(size_t(T) * D, PROBE);
+        const int world = context().s.world;
+        seen.assign(size_t(T) * D, world == Zeros ? 0.0f : NAN);
+        if (world == Numbers)
+            for (size_t i = 0; i < seen.size(); ++i) seen[i] = PAIR[i % 2];
         const bool failed = cudaMemcpy(seen.data(), t.d_data, seen.size() * sizeof(float), cudaMemcpyDeviceToHost) != cudaSuccess;
         if (failed) cudaGetLastError();
         if (failed) {  // what the five numbers of the print need
@@ -213,25 +243,29 @@ class Model {
         return false;
     }
     void finish(int i, Tensor& ff_out, Outcome& o) {
+        const Switches& s = context().s;
         const bool failed = shown(ff_out, last);
         if (i == 0) {
-            std::copy(last.begin(), last.begin() + 2, o.ff_first);
+            std::copy(last.begin(), last.begin() + 3, o.ff_first);
             o.ff_failed = failed;
             o.ff_right = right(last, 0);
+            o.ff_host = int(ff_out.h_data.size());
         }
-        std::copy(last.begin(), last.begin() + 2, o.ff_last);
-        if (!context().s.no_d2h) ff_out.d2h();
+        if (s.outside == DebugUpload) ff_out.h2d();
+        if (!s.no_layer_d2h) ff_out.d2h();
         if (i == 0) {
-            o.host_size = int(ff_out.h_data.size());
-            o.host_zero = int(std::count(ff_out.h_data.begin(), ff_out.h_data.end(), 0.0f));
+            const std::vector<float>& host = ff_out.h_data;
+            o.host_size = int(host.size());
+            o.host_right = right({host.begin(), host.begin() + long(std::min(host.size(), size_t(T) * D))}, 0);
+            o.host_zero = int(std::count(host.begin(), host.end(), 0.0f));
         }
     }
-    void after(const Tensor& layer_out, Tensor& x) {
-        x = layer_out;
-        x.h2d();
+    void assign(int i, const Tensor& layer_out, Tensor& x) {
+        if (i + 1 < LAYERS || context().s.outside != LastNotAssigned) x = layer_out;
     }
     void look(const Tensor& x, Outcome& o) {
         std::vector<float> seen;
+        o.x_host = int(x.h_data.size());
         o.x_failed = shown(x, seen);
         std::copy(seen.begin(), seen.begin() + 2, o.x);
         o.x_right = right(seen, seen.size());
@@ -242,6 +276,8 @@ class Model {
     }
     // As the report's caller: download the logits, take the last token's likeliest, and the cross-entropy of token 1.
     void judge(Tensor& logits, Outcome& o) {
+        o.logits_host = int(logits.h_data.size());
+        o.logits_there = logits.d_data != nullptr;
         logits.d2h();
         const size_t count = std::min(logits.h_data.size(), size_t(T) * V);
         o.logits_read = int(count);
@@ -268,8 +304,8 @@ class Model {
     }
 
     int T, V, D, H;
-    tinyllm::Matmul matmul;
-    tinyllm::Tensor table, positions, head, ones, zeros, normal, wide, heads_, p, mixed, attention, x1, hidden, active, mean, rstd;
+    tinyllm::Matmul matmul[3] = {tinyllm::Matmul{tinyllm::Engine::Cublas}, tinyllm::Matmul{tinyllm::Engine::Kernel}, tinyllm::Matmul{tinyllm::Engine::Host}};
+    tinyllm::Tensor table, positions, head, ones, zeros, blank, pair, normal, wide, heads_, p, mixed, attention, x1, hidden, active, mean, rstd;
     tinyllm::BasicTensor<int> tokens_;
     Layer layers[LAYERS];
     std::vector<float> last, golden_, allowed_;
@@ -280,10 +316,6 @@ class Model {
 namespace {
 thread_local std::string error;
 
-struct {  // of one size and one pair of numbers as long as it is kept
-    void* buffer = nullptr;
-    bool written = false;
-} pattern;
 }  // namespace
 
 extern "C" {
@@ -292,9 +324,9 @@ const char* faulty_error() { return error.c_str(); }
 size_t faulty_outcome_size() { return sizeof(faulty::Outcome); }
 
 void* faulty_new(int tokens, int vocabulary, int width, int heads, const int* ids, const float* weights, const float* golden,
-                 const float* allowed, int engine) {
+                 const float* allowed) {
     try {
-        return new faulty::Model(tokens, vocabulary, width, heads, ids, weights, golden, allowed, tinyllm::Engine(engine));
+        return new faulty::Model(tokens, vocabulary, width, heads, ids, weights, golden, allowed);
     } catch (const std::exception& caught) {
         error = caught.what();
         return nullptr;
@@ -302,30 +334,19 @@ void* faulty_new(int tokens, int vocabulary, int width, int heads, const int* id
 }
 void faulty_delete(void* model) { delete static_cast<faulty::Model*>(model); }
 
-// What a run that wrote beyond its buffers may have spoiled is as it was before.
-void faulty_restore(void* model) {
-    static_cast<faulty::Model*>(model)->restore();
-    pattern.written = false;
-}
-
-// Fills the memory that a run will be given: blocks of `bytes` and of the least size, all held at a time, each filled with
-// `pair` and given back. `keep`: a buffer of ours stays, without which the driver may take the whole page back, and clear it.
-int faulty_fill(size_t bytes, int blocks, const float* pair, int keep) {
+// Fills the memory that a run will be given with one byte: blocks of `bytes` and of the least size, all held at a time, each
+// given back. `keep`: a buffer of ours stays, without which the driver may take the whole page back, and clear it.
+int faulty_fill(size_t bytes, int blocks, int byte, int keep) {
+    static void* anchor = nullptr;
     constexpr size_t LEAST = 512;  // what cudaMalloc gives at least, and rounds up to
     const size_t size = (bytes + LEAST - 1) / LEAST * LEAST;
-    if (!pattern.buffer && cudaMalloc(&pattern.buffer, size) != cudaSuccess) return -1;
-    if (!pattern.written) {  // a copy from there need not be waited for, as one from the host
-        std::vector<float> host(size / sizeof(float));
-        for (size_t i = 0; i < host.size(); ++i) host[i] = pair[i % 2];
-        if (cudaMemcpy(pattern.buffer, host.data(), size, cudaMemcpyHostToDevice) != cudaSuccess) return -1;
-        pattern.written = true;
-    }
+    if (!anchor && cudaMalloc(&anchor, size) != cudaSuccess) return -1;
     std::vector<std::pair<char*, size_t>> held;
     for (int i = 0; i < 2 * blocks; ++i) {
         void* block = nullptr;
         const size_t wanted = i < blocks ? size : LEAST;
         if (cudaMalloc(&block, wanted) != cudaSuccess) return -1;
-        if (cudaMemcpy(block, pattern.buffer, wanted, cudaMemcpyDeviceToDevice) != cudaSuccess) return -1;
+        if (cudaMemset(block, byte, wanted) != cudaSuccess) return -1;
         held.emplace_back(static_cast<char*>(block), wanted);
     }
     std::sort(held.begin(), held.end());
@@ -337,28 +358,35 @@ int faulty_fill(size_t bytes, int blocks, const float* pair, int keep) {
         cudaFree(block);
     }
     if (!keep) {
-        cudaFree(pattern.buffer);
-        pattern = {};
+        cudaFree(anchor);
+        anchor = nullptr;
     }
     return 0;
 }
 
 // One run with these switches. -1 only where a later run in this process cannot be trusted.
 int faulty_run(void* model, const faulty::Switches* switches, faulty::Outcome* out) {
+    auto& program = *static_cast<faulty::Model*>(model);
     faulty::Context& c = faulty::context();
     c.s = *switches;
     c.seen = {};
+    c.to_report = false;
     *out = {};
+    faulty::filled().clear();
 #ifdef CUDA_HOST
+    cuda_host::forget();  // as a new process: memory is zero until it is used
     struct sigaction caught {}, before {};
     caught.sa_handler = [](int) { siglongjmp(faulty::rescue(), 1); };
     sigaction(SIGSEGV, &caught, &before);
     if (sigsetjmp(faulty::rescue(), 1)) {
         out->status = 2;
     } else
+#else
+    if (c.s.world == faulty::AsLeft && faulty_fill(program.largest(), 12, 0, 1)) return -1;
 #endif
         try {
-            static_cast<faulty::Model*>(model)->forward(*out);
+            program.forward(*out);
+            if (c.to_report && !c.s.unchecked) throw faulty::Reported("cudaFree");
         } catch (const faulty::Reported& reported) {
             out->status = 1;
             error = reported.what();
@@ -368,15 +396,38 @@ int faulty_run(void* model, const faulty::Switches* switches, faulty::Outcome* o
             out->status = 3;
             error = other.what();
         }
+    for (void* buffer : c.held) cudaFree(buffer);  // what a shallow assignment leaves to nobody
+    c.held.clear();
+    cudaGetLastError();
 #ifdef CUDA_HOST
     sigaction(SIGSEGV, &before, nullptr);
+#else
+    if (c.s.size_in_elements) program.restore();  // what was written beyond buffers may have hit a weight
 #endif
     out->failed_calls = c.seen.failed_calls;
+    out->failed_uploads = c.seen.failed_uploads;
+    out->failed_h2d = c.seen.failed_h2d;
     out->first_error = c.seen.first_error;
     out->traces = c.seen.traces;
     out->strays = c.seen.strays;
     out->traced_bytes = c.seen.traced_bytes;
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : -1;
+}
+
+// The lines under trial alone: known values go to the device, d2h, `known` over them on the device, h2d. `host` takes the first
+// `room` of the host vector, whose length is the result; `back` what the device holds in the end, rows * cols each.
+int faulty_round_trip(const faulty::Switches* switches, int rows, int cols, const float* values, const float* known, float* host,
+                      size_t room, float* back) {
+    faulty::context().s = *switches;
+    faulty::Tensor t(rows, cols);
+    const size_t bytes = size_t(rows) * cols * sizeof(float);
+    if (cudaMemcpy(t.d_data, values, bytes, cudaMemcpyHostToDevice) != cudaSuccess) return -1;
+    t.d2h();
+    std::copy(t.h_data.begin(), t.h_data.begin() + long(std::min(room, t.h_data.size())), host);
+    if (cudaMemcpy(t.d_data, known, bytes, cudaMemcpyHostToDevice) != cudaSuccess) return -1;
+    t.h2d();
+    if (cudaMemcpy(back, t.d_data, bytes, cudaMemcpyDeviceToHost) != cudaSuccess) return -1;
+    return int(t.h_data.size());
 }
 
 // The first `count` floats of memory just given out, before anybody wrote to it.

@@ -1,20 +1,20 @@
-"""Every set of the report's possible faults, run for real, and which of its observations each reproduces."""
+"""The report's program with any set of faults in its Tensor, run for real, and which of its observations each shows."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from kernels.tinyllm import golden
 from kernels.tinyllm.tinyllm import ENGINES, FOLDER, HOST, Config, initial
@@ -25,41 +25,54 @@ from labkit.session.device import Device
 
 Array = np.ndarray
 SWITCHES = {
-    "size_in_elements": "`size` counts elements where its uses count bytes",
+    "size_in_elements": "`size` counts elements, where every use of it counts bytes",
     "resize_by_size": "d2h: h_data.resize(size), the accused line",
-    "h2d_by_host_size": "h2d copies h_data.size() * 4 bytes",
-    "copy_by_host_size": "copies upload h_data.size() * 4 bytes",
-    "constructor_omits": "the copy constructor allocates before it knows the size",
-    "assignment_omits": "the assignment allocates before it knows the size",
-    "no_d2h": "a layer does not d2h its result before the return",
-    "layers_only": "only layers do: embedding and logits leave without d2h",
-    "prefer_host": "copies take the host's data first",
-    "zero_host": "the host vector starts as zeros",
-    "unchecked": "CUDA errors are not looked at",
+    "h2d_by_host_size": "h2d uploads h_data.size() * sizeof(float) bytes instead of `size`",
+    "constructor_by_host_size": "the copy constructor uploads h_data.size() * sizeof(float) bytes instead of `size`",
+    "assignment_by_host_size": "the assignment uploads h_data.size() * sizeof(float) bytes instead of `size`",
+    "constructor_omits_shape": "the copy constructor allocates before it takes the shape and `size`",
+    "assignment_omits_shape": "the assignment allocates before it takes the shape and `size`",
+    "shallow_constructor": "the copy constructor takes the other's device buffer: two owners",
+    "shallow_assignment": "the assignment takes the other's device buffer: two owners",
+    "no_layer_d2h": "a layer's result is not downloaded before it is returned",
+    "no_other_d2h": "the embedding and the logits are not downloaded before they are returned",
+    "prefer_host": "copies upload the host vector where there is one, else they copy the device buffer",
+    "zero_host": "the constructor fills the host vector with zeros",
+    "unchecked": "what CUDA calls return is not looked at",
 }
-"""Two-valued switches, in the order of faulty::Switches, which has `way` after them. None of them set is right."""
+"""Switches of two values, in the order of faulty::Switches. With none of them set the program is right."""
+NAMES = list(SWITCHES)
+PRINTED = ("resize_by_size", "prefer_host", "unchecked")
+"""What the report's code does, as far as it is printed: the accused line, uploads first, no call checked."""
 WAYS = ("by value, copied", "by value, elided", "out-parameter", "shared_ptr")
-MIXED = "the report's numbers in x, zeros elsewhere"
-FRESH = {"NaN": 0, "zeros": 1, "the report's numbers": 2, MIXED: 3}
-"""What memory that nobody wrote holds, on the host runtime: of each buffer that is given out. On a GPU (all but the
-last of them) it is written before each run where the run's buffers will lie; what a run itself leaves there stays."""
-FILLED = {"NaN": (np.nan, np.nan), "zeros": (0.0, 0.0), "the report's numbers": (6.16847e-33, 1.60859e-32)}
-BLOCKS = 12
-"""Filled on a GPU, of the largest size and again of the least: more than a run ever holds."""
+WORLDS = ("NaN", "zeros", "the report's numbers", "as left")
+"""What memory holds before anything is written to it. The report's two numbers stand in buffers of x's size, with zeros
+in all others; "as left" is real memory: zeros, as a new process finds them, and then what the program left there."""
+OUTSIDE = (
+    "none", "d2h downloads half of the bytes", "the debug print uploads the host vector",
+    "the move of heads writes nothing", "device to device copies run backwards",
+    "the last layer's result is not assigned",
+    "the head's product is given a buffer of zeros", "cuBLAS's products write nothing", "h2d starts one element late",
+    "the norm before the head is left out",
+)  # fmt: skip
+"""Faults that are none of the switches, in the order of faulty::Outside."""
+COLUMNS = (*NAMES, "way", "outside", "engine", "world")
 _COUNTS = (
-    "ff_failed", "x_failed", "ff_right", "x_right", "host_size", "host_zero", "x_zero", "x_nan",
+    "ff_failed", "x_failed", "ff_right", "x_right", "host_size", "host_right", "host_zero", "x_zero", "x_nan",
     "logits_read", "logits_right", "logits_zero", "logits_nan", "strays", "predicted",
+    "embedded_host", "ff_host", "x_host", "logits_host", "logits_made", "logits_there",
 )  # fmt: skip
 OUTCOME = np.dtype(
-    [(name, np.int32) for name in ("status", "failed_calls", "first_error", "traces")]
+    [(name, np.int32) for name in ("status", "failed_calls", "failed_uploads", "failed_h2d", "first_error", "traces")]
     + [("traced_bytes", np.int64)]
     + [(name, np.int32) for name in _COUNTS]
-    + [(name, np.float32, 2) for name in ("ff_first", "ff_last", "x")]
+    + [("ff_first", np.float32, 3), ("x", np.float32, 2)]
     + [(name, np.float32) for name in ("logits_low", "logits_high", "loss")],
     align=True,
 )
 """faulty::Outcome."""
 FINISHED, REPORTED, ILLEGAL, THREW, LOST = range(5)
+ENDS = ("runs to its end", "a checked call stops it", "a kernel is given no memory", "an exception", "the process dies")
 
 
 @dataclass(frozen=True)
@@ -101,46 +114,67 @@ def program(
         if value.ndim == 2:
             weights[name] = rng.uniform(-scale, scale, value.shape).astype(np.float32)
     ids = rng.integers(1, vocabulary, tokens).astype(np.int32)
-    trace = bounded(golden.reference(weights, ids[None], ids[None], config), Precision())
+    trace = bounded(golden.reference(weights, ids[None], ids[None], config, gradients=False), Precision())
     shown = {"ff_out": "L0.out", "x": "L2.out", "logits": "logits"}
     exact = {name: np.asarray(trace[step]).reshape(-1) for name, step in shown.items()}
     bounds = {name: np.asarray(trace.step(step).bound.absolute).reshape(-1) for name, step in shown.items()}
     return Program(config, weights, ids, exact, bounds)
 
 
-def combinations(ways: Sequence[int] = (0, 1, 2, 3)) -> Array:
-    """Every set of switches, int32 [sets, 12], the last column the way."""
-    return np.array([(*row, way) for way in ways for row in itertools.product((0, 1), repeat=len(SWITCHES))], np.int32)
-
-
-def switches(*names: str, way: int = 0) -> Array:
-    """One row, with these set. Raises UsageError for another name."""
+def row(*names: str, way: int = 0, outside: int = 0, engine: str = "cublas", world: str = "zeros") -> Array:
+    """One program, int32 [18]: these switches are set. Raises UsageError for a switch that there is not."""
     for name in names:
         if name not in SWITCHES:
             raise UsageError(f"switch: {name!r} is not right; wanted one of {', '.join(SWITCHES)}")
-    return np.array([*(int(name in names) for name in SWITCHES), way], np.int32)
+    return np.array([*(name in names for name in NAMES), way, outside, ENGINES[engine], WORLDS.index(world)], np.int32)
 
 
-def worlds(device: Device) -> tuple[str, ...]:
-    """What memory that nobody wrote is made to hold here, one kind at a time; the last is nearest to the report."""
-    return tuple(FILLED) if device.is_cuda else ("NaN", "zeros", MIXED)
+def canonical(bits: Array) -> Array:
+    """The same programs [n, 14] without the switches that change nothing beside the others.
 
-
-def run(
-    p: Program, rows: Array, device: Device, *, engine: str = "cublas", fresh: str | None = None,
-    no_launch: bool = False, jobs: int = 2,
-) -> Array:  # fmt: skip
-    """An outcome [OUTCOME] for each row of switches, in processes of their own; one that dies is begun again after it.
-
-    `no_launch`: kernels are built for another GPU (sm_75), so that none ever runs. `fresh` is the last of worlds() by
-    default. `strays` of an outcome counts buffers that lay where a GPU's memory had not been filled.
-
-    Raises UsageError for a `fresh` that the device cannot have.
+    Uploads by the host vector's size differ from others only where that size can be wrong, and those in copies only
+    where copies upload; where the device buffer is shared, nothing is allocated.
     """
-    fresh, known = fresh or worlds(device)[-1], FILLED if device.is_cuda else FRESH
-    if fresh not in known:
-        raise UsageError(f"fresh: {fresh!r} is not right; wanted one of {', '.join(known)}")
-    request = _request(p, device, engine, fresh, no_launch)
+    bits, at = np.array(bits, np.int32), NAMES.index
+    wrong_size = bits[:, at("size_in_elements")] | bits[:, at("resize_by_size")]
+    for name in ("h2d", "constructor", "assignment"):
+        bits[:, at(f"{name}_by_host_size")] &= wrong_size
+    for name in ("constructor", "assignment"):
+        bits[:, at(f"{name}_by_host_size")] &= bits[:, at("prefer_host")]
+        bits[:, at(f"{name}_omits_shape")] &= 1 - bits[:, at(f"shallow_{name}")]
+    return bits
+
+
+def sets() -> Array:
+    """Every set of switches that differs from all others, int32 [n, 14], without constructor_omits_shape.
+
+    That one gives the first layer no memory, whatever else is set: see :func:`printed`.
+    """
+    free = [(0,) if name == "constructor_omits_shape" else (0, 1) for name in NAMES]
+    return np.unique(canonical(np.array(list(itertools.product(*free)))), axis=0)
+
+
+def code(bits: Array) -> Array:
+    """A number for each set, by which it is found again; :func:`sets` are sorted by it."""
+    return canonical(bits) @ (1 << np.arange(len(NAMES))[::-1])
+
+
+def named(bits: Array) -> frozenset[str]:
+    """The switches of one set."""
+    return frozenset(name for name, on in zip(NAMES, bits, strict=True) if on)
+
+
+def words(names: Iterable[str]) -> str:
+    """A set in words."""
+    return " + ".join(sorted(names)) or "no fault"
+
+
+def run(p: Program, rows: Array, device: Device, jobs: int = 2) -> Array:
+    """An outcome [OUTCOME] for each program, in `jobs` processes; one that dies is begun again after it.
+
+    `strays` of an outcome counts buffers that lay where a GPU's memory had not been cleared before the run.
+    """
+    request = _request(p, device)
     parts = np.array_split(np.asarray(rows, np.int32), max(1, min(jobs, len(rows))))
     with tempfile.TemporaryDirectory() as folder:
         tasks = [_Task(Path(folder), i, request | {"switches": part}) for i, part in enumerate(parts)]
@@ -149,26 +183,63 @@ def run(
         return np.concatenate([task.outcomes() for task in tasks])
 
 
-def foreign(capability: tuple[int, int]) -> str:
-    """An architecture whose machine code no GPU of this compute capability can run: code keeps to its major number."""
-    return "sm_80" if capability[0] == 7 else "sm_75"
+@dataclass(frozen=True)
+class Sweep:
+    """Every set of switches in each kind of memory, returned by value with a copy: `outcomes[world]` is [len(bits)]."""
+
+    p: Program
+    bits: Array
+    outcomes: Mapping[str, Array]
+
+    def at(self, bits: Array) -> Array:
+        """Where these sets stand."""
+        return np.searchsorted(code(self.bits), code(bits))
 
 
-def _request(p: Program, device: Device, engine: str, fresh: str, no_launch: bool) -> dict[str, object]:
+def sweep(p: Program, device: Device, extra: Array) -> tuple[Sweep, Array]:
+    """Every set in each kind of memory, with its calls unchecked and checked; and the outcomes of `extra` programs.
+
+    Only unchecked programs are run. A checked one is the same up to the first call that fails, which stops it.
+    """
+    bits = sets()
+    loose = bits[bits[:, -1] == 1]
+    rows = [np.pad(loose, ((0, 0), (0, 4))) for _ in WORLDS]
+    for i, part in enumerate(rows):
+        part[:, COLUMNS.index("world")] = i
+    found = run(p, np.concatenate([*rows, extra]), device)
+    at = np.searchsorted(code(loose), code(np.column_stack([bits[:, :-1], np.ones(len(bits), int)])))
+    outcomes = {}
+    for i, world in enumerate(WORLDS):
+        o = outcomes[world] = found[i * len(loose) : (i + 1) * len(loose)][at]
+        o["status"] = np.where((bits[:, -1] == 0) & (o["failed_calls"] > 0), REPORTED, o["status"])
+    return Sweep(p, bits, outcomes), found[len(WORLDS) * len(loose) :]
+
+
+def _request(p: Program, device: Device) -> dict[str, object]:
     """What worker.py reads."""
-    elsewhere = foreign(torch.cuda.get_device_capability()) if no_launch and device.is_cuda else None
-    library = build(FOLDER / "faulty.cu", HOST, device, elsewhere)
     c = p.config
     layers = (f"L{i}.{n}.w" for i in range(c.layers) for n in ("qkv", "o", "up", "down"))
     flat = [p.weights[name].reshape(-1) for name in ("table", "positions", *layers, "head.w")]
     return {
-        "library": str(library), "on_host": not device.is_cuda, "fresh": FRESH[fresh], "no_launch": no_launch,
+        "library": str(build(FOLDER / "faulty.cu", HOST, device)), "on_host": not device.is_cuda,
         "ids": p.ids, "weights": np.concatenate(flat),
         "golden": np.concatenate(list(p.golden.values())).astype(np.float32),
         "allowed": np.concatenate(list(p.allowed.values())).astype(np.float32),
-        "sizes": np.array([len(p.ids), c.vocabulary, c.width, c.heads]), "engine": ENGINES[engine],
-        "filled_blocks": BLOCKS if device.is_cuda else 0, "filled_with": np.array(FILLED.get(fresh, (0.0, 0.0))),
+        "sizes": np.array([len(p.ids), c.vocabulary, c.width, c.heads]),
     }  # fmt: skip
+
+
+def round_trip(names: Sequence[str], values: Array, known: Array, device: Device) -> tuple[Array, Array]:
+    """The printed d2h and h2d alone, with these switches: the host vector after d2h, the device's values after h2d.
+
+    `values` are on the device before d2h, `known` before h2d; both float32 [rows, columns].
+    """
+    library = ctypes.CDLL(str(build(FOLDER / "faulty.cu", HOST, device)))
+    switches, host, back = row(*names), np.full(8 * values.size, np.nan, np.float32), np.full_like(values, np.nan)
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (switches, values, known, host, back)]
+    room = ctypes.c_size_t(host.size)
+    length = library.faulty_round_trip(pointers[0], *values.shape, *pointers[1:4], room, pointers[4])
+    return host[:length], back
 
 
 def _sanitizer() -> str:
@@ -187,8 +258,7 @@ def sanitized(p: Program, row: Array, device: Device, tool: str, *options: str) 
     program = _sanitizer()
     with tempfile.TemporaryDirectory() as folder:
         request, out = Path(folder) / "request.npz", Path(folder) / "out.raw"
-        asked = _request(p, device, "kernel", worlds(device)[-1], False) | {"switches": row[None], "filled_blocks": 0}
-        np.savez(request, **asked)  # type: ignore[arg-type]
+        np.savez(request, **_request(p, device) | {"switches": row[None]})  # type: ignore[arg-type]
         worker = [sys.executable, str(FOLDER / "worker.py"), str(request), str(out), "0"]
         done = subprocess.run([program, "--tool", tool, *options, *worker], capture_output=True, text=True, check=False)
     lines = [line.removeprefix("=========").strip() for line in done.stdout.splitlines() if line.startswith("=====")]
@@ -250,52 +320,45 @@ def observations(o: Array, p: Program, traced: int = 2048) -> dict[str, Array]:
     printed; the first's is taken.
     """
     n, ran = p.elements, o["status"] == FINISHED
-    zero = ran & (o["logits_read"] == p.logits) & (o["logits_zero"] == p.logits)
     return {
         "ff_out right": (o["ff_right"] == n) & (o["ff_failed"] == 0),
-        "trace, 2048 bytes": (o["traces"] > 0) & (o["traced_bytes"] == traced),
-        "x[0:2] near 1e-32": ran & _tiny(o["x"]).all(-1),
-        "logits all 0": zero,
+        "trace": (o["traces"] > 0) & (o["traced_bytes"] == traced),
+        "x near 1e-32": ran & ((o["x"] != 0) & (np.abs(o["x"]) < 1e-28)).all(-1),
+        "logits all 0": ran & (o["logits_read"] == p.logits) & (o["logits_zero"] == p.logits),
         "only <pad>": ran & (o["predicted"] == 0),
-        "loss in [-0.99, 0.7]": ran & (o["logits_read"] == p.logits) & (o["loss"] >= -0.99) & (o["loss"] <= 0.7),
     }
 
 
-def _tiny(values: Array) -> Array:
-    return (values != 0) & (np.abs(values) < 1e-28)
-
-
 def right(o: Array, p: Program) -> Array:
-    """Whether an outcome is that of a right program: it ends, and ff_out, x and the logits are within their bounds."""
+    """Whether an outcome is that of a right program: it ends, and x and the logits are within their bounds."""
     return (o["status"] == FINISHED) & (o["x_right"] == p.elements) & (o["logits_right"] == p.logits)
 
 
-def minimal(rows: Array, shows: Array) -> list[frozenset[str]]:
-    """The smallest sets of switches that show it: none of their subsets does. `rows` are all sets of one way."""
-    names = list(SWITCHES)
-    sets = sorted(
-        (frozenset(name for name, on in zip(names, row[:-1], strict=True) if on) for row in rows[shows]), key=len
-    )
+def minimal(bits: Array, shows: Array) -> list[frozenset[str]]:
+    """The smallest sets of switches that show it: none of their subsets does."""
     found: list[frozenset[str]] = []
-    for one in sets:
+    for one in sorted((named(one) for one in bits[shows]), key=lambda one: (len(one), sorted(one))):
         if not any(small <= one for small in found):
             found.append(one)
     return found
 
 
-def corrected(rows: Array, switch: str) -> Array:
-    """These rows with one switch put right.
+def corrected(bits: Array) -> Array:
+    """These sets with the report's correction: the host vector has the right length, in d2h and in h2d.
 
     resize_by_size is right where `size` counts elements, and wrong where it counts bytes.
     """
-    fixed, names = rows.copy(), list(SWITCHES)
-    fixed[:, names.index(switch)] = fixed[:, names.index("size_in_elements")] if switch == "resize_by_size" else 0
-    return fixed
+    fixed = np.array(bits)
+    fixed[:, NAMES.index("resize_by_size")] = fixed[:, NAMES.index("size_in_elements")]
+    fixed[:, NAMES.index("h2d_by_host_size")] = 0
+    return canonical(fixed)
 
 
-def has(rows: Array, switch: str) -> Array:
-    """Whether each row has this fault."""
-    return (rows != corrected(rows, switch)).any(1)
+def without(bits: Array, name: str) -> Array:
+    """These sets with one switch put right."""
+    fixed = np.array(bits)
+    fixed[:, NAMES.index(name)] = 0
+    return canonical(fixed)
 
 
 def leak_check(device: Device) -> list[str]:
@@ -316,17 +379,17 @@ def fresh_memory(device: Device, sizes: Sequence[int] = (2048, 1 << 20, 1 << 28)
     """What a new process finds in memory that it was just given: zeros, or what was there before."""
     library = str(build(FOLDER / "faulty.cu", HOST, device))
     code = (
-        "import ctypes, sys, numpy as np; l = ctypes.CDLL(sys.argv[1]); one = np.ones(2, np.float32)\n"
+        "import ctypes, sys, numpy as np; l = ctypes.CDLL(sys.argv[1])\n"
         "def look(size, when):\n"
         "    a = np.full(size // 4, 7.0, np.float32)\n"
         "    l.faulty_fresh(ctypes.c_void_p(a.ctypes.data), ctypes.c_size_t(a.size))\n"
         "    print(f'{size} bytes, {when}: {int((a == 0).sum())} of {a.size} floats are zero')\n"
         "for size in map(int, sys.argv[2:]):\n"
         "    look(size, 'the first')\n"
-        "    for keep, when in ((0, 'after ones, all was freed'), (1, 'after ones, a buffer still held')):\n"
-        "        l.faulty_fill(ctypes.c_size_t(size), 1, ctypes.c_void_p(one.ctypes.data), keep)\n"
+        "    for keep, when in ((0, 'after others, all freed'), (1, 'after others, a buffer still held')):\n"
+        "        l.faulty_fill(ctypes.c_size_t(size), 1, 63, keep)\n"
         "        look(size, when)\n"
-        "    l.faulty_fill(ctypes.c_size_t(size), 1, ctypes.c_void_p(one.ctypes.data), 0)\n"
+        "    l.faulty_fill(ctypes.c_size_t(size), 1, 63, 0)\n"
     )
     command = [sys.executable, "-c", code, library, *map(str, sizes)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

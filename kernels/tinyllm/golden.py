@@ -45,23 +45,27 @@ def softmax(qkv: Tensor) -> Tensor:
     return scores.masked_fill(later, -torch.inf).softmax(-1)
 
 
-def forward(w: Weights, tokens: Tensor, targets: Tensor, config: Config) -> dict[str, Tensor]:
-    """Every step by name; `loss` [1] is differentiable."""
+def forward(
+    w: Weights, tokens: Tensor, targets: Tensor, config: Config, *, norms: bool = True, residuals: bool = True
+) -> dict[str, Tensor]:
+    """Every step by name; `loss` [1] is differentiable. Without `norms` or `residuals` these are left out."""
+    normed = norm if norms else (lambda x, gain, shift: x)
+    plus = (lambda x, y: x + y) if residuals else (lambda x, y: y)
     s: dict[str, Tensor] = {}
     x = s["x0"] = w["table"][tokens] + w["positions"][: tokens.shape[1]]
     for i in range(config.layers):
         at = f"L{i}."
-        s[at + "ln1"] = norm(x, w[at + "ln1.gain"], w[at + "ln1.shift"])
+        s[at + "ln1"] = normed(x, w[at + "ln1.gain"], w[at + "ln1.shift"])
         qkv = s[at + "heads"] = heads(s[at + "ln1"] @ w[at + "qkv.w"] + w[at + "qkv.b"], config.heads, 3)
         s[at + "p"] = softmax(qkv)
         s[at + "mixed"] = s[at + "p"] @ qkv[2]
         s[at + "attention"] = s[at + "mixed"].transpose(1, 2).flatten(2)
-        s[at + "x1"] = x + s[at + "attention"] @ w[at + "o.w"] + w[at + "o.b"]
-        s[at + "ln2"] = norm(s[at + "x1"], w[at + "ln2.gain"], w[at + "ln2.shift"])
+        s[at + "x1"] = plus(x, s[at + "attention"] @ w[at + "o.w"]) + w[at + "o.b"]
+        s[at + "ln2"] = normed(s[at + "x1"], w[at + "ln2.gain"], w[at + "ln2.shift"])
         s[at + "up"] = s[at + "ln2"] @ w[at + "up.w"] + w[at + "up.b"]
         s[at + "gelu"] = functional.gelu(s[at + "up"])
-        x = s[at + "out"] = s[at + "x1"] + s[at + "gelu"] @ w[at + "down.w"] + w[at + "down.b"]
-    s["lnf"] = norm(x, w["lnf.gain"], w["lnf.shift"])
+        x = s[at + "out"] = plus(s[at + "x1"], s[at + "gelu"] @ w[at + "down.w"]) + w[at + "down.b"]
+    s["lnf"] = normed(x, w["lnf.gain"], w["lnf.shift"])
     s["logits"] = s["lnf"] @ w["head.w"] + w["head.b"]
     s["losses"] = functional.cross_entropy(s["logits"].flatten(0, 1), targets.flatten(), reduction="none").view_as(
         targets
@@ -79,14 +83,19 @@ def everything(w: Weights, tokens: Tensor, targets: Tensor, config: Config) -> d
     }
 
 
-def reference(parameters: dict[str, np.ndarray], tokens: Any, targets: Any, config: Config) -> labkit.Golden:
+def reference(
+    parameters: dict[str, np.ndarray], tokens: Any, targets: Any, config: Config, gradients: bool = True
+) -> labkit.Golden:
     """The model and its gradients, recorded in float64 from the float32 parameters, where tokens and targets are.
 
-    Parameters are inputs by their names, and so are `tokens` and `targets` [sequences, tokens], whole numbers.
+    Parameters are inputs by their names, and so are `tokens` and `targets` [sequences, tokens], whole numbers. Without
+    `gradients`, the steps of the forward pass alone.
     """
     ids, wanted = torch.as_tensor(tokens, dtype=torch.long), torch.as_tensor(targets, dtype=torch.long)
 
     def run(tokens: Tensor, targets: Tensor, **given: Tensor) -> dict[str, Tensor]:
+        if not gradients:
+            return forward(given, tokens, targets, config)
         leaves = {name: value.detach().requires_grad_() for name, value in given.items()}
         return everything(leaves, tokens, targets, config)
 
