@@ -109,6 +109,21 @@ def read(ttgir: str) -> Emitted:
     return found
 
 
+def excerpt(ttgir: str) -> str:
+    """Buffers, copies, products and waits of the text, from the loop's head on; without types."""
+    shown, inside = [], False
+    for line in ttgir.splitlines():
+        inside = inside or "scf.for" in line
+        buffers = "ttg.local_alloc : ()" in line
+        if buffers or (
+            inside and re.search(r"memdesc_index|async_copy|warp_group_dot|ttg.async_wait|local_load", line)
+        ):
+            shown.append(line.rstrip() if buffers else re.sub(r"( iter_args.*| mask.*| : [!t].*)", "", line.rstrip()))
+        if inside and line.strip().startswith("scf.yield"):
+            break
+    return "\n".join(line.split(", #")[0][4:] for line in shown)
+
+
 def _point(
     name: str, operation: str, operands: list[str], values: Mapping[str, Any], slots: dict[str, tuple[str, int]]
 ) -> None:

@@ -25,6 +25,9 @@ HYPOTHESES: dict[str, Callable[[Variant, Emitted], bool]] = {
 }
 """What it takes for a variant's repeats to differ: each hypothesis predicts it for every variant."""
 
+BY_TEXT = ("text_has_the_overwrite", "needs_both", "own_kernels_are_free")
+"""The claims that the compiled text settles, on any machine."""
+
 TOLERANCE = 2.0**-8
 """Relative RMS error that `bench.py` allows a result that is stored as bfloat16."""
 SLOWER = 1.05
@@ -150,6 +153,11 @@ def of_runs(
             },
         },
     }  # fmt: skip
+
+
+def counted(text: Emitted) -> str:
+    """Buffers and overwrites in words."""
+    return f"{', '.join(map(str, text.buffers.values()))} buffers of x and phi, {len(text.overwrites)} overwrites"
 
 
 def draw_slots(axes: Axes, text: Emitted, steps: int, title: str) -> None:

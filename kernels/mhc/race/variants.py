@@ -13,6 +13,7 @@ from kernels.mhc import golden, launch
 from kernels.mhc.problem import Constants
 from kernels.mhc.race import race_kernels
 from kernels.mhc.race.emitted import Order
+from labkit.bench.timing import cuda_times
 from labkit.numerics.bounds import Bound, sum_of_products
 
 Tensor = torch.Tensor
@@ -183,6 +184,12 @@ def operator_repeats(dtype: torch.dtype, tokens: int, d: int, seed: int, times: 
         differ += not all(torch.equal(found[name], first[name]) for name in first)
         error = max(error, float(((found["mix"] - exact).abs() / allowed).max()))
     return Seen(times, differ, error, 1.0, (0.0, 0.0))
+
+
+def time_of(variant: Variant, tokens: int, k: int, seed: int) -> float:
+    """Microseconds of one run on a GPU, cold caches, median."""
+    run, _, _ = prepared(variant, *drawn(tokens, k, variant.dtype, seed, "cuda"))
+    return cuda_times(run)[0]
 
 
 def as_json(seen: dict[str, Seen]) -> dict[str, Any]:
