@@ -74,7 +74,7 @@ class Outcome:
 
 
 def run_stages(kernel: Kernel, p: Problem, tile: int, rng: np.random.Generator) -> tuple[Outcome, Localisation]:
-    """Run the report's stages on a kernel: intermediate values, operands, sums and orders; repairs come after."""
+    """Run the report's stages on a kernel whose tile has `tile` columns; what is repaired is run later."""
     observed, right = kernel(p), counterfactual.backward(p)
     found = labkit.localise(observed, counterfactual.recorded(p), labkit.Precision())
     n, d = p.x.shape[1:]
@@ -84,10 +84,7 @@ def run_stages(kernel: Kernel, p: Problem, tile: int, rng: np.random.Generator) 
     column = replace(p, x=p.x.clone())
     column.x[..., 0] += 1.0
     moved = (counterfactual.dalpha(column) != counterfactual.dalpha(p)).tolist()
-    launches = {
-        "as its author did": 1 << (d - 1).bit_length(),
-        "with the kernel's tile": min(tile, 1 << (d - 1).bit_length()),
-    }
+    launches = {"as its author did": 1 << (d - 1).bit_length(), "with the kernel's tile": tile}
     g_pre = right.step("g_pre")
     outcome = Outcome(
         first=found.first,
@@ -347,7 +344,7 @@ def of_ratios(
         "ratio_is_signature": judged(
             own >= 0.95, own, given=given,
             confirmed=f"{within_it}; {rivals}",
-            refuted=f"{within_it} only; {tail}; {rivals}",
+            refuted=f"{within_it}, where a mark would have 95%; {tail}; {rivals}",
         ),
         "hc_eps_matters": judged(
             changed[source] > 0.5, changed[source],
@@ -496,7 +493,7 @@ def answer(result: Mapping[str, Any]) -> str:
         return f"{verdict['cause'].capitalize()}; the order of atomic additions is {of_order}."
     given = "is" if metrics["likeliest"] == metrics["given"] else "is not"
     return (
-        f"Undecidable from the report's three numbers: {len(verdict['explains'])} of {metrics['faults']} faults fit "
-        f"them, and the order of atomic additions {order}. Its author's repository names one, a tile too narrow, which "
+        f"Undecidable from the report's three numbers: {len(verdict['explains'])} of {metrics['faults']} explanations "
+        f"fit them, and the order of atomic additions {order}. Its author's repository names one, a tile too narrow, which "
         f"{given} the likeliest. One column of dx_in at a time would have decided it."
     )

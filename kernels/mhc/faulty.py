@@ -204,24 +204,27 @@ def backward(p: Problem, access: Access = RIGHT) -> Trace:
 
 @triton.jit
 def isolated_kernel(
-    x_ptr, dx_in_ptr, pre_ptr, g_pre_ptr, eps,
+    x_ptr, dx_in_ptr, pre_ptr, g_pre_ptr, tile, eps,
     N: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """g_pre alone, as the first stage of the report's plan has it: one tile of BLOCK_D columns, and no loop."""
+    """g_pre alone, as the first stage of the report's plan has it: one tile of columns, and no loop."""
     t = tl.program_id(0)
     i = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
-    x = tl.load(x_ptr + (t * N + i[:, None]) * D + d[None, :], mask=(i < N)[:, None] & (d < D)[None, :], other=0.0)
-    dx_in = tl.load(dx_in_ptr + t * D + d, mask=d < D, other=0.0).to(tl.float32)
+    read = (d < tile) & (d < D)
+    x = tl.load(x_ptr + (t * N + i[:, None]) * D + d[None, :], mask=(i < N)[:, None] & read[None, :], other=0.0)
+    dx_in = tl.load(dx_in_ptr + t * D + d, mask=read, other=0.0).to(tl.float32)
     dpre = tl.sum(x.to(tl.float32) * dx_in[None, :], 1)
     gate = tl.load(pre_ptr + t * N + i, mask=i < N, other=0.0) - eps
     tl.store(g_pre_ptr + t * N + i, dpre * gate * (1.0 - gate), mask=i < N)
 
 
 def isolated(p: Problem, tile: int) -> Tensor:
-    """g_pre [T, n] by the isolated kernel, launched with a tile of `tile` columns, a power of two."""
+    """g_pre [T, n] by the isolated kernel, launched with a tile of `tile` columns."""
     t, n, d = p.x.shape
     out = torch.full((t, n), float("nan"), device=p.x.device)
     with torch.cuda.device_of(p.x):
-        isolated_kernel[(t,)](p.x, p.dx_in, p.pre, out, p.eps, N=n, D=d, BLOCK_N=n, BLOCK_D=tile)
+        isolated_kernel[(t,)](
+            p.x, p.dx_in, p.pre, out, tile, p.eps, N=n, D=d, BLOCK_N=n, BLOCK_D=triton.next_power_of_2(tile)
+        )
     return out

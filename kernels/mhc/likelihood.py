@@ -23,14 +23,16 @@ from labkit.numerics.precision import UNIT_ROUNDOFF
 
 Tensor = torch.Tensor
 ORDER = "right products, added in another order"
+LEAST = 2.0**-52
+"""The width of a fault that changes nothing at these sizes: what float64 resolves."""
 FAMILY = 0.05
 """What is allowed over all rivals at once: that an interval misses, and that the one that is named is another."""
 
 
 @dataclass(frozen=True)
 class Ratios:
-    """Of one fault, a number a draw: the Cauchy distribution's `centre` and `width`, the ratio that was `drawn`, and the
-    `right` value of dalpha_pre.
+    """Of one fault, a number a draw: the Cauchy distribution's `centre` and `width`, the ratio that was `drawn`, and
+    dalpha_pre as it is `right`.
     """
 
     centre: np.ndarray
@@ -88,7 +90,7 @@ def ratios(
             wrong = weights(p, access)
             centre = float(wrong @ right) / variance
             apart = wrong - centre * right  # what is left of it, exactly uncorrelated: no difference of large squares
-            width = math.sqrt(float(apart @ apart) / variance)
+            width = max(math.sqrt(float(apart @ apart) / variance), LEAST)
             rows[name].append((centre, width, float(wrong @ dx_in) / value, value))
     return {name: Ratios(*np.array(found).T) for name, found in rows.items()}
 

@@ -9,7 +9,7 @@ import torch
 from matplotlib.axes import Axes
 
 import labkit
-from kernels.mhc.race.emitted import Emitted
+from kernels.mhc.race.emitted import STEPS, Emitted
 from kernels.mhc.race.variants import AS_IT_WAS, VARIANTS, Seen, Variant
 from labkit import plots
 
@@ -66,7 +66,7 @@ def of_texts(texts: Mapping[str, Emitted], ours: Mapping[str, Emitted], triton: 
             "truth": bool(was.overwrites) and free,
             "measured": [len(was.overwrites), len(alone.overwrites), len(guarded.overwrites)],
             "because": {
-                "confirmed": f"copies over what is read, of 12 steps: as it was {len(was.overwrites)}, {counts}",
+                "confirmed": f"copies over what is read, of {STEPS} steps: as it was {len(was.overwrites)}, {counts}",
                 "refuted": f"copies over what is read do not follow that: as it was {len(was.overwrites)}, {counts}",
             },
         },
@@ -99,6 +99,10 @@ def of_runs(
     mispredicted = [name for name, one in seen.items() if (one.differ > 0) != bool(texts[name].overwrites)]
     racing = [name for name, one in seen.items() if one.differ]
     unlike = [name for name, one in operator.items() if one.differ or one.error > one.bound]
+    each = "; ".join(
+        f"{name}, {one.differ} of {one.times} runs differ, {one.error:.2g} of the bound"
+        for name, one in operator.items()
+    )
     low, high = was.rms
     return {
         "repeats_differ": {
@@ -138,10 +142,8 @@ def of_runs(
             "truth": not unlike,
             "measured": {name: one.differ for name, one in operator.items()},
             "because": {
-                "confirmed": "; ".join(f"{n}: the same bits in {o.times} runs, {o.error:.2g} of the bound"
-                    for n, o in operator.items()),
-                "refuted": "; ".join(f"{n}: {operator[n].differ} of {operator[n].times} runs differ, "
-                    f"{operator[n].error:.2g} of the bound" for n in unlike),
+                "confirmed": f"the same bits, and within the bound: {each}",
+                "refuted": f"not so in {', '.join(unlike) or 'any'}: {each}",
             },
         },
         "guard_costs_nothing": {
