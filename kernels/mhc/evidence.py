@@ -492,8 +492,9 @@ def answer(result: Mapping[str, Any]) -> str:
     if verdict["cause"] != "undecidable":
         return f"{verdict['cause'].capitalize()}; the order of atomic additions is {of_order}."
     given = "is" if metrics["likeliest"] == metrics["given"] else "is not"
+    count = f"{len(verdict['explains'])} of {metrics['faults']}"
     return (
-        f"Undecidable from the report's three numbers: {len(verdict['explains'])} of {metrics['faults']} explanations "
-        f"fit them, and the order of atomic additions {order}. Its author's repository names one, a tile too narrow, which "
-        f"{given} the likeliest. One column of dx_in at a time would have decided it."
+        f"Undecidable from the report's three numbers: {count} explanations fit them, and the order of atomic additions "
+        f"{order}. Its author's repository names one, a tile too narrow, which {given} the likeliest. One column of "
+        "dx_in at a time would have decided it."
     )
