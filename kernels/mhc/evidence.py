@@ -144,6 +144,23 @@ def judged(truth: str | bool, measured: Any, *, given: str = "", **because: str)
     return {"truth": truth, "measured": measured, "because": because, "given": given}
 
 
+def stages(o: Outcome, element: Sequence[float]) -> Table:
+    """What the five stages found; `element` is token 0, stream 0, of the kernel and in float64."""
+    found = [
+        ("1: dh_pre2, largest difference", o.g_pre_off),
+        ("1: dh_pre2, within its bound everywhere", o.g_pre_right),
+        *((f"1: the debug kernel finds dh_pre2 right, launched {how}", right) for how, right in o.isolated.items()),
+        (f"2: h_pre1_hmix, elements of {o.elements} that are not those to be loaded", o.raw_off),
+        ("2: and that are not the product of what was loaded and inv_rms", o.products_off),
+        ("3: token 0, stream 0: dh_pre2 times h_pre1_hmix", f"{element[0]:.6f}, in float64 {element[1]:.6f}"),
+        (f"4: {ORDERS} orders of the right products, largest distance of two sums", o.spread),
+        ("4: what is missing of dalpha_pre", o.missing),
+        ("4: the kernel's own products by Kahan's sum, relative error", o.compensated),
+        ("hypothesis 5: sizes of dh_pre2, smallest and largest", list(o.ranges["dh_pre2"])),
+    ]
+    return Table(("stage, and what is compared", "found"), found)
+
+
 def of_stages(o: Outcome, given: str) -> dict[str, Settlement]:
     """Verdicts and reasons of the claims that the five stages settle; `given` is what the kernel rests on."""
     low, high = (pick(edge) for pick, edge in zip((min, max), zip(*o.ranges.values(), strict=True), strict=True))
@@ -380,6 +397,18 @@ def report_alone(comparison: Comparison, unchanged: Mapping[str, bool]) -> Weigh
     return result
 
 
+def shares(comparison: Comparison, weighed: Weighing, given: str) -> Table:
+    """A row an explanation, the likeliest first; `given` names the one that the author's repository gives."""
+    rows = []
+    for name in sorted(comparison.share, key=lambda name: -comparison.share[name]):
+        interval = [comparison.low.get(name, 1.0), comparison.high.get(name, 1.0)]
+        source = "given: the repository" if name == given else "this workbook"
+        verdict = "left" if name in weighed.left else "refuted"
+        rows.append((name, source, comparison.share[name], comparison.ratio.get(name, 1.0), interval, verdict))
+    titles = ("from", "share of the likelihood", "the likeliest is so many times as likely", "interval", "verdict")
+    return Table(("explanation", *titles), rows)
+
+
 def unchanged(p: Problem, accesses: Mapping[str, Access]) -> dict[str, bool]:
     """Whether each fault leaves dalpha_post and dalpha_res as they are."""
     right = counterfactual.dalpha(p)[1:]
@@ -417,6 +446,13 @@ def relative(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[s
     return {name: float((found[name] - grad).norm() / grad.norm()) for name, grad in exact.items()}
 
 
+def off_by_gamma(
+    inputs: Inputs, gamma: Tensor, c: Constants, exact: Mapping[str, Tensor]
+) -> dict[str, dict[str, float]]:
+    """How far each gradient is off, relative, with `gamma` at each of `PLACES`."""
+    return {place: relative(with_gamma(inputs, gamma, c, place), exact) for place in PLACES}
+
+
 def directional(inputs: Inputs, gradients: dict[str, Tensor], c: Constants, seed: int, step: float = 1e-5) -> Table:
     """Each gradient along a random direction, beside the forward's difference quotient, which needs no autograd."""
     rng = torch.Generator().manual_seed(seed)
@@ -447,18 +483,20 @@ def dalpha_as_shown(inputs: Inputs, c: Constants) -> Tensor:
 
 
 def of_gradients(
-    shown: Sequence[float], quotient: float, off: Mapping[str, Mapping[str, float]], ones: float
-) -> dict[str, Settlement]:
+    shown: Sequence[float], quotient: float, off: Mapping[str, Mapping[str, float]],
+    ones: Mapping[str, Mapping[str, float]],
+) -> dict[str, Settlement]:  # fmt: skip
     """Verdicts on the golden reference.
 
     `shown` and `quotient`: relative errors of dalpha's parts against autograd, and of dalpha along a direction. `off`:
-    those of each gradient with a gamma that is not one, by place; `ones`: the largest with a gamma of ones.
+    those of each gradient with a gamma that is not one, by place; `ones`: with a gamma of ones.
     """
     wrong = {place: [name for name, one in found.items() if one > ROUNDED] for place, found in off.items()}
     places = "; ".join(f"in {place}: {', '.join(names) or 'none'}" for place, names in wrong.items())
-    sides = {bool(names) for names in wrong.values()} if ones <= ROUNDED else {True}
+    largest = max(max(found.values()) for found in ones.values())
+    sides = {bool(names) for names in wrong.values()} if largest <= ROUNDED else {True}
     size = f"largest relative difference against autograd {max(shown):.1e}, against difference quotients {quotient:.1e}"
-    with_ones = f"with a gamma of ones all of it is off by at most {ones:.1e}"
+    with_ones = f"with a gamma of ones all of it is off by at most {largest:.1e}"
     return {
         "golden_dalpha_is_right": judged(
             max(shown) <= ROUNDED and quotient <= QUOTIENT, [max(shown), quotient],
@@ -494,7 +532,7 @@ def answer(result: Mapping[str, Any]) -> str:
     given = "is" if metrics["likeliest"] == metrics["given"] else "is not"
     count = f"{len(verdict['explains'])} of {metrics['faults']}"
     return (
-        f"Undecidable from the report's three numbers: {count} explanations fit them, and the order of atomic additions "
-        f"{order}. Its author's repository names one, a tile too narrow, which {given} the likeliest. One column of "
-        "dx_in at a time would have decided it."
+        f"Undecidable from the report's three numbers: {count} explanations fit them, and the order of atomic "
+        f"additions {order}. Its author's repository names one, a tile too narrow, which {given} the likeliest. "
+        "One column of dx_in at a time would have decided it."
     )

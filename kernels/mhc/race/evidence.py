@@ -47,6 +47,19 @@ def weigh(texts: Mapping[str, Emitted], seen: Mapping[str, Seen]) -> labkit.Weig
     )
 
 
+def predictions(texts: Mapping[str, Emitted], seen: Mapping[str, Seen]) -> labkit.Table:
+    """A row a variant: whether its repeats differ by each hypothesis, and what was seen, where there is a run."""
+
+    def word(differ: bool) -> str:
+        return "differ" if differ else "same"
+
+    rows = []
+    for name, variant in VARIANTS.items():
+        each = (word(rule(variant, texts[name])) for rule in HYPOTHESES.values())
+        rows.append((name, *each, word(seen[name].differ > 0) if name in seen else "no run"))
+    return labkit.Table(("variant", *HYPOTHESES, "seen on a GPU"), rows)
+
+
 def of_texts(texts: Mapping[str, Emitted], ours: Mapping[str, Emitted], triton: str) -> dict[str, Settlement]:
     """The claims that the compiler's text settles; `texts` of the variants, `ours` of the operator's kernels."""
     was, alone, guarded = (texts[name] for name in (AS_IT_WAS, "one reader, 4 stages", "guarded, 4 stages"))
