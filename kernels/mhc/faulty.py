@@ -76,7 +76,7 @@ class Priors:
 
     phi's standard deviation and each alpha are log-uniform over a range, so that no scale in it is preferred; b is
     normal, times a factor uniform from 0. x and the gradients are standard normal: dalpha's ratio does not depend on
-    their scales. The ranges hold what is in use and were fixed before any number of the report was looked at: weights
+    their scales. The ranges hold what is in use, and were fixed before any likelihood was computed: weights
     start between 0.02 (a transformer's usual initial value) and 1 (`torch.randn` as it is), with 1 / sqrt(n D) in
     between; alpha between 0.01 (Xie et al. 2026) and 1 (`torch.ones`); b between 0 and `torch.randn`.
     """

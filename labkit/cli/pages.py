@@ -63,7 +63,7 @@ def _code(parameters: dict[str, Any]) -> str:
 def _finished_row(link: str, r: dict[str, Any]) -> str:
     given = [claim["verdict"] for claim in r["claims"].values()]
     counts = ", ".join(f"{given.count(word)} {word}" for word in dict.fromkeys(given))
-    verdict = f"<b>{html.escape(r['verdict']['cause'])}</b>"
+    verdict = f"<b>{html.escape(r['verdict']['cause'] or 'not weighed')}</b>"
     if r["verdict"].get("first_divergence"):
         verdict += f"<br>first divergence: {html.escape(str(r['verdict']['first_divergence']))}"
     cells = (

@@ -10,7 +10,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -213,8 +216,6 @@ def _written(name: str, operation: str, operands: list[str]) -> str | None:
 
 
 def _compile(order: dict[str, Any]) -> str:
-    from importlib import import_module
-
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler import compile as to_gpu
@@ -234,4 +235,7 @@ def _compile(order: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     wanted = json.loads(Path(sys.argv[1]).read_text())
-    print(json.dumps({name: _compile(order) for name, order in wanted.items()}))
+    import_module("triton.compiler")  # once, and not in every worker
+    workers = max(1, len(os.sched_getaffinity(0)) // 2)
+    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
+        print(json.dumps(dict(zip(wanted, pool.map(_compile, wanted.values()), strict=True))))
