@@ -141,6 +141,7 @@ def compensated(terms: np.ndarray) -> np.ndarray:
 
 def judged(truth: str | bool, measured: Any, *, given: str = "", **because: str) -> Settlement:
     """What :meth:`labkit.Ledger.settle` takes: a reason for each verdict that can come out, by the verdict's word."""
+    because = {word: f"{reason}." for word, reason in because.items()}
     return {"truth": truth, "measured": measured, "because": because, "given": given}
 
 
@@ -312,7 +313,7 @@ def of_sums(
     better = [gained[2] < 1.0 for gained in (all_over, inside)]
     places = ("over all products", "inside each program, with atomics after it")
     kahan = "; ".join(
-        f"{place} {ratio:.2g} times the plain error ({low:.2g} to {high:.2g})"
+        f"{place} {ratio:.3g} times the plain error ({low:.3g} to {high:.3g})"
         for place, (ratio, low, high) in zip(places, (all_over, inside), strict=True)
     )
     often = float(np.mean(apart >= APART))
