@@ -28,6 +28,8 @@ from labkit.session.device import Device
 
 Tensor = torch.Tensor
 STREAMS = 4
+UNITS = {"forward": (18, 14), "full": (46, 37)}
+"""T D elements that our schedule moves, and that any schedule must."""
 ALLOWED = {"out": 2.0**-8, "dx": 2.0**-7, "dphi": 2.0**-8, "db": 2.0**-8, "dalpha": 2.0**-8}
 """Relative RMS error: two roundings to bfloat16 for what is stored so, 2^-8 for sums of TF32 products."""
 DRAWS = {(128, 128): 32, (4096, 4096): 16, (16384, 4096): 16}
@@ -43,7 +45,7 @@ def cases(device: Device) -> Iterator[Case]:
         with ThreadPoolExecutor(8) as pool:
             inputs = list(pool.map(partial(_drawn, tokens, d, device), range(draws)))
         operators: dict[str, peers.Operator] = {}
-        for mode, units, compulsory in (("forward", 18, 14), ("full", 46, 37)):
+        for mode, (units, compulsory) in UNITS.items():
             providers = []
             for peer in peers.PEERS:
                 try:

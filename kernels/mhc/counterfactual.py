@@ -41,16 +41,16 @@ def _read_x(p: Problem, access: Access) -> tuple[Tensor, Tensor]:
     return x, _read(p.dx_in, t * d + c + access.dx_in)[:, None, :]
 
 
-def _read_rest(p: Problem, access: Access) -> tuple[Tensor, Tensor, Tensor]:
-    """pre without hc_eps [T, n]; of mix, which is raw times r, pre's columns [T, n] and all [T, M]."""
+def _read_rest(p: Problem, access: Access) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """pre without hc_eps [T, n]; pre's columns of raw [T, n]; of mix, which is raw times r, pre's columns and all."""
     tokens, n, d = p.x.shape
     pre_token = access.strides(n, d)[2]
     t = torch.arange(tokens, device=p.x.device)[:, None]
     i = torch.arange(n, device=p.x.device)[None, :]
     gate = _read(p.pre, t * pre_token + i + access.pre_start) - (p.eps if access.eps else 0.0)
     r = p.r.double()[:, None]
-    mix_pre = _read(p.raw, t * p.raw.shape[1] + access.mix + i) * (r if access.r else 1.0)
-    return gate, mix_pre, p.raw.double() * r
+    raw_pre = _read(p.raw, t * p.raw.shape[1] + access.mix + i)
+    return gate, raw_pre, raw_pre * (r if access.r else 1.0), p.raw.double() * r
 
 
 def _g_post(p: Problem) -> Tensor:
@@ -65,11 +65,12 @@ def _pairs(g_pre: Tensor, mix_pre: Tensor, g_post: Tensor, g_res: Tensor, mix: T
 
 
 def steps(p: Problem, access: Access = RIGHT) -> dict[str, Tensor]:
-    """Steps dpre, g_pre, mix_pre, g_post, g_res and dalpha [3] by name, float64."""
+    """Steps dpre, g_pre, raw_pre, mix_pre, g_post, g_res and dalpha [3] by name, float64."""
     x, dx_in = _read_x(p, access)
-    gate, mix_pre, mix = _read_rest(p, access)
+    gate, raw_pre, mix_pre, mix = _read_rest(p, access)
     dpre = (x * dx_in).sum(-1)
-    found = {"dpre": dpre, "g_pre": dpre * gate * (1.0 - gate), "mix_pre": mix_pre, "g_post": _g_post(p)}
+    found = {"dpre": dpre, "g_pre": dpre * gate * (1.0 - gate), "raw_pre": raw_pre, "mix_pre": mix_pre}
+    found["g_post"] = _g_post(p)
     found["g_res"] = p.dz.double().flatten(-2)
     pairs = _pairs(found["g_pre"], mix_pre, found["g_post"], found["g_res"], mix)
     return found | {"dalpha": torch.stack([pair.sum() for pair in pairs])}
@@ -90,21 +91,37 @@ def backward(p: Problem, access: Access = RIGHT) -> Trace:
     """The steps of :func:`steps`, each with what a float32 kernel with this access may be off in all."""
     found = steps(p, access)
     x, dx_in = _read_x(p, access)
-    gate, mix_pre, mix = _read_rest(p, access)
+    gate, _, mix_pre, _ = _read_rest(p, access)
     slope = (gate * (1.0 - gate)).abs()
-    bounds = {"dpre": _inner(x, dx_in)[1], "mix_pre": roundings(mix_pre, 1), "g_res": EXACT}
+    bounds = {"dpre": _inner(x, dx_in)[1], "raw_pre": EXACT, "mix_pre": roundings(mix_pre, 1), "g_res": EXACT}
     rounded = 4.0 * UNIT_ROUNDOFF["float32"] * found["dpre"].abs() * (slope + gate.abs())
     bounds["g_pre"] = bounds["dpre"].scaled(slope) + Bound(rounded, "four roundings of the gate")
     off_post = 4.0 * UNIT_ROUNDOFF["float32"] * (p.dpost.double() * p.post.double()).abs()
     bounds["g_post"] = Bound(off_post, "four roundings")
-    pairs = _pairs(found["g_pre"], mix_pre, found["g_post"], found["g_res"], mix)
-    off = (bounds["g_pre"].absolute, mix_pre.abs(), off_post, torch.zeros_like(found["g_res"]), mix.abs())
-    total = [
-        sum_of_products(pair.abs().sum(), pair.numel()).absolute + e.sum() + 2.0**-23 * pair.abs().sum()
-        for pair, e in zip(pairs, _pairs(*off), strict=True)
-    ]
-    bounds["dalpha"] = Bound(torch.stack(total), "sums of products in any order, and what they are made of")
+    off = (bounds["g_pre"].absolute, mix_pre.abs(), off_post)
+    bounds["dalpha"] = dalpha_of(p, found["g_pre"], mix_pre, off)[1]
     trace = Trace({"x": p.x, "dx_in": p.dx_in})
     for name, value in found.items():
         trace.add(name, value, bounds[name])
     return trace
+
+
+def dalpha_of(
+    p: Problem, g_pre: Tensor, mix_pre: Tensor, off: tuple[Tensor, ...] | None = None
+) -> tuple[Tensor, Bound]:
+    """dalpha [3] from pre's factors as they are given, and what a float32 sum of such products may be off.
+
+    `off`: what g_pre may be off, the size of mix_pre where it is, and what g_post may be off.
+    """
+    mix = p.raw.double() * p.r.double()[:, None]
+    g_res = p.dz.double().flatten(-2)
+    pairs = _pairs(g_pre, mix_pre, _g_post(p), g_res, mix)
+    zero = torch.zeros_like(g_pre)
+    more = off or (zero, zero, 4.0 * UNIT_ROUNDOFF["float32"] * (p.dpost.double() * p.post.double()).abs())
+    brought = _pairs(*more, torch.zeros_like(g_res), mix.abs())
+    total = [
+        sum_of_products(pair.abs().sum(), pair.numel()).absolute + e.sum() + 2.0**-23 * pair.abs().sum()
+        for pair, e in zip(pairs, brought, strict=True)
+    ]
+    bound = Bound(torch.stack(total), "sums of products in any order, and what they are made of")
+    return torch.stack([pair.sum() for pair in pairs]), bound

@@ -30,8 +30,8 @@ def project_kernel(
     """partial[split, t] = x[t, ks] phi[ks] and squares[split, t] = sum of x^2, over this split's part of K.
 
     phi is packed [K, WIDTH] where SPLIT, and [K, M] otherwise. `one` is 1: because the loop multiplies by it, the
-    product of a step is waited for within the step. Triton 3.6 keeps one tile fewer of x than of phi, since the squares
-    read x as well, and would load the next tile over one that a pending product still reads (README.md).
+    product of a step is waited for within the step, in every type. Triton keeps one tile fewer of x than of phi, since
+    the squares read x as well, and would load the next tile over one that a pending product still reads (race.py).
     """
     split = tl.program_id(1)
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -47,7 +47,7 @@ def project_kernel(
             total = tl.dot(x, phi, total) * one
         else:
             phi = tl.load(phi_ptr + k[:, None] * M + m[None, :], mask=(k < K)[:, None] & (m < M)[None, :], other=0.0)
-            total = tl.dot(x.to(tl.float32), phi, total, input_precision="tf32x3")
+            total = tl.dot(x.to(tl.float32), phi, total, input_precision="tf32x3") * one
         wide = x.to(tl.float32)
         squares += tl.sum(wide * wide, 1)
     row = split.to(tl.int64) * T + t

@@ -1,8 +1,9 @@
 """Hyper-connections as torch knows them: two autograd Functions over the Triton kernels, and a module around any layer.
 
 The backward passes over the streams as few times as it can, so the gradient of the streams is made in one place,
-:class:`Pre`. For that :class:`Post` hands on the gradient of its result as it is, as the "gradient" of `stream`, and
-Pre multiplies it by P. `stream` is therefore for Post alone: :func:`hyper_connection` puts the two together.
+:class:`_Pre`, which for that needs the gradient of :class:`_Post`'s result. It comes along the edge of a tensor without
+memory, `carrier`, which holds no value and which :func:`hyper_connection` shows to nobody: x, the layer's input, its
+output and the parameters all get their true gradients.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from kernels.mhc import launch
 from kernels.mhc.problem import STREAMS, Constants
@@ -25,17 +27,17 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 def hyper_connection(
     x: Tensor, layer: Layer, phi: Tensor, b: Tensor, alpha: Tensor, constants: Constants | None = None
 ) -> Tensor:
-    """P^T x + post layer(sum of pre x): x [.., n, D] to the same shape and type, differentiable in all tensors.
+    """P^T x + post layer(sum of pre x): x [.., n, D] to the same shape and type, differentiable once, in all tensors.
 
     phi [n D, n^2 + 2 n], b [n^2 + 2 n], alpha [3], float32; n is 1, 2, 4 or 8. `layer` takes [.., D] to [.., D].
     Raises UsageError for other shapes and types, and for bfloat16 and float16 where kernels are interpreted.
     """
     check(x, phi, b, alpha)
-    x_in, post, p, stream = Pre.apply(x, phi, b, alpha, constants or Constants())
+    x_in, post, p, carrier = _Pre.apply(x, phi, b, alpha, constants or Constants())
     y = layer(x_in)
     if y.shape != x_in.shape:
         raise UsageError(f"layer: gives {tuple(y.shape)}; wanted {tuple(x_in.shape)}, as it was given")
-    return Post.apply(stream, y.to(x.dtype), post, p)
+    return _Post.apply(carrier, x.detach(), y.to(x.dtype), post, p)
 
 
 def check(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor) -> None:
@@ -55,8 +57,8 @@ def check(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor) -> None:
         raise UsageError(f"x: {x.dtype} needs a GPU, since Triton's interpreter multiplies it wrongly; wanted float32")
 
 
-class Pre(torch.autograd.Function):
-    """x -> x_in, post, p, and stream, which is x for :class:`Post`."""
+class _Pre(torch.autograd.Function):
+    """x -> x_in, post, p, and the carrier: of x's shape, without memory, for :class:`_Post` alone."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, constants: Constants) -> tuple[Tensor, ...]:
@@ -68,11 +70,13 @@ class Pre(torch.autograd.Function):
         ctx.save_for_backward(rows, phi, b, alpha, *(s[name] for name in KEPT))
         ctx.constants, ctx.shape = constants, x.shape
         ctx.set_materialize_grads(False)
-        return s["x_in"].view(*lead, d), s["post"].view(*lead, n), s["p"].view(*lead, n, n), x.view_as(x)
+        carrier = x.new_empty(()).expand(x.shape)
+        return s["x_in"].view(*lead, d), s["post"].view(*lead, n), s["p"].view(*lead, n, n), carrier
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *above: Tensor | None) -> tuple[Any, ...]:
-        """The gradients of x, phi, b and alpha from those of x_in, post and p, and Post's of its result."""
+        """The gradients of x, phi, b and alpha from those of x_in, post and p, and of _Post's result."""
         x, phi, b, alpha, *kept = ctx.saved_tensors
         (t, n, d), like = x.shape, torch.zeros
         shapes = ((t, d), (t, n), (t, n, n), (t, n, d))
@@ -86,28 +90,30 @@ class Pre(torch.autograd.Function):
         return found["dx"].view(ctx.shape), found["dphi"], found["db"], found["dalpha"], None
 
 
-class Post(torch.autograd.Function):
-    """stream, y, post, p -> P^T stream + post y. The gradient that it gives `stream` is for :class:`Pre` alone."""
+class _Post(torch.autograd.Function):
+    """x, y, post, p -> P^T x + post y. Along the carrier it hands the gradient of its result to :class:`_Pre`."""
 
     @staticmethod
-    def forward(ctx: Any, stream: Tensor, y: Tensor, post: Tensor, p: Tensor) -> Tensor:
-        """stream [.., n, D], y [.., D] of one type, post [.., n], p [.., n, n] -> [.., n, D]."""
-        n, d = stream.shape[-2:]
-        rows, y = stream.detach().contiguous().view(-1, n, d), y.contiguous().view(-1, d)
+    def forward(ctx: Any, carrier: Tensor, x: Tensor, y: Tensor, post: Tensor, p: Tensor) -> Tensor:
+        """x [.., n, D], y [.., D] of one type, post [.., n], p [.., n, n] -> [.., n, D]."""
+        n, d = x.shape[-2:]
+        rows, y = x.contiguous().view(-1, n, d), y.contiguous().view(-1, d)
         post, p = post.contiguous().view(-1, n), p.contiguous().view(-1, n, n)
         ctx.save_for_backward(rows, y, post)
-        ctx.shape = stream.shape
-        return launch.expand(rows, y, post, p).view(stream.shape)
+        ctx.shape = x.shape
+        return launch.expand(rows, y, post, p).view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, ...]:
-        """dout as it is, dy, dpost, dp."""
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """dout for _Pre; none for x, whose gradient _Pre makes; dy, dpost, dp."""
         x, y, post = ctx.saved_tensors
         lead, n = ctx.shape[:-2], x.shape[1]
         dout = dout.to(x.dtype).contiguous()
         dy, dpost, dp = launch.expand_backward(x, y, post, dout.view(x.shape))
         return (
             dout,
+            None,
             dy.view(*lead, -1) if y.numel() else dy.view(*lead, y.shape[-1]),
             dpost.view(*lead, n),
             dp.view(*lead, n, n),

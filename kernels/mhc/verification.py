@@ -33,15 +33,20 @@ def observed(inputs: Inputs, c: Constants) -> labkit.Trace:
     return trace
 
 
+def exact(inputs: Inputs, c: Constants) -> dict[str, Tensor]:
+    """Every step of the golden, forward and backward, from the values as the kernels got them; float64."""
+    return _steps(inputs.double(), c)
+
+
+def _steps(i: Inputs, c: Constants) -> dict[str, Tensor]:
+    s = golden.forward(i.x, i.phi, i.b, i.alpha, i.y, c)
+    return {name: value for name, value in s.items() if name != "y"} | golden.backward(i, s, c)
+
+
 def reference(inputs: Inputs, c: Constants) -> labkit.Golden:
-    """The golden, forward and backward, recorded from the values as the kernels got them."""
-
-    def run(**given: Tensor) -> dict[str, Tensor]:
-        i = Inputs(**given)
-        s = golden.forward(i.x, i.phi, i.b, i.alpha, i.y, c)
-        return {name: value for name, value in s.items() if name != "y"} | golden.backward(i, s, c)
-
-    return labkit.golden(run, **{name: getattr(inputs, name) for name in inputs.__dataclass_fields__})
+    """The same, recorded, so that any step can be run again."""
+    given = {name: getattr(inputs, name) for name in inputs.__dataclass_fields__}
+    return labkit.golden(lambda **tensors: _steps(Inputs(**tensors), c), **given)
 
 
 def held(inputs: Inputs, c: Constants) -> labkit.Localisation:

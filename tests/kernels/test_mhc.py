@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import labkit
-from kernels.mhc import counterfactual, evidence, faulty, golden, launch, mhc, peers, verification
+from kernels.mhc import counterfactual, faulty, golden, launch, mhc, peers, verification
 from kernels.mhc.problem import Constants, Inputs, draw
+from kernels.mhc.race import variants
 from kernels.mhc.reductions import sums
 from labkit import compare, localise, poisoned, repeat
 from labkit.errors import UsageError
@@ -91,9 +92,16 @@ def test_every_step_forward_and_backward_is_within_its_bound(device, rng, shape)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("shape", [(128, 4, 128), (15, 2, 131), (33, 8, 300), (7, 1, 40), (1000, 4, 513)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((15, 2, 131), torch.bfloat16), ((33, 8, 300), torch.bfloat16), ((1000, 4, 513), torch.bfloat16),
+        ((7, 1, 40), torch.float16), ((1000, 4, 513), torch.float16), ((1000, 4, 513), torch.float32),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_every_step_is_within_its_bound_in_every_type(rng, shape, dtype):
+    """float32 at other shapes is above; a localisation is what takes time here, so each shape meets a type once."""
     found = held(draw(*shape, rng, dtype).to("cuda"))
     assert found.first is None, str(found)
 
@@ -114,13 +122,37 @@ def test_repeats_are_bit_identical_and_outputs_fully_written(device, rng):
     assert not any(step.value.isnan().any() for step in observed)
 
 
+def drawn_there(tokens, n, d, dtype):
+    """As `draw`, made on the GPU: the host takes seconds for as many normal numbers."""
+    rng = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape, kind=torch.float32):
+        return torch.randn(shape, generator=rng, device="cuda", dtype=kind)
+
+    m = n * n + 2 * n
+    return Inputs(
+        normal(tokens, n, d, kind=dtype), normal(n * d, m) * (n * d) ** -0.5, 0.5 * normal(m),
+        torch.tensor([0.9, 1.1, 0.7], device="cuda"), normal(tokens, d, kind=dtype),
+        normal(tokens, n, d, kind=dtype), normal(tokens, d, kind=dtype),
+    )  # fmt: skip
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(16384, 4, 4096), (1024, 8, 4096), (300, 2, 517)], ids=str)
-def test_every_step_is_bit_identical_over_20_repeats_and_within_its_bound(rng, shape):
-    inputs = draw(*shape, rng, torch.bfloat16).to("cuda")
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((16384, 4, 4096), torch.bfloat16), ((16384, 4, 4096), torch.float16), ((16384, 4, 4096), torch.float32),
+        ((1024, 8, 4096), torch.bfloat16), ((300, 2, 517), torch.bfloat16),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_step_is_bit_identical_over_20_repeats_and_the_projection_within_its_bound(shape, dtype):
+    """The size at which the projection had its race, in every type. Its sums are the longest of all steps."""
+    inputs = drawn_there(*shape, dtype)
     assert repeat(lambda: verification.observed(inputs, C), 20).identical
-    found = held(inputs)
-    assert found.first is None, str(found)
+    found = variants.operator_repeats(dtype, shape[0], shape[1] * shape[2] // 4, 0, 2, "cuda")
+    assert found.differ == 0
+    assert found.error <= found.bound
 
 
 def whole_golden(x, phi, b, alpha, dout):
@@ -142,6 +174,44 @@ def test_the_operator_around_a_layer_has_autograds_gradients(device, rng, lead):
     recorded = labkit.golden(whole_golden, *given[:4], inputs.dout.to(device))
     found = localise(ours, recorded, verification.PROMISED[torch.float32])
     assert found.first is None, str(found)
+
+
+def test_every_tensor_that_a_user_holds_gets_its_true_gradient(device, rng):
+    """x, what the layer is given, what it gives back, and the result: by hand, and by autograd of the golden."""
+    inputs = draw(11, 4, 24, rng)
+
+    def gradients(run, given):
+        held = {}
+
+        def layer(x_in):
+            held["x_in"], held["y"] = x_in, torch.tanh(x_in)
+            return held["y"]
+
+        out = held["out"] = run(layer, *given)
+        held |= dict(zip(("x", "phi", "b", "alpha"), given, strict=True))
+        weights = inputs.dout.to(out)
+        return dict(zip(held, torch.autograd.grad(out.square().mul(weights).sum(), list(held.values())), strict=True))
+
+    ours = gradients(lambda layer, x, *rest: mhc.hyper_connection(x, layer, *rest, C), leaves(inputs.to(device))[:4])
+    exact = gradients(
+        lambda layer, x, *rest: golden.forward(x, *rest, layer, C)["out"], leaves(inputs.to(device).double())[:4]
+    )
+    for name, gradient in exact.items():  # float32 with three TF32 products, some hundred roundings
+        assert float((ours[name].double() - gradient).norm() / gradient.norm()) < 1e-5, name
+
+
+def test_a_second_derivative_is_refused_and_not_made_up(device, rng):
+    x, phi, b, alpha, _ = leaves(draw(5, 2, 8, rng).to(device))
+    out = mhc.hyper_connection(x, torch.tanh, phi, b, alpha, C)
+    (gradient,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_the_edge_that_carries_the_results_gradient_holds_no_value(device, rng):
+    x, phi, b, alpha, _ = leaves(draw(5, 2, 8, rng).to(device))
+    *_, carrier = mhc._Pre.apply(x, phi, b, alpha, C)
+    assert carrier.untyped_storage().nbytes() == carrier.element_size()
 
 
 def test_a_module_wraps_any_layer_and_learns(device):
@@ -264,11 +334,11 @@ def test_each_wrong_access_is_what_the_kernel_then_computes(device, name):
     assert all(held.values()), held
 
 
-@pytest.mark.parametrize("name", [name for name in RIVALS if not name.startswith("hc_eps")])
+@pytest.mark.parametrize("name", [name for name in RIVALS if not name.startswith("hc_eps") and "64" not in name])
 def test_each_wrong_access_changes_dalpha_pre_alone(device, name):
     p = faulty.Problem.draw(9, 4, 40, 3, C, device)
     found = localise(faulty.backward(p, RIVALS[name]), counterfactual.backward(p))
-    assert found.first in ("dpre", "g_pre", "mix_pre")
+    assert found.first in ("dpre", "g_pre", "raw_pre", "mix_pre")
     right = next(step for step in counterfactual.backward(p) if step.name == "dalpha")
     wrong = faulty.backward(p, RIVALS[name])["dalpha"].clone()
     assert not compare(wrong, right.value, right.bound).ok
@@ -326,18 +396,6 @@ def test_atomics_differ_from_run_to_run_and_a_fixed_order_does_not():
 def test_sums_refuse_what_they_cannot_take(arguments, message):
     with pytest.raises(UsageError, match=message):
         sums.total(*arguments)
-
-
-def test_a_gamma_that_the_forward_does_not_apply_spoils_dx_and_dphi_alone(rng):
-    inputs = draw(6, 4, 5, rng).double()
-    exact = evidence.by_autograd(inputs, C)
-    found = evidence.with_gamma(inputs, torch.linspace(0.5, 1.5, 20, dtype=torch.float64), C)
-    off = {  # float64 both, as above: ten million roundings; gamma runs from 0.5 to 1.5
-        name for name in exact if not torch.allclose(found[name], exact[name], rtol=1e-9, atol=1e-11)
-    }
-    assert off == {"dx", "dphi"}
-    same = evidence.with_gamma(inputs, torch.ones(20, dtype=torch.float64), C)
-    assert all(torch.allclose(same[name], exact[name], rtol=1e-9, atol=1e-11) for name in exact)
 
 
 def test_inputs_move_and_widen_together(rng):

@@ -1,0 +1,202 @@
+"""Variants of the projection: what the compiler makes of each, and what 20 runs of each give on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+
+from kernels.mhc import golden, launch
+from kernels.mhc.problem import Constants
+from kernels.mhc.race import race_kernels
+from kernels.mhc.race.emitted import Order
+from labkit.bench.timing import cuda_times
+from labkit.numerics.bounds import Bound, sum_of_products
+
+Tensor = torch.Tensor
+STREAMS = 4
+TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+AS_IT_WAS = "64 tokens, 4 stages"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Tile of x in tokens and columns, stages of the pipeline, and what :mod:`race_kernels` says of the rest."""
+
+    tokens: int = 64
+    columns: int = 128
+    stages: int = 4
+    readers: int = 2
+    guarded: bool = False
+    dtype: torch.dtype = torch.bfloat16
+    products: str = "exact"
+
+    @property
+    def width(self) -> int:
+        """Columns of phi: 24, padded to 32, and twice that where phi comes as two bfloat16."""
+        return 64 if self.products == "exact" else 32
+
+    def constants(self, k: int) -> dict[str, Any]:
+        """What the kernel is compiled for, with K = `k`."""
+        return {
+            "K": k, "WIDTH": self.width, "BLOCK_T": self.tokens, "BLOCK_K": self.columns, "READERS": self.readers,
+            "GUARDED": self.guarded, "PRODUCTS": self.products,
+        }  # fmt: skip
+
+    def order(self, k: int) -> Order:
+        """What to compile."""
+        pointers = {"x_ptr": TYPES[self.dtype], "phi_ptr": "*bf16" if self.products == "exact" else "*fp32"}
+        signature = pointers | {"out_ptr": "*fp32", "squares_ptr": "*fp32", "T": "i32", "one": "fp32"}
+        return Order("kernels.mhc.race.race_kernels:variant_kernel", signature, self.constants(k), 4, self.stages)
+
+
+WIDE = {"dtype": torch.float32, "columns": 64}
+VARIANTS = {
+    AS_IT_WAS: Variant(),
+    "2 stages": Variant(stages=2),
+    "1 stage": Variant(stages=1),
+    "32 tokens, 4 stages": Variant(tokens=32),
+    "one reader, 4 stages": Variant(readers=1),
+    "guarded, 4 stages": Variant(guarded=True),
+    "float32, one TF32 product": Variant(**WIDE, products="tf32"),
+    "float32, one TF32 product, guarded": Variant(**WIDE, products="tf32", guarded=True),
+    "float32, three TF32 products": Variant(**WIDE, products="tf32x3"),
+    "float16, three TF32 products": Variant(dtype=torch.float16, columns=64, products="tf32x3"),
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What repeated runs gave: `differ` of `times` are not bit-identical to the first.
+
+    `error` is the largest |result - float64| of any run, `bound` the largest that a float32 sum may have, and
+    `rms` the smallest and the largest relative RMS error of what a layer would then get.
+    """
+
+    times: int
+    differ: int
+    error: float
+    bound: float
+    rms: tuple[float, float]
+
+
+def drawn(tokens: int, k: int, dtype: torch.dtype, seed: int, device: str) -> tuple[Tensor, Tensor]:
+    """x [T, K] of `dtype`, standard normal, and phi [K, 24] in float32, of variance 1 / K."""
+    rng = torch.Generator(device).manual_seed(seed)
+    phi = torch.randn(k, STREAMS * STREAMS + 2 * STREAMS, generator=rng, device=device) * k**-0.5
+    return torch.randn(tokens, k, generator=rng, device=device, dtype=dtype), phi
+
+
+def prepared(variant: Variant, x: Tensor, phi: Tensor) -> tuple[Callable[[], None], Tensor, Tensor]:
+    """A call without arguments, and what it fills: out [T, width] and squares [T], float32."""
+    t, k = x.shape
+    weights = launch.pack(phi) if variant.products == "exact" else torch.nn.functional.pad(phi, (0, 32 - phi.shape[1]))
+    out = torch.empty(t, variant.width, device=x.device)
+    squares = torch.zeros(t, device=x.device)
+
+    def run() -> None:
+        race_kernels.variant_kernel[(-(-t // variant.tokens),)](
+            x, weights, out, squares, t, 1.0, **variant.constants(k), num_warps=4, num_stages=variant.stages
+        )
+
+    return run, out, squares
+
+
+def observe(variant: Variant, tokens: int, k: int, seed: int, times: int, device: str) -> Seen:
+    """Run a variant `times` times, and hold each result against float64 and against the first."""
+    x, phi = drawn(tokens, k, variant.dtype, seed, device)
+    run, out, _ = prepared(variant, x, phi)
+    m = phi.shape[1]
+    exact, bound = _exact(x, phi, variant.products)
+    right = _layer_input(x, exact)
+    first, differ, error, rms = None, 0, 0.0, []
+    for _ in range(times):
+        out.fill_(float("nan"))
+        run()
+        found = out[:, :m] + out[:, 32 : 32 + m] if variant.products == "exact" else out[:, :m]
+        first = found if first is None else first
+        differ += not torch.equal(found, first)
+        error = max(error, float((found - exact).abs().max()))
+        layer = _layer_input(x, found.double())
+        rms.append(float((layer.to(x.dtype).double() - right).norm() / right.norm()))
+    return Seen(times, differ, error, float(bound.absolute.max()), (min(rms), max(rms)))
+
+
+def _exact(x: Tensor, phi: Tensor, products: str) -> tuple[Tensor, Bound]:
+    """x phi in float64, and what float32 sums of products that were cut as `products` says may be off."""
+    a, b = x.double(), phi.double()
+    magnitude = a.abs() @ b.abs()
+    if products == "tf32":
+        return a @ b, sum_of_products(magnitude, x.shape[1], "tf32")
+    cut = 2.0**-16 if products == "exact" else 2.0**-18  # phi as two bfloat16; both factors as two TF32 numbers
+    return a @ b, sum_of_products(magnitude, x.shape[1]) + Bound(cut * magnitude, "what cutting loses")
+
+
+def _layer_input(x: Tensor, projected: Tensor) -> Tensor:
+    """The sum over streams of pre x, as the operator hands it to its layer, for the first 1024 tokens; float64."""
+    streams = x[:1024].double().view(min(len(x), 1024), STREAMS, -1)
+    r = torch.rsqrt(streams.square().mean((1, 2)) + Constants().norm_eps)
+    pre = torch.sigmoid(projected[:1024, :STREAMS] * r[:, None]) + Constants().hc_eps
+    return golden.aggregate(streams, pre)
+
+
+def as_launched(tokens: int, d: int, dtype: torch.dtype) -> dict[str, Order]:
+    """Every kernel of the operator, forward and backward, as it is launched at these sizes; nothing runs."""
+    orders: dict[str, Order] = {}
+
+    def note(_compiled: Any, _kind: Any, kernel: Any, _grid: Any, *given: Any, **constants: Any) -> None:
+        options = {name: constants.pop(name, usual) for name, usual in (("num_warps", 4), ("num_stages", 3))}
+        signature = dict(zip(kernel.arg_names, map(_type, given), strict=False))
+        name = f"{kernel.__name__}, {str(dtype).removeprefix('torch.')}"
+        orders[name] = Order(f"{kernel.fn.__module__}:{kernel.__name__}", signature, constants, *options.values())
+
+    n, m = STREAMS, STREAMS * STREAMS + 2 * STREAMS
+    x = torch.empty(tokens, n, d, dtype=dtype)
+    phi, b, alpha = torch.empty(n * d, m), torch.empty(m), torch.empty(3)
+    with mock.patch.object(launch, "launch", note):
+        s = launch.forward(x, phi, b, alpha, Constants())
+        launch.expand(x, s["x_in"], s["post"], s["p"])
+        _, dpost, dp = launch.expand_backward(x, s["x_in"], s["post"], x)
+        launch.backward(x, phi, b, alpha, s, s["x_in"], dpost, dp, x, Constants())
+    return orders
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def operator_repeats(dtype: torch.dtype, tokens: int, d: int, seed: int, times: int, device: str) -> Seen:
+    """The operator's own projection: repeats of r x phi, as :func:`observe` has it for the variants."""
+    x, phi = drawn(tokens, STREAMS * d, dtype, seed, device)
+    exact, bound = _exact(x, phi, "exact" if dtype == torch.bfloat16 else "tf32x3")
+    r = torch.rsqrt(x.double().square().mean(1) + Constants().norm_eps)[:, None]
+    exact, allowed = exact * r, bound.absolute * r + 2.0**-22 * (exact * r).abs()  # r, and one rounding of the product
+    b, alpha = torch.zeros(phi.shape[1], device=device), torch.ones(3, device=device)
+    first, differ, error = None, 0, 0.0
+    for _ in range(times):
+        found = launch.forward(x.view(tokens, STREAMS, d), phi, b, alpha, Constants())
+        first = found if first is None else first
+        differ += not all(torch.equal(found[name], first[name]) for name in first)
+        error = max(error, float(((found["mix"] - exact).abs() / allowed).max()))
+    return Seen(times, differ, error, 1.0, (0.0, 0.0))
+
+
+def time_of(variant: Variant, tokens: int, k: int, seed: int) -> float:
+    """Microseconds of one run on a GPU, cold caches, median."""
+    run, _, _ = prepared(variant, *drawn(tokens, k, variant.dtype, seed, "cuda"))
+    return cuda_times(run)[0]
+
+
+def as_json(seen: dict[str, Seen]) -> dict[str, Any]:
+    """For result.json, from which :func:`from_json` makes it again."""
+    return {name: asdict(one) for name, one in seen.items()}
+
+
+def from_json(found: dict[str, Any]) -> dict[str, Seen]:
+    """The runs that a record holds."""
+    return {name: Seen(**one) for name, one in found.items()}
