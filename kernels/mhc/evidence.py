@@ -19,6 +19,7 @@ from kernels.mhc.problem import Constants, Inputs
 from labkit import Localisation, Trace
 from labkit.causes.hypotheses import Fit, Weighing
 from labkit.numerics.compare import within
+from labkit.session.record import recorded
 from labkit.tables import Table, number
 
 Tensor = torch.Tensor
@@ -537,3 +538,9 @@ def answer(result: Mapping[str, Any]) -> str:
         f"additions {order}. Its author's repository names one, a tile too narrow, which {given} the likeliest. "
         "One column of dx_in at a time would have decided it."
     )
+
+
+def recorded_answers() -> dict[str, str]:
+    """The notebook's answer from its record, as README and notebook have it; none without a record."""
+    kept = recorded("dalpha_atomics", "cpu")
+    return {"dalpha_atomics": answer(kept.result)} if kept else {}

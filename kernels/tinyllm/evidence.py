@@ -484,8 +484,8 @@ def answer(records: Mapping[str, Facts]) -> str:
     return " ".join(parts + missing)
 
 
-def recorded_answer() -> str:
-    """The answer from the records of both devices, as README and notebook have it."""
+def recorded_answers() -> dict[str, str]:
+    """The notebook's answer from the records of both devices, as README and notebook have it."""
     gpu = recorded("d2h_sizing", "cuda")
     name = gpu.result["device"]["name"].split()[-1] if gpu else "GPU"
-    return answer({"CPU": from_record(recorded("d2h_sizing", "cpu")), name: from_record(gpu)})
+    return {"d2h_sizing": answer({"CPU": from_record(recorded("d2h_sizing", "cpu")), name: from_record(gpu)})}

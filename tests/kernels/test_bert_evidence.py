@@ -19,7 +19,7 @@ from kernels.bert.experiments import Norms
 from kernels.bert.model import AUTHOR_FIX, BERT, REPORT, Config, MaskedLM, preset
 from kernels.bert.sentences import REPORT as SENTENCE
 from labkit.errors import UsageError
-from labkit.session.catalogue import ROOT, notebook
+from labkit.session.catalogue import ROOT
 from labkit.session.record import stale
 
 PLAN = ablation.plan()
@@ -332,15 +332,6 @@ def test_each_experiment_can_come_out_either_way_and_its_reason_follows(claim):
 def test_every_claim_of_the_report_has_a_function_that_is_flipped_here():
     tested = {*ALL, *WITHOUT_TRAINING, "post_ln_not_the_cause", "small_std_weakens_embedding_gradients"}
     assert tested == set(labkit.claims("bert_embeddings").claims)
-
-
-def test_the_answer_is_that_of_the_records_in_notebook_and_readme():
-    now = Trainings.of(training.rows(ablation.KEPT), PLAN)
-    answer = evidence.answer(now)
-    book = notebook("bert_embeddings")
-    assert book.about["answer"] == answer
-    assert answer in " ".join("".join(book.content["cells"][0]["source"]).split())
-    assert answer in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_answer_follows_the_trainings():

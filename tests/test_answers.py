@@ -1,0 +1,25 @@
+"""The answers in README and notebooks are those of the records."""
+
+import importlib
+
+import pytest
+
+from labkit.session.catalogue import ROOT, notebook
+
+ANSWERS = {}
+for path in sorted((ROOT / "kernels").glob("*/evidence.py")):
+    module = importlib.import_module(f"kernels.{path.parent.name}.evidence")
+    ANSWERS |= getattr(module, "recorded_answers", dict)()
+
+
+def test_these_investigations_have_answers_from_records():
+    assert {"attention_matmul", "bert_embeddings", "d2h_sizing", "dalpha_atomics"} <= set(ANSWERS)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_answer_is_that_of_the_records(name):
+    book = notebook(name)
+    assert book.about["answer"] == ANSWERS[name]
+    assert ANSWERS[name] in " ".join("".join(book.content["cells"][0]["source"]).split())
+    (row,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| [{name}]")]
+    assert row.endswith(f"| {ANSWERS[name]} |")
