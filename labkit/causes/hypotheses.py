@@ -49,15 +49,16 @@ class Weighing:
     @property
     def untested(self) -> list[str]:
         """The hypotheses that nothing refuted, and that were not tested at every setting."""
-        return [name for name in self.fits if name not in self.left and name not in self.refuted]
+        decided = {*self.left, *self.refuted}
+        return [name for name in self.fits if name not in decided]
 
     @property
     def cause(self) -> str:
         """The one hypothesis left, or ``undecidable``; with none left, ``none of these``."""
-        left = self.left
-        if len(left) == 1 and not self.untested:
+        left, untested = self.left, self.untested
+        if len(left) == 1 and not untested:
             return left[0]
-        return UNDECIDABLE if left or self.untested else "none of these"
+        return UNDECIDABLE if left or untested else "none of these"
 
     @property
     def rivals(self) -> int:
@@ -112,7 +113,7 @@ def weigh(
         fits = result.fits[name] = {}
         for setting, value in settings.items():
             fits[setting] = _fit(seen[setting], _outcome(counterfactual, value, outcomes), thorough)
-            if not thorough and not fits[setting].ok:
+            if not thorough and fits[setting].tested and not fits[setting].ok:
                 break
     return result
 
