@@ -151,7 +151,7 @@ def _scipy_sgemm() -> Any:
 
 @lru_cache(maxsize=1024)
 def _packed(g: Gemm) -> tuple[int, int, int, tuple[np.ndarray, ...]]:
-    """The addresses of what Fortran takes by address, six integers, two factors and two letters, and what keeps them."""
+    """The addresses of what Fortran takes so: six integers, two factors, two letters; and the arrays that hold them."""
     integers = np.array([g.m, g.n, g.k, g.lda, g.ldb, g.ldc], np.int32)
     kept = integers, np.array([g.alpha, g.beta], np.float32), np.array([ord(g.transa), ord(g.transb)], np.uint8)
     i, s, t = (x.ctypes.data for x in kept)

@@ -156,7 +156,7 @@ def largest_differences(
 
 def _largest(calls: Sequence[Call], sizes: Sizes, draws: range, device: str, mode: str) -> dict[Call, np.ndarray]:
     """max |QK - golden|, [draws, heads], with all draws in one arena."""
-    inputs = _joined([draw(sizes, number) for number in draws])
+    inputs = joined([draw(sizes, number) for number in draws])
     layout, blas = golden.plan(inputs.sizes, mode), blas_for(device)
     fresh = faulty.prepare(inputs, layout, device)
     exact = layout.view(fresh, "Q").double() @ layout.view(fresh, "KT").double()
@@ -182,7 +182,7 @@ def _one_call(
     return (layout.view(memory, "QK") - right).abs_().amax(dim=(1, 2))
 
 
-def _joined(inputs: Sequence[Inputs]) -> Inputs:
+def joined(inputs: Sequence[Inputs]) -> Inputs:
     """Several draws as one with all of their heads."""
     return Inputs(*(np.concatenate([getattr(one, name) for one in inputs]) for name in ("q", "k", "v")))
 
