@@ -19,6 +19,10 @@ from kernels.attention.faulty import Suspect
 from kernels.attention.golden import plan
 from kernels.attention.problem import REPORT, Inputs, Sizes
 from kernels.attention.survey import every_call, leaves
+from labkit.causes.hypotheses import UNDECIDABLE, Weighing
+
+NONE = "none of these"
+"""What a weighing's cause is where no hypothesis is left."""
 
 OUTSIDE = 0.2
 """The share of blind draws that come from outside the list."""
@@ -77,6 +81,13 @@ def suspect(defect: str, seed: int, pool: Sequence[Call], device: str = "cpu", b
     if defect not in named(block):
         raise ValueError(f"defect: {defect!r} is not right; wanted blind or one of {', '.join(named(block))}")
     return Suspect(named(block)[defect], device)
+
+
+def rightly(found: Weighing, opened: str, listed: bool) -> bool:
+    """Whether a weighing is right of the sealed call `opened`: a listed one is not ruled out, and no other is named."""
+    if listed:
+        return opened in [*found.left, *found.untested] and found.cause in (opened, UNDECIDABLE)
+    return found.cause in (NONE, UNDECIDABLE)
 
 
 def outside(rng: np.random.Generator, pool: Sequence[Call], block: int) -> Call | Altered:

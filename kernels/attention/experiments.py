@@ -17,7 +17,7 @@ from kernels.attention.attention import attention, transpose, upload
 from kernels.attention.blas import blas_for
 from kernels.attention.calls import ASPECTS, Call, blocked, diagnosis, turned
 from kernels.attention.problem import REPORT, Inputs, Sizes, index_coded, uniform
-from kernels.attention.product import loop
+from kernels.attention.product import loop, strided
 from kernels.attention.survey import (
     Likelihood,
     Outcome,
@@ -32,6 +32,9 @@ from kernels.attention.survey import (
 from labkit import compare
 
 Range = tuple[float, float]
+
+DRAWS = 200
+"""Fresh draws on which heads in the range are counted."""
 
 HALF_DIGIT = 0.05
 """The report prints its differences with one decimal."""
@@ -57,7 +60,7 @@ def printed_within(values: np.ndarray, reported: Range) -> np.ndarray:
     return (values >= reported[0] - HALF_DIGIT) & (values <= reported[1] + HALF_DIGIT)
 
 
-def counted(block: int, reported: Range, device: str, draws: int = 200) -> dict[str, tuple[int, float]]:
+def counted(block: int, reported: Range, device: str, draws: int = DRAWS) -> dict[str, tuple[int, float]]:
     """The wrong calls that the report describes, on fresh draws.
 
     For each the number of draws in which every head falls into the range, and the share of single heads that do.
@@ -245,8 +248,9 @@ class Final:
 
 def final(inputs: Inputs, device: str) -> Final:
     """Run the repaired pipeline as the report does, loop over heads and text files included."""
-    ours = {name: value.cpu().numpy() for name, value in scores_of(inputs, device).items()}
+    run = attention(inputs, device, multiply=loop)
     theirs = {step.name: np.asarray(step.value) for step in verification.numpy_float32(inputs)}
+    ours = {name: run[name].cpu().numpy() for name in theirs}
     with tempfile.TemporaryDirectory() as folder:
         read = {name: verification.through_files(ours[name], Path(folder), name) for name in theirs}
     bound = golden.scores(*(x.astype(np.float64) for x in (inputs.q, inputs.k.swapaxes(1, 2))))[1]
@@ -259,10 +263,10 @@ def final(inputs: Inputs, device: str) -> Final:
     )
 
 
-def scores_of(inputs: Inputs, device: str) -> dict[str, torch.Tensor]:
-    """Steps q, k, kt, qk and scaled of the repaired pipeline, its product the loop over heads."""
-    run = attention(inputs, device, multiply=loop)
-    return {name: run[name] for name in ("q", "k", "kt", "qk", "scaled")}
+def batch_apart(inputs: Inputs, device: str) -> float:
+    """The largest difference of Q K^T by one strided batch from NumPy in float32."""
+    batch = attention(inputs, device, multiply=strided)["qk"].cpu().numpy()
+    return float(abs(batch - np.asarray(verification.numpy_float32(inputs)["qk"])).max())
 
 
 def shifts_taken(scores: np.ndarray) -> dict[float, bool]:

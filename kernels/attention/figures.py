@@ -66,10 +66,11 @@ def groups(
     rows: dict[str, list[Likelihood]] = {name: [] for name in ("the report's diagnosis", *kinds)}
     for item in judged:
         rows[_row(item, diagnosed)].append(item)
+    rows = {name: items for name, items in rows.items() if items}
     figure, axis = plots.figure(width=8.8, height=4.6)
     axis.set_xscale("log")
     axis.axvspan(*reported, color=plots.ORANGE, alpha=0.35, lw=0)
-    left, largest = 2.0, 2000.0
+    left, largest = 2.0, 100.0
     for y, items in enumerate(rows.values(), start=1):
         shown = [item for item in items if np.isfinite(item.mean) and item.mean < largest]
         mark, size = ("D", 7) if y == 1 else ("o", 4)
@@ -77,17 +78,17 @@ def groups(
             colour = plots.BLUE if fits else plots.GREY
             axis.plot(x, y + (0.0 if y == 1 else lift), mark, color=colour, ms=size, mec="white", mew=0.4)
         if beyond := len(items) - len(shown):
-            axis.plot(largest * 0.93, y, marker=">", color=plots.GREY, ms=6)
-            axis.text(largest * 0.83, y, f"{beyond} beyond, or not finite", va="center", ha="right", fontsize=8)
+            axis.plot(largest * 0.96, y, marker=">", color=plots.GREY, ms=6)
+            axis.text(largest * 0.89, y, f"{beyond} beyond", va="center", ha="right", fontsize=8)
     axis.plot(left * 1.03, 0, marker="<", color=plots.GREEN, ms=9, ls="")
-    axis.text(left * 1.12, 0, f"{right:.0e}, far to the left: rounding alone", va="center", fontsize=8)
+    axis.text(left * 1.08, 0, f"{right:.0e}, far to the left: rounding alone", va="center", fontsize=8)
     counts = [f"{name} ({len(items)})" for name, items in rows.items()]
     axis.set_yticks(range(len(rows) + 1), ["the right call", *counts], fontsize=8)
     axis.set_ylim(len(rows) + 0.45, -0.6)
     axis.set_xlim(left, largest)
     axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.set_xticks([2, 5, 10, 20, 50, 100, 500, 2000])
+    axis.set_xticks([2, 5, 10, 20, 50, 100])
     axis.set_xlabel("largest |Q K^T - right| in a head, mean over draws")
     handles = [
         Patch(color=plots.ORANGE, alpha=0.35, label=f"orange: reported, {reported[0]} to {reported[1]}"),

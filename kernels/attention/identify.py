@@ -90,12 +90,7 @@ class Candidates:
         key = (setting, tuple(call.gemms(sizes, golden.plan(sizes))))
         if key not in self._cache:
             try:
-                value, bound = golden.called(call, here.inputs, here.mode)
-                undetermined = bool(np.isinf(bound.absolute).any())
-                self._cache[key] = (
-                    value,
-                    replace(bound, absolute=np.full_like(value, np.inf)) if undetermined else bound,
-                )
+                self._cache[key] = _determined(*golden.called(call, here.inputs, here.mode))
             except GemmRejectedError as error:
                 self._cache[key] = error.argument
         found = self._cache[key]
@@ -144,11 +139,37 @@ class Candidates:
                 found.fits[name] = {s: fit for s, fit in fits.items() if fit.tested}
         return found
 
+    def again(self, found: Weighing, suspect: Sealed, fresh: dict[str, Inputs], rivals: int = 5) -> Weighing:
+        """Weigh what is not ruled out, and the `rivals` that held out longest, at settings that had no part in it."""
+
+        def observe(inputs: Inputs) -> np.ndarray:
+            try:
+                return suspect.scores(inputs, mode="poison")
+            except GemmRejectedError as error:
+                raise RefusedError(error.argument) from None
+
+        def expected(call: Call, inputs: Inputs) -> tuple[np.ndarray, Bound]:
+            try:
+                return _determined(*golden.called(call, inputs))
+            except GemmRejectedError as error:
+                raise RefusedError(error.argument) from None
+
+        longest = sorted(found.refuted, key=lambda name: -len(found.fits[name]))[:rivals]
+        names = [*found.left, *found.untested, *longest]
+        with threadpool_limits(1):
+            calls = {name: partial(expected, self.calls[name]) for name in names}
+            return weigh(observe, calls, fresh, outcomes=(RefusedError,))
+
     def computations(self, names: Iterable[str]) -> int:
         """How many different computations some calls are: their exact results at fresh sizes are compared."""
         calls = [self.calls[name] for name in names]
         fates = [{call: i for i, outcome in enumerate(survey(s, calls)) for call in outcome.calls} for s in FRESH]
         return len({tuple(fate[call] for fate in fates) for call in calls})
+
+
+def _determined(value: np.ndarray, bound: Bound) -> tuple[np.ndarray, Bound]:
+    """An infinite bound throughout, where a call reads what it is writing: nothing of it is held against a run."""
+    return value, replace(bound, absolute=np.full_like(value, np.inf)) if np.isinf(bound.absolute).any() else bound
 
 
 def thinned(found: Weighing) -> Table:
@@ -162,20 +183,21 @@ def thinned(found: Weighing) -> Table:
 
 
 def upheld(before: Weighing, after: Weighing) -> tuple[Weighing, str]:
-    """Two weighings in a row as one, and whether the second upholds the first, in a sentence.
+    """Two weighings in a row as one, and in a sentence whether the second upholds the first.
 
     A hypothesis is left where it fits at every setting of both: what one setting has refuted, no later one brings
-    back. The second contradicts the first where it refutes a hypothesis that the first had left.
+    back. The second contradicts the first where it refutes a hypothesis that the first had not ruled out.
     """
     settings = list(dict.fromkeys([*before.settings, *after.settings]))
-    both = Weighing(settings, {name: {**fits, **after.fits.get(name, {})} for name, fits in before.fits.items()})
-    overturned = {name: after.refuted[name] for name in before.left if name in after.refuted}
-    again = [name for name in after.left if name in before.refuted]
-    untried = [name for name in before.left if name not in after.fits]
+    both = Weighing(settings, {name: fits | after.fits.get(name, {}) for name, fits in before.fits.items()})
+    kept = [*before.left, *before.untested]
+    overturned = {name: after.refuted[name] for name in kept if name in after.refuted}
+    skipped = [name for name in kept if name not in after.fits]
+    back = [name for name in after.left if name in before.refuted]
+    told = f"; {len(back)} ruled out before would fit these settings alone, and stay ruled out" if back else ""
     if overturned:
         where = ", ".join(dict.fromkeys(overturned.values()))
-        return both, f"CONTRADICTED: {len(overturned)} of the {len(before.left)} that were left fail at {where}"
-    if untried:
-        return both, f"NOT TESTED AGAIN: {len(untried)} of the {len(before.left)} that were left were not tried"
-    told = f"; {len(again)} refuted before would fit these settings alone" if again else ""
-    return both, f"upheld: the {len(before.left)} that were left fit at every later setting{told}"
+        return both, f"CONTRADICTED: {len(overturned)} of the {len(kept)} not ruled out before fail at {where}{told}"
+    if skipped:
+        return both, f"NOT TESTED AGAIN: {len(skipped)} of the {len(kept)} not ruled out before{told}"
+    return both, f"upheld: of the {len(kept)} not ruled out before, none fails at a later setting{told}"

@@ -266,6 +266,11 @@ def fitting(judged: Iterable[Likelihood], level: float, heads: int | None = None
     return [i for i in judged if (i.inside if heads is None else i.of_heads(heads)) >= level]
 
 
+def of_call(judged: Iterable[Likelihood], call: Call) -> Likelihood:
+    """The judgement of the outcome that `call` gives."""
+    return next(item for item in judged if call in item.outcome.calls)
+
+
 def weighed(judged: Iterable[Likelihood], level: float) -> Weighing:
     """The survey as a weighing: an outcome is left where the reported range is at least as probable as `level`."""
     setting = f"the reported range, at a level of {level:g}"
