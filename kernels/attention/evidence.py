@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernels.attention.experiments import Final, Turned
+from kernels.attention.experiments import Counted, Final, Turned
 from kernels.attention.problem import REPORT
 
 Verdict = dict[str, Any]
 HEADS = REPORT.heads
 
 
-def _verdict(truth: bool | str, measured: Any, confirmed: str, refuted: str, undecidable: str = "", given: str = ""):
+def _verdict(
+    truth: bool | str, measured: Any, confirmed: str, refuted: str, undecidable: str = "", given: str = ""
+) -> Verdict:
     because = {"confirmed": confirmed, "refuted": refuted}
     return {
         "truth": truth,
@@ -30,26 +32,29 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def follows(fitting: int, level: float) -> str:
-    """What the number of fitting outcomes says of the cause, at one level."""
+def follows(fitting: int) -> str:
+    """What the number of fitting outcomes at a level says of the cause."""
     if not fitting:
         return "none of these calls: another call, fewer heads read, or an accident rarer than the level"
     return "one call" if fitting == 1 else f"undecidable: {fitting} different calls fit"
 
 
-def unscaled_range(counted: Mapping[str, tuple[int, float]], draws: int, level: float) -> Verdict:
-    """`counted`: for each call of the kind described, draws with all heads in the range, and the share of heads."""
-    best = max(counted, key=lambda name: counted[name][1])
-    hits, share = counted[best]
-    chance = share**HEADS
-    heads = f"{best}: {share:.0%} of single heads fall into the range, and all {HEADS} of a draw in {hits} of {draws}"
-    truth = "refuted" if share < 0.5 else "confirmed" if chance >= level else "undecidable"
+def unscaled_range(counted: Mapping[str, Counted], level: float) -> Verdict:
+    """`counted`: the calls of the kind that the report describes, by name."""
+    name = max(counted, key=lambda one: counted[one].share)
+    best = counted[name]
+    chance = best.share**HEADS
+    heads = (
+        f"{name}: {best.share:.0%} of single heads fall into the range, and all {HEADS} of a draw in {best.hits} of "
+        f"{best.draws}; a draw typically spans {best.typical[0]:.1f} to {best.typical[1]:.1f}"
+    )
+    truth = "refuted" if best.share < 0.5 else "confirmed" if chance >= level else "undecidable"
     return _verdict(
         truth,
-        share,
-        f"{heads}; that is rare, {chance:.2g}, but no rarer than the level {level:g}",
-        f"{heads}: under no call of the kind described does the typical head fall into the range",
-        f"{heads}: single heads agree with the report; that all do is rarer, {chance:.2g}, than the level {level:g}",
+        list(best.typical),
+        f"{heads}. That all lie so close together has a probability of {chance:.2g}, not below the level {level:g}",
+        f"{heads}. Under no call of the kind described does the typical head fall into the range",
+        f"{heads}. Single heads agree with the report; that all do, {chance:.2g}, is rarer than the level {level:g}",
     )
 
 
@@ -77,7 +82,8 @@ def scaling_is_right(errors: Mapping[str, float], passes: Mapping[str, bool]) ->
         "fails the report's own check, which the report says was passed",
         f"{alone}: it adds an error of its own",
         f"{alone}, but with the right product the report's check takes these wrong scalings too: {_names(taken)}",
-        given="the report's scaling kernel is not printed: ours stands in for it, and its final check is taken as told",
+        given="the report's scaling kernel is not printed: ours stands in for it; that the repair did not touch it, and that "
+        "its final check was passed, is taken as told",
     )
 
 

@@ -19,6 +19,7 @@ from kernels.attention.calls import ASPECTS, Call, blocked, diagnosis, turned
 from kernels.attention.problem import REPORT, Inputs, Sizes, index_coded, uniform
 from kernels.attention.product import loop, strided
 from kernels.attention.survey import (
+    Fate,
     Likelihood,
     Outcome,
     draw,
@@ -32,9 +33,6 @@ from kernels.attention.survey import (
 from labkit import compare
 
 Range = tuple[float, float]
-
-DRAWS = 200
-"""Fresh draws on which heads in the range are counted."""
 
 HALF_DIGIT = 0.05
 """The report prints its differences with one decimal."""
@@ -60,16 +58,30 @@ def printed_within(values: np.ndarray, reported: Range) -> np.ndarray:
     return (values >= reported[0] - HALF_DIGIT) & (values <= reported[1] + HALF_DIGIT)
 
 
-def counted(block: int, reported: Range, device: str, draws: int = DRAWS) -> dict[str, tuple[int, float]]:
-    """The wrong calls that the report describes, on fresh draws.
+@dataclass(frozen=True)
+class Counted:
+    """How often the heads of one wrong call fall into a reported range, by counting."""
 
-    For each the number of draws in which every head falls into the range, and the share of single heads that do.
-    """
+    hits: int
+    """Draws of which every head falls into the range."""
+    draws: int
+    share: float
+    """The share of single heads that do."""
+    typical: Range
+    """The smallest and the largest head of a draw, medians over the draws."""
+
+
+def counted(block: int, reported: Range, device: str, draws: int = 200) -> dict[str, Counted]:
+    """The wrong calls that the report describes, on fresh draws that the survey has not used."""
     described = {f"diagnosis {name}": call for name, call in diagnosis(block).items()}
     described["Q's leading dimension alone"] = Call(ldb="N")
-    found = largest_differences(list(described.values()), REPORT, range(1000, 1000 + draws), device)
-    within = {name: printed_within(found[call], reported) for name, call in described.items()}
-    return {name: (int(ok.all(axis=1).sum()), float(ok.mean())) for name, ok in within.items()}
+    largest = largest_differences(list(described.values()), REPORT, range(1000, 1000 + draws), device)
+    found = {}
+    for name, call in described.items():
+        ok = printed_within(largest[call], reported)
+        ends = (float(np.median(largest[call].min(axis=1))), float(np.median(largest[call].max(axis=1))))
+        found[name] = Counted(int(ok.all(axis=1).sum()), draws, float(ok.mean()), ends)
+    return found
 
 
 def behind_q(reported: Range, seeds: int, device: str) -> dict[str, Likelihood]:
@@ -95,7 +107,7 @@ def behind_q(reported: Range, seeds: int, device: str) -> dict[str, Likelihood]:
             layout.view(memory, operand)[...] = torch.as_tensor(np.asarray(value, np.float32), device=device)
         faulty.multiply(call, inputs, memory, layout, blas_for(device))
         largest = abs(layout.view(memory, "QK").cpu().numpy() - right).max(axis=(1, 2))
-        outcome = Outcome(fate=None, calls=[call])
+        outcome = Outcome(Fate.READS_OUTSIDE, [call])
         found[name] = likelihood(outcome, largest.reshape(seeds, REPORT.heads), *reported)
     return found
 

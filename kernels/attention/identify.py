@@ -37,6 +37,12 @@ class RefusedError(Exception):
     """BLAS refused the call; the text is the argument that it names, which is all that a caller sees."""
 
 
+Expected = tuple[np.ndarray, Bound] | RefusedError
+"""Scores with their bound, or how BLAS refuses the call."""
+
+Hypotheses = dict[str, Callable[[str], tuple[np.ndarray, Bound]]]
+
+
 @dataclass(frozen=True)
 class Setting:
     """Inputs, and what lies around the operands: ``poison`` or ``adjacent``."""
@@ -77,25 +83,26 @@ class Candidates:
         self.calls = dict(self.listed)
         """The listed calls, and the other ways to write some of them that were tried."""
         self._block = block
-        self._cache: dict[tuple[str, tuple[Gemm, ...]], tuple[np.ndarray, Bound] | str] = {}
+        self._layouts = {name: golden.plan(here.inputs.sizes) for name, here in settings.items()}
+        self._computed: dict[tuple[str, tuple[Gemm, ...]], Expected] = {}
+        self._known: dict[tuple[str, str], Expected] = {}
+        self._hypotheses = {name: partial(self.counterfactual, name) for name in self.listed}
 
-    def counterfactual(self, call: Call, setting: str) -> tuple[np.ndarray, Bound]:
-        """The scores that `call` gives in exact arithmetic at `setting`, and how far float32 may be from them.
+    def counterfactual(self, name: str, setting: str) -> tuple[np.ndarray, Bound]:
+        """The scores that a call gives in exact arithmetic at `setting`, and how far float32 may be from them.
 
         Of a call that reads what it is writing nothing is held against the observed: the bound is infinite
         throughout. Raises RefusedError.
         """
-        here = self.settings[setting]
-        sizes = here.inputs.sizes
-        key = (setting, tuple(call.gemms(sizes, golden.plan(sizes))))
-        if key not in self._cache:
-            try:
-                self._cache[key] = _determined(*golden.called(call, here.inputs, here.mode))
-            except GemmRejectedError as error:
-                self._cache[key] = error.argument
-        found = self._cache[key]
-        if isinstance(found, str):
-            raise RefusedError(found)
+        found = self._known.get((setting, name))
+        if found is None:
+            call, here = self.calls[name], self.settings[setting]
+            key = setting, tuple(call.gemms(here.inputs.sizes, self._layouts[setting]))
+            if key not in self._computed:
+                self._computed[key] = _expected(call, here.inputs, here.mode)
+            found = self._known[setting, name] = self._computed[key]
+        if isinstance(found, RefusedError):
+            raise found
         return found
 
     def identify(self, suspect: Sealed) -> Weighing:
@@ -113,14 +120,14 @@ class Candidates:
                 return RefusedError(error.argument)
 
         with threadpool_limits(1):
-            found = self._weigh(observe, self.listed)
+            found = self._weigh(observe, self._hypotheses)
             others = {str(other): other for name in found.left for other in rewritten(self.calls[name], self._block)}
             self.calls |= others
-            new = {name: call for name, call in others.items() if name not in self.listed}
+            new = {name: partial(self.counterfactual, name) for name in others if name not in self.listed}
             found.fits |= self._weigh(observe, new).fits
         return found
 
-    def _weigh(self, observe: Callable[[str], np.ndarray | RefusedError], calls: dict[str, Call]) -> Weighing:
+    def _weigh(self, observe: Callable[[str], np.ndarray | RefusedError], hypotheses: Hypotheses) -> Weighing:
         """As :func:`labkit.weigh`; a setting that cannot test a call does not count where others tested its numbers."""
 
         def ran(setting: str) -> np.ndarray:
@@ -128,7 +135,6 @@ class Candidates:
                 raise seen
             return seen
 
-        hypotheses = {name: partial(self.counterfactual, call) for name, call in calls.items()}
         names = {setting: setting for setting in self.settings}
         found = weigh(ran, hypotheses, names, outcomes=(RefusedError,), thorough=False)
         numbers = [
@@ -149,10 +155,9 @@ class Candidates:
                 raise RefusedError(error.argument) from None
 
         def expected(call: Call, inputs: Inputs) -> tuple[np.ndarray, Bound]:
-            try:
-                return _determined(*golden.called(call, inputs))
-            except GemmRejectedError as error:
-                raise RefusedError(error.argument) from None
+            if isinstance(found := _expected(call, inputs, "poison"), RefusedError):
+                raise found
+            return found
 
         longest = sorted(found.refuted, key=lambda name: -len(found.fits[name]))[:rivals]
         names = [*found.left, *found.untested, *longest]
@@ -167,8 +172,12 @@ class Candidates:
         return len({tuple(fate[call] for fate in fates) for call in calls})
 
 
-def _determined(value: np.ndarray, bound: Bound) -> tuple[np.ndarray, Bound]:
-    """An infinite bound throughout, where a call reads what it is writing: nothing of it is held against a run."""
+def _expected(call: Call, inputs: Inputs, mode: str) -> Expected:
+    """What a call gives in exact arithmetic, with an infinite bound throughout where it reads what it is writing."""
+    try:
+        value, bound = golden.called(call, inputs, mode)
+    except GemmRejectedError as error:
+        return RefusedError(error.argument)
     return value, replace(bound, absolute=np.full_like(value, np.inf)) if np.isinf(bound.absolute).any() else bound
 
 
