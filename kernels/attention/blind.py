@@ -33,12 +33,11 @@ SYMBOLS = ("M", "N", "d_k")
 def named(block: int = 32) -> dict[str, Call]:
     """Wrong calls with a name of their own: what a notebook's `defect` may ask for, besides ``blind``."""
     return {
-        "column_major_result": Call(a="Q", b="K", transa="T", m="N", n="M", lda="d_k", ldc="N"),
-        "operands_swapped": Call(a="Q", b="KT"),
+        "column_major": Call(a="Q", b="K", transa="T", m="N", n="M", lda="d_k", ldc="N"),
         "k_not_transposed": Call(a="K"),
-        "tile_offset_transposed": replace(calls.blocked(block), c_offset="j*M + i"),
+        "tile_offset": replace(calls.blocked(block), c_offset="j*M + i"),
         "q_leading_dimension": Call(ldb="N"),
-        "report_diagnosis": calls.diagnosis(block)["in one call"],
+        "diagnosis": calls.diagnosis(block)["in one call"],
     }
 
 

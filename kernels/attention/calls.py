@@ -177,6 +177,10 @@ _TWIN = {
 """An operand with its leading dimension; its twin with that one's, and the offset in it of the same element."""
 
 
+_INDEX = {"M": "j", "N": "i"}
+"""What counts the blocks of a dimension: keys by j, queries by i."""
+
+
 def rewritten(call: Call, block: int) -> set[Call]:
     """Other ways to write a call, of which some compute the same: K for K^T, blocks for one call, other blocks.
 
@@ -187,7 +191,8 @@ def rewritten(call: Call, block: int) -> set[Call]:
         if one.block:
             found |= {replace(one, block=size) for size in (one.block // 2, 2 * one.block)}
         else:
-            found |= {_in_blocks(one, block, over) for over in ("m", "n", "mn")}
+            over = [name for name in "mn" if getattr(one, name) in _INDEX]
+            found |= {_in_blocks(one, block, split) for split in [*over, "mn"] if over}
     return found - {call}
 
 
@@ -207,8 +212,7 @@ def _in_blocks(call: Call, block: int, over: str) -> Call:
 
     A dimension that is d_k stays whole: blocks go over the queries, i, and the keys, j.
     """
-    index = {"M": "j", "N": "i"}
-    row, column = (index.get(getattr(call, name), "") if name in over else "" for name in "mn")
+    row, column = (_INDEX.get(getattr(call, name), "") if name in over else "" for name in "mn")
 
     def times(index: str, leading: str) -> str:
         return f"{index}*{leading}" if index else "0"

@@ -82,8 +82,8 @@ def scaling_is_right(errors: Mapping[str, float], passes: Mapping[str, bool]) ->
         "fails the report's own check, which the report says was passed",
         f"{alone}: it adds an error of its own",
         f"{alone}, but with the right product the report's check takes these wrong scalings too: {_names(taken)}",
-        given="the report's scaling kernel is not printed: ours stands in for it; that the repair did not touch it, and that "
-        "its final check was passed, is taken as told",
+        given="the report's scaling kernel is not printed: ours stands in for it; that the repair left it alone, and "
+        "that the final check was passed, is taken as told",
     )
 
 

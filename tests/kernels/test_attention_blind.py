@@ -159,7 +159,7 @@ def test_naming_the_nearest_listed_call_would_be_found_out():
 
 def test_a_call_in_other_words_computes_the_same(device):
     inputs = survey.integers(Sizes(2, 37, 53, 29))
-    for call in (Call(), blind.named()["column_major_result"], calls.blocked(BLOCK)):
+    for call in (Call(), blind.named()["column_major"], calls.blocked(BLOCK)):
         others = calls.rewritten(call, BLOCK)
         mine = outcome(faulty.scores, call, inputs, device)
         same = [other for other in others if outcome(faulty.scores, other, inputs, device) == mine]
@@ -186,7 +186,7 @@ def test_a_proof_with_the_wrong_call_left_is_contradicted_by_a_real_run(device, 
         name: s for name, s in identify.separating_settings(REPORT).items() if name == "adjacent 128 x 128 x 64"
     }
     candidates = identify.Candidates(listed, settings, BLOCK)
-    sealed = faulty.Suspect(blind.named()["column_major_result"], device)
+    sealed = faulty.Suspect(blind.named()["column_major"], device)
     found = candidates.identify(sealed)
     assert candidates.computations(found.left) > 1  # one setting, N = M: too few
     inputs = {"37 x 53 x 29": uniform(Sizes(1, 37, 53, 29), np.random.default_rng(1))}
