@@ -78,8 +78,8 @@ def scaling_is_right(errors: Mapping[str, float], passes: Mapping[str, bool]) ->
     return _verdict(
         "refuted" if worst > 1.0 else "undecidable" if taken else "confirmed",
         worst,
-        f"{alone}, and the repair left the step as it was: with the right product each of {len(passes)} wrong scalings "
-        "fails the report's own check, which the report says was passed",
+        f"{alone}; and with the right product each of {len(passes)} wrong scalings fails the report's own check, which "
+        "was passed after the repair",
         f"{alone}: it adds an error of its own",
         f"{alone}, but with the right product the report's check takes these wrong scalings too: {_names(taken)}",
         given="the report's scaling kernel is not printed: ours stands in for it; that the repair left it alone, and "
@@ -113,7 +113,8 @@ def symptom_names_parameter(outcomes: int, calls: int, level: float) -> Verdict:
 
 def dims_reversed(found: Turned, level: float) -> Verdict:
     """Whether the exchange of dimensions made the difference."""
-    truth = "undecidable" if found.fit_turned and found.fit_straight else "confirmed" if found.fit_turned else "refuted"
+    either = bool(found.fit_turned), bool(found.fit_straight)
+    truth = "undecidable" if either[0] == either[1] else "confirmed" if either[0] else "refuted"
     pairs = (
         f"of {found.pairs} calls that run, {found.changed_at_equal} change at N = M = {REPORT.n} when m and n are "
         f"exchanged, and {found.changed_at_unequal} at 37 x 53 x 29; in blocks of 48, which do not divide {REPORT.n}, "
@@ -123,9 +124,11 @@ def dims_reversed(found: Turned, level: float) -> Verdict:
         truth,
         [found.fit_turned, found.fit_straight],
         f"only calls with exchanged dimensions fit the reported range; {pairs}",
-        f"no call with exchanged dimensions fits the reported range; {pairs}",
+        f"calls fit the reported range, and none of them with exchanged dimensions; {pairs}",
         f"outcomes that fit come with the exchange ({found.fit_turned}) and without it ({found.fit_straight}): the "
-        f"figures cannot tell which it was; {pairs}",
+        f"figures cannot tell which it was; {pairs}"
+        if any(either)
+        else f"no listed call fits, with the exchange or without it; {pairs}",
     )
 
 

@@ -29,7 +29,9 @@ def show(figure: Figure, alt: str) -> None:
 def products(right: np.ndarray, wrong: np.ndarray, title: str, largest: float = 30.0) -> Figure:
     """One head's right product, the wrong one, and |wrong - right|: [n, m] each. Black is an exact zero, red a NaN."""
     figure, axes = plots.figure(1, 3, width=9.0, height=2.9)
-    scale = {"vmin": float(right.min()), "vmax": float(right.max()), "interpolation": "nearest", "aspect": "auto"}
+    both = np.concatenate([right.ravel(), wrong[np.isfinite(wrong)]])
+    low, high = np.quantile(both, [0.001, 0.999])  # a stray number outside an operand would hide all others
+    scale = {"vmin": float(low), "vmax": float(high), "interpolation": "nearest", "aspect": "auto"}
     colours = plt.get_cmap("viridis", 16).copy()
     colours.set_bad(plots.RED)
     for axis, values, name in ((axes[0], right, "right product"), (axes[1], wrong, title)):

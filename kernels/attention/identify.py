@@ -209,4 +209,6 @@ def upheld(before: Weighing, after: Weighing) -> tuple[Weighing, str]:
         return both, f"CONTRADICTED: {len(overturned)} of the {len(kept)} not ruled out before fail at {where}{told}"
     if skipped:
         return both, f"NOT TESTED AGAIN: {len(skipped)} of the {len(kept)} not ruled out before{told}"
+    if not kept:
+        return both, f"nothing was left to test again{told}"
     return both, f"upheld: of the {len(kept)} not ruled out before, none fails at a later setting{told}"

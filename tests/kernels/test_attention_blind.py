@@ -179,6 +179,8 @@ def test_a_later_setting_that_refutes_what_was_left_is_flagged():
     assert both.cause == blind.NONE
     assert words.startswith("CONTRADICTED: 1 of the 1 not ruled out before fail at later")
     assert identify.upheld(before, Weighing(["later"], {"b": {"later": fit}}))[1].startswith("NOT TESTED AGAIN")
+    none = Weighing(["first"], {"b": {"first": beyond}})
+    assert identify.upheld(none, Weighing(["later"], {}))[1] == "nothing was left to test again"
 
 
 def test_a_proof_with_the_wrong_call_left_is_contradicted_by_a_real_run(device, listed):
