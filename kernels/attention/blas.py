@@ -9,7 +9,7 @@ on both. Every call is checked before it is made: the host's BLAS only prints wh
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
@@ -107,7 +107,10 @@ class HostBlas:
 
     def sgemm_strided_batched(self, memory: torch.Tensor, g: Gemm, strides: tuple[int, int, int], count: int) -> None:
         """`count` products, each operand moved on by its stride in elements."""
-        self.sgemm_batched(memory, list(strided(g, strides, count)))
+        check(g, memory.numel())
+        check(_moved(g, strides, count - 1), memory.numel())
+        for i in range(count):
+            _fortran_sgemm(memory.data_ptr(), g, (i * strides[0], i * strides[1], i * strides[2]))
 
     def transpose(self, memory: torch.Tensor, source: int, rows: int, columns: int, target: int) -> None:
         """Row-major [rows, columns] at `source` to row-major [columns, rows] at `target`: a plain copy."""
@@ -126,11 +129,10 @@ def scalars(alpha: float, beta: float) -> tuple[int, int]:
     return pair, pair + 4
 
 
-def strided(g: Gemm, strides: tuple[int, int, int], count: int) -> Iterator[Gemm]:
-    """The single products that a strided batch stands for."""
+def _moved(g: Gemm, strides: tuple[int, int, int], times: int) -> Gemm:
+    """The product with each operand moved on by `times` its stride."""
     sa, sb, sc = strides
-    for i in range(count):
-        yield replace(g, a=g.a + i * sa, b=g.b + i * sb, c=g.c + i * sc)
+    return replace(g, a=g.a + times * sa, b=g.b + times * sb, c=g.c + times * sc)
 
 
 @cache
@@ -148,18 +150,18 @@ def _scipy_sgemm() -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _packed(g: Gemm) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What Fortran takes by address: the six integers, alpha and beta, the two transpose letters."""
+def _packed(g: Gemm) -> tuple[int, int, int, tuple[np.ndarray, ...]]:
+    """The addresses of what Fortran takes so: six integers, two factors, two letters; and the arrays that hold them."""
     integers = np.array([g.m, g.n, g.k, g.lda, g.ldb, g.ldc], np.int32)
-    return integers, np.array([g.alpha, g.beta], np.float32), np.array([ord(g.transa), ord(g.transb)], np.uint8)
+    kept = integers, np.array([g.alpha, g.beta], np.float32), np.array([ord(g.transa), ord(g.transb)], np.uint8)
+    i, s, t = (x.ctypes.data for x in kept)
+    return i, s, t, kept
 
 
-def _fortran_sgemm(base: int, g: Gemm) -> None:
-    integers, scalars, trans = _packed(g)
-    i, s, t = integers.ctypes.data, scalars.ctypes.data, trans.ctypes.data
-    _scipy_sgemm()(
-        t, t + 1, i, i + 4, i + 8, s, base + 4 * g.a, i + 12, base + 4 * g.b, i + 16, s + 4, base + 4 * g.c, i + 20
-    )  # fmt: skip
+def _fortran_sgemm(base: int, g: Gemm, moved: tuple[int, int, int] = (0, 0, 0)) -> None:
+    i, s, t, _ = _packed(g)
+    a, b, c = base + 4 * (g.a + moved[0]), base + 4 * (g.b + moved[1]), base + 4 * (g.c + moved[2])
+    _scipy_sgemm()(t, t + 1, i, i + 4, i + 8, s, a, i + 12, b, i + 16, s + 4, c, i + 20)
 
 
 class CuBlas:
@@ -224,9 +226,9 @@ class CuBlas:
 
     def sgemm_strided_batched(self, memory: torch.Tensor, g: Gemm, strides: tuple[int, int, int], count: int) -> None:
         """`count` products by cublasSgemmStridedBatched, each operand moved on by its stride in elements."""
-        base, (sa, sb, sc), last = memory.data_ptr(), strides, count - 1
+        base, (sa, sb, sc) = memory.data_ptr(), strides
         check(g, memory.numel())
-        check(replace(g, a=g.a + last * sa, b=g.b + last * sb, c=g.c + last * sc), memory.numel())
+        check(_moved(g, strides, count - 1), memory.numel())
         alpha, beta = scalars(g.alpha, g.beta)
         with torch.cuda.device_of(memory):
             self._api.sgemm_strided_batched(

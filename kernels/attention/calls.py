@@ -21,7 +21,11 @@ _OFFSETS: dict[str, Callable[[int, int, Sizes], int]] = {
     "i*d_k": lambda i, j, s: i * s.d_k,
     "j*d_k": lambda i, j, s: j * s.d_k,
     "i*N": lambda i, j, s: i * s.n,
+    "j*N": lambda i, j, s: j * s.n,
+    "i*M": lambda i, j, s: i * s.m,
     "j*M": lambda i, j, s: j * s.m,
+    "i*d_k + j": lambda i, j, s: i * s.d_k + j,
+    "j*d_k + i": lambda i, j, s: j * s.d_k + i,
     "i*M + j": lambda i, j, s: i * s.m + j,
     "i*N + j": lambda i, j, s: i * s.n + j,
     "j*N + i": lambda i, j, s: j * s.n + i,
@@ -107,9 +111,27 @@ class Call:
 
 def blocked(block: int) -> Call:
     """The right decomposition into tiles of at most `block` x `block` scores."""
-    return Call(
-        m="block_M", n="block_N", block=block, a_offset="j", b_offset="i*d_k", c_offset="i*M + j"
-    )  # fmt: skip
+    return Call(m="block_M", n="block_N", block=block, a_offset="j", b_offset="i*d_k", c_offset="i*M + j")
+
+
+def diagnosis(block: int) -> dict[str, Call]:
+    """The report's diagnosis as a whole: every correction that it makes is undone at once.
+
+    Q comes first, m = N and n = M, the leading dimensions are N for Q, d_k for K^T and N for Q K^T. In blocks its
+    offsets are not on record: those that fit row-major operands, and those that fit these leading dimensions.
+    """
+    one = Call(a="Q", b="KT", m="N", n="M", lda="N", ldb="d_k", ldc="N")
+    blocks = replace(one, m="block_N", n="block_M", block=block)
+    return {
+        "in one call": one,
+        "in blocks, row-major offsets": replace(blocks, a_offset="i*d_k", b_offset="j", c_offset="i*M + j"),
+        "in blocks, column-major offsets": replace(blocks, a_offset="i", b_offset="j*d_k", c_offset="j*N + i"),
+    }
+
+
+def turned(call: Call) -> Call:
+    """The call with its first two dimensions exchanged: m for n."""
+    return replace(call, m=call.n, n=call.m)
 
 
 def single_calls() -> Iterator[Call]:
@@ -121,7 +143,7 @@ def single_calls() -> Iterator[Call]:
         yield Call(a, b, ta, tb, m, n, k, lda, ldb, ldc)
 
 
-_ASPECTS: tuple[tuple[dict[str, str], ...], ...] = (
+ASPECTS: tuple[tuple[dict[str, str], ...], ...] = (
     ({"a": "Q", "b": "KT"}, {"a": "K"}),
     ({"transa": "T"},),
     ({"transb": "T"},),
@@ -140,9 +162,68 @@ def blocked_calls(block: int) -> Iterator[Call]:
     """The right decomposition and every one with one or two of its aspects wrong."""
     right = blocked(block)
     yield right
-    for aspect in _ASPECTS:
+    for aspect in ASPECTS:
         for change in aspect:
             yield replace(right, **change)
-    for first, second in combinations(_ASPECTS, 2):
+    for first, second in combinations(ASPECTS, 2):
         for one, other in product(first, second):
             yield replace(right, **one, **other)
+
+
+_TWIN = {
+    ("KT", "M"): ("K", "d_k", {"0": "0", "i": "i*d_k", "j": "j*d_k"}),
+    ("K", "d_k"): ("KT", "M", {"0": "0", "i*d_k": "i", "j*d_k": "j"}),
+}
+"""An operand with its leading dimension; its twin with that one's, and the offset in it of the same element."""
+
+
+_INDEX = {"M": "j", "N": "i"}
+"""What counts the blocks of a dimension: keys by j, queries by i."""
+
+
+def rewritten(call: Call, block: int) -> set[Call]:
+    """Other ways to write a call, of which some compute the same: K for K^T, blocks for one call, other blocks.
+
+    No list of calls holds all of these, so whoever is left with one call of a list has to try them too.
+    """
+    found = {_with_twin(call, "a"), _with_twin(call, "b")}
+    for one in {call, *found}:
+        if one.block:
+            found |= {replace(one, block=size) for size in (one.block // 2, 2 * one.block)}
+        else:
+            over = [name for name in "mn" if getattr(one, name) in _INDEX]
+            found |= {_in_blocks(one, block, split) for split in [*over, "mn"] if over}
+    return found - {call}
+
+
+def _with_twin(call: Call, side: str) -> Call:
+    """The call with K in place of K^T on one side, transposed to match, or K^T in place of K."""
+    stored = (getattr(call, side), getattr(call, f"ld{side}"))
+    if stored not in _TWIN or getattr(call, f"{side}_offset") not in _TWIN[stored][2]:
+        return call
+    operand, leading, offsets = _TWIN[stored]
+    trans = "N" if getattr(call, f"trans{side}") == "T" else "T"
+    offset = offsets[getattr(call, f"{side}_offset")]
+    return replace(call, **{side: operand, f"ld{side}": leading, f"trans{side}": trans, f"{side}_offset": offset})
+
+
+def _in_blocks(call: Call, block: int, over: str) -> Call:
+    """A single call split over m, n or both, with the offsets that its own leading dimensions ask for.
+
+    A dimension that is d_k stays whole: blocks go over the queries, i, and the keys, j.
+    """
+    row, column = (_INDEX.get(getattr(call, name), "") if name in over else "" for name in "mn")
+
+    def times(index: str, leading: str) -> str:
+        return f"{index}*{leading}" if index else "0"
+
+    c_offset = f"{column}*{call.ldc} + {row}" if row and column else row or times(column, call.ldc)
+    return replace(
+        call,
+        m=f"block_{call.m}" if row else call.m,
+        n=f"block_{call.n}" if column else call.n,
+        block=block,
+        a_offset=(row or "0") if call.transa == "N" else times(row, call.lda),
+        b_offset=times(column, call.ldb) if call.transb == "N" else (column or "0"),
+        c_offset=c_offset,
+    )

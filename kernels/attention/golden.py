@@ -2,7 +2,7 @@
 
     kt = k^T    qk = q kt    scaled = qk / sqrt(d_k)    softmax = row-wise softmax    pv = softmax v
 
-`counterfactual` injects a defect: the scores are then what a wrong call gives in exact arithmetic.
+`called` injects a defect: the scores are then what a wrong call gives in exact arithmetic.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kernels.attention.arena import ALIGNMENT, Layout
 from kernels.attention.blas import Gemm, check
 from kernels.attention.calls import Call
 from kernels.attention.problem import Inputs, Sizes
-from labkit import Bound, Golden, Precision, Trace, golden
-from labkit.numerics.bounds import EXACT, sum_of_products
+from labkit import Bound, Golden, Precision, golden
+from labkit.numerics.bounds import sum_of_products
 
 Tensor = torch.Tensor
 Array = Any
@@ -47,16 +47,6 @@ def scores(q: Array, kt: Array, compute: str = "float32") -> tuple[Array, Bound]
     value = q @ kt
     squares = (q * q) @ (kt * kt)
     return value, sum_of_products(abs(q) @ abs(kt), q.shape[-1], compute, value=value, squares=squares)
-
-
-def counterfactual(call: Call, inputs: Inputs, mode: str = "poison", compute: str = "float32") -> Trace:
-    """What a wrong call of sgemm makes of the scores, with what it is made of: q, k, kt and qk, each with its bound."""
-    value, bound = called(call, inputs, mode, compute)
-    trace = Trace()
-    for name, exact in (("q", inputs.q), ("k", inputs.k), ("kt", inputs.k.swapaxes(-1, -2))):
-        trace.add(name, exact.astype(np.float64), EXACT)
-    trace.add("qk", value, bound)
-    return trace
 
 
 def plan(sizes: Sizes, mode: str = "poison", *, room: bool = True) -> Layout:

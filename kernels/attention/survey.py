@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
+import torch
 from scipy import stats
 from threadpoolctl import threadpool_limits
 
 from kernels.attention import faulty, golden
 from kernels.attention.arena import Layout
-from kernels.attention.blas import Gemm, GemmRejectedError, blas_for, check
-from kernels.attention.calls import Call, blocked_calls, single_calls
+from kernels.attention.blas import CuBlas, Gemm, GemmRejectedError, HostBlas, blas_for, check
+from kernels.attention.calls import Call, blocked_calls, diagnosis, single_calls
 from kernels.attention.problem import Inputs, Sizes, uniform
+from labkit.causes.hypotheses import Fit, Weighing
 
-LEVEL = 1e-3
-"""A call is ruled out where the range that was seen has less than this chance under it (the false-refutation rate)."""
+MOST = {"cuda": 1 << 24, "cpu": 1 << 19}
+"""By device: elements of the arena that holds several draws at a time. Few on a CPU, whose caches are small."""
 
 
 class Fate(Enum):
@@ -47,8 +49,9 @@ class Outcome:
 
 
 def every_call(block: int) -> list[Call]:
-    """All single calls, and the blocked ones with blocks of `block`."""
-    return [*single_calls(), *blocked_calls(block)]
+    """All single calls, the blocked ones with blocks of `block`, and the report's diagnosis as a whole."""
+    found = [*single_calls(), *blocked_calls(block), *diagnosis(block).values()]
+    return list(dict.fromkeys(found))
 
 
 def leaves(g: Gemm, call: Call, layout: Layout, head: int = 0) -> set[str]:
@@ -74,15 +77,21 @@ def survey(sizes: Sizes, calls: Iterable[Call]) -> list[Outcome]:
     right = inputs.q.astype(np.float64) @ inputs.k.astype(np.float64).swapaxes(-1, -2)
     by_arguments: dict[tuple[Gemm, ...], bytes] = {}
     found: dict[bytes, Outcome] = {}
-    for call in calls:
-        gemms = call.gemms(one, layout)
-        arguments = tuple(gemms)
-        if arguments not in by_arguments:
-            key, outcome = _outcome(call, gemms, inputs, layout, right)
-            by_arguments[arguments] = key
-            found.setdefault(key, outcome)
-        found[by_arguments[arguments]].calls.append(call)
+    with threadpool_limits(1):  # thousands of small products: several threads would wait for each other
+        for call in calls:
+            gemms = call.gemms(one, layout)
+            arguments = tuple(gemms)
+            if arguments not in by_arguments:
+                key, outcome = _outcome(call, gemms, inputs, layout, right)
+                by_arguments[arguments] = key
+                found.setdefault(key, outcome)
+            found[by_arguments[arguments]].calls.append(call)
     return list(found.values())
+
+
+def suspects(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The outcomes that run and are wrong: any of them may have given a report's numbers."""
+    return [o for o in outcomes if o.fate not in (Fate.REJECTED, Fate.RIGHT)]
 
 
 def integers(sizes: Sizes, seed: int = 0) -> Inputs:
@@ -119,27 +128,63 @@ def count(outcomes: list[Outcome]) -> dict[Fate, tuple[int, int]]:
     return {fate: (calls[fate], distinct[fate]) for fate in Fate}
 
 
-def largest_differences(
-    calls: Sequence[Call], sizes: Sizes, seeds: int, device: str = "cpu", mode: str = "adjacent"
-) -> dict[Call, np.ndarray]:
-    """Make each call for real on fresh uniform inputs: max |QK - golden| in each head, [seeds, heads].
+def draw(sizes: Sizes, number: int) -> Inputs:
+    """Fresh uniform inputs: the same on every machine for one `number`."""
+    return uniform(sizes, np.random.default_rng([number, 1]))
 
-    Nothing of an earlier call is left when the next is made. NaN stands for a result with a NaN in it.
+
+def largest_differences(
+    calls: Sequence[Call], sizes: Sizes, draws: range, device: str = "cpu", mode: str = "adjacent"
+) -> dict[Call, np.ndarray]:
+    """Make each call for real on fresh uniform inputs: max |QK - golden| in each head, [draws, heads].
+
+    Nothing of an earlier call is left when the next is made. NaN stands for a result with a NaN in it. Draws lie in
+    one arena, head after head, where no head of a call sees what another wrote; else each has an arena of its own.
     """
-    layout, blas = golden.plan(sizes, mode), blas_for(device)
-    found = {call: np.empty((seeds, sizes.heads)) for call in calls}
-    with threadpool_limits(1):  # thousands of small products: two thread pools would only wait for each other
-        for seed in range(seeds):
-            inputs = uniform(sizes, np.random.default_rng([seed, 1]))
-            fresh = faulty.prepare(inputs, layout, device)
-            q, k = layout.view(fresh, "Q").double(), layout.view(fresh, "K").double()
-            right = q @ k.transpose(1, 2)
-            for call in calls:
-                memory = fresh.clone()
-                faulty.multiply(call, inputs, memory, layout, blas)
-                difference = (layout.view(memory, "QK") - right).abs()
-                found[call][seed] = difference.amax(dim=(1, 2)).cpu().numpy()
-    return found
+    one = golden.plan(sizes, mode)
+    apart = [call for call in calls if faulty.heads_apart(call.gemms(sizes, one), one)]
+    others = [call for call in calls if call not in set(apart)]
+    found: dict[Call, list[np.ndarray]] = {call: [] for call in calls}
+    with threadpool_limits(1):
+        for some, together in ((apart, max(1, MOST[device] // one.size)), (others, 1)):
+            for first in draws[::together] if some else ():
+                numbers = range(first, min(first + together, draws.stop))
+                for call, largest in _largest(some, sizes, numbers, device, mode).items():
+                    found[call].append(largest)
+    return {call: np.concatenate(parts) for call, parts in found.items()}
+
+
+def _largest(calls: Sequence[Call], sizes: Sizes, draws: range, device: str, mode: str) -> dict[Call, np.ndarray]:
+    """max |QK - golden|, [draws, heads], with all draws in one arena."""
+    inputs = joined([draw(sizes, number) for number in draws])
+    layout, blas = golden.plan(inputs.sizes, mode), blas_for(device)
+    fresh = faulty.prepare(inputs, layout, device)
+    exact = layout.view(fresh, "Q").double() @ layout.view(fresh, "KT").double()
+    right = exact.float()  # a millionth off, where differences of ones and tens are looked for
+    memory = torch.empty_like(fresh)
+    found = [_one_call(call, inputs, fresh, memory, layout, blas, right) for call in calls]
+    largest = torch.stack(found).cpu().numpy().reshape(len(calls), len(draws), sizes.heads)
+    return dict(zip(calls, largest, strict=True))
+
+
+def _one_call(
+    call: Call,
+    inputs: Inputs,
+    fresh: torch.Tensor,
+    memory: torch.Tensor,
+    layout: Layout,
+    blas: HostBlas | CuBlas,
+    right: torch.Tensor,
+) -> torch.Tensor:
+    """max |QK - golden| of each head, on the device."""
+    memory.copy_(fresh)
+    faulty.multiply(call, inputs, memory, layout, blas)
+    return (layout.view(memory, "QK") - right).abs_().amax(dim=(1, 2))
+
+
+def joined(inputs: Sequence[Inputs]) -> Inputs:
+    """Several draws as one with all of their heads."""
+    return Inputs(*(np.concatenate([getattr(one, name) for one in inputs]) for name in ("q", "k", "v")))
 
 
 @dataclass(frozen=True)
@@ -148,41 +193,90 @@ class Likelihood:
 
     outcome: Outcome
     differences: np.ndarray
-    """[seeds, heads]."""
-    inside: float
-    """The probability that every head falls into the reported range, widened by half its last digit."""
+    """[draws, heads]."""
+    head: float
+    """The probability that one head falls into the reported range, widened by half its last digit."""
     ends: float
     """The probability that the smallest and the largest of the heads round to the range's two ends."""
 
     @property
+    def inside(self) -> float:
+        """The probability that every head falls into the range."""
+        return self.of_heads(self.differences.shape[1])
+
+    def of_heads(self, heads: int) -> float:
+        """The probability that each of so many heads falls into the range."""
+        return self.head**heads
+
+    @property
     def mean(self) -> float:
-        """Mean over seeds and heads."""
+        """Mean over draws and heads."""
         return float(self.differences.mean())
 
     @property
-    def standard_error(self) -> float:
-        """Of that mean: heads and seeds are independent draws."""
-        return float(self.differences.std() / np.sqrt(self.differences.size))
+    def name(self) -> str:
+        """The simplest call of the outcome, by what is wrong in it."""
+        return self.outcome.example.difference
 
 
 def likelihood(outcome: Outcome, differences: np.ndarray, low: float, high: float, digit: float = 0.1) -> Likelihood:
     """Judge a reported range [low, high], printed to `digit`, under one outcome.
 
     The largest difference of a head is the maximum of many, so a generalised extreme-value law is fitted to all heads
-    and seeds; heads are independent. An outcome with NaN cannot have given numbers: probability 0.
+    and draws; heads are independent. An outcome with NaN cannot have given numbers, nor one of which all heads lie
+    on one side of the range: probability 0.
     """
     heads, h = differences.shape[1], digit / 2.0
-    if not np.isfinite(differences).all():
-        return Likelihood(outcome, differences, 0.0, 0.0)
     sample = differences.ravel()
+    if not np.isfinite(sample).all() or sample.max() < low - h or sample.min() > high + h:
+        return Likelihood(outcome, differences, 0.0, 0.0)
     spread = sample.std() * np.sqrt(6.0) / np.pi
     law = stats.genextreme(
         *stats.genextreme.fit(sample, 0.1, loc=sample.mean() - np.euler_gamma * spread, scale=spread)
     )
 
-    def all_in(a: float, b: float) -> float:
-        return float((law.cdf(b) - law.cdf(a)) ** heads)
+    def one(a: float, b: float) -> float:
+        return float(law.cdf(b) - law.cdf(a))
 
-    inside = all_in(low - h, high + h)
-    ends = inside - all_in(low + h, high + h) - all_in(low - h, high - h) + all_in(low + h, high - h)
-    return Likelihood(outcome, differences, inside, ends)
+    head = one(low - h, high + h)
+    ends = (
+        head**heads
+        - one(low + h, high + h) ** heads
+        - one(low - h, high - h) ** heads
+        + one(low + h, high - h) ** heads
+    )
+    return Likelihood(outcome, differences, head, ends)
+
+
+def judge(
+    outcomes: Sequence[Outcome], sizes: Sizes, seeds: int, reported: tuple[float, float], device: str
+) -> list[Likelihood]:
+    """Run one call of each outcome on `seeds` fresh draws and judge the reported range under it, likeliest first."""
+    found = largest_differences([o.example for o in outcomes], sizes, range(seeds), device)
+    judged = [likelihood(o, found[o.example], *reported) for o in outcomes]
+    return sorted(judged, key=lambda item: -item.inside)
+
+
+def fitting(judged: Iterable[Likelihood], level: float, heads: int | None = None) -> list[Likelihood]:
+    """The outcomes under which the reported range is at least as probable as `level`.
+
+    `level` is the rate at which the true call would be ruled out. `heads` is how many the range was read off, all of
+    the draws' unless said.
+    """
+    return [i for i in judged if (i.inside if heads is None else i.of_heads(heads)) >= level]
+
+
+def of_call(judged: Iterable[Likelihood], call: Call) -> Likelihood:
+    """The judgement of the outcome that `call` gives."""
+    return next(item for item in judged if call in item.outcome.calls)
+
+
+def weighed(judged: Iterable[Likelihood], level: float) -> Weighing:
+    """The survey as a weighing: an outcome is left where the reported range is at least as probable as `level`."""
+    setting = f"the reported range, at a level of {level:g}"
+    found = Weighing([setting])
+    for item in judged:
+        ok = item.inside >= level
+        words = f"probability {item.inside:.2g}"
+        found.fits[item.name] = {setting: Fit(ok, level / item.inside if item.inside else float("inf"), words)}
+    return found

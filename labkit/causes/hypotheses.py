@@ -113,7 +113,7 @@ def weigh(
         fits = result.fits[name] = {}
         for setting, value in settings.items():
             fits[setting] = _fit(seen[setting], _outcome(counterfactual, value, outcomes), thorough)
-            if not thorough and not fits[setting].ok:
+            if not thorough and fits[setting].tested and not fits[setting].ok:
                 break
     return result
 

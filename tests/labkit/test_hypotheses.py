@@ -89,6 +89,17 @@ def test_without_thorough_a_refuted_hypothesis_is_not_tried_again():
     assert "not tried" in str(found)
 
 
+def test_without_thorough_a_setting_that_tests_nothing_does_not_end_the_search():
+    def wrong_and_at_first_untested(x):
+        bound = Bound(np.full(x.shape, np.inf), "anything") if x is SETTINGS["square"] else BOUND
+        return 0 * x, bound
+
+    settings = {"first": SETTINGS["square"], "then": SETTINGS["unequal"]}
+    found = weigh(lambda x: x, {"wrong": wrong_and_at_first_untested}, settings, thorough=False)
+    assert found.refuted == {"wrong": "then"}
+    assert found.untested == []
+
+
 def test_a_step_that_the_observed_lacks_does_not_fit():
     def expected(x):
         found = Trace()

@@ -1,0 +1,289 @@
+"""The experiments that settle the claims: each runs real kernels and returns what was measured, without a verdict."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kernels.attention import elementwise, faulty, golden, verification
+from kernels.attention.arena import Layout, allocate
+from kernels.attention.attention import attention, transpose, upload
+from kernels.attention.blas import blas_for
+from kernels.attention.calls import ASPECTS, Call, blocked, diagnosis, turned
+from kernels.attention.problem import REPORT, Inputs, Sizes, index_coded, uniform
+from kernels.attention.product import loop, strided
+from kernels.attention.survey import (
+    Fate,
+    Likelihood,
+    Outcome,
+    draw,
+    joined,
+    judge,
+    largest_differences,
+    likelihood,
+    survey,
+    suspects,
+)
+from labkit import compare
+
+Range = tuple[float, float]
+
+HALF_DIGIT = 0.05
+"""The report prints its differences with one decimal."""
+
+SCALINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "left out": lambda s: s,
+    "1/d_k": lambda s: s / 64,
+    "1/sqrt(M)": lambda s: s / 128**0.5,
+    "sqrt(d_k)": lambda s: s * 8,
+    "1/sqrt(d_k / 2)": lambda s: s / 32**0.5,
+    "a factor 4% too large": lambda s: s * 1.04 / 8,
+    "a factor 1% too large": lambda s: s * 1.01 / 8,
+    "a factor 1% too small": lambda s: s * 0.99 / 8,
+    "written transposed": lambda s: s.swapaxes(1, 2) / 8,
+    "each row from the row before": lambda s: np.roll(s, 1, axis=1) / 8,
+    "each head from the head before": lambda s: np.roll(s, 1, axis=0) / 8,
+}
+"""Wrong ways to scale scores, [heads, n, m], at the report's d_k = 64 and M = 128: wrong factors, then wrong places."""
+
+
+def printed_within(values: np.ndarray, reported: Range) -> np.ndarray:
+    """Which values, printed with one decimal, lie in a reported range."""
+    return (values >= reported[0] - HALF_DIGIT) & (values <= reported[1] + HALF_DIGIT)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How often the heads of one wrong call fall into a reported range, by counting."""
+
+    hits: int
+    """Draws of which every head falls into the range."""
+    draws: int
+    share: float
+    """The share of single heads that do."""
+    typical: Range
+    """The smallest and the largest head of a draw, medians over the draws."""
+
+
+def counted(block: int, reported: Range, device: str, draws: int = 200) -> dict[str, Counted]:
+    """The wrong calls that the report describes, on fresh draws that the survey has not used."""
+    described = {f"diagnosis {name}": call for name, call in diagnosis(block).items()}
+    described["Q's leading dimension alone"] = Call(ldb="N")
+    largest = largest_differences(list(described.values()), REPORT, range(1000, 1000 + draws), device)
+    found = {}
+    for name, call in described.items():
+        ok = printed_within(largest[call], reported)
+        ends = (float(np.median(largest[call].min(axis=1))), float(np.median(largest[call].max(axis=1))))
+        found[name] = Counted(int(ok.all(axis=1).sum()), draws, float(ok.mean()), ends)
+    return found
+
+
+def behind_q(reported: Range, seeds: int, device: str) -> dict[str, Likelihood]:
+    """Q's leading dimension N and the rest right, with different things behind Q in memory."""
+    call = Call(ldb="N")
+    fillings: dict[str, Callable[[Inputs, Inputs], np.ndarray | float]] = {
+        "K, as allocated": lambda inputs, other: inputs.k,
+        "other inputs": lambda inputs, other: other.k,
+        "zeros": lambda inputs, other: 0.0,
+        "NaN": lambda inputs, other: math.nan,
+    }
+    inputs = joined([draw(REPORT, number) for number in range(seeds)])
+    other = joined([draw(REPORT, number) for number in range(seeds, 2 * seeds)])
+    plain = golden.plan(inputs.sizes, "adjacent")
+    shapes = {"Q": plain.shapes["Q"], "behind": plain.shapes["K"], "KT": plain.shapes["KT"], "QK": plain.shapes["QK"]}
+    layout = Layout.plan(shapes, inputs.sizes.heads, "adjacent", plain.guard)
+    right = (inputs.q.astype(np.float64) @ inputs.k.swapaxes(1, 2)).astype(np.float32)
+    found = {}
+    for name, fill in fillings.items():
+        memory = allocate(layout, device)
+        behind = fill(inputs, other)
+        for operand, value in (("Q", inputs.q), ("KT", inputs.k.swapaxes(1, 2)), ("behind", behind)):
+            layout.view(memory, operand)[...] = torch.as_tensor(np.asarray(value, np.float32), device=device)
+        faulty.multiply(call, inputs, memory, layout, blas_for(device))
+        largest = abs(layout.view(memory, "QK").cpu().numpy() - right).max(axis=(1, 2))
+        outcome = Outcome(Fate.READS_OUTSIDE, [call])
+        found[name] = likelihood(outcome, largest.reshape(seeds, REPORT.heads), *reported)
+    return found
+
+
+@dataclass(frozen=True)
+class Turned:
+    """What the exchange of the first two dimensions does to the calls that run at the report's sizes."""
+
+    pairs: int
+    """Calls with the dimensions M and N, or those of a block, each beside the same call with them exchanged."""
+    changed_at_equal: int
+    """Pairs whose two calls hand BLAS different numbers at N = M = 128."""
+    changed_at_unequal: int
+    """Pairs whose two calls give different scores, or are refused differently, at 37 x 53 x 29."""
+    fit_turned: int
+    """Fitting outcomes of the survey that a call with the exchange gives."""
+    fit_straight: int
+    """Fitting outcomes that a call without it gives."""
+    ragged: int
+    """Different wrong outcomes of the exchange in blocks that do not divide 128, alone or with one other change."""
+    ragged_fit: int
+    """Those of them that fit."""
+
+
+def dims_turned(
+    outcomes: Sequence[Outcome], fits: Sequence[Likelihood], reported: Range, level: float, seeds: int, device: str
+) -> Turned:
+    """Exchange the first two dimensions in every call that BLAS accepts, and in blocks of 48 with any one change."""
+    straight = {("M", "N"), ("block_M", "block_N")}
+    back = {(n, m) for m, n in straight}
+    ran = [call for o in outcomes if not o.rejected for call in o.calls if (call.m, call.n) in straight]
+    layout = golden.plan(REPORT)
+    changed = sum(call.gemms(REPORT, layout) != turned(call).gemms(REPORT, layout) for call in ran)
+    elsewhere = survey(Sizes(1, 37, 53, 29), {*ran, *map(turned, ran)})
+    where = {call: i for i, outcome in enumerate(elsewhere) for call in outcome.calls}
+    exchanged = turned(blocked(48))
+    ragged = [
+        exchanged,
+        *(replace(exchanged, **change) for aspect in ASPECTS for change in aspect if "m" not in change),
+    ]
+    judged = judge(suspects(survey(REPORT, ragged)), REPORT, seeds, reported, device)
+    return Turned(
+        pairs=len(ran),
+        changed_at_equal=changed,
+        changed_at_unequal=sum(where[call] != where[turned(call)] for call in ran),
+        fit_turned=sum(any((c.m, c.n) in back for c in i.outcome.calls) for i in fits),
+        fit_straight=sum(any((c.m, c.n) in straight for c in i.outcome.calls) for i in fits),
+        ragged=len(judged),
+        ragged_fit=sum(i.inside >= level for i in judged),
+    )
+
+
+def scalings_shown(
+    call: Call, unscaled: Range, scaled: Range, device: str, draws: int = 20
+) -> tuple[dict[str, float], dict[str, bool]]:
+    """Scale a wrong product wrongly.
+
+    For each of SCALINGS: of the heads whose difference before scaling lies in its reported range, the share whose
+    difference after it lies in the other one; and whether the right product, so scaled, passes the report's check.
+    """
+    inputs = joined([draw(REPORT, number) for number in range(2000, 2000 + draws)])
+    right = (inputs.q.astype(np.float64) @ inputs.k.swapaxes(1, 2)).astype(np.float32)
+    wrong = faulty.scores(call, inputs, device, mode="adjacent")
+    chosen = printed_within(abs(wrong - right).max(axis=(1, 2)), unscaled)
+    shown, passes = {}, {}
+    for name, scale in SCALINGS.items():
+        after = abs(scale(wrong) - right / 8).max(axis=(1, 2))
+        shown[name] = float(printed_within(after[chosen], scaled).mean()) if chosen.any() else 0.0
+        one = right[: REPORT.heads]
+        passes[name] = bool(np.allclose(scale(one), one / 8, atol=1e-5))
+    return shown, passes
+
+
+def scaling_errors(call: Call, device: str, rng: np.random.Generator) -> dict[str, float]:
+    """The scaling step by itself on right and wrong products: how much of its own two roundings its error uses."""
+    found = {}
+    for sizes in (REPORT, Sizes(2, 37, 53, 61)):
+        inputs = uniform(sizes, rng)
+        for name, made in (("right", Call()), ("wrong", call)):
+            given = torch.from_numpy(faulty.scores(made, inputs, device, mode="adjacent")).to(device)
+            exact = given.double() / math.sqrt(sizes.d_k)
+            got = elementwise.scale(given, 1.0 / math.sqrt(sizes.d_k))
+            found[f"{name} product at {sizes}"] = compare(got, exact, exact.abs() * 2.0**-23).bound_used
+    return found
+
+
+def ratios(unscaled: Range, scaled: Range) -> Range:
+    """The ratios that two reported ranges allow, each figure off by up to half its last digit."""
+    h = HALF_DIGIT
+    pairs = list(zip(unscaled, scaled, strict=True))
+    return max((u - h) / (s + h) for u, s in pairs), min((u + h) / (s - h) for u, s in pairs)
+
+
+def ratio_again(call: Call, device: str, rng: np.random.Generator) -> float:
+    """Largest difference before scaling over that after it, with a wrong product and the real scaling step."""
+    inputs = uniform(REPORT, rng)
+    run = faulty.attention(call, inputs, device, mode="adjacent")
+    right = inputs.q.astype(np.float64) @ inputs.k.swapaxes(1, 2)
+    before, after = (run[name].cpu().numpy().astype(np.float64) for name in ("qk", "scaled"))
+    return float(abs(before - right).max() / abs(after - right / math.sqrt(REPORT.d_k)).max())
+
+
+def in_blocks(device: str, rng: np.random.Generator) -> dict[str, float]:
+    """Right blocks of sizes that divide the scores and that do not: the share of the product's bound that each uses."""
+    found = {}
+    for sizes in (REPORT, Sizes(2, 37, 53, 29)):
+        inputs = uniform(sizes, rng)
+        exact = golden.scores(*(x.astype(np.float64) for x in (inputs.q, inputs.k.swapaxes(1, 2))))
+        for block in (8, 24, 32, 100):
+            got = faulty.scores(blocked(block), inputs, device)
+            found[f"{sizes}, blocks of {block}"] = compare(got, *exact).bound_used
+    return found
+
+
+def index_coded_order(device: str) -> dict[str, bool]:
+    """Whether the repaired call puts every score into its row-major place, by inputs that name their element."""
+    found = {}
+    for sizes in (REPORT, Sizes(2, 37, 53, 29), Sizes(2, 53, 29, 37)):
+        coded = index_coded(sizes)
+        found[str(sizes)] = bool(np.array_equal(faulty.scores(Call(), coded, device), coded.q @ coded.k.swapaxes(1, 2)))
+    return found
+
+
+def transposed(sizes: Iterable[Sizes], device: str, rng: np.random.Generator) -> dict[str, bool]:
+    """Whether the transpose on `device` moves every value of K into its place, bit for bit."""
+    found = {}
+    for size in sizes:
+        inputs = uniform(size, rng)
+        layout = golden.plan(size)
+        memory = upload(inputs, layout, device)
+        transpose(memory, layout, blas_for(device))
+        found[str(size)] = bool(np.array_equal(layout.view(memory, "KT").cpu().numpy(), inputs.k.swapaxes(1, 2)))
+    return found
+
+
+@dataclass(frozen=True)
+class Final:
+    """The repaired pipeline against NumPy in float32, in memory and through text files, step by step."""
+
+    in_memory: Mapping[str, float]
+    """Largest difference of each step."""
+    in_files: Mapping[str, float]
+    passes: Mapping[str, bool]
+    """Whether np.allclose(atol=1e-5) takes each step, read back from files."""
+    text: float
+    """The largest difference that six digits of text make of the unscaled product by themselves."""
+    of_bound: float
+    """The largest difference through files over what two float32 sums of d_k products may be apart, of all scores."""
+
+
+def final(inputs: Inputs, device: str) -> Final:
+    """Run the repaired pipeline as the report does, loop over heads and text files included."""
+    run = attention(inputs, device, multiply=loop)
+    theirs = {step.name: np.asarray(step.value) for step in verification.numpy_float32(inputs)}
+    ours = {name: run[name].cpu().numpy() for name in theirs}
+    with tempfile.TemporaryDirectory() as folder:
+        read = {name: verification.through_files(ours[name], Path(folder), name) for name in theirs}
+    bound = golden.scores(*(x.astype(np.float64) for x in (inputs.q, inputs.k.swapaxes(1, 2))))[1]
+    return Final(
+        {name: float(abs(ours[name] - value).max()) for name, value in theirs.items()},
+        {name: float(abs(read[name] - value).max()) for name, value in theirs.items()},
+        {name: bool(np.allclose(read[name], value, atol=1e-5)) for name, value in theirs.items()},
+        float(abs(read["qk"] - ours["qk"]).max()),
+        float((abs(read["qk"].astype(np.float64) - theirs["qk"]) / (2.0 * bound.absolute)).max()),
+    )
+
+
+def batch_apart(inputs: Inputs, device: str) -> float:
+    """The largest difference of Q K^T by one strided batch from NumPy in float32."""
+    batch = attention(inputs, device, multiply=strided)["qk"].cpu().numpy()
+    return float(abs(batch - np.asarray(verification.numpy_float32(inputs)["qk"])).max())
+
+
+def shifts_taken(scores: np.ndarray) -> dict[float, bool]:
+    """By how much every score is shifted -> whether np.allclose with atol=1e-5 still takes it."""
+    return {
+        shift: bool(np.allclose(scores.astype(np.float64) + shift, scores.astype(np.float64), atol=1e-5))
+        for shift in (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4)
+    }
