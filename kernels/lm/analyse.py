@@ -102,6 +102,17 @@ def analyse(path: Path) -> list[Figure]:
 
     Raises UsageError for a file that is none of these, or that holds a secret.
     """
+    try:
+        return _analyse(path)
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError, yaml.YAMLError) as error:
+        said = (str(error).splitlines() or [""])[0][:80]
+        raise UsageError(
+            f"{path}: cannot be analysed ({type(error).__name__}: {said}); wanted the fields that "
+            "kernels/lm/metrics.py or kernels/lm/reported.yaml shows"
+        ) from None
+
+
+def _analyse(path: Path) -> list[Figure]:
     if path.suffix in (".yaml", ".yml", ".md"):
         try:
             text = path.read_text(encoding="utf-8")

@@ -159,6 +159,13 @@ def count(sizes: Model) -> int:
     return 2 * v * d + sizes.layers * (4 * d * d + 3 * d * f + 2 * d) + d
 
 
+def parameter_names(sizes: Model) -> list[str]:
+    """The names of a model's parameters."""
+    parts = ("attention_norm", "qkv", "out", "ffn_norm", "gate_up", "down")
+    blocks = [f"blocks.{i}.{part}" for i in range(sizes.layers) for part in parts]
+    return ["embedding.table", *blocks, "head.norm", "head.output"]
+
+
 def checkpoint_size(sizes: Model) -> int:
     """Bytes of a checkpoint: parameters and AdamW's two moments in float32."""
     return 12 * count(sizes)
@@ -287,10 +294,11 @@ def _value(hint: Any, value: Any, key: str, findings: list[Finding]) -> Any:
         if number is not None and _in_range(number, key):
             return number
     elif hint is int:
-        if isinstance(value, int) and not isinstance(value, bool) and _in_range(value, key):
+        if isinstance(value, int) and not isinstance(value, bool) and value < 2**63 and _in_range(value, key):
             return value
     elif hint in (str, bool):
-        if isinstance(value, hint) and value != "" and value in CHOICES.get(key, (value,)):
+        written = str(value).isprintable() and value != ""
+        if isinstance(value, hint) and written and value in CHOICES.get(key, (value,)):
             return value
         if value == "" and key == "evaluation.folder":
             return value
@@ -354,4 +362,10 @@ def _relations(config: Config) -> list[Finding]:
     if config.validation and config.validation.every > config.steps:
         right = f"at most steps = {config.steps}, or 0 for the end alone"
         found.append(Finding("validation.every", config.validation.every, right))
+    names = parameter_names(model)
+    found += [
+        Finding("dumps.tensors", shown(name), f"some of {', '.join(names)}")
+        for name in config.dumps.tensors
+        if name not in names
+    ]
     return found

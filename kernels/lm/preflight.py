@@ -110,14 +110,17 @@ def _folder(config: Config, _: int) -> Iterator[Finding]:
     kept = folder / "config.json"
     if not kept.exists():
         return
-    earlier, now = json.loads(kept.read_text(encoding="utf-8")), configs.as_dict(config)
-    fixed = ("model", "seed", "precision", "optimizer", "steps")
-    for key in fixed:
+    now = configs.as_dict(config)
+    try:
+        earlier = json.loads(kept.read_text(encoding="utf-8"))
+        earlier |= {f"data.{key}": earlier["data"][key] for key in ("batch", "length")}
+    except (ValueError, KeyError, TypeError):
+        yield Finding("folder", shown(config.folder), f"another folder: its {kept.name} is not of such a run")
+        return
+    now |= {f"data.{key}": now["data"][key] for key in ("batch", "length")}
+    for key in ("model", "seed", "precision", "optimizer", "steps", "data.batch", "data.length"):
         if earlier.get(key) != now[key]:
             yield Finding("folder", shown(config.folder), f"another folder: the run in it has another `{key}`")
-    for key in ("batch", "length"):
-        if earlier["data"].get(key) != now["data"][key]:
-            yield Finding("folder", shown(config.folder), f"another folder: the run in it has another `data.{key}`")
 
 
 def _nearest(folder: Path) -> Path:

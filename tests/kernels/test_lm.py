@@ -16,8 +16,6 @@ from kernels.lm.data import Sequences
 from kernels.lm.model import IGNORED, Decoder, build
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
-from labkit.session.secrets import MISSING, refuse_secrets
-from labkit.session.secrets import secrets as found_secrets
 
 SIZES = {"dim": 24, "layers": 2, "heads": 2, "hidden": 40}
 
@@ -55,6 +53,7 @@ def test_the_reports_model_has_exactly_its_parameters():
 def test_parameters_are_counted_right_for_other_sizes(sizes):
     model = Decoder(config.Model(**sizes))
     assert sum(p.numel() for p in model.parameters()) == config.count(config.Model(**sizes))
+    assert [name for name, _ in model.named_parameters()] == config.parameter_names(config.Model(**sizes))
 
 
 def test_no_token_sees_a_later_one(raw):
@@ -216,6 +215,7 @@ BROKEN = {
     "a task that is not there": ("evaluation", {"tasks": ["piqa"]}, "evaluation.tasks"),
     "a disk too small": ("checkpoints.keep", 10**9, "checkpoints.keep"),
     "memory too small": ("data.length", 10**9, "data.batch"),
+    "a tensor that no model has": ("dumps", {"every": 1, "tensors": ["head.out"]}, "dumps.tensors"),
     "a folder that is a file": ("folder", "/proc/version/run", "folder"),
 }
 
@@ -270,6 +270,8 @@ def test_a_folder_of_another_run_is_caught(raw, tmp_path):
     (tmp_path / "run" / "config.json").write_text(json.dumps(config.as_dict(parsed(raw))))
     assert preflight.check(raw)[1] == []
     raw["model"]["dim"] = 32
+    assert [one.key for one in preflight.check(raw)[1]] == ["folder"]
+    (tmp_path / "run" / "config.json").write_text("{}")
     assert [one.key for one in preflight.check(raw)[1]] == ["folder"]
 
 
@@ -351,24 +353,12 @@ def test_a_planted_secret_stops_the_run_and_is_not_printed(raw, tmp_path, line):
     assert planted.split()[-1].strip("'") not in str(error.value)
 
 
-def test_hashes_paths_and_redacted_keys_are_no_secrets():
-    pytest.importorskip("detect_secrets")
-    for line in (f'"commit": "{key()}"', "folder: /data/tokens/fineweb_edu_10bt", "'WANDB_API_KEY': '<redacted>'"):
-        assert found_secrets(line) == []
-
-
 def test_reports_are_scanned_before_they_are_analysed(tmp_path):
     pytest.importorskip("detect_secrets")
     path = tmp_path / "report.md"
     path.write_text(f"| step | loss |\n|---|---|\n| 1 | 2.0 |\n| 2 | 1.0 |\n\nWANDB_API_KEY={key()}\n")
     with pytest.raises(UsageError, match="line 6"):
         analyse.analyse(path)
-
-
-def test_without_the_scanner_one_loud_line(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "detect_secrets.core.scan", None)
-    refuse_secrets("x", f"api_key: '{key()}'")
-    assert capsys.readouterr().err.strip() == MISSING
 
 
 # Analysis
@@ -396,6 +386,15 @@ def test_a_table_of_a_report_in_markdown_is_read(tmp_path):
     found = {one.name: one for one in analyse.analyse(path)}
     assert found["change to step 20"].agrees is False
     assert math.isclose(sum(found["improvement"].derived) / 2, 0.5, rel_tol=0.01)
+
+
+@pytest.mark.parametrize("content", ['{"step": 1, "loss": 2.0, "tokens": 4}', '{"step": 1}', "[1]", "cut {", ""])
+def test_a_file_that_cannot_be_analysed_is_one_line(tmp_path, content):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="wanted") as error:
+        analyse.analyse(path)
+    assert "\n" not in str(error.value)
 
 
 def test_rates_off_one_line_are_told():

@@ -211,8 +211,3 @@ def test_two_runs_that_part_are_told_by_the_first_step_and_tensor(raw, tmp_path,
         evidence.first_difference(one, other) == "000004.loss"
     )  # the rate of step 1 is 0, and step 3 has the first change
     assert (one / "000002.grad.head.output.npy").exists()
-
-
-def test_a_tensor_that_no_model_has_is_named(raw):
-    with pytest.raises(UsageError, match=r"dumps\.tensors: 'head\.out' is not right"):
-        training.train(parsed(raw | {"dumps": {"every": 1, "tensors": ["head.out"]}}))
