@@ -28,6 +28,7 @@ from kernels.lm.config import Config, Model, count, flops_per_token
 from kernels.lm.model import Decoder
 from labkit import bench, plots
 from labkit.errors import UsageError
+from labkit.session.record import recorded
 from labkit.session.secrets import secrets
 from labkit.tables import Table
 
@@ -704,3 +705,34 @@ def speed(path: Path) -> Table | str:
         " recomputation"
     )
     return Table(("what", "provider", *names), shown, title=title)
+
+
+FIGURES = {
+    "parameters": "the parameters", "flops": "the FLOP/s", "learning_rate_column": "the learning rates",
+    "loss_improved_54": "the improvement", "words_per_second": "the words a second",
+    "gpu_utilisation_20": "the utilisation", "memory_047": "the memory",
+}  # fmt: skip
+"""The claims on figures, in words."""
+
+
+def answer(result: Mapping[str, Any]) -> str:
+    """The notebook's answer, from a result.json of it."""
+    claims = {name: one["verdict"] for name, one in result["claims"].items()}
+    holds = claims["zero_division_cause"] == "confirmed"
+    cures = [name for name in ("fix_comment_out", "fix_data_folder", "fix_zero_check") if claims[name] == "confirmed"]
+    right, wrong = (
+        ", ".join(words for name, words in FIGURES.items() if claims[name] == verdict) or "none"
+        for verdict in ("confirmed", "refuted")
+    )
+    return (
+        f"The cause {'holds' if holds else 'does not hold'}: Lingua's rule fails where no validation file is found"
+        f"{', and only there' if holds else ', and not there alone'}. Of the three cures {len(cures) or 'none'} "
+        f"{'let' if len(cures) > 1 else 'lets'} the evaluation end. Of the figures {right} hold, and {wrong} do not. "
+        f"A preflight had {len(result['metrics']['preflight'])} findings before the first step."
+    )
+
+
+def recorded_answers() -> dict[str, str]:
+    """The notebook's answer from its record, as README and notebook have it; none without a record."""
+    kept = recorded("training_run", "cpu")
+    return {"training_run": answer(kept.result)} if kept else {}
