@@ -56,7 +56,7 @@ $(DONE): pyproject.toml constraints.txt
 wheelhouse: setup
 	@rm -rf wheelhouse
 	@$(DOWNLOAD) papermill nbclient nbconvert nbformat ipykernel matplotlib pyyaml threadpoolctl pytest nbval aiohttp \
-		tokenizers tqdm transformers \
+		detect-secrets omegaconf tokenizers tqdm transformers \
 		$(if $(WITH_TORCH),torch triton scipy numba safetensors)
 	@$(DOWNLOAD) --no-deps nvmath-python cuda-core
 	@$(if $(WITH_TORCH),,rm -f wheelhouse/numpy-*.whl)

@@ -1,0 +1,177 @@
+"""Everything that would fail later, looked for before the first step: in seconds, without making the model.
+
+Each finding names the key, its value and what would be right. A good configuration gives none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kernels.lm import config as configs
+from kernels.lm.config import Config, Finding, shown
+from labkit.errors import UsageError
+
+GIB = 2.0**30
+
+
+def check(raw: Any, processes: int = 1) -> tuple[Config | None, list[Finding]]:
+    """The configuration, None where it cannot be read, and all that is wrong with it for a run on so many processes."""
+    config, findings = configs.parse(raw)
+    if config is None:
+        return None, findings
+    for looked in (_device, _data, _validation, _evaluation, _board, _folder, _disk, _memory):
+        findings += looked(config, processes)
+    return config, findings
+
+
+def refuse(path: Path, overrides: list[str], processes: int = 1) -> Config:
+    """The configuration of a file if all is well with it. UsageError with a line for each finding otherwise."""
+    from labkit.session.secrets import refuse_secrets
+
+    raw = configs.read(path, overrides)
+    refuse_secrets(str(path), "\n".join([path.read_text(encoding="utf-8"), *overrides]))  # all that the run writes
+    config, findings = check(raw, processes)
+    if config is None or findings:
+        raise UsageError(configs.lines(path, findings))
+    return config
+
+
+def _device(config: Config, processes: int) -> Iterator[Finding]:
+    if config.device == "cuda" and not _gpus(config):
+        yield Finding("device", "'cuda'", "cpu or auto: torch sees no GPU here")
+    if 0 < _gpus(config) < processes:
+        yield Finding("processes", processes, f"at most {_gpus(config)}, a GPU each")
+    if config.data.batch % processes:
+        yield Finding("data.batch", config.data.batch, f"a multiple of the {processes} processes that share it")
+
+
+def _data(config: Config, _: int) -> Iterator[Finding]:
+    from kernels.lm import jsonl
+
+    given = config.data
+    paths, findings = _glanced("data.folder", given.folder, given.pattern)
+    yield from findings
+    if findings:
+        return
+    size = sum(path.stat().st_size for path in paths)
+    if size > 64 * jsonl.GLANCE:
+        return  # enough for any batch; each line is checked before the first step
+    tokens = sum(len(jsonl.encode(text)) for path in paths for text in jsonl.documents(path))
+    sequences = (tokens - 1) // given.length
+    if sequences < given.batch:
+        right = f"at most {sequences}, the sequences of {given.length} tokens that {given.folder} holds"
+        yield Finding("data.batch", given.batch, right)
+
+
+def _validation(config: Config, _: int) -> Iterator[Finding]:
+    if config.validation:
+        yield from _glanced("validation.folder", config.validation.folder, config.validation.pattern)[1]
+
+
+def _glanced(key: str, folder: str, pattern: str) -> tuple[list[Path], list[Finding]]:
+    from kernels.lm import jsonl
+
+    try:
+        paths = jsonl.files(key, folder, pattern)
+        for path in paths:
+            jsonl.glance(path)
+    except UsageError as error:
+        said = str(error).removeprefix(f"{key}: ")
+        what, _, wanted = said.partition("; wanted ")
+        return [], [Finding(key, shown(folder), f"{wanted} ({what})")]
+    return paths, []
+
+
+def _evaluation(config: Config, _: int) -> Iterator[Finding]:
+    if config.evaluation:
+        from kernels.lm import tasks
+
+        yield from tasks.check(config.evaluation)
+
+
+def _board(config: Config, _: int) -> Iterator[Finding]:
+    if config.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        yield Finding("tensorboard", True, "false, or TensorBoard installed: pip install tensorboard")
+
+
+def _folder(config: Config, _: int) -> Iterator[Finding]:
+    """Whether the run can write there, and whether what is there is of this run."""
+    folder = Path(config.folder)
+    there = _nearest(folder)
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        yield Finding("folder", shown(config.folder), f"a folder that can be written; {there} cannot")
+        return
+    kept = folder / "config.json"
+    if not kept.exists():
+        return
+    now = configs.as_dict(config)
+    try:
+        earlier = json.loads(kept.read_text(encoding="utf-8"))
+        earlier |= {f"data.{key}": earlier["data"][key] for key in ("batch", "length")}
+    except (ValueError, KeyError, TypeError):
+        yield Finding("folder", shown(config.folder), f"another folder: its {kept.name} is not of such a run")
+        return
+    now |= {f"data.{key}": now["data"][key] for key in ("batch", "length")}
+    for key in ("model", "seed", "precision", "optimizer", "steps", "data.batch", "data.length"):
+        if earlier.get(key) != now[key]:
+            yield Finding("folder", shown(config.folder), f"another folder: the run in it has another `{key}`")
+
+
+def _nearest(folder: Path) -> Path:
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def _disk(config: Config, _: int) -> Iterator[Finding]:
+    need = configs.checkpoint_size(config.model) * (config.checkpoints.keep + 1)
+    free = shutil.disk_usage(_nearest(Path(config.folder))).free
+    if need > free:
+        right = f"fewer, or {need / GIB:.1f} GiB free: {free / GIB:.1f} are, and one more is written before one goes"
+        yield Finding("checkpoints.keep", config.checkpoints.keep, right)
+
+
+def memory(config: Config, processes: int = 1) -> int:
+    """Bytes that a process takes at the least: parameters, gradients, AdamW's moments, and what backward keeps.
+
+    Of each token a layer keeps its input twice and normalised twice, query, key and value, attention's result, gate, up
+    and their product; the logits are kept in float32 and once more for their gradient.
+    """
+    sizes, wide = config.model, 8 if config.precision == "float64" else 4
+    element = {"bfloat16": 2, "float32": 4, "float64": 8}[config.precision]
+    layer = element * (8 * sizes.dim + 3 * sizes.inner)
+    tokens = config.tokens // processes
+    return 4 * wide * configs.count(sizes) + tokens * (layer * sizes.layers + 2 * wide * sizes.vocabulary)
+
+
+def _memory(config: Config, processes: int) -> Iterator[Finding]:
+    need = memory(config, processes)
+    if _gpus(config):
+        import torch
+
+        have, what = torch.cuda.get_device_properties(0).total_memory, "the GPU has"
+    else:
+        need, have, what = (
+            need * processes,
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "this machine has",
+        )
+    if need > have:
+        right = f"fewer sequences or a smaller model: {need / GIB:.1f} GiB are needed, {what} {have / GIB:.1f}"
+        yield Finding("data.batch", config.data.batch, right)
+
+
+def _gpus(config: Config) -> int:
+    """The GPUs that a run would use. torch takes seconds to import, so it is asked only where one may be used."""
+    if config.device == "cpu":
+        return 0
+    import torch
+
+    return torch.cuda.device_count()

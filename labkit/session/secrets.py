@@ -1,0 +1,40 @@
+"""Secrets in what is written or shared: found by detect-secrets, an extra, and never printed."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from labkit.errors import UsageError
+
+MISSING = "NOT SCANNED FOR SECRETS: detect-secrets is not installed; wanted it: pip install -e '.[lm]'"
+VALUE = re.compile(r"""([\w.-]*(?:key|token|secret|auth|credentials?)["']?\s*[:=]\s*)["']?([\w.+/=-]{16,})""", re.I)
+"""A long word beside a name that calls it one. Without the name it is a hash, and those are everywhere."""
+
+
+def secrets(text: str) -> list[tuple[int, str]] | None:
+    """Line, from 1, and kind of each secret in a text; None without detect-secrets, which is said on stderr."""
+    try:
+        from detect_secrets.core.scan import scan_line
+        from detect_secrets.plugins.high_entropy_strings import Base64HighEntropyString, HexHighEntropyString
+        from detect_secrets.settings import default_settings
+    except ImportError:
+        print(MISSING, file=sys.stderr)
+        return None
+    found: list[tuple[int, str]] = []
+    random = (HexHighEntropyString(limit=3.0), Base64HighEntropyString(limit=4.0))
+    with default_settings():
+        for number, line in enumerate(text.splitlines(), 1):
+            forms = line, re.sub(r"""([:=]\s*)([^\s"'#,{}]+)""", r'\1"\2"', line)  # YAML has no quotes
+            kinds = {one.type for form in forms for one in scan_line(form) if "Entropy" not in one.type}  # every word
+            for word in VALUE.finditer(line):
+                kinds |= {p.secret_type for p in random if p.analyze_line("", f'"{word[2]}"', number)}
+            found += [(number, kind) for kind in sorted(kinds)]
+    return found
+
+
+def refuse_secrets(name: str, text: str) -> None:
+    """Raise UsageError, which names lines and kinds alone, where a text holds a secret."""
+    if found := secrets(text):
+        places = "; ".join(f"line {number}: {kind}" for number, kind in found)
+        raise UsageError(f"{name}: holds what looks like a secret ({places}); wanted it out of the file, and revoked")

@@ -1,0 +1,472 @@
+"""The decoder, its data, its configuration and what a preflight catches."""
+
+import json
+import math
+import secrets
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from kernels.lm import analyse, config, evidence, faulty, jsonl, preflight, training, validation
+from kernels.lm.data import Sequences
+from kernels.lm.model import IGNORED, Decoder, build
+from labkit.errors import UsageError
+from labkit.session.catalogue import ROOT
+
+SIZES = {"dim": 24, "layers": 2, "heads": 2, "hidden": 40}
+
+
+@pytest.fixture
+def text(tmp_path):
+    texts = [f"Document {i}: {'word ' * (i % 9)}and {i * i}." for i in range(200)]
+    jsonl.write(tmp_path / "text", texts)
+    return tmp_path / "text"
+
+
+@pytest.fixture
+def raw(tmp_path, text):
+    return {
+        "folder": str(tmp_path / "run"), "data": {"folder": str(text), "batch": 4, "length": 32},
+        "validation": {"folder": str(text)}, "evaluation": "none", "steps": 12, "precision": "float32",
+        "compile": False, "device": "cpu", "model": dict(SIZES), "optimizer": {"rate": 1e-2, "warmup": 4},
+        "checkpoints": {"every": 4},
+    }  # fmt: skip
+
+
+def parsed(raw):
+    found, wrong = config.parse(raw)
+    assert not wrong
+    return found
+
+
+def test_the_reports_model_has_exactly_its_parameters():
+    with torch.device("meta"):
+        model = Decoder(config.Model())
+    assert sum(p.numel() for p in model.parameters()) == config.count(config.Model()) == 103_306_240
+
+
+@pytest.mark.parametrize("sizes", [SIZES, {"dim": 6, "layers": 1, "heads": 3, "hidden": 5, "vocabulary": 300}])
+def test_parameters_are_counted_right_for_other_sizes(sizes):
+    model = Decoder(config.Model(**sizes))
+    assert sum(p.numel() for p in model.parameters()) == config.count(config.Model(**sizes))
+    assert [name for name, _ in model.named_parameters()] == config.parameter_names(config.Model(**sizes))
+
+
+def test_no_token_sees_a_later_one(raw):
+    model = build(parsed(raw), "cpu")
+    ids = torch.randint(0, 258, (1, 20))
+    changed = ids.clone()
+    changed[0, 12] = (changed[0, 12] + 1) % 256
+    same = (model(ids) == model(changed)).all(-1)[0]
+    assert same[:12].all()
+    assert not same[12:].any()
+
+
+def test_the_decoder_is_that_of_common_parts(raw):
+    from kernels.lm.bench import Plain
+
+    model = build(parsed(raw | {"precision": "float64"}), "cpu")
+    ids, labels = torch.randint(0, 258, (2, 3, 31))
+    plain = Plain(model).double()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "autocast", lambda *_: torch.enable_grad())
+        patch.setattr("kernels.lm.bench.positions", lambda s, n, _, d: training_positions(s, n, d))
+        found = plain(ids, labels)
+    # the loss of the common parts is taken in float32
+    torch.testing.assert_close(found, model(ids, labels, each=True).float(), rtol=1e-5, atol=1e-5)
+
+
+def training_positions(sizes, length, device):
+    from kernels.lm.model import positions
+
+    return positions(sizes, length, torch.float64, device)
+
+
+def test_a_label_that_does_not_count_has_no_loss_and_no_gradient(raw):
+    model = build(parsed(raw), "cpu")
+    ids = torch.randint(0, 256, (1, 9))
+    labels = torch.full((1, 9), IGNORED)
+    labels[0, 3] = 65
+    each = model(ids, labels, each=True)
+    assert (each[0] != 0).nonzero().tolist() == [[3]]
+    assert torch.equal(model(ids, labels), each[0, 3])
+
+
+def test_flops_are_those_of_lingua_and_of_the_model_alone():
+    assert config.flops_per_token(config.Model(), 2048, recomputed=True) == 735_692_800
+    assert config.flops_per_token(config.Model(), 2048, recomputed=False) == 718_915_584
+
+
+def test_the_rate_rises_from_zero_then_falls_to_its_end(raw):
+    c = parsed(raw | {"steps": 100, "optimizer": {"rate": 1.0, "warmup": 10, "final": 0.25}})
+    assert [training.learning_rate(c, step) for step in (0, 5, 10)] == [0.0, 0.5, 1.0]
+    assert training.learning_rate(c, 100) == 0.25
+    rates = [training.learning_rate(c, step) for step in range(10, 101)]
+    assert rates == sorted(rates, reverse=True)
+
+
+# Data
+
+
+def test_an_epoch_has_each_sequence_once_and_goes_on_in_another_order(raw, tmp_path):
+    c = parsed(raw)
+    data = Sequences(c.data, c.seed, tmp_path / "cache")
+    steps = -(-2 * data.count // c.data.batch)
+    seen = [row for step in range(steps) for row in data.rows(step)]
+    first, second = seen[: data.count], seen[data.count : 2 * data.count]
+    assert sorted(first) == sorted(second) == list(range(data.count))
+    assert first != second
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_ranks_together_see_the_global_batch(raw, tmp_path, ranks):
+    c = parsed(raw)
+    data = Sequences(c.data, c.seed, tmp_path / "cache")
+    whole, labels = data.batch(5)
+    parts = [data.batch(5, rank, ranks) for rank in range(ranks)]
+    assert torch.equal(torch.cat([part[0] for part in parts]), whole)
+    assert torch.equal(whole[:, 1:], labels[:, :-1])
+
+
+def test_documents_stand_between_their_tokens(tmp_path):
+    path = tmp_path / "a.chunk.0.jsonl"
+    path.write_text('{"text": "é"}\n{"content": "b"}\n', encoding="utf-8")
+    tokens = jsonl.packed([path], tmp_path / "cache")
+    assert tokens.tolist() == [256, *"é".encode(), 257, 256, ord("b"), 257]
+
+
+BAD = {
+    "cut off": (b'{"text": "a"}\n{"text": "b', "line 2: is cut off"),
+    "corrupt": (b'{"text": "a"}\n{"text" "b"}\n', "line 2: is not JSON"),
+    "binary": (b'{"text": "a"}\n\xff\xfe\x00\n', "line 2: is not"),
+    "an empty line": (b'{"text": "a"}\n\n{"text": "b"}\n', "line 2: is empty"),
+    "no text": (b'{"text": "a"}\n{"title": "b"}\n', "line 2: has no text"),
+    "an empty file": (b"", "is empty"),
+}
+
+
+@pytest.mark.parametrize(("content", "said"), BAD.values(), ids=BAD.keys())
+def test_a_bad_file_is_named_with_its_line(tmp_path, content, said):
+    path = tmp_path / "a.chunk.0.jsonl"
+    path.write_bytes(content)
+    for read in (jsonl.glance, lambda p: list(jsonl.documents(p))):
+        with pytest.raises(UsageError, match=said) as error:
+            read(path)
+        assert str(path) in str(error.value)
+
+
+def test_the_end_of_a_large_file_is_looked_at_too(tmp_path):
+    path = tmp_path / "a.chunk.0.jsonl"
+    line = b'{"text": "' + b"a" * 1000 + b'"}\n'
+    path.write_bytes(line * 3000 + b'{"text": "cut')
+    with pytest.raises(UsageError, match="line 1 from the end: is cut off"):
+        jsonl.glance(path)
+    path.write_bytes(line * 3000)
+    jsonl.glance(path)
+
+
+def test_bits_per_byte_are_those_of_every_byte_once(raw):
+    c = parsed(raw)
+    model = build(c, "cpu")
+    found = validation.score(model, c)
+    texts = [t for path in jsonl.files("", c.validation.folder, "*.val.jsonl") for t in jsonl.documents(path)]
+    assert found["bytes"] == sum(len(t.encode()) for t in texts)
+    with torch.no_grad():
+        model.head.output.zero_()
+    assert math.isclose(validation.score(model, c)["bits_per_byte"], math.log2(258), rel_tol=1e-6)
+
+
+# Configuration and preflight
+
+
+def changed(raw, path, value):
+    *above, name = path.split(".")
+    place = raw
+    for part in above:
+        place = place.setdefault(part, {}) if isinstance(place.get(part, {}), dict) else place
+    if value is DROPPED:
+        place.pop(name)
+    else:
+        place[name] = value
+
+
+DROPPED = object()
+BROKEN = {
+    "an unknown key": ("data.bach", 4, "data.bach"),
+    "a wrong type": ("steps", "ten", "steps"),
+    "a value out of range": ("optimizer.rate", -1.0, "optimizer.rate"),
+    "a word that is no choice": ("precision", "fp8", "precision"),
+    "heads that do not divide": ("model.heads", 7, "model.dim"),
+    "a warm-up that never ends": ("optimizer.warmup", 2000, "optimizer.warmup"),
+    "more stops than steps": ("stop", 50, "stop"),
+    "checkpoints that never come": ("checkpoints.every", 500, "checkpoints.every"),
+    "no data folder": ("data.folder", "/nowhere/at/all", "data.folder"),
+    "no chunks": ("data.pattern", "*.none.jsonl", "data.folder"),
+    "a batch beyond the data": ("data.batch", 100_000, "data.batch"),
+    "validation not said": ("validation", DROPPED, "validation"),
+    "validation commented out": ("validation", None, "validation"),
+    "no validation folder": ("validation.folder", "/nowhere/at/all", "validation.folder"),
+    "no validation files": ("validation.pattern", "*.test.jsonl", "validation.folder"),
+    "evaluation not said": ("evaluation", DROPPED, "evaluation"),
+    "a task that is not there": ("evaluation", {"tasks": ["piqa"]}, "evaluation.tasks"),
+    "a disk too small": ("checkpoints.keep", 10**9, "checkpoints.keep"),
+    "memory too small": ("data.length", 10**9, "data.batch"),
+    "a tensor that no model has": ("dumps", {"every": 1, "tensors": ["head.out"]}, "dumps.tensors"),
+    "a folder that is a file": ("folder", "/proc/version/run", "folder"),
+}
+
+
+@pytest.mark.parametrize(("path", "value", "key"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_configuration_is_caught_by_the_keys_name(raw, path, value, key):
+    changed(raw, path, value)
+    _, wrong = preflight.check(raw)
+    assert key in [one.key for one in wrong]
+    assert all(" is not right; wanted " in str(one) for one in wrong)
+
+
+def test_a_good_configuration_is_met_with_silence(raw, tmp_path, capsys):
+    path = tmp_path / "good.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    assert preflight.check(raw)[1] == []
+    assert preflight.refuse(path, []) == parsed(raw)
+    raw["validation"] = "none"
+    assert preflight.check(raw)[1] == []
+    assert capsys.readouterr().out == ""
+
+
+def test_processes_that_do_not_divide_the_batch_are_caught(raw):
+    assert [one.key for one in preflight.check(raw, processes=3)[1]] == ["data.batch"]
+
+
+def test_a_gpu_that_is_not_there_is_caught(raw, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert [one.key for one in preflight.check(raw | {"device": "cuda"})[1]] == ["device"]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"text": "cut'], ids=["empty", "cut off"])
+def test_a_bad_validation_file_is_caught(raw, text, content):
+    (text / "sample.val.jsonl").write_bytes(content)
+    assert [one.key for one in preflight.check(raw)[1]] == ["validation.folder"]
+
+
+def test_a_validation_folder_that_cannot_be_read_is_caught(raw, text, tmp_path):
+    held = tmp_path / "held"
+    held.mkdir()
+    (held / "a.val.jsonl").write_text('{"text": "a"}\n')
+    raw["validation"]["folder"] = str(held)
+    assert preflight.check(raw)[1] == []
+    with faulty.unreadable(held):
+        (only,) = preflight.check(raw)[1]
+    assert only.key == "validation.folder"
+    assert "cannot be read" in str(only)
+
+
+def test_a_folder_of_another_run_is_caught(raw, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config.as_dict(parsed(raw))))
+    assert preflight.check(raw)[1] == []
+    raw["model"]["dim"] = 32
+    assert [one.key for one in preflight.check(raw)[1]] == ["folder"]
+    (tmp_path / "run" / "config.json").write_text("{}")
+    assert [one.key for one in preflight.check(raw)[1]] == ["folder"]
+
+
+def test_every_finding_of_several_is_told_at_once(raw):
+    for path, value, _ in (BROKEN["no validation folder"], BROKEN["a warm-up that never ends"], BROKEN["no chunks"]):
+        changed(raw, path, value)
+    keys = [one.key for one in preflight.check(raw)[1]]
+    assert {"validation.folder", "optimizer.warmup", "data.folder"} <= set(keys)
+
+
+def test_a_configuration_survives_being_written(raw):
+    assert parsed(config.as_dict(parsed(raw))) == parsed(raw)
+
+
+def test_the_command_line_names_what_is_wrong_and_leaves_with_2(raw, tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    command = [sys.executable, "-m", "kernels.lm", "train", str(path), "validation.folder=/nowhere", "steps=ten"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "steps: 'ten' is not right; wanted a whole number" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_evaluation_without_the_harness_is_one_line(raw, monkeypatch):
+    from kernels.lm import evaluation
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    given = parsed(raw | {"evaluation": {"tasks": ["small_piqa"]}})
+    assert [str(one).count("\n") for one in preflight.check(config.as_dict(given))[1]] == [0]
+    with pytest.raises(UsageError, match="harness is missing; wanted lm-eval"):
+        evaluation.evaluate(build(given, "cpu"), given.evaluation, 32)
+
+
+def test_the_harness_evaluates_tasks_from_local_files(raw):
+    pytest.importorskip("lm_eval")
+    from kernels.lm import evaluation
+
+    given = parsed(raw | {"evaluation": {"tasks": ["small_piqa", "small_hellaswag", "small_nq"]}})
+    found = evaluation.evaluate(build(given, "cpu"), given.evaluation, 32)
+    assert set(found) == set(given.evaluation.tasks)
+
+
+def test_a_continuation_is_scored_by_its_own_bytes(raw):
+    from kernels.lm import evaluation
+
+    model = build(parsed(raw), "cpu")
+    both, _ = evaluation.continued(model, "", "ab", 32)
+    first, second = (evaluation.continued(model, p, t, 32)[0] for p, t in (("", "a"), ("a", "b")))
+    assert math.isclose(both, first + second, rel_tol=1e-5)
+
+
+# Secrets
+
+
+def key():
+    return secrets.token_hex(20)
+
+
+PLANTED = {
+    "a key in quotes": lambda: f"'WANDB_API_KEY': '{key()}'",
+    "a key in YAML": lambda: f"wandb_api_key: {key()}",
+    "a key in the environment's form": lambda: f"WANDB_API_KEY={key()}",
+    "a token": lambda: f"hub_token: hf_{secrets.token_urlsafe(30)}",
+    "a password": lambda: f"password: {secrets.token_hex(6)}",
+    "a private key": lambda: "-----BEGIN RSA PRIVATE KEY-----",
+}
+
+
+@pytest.mark.parametrize("line", PLANTED.values(), ids=PLANTED.keys())
+def test_a_planted_secret_stops_the_run_and_is_not_printed(raw, tmp_path, line):
+    pytest.importorskip("detect_secrets")
+    path, planted = tmp_path / "run.yaml", line()
+    path.write_text(f"{yaml.safe_dump(raw)}# {planted}\n")
+    with pytest.raises(UsageError, match="holds what looks like a secret") as error:
+        preflight.refuse(path, [])
+    assert f"line {len(path.read_text().splitlines())}" in str(error.value)
+    assert planted.split()[-1].strip("'") not in str(error.value)
+
+
+def test_reports_are_scanned_before_they_are_analysed(tmp_path):
+    pytest.importorskip("detect_secrets")
+    path = tmp_path / "report.md"
+    path.write_text(f"| step | loss |\n|---|---|\n| 1 | 2.0 |\n| 2 | 1.0 |\n\nWANDB_API_KEY={key()}\n")
+    with pytest.raises(UsageError, match="line 6"):
+        analyse.analyse(path)
+
+
+# Analysis
+
+
+def test_the_reports_figures_agree_and_contradict_as_arithmetic_says():
+    figures = {one.name: one.agrees for one in evidence.figures()}
+    assert figures["parameters"]
+    assert figures["FLOP/s, Lingua's formula"]
+    assert figures["learning rate, one line"]
+    assert not figures["loss improvement"]
+    assert not figures["words a second, from the iteration"]
+    assert not figures["GPU utilisation"]
+
+
+def test_a_table_of_a_report_in_markdown_is_read(tmp_path):
+    path = tmp_path / "report.md"
+    rows = (
+        "ステップ | 損失値 | 学習率 | 改善量",
+        "---|---|---|---",
+        "10 | 4.0 | 1.0e-3 | -",
+        "20 | 2.0 | 2.0e-3 | -1.0",
+    )
+    path.write_text("".join(f"| {row} |\n" for row in rows))
+    found = {one.name: one for one in analyse.analyse(path)}
+    assert found["change to step 20"].agrees is False
+    assert math.isclose(sum(found["improvement"].derived) / 2, 0.5, rel_tol=0.01)
+
+
+@pytest.mark.parametrize("content", ['{"step": 1, "loss": 2.0, "tokens": 4}', '{"step": 1}', "[1]", "cut {", ""])
+def test_a_file_that_cannot_be_analysed_is_one_line(tmp_path, content):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="wanted") as error:
+        analyse.analyse(path)
+    assert "\n" not in str(error.value)
+
+
+def test_rates_off_one_line_are_told():
+    line = [(step, analyse.printed(f"{step * 1e-3:.2e}")) for step in (10, 20, 30, 40)]
+    assert analyse.schedule(line)[0].agrees
+    line[2] = (30, analyse.printed("2.9e-02"))
+    assert analyse.schedule(line)[0].agrees is False
+
+
+def test_linguas_metrics_are_read_by_its_own_names(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    entry = {
+        "loss/out": 2.0,
+        "optim/lr": 1e-3,
+        "optim/grad_norm": 1.0,
+        "speed/wps": 470e3,
+        "speed/curr_iter_time": 0.124,
+    }
+    lines = [entry | {"global_step": step, "optim/total_tokens": 65536 * step} for step in (10, 20, 30)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = {one.name: one for one in analyse.analyse(path)}
+    assert found["tokens a second"].agrees is False
+    assert round(found["tokens a step"].derived[0]) == 65536
+
+
+def test_figures_of_a_run_that_was_tampered_with_contradict(tmp_path, raw):
+    path = training.train(parsed(raw))
+    assert all(one.agrees is not False for one in analyse.analyse(path))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[-1]["flops_per_second"] *= 1.01
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [one.name for one in analyse.analyse(path) if one.agrees is False] == ["flops_per_second"]
+
+
+@pytest.mark.parametrize("text", ["1.35e-06", "2.706", "-0.07", "103306240"])
+def test_a_printed_figure_is_known_to_half_its_last_digit(text):
+    low, high = analyse.printed(text)
+    digits = len(text.partition("e")[0].partition(".")[2])
+    for inside in np.linspace(low, high, 9)[1:-1]:
+        shown = f"{inside:.{digits}e}" if "e" in text else f"{inside:.{digits}f}"
+        assert float(shown) == float(text)
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_compiled_model_is_within_bfloat16_of_float64():
+    sizes = config.Model(dim=256, layers=3, heads=2, hidden=320)
+    wide = Decoder(sizes, "float64").double()
+    wide.initialise(1)
+    ids, labels = torch.randint(0, 256, (2, 3, 200), device="cuda")
+    exact = wide.cuda()(ids, labels, each=True)
+    model = Decoder(sizes, "bfloat16")
+    model.initialise(1)
+    model.cuda()
+    explained = (model(ids, labels, each=True).double() - exact).square().mean().sqrt()
+    model.compile_layers()
+    with training.attention(torch.device("cuda")):
+        found = model(ids, labels, each=True)
+        found.mean().backward()
+    assert (found.double() - exact).square().mean().sqrt() < 2.0 * explained
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_run_learns_is_taken_up_and_says_what_it_used(raw):
+    raw |= {"device": "cuda", "precision": "bfloat16", "compile": True, "steps": 40}
+    raw["model"] = {"dim": 128, "layers": 2, "heads": 2, "hidden": 256}
+    whole = training.train(parsed(raw | {"stop": 20}))
+    training.train(parsed(raw))
+    lines = [json.loads(line) for line in whole.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 41))
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert all(line["memory_active_gib"] > 0 and line["seconds"]["forward_backward"] > 0 for line in lines)

@@ -1,0 +1,213 @@
+"""Runs that are killed, taken up, split over processes, and compared."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+
+from kernels.lm import checkpoints, config, evidence, jsonl, metrics, training
+from labkit.cli.main import main as labkit
+from labkit.errors import UsageError
+from labkit.numerics.bounds import confidence
+from labkit.numerics.precision import UNIT_ROUNDOFF
+from labkit.session.catalogue import ROOT
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lm") / "text"
+    jsonl.write(folder, [f"Document {i}: {'word ' * (i % 9)}and {i * i}." for i in range(200)])
+    return folder
+
+
+@pytest.fixture
+def raw(tmp_path, text):
+    torch.set_num_threads(1)
+    return {
+        "folder": str(tmp_path / "run"), "data": {"folder": str(text), "batch": 4, "length": 32},
+        "validation": {"folder": str(text), "every": 20, "batches": 2}, "evaluation": "none", "steps": STEPS,
+        "precision": "float32", "compile": False, "device": "cpu",
+        "model": {"dim": 24, "layers": 2, "heads": 2, "hidden": 40}, "optimizer": {"rate": 1e-2, "warmup": 4},
+        "checkpoints": {"every": 5},
+    }  # fmt: skip
+
+
+def parsed(raw):
+    found, wrong = config.parse(raw)
+    assert not wrong
+    return found
+
+
+KEPT = ("step", "loss", "grad_norm", "lr", "epoch", "place", "batch_crc")
+
+
+def lines(path):
+    return [{key: line[key] for key in KEPT} for line in metrics.read(path)]
+
+
+# torch is imported once; each attempt is a fork, so that it dies within the training and not within the import. It is
+# killed a random while after a random number of further steps, 0 of them too, which is while it starts or loads.
+KILLED = """
+import json, os, random, signal, sys, time
+import torch
+from kernels.lm import config, metrics, training
+torch.set_num_threads(1)
+raw, kills = json.loads(sys.argv[1]), int(sys.argv[2])
+rng = random.Random(19)
+
+def steps(folder):
+    return len(metrics.whole(metrics.Path(folder) / metrics.FILE))
+
+def attempt(folder, further):
+    target, later = steps(folder) + further, rng.uniform(0.0, 0.03)
+    child = os.fork()
+    if child == 0:
+        found, _ = config.parse(raw | {"folder": folder})
+        training.train(found)
+        os._exit(0)
+    while steps(folder) < target:
+        gone, status = os.waitpid(child, os.WNOHANG)
+        if gone:
+            assert status == 0, status
+            return True
+        time.sleep(0.001)
+    time.sleep(later)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0
+
+assert attempt(raw["folder"] + "/whole", 10**9)
+killed, finished, newest = 0, 0, set()
+while killed < kills or not finished:
+    folder = f"{raw['folder']}/killed{finished}"
+    if attempt(folder, rng.randint(0, 12) if killed < kills else 10**9):
+        finished += 1
+    else:
+        killed += 1
+        there = folder + "/checkpoints"
+        newest.add(max(os.listdir(there), default="") if os.path.isdir(there) else "")
+print(json.dumps({"killed": killed, "finished": finished, "newest": sorted(newest)}))
+"""
+
+
+def test_a_run_killed_at_twenty_random_moments_gives_the_losses_of_one_that_was_not(raw, tmp_path):
+    command = [sys.executable, "-c", KILLED, json.dumps(raw), "20"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["killed"] == 20
+    assert len(told["newest"]) >= 3, told  # deaths between different checkpoints
+    whole = lines(tmp_path / "run" / "whole" / "metrics.jsonl")
+    assert [line["step"] for line in whole] == list(range(1, STEPS + 1))
+    batch, sequences = raw["data"]["batch"], count(raw, tmp_path)
+    places = [line["epoch"] * sequences + line["place"] for line in whole]
+    assert places == list(range(0, batch * STEPS, batch))
+    for i in range(told["finished"]):
+        assert lines(tmp_path / "run" / f"killed{i}" / "metrics.jsonl") == whole
+        held = (tmp_path / "run" / f"killed{i}" / "validation.jsonl").read_text()
+        assert held == (tmp_path / "run" / "whole" / "validation.jsonl").read_text()
+
+
+def count(raw, tmp_path):
+    from kernels.lm.data import Sequences
+
+    return Sequences(parsed(raw).data, 0, tmp_path / "cache").count
+
+
+def test_a_half_written_checkpoint_is_never_loaded_and_is_removed(raw, tmp_path):
+    whole = lines(training.train(parsed(raw)))
+    folder = tmp_path / "run" / "checkpoints"
+    newest = max(checkpoints.complete(folder).items())[1]
+    half = folder / ".step_0000099"
+    shutil.copytree(newest, half)
+    next(half.glob("*.distcp")).write_bytes(b"half")
+    shutil.rmtree(newest)
+    assert max(checkpoints.complete(folder)) < STEPS
+    assert lines(training.train(parsed(raw))) == whole
+    assert not half.exists()
+
+
+def test_a_checkpoint_of_another_model_or_text_is_refused(raw, tmp_path):
+    training.train(parsed(raw | {"stop": 5}))
+    wider = raw | {"model": raw["model"] | {"dim": 32}}
+    with pytest.raises(UsageError, match="does not fit this configuration"):
+        training.train(parsed(wider))
+    other = tmp_path / "other"
+    jsonl.write(other, [f"Another document {i} of some length." for i in range(200)])
+    with pytest.raises(UsageError, match="the checkpoint was made with"):
+        training.train(parsed(raw | {"data": raw["data"] | {"folder": str(other)}}))
+
+
+def test_only_the_newest_checkpoints_stay(raw, tmp_path):
+    training.train(parsed(raw | {"checkpoints": {"every": 5, "keep": 3}}))
+    assert list(checkpoints.complete(tmp_path / "run" / "checkpoints")) == [30, 35, 40]
+
+
+def test_a_line_cut_off_by_a_kill_is_written_again(raw, tmp_path):
+    path = training.train(parsed(raw | {"stop": 10}))
+    with path.open("a") as file:
+        file.write('{"step": 11, "lo')
+    training.train(parsed(raw))
+    assert [line["step"] for line in metrics.read(path)] == list(range(1, STEPS + 1))
+
+
+def test_a_metrics_file_without_the_steps_before_the_checkpoint_is_refused(raw, tmp_path):
+    path = training.train(parsed(raw | {"stop": 10}))
+    path.unlink()
+    with pytest.raises(UsageError, match="has 0 of the 10 steps"):
+        training.train(parsed(raw))
+
+
+def test_a_stopped_run_has_the_first_steps_of_the_whole_one(raw, tmp_path):
+    short = lines(training.train(parsed(raw | {"stop": 10, "folder": str(tmp_path / "short")})))
+    assert short == lines(training.train(parsed(raw)))[:10]
+
+
+def test_the_first_step_updates_nothing_and_training_learns(raw):
+    found = lines(training.train(parsed(raw)))
+    assert found[0]["lr"] == 0.0
+    assert found[-1]["loss"] < found[0]["loss"] - 1.0
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_give_the_losses_of_one_and_either_goes_on_from_the_other(raw, tmp_path, parallel):
+    raw |= {"precision": "float64", "parallel": parallel, "validation": "none", "stop": 16, "dumps": {"every": 6}}
+    one = lines(training.train(parsed(raw | {"folder": str(tmp_path / "one")})))
+    narrow = lines(training.train(parsed(raw | {"folder": str(tmp_path / "narrow"), "precision": "float32"})))
+    training.train(parsed(raw | {"stop": 4}))  # two processes go on from what one has saved
+    path = tmp_path / "two.yaml"
+    path.write_text(yaml.safe_dump(raw | {"stop": 12}))
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "kernels.lm", "train", str(path)]
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [line["ranks"] for line in metrics.read(tmp_path / "run" / "metrics.jsonl")] == [1] * 4 + [2] * 8
+    ranks = [str(tmp_path / "run" / "dumps" / f"rank{rank}") for rank in (0, 1)]
+    assert labkit(["diff", *ranks]) == 0
+    two = lines(training.train(parsed(raw)))  # and one from what two have
+    # what rounding does to these losses is measured in float32, and scales with the unit round-off
+    grown = max(abs(a["loss"] - b["loss"]) for a, b in zip(one, narrow, strict=True)) / UNIT_ROUNDOFF["float32"]
+    bound = confidence(1, len(one)) * grown * UNIT_ROUNDOFF["float64"]
+    assert all(abs(a["loss"] - b["loss"]) <= bound < 1e-9 for a, b in zip(one, two, strict=True))
+    assert [line["place"] for line in two] == [line["place"] for line in one]
+
+
+def test_two_runs_that_part_are_told_by_the_first_step_and_tensor(raw, tmp_path, capsys):
+    raw |= {"dumps": {"every": 2, "tensors": ["head.output"]}}
+    paths = []
+    for name, eps in (("one", 1e-8), ("same", 1e-8), ("other", 1e-3)):
+        given = raw | {"folder": str(tmp_path / name), "optimizer": raw["optimizer"] | {"eps": eps}, "stop": 8}
+        training.train(parsed(given))
+        paths.append(tmp_path / name / "dumps" / "rank0")
+    one, same, other = paths
+    assert labkit(["diff", str(one), str(same)]) == 0
+    assert labkit(["diff", str(one), str(other)]) == 1
+    assert (
+        evidence.first_difference(one, other) == "000004.loss"
+    )  # the rate of step 1 is 0, and step 3 has the first change
+    assert (one / "000002.grad.head.output.npy").exists()

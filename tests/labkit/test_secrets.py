@@ -1,0 +1,28 @@
+import secrets as random
+import sys
+
+import pytest
+
+from labkit.errors import UsageError
+from labkit.session.secrets import MISSING, refuse_secrets, secrets
+
+
+def test_a_secret_is_told_by_its_line_and_kind_and_never_printed():
+    pytest.importorskip("detect_secrets")
+    key = random.token_hex(20)
+    with pytest.raises(UsageError, match=r"report: holds what looks like a secret \(line 2: ") as error:
+        refuse_secrets("report", f"all is well\n'WANDB_API_KEY': '{key}'\n")
+    assert key not in str(error.value)
+
+
+def test_hashes_paths_and_redacted_keys_are_no_secrets():
+    pytest.importorskip("detect_secrets")
+    digest = random.token_hex(20)
+    for line in (f'"commit": "{digest}"', "folder: /data/tokens/fineweb_edu_10bt", "'WANDB_API_KEY': '<redacted>'"):
+        assert secrets(line) == []
+
+
+def test_without_the_scanner_there_is_one_loud_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "detect_secrets.core.scan", None)
+    refuse_secrets("x", f"api_key: '{random.token_hex(20)}'")
+    assert capsys.readouterr().err.strip() == MISSING
