@@ -141,12 +141,10 @@ class Replayed:
         kept = {
             k: self._remade[k] for k in self._program.before(i, self._given) if k in self._remade and self._narrow(k)
         }
-        inputs = {}
-        if self._narrow(i):
-            untold = [k for k in self._program.cone([i], self._given) if self._program.nodes[k].func == INPUT]
-            values = {k: self._program.values[k] for k in untold}
-            storage = self._storage(self._names[i][0])
-            inputs = {k: stored(v, storage) for k, v in values.items() if v.is_floating_point()}
+        storage = self._storage(self._names[i][0])
+        untold = [k for k in self._program.cone([i], self._given) if self._program.nodes[k].func == INPUT]
+        real = {k: v for k in untold if (v := self._program.values[k]).is_floating_point()}
+        inputs = {k: s for k, v in real.items() if not torch.equal(s := stored(v, storage), v)}
         if kept:
             yield "the steps before it unrounded", self._given | kept
         if inputs:
