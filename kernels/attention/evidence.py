@@ -318,8 +318,9 @@ def answer(metrics: Mapping[str, Any]) -> str:
         return f"At a level of {level:g} one listed call fits: {metrics['likeliest']}."
     diagnosis = "the report's diagnosis is one of them" if metrics["diagnosis_fits"] else "not the report's diagnosis"
     return (
-        f"Undecidable: {fitting} different wrong products fit at a level of {level:g} ({diagnosis}), and "
-        f"{strict or 'none'} at {STRICT:g}. One run at unequal sizes would have told what the call computed."
+        f"Undecidable: {fitting} different wrong products ({diagnosis}) put all twelve heads into the range with a "
+        f"probability of at least {level:g}, and {strict or 'none'} with one of {STRICT:g}, which the true call itself "
+        "would miss about once in five times. A few runs at unequal sizes would have told what the call computed."
     )
 
 

@@ -109,9 +109,9 @@ METRICS = {
 
 
 def test_the_answer_follows_from_the_counts():
-    assert evidence.answer(METRICS).startswith("Undecidable: 60 different wrong products fit at a level of 0.001")
-    assert "and none at 0.05" in evidence.answer(METRICS)
-    assert "and 3 at 0.05" in evidence.answer(METRICS | {"outcomes_that_fit_strictly": 3})
+    assert evidence.answer(METRICS).startswith("Undecidable: 60 different wrong products (the report's diagnosis")
+    assert "and none with one of 0.05" in evidence.answer(METRICS)
+    assert "and 3 with one of 0.05" in evidence.answer(METRICS | {"outcomes_that_fit_strictly": 3})
     assert "not the report's diagnosis" in evidence.answer(METRICS | {"diagnosis_fits": False})
     assert evidence.answer(METRICS | {"outcomes_that_fit": 1}).endswith("one listed call fits: ldb=N.")
     assert evidence.answer(METRICS | {"outcomes_that_fit": 0}).startswith("None of the listed calls")
