@@ -73,7 +73,9 @@ def bars(axes: Axes, values: Mapping[str, float], unit: str, floors: Mapping[str
     """Horizontal bars on a logarithmic axis, each with its value; a broken line for each floor."""
     lengths, everything = list(values.values()), [*values.values(), *floors.values()]
     drawn = axes.barh(list(values), lengths, color=BLUE, height=0.6)
-    axes.bar_label(drawn, [f"{v:.0f}" if v >= 100.0 else f"{v:.3g}" for v in lengths], padding=2, fontsize=7)
+    words = [f"{v:.0f}" if v >= 100.0 else f"{v:.3g}" for v in lengths]
+    plain = {"facecolor": axes.get_facecolor(), "lw": 0, "pad": 0.6}  # no floor's line runs through a number
+    axes.bar_label(drawn, words, padding=3, fontsize=7, bbox=plain, zorder=3)
     lowest = 10.0 ** np.floor(np.log10(min(everything) / 2.0))
     axes.set(xscale="log", xlabel=unit, xlim=(lowest, max(everything) * 4.0))
     axes.xaxis.set_major_locator(LogLocator(10.0, numticks=5))

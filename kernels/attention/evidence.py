@@ -44,18 +44,18 @@ def unscaled_range(counted: Mapping[str, Counted], level: float) -> Verdict:
     """`counted`: the calls of the kind that the report describes, by name."""
     name = max(counted, key=lambda one: counted[one].share)
     best = counted[name]
-    chance = best.share**HEADS
     heads = (
         f"{name}: {best.share:.0%} of single heads fall into the range, and all {HEADS} of a draw in {best.hits} of "
         f"{best.draws}; a draw typically spans {best.typical[0]:.1f} to {best.typical[1]:.1f}"
     )
-    truth = "refuted" if best.share < 0.5 else "confirmed" if chance >= level else "undecidable"
+    truth = "refuted" if best.share < 0.5 else "confirmed" if best.chance >= level else "undecidable"
+    rare = f"A range of {HEADS} heads holds so little of what the call gives in {best.chance:.1%} of draws"
     return _verdict(
         truth,
         list(best.typical),
-        f"{heads}. That all lie so close together has a probability of {chance:.2g}, not below the level {level:g}",
+        f"{heads}. {rare}, not below the level {level:g}",
         f"{heads}. Under no call of the kind described does the typical head fall into the range",
-        f"{heads}. Single heads agree with the report; that all do, {chance:.2g}, is rarer than the level {level:g}",
+        f"{heads}. Single heads agree with the report. {rare}, more seldom than the level {level:g}",
     )
 
 
@@ -134,7 +134,7 @@ def dims_reversed(found: Turned, level: float) -> Verdict:
 
 
 def q_leading_dimension(chances: Mapping[str, float], others: int, level: float) -> Verdict:
-    """`chances`: by what lies behind Q, the chance of the reported range; `others`: other outcomes that fit."""
+    """`chances`: by what lies behind Q, `Counted.chance`; `others`: other outcomes that fit."""
     fit = [name for name, chance in chances.items() if chance >= level]
     rest = [name for name in chances if name not in fit]
     return _verdict(
@@ -151,20 +151,20 @@ def q_leading_dimension(chances: Mapping[str, float], others: int, level: float)
 def diagnosis_as_a_whole(
     chances: Mapping[str, float], ends: Mapping[str, float], best: tuple[str, float], others: int, level: float
 ) -> Verdict:
-    """The report's diagnosis by form: chances of the range and of its two ends; the likeliest other outcome.
+    """The report's diagnosis by form: `Counted.chance`, and the chance of the two ends; the likeliest other outcome.
 
     `best` is that outcome and its chance of the two ends; `others` how many other outcomes fit.
     """
     form = max(chances, key=lambda name: chances[name])
-    own = f"{form}, it gives the range with probability {chances[form]:.2g}"
+    own = f"{form}, it gives a range that holds so little of what it gives in {chances[form]:.1%} of draws"
     rival = f"the likeliest of the other calls, {best[0]}, gives the two ends {best[1]:.2g} to its {ends[form]:.2g}"
     fits = chances[form] >= level
     return _verdict(
         "refuted" if not fits else "undecidable" if others else "confirmed",
         chances[form],
-        f"{own}, no less than the level {level:g}, and no other listed outcome does",
-        f"{own} at best, less than the level {level:g}",
-        f"{own}, and so do {others} other outcomes at the level {level:g}; {rival}: it is one cause among many",
+        f"{own}, not below the level {level:g}, and every other listed outcome is ruled out",
+        f"{own} at best, below the level {level:g}",
+        f"{own}, not below the level {level:g}, and {others} other outcomes fit too; {rival}: it is one cause among many",
     )
 
 
@@ -304,23 +304,19 @@ def holds_at_scale(shares: Mapping[str, float]) -> Verdict:
     )
 
 
-STRICT = 0.05
-"""A level that is often used; the notebook's own is a parameter."""
-
-
 def answer(metrics: Mapping[str, Any]) -> str:
     """The notebook's answer, from the metrics of its result."""
-    level, fitting, strict = metrics["level"], metrics["outcomes_that_fit"], metrics["outcomes_that_fit_strictly"]
+    level, fitting = metrics["level"], metrics["outcomes_that_fit"]
+    rate = f"by a test that would rule out the true call in {level:.2g} of cases"
     if not fitting:
         chance = f"{metrics['best_chance']:.1g}"
-        return f"None of the listed calls: the likeliest puts all heads into the range with a probability of {chance}."
+        return f"None of the listed calls: each is ruled out {rate} (the likeliest at {chance})."
     if fitting == 1:
-        return f"At a level of {level:g} one listed call fits: {metrics['likeliest']}."
+        return f"One listed call is left {rate}: {metrics['likeliest']}."
     diagnosis = "the report's diagnosis is one of them" if metrics["diagnosis_fits"] else "not the report's diagnosis"
     return (
-        f"Undecidable: {fitting} different wrong products ({diagnosis}) put all twelve heads into the range with a "
-        f"probability of at least {level:g}, and {strict or 'none'} with one of {STRICT:g}, which the true call itself "
-        "would miss about once in five times. A few runs at unequal sizes would have told what the call computed."
+        f"Undecidable: {fitting} wrong products that differ from each other ({diagnosis}) are left {rate}. "
+        "A few runs at unequal sizes would have told what the call computed."
     )
 
 

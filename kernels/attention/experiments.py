@@ -19,14 +19,13 @@ from kernels.attention.calls import ASPECTS, Call, blocked, diagnosis, turned
 from kernels.attention.problem import REPORT, Inputs, Sizes, index_coded, uniform
 from kernels.attention.product import loop, strided
 from kernels.attention.survey import (
-    Fate,
     Likelihood,
     Outcome,
+    chance_of_range,
     draw,
     joined,
     judge,
     largest_differences,
-    likelihood,
     survey,
     suspects,
 )
@@ -70,21 +69,32 @@ class Counted:
     typical: Range
     """The smallest and the largest head of a draw, medians over the draws."""
 
+    @property
+    def chance(self) -> float:
+        """:func:`kernels.attention.survey.chance_of_range` of the share."""
+        return chance_of_range(self.share, REPORT.heads)
 
-def counted(block: int, reported: Range, device: str, draws: int = 200) -> dict[str, Counted]:
-    """The wrong calls that the report describes, on fresh draws that the survey has not used."""
+
+def _count(largest: np.ndarray, reported: Range) -> Counted:
+    """Of the largest difference of each head, [draws, heads]."""
+    ok = printed_within(largest, reported)
+    ends = (float(np.median(largest.min(axis=1))), float(np.median(largest.max(axis=1))))
+    return Counted(int(ok.all(axis=1).sum()), len(largest), float(ok.mean()), ends)
+
+
+COUNTED = range(1000, 1200)
+"""Draws for what is counted, none of which the survey has used."""
+
+
+def counted(block: int, reported: Range, device: str, draws: range = COUNTED) -> dict[str, Counted]:
+    """The wrong calls that the report describes."""
     described = {f"diagnosis {name}": call for name, call in diagnosis(block).items()}
     described["Q's leading dimension alone"] = Call(ldb="N")
-    largest = largest_differences(list(described.values()), REPORT, range(1000, 1000 + draws), device)
-    found = {}
-    for name, call in described.items():
-        ok = printed_within(largest[call], reported)
-        ends = (float(np.median(largest[call].min(axis=1))), float(np.median(largest[call].max(axis=1))))
-        found[name] = Counted(int(ok.all(axis=1).sum()), draws, float(ok.mean()), ends)
-    return found
+    largest = largest_differences(list(described.values()), REPORT, draws, device)
+    return {name: _count(largest[call], reported) for name, call in described.items()}
 
 
-def behind_q(reported: Range, seeds: int, device: str) -> dict[str, Likelihood]:
+def behind_q(reported: Range, device: str, draws: range = COUNTED) -> dict[str, Counted]:
     """Q's leading dimension N and the rest right, with different things behind Q in memory."""
     call = Call(ldb="N")
     fillings: dict[str, Callable[[Inputs, Inputs], np.ndarray | float]] = {
@@ -93,8 +103,8 @@ def behind_q(reported: Range, seeds: int, device: str) -> dict[str, Likelihood]:
         "zeros": lambda inputs, other: 0.0,
         "NaN": lambda inputs, other: math.nan,
     }
-    inputs = joined([draw(REPORT, number) for number in range(seeds)])
-    other = joined([draw(REPORT, number) for number in range(seeds, 2 * seeds)])
+    inputs = joined([draw(REPORT, number) for number in draws])
+    other = joined([draw(REPORT, number + len(draws)) for number in draws])
     plain = golden.plan(inputs.sizes, "adjacent")
     shapes = {"Q": plain.shapes["Q"], "behind": plain.shapes["K"], "KT": plain.shapes["KT"], "QK": plain.shapes["QK"]}
     layout = Layout.plan(shapes, inputs.sizes.heads, "adjacent", plain.guard)
@@ -107,8 +117,7 @@ def behind_q(reported: Range, seeds: int, device: str) -> dict[str, Likelihood]:
             layout.view(memory, operand)[...] = torch.as_tensor(np.asarray(value, np.float32), device=device)
         faulty.multiply(call, inputs, memory, layout, blas_for(device))
         largest = abs(layout.view(memory, "QK").cpu().numpy() - right).max(axis=(1, 2))
-        outcome = Outcome(Fate.READS_OUTSIDE, [call])
-        found[name] = likelihood(outcome, largest.reshape(seeds, REPORT.heads), *reported)
+        found[name] = _count(largest.reshape(len(draws), REPORT.heads), reported)
     return found
 
 
@@ -156,7 +165,7 @@ def dims_turned(
         fit_turned=sum(any((c.m, c.n) in back for c in i.outcome.calls) for i in fits),
         fit_straight=sum(any((c.m, c.n) in straight for c in i.outcome.calls) for i in fits),
         ragged=len(judged),
-        ragged_fit=sum(i.inside >= level for i in judged),
+        ragged_fit=sum(i.chance >= level for i in judged),
     )
 
 

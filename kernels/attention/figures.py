@@ -111,13 +111,13 @@ def _stacked(items: Sequence[Likelihood], level: float) -> list[tuple[float, flo
     for item in sorted(items, key=lambda i: i.mean):
         place = round(np.log10(item.mean) / 0.03)
         places[place] = places.get(place, 0) + 1
-        found.append((item.mean, 0.4 - 0.085 * ((places[place] - 1) % 10), item.inside >= level))
+        found.append((item.mean, 0.4 - 0.085 * ((places[place] - 1) % 10), item.chance >= level))
     return found
 
 
 def against_level(judged: Sequence[Likelihood], level: float, heads: Sequence[int] = (12, 6, 3)) -> Figure:
     """How many outcomes fit against the level, for a range read off all heads and off fewer."""
-    levels = np.logspace(-5, -0.3, 60)
+    levels = np.logspace(-4, -0.3, 60)
     figure, axis = plots.figure(width=7.5, height=3.0)
     for number, colour, dash in zip(heads, (plots.BLUE, plots.GREEN, plots.PURPLE), ("-", "--", "-."), strict=True):
         counts = [len(fitting(judged, value, number)) for value in levels]
@@ -125,7 +125,7 @@ def against_level(judged: Sequence[Likelihood], level: float, heads: Sequence[in
     axis.axvline(level, color=plots.RED, ls=":", label=f"level of this run, {level:g}")
     axis.set_xscale("log")
     axis.set_ylim(0, None)
-    axis.set_xlabel("level: the chance below which a call is ruled out")
+    axis.set_xlabel("level: how often the true call would be ruled out")
     axis.set_ylabel("outcomes that fit")
     figure.legend(loc="outside right upper", fontsize=8)
     return figure

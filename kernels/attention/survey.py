@@ -187,6 +187,17 @@ def joined(inputs: Sequence[Inputs]) -> Inputs:
     return Inputs(*(np.concatenate([getattr(one, name) for one in inputs]) for name in ("q", "k", "v")))
 
 
+def chance_of_range(head: float, heads: int) -> float:
+    """How often so many heads of one call have a range that holds a share of at most `head` of the call's heads.
+
+    That share, of any continuous law, follows Beta(heads - 1, 2) (Wilks, "Determination of sample sizes for setting
+    tolerance limits", Annals of Mathematical Statistics 12, 1941). A range that lies elsewhere holds little of the law,
+    and so does one that is too narrow: both are improbable. Ruling out what is below a level rules out the true call at
+    that rate, or more seldom, since the printed range is widened by the digits that it lacks.
+    """
+    return heads * head ** (heads - 1) - (heads - 1) * head**heads
+
+
 @dataclass(frozen=True)
 class Likelihood:
     """How well one outcome goes with a reported range of the largest difference over heads."""
@@ -200,13 +211,9 @@ class Likelihood:
     """The probability that the smallest and the largest of the heads round to the range's two ends."""
 
     @property
-    def inside(self) -> float:
-        """The probability that every head falls into the range."""
-        return self.of_heads(self.differences.shape[1])
-
-    def of_heads(self, heads: int) -> float:
-        """The probability that each of so many heads falls into the range."""
-        return self.head**heads
+    def chance(self) -> float:
+        """:func:`chance_of_range`, of the heads of a draw."""
+        return chance_of_range(self.head, self.differences.shape[1])
 
     @property
     def mean(self) -> float:
@@ -254,16 +261,16 @@ def judge(
     """Run one call of each outcome on `seeds` fresh draws and judge the reported range under it, likeliest first."""
     found = largest_differences([o.example for o in outcomes], sizes, range(seeds), device)
     judged = [likelihood(o, found[o.example], *reported) for o in outcomes]
-    return sorted(judged, key=lambda item: -item.inside)
+    return sorted(judged, key=lambda item: -item.chance)
 
 
 def fitting(judged: Iterable[Likelihood], level: float, heads: int | None = None) -> list[Likelihood]:
-    """The outcomes under which the reported range is at least as probable as `level`.
+    """The outcomes that the reported range does not rule out: its :func:`chance_of_range` is at least `level`.
 
     `level` is the rate at which the true call would be ruled out. `heads` is how many the range was read off, all of
     the draws' unless said.
     """
-    return [i for i in judged if (i.inside if heads is None else i.of_heads(heads)) >= level]
+    return [i for i in judged if (i.chance if heads is None else chance_of_range(i.head, heads)) >= level]
 
 
 def of_call(judged: Iterable[Likelihood], call: Call) -> Likelihood:
@@ -272,11 +279,11 @@ def of_call(judged: Iterable[Likelihood], call: Call) -> Likelihood:
 
 
 def weighed(judged: Iterable[Likelihood], level: float) -> Weighing:
-    """The survey as a weighing: an outcome is left where the reported range is at least as probable as `level`."""
+    """The survey as a weighing: an outcome is left where :func:`chance_of_range` is at least `level`."""
     setting = f"the reported range, at a level of {level:g}"
     found = Weighing([setting])
     for item in judged:
-        ok = item.inside >= level
-        words = f"probability {item.inside:.2g}"
-        found.fits[item.name] = {setting: Fit(ok, level / item.inside if item.inside else float("inf"), words)}
+        ok = item.chance >= level
+        words = f"chance {item.chance:.2g}"
+        found.fits[item.name] = {setting: Fit(ok, level / item.chance if item.chance else float("inf"), words)}
     return found

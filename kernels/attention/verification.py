@@ -22,6 +22,9 @@ SIX_DIGITS = "%g"
 AT_ONCE = {"cuda": 1 << 26, "cpu": 1 << 20}
 """By device: scores whose golden and simulated roundings are held in memory at a time, at least one head's."""
 
+MOST = 1 << 27
+"""Scores that are judged, in whole heads: 48 simulated runs of as many take seconds on a GPU."""
+
 
 def numpy_float32(inputs: Inputs) -> Trace:
     """The report's reference: NumPy in float32, head by head as its script does it."""
@@ -40,6 +43,12 @@ def through_files(matrices: np.ndarray, directory: Path, name: str) -> np.ndarra
     return found
 
 
+def judged_heads(sizes: Sizes) -> list[int]:
+    """The heads whose steps are judged: all, or where `MOST` has no room for all, some from the first to the last."""
+    count = min(sizes.heads, max(2, MOST // (sizes.n * sizes.m)))
+    return [int(head) for head in np.linspace(0, sizes.heads - 1, count)]
+
+
 def shares_of_bound(
     sizes: Sizes,
     device: str,
@@ -49,9 +58,9 @@ def shares_of_bound(
 ) -> dict[str, dict[str, float]]:
     """Run the fixed pipeline by some of `product.PRODUCTS`: for each and each step, the largest share of its own bound.
 
-    The golden is recorded on `device`, as many heads at a time as fit into `AT_ONCE`, once for all products; products
-    that agree to the last bit in every step share their figures. Above 1 a step is wrong; infinite where it is
-    systematically so.
+    Every head is computed, and those of :func:`judged_heads` are judged. The golden is recorded on `device`, as many
+    heads at a time as fit into `AT_ONCE`, once for all products; products that agree to the last bit in every step
+    share their figures. Above 1 a step is wrong; infinite where it is systematically so.
     """
     inputs = uniform(sizes, np.random.default_rng([seed, 5]))
     layout = golden.plan(sizes, room=False)
@@ -60,9 +69,10 @@ def shares_of_bound(
         for how in products
     }
     found: dict[str, dict[str, float]] = {how: {} for how in runs}
-    heads = max(1, AT_ONCE[device] // (sizes.n * sizes.m))
-    for first in range(0, sizes.heads, heads):
-        some = slice(first, first + heads)
+    heads = judged_heads(sizes)
+    at_once = max(1, AT_ONCE[device] // (sizes.n * sizes.m))
+    for first in range(0, len(heads), at_once):
+        some = heads[first : first + at_once]
         recorded = golden.attention(*(torch.from_numpy(x[some]).to(device) for x in (inputs.q, inputs.k, inputs.v)))
         for how, observed in runs.items():
             if twin := next((one for one in list(runs)[: list(runs).index(how)] if _same(runs[one], observed)), None):

@@ -6,7 +6,7 @@ import labkit
 from kernels.attention import evidence
 from kernels.attention.experiments import SCALINGS, Counted, Final, Turned
 
-LEVEL = 1e-3
+LEVEL = 0.01
 CONFIRMED, REFUTED, UNDECIDABLE = "confirmed", "refuted", "undecidable"
 NONE_WRONG = dict.fromkeys(SCALINGS, False)
 ONE, TWO = {"x": 0.02}, {"K": 0.02, "zeros": 0.0}
@@ -26,8 +26,8 @@ def counted(share, hits=0):
 
 CASES = [
     # claim, what was measured, verdict, what its reason has to say, and what it must not say
-    ("unscaled_range", (counted(0.7, 2), LEVEL), CONFIRMED, "not below the level", "rarer than"),
-    ("unscaled_range", (counted(0.6), 0.05), UNDECIDABLE, "rarer than the level", "not below"),
+    ("unscaled_range", (counted(0.7, 2), LEVEL), CONFIRMED, "not below the level", "more seldom"),
+    ("unscaled_range", (counted(0.52), LEVEL), UNDECIDABLE, "more seldom than the level", "not below"),
     ("unscaled_range", (counted(0.1), LEVEL), REFUTED, "Under no call", "agree"),
     ("scaled_range", ((7.67, 8.36), 8.0), CONFIRMED, "agrees with both", "does not"),
     ("scaled_range", ((7.67, 7.9), 8.0), REFUTED, "does not agree", "8 agrees"),
@@ -47,9 +47,9 @@ CASES = [
     ("q_leading_dimension", (TWO, 0, LEVEL), CONFIRMED, "with K behind Q", "as well"),
     ("q_leading_dimension", ({"K": 0.0, "zeros": 0.0}, 9, LEVEL), REFUTED, "none of these behind it: K, zeros", "fits"),
     ("q_leading_dimension", (TWO, 9, LEVEL), UNDECIDABLE, "9 other outcomes", "no other outcome"),
-    ("diagnosis_as_a_whole", (ONE, {"x": 2e-3}, ("b", 4e-3), 0, LEVEL), CONFIRMED, "no other", "among many"),
-    ("diagnosis_as_a_whole", ({"x": 2e-5}, {"x": 2e-6}, ("b", 4e-3), 9, LEVEL), REFUTED, "less than the", "no other"),
-    ("diagnosis_as_a_whole", (ONE, {"x": 2e-3}, ("b", 4e-3), 9, LEVEL), UNDECIDABLE, "so do 9", "less than"),
+    ("diagnosis_as_a_whole", (ONE, {"x": 2e-3}, ("b", 4e-3), 0, LEVEL), CONFIRMED, "is ruled out", "among many"),
+    ("diagnosis_as_a_whole", ({"x": 2e-5}, {"x": 2e-6}, ("b", 4e-3), 9, LEVEL), REFUTED, "at best, below the level", "ruled out"),
+    ("diagnosis_as_a_whole", (ONE, {"x": 2e-3}, ("b", 4e-3), 9, LEVEL), UNDECIDABLE, "and 9 other outcomes", "at best"),
     ("blocking_wrong", (5, 0, LEVEL), CONFIRMED, "no call without blocks does", "cannot tell"),
     ("blocking_wrong", (0, 5, LEVEL), REFUTED, "no outcome of wrong blocks does", "cannot tell"),
     ("blocking_wrong", (4, 5, LEVEL), UNDECIDABLE, "cannot tell", "neither"),
@@ -103,15 +103,15 @@ def test_what_rests_on_something_given_says_so():
 
 
 METRICS = {
-    "level": 1e-3, "outcomes_that_fit": 60, "outcomes_that_fit_strictly": 0, "best_chance": 0.03, "likeliest": "ldb=N",
+    "level": 0.05, "outcomes_that_fit": 60, "best_chance": 0.03, "likeliest": "ldb=N",
     "diagnosis_fits": True,
 }  # fmt: skip
 
 
 def test_the_answer_follows_from_the_counts():
-    assert evidence.answer(METRICS).startswith("Undecidable: 60 different wrong products (the report's diagnosis")
-    assert "and none with one of 0.05" in evidence.answer(METRICS)
-    assert "and 3 with one of 0.05" in evidence.answer(METRICS | {"outcomes_that_fit_strictly": 3})
+    assert evidence.answer(METRICS).startswith("Undecidable: 60 wrong products that differ")
+    assert "(the report's diagnosis is one of them)" in evidence.answer(METRICS)
+    assert "in 0.05 of cases" in evidence.answer(METRICS)
     assert "not the report's diagnosis" in evidence.answer(METRICS | {"diagnosis_fits": False})
-    assert evidence.answer(METRICS | {"outcomes_that_fit": 1}).endswith("one listed call fits: ldb=N.")
+    assert evidence.answer(METRICS | {"outcomes_that_fit": 1}).startswith("One listed call is left")
     assert evidence.answer(METRICS | {"outcomes_that_fit": 0}).startswith("None of the listed calls")
