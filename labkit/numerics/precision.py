@@ -82,7 +82,7 @@ class Precision:
     @property
     def truncates(self) -> bool:
         """Whether products run on tensor cores, which may truncate as they add (Fasi et al. 2021)."""
-        return self.products not in ("ieee", "tf32x3", "bfloat16x2")
+        return self.products != "ieee"
 
     @property
     def unit(self) -> float:

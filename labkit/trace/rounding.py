@@ -54,6 +54,11 @@ def terms(program: Program, part: Iterable[int]) -> set[int]:
     return {p for node in users for p in node.parents if program.nodes[p].op == "mul"}
 
 
+def _of_products(node: Node, summed: Collection[int]) -> bool:
+    """Whether an operation sums products, which tensor cores may do."""
+    return node.op in PRODUCTS or any(i in summed for i in node.parents)
+
+
 def _length(node: Node, args: Any, out: Tensor) -> int:
     """How many terms an element of a sum has, at most."""
     if node.op in ("convolution", "convolution_backward"):
@@ -246,8 +251,8 @@ class Rounding:
             out = out + self._one(u) * (out if op in ("mul", "div") else number)
         if node.id in self._exact.spread:
             length = _length(node, args, next(x for x in _list(out) if isinstance(x, Tensor)))
-            truncates = precision.truncates and op in PRODUCTS
-            drift = worst_case(length, _unit(node, precision)) if truncates else lost_terms(length, u)
+            truncates = precision.truncates and _of_products(node, self._summed)
+            drift = worst_case(length, 2.0 * u) if truncates else lost_terms(length, u)
             out = _each_two(out, self._exact.spread[node.id], lambda x, spread: self._summed_up(x, spread, drift))
         if op in FUNCTIONS or op == "div":
             out = _each(out, lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u))
@@ -303,10 +308,10 @@ def bound(
             factor += (2.0 * FUNCTION_ULPS if op == "div" else 2.0) * precision.unit  # a number of the program, rounded
             factor += 2.0 * precision.cut * sum(cut.get(node.id, ())) if node.id in summed else 0.0
         elif op in PRODUCTS or op in SUMS:
-            u = precision.unit * (2.0 if precision.truncates and op in PRODUCTS else 1.0)
+            truncated = precision.truncates and _of_products(node, summed)
+            u = precision.unit * (2.0 if truncated else 1.0)
             x = out if isinstance(out, Tensor) else next(x for x in out if isinstance(x, Tensor))
             length = _length(node, args, x)
-            truncated = precision.truncates and op in PRODUCTS
             factor += worst_case(length, u) if truncated else gamma(length, u, max(1, x.numel()))
             factor += 2.0 * precision.cut * sum(cut.get(node.id, ())) + precision.unit
         if precision.eager and op not in MOVES:

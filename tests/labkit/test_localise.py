@@ -132,6 +132,22 @@ def test_a_product_that_is_written_out_and_summed_may_be_a_product_of_matrices()
     assert localise({"a": a, "b": b, "c": c}, recorded, promised).first == "c"
 
 
+@pytest.mark.parametrize("written_out", [False, True])
+@pytest.mark.parametrize("products", ["bfloat16x2", "tf32x3", "bfloat16"])
+def test_sums_of_products_that_tensor_cores_truncate_are_right_where_such_products_are_promised(products, written_out):
+    """Every addition truncated to 24 bits: each element falls short of its value by a like part."""
+    generator = torch.Generator().manual_seed(5)
+    a, b = (torch.rand(64, 512, generator=generator).bfloat16() for _ in range(2))
+    c = torch.zeros(64, dtype=torch.float64)
+    for term in (a.double() * b.double()).T:
+        exponent = torch.floor(torch.log2(c + term))
+        c = torch.floor((c + term) * 2.0 ** (23 - exponent)) * 2.0 ** (exponent - 23)
+    dots = (lambda a, b: (a * b).sum(-1)) if written_out else (lambda a, b: (a[:, None] @ b[..., None])[:, 0, 0])
+    recorded, observed = golden(lambda a, b: {"c": dots(a, b)}, a=a, b=b), {"a": a, "b": b, "c": c.float()}
+    assert localise(observed, recorded, Precision(products=products)).first is None
+    assert localise(observed, recorded, FLOAT32).first == "c"
+
+
 def test_a_small_element_that_is_all_wrong_beside_large_ones_is_an_error():
     x = torch.tensor([1e6, 1.0, 1e-6, 2e-6])
     recorded = golden(lambda x: {"y": x * 3.0}, x=x)
