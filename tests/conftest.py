@@ -5,7 +5,7 @@ import pytest
 
 from labkit.session.catalogue import ROOT
 from labkit.session.device import choose
-from labkit.session.record import hash_folder
+from labkit.session.record import WORDS, hash_folder
 
 DEVICE = choose("auto")  # before any kernel is imported
 
@@ -22,7 +22,7 @@ def provenance(record_testsuite_property):
     """What a JUnit file was made by: hashes of labkit and of each kernels' folder, and the device."""
     record_testsuite_property("device", DEVICE.name)
     for folder in (ROOT / "labkit", *sorted(p.parent for p in (ROOT / "kernels").glob("*/__init__.py"))):
-        record_testsuite_property(folder.relative_to(ROOT).as_posix(), hash_folder(folder))
+        record_testsuite_property(folder.relative_to(ROOT).as_posix(), hash_folder(folder, WORDS))
 
 
 @pytest.fixture(scope="session")

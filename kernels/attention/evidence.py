@@ -164,7 +164,7 @@ def diagnosis_as_a_whole(
         chances[form],
         f"{own}, not below the level {level:g}, and every other listed outcome is ruled out",
         f"{own} at best, below the level {level:g}",
-        f"{own}, not below the level {level:g}, and {others} other outcomes fit too; {rival}: it is one cause among many",
+        f"{own}, not below the level {level:g}, and {others} other outcomes fit too; {rival}: it is one cause of many",
     )
 
 
@@ -307,15 +307,15 @@ def holds_at_scale(shares: Mapping[str, float]) -> Verdict:
 def answer(metrics: Mapping[str, Any]) -> str:
     """The notebook's answer, from the metrics of its result."""
     level, fitting = metrics["level"], metrics["outcomes_that_fit"]
-    rate = f"by a test that would rule out the true call in {level:.2g} of cases"
+    rate = f"a test that would rule out the true call in {100.0 * level:g}% of cases"
     if not fitting:
         chance = f"{metrics['best_chance']:.1g}"
-        return f"None of the listed calls: each is ruled out {rate} (the likeliest at {chance})."
+        return f"None of the listed calls: each fails {rate} (the likeliest at {chance})."
     if fitting == 1:
-        return f"One listed call is left {rate}: {metrics['likeliest']}."
-    diagnosis = "the report's diagnosis is one of them" if metrics["diagnosis_fits"] else "not the report's diagnosis"
+        return f"One listed call passes {rate}: {metrics['likeliest']}."
+    diagnosis = "the report's diagnosis among them" if metrics["diagnosis_fits"] else "but not the report's diagnosis"
     return (
-        f"Undecidable: {fitting} wrong products that differ from each other ({diagnosis}) are left {rate}. "
+        f"Undecidable: {fitting} different wrong products, {diagnosis}, pass {rate}. "
         "A few runs at unequal sizes would have told what the call computed."
     )
 

@@ -534,8 +534,8 @@ def answer(result: Mapping[str, Any]) -> str:
     given = "is" if metrics["likeliest"] == metrics["given"] else "is not"
     count = f"{len(verdict['explains'])} of {metrics['faults']}"
     return (
-        f"Undecidable from the report's three numbers: {count} explanations fit them, and the order of atomic "
-        f"additions {order}. Its author's repository names one, a tile too narrow, which {given} the likeliest. "
+        f"Undecidable from the report's three numbers: they do not refute {count} explanations, and the order of "
+        f"atomic additions {order}. Its author's repository names one, a tile too narrow, which {given} the likeliest. "
         "One column of dx_in at a time would have decided it."
     )
 

@@ -459,29 +459,48 @@ def answer(records: Mapping[str, Facts]) -> str:
     missing = [f"The {name} has not run this version yet." for name in records if name not in there]
     if not there:
         return " ".join(missing)
-    printed = {name: tally(one["printed"]["cut"]) for name, one in there.items()}
-    alone = all(set(ends) == {"right"} for ends in printed.values())
-    runs = "; ".join(f"{name}: {ends.get('right', 0)} of {sum(ends.values())} runs" for name, ends in printed.items())
-    zero = "; ".join(
-        f"{name}: {one['worlds']['zeros']['zero'][0]} of {one['sets']}, and the correction makes "
-        f"{one['worlds']['zeros']['zero'][2]} of them right"
-        for name, one in there.items()
-    )
-    fits = "; ".join(
-        f"{name}: {len(found)}; the correction cures {sum(one['cured'] for _, _, one in found)}; in "
-        f"{sum('shallow_assignment' in names for names, _, _ in found)} an assignment shares the device buffer; "
-        f"{sum(one['keeps'] for _, _, one in found)} keeps every printed line"
-        for name, found in ((name, left(one)) for name, one in there.items())
-    )
+
+    def each(say: Callable[[Facts], str]) -> str:
+        """A phrase of each device's facts; once if all say the same."""
+        said = {name: say(one) for name, one in there.items()}
+        same = len(set(said.values())) == 1
+        return f"{next(iter(said.values()))} on {' and '.join(said)}" if same else _on(said)
+
     causes = {weighed(one).cause for one in there.values()}
     cause = causes.pop() if len(causes) == 1 else "not the same on both devices"
+    alone = all(set(tally(one["printed"]["cut"])) == {"right"} for one in there.values())
     parts = [
         f"{cause[0].upper()}{cause[1:]}.",
-        f"The resize alone changes {'no logit' if alone else 'logits'}: the lines as printed give right ones ({runs}).",
-        f"Where fresh memory is zero, so are all logits of many sets of faults ({zero}).",
-        f"Sets that show all that the report saw, the smallest ones ({fits}).",
+        f"The accused resize alone changes {'no logit' if alone else 'logits'}: with every line as printed, and the copy "
+        f"constructor taken to set its size, logits are right in {each(lambda one: _right(one, 'cut'))}. Taken word for "
+        f"word, that constructor allocates nothing, and logits are right in {each(lambda one: _right(one, 'literal'))}.",
+        "Where fresh memory is zero, so are all logits of "
+        f"{each(lambda one: '{} of {} sets of faults'.format(one['worlds']['zeros']['zero'][0], one['sets']))}; the "
+        f"correction makes {each(lambda one: str(one['worlds']['zeros']['zero'][2]))} of them right.",
+        f"Of the smallest sets that show all that the report saw, {each(_smallest)}.",
     ]
     return " ".join(parts + missing)
+
+
+def _on(said: Mapping[str, str]) -> str:
+    return " and ".join(f"{words} on {name}" for name, words in said.items())
+
+
+def _right(one: Facts, reading: str) -> str:
+    ends = tally(one["printed"][reading])
+    return f"{ends.get('right', 0)} of {sum(ends.values())} runs"
+
+
+def _smallest(one: Facts) -> str:
+    """What the sets that are left have in common, in numbers."""
+    found = left(one)
+    shared = sum("shallow_assignment" in name for name, _, _ in found)
+    kept, cured = (sum(fact[what] for _, _, fact in found) for what in ("keeps", "cured"))
+    both = sum(fact["keeps"] and fact["cured"] for _, _, fact in found)
+    return (
+        f"{len(found)} in number, {shared} have an assignment that shares the device buffer, {kept} keep every printed "
+        f"line, {cured} are cured by the correction, and {both} are both"
+    )
 
 
 def recorded_answers() -> dict[str, str]:

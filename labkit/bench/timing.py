@@ -23,7 +23,7 @@ from labkit.errors import UsageError
 from labkit.numerics.compare import Comparison
 from labkit.session import device as devices
 from labkit.session.catalogue import ROOT
-from labkit.session.record import hash_folder, versions
+from labkit.session.record import WORDS, hash_folder, versions
 from labkit.tables import Table
 
 COLUMNS = (
@@ -184,7 +184,7 @@ def bench(name: str, request: str, out: Path) -> Path:
         "gpu_name": device.name,
         "timestamp": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"),
         "version": " ".join(f"{key}-{value}" for key, value in versions().items()),
-        "kernels_hash": hash_folder(ROOT / "kernels" / name),
+        "kernels_hash": hash_folder(ROOT / "kernels" / name, WORDS),
     }
     rows = []
     for case in cases:

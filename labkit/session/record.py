@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +24,17 @@ RESULTS = ROOT / "data" / "results"
 PACKAGES = ("torch", "triton", "numpy", "scipy", "numba", "nvmath-python", "nvidia-cublas", "papermill", "ipykernel")
 SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h"}
 
+WORDS = ("evidence.py", "figures.py")
+"""What a kernels' folder says and draws of what was measured: no benchmark and no test of a kernel depends on it."""
 
-def hash_folder(folder: Path) -> str:
-    """Twelve hex digits over the names and contents of the source files below `folder`; hidden ones do not count."""
+
+def hash_folder(folder: Path, without: Collection[str] = ()) -> str:
+    """Twelve hex digits over the names and contents of the source files below `folder`, hidden ones and some not."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
-        if path.suffix in SOURCE_SUFFIXES and not any(part.startswith(".") for part in name.parts):
+        hidden = any(part.startswith(".") for part in name.parts)
+        if path.suffix in SOURCE_SUFFIXES and not hidden and path.name not in without:
             digest.update(f"{name.as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 

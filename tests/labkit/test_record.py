@@ -14,6 +14,10 @@ def test_the_hash_of_a_folder_follows_its_sources_only(tmp_path):
     first = record.hash_folder(tmp_path)
     (tmp_path / "README.md").write_text("words\n")
     assert record.hash_folder(tmp_path) == first
+    (tmp_path / "evidence.py").write_text("said = 1\n")
+    assert record.hash_folder(tmp_path, record.WORDS) == first
+    assert record.hash_folder(tmp_path) != first
+    (tmp_path / "evidence.py").unlink()
     (tmp_path / "a.py").write_text("x = 2\n")
     assert record.hash_folder(tmp_path) != first
 
@@ -103,7 +107,7 @@ def test_a_benchmark_is_of_the_kernels_as_they_are():
         rows = read(path)
         assert tuple(rows[0]) == COLUMNS
         (folder,) = (ROOT / "kernels").glob(f"**/{path.stem.removesuffix('_cpu')}/__init__.py")
-        now = record.hash_folder(folder.parent)
+        now = record.hash_folder(folder.parent, record.WORDS)
         held_to(f"data/benchmarks/{path.name}", {row["kernels_hash"] for row in rows} == {now})
 
 
@@ -121,5 +125,5 @@ def test_the_gpu_tests_on_record_passed_with_the_kernels_as_they_are(name):
     assert int(suite.get("tests")) > 0
     made_by = {item.get("name"): item.get("value") for item in suite.iter("property")}
     if name in FOLDERS:
-        now = record.hash_folder(ROOT / "kernels" / name)
+        now = record.hash_folder(ROOT / "kernels" / name, record.WORDS)
         held_to(f"data/results/gpu-tests/{name}.xml", made_by[f"kernels/{name}"] == now)

@@ -116,7 +116,7 @@ def observe(variant: Variant, tokens: int, k: int, seed: int, times: int, device
     for _ in range(times):
         out.fill_(float("nan"))
         run()
-        found = out[:, :m] + out[:, 32 : 32 + m] if variant.products == "exact" else out[:, :m]
+        found = out[:, :m] + out[:, 32 : 32 + m] if variant.products == "exact" else out[:, :m].clone()
         first = found if first is None else first
         differ += not torch.equal(found, first)
         error = max(error, float((found - exact).abs().max()))
