@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+LONG = 24
+"""Rows of a table above which a notebook shows it folded: what a screen holds."""
+
 
 def number(value: Any) -> str:
     """A value as a table shows it: three significant digits for a float, nothing for None, no brackets."""
@@ -51,4 +54,6 @@ class Table:
 
         title = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
         body = "".join(map(row, self.rows))
-        return f"<table>{title}<thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>"
+        table = f"<table>{title}<thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>"
+        summary = f"<summary>{len(self.rows)} rows{': ' * bool(self.title)}{html.escape(self.title)}</summary>"
+        return f"<details>{summary}{table}</details>" if len(self.rows) > LONG else table

@@ -463,27 +463,27 @@ def answer(records: Mapping[str, Facts]) -> str:
     def each(say: Callable[[Facts], str]) -> str:
         """A phrase of each device's facts; once if all say the same."""
         said = {name: say(one) for name, one in there.items()}
-        same = len(set(said.values())) == 1
-        return f"{next(iter(said.values()))} on {' and '.join(said)}" if same else _on(said)
+        if len(set(said.values())) == 1:
+            said = {" and ".join(said): next(iter(said.values()))}
+        return "; ".join(f"{words} ({name})" for name, words in said.items())
 
     causes = {weighed(one).cause for one in there.values()}
     cause = causes.pop() if len(causes) == 1 else "not the same on both devices"
     alone = all(set(tally(one["printed"]["cut"])) == {"right"} for one in there.values())
     parts = [
         f"{cause[0].upper()}{cause[1:]}.",
-        f"The accused resize alone changes {'no logit' if alone else 'logits'}: with every line as printed, and the copy "
-        f"constructor taken to set its size, logits are right in {each(lambda one: _right(one, 'cut'))}. Taken word for "
-        f"word, that constructor allocates nothing, and logits are right in {each(lambda one: _right(one, 'literal'))}.",
-        "Where fresh memory is zero, so are all logits of "
-        f"{each(lambda one: '{} of {} sets of faults'.format(one['worlds']['zeros']['zero'][0], one['sets']))}; the "
-        f"correction makes {each(lambda one: str(one['worlds']['zeros']['zero'][2]))} of them right.",
-        f"Of the smallest sets that show all that the report saw, {each(_smallest)}.",
+        f"The accused resize alone changes {'no logit' if alone else 'logits'}: with every line as printed, and the "
+        f"copy constructor taken to set its size, logits are right in {each(lambda one: _right(one, 'cut'))}. "
+        "Word for word that constructor allocates nothing, and logits are right in "
+        f"{each(lambda one: _right(one, 'literal'))}.",
+        f"Where fresh memory is zero, {each(_zero)}. Showing all that the report saw, {each(_smallest)}.",
     ]
     return " ".join(parts + missing)
 
 
-def _on(said: Mapping[str, str]) -> str:
-    return " and ".join(f"{words} on {name}" for name, words in said.items())
+def _zero(one: Facts) -> str:
+    zero, _, right = one["worlds"]["zeros"]["zero"]
+    return f"all logits of {zero} of {one['sets']} sets of faults are zero, and the correction makes {right} right"
 
 
 def _right(one: Facts, reading: str) -> str:
@@ -498,8 +498,8 @@ def _smallest(one: Facts) -> str:
     kept, cured = (sum(fact[what] for _, _, fact in found) for what in ("keeps", "cured"))
     both = sum(fact["keeps"] and fact["cured"] for _, _, fact in found)
     return (
-        f"{len(found)} in number, {shared} have an assignment that shares the device buffer, {kept} keep every printed "
-        f"line, {cured} are cured by the correction, and {both} are both"
+        f"{len(found)} sets of faults are smallest: {shared} with an assignment that shares the device buffer, {cured} "
+        f"that the correction cures, {kept} with every printed line as it stands, and {both or 'none'} that is both"
     )
 
 

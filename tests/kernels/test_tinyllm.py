@@ -448,15 +448,18 @@ def test_the_answer_names_what_each_device_gave_and_follows_it(swept, where, sma
     one = counts.facts(swept[0]) | {"printed": printed}
     zero, _, cured = one["worlds"]["zeros"]["zero"]
     answer = evidence.answer({"CPU": one, "H200": {}})
-    assert f"so are all logits of {zero} of {one['sets']} sets of faults on CPU; the" in answer
-    assert f"the correction makes {cured} on CPU of them right" in answer
+    assert (
+        f"all logits of {zero} of {one['sets']} sets of faults are zero, and the correction makes {cured} right (CPU)"
+        in answer
+    )
     assert "changes no logit" in answer
     assert "The H200 has not run this version yet." in answer
     other = json.loads(json.dumps(one))
     other["worlds"]["zeros"]["zero"] = [7, 5, 3]
     other["printed"]["cut"][faulty.WAYS[0]]["zeros"] = {"wrong": 3}
     answer = evidence.answer({"CPU": one, "H200": other})
-    assert "on CPU and 7 of" in answer
+    assert "all logits of 7 of" in answer
+    assert "(H200)" in answer
     assert "changes logits" in answer
     assert "not run this version" not in answer
 

@@ -1,0 +1,18 @@
+"""Tables: what a cell shows, and what a notebook folds."""
+
+from labkit import Table
+from labkit.tables import LONG, number
+
+
+def test_what_was_measured_stands_without_brackets():
+    assert number({"as it was": True, "with the tile": [1.0, 2.5]}) == "as it was: True; with the tile: 1 to 2.5"
+    assert number([0.12345, None]) == "0.123 to "
+
+
+def test_a_long_table_is_folded_and_keeps_all_of_its_rows():
+    rows = [(i, "<b>") for i in range(LONG + 1)]
+    folded, open_ = Table(("n", "text"), rows)._repr_html_(), Table(("n", "text"), rows[1:])._repr_html_()
+    assert folded.startswith("<details><summary>25 rows</summary>")
+    assert not open_.startswith("<details>")
+    assert folded.count("<tr>") == LONG + 2
+    assert "<b>" not in folded
