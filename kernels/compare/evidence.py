@@ -20,7 +20,7 @@ SPEED = ("assert_close_memory", "assert_close_traffic", "one_pass_at_read_speed"
 
 
 def products(ledger: Ledger, tallies: Sequence[Tally]) -> None:
-    """Settle what thousands of clean products say."""
+    """Settle what many clean products say."""
     cases, longest = sum(t.cases for t in tallies), max(t.share for t in tallies)
     alarms, missed = sum(t.elementwise + t.structure for t in tallies), sum(t.missed for t in tallies)
     ledger.settle(

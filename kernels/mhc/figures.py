@@ -53,10 +53,10 @@ def draw_response(axes: Axes, found: np.ndarray, answered: str) -> None:
 def draw_ratios(axes: Axes, found: Mapping[str, Ratios], given: str, most: float = 3.0) -> None:
     """A row a fault, a dot a draw: the ratio of the wrong to the right dalpha_pre, and the report's as a line."""
     for row, (name, one) in enumerate(found.items()):
-        colour = plots.ORANGE if name == given else plots.BLUE
+        colour = plots.GREEN if name == given else plots.BLUE
         lift = np.linspace(-0.28, 0.28, len(one.drawn))
         axes.plot(np.clip(one.drawn, -most, most), row + lift, ".", color=colour, ms=2.5)
-    axes.axvline(RATIO, color=plots.RED, lw=1.2)
+    axes.axvline(RATIO, color="black", lw=1.2)
     axes.set_yticks(range(len(found)), found, fontsize=8)
     axes.set_ylim(len(found) - 0.4, -0.6)
     axes.set_xlabel(f"ratio over draws (beyond {most:g}: at {most:g})")
