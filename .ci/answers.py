@@ -14,8 +14,8 @@ from labkit.session.catalogue import ROOT, notebooks
 readme = ROOT / "README.md"
 books = notebooks()
 answers: dict[str, str] = {}
-for path in sorted((ROOT / "kernels").glob("*/evidence.py")):
-    evidence = importlib.import_module(f"kernels.{path.parent.name}.evidence")
+for path in sorted((ROOT / "kernels").rglob("evidence.py")):
+    evidence = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     answers |= getattr(evidence, "recorded_answers", dict)()
 for name, answer in answers.items():
     book = books[name]

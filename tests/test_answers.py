@@ -7,8 +7,8 @@ import pytest
 from labkit.session.catalogue import ROOT, notebook
 
 ANSWERS = {}
-for path in sorted((ROOT / "kernels").glob("*/evidence.py")):
-    module = importlib.import_module(f"kernels.{path.parent.name}.evidence")
+for path in sorted((ROOT / "kernels").rglob("evidence.py")):
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     ANSWERS |= getattr(module, "recorded_answers", dict)()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 
 import labkit
 from kernels.mhc.race.emitted import STEPS, Emitted
-from kernels.mhc.race.variants import AS_IT_WAS, VARIANTS, Seen, Variant
+from kernels.mhc.race.variants import ANOTHER_STORE, AS_IT_WAS, VARIANTS, Seen, Variant
 from labkit import plots
+from labkit.session.record import recorded
 
 Settlement = dict[str, Any]
 CAUSE = "a copy into a buffer that a pending product still reads"
@@ -34,8 +35,15 @@ SLOWER = 1.05
 """The guard costs nothing that shows while the guarded kernel takes at most this many times as long."""
 
 
-def weigh(texts: Mapping[str, Emitted], seen: Mapping[str, Seen]) -> labkit.Weighing:
-    """Each hypothesis against what was seen, a variant each: do repeats differ (1) or not (0)?"""
+def weigh(texts: Mapping[str, Emitted], seen: Mapping[str, Seen]) -> labkit.Weighing | None:
+    """Each hypothesis against what was seen, a variant each: do repeats differ (1) or not (0)?
+
+    Only variants on which the hypotheses disagree can tell them apart. None where the kernel as it was gave the same
+    bits each time: then there is nothing to explain.
+    """
+    if not seen[AS_IT_WAS].differ:
+        return None
+    told = [name for name in seen if len({rule(VARIANTS[name], texts[name]) for rule in HYPOTHESES.values()}) > 1]
 
     def predicted(rule: Callable[[Variant, Emitted], bool]) -> Callable[[str], Any]:
         return lambda name: (torch.tensor([float(rule(VARIANTS[name], texts[name]))]), labkit.Bound(0.5, "yes or no"))
@@ -43,7 +51,7 @@ def weigh(texts: Mapping[str, Emitted], seen: Mapping[str, Seen]) -> labkit.Weig
     return labkit.weigh(
         lambda name: torch.tensor([float(seen[name].differ > 0)]),
         {name: predicted(rule) for name, rule in HYPOTHESES.items()},
-        {name: name for name in seen},
+        {name: name for name in told},
     )
 
 
@@ -109,8 +117,9 @@ def of_runs(
 ) -> dict[str, Settlement]:
     """The claims that need a GPU; `operator` by type of x, `slower` the guarded kernel's time over the other's."""
     was = seen[AS_IT_WAS]
-    mispredicted = [name for name, one in seen.items() if (one.differ > 0) != bool(texts[name].overwrites)]
     racing = [name for name, one in seen.items() if one.differ]
+    allowed = [name for name in seen if texts[name].overwrites]
+    spared, unforeseen = _without(allowed, racing), _without(racing, allowed)
     unlike = [name for name, one in operator.items() if one.differ or one.error > one.bound]
     each = "; ".join(
         f"{name}, {one.differ} of {one.times} runs differ, {one.error:.2g} of the bound"
@@ -142,13 +151,23 @@ def of_runs(
                 "refuted": f"its RMS error reaches {high:.2e}, and {TOLERANCE:.1e} is allowed",
             },
         },
+        "only_where_the_text_has_it": {
+            "truth": "undecidable" if not racing else not unforeseen,
+            "measured": f"{len(racing)} of {len(allowed)}",
+            "because": {
+                "confirmed": f"repeats of {len(racing)} variants differ, all of them among the {len(allowed)} whose "
+                f"text has such a copy; none of the other {len(seen) - len(allowed)} does",
+                "refuted": f"repeats differ without such a copy in {', '.join(unforeseen)}",
+                "undecidable": f"no repeats differ, with such a copy ({len(allowed)} variants) or without it",
+            },
+        },
         "text_predicts_the_runs": {
-            "truth": not mispredicted and 0 < len(racing) < len(seen),
-            "measured": len(mispredicted),
+            "truth": bool(racing) and not spared and not unforeseen,
+            "measured": len(spared) + len(unforeseen),
             "because": {
                 "confirmed": f"repeats of {len(racing)} of {len(seen)} variants differ: those with such a copy",
-                "refuted": f"the text says otherwise than the runs for {', '.join(mispredicted) or 'none'}; "
-                f"repeats of {len(racing)} variants of {len(seen)} differ",
+                "refuted": f"with such a copy, repeats are all alike in {', '.join(spared) or 'none'}; without one, "
+                f"they differ in {', '.join(unforeseen) or 'none'}",
             },
         },
         "guarded_repeats_are_identical": {
@@ -168,6 +187,10 @@ def of_runs(
             },
         },
     }  # fmt: skip
+
+
+def _without(some: Sequence[str], others: Sequence[str]) -> list[str]:
+    return [name for name in some if name not in others]
 
 
 def counted(text: Emitted) -> str:
@@ -211,3 +234,34 @@ def draw_runs(axes: Axes, seen: Mapping[str, Seen]) -> None:
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("largest error, of what a float32 sum may be off (broken line: 1)")
+
+
+def answer(result: Mapping[str, Any]) -> str:
+    """The notebook's answer, from a result.json of a GPU."""
+    claims, runs = result["claims"], result["metrics"]["runs"]
+    was, other = runs[AS_IT_WAS], runs[ANOTHER_STORE]
+    if not was["differ"]:
+        return f"Not shown: all {was['times']} runs gave the same bits, and a race need not strike."
+    cause = result["verdict"]["cause"]
+    named = f"It takes {cause}" if cause in HYPOTHESES else f"Of the explanations that were tried: {cause}"
+    words = [
+        f"{was['differ']} of {was['times']} runs differ from the first. {named}: the compiler's intermediate text "
+        "copies the next tile into shared memory without a wait for the matrix product that was started on it.",
+    ]
+    if claims["text_predicts_the_runs"]["verdict"] == "refuted":
+        why = (
+            "some variants have such a copy, and all of their runs give the same bits"
+            if other["differ"]
+            else "where results are stored by another address after the loop, the text has the same copy, and all "
+            f"{other['times']} runs give the same bits, so that the order of the machine code decides too"
+        )
+        words.append(f"That text does not suffice: {why}.")
+    if claims["guarded_repeats_are_identical"]["verdict"] == "confirmed":
+        words.append("A multiplication by a number that is 1 makes the compiler wait, and the differences end.")
+    return " ".join(words)
+
+
+def recorded_answers() -> dict[str, str]:
+    """The notebook's answer from its record on a GPU, as README and notebook have it; none without a record."""
+    kept = recorded("pipeliner_race", "cuda")
+    return {"pipeliner_race": answer(kept.result)} if kept and ANOTHER_STORE in kept.result["metrics"]["runs"] else {}

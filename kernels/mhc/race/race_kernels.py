@@ -8,12 +8,14 @@ import triton.language as tl
 def variant_kernel(
     x_ptr, phi_ptr, out_ptr, squares_ptr, T, one,
     K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
-    READERS: tl.constexpr, GUARDED: tl.constexpr, PRODUCTS: tl.constexpr,
+    READERS: tl.constexpr, GUARDED: tl.constexpr, PRODUCTS: tl.constexpr, BY_SPLIT: tl.constexpr,
 ):  # fmt: skip
     """out[t] = x[t] phi and squares[t] = sum of x[t]^2, over all of K.
 
-    READERS 2: the squares read the tile of x that the product reads, as in the projection; 1: there are no squares.
-    GUARDED: the total is multiplied by `one`, which is 1. PRODUCTS: "exact", or what tl.dot takes as input_precision.
+    BY_SPLIT: results go to row split T + t, as those of the operator, which may split K among programs; here there is
+    one split, so that this is row t, which the compiler does not know. READERS 2: the squares read the tile of x that
+    the product reads, as in the projection; 1: there are no squares. GUARDED: the total is multiplied by `one`, which
+    is 1. PRODUCTS: "exact", or what tl.dot takes as input_precision.
     """
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     m = tl.arange(0, WIDTH)
@@ -33,5 +35,8 @@ def variant_kernel(
         if READERS == 2:
             wide = x.to(tl.float32)
             squares += tl.sum(wide * wide, 1)
-    tl.store(out_ptr + t.to(tl.int64)[:, None] * WIDTH + m[None, :], total, mask=(t < T)[:, None])
-    tl.store(squares_ptr + t, squares, mask=t < T)
+    row = t.to(tl.int64)
+    if BY_SPLIT:
+        row += tl.program_id(1).to(tl.int64) * T
+    tl.store(out_ptr + row[:, None] * WIDTH + m[None, :], total, mask=(t < T)[:, None])
+    tl.store(squares_ptr + row, squares, mask=t < T)

@@ -20,11 +20,15 @@ Tensor = torch.Tensor
 STREAMS = 4
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 AS_IT_WAS = "64 tokens, 4 stages"
+ANOTHER_STORE = "results stored by token, 4 stages"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Tile of x in tokens and columns, stages of the pipeline, and what :mod:`race_kernels` says of the rest."""
+    """Tile of x in tokens and columns, stages of the pipeline, and what :mod:`race_kernels` says of the rest.
+
+    `streams` are those of a token, n, from which phi has n^2 + 2 n columns.
+    """
 
     tokens: int = 64
     columns: int = 128
@@ -33,17 +37,24 @@ class Variant:
     guarded: bool = False
     dtype: torch.dtype = torch.bfloat16
     products: str = "exact"
+    by_split: bool = True
+    streams: int = 4
+
+    @property
+    def padded(self) -> int:
+        """Columns of phi, padded to a power of two: 32 for 4 streams, 128 for 8."""
+        return 1 << (self.streams**2 + 2 * self.streams - 1).bit_length()
 
     @property
     def width(self) -> int:
-        """Columns of phi: 24, padded to 32, and twice that where phi comes as two bfloat16."""
-        return 64 if self.products == "exact" else 32
+        """Columns that the kernel multiplies by: twice as many where phi comes as two bfloat16."""
+        return (2 if self.products == "exact" else 1) * self.padded
 
     def constants(self, k: int) -> dict[str, Any]:
         """What the kernel is compiled for, with K = `k`."""
         return {
             "K": k, "WIDTH": self.width, "BLOCK_T": self.tokens, "BLOCK_K": self.columns, "READERS": self.readers,
-            "GUARDED": self.guarded, "PRODUCTS": self.products,
+            "GUARDED": self.guarded, "PRODUCTS": self.products, "BY_SPLIT": self.by_split,
         }  # fmt: skip
 
     def order(self, k: int) -> Order:
@@ -61,6 +72,10 @@ VARIANTS = {
     "32 tokens, 4 stages": Variant(tokens=32),
     "one reader, 4 stages": Variant(readers=1),
     "guarded, 4 stages": Variant(guarded=True),
+    ANOTHER_STORE: Variant(by_split=False),
+    "8 streams, 2 stages": Variant(stages=2, streams=8),
+    "8 streams, one reader, 2 stages": Variant(stages=2, streams=8, readers=1),
+    "8 streams, guarded, 2 stages": Variant(stages=2, streams=8, guarded=True),
     "float32, one TF32 product": Variant(**WIDE, products="tf32"),
     "float32, one TF32 product, guarded": Variant(**WIDE, products="tf32", guarded=True),
     "float32, three TF32 products": Variant(**WIDE, products="tf32x3"),
@@ -83,22 +98,23 @@ class Seen:
     rms: tuple[float, float]
 
 
-def drawn(tokens: int, k: int, dtype: torch.dtype, seed: int, device: str) -> tuple[Tensor, Tensor]:
-    """x [T, K] of `dtype`, standard normal, and phi [K, 24] in float32, of variance 1 / K."""
+def drawn(tokens: int, k: int, streams: int, dtype: torch.dtype, seed: int, device: str) -> tuple[Tensor, Tensor]:
+    """x [T, K] of `dtype`, standard normal, and phi [K, n^2 + 2 n] in float32, of variance 1 / K."""
     rng = torch.Generator(device).manual_seed(seed)
-    phi = torch.randn(k, STREAMS * STREAMS + 2 * STREAMS, generator=rng, device=device) * k**-0.5
+    phi = torch.randn(k, streams * streams + 2 * streams, generator=rng, device=device) * k**-0.5
     return torch.randn(tokens, k, generator=rng, device=device, dtype=dtype), phi
 
 
 def prepared(variant: Variant, x: Tensor, phi: Tensor) -> tuple[Callable[[], None], Tensor, Tensor]:
     """A call without arguments, and what it fills: out [T, width] and squares [T], float32."""
     t, k = x.shape
-    weights = launch.pack(phi) if variant.products == "exact" else torch.nn.functional.pad(phi, (0, 32 - phi.shape[1]))
+    exact = variant.products == "exact"
+    weights = launch.pack(phi) if exact else torch.nn.functional.pad(phi, (0, variant.padded - phi.shape[1]))
     out = torch.empty(t, variant.width, device=x.device)
     squares = torch.zeros(t, device=x.device)
 
     def run() -> None:
-        race_kernels.variant_kernel[(-(-t // variant.tokens),)](
+        race_kernels.variant_kernel[(-(-t // variant.tokens), 1)](
             x, weights, out, squares, t, 1.0, **variant.constants(k), num_warps=4, num_stages=variant.stages
         )
 
@@ -107,20 +123,20 @@ def prepared(variant: Variant, x: Tensor, phi: Tensor) -> tuple[Callable[[], Non
 
 def observe(variant: Variant, tokens: int, k: int, seed: int, times: int, device: str) -> Seen:
     """Run a variant `times` times, and hold each result against float64 and against the first."""
-    x, phi = drawn(tokens, k, variant.dtype, seed, device)
+    x, phi = drawn(tokens, k, variant.streams, variant.dtype, seed, device)
     run, out, _ = prepared(variant, x, phi)
-    m = phi.shape[1]
+    m, low = phi.shape[1], variant.padded
     exact, bound = _exact(x, phi, variant.products)
-    right = _layer_input(x, exact)
+    right = _layer_input(x, exact, variant.streams)
     first, differ, error, rms = None, 0, 0.0, []
     for _ in range(times):
         out.fill_(float("nan"))
         run()
-        found = out[:, :m] + out[:, 32 : 32 + m] if variant.products == "exact" else out[:, :m].clone()
+        found = out[:, :m] + out[:, low : low + m] if variant.products == "exact" else out[:, :m].clone()
         first = found if first is None else first
         differ += not torch.equal(found, first)
         error = max(error, float((found - exact).abs().max()))
-        layer = _layer_input(x, found.double())
+        layer = _layer_input(x, found.double(), variant.streams)
         rms.append(float((layer.to(x.dtype).double() - right).norm() / right.norm()))
     return Seen(times, differ, error, float(bound.absolute.max()), (min(rms), max(rms)))
 
@@ -135,11 +151,11 @@ def _exact(x: Tensor, phi: Tensor, products: str) -> tuple[Tensor, Bound]:
     return a @ b, sum_of_products(magnitude, x.shape[1]) + Bound(cut * magnitude, "what cutting loses")
 
 
-def _layer_input(x: Tensor, projected: Tensor) -> Tensor:
+def _layer_input(x: Tensor, projected: Tensor, n: int) -> Tensor:
     """The sum over streams of pre x, as the operator hands it to its layer, for the first 1024 tokens; float64."""
-    streams = x[:1024].double().view(min(len(x), 1024), STREAMS, -1)
+    streams = x[:1024].double().view(min(len(x), 1024), n, -1)
     r = torch.rsqrt(streams.square().mean((1, 2)) + Constants().norm_eps)
-    pre = torch.sigmoid(projected[:1024, :STREAMS] * r[:, None]) + Constants().hc_eps
+    pre = torch.sigmoid(projected[:1024, :n] * r[:, None]) + Constants().hc_eps
     return golden.aggregate(streams, pre)
 
 
@@ -172,7 +188,7 @@ def _type(value: Any) -> str:
 
 def operator_repeats(dtype: torch.dtype, tokens: int, d: int, seed: int, times: int, device: str) -> Seen:
     """The operator's own projection: repeats of r x phi, as :func:`observe` has it for the variants."""
-    x, phi = drawn(tokens, STREAMS * d, dtype, seed, device)
+    x, phi = drawn(tokens, STREAMS * d, STREAMS, dtype, seed, device)
     exact, bound = _exact(x, phi, "exact" if dtype == torch.bfloat16 else "tf32x3")
     r = torch.rsqrt(x.double().square().mean(1) + Constants().norm_eps)[:, None]
     exact, allowed = exact * r, bound.absolute * r + 2.0**-22 * (exact * r).abs()  # r, and one rounding of the product
@@ -188,7 +204,7 @@ def operator_repeats(dtype: torch.dtype, tokens: int, d: int, seed: int, times: 
 
 def time_of(variant: Variant, tokens: int, k: int, seed: int) -> float:
     """Microseconds of one run on a GPU, cold caches, median."""
-    run, _, _ = prepared(variant, *drawn(tokens, k, variant.dtype, seed, "cuda"))
+    run, _, _ = prepared(variant, *drawn(tokens, k, variant.streams, variant.dtype, seed, "cuda"))
     return cuda_times(run)[0]
 
 
