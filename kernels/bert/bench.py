@@ -1,10 +1,11 @@
 """The fused embedding beside Hugging Face's, and a training step beside a training step of Hugging Face's model.
 
-Embedding: batch x length tokens, hidden 768, vocabulary 30522, ids drawn uniformly, which no cache helps; dropout 0.1
-in every provider. The floor counts what must move: forward the rows of the token table that occur and the result, and
-backward the gradient of the result, those rows again, and the gradient of the whole token table; ids, positions and
-types besides. What an element's dropout did is read off the result (0 where it was dropped), so that a provider's own
-mask is what it is held to.
+Embedding: batch x length tokens, hidden 768, vocabulary 30522; dropout 0.1 in every provider. Ids are drawn by Zipf's
+law, which the words of a text follow; and once uniformly, where hardly a row of the token table is in a cache again.
+The floor counts what must move: forward the rows of the token table that occur and the result, and backward the
+gradient of the result, those rows again, and the gradient of the whole token table; ids, positions and types besides.
+What an element's dropout did is read off the result (0 where it was dropped), so that a provider's own mask is what it
+is held to.
 
 Training step: forward, backward and AdamW of a model of 6 layers and 512 columns in bfloat16, batch 128 x 128, both
 compiled.
@@ -31,7 +32,8 @@ from labkit.numerics.precision import UNIT_ROUNDOFF
 from labkit.session.device import Device
 
 Tensor = torch.Tensor
-SIZES = ((32, 512), (256, 512))
+ZIPF, UNIFORM = "Zipf", "uniform"
+SIZES = ((32, 512, ZIPF), (256, 512, ZIPF), (256, 512, UNIFORM))
 CONFIG = Config(layers=1)
 DROPOUT = 0.1
 CHECKED = 4
@@ -43,14 +45,14 @@ TABLES = ("tokens", "positions", "types", "gain", "shift")
 def cases(device: Device) -> Iterator[Case]:
     """A case a size, type and mode, and one for the training step."""
     device.needs_cuda("labkit bench bert", "the interpreter's times are none")
-    for batch, length in SIZES:
+    for batch, length, law in SIZES:
         for dtype in (torch.float32, torch.bfloat16):
-            given = _drawn(batch, length, dtype)
+            given = _drawn(batch, length, dtype, law)
             for mode in ("forward", "full"):
                 providers = [_provider(name, make, given, mode) for name, make in PROVIDERS.items()]
                 yield Case(
-                    kernel="bert_embedding", mode=mode, x_name="batch x length, type",
-                    x_value=f"{batch} x {length}, {str(dtype).removeprefix('torch.')}", providers=providers,
+                    kernel="bert_embedding", mode=mode, x_name="batch x length, ids, type",
+                    x_value=f"{batch} x {length}, {law}, {str(dtype).removeprefix('torch.')}", providers=providers,
                     bytes=_bytes(given, mode), operations=0, memory=True,
                 )  # fmt: skip
             del given, providers
@@ -58,7 +60,7 @@ def cases(device: Device) -> Iterator[Case]:
     yield _training()
 
 
-def _drawn(batch: int, length: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def _drawn(batch: int, length: int, dtype: torch.dtype, law: str) -> dict[str, Tensor]:
     """ids [B, S]; the five tables and the gradient of the result."""
     rng = np.random.default_rng(0)
     shapes = {
@@ -68,7 +70,9 @@ def _drawn(batch: int, length: int, dtype: torch.dtype) -> dict[str, Tensor]:
     }  # fmt: skip
     found = {name: torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)) for name, shape in shapes.items()}
     found = {name: tensor.to("cuda", dtype) for name, tensor in found.items()}
-    return found | {"ids": torch.from_numpy(rng.integers(1, CONFIG.vocabulary, (batch, length))).cuda()}
+    share = 1.0 / np.arange(1, CONFIG.vocabulary) if law == ZIPF else np.ones(CONFIG.vocabulary - 1)
+    ids = 1 + rng.permutation(CONFIG.vocabulary - 1)[rng.choice(len(share), (batch, length), p=share / share.sum())]
+    return found | {"ids": torch.from_numpy(ids).cuda()}
 
 
 def _bytes(given: dict[str, Tensor], mode: str) -> int:
