@@ -16,8 +16,9 @@ All tests of a tensor share its false-alarm rate (Bonferroni).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ KEPT = 2.0**-20
 """Relative: what the order of a sum may change where simulated errors are all alike and their spread is none."""
 
 KINDS = ("slope", "mean", "rows", "columns", "tiles", "rms")
+SUMS = ("mean", "rows", "columns", "tiles", "slope", "rows", "columns", "tiles")
+"""What is tested by each sum: means, then slopes."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +93,12 @@ def structure(residual: Tensor, golden: Tensor, bound: Bound, false_alarm: float
     if bound.null is not None:
         return Structure(bound.null.tests(residual, chance))
     x = _Scale(golden, bound.noise)
-    shared = torch.as_tensor(bound.shared, dtype=torch.float64, device=residual.device).expand(residual.shape)
-    common = x.units(shared.abs())
+    common = x.units(
+        torch.as_tensor(bound.shared, dtype=torch.float64, device=golden.device).expand(golden.shape).abs()
+    )
     sums = []
-    for _, group, weight in x.sums():
-        variance = group(weight.square())
-        sigmas = quantile(0.5 * chance / variance.numel(), math.inf)
-        sums.append(sigmas * variance.sqrt() + group(common * weight.abs()))
+    for variance, more in zip(x.squares, x.sums(common, torch.abs), strict=True):
+        sums.append(quantile(0.5 * chance / variance.numel(), math.inf) * variance.sqrt() + more)
     sizes = []
     for n, more in zip(_sizes(x.counted), _sizes(common), strict=True):
         # a sum of n squares: n + 2 sqrt(n t) + 2 t at most (Laurent and Massart 2000)
@@ -122,11 +124,14 @@ class _Scale:
         e = error.reshape(*error.shape[: error.ndim - self._dimensions], *self._unit.shape)
         return torch.where(e.isfinite(), e, 0.0) * self._unit
 
-    def sums(self) -> Iterator[tuple[str, Callable[[Tensor], Tensor], Tensor]]:
-        """Of each sum the name of its test, how it groups elements, and their weights: a mean's, then a slope's."""
-        for name, group in _GROUPS.items():
-            yield name, group, self.counted
-            yield ("slope" if name == "mean" else name), group, self.h
+    def sums(self, z: Tensor, of: Callable[[Tensor], Tensor] = lambda weight: weight) -> list[Tensor]:
+        """The sums of z in the order of SUMS: weighted alike, for means, and by the golden, for slopes."""
+        return [total for weight in (self.counted, self.h) for total in _grouped(z * of(weight))]
+
+    @cached_property
+    def squares(self) -> list[Tensor]:
+        """The variance of each sum where elements are independent, and the unit of what it measures."""
+        return [total for weight in (self.counted, self.h) for total in _grouped(weight.square())]
 
 
 class Null:
@@ -134,14 +139,14 @@ class Null:
 
     def __init__(self, golden: Tensor, noise: Tensor) -> None:
         self._scale = _Scale(golden, noise)
-        self._squares: list[Any] = [0.0] * 2 * len(_GROUPS)
+        self._squares: list[Any] = [0.0] * len(SUMS)
         self._sizes: list[tuple[Tensor, Tensor]] = []
 
     def add(self, error: Tensor) -> None:
         """Simulated errors of the whole tensor, runs first."""
         z = self._scale.units(error)
-        totals = (group(z * weight) for _, group, weight in self._scale.sums())
-        self._squares = [before + total.square().sum(0) for before, total in zip(self._squares, totals, strict=True)]
+        totals = zip(self._squares, self._scale.sums(z), strict=True)
+        self._squares = [before + total.square().sum(0) for before, total in totals]
         self._sizes.append(_sizes(z))
 
     def tests(self, residual: Tensor, chance: float) -> tuple[Test, ...]:
@@ -160,10 +165,7 @@ class Null:
 def _tests(x: _Scale, residual: Tensor, sums: list[Tensor], sizes: list[tuple[Tensor, Tensor]]) -> tuple[Test, ...]:
     """The worst of each kind, by what the sums may be, and the sizes of the rows and of the whole: at most, usually."""
     z = x.units(residual)
-    found = [
-        _test(name, group(z * weight), allowed, group(weight.square()))
-        for (name, group, weight), allowed in zip(x.sums(), sums, strict=True)
-    ]
+    found = [_test(*each) for each in zip(SUMS, x.sums(z), sums, x.squares, strict=True)]
     found += [_test("rms", size, *allowed) for size, allowed in zip(_sizes(z), sizes, strict=True)]
     return tuple(max((test for test in found if test.name == kind), key=lambda test: test.share) for kind in KINDS)
 
@@ -180,14 +182,16 @@ def _sizes(z: Tensor) -> tuple[Tensor, Tensor]:
     return rows.sqrt(), rows.sum(-1, keepdim=True).sqrt()
 
 
-def _tiles(x: Tensor) -> Tensor:
-    grown = torch.nn.functional.pad(x, (0, -x.shape[-1] % TILE, 0, -x.shape[-2] % TILE))
-    return grown.unflatten(-1, (-1, TILE)).unflatten(-3, (-1, TILE)).sum((-3, -1)).flatten(-2)
+def _grouped(x: Tensor) -> list[Tensor]:
+    """The sum of a matrix, those of its rows, columns and tiles; of each run, where there are several."""
+    strips = _strips(x, -1)
+    rows, columns, tiles = strips.sum(-1), x.sum(-2), _strips(strips, -2)
+    return [rows.sum(-1, keepdim=True), rows, columns, tiles.flatten(-2)]
 
 
-_GROUPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": lambda x: x.sum((-2, -1)).unsqueeze(-1),
-    "rows": lambda x: x.sum(-1),
-    "columns": lambda x: x.sum(-2),
-    "tiles": _tiles,
-}
+def _strips(x: Tensor, dimension: int) -> Tensor:
+    """Sums of TILE neighbours along a dimension, and of what is left."""
+    count, rest = divmod(x.shape[dimension], TILE)
+    first, last = x.split([count * TILE, rest], dimension)
+    first = first.unflatten(dimension, (count, TILE)).sum(dimension)
+    return torch.cat([first, last.sum(dimension, keepdim=True)], dimension) if rest else first
