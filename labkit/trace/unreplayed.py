@@ -31,8 +31,8 @@ known; a layer norm or a softmax in a network rarely does more."""
 TERMS = 4.0
 """By how much sum|a||b| may exceed sqrt(K) times the result's size. A guess, since the terms are not known."""
 
-BLOCK = 1 << 20
-"""Elements that are judged at a time: 8 MiB of float64, and some thirty arrays of that size are needed."""
+BLOCK = 3 << 18
+"""Elements that are judged at a time: 6 MiB of float64, and some forty arrays of that size are needed."""
 
 
 def judge(golden: Any, seen: Any, rules: Precision, chance: float, known: Mapping[str, Finding]) -> dict[str, Finding]:
