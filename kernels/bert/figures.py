@@ -37,7 +37,7 @@ def symptom() -> Figure:
         right.axhline(found["all steps"], color=COLOURS[name], ls="--", lw=0.9)
     last, steps = LOSSES[OWN]["epoch 3"], LOSSES[THEIRS]["all steps"]
     right.annotate(
-        f"{last:.2f}, own, epoch 3:\nthe report's 4.9", (3.0, last), (3.25, last + 0.2), fontsize=7,
+        f"{last:.2f}, own, epoch 3:\nthe report's 4.9", (3.0, last), (3.25, last - 0.08), fontsize=7, va="top",
         arrowprops={"arrowstyle": "->", "color": "0.5"},
     )  # fmt: skip
     right.text(3.25, steps - 0.04, f"{steps:.2f}, Hugging Face,\nall steps: the report's 5.8", fontsize=7, va="top")
@@ -65,7 +65,7 @@ def inputs(stds: Mapping[str, Mapping[int, Inputs]], reported: Mapping[str, floa
     left.set_yticks(ticks, list(map(str, ticks)))
     left.set_xlabel("tokens of the input")
     left.set_ylabel("standard deviation")
-    left.set_title("what the first layer gets; bands: the report's figure, within 10%")
+    left.set_title("what the first layer gets; bands: reported, within 10%")
     below = np.zeros(len(stds))
     for part, colour in (("tokens", plots.BLUE), ("positions", plots.ORANGE), ("types", plots.GREY)):
         share = np.array([getattr(found[test], part) for found in stds.values()])
@@ -85,7 +85,7 @@ def errors(found: Mapping[str, Mapping[str, float]], caption: str) -> Figure:
     figure, axes = plots.figure(width=9.5, height=0.28 * len(found) + 1.7)
     names = [step for step in next(iter(found.values())) if all(step in one for one in found.values())]
     grid = np.array([[one[step] for step in names] for one in found.values()])
-    image = plots.error_map(axes, grid, "each step; yellow: 1 or more, darkest: 1e-5 or less", 1.0, 1e-5)
+    image = plots.error_map(axes, grid, "error of each step; yellow: 1 or more, darkest: 1e-5 or less", 1.0, 1e-5)
     axes.set_yticks(range(len(found)), list(found), fontsize=7)
     axes.set_xticks(range(len(names)), names, rotation=70, ha="right", fontsize=7)
     figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01, label="relative RMS error")
