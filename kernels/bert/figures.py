@@ -41,7 +41,7 @@ def symptom() -> Figure:
         arrowprops={"arrowstyle": "->", "color": "0.5"},
     )  # fmt: skip
     right.text(3.25, steps - 0.04, f"{steps:.2f}, Hugging Face,\nall steps: the report's 5.8", fontsize=7, va="top")
-    right.set_xlim(0.9, 4.6)
+    right.set_xlim(0.9, 4.9)
     right.set_xticks((1, 2, 3))
     right.set_xlabel("epoch")
     right.set_ylabel("mean training loss, nats")
