@@ -10,7 +10,7 @@ import torch
 
 from kernels.bert import golden
 from kernels.bert.inputs import Inputs, measure
-from kernels.bert.model import IGNORED, Config, MaskedLM, Switches, sinusoids
+from kernels.bert.model import IGNORED, Config, MaskedLM, Switches, scaled, sinusoids
 from labkit.trace.golden import GRADIENT
 from labkit.trace.recorder import listening
 from labkit.trace.steps import Trace
@@ -128,6 +128,14 @@ def input_by_length(model: Any, lengths: Sequence[int], seed: int) -> dict[int, 
     return {length: measure(model, torch.randint(5, vocabulary, (1, length), generator=draws)) for length in lengths}
 
 
+def varying_share(model: MaskedLM, found: Inputs, length: int) -> float:
+    """The positions' share in the variance of tokens and positions, where the vector that all positions have in common
+    is left out of the positions. `found` is what inputs of this length give."""
+    places = scaled(model.embeddings.positions[:length].detach(), model.switches.position_factor).double()
+    varying = found.positions * float(places.var(0, correction=0).mean() / places.var(correction=0))
+    return varying / (varying + found.tokens)
+
+
 def scales(model: MaskedLM, length: int) -> dict[str, float]:
     """Standard deviations, over all elements, of the token embeddings and of sinusoids of this length."""
     places = sinusoids(length, model.config.hidden)
@@ -186,4 +194,4 @@ def steps_alone(observed: Trace) -> Trace:
 def statistics_of(row: Mapping[str, Any]) -> dict[str, float]:
     """The mean training loss of all steps, and of the last tenth, from a row's curve."""
     last = row["curve"][-max(1, len(row["curve"]) // 10) :]
-    return {"all steps": float(row["loss_all_steps"]), "last": sum(last) / len(last)}
+    return {"all steps": float(row["loss_all_steps"]), "last tenth": sum(last) / len(last)}

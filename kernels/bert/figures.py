@@ -19,25 +19,29 @@ COLOURS = {OWN: plots.RED, THEIRS: plots.BLUE, REPAIRED: plots.GREEN}
 def symptom() -> Figure:
     """What the report shows: either model's five likeliest words, and the two losses among those on record."""
     figure, (left, right) = plots.figure(1, 2, width=9.5, height=3.4)
-    words = [(model, word, logit) for model, top in PREDICTED.items() for word, logit in top.items()]
-    words += [(model, "beings (right)", logit) for model, logit in RIGHT_WORD.items()]
+    best = {model: max(top.values()) for model, top in PREDICTED.items()}
+    words = [(model, word, best[model] - logit) for model, top in PREDICTED.items() for word, logit in top.items()]
+    words += [(model, "beings (right)", best[model] - logit) for model, logit in RIGHT_WORD.items()]
     words.sort(key=lambda one: one[0])
     colours = [plots.BLUE if model == "Hugging Face" else plots.RED for model, *_ in words]
-    left.barh(range(len(words)), [logit for *_, logit in words], color=colours, height=0.7)
+    bars = left.barh(range(len(words)), [below for *_, below in words], color=colours, height=0.7)
+    left.bar_label(bars, fmt="%.2f", fontsize=7, padding=2)
     left.set_yticks(range(len(words)), [f"{model}: {word}" for model, word, _ in words], fontsize=7)
     left.invert_yaxis()
-    left.axvline(0.0, color="0.5", lw=0.8)
-    left.set_xlabel("raw logit")
+    left.set_xlim(0.0, 1.12 * max(below for *_, below in words))
+    left.set_xlabel("how far the logit is below the model's highest")
     left.set_title("All human [MASK] are born free and equal ...")
     for name, found in LOSSES.items():
         epochs = [found[f"epoch {k}"] for k in (1, 2, 3)]
         right.plot((1, 2, 3), epochs, "o-", color=COLOURS[name], label=name)
         right.axhline(found["all steps"], color=COLOURS[name], ls="--", lw=0.9)
-    for x, y, text, place in (
-        (3, LOSSES[OWN]["epoch 3"], "the report's 4.9", (2.5, 6.3)),
-        (2.3, LOSSES[THEIRS]["all steps"], "the report's 5.8", (1.9, 6.8)),
-    ):
-        right.annotate(text, (x, y), place, fontsize=8, arrowprops={"arrowstyle": "->", "color": "0.5"})
+    last, steps = LOSSES[OWN]["epoch 3"], LOSSES[THEIRS]["all steps"]
+    right.annotate(
+        f"{last:.2f}, own, epoch 3:\nthe report's 4.9", (3.0, last), (3.25, last - 0.08), fontsize=7, va="top",
+        arrowprops={"arrowstyle": "->", "color": "0.5"},
+    )  # fmt: skip
+    right.text(3.25, steps - 0.04, f"{steps:.2f}, Hugging Face,\nall steps: the report's 5.8", fontsize=7, va="top")
+    right.set_xlim(0.9, 4.9)
     right.set_xticks((1, 2, 3))
     right.set_xlabel("epoch")
     right.set_ylabel("mean training loss, nats")
@@ -55,9 +59,13 @@ def inputs(stds: Mapping[str, Mapping[int, Inputs]], reported: Mapping[str, floa
     for name, value in reported.items():
         line = left.lines[list(stds).index(name)]
         left.axhspan(value * 0.9, value * 1.1, color=line.get_color(), alpha=0.2, lw=0)
+    left.set_xticks(lengths, list(map(str, lengths)), fontsize=7)
+    left.minorticks_off()
+    ticks = (0.05, 0.1, 0.2, 0.5, 1.0)
+    left.set_yticks(ticks, list(map(str, ticks)))
     left.set_xlabel("tokens of the input")
     left.set_ylabel("standard deviation")
-    left.set_title("bands of a line's colour: the report's figure, within 10%")
+    left.set_title("what the first layer gets; bands: reported, within 10%")
     below = np.zeros(len(stds))
     for part, colour in (("tokens", plots.BLUE), ("positions", plots.ORANGE), ("types", plots.GREY)):
         share = np.array([getattr(found[test], part) for found in stds.values()])
@@ -65,7 +73,7 @@ def inputs(stds: Mapping[str, Mapping[int, Inputs]], reported: Mapping[str, floa
         below += share
     right.set_xticks(range(len(stds)), list(stds), fontsize=8)
     right.set_ylabel("share of the variance")
-    right.set_title(f"{test} tokens: what the variance is made of")
+    right.set_title(f"{test} tokens: parts of the sum, before any LayerNorm")
     left.legend(fontsize=7, loc="center right")
     figure.legend(*right.get_legend_handles_labels(), loc="outside upper right", ncols=3, fontsize=8)
     plots.caption(figure, caption)
@@ -77,10 +85,10 @@ def errors(found: Mapping[str, Mapping[str, float]], caption: str) -> Figure:
     figure, axes = plots.figure(width=9.5, height=0.28 * len(found) + 1.7)
     names = [step for step in next(iter(found.values())) if all(step in one for one in found.values())]
     grid = np.array([[one[step] for step in names] for one in found.values()])
-    image = plots.error_map(axes, grid, "relative error of each step; yellow: 1 or more", 1.0, 1e-5)
+    image = plots.error_map(axes, grid, "error of each step; yellow: 1 or more, darkest: 1e-5 or less", 1.0, 1e-5)
     axes.set_yticks(range(len(found)), list(found), fontsize=7)
     axes.set_xticks(range(len(names)), names, rotation=70, ha="right", fontsize=7)
-    figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01)
+    figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01, label="relative RMS error")
     plots.caption(figure, caption)
     return figure
 
@@ -88,19 +96,19 @@ def errors(found: Mapping[str, Mapping[str, float]], caption: str) -> Figure:
 def curves(rows: Sequence[Row], caption: str) -> Figure:
     """The training loss of live runs, a line a run, with the mean of all steps and of the last tenth."""
     figure, axes = plots.figure(width=8.0, height=3.2)
-    colours = dict(
-        zip(dict.fromkeys(row["preset"] for row in rows), (plots.RED, plots.BLUE, plots.GREEN), strict=False)
-    )
+    names = list(dict.fromkeys(row["preset"] for row in rows))
+    colours = dict(zip(names, (plots.RED, plots.BLUE, plots.GREEN), strict=False))
+    first = min(row["seed"] for row in rows)
     for row in rows:
         x = np.linspace(0.0, row["steps"], len(row["curve"]) + 1)[1:]
-        axes.plot(x, row["curve"], color=colours[row["preset"]], lw=1.0)
-    for name, colour in colours.items():
+        axes.plot(x, row["curve"], color=colours[row["preset"]], lw=1.6 if row["seed"] == first else 0.7)
+    for k, (name, colour) in enumerate(colours.items()):
         mean = float(np.mean([row["loss_all_steps"] for row in rows if row["preset"] == name]))
-        axes.axhline(mean, color=colour, ls="--", lw=0.9)
+        axes.axhline(mean, color=colour, ls=(6.0 * k, (5.0, 13.0)), lw=1.4)  # dashes that leave room for the others'
         axes.plot([], [], color=colour, label=name)
     axes.set_xlabel("step")
     axes.set_ylabel("training loss, nats")
-    axes.set_title("lines: one run each; broken lines: mean of all steps")
+    axes.set_title("a line a run, thick: the first seed; broken lines: mean of all steps and seeds")
     axes.legend(fontsize=8)
     plots.caption(figure, caption)
     return figure
