@@ -68,7 +68,7 @@ def draw_report(axes: Any) -> None:
 
 
 def draw_timeline(axes: Any) -> None:
-    """How long the parts of the report's twenty minutes were. Their order is not drawn: the rest is in between."""
+    """How long the parts of the report's twenty minutes were. Everything else is spread over the run."""
     trained = 100 * float(PRINTED["iteration_seconds"]) / 60
     whole, judged = float(PRINTED["minutes"]), float(PRINTED["evaluation_minutes"])
     parts = (
