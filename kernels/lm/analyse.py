@@ -145,11 +145,16 @@ def steps_of(path: Path, text: str) -> list[dict[str, Any]]:
 
 def of_report(report: dict[str, Any]) -> list[Figure]:
     """The figures of a report: those of its steps, and those that it prints where `facts` has what they follow from."""
-    return [*of_steps(report.get("steps", [])), *(of_figures(report) if "facts" in report else [])]
+    improvement = report.get("printed", {}).get("improvement")
+    steps = of_steps(report.get("steps", []), printed(improvement) if improvement else None)
+    return [*steps, *(of_figures(report) if "facts" in report else [])]
 
 
-def of_steps(steps: Sequence[dict[str, Any]]) -> list[Figure]:
-    """What follows from a table of steps: changes, improvement, bits, and the learning rate's line."""
+def of_steps(steps: Sequence[dict[str, Any]], improvement: Interval | None = None) -> list[Figure]:
+    """What follows from a table of steps: changes, improvement, bits, and the learning rate's line.
+
+    `improvement` is the one that a report states, if it does.
+    """
     losses = [printed(row["loss"]) for row in steps]
     found = []
     for i, row in enumerate(steps):
@@ -159,8 +164,8 @@ def of_steps(steps: Sequence[dict[str, Any]]) -> list[Figure]:
                 Figure(f"change to step {row['step']}", printed(row["change"]), minus(losses[i], losses[i - 1]), how)
             )
     share = 1 - losses[-1][1] / losses[0][0], 1 - losses[-1][0] / losses[0][1]
-    found.append(Figure("improvement", None, share, "1 - last loss / first"))
-    found.append(Figure("bits a token, last", None, times(losses[-1], 1 / math.log(2)), "loss / ln 2"))
+    found.append(Figure("loss improvement", improvement, share, "1 - last loss / first"))
+    found.append(Figure("bits per token, last", None, times(losses[-1], 1 / math.log(2)), "loss / ln 2"))
     if all("lr" in row for row in steps):
         found += schedule([(row["step"], printed(row["lr"])) for row in steps])
     return found
@@ -175,14 +180,16 @@ def schedule(rates: Sequence[tuple[int, Interval]]) -> list[Figure]:
     ends = [end for _, (low, high) in rates for end in (high / unit + 1e-12, -low / unit + 1e-12)]
     free = [(None, None), (None, None)]
     ways = [linprog([sign, 0.0], A_ub=rows, b_ub=ends, bounds=free) for sign in (1.0, -1.0)]
+    name, all_of_them = "learning rates on one line", exact(len(rates))
     if not all(way.success for way in ways):
-        return [Figure("learning rate, one line", (1.0, 1.0), (0.0, 0.0), "no line passes every entry")]
+        return [Figure(name, all_of_them, (0.0, len(rates) - 1.0), "entries that one line passes")]
     slopes = tuple(float(way.x[0]) * unit for way in ways)
     shifts = sorted(-float(way.x[1] / way.x[0]) if way.x[0] else 0.0 for way in ways)
-    how = f"the slope; it is 0 at step {shifts[0]:.4g}" + (
-        f" to {shifts[1]:.4g}" if shifts[1] - shifts[0] > 1e-6 else ""
-    )
-    return [Figure("learning rate, one line", (min(slopes), max(slopes)), (min(slopes), max(slopes)), how)]
+    how = f"per step; the line is 0 at step {span((shifts[0], shifts[1]))}"
+    return [
+        Figure(name, all_of_them, all_of_them, "entries that one line passes"),
+        Figure("learning rate, slope", None, (min(slopes), max(slopes)), how),
+    ]
 
 
 def of_figures(report: dict[str, Any]) -> list[Figure]:
@@ -196,67 +203,51 @@ def of_figures(report: dict[str, Any]) -> list[Figure]:
     iteration, mean = printed(given["iteration_seconds"]), to_digits(given["words_per_second_mean"], 2)
     per_token = flops_per_token(sizes, length, recomputed=True)
     capacity = printed(given["gpu_capacity_gib"])
-    first, last = (printed(value) for value in given["loss"])
-    states = times((1 / capacity[1], 1 / capacity[0]), 16 * count(sizes) / 2**30)
-    busy = flops[0] / peak, 1.0
+    built = [share / 2**30 for share in while_built(sizes)]
+    own = times(flops, flops_per_token(sizes, length, recomputed=False) / per_token / peak)
     return [
         Figure("parameters", printed(given["parameters"]), exact(count(sizes)), "counted from the sizes"),
-        Figure(
-            "loss improvement",
-            printed(given["improvement"]),
-            (1 - last[1] / first[0], 1 - last[0] / first[1]),
-            "1 - last loss / first",
-        ),
         Figure(
             "FLOP/s, Lingua's formula",
             flops,
             times(speeds, per_token),
-            f"{per_token / 1e6:.1f} MFLOP a token x words a second",
+            f"{per_token / 1e6:.1f} MFLOP per token x words per second",
         ),
-        Figure("words a second, from FLOP/s", speeds, times(flops, 1 / per_token), "FLOP/s over FLOP a token"),
         Figure(
-            "words a second, from the iteration",
+            "words per second, from the iteration",
             mean,
             over(exact(tokens), iteration),
-            f"{tokens} tokens over the iteration",
-        ),
-        Figure(
-            "seconds an iteration, from the speed",
-            iteration,
-            over(exact(tokens), mean),
-            f"{tokens} tokens over words a second",
+            f"{tokens:,} tokens over the iteration's seconds",
         ),
         Figure(
             "GPU utilisation",
             printed(given["gpu_utilisation"]),
-            busy,
-            "at least FLOP/s over the peak: no faster when busy",
+            (own[0], math.inf),
+            "the least MFU: a GPU cannot exceed its peak",
         ),
         Figure(
-            "memory, largest share",
+            "memory while the model is built",
             printed(given["gpu_memory_largest_share"]),
-            (states[0], 1.0),
-            "at least 16 bytes a parameter",
+            (built[0] / capacity[1], built[1] / capacity[0]),
+            "the weights alone, to the segments reserved for them",
         ),
-        Figure(
-            "memory, the two shares",
-            printed(given["gpu_memory_largest_share"]),
-            (printed(given["gpu_memory_share"])[0], 1.0),
-            "the largest is no less than the steady one",
-        ),
-        Figure(
-            "minutes in all",
-            printed(given["minutes"]),
-            (float(given["evaluation_minutes"]), math.inf),
-            "at least those of the evaluation",
-        ),
-        Figure(
-            "MFU, of the model's operations",
-            None,
-            times(flops, flops_per_token(sizes, length, recomputed=False) / per_token / peak),
-            "FLOP/s without recomputation over the peak",
-        ),
+        Figure("MFU", None, own, "the model's own FLOP/s (nothing computed twice) over the peak"),
     ]
+
+
+def while_built(sizes: Model) -> Interval:
+    """Bytes on the GPU while a model of these sizes is built, in float32: the least and the most.
+
+    The least are the weights. PyTorch reserves memory in segments: a matrix of 10 MiB or more has one of its own, a
+    multiple of 2 MiB; smaller ones share segments of 20 MiB; and what is smaller still or temporary may take one more.
+    """
+    dim, mib = sizes.dim, 2**20
+    matrices = [dim * dim] * 4 * sizes.layers + [dim * sizes.inner] * 3 * sizes.layers + [sizes.vocabulary * dim] * 2
+    large = [4 * n for n in matrices if 4 * n >= 10 * mib]
+    shared = [4 * n for n in matrices if 4 * n < 10 * mib]
+    segments = -(-len(shared) // (20 * mib // max(shared))) if shared else 0
+    most = sum(-(-n // (2 * mib)) * 2 * mib for n in large) + 20 * mib * (segments + 1)
+    return 4.0 * count(sizes), float(most)
 
 
 def of_metrics(path: Path, lines: Sequence[dict[str, Any]], config: dict[str, Any]) -> list[Figure]:
@@ -268,8 +259,8 @@ def of_metrics(path: Path, lines: Sequence[dict[str, Any]], config: dict[str, An
     gaps = {b - a for a, b in itertools.pairwise(steps)}
     found = [
         Figure("steps between lines", exact(min(gaps, default=1)), exact(max(gaps, default=1)), "the same throughout"),
-        Figure("improvement", None, exact(1 - last["loss"] / first["loss"]), "1 - last loss / first"),
-        Figure("bits a token, last", None, exact(last["loss"] / math.log(2)), "loss / ln 2"),
+        Figure("loss improvement", None, exact(1 - last["loss"] / first["loss"]), "1 - last loss / first"),
+        Figure("bits per token, last", None, exact(last["loss"] / math.log(2)), "loss / ln 2"),
     ]
     warm = int(config["optimizer"]["warmup"]) if config else math.inf
     rates = [(line["step"], exact(line["lr"])) for line in lines if line.get("lr") and line["step"] <= warm]
@@ -320,7 +311,7 @@ def _held_to(config: dict[str, Any], lines: Sequence[dict[str, Any]]) -> list[Fi
                 key,
                 exact(last[key]),
                 exact(last["tokens_per_second"] * per_token),
-                f"{per_token / 1e6:.4g} MFLOP a token x speed",
+                f"{per_token / 1e6:.4g} MFLOP per token x speed",
             )
         )
     return found
@@ -337,8 +328,10 @@ def table(figures: Sequence[Figure]) -> Table:
 
 
 def span(interval: Interval | None) -> str:
-    """An interval in a few digits."""
+    """An interval in a few digits, or in full up to 999,999,999."""
     if interval is None:
         return ""
-    low, high = (f"{value:.5g}" for value in interval)
+    low, high = (f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.5g}" for value in interval)
+    if math.isinf(interval[1]):
+        return f"at least {low}"
     return low if low == high else f"{low} to {high}"

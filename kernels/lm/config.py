@@ -354,7 +354,9 @@ def _relations(config: Config) -> list[Finding]:
     if config.stop > config.steps:
         found.append(Finding("stop", config.stop, f"at most steps = {config.steps}, or 0"))
     if config.optimizer.warmup >= config.steps:
-        right = f"less than steps = {config.steps}, or more steps and `stop: {config.steps}` to end within the warm-up"
+        right = (
+            f"less than steps = {config.steps}; or set steps above {config.optimizer.warmup} and stop: {config.last}"
+        )
         found.append(Finding("optimizer.warmup", config.optimizer.warmup, right))
     if config.checkpoints.every > config.steps:
         right = f"at most steps = {config.steps}, or 0 for the last one alone"

@@ -3,7 +3,8 @@
 Rewritten from its public sources (facebookresearch/lingua: lingua/data.py, apps/main/eval.py, lingua/args.py), step by
 step: the settings are merged with a dataclass's defaults by OmegaConf; the folders are those of the settings and,
 always, the training's own; the files of a folder are shared among the ranks by a modulo, with the assertion that there
-is one after it; the harness's results are written only once the validation has ended.
+is one after it; the harness's results are written only once the validation has ended. Neither the harness nor the
+validation is computed: only the search for files, and the writing that follows it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ validation: {max_steps: 100}
 """The `eval` section of the report's debug.yaml."""
 GUARDS = ("none", "raises", "gives an empty list", "leaves the modulo out")
 """Ways to check for zero in the function that finds the files."""
+WRITTEN = "results.json is written"
 
 
 @dataclass
@@ -88,7 +90,7 @@ def searched(given: ValidationSettings, training_root: Path, training_sources: l
 
 
 def evaluate(given: EvaluationSettings, root: Path, sources: list[str], out: Path, guard: str = "none") -> str:
-    """An evaluation on one GPU, with the harness left out: how it ends. `out` gets the results that are written."""
+    """An evaluation on one GPU, of which only the search for validation files is made: how it ends."""
     out.mkdir(parents=True, exist_ok=True)
     try:
         if given.validation:
@@ -97,7 +99,7 @@ def evaluate(given: EvaluationSettings, root: Path, sources: list[str], out: Pat
         (out / "results.json").write_text("{}")
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return "ends normally"
+    return WRITTEN
 
 
 @contextmanager

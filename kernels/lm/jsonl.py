@@ -30,7 +30,7 @@ def files(key: str, folder: str, pattern: str) -> list[Path]:
         raise UsageError(f"{key}: {folder} {why}; wanted a folder with {pattern}") from None
     found = [root / name for name in names if Path(name).match(pattern)]
     if not found:
-        raise UsageError(f"{key}: {folder} holds {len(names)} files and none is {pattern}; wanted one at least")
+        raise UsageError(f"{key}: {folder} has none among its {len(names)} files; wanted at least one {pattern} file")
     return found
 
 

@@ -113,7 +113,8 @@ class Ledger:
 
     def _row(self, claim: Claim) -> tuple[Any, ...]:
         settled = self.settled.get(claim.id, OPEN)
-        because = settled.because + (f" Given: {settled.given}." if settled.given else "")
+        stop = "" if settled.because.endswith((".", "!", "?")) else "."
+        because = settled.because + (f"{stop} Given: {settled.given}." if settled.given else "")
         because += f" [{settled.source}]" if settled.source else ""
         says = f"{claim.says} ({claim.kind}; {claim.where})"
         return claim.id, says, settled.verdict, claim.reported, settled.measured, because

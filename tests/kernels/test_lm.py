@@ -14,6 +14,7 @@ import yaml
 from kernels.lm import analyse, config, evidence, faulty, jsonl, preflight, training, validation
 from kernels.lm.data import Sequences
 from kernels.lm.model import IGNORED, Decoder, build
+from labkit import plots
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
 
@@ -368,10 +369,25 @@ def test_the_reports_figures_agree_and_contradict_as_arithmetic_says():
     figures = {one.name: one.agrees for one in evidence.figures()}
     assert figures["parameters"]
     assert figures["FLOP/s, Lingua's formula"]
-    assert figures["learning rate, one line"]
+    assert figures["learning rates on one line"]
+    assert figures["memory while the model is built"]
     assert not figures["loss improvement"]
-    assert not figures["words a second, from the iteration"]
+    assert not figures["words per second, from the iteration"]
     assert not figures["GPU utilisation"]
+    assert len(figures) == len(evidence.figures())
+
+
+def test_a_model_is_held_in_no_less_than_its_weights_and_in_whole_segments():
+    least, most = analyse.while_built(config.Model())
+    assert least == 4 * config.count(config.Model())
+    # 24 matrices of 11 MiB in 12 each; 34 of at most 4 MiB, five in each segment of 20; one segment more
+    assert most == (24 * 12 + 7 * 20 + 20) * 2**20
+
+
+def test_figures_are_shown_in_full_or_as_a_least():
+    assert analyse.span(analyse.exact(103306240)) == "103,306,240"
+    assert analyse.span((0.335, math.inf)) == "at least 0.335"
+    assert analyse.span(None) == ""
 
 
 def test_a_table_of_a_report_in_markdown_is_read(tmp_path):
@@ -385,7 +401,7 @@ def test_a_table_of_a_report_in_markdown_is_read(tmp_path):
     path.write_text("".join(f"| {row} |\n" for row in rows))
     found = {one.name: one for one in analyse.analyse(path)}
     assert found["change to step 20"].agrees is False
-    assert math.isclose(sum(found["improvement"].derived) / 2, 0.5, rel_tol=0.01)
+    assert math.isclose(sum(found["loss improvement"].derived) / 2, 0.5, rel_tol=0.01)
 
 
 @pytest.mark.parametrize("content", ['{"step": 1, "loss": 2.0, "tokens": 4}', '{"step": 1}', "[1]", "cut {", ""])
@@ -401,7 +417,8 @@ def test_rates_off_one_line_are_told():
     line = [(step, analyse.printed(f"{step * 1e-3:.2e}")) for step in (10, 20, 30, 40)]
     assert analyse.schedule(line)[0].agrees
     line[2] = (30, analyse.printed("2.9e-02"))
-    assert analyse.schedule(line)[0].agrees is False
+    (only,) = analyse.schedule(line)
+    assert only.agrees is False
 
 
 def test_linguas_metrics_are_read_by_its_own_names(tmp_path):
@@ -438,6 +455,105 @@ def test_a_printed_figure_is_known_to_half_its_last_digit(text):
         assert float(shown) == float(text)
 
 
+# What the notebook says
+
+
+def reported(**printed):
+    """The figures of the report, with others in the place of some that it prints."""
+    return analyse.of_report(evidence.REPORT | {"printed": evidence.PRINTED | printed})
+
+
+@pytest.mark.parametrize(
+    ("claim", "name", "value", "truth"),
+    [
+        (evidence.loss_improved, "improvement", "0.54", False),
+        (evidence.loss_improved, "improvement", "0.50", True),
+        (evidence.utilisation, "gpu_utilisation", "0.20", False),
+        (evidence.utilisation, "gpu_utilisation", "0.40", True),
+        (evidence.memory, "gpu_memory_largest_share", "0.0047", True),
+        (evidence.memory, "gpu_memory_largest_share", "0.0020", False),
+        (evidence.memory, "gpu_memory_largest_share", "0.0060", False),
+        (evidence.iteration_time, "iteration_seconds", "0.124", False),
+        (evidence.iteration_time, "iteration_seconds", "0.139", True),
+        (evidence.flops, "flops_per_second", ["3.40e14", "3.56e14"], True),
+        (evidence.flops, "flops_per_second", ["4.40e14", "4.56e14"], False),
+    ],
+)
+def test_a_verdict_on_a_figure_follows_the_figure(claim, name, value, truth):
+    assert claim(reported(**{name: value}))["truth"] is truth
+
+
+def test_the_figures_agree_as_a_whole_only_where_each_does():
+    assert evidence.consistent(reported())["measured"] == "2 of 4 contradict"
+    assert evidence.consistent(reported(iteration_seconds="0.139", gpu_utilisation="0.40"))["truth"]
+
+
+def test_words_and_flops_leave_the_length_open():
+    low, high = evidence.lengths()
+    assert low < evidence.FACTS["length"] < high
+
+
+def test_convergence_is_undecided_by_readings_within_a_warm_up(monkeypatch):
+    assert evidence.converges()["truth"] == "undecidable"
+    level = [row | {"lr": min(row["lr"], "7.35e-06", key=float)} for row in evidence.STEPS]
+    monkeypatch.setattr(evidence, "STEPS", level)
+    assert evidence.converges()["truth"] == "confirmed"
+    monkeypatch.setattr(evidence, "STEPS", [*level[:-1], level[-1] | {"loss": "2.8"}])
+    assert evidence.converges()["truth"] == "refuted"
+
+
+def test_the_rule_gives_the_error_exactly_where_it_finds_no_file(tmp_path):
+    rows = evidence.crash(tmp_path)
+    assert evidence.zero_division(rows)["truth"]
+    assert evidence.zero_division(rows)["measured"] == "3 of 6 folders"
+    listed = [(name, there, end, evidence.FOUND) for name, there, end, _ in rows]
+    assert not evidence.zero_division(listed)["truth"]  # a file that is there and is not found
+    assert not evidence.zero_division([])["truth"]
+
+
+def test_each_fix_is_judged_by_how_the_evaluation_ends(tmp_path):
+    pytest.importorskip("omegaconf")
+    ends = evidence.fixes(tmp_path)
+    assert evidence.commented_out(ends)["truth"] is False
+    assert evidence.data_folder(ends)["truth"] is False
+    assert evidence.zero_check(ends)["truth"] == "undecidable"
+    checks = [name for name in ends if name.startswith("check for zero")]
+    same = ends | dict.fromkeys(checks, ends["as the report ran it"])
+    assert evidence.zero_check(same)["truth"] == "refuted"
+    assert evidence.zero_check(same | {checks[0]: faulty.WRITTEN})["truth"] == "confirmed"
+
+
+def test_the_preflight_of_the_reports_configuration_names_what_the_answer_says(tmp_path):
+    found, _ = evidence.preflighted(tmp_path, evidence.sample(tmp_path / "text"))
+    assert {one.split(":")[0] for one in found} == set(evidence.PREFLIGHT)
+
+
+def test_words_are_listed_as_a_sentence_has_them():
+    assert [evidence.listed(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "none", "a", "a and b", "a, b and c",
+    ]  # fmt: skip
+
+
+def test_a_run_on_a_gpu_is_shown_beside_the_report():
+    run = dict.fromkeys(
+        ("first_loss", "tokens_per_second", "step_seconds", "flops_per_second", "flops_per_second_lingua",
+         "power_watts", "memory_share", "memory_estimated_gib", "memory_active_gib", "capacity_gib",
+         "checkpoint_pause"), 1.0
+    )  # fmt: skip
+    run |= {"gpu": "X", "lines": [{"step": step, "loss": 3.0} for step in (1, 10, 20)]}
+    shown = str(evidence.side_by_side(run))
+    assert "here, X" in shown
+    assert "460000 to 480000" in shown
+    figure, axes = plots.figure()
+    evidence.draw_runs(axes, run)
+    assert [line.get_label() for line in axes.lines] == ["report, H100", "here, X"]
+    plots.plt.close(figure)
+
+
+def test_without_a_benchmark_on_record_none_is_shown(tmp_path):
+    assert evidence.speed(tmp_path / "lm.csv") is None
+
+
 # On a GPU
 
 
@@ -461,7 +577,7 @@ def test_on_a_gpu_the_compiled_model_is_within_bfloat16_of_float64():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_run_learns_is_taken_up_and_says_what_it_used(raw):
+def test_on_a_gpu_a_run_learns_is_resumed_and_says_what_it_used(raw):
     raw |= {"device": "cuda", "precision": "bfloat16", "compile": True, "steps": 40}
     raw["model"] = {"dim": 128, "layers": 2, "heads": 2, "hidden": 256}
     whole = training.train(parsed(raw | {"stop": 20}))

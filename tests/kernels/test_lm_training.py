@@ -1,4 +1,4 @@
-"""Runs that are killed, taken up, split over processes, and compared."""
+"""Runs that are killed, resumed, split over processes, and compared."""
 
 import json
 import shutil
