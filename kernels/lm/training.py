@@ -155,6 +155,11 @@ class Clock:
         event.record()
         self.marks.append(event)
 
+    def wait(self) -> None:
+        """Until the last point has been reached; what was given to the device after it may still run."""
+        if self.cuda:
+            self.marks[-1].synchronize()
+
     def seconds(self) -> list[float]:
         """Between the points, once they have been reached."""
         pairs = list(zip(self.marks, self.marks[1:], strict=False))
@@ -220,9 +225,10 @@ def _train(config: Config, device: torch.device, progress: bool) -> Path:
             group["lr"] = learning_rate(config, step)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        clock.mark()
+        numbers = torch.stack([shown.double(), _whole(norm).double()]).to("cpu", non_blocking=True)
+        clock.mark()  # once this is reached, the numbers have arrived
         about = {**sequences.state(step), "batch_crc": seen, "ranks": count}
-        lines.add(_Step(step, torch.stack([shown.double(), _whole(norm).double()]), clock, data_seconds, about))
+        lines.add(_Step(step, numbers, clock, data_seconds, about))
         done = step + 1
         if done == config.last or (config.checkpoints.every and done % config.checkpoints.every == 0):
             lines.flush()  # first, so that no checkpoint is without the lines of its steps
@@ -243,7 +249,7 @@ def _train(config: Config, device: torch.device, progress: bool) -> Path:
 
 @dataclass
 class _Step:
-    """What a step gave: `numbers` are its loss and gradient norm, on the device still."""
+    """What a step gave: `numbers` are its loss and gradient norm, on the host once `clock` has waited."""
 
     step: int
     numbers: Tensor
@@ -270,7 +276,8 @@ class _Lines:
         if self._late is None:
             return
         late, config, self._late = self._late, self.config, None
-        loss, norm = late.numbers.tolist()  # waits
+        late.clock.wait()
+        loss, norm = late.numbers.tolist()
         now = time.perf_counter()
         seconds = now - self.mark
         rate = config.tokens / seconds
