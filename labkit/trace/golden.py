@@ -132,9 +132,9 @@ class Golden:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
                 text = json.loads(about["program"])
-                nodes = [_node(i, item) for i, item in enumerate(text["nodes"][: MOST_NODES + 1])]
-                if len(nodes) > MOST_NODES:
+                if len(text["nodes"]) > MOST_NODES:
                     raise ValueError(f"more than {MOST_NODES} operations")
+                nodes = [_node(i, item) for i, item in enumerate(text["nodes"])]
                 program = Program(nodes)
                 program.values = {
                     i: file.get_tensor(str(i)).clone() for i in range(len(nodes)) if nodes[i].func in _GIVEN
