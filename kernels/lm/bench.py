@@ -27,7 +27,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.lm import config as configs
-from kernels.lm import evidence, training
+from kernels.lm import report, training
 from kernels.lm.checkpoints import Checkpoints
 from kernels.lm.config import Config, count, flops_per_token
 from kernels.lm.data import Sequences
@@ -100,8 +100,8 @@ def cases(device: Device) -> Iterator[Case]:
     """One case: a step."""
     device.needs_cuda("labkit bench lm", "a CPU's training step says nothing of a GPU's")
     folder = Path(tempfile.mkdtemp())
-    text = evidence.sample(folder / "text", 1 << 30)
-    raw = evidence.as_the_report(folder / "run", text) | {"device": "cuda", "evaluation": "none", "steps": 4000}
+    text = report.sample(folder / "text", 1 << 30)
+    raw = report.as_the_report(folder / "run", text) | {"device": "cuda", "evaluation": "none", "steps": 4000}
     config, wrong = configs.parse(raw)
     if config is None or wrong:
         raise UsageError("; ".join(map(str, wrong)))
@@ -180,7 +180,7 @@ def _provider(
         rate = config.tokens / seconds
         facts.update({"step_ms": 1e3 * seconds, "bytes_per_second": rate})
         for formula, recomputed in (("share_of_peak", False), ("share_of_peak_lingua", True)):
-            facts[formula] = rate * flops_per_token(config.model, config.data.length, recomputed) / evidence.PEAK
+            facts[formula] = rate * flops_per_token(config.model, config.data.length, recomputed) / report.PEAK
         if isinstance(model, Decoder):
             facts.update(_beside(model, optimizer, data, folder))
         return compare(torch.tensor([error]), torch.tensor([0.0]), torch.tensor([ALLOWED * explained]))

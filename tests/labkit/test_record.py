@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 from xml.etree import ElementTree
 
@@ -109,6 +110,16 @@ def test_a_benchmark_is_of_the_kernels_as_they_are():
         (folder,) = (ROOT / "kernels").glob(f"**/{path.stem.removesuffix('_cpu')}/__init__.py")
         now = record.hash_folder(folder.parent, record.WORDS)
         held_to(f"data/benchmarks/{path.name}", {row["kernels_hash"] for row in rows} == {now})
+
+
+def test_no_benchmark_rests_on_what_is_said_of_it():
+    for path in (ROOT / "kernels").rglob("bench.py"):
+        assert not re.search(r"import .*\b(evidence|figures)\b|\b(evidence|figures) import", path.read_text()), path
+
+
+def test_no_record_names_a_folder_of_a_machine():
+    for path in (record.RESULTS / "gpu-tests").glob("*.xml"):
+        assert not re.search(r">/\w+/", path.read_text()), path.name
 
 
 FOLDERS = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py"))
