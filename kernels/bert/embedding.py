@@ -121,12 +121,9 @@ def parts(hidden: int) -> tuple[int, int]:
     return part, -(-hidden // part)
 
 
-def _shape(hidden: int) -> tuple[int, int, int, int]:
-    """PART, PARTS, rows of a tile, and warps of a program that has one: a warp a row, and more for wide rows."""
-    part, count = parts(hidden)
-    warps = max(1, min(16, part // 256))
-    rows = max(1, 4 // warps)
-    return part, count, rows, max(4, warps)
+def warps_of(part: int) -> int:
+    """Warps that share a row: one, so that its sums need no exchange between warps, and more for wide rows."""
+    return max(1, min(16, part // 256))
 
 
 def forward(
@@ -140,7 +137,7 @@ def forward(
     inverse = torch.empty_like(mean)  # on its own, since kernels are compiled for where it begins
     if b * s == 0:
         return out, mean, inverse
-    part, count, block, warps = _shape(h)
+    part, count = parts(h)
     given = ids if types is None else types
     kind = (
         h,
@@ -154,10 +151,10 @@ def forward(
         b * s < 2**31,
     )
     launch(
-        _compiled, kind, kernels.forward_kernel, (-(-b * s // block), 1, 1),
+        _compiled, kind, kernels.forward_kernel, (b * s, 1, 1),
         ids, given, tokens, positions, kinds, gain, shift, out, mean, inverse,
         b * s, s, v, kinds.shape[0], seed, eps,
-        H=h, PART=part, PARTS=count, TYPED=types is not None, DROP=drop, BLOCK=block, num_warps=warps,
+        H=h, PART=part, PARTS=count, TYPED=types is not None, DROP=drop, BLOCK=1, num_warps=warps_of(part),
     )  # fmt: skip
     return out, mean, inverse
 
@@ -176,7 +173,9 @@ def backward(
     dtokens, dpositions = torch.zeros_like(tokens), torch.zeros_like(positions)
     if b * s == 0:
         return dtokens, dpositions, torch.zeros_like(kinds), torch.zeros_like(gain), torch.zeros_like(gain)
-    part, count, block, warps = _shape(h)
+    part, count = parts(h)
+    warps = warps_of(part)
+    block = max(1, 4 // warps)
     ids = ids.clamp(0, v - 1)  # a row that was outside is NaN, and must not write beyond the table
     given = ids if types is None else types.clamp(0, t - 1)
     kind = (h, tokens.dtype, ids.device, types is None, drop, aligned(ids, given, dout, *tables), t, b * s < 2**31)
@@ -189,7 +188,7 @@ def backward(
     launch(
         _compiled, (*kind, steps), kernels.position_kernel, (s, groups, 1),
         ids, given, tokens, positions, kinds, gain, mean, inverse, dout, sums, norms, b, s, seed,
-        **(constants | {"T": sorts, "BLOCK": block, "STEPS": steps}), num_warps=warps,
+        **(constants | {"T": sorts, "BLOCK": block, "STEPS": steps}), num_warps=max(4, warps),
     )  # fmt: skip
     narrow = torch.int16 if v <= 2**15 else torch.int32 if v <= 2**31 else torch.int64  # fewer bits are sorted sooner
     ordered, order = ids.flatten().to(narrow).sort(stable=True)
@@ -198,7 +197,7 @@ def backward(
     launch(
         _compiled, (*kind, narrow), kernels.token_kernel, (chunks, 1, 1),
         ordered, order, given, tokens, positions, kinds, gain, mean, inverse, dout, dtokens, partial, b * s, s, seed,
-        padding, **(constants | {"CHUNK": CHUNK}), num_warps=max(1, warps // block),
+        padding, **(constants | {"CHUNK": CHUNK}), num_warps=warps,
     )  # fmt: skip
     across = min(128, max(16, 1 << (h - 1).bit_length()))
     launch(

@@ -40,7 +40,9 @@ def _one(run: training.Run, states: Path, path: Path, end: float, jobs: int) -> 
     if left <= 0.0:
         return False
     if not progress:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+        share = max(1, (os.cpu_count() or 1) // jobs)
+        torch.set_num_threads(share)
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(share)
     row = training.train(run, states, left, progress)
     if row is None:
         return False

@@ -217,7 +217,10 @@ def train(
     losses = torch.zeros(run.steps, device=run.device)
     path = folder / f"{key(run)}.pt"
     first, spent = _resume(path, model, optimizer, losses)
-    loss = torch.compile(loss_of(model), dynamic=False) if run.compiled else loss_of(model)
+    loss = loss_of(model)
+    if run.compiled:
+        torch.compiler.reset()  # what earlier runs of this process compiled counts towards a limit
+        loss = torch.compile(loss, dynamic=False)
     cast = partial(torch.autocast, run.device, torch.bfloat16, enabled=run.precision == "bfloat16")
     for step in _bar(range(first, run.steps), run, progress):
         ids, at, labels = (part.to(run.device, non_blocking=True) for part in data.batch(step))
