@@ -140,30 +140,38 @@ def _whole(x: Any) -> Tensor:
 
 
 class Clock:
-    """Seconds by part of a step: events on a GPU, where the host runs ahead, the host's clock on a CPU."""
+    """Points in time of a step: events on a GPU, where the host runs ahead, the host's clock on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
+        self.device = device
         self.marks: list[Any] = []
 
     def mark(self) -> None:
         """One more point in time."""
-        if not self.cuda:
-            self.marks.append(time.perf_counter())
-            return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self.marks.append(event)
+        self.marks.append(point(self.device))
 
     def wait(self) -> None:
         """Until the last point has been reached; what was given to the device after it may still run."""
-        if self.cuda:
+        if self.device.type == "cuda":
             self.marks[-1].synchronize()
 
     def seconds(self) -> list[float]:
         """Between the points, once they have been reached."""
-        pairs = list(zip(self.marks, self.marks[1:], strict=False))
-        return [a.elapsed_time(b) / 1e3 if self.cuda else b - a for a, b in pairs]
+        return [between(a, b) for a, b in zip(self.marks, self.marks[1:], strict=False)]
+
+
+def point(device: torch.device) -> Any:
+    """When the device has done what it was given so far."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(a: Any, b: Any) -> float:
+    """Seconds from one point to another; both have been reached."""
+    return b - a if isinstance(a, float) else a.elapsed_time(b) / 1e3
 
 
 def train(config: Config, progress: bool = False) -> Path:
@@ -237,7 +245,7 @@ def _train(config: Config, device: torch.device, progress: bool) -> Path:
         if config.validation and config.validation.every and done % config.validation.every == 0:
             lines.flush()
             _validate(config, model, done, rank)
-            lines.mark = time.perf_counter()
+            lines.mark = point(device)
     checkpoints.finish()
     if config.validation and not (config.validation.every and config.last % config.validation.every == 0):
         _validate(config, model, config.last, rank)
@@ -263,7 +271,7 @@ class _Lines:
 
     def __init__(self, config: Config, log: metrics.Log | None, board: metrics.Board, bar: Any, device: Any) -> None:
         self.config, self.log, self.board, self.bar, self.device = config, log, board, bar, device
-        self.mark, self.pause = time.perf_counter(), 0.0
+        self.mark, self.pause = point(device), 0.0
         self._late: _Step | None = None
 
     def add(self, step: _Step) -> None:
@@ -278,8 +286,7 @@ class _Lines:
         late, config, self._late = self._late, self.config, None
         late.clock.wait()
         loss, norm = late.numbers.tolist()
-        now = time.perf_counter()
-        seconds = now - self.mark
+        seconds = between(self.mark, late.clock.marks[-1])
         rate = config.tokens / seconds
         both, update = late.clock.seconds()
         line = {
@@ -296,7 +303,7 @@ class _Lines:
             "epoch": late.about["epoch"], "place": late.about["place"], "batch_crc": late.about["batch_crc"],
             "ranks": late.about["ranks"],
         }  # fmt: skip
-        self.mark, self.pause = now, 0.0
+        self.mark, self.pause = late.clock.marks[-1], 0.0
         if self.log is not None:
             self.log.write(line)
         self.board.write(line)

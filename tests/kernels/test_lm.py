@@ -586,4 +586,5 @@ def test_on_a_gpu_a_run_learns_is_resumed_and_says_what_it_used(raw):
     assert [line["step"] for line in lines] == list(range(1, 41))
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert all(line["memory_active_gib"] > 0 and line["seconds"]["forward_backward"] > 0 for line in lines)
-    assert all(line["seconds"]["all"] >= 0.9 * line["seconds"]["forward_backward"] for line in lines)
+    parts = [line["seconds"] for line in lines]
+    assert all(part["all"] >= part["forward_backward"] + part["update"] - 1e-4 for part in parts)
