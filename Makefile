@@ -34,6 +34,7 @@ lab: setup
 # Executed in place, as a reader would in Lab; figures and verdicts are committed with them.
 refresh: setup
 	@$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+	@$(BIN)/python .ci/pictures.py notebooks/*.ipynb
 	@$(BIN)/python .ci/readme_figures.py
 	@$(BIN)/python .ci/answers.py
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from kernels.bert import ablation, training
 from kernels.bert.ablation import BETTER, MISSING, SAME, WORSE, Contrast, Pair, Plan, Row
@@ -549,6 +550,57 @@ def held_out_ranks(rows: Sequence[Row], name: str) -> list[int]:
     return [rank for rank in found if rank is not None]
 
 
+TABLE, SMALL = "learned table", "sinusoids x 0.1"
+BALANCED, LARGE = "sinusoids, tokens x sqrt(H)", "sinusoids, tokens as drawn"
+"""How a configuration tells the encoder where a token stands, and how large that is beside the token."""
+
+
+def positions_of(row: Row) -> str:
+    """One of :data:`TABLE`, :data:`SMALL`, :data:`BALANCED` and :data:`LARGE`, by the switches of the row's preset."""
+    switches = training.Run(preset=row["preset"]).switches
+    if switches.positions == "learned":
+        return TABLE
+    if switches.position_factor < 1.0:
+        return SMALL
+    return BALANCED if switches.scale_tokens else LARGE
+
+
+def configurations(t: Trainings) -> Table:
+    """A row a configuration, the lowest held-out loss first: means over seeds, each with Student's 95% interval."""
+    rows = []
+    for name in sorted({row["preset"] for row in t.rows}, key=t.mean):
+        own = [row for row in t.rows if row["preset"] == name]
+        losses, top1 = ([row[value] for row in own] for value in ("validation_loss", "top1"))
+        rows.append((name, positions_of(own[0]), len(own), *_mean_of(losses), math.exp(t.mean(name)), *_mean_of(top1)))
+    return Table(
+        ("configuration", "positions", "seeds", "held-out loss", "95%", "perplexity", "top-1", "95%"), rows
+    )  # fmt: skip
+
+
+def _mean_of(values: Sequence[float]) -> tuple[float, str]:
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, ""
+    half = float(stats.t.isf(0.025, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return mean, f"± {half:.2g}"
+
+
+def by_positions(t: Trainings) -> str:
+    """A line a way to tell positions: how many configurations, the range of their mean losses, and of their spread."""
+    lines = []
+    for kind in (TABLE, SMALL, BALANCED, LARGE):
+        names = sorted({row["preset"] for row in t.rows if positions_of(row) == kind})
+        means = [t.mean(name) for name in names]
+        losses = ([row["validation_loss"] for row in t.rows if row["preset"] == name] for name in names)
+        spreads = [float(np.std(each, ddof=1)) for each in losses if len(each) > 1]
+        if spreads:
+            lines.append(
+                f"{kind}: {len(names)} configurations, held-out loss {min(means):.2f} to {max(means):.2f}, "
+                f"standard deviation over seeds {min(spreads):.3f} to {max(spreads):.3f}"
+            )
+    return "\n".join(lines)
+
+
 def predictions(rows: Sequence[Row]) -> Table:
     """A row a configuration: the report's sentence by its first seed, the held-out ones by all its seeds."""
     first = {row["preset"]: row for row in sorted(rows, key=lambda row: -row["seed"])}
@@ -582,15 +634,26 @@ def answer(t: Trainings) -> str:
             text
             + " Which of seven differences cost it its predictions is open until the trainings on a GPU are on record."
         )
+    theirs, ours, gain = t.mean(training.HUGGING_FACE), t.mean("report"), t.gains[training.HUGGING_FACE, "report"]
+    text += (
+        f" In small models trained alike Hugging Face's ends at {theirs:.2f} nats on held-out text and the report's at "
+        f"{ours:.2f}, {_decided(gain)}."
+    )
     if not best:
-        return text + " Of seven differences none is shown to gain when it alone is corrected, in small models."
+        return text + " Of seven differences none is shown to gain when it alone is corrected there."
     named = ", ".join(
         pair[0].removeprefix("report+").replace("_", " ") for pair in sorted(best, key=lambda p: -t.gains[p].mean)
     )
-    return (
-        text
-        + f" Of seven differences these gain when corrected alone, in small models, the largest gain first: {named}."
-    )
+    return text + f" Of seven differences these gain when corrected alone there, the largest gain first: {named}."
+
+
+def _decided(contrast: Contrast) -> str:
+    """What the plan's test says of a difference that was named."""
+    if contrast.outcome == SAME:
+        return "which by the plan's test is no difference of interest"
+    if contrast.outcome in (BETTER, WORSE):
+        return "which the plan's test calls a difference"
+    return f"which the plan's test leaves open at {len(contrast.gains)} seeds"
 
 
 def recorded_answers() -> dict[str, str]:

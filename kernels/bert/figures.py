@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from kernels.bert import evidence
 from kernels.bert.ablation import BETTER, MISSING, OPEN, SAME, WORSE, Contrast, Row
 from kernels.bert.evidence import LOSSES, OWN, PREDICTED, REPAIRED, RIGHT_WORD, THEIRS
 from kernels.bert.inputs import Inputs
@@ -114,12 +115,33 @@ def curves(rows: Sequence[Row], caption: str) -> Figure:
     return figure
 
 
+def recorded(rows: Sequence[Row], caption: str) -> Figure:
+    """The training loss of the recorded trainings against tokens seen, a line a run, coloured by its positions."""
+    figure, axes = plots.figure(width=8.0, height=3.6)
+    colours = {
+        evidence.SMALL: plots.BLUE, evidence.BALANCED: plots.GREEN, evidence.TABLE: plots.ORANGE,
+        evidence.LARGE: plots.RED,
+    }  # fmt: skip
+    for row in rows:
+        tokens = np.linspace(0.0, row["tokens"] / 1e6, len(row["curve"]) + 1)[1:]
+        axes.plot(tokens, row["curve"], color=colours[evidence.positions_of(row)], lw=0.7)
+    for kind, colour in colours.items():
+        if count := len({row["preset"] for row in rows if evidence.positions_of(row) == kind}):
+            axes.plot([], [], color=colour, label=f"{kind} ({count} configurations)")
+    axes.set_xlabel("tokens, millions")
+    axes.set_ylabel("training loss, nats")
+    axes.set_title("a line a run")
+    axes.legend(fontsize=8)
+    plots.caption(figure, caption)
+    return figure
+
+
 def gains(found: Mapping[Any, Contrast], margin: float, caption: str) -> Figure:
     """What one configuration gains over another, with its interval; the margin is shaded."""
     known = [one for one in found.values() if one.outcome != MISSING]
     colours = {BETTER: plots.BLUE, WORSE: plots.RED, SAME: plots.GREEN, OPEN: plots.GREY}
     words = {BETTER: "a gain", WORSE: "a loss", SAME: "inside the margin", OPEN: "not decided"}
-    figure, axes = plots.figure(width=9.0, height=0.24 * len(known) + 1.4)
+    figure, axes = plots.figure(width=8.5, height=0.2 * len(known) + 1.4)
     axes.axvspan(-margin, margin, color=plots.ORANGE, alpha=0.2, lw=0)
     axes.axvline(0.0, color="0.5", lw=0.8)
     for y, one in enumerate(known):
