@@ -49,7 +49,7 @@ def unscaled_range(counted: Mapping[str, Counted], level: float) -> Verdict:
         f"{best.draws}; a draw typically spans {best.typical[0]:.1f} to {best.typical[1]:.1f}"
     )
     truth = "refuted" if best.share < 0.5 else "confirmed" if best.chance >= level else "undecidable"
-    rare = f"A range of {HEADS} heads holds so little of what the call gives in {best.chance:.1%} of draws"
+    rare = f"A range of {HEADS} heads covers as small a share of what the call gives in {best.chance:.1%} of draws"
     return _verdict(
         truth,
         list(best.typical),
@@ -156,7 +156,7 @@ def diagnosis_as_a_whole(
     `best` is that outcome and its chance of the two ends; `others` how many other outcomes fit.
     """
     form = max(chances, key=lambda name: chances[name])
-    own = f"{form}, it gives a range that holds so little of what it gives in {chances[form]:.1%} of draws"
+    own = f"{form}: a range of {HEADS} heads covers as small a share of what it gives in {chances[form]:.1%} of draws"
     rival = f"the likeliest of the other calls, {best[0]}, gives the two ends {best[1]:.2g} to its {ends[form]:.2g}"
     fits = chances[form] >= level
     return _verdict(

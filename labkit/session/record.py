@@ -18,6 +18,7 @@ import yaml
 
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT, Notebook, notebook
+from labkit.session.secrets import refuse_secrets
 
 SCHEMA = 1
 RESULTS = ROOT / "data" / "results"
@@ -121,12 +122,14 @@ def stale() -> dict[str, str]:
 def record(run_directory: Path) -> Path:
     """Copy the result of a finished run to data/results/<notebook>.<device>.json.
 
-    Raises UsageError where the folder holds no result.json, or one of a run that did not end ok.
+    Raises UsageError where the folder holds no result.json, one of a run that did not end ok, or one with a secret.
     """
     path = run_directory / "result.json"
     if not path.exists():
         raise UsageError(f"RUN_DIR: {run_directory} holds no result.json; wanted the folder of a finished run")
-    result = json.loads(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    refuse_secrets(str(path), text)
+    result = json.loads(text)
     if result.get("schema") != SCHEMA or result.get("status") != "ok":
         raise UsageError(f"RUN_DIR: {path} is not an ok result of schema {SCHEMA}")
     target = RESULTS / f"{result['notebook']}.{result['device']['kind']}.json"

@@ -185,7 +185,7 @@ class Replayed:
 
             return seen
 
-        exact = Exact(rules, device)
+        exact = Exact(rules, terms(program, order), device)
         values: dict[int, Any] = {}
         before = time.perf_counter()
         program.run(order, start, (), rule=exact, seen=keeping(values), device=device)
@@ -196,11 +196,10 @@ class Replayed:
             memory = sum(24 * one.exact.numel() for one in found.values()) / 2**20
             self._say(f"{len(order)} operations are run {2 * RUNS} times: about {seconds:.0f} s and {memory:.0f} MiB")
         loose = {k for part in parts.values() if not linear(program, part) for k in part}
-        summed = terms(program, order)
 
         def run() -> dict[int, Any]:
             results: dict[int, Any] = {}
-            rounding = Rounding(exact, summed, loose, given, scale)
+            rounding = Rounding(exact, loose, given, scale)
             program.run(order, start, (), rule=rounding, seen=keeping(results), device=device)
             return results
 
@@ -211,7 +210,7 @@ class Replayed:
         for i, part in parts.items():
             if i not in loose and found[i].exact.is_floating_point():
                 inputs = {k: given[k] for k in program.before(i, given)}
-                found[i].absolute = bound(program, part, inputs, i, rules, exact.cut, device)
+                found[i].absolute = bound(program, part, inputs, i, exact)
         return found
 
     def _finding(self, name: str, i: int, simulated: Simulated, reading: str = "") -> Finding:
@@ -269,11 +268,11 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
         if x.is_floating_point() and program.nodes[i].func != INPUT
     }
 
-    factors = Exact(rules, device)
+    factors = Exact(rules, terms(program, order), device)
     program.run(order, {}, (), rule=factors, device=device)
 
     def run() -> dict[int, Tensor]:
-        rounding = Rounding(factors, terms(program, order))
+        rounding = Rounding(factors)
         return program.run(order, {}, found, rule=rounding, device=device)
 
     simulate(run, RUNS, 0, program.largest(order), device, lambda i, results: found[i].add(results))

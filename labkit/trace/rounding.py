@@ -54,11 +54,6 @@ def terms(program: Program, part: Iterable[int]) -> set[int]:
     return {p for node in users for p in node.parents if program.nodes[p].op == "mul"}
 
 
-def _of_products(node: Node, summed: Collection[int]) -> bool:
-    """Whether an operation sums products, which tensor cores may do."""
-    return node.op in PRODUCTS or any(i in summed for i in node.parents)
-
-
 def _length(node: Node, args: Any, out: Tensor) -> int:
     """How many terms an element of a sum has, at most."""
     if node.op in ("convolution", "convolution_backward"):
@@ -85,12 +80,13 @@ def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 class Exact:
     """Runs operations as they are, and keeps what the simulated runs need to know of each.
 
-    `cut`: which factors of a product are not exact in the promised format. `spread`: the standard deviation of what a
-    sum errs. `tiny`: operations with results so small that a subnormal unit counts.
+    `summed` are products that are written out and then summed (:func:`terms`). `cut`: which factors of a product are
+    not exact in the promised format. `spread`: the standard deviation of what a sum errs. `tiny`: operations with
+    results so small that a subnormal unit counts.
     """
 
-    def __init__(self, rules: Mapping[int, Precision], device: torch.device) -> None:
-        self.rules, self.device = rules, device
+    def __init__(self, rules: Mapping[int, Precision], summed: Collection[int], device: torch.device) -> None:
+        self.rules, self.summed, self.device = rules, summed, device
         self.cut: dict[int, list[bool]] = {}
         self.spread: dict[int, Any] = {}
         self.tiny: set[int] = set()
@@ -108,11 +104,20 @@ class Exact:
             self.spread[node.id] = _moments(args[0], out[0], out[1], precision.unit)
         elif (op in PRODUCTS or op in SUMS) and not (op == "index_put" and not (len(args) > 3 and args[3])):
             squares = call(node, _each(args, torch.square), kwargs, self.device)
-            self.spread[node.id] = _each_two(out, squares, lambda x, q: _spread(node, args, x, q, precision))
+            self.spread[node.id] = _each_two(out, squares, lambda x, q: _spread(node, args, x, q, self.unit(node)))
         parts = [x for x in _list(out) if isinstance(x, Tensor) and x.is_floating_point()]
         if any(bool(((x != 0.0) & (x.abs() < _SUBNORMAL)).any()) for x in parts):
             self.tiny.add(node.id)
         return out
+
+    def truncates(self, node: Node) -> bool:
+        """Whether an operation sums products, on tensor cores that may truncate as they add."""
+        summing = node.op in PRODUCTS or any(i in self.summed for i in node.parents)
+        return summing and self.rules[node.id].truncates
+
+    def unit(self, node: Node) -> float:
+        """The round-off of an addition; to truncate is twice as far off as to round."""
+        return self.rules[node.id].unit * (2.0 if self.truncates(node) else 1.0)
 
 
 _MOVED = MOVES | FACTORIES | CHOICES
@@ -131,15 +136,10 @@ def _each_two(a: Any, b: Any, run: Callable[[Tensor, Tensor], Tensor]) -> Any:
     return run(a, b) if isinstance(a, Tensor) and a.is_floating_point() else a
 
 
-def _unit(node: Node, precision: Precision) -> float:
-    """The round-off of an addition; tensor cores may truncate."""
-    return precision.unit * (2.0 if precision.truncates and node.op in PRODUCTS else 1.0)
-
-
-def _spread(node: Node, args: Any, x: Tensor, squares: Tensor, precision: Precision) -> Tensor:
+def _spread(node: Node, args: Any, x: Tensor, squares: Tensor, u: float) -> Tensor:
     length = _length(node, args, x)
     count = length if node.op == "mean" else 1
-    variance = variance_of_sum(x * count, squares * count, length, _unit(node, precision)).clamp(min=0.0)
+    variance = variance_of_sum(x * count, squares * count, length, u).clamp(min=0.0)
     return torch.where(x.isfinite(), variance.sqrt() / count, 0.0)
 
 
@@ -197,20 +197,18 @@ def _draw(kind: Callable[..., Tensor], x: Tensor) -> Tensor:
 class Rounding:
     """Runs operations as a simulated run of what `exact` has run; inside :func:`simulate`, which draws.
 
-    `summed` are products that are written out and then summed; `loose` are operations of parts that are not linear,
-    and `given` what goes into them. `scale` multiplies every error, for results that are whole numbers and move only
-    where one falls the other way.
+    `loose` are operations of parts that are not linear, and `given` what goes into them. `scale` multiplies every
+    error, for results that are whole numbers and move only where one falls the other way.
     """
 
     def __init__(
         self,
         exact: Exact,
-        summed: Collection[int],
         loose: Collection[int] = (),
         given: Collection[int] = (),
         scale: float = 1.0,
     ) -> None:
-        self._exact, self._summed, self._loose, self._given, self._scale = exact, summed, loose, given, scale
+        self._exact, self._loose, self._given, self._scale = exact, loose, given, scale
         self._moved: dict[int, Tensor] = {}
 
     def jitter(self, x: Tensor, u: float, least: float = 0.0) -> Tensor:
@@ -241,7 +239,7 @@ class Rounding:
         if op in _MOVED:
             return call(node, args, kwargs, self._exact.device)
         u, cut = precision.unit, self._exact.cut.get(node.id)
-        if cut and (op in PRODUCTS or node.id in self._summed):
+        if cut and (op in PRODUCTS or node.id in self._exact.summed):
             args = [self._cut(a, precision.cut) if i < len(cut) and cut[i] else a for i, a in enumerate(args)]
         if op in _ARGUMENT:
             args = [self.jitter(args[0], u) * (1.0 + self._one(u)), *args[1:]]
@@ -251,8 +249,8 @@ class Rounding:
             out = out + self._one(u) * (out if op in ("mul", "div") else number)
         if node.id in self._exact.spread:
             length = _length(node, args, next(x for x in _list(out) if isinstance(x, Tensor)))
-            truncates = precision.truncates and _of_products(node, self._summed)
-            drift = worst_case(length, 2.0 * u) if truncates else lost_terms(length, u)
+            added = self._exact.unit(node)
+            drift = worst_case(length, added) if self._exact.truncates(node) else lost_terms(length, added)
             out = _each_two(out, self._exact.spread[node.id], lambda x, spread: self._summed_up(x, spread, drift))
         if op in FUNCTIONS or op == "div":
             out = _each(out, lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u))
@@ -283,9 +281,7 @@ def bound(
     part: Iterable[int],
     given: Mapping[int, Any],
     target: int,
-    rules: Mapping[int, Precision],
-    cut: Mapping[int, list[bool]],
-    device: torch.device,
+    exact: Exact,
 ) -> Tensor:
     """What the result of a :func:`linear` part may be off, float64: a factor on the part run on absolute values.
 
@@ -295,7 +291,7 @@ def bound(
     part = list(part)
     factor = 0.0
     sizes = {i: _each(x, _size) for i, x in given.items()}
-    summed = terms(program, part)
+    rules, cut, device = exact.rules, exact.cut, exact.device
 
     def absolutely(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         nonlocal factor
@@ -306,13 +302,12 @@ def bound(
         out = _each(call(node, args, kwargs, device), _size)
         if op in ARITHMETIC:
             factor += (2.0 * FUNCTION_ULPS if op == "div" else 2.0) * precision.unit  # a number of the program, rounded
-            factor += 2.0 * precision.cut * sum(cut.get(node.id, ())) if node.id in summed else 0.0
+            factor += 2.0 * precision.cut * sum(cut.get(node.id, ())) if node.id in exact.summed else 0.0
         elif op in PRODUCTS or op in SUMS:
-            truncated = precision.truncates and _of_products(node, summed)
-            u = precision.unit * (2.0 if truncated else 1.0)
+            u = exact.unit(node)
             x = out if isinstance(out, Tensor) else next(x for x in out if isinstance(x, Tensor))
             length = _length(node, args, x)
-            factor += worst_case(length, u) if truncated else gamma(length, u, max(1, x.numel()))
+            factor += worst_case(length, u) if exact.truncates(node) else gamma(length, u, max(1, x.numel()))
             factor += 2.0 * precision.cut * sum(cut.get(node.id, ())) + precision.unit
         if precision.eager and op not in MOVES:
             factor += UNIT_ROUNDOFF.get(precision.storage or "", 0.0)

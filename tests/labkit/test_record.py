@@ -1,5 +1,6 @@
 import json
 import re
+import secrets
 import subprocess
 from xml.etree import ElementTree
 
@@ -63,6 +64,24 @@ def test_a_record_is_one_flat_file_named_by_notebook_and_device(tmp_path, monkey
     assert record.record(tmp_path).name == "attention_matmul.cuda.json"
     assert record.recorded("attention_matmul").result == result
     assert record.recorded("attention_matmul", "cpu") is None
+
+
+def test_a_result_with_a_secret_is_not_recorded_and_the_secret_not_printed(tmp_path, monkeypatch):
+    pytest.importorskip("detect_secrets")
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    planted = secrets.token_hex(20)
+    result = {
+        "schema": 1,
+        "status": "ok",
+        "notebook": "x",
+        "device": {"kind": "cpu"},
+        "parameters": {"api_key": planted},
+    }
+    (tmp_path / "result.json").write_text(json.dumps(result, indent=1))
+    with pytest.raises(UsageError, match="holds what looks like a secret") as error:
+        record.record(tmp_path)
+    assert planted not in str(error.value)
+    assert not (tmp_path / "results").exists()
 
 
 def test_the_commit_is_gits_or_what_the_environment_says(tmp_path, monkeypatch):
