@@ -50,6 +50,20 @@ def trainings(losses=None, scatter=0.001, seeds=6, default=5.0):
     return Trainings.of(rows, PLAN)
 
 
+def test_configurations_are_listed_by_their_loss_with_the_spread_of_their_seeds():
+    rows = [row("report", seed, 4.0 + loss, top1=0.3) for seed, loss in enumerate((0.0, 0.1, 0.2))]
+    rows += [row("bert", seed, 3.0, top1=0.4) for seed in range(3)]
+    t = Trainings.of(rows, PLAN)
+    first, second = evidence.configurations(t).rows
+    assert first[:4] == ("bert", evidence.TABLE, 3, 3.0)
+    assert second[:3] == ("report", evidence.SMALL, 3)
+    half = stats.t.isf(0.025, 2) * 0.1 / math.sqrt(3)
+    assert (second[3], second[4]) == (pytest.approx(4.1), f"± {half:.2g}")
+    assert "held-out loss 4.10 to 4.10, standard deviation over seeds 0.100" in evidence.by_positions(t)
+    kinds = {name: evidence.positions_of({"preset": name}) for name in ("report+scaling", "report+position_factor")}
+    assert kinds == {"report+scaling": evidence.BALANCED, "report+position_factor": evidence.LARGE}
+
+
 def test_a_contrast_is_students_interval_paired_by_seed():
     t = trainings({"option_b": 4.8}, scatter=0.01)
     found = t.gains["option_b", "report"]
@@ -193,6 +207,7 @@ BY_TRAINING = [
     (post_ln(trainings({"report+norm": 4.99, "hugging_face": LOW})), CONFIRMED, "less than half"),
     (post_ln(trainings({"report+norm": LOW, "hugging_face": LOW})), UNDECIDABLE, "is not shown"),
     (post_ln(trainings()), UNDECIDABLE, "is not shown"),
+    (post_ln(trainings({"hugging_face": HIGH})), UNDECIDABLE, "no distance"),
     (evidence.embedding_ln_most_important(NOTHING), UNTESTABLE, "has no LayerNorm on the embeddings"),
     (evidence.option_b_matches_hf(trainings()), CONFIRMED, "within the margin"),
     (evidence.option_b_matches_hf(trainings({"option_b": HIGH})), UNDECIDABLE, "equality is not shown"),
