@@ -517,8 +517,8 @@ def post_ln_not_the_cause(t: Trainings, kept: str) -> Found:
     because = {
         CONFIRMED: "Hugging Face's model has the lower held-out loss, and Post-LN alone closes less than half of the "
         "distance, by the intervals of both",
-        UNDECIDABLE: "at this scale Hugging Face's model has the higher held-out loss, so that there is no distance for "
-        "Post-LN to close"
+        UNDECIDABLE: "at this scale Hugging Face's model has the higher held-out loss, so that there is no distance "
+        "for Post-LN to close"
         if gap.outcome == WORSE
         else "that Post-LN alone closes less than half of a distance to Hugging Face's model is not shown at this "
         "scale, which cannot refute the claim",
