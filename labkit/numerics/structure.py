@@ -16,7 +16,7 @@ All tests of a tensor share its false-alarm rate (Bonferroni).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -135,34 +135,42 @@ class _Scale:
 
 
 class Null:
-    """What chance gives the sums of a residual: those of simulated errors."""
+    """What chance gives the sums of a residual: those of simulated errors, of several kinds, whichever give most."""
 
     def __init__(self, golden: Tensor, noise: Tensor) -> None:
         self._scale = _Scale(golden, noise)
-        self._squares: list[Any] = [0.0] * len(SUMS)
-        self._sizes: list[tuple[Tensor, Tensor]] = []
+        self._kinds: dict[bool, tuple[list[Any], list[tuple[Tensor, Tensor]]]] = {}
 
-    def add(self, error: Tensor) -> None:
+    def add(self, error: Tensor, kind: bool = False) -> None:
         """Simulated errors of the whole tensor, runs first."""
         z = self._scale.units(error)
-        totals = zip(self._squares, self._scale.sums(z), strict=True)
-        self._squares = [before + total.square().sum(0) for before, total in totals]
-        self._sizes.append(_sizes(z))
+        squares, sizes = self._kinds.setdefault(kind, ([0.0] * len(SUMS), []))
+        totals = self._scale.sums(z)
+        squares[:] = [before + total.square().sum(0) for before, total in zip(squares, totals, strict=True)]
+        sizes.append(_sizes(z))
 
     def tests(self, residual: Tensor, chance: float) -> tuple[Test, ...]:
         """A residual held against what was added; `chance` is the false-alarm rate of a kind of test."""
-        nulls = [torch.cat(parts) for parts in zip(*self._sizes, strict=True)]
-        count = len(nulls[0])
-        sums = [quantile(0.5 * chance / s.numel(), count) * (s / count).sqrt() for s in self._squares]
-        sizes = []
-        for null in nulls:
-            t = quantile(0.5 * chance / null.shape[1], count - 1) * (1.0 + 1.0 / count) ** 0.5
-            expected = null.mean(0) * (1.0 + KEPT)
-            sizes.append((expected + t * null.std(0), expected))
-        return _tests(self._scale, residual, sums, sizes)
+        sums, sizes = zip(*(_allowed(*one, chance) for one in self._kinds.values()), strict=True)
+        most = [torch.stack(each).amax(0) for each in zip(*sums, strict=True)]
+        sized = [torch.stack(each).amax(0).unbind() for each in zip(*sizes, strict=True)]
+        return _tests(self._scale, residual, most, sized)
 
 
-def _tests(x: _Scale, residual: Tensor, sums: list[Tensor], sizes: list[tuple[Tensor, Tensor]]) -> tuple[Test, ...]:
+def _allowed(squares: list[Tensor], sizes: list[tuple[Tensor, Tensor]], chance: float) -> tuple[list[Any], list[Any]]:
+    """What sums may be at most by simulated ones, and sizes: at most and usually."""
+    nulls = [torch.cat(parts) for parts in zip(*sizes, strict=True)]
+    count = len(nulls[0])
+    sums = [quantile(0.5 * chance / s.numel(), count) * (s / count).sqrt() for s in squares]
+    found = []
+    for null in nulls:
+        t = quantile(0.5 * chance / null.shape[1], count - 1) * (1.0 + 1.0 / count) ** 0.5
+        expected = null.mean(0) * (1.0 + KEPT)
+        found.append(torch.stack([expected + t * null.std(0), expected]))
+    return sums, found
+
+
+def _tests(x: _Scale, residual: Tensor, sums: list[Tensor], sizes: Sequence[Sequence[Tensor]]) -> tuple[Test, ...]:
     """The worst of each kind, by what the sums may be, and the sizes of the rows and of the whole: at most, usually."""
     z = x.units(residual)
     found = [_test(*each) for each in zip(SUMS, x.sums(z), sums, x.squares, strict=True)]

@@ -6,6 +6,7 @@ decompositions; what cannot be is named when it is recorded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -62,7 +63,7 @@ MOMENTS = frozenset({"var_mean"})
 
 FUNCTIONS = _named("""
     exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal pow sin cos tan asin acos atan atan2 sinh cosh tanh
-    erf erfc erfinv sigmoid lgamma digamma hypot prod cumprod linalg_vector_norm
+    erf erfc erfinv sigmoid lgamma digamma hypot prod cumprod
 """)
 """What a library computes, to a unit or two in the last place."""
 
@@ -147,6 +148,17 @@ def _dropout(x: Tensor, p: float, train: Any) -> tuple[Tensor, Tensor]:
     return x * kept * (1.0 / (1.0 - p) if p < 1.0 else 0.0), kept
 
 
+def _norm(x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    x = (x if dtype is None else x.to(dtype)).abs()
+    dim = list(range(x.ndim)) if dim is None else dim
+    if math.isinf(order):
+        return (x.amax if order > 0.0 else x.amin)(dim, keepdim=keepdim)
+    if order == 0.0:
+        return (x != 0.0).sum(dim, keepdim=keepdim).to(x.dtype)
+    total = (x if order == 1.0 else x * x if order == 2.0 else x**order).sum(dim, keepdim=keepdim)
+    return total if order == 1.0 else total.sqrt() if order == 2.0 else total ** (1.0 / order)
+
+
 def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     product = a @ b
     product = product if alpha == 1 else product * alpha
@@ -167,6 +179,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "silu": lambda x: x * torch.sigmoid(x),
     "_softmax": lambda x, dim, half_to_float: _softmax(x, dim),
     "_log_softmax": lambda x, dim, half_to_float: _log_softmax(x, dim),
+    "linalg_vector_norm": _norm,
     "logsumexp": lambda x, dim, keepdim=False: _logsumexp(x, dim, keepdim),
 }
 """Where torch's own way is none, or goes by operations that say less."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -189,24 +190,28 @@ class Replayed:
         values: dict[int, Any] = {}
         before = time.perf_counter()
         program.run(order, start, (), rule=exact, seen=keeping(values), device=device)
-        seconds = (time.perf_counter() - before) * 2 * (RUNS + 1)
+        seconds = (time.perf_counter() - before) * 3 * (RUNS + 1)
         for i, value in values.items():
             found[i] = Simulated(value, self._storage(self._names[i][0]), rules[i])
         if seconds > LONG:
             memory = sum(24 * one.exact.numel() for one in found.values()) / 2**20
-            self._say(f"{len(order)} operations are run {2 * RUNS} times: about {seconds:.0f} s and {memory:.0f} MiB")
+            self._say(f"{len(order)} operations are run {3 * RUNS} times: about {seconds:.0f} s and {memory:.0f} MiB")
         loose = {k for part in parts.values() if not linear(program, part) for k in part}
 
-        def run() -> dict[int, Any]:
+        def run(nearest: bool = False) -> dict[int, Any]:
             results: dict[int, Any] = {}
-            rounding = Rounding(exact, loose, given, scale)
+            rounding = Rounding(exact, loose, given, scale, nearest)
             program.run(order, start, (), rule=rounding, seen=keeping(results), device=device)
             return results
 
         largest = program.largest(order)
         simulate(run, RUNS, 0, largest, device, lambda i, results: found[i].add(results))
-        if scale == 1.0:
-            simulate(run, RUNS, 1, largest, device, lambda i, results: found[i].add_to_null(results))
+
+        def hear(nearest: bool, i: int, results: Tensor) -> None:
+            found[i].add_to_null(results, nearest)
+
+        for nearest in (False, True) if scale == 1.0 else ():
+            simulate(partial(run, nearest), RUNS, 1 + nearest, largest, device, partial(hear, nearest))
         for i, part in parts.items():
             if i not in loose and found[i].exact.is_floating_point():
                 inputs = {k: given[k] for k in program.before(i, given)}
@@ -300,11 +305,11 @@ class Simulated:
         else:
             self.low, self.high = torch.minimum(self.low, value.amin(0)), torch.maximum(self.high, value.amax(0))
 
-    def add_to_null(self, value: Tensor) -> None:
-        """More of them, of RUNS that say what chance gives the tests of structure."""
+    def add_to_null(self, value: Tensor, nearest: bool) -> None:
+        """More of them, RUNS of either kind of errors, that say what chance gives the tests of structure."""
         if self.exact.is_floating_point():
             self._null = self._null or Null(self.exact, self._noise())
-            self._null.add(self._error(stored(value, self._storage)))
+            self._null.add(self._error(stored(value, self._storage)), nearest)
 
     def _error(self, value: Tensor) -> Tensor:
         return torch.where(value.isfinite() & self.exact.isfinite(), value - self.exact, 0.0)

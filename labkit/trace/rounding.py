@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from labkit.numerics.bounds import gamma, lost_terms, variance_of_sum, worst_case
-from labkit.numerics.precision import SMALLEST, UNIT_ROUNDOFF, Precision, representable
+from labkit.numerics.precision import SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, representable
 from labkit.trace.operations import ARITHMETIC, CHOICES, FACTORIES, FUNCTIONS, MOMENTS, MOVES, PRODUCTS, SUMS
 from labkit.trace.program import Node, Program, Ref, call
 
@@ -61,9 +61,9 @@ def _length(node: Node, args: Any, out: Tensor) -> int:
         return max(1, weight[0].numel(), weight.numel() // weight.shape[1], a.numel() // a.shape[1])
     if node.op in PRODUCTS:
         return max(1, args[0].shape[-1])
-    if node.op == "cumsum":
+    if node.op in ("cumsum", "cumprod"):
         return max(1, args[0].shape[args[1]] if args[0].ndim else 1)
-    if node.op in ("sum", "mean"):
+    if node.op in ("sum", "mean", "prod"):
         return max(1, args[0].numel() // max(1, out.numel()))
     return max(1, *(a.numel() for a in args if isinstance(a, Tensor) and not a.is_floating_point()), 1)
 
@@ -100,7 +100,10 @@ class Exact:
         if precision.cut and (op in PRODUCTS or op == "mul"):
             real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
             self.cut[node.id] = [a is not None and not representable(a, precision.products) for a in real]
-        if op in MOMENTS:
+        if op in ("prod", "cumprod"):
+            length, kept = _length(node, args, out), UNIT_ROUNDOFF.get(precision.storage or "", 0.0)
+            self.spread[node.id] = out.abs() * max(precision.unit, kept * precision.eager) * math.sqrt(length)
+        elif op in MOMENTS:
             self.spread[node.id] = _moments(args[0], out[0], out[1], precision.unit)
         elif (op in PRODUCTS or op in SUMS) and not (op == "index_put" and not (len(args) > 3 and args[3])):
             squares = call(node, _each(args, torch.square), kwargs, self.device)
@@ -189,9 +192,16 @@ def simulate(
                 hear(i, results)
 
 
-def _draw(kind: Callable[..., Tensor], x: Tensor) -> Tensor:
-    """Random numbers of the shape of x: 24 bits of them, which is a fraction of a round-off and half the time."""
-    return kind(x, dtype=torch.float32).double()
+def _draw(x: Tensor) -> Tensor:
+    """Numbers from 0 to 1 of the shape of x: 24 bits of them, which is a fraction of a round-off and half the time."""
+    return torch.rand_like(x, dtype=torch.float32).double()
+
+
+def _by_value(x: Tensor) -> Tensor:
+    """The same, alike for values that are alike in float32: a hash of these and of a random number."""
+    mixed = (x.float().view(torch.int32).long() ^ torch.randint(2**62, (), device=x.device)) * -0x61C8864680B583EB
+    mixed = (mixed ^ (mixed >> 29)) * -0x40A7B892E31B1A47
+    return (((mixed ^ (mixed >> 32)) & 0xFFFFFF).double() + 0.5) / 2.0**24
 
 
 class Rounding:
@@ -199,6 +209,9 @@ class Rounding:
 
     `loose` are operations of parts that are not linear, and `given` what goes into them. `scale` multiplies every
     error, for results that are whole numbers and move only where one falls the other way.
+
+    Errors of elements are independent. With `nearest` they are as alike as a program's can be: an operation rounds to
+    the nearest, and like values err alike. x + c with one c, or rows that occur again, have such errors.
     """
 
     def __init__(
@@ -207,8 +220,10 @@ class Rounding:
         loose: Collection[int] = (),
         given: Collection[int] = (),
         scale: float = 1.0,
+        nearest: bool = False,
     ) -> None:
         self._exact, self._loose, self._given, self._scale = exact, loose, given, scale
+        self._nearest, self._draw = nearest, _by_value if nearest else _draw
         self._moved: dict[int, Tensor] = {}
 
     def jitter(self, x: Tensor, u: float, least: float = 0.0) -> Tensor:
@@ -216,8 +231,8 @@ class Rounding:
         if not u or not x.is_floating_point():
             return x
         u, least = self._scale * u, self._scale * least
-        moved = x * (_draw(torch.rand_like, x) * (2.0 * u) + (1.0 - u))
-        return moved + (_draw(torch.rand_like, x) - 0.5) * (2.0 * least) if least else moved
+        moved = x * (self._draw(x) * (2.0 * u) + (1.0 - u))
+        return moved + (self._draw(x) - 0.5) * (2.0 * least) if least else moved
 
     def _into_loose(self, ref: Any, x: Any, u: float) -> Any:
         """What goes into a part that is not linear: off by a round-off, each element and all of them together."""
@@ -255,6 +270,9 @@ class Rounding:
         if op in FUNCTIONS or op == "div":
             out = _each(out, lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u))
         kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
+        if self._nearest:
+            formats = [precision.accumulate, precision.storage or ""][: 1 + bool(kept)]
+            return _each(out, lambda x: _nearest(x, formats))
         least = SMALLEST[precision.accumulate] if node.id in self._exact.tiny else 0.0
         return _each(out, lambda x: self.jitter(x, max(u, kept), least))
 
@@ -265,7 +283,7 @@ class Rounding:
         """
         by_value = torch.rand(BINS, dtype=torch.float64, device=x.device) - 0.5
         values = torch.remainder(torch.floor(x * BINS), BINS).nan_to_num(0.0).long()
-        error = _draw(torch.rand_like, x) - 0.5 + by_value[values]
+        error = self._draw(x) - 0.5 + by_value[values]
         return x * (1.0 + error * (2.0 * u * self._scale / 3.0**0.5)) * (1.0 + self._one(u / 3.0**0.5))
 
     def _cut(self, a: Tensor, u: float) -> Tensor:
@@ -273,7 +291,14 @@ class Rounding:
         return self.jitter(a, u) * (1.0 + self._one(u))
 
     def _summed_up(self, x: Tensor, spread: Tensor, drift: float) -> Tensor:
-        return (x + spread * _draw(torch.randn_like, x) * self._scale) * (1.0 + self._one(min(1.0, drift)))
+        normal = torch.erfinv(self._draw(x) * (2.0 - 2.0**-23) - (1.0 - 2.0**-24)) * 2.0**0.5
+        return (x + spread * normal * self._scale) * (1.0 + self._one(min(1.0, drift)))
+
+
+def _nearest(x: Tensor, formats: Iterable[str]) -> Tensor:
+    for name in formats:
+        x = x.to(dtype_of(name)).double()
+    return x
 
 
 def bound(

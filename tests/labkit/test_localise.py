@@ -321,3 +321,52 @@ def test_weights_that_the_observed_does_not_tell_may_have_been_stored_in_its_typ
     assert found.first is None
     assert found.findings["y"].reading == "inputs as they would be stored"
     assert localise({"x": x, "y": x @ (weights * (1.0 + 1e-6)).float()}, recorded, FLOAT32).first == "y"
+
+
+def of(*shape):
+    return lambda generator: torch.randn(shape, generator=generator)
+
+
+def again(rows, count, *shape):
+    """`count` rows, of which `rows` are distinct."""
+    return lambda g: torch.randn((rows, *shape), generator=g)[torch.randint(rows, (count,), generator=g)]
+
+
+ALIKE = {
+    "rows less their mean": (lambda x: x - step("mean", x.mean(-1, keepdim=True)), of(64, 1024)),
+    "all less their mean": (lambda x: x - step("mean", x.mean()), of(64, 64)),
+    "one vector added to all rows": (lambda x, b: x + b, of(16384, 64), of(64)),
+    "one number added": (lambda x, c: x + c, of(300, 300), of()),
+    "a product of rows that repeat": (lambda x, w: x @ w.T, again(50, 2000, 64), of(64, 64)),
+    "numbers that repeat, scaled": (lambda x, c: x * c, again(20, 1000, 8), of()),
+    "norms of long columns": (lambda x: x.norm(dim=0), of(4096, 64)),
+    "the norm of 100_000": (lambda x: torch.linalg.vector_norm(x), of(100_000)),
+    "the sizes of 100_000": (lambda x: torch.linalg.vector_norm(x, 1), of(100_000)),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ALIKE)
+def test_right_results_whose_errors_are_alike_are_not_called_systematic(name, seed):
+    """What rounding does to x + c follows from x and c: such errors do not average out, and are no fault."""
+    reference, *shapes = ALIKE[name]
+
+    def program(*inputs, factor=1.0):
+        return step("result", reference(*inputs) if factor == 1.0 else reference(*inputs) * factor)
+
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [shape(generator) for shape in shapes]
+    recorded = golden(program, *inputs)
+    assert localise(capture(program, *inputs), recorded).first is None
+    fault = 1e-3 if "100_000" in name else 1e-5  # a sum of 100,000 terms may be off by more than 1e-5
+    assert localise(capture(program, *inputs, factor=1.0 + fault), recorded).first == "result"
+
+
+@pytest.mark.parametrize("wrong", [-16016.0, -9000.0, -1e30])
+def test_a_single_low_number_is_no_mask(wrong):
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    x[3, 5] = -8000.0
+    recorded, y = golden(lambda x: step("y", x * 2.0), x=x), x * 2.0
+    assert localise(Trace({"x": x, "y": y}), recorded).first is None
+    y[3, 5] = wrong
+    assert localise(Trace({"x": x, "y": y}), recorded).first == "y"
