@@ -3,6 +3,7 @@
 A contrast is the gain in nats of held-out loss of one configuration over another, seed by seed. Its interval is
 Student's, at a level that holds for all contrasts of the plan together (Bonferroni). Whether a gain is other than 0 is
 decided by Holm's procedure over the same family, which is never weaker; that it is of no interest, by the interval.
+Each of the two keeps to the level over the family; both together, to twice its complement.
 """
 
 from __future__ import annotations
@@ -80,9 +81,16 @@ class Contrast:
         return float(np.mean(self.gains)) if self.gains else math.nan
 
     @property
+    def diverged(self) -> bool:
+        """Whether a training has no finite loss."""
+        return not all(map(math.isfinite, self.gains))
+
+    @property
     def outcome(self) -> str:
         """`same`: the interval is inside the margin. `better`, `worse`: it is not, and the gain is not 0. Else `open`;
         `missing` where there are too few seeds."""
+        if self.diverged:
+            return OPEN
         if math.isnan(self.low):
             return MISSING
         if -self.margin < self.low and self.high < self.margin:
@@ -101,6 +109,8 @@ class Contrast:
         first, second = self.pair
         if self.outcome == MISSING:
             return f"{first} against {second}: {len(self.gains)} seeds on record"
+        if self.diverged:
+            return f"{first} over {second}: a training diverged, not decided"
         what = {
             BETTER: "a gain", WORSE: "a loss", SAME: "inside the margin", OPEN: "not decided",
         }[self.outcome]  # fmt: skip

@@ -244,11 +244,12 @@ def _train(config: Config, device: torch.device, progress: bool) -> Path:
             lines.pause = checkpoints.pause
         if config.validation and config.validation.every and done % config.validation.every == 0:
             lines.flush()
+            began = point(device)
             _validate(config, model, done, rank)
-            lines.mark = point(device)
+            lines.validated = began, point(device)
     checkpoints.finish()
     if config.validation and not (config.validation.every and config.last % config.validation.every == 0):
-        _validate(config, model, config.last, rank)
+        _validate(config, model, max(first, config.last), rank)
     for one in (log, board, bar):
         if one is not None:
             one.close()
@@ -272,6 +273,8 @@ class _Lines:
     def __init__(self, config: Config, log: metrics.Log | None, board: metrics.Board, bar: Any, device: Any) -> None:
         self.config, self.log, self.board, self.bar, self.device = config, log, board, bar, device
         self.mark, self.pause = point(device), 0.0
+        self.validated: tuple[Any, Any] | None = None
+        """When a validation began and ended, which is no part of a step."""
         self._late: _Step | None = None
 
     def add(self, step: _Step) -> None:
@@ -286,7 +289,7 @@ class _Lines:
         late, config, self._late = self._late, self.config, None
         late.clock.wait()
         loss, norm = late.numbers.tolist()
-        seconds = between(self.mark, late.clock.marks[-1])
+        seconds = between(self.mark, late.clock.marks[-1]) - (between(*self.validated) if self.validated else 0.0)
         rate = config.tokens / seconds
         both, update = late.clock.seconds()
         line = {
@@ -303,7 +306,7 @@ class _Lines:
             "epoch": late.about["epoch"], "place": late.about["place"], "batch_crc": late.about["batch_crc"],
             "ranks": late.about["ranks"],
         }  # fmt: skip
-        self.mark, self.pause = late.clock.marks[-1], 0.0
+        self.mark, self.pause, self.validated = late.clock.marks[-1], 0.0, None
         if self.log is not None:
             self.log.write(line)
         self.board.write(line)

@@ -588,3 +588,22 @@ def test_on_a_gpu_a_run_learns_is_resumed_and_says_what_it_used(raw):
     assert all(line["memory_active_gib"] > 0 and line["seconds"]["forward_backward"] > 0 for line in lines)
     parts = [line["seconds"] for line in lines]
     assert all(part["all"] >= part["forward_backward"] + part["update"] - 1e-4 for part in parts)
+
+
+def test_a_steps_seconds_hold_its_parts_and_no_validation(raw):
+    raw |= {"steps": 6, "checkpoints": {"every": 2}, "validation": raw["validation"] | {"every": 2}}
+    lines = [json.loads(line) for line in training.train(parsed(raw)).read_text().splitlines()]
+    assert len(lines) == 6
+    assert any(line["seconds"]["checkpoint"] > 0.0 for line in lines)
+    for line in lines:
+        parts = dict(line["seconds"])
+        assert parts.pop("all") >= sum(parts.values()) - 1e-6
+        assert math.isclose(line["tokens_per_second"], line["tokens"] / line["seconds"]["all"], rel_tol=1e-9)
+
+
+def test_a_stop_before_what_was_made_validates_what_was_made(raw):
+    raw |= {"steps": 6, "validation": raw["validation"] | {"every": 0}}
+    path = training.train(parsed(raw)).parent / "validation.jsonl"
+    before = path.read_text()
+    training.train(parsed(raw | {"stop": 2}))
+    assert path.read_text() == before
