@@ -15,7 +15,7 @@ import numpy as np
 from scipy import stats
 
 from kernels.bert import ablation, training
-from kernels.bert.ablation import BETTER, MISSING, SAME, WORSE, Contrast, Pair, Plan, Row
+from kernels.bert.ablation import BETTER, MISSING, OPEN, SAME, WORSE, Contrast, Pair, Plan, Row
 from kernels.bert.experiments import Norms
 from labkit.session.claims import Ledger
 from labkit.tables import Table
@@ -43,7 +43,7 @@ PREDICTED = {
 RIGHT_WORD = {"Hugging Face": 3.69, "own": -0.70}
 """The logit of "beings" in either, as the report has it."""
 DRAWN = "token embeddings from N(0, 0.02^2), as the report has them"
-HANGS = "it hangs on the length of the input, which the report does not say: "
+HANGS = "it depends on the length of the input, which the report does not say: "
 SINGLE = ("embedding_norm", "token_types", "scaling", "activation", "attention_dropout", "eps", "norm")
 """The report's seven differences, each corrected by itself."""
 LISTED = ("positions", "types", "embedding norm", "final norm")
@@ -182,7 +182,7 @@ def hf_input_std(by_length: Mapping[int, float], trained: float | None, reported
     because = {
         CONFIRMED: text,
         REFUTED: f"new, not within {ABOUT:.0%} of {reported} at {_lengths(far)}: {_by_length(by_length)}",
-        UNDECIDABLE: f"it hangs on what training makes of the gains and shifts: {text}",
+        UNDECIDABLE: f"it depends on what training makes of the gains and shifts: {text}",
     }
     return Found(REFUTED if far else CONFIRMED if kept else UNDECIDABLE, list(by_length.values()), because)
 
@@ -250,7 +250,7 @@ def loss_is_lower(losses: Mapping[str, Mapping[str, float]], live: Mapping[str, 
         CONFIRMED: f"lower by each final statistic that both have{_otherwise(own, theirs, lower=False)}. {text}",
         REFUTED: f"higher by each final statistic that both have{_otherwise(own, theirs, lower=True)}, and with less "
         f"dropout, which by itself would make a training loss lower. {text}",
-        UNDECIDABLE: f"it hangs on the final statistic: lower by {', '.join(lower)} alone. {text}",
+        UNDECIDABLE: f"it depends on the final statistic: lower by {', '.join(lower)} alone. {text}",
     }
     return Found(truth, {name: round(own[name] - theirs[name], 3) for name in both}, because, REPOSITORY)
 
@@ -359,7 +359,7 @@ def small_std_weakens(pairs: Mapping[str, Sequence[tuple[Norms, Norms]]], *field
     only = {way == "weaker" for way in ways.values()}
     truth = UNDECIDABLE if len(only) == 2 else CONFIRMED if only == {True} else REFUTED
     because = {CONFIRMED: text, REFUTED: "weaker in neither model: " + text,
-               UNDECIDABLE: "it hangs on which gradient of which model is meant: " + text}  # fmt: skip
+               UNDECIDABLE: "it depends on which gradient of which model is meant: " + text}  # fmt: skip
     return Found(truth, {name: [min(found), max(found)] for name, found in ratios.items()}, because)
 
 
@@ -451,7 +451,7 @@ def scaling_wrong(t: Trainings) -> Found:
     pairs = [corrected("scaling")]
     paper = "Vaswani et al. do as the report says"
     because = {
-        CONFIRMED: f"{paper}, and so scaled the model trains to a lower held-out loss",
+        CONFIRMED: f"{paper}, and so scaled, with both changes together, the model trains to a lower held-out loss",
         UNDECIDABLE: f"{paper}; that it then trains better is not shown at this scale, which cannot refute it",
         UNTESTABLE: f"{paper}, which does not show that it is wrong to do otherwise",
     }
@@ -576,7 +576,8 @@ def configurations(t: Trainings) -> Table:
         losses, top1 = ([row[value] for row in own] for value in ("validation_loss", "top1"))
         rows.append((name, positions_of(own[0]), len(own), *_mean_of(losses), math.exp(t.mean(name)), *_mean_of(top1)))
     return Table(
-        ("configuration", "positions", "seeds", "held-out loss", "95%", "perplexity", "top-1", "95%"), rows
+        ("configuration", "positions", "seeds", "held-out loss", "95%", "perplexity", "top-1", "95%"), rows,
+        "means over seeds; an interval holds for its row alone",
     )  # fmt: skip
 
 
@@ -598,8 +599,8 @@ def by_positions(t: Trainings) -> str:
         spreads = [float(np.std(each, ddof=1)) for each in losses if len(each) > 1]
         if spreads:
             lines.append(
-                f"{kind}: {len(names)} configurations, held-out loss {min(means):.2f} to {max(means):.2f}, "
-                f"standard deviation over seeds {min(spreads):.3f} to {max(spreads):.3f}"
+                f"{kind}: {len(names)} configuration{'s' * (len(names) > 1)}, held-out loss {min(means):.2f} to "
+                f"{max(means):.2f}, standard deviation over seeds {min(spreads):.3f} to {max(spreads):.3f}"
             )
     return "\n".join(lines)
 
@@ -627,7 +628,7 @@ def answer(t: Trainings) -> str:
     higher = all(own[name] > theirs[name] for name in both)
     text = (
         "The loss is not lower: 4.9 is a mean of the last epoch and 5.8 one of all steps; by the same statistic the "
-        "own model's loss is the higher one (with less dropout, which by itself would make it lower)."
+        "own model's loss is the higher one (one training each; it has less dropout, which would make it lower)."
         if higher
         else "By the same statistic the own model's loss is not always the higher one."
     )
@@ -640,23 +641,25 @@ def answer(t: Trainings) -> str:
     theirs, ours, gain = t.mean(training.HUGGING_FACE), t.mean("report"), t.gains[training.HUGGING_FACE, "report"]
     text += (
         f" In small models trained alike Hugging Face's ends at {theirs:.2f} nats on held-out text and the report's at "
-        f"{ours:.2f}, {_decided(gain)}."
+        f"{ours:.2f}; {_decided(gain)}."
     )
     if not best:
         return text + " Of seven differences none is shown to gain when it alone is corrected there."
-    named = ", ".join(
-        pair[0].removeprefix("report+").replace("_", " ") for pair in sorted(best, key=lambda p: -t.gains[p].mean)
+    named = " and ".join(
+        f"{better.removeprefix('report+')} {t.gains[better, worse].mean:+.2f}" for better, worse in best
     )
-    return text + f" Of seven differences these gain when corrected alone there, the largest gain first: {named}."
+    others = {t.gains[corrected(name)].outcome for name in SINGLE} - {BETTER}
+    rest = ", and the others are not decided" if others == {OPEN} else ""
+    return text + f" Corrected alone, {len(best)} of seven differences are shown to gain there ({named} nats){rest}."
 
 
 def _decided(contrast: Contrast) -> str:
     """What the plan's test says of a difference that was named."""
     if contrast.outcome == SAME:
-        return "which by the plan's test is no difference of interest"
+        return "by the plan's test that is no difference of interest"
     if contrast.outcome in (BETTER, WORSE):
-        return "which the plan's test calls a difference"
-    return f"which the plan's test leaves open at {len(contrast.gains)} seeds"
+        return "by the plan's test the difference is real"
+    return f"the plan's test, with {len(contrast.gains)} seeds, cannot say whether this difference is real"
 
 
 def recorded_answers() -> dict[str, str]:

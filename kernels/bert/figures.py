@@ -115,43 +115,67 @@ def curves(rows: Sequence[Row], caption: str) -> Figure:
     return figure
 
 
-def recorded(rows: Sequence[Row], caption: str) -> Figure:
-    """The training loss of the recorded trainings against tokens seen, a line a run, coloured by its positions."""
-    figure, axes = plots.figure(width=8.0, height=3.6)
+def recorded(rows: Sequence[Row], named: Sequence[str], frequencies: float, caption: str) -> Figure:
+    """The training loss of the recorded trainings against tokens seen, a line a run, coloured by its positions.
+
+    The configurations in `named` have a thick line for the mean of their seeds, and their name at its end;
+    `frequencies` is the loss of one who knows how frequent tokens are and nothing else.
+    """
+    figure, axes = plots.figure(width=8.5, height=3.9)
     colours = {
         evidence.SMALL: plots.BLUE, evidence.BALANCED: plots.GREEN, evidence.TABLE: plots.ORANGE,
         evidence.LARGE: plots.RED,
     }  # fmt: skip
+    tokens = np.linspace(0.0, rows[0]["tokens"] / 1e6, len(rows[0]["curve"]) + 1)[1:]
     for row in rows:
-        tokens = np.linspace(0.0, row["tokens"] / 1e6, len(row["curve"]) + 1)[1:]
-        axes.plot(tokens, row["curve"], color=colours[evidence.positions_of(row)], lw=0.7)
+        axes.plot(tokens, row["curve"], color=colours[evidence.positions_of(row)], lw=0.5)
+    for name in named:
+        own = [row for row in rows if row["preset"] == name]
+        if own:
+            mean = np.mean([row["curve"] for row in own], 0)
+            axes.plot(tokens, mean, color=colours[evidence.positions_of(own[0])], lw=2.2)
+            axes.text(tokens[-1] * 1.01, mean[-1], name, fontsize=7, va="center")
+    axes.axhline(frequencies, color="0.5", ls="--", lw=0.9)
+    axes.text(tokens[-1], frequencies + 0.05, "tokens' frequencies alone", fontsize=7, ha="right", color="0.4")
     for kind, colour in colours.items():
         if count := len({row["preset"] for row in rows if evidence.positions_of(row) == kind}):
-            axes.plot([], [], color=colour, label=f"{kind} ({count} configurations)")
+            axes.plot([], [], color=colour, label=f"{kind} ({count} configuration{'s' * (count > 1)})")
+    axes.set_xlim(0.0, tokens[-1] * 1.22)
     axes.set_xlabel("tokens, millions")
     axes.set_ylabel("training loss, nats")
-    axes.set_title("a line a run")
-    axes.legend(fontsize=8)
+    axes.set_title("thin: a run; thick: mean of the seeds")
+    axes.legend(fontsize=7)
     plots.caption(figure, caption)
     return figure
 
 
+WIDE = 1.0
+"""Nats: contrasts with wider intervals have a panel of their own."""
+
+
 def gains(found: Mapping[Any, Contrast], margin: float, caption: str) -> Figure:
-    """What one configuration gains over another, with its interval; the margin is shaded."""
+    """What one configuration gains over another, with its interval; the margin is shaded. Wide intervals apart."""
     known = [one for one in found.values() if one.outcome != MISSING]
     colours = {BETTER: plots.BLUE, WORSE: plots.RED, SAME: plots.GREEN, OPEN: plots.GREY}
     words = {BETTER: "a gain", WORSE: "a loss", SAME: "inside the margin", OPEN: "not decided"}
-    figure, axes = plots.figure(width=8.5, height=0.2 * len(known) + 1.4)
-    axes.axvspan(-margin, margin, color=plots.ORANGE, alpha=0.2, lw=0)
-    axes.axvline(0.0, color="0.5", lw=0.8)
-    for y, one in enumerate(known):
-        axes.plot([one.low, one.high], [y, y], color=colours[one.outcome], lw=2.0)
-        axes.plot(one.mean, y, "o", color=colours[one.outcome], ms=4)
+    wide = [max(abs(one.low), abs(one.high)) > WIDE for one in known]
+    panels = [
+        part for part in ([o for o, w in zip(known, wide, strict=True) if w is kind] for kind in (False, True)) if part
+    ]
+    figure, axes = plots.figure(len(panels), 1, width=8.5, height=0.2 * len(known) + 1.0 + 0.5 * len(panels))
+    for panel, part in zip(np.atleast_1d(axes), panels, strict=True):
+        panel.axvspan(-margin, margin, color=plots.ORANGE, alpha=0.3, lw=0)
+        panel.axvline(0.0, color="0.5", lw=0.8)
+        for y, one in enumerate(part):
+            panel.plot([one.low, one.high], [y, y], color=colours[one.outcome], lw=2.0)
+            panel.plot(one.mean, y, "o", color=colours[one.outcome], ms=4)
+        panel.set_yticks(range(len(part)), [" over ".join(one.pair) for one in part], fontsize=7)
+        panel.set_ylim(len(part) - 0.5, -0.5)
+        panel.set_xlabel("gain in held-out loss, nats")
+    np.atleast_1d(axes)[0].get_gridspec().set_height_ratios([len(part) for part in panels])
     for outcome in dict.fromkeys(one.outcome for one in known):
-        axes.plot([], [], "o-", color=colours[outcome], label=words[outcome])
-    axes.set_yticks(range(len(known)), [" over ".join(one.pair) for one in known], fontsize=7)
-    axes.set_ylim(len(known) - 0.5, -0.5)
-    axes.set_xlabel("gain in held-out loss, nats")
-    figure.legend(loc="outside upper right", ncols=4, fontsize=8)
+        panel.plot([], [], "o-", color=colours[outcome], label=words[outcome])
+    panel.axvspan(0.0, 0.0, color=plots.ORANGE, alpha=0.3, lw=0, label=f"margin, {margin} nats")
+    figure.legend(loc="outside upper right", ncols=5, fontsize=8)
     plots.caption(figure, caption)
     return figure

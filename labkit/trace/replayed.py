@@ -1,7 +1,8 @@
 """Steps against a recorded golden: each one's part of the program, run again on what was observed before it.
 
 It is run once as it is, which gives the step's own error; RUNS times with random rounding, which gives what each
-element may be off, where no bound does; and RUNS times more, which gives what chance may do to sums over elements.
+element may be off, where no bound does; and RUNS times more for either kind of errors, independent and as alike as can
+be, which gives what they may do to sums over elements.
 """
 
 from __future__ import annotations
