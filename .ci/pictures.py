@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image, ImageChops
 
-FURTHEST = 32
+FURTHEST = 40
 """Of 255: how far a palette may move a pixel's red, green or blue; thin lines of a rare colour need a large one."""
 
 
