@@ -193,6 +193,7 @@ LEAST: dict[str, float] = {
     "optimizer.decay": 0, "optimizer.clip": 0, "checkpoints.every": 0, "checkpoints.keep": 1, "validation.every": 0,
     "validation.batches": 0, "evaluation.limit": 0, "dumps.every": 0, "optimizer.beta1": 0, "optimizer.beta2": 0,
 }  # fmt: skip
+SMALLEST_EPS = 2.0**-126
 ABOVE_ZERO = ("optimizer.rate", "optimizer.eps", "model.eps", "model.rope_theta")
 BELOW_ONE = ("optimizer.beta1", "optimizer.beta2")
 
@@ -351,6 +352,9 @@ def _relations(config: Config) -> list[Finding]:
     if model.dim % (2 * model.heads):
         right = f"a multiple of 2 x model.heads = {2 * model.heads}, since rotary positions turn pairs"
         found.append(Finding("model.dim", model.dim, right))
+    if config.precision != "float64" and 0.0 < config.optimizer.eps < SMALLEST_EPS:
+        right = f"{SMALLEST_EPS} or more, the smallest normal number of float32, in which AdamW divides by it"
+        found.append(Finding("optimizer.eps", config.optimizer.eps, right))
     if config.stop > config.steps:
         found.append(Finding("stop", config.stop, f"at most steps = {config.steps}, or 0"))
     if config.optimizer.warmup >= config.steps:

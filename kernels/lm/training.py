@@ -190,6 +190,7 @@ def _train(config: Config, device: torch.device, progress: bool) -> Path:
         raise UsageError(f"data.batch: {config.data.batch} is not right; wanted a multiple of the {count} processes")
     if rank == 0:
         sequences = Sequences(config.data, config.seed, folder / "cache")
+        validation.tokens(config)
     if count > 1:
         dist.barrier()
     if rank:

@@ -212,6 +212,7 @@ BROKEN = {
     "validation commented out": ("validation", None, "validation"),
     "no validation folder": ("validation.folder", "/nowhere/at/all", "validation.folder"),
     "no validation files": ("validation.pattern", "*.test.jsonl", "validation.folder"),
+    "an epsilon that is 0 in float32": ("optimizer", {"eps": 1e-50}, "optimizer.eps"),
     "evaluation not said": ("evaluation", DROPPED, "evaluation"),
     "a task that is not there": ("evaluation", {"tasks": ["piqa"]}, "evaluation.tasks"),
     "a disk too small": ("checkpoints.keep", 10**9, "checkpoints.keep"),
@@ -607,3 +608,15 @@ def test_a_stop_before_what_was_made_validates_what_was_made(raw):
     before = path.read_text()
     training.train(parsed(raw | {"stop": 2}))
     assert path.read_text() == before
+
+
+def test_a_corrupt_line_far_down_a_validation_file_is_found_before_the_first_step(raw, tmp_path):
+    folder = tmp_path / "held"
+    folder.mkdir()
+    lines = [json.dumps({"text": "x" * 1200})] * 4000
+    lines[3000] = '{"text": "cut'
+    (folder / "a.val.jsonl").write_text("\n".join(lines) + "\n")
+    raw |= {"validation": raw["validation"] | {"folder": str(folder), "every": 2}}
+    with pytest.raises(UsageError, match="line 3001"):
+        training.train(parsed(raw))
+    assert not list(tmp_path.rglob("metrics.jsonl"))
