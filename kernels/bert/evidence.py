@@ -48,6 +48,8 @@ SINGLE = ("embedding_norm", "token_types", "scaling", "activation", "attention_d
 """The report's seven differences, each corrected by itself."""
 LISTED = ("positions", "types", "embedding norm", "final norm")
 """Parts of the models' parameters that one of the seven explains; the final LayerNorm comes with Pre-LN."""
+FREQUENCIES = 6.89
+"""Nats: the held-out loss of the frequencies of the training text's tokens (README.md)."""
 TRAINED_LENGTH = 128
 """Tokens of an input in the source's trainings."""
 
@@ -568,6 +570,20 @@ def positions_of(row: Row) -> str:
     return BALANCED if switches.scale_tokens else LARGE
 
 
+def state(t: Trainings) -> str:
+    """How much of the plan is on record, what is not, and how wide that leaves an interval."""
+    parts = (t.plan.first, t.plan.then)
+    planned = {(name, seed) for part in parts for name in part["presets"] for seed in part["seeds"]}
+    made = {(row["preset"], row["seed"]) for row in t.rows}
+    none = sorted({name for name, _ in planned} - {name for name, _ in made})
+    seeds = min(len(contrast.gains) for contrast in t.gains.values())
+    text = f"{len(planned & made)} of {len(planned)} planned trainings are on record{t.age}"
+    if seeds > 1:
+        half = stats.t.isf((1.0 - t.plan.level) / (2 * len(t.gains)), seeds - 1) / math.sqrt(seeds)
+        text += f"; with {seeds} seeds an interval reaches {half:.1f} standard deviations of the gains to either side"
+    return text + (f"; not made yet: {', '.join(none)}" if none else "")
+
+
 def configurations(t: Trainings) -> Table:
     """A row a configuration, the lowest held-out loss first: means over seeds, each with Student's 95% interval."""
     rows = []
@@ -590,7 +606,10 @@ def _mean_of(values: Sequence[float]) -> tuple[float, str]:
 
 
 def by_positions(t: Trainings) -> str:
-    """A line a way to tell positions: how many configurations, the range of their mean losses, and of their spread."""
+    """A line a way to tell positions: how many configurations, the range of their mean losses, and of their spread.
+
+    The last line: how far our BERT and Hugging Face's are apart, seed by seed.
+    """
     lines = []
     for kind in (TABLE, SMALL, BALANCED, LARGE):
         names = sorted({row["preset"] for row in t.rows if positions_of(row) == kind})
@@ -602,7 +621,13 @@ def by_positions(t: Trainings) -> str:
                 f"{kind}: {len(names)} configuration{'s' * (len(names) > 1)}, held-out loss {min(means):.2f} to "
                 f"{max(means):.2f}, standard deviation over seeds {min(spreads):.3f} to {max(spreads):.3f}"
             )
-    return "\n".join(lines)
+    losses = {(row["preset"], row["seed"]): row["validation_loss"] for row in t.rows}
+    apart = [
+        f"{losses['bert', seed] - loss:+.3f}"
+        for (name, seed), loss in losses.items()
+        if name == training.HUGGING_FACE and ("bert", seed) in losses
+    ]
+    return "\n".join([*lines, f"bert over hugging_face, held-out loss by seed: {', '.join(apart) or 'not on record'}"])
 
 
 def predictions(rows: Sequence[Row]) -> Table:

@@ -60,8 +60,20 @@ def test_configurations_are_listed_by_their_loss_with_the_spread_of_their_seeds(
     half = stats.t.isf(0.025, 2) * 0.1 / math.sqrt(3)
     assert (second[3], second[4]) == (pytest.approx(4.1), f"± {half:.2g}")
     assert "held-out loss 4.10 to 4.10, standard deviation over seeds 0.100" in evidence.by_positions(t)
+    assert evidence.by_positions(t).endswith("by seed: not on record")
+    both = Trainings.of([*rows, row("hugging_face", 1, 3.5)], PLAN)
+    assert evidence.by_positions(both).endswith("by seed: -0.500")
     kinds = {name: evidence.positions_of({"preset": name}) for name in ("report+scaling", "report+position_factor")}
     assert kinds == {"report+scaling": evidence.BALANCED, "report+position_factor": evidence.LARGE}
+
+
+def test_what_is_on_record_of_the_plan_is_said():
+    found = evidence.state(trainings(seeds=3))
+    half = stats.t.isf(0.025 / len(PLAN.contrasts), 2) / math.sqrt(3)
+    assert found.startswith("57 of 156 planned trainings are on record")
+    assert f"with 3 seeds an interval reaches {half:.1f} standard deviations" in found
+    assert "not made yet: bert-embedding_dropout" in found
+    assert evidence.state(NOTHING).startswith("0 of 156 planned")
 
 
 def test_a_contrast_is_students_interval_paired_by_seed():
