@@ -166,9 +166,9 @@ def parameter_names(sizes: Model) -> list[str]:
     return ["embedding.table", *blocks, "head.norm", "head.output"]
 
 
-def checkpoint_size(sizes: Model) -> int:
-    """Bytes of a checkpoint: parameters and AdamW's two moments in float32."""
-    return 12 * count(sizes)
+def checkpoint_size(config: Config) -> int:
+    """Bytes of a checkpoint: parameters and AdamW's two moments, float64 where that is the precision, else float32."""
+    return 3 * (8 if config.precision == "float64" else 4) * count(config.model)
 
 
 def flops_per_token(sizes: Model, length: int, recomputed: bool) -> float:

@@ -25,8 +25,12 @@ def check(raw: Any, processes: int = 1) -> tuple[Config | None, list[Finding]]:
     config, findings = configs.parse(raw)
     if config is None:
         return None, findings
-    for looked in (_device, _data, _validation, _evaluation, _board, _folder, _disk, _memory):
-        findings += looked(config, processes)
+    for looked in (_device, _data, _validation, _evaluation, _board, _compiler, _folder, _disk, _memory):
+        try:
+            findings += looked(config, processes)
+        except OSError as error:  # a name that is too long, say
+            findings.append(Finding("folder", shown(config.folder), f"a path that can be used ({error.strerror})"))
+            break
     return config, findings
 
 
@@ -100,6 +104,13 @@ def _board(config: Config, _: int) -> Iterator[Finding]:
         yield Finding("tensorboard", True, "false, or TensorBoard installed: pip install tensorboard")
 
 
+def _compiler(config: Config, _: int) -> Iterator[Finding]:
+    """torch.compile makes C++ on a CPU, and Triton a C program for every kernel."""
+    wanted = os.environ.get("CXX" if config.device == "cpu" else "CC")
+    if config.compile and not any(map(shutil.which, filter(None, (wanted, "g++", "gcc", "clang")))):
+        yield Finding("compile", True, "false, or a compiler installed, such as g++")
+
+
 def _folder(config: Config, _: int) -> Iterator[Finding]:
     """Whether the run can write there, and whether what is there is of this run."""
     folder = Path(config.folder)
@@ -114,7 +125,7 @@ def _folder(config: Config, _: int) -> Iterator[Finding]:
     try:
         earlier = json.loads(kept.read_text(encoding="utf-8"))
         earlier |= {f"data.{key}": earlier["data"][key] for key in ("batch", "length")}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, IsADirectoryError):
         yield Finding("folder", shown(config.folder), f"another folder: its {kept.name} is not of such a run")
         return
     now |= {f"data.{key}": now["data"][key] for key in ("batch", "length")}
@@ -131,7 +142,7 @@ def _nearest(folder: Path) -> Path:
 
 
 def _disk(config: Config, _: int) -> Iterator[Finding]:
-    need = configs.checkpoint_size(config.model) * (config.checkpoints.keep + 1)
+    need = configs.checkpoint_size(config) * (config.checkpoints.keep + 1)
     free = shutil.disk_usage(_nearest(Path(config.folder))).free
     if need > free:
         right = f"fewer, or {need / GIB:.1f} GiB free: {free / GIB:.1f} are, and one more is written before one goes"

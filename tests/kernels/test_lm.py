@@ -5,6 +5,7 @@ import math
 import secrets
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -218,6 +219,7 @@ BROKEN = {
     "a disk too small": ("checkpoints.keep", 10**9, "checkpoints.keep"),
     "memory too small": ("data.length", 10**9, "data.batch"),
     "a tensor that no model has": ("dumps", {"every": 1, "tensors": ["head.out"]}, "dumps.tensors"),
+    "a folder whose name is too long": ("folder", "/tmp/" + 300 * "x", "folder"),
     "a folder that is a file": ("folder", "/proc/version/run", "folder"),
 }
 
@@ -275,6 +277,25 @@ def test_a_folder_of_another_run_is_caught(raw, tmp_path):
     assert [one.key for one in preflight.check(raw)[1]] == ["folder"]
     (tmp_path / "run" / "config.json").write_text("{}")
     assert [one.key for one in preflight.check(raw)[1]] == ["folder"]
+
+
+def test_a_configuration_on_record_that_is_a_folder_is_caught(raw, tmp_path):
+    (tmp_path / "run" / "config.json").mkdir(parents=True)
+    assert [one.key for one in preflight.check(raw)[1]] == ["folder"]
+
+
+def test_compiling_without_a_compiler_is_caught(raw, monkeypatch):
+    assert preflight.check(raw | {"compile": True})[1] == []
+    monkeypatch.setattr(preflight.shutil, "which", lambda _: None)
+    assert [one.key for one in preflight.check(raw | {"compile": True})[1]] == ["compile"]
+
+
+def test_a_checkpoint_has_the_size_that_the_preflight_counts(raw):
+    for precision in ("float32", "float64"):
+        given = parsed(raw | {"precision": precision, "folder": f"{raw['folder']}.{precision}"})
+        training.train(given)
+        kept = (path for path in Path(given.folder).glob("checkpoints/*/*.distcp"))
+        assert sum(path.stat().st_size for path in kept) >= config.checkpoint_size(given)
 
 
 def test_every_finding_of_several_is_told_at_once(raw):
