@@ -162,6 +162,8 @@ async def _execute(one: Run, cores: int, lock: IO[str]) -> str:
     papermill += [f"--execution-timeout={CELL_TIMEOUT}", f"--cwd={one.book.path.parent}"]
     papermill += [f"--parameters_yaml={yaml.safe_dump(one.parameters)}"]
     error = await _python(papermill, environment, log, lock)
+    if "died before replying to kernel_info" in error:  # kernels that start together may have been given one port
+        error = await _python(papermill, environment, log, lock)
     if error:
         result.unlink(missing_ok=True)  # a cell after lab.finish failed: no success
     if executed.exists():

@@ -140,6 +140,22 @@ def test_one_failure_among_runs_fails_the_command_and_keeps_the_rest(books, tmp_
     assert "ZeroDivisionError" in said
 
 
+def test_a_kernel_that_did_not_start_is_started_once_more(books, tmp_path, monkeypatch):
+    real, calls = run._python, []
+
+    async def python(words, *rest):
+        calls.append(words[0])
+        failed = "RuntimeError: Kernel died before replying to kernel_info"
+        return failed if calls.count("papermill") == 1 and words[0] == "papermill" else await real(words, *rest)
+
+    monkeypatch.setattr(run, "_python", python)
+    books("good", FINISH)
+    (one,) = runs = run.plan(["good"], {}, "cpu", tmp_path / "runs")
+    run.run(runs, jobs=1, say=lambda text: None)
+    assert one.result, one.status
+    assert calls == ["papermill", "papermill", "nbconvert"]
+
+
 def test_the_run_id_depends_on_parameters_and_code(books, tmp_path):
     books("good", FINISH)
     first, other = planned("good", tmp_path)[0].directory, planned("good", tmp_path, heads=3)[0].directory
