@@ -26,11 +26,7 @@ def check(raw: Any, processes: int = 1) -> tuple[Config | None, list[Finding]]:
     if config is None:
         return None, findings
     for looked in (_device, _data, _validation, _evaluation, _board, _compiler, _folder, _disk, _memory):
-        try:
-            findings += looked(config, processes)
-        except OSError as error:  # a name that is too long, say
-            findings.append(Finding("folder", shown(config.folder), f"a path that can be used ({error.strerror})"))
-            break
+        findings += looked(config, processes)
     return config, findings
 
 
@@ -89,6 +85,8 @@ def _glanced(key: str, folder: str, pattern: str) -> tuple[list[Path], list[Find
         said = str(error).removeprefix(f"{key}: ")
         what, _, wanted = said.partition("; wanted ")
         return [], [Finding(key, shown(folder), f"{wanted} ({what})")]
+    except OSError as error:  # a name that is too long, say
+        return [], [Finding(key, shown(folder), f"a path that can be used ({error.strerror})")]
     return paths, []
 
 
@@ -105,15 +103,19 @@ def _board(config: Config, _: int) -> Iterator[Finding]:
 
 
 def _compiler(config: Config, _: int) -> Iterator[Finding]:
-    """torch.compile makes C++ on a CPU, and Triton a C program for every kernel."""
-    wanted = os.environ.get("CXX" if config.device == "cpu" else "CC")
-    if config.compile and not any(map(shutil.which, filter(None, (wanted, "g++", "gcc", "clang")))):
+    """torch.compile makes C++ on a CPU, and Triton a C program for every kernel; g++ comes with a C compiler."""
+    if config.compile and not any(map(shutil.which, (os.environ.get("CXX") or "g++", "g++", "clang++"))):
         yield Finding("compile", True, "false, or a compiler installed, such as g++")
 
 
 def _folder(config: Config, _: int) -> Iterator[Finding]:
     """Whether the run can write there, and whether what is there is of this run."""
     folder = Path(config.folder)
+    try:
+        folder.exists()
+    except OSError as error:
+        yield Finding("folder", shown(config.folder), f"a path that can be used ({error.strerror})")
+        return
     there = _nearest(folder)
     if not there.is_dir() or not os.access(there, os.W_OK):
         yield Finding("folder", shown(config.folder), f"a folder that can be written; {there} cannot")
@@ -136,7 +138,7 @@ def _folder(config: Config, _: int) -> Iterator[Finding]:
 
 def _nearest(folder: Path) -> Path:
     folder = folder.absolute()
-    while not folder.exists():
+    while not os.path.exists(folder):  # which is false, too, for a name that is too long
         folder = folder.parent
     return folder
 

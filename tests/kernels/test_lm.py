@@ -219,6 +219,7 @@ BROKEN = {
     "a disk too small": ("checkpoints.keep", 10**9, "checkpoints.keep"),
     "memory too small": ("data.length", 10**9, "data.batch"),
     "a tensor that no model has": ("dumps", {"every": 1, "tensors": ["head.out"]}, "dumps.tensors"),
+    "data whose name is too long": ("data.folder", "/tmp/" + 300 * "x", "data.folder"),
     "a folder whose name is too long": ("folder", "/tmp/" + 300 * "x", "folder"),
     "a folder that is a file": ("folder", "/proc/version/run", "folder"),
 }
