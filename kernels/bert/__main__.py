@@ -1,4 +1,4 @@
-"""The command line: `python -m kernels.bert corpus | train | ablation | keep`."""
+"""The command line: `python -m kernels.bert corpus | facts | train | ablation | keep`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from kernels.bert import ablation, corpus, jobs, training
+from kernels.bert import ablation, corpus, experiments, jobs, training
 from labkit.bench import native
 from labkit.errors import UsageError
 from labkit.session.device import choose
@@ -34,6 +34,10 @@ def _parser() -> argparse.ArgumentParser:
     made = commands.add_parser("corpus", help="make the frozen corpus from the packages in a folder, into the cache")
     made.add_argument("folder", type=Path, metavar="FOLDER")
     made.set_defaults(command=_corpus)
+    about = commands.add_parser(
+        "facts", help="what the plan's text holds, and what its tokens' frequencies alone guess"
+    )
+    about.set_defaults(command=_facts)
     train = commands.add_parser("train", help="train, resuming what is unfinished, and append a row a run")
     train.add_argument(
         "--presets", default="bert", help="names, parted by commas: bert, report+eps, bert-norm, hugging_face"
@@ -72,6 +76,17 @@ def _corpus(given: argparse.Namespace) -> int:
     path = native.cache() / "bert" / corpus.ENGLISH
     corpus.keep(made, path)
     print(f"{path}: {made.facts}")
+    return 0
+
+
+def _facts(given: argparse.Namespace) -> int:
+    plan = ablation.plan()
+    data = training.Data(training.Run(**plan.run))
+    text = " ".join(data.corpus.training.split()).lower()
+    print(f"{data.epoch} steps an epoch, {plan.run['steps'] / data.epoch:.2f} epochs a training")
+    print(f"held-out loss of the tokens' frequencies alone: {experiments.frequency_loss(data):.3f} nats")
+    for phrase in ("human beings", "equal in dignity", "dignity and rights"):
+        print(f"{phrase!r} stands in the text {text.count(phrase)} times")
     return 0
 
 

@@ -7,6 +7,7 @@ the reason names; alone it refutes nothing that might turn with scale.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -48,8 +49,8 @@ SINGLE = ("embedding_norm", "token_types", "scaling", "activation", "attention_d
 """The report's seven differences, each corrected by itself."""
 LISTED = ("positions", "types", "embedding norm", "final norm")
 """Parts of the models' parameters that one of the seven explains; the final LayerNorm comes with Pre-LN."""
-FREQUENCIES = 6.89
-"""Nats: the held-out loss of the frequencies of the training text's tokens (README.md)."""
+FREQUENCIES = 6.904
+"""Nats: the held-out loss of the frequencies of the training text's tokens (`python -m kernels.bert facts`)."""
 TRAINED_LENGTH = 128
 """Tokens of an input in the source's trainings."""
 
@@ -555,19 +556,31 @@ def held_out_ranks(rows: Sequence[Row], name: str) -> list[int]:
     return [rank for rank in found if rank is not None]
 
 
-TABLE, SMALL = "learned table", "sinusoids x 0.1"
-BALANCED, LARGE = "sinusoids, tokens x sqrt(H)", "sinusoids, tokens as drawn"
-"""How a configuration tells the encoder where a token stands, and how large that is beside the token."""
+FAMILIES = {
+    "report": "the report's model and its corrections", "author_fix": "the report's model and its corrections",
+    "bert": "BERT, and BERT with a difference built in", "hugging_face": "BERT, and BERT with a difference built in",
+    "option_b": "in between", "option_b_post": "in between", "vaswani": "in between",
+}  # fmt: skip
+"""What a configuration starts from."""
+LEFT = 5.5
+"""Nats: a training loss below every plateau that was seen."""
 
 
-def positions_of(row: Row) -> str:
-    """One of :data:`TABLE`, :data:`SMALL`, :data:`BALANCED` and :data:`LARGE`, by the switches of the row's preset."""
-    switches = training.Run(preset=row["preset"]).switches
-    if switches.positions == "learned":
-        return TABLE
-    if switches.position_factor < 1.0:
-        return SMALL
-    return BALANCED if switches.scale_tokens else LARGE
+def family(row: Row) -> str:
+    """One of :data:`FAMILIES`, by the name of the row's preset."""
+    return FAMILIES[re.split("[+-]", row["preset"])[0]]
+
+
+def left(rows: Sequence[Row]) -> str:
+    """Millions of tokens after which the training loss is below :data:`LEFT`: the first seed's to the last one's."""
+    after = []
+    for row in rows:
+        below = np.flatnonzero(np.array(row["curve"]) < LEFT)
+        after.append((below[0] + 1) / len(row["curve"]) * row["tokens"] / 1e6 if len(below) else math.inf)
+    reached = [f"{one:.0f}" for one in sorted(after) if math.isfinite(one)]
+    never = after.count(math.inf)
+    span = " to ".join(dict.fromkeys((reached[0], reached[-1]))) if reached else ""
+    return ", ".join(filter(None, (span, f"{never} never" if never else "")))
 
 
 def state(t: Trainings) -> str:
@@ -590,9 +603,10 @@ def configurations(t: Trainings) -> Table:
     for name in sorted({row["preset"] for row in t.rows}, key=t.mean):
         own = [row for row in t.rows if row["preset"] == name]
         losses, top1 = ([row[value] for row in own] for value in ("validation_loss", "top1"))
-        rows.append((name, positions_of(own[0]), len(own), *_mean_of(losses), math.exp(t.mean(name)), *_mean_of(top1)))
+        rows.append((name, len(own), *_mean_of(losses), math.exp(t.mean(name)), *_mean_of(top1), left(own)))
+    after = f"below {LEFT} nats after, M tokens"
     return Table(
-        ("configuration", "positions", "seeds", "held-out loss", "95%", "perplexity", "top-1", "95%"), rows,
+        ("configuration", "seeds", "held-out loss", "95%", "perplexity", "top-1", "95%", after), rows,
         "means over seeds; an interval holds for its row alone",
     )  # fmt: skip
 
@@ -605,29 +619,15 @@ def _mean_of(values: Sequence[float]) -> tuple[float, str]:
     return mean, f"± {half:.2g}"
 
 
-def by_positions(t: Trainings) -> str:
-    """A line a way to tell positions: how many configurations, the range of their mean losses, and of their spread.
-
-    The last line: how far our BERT and Hugging Face's are apart, seed by seed.
-    """
-    lines = []
-    for kind in (TABLE, SMALL, BALANCED, LARGE):
-        names = sorted({row["preset"] for row in t.rows if positions_of(row) == kind})
-        means = [t.mean(name) for name in names]
-        losses = ([row["validation_loss"] for row in t.rows if row["preset"] == name] for name in names)
-        spreads = [float(np.std(each, ddof=1)) for each in losses if len(each) > 1]
-        if spreads:
-            lines.append(
-                f"{kind}: {len(names)} configuration{'s' * (len(names) > 1)}, held-out loss {min(means):.2f} to "
-                f"{max(means):.2f}, standard deviation over seeds {min(spreads):.3f} to {max(spreads):.3f}"
-            )
+def apart(t: Trainings) -> str:
+    """How far our BERT and Hugging Face's end apart, seed by seed: two implementations of one model."""
     losses = {(row["preset"], row["seed"]): row["validation_loss"] for row in t.rows}
-    apart = [
+    found = [
         f"{losses['bert', seed] - loss:+.3f}"
         for (name, seed), loss in losses.items()
         if name == training.HUGGING_FACE and ("bert", seed) in losses
     ]
-    return "\n".join([*lines, f"bert over hugging_face, held-out loss by seed: {', '.join(apart) or 'not on record'}"])
+    return f"bert over hugging_face, held-out loss by seed: {', '.join(found) or 'not on record'}"
 
 
 def predictions(rows: Sequence[Row]) -> Table:
@@ -657,7 +657,6 @@ def answer(t: Trainings) -> str:
         if higher
         else "By the same statistic the own model's loss is not always the higher one."
     )
-    best = [pair for pair in (corrected(name) for name in SINGLE) if t.gains[pair].outcome == BETTER]
     if t.missing(*(corrected(name) for name in SINGLE)):
         return (
             text
@@ -668,14 +667,18 @@ def answer(t: Trainings) -> str:
         f" In small models trained alike Hugging Face's ends at {theirs:.2f} nats on held-out text and the report's at "
         f"{ours:.2f}; {_decided(gain)}."
     )
-    if not best:
-        return text + " Of seven differences none is shown to gain when it alone is corrected there."
-    named = " and ".join(
-        f"{better.removeprefix('report+')} {t.gains[better, worse].mean:+.2f}" for better, worse in best
-    )
-    others = {t.gains[corrected(name)].outcome for name in SINGLE} - {BETTER}
-    rest = ", and the others are not decided" if others == {OPEN} else ""
-    return text + f" Corrected alone, {len(best)} of seven differences are shown to gain there ({named} nats){rest}."
+    single = {name: t.gains[corrected(name)] for name in SINGLE}
+    said = []
+    for words, outcome in (
+        ("shown to gain", BETTER),
+        ("shown to lose", WORSE),
+        ("inside the margin", SAME),
+        ("open", OPEN),
+    ):
+        names = [f"{name} {one.mean:+.2f}" for name, one in single.items() if one.outcome == outcome]
+        if names or outcome == BETTER:
+            said.append(f"{words}: {', '.join(names) or 'none'}")
+    return text + f" Of the seven differences, each corrected alone there, in nats: {'; '.join(said)}."
 
 
 def _decided(contrast: Contrast) -> str:

@@ -6,16 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from kernels.bert import golden
 from kernels.bert.inputs import Inputs, measure
 from kernels.bert.model import IGNORED, Config, MaskedLM, Switches, scaled, sinusoids
+from kernels.bert.training import Data
 from labkit.trace.golden import GRADIENT
 from labkit.trace.recorder import listening
 from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
+
+
+def frequency_loss(data: Data) -> float:
+    """Nats: the loss on the held-out masks of one who knows how often each token is in the training text, plus once."""
+    seen = torch.from_numpy(data.training.astype(np.int64)).flatten()
+    counts = torch.bincount(seen, minlength=data.tokens.get_vocab_size()).double() + 1.0
+    labels = data.held_out()[1]
+    return -float((counts / counts.sum()).log()[labels[labels != IGNORED]].mean())
 
 
 @dataclass(frozen=True)

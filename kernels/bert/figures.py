@@ -116,30 +116,27 @@ def curves(rows: Sequence[Row], caption: str) -> Figure:
 
 
 def recorded(rows: Sequence[Row], named: Sequence[str], frequencies: float, caption: str) -> Figure:
-    """The training loss of the recorded trainings against tokens seen, a line a run, coloured by its positions.
+    """The training loss of the recorded trainings against tokens seen, a line a run, coloured by its family.
 
     The configurations in `named` have a thick line for the mean of their seeds, and their name at its end;
     `frequencies` is the loss of one who knows how frequent tokens are and nothing else.
     """
     figure, axes = plots.figure(width=8.5, height=3.9)
-    colours = {
-        evidence.SMALL: plots.BLUE, evidence.BALANCED: plots.GREEN, evidence.TABLE: plots.ORANGE,
-        evidence.LARGE: plots.RED,
-    }  # fmt: skip
+    families = list(dict.fromkeys(evidence.FAMILIES.values()))
+    colours = dict(zip(families, (plots.BLUE, plots.ORANGE, plots.GREEN), strict=True))
     tokens = np.linspace(0.0, rows[0]["tokens"] / 1e6, len(rows[0]["curve"]) + 1)[1:]
     for row in rows:
-        axes.plot(tokens, row["curve"], color=colours[evidence.positions_of(row)], lw=0.5)
+        axes.plot(tokens, row["curve"], color=colours[evidence.family(row)], lw=0.5)
     for name in named:
         own = [row for row in rows if row["preset"] == name]
         if own:
             mean = np.mean([row["curve"] for row in own], 0)
-            axes.plot(tokens, mean, color=colours[evidence.positions_of(own[0])], lw=2.2)
+            axes.plot(tokens, mean, color=colours[evidence.family(own[0])], lw=2.2)
             axes.text(tokens[-1] * 1.01, mean[-1], name, fontsize=7, va="center")
     axes.axhline(frequencies, color="0.5", ls="--", lw=0.9)
     axes.text(tokens[-1], frequencies + 0.05, "tokens' frequencies alone", fontsize=7, ha="right", color="0.4")
-    for kind, colour in colours.items():
-        if count := len({row["preset"] for row in rows if evidence.positions_of(row) == kind}):
-            axes.plot([], [], color=colour, label=f"{kind} ({count} configuration{'s' * (count > 1)})")
+    for name, colour in colours.items():
+        axes.plot([], [], color=colour, label=name)
     axes.set_xlim(0.0, tokens[-1] * 1.22)
     axes.set_xlabel("tokens, millions")
     axes.set_ylabel("training loss, nats")

@@ -29,6 +29,8 @@ SMALL = Config(vocabulary=97, hidden=24, layers=2, heads=4, inner=40, positions=
 def row(name, seed, loss, **changes):
     made_by = {"sources": {"training": "x"}, "device": "cuda", "gpu": "G", "torch": "2"}
     about = {
+        "curve": [9.0, 5.0],
+        "tokens": 76_800_000,
         "preset": name,
         "seed": seed,
         "validation_loss": loss,
@@ -55,16 +57,32 @@ def test_configurations_are_listed_by_their_loss_with_the_spread_of_their_seeds(
     rows += [row("bert", seed, 3.0, top1=0.4) for seed in range(3)]
     t = Trainings.of(rows, PLAN)
     first, second = evidence.configurations(t).rows
-    assert first[:4] == ("bert", evidence.TABLE, 3, 3.0)
-    assert second[:3] == ("report", evidence.SMALL, 3)
+    assert first[:3] == ("bert", 3, 3.0)
     half = stats.t.isf(0.025, 2) * 0.1 / math.sqrt(3)
-    assert (second[3], second[4]) == (pytest.approx(4.1), f"± {half:.2g}")
-    assert "held-out loss 4.10 to 4.10, standard deviation over seeds 0.100" in evidence.by_positions(t)
-    assert evidence.by_positions(t).endswith("by seed: not on record")
+    assert second[:4] == ("report", 3, pytest.approx(4.1), f"± {half:.2g}")
+    assert evidence.apart(t).endswith("by seed: not on record")
     both = Trainings.of([*rows, row("hugging_face", 1, 3.5)], PLAN)
-    assert evidence.by_positions(both).endswith("by seed: -0.500")
-    kinds = {name: evidence.positions_of({"preset": name}) for name in ("report+scaling", "report+position_factor")}
-    assert kinds == {"report+scaling": evidence.BALANCED, "report+position_factor": evidence.LARGE}
+    assert evidence.apart(both).endswith("by seed: -0.500")
+
+
+@pytest.mark.parametrize(
+    ("curves", "said"),
+    [
+        (([9.0, 5.0, 4.0, 3.0],), "50"),
+        (([9.0, 5.0, 4.0, 3.0], [9.0, 6.0, 6.0, 5.4]), "50 to 100"),
+        (([9.0, 5.0, 4.0, 3.0], [9.0, 6.0, 6.0, 5.6]), "50, 1 never"),
+        (([6.0, 6.0], [6.0, 5.5]), "2 never"),
+    ],
+)
+def test_when_a_training_leaves_the_plateau(curves, said):
+    assert evidence.left([{"curve": curve, "tokens": 1e8} for curve in curves]) == said
+
+
+def test_every_configuration_of_the_plan_has_a_family():
+    for name in (*PLAN.first["presets"], *PLAN.then["presets"]):
+        assert evidence.family({"preset": name}) in evidence.FAMILIES.values()
+    assert evidence.family({"preset": "report+norm"}) == evidence.family({"preset": "author_fix"})
+    assert evidence.family({"preset": "bert-norm"}) != evidence.family({"preset": "report+norm"})
 
 
 def test_what_is_on_record_of_the_plan_is_said():
@@ -375,9 +393,9 @@ def test_every_claim_of_the_report_has_a_function_that_is_flipped_here():
 
 def test_the_answer_follows_the_trainings():
     assert "is open until" in evidence.answer(NOTHING)
-    assert "none is shown to gain" in evidence.answer(trainings())
+    assert "shown to gain: none; inside the margin: embedding_norm" in evidence.answer(trainings())
     gaining = trainings({"report+norm": 4.7, "report+eps": LOW})
-    assert "2 of seven differences are shown to gain there (eps +0.20 and norm +0.30 nats)." in evidence.answer(gaining)
+    assert "shown to gain: eps +0.20, norm +0.30; inside the margin: embedding_norm" in evidence.answer(gaining)
     assert "no difference of interest" in evidence.answer(trainings())
     assert "with 6 seeds, cannot say" in evidence.answer(WIDE)
     assert "the difference is real" in evidence.answer(trainings({"hugging_face": HIGH}))

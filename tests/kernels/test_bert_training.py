@@ -3,18 +3,20 @@
 import ast
 import hashlib
 import json
+import math
 import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from kernels.bert import __main__ as command
-from kernels.bert import ablation, corpus, sentences, tokens, training
+from kernels.bert import ablation, corpus, experiments, sentences, tokens, training
 from kernels.bert.model import IGNORED, MaskedLM
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
@@ -393,3 +395,11 @@ def test_a_run_on_a_gpu_repeats_bit_for_bit(sample, tmp_path):
     run = replace(TINY, device="cuda", hidden=64, steps=20)
     rows = [plain(states(run, tmp_path / name, sample, stops)[0]) for name, stops in (("a", np.inf), ("b", np.inf))]
     assert rows[0] == rows[1]
+
+
+def test_the_loss_of_the_frequencies_counts_each_token_once_more():
+    data = SimpleNamespace(
+        training=np.array([[0, 0, 1, 2]]), tokens=SimpleNamespace(get_vocab_size=lambda: 4),
+        held_out=lambda: (None, torch.tensor([[0, 3, -100]])),
+    )  # fmt: skip
+    assert experiments.frequency_loss(data) == pytest.approx(-(math.log(3 / 8) + math.log(1 / 8)) / 2)
