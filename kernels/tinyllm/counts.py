@@ -125,8 +125,8 @@ def _facts(s: Sweep, world: str, names: Sequence[frozenset[str]]) -> Facts:
     cured = right[s.at(faulty.corrected(s.bits))]
     accused = faulty.corrected(s.bits)[:, ACCUSED] != s.bits[:, ACCUSED]
     shown = np.sum([seen[name] for name in OBSERVATIONS], axis=0)
-    zero, most, stops = seen["logits all 0"], shown == shown.max(), o["status"] != faulty.FINISHED
-    keeps = _keeps(s)
+    zero, most, stops = seen["logits all 0"], shown == shown.max(), np.isin(o["status"], faulty.STOPS)
+    keeps, ran = _keeps(s), o["status"] == faulty.FINISHED
 
     def count(which: Array) -> list[int]:
         return [int(which.sum()), int((which & accused).sum()), int((which & cured).sum())]
@@ -144,9 +144,9 @@ def _facts(s: Sweep, world: str, names: Sequence[frozenset[str]]) -> Facts:
         "smallest that stop": [words(one) for one in faulty.minimal(s.bits, stops)],
         "right": int(right.sum()),
         "shown": {name: int(seen[name].sum()) for name in OBSERVATIONS},
-        "wrong": count(~right & ~stops), "zero": count(zero), "most": [int(shown.max()), *count(most)],
+        "wrong": count(ran & ~right), "zero": count(zero), "most": [int(shown.max()), *count(most)],
         "printed": {
-            "sets": int(keeps.sum()), "wrong": count(keeps & ~right & ~stops), "zero": count(keeps & zero),
+            "sets": int(keeps.sum()), "wrong": count(keeps & ran & ~right), "zero": count(keeps & zero),
             "most": [best, *count(keeps & (shown == best))],
         },
         "zero without": {

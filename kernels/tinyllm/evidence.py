@@ -166,13 +166,13 @@ def told(weighing: labkit.Weighing) -> str:
     """What the prints of an unknown program say, in words."""
     if weighing.cause != "undecidable":
         return weighing.cause
-    return f"undecidable: {weighing.left[0]}, or another"
+    return f"undecidable: {(weighing.left or weighing.untested)[0]}, or another"
 
 
 def named_wrongly(truth: str, weighing: labkit.Weighing) -> bool:
     """Whether another set than the true one was named, or the true one, being in the list, was ruled out."""
     named = weighing.cause in weighing.fits and weighing.cause != truth
-    return named or (truth in weighing.fits and truth not in weighing.left)
+    return named or truth in weighing.refuted
 
 
 def worst(found: labkit.Localisation) -> str:

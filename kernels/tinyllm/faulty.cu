@@ -22,7 +22,7 @@ struct Outcome {
     int ff_right, x_right;           // how many elements of the first layer's ff_out, and of the last x, are within bound
     int host_size, host_right, host_zero;  // of the first ff_out's host vector, when the layer is done: elements, right ones, zeros
     int x_zero, x_nan;               // how many of x's are 0; NaN
-    int logits_read, logits_right, logits_zero, logits_nan, strays, predicted;
+    int logits_read, logits_right, logits_zero, logits_nan, predicted;
     // Prints that the report did not make. Sizes are of host vectors: of the embedding where it is copied, of the first
     // ff_out before its download, of x after the loop, of the logits before theirs.
     int embedded_host, ff_host, x_host, logits_host;
@@ -341,22 +341,15 @@ int faulty_fill(size_t bytes, int blocks, int byte, int keep) {
     constexpr size_t LEAST = 512;  // what cudaMalloc gives at least, and rounds up to
     const size_t size = (bytes + LEAST - 1) / LEAST * LEAST;
     if (!anchor && cudaMalloc(&anchor, size) != cudaSuccess) return -1;
-    std::vector<std::pair<char*, size_t>> held;
+    std::vector<void*> held;
     for (int i = 0; i < 2 * blocks; ++i) {
         void* block = nullptr;
         const size_t wanted = i < blocks ? size : LEAST;
         if (cudaMalloc(&block, wanted) != cudaSuccess) return -1;
         if (cudaMemset(block, byte, wanted) != cudaSuccess) return -1;
-        held.emplace_back(static_cast<char*>(block), wanted);
+        held.push_back(block);
     }
-    std::sort(held.begin(), held.end());
-    std::vector<faulty::Range>& ranges = faulty::filled();
-    ranges.clear();
-    for (auto [block, length] : held) {
-        if (ranges.empty() || ranges.back().end != block) ranges.push_back({block, block});
-        ranges.back().end = block + length;
-        cudaFree(block);
-    }
+    for (void* block : held) cudaFree(block);
     if (!keep) {
         cudaFree(anchor);
         anchor = nullptr;
@@ -372,7 +365,6 @@ int faulty_run(void* model, const faulty::Switches* switches, faulty::Outcome* o
     c.seen = {};
     c.to_report = false;
     *out = {};
-    faulty::filled().clear();
 #ifdef CUDA_HOST
     cuda_host::forget();  // as a new process: memory is zero until it is used
     struct sigaction caught {}, before {};
@@ -409,7 +401,6 @@ int faulty_run(void* model, const faulty::Switches* switches, faulty::Outcome* o
     out->failed_h2d = c.seen.failed_h2d;
     out->first_error = c.seen.first_error;
     out->traces = c.seen.traces;
-    out->strays = c.seen.strays;
     out->traced_bytes = c.seen.traced_bytes;
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : -1;
 }

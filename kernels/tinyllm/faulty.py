@@ -59,7 +59,7 @@ OUTSIDE = (
 COLUMNS = (*NAMES, "way", "outside", "engine", "world")
 _COUNTS = (
     "ff_failed", "x_failed", "ff_right", "x_right", "host_size", "host_right", "host_zero", "x_zero", "x_nan",
-    "logits_read", "logits_right", "logits_zero", "logits_nan", "strays", "predicted",
+    "logits_read", "logits_right", "logits_zero", "logits_nan", "predicted",
     "embedded_host", "ff_host", "x_host", "logits_host", "logits_made", "logits_there",
 )  # fmt: skip
 OUTCOME = np.dtype(
@@ -71,8 +71,14 @@ OUTCOME = np.dtype(
     align=True,
 )
 """faulty::Outcome."""
-FINISHED, REPORTED, ILLEGAL, THREW, LOST = range(5)
-ENDS = ("runs to its end", "a checked call stops it", "a kernel is given no memory", "an exception", "the process dies")
+FINISHED, REPORTED, ILLEGAL, THREW, LOST, UNSTEADY = range(6)
+ENDS = (
+    "runs to its end", "a checked call stops it", "a kernel is given no memory", "an exception", "the process dies",
+    "otherwise when run again",
+)  # fmt: skip
+"""How a program ends. One whose second run differs has no outcome: on a GPU what is written beyond a buffer meets what
+lies there, which depends on what ran before. On the host runtime every run is as in a new process."""
+STOPS = (REPORTED, ILLEGAL, THREW, LOST)
 
 
 @dataclass(frozen=True)
@@ -170,10 +176,7 @@ def words(names: Iterable[str]) -> str:
 
 
 def run(p: Program, rows: Array, device: Device, jobs: int = 2) -> Array:
-    """An outcome [OUTCOME] for each program, in `jobs` processes; one that dies is begun again after it.
-
-    `strays` of an outcome counts buffers that lay where a GPU's memory had not been cleared before the run.
-    """
+    """An outcome [OUTCOME] for each program, in `jobs` processes; one that dies is begun again after it."""
     request = _request(p, device)
     parts = np.array_split(np.asarray(rows, np.int32), max(1, min(jobs, len(rows))))
     with tempfile.TemporaryDirectory() as folder:
@@ -199,20 +202,36 @@ class Sweep:
 def sweep(p: Program, device: Device, extra: Array) -> tuple[Sweep, Array]:
     """Every set in each kind of memory, with its calls unchecked and checked; and the outcomes of `extra` programs.
 
-    Only unchecked programs are run. A checked one is the same up to the first call that fails, which stops it.
+    Only unchecked programs are run. A checked one is the same up to the first call that fails, which stops it. On a
+    GPU all are run twice, the second time in the reverse order.
     """
     bits = sets()
     loose = bits[bits[:, -1] == 1]
     rows = [np.pad(loose, ((0, 0), (0, 4))) for _ in WORLDS]
     for i, part in enumerate(rows):
         part[:, COLUMNS.index("world")] = i
-    found = run(p, np.concatenate([*rows, extra]), device)
+    every = np.concatenate([*rows, extra])
+    found = run(p, every, device)
+    if device.is_cuda:
+        found = steady(found, run(p, every[::-1], device)[::-1])
     at = np.searchsorted(code(loose), code(np.column_stack([bits[:, :-1], np.ones(len(bits), int)])))
     outcomes = {}
     for i, world in enumerate(WORLDS):
         o = outcomes[world] = found[i * len(loose) : (i + 1) * len(loose)][at]
-        o["status"] = np.where((bits[:, -1] == 0) & (o["failed_calls"] > 0), REPORTED, o["status"])
+        stopped = (bits[:, -1] == 0) & (o["failed_calls"] > 0) & (o["status"] != UNSTEADY)
+        o["status"] = np.where(stopped, REPORTED, o["status"])
     return Sweep(p, bits, outcomes), found[len(WORLDS) * len(loose) :]
+
+
+def steady(first: Array, again: Array) -> Array:
+    """The first outcomes [OUTCOME]; where the second ones differ the status is UNSTEADY."""
+    differs = np.zeros(len(first), bool)
+    for name in first.dtype.names or ():
+        a, b = (o[name].reshape(len(o), -1) for o in (first, again))
+        differs |= ~((a == b) | ((a != a) & (b != b))).all(1)
+    found = first.copy()
+    found["status"][differs] = UNSTEADY
+    return found
 
 
 def _request(p: Program, device: Device) -> dict[str, object]:
@@ -317,16 +336,17 @@ def observations(o: Array, p: Program, traced: int = 2048) -> dict[str, Array]:
     """Which of the report's observations each outcome shows.
 
     Of x the report printed two numbers; near 1e-32 is not 0 and below 1e-28. It does not say which layer's ff_out it
-    printed; the first's is taken.
+    printed; the first's is taken. A program whose second run differs shows nothing.
     """
     n, ran = p.elements, o["status"] == FINISHED
-    return {
+    seen = {
         "ff_out right": (o["ff_right"] == n) & (o["ff_failed"] == 0),
         "trace": (o["traces"] > 0) & (o["traced_bytes"] == traced),
         "x near 1e-32": ran & ((o["x"] != 0) & (np.abs(o["x"]) < 1e-28)).all(-1),
         "logits all 0": ran & (o["logits_read"] == p.logits) & (o["logits_zero"] == p.logits),
         "only <pad>": ran & (o["predicted"] == 0),
     }
+    return {name: shown & (o["status"] != UNSTEADY) for name, shown in seen.items()}
 
 
 def right(o: Array, p: Program) -> Array:

@@ -39,24 +39,9 @@ struct Switches {
 };
 
 struct Witness {  // what a run leaves behind for us, beside what its program would print
-    int failed_calls = 0, failed_uploads = 0, failed_h2d = 0, first_error = 0, traces = 0, strays = 0;
+    int failed_calls = 0, failed_uploads = 0, failed_h2d = 0, first_error = 0, traces = 0;
     long traced_bytes = -1;
 };
-
-// Memory that was filled before the run, [begin, end): where the run's buffers are expected. Empty: not known.
-struct Range {
-    const char *begin, *end;
-};
-inline std::vector<Range>& filled() {
-    static std::vector<Range> ranges;
-    return ranges;
-}
-inline bool stray(const void* buffer, size_t bytes) {
-    const char* begin = static_cast<const char*>(buffer);
-    for (const Range& r : filled())
-        if (r.begin <= begin && begin + bytes <= r.end) return false;
-    return !filled().empty();
-}
 
 constexpr float PAIR[2] = {6.16847e-33f, 1.60859e-32f};  // what the report printed of x
 
@@ -161,7 +146,6 @@ class Tensor {
         if (!d_data) return;
         fill(d_data, size);
         context().held.insert(d_data);
-        context().seen.strays += stray(d_data, size);
     }
     void release() {
         Context& c = context();
