@@ -7,10 +7,12 @@ reason for each verdict that can come out.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 import secrets as random
 import shutil
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -723,6 +725,23 @@ def speed(path: Path) -> Table | None:
         " and with recomputation"
     )
     return Table(("what", "provider", *names), shown, title=title)
+
+
+SETTLED = 20
+"""Steps at a run's begin that its speed leaves out: compilation, and clocks that rise."""
+
+
+def gpus(folder: Path) -> Table:
+    """Runs that differ in their GPUs alone, the same batch a GPU: bytes a second, and times the first one's."""
+    rates = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()][SETTLED:]
+        rate = statistics.median(line["tokens_per_second"] for line in lines)
+        rates[path.stem] = (lines[0]["ranks"], lines[0]["tokens"], rate)
+    alone = next((rate for ranks, _, rate in rates.values() if ranks == 1), math.nan)
+    rows = [(name.replace("_", ", "), *found, found[-1] / alone) for name, found in rates.items()]
+    title = f"kernels.lm train, median after {SETTLED} steps"
+    return Table(("GPUs", "processes", "bytes a step", "bytes a second", "times one"), rows, title)
 
 
 FIGURES = {

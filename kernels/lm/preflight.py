@@ -120,6 +120,11 @@ def _folder(config: Config, _: int) -> Iterator[Finding]:
     if not there.is_dir() or not os.access(there, os.W_OK):
         yield Finding("folder", shown(config.folder), f"a folder that can be written; {there} cannot")
         return
+    for key, given in (("data", config.data), ("validation", config.validation)):
+        if given and Path(given.folder).resolve() == folder.resolve():
+            right = f"a folder of its own: what is written there would be read as {key}"
+            yield Finding("folder", shown(config.folder), right)
+    yield from _lines(folder)
     kept = folder / "config.json"
     if not kept.exists():
         return
@@ -134,6 +139,19 @@ def _folder(config: Config, _: int) -> Iterator[Finding]:
     for key in ("model", "seed", "precision", "optimizer", "steps", "data.batch", "data.length"):
         if earlier.get(key) != now[key]:
             yield Finding("folder", shown(config.folder), f"another folder: the run in it has another `{key}`")
+
+
+def _lines(folder: Path) -> Iterator[Finding]:
+    """Whether a run that goes on from a checkpoint finds the lines of all steps before it."""
+    steps = [int(path.name.removeprefix("step_")) for path in (folder / "checkpoints").glob("step_[0-9]*")]
+    if not steps:
+        return
+    from kernels.lm import metrics
+
+    written, made = len(metrics.whole(folder / metrics.FILE)), max(steps)
+    if written < made:
+        right = f"one whose {metrics.FILE} has a line for each of the {made} steps of its checkpoint; it has {written}"
+        yield Finding("folder", shown(str(folder)), right)
 
 
 def _nearest(folder: Path) -> Path:

@@ -243,6 +243,23 @@ def test_a_good_configuration_is_met_with_silence(raw, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("section", ["data", "validation"])
+def test_a_folder_that_holds_the_text_is_caught(raw, section):
+    _, wrong = preflight.check(raw | {"folder": raw[section]["folder"] + "/."})
+    assert any(one.key == "folder" and f"read as {section}" in one.wanted for one in wrong)
+
+
+def test_a_run_that_lost_lines_of_its_metrics_is_caught_before_it_goes_on(raw):
+    path = training.train(parsed(raw | {"stop": 8}))
+    assert preflight.check(raw)[1] == []
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    (found,) = preflight.check(raw)[1]
+    assert found.key == "folder"
+    assert found.wanted.endswith("a line for each of the 8 steps of its checkpoint; it has 3")
+    path.unlink()
+    assert [one.key for one in preflight.check(raw)[1]] == ["folder"]
+
+
 def test_processes_that_do_not_divide_the_batch_are_caught(raw):
     assert [one.key for one in preflight.check(raw, processes=3)[1]] == ["data.batch"]
 
@@ -575,6 +592,23 @@ def test_a_run_on_a_gpu_is_shown_beside_the_report():
 
 def test_without_a_benchmark_on_record_none_is_shown(tmp_path):
     assert evidence.speed(tmp_path / "lm.csv") is None
+
+
+def test_gpus_are_compared_by_the_steps_after_the_first_ones(tmp_path):
+    for name, ranks, rate in (("one", 1, 10.0), ("two_ddp", 2, 19.0)):
+        lines = [
+            {"tokens_per_second": rate if i >= evidence.SETTLED else 1.0, "ranks": ranks, "tokens": 8}
+            for i in range(60)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert evidence.gpus(tmp_path).rows == [("one", 1, 8, 10.0, 1.0), ("two, ddp", 2, 8, 19.0, 1.9)]
+
+
+def test_two_gpus_on_record_are_nearly_twice_one():
+    rows = evidence.gpus(ROOT / "data" / "results" / "lm_gpus").rows
+    assert [row[1] for row in rows] == [1, 2, 2]
+    assert all(row[2] == row[1] * 32 * 2048 for row in rows)
+    assert all(row[-1] > 1.85 for row in rows[1:])
 
 
 # On a GPU
