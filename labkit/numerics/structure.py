@@ -39,7 +39,9 @@ KEPT = 2.0**-20
 
 KINDS = ("slope", "mean", "rows", "columns", "tiles", "rms")
 SUMS = ("mean", "rows", "columns", "tiles", "slope", "rows", "columns", "tiles")
-"""What is tested by each sum: means, then slopes."""
+"""What is tested by each group of sums: means, then slopes."""
+SIZES = ("rms", "rms")
+"""By each group of sizes: of the rows, and of the whole."""
 
 
 @dataclass(frozen=True)
@@ -93,45 +95,62 @@ def structure(residual: Tensor, golden: Tensor, bound: Bound, false_alarm: float
     if bound.null is not None:
         return Structure(bound.null.tests(residual, chance))
     x = _Scale(golden, bound.noise)
-    common = x.units(
-        torch.as_tensor(bound.shared, dtype=torch.float64, device=golden.device).expand(golden.shape).abs()
-    )
-    sums = []
-    for variance, more in zip(x.squares, x.sums(common, torch.abs), strict=True):
-        sums.append(quantile(0.5 * chance / variance.numel(), math.inf) * variance.sqrt() + more)
-    sizes = []
-    for n, more in zip(_sizes(x.counted), _sizes(common), strict=True):
-        # a sum of n squares: n + 2 sqrt(n t) + 2 t at most (Laurent and Massart 2000)
-        t = math.log(2.0 * len(n) / chance)
-        sizes.append(((n.square() + 2.0 * n * t**0.5 + 2.0 * t).sqrt() + more, n))
-    return Structure(_tests(x, residual, sums, sizes))
+    shared = torch.as_tensor(bound.shared, dtype=torch.float64, device=golden.device).expand(golden.shape)
+    common = x.units(shared.abs())
+    n = x.sizes(x.weights[0])
+    # a sum of n squares: n + 2 sqrt(n t) + 2 t at most (Laurent and Massart 2000)
+    t = _each(x.size_groups, lambda count: math.log(2.0 * count / chance), n)
+    spread = _each(x.sum_groups, lambda count: quantile(0.5 * chance / count, math.inf), n)
+    sums = spread * x.squares.sqrt() + x.sums(common, x.weights.abs())
+    sizes = (n.square() + 2.0 * n * t.sqrt() + 2.0 * t).sqrt() + x.sizes(common)
+    return Structure(x.tests(residual, torch.cat([sums, sizes]), n))
 
 
 class _Scale:
-    """Errors and the golden in units of the noise; where there is none, or no finite golden, nothing is counted."""
+    """Errors and the golden in units of the noise; where there is none, or no finite golden, nothing is counted.
+
+    Sums are in groups, those of :data:`SUMS`, one after the other in a vector; so are sizes, the roots of sums of
+    squares, in the groups of :data:`SIZES`.
+    """
 
     def __init__(self, golden: Tensor, noise: Tensor | float) -> None:
-        self._dimensions, self._rows = golden.ndim, (-1, *golden.shape[-1:]) if golden.ndim else (1, 1)
-        g = golden.reshape(self._rows)
-        s = torch.as_tensor(noise, dtype=torch.float64, device=g.device).expand(golden.shape).reshape(self._rows)
+        self._dimensions, matrix = golden.ndim, (-1, *golden.shape[-1:]) if golden.ndim else (1, 1)
+        g = golden.reshape(matrix)
+        s = torch.as_tensor(noise, dtype=torch.float64, device=g.device).expand(golden.shape).reshape(matrix)
         counted = (s > 0.0) & g.isfinite()
         self._unit = torch.where(counted, 1.0 / s, 0.0)
-        self.counted = counted.double()
-        self.h = torch.where(counted, g * self._unit, 0.0)
+        self.weights = torch.stack([counted.double(), torch.where(counted, g * self._unit, 0.0)])
+        rows, columns = self._unit.shape
+        self.sum_groups = (1, rows, columns, -(-rows // TILE) * -(-columns // TILE)) * 2
+        self.size_groups = (rows, 1)
 
     def units(self, error: Tensor) -> Tensor:
         """An error in units of the noise, as a matrix; of each run, where runs come first."""
         e = error.reshape(*error.shape[: error.ndim - self._dimensions], *self._unit.shape)
         return torch.where(e.isfinite(), e, 0.0) * self._unit
 
-    def sums(self, z: Tensor, of: Callable[[Tensor], Tensor] = lambda weight: weight) -> list[Tensor]:
-        """The sums of z in the order of SUMS: weighted alike, for means, and by the golden, for slopes."""
-        return [total for weight in (self.counted, self.h) for total in _grouped(z * of(weight))]
+    def sums(self, z: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The sums of z, for means, and of z times the golden, for slopes; of each run where there are several."""
+        return _grouped(z.unsqueeze(-3) * (self.weights if weights is None else weights))
 
     @cached_property
-    def squares(self) -> list[Tensor]:
+    def squares(self) -> Tensor:
         """The variance of each sum where elements are independent, and the unit of what it measures."""
-        return [total for weight in (self.counted, self.h) for total in _grouped(weight.square())]
+        return _grouped(self.weights.square())
+
+    def sizes(self, z: Tensor) -> Tensor:
+        """The sizes of z, of each run where there are several."""
+        rows = z.square().sum(-1)
+        return torch.cat([rows, rows.sum(-1, keepdim=True)], -1).sqrt()
+
+    def tests(self, residual: Tensor, allowed: Tensor, usual: Tensor) -> tuple[Test, ...]:
+        """The worst of each kind, by what sums and sizes may be at most, and what sizes are usually."""
+        z = self.units(residual)
+        found, unit = torch.cat([self.sums(z), self.sizes(z)]), torch.cat([self.squares, usual])
+        groups = [*self.sum_groups, *self.size_groups]
+        parts = zip(*(part.split(groups) for part in torch.stack([found, allowed, unit]).cpu()), strict=True)
+        tests = [_test(name, *part) for name, part in zip((*SUMS, *SIZES), parts, strict=True)]
+        return tuple(max((test for test in tests if test.name == kind), key=lambda test: test.share) for kind in KINDS)
 
 
 class Null:
@@ -139,43 +158,35 @@ class Null:
 
     def __init__(self, golden: Tensor, noise: Tensor) -> None:
         self._scale = _Scale(golden, noise)
-        self._kinds: dict[bool, tuple[list[Any], list[tuple[Tensor, Tensor]]]] = {}
+        self._kinds: dict[bool, tuple[list[Tensor], list[Tensor]]] = {}
 
     def add(self, error: Tensor, kind: bool = False) -> None:
         """Simulated errors of the whole tensor, runs first."""
         z = self._scale.units(error)
-        squares, sizes = self._kinds.setdefault(kind, ([0.0] * len(SUMS), []))
-        totals = self._scale.sums(z)
-        squares[:] = [before + total.square().sum(0) for before, total in zip(squares, totals, strict=True)]
-        sizes.append(_sizes(z))
+        squares, sizes = self._kinds.setdefault(kind, ([], []))
+        squares.append(self._scale.sums(z).square().sum(0))
+        sizes.append(self._scale.sizes(z))
 
     def tests(self, residual: Tensor, chance: float) -> tuple[Test, ...]:
         """A residual held against what was added; `chance` is the false-alarm rate of a kind of test."""
-        sums, sizes = zip(*(_allowed(*one, chance) for one in self._kinds.values()), strict=True)
-        most = [torch.stack(each).amax(0) for each in zip(*sums, strict=True)]
-        sized = [torch.stack(each).amax(0).unbind() for each in zip(*sizes, strict=True)]
-        return _tests(self._scale, residual, most, sized)
+        most = [self._allowed(sum(squares), torch.cat(sizes), chance) for squares, sizes in self._kinds.values()]
+        allowed, usual = (torch.stack(each).amax(0) for each in zip(*most, strict=True))
+        return self._scale.tests(residual, allowed, usual)
+
+    def _allowed(self, squares: Any, sizes: Tensor, chance: float) -> tuple[Tensor, Tensor]:
+        """What sums and sizes may be at most by simulated ones, and what sizes are usually."""
+        count = len(sizes)
+        spread = _each(self._scale.sum_groups, lambda n: quantile(0.5 * chance / n, count), squares)
+        t = _each(self._scale.size_groups, lambda n: quantile(0.5 * chance / n, count - 1), squares)
+        expected = sizes.mean(0) * (1.0 + KEPT)
+        most = expected + t * (1.0 + 1.0 / count) ** 0.5 * sizes.std(0)
+        return torch.cat([spread * (squares / count).sqrt(), most]), expected
 
 
-def _allowed(squares: list[Tensor], sizes: list[tuple[Tensor, Tensor]], chance: float) -> tuple[list[Any], list[Any]]:
-    """What sums may be at most by simulated ones, and sizes: at most and usually."""
-    nulls = [torch.cat(parts) for parts in zip(*sizes, strict=True)]
-    count = len(nulls[0])
-    sums = [quantile(0.5 * chance / s.numel(), count) * (s / count).sqrt() for s in squares]
-    found = []
-    for null in nulls:
-        t = quantile(0.5 * chance / null.shape[1], count - 1) * (1.0 + 1.0 / count) ** 0.5
-        expected = null.mean(0) * (1.0 + KEPT)
-        found.append(torch.stack([expected + t * null.std(0), expected]))
-    return sums, found
-
-
-def _tests(x: _Scale, residual: Tensor, sums: list[Tensor], sizes: Sequence[Sequence[Tensor]]) -> tuple[Test, ...]:
-    """The worst of each kind, by what the sums may be, and the sizes of the rows and of the whole: at most, usually."""
-    z = x.units(residual)
-    found = [_test(*each) for each in zip(SUMS, x.sums(z), sums, x.squares, strict=True)]
-    found += [_test("rms", size, *allowed) for size, allowed in zip(_sizes(z), sizes, strict=True)]
-    return tuple(max((test for test in found if test.name == kind), key=lambda test: test.share) for kind in KINDS)
+def _each(groups: Sequence[int], of: Callable[[int], float], like: Tensor) -> Tensor:
+    """A number for each group by its length, as often as the group is long; where `like` is."""
+    numbers = [of(count) for count in groups]
+    return torch.tensor(numbers, dtype=torch.float64).repeat_interleave(torch.tensor(groups)).to(like.device)
 
 
 def _test(name: str, total: Tensor, allowed: Tensor, unit: Tensor) -> Test:
@@ -184,17 +195,11 @@ def _test(name: str, total: Tensor, allowed: Tensor, unit: Tensor) -> Test:
     return Test(name, float(share[at]), float(total[at] / unit[at].clamp(min=1e-300)), at if len(total) > 1 else None)
 
 
-def _sizes(z: Tensor) -> tuple[Tensor, Tensor]:
-    """The root of the sum of squares of each row, and of the whole; of each run, where there are several."""
-    rows = z.square().sum(-1)
-    return rows.sqrt(), rows.sum(-1, keepdim=True).sqrt()
-
-
-def _grouped(x: Tensor) -> list[Tensor]:
-    """The sum of a matrix, those of its rows, columns and tiles; of each run, where there are several."""
+def _grouped(x: Tensor) -> Tensor:
+    """The sum of each of two matrices, those of its rows, columns and tiles, one after the other; of each run."""
     strips = _strips(x, -1)
     rows, columns, tiles = strips.sum(-1), x.sum(-2), _strips(strips, -2)
-    return [rows.sum(-1, keepdim=True), rows, columns, tiles.flatten(-2)]
+    return torch.cat([rows.sum(-1, keepdim=True), rows, columns, tiles.flatten(-2)], -1).flatten(-2)
 
 
 def _strips(x: Tensor, dimension: int) -> Tensor:

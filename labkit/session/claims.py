@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,10 +85,14 @@ class Ledger:
         kept = {name: found[name] for name in ("verdict", "measured", "because", "given") if name in found}
         self.settled[claim_id] = Settled(**kept, source=record.where)
 
-    def verdicts(self) -> Table:
-        """Claim and verdict alone, the report's before this workbook's: words that do not depend on where it ran."""
+    def verdicts(self, without: Collection[str] = ()) -> Table:
+        """Claim and verdict alone, the report's before this workbook's: words that do not depend on where it ran.
+
+        `without` leaves out claims of times, which a busy machine may turn.
+        """
         of_report_first = sorted(self.claims.values(), key=lambda claim: claim.kind == "ours")
-        rows = [(claim.id, claim.kind, self.settled.get(claim.id, OPEN).verdict) for claim in of_report_first]
+        shown = [claim for claim in of_report_first if claim.id not in without]
+        rows = [(claim.id, claim.kind, self.settled.get(claim.id, OPEN).verdict) for claim in shown]
         return Table(("claim", "kind", "verdict"), rows)
 
     def as_json(self) -> dict[str, dict[str, Any]]:

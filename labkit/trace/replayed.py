@@ -206,13 +206,12 @@ class Replayed:
             return results
 
         largest = program.largest(order)
-        simulate(run, RUNS, 0, largest, device, lambda i, results: found[i].add(results))
 
         def hear(nearest: bool, i: int, results: Tensor) -> None:
-            found[i].add_to_null(results, nearest)
+            found[i].add(results, nearest)
 
-        for nearest in (False, True) if scale == 1.0 else ():
-            simulate(partial(run, nearest), RUNS, 1 + nearest, largest, device, partial(hear, nearest))
+        for nearest, runs in ((False, 2 * RUNS), (True, RUNS)) if scale == 1.0 else ((False, RUNS),):
+            simulate(partial(run, nearest), runs, int(nearest), largest, device, partial(hear, nearest))
         for i, part in parts.items():
             if i not in loose and found[i].exact.is_floating_point():
                 inputs = {k: given[k] for k in program.before(i, given)}
@@ -297,20 +296,25 @@ class Simulated:
         self.absolute: Tensor | None = None
         """A bound of the arithmetic, in place of what the runs say."""
         self._squares: Tensor | float = 0.0
+        self._heard = 0
         self._null: Null | None = None
 
-    def add(self, value: Tensor) -> None:
-        """Simulated results, runs first, before they are stored, of RUNS that say how large an element's error is."""
-        if self.exact.is_floating_point():
-            self._squares = self._squares + self._error(value).square().sum(0)
-        else:
-            self.low, self.high = torch.minimum(self.low, value.amin(0)), torch.maximum(self.high, value.amax(0))
+    def add(self, value: Tensor, nearest: bool = False) -> None:
+        """Simulated results, runs first, before they are stored, of either kind of errors.
 
-    def add_to_null(self, value: Tensor, nearest: bool) -> None:
-        """More of them, RUNS of either kind of errors, that say what chance gives the tests of structure."""
-        if self.exact.is_floating_point():
+        The first RUNS, of independent errors, say how large an element's error is, all others what chance gives the
+        tests of structure.
+        """
+        if not self.exact.is_floating_point():
+            self.low, self.high = torch.minimum(self.low, value.amin(0)), torch.maximum(self.high, value.amax(0))
+            return
+        own = 0 if nearest else min(len(value), RUNS - self._heard)
+        if own:
+            self._squares = self._squares + self._error(value[:own]).square().sum(0)
+            self._heard += own
+        if own < len(value):
             self._null = self._null or Null(self.exact, self._noise())
-            self._null.add(self._error(stored(value, self._storage)), nearest)
+            self._null.add(self._error(stored(value[own:], self._storage)), nearest)
 
     def _error(self, value: Tensor) -> Tensor:
         return torch.where(value.isfinite() & self.exact.isfinite(), value - self.exact, 0.0)

@@ -30,6 +30,12 @@ def test_a_claim_gets_one_verdict_with_its_reason(ledger):
     assert "Given: the author's repository." in str(ledger)
 
 
+def test_verdicts_stand_alone_and_some_can_be_left_out(ledger):
+    ledger.settle("a", True, because=WHY)
+    assert ledger.verdicts().rows == [("a", "asserted", "confirmed"), ("b", "ours", "OPEN")]
+    assert ledger.verdicts(without=["a"]).rows == [("b", "ours", "OPEN")]
+
+
 def test_the_reason_follows_the_outcome(ledger):
     ledger.settle("a", False, because=WHY)
     assert ledger.settled["a"].because == "measured otherwise"
