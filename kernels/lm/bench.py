@@ -3,7 +3,8 @@
 Both: float32 parameters, products in bfloat16, torch.compile, fused AdamW, gradients clipped by their norm, the same
 weights and the same batches. The plain one has a product each for query, key, value, gate and up, an embedding that is
 looked up, residuals as autocast leaves them (float32), and PyTorch's own choice of attention; it is compiled as a
-whole. Ours is the model and the optimizer that `training` uses, compiled layer by layer, with cuDNN's attention.
+whole. Its stronger variant has residuals in bfloat16 and cuDNN's attention. Ours is the model and the optimizer that
+`training` uses, compiled layer by layer, with cuDNN's attention.
 
 Held to float64: the loss of each token of a sequence. What bfloat16 explains is measured, on ours without compilation
 and with attention written out; random roundings add up in squares, so a program with four times as many is off twice as
@@ -67,11 +68,12 @@ class PlainBlock(nn.Module):
 
 
 class Plain(nn.Module):
-    """The same function with the same weights, from common parts."""
+    """The same function with the same weights, from common parts; `residual` is the type that layers add up in."""
 
-    def __init__(self, ours: Decoder) -> None:
+    def __init__(self, ours: Decoder, residual: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.sizes = sizes = ours.sizes
+        self.sizes, self.residual = ours.sizes, residual
+        sizes = ours.sizes
         self.table = nn.Embedding(sizes.vocabulary, sizes.dim)
         self.blocks = nn.ModuleList(PlainBlock(sizes) for _ in range(sizes.layers))
         self.norm, self.output = nn.RMSNorm(sizes.dim, sizes.eps), nn.Linear(sizes.dim, sizes.vocabulary, bias=False)
@@ -88,7 +90,7 @@ class Plain(nn.Module):
         """The loss of each token of ids, labels [B, S]."""
         cos, sin = positions(self.sizes, ids.shape[1], torch.float32, ids.device)
         with torch.autocast(ids.device.type, torch.bfloat16):
-            x = self.table(ids)
+            x = self.table(ids).to(self.residual)
             for block in self.blocks:
                 x = block(x, cos, sin)
             logits = self.output(self.norm(x))
@@ -110,7 +112,11 @@ def cases(device: Device) -> Iterator[Case]:
     exact, explained = golden(config, batches[0])
     providers = [
         _provider(name, make, config, batches, exact, explained, data, folder)
-        for name, make in (("plain, torch.compile", _plain), ("kernels.lm", _ours))
+        for name, make in (
+            ("plain, torch.compile", _plain),
+            ("plain, bfloat16 residuals and cuDNN's attention", _stronger),
+            ("kernels.lm", _ours),
+        )
     ]
     yield Case(
         kernel="lm_training", mode="step", x_name="batch x length",
@@ -141,10 +147,14 @@ def _ours(config: Config) -> tuple[Any, Callable[[], Any]]:
     return model, lambda: training.attention(torch.device("cuda"))
 
 
-def _plain(config: Config) -> tuple[Any, Callable[[], Any]]:
-    model = Plain(build(config, "cpu")).cuda()
+def _plain(config: Config, residual: torch.dtype = torch.float32) -> tuple[Any, Callable[[], Any]]:
+    model = Plain(build(config, "cpu"), residual).cuda()
     model.compile(dynamic=False)
     return model, torch.enable_grad
+
+
+def _stronger(config: Config) -> tuple[Any, Callable[[], Any]]:
+    return _plain(config, torch.bfloat16)[0], lambda: training.attention(torch.device("cuda"))
 
 
 def _provider(

@@ -73,7 +73,7 @@ def test_the_decoder_is_that_of_common_parts(raw):
 
     model = build(parsed(raw | {"precision": "float64"}), "cpu")
     ids, labels = torch.randint(0, 258, (2, 3, 31))
-    plain = Plain(model).double()
+    plain = Plain(model, torch.float64).double()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "autocast", lambda *_: torch.enable_grad())
         patch.setattr("kernels.lm.bench.positions", lambda s, n, _, d: training_positions(s, n, d))
