@@ -1,9 +1,9 @@
 """The comparison of trainings: its plan, which was written down beforehand, and what the rows of results say.
 
 A contrast is the gain in nats of held-out loss of one configuration over another, seed by seed. Its interval is
-Student's, at a level that holds for all contrasts of the plan together (Bonferroni). Whether a gain is other than 0 is
-decided by Holm's procedure over the same family, which is never weaker; that it is of no interest, by the interval.
-Each of the two keeps to the level over the family; both together, to twice its complement.
+Student's, at a level that holds for all contrasts of the plan together (Bonferroni), and decides alone. Holm's
+procedure over the same family rejects more, but all that it adds are gains whose interval holds both 0 and the margin,
+and such a gain is open.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ KEPT = ROOT / "data" / "results" / "bert_ablation.jsonl"
 """The rows that are kept in the repository."""
 PARTS = ("pilot", "first", "then")
 BETTER, WORSE, SAME, OPEN, MISSING = "better", "worse", "same", "open", "missing"
+WORDS = {
+    BETTER: "a gain", WORSE: "a loss", SAME: "inside the margin", OPEN: "not decided", MISSING: "not on record",
+}  # fmt: skip
 Row = Mapping[str, Any]
 Pair = tuple[str, str]
 
@@ -70,10 +73,7 @@ class Contrast:
     """Seed by seed."""
     low: float = math.nan
     high: float = math.nan
-    p: float = math.nan
-    """Adjusted by Holm's procedure."""
     margin: float = math.nan
-    level: float = math.nan
 
     @property
     def mean(self) -> float:
@@ -87,7 +87,7 @@ class Contrast:
 
     @property
     def outcome(self) -> str:
-        """`same`: the interval is inside the margin. `better`, `worse`: it is not, and the gain is not 0. Else `open`;
+        """`same`: the interval is inside the margin. `better`, `worse`: it is not, and does not hold 0. Else `open`;
         `missing` where there are too few seeds."""
         if self.diverged:
             return OPEN
@@ -95,15 +95,11 @@ class Contrast:
             return MISSING
         if -self.margin < self.low and self.high < self.margin:
             return SAME
-        if self.p < 1.0 - self.level:
-            return BETTER if self.mean > 0.0 else WORSE
-        return OPEN
+        return BETTER if self.low > 0.0 else WORSE if self.high < 0.0 else OPEN
 
     def beyond(self, size: float) -> bool:
         """Whether the gain or loss is larger than `size` with the whole interval."""
-        return (
-            self.outcome in (BETTER, WORSE) and min(abs(self.low), abs(self.high)) > size and self.low * self.high > 0
-        )
+        return self.outcome in (BETTER, WORSE) and min(abs(self.low), abs(self.high)) > size
 
     def __str__(self) -> str:
         first, second = self.pair
@@ -111,9 +107,7 @@ class Contrast:
             return f"{first} against {second}: {len(self.gains)} seeds on record"
         if self.diverged:
             return f"{first} over {second}: a training diverged, not decided"
-        what = {
-            BETTER: "a gain", WORSE: "a loss", SAME: "inside the margin", OPEN: "not decided",
-        }[self.outcome]  # fmt: skip
+        what = WORDS[self.outcome]
         return f"{first} over {second}: {self.mean:+.3f} nats ({self.low:+.3f} to {self.high:+.3f}), {what}"
 
 
@@ -145,35 +139,13 @@ def contrasts(rows: Sequence[Row], settings: Plan, value: str = "validation_loss
         (row["preset"], row["seed"]): float(row[value]) for row in rows if row["seed"] not in settings.pilot["seeds"]
     }
     seeds = sorted({seed for _, seed in losses})
-    found, chances = {}, {}
+    found = {}
     for pair in settings.contrasts:
         better, worse = pair
         both = [seed for seed in seeds if (better, seed) in losses and (worse, seed) in losses]
-        found[pair] = tuple(losses[worse, seed] - losses[better, seed] for seed in both)
-        chances[pair] = _chance(found[pair]) if len(both) >= settings.least else math.nan
-    adjusted = holm(chances)
-    return {
-        pair: Contrast(pair, gains, *_interval(gains, settings), adjusted[pair], settings.margin, settings.level)
-        for pair, gains in found.items()
-    }
-
-
-def holm(chances: Mapping[Pair, float]) -> dict[Pair, float]:
-    """p-values adjusted by Holm's procedure; one that is not known (NaN) counts in the family and stays so."""
-    adjusted, largest = dict(chances), 0.0
-    known = sorted((p, pair) for pair, p in chances.items() if not math.isnan(p))
-    for rank, (p, pair) in enumerate(known):
-        largest = max(largest, min(1.0, p * (len(chances) - rank)))
-        adjusted[pair] = largest
-    return adjusted
-
-
-def _chance(gains: Sequence[float]) -> float:
-    """Student's two-sided p-value of a mean of 0."""
-    error = float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
-    if error == 0.0:
-        return 0.0 if any(gains) else 1.0
-    return float(2.0 * stats.t.sf(abs(float(np.mean(gains))) / error, len(gains) - 1))
+        gains = tuple(losses[worse, seed] - losses[better, seed] for seed in both)
+        found[pair] = Contrast(pair, gains, *_interval(gains, settings), settings.margin)
+    return found
 
 
 def _interval(gains: Sequence[float], settings: Plan) -> tuple[float, float]:

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from kernels.bert import ablation, training
-from kernels.bert.ablation import BETTER, MISSING, OPEN, SAME, WORSE, Contrast, Pair, Plan, Row
+from kernels.bert.ablation import BETTER, MISSING, OPEN, SAME, WORDS, WORSE, Contrast, Pair, Plan, Row
 from kernels.bert.experiments import Norms
 from labkit.session.claims import Ledger
 from labkit.tables import Table
@@ -213,20 +213,13 @@ def token_too_small(without: Mapping[str, float], scaled: float, factor: float) 
     text = (
         f"tokens over positions, in standard deviations: {without['unscaled']:.3f} without the factor {factor:.1f} and "
         f"{scaled:.2f} with it, beside sinusoids as they are, of which the report speaks when it gives its reason; "
-        f"{without['as built']:.2f} as the model is built, where the sinusoids are multiplied by 0.1. On one scale "
-        f"means here: within a factor of {ON_THE_SCALE:g}; too small means: by more than that factor. As built the "
-        f"tokens {_too_small(without['as built'])}. Whether that harms a training is not tested here"
+        f"{without['as built']:.2f} as the model is built, where the sinusoids are multiplied by 0.1: beside these the "
+        f"factor would make tokens {10.0 * scaled:.0f} times the positions, so that they cannot be meant. On one scale "
+        f"means here: within a factor of {ON_THE_SCALE:g}; too small means: by more than that factor. Whether that "
+        "harms a training is not tested here"
     )
     because = {CONFIRMED: text, REFUTED: "not too small without the factor, or not on one scale with it: " + text}
     return Found(small and onto, [without["unscaled"], scaled], because, DRAWN)
-
-
-def _too_small(ratio: float) -> str:
-    """Whether a ratio of standard deviations is too small by the threshold, and by one of 3."""
-    by_two, by_three = ratio < 1.0 / ON_THE_SCALE, ratio < 1.0 / 3.0
-    also = "and" if by_two == by_three else "but"
-    words = {True: "would be", False: "would not be"}
-    return f"are {'' if by_two else 'not '}too small by this threshold, {also} with one of 3 they {words[by_three]}"
 
 
 # The loss, and logits
@@ -415,7 +408,8 @@ def embedding_ln_most_important(t: Trainings) -> Found:
     because = {
         CONFIRMED: "corrected alone it gains, and more than each of the other six does alone",
         UNDECIDABLE: "that it gains most is not shown at this scale, which cannot refute it: "
-        + (f"no greater gain is shown than that of {', '.join(rivals)}" if rivals else "no gain of its own is shown"),
+        + (f"it is not shown to gain more than {', '.join(rivals)}" if rivals else "no gain of its own is shown")
+        + ". It is corrected without the dropout that the report lists with it",
         UNTESTABLE: "the source's own repair, with which the model has 'rights' first for the report's sentence, has "
         "no LayerNorm on the embeddings",
     }
@@ -423,11 +417,13 @@ def embedding_ln_most_important(t: Trainings) -> Found:
 
 
 def differences_are_the_cause(t: Trainings) -> Found:
-    """What correcting them together gains, over the model as it is and over each one corrected alone."""
+    """What correcting them together gains, over the model as it is and over each one corrected alone.
+
+    Option B corrects all but Pre-LN; the author's repair, those of items 3 to 5.
+    """
     singles = [("option_b", f"report+{name}") for name in SINGLE]
     pairs = [("option_b", "report"), ("author_fix", "report"), *singles]
-    together = BETTER in t.outcomes(*pairs[:2])
-    alone = [worse for better, worse in singles if t.gains[better, worse].outcome != BETTER]
+    together, repair, *alone = (t.gains[pair].outcome for pair in pairs)
     own, repaired = LOSSES[OWN]["epoch 3"], LOSSES[REPAIRED]["epoch 3"]
     source = (
         f"the source's own repair, four changes at once from items 3, 4 and 5 of the list, took the last epoch's "
@@ -436,47 +432,55 @@ def differences_are_the_cause(t: Trainings) -> Found:
     ranks = {name: median_rank(t.rows, name) for name in ("report", "author_fix", "option_b")}
     seen = ", ".join(f"{name} {rank:g}" for name, rank in ranks.items() if rank is not None)
     seen = f"; the right word's median rank over the held-out sentences: {seen}" if seen else ""
-    doubt = (
-        f"corrected together they gain; that one alone gains less is not shown of {', '.join(alone)}"
-        if together
-        else "at this scale no gain of correcting them together is shown, which does not refute it"
+    each = "; ".join(
+        f"{words} over {', '.join(worse for (_, worse), one in zip(singles, alone, strict=True) if one == outcome)}"
+        for outcome, words in WORDS.items()
+        if outcome in alone
+    )
+    trained = (
+        f"at this scale option B, which corrects all but Pre-LN at once, is {WORDS[together]} over the report's model, "
+        f"and the author's repair {WORDS[repair]}; against each one corrected alone, option B is {each}"
     )
     because = {
-        CONFIRMED: f"corrected together they gain, and more than any one alone; {source}{seen}",
-        UNDECIDABLE: f"{doubt}; {source}{seen}",
+        CONFIRMED: f"corrected together they gain, and more than any one alone: {trained}; {source}{seen}",
+        UNDECIDABLE: f"{trained}; a small model alone does not refute it; {source}{seen}",
         UNTESTABLE: f"{source}, which is one training, without a second seed",
     }
-    return _by_training(t, pairs, CONFIRMED if together and not alone else UNDECIDABLE, because, REPOSITORY)
+    truth = CONFIRMED if together == BETTER and set(alone) == {BETTER} else UNDECIDABLE
+    return _by_training(t, pairs, truth, because, REPOSITORY)
 
 
 def scaling_wrong(t: Trainings) -> Found:
-    """Tokens times sqrt(H) and sinusoids as they are, over neither."""
-    pairs = [corrected("scaling")]
+    """Tokens times sqrt(H) and sinusoids as they are, over neither; and sinusoids as they are, alone."""
+    pairs = [corrected("scaling"), corrected("position_factor")]
+    both, factor = (t.gains[pair].outcome for pair in pairs)
     paper = "Vaswani et al. do as the report says"
+    trained = (
+        f"the two changes together are {WORDS[both]} at this scale, and the positions' factor alone {WORDS[factor]}"
+    )
     because = {
-        CONFIRMED: f"{paper}, and so scaled, with both changes together, the model trains to a lower held-out loss",
-        UNDECIDABLE: f"{paper}; that it then trains better is not shown at this scale, which cannot refute it",
+        CONFIRMED: f"{paper}, and so scaled the model trains to a lower held-out loss: {trained}",
+        UNDECIDABLE: f"{paper}; {trained}: whether each is wrong by itself, or both together, makes a difference",
         UNTESTABLE: f"{paper}, which does not show that it is wrong to do otherwise",
     }
-    truth = CONFIRMED if t.outcomes(*pairs) == {BETTER} else UNDECIDABLE
+    truth = CONFIRMED if both == BETTER and factor in (BETTER, SAME) else UNDECIDABLE
     return _by_training(t, pairs, truth, because, "Vaswani et al. 2017, sections 3.4 and 3.5, as read")
 
 
-def position_too_weak(t: Trainings, share: float, varying: float, factor: float = 0.1) -> Found:
-    """`share`: of the positions in the variance of the report's model's input; `varying`: the same when what every
-    position has in common is left out."""
+def position_too_weak(t: Trainings, shares: Mapping[str, float], factor: float = 0.1) -> Found:
+    """`shares`: the positions' share in the variance of the report's model's input, by when and how it is taken."""
     pairs = [corrected("position_factor")]
     (found,) = t.outcomes(*pairs)
-    text = (
-        f"times {factor} the positions have {share:.0%} of the untrained input's variance, and the tokens "
-        f"{1.0 - share:.0%}; {varying:.0%} when the vector that is the same at every position is left out"
+    text = f"times {factor} the positions have of the input's variance: " + ", ".join(
+        f"{share:.0%} ({how})" for how, share in shares.items()
     )
-    weak, strong = max(share, varying) < 0.5, min(share, varying) >= 0.5
+    weak, strong = max(shares.values()) < 0.5, min(shares.values()) >= 0.5
     truth = CONFIRMED if weak and found == BETTER else REFUTED if strong and found in (SAME, WORSE) else UNDECIDABLE
     because = {
-        CONFIRMED: f"{text}, and trained with a factor of 1 the held-out loss is lower",
-        REFUTED: f"{text}: they outweigh them; and trained with a factor of 1 nothing is gained beyond the margin",
-        UNDECIDABLE: f"{text}, and the trainings with a factor of 1 do not agree with that or settle nothing",
+        CONFIRMED: f"{text}; and trained with a factor of 1 the held-out loss is lower",
+        REFUTED: f"{text}: by each they outweigh the tokens; and trained with a factor of 1 nothing is gained",
+        UNDECIDABLE: f"{text}; a factor of 1 alone is {WORDS[found]} in trainings, and makes the positions so large "
+        "beside the tokens that this does not tell whether 0.1 is enough",
         UNTESTABLE: text,
     }
     return _by_training(t, pairs, truth, because)
@@ -499,19 +503,20 @@ def gelu_matters(t: Trainings) -> Found:
 def attention_dropout_matters(t: Trainings) -> Found:
     """With it over without it, in both models."""
     pairs = [corrected("attention_dropout"), broken("attention_dropout")]
-    found = t.outcomes(*pairs)
+    in_report, in_bert = (t.gains[pair].outcome for pair in pairs)
     because = {
         CONFIRMED: "with it the held-out loss of one model at least is lower, and of none higher",
-        UNDECIDABLE: "that it lowers the held-out loss is not shown at this scale. A regularisation may pay at another "
-        "size of model or text, so this scale alone cannot refute it",
+        UNDECIDABLE: f"with it there is {WORDS[in_report]} in the report's model, and in BERT {WORDS[in_bert]}. A "
+        "regularisation may pay at another size of model or text, so this scale alone cannot refute it",
     }
-    return _by_training(t, pairs, CONFIRMED if BETTER in found and WORSE not in found else UNDECIDABLE, because)
+    truth = CONFIRMED if BETTER in (in_report, in_bert) and WORSE not in (in_report, in_bert) else UNDECIDABLE
+    return _by_training(t, pairs, truth, because)
 
 
 def post_ln_not_the_cause(t: Trainings, kept: str) -> Found:
     """`kept`: where the source's repaired model has its LayerNorms, `pre` or `post`."""
-    pairs = [corrected("norm"), ("hugging_face", "report")]
-    norm, gap = (t.gains[pair] for pair in pairs)
+    pairs = [corrected("norm"), broken("norm"), ("hugging_face", "report")]
+    norm, in_bert, gap = (t.gains[pair] for pair in pairs)
     small = gap.outcome == BETTER and norm.high < gap.low / 2.0
     source = (
         f"the source's repaired model is {kept.capitalize()}-LN, and has 'rights' first and 'beings' third: one "
@@ -520,11 +525,14 @@ def post_ln_not_the_cause(t: Trainings, kept: str) -> Found:
     because = {
         CONFIRMED: "Hugging Face's model has the lower held-out loss, and Post-LN alone closes less than half of the "
         "distance, by the intervals of both",
-        UNDECIDABLE: "at this scale Hugging Face's model has the higher held-out loss, so that there is no distance "
-        "for Post-LN to close"
-        if gap.outcome == WORSE
-        else "that Post-LN alone closes less than half of a distance to Hugging Face's model is not shown at this "
-        "scale, which cannot refute the claim",
+        UNDECIDABLE: f"Post-LN alone is {WORDS[norm.outcome]} in the report's model, and over Pre-LN in BERT "
+        f"{WORDS[in_bert.outcome]}; "
+        + (
+            "at this scale Hugging Face's model has the higher held-out loss, so that the quality problem is not there"
+            if gap.outcome == WORSE
+            else "that it closes less than half of a distance to Hugging Face's model is not shown at this scale"
+        )
+        + ", which cannot refute the claim",
         UNTESTABLE: source,
     }
     return _by_training(t, pairs, CONFIRMED if small else UNDECIDABLE, because, REPOSITORY)
@@ -550,16 +558,22 @@ def median_rank(rows: Sequence[Row], name: str) -> float | None:
     return float(np.median(ranks)) if ranks else None
 
 
+def first_ranks(rows: Sequence[Row], name: str) -> list[int]:
+    """The right word's rank in the report's sentence, for each seed."""
+    return [row["predictions"][0]["rank"] for row in rows if row["preset"] == name]
+
+
 def held_out_ranks(rows: Sequence[Row], name: str) -> list[int]:
     """The right word's rank in each held-out sentence, which follow the report's, and for each seed."""
     found = [one["rank"] for row in rows if row["preset"] == name for one in row["predictions"][1:]]
     return [rank for rank in found if rank is not None]
 
 
+_OWN, _BERT = "the report's model, corrected, repaired", "BERT, a difference built in; Hugging Face's"
+_BETWEEN = "in between: option B, Vaswani et al."
 FAMILIES = {
-    "report": "the report's model and its corrections", "author_fix": "the report's model and its corrections",
-    "bert": "BERT, and BERT with a difference built in", "hugging_face": "BERT, and BERT with a difference built in",
-    "option_b": "in between", "option_b_post": "in between", "vaswani": "in between",
+    "report": _OWN, "author_fix": _OWN, "bert": _BERT, "hugging_face": _BERT, "option_b": _BETWEEN,
+    "option_b_post": _BETWEEN, "vaswani": _BETWEEN,
 }  # fmt: skip
 """What a configuration starts from."""
 LEFT = 5.5
@@ -571,12 +585,23 @@ def family(row: Row) -> str:
     return FAMILIES[re.split("[+-]", row["preset"])[0]]
 
 
+STRETCHES = 50
+"""Whole stretches of a training's curve, each the mean of as many steps; what is left over is one more."""
+
+
+def tokens_seen(row: Row) -> np.ndarray:
+    """Millions of tokens that a training has seen at the end of each stretch of its curve."""
+    every = max(1, row["steps"] // STRETCHES)
+    ends = np.minimum(every * np.arange(1, len(row["curve"]) + 1), row["steps"])
+    return ends / row["steps"] * row["tokens"] / 1e6
+
+
 def left(rows: Sequence[Row]) -> str:
     """Millions of tokens after which the training loss is below :data:`LEFT`: the first seed's to the last one's."""
     after = []
     for row in rows:
         below = np.flatnonzero(np.array(row["curve"]) < LEFT)
-        after.append((below[0] + 1) / len(row["curve"]) * row["tokens"] / 1e6 if len(below) else math.inf)
+        after.append(tokens_seen(row)[below[0]] if len(below) else math.inf)
     reached = [f"{one:.0f}" for one in sorted(after) if math.isfinite(one)]
     never = after.count(math.inf)
     span = " to ".join(dict.fromkeys((reached[0], reached[-1]))) if reached else ""
@@ -589,12 +614,13 @@ def state(t: Trainings) -> str:
     planned = {(name, seed) for part in parts for name in part["presets"] for seed in part["seeds"]}
     made = {(row["preset"], row["seed"]) for row in t.rows}
     none = sorted({name for name, _ in planned} - {name for name, _ in made})
+    some = [f"{name} with seed {seed}" for name, seed in sorted(planned - made) if name not in none]
     seeds = min(len(contrast.gains) for contrast in t.gains.values())
     text = f"{len(planned & made)} of {len(planned)} planned trainings are on record{t.age}"
     if seeds > 1:
         half = stats.t.isf((1.0 - t.plan.level) / (2 * len(t.gains)), seeds - 1) / math.sqrt(seeds)
         text += f"; with {seeds} seeds an interval reaches {half:.1f} standard deviations of the gains to either side"
-    return text + (f"; not made yet: {', '.join(none)}" if none else "")
+    return text + (f"; not made yet: {', '.join([*none, *some])}" if none or some else "")
 
 
 def configurations(t: Trainings) -> Table:
@@ -639,10 +665,11 @@ def predictions(rows: Sequence[Row]) -> Table:
         words = ", ".join(f"'{word}' {share:.3f}" for word, _, share in own["top"])
         ranks = held_out_ranks(rows, name)
         five = float(np.mean([rank <= 5 for rank in ranks])) if ranks else None
-        table.append((name, words, own["rank"], median_rank(rows, name), five))
+        each = ", ".join(map(str, first_ranks(rows, name)))
+        table.append((name, words, each, median_rank(rows, name), five))
     return Table(
-        ("model", "five likeliest words, probability", "rank of 'beings'", "held out: median rank", "in first five"),
-        table, "The report's sentence, first seed; and twenty held-out ones, right word, all seeds",
+        ("model", "five likeliest words, probability", "ranks of 'beings'", "held out: median rank", "in first five"),
+        table, "The report's sentence, words by the first seed, ranks by each; twenty held-out ones by all seeds",
     )  # fmt: skip
 
 
@@ -653,7 +680,8 @@ def answer(t: Trainings) -> str:
     higher = all(own[name] > theirs[name] for name in both)
     text = (
         "The loss is not lower: 4.9 is a mean of the last epoch and 5.8 one of all steps; by the same statistic the "
-        "own model's loss is the higher one (one training each; it has less dropout, which would make it lower)."
+        "own model's loss is the higher one (one training each, and that model has less dropout, which lowers a "
+        "training loss)."
         if higher
         else "By the same statistic the own model's loss is not always the higher one."
     )
@@ -675,10 +703,16 @@ def answer(t: Trainings) -> str:
         ("inside the margin", SAME),
         ("open", OPEN),
     ):
-        names = [f"{name} {one.mean:+.2f}" for name, one in single.items() if one.outcome == outcome]
+        names = [f"{name} {round(one.mean, 2) + 0.0:+.2f}" for name, one in single.items() if one.outcome == outcome]
         if names or outcome == BETTER:
             said.append(f"{words}: {', '.join(names) or 'none'}")
-    return text + f" Of the seven differences, each corrected alone there, in nats: {'; '.join(said)}."
+    text += f" Of the seven differences, each corrected alone there, in nats: {'; '.join(said)}."
+    ranks = {name: first_ranks(t.rows, name) for name in ("report", training.HUGGING_FACE)}
+    if not all(ranks.values()):
+        return text
+    own, other = (" to ".join(map(str, sorted({min(found), max(found)}))) for found in ranks.values())
+    gone = "" if max(ranks["report"]) > min(ranks[training.HUGGING_FACE]) else ": the symptom does not appear there"
+    return text + f" The word that the report misses has rank {own} in its model there, {other} in the other{gone}."
 
 
 def _decided(contrast: Contrast) -> str:

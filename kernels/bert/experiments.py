@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from kernels.bert import golden
+from kernels.bert.ablation import Row
 from kernels.bert.inputs import Inputs, measure
 from kernels.bert.model import IGNORED, Config, MaskedLM, Switches, scaled, sinusoids
 from kernels.bert.training import Data
@@ -142,8 +143,20 @@ def varying_share(model: MaskedLM, found: Inputs, length: int) -> float:
     """The positions' share in the variance of tokens and positions, where the vector that all positions have in common
     is left out of the positions. `found` is what inputs of this length give."""
     places = scaled(model.embeddings.positions[:length].detach(), model.switches.position_factor).double()
-    varying = found.positions * float(places.var(0, correction=0).mean() / places.var(correction=0))
+    varying = found.positions * _varying(places)
     return varying / (varying + found.tokens)
+
+
+def _varying(places: Tensor) -> float:
+    """The part of the variance of positions [S, H] that is left without the vector that they have in common."""
+    return float(places.var(0, correction=0).mean() / places.var(correction=0))
+
+
+def trained_shares(rows: Sequence[Row], length: int) -> tuple[float, float]:
+    """The positions' share in trained inputs of this length, with sinusoids; and without what they have in common."""
+    p, t = (float(np.mean([row["input"][name] for row in rows])) for name in ("positions", "tokens"))
+    varying = p * _varying(sinusoids(length, rows[0]["hidden"]).double())
+    return p, varying / (varying + t)
 
 
 def scales(model: MaskedLM, length: int) -> dict[str, float]:

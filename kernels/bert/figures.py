@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kernels.bert import evidence
-from kernels.bert.ablation import BETTER, MISSING, OPEN, SAME, WORSE, Contrast, Row
+from kernels.bert.ablation import BETTER, MISSING, OPEN, SAME, WORDS, WORSE, Contrast, Row
 from kernels.bert.evidence import LOSSES, OWN, PREDICTED, REPAIRED, RIGHT_WORD, THEIRS
 from kernels.bert.inputs import Inputs
 from labkit import plots
@@ -124,17 +125,23 @@ def recorded(rows: Sequence[Row], named: Sequence[str], frequencies: float, capt
     figure, axes = plots.figure(width=8.5, height=3.9)
     families = list(dict.fromkeys(evidence.FAMILIES.values()))
     colours = dict(zip(families, (plots.BLUE, plots.ORANGE, plots.GREEN), strict=True))
-    tokens = np.linspace(0.0, rows[0]["tokens"] / 1e6, len(rows[0]["curve"]) + 1)[1:]
+    tokens = evidence.tokens_seen(rows[0])
     for row in rows:
         axes.plot(tokens, row["curve"], color=colours[evidence.family(row)], lw=0.5)
+    ends: dict[str, float] = {}
     for name in named:
         own = [row for row in rows if row["preset"] == name]
         if own:
             mean = np.mean([row["curve"] for row in own], 0)
             axes.plot(tokens, mean, color=colours[evidence.family(own[0])], lw=2.2)
-            axes.text(tokens[-1] * 1.01, mean[-1], name, fontsize=7, va="center")
+            ends[name] = mean[-1]
+    free = -math.inf
+    for name, end in sorted(ends.items(), key=lambda one: one[1]):
+        free = max(end, free + APART)
+        axes.text(tokens[-1] * 1.01, free, name, fontsize=7, va="center")
     axes.axhline(frequencies, color="0.5", ls="--", lw=0.9)
-    axes.text(tokens[-1], frequencies + 0.05, "tokens' frequencies alone", fontsize=7, ha="right", color="0.4")
+    words = "tokens' frequencies alone, held-out text"
+    axes.text(tokens[-1], frequencies + 0.05, words, fontsize=7, ha="right", color="0.4")
     for name, colour in colours.items():
         axes.plot([], [], color=colour, label=name)
     axes.set_xlim(0.0, tokens[-1] * 1.22)
@@ -146,15 +153,17 @@ def recorded(rows: Sequence[Row], named: Sequence[str], frequencies: float, capt
     return figure
 
 
+APART = 0.16
+"""Nats between two names in a picture of curves, so that they can be read."""
 WIDE = 1.0
-"""Nats: contrasts with wider intervals have a panel of their own."""
+"""Nats: contrasts whose intervals reach further have a panel of their own."""
 
 
 def gains(found: Mapping[Any, Contrast], margin: float, caption: str) -> Figure:
-    """What one configuration gains over another, with its interval; the margin is shaded. Wide intervals apart."""
+    """What one configuration gains over another, with its interval; the margin is shaded. Those that reach beyond
+    :data:`WIDE` have a panel with a scale of its own."""
     known = [one for one in found.values() if one.outcome != MISSING]
     colours = {BETTER: plots.BLUE, WORSE: plots.RED, SAME: plots.GREEN, OPEN: plots.GREY}
-    words = {BETTER: "a gain", WORSE: "a loss", SAME: "inside the margin", OPEN: "not decided"}
     wide = [max(abs(one.low), abs(one.high)) > WIDE for one in known]
     panels = [
         part for part in ([o for o, w in zip(known, wide, strict=True) if w is kind] for kind in (False, True)) if part
@@ -171,8 +180,9 @@ def gains(found: Mapping[Any, Contrast], margin: float, caption: str) -> Figure:
         panel.set_xlabel("gain in held-out loss, nats")
     np.atleast_1d(axes)[0].get_gridspec().set_height_ratios([len(part) for part in panels])
     for outcome in dict.fromkeys(one.outcome for one in known):
-        panel.plot([], [], "o-", color=colours[outcome], label=words[outcome])
+        panel.plot([], [], "o-", color=colours[outcome], label=WORDS[outcome])
     panel.axvspan(0.0, 0.0, color=plots.ORANGE, alpha=0.3, lw=0, label=f"margin, {margin} nats")
     figure.legend(loc="outside upper right", ncols=5, fontsize=8)
-    plots.caption(figure, caption)
+    bars = f"bars: Student's intervals that hold for all {len(found)} contrasts together; each panel has its own scale"
+    plots.caption(figure, f"{bars}; {caption}")
     return figure
