@@ -158,18 +158,17 @@ class Null:
 
     def __init__(self, golden: Tensor, noise: Tensor) -> None:
         self._scale = _Scale(golden, noise)
-        self._kinds: dict[bool, tuple[list[Tensor], list[Tensor]]] = {}
+        self._kinds: dict[bool, tuple[Any, list[Tensor]]] = {}
 
     def add(self, error: Tensor, kind: bool = False) -> None:
         """Simulated errors of the whole tensor, runs first."""
         z = self._scale.units(error)
-        squares, sizes = self._kinds.setdefault(kind, ([], []))
-        squares.append(self._scale.sums(z).square().sum(0))
-        sizes.append(self._scale.sizes(z))
+        squares, sizes = self._kinds.get(kind, (0.0, []))
+        self._kinds[kind] = squares + self._scale.sums(z).square().sum(0), [*sizes, self._scale.sizes(z)]
 
     def tests(self, residual: Tensor, chance: float) -> tuple[Test, ...]:
         """A residual held against what was added; `chance` is the false-alarm rate of a kind of test."""
-        most = [self._allowed(sum(squares), torch.cat(sizes), chance) for squares, sizes in self._kinds.values()]
+        most = [self._allowed(squares, torch.cat(sizes), chance) for squares, sizes in self._kinds.values()]
         allowed, usual = (torch.stack(each).amax(0) for each in zip(*most, strict=True))
         return self._scale.tests(residual, allowed, usual)
 

@@ -305,6 +305,8 @@ class Simulated:
         The first RUNS, of independent errors, say how large an element's error is, all others what chance gives the
         tests of structure.
         """
+        if not self.exact.numel():
+            return
         if not self.exact.is_floating_point():
             self.low, self.high = torch.minimum(self.low, value.amin(0)), torch.maximum(self.high, value.amax(0))
             return

@@ -65,7 +65,8 @@ def _length(node: Node, args: Any, out: Tensor) -> int:
         return max(1, args[0].shape[args[1]] if args[0].ndim else 1)
     if node.op in ("sum", "mean", "prod"):
         return max(1, args[0].numel() // max(1, out.numel()))
-    return max(1, *(a.numel() for a in args if isinstance(a, Tensor) and not a.is_floating_point()), 1)
+    places = args[1] if node.op == "index_put" else args
+    return max(1, *(a.numel() for a in places if isinstance(a, Tensor) and not a.is_floating_point()), 1)
 
 
 def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -260,8 +261,9 @@ class Rounding:
             args = [self.jitter(args[0], u) * (1.0 + self._one(u)), *args[1:]]
         out = call(node, args, kwargs, self._exact.device)
         number = next((a for a in args if isinstance(a, float)), 0.0) if op in ARITHMETIC else 0.0
-        if number:  # a number of the program is rounded too
-            out = out + self._one(u) * (out if op in ("mul", "div") else number)
+        kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
+        if number:  # a number of the program is rounded too; to be added, torch's CPU kernels round it to storage
+            out = out + (self._one(u) * out if op in ("mul", "div") else self._one(max(u, kept)) * number)
         if node.id in self._exact.spread:
             length = _length(node, args, next(x for x in _list(out) if isinstance(x, Tensor)))
             added = self._exact.unit(node)
@@ -269,7 +271,6 @@ class Rounding:
             out = _each_two(out, self._exact.spread[node.id], lambda x, spread: self._summed_up(x, spread, drift))
         if op in FUNCTIONS or op == "div":
             out = _each(out, lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u))
-        kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
         if self._nearest:
             formats = [precision.accumulate, precision.storage or ""][: 1 + bool(kept)]
             return _each(out, lambda x: _nearest(x, formats))

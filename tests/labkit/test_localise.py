@@ -370,3 +370,27 @@ def test_a_single_low_number_is_no_mask(wrong):
     assert localise(Trace({"x": x, "y": y}), recorded).first is None
     y[3, 5] = wrong
     assert localise(Trace({"x": x, "y": y}), recorded).first == "y"
+
+
+@pytest.mark.parametrize("f", [lambda x: x + 0.1, lambda x: x * 0.9 + 0.1, lambda x: 0.3 + x])
+def test_a_number_that_is_added_in_an_eager_narrow_type_is_rounded_to_it(f, rng):
+    """torch's CPU kernels do so: the sum has the bits of one with the rounded number."""
+    for _ in range(3):
+        x = torch.from_numpy(rng.standard_normal((63, 65))).bfloat16()
+        promised = Precision(storage="bfloat16", eager=True)
+        assert localise(capture(f, x), golden(f, x), promised).first is None
+        assert localise(capture(lambda x: f(x) * 1.01, x), golden(f, x), promised).first is not None
+
+
+def test_rows_that_are_put_at_places_again_and_again_are_sums(rng):
+    x, b = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((500, 7), (20, 7)))
+    at = torch.from_numpy(rng.integers(0, 20, 500))
+    f = lambda x, at, b: b.index_put((at,), x, accumulate=True)  # noqa: E731
+    assert localise(capture(f, x, at, b), golden(f, x, at, b)).first is None
+
+
+@pytest.mark.parametrize("shape", [(0,), (5, 0), (0, 5)])
+def test_steps_without_elements_are_right(shape):
+    x = torch.zeros(shape)
+    assert localise(capture(lambda x: torch.exp(x) * 2.0, x), golden(lambda x: torch.exp(x) * 2.0, x)).first is None
+    assert "output" in capture(lambda x: x.sum(), x).names

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from labkit import Bound, structure
+from labkit.numerics.structure import Null
 
 NOISE = 1e-3
 
@@ -84,3 +85,17 @@ def test_what_is_not_finite_is_left_out_and_nothing_is_no_structure(pair):
     assert structure(noise, golden, known(NOISE)).ok
     assert structure(torch.zeros(0, 4, dtype=torch.float64), torch.zeros(0, 4, dtype=torch.float64), known(NOISE)).ok
     assert structure(torch.tensor(0.0), torch.tensor(1.0), known(0.0)).ok
+
+
+def test_a_null_keeps_one_vector_of_sums_however_many_runs_it_hears(rng):
+    golden, noise = torch.from_numpy(rng.standard_normal(500)), torch.full((500,), 0.1, dtype=torch.float64)
+    errors = torch.from_numpy(0.1 * rng.standard_normal((24, 500)))
+    parts, whole = Null(golden, noise), Null(golden, noise)
+    whole.add(errors)
+    for error in errors:
+        parts.add(error[None])
+    assert parts._kinds[False][0].shape == whole._kinds[False][0].shape
+    residual = torch.from_numpy(0.1 * rng.standard_normal(500))
+    for a, b in zip(parts.tests(residual, 1e-6), whole.tests(residual, 1e-6), strict=True):
+        assert (a.name, a.at) == (b.name, b.at)
+        assert a.share == pytest.approx(b.share)
