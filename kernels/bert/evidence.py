@@ -413,7 +413,7 @@ def embedding_ln_most_important(t: Trainings) -> Found:
         UNTESTABLE: "the source's own repair, with which the model has 'rights' first for the report's sentence, has "
         "no LayerNorm on the embeddings",
     }
-    return _by_training(t, pairs, CONFIRMED if first else UNDECIDABLE, because, REPOSITORY)
+    return _by_training(t, pairs, CONFIRMED if first else UNDECIDABLE, because)
 
 
 def differences_are_the_cause(t: Trainings) -> Found:
@@ -535,7 +535,7 @@ def post_ln_not_the_cause(t: Trainings, kept: str) -> Found:
         + ", which cannot refute the claim",
         UNTESTABLE: source,
     }
-    return _by_training(t, pairs, CONFIRMED if small else UNDECIDABLE, because, REPOSITORY)
+    return _by_training(t, pairs, CONFIRMED if small else UNDECIDABLE, because)
 
 
 def option_b_matches_hf(t: Trainings) -> Found:
@@ -586,7 +586,7 @@ def family(row: Row) -> str:
 
 
 STRETCHES = 50
-"""Whole stretches of a training's curve, each the mean of as many steps; what is left over is one more."""
+"""Whole stretches of a training's curve, each the mean of as many steps, in its row; what is left over is one more."""
 
 
 def tokens_seen(row: Row) -> np.ndarray:

@@ -152,11 +152,16 @@ def _varying(places: Tensor) -> float:
     return float(places.var(0, correction=0).mean() / places.var(correction=0))
 
 
-def trained_shares(rows: Sequence[Row], length: int) -> tuple[float, float]:
-    """The positions' share in trained inputs of this length, with sinusoids; and without what they have in common."""
+def trained_shares(rows: Sequence[Row], length: int) -> dict[str, float]:
+    """The positions' share in trained inputs of this length, with sinusoids; and without what they have in common.
+
+    Nothing where there are no rows.
+    """
+    if not rows:
+        return {}
     p, t = (float(np.mean([row["input"][name] for row in rows])) for name in ("positions", "tokens"))
     varying = p * _varying(sinusoids(length, rows[0]["hidden"]).double())
-    return p, varying / (varying + t)
+    return {"trained, in the small models here": p, "trained, without that vector": varying / (varying + t)}
 
 
 def scales(model: MaskedLM, length: int) -> dict[str, float]:

@@ -7,7 +7,6 @@ reason for each verdict that can come out.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 import secrets as random
@@ -735,7 +734,7 @@ def gpus(folder: Path) -> Table:
     """Runs that differ in their GPUs alone, the same batch a GPU: bytes a second, and times the first one's."""
     rates = {}
     for path in sorted(folder.glob("*.jsonl")):
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()][SETTLED:]
+        lines = metrics.read(path)[SETTLED:]
         rate = statistics.median(line["tokens_per_second"] for line in lines)
         rates[path.stem] = (lines[0]["ranks"], lines[0]["tokens"], rate)
     alone = next((rate for ranks, _, rate in rates.values() if ranks == 1), math.nan)

@@ -166,7 +166,9 @@ def told(weighing: labkit.Weighing) -> str:
     """What the prints of an unknown program say, in words."""
     if weighing.cause != "undecidable":
         return weighing.cause
-    return f"undecidable: {(weighing.left or weighing.untested)[0]}, or another"
+    if weighing.left:
+        return f"undecidable: {weighing.left[0]}, or another"
+    return f"undecidable: {len(weighing.untested)} that it could be print otherwise when run again, or it does"
 
 
 def named_wrongly(truth: str, weighing: labkit.Weighing) -> bool:

@@ -76,8 +76,9 @@ ENDS = (
     "runs to its end", "a checked call stops it", "a kernel is given no memory", "an exception", "the process dies",
     "otherwise when run again",
 )  # fmt: skip
-"""How a program ends. One whose second run differs has no outcome: on a GPU what is written beyond a buffer meets what
-lies there, which depends on what ran before. On the host runtime every run is as in a new process."""
+"""How a program ends. One whose second run differs has no outcome. On a GPU there are such: those seen so far write
+beyond their buffers, and what lies there is likely to depend on what ran before. On the host runtime every run is as in
+a new process."""
 STOPS = (REPORTED, ILLEGAL, THREW, LOST)
 
 
