@@ -27,7 +27,14 @@ UNIT_ROUNDOFF = {
 }
 """Half the distance from 1 to the next number: the relative error of one rounding to nearest."""
 
-SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+SMALLEST = {
+    "float64": 2.0**-1074,
+    "float32": 2.0**-149,
+    "bfloat16": 2.0**-133,
+    "float16": 2.0**-24,
+    "float8_e5m2": 2.0**-16,
+    "float8_e4m3fn": 2.0**-9,
+}
 """The smallest subnormal: what one operation may lose to underflow."""
 
 INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -315,13 +316,23 @@ def _norm(x: Tensor) -> float:
     return largest * float((x / largest).square().sum().sqrt()) if largest else 0.0
 
 
+class _AsInFloat32(TorchFunctionMode):
+    """What torch takes from the dtype is as for float32 and narrower ones: the eps of an RMS norm that has none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.rms_norm and len(args) < 4 and kwargs.get("eps") is None:
+            kwargs = {**kwargs, "eps": torch.finfo(torch.float32).eps}
+        return func(*args, **kwargs)
+
+
 @contextmanager
 def as_float64() -> Iterator[None]:
     """float64 where a program asks for no dtype, attention by its formula, and the caller's random state untouched."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     before = torch.get_default_dtype()
-    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
+    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), _AsInFloat32():
         torch.set_default_dtype(torch.float64)
         try:
             yield

@@ -53,7 +53,14 @@ PRODUCTS = _named("""
 """)
 """Sums of products, whose factors may be cut to fewer digits first."""
 
-SUMS = _named("""
+POOLS = _named("""
+    avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
+    _adaptive_avg_pool3d_backward upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
+    upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward
+""")
+"""Sums of neighbours with fixed weights from 0 to 1."""
+
+SUMS = POOLS | _named("""
     sum mean cumsum index_add index_put scatter_add embedding_dense_backward index_reduce
 """)
 """Sums in an order that is not known."""

@@ -13,6 +13,7 @@ from labkit.errors import UsageError
 from labkit.trace.operations import (
     ALLOWED,
     ARITHMETIC,
+    FACTORIES,
     FUNCTIONS,
     IGNORED,
     PRODUCTS,
@@ -131,6 +132,8 @@ class Recorder(Watcher):
         if name not in ALLOWED:
             return self._composite(func, name, args, kwargs)
         out = func(*args, **kwargs)
+        if name in FACTORIES and any(one.name == "dtype" for one in func._schema.arguments):
+            kwargs["dtype"] = out.dtype  # else it would be the default of the day
         self._keep(func, args, kwargs, out)
         if not self._inside:
             self.tell(func, out)

@@ -145,7 +145,10 @@ class Replayed:
         }
         storage = self._storage(self._names[i][0])
         untold = [k for k in self._program.cone([i], self._given) if self._program.nodes[k].func == INPUT]
-        real = {k: v for k in untold if (v := self._program.values[k]).is_floating_point()}
+        before = {k: self._program.values[k] for k in untold}
+        if self._rule(i).eager:  # such a program may store what it takes in the type of what it gives
+            before |= {k: self._given[k] for k in self._program.before(i, self._given)}
+        real = {k: v for k, v in before.items() if v.is_floating_point()}
         inputs = {k: s for k, v in real.items() if not torch.equal(s := stored(v, storage), v)}
         if kept:
             yield "the steps before it unrounded", self._given | kept

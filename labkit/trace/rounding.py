@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from labkit.numerics.bounds import gamma, lost_terms, variance_of_sum, worst_case
-from labkit.numerics.precision import SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, representable
-from labkit.trace.operations import ARITHMETIC, CHOICES, FACTORIES, FUNCTIONS, MOMENTS, MOVES, PRODUCTS, SUMS
+from labkit.numerics.precision import SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, representable, stored
+from labkit.trace.operations import ARITHMETIC, CHOICES, FACTORIES, FUNCTIONS, MOMENTS, MOVES, POOLS, PRODUCTS, SUMS
 from labkit.trace.program import Node, Program, Ref, call
 
 Tensor = torch.Tensor
@@ -28,11 +28,16 @@ FUNCTION_ULPS = 2.0
 """What a library function may be off, in units in the last place: CUDA's tables give 1 to 2 for the common ones, and
 ex2.approx, rcp and div.full of PTX, which Triton's exp and / become, stay within 2."""
 
-_ARGUMENT = frozenset(["exp", "exp2", "expm1", "sigmoid", "tanh", "erf", "erfc", "sinh", "cosh", "sin", "cos"])
+_ARGUMENT = frozenset(
+    ["exp", "exp2", "expm1", "sigmoid", "tanh", "erf", "erfc", "sinh", "cosh", "sin", "cos", "lgamma", "digamma"]
+)
 """Functions that are computed from a scaled argument, which is rounded first: exp(x) as 2^(x log2 e)."""
 
 BINS = 64
 """Values that differ by less than 1 / BINS err alike: tables and polynomials of libraries have about as many pieces."""
+
+_NUMBERED = ARITHMETIC | frozenset(["pow", "fmod", "remainder", "eq", "ne", "lt", "le", "gt", "ge"])
+"""Operations whose numbers, which the program gives, count as they are rounded."""
 
 _ROUNDED = ARITHMETIC | PRODUCTS | SUMS
 _LINEAR = MOVES | FACTORIES | ARITHMETIC | PRODUCTS | SUMS | {"neg"}
@@ -65,6 +70,10 @@ def _length(node: Node, args: Any, out: Tensor) -> int:
         return max(1, args[0].shape[args[1]] if args[0].ndim else 1)
     if node.op in ("sum", "mean", "prod"):
         return max(1, args[0].numel() // max(1, out.numel()))
+    if node.op.startswith("avg_pool"):
+        return math.prod(args[2 if node.op.endswith("_backward") else 1])
+    if node.op in POOLS:  # twice the ratio of sizes in each dimension
+        return 8 * max(1, args[0].numel() // max(1, out.numel()))
     places = args[1] if node.op == "index_put" else args
     return max(1, *(a.numel() for a in places if isinstance(a, Tensor) and not a.is_floating_point()), 1)
 
@@ -110,7 +119,7 @@ class Exact:
             squares = call(node, _each(args, torch.square), kwargs, self.device)
             self.spread[node.id] = _each_two(out, squares, lambda x, q: _spread(node, args, x, q, self.unit(node)))
         parts = [x for x in _list(out) if isinstance(x, Tensor) and x.is_floating_point()]
-        if any(bool(((x != 0.0) & (x.abs() < _SUBNORMAL)).any()) for x in parts):
+        if any(bool(((x != 0.0) & (x.abs() < _least(precision) / precision.unit)).any()) for x in parts):
             self.tiny.add(node.id)
         return out
 
@@ -125,8 +134,6 @@ class Exact:
 
 
 _MOVED = MOVES | FACTORIES | CHOICES
-_SUBNORMAL = 2.0**-100
-"""Below this a subnormal unit of float32, 2^-149, is more than its round-off of a number."""
 
 
 def _list(x: Any) -> list[Any]:
@@ -252,18 +259,14 @@ class Rounding:
         op, precision = node.op, self._exact.rules[node.id]
         if node.id in self._loose:
             args = [self._into_loose(ref, a, precision.unit) for ref, a in zip(node.args, args, strict=True)]
-        if op in _MOVED:
-            return call(node, args, kwargs, self._exact.device)
         u, cut = precision.unit, self._exact.cut.get(node.id)
         if cut and (op in PRODUCTS or node.id in self._exact.summed):
             args = [self._cut(a, precision.cut) if i < len(cut) and cut[i] else a for i, a in enumerate(args)]
         if op in _ARGUMENT:
             args = [self.jitter(args[0], u) * (1.0 + self._one(u)), *args[1:]]
-        out = call(node, args, kwargs, self._exact.device)
-        number = next((a for a in args if isinstance(a, float)), 0.0) if op in ARITHMETIC else 0.0
-        kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
-        if number:  # a number of the program is rounded too; to be added, torch's CPU kernels round it to storage
-            out = out + (self._one(u) * out if op in ("mul", "div") else self._one(max(u, kept)) * number)
+        out = self._with_numbers(node, args, kwargs)
+        if op in _MOVED:
+            return out
         if node.id in self._exact.spread:
             length = _length(node, args, next(x for x in _list(out) if isinstance(x, Tensor)))
             added = self._exact.unit(node)
@@ -271,11 +274,34 @@ class Rounding:
             out = _each_two(out, self._exact.spread[node.id], lambda x, spread: self._summed_up(x, spread, drift))
         if op in FUNCTIONS or op == "div":
             out = _each(out, lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u))
+        kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
         if self._nearest:
             formats = [precision.accumulate, precision.storage or ""][: 1 + bool(kept)]
             return _each(out, lambda x: _nearest(x, formats))
-        least = SMALLEST[precision.accumulate] if node.id in self._exact.tiny else 0.0
+        least = 0.0
+        if node.id in self._exact.tiny:  # few libraries compute functions below the normal numbers
+            least = torch.finfo(dtype_of(precision.accumulate)).tiny if op in FUNCTIONS else _least(precision)
         return _each(out, lambda x: self.jitter(x, max(u, kept), least))
+
+    def _with_numbers(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operation with the program's own numbers as they are or rounded, and what it makes of none rounded."""
+        op, kind = node.op, _format_of_numbers(self._exact.rules[node.id])
+        lost = [_lost(a, kind) for a in args] if op in _NUMBERED else []
+        alpha = _lost(kwargs.get("alpha", 1), kind)
+        if not any(lost) and not alpha:
+            out = call(node, args, kwargs, self._exact.device)
+            if op not in FACTORIES or not out.is_floating_point():
+                return out
+            return out + torch.nan_to_num(stored(out, kind) - out) * self._either()
+        args = [a + off * self._either() if off else a for a, off in zip(args, lost, strict=True)]
+        if alpha:
+            scaled, number = 0 if op == "rsub" else 1, kwargs["alpha"]
+            args[scaled], kwargs = args[scaled] * (number + alpha * self._either()), {}
+        return getattr(torch, op)(*args, **kwargs)
+
+    def _either(self) -> Tensor:
+        """0 or 1, by chance."""
+        return torch.randint(2, (), device=self._exact.device) * self._scale
 
     def _computed(self, x: Tensor, u: float) -> Tensor:
         """What a library function gives: off by up to u, in equal parts by chance, by its value, and for all alike.
@@ -294,6 +320,25 @@ class Rounding:
     def _summed_up(self, x: Tensor, spread: Tensor, drift: float) -> Tensor:
         normal = torch.erfinv(self._draw(x) * (2.0 - 2.0**-23) - (1.0 - 2.0**-24)) * 2.0**0.5
         return (x + spread * normal * self._scale) * (1.0 + self._one(min(1.0, drift)))
+
+
+def _format_of_numbers(precision: Precision) -> str:
+    """To what a program's own numbers may be rounded: many of torch's kernels take them in their tensors' type."""
+    return precision.storage or precision.accumulate if precision.eager else precision.accumulate
+
+
+def _lost(number: Any, name: str) -> float:
+    """What rounding a number of the program to a format adds; 0 for what is no number, or not finite."""
+    if not isinstance(number, float) or not math.isfinite(number):
+        return 0.0
+    exact = torch.tensor(number, dtype=torch.float64)
+    return float(stored(exact, name) - exact)
+
+
+def _least(precision: Precision) -> float:
+    """The smallest subnormal number between operations: what one of them may lose to underflow."""
+    kept = SMALLEST.get(precision.storage or "", 0.0) if precision.eager else 0.0
+    return max(SMALLEST[precision.accumulate], kept)
 
 
 def _nearest(x: Tensor, formats: Iterable[str]) -> Tensor:
@@ -322,12 +367,18 @@ def bound(
     def absolutely(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         nonlocal factor
         op, precision = node.op, rules[node.id]
-        if op in ("sub", "rsub", "neg"):
-            return args[0] + abs(kwargs.get("alpha", 1)) * args[1] if op != "neg" else args[0]
+        if op == "neg":
+            return args[0]
+        alpha, numbers = abs(kwargs.get("alpha", 1)), _format_of_numbers(precision)
         args = [abs(a) if isinstance(a, (int, float)) and op in ARITHMETIC else a for a in args]
-        out = _each(call(node, args, kwargs, device), _size)
+        if op in ("add", "sub", "rsub"):
+            a, b = args[::-1] if op == "rsub" else args
+            out = a + alpha * b
+        else:
+            out = _each(call(node, args, kwargs, device), _size)
         if op in ARITHMETIC:
-            factor += (2.0 * FUNCTION_ULPS if op == "div" else 2.0) * precision.unit  # a number of the program, rounded
+            factor += (2.0 * FUNCTION_ULPS if op == "div" else 2.0) * precision.unit
+            factor += UNIT_ROUNDOFF.get(numbers, 0.0) if any(_lost(a, numbers) for a in (*args, alpha)) else 0.0
             factor += 2.0 * precision.cut * sum(cut.get(node.id, ())) if node.id in exact.summed else 0.0
         elif op in PRODUCTS or op in SUMS:
             u = exact.unit(node)
@@ -341,7 +392,7 @@ def bound(
 
     values = {i: _each(program.values[i], _size) for i in part if i in program.values}
     whole = program.run(part, values | sizes, (target,), rule=absolutely, device=device)[target]
-    return whole * math.expm1(factor) + SMALLEST[rules[target].accumulate] * len(part)
+    return whole * math.expm1(factor) + _least(rules[target]) * len(part)
 
 
 def _size(x: Tensor) -> Tensor:

@@ -74,6 +74,16 @@ def test_plain_dumps_are_judged_as_a_whole_and_that_is_said(tmp_path, diff, caps
     assert "first divergence: b" in text
 
 
+def test_the_first_step_that_is_not_equal_is_named_where_rounding_may_explain_it(tmp_path, diff):
+    """Two runs of one program on one machine promise equal bits, and the reader knows that."""
+    a = torch.linspace(1.0, 2.0, 100)
+    files = traces(tmp_path, {"a": a, "b": a, "c": a}, {"a": a, "b": a * (1.0 + 1e-7), "c": a * 1.5})
+    assert diff(*files)[1]["notes"] == [
+        "the first step that is not equal to the golden's is b; it may be so by rounding"
+    ]
+    assert diff(files[0], files[0])[1]["notes"] == []
+
+
 def test_an_op_tells_own_from_inherited_in_a_plain_dump(tmp_path, diff):
     g = torch.randn(16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     steps = {"p": {"op": "torch.softmax(a, -1)", "inputs": ["a"]}, "y": {"op": "p @ a", "inputs": ["p", "a"]}}

@@ -372,14 +372,94 @@ def test_a_single_low_number_is_no_mask(wrong):
     assert localise(Trace({"x": x, "y": y}), recorded).first == "y"
 
 
-@pytest.mark.parametrize("f", [lambda x: x + 0.1, lambda x: x * 0.9 + 0.1, lambda x: 0.3 + x])
-def test_a_number_that_is_added_in_an_eager_narrow_type_is_rounded_to_it(f, rng):
-    """torch's CPU kernels do so: the sum has the bits of one with the rounded number."""
+NUMBERS = {
+    "added": lambda x: x + 0.1,
+    "added to a product": lambda x: x * 0.9 + 0.1,
+    "taken from": lambda x: 0.7 - x,
+    "a factor of what is added": lambda x: torch.add(x, x, alpha=0.3),
+    "a power": lambda x: x.abs() ** 2.7,
+    "a base": lambda x: 2.7**x,
+    "a divisor of a remainder": lambda x: x % 0.7,
+    "what a tensor is filled with": lambda x: torch.full_like(x, 0.3) * (x > 0.3),
+    "a mean's divisor in a gradient": lambda x: torch.nn.functional.mse_loss(x, x.roll(1)) * 1.0,
+}
+
+
+@pytest.mark.parametrize("f", NUMBERS.values(), ids=NUMBERS)
+def test_a_programs_own_numbers_may_be_rounded_to_an_eager_narrow_type(f, rng):
+    """Most of torch's CPU kernels do so: their results have the bits of those with the rounded number."""
     for _ in range(3):
         x = torch.from_numpy(rng.standard_normal((63, 65))).bfloat16()
         promised = Precision(storage="bfloat16", eager=True)
         assert localise(capture(f, x), golden(f, x), promised).first is None
         assert localise(capture(lambda x: f(x) * 1.01, x), golden(f, x), promised).first is not None
+
+
+EAGER = Precision(storage="bfloat16", eager=True)
+
+
+def test_what_an_eager_program_takes_it_may_store_in_its_own_type_first(rng):
+    """As a rotary embedding does, whose cosines are float32 and its rows are not."""
+
+    def rotated(x):
+        angle = torch.arange(32.0)
+        return x * torch.cos(angle).to(x.dtype) + x.roll(1, -1) * torch.sin(angle).to(x.dtype)
+
+    x = torch.from_numpy(rng.standard_normal((40, 32))).bfloat16()
+    assert golden(rotated, x)["/cos"].dtype == torch.float64
+    assert localise(capture(rotated, x), golden(rotated, x), EAGER).first is None
+    assert localise(capture(lambda x: rotated(x) * 1.01, x), golden(rotated, x), EAGER).first is not None
+
+
+def test_functions_may_lose_what_is_below_the_normal_numbers(rng):
+    """1 / (1 + exp(100)) is 4e-44, and 0 where exp(100) is beyond float32; 1e-30 is another matter."""
+    x = torch.from_numpy(rng.standard_normal((40, 32)) * 40.0).float()
+    y = torch.sigmoid(x)
+    recorded = golden(lambda x: step("y", torch.sigmoid(x)), x=x)
+    assert bool((y == 0.0).any())
+    assert localise({"x": x, "y": y}, recorded, FLOAT32).first is None
+    assert localise({"x": x, "y": torch.where(y < 1e-30, 0.0, y)}, recorded, FLOAT32).first == "y"
+
+
+def test_half_precision_between_operations_has_subnormal_numbers_too(rng):
+    x = torch.from_numpy(rng.standard_normal((40, 32)) * 1e-4).half()
+    recorded = golden(lambda x: step("y", x * x * 3.0), x)
+    promised = Precision(storage="float16", eager=True)
+    assert localise({"input.0": x, "y": x * x * 3.0}, recorded, promised).first is None
+    assert localise({"input.0": x, "y": x * x * 3.0 + 5e-7}, recorded, promised).first == "y"
+
+
+def test_an_rms_norm_without_eps_has_that_of_float32(rng):
+    """torch takes that of the type, and float32's for narrower ones: the golden's float64 must not change it."""
+    x = torch.from_numpy(rng.standard_normal((40, 32)) * 1e-3).float()
+    norm = nn.RMSNorm(32)
+    assert localise(capture(norm, x), golden(norm, x), FLOAT32).first is None
+    norm.eps = 1e-6
+    wrong = capture(norm, x)
+    norm.eps = None
+    assert localise(wrong, golden(norm, x), FLOAT32).first is not None
+
+
+POOLED = {
+    "averages": lambda x: nn.functional.avg_pool2d(x, 3, 2, 1),
+    "averages to a size": lambda x: nn.functional.adaptive_avg_pool2d(x, 3),
+    "nearest neighbours": lambda x: nn.functional.interpolate(x, scale_factor=2),
+    "between neighbours": lambda x: nn.functional.interpolate(x, scale_factor=2, mode="bilinear"),
+}
+
+
+@pytest.mark.parametrize("f", POOLED.values(), ids=POOLED)
+def test_pools_and_upsampling_are_recorded_forward_and_backward(f, rng, tmp_path):
+    class Layer(nn.Module):
+        def forward(self, x):
+            return f(x)
+
+    x = torch.from_numpy(rng.standard_normal((2, 3, 8, 9))).float()
+    recorded = type(golden(Layer(), x)).load(golden(Layer(), x).save(tmp_path / "golden.safetensors"))
+    observed = capture(Layer(), x)
+    assert localise(observed, recorded, FLOAT32).first is None
+    spoilt = Trace({s.name: s.value * (1.0 + 1e-5 * s.name.startswith("grad:")) for s in observed})
+    assert localise(spoilt, recorded, FLOAT32).first == "grad:input.0"
 
 
 def test_rows_that_are_put_at_places_again_and_again_are_sums(rng):
