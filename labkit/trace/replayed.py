@@ -23,7 +23,7 @@ from labkit.trace.findings import INHERITED, OWN, Finding, absent, reason
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
 from labkit.trace.program import INPUT
-from labkit.trace.rounding import Exact, Rounding, bound, linear, simulate, terms
+from labkit.trace.rounding import LIVE, Exact, Rounding, bound, linear, simulate, terms
 from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
@@ -192,14 +192,11 @@ class Replayed:
 
         exact = Exact(rules, terms(program, order), device)
         values: dict[int, Any] = {}
-        before = time.perf_counter()
+        begun = time.perf_counter()
         program.run(order, start, (), rule=exact, seen=keeping(values), device=device)
-        seconds = (time.perf_counter() - before) * 3 * (RUNS + 1)
+        brief = time.perf_counter() - begun < LONG / 1000.0
         for i, value in values.items():
             found[i] = Simulated(value, self._storage(self._names[i][0]), rules[i])
-        if seconds > LONG:
-            memory = sum(24 * one.exact.numel() for one in found.values()) / 2**20
-            self._say(f"{len(order)} operations are run {3 * RUNS} times: about {seconds:.0f} s and {memory:.0f} MiB")
         loose = {k for part in parts.values() if not linear(program, part) for k in part}
 
         def run(nearest: bool = False) -> dict[int, Any]:
@@ -209,6 +206,13 @@ class Replayed:
             return results
 
         largest = program.largest(order)
+        if not brief:  # a simulated run says how long all of them will take
+            begun = time.perf_counter()
+            simulate(run, 1, 0, largest, device, lambda i, results: None)
+            seconds, memory = (time.perf_counter() - begun) * 3 * RUNS, 8 * LIVE * largest / 2**20
+            if seconds > LONG:
+                words = f"about {seconds:.0f} s and {memory:.0f} MiB"
+                self._say(f"{len(order)} operations are run {3 * RUNS} times: {words}")
 
         def hear(nearest: bool, i: int, results: Tensor) -> None:
             found[i].add(results, nearest)

@@ -462,6 +462,21 @@ def test_pools_and_upsampling_are_recorded_forward_and_backward(f, rng, tmp_path
     assert localise(spoilt, recorded, FLOAT32).first == "grad:input.0"
 
 
+def test_a_part_that_takes_long_says_beforehand_what_it_takes(rng, monkeypatch):
+    x, w = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((600, 64), (64, 600)))
+    f = lambda x, w: {"y": torch.softmax(torch.nn.functional.gelu(x @ w), -1)}  # noqa: E731
+    recorded, observed, said = golden(f, x=x, w=w), {"x": x, "w": w, "y": f(x, w)["y"]}, []
+    localise(observed, recorded, FLOAT32, say=said.append)
+    assert not said
+    monkeypatch.setattr("labkit.trace.replayed.LONG", 1e-3)
+    before = torch.get_rng_state()
+    localise(observed, recorded, FLOAT32, say=said.append)
+    assert len(said) == 1
+    assert said[0].startswith("11 operations are run 72 times: about")
+    assert said[0].endswith(" s and 88 MiB")  # 32 results of 600 x 600 numbers
+    assert torch.equal(torch.get_rng_state(), before)  # the random numbers are not the caller's
+
+
 def test_rows_that_are_put_at_places_again_and_again_are_sums(rng):
     x, b = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((500, 7), (20, 7)))
     at = torch.from_numpy(rng.integers(0, 20, 500))
