@@ -22,16 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks, resolve
 from labkit.session.record import sources
 from labkit.tables import Table
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-CELL_TIMEOUT = 3600
-"""Seconds that one cell may take."""
 
 
 @dataclass
@@ -150,7 +146,7 @@ async def _execute(one: Run, cores: int, lock: IO[str]) -> str:
     files = [one.directory / name for name in ("result.json", "notebook.ipynb", "report.html", "log.txt")]
     for path in files:
         path.unlink(missing_ok=True)
-    result, executed, report, log = files
+    result, *_, log = files
     environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(cores)) | {"LABKIT_RUN_DIR": str(one.directory)}
     environment.pop("TRITON_INTERPRET", None)
     # Installed by `pip install --target`, nbconvert's templates lie beside it, where Jupyter does not look.
@@ -158,21 +154,12 @@ async def _execute(one: Run, cores: int, lock: IO[str]) -> str:
     for variable, first in {"PYTHONPATH": ROOT, "JUPYTER_PATH": site / "share" / "jupyter"}.items():
         environment[variable] = os.pathsep.join(filter(None, [str(first), os.environ.get(variable)]))
 
-    papermill = ["papermill", str(one.book.path), str(executed), "--kernel=python3", "--no-progress-bar"]
-    papermill += [f"--execution-timeout={CELL_TIMEOUT}", f"--cwd={one.book.path.parent}"]
-    papermill += [f"--parameters_yaml={yaml.safe_dump(one.parameters)}"]
-    error = await _python(papermill, environment, log, lock)
+    words = ["labkit.cli.execute", str(one.book.path), str(one.directory), json.dumps(one.parameters)]
+    error = await _python(words, environment, log, lock)
     if "died before replying to kernel_info" in error:  # kernels that start together may have been given one port
-        error = await _python(papermill, environment, log, lock)
+        error = await _python(words, environment, log, lock)
     if error:
         result.unlink(missing_ok=True)  # a cell after lab.finish failed: no success
-    if executed.exists():
-        page = report.with_name(".report.html")
-        nbconvert = ["nbconvert", str(executed), "--to=html", "--template=classic", f"--output={page.name}"]
-        unrendered = await _python(nbconvert, environment, log, lock)
-        if not unrendered:
-            page.replace(report)
-        error = error or unrendered
     return error
 
 

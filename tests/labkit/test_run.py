@@ -146,14 +146,14 @@ def test_a_kernel_that_did_not_start_is_started_once_more(books, tmp_path, monke
     async def python(words, *rest):
         calls.append(words[0])
         failed = "RuntimeError: Kernel died before replying to kernel_info"
-        return failed if calls.count("papermill") == 1 and words[0] == "papermill" else await real(words, *rest)
+        return failed if len(calls) == 1 else await real(words, *rest)
 
     monkeypatch.setattr(run, "_python", python)
     books("good", FINISH)
     (one,) = runs = run.plan(["good"], {}, "cpu", tmp_path / "runs")
     run.run(runs, jobs=1, say=lambda text: None)
     assert one.result, one.status
-    assert calls == ["papermill", "papermill", "nbconvert"]
+    assert len(calls) == 2
 
 
 def test_the_run_id_depends_on_parameters_and_code(books, tmp_path):
