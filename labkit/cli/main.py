@@ -142,7 +142,7 @@ def _diff(options: argparse.Namespace) -> int:
     from labkit.numerics.precision import from_words
     from labkit.trace.diff import report
 
-    precision = from_words(options.precision) if options.precision else None
+    precision = from_words(options.precision) if options.precision is not None else None
     found = report(options.golden, options.observed, precision, say=lambda text: print(text, file=sys.stderr))
     if options.plot:
         from labkit.cli.diff_plots import pictures

@@ -21,7 +21,7 @@ MANY = 1 << 20
 """Elements from which a GPU compares: below, a copy to the CPU takes less than to compile a kernel for such tensors."""
 
 INTEGERS = "dtypes only: integers are equal"
-_TINY = float(np.finfo(np.float64).tiny)
+_TINY, _HUGE = float(np.finfo(np.float64).tiny), 1e150  # products of two sums are finite too
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,7 +154,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
 
         o, g, allowed = o.cpu(), g.cpu(), allowed.cpu() if isinstance(allowed, torch.Tensor) else allowed
     found = one_pass(o, g, allowed)
-    fine = all(_TINY < total < math.inf or total == found.max_abs == 0.0 for total in (found.sum_dd, found.sum_gg))
+    fine = all(_TINY < total < _HUGE or total == found.max_abs == 0.0 for total in (found.sum_dd, found.sum_gg))
     return found if fine else _rescaled(found, o, g)
 
 

@@ -137,6 +137,8 @@ def from_words(text: str) -> Precision:
         name, sign, value = item.partition("=")
         if not sign or name.strip() == "steps":
             raise UsageError(f"--precision: {item!r} is not right; wanted name=value of {', '.join(FIELDS[:-1])}")
+        if name.strip() in said:
+            raise UsageError(f"--precision: {name.strip()} stands there twice; wanted each field once")
         said[name.strip()] = {"true": True, "false": False}.get(value.strip().lower(), value.strip())
     return _made(said)
 
@@ -153,12 +155,12 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def half_ulp(x: Tensor, name: str, *, flush: bool = False) -> Tensor:
-    """Half the distance between neighbouring numbers of a dtype at |x|, float64; 0 for integers.
+    """Half the distance between neighbouring numbers of a dtype at |x|, float64; one half for whole numbers.
 
     Below the smallest normal number the distance no longer shrinks; with `flush` it is that number.
     """
     if name in INTEGERS:
-        return torch.zeros_like(x)
+        return torch.full_like(x, 0.5)
     info = torch.finfo(dtype_of(name))
     size = torch.nan_to_num(x.abs(), 0.0, info.max, info.max).clamp(min=info.tiny)
     half = 0.25 * info.eps * torch.exp2(torch.frexp(size)[1].double())

@@ -3,12 +3,14 @@ them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from labkit.errors import UsageError
+from labkit.numerics.precision import guess
 from labkit.trace.golden import leaves_of, run_watched, snapshot, with_backward
 from labkit.trace.recorder import Watcher, unique
 from labkit.trace.steps import Trace
@@ -25,7 +27,8 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     starts from fixed random numbers.
 
     It is then run again without being watched, from the same random state and buffers, and
-    ``trace.about["observer"]`` says what differs: "none" if results and gradients are bit-identical. Gradients and
+    ``trace.about["precision"]`` says that each operation was stored, as it is in a program that runs so, and
+    ``trace.about["observer"]`` what differs: "none" if results and gradients are bit-identical. Gradients and
     buffers of a module are afterwards as they were. Raises UsageError where nothing gives a tensor.
     """
     if not callable(subject):
@@ -54,6 +57,7 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
         raise UsageError("capture: what ran gave no tensor; wanted one at least")
     differ = [name for name, value in plain.items() if name not in seen or not _identical(value, seen[name])]
     about = {"observer": "none" if not differ else f"differs when nothing is captured: {', '.join(differ)}"}
+    about["precision"] = json.dumps({"accumulate": guess([x.dtype for x in seen.values()]).accumulate, "eager": True})
     return Trace(seen, about)
 
 

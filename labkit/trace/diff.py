@@ -41,13 +41,13 @@ class Report:
     @property
     def alarm(self) -> bool:
         """Whether any run diverges."""
-        return any(found.first for found in self.runs.values())
+        return any(found.first is not None for found in self.runs.values())
 
     @property
     def run(self) -> str:
         """The run to show: the one that diverges first, else the first."""
         order = list(next(iter(self.runs.values())).findings)
-        places = {name: order.index(found.first) for name, found in self.runs.items() if found.first}
+        places = {name: order.index(found.first) for name, found in self.runs.items() if found.first is not None}
         return min(places, key=places.__getitem__) if places else next(iter(self.runs))
 
     @property

@@ -228,9 +228,18 @@ def _json(path: Path, key: str, value: Any) -> Any:
     wanted = {"order": list, "steps": dict, "precision": dict}[key]
     if not isinstance(found, wanted):
         raise UsageError(f"{path}: metadata {key!r} is not right; wanted JSON, a {wanted.__name__}")
+    for name, said in found.items() if key == "steps" else ():
+        wrong = [f for f, kind in _SAID.items() if isinstance(said, dict) and not isinstance(said.get(f, kind()), kind)]
+        if not isinstance(said, dict) or wrong:
+            field = f"{name!r}: {wrong[0]}" if wrong else repr(name)
+            raise UsageError(f"{path}: metadata 'steps', {field} is not right; wanted {_WANTED}")
     if key == "order" and not all(isinstance(x, str) for x in found):
         raise UsageError(f"{path}: metadata 'order' is not right; wanted a list of names")
     return found
+
+
+_SAID = {"inputs": list, "inputs_complete": bool, "K": int, "op": str}
+_WANTED = "inputs (a list), inputs_complete (true or false), K (an integer), op (a text)"
 
 
 def with_operations(dump: Dump) -> tuple[Golden | None, list[str]]:

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from labkit.errors import UsageError
 from labkit.trace.operations import full_name, resolve
-from labkit.trace.program import CONSTANT, INPUT, ITEM, Node, Program, Ref
+from labkit.trace.program import CONSTANT, INPUT, ITEM, Node, Program, Ref, float64_by_default
 from labkit.trace.recorder import BACKWARD, Recorder, Watcher, listening, unique
 from labkit.trace.steps import Trace, write_safetensors
 
@@ -331,13 +331,8 @@ def as_float64() -> Iterator[None]:
     """float64 where a program asks for no dtype, attention by its formula, and the caller's random state untouched."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    before = torch.get_default_dtype()
-    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), _AsInFloat32():
-        torch.set_default_dtype(torch.float64)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
+    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), _AsInFloat32(), float64_by_default():
+        yield
 
 
 def leaves_of(
@@ -380,12 +375,11 @@ def run_watched(
     Returns the result of the forward.
     """
     module = isinstance(subject, torch.nn.Module)
-    args = [leaves.get(f"input.{i}", x) for i, x in enumerate(inputs)]
-    keywords = {name: leaves.get(name, x) for name, x in named.items()}
     handles = _hooks(subject, watcher, hear) if module and watcher is not None else []
     try:
         with watcher or nullcontext(), listening(hear):
-            output = subject(*args, **keywords)
+            args = [_writable(leaves.get(f"input.{i}", x)) for i, x in enumerate(inputs)]
+            output = subject(*args, **{name: _writable(leaves.get(name, x)) for name, x in named.items()})
             if not handles:  # else its hook has told them
                 for name, value in results_of(output, module):
                     hear(name, value)
@@ -397,6 +391,11 @@ def run_watched(
         for handle in handles:
             handle.remove()
     return output
+
+
+def _writable(x: Any) -> Any:
+    """A tensor that may be written to in place, which autograd does not allow what it differentiates by."""
+    return x.clone() if isinstance(x, Tensor) and x.requires_grad else x
 
 
 def _hooks(module: torch.nn.Module, watcher: Watcher, hear: Callable[[str, Tensor], None]) -> list[Any]:
@@ -450,7 +449,8 @@ def gradients(
 
 def _draw(x: Tensor, generator: torch.Generator) -> Tensor:
     with _disable_current_modes():  # given to the backward, not computed by it
-        return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.detach())
+        drawn = torch.randn(x.shape, generator=generator, dtype=torch.float32)
+        return drawn.to(torch.bfloat16).to(x.detach())  # the same numbers in any type
 
 
 def results_of(output: Any, module: bool) -> Iterator[tuple[str, Tensor]]:

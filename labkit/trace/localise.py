@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from labkit.errors import UsageError
+from labkit.errors import UsageError, did_you_mean
 from labkit.numerics.compare import Comparison, as_tensor
 from labkit.numerics.precision import Precision, guess
 from labkit.trace.dumps import Dump, with_operations
@@ -51,6 +51,11 @@ def localise(
     seen = Observed(observed, golden, dict(names or {}))
     precision = precision or getattr(observed, "precision", None)
     rules = precision or guess([seen.read(name).dtype for name in seen.steps])
+    known = {*golden.names, *getattr(golden, "operations", ())}
+    if unknown := [name for name in rules.steps if name not in known]:
+        raise UsageError(
+            f"precision: steps names {unknown[0]!r}; {did_you_mean(unknown[0], known)}wanted a step's name"
+        )
     result = Localisation(rules, precision is None, unexpected=seen.unexpected)
     chance = FALSE_ALARM / (2.0 * max(1, len(seen.steps)))
     largest = max(seen.read(name).numel() for name in seen.steps)
@@ -82,7 +87,7 @@ def _judge(golden: Any, seen: Observed, rules: Precision, chance: float, say: An
     known = Replayed(parts, seen, rules, chance, say, inputs_given=False).judge() if parts is not None else {}
     result.findings = judge(golden, seen, rules, chance, known)
     differs = (name for name, found in result.findings.items() if found.total and _same_type_not_equal(found.total))
-    if result.ordered and (name := next(differs, None)) and name != result.first:
+    if result.ordered and (name := next(differs, None)) is not None and name != result.first:
         result.notes.append(f"the first step that is not equal to the golden's is {name}; it may be so by rounding")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,17 @@ def call(node: Node, args: Any, kwargs: dict[str, Any], device: torch.device | N
     return node.func(*args, **kwargs)
 
 
+@contextmanager
+def float64_by_default() -> Iterator[None]:
+    """float64 where a program asks for no dtype, as for positions that it counts, or whole numbers that it divides."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 @dataclass
 class Program:
     """Nodes in order; `values` holds inputs and constants, and what else is kept of the golden's results."""
@@ -121,6 +133,12 @@ class Program:
         `seen(number, result)` may return another value to go on with, as an observed step in place of its replay.
         """
         order = list(order)
+        with float64_by_default():
+            return self._run(order, given, wanted, rule, seen, device)
+
+    def _run(
+        self, order: list[int], given: Mapping[int, Any], wanted: Collection[int], rule: Any, seen: Any, device: Any
+    ) -> dict[int, Any]:
         last = {parent: i for i in order for parent in self.nodes[i].parents}
         results = dict(given)
         for i in order:

@@ -13,7 +13,6 @@ from labkit.errors import UsageError
 from labkit.trace.operations import (
     ALLOWED,
     ARITHMETIC,
-    FACTORIES,
     FUNCTIONS,
     IGNORED,
     PRODUCTS,
@@ -84,6 +83,8 @@ class Watcher(TorchDispatchMode):
         name = name_of(func).removesuffix("_")
         if name in IGNORED or (name in ALLOWED and name not in COMPUTING):
             return
+        if name == "add" and self.path == BACKWARD:  # autograd adds gradients up in an order of its own
+            return
         for value in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(value, Tensor) and value.is_floating_point():
                 self._hear(f"{self.path}/{name}", value)
@@ -132,8 +133,6 @@ class Recorder(Watcher):
         if name not in ALLOWED:
             return self._composite(func, name, args, kwargs)
         out = func(*args, **kwargs)
-        if name in FACTORIES and any(one.name == "dtype" for one in func._schema.arguments):
-            kwargs["dtype"] = out.dtype  # else it would be the default of the day
         self._keep(func, args, kwargs, out)
         if not self._inside:
             self.tell(func, out)

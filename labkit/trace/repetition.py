@@ -23,7 +23,7 @@ from labkit.trace.steps import Trace
 
 SAME = "bit-identical"
 ORDER = "order noise, within the bound"
-UNWRITTEN = "all NaN in every run: nothing wrote it, or it was made of what nothing wrote"
+UNWRITTEN = "NaN in every run: not written, or made of what was not written"
 BEYOND = "beyond the bound: a race or an uninitialised read"
 UNKNOWN = "differs; no bound to hold it to"
 
@@ -116,7 +116,7 @@ def repeat(
     result = Repetition(times)
     for name in kept:
         distinct = 1 + len(others[name])
-        empty = distinct == 1 and _all_nan(kept[name])
+        empty = distinct == 1 and _has_nan(kept[name])
         finding = UNWRITTEN if empty else _finding(distinct, spread[name], shares[name])
         result.steps[name] = Repeated(distinct, spread[name], shares[name], finding)
     return result
@@ -146,8 +146,8 @@ def _shares(
     return found
 
 
-def _all_nan(value: torch.Tensor) -> bool:
-    return value.is_floating_point() and value.numel() > 0 and bool(value.isnan().all())
+def _has_nan(value: torch.Tensor) -> bool:
+    return value.is_floating_point() and bool(value.isnan().any())
 
 
 def _finding(distinct: int, spread: float, share: float) -> str:

@@ -63,6 +63,10 @@ class Replayed:
         self._given = {i: self._observed(names[0]) for i, names in self._names.items() if self._fits(names[0], i)}
         self._remade: dict[int, Tensor] = {}
         self._tainted: set[int] = set()
+        self._before_exp: set[int] = set()
+        for node in reversed(self._program.nodes):
+            if node.op in ("exp", "exp2") or node.id in self._before_exp:
+                self._before_exp.update(node.parents)
 
     def _fits(self, name: str, i: int) -> bool:
         return tuple(self._seen.read(name).shape) == tuple(self._golden[name].shape)
@@ -112,11 +116,9 @@ class Replayed:
         return Finding(name, total, total, 0.0, None, not total.ok, not total.ok, words)
 
     def _storage(self, name: str) -> str:
-        """The name of the dtype that a step is held to: its own, or a narrower one that was promised."""
+        """The name of the dtype that a step is held to: the one that was promised, or its own."""
         own, said = name_of(self._seen.read(name).dtype), self._rules.of(name).storage
-        if said is None or own in INTEGERS or said in INTEGERS:
-            return own
-        return max(own, said, key=UNIT_ROUNDOFF.__getitem__)
+        return own if said is None or own in INTEGERS or said in INTEGERS else said
 
     def _narrow(self, i: int) -> bool:
         """Whether storing a step loses digits that a kernel had."""
@@ -230,7 +232,9 @@ class Replayed:
         tainted = any(k in self._tainted for k in self._program.before(i, self._given))
         if not golden.is_floating_point():
             return self._whole_numbers(name, i, observed, golden, simulated, tainted)
-        o, exact = unmasked(self._observed(name), simulated.exact)
+        o, exact = self._observed(name), simulated.exact
+        if i in self._before_exp:
+            o, exact = unmasked(o, exact)
         allowed = simulated.bound(o, self._chance)
         own = compare(o, exact, allowed)
         below = structure(o - exact, exact, allowed, self._chance) if own.ok else None
@@ -323,7 +327,9 @@ class Simulated:
             self._heard += own
         if own < len(value):
             self._null = self._null or Null(self.exact, self._noise())
-            self._null.add(self._error(stored(value[own:], self._storage)), nearest)
+            last = value[own:]
+            last = last.round() if self._storage in INTEGERS else stored(last, self._storage)
+            self._null.add(self._error(last), nearest)
 
     def _error(self, value: Tensor) -> Tensor:
         return torch.where(value.isfinite() & self.exact.isfinite(), value - self.exact, 0.0)
@@ -336,7 +342,7 @@ class Simulated:
         """
         size = torch.where(self.exact.isfinite(), self.exact.abs(), 0.0)
         half = half_ulp(size, self._storage, flush=self._rule.flush)
-        normal = size >= torch.finfo(dtype_of(self._storage)).tiny
+        normal = size >= (0.0 if self._storage in INTEGERS else torch.finfo(dtype_of(self._storage)).tiny)
         return torch.where(normal, (half.square() / 3.0 + self._squares / RUNS).sqrt(), 0.0)
 
     def bound(self, observed: Tensor, chance: float) -> Bound:

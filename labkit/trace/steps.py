@@ -13,6 +13,7 @@ import torch
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
 from labkit.numerics.compare import as_tensor
+from labkit.numerics.precision import Precision, from_json
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Trace:
     def names(self) -> list[str]:
         """The steps' names, in order."""
         return list(self._steps)
+
+    @property
+    def precision(self) -> Precision | None:
+        """What `about` promises; None where it says nothing."""
+        return from_json(self.about["precision"]) if "precision" in self.about else None
 
     def step(self, name: str) -> Step:
         """The whole step; its value alone is ``trace[name]``."""

@@ -77,7 +77,7 @@ def _step(
         words = "ok" if total.ok else reason(total, None)
         return Finding(name, total, wrong=not total.ok, diverges=not total.ok, words=words)
     own = name_of(o.dtype)
-    storage = max(own, rule.storage or own, key=lambda kind: UNIT_ROUNDOFF.get(kind, 0.0))
+    storage = rule.storage if rule.storage in UNIT_ROUNDOFF else own
     parts: list[Statistics] = []
     worst: Structure | None = None
     why, start = "", 0

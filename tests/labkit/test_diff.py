@@ -205,6 +205,7 @@ def test_an_error_of_the_program_itself_exits_2_and_never_1(tmp_path, diff, monk
         (torch.ones(0, 4), torch.ones(0, 4), False),
         (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]), False),
         (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 2.0]), True),
+        (torch.tensor([1e150], dtype=torch.float64), torch.tensor([2e150], dtype=torch.float64), True),
     ],
 )
 def test_types_sizes_and_extremes_found_by_attack(tmp_path, diff, g, o, alarm):
@@ -212,6 +213,10 @@ def test_types_sizes_and_extremes_found_by_attack(tmp_path, diff, g, o, alarm):
     torch.save({"": o}, tmp_path / "o.pt")
     code, said, _ = diff(tmp_path / "g.pt", tmp_path / "o.pt")
     assert (code, said["alarm"]) == (int(alarm), alarm)
+
+
+def test_a_divergent_step_without_a_name_is_one(tmp_path, diff):
+    assert diff(*traces(tmp_path, {"": torch.ones(3)}, {"": torch.ones(3) * 2.0}))[:1] == (1,)
 
 
 def test_a_large_plain_step_is_read_in_blocks(tmp_path):

@@ -127,6 +127,10 @@ def test_clashing_files_and_bad_metadata_are_refused(tmp_path):
     (tmp_path / "metadata.json").write_text('{"order": {"x": 1}}')
     with pytest.raises(UsageError, match="metadata 'order' is not right; wanted JSON, a list"):
         open_dump(tmp_path)
+    for said in (1, {"op": 5}, {"inputs": "y"}, {"K": "8"}):
+        (tmp_path / "metadata.json").write_text(json.dumps({"steps": {"x": said}}))
+        with pytest.raises(UsageError, match=r"metadata 'steps', 'x'.* is not right; wanted inputs"):
+            open_dump(tmp_path)
     (tmp_path / "metadata.json").unlink()
     torch.save(torch.ones(1), tmp_path / "x.pt")
     with pytest.raises(UsageError, match=r"has x\.npy and x\.pt; wanted one file a step"):

@@ -36,6 +36,18 @@ def test_names_are_those_of_capture_and_so_are_the_seeds_of_the_backward():
     assert set(found.names) <= set(seen.names)
     difference = seen["grad:input.0"].double() - found["grad:input.0"]
     assert float(difference.abs().max()) < 1e-5, "other seeds would give other gradients altogether"
+    for kind in (torch.bfloat16, torch.float32):  # of x itself, the gradient is the seed
+        x = torch.ones(5, 7).to(kind)
+        gradients = [make(torch.nn.Identity(), x)["grad:input.0"] for make in (golden, capture)]
+        assert torch.equal(gradients[0], gradients[1].double())
+
+
+def test_a_module_may_write_to_its_input_in_place():
+    model, x = torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(8, 8)), torch.randn(4, 8)
+    found, seen = golden(model, x), capture(model, x)
+    assert torch.equal(seen["input.0"], x)
+    assert torch.equal(found["0"], x.double().relu())
+    assert torch.equal(found["grad:input.0"][x < 0.0], torch.zeros(int((x < 0.0).sum()), dtype=torch.float64))
 
 
 def test_every_step_replays_to_the_bit():

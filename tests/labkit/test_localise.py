@@ -477,6 +477,87 @@ def test_a_part_that_takes_long_says_beforehand_what_it_takes(rng, monkeypatch):
     assert torch.equal(torch.get_rng_state(), before)  # the random numbers are not the caller's
 
 
+class Residual(nn.Module):
+    """Convolutions before batch norms, whose biases have gradients that sum to nothing, image by image to something."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.last = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        h = torch.relu(self.norm(self.first(x)))
+        return torch.relu(h + self.last(self.second(h))).mean((2, 3))
+
+
+class Rotary(nn.Module):
+    """A language model's layer, whose positions are whole numbers; autograd adds its gradients up in any order."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.mix = nn.Embedding(50, 24), nn.RMSNorm(24), nn.Linear(24, 24)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        angle = torch.arange(ids.shape[1])[:, None] / (100.0 ** (torch.arange(12) / 12))
+        a, b = self.norm(x).chunk(2, -1)
+        cosine, sine = torch.cos(angle).to(x.dtype), torch.sin(angle).to(x.dtype)
+        return x + self.mix(torch.cat([a * cosine - b * sine, a * sine + b * cosine], -1))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_whose_neighbours_are_alike_and_positions_that_are_whole_numbers_are_right(seed, kind):
+    promised = FLOAT32 if kind == torch.float32 else Precision(storage="bfloat16", accumulate="bfloat16", eager=True)
+    torch.manual_seed(seed)
+    for layer, x in ((Residual(), torch.randn(4, 3, 9, 9).to(kind)), (Rotary(), torch.randint(50, (3, 11)))):
+        layer.to(kind)
+        recorded = golden(layer, x)
+        assert localise(capture(layer, x), recorded, promised).first is None
+        last = list(layer.parameters())[-1]
+        last.data += 0.5
+        wrong = localise(capture(layer, x), recorded, promised)
+        assert wrong.first is not None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_eager_port_in_any_type_is_right_by_what_its_capture_says(seed):
+    """The gradient of an exact GELU is off by units of 1 and not of itself: so is the library's error function."""
+    torch.manual_seed(seed)
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LogSoftmax(-1)), torch.randn(8 + seed, 32)
+    assert localise(capture(nn.GELU(), x), golden(nn.GELU(), x)).first is None
+    model, x = model.bfloat16(), x.bfloat16()
+    found = localise(capture(model, x), golden(model, x))
+    assert found.first is None
+    assert found.precision == Precision(eager=True)
+
+
+def test_a_promise_is_kept_or_broken(rng):
+    x = torch.from_numpy(rng.standard_normal((64, 64))).float()
+    recorded = golden(lambda x: step("y", torch.softmax(x, -1)), x)
+    observed = {"input.0": x, "y": torch.softmax(x, -1).bfloat16()}
+    assert localise(observed, recorded).first is None
+    assert localise(observed, recorded, Precision(storage="float32")).first == "y"
+    with pytest.raises(UsageError, match="precision: steps names 'yy'; did you mean y"):
+        localise(observed, recorded, Precision(steps={"yy": {"storage": "bfloat16"}}))
+
+
+def test_real_numbers_may_be_stored_as_whole_ones(rng):
+    x = torch.from_numpy(rng.uniform(-1.0, 1.0, (64, 64))).float()
+    recorded, codes = golden(lambda x: step("q", x * 127.0), x), torch.round(x * 127.0).to(torch.int8)
+    assert localise({"input.0": x, "q": codes}, recorded).first is None
+    codes[3, 5] += 1
+    assert localise({"input.0": x, "q": codes}, recorded).first == "q"
+
+
+def test_low_numbers_are_masks_only_where_an_exponential_follows():
+    v = torch.zeros(4, 8)
+    v[:, 1:3] = -6000.0
+    recorded, energy = golden(lambda x: step("energy", x * 2.0).sum(-1), v), v * 2.0
+    energy[:, 1:3] *= 1.005
+    assert localise({"input.0": v, "energy": energy, "output": energy.sum(-1)}, recorded).first == "energy"
+
+
 def test_rows_that_are_put_at_places_again_and_again_are_sums(rng):
     x, b = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((500, 7), (20, 7)))
     at = torch.from_numpy(rng.integers(0, 20, 500))

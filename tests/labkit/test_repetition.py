@@ -7,6 +7,7 @@ import torch
 from kernels.compare import runs
 from labkit import Trace, poisoned, repeat
 from labkit.errors import UsageError
+from labkit.trace.repetition import UNWRITTEN
 
 
 def test_the_same_bits_each_time_are_said_to_be():
@@ -38,6 +39,18 @@ def test_what_nobody_wrote_shows_when_memory_is_poisoned(rng):
         found = repeat(run, 12, bound)
     assert not found.ok
     assert found.steps["result"].spread == np.inf
+
+
+def test_what_is_half_written_shows_too():
+    def run():
+        out = torch.empty(16)
+        out[:8] = 1.0
+        return out
+
+    with poisoned():
+        found = repeat(run, 3)
+    assert found.steps["result"].finding == UNWRITTEN
+    assert not found.ok
 
 
 def test_poison_covers_every_kind_of_empty_and_ends_with_the_block():
