@@ -19,6 +19,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         print("\n".join(f"kernels.lm: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return 2
+    except OSError as error:  # a disk that is full, say
+        print(f"kernels.lm: {error.filename or 'folder'}: {error.strerror or error}", file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,7 +56,10 @@ def _train(given: argparse.Namespace) -> int:
     if training.is_first():  # torchrun stops the others where this one refuses
         config = refuse(given.config, given.overrides, training.ranks())
     else:
-        config = configs.load(given.config, given.overrides)
+        try:
+            config = configs.load(given.config, given.overrides)
+        except UsageError:  # the first process says why, once it has looked for secrets
+            return 2
     path = training.train(config, progress=sys.stderr.isatty())
     if training.is_first():
         print(path)

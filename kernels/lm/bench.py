@@ -228,6 +228,7 @@ def _beside(model: Decoder, optimizer: Any, data: Sequences, folder: Path) -> di
         data.batch(step)
     loading = (time.perf_counter() - began) / 20
     saved = Checkpoints(folder / "checkpoints", 1)
+    saved.begin()
     pauses = []
     for step in (1, 2, 3):
         saved.save(step, model, optimizer, {"data": {}})

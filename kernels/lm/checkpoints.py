@@ -49,9 +49,12 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1)
         # what the thread says to the other ranks must not meet what training says
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+
+    def begin(self) -> None:
+        """Make the folder, and remove what an earlier run left half written. For the run that trains there alone."""
         if _rank() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            for left in folder.glob(f"{HIDDEN}*"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self.folder.glob(f"{HIDDEN}*"):
                 shutil.rmtree(left)
         _barrier()
 

@@ -232,11 +232,13 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{path}{where}: is not YAML ({getattr(error, 'problem', None) or 'unreadable'})") from None
+        raise UsageError(f"{path}{where}: is not YAML; wanted keys and values") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path}: holds a date or a number that is none; wanted YAML") from None
     for override in overrides:
         key, sign, value = override.partition("=")
         if not sign or not key or not isinstance(raw, dict):
-            raise UsageError(f"{override}: is not right; wanted key=value, such as data.batch=8")
+            raise UsageError("an override is not right; wanted key=value, such as data.batch=8")
         *above, name = key.split(".")
         place = raw
         for part in above:
@@ -245,8 +247,8 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Any:
             place = place[part]
         try:
             place[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise UsageError(f"{override}: is not right; wanted key=value, the value in YAML") from None
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise UsageError(f"{key}: its value is not right; wanted key=value, the value in YAML") from None
     return raw
 
 
@@ -269,9 +271,7 @@ def _section(kind: type, raw: dict[Any, Any], prefix: str, findings: list[Findin
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.6)
             hint = f"{prefix}{near[0]}" if near else ", ".join(prefix + name for name in known)
-            findings.append(
-                Finding(f"{prefix}{key}", shown(raw[key]), f"another key: none has that name; there is {hint}")
-            )
+            findings.append(Finding(f"{prefix}{key}", "this key", f"another: none has that name; there is {hint}"))
     before = len(findings)
     given = {}
     for name, one in known.items():
@@ -322,7 +322,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
 
@@ -368,7 +368,11 @@ def _relations(config: Config) -> list[Finding]:
     if config.validation and config.validation.every > config.steps:
         right = f"at most steps = {config.steps}, or 0 for the end alone"
         found.append(Finding("validation.every", config.validation.every, right))
-    names = parameter_names(model)
+    if config.dumps.every > config.steps:
+        found.append(Finding("dumps.every", config.dumps.every, f"at most steps = {config.steps}, or 0 for none"))
+    if config.dumps.tensors and not config.dumps.every:
+        found.append(Finding("dumps.every", 0, "1 or more: dumps.tensors names what is to be dumped"))
+    names = parameter_names(model) if config.dumps.tensors else []
     found += [
         Finding("dumps.tensors", shown(name), f"some of {', '.join(names)}")
         for name in config.dumps.tensors

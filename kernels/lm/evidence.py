@@ -445,7 +445,7 @@ def iteration_time(among: Sequence[Figure], margin: float = 0.03) -> Settled:
                 f"{words} {speed:,.0f}. Lingua's source gives an explanation, which was not measured here: it has two"
                 " clocks. An iteration is the forward pass, backward pass and update of the last step, timed on the"
                 " GPU; its wps divides by all the time since the last line was printed. With a batch of"
-                f" {batch} the two would agree ({batch * FACTS['length'] / seconds:,.0f} per second)"
+                f" {batch} the two would be within 3% ({batch * FACTS['length'] / seconds:,.0f} per second)"
             ),
         },
         "given": (

@@ -69,6 +69,8 @@ def document(path: Path, number: int, line: bytes) -> str:
 def glance(path: Path) -> None:
     """Check the lines within the first and the last MiB of a file, which is all of a small one; as
     :func:`documents`."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path}: is no regular file; wanted a file of JSON lines")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

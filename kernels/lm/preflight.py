@@ -70,8 +70,14 @@ def _data(config: Config, _: int) -> Iterator[Finding]:
 
 
 def _validation(config: Config, _: int) -> Iterator[Finding]:
-    if config.validation:
-        yield from _glanced("validation.folder", config.validation.folder, config.validation.pattern)[1]
+    if not config.validation:
+        return
+    paths, findings = _glanced("validation.folder", config.validation.folder, config.validation.pattern)
+    yield from findings
+    trained = {path.resolve() for path in _glanced("data.folder", config.data.folder, config.data.pattern)[0]}
+    if both := [path.name for path in paths if path.resolve() in trained]:
+        right = f"files to validate on alone; {both[0]} is training data"
+        yield Finding("validation.pattern", shown(config.validation.pattern), right)
 
 
 def _glanced(key: str, folder: str, pattern: str) -> tuple[list[Path], list[Finding]]:
@@ -161,10 +167,12 @@ def _nearest(folder: Path) -> Path:
 
 
 def _disk(config: Config, _: int) -> Iterator[Finding]:
-    need = configs.checkpoint_size(config) * (config.checkpoints.keep + 1)
+    made = os.path.join(config.folder, "checkpoints")
+    there = len(list(Path(made).glob("step_*"))) if os.path.isdir(made) else 0
+    need = configs.checkpoint_size(config) * max(1, config.checkpoints.keep + 1 - there)
     free = shutil.disk_usage(_nearest(Path(config.folder))).free
     if need > free:
-        right = f"fewer, or {need / GIB:.1f} GiB free: {free / GIB:.1f} are, and one more is written before one goes"
+        right = f"fewer, or {need / GIB:.2g} GiB free: {free / GIB:.2g} are, and one more is written before one goes"
         yield Finding("checkpoints.keep", config.checkpoints.keep, right)
 
 

@@ -7,6 +7,7 @@ clock or on what ran before, and the state is all in the checkpoint.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -179,8 +180,23 @@ def train(config: Config, progress: bool = False) -> Path:
 
     Raises UsageError for data, devices and checkpoints that do not fit; the preflight says so beforehand.
     """
-    with joined(config) as device, attention(device):
+    with joined(config) as device, attention(device), _alone(Path(config.folder)):
         return _train(config, device, progress)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the run's folder: two trainings would remove each other's checkpoints. UsageError where it is held."""
+    if not is_first():
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"folder: in {folder} another training runs; wanted another, or its end first") from None
+        yield
 
 
 def _train(config: Config, device: torch.device, progress: bool) -> Path:
@@ -202,6 +218,7 @@ def _train(config: Config, device: torch.device, progress: bool) -> Path:
     wrapped = distributed(model, config, device)
     optimizer = optimizer_of(model, config)
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoints.keep)
+    checkpoints.begin()
     extra: dict[str, Any] = {"data": sequences.state(0)}
     first = checkpoints.load(model, optimizer, extra)
     sequences.resume(first, extra["data"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import secrets
 import subprocess
 import sys
@@ -212,6 +213,10 @@ BROKEN = {
     "validation not said": ("validation", DROPPED, "validation"),
     "validation commented out": ("validation", None, "validation"),
     "no validation folder": ("validation.folder", "/nowhere/at/all", "validation.folder"),
+    "a validation on what is trained on": ("validation.pattern", "*.jsonl", "validation.pattern"),
+    "dumps that never come": ("dumps.every", 500, "dumps.every"),
+    "tensors to dump, and no dumps": ("dumps.tensors", ["head.output"], "dumps.every"),
+    "a rate beyond any float": ("optimizer.rate", 10**401, "optimizer.rate"),
     "no validation files": ("validation.pattern", "*.test.jsonl", "validation.folder"),
     "an epsilon that is 0 in float32": ("optimizer", {"eps": 1e-50}, "optimizer.eps"),
     "evaluation not said": ("evaluation", DROPPED, "evaluation"),
@@ -392,6 +397,25 @@ def test_a_planted_secret_stops_the_run_and_is_not_printed(raw, tmp_path, line):
         preflight.refuse(path, [])
     assert f"line {len(path.read_text().splitlines())}" in str(error.value)
     assert planted.split()[-1].strip("'") not in str(error.value)
+
+
+def test_a_value_under_an_unknown_key_is_not_printed(raw, tmp_path):
+    """Nobody knows what it is: a name that the scanner does not know may stand before a secret."""
+    planted = key()
+    raw["wandb"] = {"api": planted}
+    assert planted not in str(preflight.check(raw)[1])
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    for override in (f"WANDB:{planted}", f"wandb=[{planted}", f"wandb=*{planted}"):
+        with pytest.raises(UsageError) as error:
+            config.read(path, [override])
+        assert planted not in str(error.value)
+
+
+def test_a_pipe_is_no_data_file(tmp_path):
+    os.mkfifo(tmp_path / "z.chunk.9.jsonl")
+    with pytest.raises(UsageError, match="is no regular file"):
+        jsonl.glance(tmp_path / "z.chunk.9.jsonl")
 
 
 def test_reports_are_scanned_before_they_are_analysed(tmp_path):

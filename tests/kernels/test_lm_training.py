@@ -19,6 +19,22 @@ from labkit.session.catalogue import ROOT
 STEPS = 40
 
 
+def test_what_only_reads_a_run_leaves_it_as_it_is_and_a_second_training_is_refused(raw, tmp_path):
+    settings = config.parse(raw)[0]
+    folder = tmp_path / "run"
+    with training.joined(settings) as device:
+        with pytest.raises(UsageError, match="holds no checkpoint"):
+            training.trained(settings, device)
+        assert not folder.exists()
+        with training._alone(folder):
+            (folder / "checkpoints" / ".step_0000005").mkdir(parents=True)
+            with pytest.raises(UsageError, match="another training runs"):
+                training.train(settings)
+            with pytest.raises(UsageError, match="holds no checkpoint"):
+                training.trained(settings, device)
+            assert (folder / "checkpoints" / ".step_0000005").exists()
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lm") / "text"
