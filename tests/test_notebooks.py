@@ -48,6 +48,12 @@ def test_it_holds_no_class_and_no_kernel_body(book):
         assert "@triton.jit" not in source
 
 
+def test_no_line_of_it_is_longer_than_120_characters(book):
+    """Rows of a table apart, which cannot be broken."""
+    lines = [line for cell in book.content["cells"] for line in "".join(cell["source"]).split("\n")]
+    assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
 def test_it_has_verdict_cells_for_nbval_to_check(book):
     tagged = [c for c in book.content["cells"] if "nbval-check-output" in c["metadata"].get("tags", [])]
     assert len(tagged) >= 3

@@ -18,19 +18,23 @@ LENGTHS = tuple(2**k for k in range(17))
 DATA = ("mixed signs", "positive", "cancelling", "denormal products")
 ORDERS = ("sequential", "blocked", "shuffled")
 ROWS = COLUMNS = 12
+BEYOND = (1.01, 2.0, 10.0)
+"""How many bounds an element is set off, one after the other."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Clean cases of one kind: how many, how often each instrument cried wolf, the largest share of the bound used."""
+    """Clean cases of one kind, how many have bits that no case before had, and the alarms of each instrument."""
 
     kind: str
     cases: int
+    different: int
     elementwise: int
     structure: int
-    share: float
-    missed: int
-    """Of as many elements set ten times beyond their bound, how many compare() did not report."""
+    used: dict[int, float]
+    """By the length K the largest share of the bound that an element used."""
+    missed: tuple[int, ...]
+    """For each of BEYOND, of how many cases compare() did not report the one element that was set so far off."""
 
 
 def operands(data: str, length: int, cases: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -122,35 +126,59 @@ def _tensor_cores(a: torch.Tensor, b: torch.Tensor, dtype: str) -> tuple[torch.T
 
 
 def tally(cases: Iterator[tuple[str, int, torch.Tensor, torch.Tensor, Bound]], rng: np.random.Generator) -> list[Tally]:
-    """Both instruments on every clean case; then one element of each is set ten times beyond its bound."""
-    counts: dict[str, list[float]] = {}
-    for kind, _, observed, golden, bound in cases:
-        row = counts.setdefault(kind, [0, 0, 0, 0.0, 0])
+    """Both instruments on every clean case; then one element of each, at a drawn place, is set beyond its bound."""
+    kinds: dict[str, list[tuple[int, bool, bool, bool, float, list[bool]]]] = {}
+    bits: set[bytes] = set()
+    for kind, length, observed, golden, bound in cases:
         found = compare(observed, golden, bound)
         below = structure(observed.double() - golden, golden, bound)
-        row[0] += 1
-        row[1] += not found.ok
-        row[2] += not below.ok
-        row[3] = max(row[3], found.bound_used)
-        spoilt = observed.double()
-        place = tuple(int(rng.integers(n)) for n in golden.shape)
-        spoilt[place] = golden[place] + 10.0 * bound.absolute[place]
-        again = compare(spoilt, golden, bound)
-        row[4] += not (again.mismatches == 1 and again.first_index == place)
-    return [Tally(kind, *(int(x) for x in row[:3]), row[3], int(row[4])) for kind, row in counts.items()]
+        before = len(bits)
+        bits.add(observed.view(torch.uint8).numpy().tobytes())
+        missed = [not _caught(observed, golden, bound, times, rng) for times in BEYOND]
+        row = (length, len(bits) > before, not found.ok, not below.ok, found.bound_used, missed)
+        kinds.setdefault(kind, []).append(row)
+    return [_summary(kind, rows) for kind, rows in kinds.items()]
+
+
+def _caught(observed: torch.Tensor, golden: torch.Tensor, bound: Bound, times: float, rng: np.random.Generator) -> bool:
+    """Whether compare() reports, by its place, one element that is `times` its bound off, and no other."""
+    spoilt = observed.double()
+    place = tuple(int(rng.integers(n)) for n in golden.shape)
+    spoilt[place] = golden[place] + float(rng.choice([-1.0, 1.0])) * times * bound.absolute[place]
+    found = compare(spoilt, golden, bound)
+    return found.mismatches == 1 and found.first_index == place
+
+
+def _summary(kind: str, rows: Sequence[tuple[int, bool, bool, bool, float, list[bool]]]) -> Tally:
+    lengths, different, elementwise, below, used, missed = zip(*rows, strict=True)
+    most = {k: max(u for length, u in zip(lengths, used, strict=True) if length == k) for k in sorted(set(lengths))}
+    return Tally(
+        kind, len(rows), sum(different), sum(elementwise), sum(below), most, tuple(map(sum, zip(*missed, strict=True)))
+    )
+
+
+def shown(lengths: Sequence[int]) -> list[int]:
+    """The smallest, a middle and the largest of several lengths."""
+    return sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
 
 
 def tally_table(found: Sequence[Tally]) -> Table:
-    """A row a kind."""
+    """A row a kind; how much of the bound was used at the smallest, a middle and the largest K."""
+    lengths = shown([*found[0].used])
     names = (
         "clean products",
         "cases",
+        "different from all before",
         "false alarms, elements",
         "false alarms, structure",
-        "most of the bound used",
-        "missed",
+        *(f"most of the bound used, K = {length:,}" for length in lengths),
+        *(f"missed at {times:g} bounds" for times in BEYOND),
     )
-    return Table(names, [(t.kind, t.cases, t.elementwise, t.structure, t.share, t.missed) for t in found])
+    rows = [
+        (t.kind, t.cases, t.different, t.elementwise, t.structure, *(t.used[length] for length in lengths), *t.missed)
+        for t in found
+    ]
+    return Table(names, rows)
 
 
 INSTRUMENTS = ("one element", "elements, all scaled", "slope", "one row scaled")
@@ -203,44 +231,3 @@ def _bisect(make: object, sees: object) -> float:
         else:
             low = middle
     return 2.0**high
-
-
-def below_the_bound(rng: np.random.Generator) -> Table:
-    """Three faults in a bfloat16 product [2048, 4096] x [4096, 64], and which instrument reports them."""
-    a = torch.from_numpy(rng.standard_normal((2048, 4096), dtype=np.float32)).bfloat16()
-    a[1001] = a[1000] + (0.004 * torch.from_numpy(rng.standard_normal(4096, dtype=np.float32))).bfloat16()
-    b = torch.from_numpy(rng.standard_normal((4096, 64), dtype=np.float32)).bfloat16()
-    value, bound = reference(a, b, "float32")
-    bound = bound + roundings(value.abs() + bound.absolute, 1, "bfloat16")
-    exact = a.float() @ b.float()
-    copied = exact.clone()
-    copied[1001] = copied[1000]
-    twice = exact + a[:, -32:].float() @ b[-32:].float()
-    rows = []
-    for name, observed in {
-        "right": exact,
-        "1% scale": 1.01 * exact,
-        "row 1001 of 2048 taken from the row before": copied,
-        "the last 32 of 4096 summed twice": twice,
-    }.items():
-        stored = observed.bfloat16()
-        found = compare(stored, value, bound)
-        below = structure(stored.double() - value, value, bound)
-        rows.append(
-            (
-                name,
-                found.bound_used,
-                found.mismatches,
-                below.worst.name,
-                below.worst.share,
-                _verdict(found.ok, below.ok),
-            )
-        )
-    return Table(
-        ("bfloat16 product, K = 4096", "of bound", "elements beyond", "structure", "of allowed", "reported by"), rows
-    )
-
-
-def _verdict(elements: bool, below: bool) -> str:
-    said = [name for name, ok in (("elements", elements), ("structure", below)) if not ok]
-    return " and ".join(said) or "neither: right"

@@ -17,8 +17,8 @@ import torch
 from kernels.compare.clean import CLEAN, FP32, Difference
 from kernels.compare.faulty import FAULTS, Fault
 from kernels.compare.judges import OURS, SCORES, graded, verdict
-from kernels.compare.systems import SYSTEMS, Size, Tensor, golden, inputs, run
-from labkit import Golden, Precision, Table, Trace
+from kernels.compare.systems import SIZES, SYSTEMS, Size, Tensor, golden, inputs, run
+from labkit import Golden, Precision, Table, Trace, localise
 from labkit.trace.localise import few_threads
 
 SMALLEST = NormalDist().inv_cdf(1.0 - 1e-3 / 2.0)
@@ -52,6 +52,17 @@ class Trial:
 
 
 JUDGES = (*OURS, *SCORES)
+
+ALONE = {
+    "elements": ("one Inf", None),
+    "slope": ("1% scale", 4.8),
+    "mean": ("a constant added", 3.0),
+    "rows": ("dead row", 6.0),
+    "columns": ("one column scaled", 4.8),
+    "tiles": ("one tile of 64 rows scaled", 8.0),
+    "rms": ("one flipped sign", 16.0),
+}
+"""For the elementwise bound and each test of structure a fault, whole or of a strength at which no other sees it."""
 
 
 def observed_fault(fault: Fault, x: dict[str, Tensor]) -> Trace:
@@ -95,8 +106,7 @@ def observed_graded(fault: Fault, x: dict[str, Tensor], strength: float) -> tupl
     def at(name: str, value: Tensor, steps: dict[str, Tensor]) -> Tensor:
         if name != fault.step:
             return value
-        right = value.double()
-        change = torch.where(right.isfinite(), fault.change(value, steps).double() - right, 0.0)
+        right, change = value.double(), _changed(fault, value, steps)
         units = change / sigma
         size = float(units.norm())
         if not strength * SMALLEST < size < float("inf"):
@@ -107,6 +117,24 @@ def observed_graded(fault: Fault, x: dict[str, Tensor], strength: float) -> tupl
 
     trace = run(fault.system, x, at)
     return (trace, shape[0]) if shape else None
+
+
+def _changed(fault: Fault, value: Tensor, steps: dict[str, Tensor]) -> Tensor:
+    """What a fault adds to its step where the right value is finite, float64."""
+    right = value.double()
+    return torch.where(right.isfinite(), fault.change(value, steps).double() - right, 0.0)
+
+
+def whole_strengths(size: Size, seed: int, device: str) -> dict[str, float]:
+    """The strength of each fault as it is planted whole; those without one, since they are not finite, are left out."""
+    found = {fault.name: _whole_strength(fault, drawn(fault.system, size, seed, device)) for fault in FAULTS}
+    return {name: strength for name, strength in found.items() if 0.0 < strength < float("inf")}
+
+
+def _whole_strength(fault: Fault, x: dict[str, Tensor]) -> float:
+    steps = run(fault.system, x)
+    changed = _changed(fault, steps[fault.step], {step.name: step.value for step in steps})
+    return float((changed / noise(fault.system, fault.step, x)).norm()) / SMALLEST
 
 
 def _rounded(x: Tensor) -> Tensor:
@@ -121,6 +149,29 @@ def _rounded(x: Tensor) -> Tensor:
 
 SHAPES = {"in few elements (up to 1 in 100)": 0.01, "in a part (up to 1 in 10)": 0.1, "nearly everywhere": 1.0}
 """How much of a step a fault changes, at most, as a share of its elements."""
+
+
+def observed_alone(instrument: str) -> tuple[Fault, dict[str, Tensor], Trace]:
+    """The fault of ALONE that only this instrument sees, the inputs, and the run in which it is planted; on the CPU."""
+    name, strength = ALONE[instrument]
+    fault = next(fault for fault in FAULTS if fault.name == name)
+    x = drawn(fault.system, SIZES[1], 0, "cpu")
+    planted = (observed_fault(fault, x),) if strength is None else observed_graded(fault, x, strength)
+    assert planted is not None, "the strengths of ALONE are below those of the whole faults"
+    return fault, x, planted[0]
+
+
+def alone() -> Table:
+    """Each fault of ALONE, and which instruments report it at its step."""
+    rows = []
+    for instrument, (name, strength) in ALONE.items():
+        fault, x, observed = observed_alone(instrument)
+        found = localise(observed, golden(fault.system, x), FP32).findings[fault.step]
+        assert found.own is not None
+        tests = found.structure.tests if found.structure else ()  # not asked where elements are beyond their bound
+        said = ["elements"] * (not found.own.ok) + [test.name for test in tests if not test.ok]
+        rows.append((name, "whole" if strength is None else strength, found.own.bound_used, " and ".join(said)))
+    return Table(("fault", "strength", "most of the elementwise bound used", "reported by"), rows)
 
 
 def observed_clean(way: Difference, x: dict[str, Tensor]) -> Trace:
@@ -188,6 +239,25 @@ def score(done: Sequence[Trial], judge: str, threshold: float | None = None) -> 
     clean = [t.first(judge, threshold) for t in done if t.truth is None]
     found, right = (sum(map(rule, faults)) for rule in (lambda f: f[0] is not None, lambda f: f[0] == f[1]))
     return Score(found, right, len(faults), sum(said is not None for said in clean), len(clean))
+
+
+def tried(done: Sequence[Trial]) -> str:
+    """How many sizes, and how many draws of each fault at each, in words."""
+    whole = [(t.kind, t.size) for t in done if t.truth and t.strength is None]
+    sizes, draws = len({size for _, size in whole}), len(whole) // len(set(whole))
+    return f"{sizes} size{'s' * (sizes > 1)}, {draws} draw{'s' * (draws > 1)}"
+
+
+def called_wrong(done: Sequence[Trial], judge: str) -> list[str]:
+    """The clean differences that a judge calls wrong, by system and name, each once."""
+    return sorted({f"{t.system}: {t.kind}" for t in done if t.truth is None and t.first(judge)})
+
+
+def as_good(done: Sequence[Trial], judge: str) -> list[str]:
+    """The checks in use that at some tolerance call no more clean runs wrong than a judge and name as many faults."""
+    own = score(done, judge)
+    wrong, named = own.false_alarms / own.clean, own.right_step / own.faults
+    return [other for other in SCORES if any(x <= wrong and y >= named for x, y in roc(done, other))]
 
 
 def score_table(done: Sequence[Trial]) -> Table:

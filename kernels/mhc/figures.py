@@ -113,7 +113,7 @@ def draw_speed(axes: Axes, rows: Sequence[Row], size: str, mode: str) -> None:
     axes.set_xlim(floor, 2.5 * max(shown.values()))
     axes.set_yticks(range(len(shown)), shown, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("us a call, from the compulsory floor")
+    axes.set_xlabel(f"us a call; floors: compulsory {floor:.0f}, our schedule's {schedule:.0f}")
     axes.set_title("forward and backward" if mode == "full" else mode)
 
 
