@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from kernels.bert import evidence
@@ -125,9 +126,10 @@ def recorded(rows: Sequence[Row], named: Sequence[str], frequencies: float, capt
     figure, axes = plots.figure(width=8.5, height=3.9)
     families = list(dict.fromkeys(evidence.FAMILIES.values()))
     colours = dict(zip(families, (plots.BLUE, plots.ORANGE, plots.GREEN), strict=True))
+    pale = {name: 0.5 + 0.5 * np.array(to_rgb(colour)) for name, colour in colours.items()}
     tokens = evidence.tokens_seen(rows[0])
     for row in rows:
-        axes.plot(tokens, row["curve"], color=colours[evidence.family(row)], lw=0.5)
+        axes.plot(tokens, row["curve"], color=pale[evidence.family(row)], lw=0.5, aa=False)
     ends: dict[str, float] = {}
     for name in named:
         own = [row for row in rows if row["preset"] == name]
