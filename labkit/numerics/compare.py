@@ -92,8 +92,9 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
     number where the golden is beyond that dtype's range. An infinite bound allows anything, a NaN too. Equal NaNs and
     Infs at equal places are equal. Different shapes are a divergence, not an error. The golden may be on another device
     (it is copied); a NumPy array with negative strides is copied first. Whole numbers are compared exactly, whatever
-    their types. Raises UsageError for a golden narrower than the observed, for what holds no real numbers (complex,
-    quantised, sparse, meta, objects), and for a bound that is negative or NaN.
+    their types; with a golden of real numbers, as float64. Raises UsageError for a golden narrower than the observed,
+    for what holds no real numbers (complex, quantised, sparse, nested, meta, objects), and for a bound that is negative
+    or NaN.
     """
     o, g = as_tensor("observed", observed), as_tensor("golden", golden)
     names = name_of(o.dtype), name_of(g.dtype)
@@ -118,7 +119,7 @@ def as_tensor(name: str, values: Any) -> torch.Tensor:
             raise UsageError(f"{name}: {array.dtype} is not right; wanted a tensor, an array or a number")
         whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
         return torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
-    if values.is_complex() or values.is_quantized or values.layout != torch.strided or values.is_meta:
+    if values.layout != torch.strided or values.is_complex() or values.is_quantized or values.is_meta or values.is_nested:
         kind = f"{name_of(values.dtype)}, {values.layout}, {values.device.type}"
         raise UsageError(f"{name}: {kind} is not right; wanted dense real numbers (of complex ones the two parts)")
     return values.detach().resolve_neg()

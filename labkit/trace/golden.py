@@ -141,6 +141,8 @@ class Golden:
                     i: file.get_tensor(str(i)).clone() for i in range(len(nodes)) if nodes[i].func in _GIVEN
                 }
             golden = cls(program, _numbers(text["steps"], nodes), _numbers(text["operations"], nodes), text["notes"])
+            if not (isinstance(golden.notes, list) and all(isinstance(note, str) for note in golden.notes)):
+                raise ValueError("its notes are no texts")
             _run_without_data(program)
         except (SafetensorError, OSError) as error:
             raise UsageError(f"{path}: is not a safetensors file ({error})") from None

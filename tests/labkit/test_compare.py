@@ -158,6 +158,21 @@ def test_complex_numbers_and_bounds_of_another_shape_are_refused():
             judge(np.zeros(5), np.zeros(5), np.ones((3, 5)))
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.zeros(2).to_sparse(),
+        torch.zeros(2, device="meta"),
+        torch.zeros(2, dtype=torch.complex64),
+        torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8),
+        torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.strided),
+    ],
+)
+def test_a_tensor_that_holds_no_dense_real_numbers_is_refused(values):
+    with pytest.raises(UsageError, match="observed: .* is not right; wanted dense real numbers"):
+        compare(values, np.zeros(2))
+
+
 @pytest.mark.parametrize("bound", [-1.0, math.nan, np.array([1.0, -1.0]), torch.tensor([math.nan, 1.0])])
 def test_a_bound_that_is_no_distance_is_refused(bound):
     with pytest.raises(UsageError, match="bound: has numbers below 0, or NaN; wanted numbers from 0"):

@@ -181,6 +181,7 @@ def _set(node, value):
         (lambda text: text.update(nodes=text["nodes"] * (1 << 18)), "more than 262144 operations"),
         (lambda text: text["steps"].update(output=99), "names an operation that is not there"),
         (lambda text: text.pop("nodes"), "not right as a recorded golden"),
+        (lambda text: text.update(notes=[1]), "its notes are no texts"),
     ],
 )
 def test_a_file_can_name_only_pure_operations_of_a_right_size(tmp_path, change, message):
