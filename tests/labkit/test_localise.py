@@ -109,6 +109,40 @@ def test_a_fused_kernel_may_go_on_with_what_it_had_in_registers():
     assert localise(fused, golden(chain, **x), Precision(storage="bfloat16", eager=True)).findings["p"].reading == ""
 
 
+@pytest.mark.parametrize(
+    ("kept", "reading"),
+    [("", ""), ("a", "a unrounded"), ("b", "b unrounded"), ("ab", "the steps before it unrounded")],
+)
+def test_it_may_have_had_one_of_several_steps_in_registers(kept, reading):
+    x = torch.randn(64, 33, generator=torch.Generator().manual_seed(0)).bfloat16()
+    a, b = x.float() * 1.1, x.float() * 1.3
+    c = (b if "b" in kept else b.bfloat16().float()) - (a if "a" in kept else a.bfloat16().float())
+    seen = {"a": a.bfloat16(), "b": b.bfloat16(), "c": c.bfloat16()}
+
+    def reference(x):
+        a, b = step("a", x * 1.1), step("b", x * 1.3)
+        return step("c", b - a)
+
+    found = localise(seen, golden(reference, x), Precision(storage="bfloat16"))
+    assert (found.first, found.findings["c"].reading) == (None, reading)
+    wrong = localise(seen | {"c": seen["c"] * 1.02}, golden(reference, x), Precision(storage="bfloat16"))
+    assert wrong.own == ["c"]
+
+
+def test_its_inputs_may_have_been_stored_while_it_had_steps_in_registers():
+    x = torch.randn(64, 33, generator=torch.Generator().manual_seed(0))
+    narrow = x.bfloat16().float()
+    a = narrow * 1.1
+    seen = {"a": a.bfloat16(), "c": (narrow * 1.3 - a).bfloat16()}
+
+    def reference(x):
+        return step("c", x * 1.3 - step("a", x * 1.1))
+
+    found = localise(seen, golden(reference, x), Precision(storage="bfloat16"))
+    assert found.first is None
+    assert found.findings["c"].reading == "inputs as they would be stored, the steps before unrounded"
+
+
 def test_tf32_is_right_only_where_it_was_promised():
     x = drawn()
     cut = {name: ((v.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32) for name, v in x.items()}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import labkit
 from kernels.compare import runs
 from labkit import Trace, poisoned, repeat
 from labkit.errors import UsageError
@@ -30,6 +31,24 @@ def test_a_lost_update_is_beyond_it(rng):
     run, bound = runs.race(rng)
     found = repeat(run, 12, bound)
     assert (found.ok, found.steps["result"].finding) == (False, "beyond the bound: a race or an uninitialised read")
+
+
+def test_a_recorded_golden_says_what_a_changed_step_may_be_off():
+    x, noise = torch.arange(1.0, 65.0), torch.Generator().manual_seed(0)
+
+    def run(off):
+        y = x * 1.1 * (1.0 + off * torch.randn(64, generator=noise))
+        return Trace({"x": x, "y": y, "z": torch.sqrt(y)})
+
+    def reference(x):
+        y = labkit.step("y", x * 1.1)
+        return labkit.step("z", torch.sqrt(y))
+
+    recorded = labkit.golden(reference, x=x)
+    within = repeat(lambda: run(2e-8), 6, recorded).steps["y"]
+    beyond = repeat(lambda: run(1e-3), 6, recorded)
+    assert (within.of_bound <= 1.0, within.finding) == (True, "order noise, within the bound")
+    assert (beyond.first, beyond.steps["z"].of_bound <= 1.0) == ("y", True)
 
 
 def test_what_nobody_wrote_shows_when_memory_is_poisoned(rng):
