@@ -106,11 +106,26 @@ class Checkpoints:
             dcp.load(state, checkpoint_id=path)
         except (CheckpointException, Exception) as error:  # the first is no Exception
             why = (str(error).splitlines() or [type(error).__name__])[-1][:160]
-            raise UsageError(f"{path}: does not fit this configuration ({why}); wanted another folder") from None
+            what, wanted = "does not fit this configuration", "another folder"
+            if _damaged(path):
+                what, wanted = "is damaged", "it whole, or removed, to go on from the one before"
+            raise UsageError(f"{path}: {what} ({why}); wanted {wanted}") from None
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         extra.update(state["extra"])
         torch.set_rng_state(extra["rng"])
         return step
+
+
+def _damaged(path: Path) -> bool:
+    """Whether a checkpoint lacks its index, or a byte of what the index says is there."""
+    try:
+        index = dcp.FileSystemReader(path).read_metadata()
+    except Exception:  # whatever it is made of
+        return True
+    ends: dict[str, int] = {}
+    for part in (index.storage_data or {}).values():
+        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
+    return any(not (path / name).is_file() or (path / name).stat().st_size < end for name, end in ends.items())
 
 
 def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]) -> dict[str, Any]:

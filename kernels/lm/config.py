@@ -1,7 +1,7 @@
 """The configuration of a run: typed, read from YAML, every wrong entry named at once.
 
-Sections that decide whether something runs at all, `validation` and `evaluation`, have no default: either settings or
-the word `none` must be written, so that what is forgotten is told apart from what is not wanted.
+The sections `validation`, which a training runs, and `evaluation`, which the command `evaluate` runs, have no default:
+either settings or the word `none` must be written, so that what is forgotten is told apart from what is not wanted.
 """
 
 from __future__ import annotations
@@ -159,11 +159,12 @@ def count(sizes: Model) -> int:
     return 2 * v * d + sizes.layers * (4 * d * d + 3 * d * f + 2 * d) + d
 
 
-def parameter_names(sizes: Model) -> list[str]:
-    """The names of a model's parameters."""
-    parts = ("attention_norm", "qkv", "out", "ffn_norm", "gate_up", "down")
-    blocks = [f"blocks.{i}.{part}" for i in range(sizes.layers) for part in parts]
-    return ["embedding.table", *blocks, "head.norm", "head.output"]
+def parameters(sizes: Model) -> dict[str, int]:
+    """The elements of each of a model's parameters, by its name."""
+    d, f, v = sizes.dim, sizes.inner, sizes.vocabulary
+    parts = {"attention_norm": d, "qkv": 3 * d * d, "out": d * d, "ffn_norm": d, "gate_up": 2 * d * f, "down": d * f}
+    blocks = {f"blocks.{i}.{part}": n for i in range(sizes.layers) for part, n in parts.items()}
+    return {"embedding.table": v * d, **blocks, "head.norm": d, "head.output": v * d}
 
 
 def checkpoint_size(config: Config) -> int:
@@ -196,6 +197,7 @@ LEAST: dict[str, float] = {
 SMALLEST_EPS = 2.0**-126
 ABOVE_ZERO = ("optimizer.rate", "optimizer.eps", "model.eps", "model.rope_theta")
 BELOW_ONE = ("optimizer.beta1", "optimizer.beta2")
+MOST = {"optimizer.final": 1.0}
 
 
 def parse(raw: Any) -> tuple[Config | None, list[Finding]]:
@@ -226,7 +228,9 @@ def lines(path: Path, findings: Iterable[Finding]) -> str:
 def read(path: Path, overrides: Sequence[str] = ()) -> Any:
     """The YAML of a file as Python has it, with overrides put in. Raises UsageError for what is no such file."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Once)
+    except _TwiceError as error:
+        raise UsageError(f"{path}: {error} stands there twice; wanted each key once") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read ({type(error).__name__}); wanted a YAML file") from None
     except yaml.YAMLError as error:
@@ -250,6 +254,22 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Any:
         except (yaml.YAMLError, ValueError, RecursionError):
             raise UsageError(f"{key}: its value is not right; wanted key=value, the value in YAML") from None
     return raw
+
+
+class _TwiceError(ValueError):
+    """A key that stands twice in a mapping; YAML would take the last one in silence."""
+
+
+class _Once(yaml.SafeLoader):
+    """Loads as safe_load does, each key once."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """The mapping of a node."""
+        keys = [self.construct_object(key) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise _TwiceError(key)
+        return super().construct_mapping(node, deep)
 
 
 def as_dict(config: Config) -> dict[str, Any]:
@@ -330,7 +350,7 @@ def _number(value: Any) -> float | None:
 def _in_range(number: float, key: str) -> bool:
     if key in ABOVE_ZERO and number <= 0.0:
         return False
-    return number >= LEAST.get(key, -math.inf) and not (key in BELOW_ONE and number >= 1.0)
+    return LEAST.get(key, -math.inf) <= number <= MOST.get(key, math.inf) and not (key in BELOW_ONE and number >= 1.0)
 
 
 def _wanted(hint: Any, key: str) -> str:
@@ -342,7 +362,7 @@ def _wanted(hint: Any, key: str) -> str:
         return f"one of {', '.join(CHOICES[key])}"
     word = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(hint, "a list of texts")
     if key in LEAST:
-        word += f", {LEAST[key]:g} or more"
+        word += f", {LEAST[key]:g} or more" if key not in MOST else f" from {LEAST[key]:g} to {MOST[key]:g}"
     return word + (", above 0" if key in ABOVE_ZERO else "") + (", below 1" if key in BELOW_ONE else "")
 
 
@@ -372,7 +392,7 @@ def _relations(config: Config) -> list[Finding]:
         found.append(Finding("dumps.every", config.dumps.every, f"at most steps = {config.steps}, or 0 for none"))
     if config.dumps.tensors and not config.dumps.every:
         found.append(Finding("dumps.every", 0, "1 or more: dumps.tensors names what is to be dumped"))
-    names = parameter_names(model) if config.dumps.tensors else []
+    names = parameters(model) if config.dumps.tensors else {}
     found += [
         Finding("dumps.tensors", shown(name), f"some of {', '.join(names)}")
         for name in config.dumps.tensors

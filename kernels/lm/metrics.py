@@ -35,7 +35,7 @@ class Log:
 
     def __init__(self, path: Path, step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in whole(path) if json.loads(line)["step"] <= step]
+        kept = before(path, step + 1)
         if len(kept) != step:
             raise UsageError(f"{path}: has {len(kept)} of the {step} steps before the checkpoint; wanted all of them")
         part = path.with_suffix(".part")
@@ -58,7 +58,20 @@ def whole(path: Path) -> list[str]:
     one."""
     if not path.exists():
         return []
-    return [line[:-1] for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return [line[:-1] for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def before(path: Path, step: int) -> list[str]:
+    """The whole lines of steps before `step`. UsageError for a line that is none."""
+    found = []
+    for number, line in enumerate(whole(path), 1):
+        try:
+            made = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(f"{path}, line {number}: is no line of a step; wanted it as it was written") from None
+        found += [line] if made < step else []
+    return found
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -64,7 +64,9 @@ def _data(config: Config, _: int) -> Iterator[Finding]:
         return  # enough for any batch; each line is checked before the first step
     tokens = sum(len(jsonl.encode(text)) for path in paths for text in jsonl.documents(path))
     sequences = (tokens - 1) // given.length
-    if sequences < given.batch:
+    if not sequences:
+        yield Finding("data.length", given.length, f"at most {tokens - 1}: {given.folder} holds {tokens} tokens")
+    elif sequences < given.batch:
         right = f"at most {sequences}, the sequences of {given.length} tokens that {given.folder} holds"
         yield Finding("data.batch", given.batch, right)
 
@@ -83,6 +85,8 @@ def _validation(config: Config, _: int) -> Iterator[Finding]:
 def _glanced(key: str, folder: str, pattern: str) -> tuple[list[Path], list[Finding]]:
     from kernels.lm import jsonl
 
+    if not pattern or pattern in (".", "..") or "/" in pattern:
+        return [], [Finding(key.replace("folder", "pattern"), shown(pattern), "a pattern of files' names, as *.jsonl")]
     try:
         paths = jsonl.files(key, folder, pattern)
         for path in paths:
@@ -126,6 +130,10 @@ def _folder(config: Config, _: int) -> Iterator[Finding]:
     if not there.is_dir() or not os.access(there, os.W_OK):
         yield Finding("folder", shown(config.folder), f"a folder that can be written; {there} cannot")
         return
+    for name in ("cache", "checkpoints", "dumps"):
+        if (folder / name).exists() and not (folder / name).is_dir():
+            yield Finding("folder", shown(config.folder), f"another: its {name} is no folder")
+            return
     for key, given in (("data", config.data), ("validation", config.validation)):
         if given and Path(given.folder).resolve() == folder.resolve():
             right = f"a folder of its own: what is written there would be read as {key}"
@@ -170,10 +178,27 @@ def _disk(config: Config, _: int) -> Iterator[Finding]:
     made = os.path.join(config.folder, "checkpoints")
     there = len(list(Path(made).glob("step_*"))) if os.path.isdir(made) else 0
     need = configs.checkpoint_size(config) * max(1, config.checkpoints.keep + 1 - there)
+    need += _tokens(config) + _dumped(config)
     free = shutil.disk_usage(_nearest(Path(config.folder))).free
     if need > free:
-        right = f"fewer, or {need / GIB:.2g} GiB free: {free / GIB:.2g} are, and one more is written before one goes"
+        more = "one more is written before one goes; tokens and dumps are counted"
+        right = f"fewer, or {need / GIB:.2g} GiB free: {free / GIB:.2g} are, and {more}"
         yield Finding("checkpoints.keep", config.checkpoints.keep, right)
+
+
+def _tokens(config: Config) -> int:
+    """Bytes of the tokens that are kept beside a run, two for a byte of text at the most; 0 once they are there."""
+    if os.path.isdir(os.path.join(config.folder, "cache")):
+        return 0
+    given = [one for one in (config.data, config.validation) if one]
+    return sum(2 * path.stat().st_size for one in given for path in _glanced("", one.folder, one.pattern)[0])
+
+
+def _dumped(config: Config) -> int:
+    """Bytes of the gradients that a process dumps."""
+    steps = config.last // config.dumps.every if config.dumps.every else 0
+    sizes, wide = configs.parameters(config.model) if steps else {}, 8 if config.precision == "float64" else 4
+    return steps * sum(wide * sizes.get(name, 0) for name in config.dumps.tensors)
 
 
 def memory(config: Config, processes: int = 1) -> int:

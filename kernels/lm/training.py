@@ -49,7 +49,10 @@ def learning_rate(config: Config, step: int) -> float:
 
 def ranks() -> int:
     """How many processes torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    said = os.environ.get("WORLD_SIZE", "1")
+    if not said.isdigit() or int(said) < 1:
+        raise UsageError(f"WORLD_SIZE: {said!r} is not right; wanted what torchrun sets, a whole number from 1")
+    return int(said)
 
 
 @contextmanager
@@ -110,8 +113,12 @@ def distributed(model: Decoder, config: Config, device: torch.device) -> nn.Modu
 
 
 class Dumps:
-    """What a step gave, one .npy a tensor, in a folder that `labkit diff` reads: `000010.loss`,
-    `000010.grad.<name>`."""
+    """What a step gave, one .npy a tensor, in a folder for each rank that `labkit diff` reads: `000010.loss`,
+    `000010.grad.<name>`.
+
+    Losses and gradients are those of all ranks together; `000010.weight.<name>`, the norm of a parameter before the
+    update, is of this rank's own copy, so that ranks that have drifted apart are told; with FSDP there is one copy.
+    """
 
     def __init__(self, config: Config, rank: int, step: int) -> None:
         self.given, self.folder = config.dumps, Path(config.folder) / "dumps" / f"rank{rank}"
@@ -129,6 +136,9 @@ class Dumps:
         found = {"loss": loss, "grad_norm": norm}
         found |= {f"norm.{name}": torch.linalg.vector_norm(g) for name, g in grads.items()}
         found |= {f"grad.{name}": grads[name] for name in self.given.tensors}
+        found |= {
+            f"weight.{name}": torch.linalg.vector_norm(_whole(p.detach())) for name, p in model.named_parameters()
+        }
         for name, value in found.items():
             np.save(self.folder / f"{step:06d}.{name}.npy", _whole(value.detach()).cpu().numpy())
             self.order.append(f"{step:06d}.{name}")
@@ -344,7 +354,7 @@ def _validate(config: Config, model: Decoder, step: int, rank: int) -> None:
     found = validation.score(model, config)
     if rank == 0:
         path = Path(config.folder) / "validation.jsonl"
-        earlier = [line for line in metrics.whole(path) if json.loads(line)["step"] < step]
+        earlier = metrics.before(path, step)
         part = path.with_suffix(".part")
         part.write_text("".join(f"{line}\n" for line in [*earlier, json.dumps({"step": step, **found})]))
         part.replace(path)

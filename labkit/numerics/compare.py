@@ -119,7 +119,13 @@ def as_tensor(name: str, values: Any) -> torch.Tensor:
             raise UsageError(f"{name}: {array.dtype} is not right; wanted a tensor, an array or a number")
         whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
         return torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
-    if values.layout != torch.strided or values.is_complex() or values.is_quantized or values.is_meta or values.is_nested:
+    if (
+        values.layout != torch.strided
+        or values.is_complex()
+        or values.is_quantized
+        or values.is_meta
+        or values.is_nested
+    ):
         kind = f"{name_of(values.dtype)}, {values.layout}, {values.device.type}"
         raise UsageError(f"{name}: {kind} is not right; wanted dense real numbers (of complex ones the two parts)")
     return values.detach().resolve_neg()

@@ -8,8 +8,13 @@ import sys
 from labkit.errors import UsageError
 
 MISSING = "NOT SCANNED FOR SECRETS: detect-secrets is not installed; wanted it: pip install -e '.[lm]'"
-VALUE = re.compile(r"""([\w.-]*(?:key|token|secret|auth|credentials?)["']?\s*[:=]\s*)["']?([\w.+/=-]{16,})""", re.I)
-"""A long word beside a name that calls it one. Without the name it is a hash, and those are everywhere."""
+VALUE = re.compile(
+    r"""[\w.-]*(?:key|token|secret|auth|credential|bearer|login)\w*["']?(?:\s*[:=]\s*|\s+)["']?([\w.+/=-]{16,})""", re.I
+)
+"""A long word behind a name that calls it a secret. Without the name it is a hash, and those are everywhere."""
+KNOWN = re.compile(r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,})")
+"""What Hugging Face's and OpenAI's keys look like, which detect-secrets does not know."""
+NOTHING = re.compile(r"""[:=]\s*["']?(?:none|null|true|false|~)["']?\s*$""", re.I)
 
 
 def secrets(text: str) -> list[tuple[int, str]] | None:
@@ -27,8 +32,12 @@ def secrets(text: str) -> list[tuple[int, str]] | None:
         for number, line in enumerate(text.splitlines(), 1):
             forms = line, re.sub(r"""([:=]\s*)([^\s"'#,{}]+)""", r'\1"\2"', line)  # YAML has no quotes
             kinds = {one.type for form in forms for one in scan_line(form) if "Entropy" not in one.type}  # every word
-            for word in VALUE.finditer(line):
-                kinds |= {p.secret_type for p in random if p.analyze_line("", f'"{word[2]}"', number)}
+            if NOTHING.search(line):
+                kinds.discard("Secret Keyword")
+            for word in VALUE.finditer(line.replace("Bearer ", "")):
+                if re.search(r"\d", word[1]):
+                    kinds |= {p.secret_type for p in random if p.analyze_line("", f'"{word[1]}"', number)}
+            kinds |= {"Access Token"} if KNOWN.search(line) else set()
             found += [(number, kind) for kind in sorted(kinds)]
     return found
 

@@ -56,7 +56,8 @@ def test_the_reports_model_has_exactly_its_parameters():
 def test_parameters_are_counted_right_for_other_sizes(sizes):
     model = Decoder(config.Model(**sizes))
     assert sum(p.numel() for p in model.parameters()) == config.count(config.Model(**sizes))
-    assert [name for name, _ in model.named_parameters()] == config.parameter_names(config.Model(**sizes))
+    assert [name for name, _ in model.named_parameters()] == list(config.parameters(config.Model(**sizes)))
+    assert [p.numel() for p in model.parameters()] == list(config.parameters(config.Model(**sizes)).values())
 
 
 def test_no_token_sees_a_later_one(raw):
@@ -210,6 +211,9 @@ BROKEN = {
     "no data folder": ("data.folder", "/nowhere/at/all", "data.folder"),
     "no chunks": ("data.pattern", "*.none.jsonl", "data.folder"),
     "a batch beyond the data": ("data.batch", 100_000, "data.batch"),
+    "a sequence beyond the data": ("data.length", 100_000, "data.length"),
+    "a pattern that is a folder": ("data.pattern", ".", "data.pattern"),
+    "a last rate above the first": ("optimizer.final", 2.0, "optimizer.final"),
     "validation not said": ("validation", DROPPED, "validation"),
     "validation commented out": ("validation", None, "validation"),
     "no validation folder": ("validation.folder", "/nowhere/at/all", "validation.folder"),
@@ -246,6 +250,46 @@ def test_a_good_configuration_is_met_with_silence(raw, tmp_path, capsys):
     raw["validation"] = "none"
     assert preflight.check(raw)[1] == []
     assert capsys.readouterr().out == ""
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path):
+    path = tmp_path / "twice.yaml"
+    path.write_text("steps: 10\nmodel:\n  dim: 8\n  dim: 16\n")
+    with pytest.raises(UsageError, match="dim stands there twice"):
+        config.read(path)
+
+
+def test_tasks_that_are_no_yaml_are_caught(raw, tmp_path):
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "broken.yaml").write_text("a: [1")
+    _, wrong = preflight.check(raw | {"evaluation": {"tasks": ["piqa"], "folder": str(tmp_path / "tasks")}})
+    assert "evaluation.folder" in [one.key for one in wrong]
+
+
+@pytest.mark.parametrize("name", ["cache", "checkpoints", "dumps"])
+def test_a_file_where_a_run_wants_a_folder_is_caught(raw, tmp_path, name):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("")
+    (wrong,) = preflight.check(raw)[1]
+    assert (wrong.key, wrong.wanted) == ("folder", f"another: its {name} is no folder")
+
+
+def test_tokens_and_dumps_count_for_the_disk(raw, monkeypatch):
+    size = config.checkpoint_size(parsed(raw)) * 3
+    free = type("Usage", (), {"free": size})
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: free)
+    assert [one.key for one in preflight.check(raw)[1]] == ["checkpoints.keep"]
+    free.free = 2 * size
+    assert preflight.check(raw)[1] == []
+    dumped = raw | {"dumps": {"every": 1, "tensors": ["blocks.0.qkv"]}, "steps": 2000}
+    assert [one.key for one in preflight.check(dumped)[1]] == ["checkpoints.keep"]
+
+
+@pytest.mark.parametrize("said", ["two", "0", "-1", ""])
+def test_a_count_of_processes_that_is_none_is_refused(monkeypatch, said):
+    monkeypatch.setenv("WORLD_SIZE", said)
+    with pytest.raises(UsageError, match=r"WORLD_SIZE: .* is not right; wanted what torchrun sets"):
+        training.ranks()
 
 
 @pytest.mark.parametrize("section", ["data", "validation"])

@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from kernels.lm import checkpoints, config, evidence, jsonl, metrics, training
+from kernels.lm.model import build
 from labkit.cli.main import main as labkit
 from labkit.errors import UsageError
 from labkit.numerics.bounds import confidence
@@ -160,6 +161,28 @@ def test_a_checkpoint_of_another_model_or_text_is_refused(raw, tmp_path):
         training.train(parsed(raw | {"data": raw["data"] | {"folder": str(other)}}))
 
 
+def test_a_damaged_checkpoint_is_called_so(raw, tmp_path):
+    training.train(parsed(raw | {"stop": 5}))
+    (newest,) = checkpoints.complete(tmp_path / "run" / "checkpoints").values()
+    part = next(newest.glob("*.distcp"))
+    part.write_bytes(part.read_bytes()[:-100])
+    with pytest.raises(UsageError, match="is damaged"):
+        training.train(parsed(raw))
+    shutil.rmtree(newest)
+    newest.mkdir()
+    with pytest.raises(UsageError, match="is damaged"):
+        training.train(parsed(raw))
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "validation.jsonl"])
+def test_a_line_that_is_none_is_named(raw, tmp_path, name):
+    training.train(parsed(raw | {"stop": 20}))
+    path = tmp_path / "run" / name
+    path.write_text("no line\n" + path.read_text())
+    with pytest.raises(UsageError, match=f"{name}, line 1: is no line of a step"):
+        training.train(parsed(raw))
+
+
 def test_only_the_newest_checkpoints_stay(raw, tmp_path):
     training.train(parsed(raw | {"checkpoints": {"every": 5, "keep": 3}}))
     assert list(checkpoints.complete(tmp_path / "run" / "checkpoints")) == [30, 35, 40]
@@ -211,6 +234,19 @@ def test_two_processes_give_the_losses_of_one_and_either_goes_on_from_the_other(
     bound = confidence(1, len(one)) * grown * UNIT_ROUNDOFF["float64"]
     assert all(abs(a["loss"] - b["loss"]) <= bound < 1e-9 for a, b in zip(one, two, strict=True))
     assert [line["place"] for line in two] == [line["place"] for line in one]
+
+
+def test_a_rank_whose_weights_have_drifted_is_told(raw, tmp_path, capsys):
+    settings = parsed(raw | {"dumps": {"every": 1}})
+    for rank in (0, 1):
+        torch.manual_seed(0)
+        model = build(settings, torch.device("cpu"))
+        if rank:
+            model.blocks[1].down.data *= 1.01
+        training.Dumps(settings, rank, 0).write(1, torch.tensor(2.0), torch.tensor(1.0), model)
+    folders = [str(tmp_path / "run" / "dumps" / f"rank{rank}") for rank in (0, 1)]
+    assert labkit(["diff", *folders]) == 1
+    assert "first divergence: 000001.weight.blocks.1.down" in capsys.readouterr().out
 
 
 def test_two_runs_that_part_are_told_by_the_first_step_and_tensor(raw, tmp_path, capsys):

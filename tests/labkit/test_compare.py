@@ -169,7 +169,7 @@ def test_complex_numbers_and_bounds_of_another_shape_are_refused():
     ],
 )
 def test_a_tensor_that_holds_no_dense_real_numbers_is_refused(values):
-    with pytest.raises(UsageError, match="observed: .* is not right; wanted dense real numbers"):
+    with pytest.raises(UsageError, match=r"observed: .* is not right; wanted dense real numbers"):
         compare(values, np.zeros(2))
 
 

@@ -1,4 +1,5 @@
 import secrets as random
+import string
 import sys
 
 import pytest
@@ -15,10 +16,33 @@ def test_a_secret_is_told_by_its_line_and_kind_and_never_printed():
     assert key not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "use hf_{word}",
+        "sk-proj-{word}",
+        "Authorization: Bearer {word}",
+        "# export WANDB_API_KEY {hexes}",
+        "wandb login {hexes}",
+    ],
+)
+def test_a_token_is_found_however_it_is_handed_over(line):
+    pytest.importorskip("detect_secrets")
+    word = "".join(random.choice(string.ascii_letters + string.digits) for _ in range(36)) + "7"
+    assert secrets(line.format(word=word, hexes=random.token_hex(20)))
+
+
 def test_hashes_paths_and_redacted_keys_are_no_secrets():
     pytest.importorskip("detect_secrets")
     digest = random.token_hex(20)
-    for line in (f'"commit": "{digest}"', "folder: /data/tokens/fineweb_edu_10bt", "'WANDB_API_KEY': '<redacted>'"):
+    for line in (
+        f'"commit": "{digest}"',
+        "folder: /data/tokens/fineweb_edu_10bt",
+        "'WANDB_API_KEY': '<redacted>'",
+        "# secret: none",
+        "token_ids: blocks.0.attention_norm",
+        "the key blocks.11.attention_norm.weight is missing",
+    ):
         assert secrets(line) == []
 
 

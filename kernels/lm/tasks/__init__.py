@@ -36,7 +36,11 @@ def check(given: Evaluation) -> Iterator[Finding]:
     if not folder.is_dir():
         yield Finding("evaluation.folder", shown(given.folder), "a folder with a YAML file a task")
         return
-    there = known(folder)
+    try:
+        there = known(folder)
+    except (yaml.YAMLError, ValueError, OSError, RecursionError):
+        yield Finding("evaluation.folder", shown(given.folder), "one whose files *.yaml are YAML")
+        return
     for name in given.tasks:
         if name not in there:
             yield Finding(
