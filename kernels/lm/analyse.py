@@ -63,11 +63,12 @@ class Figure:
 
 def printed(text: str) -> Interval:
     """The numbers that print as `text`: half a unit of its last digit to either side."""
-    match = re.fullmatch(r"([+-]?\d+)(?:\.(\d*))?(?:[eE]([+-]?\d+))?", text.strip())
+    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text.strip())
+    match = re.fullmatch(r"([+-]?\d+)(?:\.(\d*))?(?:[eE]([+-]?\d+))?", plain)
     if not match:
-        raise UsageError(f"{text!r} is no number; wanted one as it is printed, such as 1.35e-06")
+        raise UsageError(f"{text!r} is no number; wanted one as it is printed, such as 1.35e-06 or 1,000")
     half = 0.5 * 10.0 ** (int(match[3] or 0) - len(match[2] or ""))
-    return float(text) - half, float(text) + half
+    return float(plain) - half, float(plain) + half
 
 
 def to_digits(value: str, digits: int) -> Interval:
@@ -134,10 +135,11 @@ def steps_of(path: Path, text: str) -> list[dict[str, Any]]:
             continue
         found = []
         for row in rows[i + 2 :]:
-            if not row[0].isdigit():
-                break
             entry: dict[str, Any] = {n: v for n, v in zip(names, row, strict=False) if n and re.search(r"\d", v)}
-            found.append(entry | {"step": int(entry["step"])})
+            step = entry.get("step", "").replace(",", "")
+            if not step.isdigit():
+                break
+            found.append(entry | {"step": int(step)})
         if found:
             return found
     raise UsageError(f"{path}: holds no table of steps and losses; wanted one with such columns")
@@ -158,7 +160,7 @@ def of_steps(steps: Sequence[dict[str, Any]], improvement: Interval | None = Non
     losses = [printed(row["loss"]) for row in steps]
     found = []
     for i, row in enumerate(steps):
-        if "change" in row:
+        if "change" in row and i:  # the first one's is from a row that is not there
             how = f"loss at {row['step']} - loss at {steps[i - 1]['step']}"
             found.append(
                 Figure(f"change to step {row['step']}", printed(row["change"]), minus(losses[i], losses[i - 1]), how)
@@ -253,8 +255,9 @@ def while_built(sizes: Model) -> Interval:
 def of_metrics(path: Path, lines: Sequence[dict[str, Any]], config: dict[str, Any]) -> list[Figure]:
     """The figures of a metrics.jsonl, held to the configuration beside it where there is one."""
     steps = [line.get("step") for line in lines]
-    if None in steps or any(line.get("loss") is None for line in lines):
-        raise UsageError(f"{path}: has lines without step or a finite loss; wanted both on each line")
+    numbers = [[line.get("loss"), line.get("lr", 0.0)] for line in lines]
+    if None in steps or not all(isinstance(x, (int, float)) and math.isfinite(x) for pair in numbers for x in pair):
+        raise UsageError(f"{path}: has lines without step, or whose loss or lr is not finite; wanted numbers on each")
     first, last = lines[0], lines[-1]
     gaps = {b - a for a, b in itertools.pairwise(steps)}
     found = [
@@ -289,6 +292,11 @@ def of_metrics(path: Path, lines: Sequence[dict[str, Any]], config: dict[str, An
                 "tokens a step over the iteration, medians, within 3%",
             )
         )
+        keys = ("flops_per_second_lingua", "tokens_per_second")
+        work = [line[keys[0]] / line[keys[1]] for line in lines if all(key in line for key in keys)]
+        if work:
+            how = "FLOP/s over tokens a second, the line with most; within 3% of the line with least"
+            found.append(Figure("FLOP a token", (0.97 * min(work), 1.03 * min(work)), exact(max(work)), how))
     if config:
         found += _held_to(config, lines)
     return found

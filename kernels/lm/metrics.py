@@ -11,7 +11,8 @@
 | `flops_per_second_lingua` | by Lingua's formula, attention recomputed |
 | `memory_active_gib`, `memory_reserved_gib` | peaks of torch's allocator since the step before; null on a CPU |
 | `power_watts` | of this rank's GPU by NVML; null on a CPU or without NVML's bindings |
-| `seconds` | of the step: `data`, `forward_backward`, `update`, `checkpoint` (before it), `all`; without validation |
+| `seconds` | of the step: `data`, `forward_backward`, `update`, `checkpoint` (before it), `all`; without validation. \
+`data` is the host's time, which passes while a GPU still computes the step before |
 | `epoch`, `place`, `batch_crc` | where in the data the step began, and what this rank saw |
 """
 

@@ -128,12 +128,14 @@ class Dumps:
             self.order = [x for x in json.loads(about.read_text())["order"] if int(x.split(".")[0]) <= step]
 
     def write(self, step: int, loss: Tensor, norm: Tensor, model: nn.Module) -> None:
-        """After the backward of a step: its loss, the norm of each parameter's gradient, the gradients asked for."""
+        """After the backward of a step: weights' norms, its loss, norms of the gradients, those gradients asked for."""
         if not self.given.every or step % self.given.every:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         grads = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
-        found = {"loss": loss, "grad_norm": norm}
+        weights = {name: _whole(p.detach()) for name, p in model.named_parameters()}
+        found = {f"weight.{name}": torch.linalg.vector_norm(x) for name, x in weights.items()}
+        found |= {"loss": loss, "grad_norm": norm}
         found |= {f"norm.{name}": torch.linalg.vector_norm(g) for name, g in grads.items()}
         found |= {f"grad.{name}": grads[name] for name in self.given.tensors}
         found |= {

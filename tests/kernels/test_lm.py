@@ -512,7 +512,21 @@ def test_a_table_of_a_report_in_markdown_is_read(tmp_path):
     assert math.isclose(sum(found["loss improvement"].derived) / 2, 0.5, rel_tol=0.01)
 
 
-@pytest.mark.parametrize("content", ['{"step": 1, "loss": 2.0, "tokens": 4}', '{"step": 1}', "[1]", "cut {", ""])
+def test_a_table_may_have_its_loss_first_thousands_parted_and_a_change_in_its_first_row(tmp_path):
+    path = tmp_path / "report.md"
+    rows = ("loss | step | change", "---|---|---", "4.0 | 1,000 | -0.5", "2.0 | 2,000 | -2.0", "1.5 | 3,000 | -0.5")
+    path.write_text("".join(f"| {row} |\n" for row in rows))
+    found = {one.name: one.agrees for one in analyse.analyse(path)}
+    assert (found["change to step 2000"], found["change to step 3000"]) == (True, True)
+    assert "change to step 1000" not in found
+
+
+NOT_FINITE = ('{"step": 1, "loss": NaN}', '{"step": 1, "loss": 2.0, "lr": NaN}')
+
+
+@pytest.mark.parametrize(
+    "content", [*NOT_FINITE, '{"step": 1, "loss": 2.0, "tokens": 4}', '{"step": 1}', "[1]", "cut {", ""]
+)
 def test_a_file_that_cannot_be_analysed_is_one_line(tmp_path, content):
     path = tmp_path / "metrics.jsonl"
     path.write_text(content)
@@ -542,6 +556,10 @@ def test_linguas_metrics_are_read_by_its_own_names(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = {one.name: one for one in analyse.analyse(path)}
     assert found["tokens a second"].agrees is False
+    for last, agrees in ((3.4e14, True), (2.4e14, False)):
+        works = [line | {"speed/FLOPS": flops} for line, flops in zip(lines, (3.4e14, 3.4e14, last), strict=True)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in works))
+        assert {one.name: one.agrees for one in analyse.analyse(path)}["FLOP a token"] is agrees
     assert round(found["tokens a step"].derived[0]) == 65536
 
 

@@ -260,6 +260,6 @@ def test_two_runs_that_part_are_told_by_the_first_step_and_tensor(raw, tmp_path,
     assert labkit(["diff", str(one), str(same)]) == 0
     assert labkit(["diff", str(one), str(other)]) == 1
     assert (
-        evidence.first_difference(one, other) == "000004.loss"
-    )  # the rate of step 1 is 0, and step 3 has the first change
+        evidence.first_difference(one, other) == "000004.weight.embedding.table"
+    )  # the rate of step 1 is 0, and step 3 begins with the first change
     assert (one / "000002.grad.head.output.npy").exists()
