@@ -71,11 +71,6 @@ class Dump:
         k = self.said(name).get("K")
         return k if isinstance(k, int) and not isinstance(k, bool) and k > 0 else None
 
-    def renamed(self, name: str) -> Dump:
-        """This trace of one step under another name: single tensors are compared whatever they are called."""
-        (only,) = self.names
-        return Dump(self.path, [name], lambda _: self.read(only), self.about)
-
     def __getitem__(self, name: str) -> Tensor:
         return self.read(name)
 

@@ -6,7 +6,6 @@ decompositions; what cannot be is named when it is recorded.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -126,84 +125,8 @@ def decomposition(func: Any) -> Callable[..., Any] | None:
     return _OURS.get(name_of(func)) or decomposition_table.get(func)
 
 
-def _normed(x: Tensor, axes: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
-    rstd = torch.rsqrt(variance + eps)
-    return (x - mean) * rstd, mean, rstd
-
-
-def _layer_norm(x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    y, mean, rstd = _normed(x, list(range(x.ndim - len(shape), x.ndim)), eps)
-    y = y if weight is None else y * weight
-    return y if bias is None else y + bias, mean, rstd
-
-
-def _group_norm(
-    x: Tensor, weight: Any, bias: Any, n: int, channels: int, size: int, groups: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    y, mean, rstd = _normed(x.reshape(n, groups, channels // groups * size), [2], eps)
-    y = y.reshape(x.shape)
-    each = (1, channels, *(1,) * (x.ndim - 2))
-    y = y if weight is None else y * weight.reshape(each)
-    return y if bias is None else y + bias.reshape(each), mean.reshape(n, groups), rstd.reshape(n, groups)
-
-
-def _dropout(x: Tensor, p: float, train: Any) -> tuple[Tensor, Tensor]:
-    if not train or p == 0.0:
-        return x, torch.ones_like(x, dtype=torch.bool)
-    kept = torch.rand_like(x) > p
-    return x * kept * (1.0 / (1.0 - p) if p < 1.0 else 0.0), kept
-
-
-def _norm(x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    x = (x if dtype is None else x.to(dtype)).abs()
-    dim = list(range(x.ndim)) if dim is None else dim
-    if math.isinf(order):
-        return (x.amax if order > 0.0 else x.amin)(dim, keepdim=keepdim)
-    if order == 0.0:
-        return (x != 0.0).sum(dim, keepdim=keepdim).to(x.dtype)
-    total = (x if order == 1.0 else x * x if order == 2.0 else x**order).sum(dim, keepdim=keepdim)
-    return total if order == 1.0 else total.sqrt() if order == 2.0 else total ** (1.0 / order)
-
-
-def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    product = a @ b
-    product = product if alpha == 1 else product * alpha
-    return product if beta == 0 else product + (bias if beta == 1 else bias * beta)
-
-
 _OURS: dict[str, Callable[..., Any]] = {
     "var": lambda *a, **k: torch.var_mean(*a, **k)[0],
     "std": lambda *a, **k: torch.var_mean(*a, **k)[0].sqrt(),
-    "native_layer_norm": _layer_norm,
-    "native_group_norm": _group_norm,
-    "native_dropout": _dropout,
-    "addmm": _addmm,
-    "baddbmm": _addmm,
-    "addmv": _addmm,
-    "square": lambda x: x * x,
-    "convert_element_type": lambda x, dtype: x.to(dtype),
-    "silu": lambda x: x * torch.sigmoid(x),
-    "_softmax": lambda x, dim, half_to_float: _softmax(x, dim),
-    "_log_softmax": lambda x, dim, half_to_float: _log_softmax(x, dim),
-    "linalg_vector_norm": _norm,
-    "logsumexp": lambda x, dim, keepdim=False: _logsumexp(x, dim, keepdim),
 }
-"""Where torch's own way is none, or goes by operations that say less."""
-
-
-def _softmax(x: Tensor, dim: int) -> Tensor:
-    e = torch.exp(x - x.amax(dim, keepdim=True))
-    return e / e.sum(dim, keepdim=True)
-
-
-def _log_softmax(x: Tensor, dim: int) -> Tensor:
-    z = x - x.amax(dim, keepdim=True)
-    return z - torch.log(torch.exp(z).sum(dim, keepdim=True))
-
-
-def _logsumexp(x: Tensor, dim: Any, keepdim: bool) -> Tensor:
-    top = x.amax(dim, keepdim=True)
-    top = torch.where(top.isfinite(), top, 0.0)
-    total = torch.log(torch.exp(x - top).sum(dim, keepdim=True)) + top
-    return total if keepdim else total.squeeze(dim)
+"""Where torch's own way goes by operations that are not in the table."""

@@ -194,8 +194,6 @@ class Recorder(Watcher):
             return Ref(self.number(value))
         if isinstance(value, (tuple, list)):
             return [self._reference(one) for one in value]
-        if isinstance(value, (torch.device, torch.layout, torch.memory_format, torch.Generator)):
-            return None
         return value
 
     def _referenced(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -110,7 +110,7 @@ def repeat(
         used = _shares(changed, again, kept, golden, precision)
         for name, value in changed.items():
             found = compare(value.double(), kept[name].double(), math.inf)
-            odd = found.observed_nan != found.golden_nan or found.observed_inf != found.golden_inf
+            odd = found.count < 0 or found.observed_nan != found.golden_nan or found.observed_inf != found.golden_inf
             spread[name] = math.inf if odd else max(spread[name], found.max_abs)
             shares[name] = max(shares[name], math.inf if odd else used[name]) if name in used else math.nan
     result = Repetition(times)

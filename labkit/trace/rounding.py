@@ -277,8 +277,6 @@ class Rounding:
 
     def jitter(self, x: Tensor, u: float, least: float = 0.0) -> Tensor:
         """Every element off by up to u of itself, and by up to `least`."""
-        if not u or not x.is_floating_point():
-            return x
         u, least = self._scale * u, self._scale * least
         moved = x * (self._draw(x) * (2.0 * u) + (1.0 - u))
         return moved + (self._draw(x) - 0.5) * (2.0 * least) if least else moved

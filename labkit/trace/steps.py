@@ -64,9 +64,6 @@ class Trace:
     def __iter__(self) -> Iterator[Step]:
         return iter(self._steps.values())
 
-    def __len__(self) -> int:
-        return len(self._steps)
-
     def save(self, path: Path | str) -> Path:
         """Write one safetensors file: a tensor a step, `about` and the `order` as metadata. Bounds are not kept.
 

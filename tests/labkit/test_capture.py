@@ -144,3 +144,30 @@ def test_what_cannot_run_and_what_gives_no_tensor_are_refused():
 
     with pytest.raises(UsageError, match="gave no tensor"):
         capture(Silent(), torch.ones(1))
+
+
+class Growing(nn.Module):
+    """Has a buffer that gets longer with each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.seen.resize_(self.seen.numel() + 1).zero_()
+        return x * self.seen.numel()
+
+
+def test_a_buffer_that_changes_its_shape_is_put_back():
+    model = Growing()
+    assert capture(model, torch.ones(2)).about["observer"] == "none"
+    assert torch.equal(model.seen, torch.zeros(1))
+
+
+def test_a_result_of_another_shape_when_looked_at_is_reported():
+    class Longer(Shy):
+        def forward(self, x):
+            return self.inner(torch.cat([x, x]) if self.inner._forward_hooks else x)
+
+    assert capture(Longer(), torch.ones(3)).about["observer"].startswith("differs when nothing is captured: output")

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from labkit import Trace, capture, golden
 from labkit.cli.main import main
+from labkit.trace.unreplayed import BLOCK
 
 
 @pytest.fixture
@@ -138,17 +139,44 @@ def test_where_no_order_is_known_the_first_is_not_guessed(tmp_path, diff, capsys
     assert "order not known: the first divergence is one of attention, query" in capsys.readouterr().out
 
 
-def test_several_runs_are_held_against_each_other(tmp_path, diff):
+def test_an_order_that_the_observed_alone_has_is_taken(tmp_path, diff):
+    (tmp_path / "g").mkdir()
+    for name in ("query", "attention"):
+        np.save(tmp_path / "g" / f"{name}.npy", np.ones(4))
+    path = Trace({"query": torch.full((4,), 1.1), "attention": torch.full((4,), 1.2)}).save(tmp_path / "o.safetensors")
+    said = diff(tmp_path / "g", path)[1]
+    assert (said["first_divergent_step"], said["order_known"]) == ("query", True)
+
+
+def test_a_step_that_a_plain_dump_lacks_is_missing_at_the_end_and_fused_before(tmp_path, diff):
+    g = {name: torch.ones(4, dtype=torch.float64) for name in "abc"}
+    paths = traces(tmp_path, g, {"a": torch.ones(4), "c": torch.ones(4)})
+    code, said, _ = diff(*paths)
+    assert (code, said["steps"]["b"]["ok"]) == (0, None)
+    code, said, _ = diff(*traces(tmp_path, g, {"a": torch.ones(4), "b": torch.ones(4)}))
+    assert (code, said["first_divergent_step"]) == (1, "c")
+
+
+def test_several_runs_are_held_against_each_other(tmp_path, diff, capsys):
     g = torch.linspace(1.0, 2.0, 64, dtype=torch.float64).reshape(8, 8)
     paths = [Trace({"x": g}).save(tmp_path / "g.safetensors")]
     for i, change in enumerate((0.0, 2.0**-24, 0.5)):
         x = g.float()
         x[3, 3] += change * 2.0
         paths.append(Trace({"x": x}).save(tmp_path / f"run{i}.safetensors"))
+    more = [Trace({"x": g.float() * 1.7}).save(tmp_path / "more.safetensors")]
+    again = Trace({"x": g.float()}).save(tmp_path / "again.safetensors")
     code, said, _ = diff(*paths)
     assert (code, said["run"]) == (1, str(paths[3]))
     assert said["run_to_run"]["x"]["distinct"] >= 2
     assert "run2.safetensors only: a race or an uninitialised read" in said["run_to_run"]["x"]["finding"]
+    assert main(["diff", *map(str, paths)]) == 1
+    assert "shown: run2.safetensors, of 3 runs" in capsys.readouterr().out
+    findings = [diff(paths[0], *some)[1]["run_to_run"]["x"]["finding"] for some in (paths[1:3], paths[3:] + more)]
+    assert findings[0] == "order noise, within the bound"
+    assert findings[1].startswith("beyond the bound in every run, and not the same")
+    assert main(["diff", str(paths[0]), str(paths[1]), str(again)]) == 0
+    assert "every run gave the same bits in every step" in capsys.readouterr().out
 
 
 def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
@@ -217,6 +245,15 @@ def test_types_sizes_and_extremes_found_by_attack(tmp_path, diff, g, o, alarm):
 
 def test_a_divergent_step_without_a_name_is_one(tmp_path, diff):
     assert diff(*traces(tmp_path, {"": torch.ones(3)}, {"": torch.ones(3) * 2.0}))[:1] == (1,)
+
+
+def test_one_long_row_is_read_in_blocks(tmp_path, diff):
+    g = torch.linspace(1.0, 2.0, 2 * BLOCK + 7, dtype=torch.float64)
+    o = g.float()
+    o[BLOCK + 5] *= 1.01
+    code, said, _ = diff(*traces(tmp_path, {"x": g}, {"x": o}))
+    step = said["steps"]["x"]
+    assert (code, step["mismatches"], step["first_index"]) == (1, 1, [BLOCK + 5])
 
 
 def test_a_large_plain_step_is_read_in_blocks(tmp_path):

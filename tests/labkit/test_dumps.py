@@ -109,6 +109,10 @@ def write(path, text):
         (lambda p: write(p / "x.npy", "no array"), "cannot be read"),
         (lambda p: os.mkfifo(p / "x.npy") or p / "x.npy", "is no regular file"),
         (lambda p: p, "wanted one tensor a file"),
+        (lambda p: (np.save(p / "x.npy", np.ones(2, complex)), p / "x.npy")[1], "holds complex128; wanted real"),
+        (lambda p: (torch.save({"x": {1, 2}}, p / "x.pt"), p / "x.pt")[1], "x is set; wanted tensors"),
+        (lambda p: (torch.save({"x": "text"}, p / "x.pt"), p / "x.pt")[1], "holds no tensor"),
+        (lambda p: os.mkfifo(p / "x.npy") or p, "is no regular file"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path, make, message):
@@ -124,6 +128,9 @@ def test_clashing_files_and_bad_metadata_are_refused(tmp_path):
         (tmp_path / "metadata.json").write_text(text)
         with pytest.raises(UsageError, match=message):
             open_dump(tmp_path)
+    (tmp_path / "metadata.json").write_text('{"order": [1]}')
+    with pytest.raises(UsageError, match="metadata 'order' is not right; wanted a list of names"):
+        open_dump(tmp_path)
     (tmp_path / "metadata.json").write_text('{"order": {"x": 1}}')
     with pytest.raises(UsageError, match="metadata 'order' is not right; wanted JSON, a list"):
         open_dump(tmp_path)
@@ -205,3 +212,21 @@ def test_an_op_that_is_not_understood_is_named_and_not_used(tmp_path, op, messag
     assert recorded is None
     assert len(notes) == 1
     assert message in notes[0]
+
+
+def test_a_folder_with_one_file_of_all_is_that_file(tmp_path):
+    Trace({"x": torch.ones(2)}).save(tmp_path / "all.safetensors")
+    assert open_dump(tmp_path).names == ["x"]
+
+
+def test_metadata_that_are_no_json_are_refused(tmp_path):
+    save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors", {"order": "x first"})
+    with pytest.raises(UsageError, match="metadata 'order' is not right; wanted JSON, a list"):
+        open_dump(tmp_path / "x.safetensors")
+
+
+def test_an_op_of_an_input_that_is_not_there_is_not_used(tmp_path):
+    said = {"y": {"inputs": ["x", "w"], "op": "x @ w"}}
+    save_file({"x": torch.ones(2, 2), "y": torch.ones(2, 2)}, tmp_path / "x.safetensors", {"steps": json.dumps(said)})
+    program, notes = with_operations(open_dump(tmp_path / "x.safetensors"))
+    assert (program, notes) == (None, ["y: its input 'w' is not recorded, so that its op is not used"])

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import labkit
-from labkit import Golden, capture, golden, step
+from labkit import Golden, capture, golden, localise, step
 from labkit.errors import UsageError
 
 
@@ -202,3 +202,44 @@ def test_a_function_and_a_module_of_the_same_steps_have_the_same_program():
     two = golden(lambda x, w, b: torch.relu(x @ w.T + b), x, model[0].weight, model[0].bias)
     assert torch.equal(one["output"], two["output"])
     assert labkit.localise({"output": one["output"]}, two, labkit.Precision(accumulate="float64")).first is None
+
+
+def test_variances_are_recorded_and_replay():
+    x = torch.randn(4, 8)
+    found = golden(lambda x: {"var": x.var(-1), "std": x.std(0), "all": x.std()}, x=x)
+    assert torch.equal(found["std"], x.double().std(0))
+
+
+def test_what_depends_on_values_is_recorded_and_not_saved(tmp_path):
+    x = torch.linspace(-1.0, 1.0, 65)
+
+    def positive(x):
+        return {"y": x[x > 0.0] * 1.1}
+
+    found = golden(positive, x=x)
+    assert localise(capture(positive, x=x), found).first is None
+    assert localise(capture(lambda x: {"y": positive(x)["y"] * 1.001}, x=x), found).own == ["y"]
+    with pytest.raises(UsageError, match="cannot be checked without its data and is not saved"):
+        found.save(tmp_path / "g.safetensors")
+
+
+def test_a_golden_says_what_it_holds():
+    assert str(golden(lambda x: {"y": torch.dropout(x, 0.5, True)}, x=torch.ones(4))).startswith("golden: ")
+
+
+def test_what_is_written_outside_of_the_program_is_refused():
+    total = torch.zeros(3)
+    with pytest.raises(UsageError, match="writes to a tensor from outside the program"):
+        golden(lambda x: {"y": total.add_(x)}, x=torch.ones(3))
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod"])
+def test_running_sums_and_products_are_right_where_they_are(name):
+    x = 1.0 + 0.1 * torch.randn(8, 200, generator=torch.Generator().manual_seed(0))
+
+    def run(x):
+        return {"y": getattr(torch, name)(x, -1)}
+
+    found = golden(run, x=x)
+    assert localise(capture(run, x=x), found).first is None
+    assert localise(capture(lambda x: {"y": run(x)["y"] * (1.0 + 1e-4)}, x=x), found).own == ["y"]

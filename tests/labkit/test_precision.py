@@ -13,6 +13,7 @@ def test_every_way_to_say_it_gives_the_same():
     assert from_json('{"storage": "bfloat16", "products": "tf32", "steps": {"scores": {"storage": "float32"}}}') == one
     assert from_words("storage=bfloat16, products=tf32") == Precision(storage="bfloat16", products="tf32")
     assert from_words("eager=true,flush=False") == Precision(eager=True)
+    assert "other fields for scores" in str(one)
     assert (one.of("scores").storage, one.of("other").storage) == ("float32", "bfloat16")
 
 
@@ -24,6 +25,9 @@ def test_every_way_to_say_it_gives_the_same():
         (lambda: Precision(accumulate="tf32"), r"accumulate='tf32' is not right; wanted one of float64"),
         (lambda: Precision(eager=1), r"eager=1 is not right; wanted true or false"),
         (lambda: Precision(steps={"x": {"colour": 1}}), r"'colour' is no field; wanted storage, products"),
+        (lambda: Precision(steps=3), r"steps=3 is not right; wanted fields by the name of a step"),
+        (lambda: Precision(steps={"x": {"steps": {}}}), r"steps\['x'\]=.* is not right; wanted storage"),
+        (lambda: from_words("eager=true,eager=false"), r"eager stands there twice"),
         (lambda: from_json('{"compute": "bf16"}'), r"'compute' is no field"),
         (lambda: from_json("bf16 was tried and rejected"), r"wanted a JSON object"),
         (lambda: from_json("[" * 100000), r"wanted a JSON object"),

@@ -104,3 +104,18 @@ def test_steps_of_a_trace_are_told_apart_and_bounds_come_from_the_golden():
 def test_once_is_no_repetition(times):
     with pytest.raises(UsageError, match=f"times: {times} is not right"):
         repeat(lambda: torch.ones(1), times)
+
+
+def test_runs_that_give_other_steps_or_shapes_are_told():
+    names = iter(("x", "y"))
+    with pytest.raises(UsageError, match=r"gave steps \['y'\], then \['x'\]"):
+        repeat(lambda: Trace({next(names): torch.ones(2)}), 2)
+    sizes = iter((2, 3))
+    found = repeat(lambda: torch.ones(next(sizes)), 2)
+    assert (found.identical, found.steps["result"].spread) == (False, np.inf)
+
+
+def test_what_was_found_is_a_table():
+    found = repeat(lambda: torch.ones(2), 3)
+    assert "distinct of 3" in str(found)
+    assert "<table" in found._repr_html_()
