@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
 """Okabe and Ito's colours, which print and which colour-blind readers can tell apart."""
@@ -49,24 +49,6 @@ def error_map(axes: Axes, difference: np.ndarray, title: str, largest: float, sm
     image = axes.imshow(shown, norm=scale, cmap=colours, interpolation="nearest", aspect="auto")
     axes.set(title=title, xticks=[], yticks=[])
     return image
-
-
-def spreads(
-    axes: Axes, samples: Mapping[str, np.ndarray], colours: Sequence[str], band: tuple[float, float], unit: str
-) -> None:
-    """A row a sample: its full range thin, its central 90% thick, its median a dot; `band` is shaded. Logarithmic."""
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.axvspan(*band, color=ORANGE, alpha=0.25, lw=0)
-    for y, (values, colour) in enumerate(zip(samples.values(), colours, strict=True)):
-        low, q05, median, q95, high = np.quantile(values, [0.0, 0.05, 0.5, 0.95, 1.0])
-        axes.plot([low, high], [y, y], color=colour, lw=0.8)
-        axes.plot([q05, q95], [y, y], color=colour, lw=3.0, solid_capstyle="butt")
-        axes.plot(median, y, "o", color="white", mec=colour, ms=3.5)
-    axes.set_yticks(range(len(samples)), list(samples), fontsize=7)
-    axes.set_ylim(len(samples) - 0.5, -0.5)
-    axes.set_xlabel(unit)
 
 
 def bars(axes: Axes, values: Mapping[str, float], unit: str, floors: Mapping[str, float]) -> None:
