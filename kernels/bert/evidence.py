@@ -64,6 +64,18 @@ class Found(NamedTuple):
     given: str = ""
 
 
+def _ends(t: Trainings, text: str, *names: str) -> str:
+    """`text` with the mean held-out loss of each configuration in its places; nothing where one has none."""
+    means = [t.mean(name) for name in names]
+    return "" if any(map(math.isnan, means)) else text.format(*(f"{mean:.2f}" for mean in means))
+
+
+def _said(contrast: Contrast) -> str:
+    """A contrast's outcome in words, and where it is not decided, whether it excludes a gain as large as the margin."""
+    small = contrast.outcome == OPEN and contrast.high < contrast.margin
+    return WORDS[contrast.outcome] + (" (but less of a gain than the margin)" if small else "")
+
+
 def settle(ledger: Ledger, **found: Found) -> None:
     """Give each claim its verdict."""
     for claim, one in found.items():
@@ -105,10 +117,6 @@ class Trainings:
         }
         return [f"{name} ({seeds})" for name, seeds in had.items() if seeds < self.plan.least]
 
-    def words(self, *pairs: Pair) -> str:
-        """The contrasts in words."""
-        return "; ".join(str(self.gains[pair]) for pair in pairs)
-
     def outcomes(self, *pairs: Pair) -> set[str]:
         """Which outcomes these contrasts have."""
         return {self.gains[pair].outcome for pair in pairs}
@@ -130,15 +138,15 @@ def broken(name: str) -> Pair:
 
 
 def _by_training(t: Trainings, pairs: Sequence[Pair], truth: str, because: Mapping[str, str], given: str = "") -> Found:
-    """`truth`, unless rows are missing. `because` is completed with what the contrasts are and at what scale."""
-    measured = {f"{better} over {worse}": t.gains[better, worse].mean for better, worse in pairs}
+    """`truth`, unless rows are missing. Measured are the gains' intervals; `because` is completed with their scale."""
+    measured = {" over ".join(pair): [t.gains[pair].low, t.gains[pair].high] for pair in pairs}
     lacking = t.missing(*pairs)
     if lacking or MISSING in t.outcomes(*pairs):
         least = f"{t.plan.least} seeds of each configuration"
         reason = f"the planned trainings are not on record yet; wanted {least}, there are: {', '.join(lacking)}"
         known = f"; {because[UNTESTABLE]}" if UNTESTABLE in because else ""
         return Found(UNTESTABLE, None, {UNTESTABLE: reason + known}, given)
-    scale = f" [{t.scale}; margin {t.plan.margin} nats: {t.words(*pairs)}]"
+    scale = f" [{t.scale}; intervals of gains in nats of held-out loss; margin {t.plan.margin}]"
     return Found(truth, measured, {verdict: text + scale for verdict, text in because.items()}, given)
 
 
@@ -204,9 +212,9 @@ def _lengths(found: Sequence[int]) -> str:
     return f"{', '.join(map(str, found))} {'token' if found == [1] else 'tokens'}" if found else "none of these"
 
 
-def token_too_small(without: Mapping[str, float], scaled: float, factor: float) -> Found:
+def token_too_small(without: Mapping[str, float], scaled: float, factor: float, t: Trainings) -> Found:
     """Standard deviation of tokens over that of positions, without the factor: beside sinusoids as they are
-    (`unscaled`), and times 0.1 (`as built`); `scaled`: with it beside sinusoids as they are."""
+    (`unscaled`), and times 0.1 (`as built`); `scaled`: with it beside sinusoids as they are. Trainings are quoted."""
     level = 1.0 / ON_THE_SCALE
     small = without["unscaled"] < level
     onto = level <= scaled <= ON_THE_SCALE
@@ -215,9 +223,10 @@ def token_too_small(without: Mapping[str, float], scaled: float, factor: float) 
         f"{scaled:.2f} with it, beside sinusoids as they are, of which the report speaks when it gives its reason; "
         f"{without['as built']:.2f} as the model is built, where the sinusoids are multiplied by 0.1: beside these the "
         f"factor would make tokens {10.0 * scaled:.0f} times the positions, so that they cannot be meant. On one scale "
-        f"means here: within a factor of {ON_THE_SCALE:g}; too small means: by more than that factor. Whether that "
-        "harms a training is not tested here"
-    )
+        f"means here: within a factor of {ON_THE_SCALE:g}; too small means: by more than that factor"
+        + _ends(t, "; trained beside sinusoids as they are, held-out loss: {} with the factor, {} without it",
+                "report+scaling", "report+position_factor")
+    )  # fmt: skip
     because = {CONFIRMED: text, REFUTED: "not too small without the factor, or not on one scale with it: " + text}
     return Found(small and onto, [without["unscaled"], scaled], because, DRAWN)
 
@@ -370,13 +379,19 @@ def eps_matters(t: Trainings, logits: Mapping[str, float], rounding: Mapping[flo
     because = {
         CONFIRMED: f"with 1e-12 the held-out loss of one model at least is lower; {text}",
         REFUTED: f"neither stability nor training gains by it: {text}",
-        UNDECIDABLE: f"the trainings do not settle it; {text}",
+        UNDECIDABLE: f"the trainings do not settle it: {_both(t, pairs)}; {text}",
         UNTESTABLE: text,
     }
     return _by_training(t, pairs, truth, because)
 
 
 # What was trained
+
+
+def _both(t: Trainings, pairs: Sequence[Pair]) -> str:
+    """The outcomes of what BERT has in either model."""
+    in_report, in_bert = (_said(t.gains[pair]) for pair in pairs)
+    return f"having it is {in_report} in the report's model, and in BERT {in_bert}"
 
 
 def token_type_needed(t: Trainings, folded: Mapping[str, float], allowed: float) -> Found:
@@ -393,7 +408,7 @@ def token_type_needed(t: Trainings, folded: Mapping[str, float], allowed: float)
     because = {
         CONFIRMED: f"with token types the held-out loss of one model at least is lower; there is {text}",
         REFUTED: f"{text}; and trained without them it loses nothing beyond the margin",
-        UNDECIDABLE: f"the trainings do not settle it; there is {text}",
+        UNDECIDABLE: f"the trainings do not settle it: {_both(t, pairs)}; there is {text}",
         UNTESTABLE: text,
     }
     return _by_training(t, pairs, truth, because)
@@ -443,9 +458,12 @@ def differences_are_the_cause(t: Trainings) -> Found:
     )
     because = {
         CONFIRMED: f"corrected together they gain, and more than any one alone: {trained}; {source}{seen}",
-        UNDECIDABLE: f"{trained}; a small model alone does not refute it; {source}{seen}",
+        UNDECIDABLE: "whether several of them together are the cause or one alone, and which, is not shown: "
+        + trained + _ends(t, "; mean held-out losses: {} of the report's model, {} repaired, {} with the repair's "
+                          "scaling alone", "report", "author_fix", "report+scaling")
+        + f"; a small model alone does not refute it; {source}{seen}",
         UNTESTABLE: f"{source}, which is one training, without a second seed",
-    }
+    }  # fmt: skip
     truth = CONFIRMED if together == BETTER and set(alone) == {BETTER} else UNDECIDABLE
     return _by_training(t, pairs, truth, because, REPOSITORY)
 
@@ -457,7 +475,9 @@ def scaling_wrong(t: Trainings) -> Found:
     paper = "Vaswani et al. do as the report says"
     trained = (
         f"the two changes together are {WORDS[both]} at this scale, and the positions' factor alone {WORDS[factor]}"
-    )
+        + _ends(t, " (held-out loss of the tokens' factor alone, outside the contrasts: {}; of the report's model: {})",
+                "report+scale_tokens", "report")
+    )  # fmt: skip
     because = {
         CONFIRMED: f"{paper}, and so scaled the model trains to a lower held-out loss: {trained}",
         UNDECIDABLE: f"{paper}; {trained}: whether each is wrong by itself, or both together, makes a difference",
@@ -506,7 +526,7 @@ def attention_dropout_matters(t: Trainings) -> Found:
     in_report, in_bert = (t.gains[pair].outcome for pair in pairs)
     because = {
         CONFIRMED: "with it the held-out loss of one model at least is lower, and of none higher",
-        UNDECIDABLE: f"with it there is {WORDS[in_report]} in the report's model, and in BERT {WORDS[in_bert]}. A "
+        UNDECIDABLE: f"{_both(t, pairs)}. A "
         "regularisation may pay at another size of model or text, so this scale alone cannot refute it",
     }
     truth = CONFIRMED if BETTER in (in_report, in_bert) and WORSE not in (in_report, in_bert) else UNDECIDABLE
@@ -577,7 +597,7 @@ FAMILIES = {
 }  # fmt: skip
 """What a configuration starts from."""
 LEFT = 5.5
-"""Nats: a training loss below every plateau that was seen."""
+"""Nats: a training loss at which a fall from the plateau near 6 has begun; chosen after the curves were seen."""
 
 
 def family(row: Row) -> str:
@@ -608,6 +628,12 @@ def left(rows: Sequence[Row]) -> str:
     return ", ".join(filter(None, (span, f"{never} never" if never else "")))
 
 
+def shares(rows: Sequence[Row]) -> str:
+    """The positions' share in the variance of the trained inputs, the smallest to the largest of the seeds."""
+    found = sorted(row["input"]["positions"] for row in rows)
+    return " to ".join(dict.fromkeys(f"{one:.2g}" for one in (found[0], found[-1])))
+
+
 def state(t: Trainings) -> str:
     """How much of the plan is on record, what is not, and how wide that leaves an interval."""
     parts = (t.plan.first, t.plan.then)
@@ -629,11 +655,13 @@ def configurations(t: Trainings) -> Table:
     for name in sorted({row["preset"] for row in t.rows}, key=t.mean):
         own = [row for row in t.rows if row["preset"] == name]
         losses, top1 = ([row[value] for row in own] for value in ("validation_loss", "top1"))
-        rows.append((name, len(own), *_mean_of(losses), math.exp(t.mean(name)), *_mean_of(top1), left(own)))
+        rows.append(
+            (name, len(own), *_mean_of(losses), math.exp(t.mean(name)), *_mean_of(top1), shares(own), left(own))
+        )
     after = f"below {LEFT} nats after, M tokens"
     return Table(
-        ("configuration", "seeds", "held-out loss", "95%", "perplexity", "top-1", "95%", after), rows,
-        "means over seeds; an interval holds for its row alone",
+        ("configuration", "seeds", "held-out loss", "95%", "perplexity", "top-1", "95%", "positions' share", after),
+        rows, "means over seeds; an interval holds for its row alone",
     )  # fmt: skip
 
 
@@ -657,19 +685,21 @@ def apart(t: Trainings) -> str:
 
 
 def predictions(rows: Sequence[Row]) -> Table:
-    """A row a configuration: the report's sentence by its first seed, the held-out ones by all its seeds."""
-    first = {row["preset"]: row for row in sorted(rows, key=lambda row: -row["seed"])}
+    """A row a configuration, the lowest held-out loss first: the report's sentence by its first seed, the held-out ones
+    by all its seeds."""
+    made: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["seed"]):
+        made.setdefault(row["preset"], []).append(row)
     table = []
-    for name, row in first.items():
-        own = row["predictions"][0]
-        words = ", ".join(f"'{word}' {share:.3f}" for word, _, share in own["top"])
+    for name, own in sorted(made.items(), key=lambda one: np.mean([row["validation_loss"] for row in one[1]])):
+        words = "  ".join(word for word, *_ in own[0]["predictions"][0]["top"])
         ranks = held_out_ranks(rows, name)
         five = float(np.mean([rank <= 5 for rank in ranks])) if ranks else None
-        each = ", ".join(map(str, first_ranks(rows, name)))
+        each = ", ".join(map(str, first_ranks(own, name)))
         table.append((name, words, each, median_rank(rows, name), five))
     return Table(
-        ("model", "five likeliest words, probability", "ranks of 'beings'", "held out: median rank", "in first five"),
-        table, "The report's sentence, words by the first seed, ranks by each; twenty held-out ones by all seeds",
+        ("model", "five likeliest words", "ranks of 'beings'", "held out: median rank", "in first five"), table,
+        "The report's sentence, words by the first seed, ranks by each; twenty held-out ones by all seeds",
     )  # fmt: skip
 
 
@@ -690,10 +720,12 @@ def answer(t: Trainings) -> str:
             text
             + " Which of seven differences cost it its predictions is open until the trainings on a GPU are on record."
         )
+    after = [left([row for row in t.rows if row["preset"] == name]) for name in (training.HUGGING_FACE, "report")]
     theirs, ours, gain = t.mean(training.HUGGING_FACE), t.mean("report"), t.gains[training.HUGGING_FACE, "report"]
     text += (
         f" In small models trained alike Hugging Face's ends at {theirs:.2f} nats on held-out text and the report's at "
-        f"{ours:.2f}; {_decided(gain)}."
+        f"{ours:.2f}; {_decided(gain)}. The former's training loss is below {LEFT} nats after {after[0]} of "
+        f"{t.rows[0]['tokens'] / 1e6:.0f} million tokens, the report's after {after[1]}."
     )
     single = {name: t.gains[corrected(name)] for name in SINGLE}
     said = []

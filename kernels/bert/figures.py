@@ -118,39 +118,50 @@ def curves(rows: Sequence[Row], caption: str) -> Figure:
 
 
 def recorded(rows: Sequence[Row], named: Sequence[str], frequencies: float, caption: str) -> Figure:
-    """The training loss of the recorded trainings against tokens seen, a line a run, coloured by its family.
+    """The recorded trainings, coloured by family: the training loss against tokens seen, a line a run, and the held-out
+    loss against the positions' share in the variance of the trained input, a point a run.
 
-    The configurations in `named` have a thick line for the mean of their seeds, and their name at its end;
+    The configurations in `named` have a thick line for the mean of their seeds, and their name in both pictures;
     `frequencies` is the loss of one who knows how frequent tokens are and nothing else.
     """
-    figure, axes = plots.figure(width=8.5, height=3.9)
+    figure, (left, right) = plots.figure(1, 2, width=9.5, height=4.2)
     families = list(dict.fromkeys(evidence.FAMILIES.values()))
     colours = dict(zip(families, (plots.BLUE, plots.ORANGE, plots.GREEN), strict=True))
     pale = {name: 0.5 + 0.5 * np.array(to_rgb(colour)) for name, colour in colours.items()}
     tokens = evidence.tokens_seen(rows[0])
     for row in rows:
-        axes.plot(tokens, row["curve"], color=pale[evidence.family(row)], lw=0.5, aa=False)
+        left.plot(tokens, row["curve"], color=pale[evidence.family(row)], lw=0.5, aa=False)
+        colour = colours[evidence.family(row)]
+        right.plot(row["input"]["positions"], row["validation_loss"], "o", color=colour, ms=3, aa=False)
     ends: dict[str, float] = {}
     for name in named:
         own = [row for row in rows if row["preset"] == name]
         if own:
             mean = np.mean([row["curve"] for row in own], 0)
-            axes.plot(tokens, mean, color=colours[evidence.family(own[0])], lw=2.2)
+            left.plot(tokens, mean, color=colours[evidence.family(own[0])], lw=2.2)
             ends[name] = mean[-1]
+            share, loss = np.mean([(row["input"]["positions"], row["validation_loss"]) for row in own], 0)
+            side, right_of = ("left", 5) if share < 0.3 else ("right", -5) if share > 0.7 else ("center", 0)
+            right.annotate(
+                name, (share, loss), (right_of, 6 + 5 * (not right_of)), textcoords="offset points", fontsize=7, ha=side
+            )
     free = -math.inf
     for name, end in sorted(ends.items(), key=lambda one: one[1]):
         free = max(end, free + APART)
-        axes.text(tokens[-1] * 1.01, free, name, fontsize=7, va="center")
-    axes.axhline(frequencies, color="0.5", ls="--", lw=0.9)
-    words = "tokens' frequencies alone, held-out text"
-    axes.text(tokens[-1], frequencies + 0.05, words, fontsize=7, ha="right", color="0.4")
+        left.text(tokens[-1] * 1.01, free, name, fontsize=7, va="center")
+    for axes in (left, right):
+        axes.axhline(frequencies, color="0.5", ls="--", lw=0.9)
+    right.text(0.5, frequencies + 0.05, "tokens' frequencies alone", fontsize=7, ha="center", color="0.4")
     for name, colour in colours.items():
-        axes.plot([], [], color=colour, label=name)
-    axes.set_xlim(0.0, tokens[-1] * 1.22)
-    axes.set_xlabel("tokens, millions")
-    axes.set_ylabel("training loss, nats")
-    axes.set_title("thin: a run; thick: mean of the seeds")
-    axes.legend(fontsize=7)
+        left.plot([], [], color=colour, label=name)
+    left.set_xlim(0.0, tokens[-1] * 1.5)
+    left.set_xlabel("tokens, millions")
+    left.set_ylabel("training loss, nats")
+    left.set_title("thin: a run; thick: mean of the seeds")
+    right.set_xlabel("positions' share in the trained input's variance")
+    right.set_ylabel("held-out loss, nats")
+    right.set_title("a point a run, at its end")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper right", ncols=3, fontsize=7)
     plots.caption(figure, caption)
     return figure
 

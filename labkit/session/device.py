@@ -66,7 +66,7 @@ def choose(request: str = "auto") -> Device:
     """
     device = decide(request)
     wanted = "0" if device.is_cuda else "1"
-    decorated = "triton" in sys.modules and any(name.startswith("kernels.") for name in sys.modules)
+    decorated = any(name.startswith("kernels.") and hasattr(made, "triton") for name, made in list(sys.modules.items()))
     if decorated and os.environ.get("TRITON_INTERPRET", "0") != wanted:
         raise UsageError(
             f"device: kernels of this process are already set for the other device than {device.kind!r}; "

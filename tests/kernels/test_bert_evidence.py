@@ -34,6 +34,7 @@ def row(name, seed, loss, **changes):
         "tokens": 76_800_000,
         "preset": name,
         "seed": seed,
+        "input": {"positions": 0.1 * (1 + seed)},
         "validation_loss": loss,
         "loss_all_steps": loss + 1.0,
         "key": f"{name}{seed}",
@@ -61,6 +62,7 @@ def test_configurations_are_listed_by_their_loss_with_the_spread_of_their_seeds(
     assert first[:3] == ("bert", 3, 3.0)
     half = stats.t.isf(0.025, 2) * 0.1 / math.sqrt(3)
     assert second[:4] == ("report", 3, pytest.approx(4.1), f"± {half:.2g}")
+    assert second[-2:] == ("0.1 to 0.3", "3")
     assert evidence.apart(t).endswith("by seed: not on record")
     both = Trainings.of([*rows, row("hugging_face", 1, 3.5)], PLAN)
     assert evidence.apart(both).endswith("by seed: -0.500")
@@ -276,6 +278,32 @@ def test_without_rows_a_claim_about_training_is_untestable_and_with_noise_alone_
     assert f"[{WIDE.scale}" in ALL[claim](WIDE).because[UNDECIDABLE]
 
 
+def test_what_is_measured_of_a_training_is_the_interval_of_each_contrast_that_is_asked():
+    t = trainings({"report+eps": 4.7})
+    for found in (function(t) for function in ALL.values()):
+        for pair, interval in found.measured.items():
+            contrast = t.gains[tuple(pair.split(" over "))]
+            assert interval == [contrast.low, contrast.high]
+
+
+def test_trainings_with_and_without_the_tokens_factor_are_quoted_where_there_are_any():
+    ratios = {"unscaled": 0.04, "as built": 0.4}
+    found = evidence.token_too_small(
+        ratios, 1.03, 27.7, trainings({"report+scaling": 3.0, "report+position_factor": 4.0})
+    )
+    with_it, without = (np.mean([0.3 * seed for seed in range(6)]) + loss for loss in (3.0, 4.0))
+    assert f"held-out loss: {with_it:.2f} with the factor, {without:.2f} without it" in found.because[CONFIRMED]
+
+
+def test_what_is_not_decided_may_still_exclude_a_gain_as_large_as_the_margin():
+    of = functools.partial(ablation.Contrast, ("a", "b"), (0.1,), margin=0.05)
+    t = replace(trainings(), gains={("report+eps", "report"): of(-0.1, 0.03), ("bert", "bert-eps"): of(-0.1, 0.1)})
+    said = eps(t).because[UNDECIDABLE]
+    assert (
+        "it is not decided (but less of a gain than the margin) in the report's model, and in BERT not decided;" in said
+    )
+
+
 def true_of(text, t, pairs):
     """Whether what a reason asserts of trainings holds of the contrasts that it names."""
     found = [t.gains[pair].outcome for pair in pairs]
@@ -349,8 +377,9 @@ WITHOUT_TRAINING = {
         (evidence.hf_input_std({1: 1.0, 15: 0.99}, 0.6), UNDECIDABLE, "0.600"),
     ],
     "token_too_small": [
-        (evidence.token_too_small({"unscaled": 0.04, "as built": 0.4}, 1.03, 27.7), True, "cannot be meant"),
-        (evidence.token_too_small({"unscaled": 0.8, "as built": 0.4}, 20.0, 27.7), False, "not too small without"),
+        (evidence.token_too_small({"unscaled": 0.04, "as built": 0.4}, 1.03, 27.7, NOTHING), True,
+         "by more than that factor"),
+        (evidence.token_too_small({"unscaled": 0.8, "as built": 0.4}, 20.0, 27.7, NOTHING), False, "not too small"),
     ],
     "loss_is_lower": [
         (lower(), REFUTED, "that both have (in epoch 2 it was the lower one, 5.535 to 5.799)"),
@@ -409,12 +438,14 @@ def test_the_answer_follows_the_trainings():
     assert "shown to gain: eps +0.20, norm +0.30; inside the margin: embedding_norm" in evidence.answer(gaining)
     assert "no difference of interest" in evidence.answer(trainings())
     assert "with 6 seeds, cannot say" in evidence.answer(WIDE)
-    assert "the difference is real" in evidence.answer(trainings({"hugging_face": HIGH}))
+    said = evidence.answer(trainings({"hugging_face": HIGH}))
+    assert "is real. The former's training loss is below 5.5 nats after 3 of 77 million tokens, the report's" in said
 
 
 def test_predictions_are_told_of_every_configuration():
-    found = str(evidence.predictions(trainings(seeds=1).rows))
-    assert all(name in found for name in PLAN.first["presets"])
+    rows = evidence.predictions(trainings({"bert-eps": LOW, "bert": HIGH}).rows).rows
+    assert {row[0] for row in rows} == set(PLAN.first["presets"])
+    assert (rows[0][0], rows[-1][0]) == ("bert-eps", "bert")  # the lowest held-out loss comes first
     assert evidence.median_rank(trainings(seeds=1).rows, "bert") == 7.0
     of_the_report = row("bert", 0, 5.0)["predictions"][0]
     said = [of_the_report | {"rank": 9000}, *[of_the_report | {"rank": rank} for rank in (1, 7, None)]]

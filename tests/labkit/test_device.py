@@ -28,3 +28,15 @@ def test_kernels_imported_for_one_device_cannot_be_used_for_the_other():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "restart the process" in done.stdout
+
+
+def test_a_module_beside_kernels_that_has_none_sets_no_device():
+    """Torch imports triton: a command of a kernels' folder that imports both has decorated nothing yet."""
+    code = (
+        "import os; os.environ.pop('TRITON_INTERPRET', None)\n"
+        "import triton, kernels.bert.__main__\n"
+        "from labkit.session.device import choose\n"
+        "print(choose('cpu').kind)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "cpu\n"
