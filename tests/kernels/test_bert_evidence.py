@@ -171,6 +171,15 @@ def test_the_rows_on_record_are_of_the_training_code_as_it_is_or_named_stale():
     assert not Trainings.of([row("report", 0, 5.0, sources={"training": training.code()})], PLAN).age
 
 
+def test_what_the_notebook_says_of_the_plateaus_holds_of_every_row_on_record():
+    rows = Trainings.of(training.rows(ablation.KEPT), PLAN).rows
+    ends = [(one["input"]["positions"], one["validation_loss"]) for one in rows]
+    assert all(0.3 < share < 0.6 for share, loss in ends if loss < 4.2)
+    assert all(loss > 5.4 for share, loss in ends if share < 0.15 or share > 0.97)
+    losses = {(one["preset"], one["seed"]): one["validation_loss"] for one in rows}
+    assert all(losses["bert", seed] - losses["bert-scaling", seed] > 1.6 for seed in range(3))
+
+
 def test_rows_are_kept_once_and_in_order(tmp_path):
     path = tmp_path / "kept.jsonl"
     ablation.keep([row("report", 1, 5.0), row("bert", 0, 5.0)], path)
