@@ -211,8 +211,8 @@ def side_by_side(run: Mapping[str, Any]) -> Table:
             f"{float(printed['gpu_memory_share']) * float(printed['gpu_capacity_gib']):.1f}",
             f"{run['memory_active_gib']:.1f}",
         ),
-        ("the least by the preflight's arithmetic, GiB", f"{least / 2**30:.1f}", f"{least / 2**30:.1f}"),
-        ("checkpoint's pause, s", "", f"{run['checkpoint_pause']:.2f}"),
+        ("the least by the preflight's arithmetic, GiB", "", f"{least / 2**30:.1f}"),
+        ("pause for one checkpoint, s", "", f"{run['checkpoint_pause']:.2f}"),
     ]
     return Table(("", "report, H100", f"here, {run['gpu']}"), rows)
 

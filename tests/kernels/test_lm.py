@@ -116,6 +116,13 @@ def test_the_rate_rises_from_zero_then_falls_to_its_end(raw):
 # Data
 
 
+@pytest.mark.parametrize(("key", "value"), [("batch", 10_000), ("length", 100_000)])
+def test_too_little_text_is_told_by_the_key_that_asks_for_more(raw, tmp_path, key, value):
+    raw["data"][key] = value
+    with pytest.raises(UsageError, match=f"^data.{key}: {value} is not right"):
+        Sequences(parsed(raw).data, 0, tmp_path / "cache")
+
+
 def test_an_epoch_has_each_sequence_once_and_goes_on_in_another_order(raw, tmp_path):
     c = parsed(raw)
     data = Sequences(c.data, c.seed, tmp_path / "cache")
