@@ -53,8 +53,9 @@ def _train(given: argparse.Namespace) -> int:
     from kernels.lm import training
     from kernels.lm.preflight import refuse
 
+    processes = training.ranks()
     if training.is_first():  # torchrun stops the others where this one refuses
-        config = refuse(given.config, given.overrides, training.ranks())
+        config = refuse(given.config, given.overrides, processes)
     else:
         try:
             config = configs.load(given.config, given.overrides)

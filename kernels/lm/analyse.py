@@ -63,7 +63,7 @@ class Figure:
 
 def printed(text: str) -> Interval:
     """The numbers that print as `text`: half a unit of its last digit to either side."""
-    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text.strip())
+    plain = _plain(text)
     match = re.fullmatch(r"([+-]?\d+)(?:\.(\d*))?(?:[eE]([+-]?\d+))?", plain)
     if not match:
         raise UsageError(f"{text!r} is no number; wanted one as it is printed, such as 1.35e-06 or 1,000")
@@ -71,9 +71,14 @@ def printed(text: str) -> Interval:
     return float(plain) - half, float(plain) + half
 
 
+def _plain(text: str) -> str:
+    """A number without what parts its thousands."""
+    return re.sub(r"(?<=\d),(?=\d{3}\b)", "", text.strip())
+
+
 def to_digits(value: str, digits: int) -> Interval:
     """The numbers that print as `value` where only its first digits are meant: 460000 with 2 is 455,000 to 465,000."""
-    number = float(value)
+    number = float(_plain(value))
     half = 0.5 * 10.0 ** (math.floor(math.log10(abs(number))) + 1 - digits)
     return number - half, number + half
 
@@ -105,7 +110,9 @@ def analyse(path: Path) -> list[Figure]:
     """
     try:
         return _analyse(path)
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError, yaml.YAMLError) as error:
+    except UsageError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ZeroDivisionError, yaml.YAMLError) as error:
         said = (str(error).splitlines() or [""])[0][:80]
         raise UsageError(
             f"{path}: cannot be analysed ({type(error).__name__}: {said}); wanted the fields that "
@@ -135,8 +142,10 @@ def steps_of(path: Path, text: str) -> list[dict[str, Any]]:
             continue
         found = []
         for row in rows[i + 2 :]:
-            entry: dict[str, Any] = {n: v for n, v in zip(names, row, strict=False) if n and re.search(r"\d", v)}
-            step = entry.get("step", "").replace(",", "")
+            entry: dict[str, Any] = {
+                n: v for n, v in zip(names, row, strict=False) if n and re.search(r"\d|nan|inf", v, re.I)
+            }
+            step = _plain(entry.get("step", ""))
             if not step.isdigit():
                 break
             found.append(entry | {"step": int(step)})
@@ -295,8 +304,8 @@ def of_metrics(path: Path, lines: Sequence[dict[str, Any]], config: dict[str, An
         keys = ("flops_per_second_lingua", "tokens_per_second")
         work = [line[keys[0]] / line[keys[1]] for line in lines if all(key in line for key in keys)]
         if work:
-            how = "FLOP/s over tokens a second, the line with most; within 3% of the line with least"
-            found.append(Figure("FLOP a token", (0.97 * min(work), 1.03 * min(work)), exact(max(work)), how))
+            how = "FLOP/s over tokens a second, the line with most; within 1% of the line with least"
+            found.append(Figure("FLOP a token", (0.99 * min(work), 1.01 * min(work)), exact(max(work)), how))
     if config:
         found += _held_to(config, lines)
     return found

@@ -95,7 +95,7 @@ class Checkpoints:
     def load(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]) -> int:
         """Load the newest checkpoint into model, optimizer and `extra`; the steps made so far, 0 where there is none.
 
-        Raises UsageError where it does not fit the model.
+        Raises UsageError where it does not fit the model, or a file of it is not whole.
         """
         found = complete(self.folder)
         if not found:
@@ -105,27 +105,28 @@ class Checkpoints:
         try:
             dcp.load(state, checkpoint_id=path)
         except (CheckpointException, Exception) as error:  # the first is no Exception
+            if cut := _cut(path):
+                right = "the checkpoint whole, or its folder removed, to go on from the one before"
+                raise UsageError(f"{path / cut}: is cut off, unreadable or not there; wanted {right}") from None
             why = (str(error).splitlines() or [type(error).__name__])[-1][:160]
-            what, wanted = "does not fit this configuration", "another folder"
-            if _damaged(path):
-                what, wanted = "is damaged", "it whole, or removed, to go on from the one before"
-            raise UsageError(f"{path}: {what} ({why}); wanted {wanted}") from None
+            raise UsageError(f"{path}: does not fit this configuration ({why}); wanted another folder") from None
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         extra.update(state["extra"])
         torch.set_rng_state(extra["rng"])
         return step
 
 
-def _damaged(path: Path) -> bool:
-    """Whether a checkpoint lacks its index, or a byte of what the index says is there."""
+def _cut(path: Path) -> str:
+    """The file of a checkpoint, by its index or the index itself, that lacks a byte; empty where each is whole."""
     try:
         index = dcp.FileSystemReader(path).read_metadata()
     except Exception:  # whatever it is made of
-        return True
+        return ".metadata"
     ends: dict[str, int] = {}
     for part in (index.storage_data or {}).values():
         ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
-    return any(not (path / name).is_file() or (path / name).stat().st_size < end for name, end in ends.items())
+    short = (n for n, end in ends.items() if not (path / n).is_file() or (path / n).stat().st_size < end)
+    return next(short, "")
 
 
 def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]) -> dict[str, Any]:

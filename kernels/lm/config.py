@@ -11,6 +11,7 @@ import difflib
 import math
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,7 +198,7 @@ LEAST: dict[str, float] = {
 SMALLEST_EPS = 2.0**-126
 ABOVE_ZERO = ("optimizer.rate", "optimizer.eps", "model.eps", "model.rope_theta")
 BELOW_ONE = ("optimizer.beta1", "optimizer.beta2")
-MOST = {"optimizer.final": 1.0}
+MOST = {"optimizer.final": 1.0, "model.layers": 10_000}
 
 
 def parse(raw: Any) -> tuple[Config | None, list[Finding]]:
@@ -250,7 +251,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Any:
                 place[part] = {}
             place = place[part]
         try:
-            place[name] = yaml.safe_load(value)
+            place[name] = yaml.load(value, _Once)
         except (yaml.YAMLError, ValueError, RecursionError):
             raise UsageError(f"{key}: its value is not right; wanted key=value, the value in YAML") from None
     return raw
@@ -263,13 +264,13 @@ class _TwiceError(ValueError):
 class _Once(yaml.SafeLoader):
     """Loads as safe_load does, each key once."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """The mapping of a node."""
-        keys = [self.construct_object(key) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise _TwiceError(key)
-        return super().construct_mapping(node, deep)
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """The mapping that comes next."""
+        node = super().compose_mapping_node(anchor)
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := [key for key, times in keys.items() if times > 1]:
+            raise _TwiceError(twice[0])
+        return node
 
 
 def as_dict(config: Config) -> dict[str, Any]:

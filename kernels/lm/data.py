@@ -36,9 +36,10 @@ class Sequences:
         self.tokens = packed(files("data.folder", given.folder, given.pattern), cache)
         self.count = (len(self.tokens) - 1) // given.length
         if self.count < given.batch:
+            key, value = ("batch", given.batch) if self.count else ("length", given.length)
             raise UsageError(
-                f"data.batch: {given.batch} is not right; {given.folder} holds {self.count} sequences of "
-                f"{given.length} tokens; wanted at most that many, or more text"
+                f"data.{key}: {value} is not right; {given.folder} holds {self.count} sequences of "
+                f"{given.length} tokens; wanted at most that many, shorter ones, or more text"
             )
         self.digest = hashlib.sha256(self.tokens.tobytes()).hexdigest()[:16]
         self._order = lru_cache(2)(self._permutation)

@@ -133,7 +133,7 @@ def trained(config: Config) -> list[float]:
 
 def bits(config: Config) -> float:
     """Bits per byte of held-out text, the last that was written."""
-    lines = metrics.read(Path(config.folder) / "validation.jsonl")
+    lines = metrics.read(Path(config.folder) / metrics.VALIDATION)
     return float(lines[-1]["bits_per_byte"])
 
 
@@ -173,7 +173,6 @@ def on_gpu(folder: Path, steps: int, kept: Path) -> dict[str, Any]:
         "flops_per_second_lingua": median(lambda n: n["flops_per_second_lingua"]),
         "power_watts": median(lambda n: n["power_watts"] or 0.0),
         "memory_share": max(n["memory_active_gib"] for n in lines) / capacity,
-        "memory_estimated_gib": preflight.memory(config) / 2**30,
         "memory_active_gib": max(n["memory_active_gib"] for n in lines),
         "capacity_gib": capacity,
         "checkpoint_pause": max(n["seconds"]["checkpoint"] for n in lines),
@@ -187,6 +186,8 @@ def side_by_side(run: Mapping[str, Any]) -> Table:
     """The report's run and ours: what both have."""
     printed, losses = PRINTED, {line["step"]: line["loss"] for line in run["lines"]}
     mfu = " to ".join(f"{share:.0%}" for share in the("MFU", figures()).derived)
+    config, _ = configs.parse(as_the_report(Path("run"), Path("text")))
+    least = preflight.memory(config) if config else math.nan
     rows = [
         ("loss at step 1, nats per byte", "not given", f"{run['first_loss']:.3f}"),
         *(
@@ -206,11 +207,12 @@ def side_by_side(run: Mapping[str, Any]) -> Table:
             f"{run['memory_share']:.1%} of {run['capacity_gib']:.0f} GiB",
         ),
         (
-            "the same in GiB; as the preflight estimated",
-            f"{0.2 * float(printed['gpu_capacity_gib']):.1f}",
-            f"{run['memory_active_gib']:.1f}; {run['memory_estimated_gib']:.1f}",
+            "the same in GiB",
+            f"{float(printed['gpu_memory_share']) * float(printed['gpu_capacity_gib']):.1f}",
+            f"{run['memory_active_gib']:.1f}",
         ),
-        ("checkpoint's pause, s", "", f"{run['checkpoint_pause']:.2f}"),
+        ("the least by the preflight's arithmetic, GiB", "", f"{least / 2**30:.1f}"),
+        ("pause for one checkpoint, s", "", f"{run['checkpoint_pause']:.2f}"),
     ]
     return Table(("", "report, H100", f"here, {run['gpu']}"), rows)
 

@@ -27,7 +27,7 @@ import torch
 
 from labkit.errors import UsageError
 
-FILE = "metrics.jsonl"
+FILE, VALIDATION = "metrics.jsonl", "validation.jsonl"
 FORMULA = "6 (N - V D) + 3 x 4 L S D / 2"
 
 
@@ -68,10 +68,9 @@ def before(path: Path, step: int) -> list[str]:
     found = []
     for number, line in enumerate(whole(path), 1):
         try:
-            made = json.loads(line)["step"]
+            found += [line] if json.loads(line)["step"] < step else []
         except (ValueError, KeyError, TypeError):
             raise UsageError(f"{path}, line {number}: is no line of a step; wanted it as it was written") from None
-        found += [line] if made < step else []
     return found
 
 

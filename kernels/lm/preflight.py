@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,31 @@ def refuse(path: Path, overrides: list[str], processes: int = 1) -> Config:
     return config
 
 
+def launched() -> dict[str, int]:
+    """What torchrun says of this process; of the only one where it says nothing. UsageError where it cannot be so."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    others = {"RANK": "0" if world == "1" else "", "LOCAL_WORLD_SIZE": world, "LOCAL_RANK": "0"}
+    said = {"WORLD_SIZE": world} | {name: os.environ.get(name, other) for name, other in others.items()}
+    found = {name: int(value) if value.isascii() and value.isdigit() else -1 for name, value in said.items()}
+    for name, value in said.items():
+        whole = found["WORLD_SIZE" if name in ("RANK", "LOCAL_WORLD_SIZE") else "LOCAL_WORLD_SIZE"]
+        least, most = (0, whole - 1) if name.endswith("RANK") else (1, whole)
+        if found[name] < least or (name != "WORLD_SIZE" and found[name] > most):
+            right = f"a whole number from {least}" + (f" to {most}" if name != "WORLD_SIZE" else "")
+            raise UsageError(f"{name}: {value!r} is not right; wanted what torchrun sets, {right}")
+    return found
+
+
+def _here(processes: int) -> int:
+    """Of so many processes, those on this machine."""
+    return min(processes, launched()["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in os.environ else processes
+
+
 def _device(config: Config, processes: int) -> Iterator[Finding]:
     if config.device == "cuda" and not _gpus(config):
         yield Finding("device", "'cuda'", "cpu or auto: torch sees no GPU here")
-    if 0 < _gpus(config) < processes:
-        yield Finding("processes", processes, f"at most {_gpus(config)}, a GPU each")
+    if 0 < _gpus(config) < _here(processes):
+        yield Finding("processes", _here(processes), f"at most {_gpus(config)}, a GPU each")
     if config.data.batch % processes:
         yield Finding("data.batch", config.data.batch, f"a multiple of the {processes} processes that share it")
 
@@ -130,7 +151,7 @@ def _folder(config: Config, _: int) -> Iterator[Finding]:
     if not there.is_dir() or not os.access(there, os.W_OK):
         yield Finding("folder", shown(config.folder), f"a folder that can be written; {there} cannot")
         return
-    for name in ("cache", "checkpoints", "dumps"):
+    for name in ("cache", "checkpoints", "dumps", "tensorboard"):
         if (folder / name).exists() and not (folder / name).is_dir():
             yield Finding("folder", shown(config.folder), f"another: its {name} is no folder")
             return
@@ -156,13 +177,18 @@ def _folder(config: Config, _: int) -> Iterator[Finding]:
 
 
 def _lines(folder: Path) -> Iterator[Finding]:
-    """Whether a run that goes on from a checkpoint finds the lines of all steps before it."""
+    """Whether a run that goes on from a checkpoint finds the lines of all steps before it, and none that is garbage."""
     if not (folder / "checkpoints").is_dir():  # what follows imports torch, which takes seconds
         return
     from kernels.lm import checkpoints, metrics
 
     made = max(checkpoints.complete(folder / "checkpoints"), default=0)
-    if (written := len(metrics.whole(folder / metrics.FILE))) < made:
+    try:
+        written, _ = (len(metrics.before(folder / name, sys.maxsize)) for name in (metrics.FILE, metrics.VALIDATION))
+    except (UsageError, OSError) as error:
+        yield Finding("folder", shown(str(folder)), f"lines of steps, each whole ({error})")
+        return
+    if written < made:
         right = f"one whose {metrics.FILE} has a line for each of the {made} steps of its checkpoint; it has {written}"
         yield Finding("folder", shown(str(folder)), right)
 
@@ -174,11 +200,11 @@ def _nearest(folder: Path) -> Path:
     return folder
 
 
-def _disk(config: Config, _: int) -> Iterator[Finding]:
+def _disk(config: Config, processes: int) -> Iterator[Finding]:
     made = os.path.join(config.folder, "checkpoints")
     there = len(list(Path(made).glob("step_*"))) if os.path.isdir(made) else 0
     need = configs.checkpoint_size(config) * max(1, config.checkpoints.keep + 1 - there)
-    need += _tokens(config) + _dumped(config)
+    need += _tokens(config) + _dumped(config) * _here(processes)
     free = shutil.disk_usage(_nearest(Path(config.folder))).free
     if need > free:
         more = "one more is written before one goes; tokens and dumps are counted"
@@ -195,23 +221,27 @@ def _tokens(config: Config) -> int:
 
 
 def _dumped(config: Config) -> int:
-    """Bytes of the gradients that a process dumps."""
+    """Bytes that a process dumps: gradients, and a file of one number, which takes 4 KiB, for most of what it gives."""
     steps = config.last // config.dumps.every if config.dumps.every else 0
     sizes, wide = configs.parameters(config.model) if steps else {}, 8 if config.precision == "float64" else 4
-    return steps * sum(wide * sizes.get(name, 0) for name in config.dumps.tensors)
+    return steps * (4096 * (2 * len(sizes) + 4) + sum(wide * sizes.get(name, 0) for name in config.dumps.tensors))
 
 
 def memory(config: Config, processes: int = 1) -> int:
     """Bytes that a process takes at the least: parameters, gradients, AdamW's moments, and what backward keeps.
 
-    Of each token a layer keeps its input twice and normalised twice, query, key and value, attention's result, gate, up
-    and their product; the logits are kept in float32 and once more for their gradient.
+    Of each token a layer keeps its input twice and normalised twice, query, key and value as they come (the value is a
+    view of them) and query and key rotated, attention's result, gate, up and their product; the logits are kept in
+    float32 and once more for their gradient. In bfloat16 backward keeps a copy of the weights too.
     """
     sizes, wide = config.model, 8 if config.precision == "float64" else 4
     element = {"bfloat16": 2, "float32": 4, "float64": 8}[config.precision]
-    layer = element * (8 * sizes.dim + 3 * sizes.inner)
-    tokens = config.tokens // processes
-    return 4 * wide * configs.count(sizes) + tokens * (layer * sizes.layers + 2 * wide * sizes.vocabulary)
+    layer = element * (10 * sizes.dim + 3 * sizes.inner)
+    copied = element if config.precision == "bfloat16" else 0
+    tokens, share = config.tokens // processes, processes if config.parallel == "fsdp" else 1
+    return (4 * wide + copied) * configs.count(sizes) // share + tokens * (
+        layer * sizes.layers + 2 * wide * sizes.vocabulary
+    )
 
 
 def _memory(config: Config, processes: int) -> Iterator[Finding]:
@@ -222,7 +252,7 @@ def _memory(config: Config, processes: int) -> Iterator[Finding]:
         have, what = torch.cuda.get_device_properties(0).total_memory, "the GPU has"
     else:
         need, have, what = (
-            need * processes,
+            need * _here(processes),
             os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             "this machine has",
         )

@@ -29,6 +29,7 @@ from kernels.lm.checkpoints import Checkpoints
 from kernels.lm.config import Config, as_dict, flops_per_token
 from kernels.lm.data import Sequences, crc
 from kernels.lm.model import DTYPES, Decoder, build
+from kernels.lm.preflight import launched
 from labkit.errors import UsageError
 from labkit.session.device import decide
 from labkit.session.record import write_json
@@ -48,11 +49,8 @@ def learning_rate(config: Config, step: int) -> float:
 
 
 def ranks() -> int:
-    """How many processes torchrun started; 1 without it."""
-    said = os.environ.get("WORLD_SIZE", "1")
-    if not said.isdigit() or int(said) < 1:
-        raise UsageError(f"WORLD_SIZE: {said!r} is not right; wanted what torchrun sets, a whole number from 1")
-    return int(said)
+    """How many processes torchrun started; 1 without it. UsageError as :func:`preflight.launched`."""
+    return launched()["WORLD_SIZE"]
 
 
 @contextmanager
@@ -113,34 +111,36 @@ def distributed(model: Decoder, config: Config, device: torch.device) -> nn.Modu
 
 
 class Dumps:
-    """What a step gave, one .npy a tensor, in a folder for each rank that `labkit diff` reads: `000010.loss`,
-    `000010.grad.<name>`.
+    """What a step gave, one .npy a tensor, in a folder for each rank that `labkit diff` reads: `000010.loss`.
 
-    Losses and gradients are those of all ranks together; `000010.weight.<name>`, the norm of a parameter before the
-    update, is of this rank's own copy, so that ranks that have drifted apart are told; with FSDP there is one copy.
+    `loss` and a gradient's `norm.<name>` and `grad.<name>` are those of all ranks together. `weight.<name>`, the norm
+    of a parameter before the update, is that of this rank's copy, so ranks that have drifted apart are told. What
+    differs between ranks by right has the rank in its name, and is compared between two runs: `rank0of2.batch` (a
+    hash), `rank0of2.loss` (before the mean is taken) and, with FSDP, `rank0of2.weight.<name>` (of this rank's shard).
     """
 
-    def __init__(self, config: Config, rank: int, step: int) -> None:
+    def __init__(self, config: Config, rank: int, ranks: int, step: int) -> None:
+        self.own = f"rank{rank}of{ranks}"
         self.given, self.folder = config.dumps, Path(config.folder) / "dumps" / f"rank{rank}"
         self.order: list[str] = []
         about = self.folder / "metadata.json"
         if self.given.every and about.exists():
             self.order = [x for x in json.loads(about.read_text())["order"] if int(x.split(".")[0]) <= step]
 
-    def write(self, step: int, loss: Tensor, norm: Tensor, model: nn.Module) -> None:
-        """After the backward of a step: weights' norms, its loss, norms of the gradients, those gradients asked for."""
+    def write(self, step: int, own: dict[str, Tensor], loss: Tensor, norm: Tensor, model: nn.Module) -> None:
+        """After the backward of a step, in the order of the program; `own` is what belongs to this rank alone."""
         if not self.given.every or step % self.given.every:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
+        found = {}
+        for name, p in model.named_parameters():
+            local = p.detach().to_local() if hasattr(p, "to_local") else p.detach()
+            place = f"{self.own}." if hasattr(p, "to_local") else ""
+            found[f"{place}weight.{name}"] = torch.linalg.vector_norm(local)
         grads = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
-        weights = {name: _whole(p.detach()) for name, p in model.named_parameters()}
-        found = {f"weight.{name}": torch.linalg.vector_norm(x) for name, x in weights.items()}
-        found |= {"loss": loss, "grad_norm": norm}
+        found |= {f"{self.own}.{name}": value for name, value in own.items()} | {"loss": loss, "grad_norm": norm}
         found |= {f"norm.{name}": torch.linalg.vector_norm(g) for name, g in grads.items()}
         found |= {f"grad.{name}": grads[name] for name in self.given.tensors}
-        found |= {
-            f"weight.{name}": torch.linalg.vector_norm(_whole(p.detach())) for name, p in model.named_parameters()
-        }
         for name, value in found.items():
             np.save(self.folder / f"{step:06d}.{name}.npy", _whole(value.detach()).cpu().numpy())
             self.order.append(f"{step:06d}.{name}")
@@ -238,7 +238,7 @@ def _train(config: Config, device: torch.device, progress: bool) -> Path:
         write_json(folder / "config.json", as_dict(config))
     log = metrics.Log(folder / metrics.FILE, first) if rank == 0 else None
     board = metrics.Board(folder / "tensorboard" if config.tensorboard and rank == 0 else None)
-    dumps = Dumps(config, rank, first)
+    dumps = Dumps(config, rank, count, first)
     bar = _bar(config, first) if progress and rank == 0 else None
     lines = _Lines(config, log, board, bar, device)
     for step in range(first, config.last):
@@ -258,7 +258,7 @@ def _train(config: Config, device: torch.device, progress: bool) -> Path:
         if count > 1:
             dist.all_reduce(shown)
             shown /= count
-        dumps.write(step + 1, shown, norm, model)
+        dumps.write(step + 1, {"batch": torch.tensor(int(seen, 16)), "loss": loss.detach()}, shown, norm, model)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, step)
         optimizer.step()
@@ -355,7 +355,7 @@ def _validate(config: Config, model: Decoder, step: int, rank: int) -> None:
         return
     found = validation.score(model, config)
     if rank == 0:
-        path = Path(config.folder) / "validation.jsonl"
+        path = Path(config.folder) / metrics.VALIDATION
         earlier = metrics.before(path, step)
         part = path.with_suffix(".part")
         part.write_text("".join(f"{line}\n" for line in [*earlier, json.dumps({"step": step, **found})]))

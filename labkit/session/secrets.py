@@ -9,12 +9,16 @@ from labkit.errors import UsageError
 
 MISSING = "NOT SCANNED FOR SECRETS: detect-secrets is not installed; wanted it: pip install -e '.[lm]'"
 VALUE = re.compile(
-    r"""[\w.-]*(?:key|token|secret|auth|credential|bearer|login)\w*["']?(?:\s*[:=]\s*|\s+)["']?([\w.+/=-]{16,})""", re.I
+    r"""[\w.-]*(?:key|token|secret|auth|credential|password|login)\w*["']?(?:\s*[:=]\s*|\s+)["']?([\w.+/=-]{16,})""",
+    re.I,
 )
 """A long word behind a name that calls it a secret. Without the name it is a hash, and those are everywhere."""
-KNOWN = re.compile(r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,})")
-"""What Hugging Face's and OpenAI's keys look like, which detect-secrets does not know."""
-NOTHING = re.compile(r"""[:=]\s*["']?(?:none|null|true|false|~)["']?\s*$""", re.I)
+KNOWN = re.compile(
+    r"\b(?:(?:hf_|sk-|xai-|nvapi-|github_pat_|wandb_v1_|AIza)(?=[\w-]*[\dA-Z])|(?i:bearer)\s+(?=\S*\d))[\w.~+/=-]{20,}"
+)
+"""Tokens by their form: Hugging Face's, OpenAI's and others', and what stands behind Bearer."""
+NOTHING = re.compile(r"""[:=]\s*["']?(?:none|null|true|false|no|unset|~)["']?\s*(?=[,}\]#]|$)""", re.I)
+"""A value that says that there is none."""
 
 
 def secrets(text: str) -> list[tuple[int, str]] | None:
@@ -29,12 +33,11 @@ def secrets(text: str) -> list[tuple[int, str]] | None:
     found: list[tuple[int, str]] = []
     random = (HexHighEntropyString(limit=3.0), Base64HighEntropyString(limit=4.0))
     with default_settings():
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, whole in enumerate(text.splitlines(), 1):
+            line = NOTHING.sub(" ", whole)
             forms = line, re.sub(r"""([:=]\s*)([^\s"'#,{}]+)""", r'\1"\2"', line)  # YAML has no quotes
             kinds = {one.type for form in forms for one in scan_line(form) if "Entropy" not in one.type}  # every word
-            if NOTHING.search(line):
-                kinds.discard("Secret Keyword")
-            for word in VALUE.finditer(line.replace("Bearer ", "")):
+            for word in VALUE.finditer(line):
                 if re.search(r"\d", word[1]):
                     kinds |= {p.secret_type for p in random if p.analyze_line("", f'"{word[1]}"', number)}
             kinds |= {"Access Token"} if KNOWN.search(line) else set()

@@ -1,6 +1,7 @@
 """Runs that are killed, resumed, split over processes, and compared."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from kernels.lm import checkpoints, config, evidence, jsonl, metrics, training
+from kernels.lm import checkpoints, config, evidence, jsonl, metrics, preflight, training
 from kernels.lm.model import build
 from labkit.cli.main import main as labkit
 from labkit.errors import UsageError
@@ -166,19 +167,23 @@ def test_a_damaged_checkpoint_is_called_so(raw, tmp_path):
     (newest,) = checkpoints.complete(tmp_path / "run" / "checkpoints").values()
     part = next(newest.glob("*.distcp"))
     part.write_bytes(part.read_bytes()[:-100])
-    with pytest.raises(UsageError, match="is damaged"):
+    with pytest.raises(UsageError, match=rf"{part.name}: is cut off"):
         training.train(parsed(raw))
     shutil.rmtree(newest)
     newest.mkdir()
-    with pytest.raises(UsageError, match="is damaged"):
+    with pytest.raises(UsageError, match=r"\.metadata: is cut off, unreadable or not there"):
         training.train(parsed(raw))
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "validation.jsonl"])
-def test_a_line_that_is_none_is_named(raw, tmp_path, name):
+@pytest.mark.parametrize("line", ["no line", '{"step": "x"}'])
+def test_a_line_that_is_none_is_named_before_the_first_step(raw, tmp_path, name, line):
     training.train(parsed(raw | {"stop": 20}))
     path = tmp_path / "run" / name
-    path.write_text("no line\n" + path.read_text())
+    path.write_text(f"{line}\n" + path.read_text())
+    (found,) = preflight.check(raw)[1]
+    assert found.key == "folder"
+    assert f"{name}, line 1: is no line of a step" in found.wanted
     with pytest.raises(UsageError, match=f"{name}, line 1: is no line of a step"):
         training.train(parsed(raw))
 
@@ -243,10 +248,42 @@ def test_a_rank_whose_weights_have_drifted_is_told(raw, tmp_path, capsys):
         model = build(settings, torch.device("cpu"))
         if rank:
             model.blocks[1].down.data *= 1.01
-        training.Dumps(settings, rank, 0).write(1, torch.tensor(2.0), torch.tensor(1.0), model)
+        own = {"batch": torch.tensor(rank), "loss": torch.tensor(1.0 + rank)}  # these differ by right
+        training.Dumps(settings, rank, 2, 0).write(1, own, torch.tensor(2.0), torch.tensor(1.0), model)
     folders = [str(tmp_path / "run" / "dumps" / f"rank{rank}") for rank in (0, 1)]
     assert labkit(["diff", *folders]) == 1
     assert "first divergence: 000001.weight.blocks.1.down" in capsys.readouterr().out
+
+
+WRONG = """
+import os, sys
+from kernels.lm import config, data, training
+batch, (what, path) = data.Sequences.batch, sys.argv[1:]
+
+def other(self, step, rank=0, ranks=1):  # rank 1 sees another batch at step 3
+    return batch(self, step + 40 * (rank == 1 and step == 2), rank, ranks)
+
+if what == "batch":
+    data.Sequences.batch = other
+training.train(config.load(config.Path(path)))
+"""
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_rank_that_saw_another_batch_is_told_from_the_others(raw, tmp_path, parallel, capsys):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    raw |= {"validation": "none", "parallel": parallel, "stop": 4, "dumps": {"every": 1}}
+    for what in ("right", "batch"):
+        (tmp_path / f"{what}.yaml").write_text(yaml.safe_dump(raw | {"folder": str(tmp_path / what)}))
+        command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "wrong.py"), what]
+        command = [sys.executable, "-m", *command, str(tmp_path / f"{what}.yaml")]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+    right, wrong = (tmp_path / what / "dumps" for what in ("right", "batch"))
+    assert labkit(["diff", str(right / "rank0"), str(right / "rank1")]) == 0
+    assert evidence.first_difference(right / "rank1", wrong / "rank1") == "000003.rank1of2.batch"
+    assert evidence.first_difference(right / "rank0", wrong / "rank0") == "000003.loss"
 
 
 def test_two_runs_that_part_are_told_by_the_first_step_and_tensor(raw, tmp_path, capsys):

@@ -24,6 +24,9 @@ def test_a_secret_is_told_by_its_line_and_kind_and_never_printed():
         "Authorization: Bearer {word}",
         "# export WANDB_API_KEY {hexes}",
         "wandb login {hexes}",
+        "machine api.wandb.ai login user password {hexes}",
+        "password: {hexes}, api_key: none",
+        "github_pat_{word}",
     ],
 )
 def test_a_token_is_found_however_it_is_handed_over(line):
@@ -40,6 +43,7 @@ def test_hashes_paths_and_redacted_keys_are_no_secrets():
         "folder: /data/tokens/fineweb_edu_10bt",
         "'WANDB_API_KEY': '<redacted>'",
         "# secret: none",
+        "wandb: {api_key: null, secret: none}",
         "token_ids: blocks.0.attention_norm",
         "the key blocks.11.attention_norm.weight is missing",
     ):
