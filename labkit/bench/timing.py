@@ -115,10 +115,11 @@ def _kibibytes(name: str) -> float:
 
 
 def cuda_times(run: Callable[[], Any]) -> list[float]:
-    """Microseconds of one call as made from Python, by events, the L2 cache flushed before each."""
+    """Microseconds of one call as made from Python, by events, the L2 cache flushed before each; 10 calls or more."""
     from triton.testing import do_bench
 
-    return [1e3 * t for t in do_bench(run, warmup=25, rep=200, quantiles=list(QUANTILES))]
+    once = do_bench(run, warmup=0, rep=0)  # milliseconds of a single call
+    return [1e3 * t for t in do_bench(run, warmup=25, rep=max(200, 11 * once), quantiles=list(QUANTILES))]
 
 
 def graph_times(run: Callable[[], Any]) -> list[float]:
