@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,11 @@ class Golden:
 
         program = Program(self.program.nodes, moved(self.program.values))
         return Golden(program, self.steps, self.operations, self.notes, moved(self._values))
+
+    def with_operations(self, names: Iterable[str]) -> Golden:
+        """The same golden, with single operations among its steps."""
+        steps = self.steps | {name: self.operations[name] for name in names}
+        return Golden(self.program, steps, self.operations, self.notes, self._values)
 
     def trace(self) -> Trace:
         """The steps as a trace, float64; of two names for one tensor the first."""

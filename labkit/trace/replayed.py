@@ -51,15 +51,14 @@ class Replayed:
         *,
         inputs_given: bool = True,
     ) -> None:
+        golden = golden.with_operations(name for name in seen.steps if name not in golden.steps)
         self._golden, self._program, self._seen, self._rules = golden, golden.program, seen, rules
         self._chance, self._say, self._inputs_given = chance, say, inputs_given
-        steps = golden.steps | {name: golden.operations[name] for name in seen.steps if name not in golden.steps}
-        self._steps = dict(sorted(steps.items(), key=lambda item: item[1]))
         self._names: dict[int, list[str]] = {}
-        for name, number in self._steps.items():
+        for name, number in golden.steps.items():
             if name in seen:
                 self._names.setdefault(number, []).append(name)
-        self._device = golden[next(iter(self._steps))].device
+        self._device = golden[next(iter(golden.steps))].device
         self._given = {i: self._observed(names[0]) for i, names in self._names.items() if self._fits(names[0], i)}
         self._remade: dict[int, Tensor] = {}
         self._tainted: set[int] = set()
@@ -78,17 +77,17 @@ class Replayed:
 
     def judge(self) -> dict[str, Finding]:
         """A finding for every step, in the order of the program."""
-        found = self._judged(list(self._given))
-        last = max(self._steps[name] for name in self._seen.steps if name in self._steps)
+        found, steps = self._judged(list(self._given)), self._golden.steps
+        last = max(steps[name] for name in self._seen.steps)
         backward = any(name.startswith(GRADIENT) for name in self._seen.steps)
-        for name, i in self._steps.items():
+        for name, i in steps.items():
             if name in self._seen and not self._fits(name, i):
                 total = compare(self._seen.read(name), self._golden[name])
                 words = f"{OWN}: {reason(total, None)}"
                 found[name] = Finding(name, total, wrong=True, diverges=True, words=words)
             elif name not in self._seen and i not in self._names and self._program.nodes[i].func != INPUT:
                 found[name] = absent(name, gone=i > last and (backward or not name.startswith(GRADIENT)))
-        return {name: found[name] for name in self._steps if name in found}
+        return {name: found[name] for name in steps if name in found}
 
     def _judged(self, steps: list[int]) -> dict[str, Finding]:
         found: dict[str, Finding] = {}

@@ -34,6 +34,9 @@ TERMS = 4.0
 BLOCK = 3 << 18
 """Elements that are judged at a time: 6 MiB of float64, and some forty arrays of that size are needed."""
 
+PIECE = 1 << 10
+"""Elements of a piece of a long row."""
+
 
 def judge(golden: Any, seen: Any, rules: Precision, chance: float, known: Mapping[str, Finding]) -> dict[str, Finding]:
     """A finding for every step, in the golden's order. `known` are findings of steps that say what they compute."""
@@ -99,17 +102,18 @@ def _step(
 
 
 def _blocks(o: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of both, as many as make a block; a single long row is cut."""
+    """Rows of both, as many as make a block; rows that are longer than a block are cut, and its pieces are its rows."""
     if o.numel() <= BLOCK:
         yield o, g
         return
-    width = o.shape[-1] if o.ndim else 1
-    rows = max(1, BLOCK // max(1, width))
-    if width > BLOCK:
-        o, g = o.reshape(-1), g.reshape(-1)
-        yield from zip(o.split(BLOCK), g.split(BLOCK), strict=True)
-        return
-    yield from zip(o.reshape(-1, width).split(rows), g.reshape(-1, width).split(rows), strict=True)
+    width = o.shape[-1] if o.shape[-1] <= BLOCK else PIECE
+    whole = o.numel() // width * width
+    o, g = o.reshape(-1), g.reshape(-1)
+    for first in range(0, whole, rows := BLOCK // width * width):
+        last = min(first + rows, whole)
+        yield o[first:last].view(-1, width), g[first:last].view(-1, width)
+    if whole < o.numel():
+        yield o[whole:], g[whole:]
 
 
 def _moved(part: Statistics, start: int) -> Statistics:

@@ -7,6 +7,7 @@ from torch import nn
 
 from labkit import Bound, Precision, Trace, bounded, capture, golden, localise, step
 from labkit.errors import UsageError
+from labkit.trace.program import Program
 
 FLOAT32 = Precision()
 
@@ -496,10 +497,33 @@ def test_pools_and_upsampling_are_recorded_forward_and_backward(f, rng, tmp_path
     assert localise(spoilt, recorded, FLOAT32).first == "grad:input.0"
 
 
+def test_twice_the_steps_take_twice_the_operations(rng, monkeypatch):
+    w = torch.from_numpy(rng.standard_normal((8, 8))).float() / 4.0
+    whole, run = [], Program._run
+    monkeypatch.setattr("labkit.trace.replayed.LONG", 1e6)  # no run to find out how long one takes
+    monkeypatch.setattr(
+        Program, "_run", lambda self, order, *rest: (whole.append(len(order)), run(self, order, *rest))[1]
+    )
+
+    def operations(count):
+        def f(x):
+            for i in range(count):
+                x = step(f"s{i}", torch.tanh(x @ w) + x)
+            return {"y": x}
+
+        recorded, observed = golden(f, w), capture(f, w)
+        whole.clear()
+        assert localise(observed, recorded, FLOAT32).first is None
+        return sum(whole)
+
+    assert operations(40) < 2.2 * operations(20)
+
+
 def test_a_part_that_takes_long_says_beforehand_what_it_takes(rng, monkeypatch):
     x, w = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((600, 64), (64, 600)))
     f = lambda x, w: {"y": torch.softmax(torch.nn.functional.gelu(x @ w), -1)}  # noqa: E731
     recorded, observed, said = golden(f, x=x, w=w), {"x": x, "w": w, "y": f(x, w)["y"]}, []
+    monkeypatch.setattr("labkit.trace.replayed.LONG", 1e3)
     localise(observed, recorded, FLOAT32, say=said.append)
     assert not said
     monkeypatch.setattr("labkit.trace.replayed.LONG", 1e-3)
