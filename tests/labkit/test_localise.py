@@ -8,6 +8,7 @@ from torch import nn
 from labkit import Bound, Precision, Trace, bounded, capture, golden, localise, step
 from labkit.errors import UsageError
 from labkit.trace.program import Program
+from labkit.trace.unreplayed import BLOCK, PIECE
 
 FLOAT32 = Precision()
 
@@ -497,6 +498,22 @@ def test_pools_and_upsampling_are_recorded_forward_and_backward(f, rng, tmp_path
     assert localise(spoilt, recorded, FLOAT32).first == "grad:input.0"
 
 
+def test_a_row_longer_than_a_block_is_judged_in_pieces(rng):
+    right = rng.standard_normal(BLOCK + 2 * PIECE + 5).astype(np.float32)
+
+    def judged(change):
+        observed = right.copy()
+        observed[change] *= np.float32(1.0 + 2.0**-22)
+        return localise({"x": observed}, Trace({"x": right}), FLOAT32).findings["x"]
+
+    assert judged(slice(0)).words == "ok"
+    assert judged(slice(BLOCK, BLOCK + PIECE)).structure.worst.name == "rows"
+    for place in (0, BLOCK - 1, BLOCK + PIECE, BLOCK + 2 * PIECE + 4):
+        observed = right.copy()
+        observed[place] += 1.0
+        assert localise({"x": observed}, Trace({"x": right}), FLOAT32).findings["x"].total.first_index == (place,)
+
+
 def test_twice_the_steps_take_twice_the_operations(rng, monkeypatch):
     w = torch.from_numpy(rng.standard_normal((8, 8))).float() / 4.0
     whole, run = [], Program._run
@@ -520,7 +537,7 @@ def test_twice_the_steps_take_twice_the_operations(rng, monkeypatch):
 
 
 def test_a_part_that_takes_long_says_beforehand_what_it_takes(rng, monkeypatch):
-    x, w = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((600, 64), (64, 600)))
+    x, w = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((200, 32), (32, 200)))
     f = lambda x, w: {"y": torch.softmax(torch.nn.functional.gelu(x @ w), -1)}  # noqa: E731
     recorded, observed, said = golden(f, x=x, w=w), {"x": x, "w": w, "y": f(x, w)["y"]}, []
     monkeypatch.setattr("labkit.trace.replayed.LONG", 1e3)
@@ -531,7 +548,7 @@ def test_a_part_that_takes_long_says_beforehand_what_it_takes(rng, monkeypatch):
     localise(observed, recorded, FLOAT32, say=said.append)
     assert len(said) == 1
     assert said[0].startswith("11 operations are run 72 times: about")
-    assert said[0].endswith(" s and 88 MiB")  # 32 results of 600 x 600 numbers
+    assert said[0].endswith(" s and 10 MiB")  # 32 results of 200 x 200 numbers
     assert torch.equal(torch.get_rng_state(), before)  # the random numbers are not the caller's
 
 
