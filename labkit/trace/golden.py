@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.flop_counter import FlopCounterMode
 
 from labkit.errors import UsageError
 from labkit.trace.operations import full_name, resolve
@@ -165,6 +164,8 @@ def _line(error: Exception) -> str:
 
 def _run_without_data(program: Program) -> None:
     """Every operation on tensors without memory: shapes are as they are said to be, and not too many elements."""
+    from torch.utils.flop_counter import FlopCounterMode  # which imports Triton
+
     total, start = 0, time.monotonic()
 
     def check(i: int, value: Any) -> Any:
