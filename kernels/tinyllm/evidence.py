@@ -516,7 +516,7 @@ def _everything(one: Facts) -> str:
     shown, cured, kept, kept_cured = everything(one)
     where = [world for world in WORLDS if one["worlds"][world]["most"][0] == len(OBSERVATIONS)]
     return (
-        f"{shown} of {one['sets']} sets show all that the report saw (memory: {', '.join(where) or 'any'}); the "
+        f"{shown} of {one['sets']} sets show all that the report saw (fresh memory: {', '.join(where) or 'any'}); the "
         f"correction makes {cured} of them right, and {kept_cured} of the {kept} that keep every printed line"
     )
 
