@@ -246,9 +246,17 @@ def test_what_lies_beside_buffers_decides_only_how_programs_end_that_write_beyon
     assert not differs[~beyond].any()
 
 
+def test_a_program_that_writes_far_beyond_its_buffers_harms_no_other(where):
+    p = faulty.program(0.1, np.random.default_rng(1), width=128, vocabulary=16, tokens=64)
+    rows = [faulty.row("size_in_elements", "unchecked", world=world) for world in faulty.WORLDS]
+    o = faulty.run(p, np.stack([*rows, faulty.row("unchecked")]), where, jobs=1)
+    assert (o["status"] == faulty.FINISHED).all()
+    assert faulty.right(o, p).tolist() == [False] * len(rows) + [True]
+
+
 def test_what_a_program_shows_does_not_depend_on_its_sizes(where):
-    """The trace counts the bytes of x, which are the report's 2048 at the report's sizes alone."""
-    p = faulty.program(0.1, np.random.default_rng(1), width=32, vocabulary=16, tokens=3)
+    """The trace counts the bytes of x, which are the report's 2048 at the report's sizes alone, and not the logits'."""
+    p = faulty.program(0.1, np.random.default_rng(1), width=16, vocabulary=64, tokens=3)
     shared = faulty.row(*faulty.PRINTED, "no_other_d2h", "shallow_assignment", world="the report's numbers")
     o = faulty.run(p, shared[None], where, jobs=1)
     assert all(shown[0] for shown in faulty.observations(o, p).values())
