@@ -382,7 +382,7 @@ def unchecked_errors_hide(name: str, unchecked: Any, checked: Any, p: faulty.Pro
         "measured": [int(unchecked["failed_h2d"]), stop],
         "because": {
             "confirmed": f"{told} (error {checked['first_error']})",
-            "refuted": f"this set does not both end wrong in silence and stop once its calls are checked ({told})",
+            "refuted": f"no set was found that is wrong in silence where h2d fails, and stops once checked ({told})",
         },
     }
 
