@@ -55,7 +55,13 @@ constexpr unsigned cudaEventDisableTiming = 2, cudaStreamNonBlocking = 1;
 namespace cuda_host {
 
 enum class Fresh : int { Poison = 0, Zero = 1 };
-constexpr unsigned char GUARD_BYTE = 0xA5;
+
+// What guard zones are filled with, two hex digits: what a buffer's neighbours hold, for what reads or writes beyond it.
+inline unsigned char guard_byte() {
+    static const char* given = std::getenv("CUDA_HOST_GUARD");
+    static const auto byte = static_cast<unsigned char>(given ? std::strtoul(given, nullptr, 16) : 0xA5);
+    return byte;
+}
 
 struct Block {
     size_t size, guard;
@@ -110,7 +116,7 @@ inline bool inside(const void* pointer, size_t bytes) {
 
 inline bool guards_hold(const Block& block) {
     const auto untouched = [&](const char* from) {
-        return std::all_of(from, from + block.guard, [](char c) { return static_cast<unsigned char>(c) == GUARD_BYTE; });
+        return std::all_of(from, from + block.guard, [](char c) { return static_cast<unsigned char>(c) == guard_byte(); });
     };
     return untouched(block.raw) && untouched(block.raw + block.guard + block.size);
 }
@@ -132,8 +138,8 @@ inline cudaError_t allocate(void** pointer, size_t bytes) {
         raw = freed.back();
         freed.pop_back();
     }
-    std::memset(raw, GUARD_BYTE, s.guard);
-    std::memset(raw + s.guard + bytes, GUARD_BYTE, s.guard);
+    std::memset(raw, guard_byte(), s.guard);
+    std::memset(raw + s.guard + bytes, guard_byte(), s.guard);
     s.blocks[reinterpret_cast<uintptr_t>(raw + s.guard)] = {bytes, s.guard, raw};
     s.used += bytes;
     *pointer = raw + s.guard;

@@ -144,6 +144,7 @@ def _facts(s: Sweep, world: str, names: Sequence[frozenset[str]]) -> Facts:
         "smallest that stop": [words(one) for one in faulty.minimal(s.bits, stops)],
         "right": int(right.sum()),
         "shown": {name: int(seen[name].sum()) for name in OBSERVATIONS},
+        "zero within": int((zero & (s.bits[:, NAMES.index("size_in_elements")] == 0)).sum()),
         "wrong": count(ran & ~right), "zero": count(zero), "most": [int(shown.max()), *count(most)],
         "printed": {
             "sets": int(keeps.sum()), "wrong": count(keeps & ran & ~right), "zero": count(keeps & zero),
@@ -180,9 +181,9 @@ def _first_wrong(o: Any, p: faulty.Program) -> str:
 def _prints(o: Any, p: faulty.Program) -> list[str]:
     """What the report did not print: ff_out's host vector after its download, x on the device, failed calls."""
     n = p.elements
-    zeros = "zeros" if o["x_zero"] == n else "not written" if o["x_nan"] or o["x_failed"] else "wrong"
+    there = "right" if o["x_right"] == n else "zeros" if o["x_zero"] == n else "not written" if o["x_nan"] else "wrong"
     host = f"{o['host_size']} floats, {o['host_right']} right"
-    return [host, "right" if o["x_right"] == n else zeros, str(o["failed_calls"])]
+    return [host, "cannot be read" if o["x_failed"] else there, str(o["failed_calls"])]
 
 
 def _silent(s: Sweep, world: str) -> list[str]:
@@ -193,15 +194,21 @@ def _silent(s: Sweep, world: str) -> list[str]:
 
 
 def _liars(s: Sweep, world: str) -> Facts:
-    """Sets that print the trace of 2048 bytes: all, with a failed upload, with another x though no call failed."""
+    """Sets that print the trace of x's bytes: all, where the assignment's own upload failed, where values were lost.
+
+    An upload that fails and is not h2d's is a copy's; where the constructor's cannot fail it is the assignment's.
+    Values are lost where no call failed, the first layer's result is right and the last x is not.
+    """
     o = s.outcomes[world]
-    trace = faulty.observations(o, s.p)["trace"] & (o["status"] == faulty.FINISHED)
-    failed = trace & (o["failed_uploads"] > 0)
-    other = trace & (o["failed_calls"] == 0) & (o["x_right"] != s.p.elements)
-    example = faulty.minimal(s.bits, other)
+    seen = faulty.observations(o, s.p)
+    trace = seen["trace"] & (o["status"] == faulty.FINISHED)
+    constructor = s.bits[:, NAMES.index("constructor_by_host_size")] == 1
+    failed = trace & ~constructor & (o["failed_uploads"] > o["failed_h2d"])
+    lost = trace & seen["ff_out right"] & (o["failed_calls"] == 0) & (o["x_right"] != s.p.elements)
+    smallest = [faulty.minimal(s.bits, which)[:1] for which in (failed, lost)]
     return {
-        "trace": int(trace.sum()), "upload failed": int(failed.sum()), "other values": int(other.sum()),
-        "smallest": words(example[0]) if example else "none",
+        "trace": int(trace.sum()), "its upload failed": int(failed.sum()), "values lost": int(lost.sum()),
+        "smallest": [words(one) for found in smallest for one in found],
     }  # fmt: skip
 
 

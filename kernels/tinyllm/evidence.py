@@ -73,8 +73,9 @@ def _ends(one: Facts) -> dict[str, Any]:
     (zero, accused, cured), (shown, most, most_accused, most_cured) = one["zero"], one["most"]
     return {
         "right": one["right"],
-        "stop": sum(n for end, n in one["ends"].items() if end != faulty.ENDS[faulty.FINISHED]),
+        "do not run to their end": sum(n for end, n in one["ends"].items() if end != faulty.ENDS[faulty.FINISHED]),
         "logits all 0 (with the accused line; cured)": f"{zero} ({accused}; {cured})",
+        "of these, write within their buffers": one.get("zero within", "not recorded yet"),
         "show the most (with the accused line; cured)": (
             f"{shown} of {len(OBSERVATIONS)} observations: {most} ({most_accused}; {most_cured})"
         ),
@@ -168,7 +169,7 @@ def told(weighing: labkit.Weighing) -> str:
         return weighing.cause
     if weighing.left:
         return f"undecidable: {weighing.left[0]}, or another"
-    return f"undecidable: {len(weighing.untested)} that it could be print otherwise when run again, or it does"
+    return f"undecidable: {len(weighing.untested)} candidates print otherwise when run again, or the program does"
 
 
 def named_wrongly(truth: str, weighing: labkit.Weighing) -> bool:
@@ -248,57 +249,72 @@ def resize_zeroes_data(back: Array, values: Array, known: Array) -> dict[str, An
     }
 
 
-def fix_shares(here: Facts) -> dict[tuple[str, str], float]:
-    """The share that is right once corrected, by kind of memory and group of sets.
+def fix_counts(here: Facts) -> dict[tuple[str, str], str]:
+    """How many sets the correction makes right, by kind of memory and group of sets, in words.
 
     Groups are the sets with wrong logits, with zero logits, and those that show the most of what was seen; of all sets,
     and of those that keep the printed lines.
     """
-    shares = {}
-    for world, one in here["worlds"].items():
-        for keeps, part in (("all sets", one), ("printed lines", one["printed"])):
-            for group, (count, _, cured) in {name: part[name][-3:] for name in ("wrong", "zero", "most")}.items():
-                if count:
-                    shares[world, f"{keeps}, {group}"] = cured / count
-    return shares
+    groups = {"wrong": "wrong", "zero": "logits all 0", "most": "show the most"}
+    return {
+        (world, f"{keeps}: {words}"): f"{part[group][-1]} of {part[group][-3]}"
+        for world, one in here["worlds"].items()
+        for keeps, part in (("all sets", one), ("every printed line kept", one["printed"]))
+        for group, words in groups.items()
+    }
+
+
+def everything(here: Facts) -> tuple[int, int, int, int]:
+    """Sets that show all that was seen, how many the correction cures; the same of those with every printed line.
+
+    Over all kinds of memory: a set that shows it in two of them counts twice.
+    """
+    found = []
+    for part in (here["worlds"].values(), [one["printed"] for one in here["worlds"].values()]):
+        whole = [one["most"] for one in part if one["most"][0] == len(OBSERVATIONS)]
+        found += [sum(most[1] for most in whole), sum(most[3] for most in whole)]
+    return found[0], found[1], found[2], found[3]
 
 
 def fix_resolves(here: Facts) -> dict[str, Any]:
-    """The report gives its correction 90%; how often does it decide, whichever sets could be meant?"""
-    shares = fix_shares(here)
-    low, high = min(shares.values()), max(shares.values())
+    """The report gives its correction 90%. How likely each set is nobody knows: only all or none of them decides."""
+    shown, cured, kept, kept_cured = everything(here)
     runs = tally(here["printed"]["cut"])
     told = (
         f"as printed, {runs.get('right', 0)} of {sum(runs.values())} runs are right with the accused line in place; "
-        f"over {len(shares)} groups of sets that could be meant, the correction makes {low:.0%} to {high:.0%} of a "
-        "group right"
+        f"of the sets of faults {shown} show all that the report saw, and the correction makes {cured} of these right; "
+        f"of these sets {kept} keep every printed line, and it makes {kept_cured} of those right"
     )
-    odds = SHARE * (1 - high) / ((1 - SHARE) * high) if high else float("inf")
+    decided = shown and cured in (0, shown)
     return {
-        "truth": "confirmed" if low >= SHARE else "refuted" if high < SHARE else "undecidable",
-        "measured": [low, high],
+        "truth": ("confirmed" if cured else "refuted") if decided else "undecidable",
+        "measured": {"show everything": shown, "cured": cured, "every line kept": kept, "cured of those": kept_cured},
         "because": {
-            "confirmed": f"{told}: at least {SHARE:.0%} in each",
-            "refuted": f"{told}: {SHARE:.0%} in none. To reach it in the best group, a set that is cured there has "
-            f"to be {odds:.3g} times as likely as one that is not",
-            "undecidable": f"{told}: whether that is {SHARE:.0%} depends on the group that is meant",
+            "confirmed": f"{told}: all, so that the correction helps whichever set it was",
+            "refuted": f"{told}: none, so that the correction does not help whichever set it was",
+            "undecidable": f"{told}. A count of sets is no chance: how likely each was is not known, and so 90% is "
+            "neither shown nor excluded. One run of the corrected program would have told",
         },
-        "given": "the sets of a group are equally likely; faults outside the list are not counted",
+        "given": "the program has one of the sets of faults in the list" if decided else "",
     }
 
 
 def trace_proves_transfer(here: Facts) -> dict[str, Any]:
-    """Sets that print the trace though an upload failed, or though x then holds other values than the layer's."""
+    """Sets that print the trace though its upload failed, or though x then holds other values than the layer's."""
     liars = {world: one["liars"] for world, one in here["worlds"].items()}
-    trace, failed, other = (sum(one[k] for one in liars.values()) for k in ("trace", "upload failed", "other values"))
-    named = next((one["smallest"] for one in liars.values() if one["smallest"] != "none"), "none")
+    counted = {world: [one[k] for k in ("its upload failed", "values lost", "trace")] for world, one in liars.items()}
+    trace = sum(one[-1] for one in counted.values())
+    told = "; ".join(f"memory {world}: {failed} and {lost} of {n}" for world, (failed, lost, n) in counted.items())
+    named = " and ".join(next((one["smallest"] for one in liars.values() if one["smallest"]), []))
+    lying = any(failed + lost for failed, lost, _ in counted.values())
     return {
-        "truth": failed + other == 0,
-        "measured": {w: [one["upload failed"], one["other values"], one["trace"]] for w, one in liars.items()},
+        "truth": "untestable" if not trace else "refuted" if lying else "confirmed",
+        "measured": counted,
         "because": {
-            "confirmed": f"in none of the {trace} runs that print the line an upload failed or x held other values",
-            "refuted": f"of {trace} runs that print the line, {failed} had an upload that failed, and in {other} no "
-            f"call failed and x held other values than the layer's; the smallest such set is {named}",
+            "confirmed": f"in none of the sets that print the line its upload failed or values were lost ({told})",
+            "refuted": "sets that print the line though its own upload failed, and though values were lost while no "
+            f"call failed: {told}; the smallest: {named}",
+            "untestable": "no set prints the line",
         },
     }
 
@@ -337,6 +353,7 @@ def garbage_is_zero(logits: Mapping[str, Array]) -> dict[str, Any]:
             "refuted": f"the logits are exactly 0 in no case ({told}). A print with six decimals shows 0.000000 for "
             "such numbers, but the report's shows 0 beside 6.16847e-33",
         },
+        "given": "the largest and the smallest are of all tokens' logits; those of a token whose x is 0 are 0",
     }
 
 
@@ -365,7 +382,7 @@ def unchecked_errors_hide(name: str, unchecked: Any, checked: Any, p: faulty.Pro
         "measured": [int(unchecked["failed_h2d"]), stop],
         "because": {
             "confirmed": f"{told} (error {checked['first_error']})",
-            "refuted": f"not one set is wrong in silence where h2d fails, and stops once it is checked ({told})",
+            "refuted": f"no set was found that is wrong in silence where h2d fails, and stops once checked ({told})",
         },
     }
 
@@ -382,13 +399,14 @@ def not_the_matmul(told: Facts) -> dict[str, Any]:
         f"A head that multiplies the wrong operand: {faults[OPERAND]['cublas']}; on the host: {faults[OPERAND]['host']}"
     )
     truth = "refuted" if stays[ROUTINE] else "undecidable" if stays[OPERAND] or lost else "confirmed"
+    unclear = "they do not clear what it is called with" if stays[OPERAND] else "with another product some do not stay"
     return {
         "truth": truth,
         "measured": told,
         "because": {
             "confirmed": f"{both}. Zeros stay where the product is right, and go where it is wrong",
             "undecidable": f"{both}. So zeros that stay clear the routine that multiplies, if that is what is meant; "
-            "they do not clear what it is called with",
+            f"{unclear}",
             "refuted": f"{both}. So zeros stay although the fault is in the routine that multiplies",
         },
     }
@@ -402,9 +420,9 @@ def small_init(by_case: Mapping[str, tuple[float, int, int]]) -> dict[str, Any]:
         "truth": "confirmed" if len(under) == len(by_case) else "undecidable" if under else "refuted",
         "measured": {case: least for case, (least, _, _) in by_case.items()},
         "because": {
-            "confirmed": f"every kind of model underflows ({told})",
-            "undecidable": f"only some kinds of model underflow, and the report's is not known ({told})",
-            "refuted": f"no kind of model underflows in float32 ({told})",
+            "confirmed": f"every kind of model underflows in a forward pass ({told})",
+            "undecidable": f"some kinds of model underflow in a forward pass, the report's may be another ({told})",
+            "refuted": f"no kind of model underflows in a float32 forward pass ({told})",
         },
     }
 
@@ -420,7 +438,8 @@ def lifetime(found: Facts) -> dict[str, Any]:
             "confirmed": f"{told}: in the others the caller does not hold what the layer made",
             "refuted": f"{told}: the destructor frees the callee's buffer, and the caller's copy has its own",
         },
-        "given": "the assignment, which is not printed, allocates and copies as the printed copy constructor does",
+        "given": "the copy constructor takes the shape before it allocates, and the assignment, which is not printed, "
+        "allocates and copies as it does",
     }
 
 
@@ -431,7 +450,7 @@ def out_parameter(found: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     return {
         "truth": any(out + shared for _, out, shared in found.values()),
         "measured": {world: list(counts) for world, counts in found.items()},
-        "because": {"confirmed": f"{told}. So they do help some", "refuted": f"{told}. So neither helps any"},
+        "because": {"confirmed": f"{told}. So one or both help some", "refuted": f"{told}. So neither helps any"},
     }
 
 
@@ -443,10 +462,10 @@ def learns(
     largest = float(np.abs(logits).max())
     told = (
         f"validation goes from {first:.2f} to {last:.2f} nats a byte (ln {vocabulary} = {even:.2f}), logits reach "
-        f"{largest:.3g}, and {len(guessed - {0})} different tokens other than <pad> are predicted"
+        f"{largest:.3g}; tokens other than <pad> that are predicted: {len(guessed - {0})}"
     )
     return {
-        "truth": bool(largest > 0 and guessed - {0} and last < even),
+        "truth": bool(largest > 0 and guessed - {0} and last < min(first, even)),
         "measured": [first, last],
         "because": {"confirmed": f"{told}: it learns", "refuted": f"{told}: it does not learn"},
     }
@@ -478,14 +497,13 @@ def answer(records: Mapping[str, Facts]) -> str:
         f"copy constructor taken to set its size, logits are right in {each(lambda one: _right(one, 'cut'))}. "
         "Word for word that constructor allocates nothing, and logits are right in "
         f"{each(lambda one: _right(one, 'literal'))}.",
-        f"Where fresh memory is zero, {each(_zero)}. Showing all that the report saw, {each(_smallest)}.",
+        f"With further faults, {each(_everything)}.",
     ]
+    if any(left(one) for one in there.values()):
+        parts.append(f"Of the smallest sets that show it all, {each(_smallest)}.")
+    if cause == "undecidable":
+        parts.append("A count of sets is no chance: one run of the corrected program would have told.")
     return " ".join(parts + missing)
-
-
-def _zero(one: Facts) -> str:
-    zero, _, right = one["worlds"]["zeros"]["zero"]
-    return f"all logits of {zero} of {one['sets']} sets of faults are zero, and the correction makes {right} right"
 
 
 def _right(one: Facts, reading: str) -> str:
@@ -493,15 +511,26 @@ def _right(one: Facts, reading: str) -> str:
     return f"{ends.get('right', 0)} of {sum(ends.values())} runs"
 
 
-def _smallest(one: Facts) -> str:
-    """What the sets that are left have in common, in numbers."""
-    found = left(one)
-    shared = sum("shallow_assignment" in name for name, _, _ in found)
-    kept, cured = (sum(fact[what] for _, _, fact in found) for what in ("keeps", "cured"))
-    both = sum(fact["keeps"] and fact["cured"] for _, _, fact in found)
+def _everything(one: Facts) -> str:
+    """How many sets show it all, and what the correction does to them."""
+    shown, cured, kept, kept_cured = everything(one)
+    where = [world for world in WORLDS if one["worlds"][world]["most"][0] == len(OBSERVATIONS)]
     return (
-        f"{len(found)} sets of faults are smallest: {shared} with an assignment that shares the device buffer, {cured} "
-        f"that the correction cures, {kept} with every printed line as it stands, and {both or 'none'} that is both"
+        f"{shown} of {one['sets']} sets show all that the report saw (fresh memory: {', '.join(where) or 'any'}); the "
+        f"correction makes {cured} of them right, and {kept_cured} of the {kept} that keep every printed line"
+    )
+
+
+def _smallest(one: Facts) -> str:
+    """What the smallest of the sets that are left have in common, in numbers; the rest of them hold a smaller one."""
+    found = {frozenset(name.split(" + ")): fact for name, _, fact in left(one)}
+    small = {names: fact for names, fact in found.items() if not any(other < names for other in found)}
+    shared = sum("shallow_assignment" in names for names in small)
+    cured = sum(fact["cured"] for fact in small.values())
+    both = sum(fact["cured"] for names, fact in small.items() if "shallow_assignment" in names)
+    return (
+        f"{shared} of {len(small)} have an assignment that shares the device buffer, and the correction makes {cured} "
+        f"right, {both or 'none'} of them with such an assignment"
     )
 
 

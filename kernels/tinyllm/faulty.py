@@ -77,8 +77,8 @@ ENDS = (
     "otherwise when run again",
 )  # fmt: skip
 """How a program ends. One whose second run differs has no outcome. On a GPU there are such: those seen so far write
-beyond their buffers, and what lies there is likely to depend on what ran before. On the host runtime every run is as in
-a new process."""
+beyond their buffers. On the host runtime every run is as in a new process; there a test changes what lies beside the
+buffers, which changes how such programs end, and no other."""
 STOPS = (REPORTED, ILLEGAL, THREW, LOST)
 
 
@@ -333,16 +333,17 @@ class _Task:
         return np.fromfile(self.out, OUTCOME)
 
 
-def observations(o: Array, p: Program, traced: int = 2048) -> dict[str, Array]:
+def observations(o: Array, p: Program) -> dict[str, Array]:
     """Which of the report's observations each outcome shows.
 
-    Of x the report printed two numbers; near 1e-32 is not 0 and below 1e-28. It does not say which layer's ff_out it
-    printed; the first's is taken. A program whose second run differs shows nothing.
+    The trace is of as many bytes as x has: 2048 in the report, and here with its sizes. Of x the report printed two
+    numbers; near 1e-32 is not 0 and below 1e-28. It does not say which layer's ff_out it printed; the first's is taken.
+    A program whose second run differs shows nothing.
     """
     n, ran = p.elements, o["status"] == FINISHED
     seen = {
         "ff_out right": (o["ff_right"] == n) & (o["ff_failed"] == 0),
-        "trace": (o["traces"] > 0) & (o["traced_bytes"] == traced),
+        "trace": (o["traces"] > 0) & (o["traced_bytes"] == 4 * n),
         "x near 1e-32": ran & ((o["x"] != 0) & (np.abs(o["x"]) < 1e-28)).all(-1),
         "logits all 0": ran & (o["logits_read"] == p.logits) & (o["logits_zero"] == p.logits),
         "only <pad>": ran & (o["predicted"] == 0),

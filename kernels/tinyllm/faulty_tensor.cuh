@@ -113,8 +113,7 @@ class Tensor {
         if (s.shallow_assignment) d_data = other.d_data;
         else allocate();
         if (transfer(other, s.assignment_by_host_size)) {  // "[TRACE] Assignment operator: used h_data to initialize GPU (%zu bytes)"
-            context().seen.traces++;
-            context().seen.traced_bytes = std::max(context().seen.traced_bytes, long(size));
+            if (context().seen.traces++ == 0) context().seen.traced_bytes = long(size);  // x is assigned before the logits
         }
         take_shape(other.rows, other.cols);
         return *this;

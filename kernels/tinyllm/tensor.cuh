@@ -1,8 +1,8 @@
 // A tensor that owns memory on both sides: a host vector and a device buffer. Sizes are counted in elements, everywhere.
 //
 // h2d and d2h copy `count()` elements. The host side is empty until d2h or host() asks for it, the device side until
-// something needs it. Copies copy what is there; moves leave an empty tensor. Every CUDA call is checked, and an error
-// names the call, the tensor, its elements and bytes.
+// something needs it. Copies copy what is there; moves leave an empty tensor. Every allocation and copy is checked, and an
+// error names the call, the tensor, its elements and bytes.
 #pragma once
 #include <cuda_runtime.h>
 

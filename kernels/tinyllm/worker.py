@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-GUARD = 1 << 14  # beyond anything that a wrong size can overrun here
 ZEROS, RECYCLED = 1, 1  # the host runtime's memory is zero at first, and comes back as it was left
 
 
@@ -22,7 +21,11 @@ def main() -> int:
     library.faulty_outcome_size.restype = ctypes.c_size_t
     library.faulty_error.restype = ctypes.c_char_p
     if bool(request["on_host"]):
-        library.cuda_host_set(ZEROS, ctypes.c_size_t(GUARD), ctypes.c_size_t(1 << 30), RECYCLED, 0)
+        tokens, vocabulary, width, _ = (int(size) for size in request["sizes"])
+        guard = (
+            (4 * tokens * max(vocabulary, width) + 255) // 256 * 256
+        )  # a buffer too small by all that it should hold
+        library.cuda_host_set(ZEROS, ctypes.c_size_t(guard), ctypes.c_size_t(1 << 30), RECYCLED, 0)
     kept = [request[name] for name in ("ids", "weights", "golden", "allowed")]
     pointers = [ctypes.c_void_p(value.ctypes.data) for value in kept]
     model = library.faulty_new(*(int(v) for v in request["sizes"]), *pointers)
