@@ -22,9 +22,7 @@ def main() -> int:
     library.faulty_error.restype = ctypes.c_char_p
     if bool(request["on_host"]):
         tokens, vocabulary, width, _ = (int(size) for size in request["sizes"])
-        guard = (
-            (4 * tokens * max(vocabulary, width) + 255) // 256 * 256
-        )  # a buffer too small by all that it should hold
+        guard = -(-4 * tokens * max(vocabulary, width) // 256) * 256  # a buffer may be too small by all of itself
         library.cuda_host_set(ZEROS, ctypes.c_size_t(guard), ctypes.c_size_t(1 << 30), RECYCLED, 0)
     kept = [request[name] for name in ("ids", "weights", "golden", "allowed")]
     pointers = [ctypes.c_void_p(value.ctypes.data) for value in kept]
