@@ -104,7 +104,7 @@ def ratio_confirms_scaling(shown: Mapping[str, float], level: float) -> Verdict:
         len(hidden),
         f"each wrong scaling that was tried would have shown other figures: {_names(seen)}",
         f"these wrong scalings can give figures inside both printed ranges, so the ratio does not rule them out: "
-        f"{_names(hidden)}. It rules out: {_names(seen)}",
+        f"{_names(hidden)}. At the level {level:g} it rules out: {_names(seen)}",
     )
 
 
@@ -149,8 +149,8 @@ def q_leading_dimension(chances: Mapping[str, float], others: int, level: float)
         "refuted" if not fit else "undecidable" if others else "confirmed",
         max(chances.values()),
         f"the call reads past the end of Q; with {_names(fit)} behind Q the range fits, and it fits no other outcome",
-        f"the call reads past the end of Q; it is ruled out at the level {level:g} with each of these behind it: "
-        f"{_names(rest)}",
+        f"the call reads past the end of Q; the range rules it out at the level {level:g} with each of these behind "
+        f"it: {_names(rest)}",
         f"the call reads past the end of Q. The range fits with this behind Q: {_names(fit)}; it does not fit with "
         f"these: {_names(rest)}. {others} other outcomes fit as well: the figures do not name this one",
         given="what lay behind Q in memory; its place before K is that of operands allocated in the order Q, K",
@@ -162,7 +162,8 @@ def diagnosis_as_a_whole(
 ) -> Verdict:
     """The report's diagnosis by form: `Counted.chance`, and the probability of the two ends as printed.
 
-    `best` is the likeliest other outcome and its probability of the two ends; `others` how many other outcomes fit.
+    `best` is the other outcome that the survey found likeliest, and its probability of the two ends; `others` how many
+    other outcomes fit.
     """
     form = max(chances, key=lambda name: chances[name])
     own = (
@@ -171,7 +172,7 @@ def diagnosis_as_a_whole(
     )
     rival = (
         f"the probability that {HEADS} heads print both ends of the reported range is {ends[form]:.1g} under it, and "
-        f"{best[1]:.1g} under the likeliest of the others ({best[0]})"
+        f"{best[1]:.1g} under the one of the others that the survey found likeliest ({best[0]})"
     )
     fits = chances[form] >= level
     return _verdict(
