@@ -37,7 +37,10 @@ def follows(fitting: int) -> str:
     """What the number of fitting outcomes at a level says of the cause."""
     if not fitting:
         return "none of these calls: another call, fewer heads read, or an accident rarer than the level"
-    return "one call" if fitting == 1 else f"undecidable: {fitting} different calls fit"
+    return "one outcome" if fitting == 1 else f"undecidable: {fitting} different outcomes fit"
+
+
+NOT_ON_RECORD = "the faulty call is not on record: calls written from the report's description stand in for it"
 
 
 def unscaled_range(counted: Mapping[str, Counted], level: float) -> Verdict:
@@ -46,16 +49,20 @@ def unscaled_range(counted: Mapping[str, Counted], level: float) -> Verdict:
     best = counted[name]
     heads = (
         f"{name}: {best.share:.0%} of single heads fall into the range, and all {HEADS} of a draw in {best.hits} of "
-        f"{best.draws}; a draw typically spans {best.typical[0]:.1f} to {best.typical[1]:.1f}"
+        f"{best.draws} draws; the smallest and the largest of {HEADS} are typically {best.typical[0]:.1f} and "
+        f"{best.typical[1]:.1f}"
     )
     truth = "refuted" if best.share < 0.5 else "confirmed" if best.chance >= level else "undecidable"
-    rare = f"A range of {HEADS} heads covers as small a share of what the call gives in {best.chance:.1%} of draws"
+    rare = (
+        f"In {best.chance:.1%} of draws the range of {HEADS} heads holds as few of the call's heads as the reported one"
+    )
     return _verdict(
         truth,
         list(best.typical),
         f"{heads}. {rare}, not below the level {level:g}",
         f"{heads}. Under no call of the kind described does the typical head fall into the range",
         f"{heads}. Single heads agree with the report. {rare}, more seldom than the level {level:g}",
+        given=NOT_ON_RECORD,
     )
 
 
@@ -96,8 +103,8 @@ def ratio_confirms_scaling(shown: Mapping[str, float], level: float) -> Verdict:
         not hidden,
         len(hidden),
         f"each wrong scaling that was tried would have shown other figures: {_names(seen)}",
-        f"these wrong scalings would have shown the same figures: {_names(hidden)}. The ratio tells wrong formulas "
-        f"apart ({_names(seen)}), but neither a small error of the factor nor scores put into wrong places",
+        f"these wrong scalings can give figures inside both printed ranges, so the ratio does not rule them out: "
+        f"{_names(hidden)}. At the level {level:g} it rules out: {_names(seen)}",
     )
 
 
@@ -117,19 +124,20 @@ def dims_reversed(found: Turned, level: float) -> Verdict:
     either = bool(found.fit_turned), bool(found.fit_straight)
     truth = "undecidable" if either[0] == either[1] else "confirmed" if either[0] else "refuted"
     pairs = (
-        f"of {found.pairs} calls that run, {found.changed_at_equal} change at N = M = {REPORT.n} when m and n are "
-        f"exchanged, and {found.changed_at_unequal} at 37 x 53 x 29; in blocks of 48, which do not divide {REPORT.n}, "
-        f"{found.ragged_fit} of {found.ragged} outcomes of the exchange fit at the level {level:g}"
+        f"to exchange m and n changes {found.changed_at_equal} of the {found.pairs} calls that run at "
+        f"N = M = {REPORT.n}, and what {found.changed_at_unequal} of them give at 37 x 53 x 29; in blocks of 48, "
+        f"which do not divide {REPORT.n}, {found.ragged_fit} of {found.ragged} outcomes of the exchange fit, alone or "
+        "with one other change"
     )
     return _verdict(
         truth,
         [found.fit_turned, found.fit_straight],
-        f"only calls with exchanged dimensions fit the reported range; {pairs}",
-        f"calls fit the reported range, and none of them with exchanged dimensions; {pairs}",
-        f"outcomes that fit come with the exchange ({found.fit_turned}) and without it ({found.fit_straight}): the "
-        f"figures cannot tell which it was; {pairs}"
+        f"only calls with exchanged dimensions fit the reported range at the level {level:g}; {pairs}",
+        f"calls fit the reported range at the level {level:g}, and none of them with exchanged dimensions; {pairs}",
+        f"of the outcomes that fit at the level {level:g}, {found.fit_turned} hold a call with the exchange and "
+        f"{found.fit_straight} one without it (one can hold both): the figures cannot tell which it was; {pairs}"
         if any(either)
-        else f"no listed call fits, with the exchange or without it; {pairs}",
+        else f"no listed call fits at the level {level:g}, with the exchange or without it; {pairs}",
     )
 
 
@@ -140,10 +148,11 @@ def q_leading_dimension(chances: Mapping[str, float], others: int, level: float)
     return _verdict(
         "refuted" if not fit else "undecidable" if others else "confirmed",
         max(chances.values()),
-        f"the call reads past the end of Q; with {_names(fit)} behind Q it gives the range, and no other outcome does",
-        f"the call reads past the end of Q and gives the range with none of these behind it: {_names(rest)}",
-        f"the call reads past the end of Q; with {_names(fit)} behind it the range fits, with {_names(rest)} it does "
-        f"not, and {others} other outcomes fit as well: the figures do not name this one",
+        f"the call reads past the end of Q; with {_names(fit)} behind Q the range fits, and it fits no other outcome",
+        f"the call reads past the end of Q; the range rules it out at the level {level:g} with each of these behind "
+        f"it: {_names(rest)}",
+        f"the call reads past the end of Q. The range fits with this behind Q: {_names(fit)}; it does not fit with "
+        f"these: {_names(rest)}. {others} other outcomes fit as well: the figures do not name this one",
         given="what lay behind Q in memory; its place before K is that of operands allocated in the order Q, K",
     )
 
@@ -151,13 +160,20 @@ def q_leading_dimension(chances: Mapping[str, float], others: int, level: float)
 def diagnosis_as_a_whole(
     chances: Mapping[str, float], ends: Mapping[str, float], best: tuple[str, float], others: int, level: float
 ) -> Verdict:
-    """The report's diagnosis by form: `Counted.chance`, and the chance of the two ends; the likeliest other outcome.
+    """The report's diagnosis by form: `Counted.chance`, and the probability of the two ends as printed.
 
-    `best` is that outcome and its chance of the two ends; `others` how many other outcomes fit.
+    `best` is the other outcome that the survey found likeliest, and its probability of the two ends; `others` how many
+    other outcomes fit.
     """
     form = max(chances, key=lambda name: chances[name])
-    own = f"{form}: a range of {HEADS} heads covers as small a share of what it gives in {chances[form]:.1%} of draws"
-    rival = f"the likeliest of the other calls, {best[0]}, gives the two ends {best[1]:.2g} to its {ends[form]:.2g}"
+    own = (
+        f"{form}: in {chances[form]:.1%} of draws the range of {HEADS} heads holds as few of the call's heads as the "
+        "reported one"
+    )
+    rival = (
+        f"the probability that {HEADS} heads print both ends of the reported range is {ends[form]:.1g} under it, and "
+        f"{best[1]:.1g} under the one of the others that the survey found likeliest ({best[0]})"
+    )
     fits = chances[form] >= level
     return _verdict(
         "refuted" if not fits else "undecidable" if others else "confirmed",
@@ -165,22 +181,21 @@ def diagnosis_as_a_whole(
         f"{own}, not below the level {level:g}, and every other listed outcome is ruled out",
         f"{own} at best, below the level {level:g}",
         f"{own}, not below the level {level:g}, and {others} other outcomes fit too; {rival}: it is one cause of many",
+        given=NOT_ON_RECORD,
     )
 
 
 def blocking_wrong(blocked: int, single: int, level: float) -> Verdict:
-    """`blocked` and `single`: fitting outcomes that only faulty blocks give, and that a single wrong call gives."""
-    both = (
-        f"{blocked} outcomes that only wrong blocks give and {single} that a wrong call without blocks gives fit at "
-        f"the level {level:g}: the figures cannot tell whether the blocks were at fault"
-    )
-    neither = f"neither wrong blocks nor wrong calls without blocks fit at the level {level:g}"
+    """`blocked` and `single`: fitting outcomes that a call in wrong blocks gives, and that one without blocks gives."""
     return _verdict(
         "undecidable" if bool(blocked) == bool(single) else "confirmed" if blocked else "refuted",
         [blocked, single],
-        f"{blocked} outcomes that only wrong blocks give fit at the level {level:g}, and no call without blocks does",
-        f"{single} outcomes of calls without blocks fit at the level {level:g}, and no outcome of wrong blocks does",
-        both if blocked else neither,
+        f"{blocked} outcomes fit at the level {level:g}: wrong blocks give all of them, calls without blocks none",
+        f"{single} outcomes fit at the level {level:g}: calls without blocks give all of them, wrong blocks none",
+        f"of the outcomes that fit at the level {level:g}, wrong blocks give {blocked} and calls without blocks "
+        f"{single} (both can give one): the figures cannot tell whether the blocks were at fault"
+        if blocked
+        else f"neither wrong blocks nor wrong calls without blocks fit at the level {level:g}",
     )
 
 
@@ -232,11 +247,14 @@ def final_through_files(found: Final) -> Verdict:
     largest = max(found.in_files.values())
     failed = [step for step, ok in found.passes.items() if not ok]
     figures = ", ".join(f"{step} {value:.2g}" for step, value in found.in_files.items())
+    nearest = "hold" if largest < 10**-4.5 else "not hold"
+    reading = f"Of the order of 1e-5 means below ten times it here; as the nearest power of ten it would {nearest}"
     return _verdict(
         largest < 1e-4 and not failed,
         largest,
-        f"read back from text the largest differences are {figures}, and the script's check takes every step",
-        f"read back from text the largest differences are {figures}; the script's check fails for {_names(failed)}",
+        f"read from text the largest differences are {figures}, and the script's check takes every step. {reading}",
+        f"read from text the largest differences are {figures}; the script's check fails for {_names(failed)}. "
+        f"{reading}",
     )
 
 
@@ -308,6 +326,8 @@ def answer(metrics: Mapping[str, Any]) -> str:
     """The notebook's answer, from the metrics of its result."""
     level, fitting = metrics["level"], metrics["outcomes_that_fit"]
     rate = f"a test that would rule out the true call in {100.0 * level:g}% of cases"
+    as_much = metrics["unrelated_chance"] >= level
+    unrelated = "two products of unrelated inputs differ by as much, and " if as_much else ""
     if not fitting:
         chance = f"{metrics['best_chance']:.1g}"
         return f"None of the listed calls: each fails {rate} (the likeliest at {chance})."
@@ -315,7 +335,7 @@ def answer(metrics: Mapping[str, Any]) -> str:
         return f"One listed call passes {rate}: {metrics['likeliest']}."
     diagnosis = "the report's diagnosis among them" if metrics["diagnosis_fits"] else "but not the report's diagnosis"
     return (
-        f"Undecidable: {fitting} different wrong products, {diagnosis}, pass {rate}. "
+        f"Undecidable: {unrelated}{fitting} different wrong products, {diagnosis}, pass {rate}. "
         "A few runs at unequal sizes would have told what the call computed."
     )
 

@@ -81,7 +81,7 @@ def groups(
             axis.plot(x, y + (0.0 if y == 1 else lift), mark, color=colour, ms=size, mec="white", mew=0.4)
         if beyond := len(items) - len(shown):
             axis.plot(largest * 0.96, y, marker=">", color=plots.GREY, ms=6)
-            axis.text(largest * 0.89, y, f"{beyond} beyond", va="center", ha="right", fontsize=8)
+            axis.text(largest * 0.89, y, f"{beyond} larger, or not finite", va="center", ha="right", fontsize=8)
     axis.plot(left * 1.03, 0, marker="<", color=plots.GREEN, ms=9, ls="")
     axis.text(left * 1.08, 0, f"{right:.0e}, far to the left: rounding alone", va="center", fontsize=8)
     counts = [f"{name} ({len(items)})" for name, items in rows.items()]

@@ -16,14 +16,19 @@ FLOAT32 = golden.PROMISED["float32"]
 SIZES = [REPORT, Sizes(3, 37, 53, 29), Sizes(2, 1, 7, 3), Sizes(1, 1, 1, 1), Sizes(1, 257, 509, 64), Sizes(2, 5, 1, 61)]
 
 
-@pytest.mark.parametrize("how", product.PRODUCTS)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_every_step_is_within_its_bound(device, sizes, how):
+def test_every_step_is_within_its_bound(device, sizes):
     inputs = uniform(sizes, np.random.default_rng(1))
-    observed = attention.attention(inputs, device, multiply=product.PRODUCTS[how])
-    found = localise(observed, golden.attention(inputs.q, inputs.k, inputs.v), FLOAT32)
-    assert found.first is None, str(found)
-    assert found.own == []
+    recorded = golden.attention(inputs.q, inputs.k, inputs.v)
+    judged = []
+    for multiply in product.PRODUCTS.values():
+        observed = attention.attention(inputs, device, multiply=multiply)
+        if any(all(torch.equal(observed[name], other[name]) for name in observed.names) for other in judged):
+            continue  # equal in every step to what was judged, as all products are on a CPU
+        found = localise(observed, recorded, FLOAT32)
+        assert found.first is None, str(found)
+        assert found.own == []
+        judged.append(observed)
 
 
 @pytest.mark.parametrize("how", product.PRODUCTS)

@@ -43,6 +43,8 @@ def weighed(candidates, pool, device):
     found, known = {}, {False: 0, True: 0}
     gc.disable()  # a thousand small results a draw: to look for garbage takes longer than to weigh
     for seed in range(1000):
+        if min(known.values()) == 50:
+            break
         sealed = blind.suspect("blind", seed, pool, device, BLOCK)
         inside = str(sealed.reveal()) in candidates.listed
         if known[inside] < 50:
