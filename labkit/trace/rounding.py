@@ -12,7 +12,8 @@ A part that is linear, with one sum at most, has a bound that needs no runs: Hig
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -91,14 +92,16 @@ class Exact:
     """Runs operations as they are, and keeps what the simulated runs need to know of each.
 
     `summed` are products that are written out and then summed (:func:`terms`). `cut`: which factors of a product are
-    not exact in the promised format. `spread`: the standard deviation of what a sum errs. `tiny`: operations with
-    results so small that a subnormal unit counts.
+    not exact in the promised format. `spread`: the standard deviation of what a sum errs. `lost`: what it errs in
+    torch's own float32. A part of that is common to every order: terms that vanish beside a few large ones. `tiny`:
+    operations with results so small that a subnormal unit counts.
     """
 
     def __init__(self, rules: Mapping[int, Precision], summed: Collection[int], device: torch.device) -> None:
         self.rules, self.summed, self.device = rules, summed, device
         self.cut: dict[int, list[bool]] = {}
         self.spread: dict[int, Any] = {}
+        self.lost: dict[int, Any] = {}
         self.tiny: set[int] = set()
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -119,6 +122,8 @@ class Exact:
             squares = call(node, _each(args, torch.square), kwargs, self.device)
             by_chance = _each_two(out, squares, lambda x, q: _spread(node, args, x, q, self.unit(node)))
             self.spread[node.id] = self._in_order(node, args, kwargs, by_chance)
+            if precision.accumulate == "float32":
+                self.lost[node.id] = self._in_float32(node, args, kwargs)
         parts = [x for x in _list(out) if isinstance(x, Tensor) and x.is_floating_point()]
         if any(bool(((x != 0.0) & (x.abs() < _least(precision) / precision.unit)).any()) for x in parts):
             self.tiny.add(node.id)
@@ -146,6 +151,14 @@ class Exact:
                 found[i] = torch.maximum(found[i], self.unit(node) * (length / 3.0 * square.nan_to_num(0.0)).sqrt())
         return found if isinstance(by_chance, (tuple, list)) else found[0]
 
+    def _in_float32(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What torch's float32 gives less than float64 of the same numbers, those of float32."""
+        narrow = _each(args, torch.Tensor.float)
+        with _as_they_are():
+            found = call(node, narrow, kwargs, self.device)
+        exact = call(node, _each(narrow, torch.Tensor.double), kwargs, self.device)
+        return _each_two(exact, found, lambda x, y: torch.nan_to_num(y.double() - x, 0.0, 0.0, 0.0))
+
     def truncates(self, node: Node) -> bool:
         """Whether an operation sums products, on tensor cores that may truncate as they add."""
         summing = node.op in PRODUCTS or any(i in self.summed for i in node.parents)
@@ -157,6 +170,20 @@ class Exact:
 
 
 _MOVED = MOVES | FACTORIES | CHOICES
+
+
+@contextmanager
+def _as_they_are() -> Iterator[None]:
+    """A GPU's float32 products as such, whether or not its user lets it take TF32 for them."""
+    kinds: Any = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = [kind.fp32_precision for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.fp32_precision = "ieee"
+        yield
+    finally:
+        for kind, precision in zip(kinds, before, strict=True):
+            kind.fp32_precision = precision
 
 
 def _list(x: Any) -> list[Any]:
@@ -311,6 +338,9 @@ class Rounding:
             added = self._exact.unit(node)
             drift = worst_case(length, added) if self._exact.truncates(node) else lost_terms(length, added)
             out = _each_two(out, self._exact.spread[node.id], lambda x, spread: self._summed_up(x, spread, drift))
+        if self._nearest and node.id in self._exact.lost:
+            share = torch.rand((), dtype=torch.float64, device=self._exact.device) * self._scale
+            out = _each_two(out, self._exact.lost[node.id], lambda x, lost: x + lost * share)
         if op in FUNCTIONS or op == "div":
             out = _each(out, lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u))
         if op == "erf":  # 1 less something (Abramowitz and Stegun 7.1.26, which torch's vector code uses)
