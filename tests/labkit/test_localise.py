@@ -375,6 +375,11 @@ ALIKE = {
     "one number added": (lambda x, c: x + c, of(300, 300), of()),
     "a product of rows that repeat": (lambda x, w: x @ w.T, again(50, 2000, 64), of(64, 64)),
     "numbers that repeat, scaled": (lambda x, c: x * c, again(20, 1000, 8), of()),
+    "weights of which few are large": (
+        lambda s, v: torch.softmax(s * 10.0, -1) @ v.square(),
+        of(1536, 128),
+        of(128, 64),
+    ),
     "norms of long columns": (lambda x: x.norm(dim=0), of(4096, 64)),
     "the norm of 100_000": (lambda x: torch.linalg.vector_norm(x), of(100_000)),
     "the sizes of 100_000": (lambda x: torch.linalg.vector_norm(x, 1), of(100_000)),
