@@ -147,7 +147,9 @@ async def _execute(one: Run, cores: int, lock: IO[str]) -> str:
     for path in files:
         path.unlink(missing_ok=True)
     result, *_, log = files
-    environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(cores)) | {"LABKIT_RUN_DIR": str(one.directory)}
+    given = [int(os.environ[name]) for name in THREAD_VARIABLES if os.environ.get(name, "").isdecimal()]
+    threads = dict.fromkeys(THREAD_VARIABLES, str(min([cores, *given])))
+    environment = os.environ | threads | {"LABKIT_RUN_DIR": str(one.directory)}
     environment.pop("TRITON_INTERPRET", None)
     # Installed by `pip install --target`, nbconvert's templates lie beside it, where Jupyter does not look.
     site = Path(importlib.util.find_spec("nbconvert").origin).parent.parent  # type: ignore[union-attr, arg-type]

@@ -164,9 +164,13 @@ def test_the_run_id_depends_on_parameters_and_code(books, tmp_path):
     assert planned("good", tmp_path)[0].directory == planned("good", tmp_path, heads=12)[0].directory
 
 
-@pytest.mark.parametrize(("names", "share"), [(["a", "b"], 4), (["a"], 8)])
-def test_each_job_is_held_to_its_share_of_the_cores(books, tmp_path, monkeypatch, names, share):
+@pytest.mark.parametrize(("names", "given", "share"), [(["a", "b"], "", 4), (["a"], "", 8), (["a"], "2", 2)])
+def test_each_job_is_held_to_its_share_of_the_cores_or_to_less_if_told(
+    books, tmp_path, monkeypatch, names, given, share
+):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
+    for variable in run.THREAD_VARIABLES:
+        monkeypatch.setenv(variable, given)
     for name in names:
         books(name, f"import os; assert os.environ['OMP_NUM_THREADS'] == '{share}'", FINISH)
     runs = run.plan(names, {}, "cpu", tmp_path / "runs")
