@@ -148,7 +148,7 @@ async def _execute(one: Run, cores: int, lock: IO[str]) -> str:
         path.unlink(missing_ok=True)
     result, *_, log = files
     given = [int(os.environ[name]) for name in THREAD_VARIABLES if os.environ.get(name, "").isdecimal()]
-    threads = dict.fromkeys(THREAD_VARIABLES, str(min([cores, *given])))
+    threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, min([cores, *given]))))
     environment = os.environ | threads | {"LABKIT_RUN_DIR": str(one.directory)}
     environment.pop("TRITON_INTERPRET", None)
     # Installed by `pip install --target`, nbconvert's templates lie beside it, where Jupyter does not look.

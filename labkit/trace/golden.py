@@ -92,8 +92,8 @@ class Golden:
         program = Program(self.program.nodes, moved(self.program.values))
         return Golden(program, self.steps, self.operations, self.notes, moved(self._values))
 
-    def with_operations(self, names: Iterable[str]) -> Golden:
-        """The same golden, with single operations among its steps."""
+    def with_steps(self, names: Iterable[str]) -> Golden:
+        """The same golden, with these single operations among its steps."""
         steps = self.steps | {name: self.operations[name] for name in names}
         return Golden(self.program, steps, self.operations, self.notes, self._values)
 

@@ -51,7 +51,7 @@ class Replayed:
         *,
         inputs_given: bool = True,
     ) -> None:
-        golden = golden.with_operations(name for name in seen.steps if name not in golden.steps)
+        golden = golden.with_steps(name for name in seen.steps if name not in golden.steps)
         self._golden, self._program, self._seen, self._rules = golden, golden.program, seen, rules
         self._chance, self._say, self._inputs_given = chance, say, inputs_given
         self._names: dict[int, list[str]] = {}

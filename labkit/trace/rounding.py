@@ -152,7 +152,7 @@ class Exact:
         return found if isinstance(by_chance, (tuple, list)) else found[0]
 
     def _in_float32(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What torch's float32 gives less than float64 of the same numbers, those of float32."""
+        """How far torch's float32 is from float64 of the same numbers, which float32 holds."""
         narrow = _each(args, torch.Tensor.float)
         with _as_they_are():
             found = call(node, narrow, kwargs, self.device)

@@ -102,7 +102,7 @@ def _step(
 
 
 def _blocks(o: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of both, as many as make a block; rows that are longer than a block are cut, and its pieces are its rows."""
+    """Rows of both, as many as make a block. What is longer than a block is cut into pieces, which count as rows."""
     if o.numel() <= BLOCK:
         yield o, g
         return
