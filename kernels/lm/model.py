@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kernels.lm import elementwise
 from kernels.lm.config import Config, Model
 
 Tensor = torch.Tensor
@@ -55,13 +56,19 @@ class Block(nn.Module):
         """x [B, S, D] and the tables of rotary positions [S, d / 2]; gives [B, S, D]."""
         kind = x.dtype
         qkv = functional.linear(rms_norm(x, self.attention_norm, self.eps), self.qkv.to(kind))
-        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(2)
-        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        if fused := x.is_cuda and kind == torch.bfloat16:
+            q, k, v = elementwise.rotated_parts(qkv, cos, sin, self.heads)
+        else:
+            q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(2)
+            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         mixed = functional.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
         )
         x = x + functional.linear(mixed.transpose(1, 2).flatten(2), self.out.to(kind))
-        gate, up = functional.linear(rms_norm(x, self.ffn_norm, self.eps), self.gate_up.to(kind)).chunk(2, -1)
+        gate_up = functional.linear(rms_norm(x, self.ffn_norm, self.eps), self.gate_up.to(kind))
+        if fused:
+            return x + functional.linear(elementwise.swiglu(gate_up), self.down.to(kind))
+        gate, up = gate_up.chunk(2, -1)
         return x + functional.linear(functional.silu(gate) * up, self.down.to(kind))
 
 

@@ -75,19 +75,12 @@ def test_the_decoder_is_that_of_common_parts(raw):
 
     model = build(parsed(raw | {"precision": "float64"}), "cpu")
     ids, labels = torch.randint(0, 258, (2, 3, 31))
-    plain = Plain(model, torch.float64).double()
+    plain = Plain(model, 31, torch.float64).double()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "autocast", lambda *_: torch.enable_grad())
-        patch.setattr("kernels.lm.bench.positions", lambda s, n, _, d: training_positions(s, n, d))
         found = plain(ids, labels)
-    # the loss of the common parts is taken in float32
+    # the loss and the rotary positions of the common parts are float32
     torch.testing.assert_close(found, model(ids, labels, each=True).float(), rtol=1e-5, atol=1e-5)
-
-
-def training_positions(sizes, length, device):
-    from kernels.lm.model import positions
-
-    return positions(sizes, length, torch.float64, device)
 
 
 def test_a_label_that_does_not_count_has_no_loss_and_no_gradient(raw):
