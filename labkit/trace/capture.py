@@ -13,6 +13,7 @@ from labkit.errors import UsageError
 from labkit.numerics.precision import guess
 from labkit.trace.golden import leaves_of, run_watched, snapshot, with_backward
 from labkit.trace.recorder import Watcher, unique
+from labkit.trace.repetition import same_bits
 from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
@@ -55,7 +56,7 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     plain = with_backward(lambda wanted: run(wanted, False), subject, loss)
     if not plain:
         raise UsageError("capture: what ran gave no tensor; wanted one at least")
-    differ = [name for name, value in plain.items() if name not in seen or not _identical(value, seen[name])]
+    differ = [name for name, value in plain.items() if name not in seen or not same_bits(value, seen[name])]
     about = {"observer": "none" if not differ else f"differs when nothing is captured: {', '.join(differ)}"}
     about["precision"] = json.dumps({"accumulate": guess([x.dtype for x in seen.values()]).accumulate, "eager": True})
     return Trace(seen, about)
@@ -81,11 +82,3 @@ def _state(subject: Any) -> Callable[[], None]:
             part._buffers[name] = buffer
 
     return back
-
-
-def _identical(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return not a.numel() or torch.equal(
-        a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)
-    )

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import UsageError
-from labkit.numerics.compare import compare
 from labkit.numerics.precision import Precision
 from labkit.tables import Table, number
 from labkit.trace.dumps import Dump, open_dump
 from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import Golden
 from labkit.trace.localise import localise
-from labkit.trace.repetition import digest
+from labkit.trace.repetition import apart, digest
 
 
 @dataclass
@@ -138,16 +137,8 @@ def _by(order: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def open_golden(path: Path) -> Golden | Dump:
     """A recorded golden, or a trace of steps alone."""
-    if path.is_file() and path.suffix == ".safetensors":
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, "pt") as file:
-                if "program" in (file.metadata() or {}):
-                    return Golden.load(path)
-        except (SafetensorError, OSError) as error:
-            raise UsageError(f"{path}: is not a safetensors file ({error})") from None
-    return open_dump(path)
+    dump = open_dump(path)
+    return Golden.load(path) if "program" in dump.about else dump
 
 
 def _repeats(dumps: Sequence[Dump], names: Sequence[str]) -> dict[str, tuple[int, float]]:
@@ -163,10 +154,7 @@ def _repeats(dumps: Sequence[Dump], names: Sequence[str]) -> dict[str, tuple[int
             if (mark := digest(value)) in hashes:
                 continue
             hashes.add(mark)
-            alike = value.shape == first.shape and value.is_floating_point() == first.is_floating_point()
-            pair = compare(value.double(), first.double(), math.inf) if alike else None
-            odd = pair is None or pair.observed_nan != pair.golden_nan
-            spread = math.inf if odd or pair is None else max(spread, pair.max_abs)
+            spread = max(spread, apart(value, first))
         if len(hashes) > 1:
             found[name] = (len(hashes), spread)
     return found

@@ -95,26 +95,22 @@ def full_name(func: Any) -> str:
 def resolve(text: str) -> Any:
     """The operation of a full name. Raises ValueError for one that a program may not hold."""
     name, _, overload = text.partition(".")
-    packet = getattr(aten, name, None) if name in ALLOWED else None
-    func = getattr(packet, overload, None) if packet is not None and overload in packet.overloads() else None
-    if func is None or func._schema.is_mutable or _writes(func):
+    packet = getattr(aten, name) if name in ALLOWED and hasattr(aten, name) else None
+    func = getattr(packet, overload) if packet is not None and overload in packet.overloads() else None
+    if func is None or func._schema.is_mutable:
         raise ValueError(f"{text[:60]!r} is no operation that a recorded program may hold")
     return func
-
-
-def _writes(func: Any) -> bool:
-    return any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
 
 
 @cache
 def functional(func: Any) -> Any:
     """The pure counterpart of an operation that writes in place or to ``out=``; None where there is none."""
     name = name_of(func).removesuffix("_")
-    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if not (a.is_out or a.name == "out")]
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
     packet = getattr(aten, name, None)
     for overload in packet.overloads() if packet is not None else ():
         one = getattr(packet, overload)
-        if not _writes(one) and [(a.name, str(a.type)) for a in one._schema.arguments] == wanted:
+        if not one._schema.is_mutable and [(a.name, str(a.type)) for a in one._schema.arguments] == wanted:
             return one
     return None
 

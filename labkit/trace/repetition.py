@@ -36,7 +36,7 @@ class Repeated:
     spread: float
     """Largest difference of any run from the first; Inf where one has a NaN that the first has not."""
     of_bound: float
-    """That over twice the bound (each run may use its own); NaN where there is none."""
+    """That over twice the bound (each run may use its own); NaN where runs differ and there is none."""
     finding: str
 
 
@@ -96,7 +96,7 @@ def repeat(
     kept = {step.name: as_tensor(f"step {step.name!r}", step.value).clone() for step in first}
     others: dict[str, set[str]] = {name: set() for name in kept}
     spread = dict.fromkeys(kept, 0.0)
-    shares = {name: 0.0 if _known(golden, name) else math.nan for name in kept}
+    shares = dict.fromkeys(kept, 0.0)
     for _ in range(times - 1):
         again = _trace(run())
         if again.names != first.names:
@@ -104,28 +104,21 @@ def repeat(
         changed: dict[str, torch.Tensor] = {}
         for step in again:
             value = as_tensor(f"step {step.name!r}", step.value)
-            if not _same_bits(value, kept[step.name]) and (mark := digest(value)) not in others[step.name]:
+            if not same_bits(value, kept[step.name]) and (mark := digest(value)) not in others[step.name]:
                 others[step.name].add(mark)
                 changed[step.name] = value
         used = _shares(changed, again, kept, golden, precision)
         for name, value in changed.items():
-            found = compare(value.double(), kept[name].double(), math.inf)
-            odd = found.count < 0 or found.observed_nan != found.golden_nan or found.observed_inf != found.golden_inf
-            spread[name] = math.inf if odd else max(spread[name], found.max_abs)
-            shares[name] = max(shares[name], math.inf if odd else used[name]) if name in used else math.nan
+            off = apart(value, kept[name])
+            spread[name] = max(spread[name], off)
+            shares[name] = max(shares[name], used[name] if off < math.inf else off) if name in used else math.nan
     result = Repetition(times)
     for name in kept:
         distinct = 1 + len(others[name])
-        empty = distinct == 1 and _has_nan(kept[name])
-        finding = UNWRITTEN if empty else _finding(distinct, spread[name], shares[name])
+        unwritten = distinct == 1 and bool(kept[name].isnan().any())
+        finding = UNWRITTEN if unwritten else _finding(distinct, spread[name], shares[name])
         result.steps[name] = Repeated(distinct, spread[name], shares[name], finding)
     return result
-
-
-def _known(golden: Golden | Trace | Bound | None, name: str) -> bool:
-    if isinstance(golden, Trace):
-        return name in golden and golden.step(name).bound is not None
-    return golden is not None and (isinstance(golden, Bound) or name in golden)
 
 
 def _shares(
@@ -135,9 +128,8 @@ def _shares(
     if changed and isinstance(golden, Golden):
         from labkit.trace.localise import localise
 
-        findings = localise(again, golden, precision).findings
-        known = {name: findings[name] for name in changed if name in findings}
-        return {n: math.inf if f.wrong else f.own.bound_used for n, f in known.items() if f.own is not None}
+        known = localise(again, golden, precision).findings.items()
+        return {n: math.inf if f.wrong else f.own.bound_used for n, f in known if n in changed and f.own is not None}
     found = {}
     for name, value in changed.items():
         bound = golden.step(name).bound if isinstance(golden, Trace) and name in golden else golden
@@ -146,8 +138,12 @@ def _shares(
     return found
 
 
-def _has_nan(value: torch.Tensor) -> bool:
-    return value.is_floating_point() and bool(value.isnan().any())
+def apart(value: torch.Tensor, first: torch.Tensor) -> float:
+    """The largest difference of two results; Inf where shapes, or places of NaN and Inf, are not the same."""
+    a, b = value.double(), first.double()
+    if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
+        return math.inf
+    return compare(a, b, math.inf).max_abs
 
 
 def _finding(distinct: int, spread: float, share: float) -> str:
@@ -162,22 +158,23 @@ def _trace(value: Any) -> Trace:
     return value if isinstance(value, Trace) else Trace({"result": value})
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Compared where they are, so that what does not differ is never copied to the CPU."""
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether shapes, dtypes, devices and bits are the same; compared where they are, so that what does not differ is never copied to the CPU."""
     if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
         return False
-    return all(torch.equal(x, y) for x, y in zip(_bytes(a), _bytes(b), strict=True))
+    pieces = (_bytes(x).split(1 << 26) for x in (a, b))  # torch.equal makes a mask of its operands' size
+    return all(torch.equal(x, y) for x, y in zip(*pieces, strict=True))
 
 
-def _bytes(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As integers, 64 MiB at a time: NaNs are equal where their bits are, and torch.equal makes a mask of its size."""
-    return value.contiguous().reshape(-1).view(torch.uint8).split(1 << 26)
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    """As integers: NaNs are equal where their bits are."""
+    flat = value.contiguous().reshape(-1)
+    return flat.view(torch.uint8) if len(flat) else flat.byte()  # of no elements torch makes no view
 
 
 def digest(value: torch.Tensor) -> str:
     """A hash of a tensor's bits."""
-    raw = value.cpu().contiguous()
-    return hashlib.sha256(raw.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(_bytes(value.cpu()).numpy().tobytes()).hexdigest()
 
 
 @contextmanager

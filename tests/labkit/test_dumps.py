@@ -204,6 +204,8 @@ def test_an_op_is_an_expression_over_its_inputs(tmp_path, op, value):
         ("a matrix product, then bias", "no expression"),
         ("x @ w * 1.01", "does not replay"),
         ("x", "it gives"),
+        ("torch.ones(2)", "is no operation that is known"),
+        ("torch.einsum('ab,cd,ef,gh,ij,kl,mn,op->abcdefghijklmnop', x, x, x, x, x, x, x, x).sum() * x @ w", "elements"),
     ],
 )
 def test_an_op_that_is_not_understood_is_named_and_not_used(tmp_path, op, message):
@@ -212,6 +214,18 @@ def test_an_op_that_is_not_understood_is_named_and_not_used(tmp_path, op, messag
     assert recorded is None
     assert len(notes) == 1
     assert message in notes[0]
+
+
+def test_an_ops_inputs_may_have_names_that_python_does_not(tmp_path):
+    names = {"layers.0/x": X, "layers.0/x#2": W, "y": X @ W}
+    op = {"op": "layers.0/x @ layers.0/x#2", "inputs": ["layers.0/x", "layers.0/x#2"]}
+    save_file(
+        {name: torch.from_numpy(value.copy()) for name, value in names.items()},
+        tmp_path / "x.safetensors", {"order": json.dumps(list(names)), "steps": json.dumps({"y": op})},
+    )  # fmt: skip
+    recorded, notes = with_operations(open_dump(tmp_path / "x.safetensors"))
+    assert notes == []
+    assert recorded.program.nodes[recorded.steps["y"]].op == "mm"
 
 
 def test_a_folder_with_one_file_of_all_is_that_file(tmp_path):

@@ -80,6 +80,29 @@ def test_writing_in_place_views_out_and_dtypes_are_recorded():
     assert found["soft"].dtype == torch.float64, "a narrower dtype that the program asks for is not taken"
 
 
+def test_what_a_part_is_written_to_still_follows_from_the_inputs():
+    def run(x):
+        total = x * 2.0
+        total[0] += 1.0
+        return {"total": total * 3.0}
+
+    found, other = golden(run, x=torch.ones(3, 4)), torch.full((3, 4), 5.0, dtype=torch.float64)
+    y = found.steps["total"]
+    again = found.program.run(found.program.cone([y], ()), {found.steps["x"]: other}, [y])[y]
+    assert torch.equal(again, run(other)["total"])
+
+
+def test_what_is_drawn_into_a_part_is_kept():
+    def run(x):
+        noise = torch.zeros(2, 3)
+        noise[0].normal_()
+        return {"y": x + noise}
+
+    y = golden(run, x=torch.ones(2, 3))["y"]
+    assert torch.equal(y[1], torch.ones(3, dtype=torch.float64))
+    assert (y[0] != 1.0).all()
+
+
 def test_memory_that_is_freed_is_not_taken_for_what_comes_after_it():
     def run(x):
         for _ in range(50):
@@ -235,11 +258,11 @@ def test_what_is_written_outside_of_the_program_is_refused():
 
 @pytest.mark.parametrize("name", ["cumsum", "cumprod"])
 def test_running_sums_and_products_are_right_where_they_are(name):
-    x = 1.0 + 0.1 * torch.randn(8, 200, generator=torch.Generator().manual_seed(0))
+    x = 1.0 + 0.001 * torch.randn(8, 20_000, generator=torch.Generator().manual_seed(0))
 
     def run(x):
         return {"y": getattr(torch, name)(x, -1)}
 
     found = golden(run, x=x)
     assert localise(capture(run, x=x), found).first is None
-    assert localise(capture(lambda x: {"y": run(x)["y"] * (1.0 + 1e-4)}, x=x), found).own == ["y"]
+    assert localise(capture(lambda x: {"y": run(x)["y"] * (1.0 + 1e-2)}, x=x), found).own == ["y"]

@@ -407,10 +407,21 @@ def test_right_results_whose_errors_are_alike_are_not_called_systematic(name, se
 def test_a_single_low_number_is_no_mask(wrong):
     x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
     x[3, 5] = -8000.0
-    recorded, y = golden(lambda x: step("y", x * 2.0), x=x), x * 2.0
-    assert localise(Trace({"x": x, "y": y}), recorded).first is None
-    y[3, 5] = wrong
-    assert localise(Trace({"x": x, "y": y}), recorded).first == "y"
+    recorded = golden(lambda x: {"p": torch.softmax(step("y", x * 2.0), -1)}, x=x)
+    for expected in (None, "y"):
+        y = x * 2.0
+        y[3, 5] = y[3, 5] if expected is None else wrong
+        observed = Trace({"x": x, "y": y, "p": torch.softmax(y, -1)})
+        assert localise(observed, recorded, FLOAT32).first == expected
+        assert localise(observed, recorded.trace(), FLOAT32).first == expected
+
+
+def test_a_choice_that_follows_from_wrong_numbers_is_inherited(rng):
+    x, w = (torch.from_numpy(rng.standard_normal((9, 9))) for _ in range(2))
+    recorded = golden(lambda x, w: {"best": step("scores", x @ w).argmax(-1)}, x=x, w=w)
+    scores = -(x @ w).float()
+    found = localise({"x": x, "w": w, "scores": scores, "best": scores.argmax(-1)}, recorded, FLOAT32)
+    assert (found.own, found.inherited) == (["scores"], ["best"])
 
 
 NUMBERS = {

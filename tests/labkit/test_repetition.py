@@ -8,7 +8,7 @@ import labkit
 from kernels.compare import runs
 from labkit import Trace, poisoned, repeat
 from labkit.errors import UsageError
-from labkit.trace.repetition import UNWRITTEN
+from labkit.trace.repetition import UNWRITTEN, apart, same_bits
 
 
 def test_the_same_bits_each_time_are_said_to_be():
@@ -113,6 +113,22 @@ def test_runs_that_give_other_steps_or_shapes_are_told():
     sizes = iter((2, 3))
     found = repeat(lambda: torch.ones(next(sizes)), 2)
     assert (found.identical, found.steps["result"].spread) == (False, np.inf)
+
+
+def test_results_are_the_same_if_their_bits_shapes_and_types_are():
+    nan = torch.tensor([float("nan"), 0.0])
+    assert same_bits(nan, nan.clone())
+    assert repeat(lambda: torch.ones(0, 3), 2).identical
+    assert not same_bits(torch.zeros(2), torch.tensor([0.0, -0.0]))
+    assert not same_bits(torch.zeros(2, 3), torch.zeros(3, 2))
+    assert not same_bits(torch.zeros(2), torch.zeros(2, dtype=torch.int32))
+
+
+def test_results_are_as_far_apart_as_their_worst_element():
+    assert apart(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 2.0])) == 0.5
+    assert apart(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0])) == np.inf
+    assert apart(torch.tensor([1.0, float("inf")]), torch.tensor([1.0, 2.0])) == np.inf
+    assert apart(torch.ones(2), torch.ones(3)) == np.inf
 
 
 def test_what_was_found_is_a_table():
