@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import shutil
-import sys
 from pathlib import Path
 
 from labkit.session.catalogue import ROOT
@@ -16,8 +15,6 @@ from labkit.session.record import records, stale, versions
 def problems() -> list[str]:
     """What is wrong here, a line each with its remedy; empty where all is well."""
     found = []
-    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
-        found.append(f"Python {sys.version.split()[0]} is not supported: make the environment with 3.11 or 3.12")
     spec = importlib.util.find_spec("kernels")
     if spec is None or spec.origin is None or Path(spec.origin).parent.parent != ROOT:
         found.append("`kernels` is not this checkout's package: run `make setup`, or put the checkout on PYTHONPATH")

@@ -11,7 +11,6 @@ how many ``distinct`` results, the ``spread`` and a ``finding``. NaN and Inf are
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

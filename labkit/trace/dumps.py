@@ -154,7 +154,7 @@ def _in_order(
             raise UsageError(f"{path}: order names {unknown[0]!r}, which is no step; wanted names of its steps")
         given = list(dict.fromkeys(told))
         return Dump(path, given + sorted(set(names) - set(given), key=natural), read, about, set(given) == set(names))
-    if known or len(names) == 1:
+    if known:
         return Dump(path, names, read, about)
     names = sorted(names, key=natural)
     for pattern in (r"^\D{0,5}(\d+)", r"(\d+)$"):

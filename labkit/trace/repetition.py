@@ -159,7 +159,7 @@ def _trace(value: Any) -> Trace:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether shapes, dtypes, devices and bits are the same; compared where they are, so that what does not differ is never copied to the CPU."""
+    """Whether shapes, dtypes, devices and bits are the same. Compared where they are, so nothing goes to the CPU."""
     if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
         return False
     pieces = (_bytes(x).split(1 << 26) for x in (a, b))  # torch.equal makes a mask of its operands' size

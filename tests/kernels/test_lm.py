@@ -336,15 +336,18 @@ def test_the_gpus_of_a_machine_are_held_to_its_own_processes(raw, monkeypatch):
     assert not list(preflight._device(parsed(raw), 4))
 
 
-def test_a_compiled_layer_keeps_for_backward_what_the_preflight_counts():
+@pytest.mark.parametrize(
+    ("precision", "columns"), [("float32", 10), pytest.param("bfloat16", 8, marks=pytest.mark.gpu)]
+)
+def test_a_compiled_layer_keeps_for_backward_what_the_preflight_counts(raw, precision, columns, device):
     sizes = config.Model(dim=256, layers=1, heads=2, hidden=704)
-    batch, length = 2, 128
-    layer = model.Block(sizes)
+    batch, length, dtype = 2, 128, model.DTYPES[precision]
+    layer = model.Block(sizes).to(device)
     for p in layer.parameters():
         torch.nn.init.normal_(p)
-    cos, sin = model.positions(sizes, length, torch.bfloat16, torch.device("cpu"))
-    x = torch.randn(batch, length, sizes.dim).bfloat16().requires_grad_()
-    own = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+    cos, sin = model.positions(sizes, length, dtype, torch.device(device))
+    x = torch.randn(batch, length, sizes.dim).to(device, dtype).requires_grad_()
+    own = {p.untyped_storage().data_ptr() for p in (*layer.parameters(), cos, sin)}
     kept = {}
 
     def keep(tensor):
@@ -355,10 +358,17 @@ def test_a_compiled_layer_keeps_for_backward_what_the_preflight_counts():
         held = torch.compile(layer, backend="aot_eager_decomp_partition", dynamic=False)(x, cos, sin)
     assert held.requires_grad
     found = sum(one.untyped_storage().nbytes() for place, one in kept.items() if place not in own)
-    tables = 2 * cos.numel() * cos.element_size()  # are the same for all layers and sequences
-    copied = 2 * (config.count(sizes) - 2 * sizes.vocabulary * sizes.dim)
-    counted = 2 * (10 * sizes.dim + 3 * sizes.hidden) * batch * length
-    assert 1.0 <= (found - tables) / (counted + copied) < 1.02
+    copied = 2 * (config.count(sizes) - 2 * sizes.vocabulary * sizes.dim) if precision == "bfloat16" else 0
+    counted = dtype.itemsize * (columns * sizes.dim + 3 * sizes.hidden) * batch * length
+    assert 1.0 <= found / (counted + copied) < 1.02
+
+    def preflighted(layers):
+        model = {"dim": sizes.dim, "layers": layers, "heads": sizes.heads, "hidden": sizes.hidden}
+        settings = parsed(raw | {"precision": precision, "model": model})
+        return preflight.memory(settings) - (18 if copied else 16) * config.count(settings.model), settings.tokens
+
+    (one, tokens), (two, _) = preflighted(1), preflighted(2)
+    assert (two - one) * batch * length == counted * tokens
 
 
 @pytest.mark.parametrize("section", ["data", "validation"])

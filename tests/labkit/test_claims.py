@@ -1,5 +1,8 @@
+import json
+
 import numpy as np
 import pytest
+import torch
 
 import labkit
 from labkit.errors import UsageError
@@ -28,6 +31,11 @@ def test_a_claim_gets_one_verdict_with_its_reason(ledger):
         "because": "measured", "given": "the author's repository", "source": "",
     }  # fmt: skip
     assert "Given: the author's repository." in str(ledger)
+
+
+def test_what_was_measured_is_kept_as_json_has_it(ledger):
+    ledger.settle("a", True, measured={"x": np.arange(2), 3: (np.int64(4), torch.tensor(0.5))}, because=WHY)
+    assert json.dumps(ledger.settled["a"].measured) == '{"x": [0, 1], "3": [4, 0.5]}'
 
 
 def test_verdicts_stand_alone_and_some_can_be_left_out(ledger):
@@ -81,6 +89,8 @@ def test_what_is_no_claim_verdict_or_reason_is_refused(ledger, claim, truth, bec
         "- {id: a}",
         "- {id: a, kind: told, where: x, says: y, settles: z}",
         "- {id: a, kind: ours, where: x, says: y}",
+        "- {id: a, kind: ours, where: x, says: y, settles: ''}",
+        "- {id: a, kind: ours, where: x, says: y, settles: z}\n  - {id: a, kind: ours, where: x, says: y, settles: z}",
     ],
 )
 def test_an_entry_that_is_not_as_it_should_be_is_named(tmp_path, monkeypatch, entry):
