@@ -52,7 +52,7 @@ class PlainBlock(nn.Module):
         super().__init__()
         d, f, self.heads = sizes.dim, sizes.inner, sizes.heads
         self.norm1, self.norm2 = nn.RMSNorm(d, sizes.eps), nn.RMSNorm(d, sizes.eps)
-        self.q, self.k, self.v, self.o = (nn.Linear(d, d, bias=False) for _ in range(4))
+        self.q, self.k, self.v, self.out = (nn.Linear(d, d, bias=False) for _ in range(4))
         self.gate, self.up, self.down = (nn.Linear(a, b, bias=False) for a, b in ((d, f), (d, f), (f, d)))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class PlainBlock(nn.Module):
         q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
         h = self.norm2(x)
         return x + self.down(functional.silu(self.gate(h)) * self.up(h))
 
@@ -84,10 +84,8 @@ class Plain(nn.Module):
             self.table.weight.copy_(ours.embedding.table)
             self.output.weight.copy_(ours.head.output)
             for mine, theirs in zip(self.blocks, ours.blocks, strict=True):
-                products = (*theirs.qkv.chunk(3), theirs.out, *theirs.gate_up.chunk(2), theirs.down)
-                names = (mine.q, mine.k, mine.v, mine.o, mine.gate, mine.up, mine.down)
-                for part, weight in zip(names, products, strict=True):
-                    part.weight.copy_(weight)
+                for part in ("q", "k", "v", "out", "gate", "up", "down"):
+                    getattr(mine, part).weight.copy_(getattr(theirs, part))
 
     def forward(self, ids: Tensor, labels: Tensor, each: bool = True) -> Tensor:
         """The loss of each token of ids, labels [B, S]."""

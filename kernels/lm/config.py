@@ -163,7 +163,8 @@ def count(sizes: Model) -> int:
 def parameters(sizes: Model) -> dict[str, int]:
     """The elements of each of a model's parameters, by its name."""
     d, f, v = sizes.dim, sizes.inner, sizes.vocabulary
-    parts = {"attention_norm": d, "qkv": 3 * d * d, "out": d * d, "ffn_norm": d, "gate_up": 2 * d * f, "down": d * f}
+    parts = {"attention_norm": d, "ffn_norm": d} | dict.fromkeys(("q", "k", "v", "out"), d * d)
+    parts |= dict.fromkeys(("gate", "up", "down"), d * f)
     blocks = {f"blocks.{i}.{part}": n for i in range(sizes.layers) for part, n in parts.items()}
     return {"embedding.table": v * d, **blocks, "head.norm": d, "head.output": v * d}
 

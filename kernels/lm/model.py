@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kernels.lm import elementwise
 from kernels.lm.config import Config, Model
 
 Tensor = torch.Tensor
@@ -38,38 +37,29 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """One layer: x + attention(norm(x)), then x + SwiGLU(norm(x)). Query, key and value are one product; so are gate
-    and up."""
+    """One layer: x + attention(norm(x)), then x + SwiGLU(norm(x))."""
 
     def __init__(self, sizes: Model) -> None:
         super().__init__()
         d, f = sizes.dim, sizes.inner
         self.heads, self.eps = sizes.heads, sizes.eps
-        self.attention_norm = nn.Parameter(torch.empty(d))
-        self.qkv = nn.Parameter(torch.empty(3 * d, d))
-        self.out = nn.Parameter(torch.empty(d, d))
-        self.ffn_norm = nn.Parameter(torch.empty(d))
-        self.gate_up = nn.Parameter(torch.empty(2 * f, d))
-        self.down = nn.Parameter(torch.empty(d, f))
+        self.attention_norm, self.ffn_norm = (nn.Parameter(torch.empty(d)) for _ in range(2))
+        self.q, self.k, self.v, self.out = (nn.Parameter(torch.empty(d, d)) for _ in range(4))
+        self.gate, self.up, self.down = (nn.Parameter(torch.empty(*shape)) for shape in ((f, d), (f, d), (d, f)))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [B, S, D] and the tables of rotary positions [S, d / 2]; gives [B, S, D]."""
-        kind = x.dtype
-        qkv = functional.linear(rms_norm(x, self.attention_norm, self.eps), self.qkv.to(kind))
-        if fused := x.is_cuda and kind == torch.bfloat16:
-            q, k, v = elementwise.rotated_parts(qkv, cos, sin, self.heads)
-        else:
-            q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(2)
-            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
-        mixed = functional.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
-        )
-        x = x + functional.linear(mixed.transpose(1, 2).flatten(2), self.out.to(kind))
-        gate_up = functional.linear(rms_norm(x, self.ffn_norm, self.eps), self.gate_up.to(kind))
-        if fused:
-            return x + functional.linear(elementwise.swiglu(gate_up), self.down.to(kind))
-        gate, up = gate_up.chunk(2, -1)
-        return x + functional.linear(functional.silu(gate) * up, self.down.to(kind))
+
+        def product(a: Tensor, weights: Tensor) -> Tensor:
+            return functional.linear(a, weights.to(x.dtype))
+
+        h = rms_norm(x, self.attention_norm, self.eps)
+        q, k, v = (product(h, weights).unflatten(-1, (self.heads, -1)) for weights in (self.q, self.k, self.v))
+        q, k, v = (part.transpose(1, 2) for part in (rotated(q, cos, sin), rotated(k, cos, sin), v))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + product(mixed.transpose(1, 2).flatten(2), self.out)
+        h = rms_norm(x, self.ffn_norm, self.eps)
+        return x + product(functional.silu(product(h, self.gate)) * product(h, self.up), self.down)
 
 
 class Head(nn.Module):

@@ -232,12 +232,11 @@ def memory(config: Config, processes: int = 1) -> int:
 
     Of each token a layer keeps its input twice and normalised twice, query and key rotated, the value, attention's
     result, gate, up and their product; the logits are kept in float32 and once more for their gradient. In bfloat16
-    backward keeps a copy of the weights too. Where no kernel rotates, query and key are also kept as they come: in
-    wider types, and on a CPU in bfloat16 too, which is left out.
+    backward keeps a copy of the weights too.
     """
     sizes, wide = config.model, 8 if config.precision == "float64" else 4
     element = {"bfloat16": 2, "float32": 4, "float64": 8}[config.precision]
-    layer = element * ((8 if config.precision == "bfloat16" else 10) * sizes.dim + 3 * sizes.inner)
+    layer = element * (8 * sizes.dim + 3 * sizes.inner)
     copied = element if config.precision == "bfloat16" else 0
     tokens, share = config.tokens // processes, processes if config.parallel == "fsdp" else 1
     return (4 * wide + copied) * configs.count(sizes) // share + tokens * (

@@ -290,7 +290,7 @@ def test_tokens_and_dumps_count_for_the_disk(raw, monkeypatch):
     assert [one.key for one in preflight.check(raw)[1]] == ["checkpoints.keep"]
     free.free = 2 * size
     assert preflight.check(raw)[1] == []
-    dumped = raw | {"dumps": {"every": 1, "tensors": ["blocks.0.qkv"]}, "steps": 2000}
+    dumped = raw | {"dumps": {"every": 1, "tensors": ["blocks.0.gate"]}, "steps": 2000}
     assert [one.key for one in preflight.check(dumped)[1]] == ["checkpoints.keep"]
 
 
@@ -336,10 +336,8 @@ def test_the_gpus_of_a_machine_are_held_to_its_own_processes(raw, monkeypatch):
     assert not list(preflight._device(parsed(raw), 4))
 
 
-@pytest.mark.parametrize(
-    ("precision", "columns"), [("float32", 10), pytest.param("bfloat16", 8, marks=pytest.mark.gpu)]
-)
-def test_a_compiled_layer_keeps_for_backward_what_the_preflight_counts(raw, precision, columns, device):
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_compiled_layer_keeps_for_backward_what_the_preflight_counts(raw, precision, device):
     sizes = config.Model(dim=256, layers=1, heads=2, hidden=704)
     batch, length, dtype = 2, 128, model.DTYPES[precision]
     layer = model.Block(sizes).to(device)
@@ -359,7 +357,7 @@ def test_a_compiled_layer_keeps_for_backward_what_the_preflight_counts(raw, prec
     assert held.requires_grad
     found = sum(one.untyped_storage().nbytes() for place, one in kept.items() if place not in own)
     copied = 2 * (config.count(sizes) - 2 * sizes.vocabulary * sizes.dim) if precision == "bfloat16" else 0
-    counted = dtype.itemsize * (columns * sizes.dim + 3 * sizes.hidden) * batch * length
+    counted = dtype.itemsize * (8 * sizes.dim + 3 * sizes.hidden) * batch * length
     assert 1.0 <= found / (counted + copied) < 1.02
 
     def preflighted(layers):
