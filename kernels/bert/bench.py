@@ -1,14 +1,18 @@
-"""The fused embedding beside Hugging Face's, and a training step beside a training step of Hugging Face's model.
+"""The fused embedding beside Hugging Face's and a plain one, and a training step beside those of two other models.
 
-Embedding: batch x length tokens, hidden 768, vocabulary 30522; dropout 0.1 in every provider. Ids are drawn by Zipf's
+Embedding: batch x length tokens, hidden 768, vocabulary 30522; dropout 0.1 in every provider. Hugging Face's looks up
+a position and a type for each token; the plain one, compiled, adds one table of positions and one row of types to all
+sequences, which is all that this input needs, and so does ours. Ids are drawn by Zipf's
 law, which the words of a text follow; and once uniformly, where hardly a row of the token table is in a cache again.
 The floor counts what must move: forward the rows of the token table that occur and the result, and backward the
 gradient of the result, those rows again, and the gradient of the whole token table; ids, positions and types besides.
 What an element's dropout did is read off the result (0 where it was dropped), so that a provider's own mask is what it
 is held to.
 
-Training step: forward, backward and AdamW of a model of 6 layers and 512 columns in bfloat16, batch 128 x 128, both
-compiled.
+Training step: forward, backward and AdamW of a model of 6 layers and 512 columns in bfloat16, batch 128 x 128, all
+compiled. Hugging Face's model is called as its users call it: it computes logits of all positions, and builds a mask
+of nothing, with which attention is slower. The plain one is ours with PyTorch's own embedding, and nothing else is
+different.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 import labkit
 from kernels.bert import embedding, golden, training
@@ -104,7 +109,21 @@ def _theirs(compiled: bool) -> Callable[[dict[str, Tensor], list[Tensor]], Run]:
     return make
 
 
-PROVIDERS = {"kernels.bert": _ours, "hugging face eager": _theirs(False), "hugging face compiled": _theirs(True)}
+def _plain(given: dict[str, Tensor], leaves: list[Tensor]) -> Run:
+    def layer(ids: Tensor, tokens: Tensor, positions: Tensor, types: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+        x = functional.embedding(ids, tokens, CONFIG.padding) + positions[: ids.shape[1]] + types[0]
+        return functional.dropout(functional.layer_norm(x, gain.shape, gain, shift, BERT.eps), DROPOUT)
+
+    called = torch.compile(layer, dynamic=False)
+    return lambda: called(given["ids"], *leaves)
+
+
+PROVIDERS = {
+    "kernels.bert": _ours,
+    "hugging face eager": _theirs(False),
+    "hugging face compiled": _theirs(True),
+    "plain compiled": _plain,
+}
 
 
 def _provider(name: str, make: Callable[..., Run], given: dict[str, Tensor], mode: str) -> Provider:
@@ -181,8 +200,12 @@ def _training() -> Case:
     given, labels = mask(ids, how, generator(0))
     batch = [part.cuda() for part in (given, *places(labels, training.guesses(ids.numel(), how)))]
     providers = [
-        _trained(name, replace(run, preset=preset), batch, given.cuda(), labels.cuda(), how)
-        for name, preset in (("kernels.bert", "bert"), ("hugging face", training.HUGGING_FACE))
+        _trained(name, replace(run, preset=preset), fused, batch, given.cuda(), labels.cuda(), how)
+        for name, preset, fused in (
+            ("kernels.bert", "bert", True),
+            ("hugging face", training.HUGGING_FACE, False),
+            ("plain", "bert", False),
+        )
     ]
     weights = sum(p.numel() for p in training.model_of(run, run.vocabulary).parameters())
     return Case(
@@ -191,8 +214,10 @@ def _training() -> Case:
     )  # fmt: skip
 
 
-def _trained(name: str, run: training.Run, batch: list[Tensor], ids: Tensor, labels: Tensor, how: Masking) -> Provider:
-    model: Any = training.model_of(run, run.vocabulary).train()
+def _trained(
+    name: str, run: training.Run, fused: bool, batch: list[Tensor], ids: Tensor, labels: Tensor, how: Masking
+) -> Provider:
+    model: Any = training.model_of(run, run.vocabulary, fused).train()
     optimizer = training.optimizer_of(model, run)
     called = torch.compile(training.loss_of(model), dynamic=False)
     facts: dict[str, float] = {}
@@ -206,7 +231,7 @@ def _trained(name: str, run: training.Run, batch: list[Tensor], ids: Tensor, lab
 
     def check() -> Comparison:
         """Without dropout, the loss of a few rows from the first weights, against Hugging Face's model in float64."""
-        fresh: Any = training.model_of(run, run.vocabulary).eval()
+        fresh: Any = training.model_of(run, run.vocabulary, fused).eval()
         few, wanted = ids[:CHECKED], labels[:CHECKED]
         at, guessed = (part.cuda() for part in places(wanted.cpu(), training.guesses(few.numel(), how)))
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):

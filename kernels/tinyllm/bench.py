@@ -66,8 +66,9 @@ def _training(device: Device, tf32: bool) -> Case:
     for name, compiled in (("torch eager", False), ("torch.compile", True)):
         peer = Trainer(parameters, c, compiled, tf32)
         providers.append(provider(name, lambda peer=peer: peer.step(ids, wanted), peer.gradients))
-    captured = Trainer(parameters, c, True, tf32)
-    providers.append(provider("torch.compile, CUDA graph", captured.captured(ids, wanted), captured.gradients))
+    for name, formula in (("torch.compile, CUDA graph", False), ("the same, attention by its formula", True)):
+        peer = Trainer(parameters, c, True, tf32, formula)
+        providers.append(provider(name, peer.captured(ids, wanted), peer.gradients))
     rows, d = c.sequences * c.context, c.width
     matrices = sum(np.prod(shape) for name, shape in layout(c).items() if name.endswith(".w"))
     attention = 2 * c.layers * rows * c.context * d

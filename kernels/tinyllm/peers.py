@@ -1,4 +1,8 @@
-"""The same model in PyTorch, as its users write it: float32, scaled_dot_product_attention, fused AdamW."""
+"""The same model in PyTorch, as its users write it: float32, scaled_dot_product_attention, fused AdamW.
+
+In float32 PyTorch's own choice of attention is a kernel that makes each product of three in TF32, also where one would
+be allowed; a `formula` in its place has one.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,17 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.tinyllm.tinyllm import Config
 
 Tensor = torch.Tensor
 Parameters = dict[str, torch.nn.Parameter]
+CHOICES = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Among which PyTorch chooses."""
 
 
-def loss_of(w: Parameters, tokens: Tensor, targets: Tensor, config: Config) -> Tensor:
+def loss_of(w: Parameters, tokens: Tensor, targets: Tensor, config: Config, attention: list[SDPBackend]) -> Tensor:
     """Mean cross-entropy."""
     d = config.width
     x = w["table"][tokens] + w["positions"]
@@ -23,7 +30,8 @@ def loss_of(w: Parameters, tokens: Tensor, targets: Tensor, config: Config) -> T
         y = functional.layer_norm(x, (d,), w[at + "ln1.gain"], w[at + "ln1.shift"])
         qkv = torch.addmm(w[at + "qkv.b"], y.flatten(0, 1), w[at + "qkv.w"]).view(*tokens.shape, -1)
         q, k, v = (part.unflatten(-1, (config.heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        with sdpa_kernel(attention):
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + torch.addmm(w[at + "o.b"], y.flatten(0, 1), w[at + "o.w"]).view_as(x)
         y = functional.layer_norm(x, (d,), w[at + "ln2.gain"], w[at + "ln2.shift"])
         y = functional.gelu(torch.addmm(w[at + "up.b"], y.flatten(0, 1), w[at + "up.w"]))
@@ -35,9 +43,11 @@ def loss_of(w: Parameters, tokens: Tensor, targets: Tensor, config: Config) -> T
 class Trainer:
     """Training steps in PyTorch, eager or compiled."""
 
-    def __init__(self, parameters: dict[str, np.ndarray], config: Config, compiled: bool, tf32: bool) -> None:
+    def __init__(
+        self, parameters: dict[str, np.ndarray], config: Config, compiled: bool, tf32: bool, formula: bool = False
+    ) -> None:
         self.w = {name: torch.nn.Parameter(torch.tensor(v, device="cuda")) for name, v in parameters.items()}
-        self.config, self.tf32 = config, tf32
+        self.config, self.tf32, self.attention = config, tf32, [SDPBackend.MATH] if formula else CHOICES
         self.optimizer = torch.optim.AdamW(
             self.w.values(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=True
         )
@@ -47,7 +57,7 @@ class Trainer:
         """Forward, backward and AdamW."""
         torch.backends.cuda.matmul.allow_tf32 = self.tf32
         self.optimizer.zero_grad(set_to_none=True)
-        self.loss(self.w, tokens, targets, self.config).backward()
+        self.loss(self.w, tokens, targets, self.config, self.attention).backward()
         self.optimizer.step()
 
     def captured(self, tokens: Tensor, targets: Tensor) -> Callable[[], None]:
