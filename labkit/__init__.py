@@ -1,4 +1,3 @@
-# ruff: noqa: F401
 """The thin helper of the workbook: compare, localise, weigh hypotheses, settle claims, record. Knows no kernel.
 
 Everything public is imported on first use, so that ``import labkit`` and the command line stay quick.
@@ -7,25 +6,7 @@ Everything public is imported on first use, so that ``import labkit`` and the co
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from labkit.causes.hypotheses import Weighing, weigh
-    from labkit.numerics.bounds import Bound
-    from labkit.numerics.compare import Comparison, compare
-    from labkit.numerics.precision import Precision
-    from labkit.numerics.structure import Structure, structure
-    from labkit.session.claims import Ledger, claims
-    from labkit.session.lab import Lab, start
-    from labkit.tables import Table
-    from labkit.trace.capture import capture
-    from labkit.trace.findings import Localisation
-    from labkit.trace.golden import Golden, golden
-    from labkit.trace.localise import localise
-    from labkit.trace.recorder import step
-    from labkit.trace.repetition import Repetition, poisoned, repeat
-    from labkit.trace.replayed import bounded
-    from labkit.trace.steps import Step, Trace
+from typing import Any
 
 _HOME = {
     "causes.hypotheses": ("Weighing", "weigh"),

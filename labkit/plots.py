@@ -76,13 +76,3 @@ def lines(axes: Axes, x: Sequence[float], series: Mapping[str, Sequence[float]])
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.grid(alpha=0.25, lw=0.5)
-
-
-def scatter(axes: Axes, points: Mapping[str, tuple[float, float]], x_label: str, y_label: str) -> None:
-    """Named points in the unit square, the first of them larger."""
-    for i, (name, (x, y)) in enumerate(points.items()):
-        mark, colour = "*os^vDPX"[i % 8], COLOURS[i % 6]
-        axes.plot(x, y, mark, color=colour, ms=12 if i == 0 else 7, label=name, ls="")
-    axes.set(xlim=(-0.04, 1.04), ylim=(0.0, 1.05), xlabel=x_label, ylabel=y_label)
-    axes.grid(alpha=0.25, lw=0.5)
-    axes.legend(fontsize=7, loc="lower right")

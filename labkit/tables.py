@@ -35,7 +35,7 @@ class Table:
     title: str = ""
     wrap: int = 72
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         cells = [[textwrap.wrap(number(cell), self.wrap) or [""] for cell in row] for row in self.rows]
         texts = [[column, *(line for row in cells for line in row[i])] for i, column in enumerate(self.columns)]
         widths = [max(map(len, column)) for column in texts]
@@ -43,9 +43,6 @@ class Table:
         lines += [line for row in cells for line in zip_longest(*row, fillvalue="")]
         padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
         return "\n".join([self.title] * bool(self.title) + [line.rstrip() for line in padded])
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def _repr_html_(self) -> str:
         def row(values: Iterable[Any], tag: str = "td") -> str:

@@ -14,6 +14,8 @@ from labkit.tables import Table, number
 from labkit.trace.steps import Trace
 
 UNDECIDABLE = "undecidable"
+MOST = 20
+"""Rows that a matrix shows: what a screen holds."""
 
 
 @dataclass(frozen=True)
@@ -65,30 +67,20 @@ class Weighing:
         """How many hypotheses were refuted by an experiment that could have gone the other way."""
         return len(self.refuted)
 
-    def matrix(self, most: int = 20) -> Table:
-        """Hypotheses by settings: those left first, then the refuted ones, `most` rows in all."""
+    def matrix(self) -> Table:
+        """Hypotheses by settings: those left first, then the refuted ones, MOST rows in all."""
         names = sorted(self.fits, key=lambda name: (name not in self.left, -len(self.fits[name])))
         rows = [
-            (
-                name,
-                *(self.fits[name][s].words if s in self.fits[name] else "not tried" for s in self.settings),
-            )
-            for name in names[:most]
+            (name, *(fits[s].words if s in fits else "not tried" for s in self.settings))
+            for name, fits in ((name, self.fits[name]) for name in names[:MOST])
         ]
-        hidden = f" ({len(names) - most} more not shown)" if len(names) > most else ""
-        return Table(
-            ("hypothesis", *self.settings),
-            rows,
-            title=f"{len(self.left)} left, {self.rivals} refuted{hidden}",
-        )
-
-    def __repr__(self) -> str:
-        return str(self)
+        hidden = f" ({len(names) - MOST} more not shown)" if len(names) > MOST else ""
+        return Table(("hypothesis", *self.settings), rows, f"{len(self.left)} left, {self.rivals} refuted{hidden}")
 
     def _repr_html_(self) -> str:
         return self.matrix()._repr_html_()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return str(self.matrix())
 
 
@@ -136,7 +128,8 @@ def _fit(observed: Any, expected: Any, thorough: bool) -> Fit:
             return Fit(False, float("inf"), f"differs: the observed has no {missing[0]}")
         pairs = [(observed[step.name], step.value, step.bound) for step in expected]
     else:
-        pairs = [(observed, *_value_and_bound(expected))]
+        value, bound = expected if isinstance(expected, tuple) else (expected, None)
+        pairs = [(observed, value, bound)]
     if not any(_tests(bound) for _, value, bound in pairs if torch.as_tensor(value).numel()):
         return Fit(False, float("nan"), "not tested", tested=False)
     if not thorough:
@@ -151,7 +144,3 @@ def _fit(observed: Any, expected: Any, thorough: bool) -> Fit:
 def _tests(bound: Bound | None) -> bool:
     """Whether a bound could tell anything apart."""
     return bound is None or bool(torch.isfinite(torch.as_tensor(bound.absolute)).any())
-
-
-def _value_and_bound(expected: Any) -> tuple[Any, Bound | None]:
-    return expected if isinstance(expected, tuple) else (expected, None)

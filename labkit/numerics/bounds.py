@@ -36,8 +36,6 @@ class Bound:
     null: Any = None
 
     def __add__(self, other: Bound) -> Bound:
-        if not isinstance(other, Bound):
-            return NotImplemented
         known = self.noise is not None and other.noise is not None
         noise = (self.noise**2 + other.noise**2) ** 0.5 if known else None
         return Bound(self.absolute + other.absolute, f"{self.why} + {other.why}", noise, self.shared + other.shared)

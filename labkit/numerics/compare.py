@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
 from labkit.numerics.precision import name_of
 from labkit.numerics.statistics import Statistics
-from labkit.tables import Table, number
+from labkit.tables import number
 
 WIDE = {torch.uint16, torch.uint32, torch.uint64, torch.int64}
 """Integers of which float64 does not hold all, or that torch cannot compute with."""
@@ -61,7 +61,7 @@ class Comparison:
     """Largest |observed - golden| / bound: above 1 an element is impossible."""
     ok: bool
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         if self.count < 0:
             return f"shapes differ: {self.bound}"
         size = "x".join(map(str, self.shape)) or "scalar"
@@ -76,12 +76,6 @@ class Comparison:
             f"; worst at {self.worst_index}: {number(self.worst_observed)} for {number(self.worst_golden)}; first at "
             f"{self.first_index}; rms {number(self.rms_ratio)}, cosine {number(self.cosine)} (bound: {self.bound})"
         )
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        return Table(("", ""), [(item.name, getattr(self, item.name)) for item in fields(self)])._repr_html_()
 
 
 def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> Comparison:

@@ -87,11 +87,6 @@ class Precision:
         return replace(self, steps={}, **self.steps.get(step, {}))
 
     @property
-    def truncates(self) -> bool:
-        """Whether products run on tensor cores, which may truncate as they add (Fasi et al. 2021)."""
-        return self.products != "ieee"
-
-    @property
     def unit(self) -> float:
         """The unit round-off between the operations of a step; twice that of float64, in which the golden errs too."""
         return UNIT_ROUNDOFF[self.accumulate] * (2.0 if self.accumulate == "float64" else 1.0)

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from labkit.numerics.bounds import Bound, quantile
-from labkit.tables import Table
 
 Tensor = torch.Tensor
 
@@ -60,7 +59,7 @@ class Test:
         return self.share <= 1.0
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Structure:
     """What :func:`structure` found, a test each."""
 
@@ -75,12 +74,6 @@ class Structure:
     def worst(self) -> Test:
         """The test that uses most of what it is allowed."""
         return max(self.tests, key=lambda test: test.share)
-
-    def __str__(self) -> str:
-        rows = [(t.name, t.value, t.share, t.at, "ok" if t.ok else "SYSTEMATIC") for t in self.tests]
-        return str(Table(("structure", "value", "of allowed", "at", "finding"), rows))
-
-    __repr__ = __str__
 
 
 def structure(residual: Tensor, golden: Tensor, bound: Bound, false_alarm: float = FALSE_ALARM) -> Structure:

@@ -23,7 +23,7 @@ from labkit.trace.dumps import Dump, open_dump
 from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import Golden
 from labkit.trace.localise import localise
-from labkit.trace.repetition import apart, digest
+from labkit.trace.repetition import Results
 
 
 @dataclass
@@ -144,16 +144,10 @@ def _repeats(dumps: Sequence[Dump], names: Sequence[str]) -> dict[str, tuple[int
     found: dict[str, tuple[int, float]] = {}
     for name in names:
         there = [dump for dump in dumps if name in dump]
-        if len(there) < 2:
-            continue
-        first = there[0].read(name)
-        hashes, spread = {digest(first)}, 0.0
-        for dump in there[1:]:
-            value = dump.read(name)
-            if (mark := digest(value)) in hashes:
-                continue
-            hashes.add(mark)
-            spread = max(spread, apart(value, first))
-        if len(hashes) > 1:
-            found[name] = (len(hashes), spread)
+        if len(there) > 1:
+            results = Results(there[0].read(name))
+            for dump in there[1:]:
+                results.add(dump.read(name))
+            if results.distinct > 1:
+                found[name] = results.distinct, results.spread
     return found

@@ -104,21 +104,14 @@ def _value(node: Any, names: Mapping[str, Tensor]) -> Any:
             name = func.id if isinstance(func, ast.Name) else getattr(func, "attr", "")
             if name not in _FUNCTIONS or any(keyword.arg is None for keyword in keywords):
                 raise ValueError(f"{ast.unparse(func)[:40]!r} is no operation that is known")
-            given = [_equation(one) if name == "einsum" and i == 0 else of(one) for i, one in enumerate(args)]
+            equation = name == "einsum"  # the one text that an operation takes
+            given = [ast.literal_eval(one) if equation and i == 0 else of(one) for i, one in enumerate(args)]
             named = {str(keyword.arg): of(keyword.value) for keyword in keywords}
             if isinstance(func, ast.Attribute) and ast.unparse(func.value) not in _LIBRARIES:
                 return getattr(of(func.value), name)(*given, **named)
-            return _library(name)(*given, **named)
+            places = (torch, torch.nn.functional, torch.ops.aten)
+            return next(getattr(place, name) for place in places if hasattr(place, name))(*given, **named)
     raise ValueError(f"{ast.unparse(node)[:40]!r} is not understood")
-
-
-def _equation(node: ast.expr) -> str:
-    """The equation of an einsum, the one text that an operation takes."""
-    return str(ast.literal_eval(node))
-
-
-def _library(name: str) -> Any:
-    return next(getattr(place, name) for place in (torch, torch.nn.functional, torch.ops.aten) if hasattr(place, name))
 
 
 class _Sizes(TorchDispatchMode):

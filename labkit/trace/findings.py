@@ -114,14 +114,11 @@ class Localisation:
         rows += [(name, "", "", "", "", "not in the golden") for name in self.unexpected]
         return Table(columns, rows)
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def _repr_html_(self) -> str:
         lines = (self.assumed, *self.notes, self.verdict)
         return self.table()._repr_html_() + "".join(f"<p>{line}</p>" for line in lines)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join([str(self.table()), self.assumed, *self.notes, self.verdict])
 
 
@@ -141,14 +138,13 @@ def reason(found: Comparison, below: Structure | None) -> str:
         return f"shape: {found.bound}"
     if not found.ok:
         more = found.observed_nan - found.golden_nan
-        return f"{more} NaN, first at {found.first_index}" if more > 0 else _elements(found)
+        if more > 0:
+            return f"{more} NaN, first at {found.first_index}"
+        infinite = math.isinf(found.bound_used)
+        share = "beyond any bound" if infinite else f"up to {number(found.bound_used)} times the bound"
+        return f"{found.mismatches} of {found.count} elements {share}, first at {found.first_index}"
     assert below is not None
     return f"systematic: {below.worst.name} {number(below.worst.share)} times what chance allows"
-
-
-def _elements(found: Comparison) -> str:
-    share = "beyond any bound" if math.isinf(found.bound_used) else f"up to {number(found.bound_used)} times the bound"
-    return f"{found.mismatches} of {found.count} elements {share}, first at {found.first_index}"
 
 
 def comparison_json(c: Comparison) -> dict[str, Any]:

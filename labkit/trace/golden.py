@@ -133,31 +133,23 @@ class Golden:
         program that would be larger than MOST_NODES, MOST_ELEMENTS, MOST_FLOPS or MOST_SECONDS allow; shapes are
         checked first.
         """
-        from safetensors import SafetensorError, safe_open
+        from labkit.trace.dumps import open_dump
 
+        dump = open_dump(Path(path))
         try:
-            with safe_open(path, "pt") as file:
-                about = file.metadata() or {}
-                text = json.loads(about["program"])
-                if len(text["nodes"]) > MOST_NODES:
-                    raise ValueError(f"more than {MOST_NODES} operations")
-                nodes = [_node(i, item) for i, item in enumerate(text["nodes"])]
-                program = Program(nodes)
-                program.values = {
-                    i: file.get_tensor(str(i)).clone() for i in range(len(nodes)) if nodes[i].func in _GIVEN
-                }
+            text = json.loads(dump.about["program"])
+            if len(text["nodes"]) > MOST_NODES:
+                raise ValueError(f"more than {MOST_NODES} operations")
+            nodes = [_node(i, item) for i, item in enumerate(text["nodes"])]
+            given = [node.id for node in nodes if node.func in (INPUT, CONSTANT)]
+            program = Program(nodes, {i: dump.read(str(i)).clone() for i in given})
             golden = cls(program, _numbers(text["steps"], nodes), _numbers(text["operations"], nodes), text["notes"])
             if not (isinstance(golden.notes, list) and all(isinstance(note, str) for note in golden.notes)):
                 raise ValueError("its notes are no texts")
             _run_without_data(program)
-        except (SafetensorError, OSError) as error:
-            raise UsageError(f"{path}: is not a safetensors file ({error})") from None
         except Exception as error:
             raise UsageError(f"{path}: is not right as a recorded golden ({_line(error)})") from None
         return golden
-
-
-_GIVEN = (INPUT, CONSTANT)
 
 
 def _line(error: Exception) -> str:
@@ -381,7 +373,7 @@ def run_watched(
                     hear(name, value)
             if watcher is not None:
                 watcher.path = BACKWARD
-            for name, gradient in gradients(output, loss, leaves, always=module):
+            for name, gradient in gradients(output, loss, leaves):
                 hear(name, gradient)
     finally:
         for handle in handles:
@@ -395,42 +387,31 @@ def _writable(x: Any) -> Any:
 
 
 def _hooks(module: torch.nn.Module, watcher: Watcher, hear: Callable[[str, Tensor], None]) -> list[Any]:
-    handles, paths = [], [""]
+    names, paths = {part: name for name, part in module.named_modules()}, [""]
 
-    def enter(name: str) -> Callable[..., None]:
-        def hook(_module: Any, _inputs: Any) -> None:
-            paths.append(name)
-            watcher.path = name
+    def enter(part: torch.nn.Module, _inputs: Any) -> None:
+        paths.append(names[part])
+        watcher.path = paths[-1]
 
-        return hook
+    def leave(part: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        for name, value in tensors_of(names[part] or OUTPUT, output):
+            hear(name, value)
+        paths.pop()
+        watcher.path = paths[-1]
 
-    def leave(name: str) -> Callable[..., None]:
-        def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            for part, value in tensors_of(name or OUTPUT, output):
-                hear(part, value)
-            paths.pop()
-            watcher.path = paths[-1]
-
-        return hook
-
-    for name, part in module.named_modules():
-        handles += [part.register_forward_pre_hook(enter(name)), part.register_forward_hook(leave(name))]
-    return handles
+    handles: list[Any] = [part.register_forward_pre_hook(enter) for part in names]
+    return handles + [part.register_forward_hook(leave) for part in names]
 
 
 def gradients(
-    output: Any, loss: Callable[[Any], Tensor] | None, leaves: dict[str, Tensor], *, always: bool
+    output: Any, loss: Callable[[Any], Tensor] | None, leaves: dict[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     """The gradient of each leaf by its name, ``grad:`` in front.
 
-    Of `loss(output)`; without a loss of the output where it is one number, or where it is `always` wanted, from fixed
-    random numbers of its parts' shapes, since ones hide what sums to nothing. Nothing where nothing wants a gradient.
+    Of `loss(output)`; without a loss of the output, from fixed random numbers of its parts' shapes, since ones hide
+    what sums to nothing. Nothing where nothing wants a gradient.
     """
-    parts = [x for _, x in tensors_of(OUTPUT, output) if x.requires_grad]
-    if loss is not None:
-        parts = [loss(output)]
-    elif not always and not (len(parts) == 1 and parts[0].numel() == 1):
-        return
+    parts = [loss(output)] if loss is not None else [x for _, x in tensors_of(OUTPUT, output)]
     wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     parts = [x for x in parts if x.requires_grad]
     if not parts or not wanted:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from labkit.errors import UsageError, did_you_mean
-from labkit.numerics.compare import Comparison, as_tensor
+from labkit.numerics.compare import as_tensor
 from labkit.numerics.precision import Precision, guess
 from labkit.trace.dumps import Dump, with_operations
 from labkit.trace.findings import Localisation
@@ -86,13 +86,10 @@ def _judge(golden: Any, seen: Observed, rules: Precision, chance: float, say: An
     parts, result.notes = with_operations(golden) if isinstance(golden, Dump) else (None, [])
     known = Replayed(parts, seen, rules, chance, say, inputs_given=False).judge() if parts is not None else {}
     result.findings = judge(golden, seen, rules, chance, known)
-    differs = (name for name, found in result.findings.items() if found.total and _same_type_not_equal(found.total))
+    totals = ((name, found.total) for name, found in result.findings.items() if found.total)
+    differs = (name for name, t in totals if t.observed_dtype == t.golden_dtype and t.max_abs > 0.0)
     if result.ordered and (name := next(differs, None)) is not None and name != result.first:
         result.notes.append(f"the first step that is not equal to the golden's is {name}; it may be so by rounding")
-
-
-def _same_type_not_equal(total: Comparison) -> bool:
-    return total.observed_dtype == total.golden_dtype and total.max_abs > 0.0
 
 
 class Observed:

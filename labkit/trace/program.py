@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from labkit.trace.operations import FACTORIES, name_of
 
@@ -37,15 +38,8 @@ class Node:
 
     def __post_init__(self) -> None:
         self.op = self.func if isinstance(self.func, str) else name_of(self.func)
-        self.parents = tuple(dict.fromkeys(_references((self.args, tuple(self.kwargs.values())))))
-
-
-def _references(value: Any) -> Iterator[int]:
-    if isinstance(value, Ref):
-        yield value.id
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _references(one)
+        leaves = tree_leaves((self.args, self.kwargs))
+        self.parents = tuple(dict.fromkeys(leaf.id for leaf in leaves if isinstance(leaf, Ref)))
 
 
 def filled(value: Any, results: Mapping[int, Any]) -> Any:
@@ -117,6 +111,7 @@ class Program:
         """The elements of the largest result of an operation."""
         return max((math.prod(self.nodes[i].shape) for i in order), default=0)
 
+    @float64_by_default()
     def run(
         self,
         order: Iterable[int],
@@ -133,12 +128,6 @@ class Program:
         `seen(number, result)` may return another value to go on with, as an observed step in place of its replay.
         """
         order = list(order)
-        with float64_by_default():
-            return self._run(order, given, wanted, rule, seen, device)
-
-    def _run(
-        self, order: list[int], given: Mapping[int, Any], wanted: Collection[int], rule: Any, seen: Any, device: Any
-    ) -> dict[int, Any]:
         last = {parent: i for i in order for parent in self.nodes[i].parents}
         results = dict(given)
         for i in order:

@@ -57,21 +57,14 @@ class Repetition:
         """Whether every step was written, and none goes beyond its bound."""
         return not any(step.finding in (BEYOND, UNWRITTEN) for step in self.steps.values())
 
-    @property
-    def first(self) -> str | None:
-        """The first step that differs between runs."""
-        return next((name for name, step in self.steps.items() if step.distinct > 1), None)
-
     def table(self) -> Table:
         """A row a step."""
         rows = [(name, s.distinct, number(s.spread), "" if math.isnan(s.of_bound) else number(s.of_bound), s.finding)
                 for name, s in self.steps.items()]  # fmt: skip
         return Table(("step", f"distinct of {self.times}", "spread", "of bound", "finding"), rows)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return str(self.table())
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
@@ -93,36 +86,48 @@ def repeat(
     if times < 2:
         raise UsageError(f"times: {times} is not right; wanted 2 at least")
     first = _trace(run())
-    kept = {step.name: as_tensor(f"step {step.name!r}", step.value).clone() for step in first}
-    others: dict[str, set[str]] = {name: set() for name in kept}
-    spread = dict.fromkeys(kept, 0.0)
+    kept = {step.name: Results(as_tensor(f"step {step.name!r}", step.value).clone()) for step in first}
     shares = dict.fromkeys(kept, 0.0)
     for _ in range(times - 1):
         again = _trace(run())
         if again.names != first.names:
             raise UsageError(f"run: gave steps {again.names}, then {first.names}; wanted the same each time")
-        changed: dict[str, torch.Tensor] = {}
-        for step in again:
-            value = as_tensor(f"step {step.name!r}", step.value)
-            if not same_bits(value, kept[step.name]) and (mark := digest(value)) not in others[step.name]:
-                others[step.name].add(mark)
-                changed[step.name] = value
+        values = {step.name: as_tensor(f"step {step.name!r}", step.value) for step in again}
+        changed = {name: value for name, value in values.items() if kept[name].add(value)}
         used = _shares(changed, again, kept, golden, precision)
-        for name, value in changed.items():
-            off = apart(value, kept[name])
-            spread[name] = max(spread[name], off)
-            shares[name] = max(shares[name], used[name] if off < math.inf else off) if name in used else math.nan
+        for name in changed:
+            shares[name] = max(shares[name], used[name]) if name in used else math.nan
     result = Repetition(times)
-    for name in kept:
-        distinct = 1 + len(others[name])
-        unwritten = distinct == 1 and bool(kept[name].isnan().any())
-        finding = UNWRITTEN if unwritten else _finding(distinct, spread[name], shares[name])
-        result.steps[name] = Repeated(distinct, spread[name], shares[name], finding)
+    for name, found in kept.items():
+        unwritten = found.distinct == 1 and bool(found.first.isnan().any())
+        finding = UNWRITTEN if unwritten else _finding(found.distinct, found.spread, shares[name])
+        result.steps[name] = Repeated(found.distinct, found.spread, shares[name], finding)
     return result
 
 
+class Results:
+    """The results of one step: the first, how many `distinct` ones, and the `spread`, the largest distance of any."""
+
+    def __init__(self, first: torch.Tensor) -> None:
+        self.first, self.spread = first, 0.0
+        self._others: set[str] = set()
+
+    @property
+    def distinct(self) -> int:
+        """How many there are whose bits differ."""
+        return 1 + len(self._others)
+
+    def add(self, value: torch.Tensor) -> bool:
+        """Take another one; whether its bits are those of none before."""
+        if same_bits(value, self.first) or (mark := digest(value)) in self._others:
+            return False
+        self._others.add(mark)
+        self.spread = max(self.spread, apart(value, self.first))
+        return True
+
+
 def _shares(
-    changed: dict[str, torch.Tensor], again: Trace, kept: dict[str, torch.Tensor], golden: Any, precision: Any
+    changed: dict[str, torch.Tensor], again: Trace, kept: dict[str, Results], golden: Any, precision: Any
 ) -> dict[str, float]:
     """What each changed step uses of what it may be off, where that is known."""
     if changed and isinstance(golden, Golden):
@@ -134,7 +139,7 @@ def _shares(
     for name, value in changed.items():
         bound = golden.step(name).bound if isinstance(golden, Trace) and name in golden else golden
         if isinstance(bound, Bound):
-            found[name] = compare(value.double(), kept[name].double(), bound.scaled(2.0)).bound_used
+            found[name] = compare(value.double(), kept[name].first.double(), bound.scaled(2.0)).bound_used
     return found
 
 

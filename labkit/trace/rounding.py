@@ -162,7 +162,7 @@ class Exact:
     def truncates(self, node: Node) -> bool:
         """Whether an operation sums products, on tensor cores that may truncate as they add."""
         summing = node.op in PRODUCTS or any(i in self.summed for i in node.parents)
-        return summing and self.rules[node.id].truncates
+        return summing and self.rules[node.id].cut > 0.0
 
     def unit(self, node: Node) -> float:
         """The round-off of an addition; to truncate is twice as far off as to round."""

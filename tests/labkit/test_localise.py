@@ -532,10 +532,10 @@ def test_a_row_longer_than_a_block_is_judged_in_pieces(rng):
 
 def test_twice_the_steps_take_twice_the_operations(rng, monkeypatch):
     w = torch.from_numpy(rng.standard_normal((8, 8))).float() / 4.0
-    whole, run = [], Program._run
+    whole, run = [], Program.run
     monkeypatch.setattr("labkit.trace.replayed.LONG", 1e6)  # no run to find out how long one takes
     monkeypatch.setattr(
-        Program, "_run", lambda self, order, *rest: (whole.append(len(order)), run(self, order, *rest))[1]
+        Program, "run", lambda self, order, *rest, **how: (whole.append(len(order)), run(self, order, *rest, **how))[1]
     )
 
     def operations(count):
