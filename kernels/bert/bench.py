@@ -203,7 +203,7 @@ def _training() -> Case:
         _trained(name, replace(run, preset=preset), fused, batch, given.cuda(), labels.cuda(), how)
         for name, preset, fused in (
             ("kernels.bert", "bert", True),
-            ("hugging face", training.HUGGING_FACE, False),
+            ("hugging face", training.HUGGING_FACE, True),
             ("plain", "bert", False),
         )
     ]
@@ -214,10 +214,18 @@ def _training() -> Case:
     )  # fmt: skip
 
 
+def _model(run: training.Run, fused: bool) -> Any:
+    """The run's model; not `fused`, with PyTorch's own embedding."""
+    model: Any = training.model_of(run, run.vocabulary)
+    if not fused:
+        model.embeddings.fused = False
+    return model
+
+
 def _trained(
     name: str, run: training.Run, fused: bool, batch: list[Tensor], ids: Tensor, labels: Tensor, how: Masking
 ) -> Provider:
-    model: Any = training.model_of(run, run.vocabulary, fused).train()
+    model = _model(run, fused).train()
     optimizer = training.optimizer_of(model, run)
     called = torch.compile(training.loss_of(model), dynamic=False)
     facts: dict[str, float] = {}
@@ -231,7 +239,7 @@ def _trained(
 
     def check() -> Comparison:
         """Without dropout, the loss of a few rows from the first weights, against Hugging Face's model in float64."""
-        fresh: Any = training.model_of(run, run.vocabulary, fused).eval()
+        fresh = _model(run, fused).eval()
         few, wanted = ids[:CHECKED], labels[:CHECKED]
         at, guessed = (part.cuda() for part in places(wanted.cpu(), training.guesses(few.numel(), how)))
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):

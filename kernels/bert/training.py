@@ -164,11 +164,11 @@ def guesses(count: int, how: Masking) -> int:
     return min(-(-int(most) // 16) * 16, count)
 
 
-def model_of(run: Run, vocabulary: int, fused: bool = True) -> torch.nn.Module:
-    """The run's model with its initial weights, on its device; ours with our embedding, or PyTorch's."""
+def model_of(run: Run, vocabulary: int) -> torch.nn.Module:
+    """The run's model with its initial weights, on its device."""
     torch.manual_seed(generator(run.seed, INITIAL).initial_seed())
     config = run.config(vocabulary)
-    ours = MaskedLM(config, run.switches, fused=fused)
+    ours = MaskedLM(config, run.switches, fused=True)
     if run.preset != HUGGING_FACE:
         return ours.to(run.device)
     theirs = golden.hugging_face(config)
