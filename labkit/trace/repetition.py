@@ -144,11 +144,9 @@ def _shares(
 
 
 def apart(value: torch.Tensor, first: torch.Tensor) -> float:
-    """The largest difference of two results; Inf where shapes, or places of NaN and Inf, are not the same."""
-    a, b = value.double(), first.double()
-    if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
-        return math.inf
-    return compare(a, b, math.inf).max_abs
+    """The largest difference of two results; Inf where shapes, or NaN and Inf anywhere, are not the same."""
+    found = compare(value.double(), first.double(), torch.finfo(torch.float64).max)  # which any finite one is within
+    return found.max_abs if math.isfinite(found.bound_used) else math.inf
 
 
 def _finding(distinct: int, spread: float, share: float) -> str:

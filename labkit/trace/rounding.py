@@ -67,9 +67,9 @@ def _length(node: Node, args: Any, out: Tensor) -> int:
         return max(1, weight[0].numel(), weight.numel() // weight.shape[1], a.numel() // a.shape[1])
     if node.op in PRODUCTS:
         return max(1, args[0].shape[-1])
-    if node.op in ("cumsum", "cumprod"):
+    if node.op == "cumsum":
         return max(1, args[0].shape[args[1]] if args[0].ndim else 1)
-    if node.op in ("sum", "mean", "prod"):
+    if node.op in ("sum", "mean"):
         return max(1, args[0].numel() // max(1, out.numel()))
     if node.op.startswith("avg_pool"):
         return math.prod(args[2 if node.op.endswith("_backward") else 1])
@@ -113,10 +113,7 @@ class Exact:
         if precision.cut and (op in PRODUCTS or op == "mul"):
             real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
             self.cut[node.id] = [a is not None and not representable(a, precision.products) for a in real]
-        if op in ("prod", "cumprod"):
-            length, kept = _length(node, args, out), UNIT_ROUNDOFF.get(precision.storage or "", 0.0)
-            self.spread[node.id] = out.abs() * max(precision.unit, kept * precision.eager) * math.sqrt(length)
-        elif op in MOMENTS:
+        if op in MOMENTS:
             self.spread[node.id] = _moments(args[0], out[0], out[1], precision.unit)
         elif (op in PRODUCTS or op in SUMS) and not (op == "index_put" and not (len(args) > 3 and args[3])):
             squares = call(node, _each(args, torch.square), kwargs, self.device)

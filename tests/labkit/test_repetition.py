@@ -128,6 +128,9 @@ def test_results_are_as_far_apart_as_their_worst_element():
     assert apart(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 2.0])) == 0.5
     assert apart(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0])) == np.inf
     assert apart(torch.tensor([1.0, float("inf")]), torch.tensor([1.0, 2.0])) == np.inf
+    assert apart(torch.tensor([float("nan")]), torch.tensor([float("inf")])) == np.inf
+    assert apart(torch.tensor([float("-inf")]), torch.tensor([float("inf")])) == np.inf
+    assert apart(torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 3.0])) == 2.0
     assert apart(torch.ones(2), torch.ones(3)) == np.inf
 
 
