@@ -16,7 +16,7 @@ PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 m
 DOWNLOAD = $(BIN)/pip download -qq -d wheelhouse -c constraints.txt --only-binary=:all: --implementation cp \
 	--python-version $(PYTHON) $(addprefix --platform ,$(PLATFORMS))
 
-.PHONY: setup run test lab refresh wheelhouse clean
+.PHONY: setup run test test-long lab refresh wheelhouse clean
 
 run: setup
 	@$(BIN)/labkit run --jobs $(JOBS)
@@ -27,6 +27,10 @@ test: setup
 	@$(BIN)/mypy
 	@$(ONE_THREAD) $(BIN)/pytest -n $(JOBS) --dist worksteal
 	@$(ONE_THREAD) $(BIN)/pytest -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env --nbval-cell-timeout=300 notebooks
+
+# The long forms of the tests, hours of them; what they find is recorded under data/results.
+test-long: setup
+	@$(ONE_THREAD) $(BIN)/pytest -n $(JOBS) --dist worksteal --long
 
 lab: setup
 	@$(BIN)/jupyter lab notebooks

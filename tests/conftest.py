@@ -10,11 +10,16 @@ from labkit.session.record import WORDS, hash_folder
 DEVICE = choose("auto")  # before any kernel is imported
 
 
-def pytest_collection_modifyitems(items):
-    if not DEVICE.is_cuda:
-        for item in items:
-            if "gpu" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="run the long forms of the tests, and nothing else")
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if "gpu" in item.keywords and not DEVICE.is_cuda:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+        if ("long" in item.keywords) != config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="the other form: with --long, or without it"))
 
 
 @pytest.fixture(scope="session", autouse=True)
