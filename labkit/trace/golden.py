@@ -91,7 +91,7 @@ class Golden:
         def moved(values: dict[int, Any]) -> dict[int, Any]:
             return {i: v.to(device) if isinstance(v, Tensor) else v for i, v in values.items()}
 
-        program = Program(self.program.nodes, moved(self.program.values))
+        program = Program(self.program.nodes, moved(self.program.values), self.program.inside)
         return Golden(program, self.steps, self.operations, self.notes, moved(self._values))
 
     def with_steps(self, names: Iterable[str]) -> Golden:
@@ -121,6 +121,7 @@ class Golden:
             ) from None
         nodes = [[_word(n.func), _encoded(list(n.args)), _encoded(n.kwargs), list(n.shape)] for n in self.program.nodes]
         text = {"nodes": nodes, "steps": self.steps, "operations": self.operations, "notes": self.notes}
+        text["inside"] = sorted(self.program.inside)
         about = {"program": json.dumps(text), "labkit": "golden 1", "torch": torch.__version__}
         tensors = {str(i): v.detach().cpu() for i, v in self.program.values.items() if isinstance(v, Tensor)}
         return write_safetensors(Path(path), tensors, about)
@@ -142,7 +143,7 @@ class Golden:
                 raise ValueError(f"more than {MOST_NODES} operations")
             nodes = [_node(i, item) for i, item in enumerate(text["nodes"])]
             given = [node.id for node in nodes if node.func in (INPUT, CONSTANT)]
-            program = Program(nodes, {i: dump.read(str(i)).clone() for i in given})
+            program = Program(nodes, {i: dump.read(str(i)).clone() for i in given}, set(text.get("inside", ())))
             golden = cls(program, _numbers(text["steps"], nodes), _numbers(text["operations"], nodes), text["notes"])
             if not (isinstance(golden.notes, list) and all(isinstance(note, str) for note in golden.notes)):
                 raise ValueError("its notes are no texts")

@@ -79,6 +79,8 @@ class Program:
 
     nodes: list[Node] = field(default_factory=list)
     values: dict[int, Any] = field(default_factory=dict)
+    inside: set[int] = field(default_factory=set)
+    """Operations inside of one that a library runs as one kernel: their results are not stored."""
 
     def add(
         self, func: Any, args: Any = (), kwargs: dict[str, Any] | None = None, value: Any = None, shape: Any = ()

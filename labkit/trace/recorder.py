@@ -211,7 +211,7 @@ class Recorder(Watcher):
                 self.bind(part, self.program.add(ITEM, (Ref(number), i), value=part))
 
     def _composite(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        way = decomposition(func)
+        way, first = decomposition(func), len(self.program.nodes)
         self._inside += 1
         try:
             with self:
@@ -221,6 +221,8 @@ class Recorder(Watcher):
         if out is NotImplemented:
             raise UsageError(f"golden: {func} at {self.path or 'the top'!r} cannot be recorded; no way to decompose it")
         if not self._inside:
+            results = {self.number(x) for x in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(x, Tensor)}
+            self.program.inside |= set(range(first, len(self.program.nodes))) - results
             self.tell(func, out)
         return out
 

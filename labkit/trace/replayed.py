@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from labkit.numerics.bounds import Bound, quantile
-from labkit.numerics.compare import compare
+from labkit.numerics.compare import Comparison, compare
 from labkit.numerics.precision import INTEGERS, UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of, stored
-from labkit.numerics.structure import Null, structure
+from labkit.numerics.structure import Null, Structure, structure
 from labkit.trace.findings import INHERITED, OWN, Finding, absent, reason
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
@@ -30,6 +31,9 @@ Tensor = torch.Tensor
 
 RUNS = 24
 """Simulated runs. Student's quantile at 24 is 1.3 to 2 times the normal one; twice the runs would take a fifth off."""
+
+ROUNDED = "as if everything before it had been rounded, or not yet"
+AS_GOLDEN = "equal to the golden"
 
 LONG = 10.0
 """Seconds that a replay may take without a word beforehand: as long as people wait before they think it hangs."""
@@ -60,7 +64,6 @@ class Replayed:
                 self._names.setdefault(number, []).append(name)
         self._device = golden[next(iter(golden.steps))].device
         self._given = {i: self._observed(names[0]) for i, names in self._names.items() if self._fits(names[0], i)}
-        self._remade: dict[int, Tensor] = {}
         self._tainted: set[int] = set()
         self._before_exp: set[int] = set()
         for node in reversed(self._program.nodes):
@@ -77,33 +80,40 @@ class Replayed:
 
     def judge(self) -> dict[str, Finding]:
         """A finding for every step, in the order of the program."""
-        found, steps = self._judged(list(self._given)), self._golden.steps
+        found, steps = self._judged(), self._golden.steps
         last = max(steps[name] for name in self._seen.steps)
-        backward = any(name.startswith(GRADIENT) for name in self._seen.steps)
         for name, i in steps.items():
             if name in self._seen and not self._fits(name, i):
                 total = compare(self._seen.read(name), self._golden[name])
                 words = f"{OWN}: {reason(total, None)}"
                 found[name] = Finding(name, total, wrong=True, diverges=True, words=words)
             elif name not in self._seen and i not in self._names and self._program.nodes[i].func != INPUT:
-                found[name] = absent(name, gone=i > last and (backward or not name.startswith(GRADIENT)))
+                found[name] = absent(name, gone=i > last and not name.startswith(GRADIENT))
         return {name: found[name] for name in steps if name in found}
 
-    def _judged(self, steps: list[int]) -> dict[str, Finding]:
-        found: dict[str, Finding] = {}
-        parts = {i: self._program.cone([i], self._given) for i in steps if self._program.nodes[i].func != INPUT}
-        simulated = self._simulated(parts, self._given) if parts else {}
-        for i in steps:
+    def _judged(self) -> dict[str, Finding]:
+        """Each step as it was observed; those that are wrong so, again with whatever may have been rounded before."""
+        made = [i for i in self._given if self._program.nodes[i].func != INPUT]
+        parts = {i: self._program.cone([i], self._given) for i in made}
+        simulated = self._simulated(parts) if parts else {}
+        found = {name: self._finding(name, i, simulated[i]) for i in made for name in self._names[i]}
+        doubtful = {i: parts[i] for i in made if any(found[name].wrong for name in self._names[i])}
+        again = self._simulated(doubtful, rounded=True) if doubtful else {}
+        for i in self._given:
             for name in self._names[i]:
-                if i in parts:
-                    found[name], simulated[i] = self._read(name, i, parts[i], simulated[i])
-                elif self._inputs_given:
+                if i in again and found[name].wrong:
+                    other = self._finding(name, i, again[i], ROUNDED)
+                    found[name] = found[name] if other.wrong else other
+                if i not in parts and self._inputs_given:
                     found[name] = self._input(name)
-                if name in found and found[name].diverges:
+                if name not in found:
+                    continue
+                tainted = any(k in self._tainted for k in self._program.before(i, self._given))
+                one = found[name]
+                if tainted and not one.wrong and one.total is not None and not one.total.ok:
+                    found[name] = replace(one, diverges=True, words=INHERITED)
+                if found[name].diverges:
                     self._tainted.add(i)
-            if i in parts and i not in self._tainted:
-                self._remade[i] = simulated[i].exact
-            simulated.pop(i, None)
         return found
 
     def _input(self, name: str) -> Finding:
@@ -119,91 +129,79 @@ class Replayed:
         own, said = name_of(self._seen.read(name).dtype), self._rules.of(name).storage
         return own if said is None or own in INTEGERS or said in INTEGERS else said
 
-    def _narrow(self, i: int) -> bool:
-        """Whether storing a step loses digits that a kernel had."""
-        name = self._names[i][0]
-        rule, storage = self._rules.of(name), self._storage(name)
-        return not rule.eager and UNIT_ROUNDOFF.get(storage, 0.0) > rule.unit
-
-    def _read(self, name: str, i: int, part: list[int], simulated: Simulated) -> tuple[Finding, Simulated]:
-        """A step as it was observed; if that is wrong, by the first other reading by which it is right."""
-        first = self._finding(name, i, simulated)
-        for words, given in self._readings(i) if first.wrong else ():
-            again = self._simulated({i: part}, given)[i]
-            finding = self._finding(name, i, again, words)
-            if not finding.wrong:
-                return finding, again
-        return first, simulated
-
-    def _readings(self, i: int) -> Iterator[tuple[str, dict[int, Any]]]:
-        """Other ways to read what was observed before a step, none of them wrong.
-
-        A fused kernel may have gone on with a step as it had it in registers, before it was stored; and what was
-        given may have been stored in the narrower type too, where the observed does not tell.
-        """
-        kept = {
-            k: self._remade[k] for k in self._program.before(i, self._given) if k in self._remade and self._narrow(k)
-        }
-        storage = self._storage(self._names[i][0])
-        untold = [k for k in self._program.cone([i], self._given) if self._program.nodes[k].func == INPUT]
-        before = {k: self._program.values[k] for k in untold}
-        if self._rule(i).eager:  # such a program may store what it takes in the type of what it gives
-            before |= {k: self._given[k] for k in self._program.before(i, self._given)}
-        real = {k: v for k, v in before.items() if v.is_floating_point()}
-        inputs = {k: s for k, v in real.items() if not torch.equal(s := stored(v, storage), v)}
-        if kept:
-            yield "the steps before it unrounded", self._given | kept
-        if inputs:
-            yield "inputs as they would be stored", self._given | inputs
-        if kept and inputs:
-            yield "inputs as they would be stored, the steps before unrounded", self._given | kept | inputs
-        for k, value in kept.items() if len(kept) > 1 else ():
-            yield f"{self._names[k][0]} unrounded", self._given | {k: value}
-
-    def _rule(self, i: int) -> Precision:
+    def _rule(self, i: int, rounded: bool) -> Precision:
+        """What is promised of a step's part. If all may be `rounded`, every operation in it is stored as the step is."""
         name = self._names[i][0]
         rule = self._rules.of(name)
-        if rule.eager and rule.storage is None:
-            return Precision(self._storage(name), rule.products, rule.accumulate, eager=True, flush=rule.flush)
-        return rule
+        return replace(rule, storage=self._storage(name), eager=rule.eager or rounded)
+
+    def _halves(self, parts: Mapping[int, list[int]]) -> dict[int, Tensor]:
+        """How far what goes into parts may be from what was observed: half a unit of the type that it was stored in.
+
+        A kernel may have gone on with a step as it had it in registers, before it was stored. What is stored after
+        every operation may have been cut to the narrowest type in the trace, and inputs that the observed does not
+        tell to the type of what is made of them.
+        """
+        floats = [name_of(value.dtype) for value in map(self._seen.read, self._seen.steps)]
+        narrowest = max((name for name in floats if name in UNIT_ROUNDOFF), key=UNIT_ROUNDOFF.__getitem__)
+        halves: dict[int, Tensor] = {}
+        for i, part in parts.items():
+            rule, storage = self._rule(i, False), self._storage(self._names[i][0])
+            inputs = {k: storage for k in part if self._program.nodes[k].func == INPUT and k not in self._given}
+            before = {k: narrowest if rule.eager else self._storage(self._names[k][0]) for k in self._before(i)}
+            for k, name in (inputs | before).items():
+                value = self._given[k] if k in self._given else self._program.values[k]
+                if value.is_floating_point() and UNIT_ROUNDOFF.get(name, 0.0) > rule.unit:
+                    half = half_ulp(value, name)
+                    halves[k] = torch.maximum(halves[k], half) if k in halves else half
+        return halves
+
+    def _before(self, i: int) -> list[int]:
+        """The observed steps from which one is computed; inputs are as they were given, unless all is stored."""
+        eager, nodes = self._rule(i, False).eager, self._program.nodes
+        return [k for k in self._program.before(i, self._given) if eager or nodes[k].func != INPUT]
 
     def _simulated(
-        self, parts: dict[int, list[int]], given: Mapping[int, Any], scale: float = 1.0
+        self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0
     ) -> dict[int, Simulated]:
         """The parts together: once exactly, RUNS times with random rounding, and with a bound where they allow it."""
-        program, device = self._program, self._device
+        program, device, given = self._program, self._device, self._given
         order = sorted({k for part in parts.values() for k in part})
         rules: dict[int, Precision] = {}
         for i, part in parts.items():
-            rule = self._rule(i)
-            rules |= {k: rule for k in part if k not in rules}
+            rule = self._rule(i, rounded)
+            inside = rule if rounded else replace(rule, eager=False)
+            rules |= {k: inside if k in program.inside else rule for k in part if k not in rules}
         found: dict[int, Simulated] = {}
         start = {k: v for k, v in given.items() if k not in parts}
+        halves = self._halves(parts) if rounded else {}
 
-        def keeping(kept: dict[int, Any]) -> Callable[[int, Any], Any]:
+        def keeping(kept: dict[int, Any], on: Mapping[int, Any]) -> Callable[[int, Any], Any]:
             """Results of steps are kept, and what was observed is gone on with."""
 
             def seen(i: int, value: Any) -> Any:
-                if i not in parts:
-                    return value
-                kept[i] = value
-                return given[i]
+                if i in parts:
+                    kept[i], value = value, on.get(i, given[i])
+                elif i in on:
+                    value = on[i]
+                return value
 
             return seen
 
         exact = Exact(rules, terms(program, order), device)
         values: dict[int, Any] = {}
         begun = time.perf_counter()
-        program.run(order, start, (), rule=exact, seen=keeping(values), device=device)
+        program.run(order, start, (), rule=exact, seen=keeping(values, {}), device=device)
         brief = time.perf_counter() - begun < LONG / 1000.0
         for i, value in values.items():
             found[i] = Simulated(value, self._storage(self._names[i][0]), rules[i])
-        loose = {k for part in parts.values() if not linear(program, part) for k in part}
+        loose = {k for part in parts.values() if rounded or not linear(program, part) for k in part}
 
         def run(nearest: bool = False) -> dict[int, Any]:
             results: dict[int, Any] = {}
             rounding = Rounding(exact, loose, given, scale, nearest)
-            program.run(order, start, (), rule=rounding, seen=keeping(results), device=device)
+            on = {k: rounding.moved(given[k] if k in given else program.values[k], half) for k, half in halves.items()}
+            program.run(order, start | on, (), rule=rounding, seen=keeping(results, on), device=device)
             return results
 
         largest = program.largest(order)
@@ -228,24 +226,30 @@ class Replayed:
 
     def _finding(self, name: str, i: int, simulated: Simulated, reading: str = "") -> Finding:
         observed, golden = self._seen.read(name).to(self._device), self._golden[name]
-        tainted = any(k in self._tainted for k in self._program.before(i, self._given))
         if not golden.is_floating_point():
-            return self._whole_numbers(name, i, observed, golden, simulated, tainted)
+            return self._whole_numbers(name, i, observed, golden, simulated)
         o, exact = self._observed(name), simulated.exact
+        allowed = simulated.bound(o, self._chance)
+        total = compare(observed, golden, allowed)
+        inherited = compare(exact, golden, math.inf).rms_ratio
+        own, below = self._against(i, o, exact, allowed)
+        if wrong := not own.ok or (below is not None and not below.ok):
+            # what equals the golden is right, whatever the dump has of the steps before it
+            right, as_golden = self._against(i, o, golden, allowed)
+            wrong = not right.ok or (as_golden is not None and not as_golden.ok)
+            reading = reading if wrong else AS_GOLDEN
+        words = f"{OWN}: {reason(own, below)}" if wrong else "ok"
+        return Finding(name, total, own, inherited, below, wrong, wrong, words, reading)
+
+    def _against(self, i: int, o: Tensor, exact: Tensor, allowed: Bound) -> tuple[Comparison, Structure | None]:
+        """Both instruments: each element, and where all are possible, what they are together."""
         if i in self._before_exp:
             o, exact = unmasked(o, exact)
-        allowed = simulated.bound(o, self._chance)
         own = compare(o, exact, allowed)
-        below = structure(o - exact, exact, allowed, self._chance) if own.ok else None
-        total = compare(observed, golden, allowed)
-        inherited = compare(simulated.exact, golden, math.inf).rms_ratio
-        wrong = not own.ok or (below is not None and not below.ok)
-        diverges = wrong or (tainted and not total.ok)
-        words = f"{OWN}: {reason(own, below)}" if wrong else INHERITED if diverges else "ok"
-        return Finding(name, total, own, inherited, below, wrong, diverges, words, reading)
+        return own, structure(o - exact, exact, allowed, self._chance) if own.ok else None
 
     def _whole_numbers(
-        self, name: str, i: int, observed: Tensor, golden: Tensor, simulated: Simulated, tainted: bool
+        self, name: str, i: int, observed: Tensor, golden: Tensor, simulated: Simulated
     ) -> Finding:
         """Whole numbers and truth values are equal, unless rounding before them may turn one over.
 
@@ -255,14 +259,13 @@ class Replayed:
         wrong, words = False, "ok"
         if not own.ok:
             scale = quantile(self._chance / max(1, golden.numel()), math.inf)
-            wide = self._simulated({i: self._program.cone([i], self._given)}, self._given, scale)[i]
+            part = {i: self._program.cone([i], self._given)}
+            wide = self._simulated(part, rounded=True, scale=scale)[i]
             value = observed.to(wide.low.dtype)
-            wrong = bool(((value < wide.low) | (value > wide.high)).any())
+            wrong = not total.ok and bool(((value < wide.low) | (value > wide.high)).any())
             words = f"{OWN}: {reason(own, None)}" if wrong else "ok: ties that fell the other way"
-        diverges = wrong or (tainted and not total.ok)
-        words = INHERITED if diverges and not wrong else words
         inherited = float(not compare(simulated.exact, golden).ok)
-        return Finding(name, total, own, inherited, None, wrong, diverges, words)
+        return Finding(name, total, own, inherited, None, wrong, wrong, words)
 
 
 def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> Trace:

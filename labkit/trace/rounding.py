@@ -305,6 +305,10 @@ class Rounding:
         moved = x * (self._draw(x) * (2.0 * u) + (1.0 - u))
         return moved + (self._draw(x) - 0.5) * (2.0 * least) if least else moved
 
+    def moved(self, x: Tensor, half: Tensor) -> Tensor:
+        """Every element off by up to `half`."""
+        return x + (self._draw(x) - 0.5) * (2.0 * self._scale) * half
+
     def _into_loose(self, ref: Any, x: Any, u: float) -> Any:
         """What goes into a part that is not linear: off by a round-off, each element and all of them together."""
         if not isinstance(ref, Ref) or ref.id not in self._given or not x.is_floating_point():
