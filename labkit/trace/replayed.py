@@ -23,6 +23,7 @@ from labkit.numerics.structure import Null, Structure, structure
 from labkit.trace.findings import INHERITED, OWN, Finding, absent, reason
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
+from labkit.trace.operations import MOVES
 from labkit.trace.program import INPUT
 from labkit.trace.rounding import LIVE, Exact, Rounding, bound, linear, simulate, terms
 from labkit.trace.steps import Trace
@@ -65,6 +66,7 @@ class Replayed:
         self._device = golden[next(iter(golden.steps))].device
         self._given = {i: self._observed(names[0]) for i, names in self._names.items() if self._fits(names[0], i)}
         self._tainted: set[int] = set()
+        self._stored = _may_be_stored(golden)
         self._before_exp: set[int] = set()
         for node in reversed(self._program.nodes):
             if node.op in ("exp", "exp2") or node.id in self._before_exp:
@@ -129,11 +131,21 @@ class Replayed:
         own, said = name_of(self._seen.read(name).dtype), self._rules.of(name).storage
         return own if said is None or own in INTEGERS or said in INTEGERS else said
 
-    def _rule(self, i: int, rounded: bool) -> Precision:
-        """What is promised of a step's part. If all may be `rounded`, every operation in it is stored as the step is."""
+    def _rule(self, i: int) -> Precision:
+        """What is promised of a step, stored as it is."""
         name = self._names[i][0]
-        rule = self._rules.of(name)
-        return replace(rule, storage=self._storage(name), eager=rule.eager or rounded)
+        return replace(self._rules.of(name), storage=self._storage(name))
+
+    def _rules_of(self, i: int, part: list[int], rounded: bool) -> dict[int, Precision]:
+        """What is promised of each operation of a step's part; `eager` are those whose results are stored.
+
+        As promised these are all but what stands inside of one kernel, or none. All that may be `rounded` are also
+        what stands inside, and :attr:`_stored`.
+        """
+        rule, inside = self._rule(i), self._program.inside
+        if rule.eager:
+            return {k: replace(rule, eager=rounded or k not in inside or k == i) for k in part}
+        return {k: replace(rule, eager=rounded and k in self._stored) for k in part}
 
     def _halves(self, parts: Mapping[int, list[int]]) -> dict[int, Tensor]:
         """How far what goes into parts may be from what was observed: half a unit of the type that it was stored in.
@@ -146,19 +158,19 @@ class Replayed:
         narrowest = max((name for name in floats if name in UNIT_ROUNDOFF), key=UNIT_ROUNDOFF.__getitem__)
         halves: dict[int, Tensor] = {}
         for i, part in parts.items():
-            rule, storage = self._rule(i, False), self._storage(self._names[i][0])
+            rule, storage = self._rule(i), self._storage(self._names[i][0])
             inputs = {k: storage for k in part if self._program.nodes[k].func == INPUT and k not in self._given}
             before = {k: narrowest if rule.eager else self._storage(self._names[k][0]) for k in self._before(i)}
             for k, name in (inputs | before).items():
                 value = self._given[k] if k in self._given else self._program.values[k]
                 if value.is_floating_point() and UNIT_ROUNDOFF.get(name, 0.0) > rule.unit:
-                    half = half_ulp(value, name)
+                    half = torch.where(value == 0.0, 0.0, half_ulp(value, name))
                     halves[k] = torch.maximum(halves[k], half) if k in halves else half
         return halves
 
     def _before(self, i: int) -> list[int]:
         """The observed steps from which one is computed; inputs are as they were given, unless all is stored."""
-        eager, nodes = self._rule(i, False).eager, self._program.nodes
+        eager, nodes = self._rule(i).eager, self._program.nodes
         return [k for k in self._program.before(i, self._given) if eager or nodes[k].func != INPUT]
 
     def _simulated(
@@ -169,9 +181,7 @@ class Replayed:
         order = sorted({k for part in parts.values() for k in part})
         rules: dict[int, Precision] = {}
         for i, part in parts.items():
-            rule = self._rule(i, rounded)
-            inside = rule if rounded else replace(rule, eager=False)
-            rules |= {k: inside if k in program.inside else rule for k in part if k not in rules}
+            rules = self._rules_of(i, part, rounded) | rules
         found: dict[int, Simulated] = {}
         start = {k: v for k, v in given.items() if k not in parts}
         halves = self._halves(parts) if rounded else {}
@@ -266,6 +276,23 @@ class Replayed:
             words = f"{OWN}: {reason(own, None)}" if wrong else "ok: ties that fell the other way"
         inherited = float(not compare(simulated.exact, golden).ok)
         return Finding(name, total, own, inherited, None, wrong, wrong, words)
+
+
+def _may_be_stored(golden: Golden) -> set[int]:
+    """Operations whose results a program may store although it promises that of steps alone, not all of them observed.
+
+    These are the steps, what their values were moved from, as the rows of a stack are, and what the backward takes
+    from the forward.
+    """
+    program = golden.program
+    forward = set(program.cone([i for name, i in golden.steps.items() if not name.startswith(GRADIENT)], ()))
+    stored = set(golden.steps.values())
+    for node in reversed(program.nodes):
+        if node.op in MOVES and node.id in stored:
+            stored.update(node.parents)
+        elif node.id not in forward:
+            stored.update(forward.intersection(node.parents))
+    return stored
 
 
 def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> Trace:
