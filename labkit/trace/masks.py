@@ -22,9 +22,10 @@ def unmasked(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """
     if not o.ndim or not o.numel():
         return o, g
+    limit = 0.5 * LOWEST  # scores may have been added to a mask
     top = torch.where(g.isfinite(), g, -math.inf).amax(-1, keepdim=True)
-    limit = top.clamp(max=0.0) + 0.5 * LOWEST  # scores may have been added to a mask
-    hidden = (g < limit) & (o < limit) & top.isfinite()
+    limit = limit + torch.where(top > limit, top.clamp(max=0.0), 0.0)  # a whole row may be hidden
+    hidden = (g < limit) & (o < limit)
     if not bool(hidden.any()):
         return o, g
     if int(hidden.sum()) == 1 or not (_one_number(o[hidden]) and _one_number(g[hidden])):

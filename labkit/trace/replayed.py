@@ -336,6 +336,8 @@ class Simulated:
         self.absolute: Tensor | None = None
         """A bound of the arithmetic, in place of what the runs say."""
         self._squares: Tensor | float = 0.0
+        real = storage not in INTEGERS and exact.is_floating_point()
+        self._overflowed = exact.abs() > torch.finfo(dtype_of(storage)).max if real else torch.tensor(False)
         self._heard = 0
         self._null: Null | None = None
 
@@ -350,6 +352,7 @@ class Simulated:
         if not self.exact.is_floating_point():
             self.low, self.high = torch.minimum(self.low, value.amin(0)), torch.maximum(self.high, value.amax(0))
             return
+        self._overflowed = self._overflowed | ~value.isfinite().all(0)
         own = 0 if nearest else min(len(value), RUNS - self._heard)
         if own:
             self._squares = self._squares + self._error(value[:own]).square().sum(0)
@@ -357,7 +360,10 @@ class Simulated:
         if own < len(value):
             self._null = self._null or Null(self.exact, self._noise())
             last = value[own:]
-            last = last.round() if self._storage in INTEGERS else stored(last, self._storage)
+            if nearest:
+                last = last.round() if self._storage in INTEGERS else stored(last, self._storage)
+            else:  # rounded either way: where it is promised to be narrower than it is, it need not be rounded at all
+                last = last + (torch.rand_like(last) - 0.5) * (2.0 * half_ulp(last, self._storage))
             self._null.add(self._error(last), nearest)
 
     def _error(self, value: Tensor) -> Tensor:
@@ -387,4 +393,5 @@ class Simulated:
             t = quantile(chance / max(1, observed.numel()), RUNS)
             allowed = half + t * torch.as_tensor(self._squares / RUNS).sqrt()
             why = f"{t:.3g} sigma of {RUNS} simulated runs and half a unit of storage"
-        return Bound(torch.nan_to_num(allowed, 0.0), why, self._noise(), null=self._null)
+        allowed = torch.where(self._overflowed & finite & ~observed.isfinite(), math.inf, torch.nan_to_num(allowed, 0.0))
+        return Bound(allowed, why, self._noise(), null=self._null)

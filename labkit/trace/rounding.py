@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from labkit.numerics.bounds import gamma, lost_terms, variance_of_sum, worst_case
-from labkit.numerics.precision import SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, representable, stored
+from labkit.numerics.precision import INTEGERS, SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, representable, stored
 from labkit.trace.operations import ARITHMETIC, CHOICES, FACTORIES, FUNCTIONS, MOMENTS, MOVES, POOLS, PRODUCTS, SUMS
 from labkit.trace.program import Node, Program, Ref, call
 
@@ -94,7 +94,7 @@ class Exact:
     `summed` are products that are written out and then summed (:func:`terms`). `cut`: which factors of a product are
     not exact in the promised format. `spread`: the standard deviation of what a sum errs. `lost`: what it errs in
     torch's own float32. A part of that is common to every order: terms that vanish beside a few large ones. `tiny`:
-    operations with results so small that a subnormal unit counts.
+    operations with results so small that a subnormal unit counts, `huge` with some that overflow.
     """
 
     def __init__(self, rules: Mapping[int, Precision], summed: Collection[int], device: torch.device) -> None:
@@ -103,6 +103,7 @@ class Exact:
         self.spread: dict[int, Any] = {}
         self.lost: dict[int, Any] = {}
         self.tiny: set[int] = set()
+        self.huge: set[int] = set()
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
@@ -124,6 +125,8 @@ class Exact:
         parts = [x for x in _list(out) if isinstance(x, Tensor) and x.is_floating_point()]
         if any(bool(((x != 0.0) & (x.abs() < _least(precision) / precision.unit)).any()) for x in parts):
             self.tiny.add(node.id)
+        if any(bool((x.abs() > _largest(precision)).any()) for x in parts):
+            self.huge.add(node.id)
         return out
 
     def _in_order(self, node: Node, args: Any, kwargs: dict[str, Any], by_chance: Any) -> Any:
@@ -332,6 +335,8 @@ class Rounding:
         if op in _ARGUMENT:
             args = [self.jitter(args[0], u) * (1.0 + self._one(u)), *args[1:]]
         out = self._with_numbers(node, args, kwargs)
+        if node.id in self._exact.huge:
+            out = _each(out, lambda x: _overflowed(x, _largest(precision)))
         if op in _MOVED:
             return out
         if node.id in self._exact.spread:
@@ -411,6 +416,16 @@ def _least(precision: Precision) -> float:
     """The smallest subnormal number between operations: what one of them may lose to underflow."""
     kept = SMALLEST.get(precision.storage or "", 0.0) if precision.eager else 0.0
     return max(SMALLEST[precision.accumulate], kept)
+
+
+def _largest(precision: Precision) -> float:
+    """The largest finite number between operations."""
+    formats = [precision.accumulate, *([precision.storage] if precision.eager and precision.storage else [])]
+    return min(torch.finfo(dtype_of(name)).max for name in formats if name not in INTEGERS)
+
+
+def _overflowed(x: Tensor, largest: float) -> Tensor:
+    return torch.where(x.abs() > largest, x * math.inf, x)
 
 
 def _nearest(x: Tensor, formats: Iterable[str]) -> Tensor:
