@@ -145,7 +145,7 @@ class Replayed:
         rule, inside = self._rule(i), self._program.inside
         if rule.eager:
             return {k: replace(rule, eager=rounded or k not in inside or k == i) for k in part}
-        return {k: replace(rule, eager=rounded and k in self._stored) for k in part}
+        return {k: replace(rule, eager=rounded and k in self._stored and k != i) for k in part}
 
     def _halves(self, parts: Mapping[int, list[int]]) -> dict[int, Tensor]:
         """How far what goes into parts may be from what was observed: half a unit of the type that it was stored in.
@@ -162,10 +162,13 @@ class Replayed:
             inputs = {k: storage for k in part if self._program.nodes[k].func == INPUT and k not in self._given}
             before = {k: narrowest if rule.eager else self._storage(self._names[k][0]) for k in self._before(i)}
             for k, name in (inputs | before).items():
-                value = self._given[k] if k in self._given else self._program.values[k]
-                if value.is_floating_point() and UNIT_ROUNDOFF.get(name, 0.0) > rule.unit:
-                    half = torch.where(value == 0.0, 0.0, half_ulp(value, name))
-                    halves[k] = torch.maximum(halves[k], half) if k in halves else half
+                value = self._program.values[k] if k in inputs else self._given[k]
+                registers = k in before and not rule.eager
+                if not value.is_floating_point() or (registers and UNIT_ROUNDOFF[name] <= rule.unit):
+                    continue
+                known = value == (0.0 if registers else stored(value, name))
+                half = torch.where(known, 0.0, half_ulp(value, name))
+                halves[k] = torch.maximum(halves[k], half) if k in halves else half
         return halves
 
     def _before(self, i: int) -> list[int]:
