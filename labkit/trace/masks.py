@@ -22,9 +22,9 @@ def unmasked(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """
     if not o.ndim or not o.numel():
         return o, g
-    limit = 0.5 * LOWEST  # scores may have been added to a mask
     top = torch.where(g.isfinite(), g, -math.inf).amax(-1, keepdim=True)
-    limit = limit + torch.where(top > limit, top.clamp(max=0.0), 0.0)  # a whole row may be hidden
+    half = 0.5 * LOWEST  # scores may have been added to a mask; a whole row may be hidden
+    limit = half + torch.where(top > half, top.clamp(max=0.0), 0.0)
     hidden = (g < limit) & (o < limit)
     if not bool(hidden.any()):
         return o, g

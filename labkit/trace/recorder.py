@@ -221,7 +221,9 @@ class Recorder(Watcher):
         if out is NotImplemented:
             raise UsageError(f"golden: {func} at {self.path or 'the top'!r} cannot be recorded; no way to decompose it")
         if not self._inside:
-            results = {self.number(x) for x in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(x, Tensor)}
+            results = {
+                self.number(x) for x in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(x, Tensor)
+            }
             self.program.inside |= set(range(first, len(self.program.nodes))) - results
             self.tell(func, out)
         return out

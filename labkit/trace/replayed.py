@@ -33,8 +33,9 @@ Tensor = torch.Tensor
 RUNS = 24
 """Simulated runs. Student's quantile at 24 is 1.3 to 2 times the normal one; twice the runs would take a fifth off."""
 
-ROUNDED = "as if everything before it had been rounded, or not yet"
+ROUNDED = "if what came before it was rounded otherwise"
 AS_GOLDEN = "equal to the golden"
+"""How a step had to be read to be right, where not simply from what was observed before it."""
 
 LONG = 10.0
 """Seconds that a replay may take without a word beforehand: as long as people wait before they think it hangs."""
@@ -99,7 +100,8 @@ class Replayed:
         parts = {i: self._program.cone([i], self._given) for i in made}
         simulated = self._simulated(parts) if parts else {}
         found = {name: self._finding(name, i, simulated[i]) for i in made for name in self._names[i]}
-        doubtful = {i: parts[i] for i in made if any(found[name].wrong for name in self._names[i])}
+        wrong = {i for i in made if any(found[name].wrong for name in self._names[i])}
+        doubtful = {i: parts[i] for i in made if i in wrong and self._may_differ(i, parts[i])}
         again = self._simulated(doubtful, rounded=True) if doubtful else {}
         for i in self._given:
             for name in self._names[i]:
@@ -139,13 +141,18 @@ class Replayed:
     def _rules_of(self, i: int, part: list[int], rounded: bool) -> dict[int, Precision]:
         """What is promised of each operation of a step's part; `eager` are those whose results are stored.
 
-        As promised these are all but what stands inside of one kernel, or none. All that may be `rounded` are also
-        what stands inside, and :attr:`_stored`.
+        As promised these are all but what stands inside of one kernel, or none; all that may be `rounded` are
+        :attr:`_stored`.
         """
         rule, inside = self._rule(i), self._program.inside
         if rule.eager:
-            return {k: replace(rule, eager=rounded or k not in inside or k == i) for k in part}
+            return {k: replace(rule, eager=k not in inside or k == i) for k in part}
         return {k: replace(rule, eager=rounded and k in self._stored and k != i) for k in part}
+
+    def _may_differ(self, i: int, part: list[int]) -> bool:
+        """Whether anything in a step's part, or before it, may be rounded otherwise than it was observed."""
+        inside = not self._rule(i).eager and not self._stored.isdisjoint(set(part) - {i})
+        return inside or any(bool((half > 0.0).any()) for half in self._halves({i: part}).values())
 
     def _halves(self, parts: Mapping[int, list[int]]) -> dict[int, Tensor]:
         """How far what goes into parts may be from what was observed: half a unit of the type that it was stored in.
@@ -261,9 +268,7 @@ class Replayed:
         own = compare(o, exact, allowed)
         return own, structure(o - exact, exact, allowed, self._chance) if own.ok else None
 
-    def _whole_numbers(
-        self, name: str, i: int, observed: Tensor, golden: Tensor, simulated: Simulated
-    ) -> Finding:
+    def _whole_numbers(self, name: str, i: int, observed: Tensor, golden: Tensor, simulated: Simulated) -> Finding:
         """Whole numbers and truth values are equal, unless rounding before them may turn one over.
 
         Then simulated runs give other values there too, with errors as large as the elementwise test would allow.
@@ -396,5 +401,7 @@ class Simulated:
             t = quantile(chance / max(1, observed.numel()), RUNS)
             allowed = half + t * torch.as_tensor(self._squares / RUNS).sqrt()
             why = f"{t:.3g} sigma of {RUNS} simulated runs and half a unit of storage"
-        allowed = torch.where(self._overflowed & finite & ~observed.isfinite(), math.inf, torch.nan_to_num(allowed, 0.0))
+        allowed = torch.where(
+            self._overflowed & finite & ~observed.isfinite(), math.inf, torch.nan_to_num(allowed, 0.0)
+        )
         return Bound(allowed, why, self._noise(), null=self._null)
