@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,14 +198,17 @@ ARCHITECTURES = {
 }
 
 
-def make(name: str, dtype: str, attention: str) -> Module:
-    """The model in a dtype, with weights large enough that each part counts and no bias or norm is trivial."""
+def make(name: str, dtype: str, attention: str, **config: Any) -> Module:
+    """The model in a dtype, with weights large enough that each part counts and no bias or norm is trivial.
+
+    `config` are fields in place of those of the small config.
+    """
     about = ARCHITECTURES[name]
     kind = getattr(transformers, about.model)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = kind.config_class(**about.config)
-        model = kind._from_config(config, **({} if attention == "none" else {"attn_implementation": attention}))
+        filled = kind.config_class(**(about.config | config))
+        model = kind._from_config(filled, **({} if attention == "none" else {"attn_implementation": attention}))
         for part in model.modules():
             for key, value in part.named_parameters(recurse=False):
                 _draw(part, key, value.data)
@@ -283,11 +287,13 @@ def recorded(model: Module, inputs: dict[str, Tensor], backward: bool = False) -
     return golden, observed, first, second
 
 
-def measure(name: str, dtype: str, attention: str, backward: bool) -> Case:
+def measure(name: str, dtype: str, attention: str, backward: bool, **config: Any) -> Case:
     """One right case: recorded, captured and localised. What raises an error is a case that is accused of it."""
     seconds = [0.0, 0.0, 0.0]
     try:
-        golden, observed, *seconds[:2] = recorded(make(name, dtype, attention), inputs_of(name, dtype), backward)
+        golden, observed, *seconds[:2] = recorded(
+            make(name, dtype, attention, **config), inputs_of(name, dtype), backward
+        )
         report, seconds[2] = _timed(lambda: labkit.localise(observed, golden))
     except Exception as error:
         words = f"{type(error).__name__}: {error}".splitlines()[0][:200]
@@ -315,7 +321,7 @@ def _wrap(part: Module, forward: Callable[..., Any]) -> None:
     def faulty(*args: Any, **kwargs: Any) -> Any:
         return forward(original, *args, **kwargs)
 
-    part.forward = faulty  # type: ignore[method-assign]
+    part.forward = faulty
 
 
 def _linear(part: Module) -> bool:
@@ -330,7 +336,8 @@ def _is_attention(name: str, part: Module) -> bool:
 
 def transposed(name: str, part: Module) -> Break | None:
     """A square weight the other way round."""
-    if not _linear(part) or part.weight.shape[0] != part.weight.shape[1]:
+    weight: Any = part.weight if _linear(part) else None
+    if weight is None or weight.shape[0] != weight.shape[1]:
         return None
 
     def broken(one: Module) -> None:
@@ -543,7 +550,7 @@ def measure_faults(
                 continue
             size = distance(observed[output], right[output])
             noise = distance(right[output], golden[output]) if output in golden else 0.0
-            report, seconds = _timed(lambda observed=observed: labkit.localise(observed, golden))
+            report, seconds = _timed(partial(labkit.localise, observed, golden))
             first = report.first
             words = report.findings[first].words if first else ""
             share = times_the_bound(report.findings[first]) if first else 0.0
