@@ -407,7 +407,7 @@ def mask_off_by_one(name: str, part: Module) -> Break | None:
 
 
 def _looks_like_mask(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.ndim == 4 and (x.dtype == torch.bool or bool((x <= 0).all()))
+    return isinstance(x, Tensor) and x.ndim == 4 and (not x.is_floating_point() or bool((x <= 0).all()))
 
 
 def scale(name: str, part: Module) -> Break | None:
