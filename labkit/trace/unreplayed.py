@@ -35,7 +35,7 @@ from labkit.trace.steps import Trace
 Tensor = torch.Tensor
 
 import os
-MAGNIFIED = float(os.environ.get('KAPPA', 4))
+MAGNIFIED = float(os.environ.get('KAPPA', 8))
 """How many times a step may magnify the errors before it. The condition of a step is not known. The larger of the
 relative and the absolute error is magnified, since exponentials and angles turn one into the other; beyond that, 1 in
 2000 steps of correct programs and models magnified more than twice, and none of ordinary condition four times."""
@@ -46,6 +46,9 @@ whole block: an angle at position 1000 is off by 1000 round-offs, a quarter of t
 
 FEWEST = 8
 """Entries along a dimension from which their scatter is an estimate: with fewer, Student's quantile exceeds 10."""
+
+VALUES = 16
+"""Groups of like values, as many in each."""
 
 BLOCK = 3 << 18
 """Elements that are judged at a time: 6 MiB of float64, and some forty arrays of that size are needed."""
@@ -130,7 +133,7 @@ def _step(
     unit = UNIT_ROUNDOFF[storage]
     between = max(before.unit, unit * rule.eager)
     most = max(before.most, between, HIDDEN * rule.unit)
-    coherent = max(MAGNIFIED * (before.coherent + before.most**2 + rule.unit), between * rule.eager)
+    coherent = max(float(os.environ.get('KC',2)) * (before.coherent + before.most**2) + MAGNIFIED * rule.unit, between * rule.eager)
     parts: list[Statistics] = []
     offs: list[Off] = []
     tests: list[Test] = []
@@ -238,34 +241,44 @@ def _off(residual: Tensor, size: Tensor, unit: float) -> Off:
     return Off(relative, largest * absolute, max(abs(float(z.mean())), relative / math.sqrt(r.numel())), unit)
 
 
-def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float, chance: float) -> tuple[Test, ...]:
-    """The mean and the slope of the whole, held to what is `coherent` and to how errors scatter.
+def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float, chance: float) -> list[Test]:
+    """The slope, the mean and the mean at like values, held to what is `coherent` and to how errors scatter.
 
-    Inherited errors are alike along some dimensions: a weight's in a column, a sum's in a row. So sums are taken along
-    each, whose scatter is what chance does if errors were alike there; the largest of these scatters counts. Elements that
-    are rounded to one value are off alike: no more of them are independent than there are values.
+    A function that is not the right one errs by a function of its value. Inherited errors are alike along some
+    dimensions: a weight's in a column, a sum's in a row. So sums are taken along each, whose scatter is what chance does
+    if errors were alike there; the largest of these scatters counts. Elements that are rounded to one value are off
+    alike: no more of them are independent than there are values.
     """
     r = o - g
     counted = (size > 0.0) & r.isfinite()
     unit = torch.where(counted, 1.0 / size.clamp(min=1e-300), 0.0)
     z, h = (torch.where(counted, x, 0.0) * unit for x in (r, g))
-    views = [z.shape] if z.ndim < 3 else [z.shape, (-1, z.shape[-1])]
-    along = [(v, k) for v in views for k in range(len(v)) if z.reshape(v).shape[k] >= FEWEST]
-    along = along or [((-1,), 0)] * (z.numel() >= FEWEST)
+    along = [k for k, count in enumerate(z.shape) if count >= FEWEST]
+    places = [torch.arange(z.shape[k]).view(-1, *[1] * (z.ndim - k - 1)).expand(z.shape).flatten() for k in along]
+    if z.ndim > 2 or not along:  # rows, or where all dimensions are short, elements
+        places.append(torch.arange(z.numel()) // (z.shape[-1] if along else 1))
+    alike = z.numel() / max(1, len(o.unique()))
+    one, together = counted.double(), torch.zeros(z.numel(), dtype=torch.long)
+    like = torch.empty_like(together)
+    like[g.flatten().argsort()] = torch.arange(len(like)) * VALUES // len(like)
     tests = []
-    for name, weight in (("mean", counted.double()), ("slope", h)) if along else ():
-        total = float(weight.square().sum())
-        value = float((z * weight).sum()) / max(total, 1e-300)
-        scatter, spread = z * weight - value * weight.square(), 0.0
-        for view, k in along:
-            whole = scatter.reshape(view).movedim(k, 0)
-            sums = whole.reshape(len(whole), -1).sum(-1)
-            t = quantile(0.5 * chance, len(sums) - 1)
-            spread = max(spread, t * float(sums.square().sum() * len(sums) / (len(sums) - 1)) ** 0.5)
-        allowed = coherent + spread / max(total, 1e-300)
-        if abs(value) > allowed:
-            alike = z.numel() / len(o.unique())
-            rounding = (alike * (noise * unit * weight).square().sum()).sqrt()
-            allowed += quantile(0.5 * chance, math.inf) * float(rounding) / total
-        tests.append(Test(name, abs(value) / max(allowed, 1e-300), value))
-    return tuple(tests)
+    for name, weight, part in (("slope", h, together), ("mean", one, together), ("values", one, like)):
+        parts = VALUES if part is like else 1
+        squares, products = weight.square().flatten(), (z * weight).flatten()
+        total = torch.bincount(part, squares, parts).clamp(min=1e-300)
+        value = torch.bincount(part, products, parts) / total
+        scatter = products - value[part] * squares
+        rounding = alike * torch.bincount(part, (noise * unit * weight).square().flatten(), parts)
+        spread = (alike > 1.0) * quantile(0.5 * chance / parts, math.inf) * rounding.sqrt()
+        for place in places:
+            at, shape = part * (int(place.max()) + 1) + place, (parts, -1)
+            of = [torch.bincount(at, x, parts * (int(place.max()) + 1)).view(shape) for x in (scatter, squares)]
+            free = of[1].sum(-1).square() / of[1].square().sum(-1).clamp(min=1e-300)  # as many, were all of one weight
+            enough = free >= FEWEST
+            t = [quantile(0.5 * chance / parts, max(FEWEST, count) - 1.0) for count in free.tolist()]
+            chances = torch.tensor(t) * (of[0].square().sum(-1) * free / (free - 1.0)).sqrt()
+            spread = torch.where(enough, torch.maximum(spread, chances), math.inf)
+        share = value.abs() / (coherent + spread / total).clamp(min=1e-300)
+        worst = int(share.argmax())
+        tests.append(Test(name, float(share[worst]), float(value[worst]), worst if parts > 1 else None))
+    return tests
