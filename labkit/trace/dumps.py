@@ -45,12 +45,18 @@ class Dump:
         said = self.about.get("precision")
         if said is None:
             return None
-        return from_json(said if isinstance(said, str) else json.dumps(said))
+        try:
+            return from_json(said if isinstance(said, str) else json.dumps(said))
+        except UsageError as error:
+            raise UsageError(f"{self.path}: metadata {error}") from None
 
     @property
     def texts(self) -> dict[str, str]:
         """Free text of the file."""
-        return {key: str(value) for key, value in self.about.items() if key not in READ}
+        steps = self.about.get("steps", {})
+        others = sorted({str(key) for said in steps.values() for key in said if key not in _SAID})
+        texts = {"steps": f"{', '.join(others)}: not read"} if others else {}
+        return texts | {key: str(value) for key, value in self.about.items() if key not in READ}
 
     def said(self, name: str) -> dict[str, Any]:
         """What the metadata says of one step; empty where it says nothing."""
@@ -66,7 +72,7 @@ class Dump:
     def length(self, name: str) -> int | None:
         """The length of a step's sums, as the metadata has it."""
         k = self.said(name).get("K")
-        return k if isinstance(k, int) and not isinstance(k, bool) and k > 0 else None
+        return k if isinstance(k, int) and not isinstance(k, bool) and 0 < k < 1 << 63 else None
 
     def __getitem__(self, name: str) -> Tensor:
         return self.read(name)
