@@ -70,10 +70,9 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """What `labkit diff --json` prints; `steps` are those of :attr:`run`."""
         shown = self.shown
-        one = shown.ordered or len(shown.divergent) < 2
         return {
             "alarm": self.alarm,
-            "first_divergent_step": shown.first if one else None,
+            "first_divergent_step": shown.first if shown.ordered else None,
             "divergent_steps": shown.divergent,
             "order_known": shown.ordered,
             "precision": {"fields": asdict(shown.precision), "guessed": shown.guessed},
@@ -82,7 +81,10 @@ class Report:
             "notes": shown.notes,
             "texts": self.texts,
             "run": self.run,
-            "runs": {name: {"first_divergent_step": found.first} for name, found in self.runs.items()},
+            "runs": {
+                name: {"first_divergent_step": found.first if found.ordered else None}
+                for name, found in self.runs.items()
+            },
             "run_to_run": {
                 name: {"distinct": distinct, "spread": plain(spread), "finding": self.finding(name)}
                 for name, (distinct, spread) in self.repeats.items()
@@ -95,7 +97,7 @@ class Report:
         lines += [f"{key}, as the files have it: {text[:200]}" for key, text in self.texts.items()]
         if not any(f.separated for f in shown.findings.values()):
             lines.append(
-                "own and inherited errors are not told apart: that needs a recorded golden, or steps with `op`"
+                "own and inherited errors are not told apart: that needs a golden that can be re-run, labkit.golden"
             )
         if len(self.runs) > 1:
             lines.append(f"shown: {self.short(self.run)}, of {len(self.runs)} runs")

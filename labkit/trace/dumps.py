@@ -1,9 +1,9 @@
 """Traces on disk, read a step at a time: safetensors, .npy, .npz, .pt, and folders of .npy or .pt with metadata.json.
 
 Metadata, all optional: ``order`` (the steps' names in order), ``precision`` (see :class:`labkit.Precision`), and
-``steps``: for a step its ``inputs`` (names), ``inputs_complete``, ``K`` (the length of its sums) and ``op`` (see
-`expressions`). In a safetensors file they are strings, JSON but for plain texts; in metadata.json as they are. Anything
-else is free text, which is shown to the reader and changes nothing.
+``steps``: for a step its ``inputs`` (names) and ``K`` (the length of its sums). In a safetensors file they are strings,
+JSON but for plain texts; in metadata.json as they are. Anything else is free text, which is shown to the reader and
+changes nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ import torch
 
 from labkit.errors import UsageError
 from labkit.numerics.precision import Precision, from_json
-from labkit.trace.expressions import checked
-from labkit.trace.golden import Golden, as_float64, replays
-from labkit.trace.recorder import Recorder
 
 Tensor = torch.Tensor
 SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth")
@@ -48,12 +45,18 @@ class Dump:
         said = self.about.get("precision")
         if said is None:
             return None
-        return from_json(said if isinstance(said, str) else json.dumps(said))
+        try:
+            return from_json(said if isinstance(said, str) else json.dumps(said))
+        except UsageError as error:
+            raise UsageError(f"{self.path}: metadata {error}") from None
 
     @property
     def texts(self) -> dict[str, str]:
         """Free text of the file."""
-        return {key: str(value) for key, value in self.about.items() if key not in READ}
+        steps = self.about.get("steps", {})
+        others = sorted({str(key) for said in steps.values() for key in said if key not in _SAID})
+        texts = {"steps": f"{', '.join(others)}: not read"} if others else {}
+        return texts | {key: str(value) for key, value in self.about.items() if key not in READ}
 
     def said(self, name: str) -> dict[str, Any]:
         """What the metadata says of one step; empty where it says nothing."""
@@ -61,15 +64,15 @@ class Dump:
         found = steps.get(name) if isinstance(steps, dict) else None
         return found if isinstance(found, dict) else {}
 
-    def inputs(self, name: str) -> list[str]:
-        """The names of a step's inputs, as the metadata has them."""
+    def inputs(self, name: str) -> list[str] | None:
+        """The names of a step's inputs, as the metadata has them; None where they have none."""
         given = self.said(name).get("inputs")
-        return [str(x) for x in given] if isinstance(given, list) else []
+        return [str(x) for x in given] if isinstance(given, list) else None
 
     def length(self, name: str) -> int | None:
         """The length of a step's sums, as the metadata has it."""
         k = self.said(name).get("K")
-        return k if isinstance(k, int) and not isinstance(k, bool) and k > 0 else None
+        return k if isinstance(k, int) and not isinstance(k, bool) and 0 < k < 1 << 63 else None
 
     def __getitem__(self, name: str) -> Tensor:
         return self.read(name)
@@ -233,52 +236,5 @@ def _json(path: Path, key: str, value: Any) -> Any:
     return found
 
 
-_SAID = {"inputs": list, "inputs_complete": bool, "K": int, "op": str}
-_WANTED = "inputs (a list), inputs_complete (true or false), K (an integer), op (a text)"
-
-
-def with_operations(dump: Dump) -> tuple[Golden | None, list[str]]:
-    """A program of those steps that say what they are, `op`, of inputs that are all recorded; and what is not used.
-
-    Each is recorded from the golden's own inputs, and has to give the golden's step. None where no step says so.
-    """
-    recorder = Recorder(lambda name, tensor: None)
-    numbers: dict[str, int] = {}
-    values: dict[str, Tensor] = {}
-    made: dict[str, int] = {}
-    notes: list[str] = []
-
-    def value(name: str) -> Tensor:
-        if name not in values:
-            values[name] = wide(dump.read(name))
-            numbers[name] = recorder.input(values[name])
-        return values[name]
-
-    for name in dump.names:
-        op, inputs = dump.said(name).get("op"), dump.inputs(name)
-        if not isinstance(op, str) or not inputs or dump.said(name).get("inputs_complete") is False:
-            continue
-        if unknown := [x for x in inputs if x not in dump or x == name]:
-            notes.append(f"{name}: its input {unknown[0]!r} is not recorded, so that its op is not used")
-            continue
-        given = {x: value(x) for x in inputs}
-        try:
-            run = checked(op, given, tuple(dump.read(name).shape))
-            with as_float64(), torch.no_grad(), recorder:
-                out = run(given)
-            replays(name, out, wide(dump.read(name)), dump.read(name).dtype)
-        except ValueError as error:
-            notes.append(f"{name}: op {op[:60]!r} is not used: {error}")
-            continue
-        made[name] = recorder.number(out)
-        if name not in values:
-            values[name], numbers[name] = wide(dump.read(name)), made[name]
-            recorder.bind(values[name], made[name])
-    if not made:
-        return None, notes
-    return Golden(recorder.program, numbers | made, {}, known={i: values[n] for n, i in made.items()}), notes
-
-
-def wide(x: Tensor) -> Tensor:
-    """Real numbers in float64."""
-    return x.double() if x.is_floating_point() else x
+_SAID = {"inputs": list, "K": int}
+_WANTED = "inputs (a list of names) and K (an integer)"

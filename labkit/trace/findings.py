@@ -98,9 +98,10 @@ class Localisation:
         """The first divergence in words."""
         if self.first is None:
             return "no divergence"
-        if self.ordered or len(self.divergent) == 1:
+        if self.ordered:
             return f"first divergence: {self.first}"
-        return f"order not known: the first divergence is one of {', '.join(self.divergent)}"
+        steps = ", ".join(self.divergent)
+        return f"order not known: the first divergence is one of {steps}, off by more than any correct program is"
 
     @property
     def assumed(self) -> str:

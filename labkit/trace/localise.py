@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from labkit.errors import UsageError, did_you_mean
 from labkit.numerics.compare import as_tensor
-from labkit.numerics.precision import Precision, guess
-from labkit.trace.dumps import Dump, with_operations
+from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, guess, representable
+from labkit.trace.dumps import Dump
 from labkit.trace.findings import Localisation
 from labkit.trace.golden import Golden
 from labkit.trace.replayed import Replayed
@@ -26,6 +27,8 @@ from labkit.trace.unreplayed import judge
 FALSE_ALARM = 1e-3
 """The probability that a right trace is called wrong anywhere: all steps share it, and both instruments."""
 
+NARROW = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16")
+"""Types that data may be found to have, the narrowest first: those after it hold most of its numbers too."""
 
 SMALL = 1 << 17
 """Elements below which an operation takes less time than it takes to wake a second thread, or to launch a kernel."""
@@ -63,6 +66,7 @@ def localise(
         golden = golden.to("cpu")  # there, an operation on few elements takes less than a launch
     with few_threads(largest):
         _judge(golden, seen, rules, chance, say, result)
+        result.notes += _narrower(seen, rules, result)
     return result
 
 
@@ -82,14 +86,30 @@ def _judge(golden: Any, seen: Observed, rules: Precision, chance: float, say: An
         result.notes = list(golden.notes)
         result.findings = Replayed(golden, seen, rules, chance, say).judge()
         return
-    result.ordered = getattr(golden, "ordered", True)
-    parts, result.notes = with_operations(golden) if isinstance(golden, Dump) else (None, [])
-    known = Replayed(parts, seen, rules, chance, say, inputs_given=False).judge() if parts is not None else {}
-    result.findings = judge(golden, seen, rules, chance, known)
+    result.ordered = getattr(golden, "ordered", True) or len(seen.steps) == 1
+    if result.guessed:  # nobody said that a step is one kernel
+        rules = result.precision = replace(rules, eager=True)
+    result.findings = judge(golden, seen, rules, chance, result.ordered)
     totals = ((name, found.total) for name, found in result.findings.items() if found.total)
     differs = (name for name, t in totals if t.observed_dtype == t.golden_dtype and t.max_abs > 0.0)
     if result.ordered and (name := next(differs, None)) is not None and name != result.first:
         result.notes.append(f"the first step that is not equal to the golden's is {name}; it may be so by rounding")
+
+
+def _narrower(seen: Observed, rules: Precision, result: Localisation) -> list[str]:
+    """The type that was not promised, where most of what diverges has nothing but numbers of it."""
+    steps = [(name, found.total) for name, found in result.findings.items() if found.diverges and found.total]
+    floats = [(name, t.observed_dtype) for name, t in steps if t.observed_dtype in UNIT_ROUNDOFF and t.count > 1]
+    for kind in NARROW if floats else ():
+        promised = [UNIT_ROUNDOFF.get(rules.of(name).storage or own, 1.0) for name, own in floats]
+        fits = [
+            unit < UNIT_ROUNDOFF[kind] and representable(seen.read(name).reshape(-1)[:SMALL].double(), kind)
+            for (name, _), unit in zip(floats, promised, strict=True)
+        ]
+        if 2 * sum(fits) > len(fits):
+            how = f"--precision storage={kind} (or labkit.Precision(storage={kind!r}))"
+            return [f"this looks like {kind}: promise it with {how}"]
+    return []
 
 
 class Observed:

@@ -85,20 +85,6 @@ def test_the_first_step_that_is_not_equal_is_named_where_rounding_may_explain_it
     assert diff(files[0], files[0])[1]["notes"] == []
 
 
-def test_an_op_tells_own_from_inherited_in_a_plain_dump(tmp_path, diff):
-    g = torch.randn(16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    steps = {"p": {"op": "torch.softmax(a, -1)", "inputs": ["a"]}, "y": {"op": "p @ a", "inputs": ["p", "a"]}}
-    p = torch.softmax(g.float().double(), -1)
-    exact = {"a": g.float().double(), "p": p, "y": p @ g.float().double()}
-    wrong = p.float() * 1.001
-    observed = {"a": g.float(), "p": wrong, "y": (wrong.double() @ g.float().double()).float()}
-    _, said, _ = diff(*traces(tmp_path, exact, observed, {"steps": json.dumps(steps)}))
-    assert said["first_divergent_step"] == "p"
-    assert said["steps"]["p"]["own"]["ok"] is False
-    assert said["steps"]["y"]["own"]["ok"] is True
-    assert said["steps"]["y"]["reasons"] == ["inherited only"]
-
-
 def test_prose_changes_nothing(tmp_path, diff):
     """A fault of 1e-3 in float32 is one, whatever a note says was tried."""
     g = torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -155,15 +141,6 @@ def test_a_step_that_a_plain_dump_lacks_is_missing_at_the_end_and_fused_before(t
     assert (code, said["steps"]["b"]["ok"]) == (0, None)
     code, said, _ = diff(*traces(tmp_path, g, {"a": torch.ones(4), "b": torch.ones(4)}))
     assert (code, said["first_divergent_step"]) == (1, "c")
-
-
-def test_a_right_op_after_a_wrong_step_without_one_has_inherited_its_error(tmp_path, diff):
-    y = torch.linspace(1.0, 2.0, 64, dtype=torch.float64)
-    about = {"steps": json.dumps({"z": {"op": "y * 2.0", "inputs": ["y"]}}), "order": '["y", "z"]'}
-    observed = {"y": y.float() * 1.01, "z": y.float() * 1.01 * 2.0}
-    code, said, _ = diff(*traces(tmp_path, {"y": y, "z": y * 2.0}, observed, about))
-    assert (code, said["first_divergent_step"]) == (1, "y")
-    assert (said["steps"]["z"]["ok"], said["steps"]["z"]["reasons"]) == (False, ["inherited only"])
 
 
 def test_several_runs_are_held_against_each_other(tmp_path, diff, capsys):
@@ -279,3 +256,94 @@ def test_a_large_plain_step_is_read_in_blocks(tmp_path):
         peak.append(int(run.stderr))
     files = 2 * x.numel() * 4
     assert (peak[1] - peak[0]) * 1024 < files + 300 * 2**20
+
+
+def network(dtype, wrong=None, layers=4):
+    """The steps of a residual network that stores each of them in `dtype`, and those in float64."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 48, dtype=torch.float64, generator=generator).to(dtype).double()
+    weights = [
+        torch.randn(48, 48, generator=generator, dtype=torch.float64).to(dtype).double() / 7 for _ in range(layers)
+    ]
+    golden, observed = {"x": x}, {"x": x.to(dtype)}
+    for i, w in enumerate(weights):
+        for steps, kept in ((golden, torch.float64), (observed, dtype)):
+            h = steps["x"] if i == 0 else steps[f"{layers - i}.out"]
+            p = torch.softmax((h.double() @ w) * (1.05 if steps is observed and wrong == i else 1.0), -1).to(kept)
+            name = f"{layers - i - 1}"  # the alphabet is not the order
+            steps[f"{name}.p"] = p
+            steps[f"{name}.out"] = (h.double() + p.double() @ w.T).to(kept)
+    return golden, observed
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_right_network_without_a_program_is_not_accused(tmp_path, diff, dtype, known):
+    for name, steps in zip("go", network(dtype), strict=True):
+        save_file(steps, tmp_path / f"{name}.safetensors", {"order": json.dumps(list(steps))} if known else None)
+    code, said, _ = diff(tmp_path / "g.safetensors", tmp_path / "o.safetensors")
+    assert (code, said["order_known"]) == (0, known)
+
+
+def test_the_first_wrong_step_of_a_narrow_network_is_named_where_the_order_is_known(tmp_path, diff):
+    for name, steps in zip("go", network(torch.bfloat16, wrong=2), strict=True):
+        save_file(steps, tmp_path / f"{name}.safetensors", {"order": json.dumps(list(steps))})
+        save_file(steps, tmp_path / f"{name}2.safetensors")
+    assert diff(tmp_path / "g.safetensors", tmp_path / "o.safetensors")[1]["first_divergent_step"] == "1.p"
+
+
+def test_without_an_order_a_gap_in_the_errors_is_an_alarm_and_nothing_is_first(tmp_path, diff):
+    for name, steps in zip("go", network(torch.float32, wrong=2), strict=True):
+        save_file(steps, tmp_path / f"{name}.safetensors")
+    code, said, _ = diff(tmp_path / "g.safetensors", tmp_path / "o.safetensors")
+    assert (code, said["first_divergent_step"]) == (1, None)
+    assert said["divergent_steps"] == ["0.out", "0.p", "1.out", "1.p"]
+
+
+def test_inputs_that_are_given_are_all_that_a_step_inherits(tmp_path, diff):
+    generator = torch.Generator().manual_seed(0)
+    g = {name: torch.randn(64, 64, dtype=torch.float64, generator=generator) for name in ("a", "b", "c")}
+    o = {"a": g["a"].float(), "b": g["b"].bfloat16(), "c": (g["c"] * (1.0 + 2.0**-9)).float()}
+    promised = '{"steps": {"b": {"storage": "bfloat16"}}}'
+    for inputs, first in ((["b"], None), (["a"], "c")):
+        steps = json.dumps({"c": {"inputs": inputs}})
+        o["c"] = (g["c"] * (1.0 + 2.0**-9 * torch.randn(64, 64, generator=generator).sign())).float()
+        paths = traces(tmp_path, g, o, {"steps": steps, "precision": promised})
+        assert diff(*paths)[1]["first_divergent_step"] == first
+
+
+def test_a_function_that_is_nearly_right_is_found_below_the_rounding_of_its_type(tmp_path, diff):
+    x = torch.randn(128, 256, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    gelu = torch.nn.functional.gelu
+    exact = {"x": x.double(), "y": gelu(x.double(), approximate="tanh")}
+    for approximate, first in (("tanh", None), ("none", "y")):
+        y = gelu(x.float(), approximate=approximate).bfloat16()
+        paths = traces(tmp_path, exact, {"x": x, "y": y}, {"precision": '{"storage": "bfloat16"}'})
+        assert diff(*paths)[1]["first_divergent_step"] == first
+
+
+def test_masks_and_whole_numbers_are_exact_and_choices_after_rounding_may_be_ties(tmp_path, diff):
+    see = torch.ones(32, 32, dtype=torch.bool).tril()
+    mask, wrong = (torch.zeros(32, 32).masked_fill(~s, -65504.0) for s in (see, see.tril(-1)))
+    exact = torch.zeros(32, 32, dtype=torch.float64).masked_fill(~see, torch.finfo(torch.float64).min)
+    assert diff(*traces(tmp_path, {"mask": exact}, {"mask": mask.half()}))[0] == 0
+    assert diff(*traces(tmp_path, {"mask": exact}, {"mask": wrong.half()}))[0] == 1
+    assert diff(*traces(tmp_path, {"see": see}, {"see": see.tril(-1)}))[0] == 1
+    x = torch.randn(5000, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    best, rounded = x.argmax(-1), x.bfloat16().argmax(-1)
+    assert 0 < int((best != rounded).sum()) < 100
+    code, said, _ = diff(*traces(tmp_path, {"x": x, "best": best}, {"x": x.bfloat16(), "best": rounded}))
+    assert (code, "may be ties" in said["steps"]["best"]["reasons"][0]) == (0, True)
+    assert diff(*traces(tmp_path, {"x": x, "best": best}, {"x": x.bfloat16(), "best": (-x).argmax(-1)}))[0] == 1
+    assert diff(*traces(tmp_path, {"x": x, "best": best}, {"x": x, "best": rounded}))[0] == 1, "nothing was rounded"
+
+
+def test_a_type_that_was_not_promised_is_recognised(tmp_path, diff):
+    paths = traces(tmp_path, *network(torch.bfloat16))
+    hint = "this looks like bfloat16: promise it with --precision storage=bfloat16"
+    code, said, _ = diff(*paths, "--precision", "storage=float32")
+    assert (code, any(hint in note for note in said["notes"])) == (1, True)
+    code, said, _ = diff(*paths, "--precision", "storage=bfloat16")
+    assert (code, said["notes"][1:]) == (0, [])
+    wrong = traces(tmp_path, *network(torch.float32, wrong=1))
+    assert not any("looks like" in note for note in diff(*wrong)[1]["notes"])

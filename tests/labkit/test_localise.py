@@ -521,7 +521,7 @@ def test_a_row_longer_than_a_block_is_judged_in_pieces(rng):
         return localise({"x": observed}, Trace({"x": right}), FLOAT32).findings["x"]
 
     assert judged(slice(0)).words == "ok"
-    assert judged(slice(BLOCK, BLOCK + PIECE)).structure.worst.name == "rows"
+    assert judged(slice(BLOCK)).structure.worst.name == "slope"
     for place in (0, BLOCK - 1, BLOCK + PIECE, BLOCK + 2 * PIECE + 4):
         observed = right.copy()
         observed[place] += 1.0
