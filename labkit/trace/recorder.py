@@ -11,14 +11,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.errors import UsageError
 from labkit.trace.operations import (
+    ALGORITHMS,
     ALLOWED,
     ARITHMETIC,
+    FROZEN,
     FUNCTIONS,
     IGNORED,
+    NOT_UNIQUE,
     PRODUCTS,
     SUMS,
     decomposition,
     functional,
+    instead,
     name_of,
 )  # fmt: skip
 from labkit.trace.program import CONSTANT, INPUT, ITEM, Program, Ref
@@ -32,7 +36,10 @@ _LISTENERS: list[Callable[[str, Tensor], None]] = []
 BACKWARD = "backward"
 """The path of operations that compute gradients."""
 
-NARROW = (torch.float32, torch.float16, torch.bfloat16)
+WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64) | {
+    torch.complex64: torch.complex128
+}
+"""What a narrower dtype becomes."""
 
 
 def step(name: str, tensor: Tensor) -> Tensor:
@@ -91,7 +98,9 @@ class Watcher(TorchDispatchMode):
                 return  # the first is the result; others are kept for the backward
 
 
-COMPUTING = frozenset({"relu", "masked_fill", "where"}) | ARITHMETIC | PRODUCTS | SUMS | FUNCTIONS
+COMPUTING = (
+    frozenset({"relu", "masked_fill", "where"}) | ARITHMETIC | PRODUCTS | SUMS | FUNCTIONS | ALGORITHMS - {"_linalg_svd"}
+)
 """Of the operations that a program holds, those whose results have a name; whatever is composite has one too."""
 
 
@@ -123,12 +132,12 @@ class Recorder(Watcher):
             out = func(*args, **kwargs)
             self.bind(out, self.program.add(CONSTANT, value=torch.zeros_like(out)))
             return out
-        if name == "_local_scalar_dense":
+        if name in FROZEN:
             self.notes["a value left the program as a Python number: what follows from it is frozen as it was here"] = (
                 None
             )
             return func(*args, **kwargs)
-        if func._schema.is_mutable:
+        if func._schema.is_mutable and not name.startswith("_foreach_"):
             return self._in_place(func, name, args, kwargs)
         if name not in ALLOWED:
             return self._composite(func, name, args, kwargs)
@@ -173,18 +182,18 @@ class Recorder(Watcher):
     def _widened(self, value: Any) -> Any:
         """float64 in place of every narrower floating-point dtype and tensor."""
         if isinstance(value, Tensor):
-            if value.is_complex() or value.is_quantized or value.layout != torch.strided:
+            if value.is_quantized or value.layout != torch.strided:
                 kind = f"a {value.dtype} tensor of layout {value.layout}"
-                raise UsageError(f"golden: {kind} cannot be recorded; wanted dense real numbers")
-            if value.dtype not in NARROW:
+                raise UsageError(f"golden: {kind} cannot be recorded; wanted dense numbers")
+            if value.dtype not in WIDE:
                 return value
             key = _key(value)[0]
             if key not in self._wide:
-                self._wide[key] = value.detach().to(torch.float64)
+                self._wide[key] = value.detach().to(WIDE[value.dtype])
                 self._alive.append(value)
             return self._wide[key]
         if isinstance(value, torch.dtype):
-            return torch.float64 if value in NARROW else value
+            return WIDE.get(value, value)
         if isinstance(value, (tuple, list)):
             return [self._widened(one) for one in value]
         return value
@@ -203,6 +212,8 @@ class Recorder(Watcher):
     def _keep(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         a, k = self._referenced(args, kwargs)
         number = self.program.add(func, a, k, out)
+        if vectors := NOT_UNIQUE.get(name_of(func)):
+            self.notes[f"{vectors} are unique but for a sign, and less where values are equal; compare what they make"] = None
         if isinstance(out, Tensor):
             self.bind(out, number)
             return
@@ -219,7 +230,8 @@ class Recorder(Watcher):
         finally:
             self._inside -= 1
         if out is NotImplemented:
-            raise UsageError(f"golden: {func} at {self.path or 'the top'!r} cannot be recorded; no way to decompose it")
+            where = f"{func} at {self.path or 'the top'!r}"
+            raise UsageError(f"golden: {where} cannot be recorded; write {instead(name)}")
         if not self._inside:
             self.tell(func, out)
         return out
@@ -248,7 +260,7 @@ class Recorder(Watcher):
                 f"golden: {func} at {self.path or 'the top'!r} writes to a tensor from outside the program"
             )
         if len(written) > 1 or not isinstance(target, Tensor) or not (pure or name in ("copy_", "zero_", "fill_")):
-            raise UsageError(f"golden: {func} at {self.path or 'the top'!r} writes in place and cannot be recorded")
+            raise UsageError(f"golden: {func} at {self.path or 'the top'!r} writes in place and cannot be recorded; write {instead(name)}")
         named = {key: value for key, value in kwargs.items() if key != place or name.endswith("_")}
         self._inside += 1
         try:
@@ -288,7 +300,7 @@ class Recorder(Watcher):
 
     def _whole(self, storage: int, count: int) -> int | None:
         """The contents of a whole storage, in one row, from a tensor that covers it."""
-        for (place, offset, shape, stride, dtype), (number, version) in self._at.items():
+        for (place, offset, shape, stride, dtype, *_), (number, version) in self._at.items():
             size = torch.Size(shape).numel()
             if place == storage and size == count and version == self._version.get(storage, 0):
                 zeros = self.program.add(aten.zeros.default, ([count],), {"dtype": dtype}, shape=[count])
@@ -303,4 +315,4 @@ _PLACES = ("device", "layout", "pin_memory", "memory_format", "generator", "non_
 
 def _key(tensor: Tensor) -> tuple[tuple[Any, ...], int]:
     storage = tensor.untyped_storage()._cdata
-    return (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype), storage
+    return (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()), storage

@@ -17,10 +17,27 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from labkit.numerics.bounds import gamma, lost_terms, variance_of_sum, worst_case
 from labkit.numerics.precision import SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, representable, stored
-from labkit.trace.operations import ARITHMETIC, CHOICES, FACTORIES, FUNCTIONS, MOMENTS, MOVES, POOLS, PRODUCTS, SUMS
+from labkit.trace.operations import (
+    ALGORITHMS,
+    ARITHMETIC,
+    CHOICES,
+    ELIMINATIONS,
+    FACTORIES,
+    FUNCTIONS,
+    KERNELS,
+    MOMENTS,
+    MOVES,
+    POOLS,
+    PRODUCTS,
+    REFLECTIONS,
+    RESAMPLERS,
+    SUMS,
+    TRANSFORMS,
+)
 from labkit.trace.program import Node, Program, Ref, call
 
 Tensor = torch.Tensor
@@ -41,7 +58,7 @@ _NUMBERED = ARITHMETIC | frozenset(["pow", "fmod", "remainder", "eq", "ne", "lt"
 """Operations whose numbers, which the program gives, count as they are rounded."""
 
 _ROUNDED = ARITHMETIC | PRODUCTS | SUMS
-_LINEAR = MOVES | FACTORIES | ARITHMETIC | PRODUCTS | SUMS | {"neg"}
+_LINEAR = (MOVES | FACTORIES | ARITHMETIC | PRODUCTS | SUMS | {"neg"}) - {"view_as_real"}
 
 
 def linear(program: Program, part: Iterable[int]) -> bool:
@@ -80,8 +97,10 @@ def _length(node: Node, args: Any, out: Tensor) -> int:
 
 
 def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Floating-point tensors among arguments, or parts of a result, changed."""
+    """Floating-point tensors among arguments, or parts of a result, changed; of complex ones the two parts."""
     if isinstance(value, Tensor):
+        if value.is_complex():
+            return torch.view_as_complex(change(torch.view_as_real(value.resolve_conj())).contiguous())
         return change(value) if value.is_floating_point() else value
     if isinstance(value, (tuple, list)):
         return [_each(one, change) for one in value]
@@ -94,7 +113,8 @@ class Exact:
     `summed` are products that are written out and then summed (:func:`terms`). `cut`: which factors of a product are
     not exact in the promised format. `spread`: the standard deviation of what a sum errs. `lost`: what it errs in
     torch's own float32. A part of that is common to every order: terms that vanish beside a few large ones. `tiny`:
-    operations with results so small that a subnormal unit counts.
+    operations with results so small that a subnormal unit counts. `whole`: operations whose error is simulated by moving
+    what they take, as :func:`_backward_error` says: algorithms, and whatever computes with complex numbers.
     """
 
     def __init__(self, rules: Mapping[int, Precision], summed: Collection[int], device: torch.device) -> None:
@@ -103,18 +123,23 @@ class Exact:
         self.spread: dict[int, Any] = {}
         self.lost: dict[int, Any] = {}
         self.tiny: set[int] = set()
+        self.whole: set[int] = set()
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
         op, precision = node.op, self.rules[node.id]
         out = call(node, args, kwargs, self.device)
-        if op in _MOVED:
+        if op in ALGORITHMS or (op not in MOVES and any(isinstance(a, Tensor) and a.is_complex() for a in args)):
+            self.whole.add(node.id)
+        if op in _MOVED or node.id in self.whole:
             return out
         if precision.cut and (op in PRODUCTS or op == "mul"):
             real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
             self.cut[node.id] = [a is not None and not representable(a, precision.products) for a in real]
         if op in MOMENTS:
             self.spread[node.id] = _moments(args[0], out[0], out[1], precision.unit)
+        elif op == "logcumsumexp":  # each addition errs by a round-off of the logarithm, and of the 1 that it is of
+            self.spread[node.id] = precision.unit * (1.0 + _size(out)) * max(args[0].shape, default=1) ** 0.5
         elif (op in PRODUCTS or op in SUMS) and not (op == "index_put" and not (len(args) > 3 and args[3])):
             squares = call(node, _each(args, torch.square), kwargs, self.device)
             by_chance = _each_two(out, squares, lambda x, q: _spread(node, args, x, q, self.unit(node)))
@@ -327,6 +352,8 @@ class Rounding:
             args = [self._cut(a, precision.cut) if i < len(cut) and cut[i] else a for i, a in enumerate(args)]
         if op in _ARGUMENT:
             args = [self.jitter(args[0], u) * (1.0 + self._one(u)), *args[1:]]
+        if node.id in self._exact.whole:
+            args = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x), args)
         out = self._with_numbers(node, args, kwargs)
         if op in _MOVED:
             return out
@@ -367,6 +394,16 @@ class Rounding:
             args[scaled], kwargs = args[scaled] * (number + alpha * self._either()), {}
         return getattr(torch, op)(*args, **kwargs)
 
+    def _as_taken(self, node: Node, args: Any, x: Tensor) -> Tensor:
+        """An argument as a stable algorithm may have taken it."""
+        if not (x.is_floating_point() or x.is_complex()):
+            return x
+        size, factor = _backward_error(node, args, x)
+        size = size.unsqueeze(-1) if x.is_complex() else size
+        u = self._exact.rules[node.id].unit
+        moved = _each(x, lambda part: part + (self._draw(part) - 0.5) * size * (2.0 * u * self._scale))
+        return moved * (1.0 + self._one(factor * u))
+
     def _either(self) -> Tensor:
         """0 or 1, by chance."""
         return torch.randint(2, (), device=self._exact.device) * self._scale
@@ -388,6 +425,29 @@ class Rounding:
     def _summed_up(self, x: Tensor, spread: Tensor, drift: float) -> Tensor:
         normal = torch.erfinv(self._draw(x) * (2.0 - 2.0**-23) - (1.0 - 2.0**-24)) * 2.0**0.5
         return (x + spread * normal * self._scale) * (1.0 + self._one(min(1.0, drift)))
+
+
+def _backward_error(node: Node, args: Any, x: Tensor) -> tuple[Tensor, float]:
+    """How far a stable algorithm is from what it was given, in round-offs: each element, and all as a factor of them.
+
+    What it gives is exact for arguments that are off by p(n) u of their norm (Higham, chapters 9, 10, 19 and 24), where p
+    is n by elimination, n^2 by n reflections, at worst, and the root of that by chance (Higham and Mary 2019, Connolly
+    and Higham 2023); of the norm of a column by elimination, else of the whole. It is log2(n) of a Fourier transform,
+    and n where positions are computed, which are off by u of the size of an image. Complex arithmetic is off by a
+    round-off of the absolute value.
+    """
+    op, size = node.op, _size(x)
+    if op not in ALGORITHMS | PRODUCTS | SUMS:
+        return size, 1.0
+    columns = op in ELIMINATIONS and x.ndim > 1
+    over = args[1] if op in TRANSFORMS else range(-min(2, x.ndim), -1 if columns else 0)
+    if op in TRANSFORMS:
+        factor = 1.0 + math.log2(math.prod(x.shape[d] for d in over))
+    elif op in RESAMPLERS:
+        factor = float(max((*node.shape[2:], *(n for a in args if isinstance(a, Tensor) for n in a.shape[2:]))))
+    else:
+        factor = max(x.shape if op in KERNELS | SUMS else x.shape[-2:], default=1) ** (1.0 if op in REFLECTIONS else 0.5)
+    return size + factor * size.square().mean(tuple(over), keepdim=True).sqrt(), factor
 
 
 def _format_of_numbers(precision: Precision) -> str:
