@@ -113,8 +113,8 @@ class Exact:
     `summed` are products that are written out and then summed (:func:`terms`). `cut`: which factors of a product are
     not exact in the promised format. `spread`: the standard deviation of what a sum errs. `lost`: what it errs in
     torch's own float32. A part of that is common to every order: terms that vanish beside a few large ones. `tiny`:
-    operations with results so small that a subnormal unit counts. `whole`: operations whose error is simulated by moving
-    what they take, as :func:`_backward_error` says: algorithms, and whatever computes with complex numbers.
+    operations with results so small that a subnormal unit counts. `whole`: operations whose error is simulated by
+    moving what they take, as :meth:`Rounding._as_taken` says: algorithms, and whatever computes with complex numbers.
     """
 
     def __init__(self, rules: Mapping[int, Precision], summed: Collection[int], device: torch.device) -> None:
@@ -282,6 +282,7 @@ def simulate(
         for start in range(0, runs, at_once):
             each = torch.empty(min(at_once, runs - start), device=device)
             try:
+                torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
                 found = torch.vmap(lambda _: run(), randomness="different")(each)
             except RuntimeError:  # a shape that depends on values has no batches
                 singles = [run() for _ in each]
@@ -348,12 +349,13 @@ class Rounding:
         if node.id in self._loose:
             args = [self._into_loose(ref, a, precision.unit) for ref, a in zip(node.args, args, strict=True)]
         u, cut = precision.unit, self._exact.cut.get(node.id)
+        kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
         if cut and (op in PRODUCTS or node.id in self._exact.summed):
             args = [self._cut(a, precision.cut) if i < len(cut) and cut[i] else a for i, a in enumerate(args)]
         if op in _ARGUMENT:
-            args = [self.jitter(args[0], u) * (1.0 + self._one(u)), *args[1:]]
+            args = [_each(args[0], lambda x: self.jitter(x, u)) * (1.0 + self._one(u)), *args[1:]]
         if node.id in self._exact.whole:
-            args = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x), args)
+            args = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), args)
         out = self._with_numbers(node, args, kwargs)
         if op in _MOVED:
             return out
@@ -369,7 +371,6 @@ class Rounding:
             out = _each(out, lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u))
         if op == "erf":  # 1 less something (Abramowitz and Stegun 7.1.26, which torch's vector code uses)
             out = out + (self._computed(torch.ones_like(out), 2.0 * FUNCTION_ULPS * u) - 1.0)
-        kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
         if self._nearest:
             formats = [precision.accumulate, precision.storage or ""][: 1 + bool(kept)]
             return _each(out, lambda x: _nearest(x, formats))
@@ -394,13 +395,27 @@ class Rounding:
             args[scaled], kwargs = args[scaled] * (number + alpha * self._either()), {}
         return getattr(torch, op)(*args, **kwargs)
 
-    def _as_taken(self, node: Node, args: Any, x: Tensor) -> Tensor:
-        """An argument as a stable algorithm may have taken it."""
+    def _as_taken(self, node: Node, args: Any, x: Tensor, u: float) -> Tensor:
+        """An argument as a stable algorithm may have taken it: each element off, and all by one factor.
+
+        What the algorithm gives is exact for arguments that are off by p(n) u of their norm (Higham, chapters 9, 10, 19
+        and 24): of a column by elimination, of an element in kernels that only sum, else of the whole. p is n by
+        elimination and n^2 by n reflections at worst, and the root of that by chance (Higham and Mary 2019, Connolly
+        and Higham 2023), twice where both sides are reflected. It is log2(n) of a Fourier transform, and 2 n where
+        positions are computed, which are off by u of the size of an image. Complex arithmetic is off by a round-off of
+        the absolute value. What is eager may store what it computes inside, too.
+        """
         if not (x.is_floating_point() or x.is_complex()):
             return x
-        size, factor = _backward_error(node, args, x)
+        op, size, factor = node.op, _size(x), 1.0
+        if op in ALGORITHMS | PRODUCTS | SUMS:
+            shapes = [node.shape, *(a.shape for a in args if isinstance(a, Tensor))]
+            length = max((n for shape in shapes for n in shape[0 if op in KERNELS | SUMS else -2 :]), default=1)
+            over = tuple(args[1] if op in TRANSFORMS else range(-min(2, x.ndim), -(op in ELIMINATIONS and x.ndim > 1)))
+            factor = 2.0 * length if op in REFLECTIONS | RESAMPLERS else length**0.5
+            factor = 1.0 + math.log2(max(1, x.numel())) if op in TRANSFORMS else factor
+            size = size + factor * (size if op in KERNELS else size.square().mean(over, keepdim=True).sqrt())
         size = size.unsqueeze(-1) if x.is_complex() else size
-        u = self._exact.rules[node.id].unit
         moved = _each(x, lambda part: part + (self._draw(part) - 0.5) * size * (2.0 * u * self._scale))
         return moved * (1.0 + self._one(factor * u))
 
@@ -425,29 +440,6 @@ class Rounding:
     def _summed_up(self, x: Tensor, spread: Tensor, drift: float) -> Tensor:
         normal = torch.erfinv(self._draw(x) * (2.0 - 2.0**-23) - (1.0 - 2.0**-24)) * 2.0**0.5
         return (x + spread * normal * self._scale) * (1.0 + self._one(min(1.0, drift)))
-
-
-def _backward_error(node: Node, args: Any, x: Tensor) -> tuple[Tensor, float]:
-    """How far a stable algorithm is from what it was given, in round-offs: each element, and all as a factor of them.
-
-    What it gives is exact for arguments that are off by p(n) u of their norm (Higham, chapters 9, 10, 19 and 24), where p
-    is n by elimination, n^2 by n reflections, at worst, and the root of that by chance (Higham and Mary 2019, Connolly
-    and Higham 2023); of the norm of a column by elimination, else of the whole. It is log2(n) of a Fourier transform,
-    and n where positions are computed, which are off by u of the size of an image. Complex arithmetic is off by a
-    round-off of the absolute value.
-    """
-    op, size = node.op, _size(x)
-    if op not in ALGORITHMS | PRODUCTS | SUMS:
-        return size, 1.0
-    columns = op in ELIMINATIONS and x.ndim > 1
-    over = args[1] if op in TRANSFORMS else range(-min(2, x.ndim), -1 if columns else 0)
-    if op in TRANSFORMS:
-        factor = 1.0 + math.log2(math.prod(x.shape[d] for d in over))
-    elif op in RESAMPLERS:
-        factor = float(max((*node.shape[2:], *(n for a in args if isinstance(a, Tensor) for n in a.shape[2:]))))
-    else:
-        factor = max(x.shape if op in KERNELS | SUMS else x.shape[-2:], default=1) ** (1.0 if op in REFLECTIONS else 0.5)
-    return size + factor * size.square().mean(tuple(over), keepdim=True).sqrt(), factor
 
 
 def _format_of_numbers(precision: Precision) -> str:
