@@ -221,7 +221,7 @@ class Recorder(Watcher):
     def _keep(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         a, k = self._referenced(args, kwargs)
         number = self.program.add(func, a, k, out)
-        if name_of(func) in NOT_UNIQUE and out[-1].numel():
+        if name_of(func) in NOT_UNIQUE:
             self.notes[f"{NOT_UNIQUE[name_of(func)]} are right with either sign: compare what is made of them"] = None
         if isinstance(out, Tensor):
             self.bind(out, number)

@@ -357,6 +357,8 @@ class Rounding:
         if node.id in self._exact.whole:
             args = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), args)
         out = self._with_numbers(node, args, kwargs)
+        if op in RESAMPLERS:  # polynomials in positions, which may cancel
+            out = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), out)
         if op in _MOVED:
             return out
         if node.id in self._exact.spread:
