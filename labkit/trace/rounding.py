@@ -31,6 +31,7 @@ from labkit.trace.operations import (
     KERNELS,
     MOMENTS,
     MOVES,
+    NOT_UNIQUE,
     POOLS,
     PRODUCTS,
     REFLECTIONS,
@@ -357,6 +358,8 @@ class Rounding:
         if node.id in self._exact.whole:
             args = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), args)
         out = self._with_numbers(node, args, kwargs)
+        if op in NOT_UNIQUE:
+            out = self._turned(out)
         if op in RESAMPLERS:  # polynomials in positions, which may cancel
             out = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), out)
         if op in _MOVED:
@@ -420,6 +423,13 @@ class Rounding:
         size = size.unsqueeze(-1) if x.is_complex() else size
         moved = _each(x, lambda part: part + (self._draw(part) - 0.5) * size * (2.0 * u * self._scale))
         return moved * (1.0 + self._one(factor * u))
+
+    def _turned(self, out: Any) -> Any:
+        """Singular vectors, or eigenvectors, each with either sign; the same sign for both of one singular value."""
+        signs = torch.randint(2, (sum(x.shape[-1] for x in out),), device=self._exact.device) * 2.0 - 1.0
+        if len(out) == 2:
+            return out[0], out[1] * signs[: out[1].shape[-1]]
+        return out[0] * signs[: out[0].shape[-1]], out[1], (out[2].mT * signs[: out[2].shape[-2]]).mT
 
     def _either(self) -> Tensor:
         """0 or 1, by chance."""

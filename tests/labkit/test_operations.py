@@ -343,6 +343,20 @@ def test_vectors_that_are_not_unique_are_noted():
     assert "singular vectors are right with either sign: compare what is made of them" in golden.notes
 
 
+def test_either_sign_of_a_vector_is_right_and_what_they_make_is_held_to_its_bound():
+    a = torch.randn(7, 7, generator=torch.Generator().manual_seed(0))
+
+    def vectors(a):
+        values, v = linalg.eigh(a + a.T)
+        return {"vectors": v, "again": v * values @ v.T}
+
+    golden, seen = labkit.golden(vectors, a=a), vectors(a)
+    turned = {"a": a, "vectors": -seen["vectors"], "again": seen["again"]}
+    assert labkit.localise(turned, golden).first is None
+    made = {"a": a, "again": broken(seen["again"], 1e-4)}
+    assert labkit.localise(made, golden).first == "again"
+
+
 def test_lengths_that_cpp_puts_into_new_memory_are_constants():
     x, targets = torch.randn(12, 2, 6).log_softmax(-1), torch.ones(2, 4, dtype=torch.long)
     found = labkit.golden(lambda x: F.ctc_loss(x, targets, [12, 12], [3, 4]), x)
@@ -353,6 +367,7 @@ def test_lengths_that_cpp_puts_into_new_memory_are_constants():
     ("run", "line"),
     [
         (trained(lambda p: torch.optim.AdamW(p, fused=True)), "_fused_adamw_.*write an optimizer with fused=False"),
+        (lambda w, x: torch.unique(x), "_unique2.* of real numbers .* write it of whole numbers"),
         (lambda w, x: torch.histogram(x, 4), r"histogram\.bin_ct at 'the top' cannot be recorded; write histc"),
         (
             lambda w, x: linalg.eig(x.outer(w)),
