@@ -41,6 +41,7 @@ refresh: setup
 	@$(BIN)/python .ci/pictures.py notebooks/*.ipynb
 	@$(BIN)/python .ci/readme_figures.py
 	@$(BIN)/python .ci/answers.py
+	@$(BIN)/python .ci/operations.py
 
 setup: $(DONE)
 

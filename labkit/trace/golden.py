@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from labkit.errors import UsageError
 from labkit.numerics.compare import compare
-from labkit.trace.operations import full_name, resolve
+from labkit.trace.operations import ALGORITHMS, TRANSFORMS, full_name, resolve
 from labkit.trace.program import CONSTANT, INPUT, ITEM, Node, Program, Ref, float64_by_default
-from labkit.trace.recorder import BACKWARD, Recorder, Watcher, listening, unique
+from labkit.trace.recorder import BACKWARD, Recorder, Watcher, listening, real, unique
 from labkit.trace.steps import Trace, write_safetensors
 
 Tensor = torch.Tensor
@@ -121,7 +121,7 @@ class Golden:
             ) from None
         nodes = [[_word(n.func), _encoded(list(n.args)), _encoded(n.kwargs), list(n.shape)] for n in self.program.nodes]
         text = {"nodes": nodes, "steps": self.steps, "operations": self.operations, "notes": self.notes}
-        text["inside"] = sorted(self.program.inside)
+        text |= {"inside": sorted(self.program.inside)}
         about = {"program": json.dumps(text), "labkit": "golden 1", "torch": torch.__version__}
         tensors = {str(i): v.detach().cpu() for i, v in self.program.values.items() if isinstance(v, Tensor)}
         return write_safetensors(Path(path), tensors, about)
@@ -161,11 +161,14 @@ def _run_without_data(program: Program) -> None:
     """Every operation on tensors without memory: shapes are as they are said to be, and not too many elements."""
     from torch.utils.flop_counter import FlopCounterMode  # which imports Triton
 
-    total, start = 0, time.monotonic()
+    total, work, start = 0, 0, time.monotonic()
 
     def check(i: int, value: Any) -> Any:
-        nonlocal total
+        nonlocal total, work
         node = program.nodes[i]
+        if node.op in (ALGORITHMS - TRANSFORMS) | {"_int_mm"}:  # 25 n^3 for the singular vectors of a matrix
+            shapes = [program.nodes[k].shape for k in node.parents]
+            work += 25 * max((math.prod(shape) * max(shape, default=1) for shape in shapes), default=0)
         if isinstance(value, Tensor):
             if tuple(value.shape) != node.shape:
                 raise ValueError(f"operation {i}, {node.op}, gives {tuple(value.shape)} where {node.shape} is said")
@@ -179,7 +182,7 @@ def _run_without_data(program: Program) -> None:
     given = {i: torch.empty_like(v, device="meta") for i, v in program.values.items() if isinstance(v, Tensor)}
     with FlopCounterMode(display=False) as flops:
         program.run(range(len(program.nodes)), given, (), seen=check, device=torch.device("meta"))
-    if flops.get_total_flops() > MOST_FLOPS:
+    if flops.get_total_flops() + work > MOST_FLOPS:
         raise ValueError(f"more than {MOST_FLOPS:.0e} operations in its products")
 
 
@@ -199,6 +202,8 @@ def _encoded(value: Any) -> Any:
         return [_encoded(one) for one in value]
     if isinstance(value, dict):
         return {"named": {key: _encoded(one) for key, one in value.items()}}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise UsageError(f"golden: {type(value).__name__} as an argument cannot be saved")
@@ -214,6 +219,8 @@ def _decoded(value: Any, before: int) -> Any:
         return Ref(what)
     if kind == "dtype":
         return _DTYPES[what]
+    if kind == "complex":
+        return complex(*what)
     if kind == "named":
         return {str(key): _decoded(one, before) for key, one in what.items()}
     raise ValueError(f"{str(value)[:60]} is no argument")
@@ -299,9 +306,9 @@ def replays(name: str, again: Tensor, value: Tensor, dtype: torch.dtype = torch.
 
     Other strides or another order may round otherwise; what was not recorded, or is another operation, shows at once.
     """
-    real = value.is_floating_point()
-    found = compare(again, value, math.inf if real else None)
-    if not found.ok or (real and found.rms_ratio > torch.finfo(dtype).eps ** 0.5):
+    floating = value.is_floating_point()
+    found = compare(again, value, math.inf if floating else None)
+    if not found.ok or (floating and found.rms_ratio > torch.finfo(dtype).eps ** 0.5):
         raise UsageError(f"step {name!r} does not replay: what torch's operations give is not what it is")
 
 
@@ -338,9 +345,11 @@ def leaves_of(
             x = torch.from_numpy(np.ascontiguousarray(x))
         if not isinstance(x, Tensor):
             continue
-        real = x.is_floating_point()
-        copied = x.detach().clone() if dtype is None or not real else x.detach().to(dtype, copy=True)
-        leaves[name] = copied.requires_grad_(real and differentiate)
+        if x.is_complex():
+            raise UsageError(f"{name}: is complex; wanted its two parts, and torch.complex of them inside")
+        floating = x.is_floating_point()
+        copied = x.detach().clone() if dtype is None or not floating else x.detach().to(dtype, copy=True)
+        leaves[name] = copied.requires_grad_(floating and differentiate)
     if isinstance(subject, torch.nn.Module):
         for name, parameter in (*subject.named_parameters(), *subject.named_buffers()):
             if name in leaves:
@@ -443,7 +452,7 @@ def results_of(output: Any, module: bool) -> Iterator[tuple[str, Tensor]]:
 def tensors_of(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors in a result, nested as it may be, by name."""
     if isinstance(value, Tensor):
-        yield name, value
+        yield name, real(value)
     elif isinstance(value, dict):
         for key, part in value.items():
             yield from tensors_of(f"{name}.{key}", part)

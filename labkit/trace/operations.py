@@ -7,7 +7,7 @@ decompositions; what cannot be is named when it is recorded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,64 +21,93 @@ def _named(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-MOVES = _named("""
-    view _unsafe_view reshape t transpose permute expand slice select unsqueeze squeeze clone cat stack split
-    split_with_sizes unbind index gather index_select embedding where masked_fill flip roll tril triu repeat
+MOVES = _named("""view _unsafe_view reshape t transpose permute expand slice select unsqueeze squeeze clone cat stack
+    split split_with_sizes unbind index gather index_select embedding where masked_fill flip roll tril triu repeat
     diagonal unfold as_strided as_strided_scatter _to_copy scatter slice_scatter select_scatter diagonal_scatter
-    slice_backward select_backward constant_pad_nd masked_select getitem
-""")
+    slice_backward select_backward constant_pad_nd masked_select getitem copy masked_scatter complex view_as_complex
+    view_as_real _conj _conj_physical resolve_conj _neg_view""")
 """Values change their place and nothing else; zeros or a number may come in."""
 
-FACTORIES = _named("""
-    zeros ones full arange scalar_tensor eye zeros_like ones_like full_like new_zeros new_ones new_full
-""")
+FACTORIES = _named("""zeros ones full arange scalar_tensor eye zeros_like ones_like full_like new_zeros new_ones
+    new_full tril_indices triu_indices""")
 """Values that do not depend on any input's."""
 
-CHOICES = _named("""
-    abs neg relu clamp clamp_min clamp_max maximum minimum amax amin max min sign sgn eq ne lt le gt ge isnan isinf
-    isfinite logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor argmax
-    argmin sort topk argsort any all round floor ceil trunc remainder fmod fill copysign hardtanh threshold cummax
-    max_pool2d_with_indices nonzero bucketize
-""")
-"""Exact, and not linear: which value is taken may depend on a rounding before."""
+CHOICES = _named("""abs neg relu clamp clamp_min clamp_max maximum minimum amax amin max min sign sgn eq ne lt le gt ge
+    isnan isinf isfinite logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor
+    argmax argmin sort topk argsort any all round floor ceil trunc remainder fmod fill copysign hardtanh threshold
+    cummax max_pool2d_with_indices nonzero bucketize searchsorted cummin median nanmedian kthvalue mode
+    unique_consecutive unique_dim _unique _unique2 repeat_interleave max_pool3d_with_indices adaptive_max_pool2d
+    adaptive_max_pool3d gcd lcm __lshift__ __rshift__ bitwise_left_shift bitwise_right_shift _int_mm""")
+"""Exact, and not linear: which value is taken, or counted where, may depend on a rounding before."""
 
-ARITHMETIC = _named("""
-    add sub mul div rsub
-""")
+ARITHMETIC = _named("add sub mul div rsub")
 """One rounding of each element's result."""
 
-PRODUCTS = _named("""
-    mm bmm mv dot convolution convolution_backward
-""")
+PRODUCTS = _named("mm bmm mv dot convolution convolution_backward")
 """Sums of products, whose factors may be cut to fewer digits first."""
 
-POOLS = _named("""
-    avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
-    _adaptive_avg_pool3d_backward upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
-    upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward
-""")
+POOLS = _named("""avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d_backward
+    _adaptive_avg_pool3d _adaptive_avg_pool3d_backward upsample_nearest1d_backward upsample_nearest2d_backward
+    upsample_nearest3d_backward upsample_linear1d_backward upsample_bilinear2d_backward
+    upsample_trilinear3d_backward""")
 """Sums of neighbours with fixed weights from 0 to 1."""
 
-SUMS = POOLS | _named("""
-    sum mean cumsum index_add index_put scatter_add embedding_dense_backward index_reduce
-""")
+SUMS = POOLS | _named("""sum mean cumsum index_add index_put scatter_add embedding_dense_backward index_reduce
+    scatter_reduce put bincount _embedding_bag _embedding_bag_forward_only _embedding_bag_backward
+    _embedding_bag_dense_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward
+    adaptive_max_pool3d_backward""")
 """Sums in an order that is not known."""
 
 MOMENTS = frozenset({"var_mean"})
 """Variance and mean, which programs compute in one pass, in two, or by updates."""
 
-FUNCTIONS = _named("""
-    exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal pow sin cos tan asin acos atan atan2 sinh cosh tanh
-    erf erfc erfinv sigmoid lgamma digamma hypot prod cumprod
-""")
+FUNCTIONS = _named("""exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal pow sin cos tan asin acos atan atan2
+    sinh cosh tanh erf erfc erfinv sigmoid lgamma digamma hypot prod cumprod acosh asinh atanh polar angle polygamma
+    i0 special_i0e special_i1 special_i1e special_ndtri special_erfcx special_log_ndtr logcumsumexp""")
 """What a library computes, to a unit or two in the last place."""
 
-ALLOWED = MOVES | FACTORIES | CHOICES | ARITHMETIC | PRODUCTS | SUMS | MOMENTS | FUNCTIONS
+ELIMINATIONS = _named("""linalg_cholesky_ex cholesky_solve cholesky_inverse linalg_lu_factor_ex linalg_lu
+    linalg_lu_solve lu_unpack _linalg_solve_ex linalg_solve_triangular linalg_inv_ex _linalg_det _linalg_slogdet""")
+"""Elimination: right for matrices that are off by sqrt(n) round-offs of the norm of each column."""
 
-IGNORED = _named("""
-    detach alias lift_fresh lift is_same_size lift_fresh_copy
-""")
-"""The same values in the same place."""
+REFLECTIONS = _named("""_linalg_svd _linalg_eigh linalg_qr linalg_lstsq linalg_pinv linalg_matrix_exp""")
+"""n reflections from each side, or squarings: right for matrices that are off by 2 n round-offs of the whole's norm."""
+
+TRANSFORMS = _named("_fft_r2c _fft_c2r _fft_c2c")
+"""Fourier transforms: off by log2(n) round-offs of the norm of what is transformed."""
+
+RESAMPLERS = _named("""grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward
+    upsample_bicubic2d_backward _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa
+    _upsample_bilinear2d_aa_backward""")
+"""Sums of neighbours with weights from positions, which are off by a round-off of the size of the image."""
+
+KERNELS = _named("""_cdist_forward _cdist_backward _pdist_forward _pdist_backward _ctc_loss _ctc_loss_backward
+    _trilinear multi_margin_loss_backward _weight_norm_interface_backward _embedding_bag_per_sample_weights_backward""")
+"""Sums and functions in one operation, each of whose arguments counts as off by sqrt(n) round-offs."""
+
+ALGORITHMS = ELIMINATIONS | REFLECTIONS | TRANSFORMS | RESAMPLERS | KERNELS
+"""What is run as one operation: its error is that of one on arguments moved at random, each element and all of them."""
+
+ALLOWED = MOVES | FACTORIES | CHOICES | ARITHMETIC | PRODUCTS | SUMS | MOMENTS | FUNCTIONS | ALGORITHMS
+
+IGNORED = _named("""detach alias lift_fresh lift is_same_size lift_fresh_copy _linalg_check_errors
+    _record_function_enter_new _record_function_exit""")
+"""The same values in the same place, or none."""
+
+FROZEN = _named("_local_scalar_dense equal")
+"""What gives a Python number or truth value."""
+
+NOT_UNIQUE = {"_linalg_svd": "singular vectors", "_linalg_eigh": "eigenvectors"}
+"""Results that another right program may give with another sign, or turned where two values are equal."""
+
+INSTEAD = {"_fused_": "an optimizer with fused=False", "linalg_eig": "linalg.eigh", "histogram": "histc"}
+"""What to write in place of an operation that cannot be recorded, by how its name begins."""
+
+
+def instead(name: str) -> str:
+    """What to write in place of an operation that cannot be recorded."""
+    known = (words for start, words in INSTEAD.items() if name.startswith(start))
+    return next(known, "operations of docs/operations.md, or give its result as one more input")
 
 
 def name_of(func: Any) -> str:
@@ -118,10 +147,30 @@ def functional(func: Any) -> Any:
 @cache
 def decomposition(func: Any) -> Callable[..., Any] | None:
     """How an operation that is not in the table is made of others; None where that is not known."""
-    return _OURS.get(name_of(func)) or decomposition_table.get(func)
+    way, by_torch = _OURS.get(name_of(func)) or decomposition_table.get(func), "CompositeExplicitAutograd"
+    if way is None and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), by_torch):
+        return (
+            partial(func._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)
+            if name_of(func).startswith(_MADE_OF_OTHERS)
+            else None
+        )
+    return way
 
+
+def _histc(x: Tensor, bins: int = 100, min: Any = 0.0, max: Any = 0.0) -> Tensor:
+    if min == max:  # from the smallest to the largest
+        alike = x.amin() == x.amax()
+        min, max = torch.where(alike, x.amin() - 1, x.amin()), torch.where(alike, x.amax() + 1, x.amax())
+    inside = (x >= min) & (x <= max)
+    places = torch.where(inside, (x - min) * (bins / (max - min)), 0).floor().clamp(max=bins - 1).long().flatten()
+    return x.new_zeros(bins).scatter_add(0, places, inside.to(x.dtype).flatten())
+
+
+_MADE_OF_OTHERS = ("_foreach_", "masked_scatter_backward")
+"""How the names of operations begin that torch itself makes of others, in C++."""
 
 _OURS: dict[str, Callable[..., Any]] = {
+    "histc": _histc,
     "var": lambda *a, **k: torch.var_mean(*a, **k)[0],
     "std": lambda *a, **k: torch.var_mean(*a, **k)[0].sqrt(),
 }

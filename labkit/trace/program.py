@@ -52,11 +52,17 @@ def filled(value: Any, results: Mapping[int, Any]) -> Any:
 
 
 def call(node: Node, args: Any, kwargs: dict[str, Any], device: torch.device | None = None) -> Any:
-    """Run one operation. A view is a copy where its argument's memory does not allow a view."""
+    """Run one operation. A view is a copy where its argument's memory does not allow a view, or vmap does not."""
     if node.op == ITEM:
         return args[0][args[1]]
     if node.op in ("view", "_unsafe_view"):
         return args[0].reshape(args[1])
+    if node.op == "as_strided_scatter":  # in a form that has batches
+        row, new, *how = args
+        places = torch.arange(row.numel(), device=row.device).as_strided(*how)
+        return row.flatten().scatter(0, places.flatten(), new.to(row.dtype).flatten()).view(row.shape)
+    if node.op in ("_conj", "_neg_view"):
+        return (torch.conj_physical if node.op == "_conj" else torch.neg)(torch.as_tensor(args[0]))
     if node.op in FACTORIES and device is not None and not any(isinstance(a, Tensor) for a in args):
         kwargs = {**kwargs, "device": device}
     return node.func(*args, **kwargs)

@@ -11,14 +11,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.errors import UsageError
 from labkit.trace.operations import (
+    ALGORITHMS,
     ALLOWED,
     ARITHMETIC,
+    FROZEN,
     FUNCTIONS,
     IGNORED,
+    NOT_UNIQUE,
     PRODUCTS,
     SUMS,
     decomposition,
     functional,
+    instead,
     name_of,
 )  # fmt: skip
 from labkit.trace.program import CONSTANT, INPUT, ITEM, Program, Ref
@@ -32,14 +36,21 @@ _LISTENERS: list[Callable[[str, Tensor], None]] = []
 BACKWARD = "backward"
 """The path of operations that compute gradients."""
 
-NARROW = (torch.float32, torch.float16, torch.bfloat16)
+WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+WIDE[torch.complex64] = torch.complex128
+"""What a narrower dtype becomes."""
 
 
 def step(name: str, tensor: Tensor) -> Tensor:
     """Name an intermediate tensor, so that it is a step. Outside a recording nothing happens. Returns the tensor."""
     if _LISTENERS:
-        _LISTENERS[-1](name, tensor)
+        _LISTENERS[-1](name, real(tensor))
     return tensor
+
+
+def real(x: Tensor) -> Tensor:
+    """Of complex numbers the two parts, in a last dimension."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 @contextmanager
@@ -85,13 +96,14 @@ class Watcher(TorchDispatchMode):
             return
         if name == "add" and self.path == BACKWARD:  # autograd adds gradients up in an order of its own
             return
-        for value in out if isinstance(out, (tuple, list)) else (out,):
+        parts = out if isinstance(out, (tuple, list)) else (out,)
+        for value in parts[1:] if name == "_linalg_svd" else parts:  # its values; vectors may have another sign
             if isinstance(value, Tensor) and value.is_floating_point():
                 self._hear(f"{self.path}/{name}", value)
                 return  # the first is the result; others are kept for the backward
 
 
-COMPUTING = frozenset({"relu", "masked_fill", "where"}) | ARITHMETIC | PRODUCTS | SUMS | FUNCTIONS
+COMPUTING = frozenset({"relu", "masked_fill", "where"}) | ARITHMETIC | PRODUCTS | SUMS | FUNCTIONS | ALGORITHMS
 """Of the operations that a program holds, those whose results have a name; whatever is composite has one too."""
 
 
@@ -107,6 +119,7 @@ class Recorder(Watcher):
         self._flat: dict[int, int] = {}  # storages that were written to: the number of their contents, in one row
         self._alive: list[Tensor] = []  # memory that is freed would be taken for what comes after it
         self._wide: dict[tuple[Any, ...], Tensor] = {}  # narrower tensors from outside, by their memory: in float64
+        self._blank: set[int] = set()  # new memory, into which C++ may put numbers that no operation shows
         self._inside = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -121,17 +134,21 @@ class Recorder(Watcher):
             return self._drawn(func, name, args, kwargs)
         if name.startswith(("empty", "new_empty")):
             out = func(*args, **kwargs)
-            self.bind(out, self.program.add(CONSTANT, value=torch.zeros_like(out)))
+            self._blank.add(number := self.program.add(CONSTANT, value=torch.zeros_like(out)))
+            self.bind(out.zero_(), number)
             return out
-        if name == "_local_scalar_dense":
+        if name in FROZEN:
             self.notes["a value left the program as a Python number: what follows from it is frozen as it was here"] = (
                 None
             )
             return func(*args, **kwargs)
-        if func._schema.is_mutable:
+        if func._schema.is_mutable and not name.startswith("_foreach_"):
             return self._in_place(func, name, args, kwargs)
         if name not in ALLOWED:
             return self._composite(func, name, args, kwargs)
+        if "unique" in name and args[0].is_floating_point():  # rounding would change how many there are
+            where = f"{func} of real numbers at {self.path or 'the top'!r}"
+            raise UsageError(f"golden: {where} cannot be recorded; write it of whole numbers")
         out = func(*args, **kwargs)
         self._keep(func, args, kwargs, out)
         if not self._inside:
@@ -149,12 +166,16 @@ class Recorder(Watcher):
         key, storage = _key(tensor)
         found = self._at.get(key)
         if found is not None and found[1] == self._version.get(storage, 0):
+            if found[0] in self._blank and bool(tensor.any()):
+                self.program.values[found[0]] = tensor.detach().clone()
             return found[0]
         if storage in self._flat:  # written to through another view since
             number = self._view(tensor, self._flat[storage])
         else:
             wide = tensor.detach().to(torch.float64) if tensor.is_floating_point() else tensor.detach()
-            number = self.program.add(CONSTANT, value=wide.clone())
+            number = self.program.add(CONSTANT, value=real(wide).clone())
+            if wide.is_complex():
+                number = self.program.add(aten.view_as_complex.default, (Ref(number),), value=wide)
             if tensor.ndim and self.path != BACKWARD:
                 self.notes.setdefault(f"a tensor of shape {tuple(tensor.shape)} came from outside and is a constant")
         self.bind(tensor, number)
@@ -173,18 +194,18 @@ class Recorder(Watcher):
     def _widened(self, value: Any) -> Any:
         """float64 in place of every narrower floating-point dtype and tensor."""
         if isinstance(value, Tensor):
-            if value.is_complex() or value.is_quantized or value.layout != torch.strided:
+            if value.is_quantized or value.layout != torch.strided:
                 kind = f"a {value.dtype} tensor of layout {value.layout}"
-                raise UsageError(f"golden: {kind} cannot be recorded; wanted dense real numbers")
-            if value.dtype not in NARROW:
+                raise UsageError(f"golden: {kind} cannot be recorded; wanted dense numbers")
+            if value.dtype not in WIDE:
                 return value
             key = _key(value)[0]
             if key not in self._wide:
-                self._wide[key] = value.detach().to(torch.float64)
+                self._wide[key] = value.detach().to(WIDE[value.dtype])
                 self._alive.append(value)
             return self._wide[key]
         if isinstance(value, torch.dtype):
-            return torch.float64 if value in NARROW else value
+            return WIDE.get(value, value)
         if isinstance(value, (tuple, list)):
             return [self._widened(one) for one in value]
         return value
@@ -203,6 +224,8 @@ class Recorder(Watcher):
     def _keep(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         a, k = self._referenced(args, kwargs)
         number = self.program.add(func, a, k, out)
+        if name_of(func) in NOT_UNIQUE:
+            self.notes[f"{NOT_UNIQUE[name_of(func)]} are right with either sign: compare what is made of them"] = None
         if isinstance(out, Tensor):
             self.bind(out, number)
             return
@@ -219,7 +242,8 @@ class Recorder(Watcher):
         finally:
             self._inside -= 1
         if out is NotImplemented:
-            raise UsageError(f"golden: {func} at {self.path or 'the top'!r} cannot be recorded; no way to decompose it")
+            where = f"{func} at {self.path or 'the top'!r}"
+            raise UsageError(f"golden: {where} cannot be recorded; write {instead(name)}")
         if not self._inside:
             results = {
                 self.number(x) for x in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(x, Tensor)
@@ -252,7 +276,8 @@ class Recorder(Watcher):
                 f"golden: {func} at {self.path or 'the top'!r} writes to a tensor from outside the program"
             )
         if len(written) > 1 or not isinstance(target, Tensor) or not (pure or name in ("copy_", "zero_", "fill_")):
-            raise UsageError(f"golden: {func} at {self.path or 'the top'!r} writes in place and cannot be recorded")
+            where = f"{func} at {self.path or 'the top'!r}"
+            raise UsageError(f"golden: {where} writes in place and cannot be recorded; write {instead(name)}")
         named = {key: value for key, value in kwargs.items() if key != place or name.endswith("_")}
         self._inside += 1
         try:
@@ -292,7 +317,7 @@ class Recorder(Watcher):
 
     def _whole(self, storage: int, count: int) -> int | None:
         """The contents of a whole storage, in one row, from a tensor that covers it."""
-        for (place, offset, shape, stride, dtype), (number, version) in self._at.items():
+        for (place, offset, shape, stride, dtype, *_), (number, version) in self._at.items():
             size = torch.Size(shape).numel()
             if place == storage and size == count and version == self._version.get(storage, 0):
                 zeros = self.program.add(aten.zeros.default, ([count],), {"dtype": dtype}, shape=[count])
@@ -307,4 +332,5 @@ _PLACES = ("device", "layout", "pin_memory", "memory_format", "generator", "non_
 
 def _key(tensor: Tensor) -> tuple[tuple[Any, ...], int]:
     storage = tensor.untyped_storage()._cdata
-    return (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype), storage
+    kind = (tensor.dtype, tensor.is_conj(), tensor.is_neg())
+    return (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), *kind), storage

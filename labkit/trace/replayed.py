@@ -42,10 +42,7 @@ LONG = 10.0
 
 
 class Replayed:
-    """A golden, and what was observed of its steps. `chance` is the false-alarm rate of one step and instrument.
-
-    Not `inputs_given`: what the program calls inputs are steps of unknown origin, which are not judged here.
-    """
+    """A golden, and what was observed of its steps. `chance` is the false-alarm rate of one step and instrument."""
 
     def __init__(
         self,
@@ -54,12 +51,10 @@ class Replayed:
         rules: Precision,
         chance: float,
         say: Callable[[str], None],
-        *,
-        inputs_given: bool = True,
     ) -> None:
         golden = golden.with_steps(name for name in seen.steps if name not in golden.steps)
         self._golden, self._program, self._seen, self._rules = golden, golden.program, seen, rules
-        self._chance, self._say, self._inputs_given = chance, say, inputs_given
+        self._chance, self._say = chance, say
         self._names: dict[int, list[str]] = {}
         for name, number in golden.steps.items():
             if name in seen:
@@ -108,7 +103,7 @@ class Replayed:
                 if i in again and found[name].wrong:
                     other = self._finding(name, i, again[i], ROUNDED)
                     found[name] = found[name] if other.wrong else other
-                if i not in parts and self._inputs_given:
+                if i not in parts:
                     found[name] = self._input(name)
                 if name not in found:
                     continue

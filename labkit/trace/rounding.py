@@ -17,10 +17,28 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from labkit.numerics.bounds import gamma, lost_terms, variance_of_sum, worst_case
 from labkit.numerics.precision import INTEGERS, SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, representable, stored
-from labkit.trace.operations import ARITHMETIC, CHOICES, FACTORIES, FUNCTIONS, MOMENTS, MOVES, POOLS, PRODUCTS, SUMS
+from labkit.trace.operations import (
+    ALGORITHMS,
+    ARITHMETIC,
+    CHOICES,
+    ELIMINATIONS,
+    FACTORIES,
+    FUNCTIONS,
+    KERNELS,
+    MOMENTS,
+    MOVES,
+    NOT_UNIQUE,
+    POOLS,
+    PRODUCTS,
+    REFLECTIONS,
+    RESAMPLERS,
+    SUMS,
+    TRANSFORMS,
+)
 from labkit.trace.program import Node, Program, Ref, call
 
 Tensor = torch.Tensor
@@ -41,7 +59,7 @@ _NUMBERED = ARITHMETIC | frozenset(["pow", "fmod", "remainder", "eq", "ne", "lt"
 """Operations whose numbers, which the program gives, count as they are rounded."""
 
 _ROUNDED = ARITHMETIC | PRODUCTS | SUMS
-_LINEAR = MOVES | FACTORIES | ARITHMETIC | PRODUCTS | SUMS | {"neg"}
+_LINEAR = (MOVES | FACTORIES | ARITHMETIC | PRODUCTS | SUMS | {"neg"}) - {"view_as_real"}
 
 
 def linear(program: Program, part: Iterable[int]) -> bool:
@@ -80,8 +98,10 @@ def _length(node: Node, args: Any, out: Tensor) -> int:
 
 
 def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Floating-point tensors among arguments, or parts of a result, changed."""
+    """Floating-point tensors among arguments, or parts of a result, changed; of complex ones the two parts."""
     if isinstance(value, Tensor):
+        if value.is_complex():
+            return torch.view_as_complex(change(torch.view_as_real(value.resolve_conj())).contiguous())
         return change(value) if value.is_floating_point() else value
     if isinstance(value, (tuple, list)):
         return [_each(one, change) for one in value]
@@ -94,7 +114,9 @@ class Exact:
     `summed` are products that are written out and then summed (:func:`terms`). `cut`: which factors of a product are
     not exact in the promised format. `spread`: the standard deviation of what a sum errs. `lost`: what it errs in
     torch's own float32. A part of that is common to every order: terms that vanish beside a few large ones. `tiny`:
-    operations with results so small that a subnormal unit counts, `huge` with some that overflow.
+    operations with results so small that a subnormal unit counts, `huge` with some that overflow. `whole`: operations
+    whose error is simulated by moving what they take, as :meth:`Rounding._as_taken` says: algorithms, and whatever
+    computes with complex numbers.
     """
 
     def __init__(self, rules: Mapping[int, Precision], summed: Collection[int], device: torch.device) -> None:
@@ -104,18 +126,23 @@ class Exact:
         self.lost: dict[int, Any] = {}
         self.tiny: set[int] = set()
         self.huge: set[int] = set()
+        self.whole: set[int] = set()
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
         op, precision = node.op, self.rules[node.id]
         out = call(node, args, kwargs, self.device)
-        if op in _MOVED:
+        if op in ALGORITHMS or (op not in MOVES and any(isinstance(a, Tensor) and a.is_complex() for a in args)):
+            self.whole.add(node.id)
+        if op in _MOVED or node.id in self.whole:
             return out
         if precision.cut and (op in PRODUCTS or op == "mul"):
             real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
             self.cut[node.id] = [a is not None and not representable(a, precision.products) for a in real]
         if op in MOMENTS:
             self.spread[node.id] = _moments(args[0], out[0], out[1], precision.unit)
+        elif op == "logcumsumexp":  # each addition errs by a round-off of the logarithm, and of the 1 that it is of
+            self.spread[node.id] = precision.unit * (1.0 + _size(out)) * max(args[0].shape, default=1) ** 0.5
         elif (op in PRODUCTS or op in SUMS) and not (op == "index_put" and not (len(args) > 3 and args[3])):
             squares = call(node, _each(args, torch.square), kwargs, self.device)
             by_chance = _each_two(out, squares, lambda x, q: _spread(node, args, x, q, self.unit(node)))
@@ -260,6 +287,7 @@ def simulate(
         for start in range(0, runs, at_once):
             each = torch.empty(min(at_once, runs - start), device=device)
             try:
+                torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
                 found = torch.vmap(lambda _: run(), randomness="different")(each)
             except RuntimeError:  # a shape that depends on values has no batches
                 singles = [run() for _ in each]
@@ -330,11 +358,18 @@ class Rounding:
         if node.id in self._loose:
             args = [self._into_loose(ref, a, precision.unit) for ref, a in zip(node.args, args, strict=True)]
         u, cut = precision.unit, self._exact.cut.get(node.id)
+        kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
         if cut and (op in PRODUCTS or node.id in self._exact.summed):
             args = [self._cut(a, precision.cut) if i < len(cut) and cut[i] else a for i, a in enumerate(args)]
         if op in _ARGUMENT:
-            args = [self.jitter(args[0], u) * (1.0 + self._one(u)), *args[1:]]
+            args = [_each(args[0], lambda x: self.jitter(x, u)) * (1.0 + self._one(u)), *args[1:]]
+        if node.id in self._exact.whole:
+            args = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), args)
         out = self._with_numbers(node, args, kwargs)
+        if op in NOT_UNIQUE:
+            out = self._turned(out)
+        if op in RESAMPLERS:  # polynomials in positions, which may cancel
+            out = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), out)
         if node.id in self._exact.huge:
             out = _each(out, lambda x: _overflowed(x, _largest(precision)))
         if op in _MOVED:
@@ -351,7 +386,6 @@ class Rounding:
             out = _each(out, lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u))
         if op == "erf":  # 1 less something (Abramowitz and Stegun 7.1.26, which torch's vector code uses)
             out = out + (self._computed(torch.ones_like(out), 2.0 * FUNCTION_ULPS * u) - 1.0)
-        kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
         if self._nearest:
             formats = [precision.accumulate, precision.storage or ""][: 1 + bool(kept)]
             return _each(out, lambda x: _nearest(x, formats))
@@ -375,6 +409,37 @@ class Rounding:
             scaled, number = 0 if op == "rsub" else 1, kwargs["alpha"]
             args[scaled], kwargs = args[scaled] * (number + alpha * self._either()), {}
         return getattr(torch, op)(*args, **kwargs)
+
+    def _as_taken(self, node: Node, args: Any, x: Tensor, u: float) -> Tensor:
+        """An argument as a stable algorithm may have taken it: each element off, and all by one factor.
+
+        What the algorithm gives is exact for arguments that are off by p(n) u of their norm (Higham, chapters 9, 10, 19
+        and 24): of a column by elimination, of an element in kernels that only sum, else of the whole. p is n by
+        elimination and n^2 by n reflections at worst, and the root of that by chance (Higham and Mary 2019, Connolly
+        and Higham 2023), twice where both sides are reflected. It is log2(n) of a Fourier transform, and 2 n where
+        positions are computed, which are off by u of the size of an image. Complex arithmetic is off by a round-off of
+        the absolute value. What is eager may store what it computes inside, too.
+        """
+        if not (x.is_floating_point() or x.is_complex()):
+            return x
+        op, size, factor = node.op, _size(x), 1.0
+        if op in ALGORITHMS | PRODUCTS | SUMS:
+            shapes = [node.shape, *(a.shape for a in args if isinstance(a, Tensor))]
+            length = max((n for shape in shapes for n in shape[0 if op in KERNELS | SUMS else -2 :]), default=1)
+            over = tuple(args[1] if op in TRANSFORMS else range(-min(2, x.ndim), -(op in ELIMINATIONS and x.ndim > 1)))
+            factor = 2.0 * length if op in REFLECTIONS | RESAMPLERS else length**0.5
+            factor = 1.0 + math.log2(max(1, x.numel())) if op in TRANSFORMS else factor
+            size = size + factor * (size if op in KERNELS else size.square().mean(over, keepdim=True).sqrt())
+        size = size.unsqueeze(-1) if x.is_complex() else size
+        moved = _each(x, lambda part: part + (self._draw(part) - 0.5) * size * (2.0 * u * self._scale))
+        return moved * (1.0 + self._one(factor * u))
+
+    def _turned(self, out: Any) -> Any:
+        """Singular vectors, or eigenvectors, each with either sign; the same sign for both of one singular value."""
+        signs = torch.randint(2, (sum(x.shape[-1] for x in out),), device=self._exact.device) * 2.0 - 1.0
+        if len(out) == 2:
+            return out[0], out[1] * signs[: out[1].shape[-1]]
+        return out[0] * signs[: out[0].shape[-1]], out[1], (out[2].mT * signs[: out[2].shape[-2]]).mT
 
     def _either(self) -> Tensor:
         """0 or 1, by chance."""
