@@ -119,8 +119,11 @@ class Golden:
             raise UsageError(
                 f"golden: its program cannot be checked without its data and is not saved ({error})"
             ) from None
-        nodes = [[_word(n.func), _encoded(list(n.args)), _encoded(n.kwargs), list(n.shape)] for n in self.program.nodes]
-        text = {"nodes": nodes, "steps": self.steps, "operations": self.operations, "notes": self.notes}
+        nodes = [
+            [_word(n.func), _encoded(list(n.args)), _encoded(n.kwargs), list(n.shape), n.dtype]
+            for n in self.program.nodes
+        ]
+        text: dict[str, Any] = {"nodes": nodes, "steps": self.steps, "operations": self.operations, "notes": self.notes}
         text |= {"inside": sorted(self.program.inside)}
         about = {"program": json.dumps(text), "labkit": "golden 1", "torch": torch.__version__}
         tensors = {str(i): v.detach().cpu() for i, v in self.program.values.items() if isinstance(v, Tensor)}
@@ -227,9 +230,9 @@ def _decoded(value: Any, before: int) -> Any:
 
 
 def _node(i: int, item: Any) -> Node:
-    word, args, kwargs, shape = item
+    word, args, kwargs, shape, dtype = (*item, "")[:5]
     func = word if word in (INPUT, CONSTANT, ITEM) else resolve(word)
-    return Node(i, func, tuple(_decoded(args, i)), _decoded(kwargs, i), tuple(int(n) for n in shape))
+    return Node(i, func, tuple(_decoded(args, i)), _decoded(kwargs, i), tuple(int(n) for n in shape), str(dtype))
 
 
 def _numbers(names: dict[str, int], nodes: list[Node]) -> dict[str, int]:
@@ -239,9 +242,10 @@ def _numbers(names: dict[str, int], nodes: list[Node]) -> dict[str, int]:
 
 
 def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **named: Any) -> Golden:
-    """Run `reference`, a torch module or a function of tensors, once in float64, and keep what it did.
+    """Run `reference`, a torch module or a function of tensors, once, and keep what it did as a program in float64.
 
-    Inputs are tensors or arrays, on one device; floating-point ones become float64, their values as they are. Steps
+    Inputs are tensors or arrays, on one device; floating-point ones become float64, their values as they are. Only a
+    module of bfloat16 or float16 runs in its own types, so that its casts are part of the program. Steps, in order,
     are the inputs (``input.0``, or their keyword), a module's parameters, each submodule's output by its name in the
     tree, each :func:`labkit.step`, and the result: ``output``, parts of a tuple or a dict with ``.0`` or ``.key``
     behind it; a function's dict has names of its own. A second call of the same gets ``#2``. Of a module, with a
@@ -251,9 +255,14 @@ def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None
 
     What is drawn at random is kept as it was drawn. Raises UsageError for what cannot be recorded, by its name.
     """
-    with as_float64():
-        subject = copy.deepcopy(reference).double() if isinstance(reference, torch.nn.Module) else reference
-        found = with_backward(lambda wanted: _recorded(subject, inputs, named, loss, wanted), subject, loss)
+    found, why = None, ""
+    if isinstance(reference, torch.nn.Module) and any(x.dtype in NARROW for x in reference.parameters()):
+        try:
+            found = _run(reference, inputs, named, loss, wide=False)
+        except Exception as error:  # a type that an operation has not, or a shape that depends on rounded values
+            why = f"recorded as if all were float64, without casts to narrower types: {_line(error)}"
+    found = found or _run(reference, inputs, named, loss, wide=True)
+    found.notes += [why] * bool(why)
     made = [name for name in found.names if name not in found.inputs]
     if not made:
         raise UsageError("golden: the reference gives no tensor; wanted one at least")
@@ -272,7 +281,19 @@ def with_backward(run: Callable[[bool], tuple[Any, Any]], subject: Any, loss: An
     return run(True)[0] if len(parts) == 1 and parts[0].numel() == 1 and parts[0].is_floating_point() else found
 
 
-def _recorded(subject: Any, inputs: Any, named: dict[str, Any], loss: Any, differentiate: bool) -> tuple[Golden, Any]:
+NARROW = (torch.bfloat16, torch.float16)
+
+
+def _run(reference: Any, inputs: Any, named: dict[str, Any], loss: Any, wide: bool) -> Golden:
+    with as_float64(wide):
+        subject = copy.deepcopy(reference) if isinstance(reference, torch.nn.Module) else reference
+        subject = subject.double() if wide and subject is not reference else subject
+        return with_backward(lambda wanted: _recorded(subject, inputs, named, loss, wanted, wide), subject, loss)
+
+
+def _recorded(
+    subject: Any, inputs: Any, named: dict[str, Any], loss: Any, differentiate: bool, wide: bool
+) -> tuple[Golden, Any]:
     steps: dict[str, int] = {}
     operations: dict[str, int] = {}
     heard: dict[str, Tensor] = {}
@@ -284,8 +305,8 @@ def _recorded(subject: Any, inputs: Any, named: dict[str, Any], loss: Any, diffe
     def hear_operation(name: str, tensor: Tensor) -> None:
         operations[unique(name, operations)] = recorder.number(tensor)
 
-    recorder = Recorder(hear_operation)
-    leaves = leaves_of(subject, inputs, named, differentiate, torch.float64)
+    recorder = Recorder(hear_operation, as_written=not wide)
+    leaves = leaves_of(subject, inputs, named, differentiate, torch.float64 if wide else None)
     for name, leaf in leaves.items():
         steps[name] = recorder.input(leaf)
     result = run_watched(subject, inputs, named, leaves, loss, recorder, hear)
@@ -301,14 +322,14 @@ def snapshot(tensor: Tensor) -> Tensor:
         return tensor.detach().clone()
 
 
-def replays(name: str, again: Tensor, value: Tensor, dtype: torch.dtype = torch.float64) -> None:
-    """Raise UsageError unless a replay gives a step's value, to half of the digits of its dtype.
+def replays(name: str, again: Tensor, value: Tensor) -> None:
+    """Raise UsageError unless a replay, in float64, gives a step's value, to half of the digits of its dtype.
 
     Other strides or another order may round otherwise; what was not recorded, or is another operation, shows at once.
     """
     floating = value.is_floating_point()
-    found = compare(again, value, math.inf if floating else None)
-    if not found.ok or (floating and found.rms_ratio > torch.finfo(dtype).eps ** 0.5):
+    found = compare(again, value.double() if floating else value, math.inf if floating else None)
+    if not found.ok or (floating and found.rms_ratio > torch.finfo(value.dtype).eps ** 0.5):
         raise UsageError(f"step {name!r} does not replay: what torch's operations give is not what it is")
 
 
@@ -323,12 +344,13 @@ class _AsInFloat32(TorchFunctionMode):
 
 
 @contextmanager
-def as_float64() -> Iterator[None]:
-    """float64 where a program asks for no dtype, attention by its formula, and the caller's random state untouched."""
+def as_float64(wide: bool = True) -> Iterator[None]:
+    """Attention by its formula, the caller's random state untouched, and if `wide`, float64 where no dtype is asked."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), _AsInFloat32(), float64_by_default():
-        yield
+    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
+        with _AsInFloat32() if wide else nullcontext(), float64_by_default() if wide else nullcontext():
+            yield
 
 
 def leaves_of(

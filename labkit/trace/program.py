@@ -9,13 +9,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from labkit.numerics.precision import UNIT_ROUNDOFF
 from labkit.trace.operations import FACTORIES, name_of
 
 Tensor = torch.Tensor
 
 INPUT, CONSTANT, ITEM = "input", "constant", "getitem"
+
+WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+WIDE[torch.complex64] = torch.complex128
+"""What a narrower dtype becomes."""
+
+
+def widened(x: Any) -> Any:
+    """A tensor in float64 if it is of real numbers, complex128 if of complex ones."""
+    return x.to(WIDE.get(x.dtype, x.dtype)) if isinstance(x, Tensor) else x
+
+
+def narrower(a: str, b: str) -> bool:
+    """Whether a dtype of that name has fewer digits than another."""
+    return UNIT_ROUNDOFF.get(a, 0.0) > UNIT_ROUNDOFF.get(b, math.inf)
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,8 @@ class Node:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     shape: tuple[int, ...] = ()
+    dtype: str = ""
+    """What the program computes it in, where that is told; it is run again in float64 all the same."""
     parents: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -91,13 +108,20 @@ class Program:
     def add(
         self, func: Any, args: Any = (), kwargs: dict[str, Any] | None = None, value: Any = None, shape: Any = ()
     ) -> int:
-        """Append an operation and return its number; its value is kept of inputs and constants only."""
+        """Append an operation, in float64, and return its number; values are kept of inputs and constants only."""
         shape = tuple(value.shape) if isinstance(value, Tensor) else tuple(shape)
-        node = Node(len(self.nodes), func, tuple(args), kwargs or {}, shape)
+        dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) and value.is_floating_point() else ""
+        args, kwargs = tree_map_only(torch.dtype, lambda x: WIDE.get(x, x), (tuple(args), kwargs or {}))
+        node = Node(len(self.nodes), func, args, kwargs, shape, dtype)
         self.nodes.append(node)
         if func in (INPUT, CONSTANT):
-            self.values[node.id] = value
+            self.values[node.id] = widened(value)
         return node.id
+
+    def narrows(self, number: int) -> bool:
+        """Whether an operation is a cast to a narrower type."""
+        node = self.nodes[number]
+        return node.op == "_to_copy" and narrower(node.dtype, self.nodes[node.parents[0]].dtype)
 
     def cone(self, targets: Iterable[int], stops: Collection[int]) -> list[int]:
         """What has to run for `targets`, in order. It does not go on behind `stops`, but for a target itself."""

@@ -25,7 +25,7 @@ from labkit.trace.operations import (
     instead,
     name_of,
 )  # fmt: skip
-from labkit.trace.program import CONSTANT, INPUT, ITEM, Program, Ref
+from labkit.trace.program import CONSTANT, INPUT, ITEM, WIDE, Program, Ref, narrower, widened
 
 Tensor = torch.Tensor
 aten: Any = torch.ops.aten
@@ -35,10 +35,6 @@ _LISTENERS: list[Callable[[str, Tensor], None]] = []
 
 BACKWARD = "backward"
 """The path of operations that compute gradients."""
-
-WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
-WIDE[torch.complex64] = torch.complex128
-"""What a narrower dtype becomes."""
 
 
 def step(name: str, tensor: Tensor) -> Tensor:
@@ -86,12 +82,14 @@ class Watcher(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.tell(func, out)
+        self.tell(func, args, out)
         return out
 
-    def tell(self, func: Any, out: Any) -> None:
-        """Report what an operation computed, if it is one that computes."""
+    def tell(self, func: Any, args: Any, out: Any) -> None:
+        """Report what an operation computed, if it is one that computes, or a cast that rounds."""
         name = name_of(func).removesuffix("_")
+        if name == "_to_copy" and narrower(*(str(x.dtype).removeprefix("torch.") for x in (out, args[0]))):
+            self._hear(f"{self.path}/to", out)
         if name in IGNORED or (name in ALLOWED and name not in COMPUTING):
             return
         if name == "add" and self.path == BACKWARD:  # autograd adds gradients up in an order of its own
@@ -108,10 +106,12 @@ COMPUTING = frozenset({"relu", "masked_fill", "where"}) | ARITHMETIC | PRODUCTS 
 
 
 class Recorder(Watcher):
-    """Records into `program`. Everything runs in float64, whatever dtype the program asks for."""
+    """Records into `program`, which is in float64. Everything runs so too, whatever dtype the program asks for; or
+    `as_written`, so that casts are seen."""
 
-    def __init__(self, hear: Callable[[str, Tensor], None]) -> None:
+    def __init__(self, hear: Callable[[str, Tensor], None], as_written: bool = False) -> None:
         super().__init__(hear)
+        self._as_written = as_written
         self.program = Program()
         self.notes: dict[str, None] = {}
         self._at: dict[tuple[Any, ...], tuple[int, int]] = {}  # a tensor by its memory: number, and version of that
@@ -152,7 +152,7 @@ class Recorder(Watcher):
         out = func(*args, **kwargs)
         self._keep(func, args, kwargs, out)
         if not self._inside:
-            self.tell(func, out)
+            self.tell(func, args, out)
         return out
 
     def input(self, tensor: Tensor) -> int:
@@ -167,15 +167,14 @@ class Recorder(Watcher):
         found = self._at.get(key)
         if found is not None and found[1] == self._version.get(storage, 0):
             if found[0] in self._blank and bool(tensor.any()):
-                self.program.values[found[0]] = tensor.detach().clone()
+                self.program.values[found[0]] = widened(tensor.detach().clone())
             return found[0]
         if storage in self._flat:  # written to through another view since
             number = self._view(tensor, self._flat[storage])
         else:
-            wide = tensor.detach().to(torch.float64) if tensor.is_floating_point() else tensor.detach()
-            number = self.program.add(CONSTANT, value=real(wide).clone())
-            if wide.is_complex():
-                number = self.program.add(aten.view_as_complex.default, (Ref(number),), value=wide)
+            number = self.program.add(CONSTANT, value=real(tensor.detach()).clone())
+            if tensor.is_complex():
+                number = self.program.add(aten.view_as_complex.default, (Ref(number),), value=tensor.detach())
             if tensor.ndim and self.path != BACKWARD:
                 self.notes.setdefault(f"a tensor of shape {tuple(tensor.shape)} came from outside and is a constant")
         self.bind(tensor, number)
@@ -197,7 +196,7 @@ class Recorder(Watcher):
             if value.is_quantized or value.layout != torch.strided:
                 kind = f"a {value.dtype} tensor of layout {value.layout}"
                 raise UsageError(f"golden: {kind} cannot be recorded; wanted dense numbers")
-            if value.dtype not in WIDE:
+            if self._as_written or value.dtype not in WIDE:
                 return value
             key = _key(value)[0]
             if key not in self._wide:
@@ -205,7 +204,7 @@ class Recorder(Watcher):
                 self._alive.append(value)
             return self._wide[key]
         if isinstance(value, torch.dtype):
-            return WIDE.get(value, value)
+            return value if self._as_written else WIDE.get(value, value)
         if isinstance(value, (tuple, list)):
             return [self._widened(one) for one in value]
         return value
@@ -249,7 +248,7 @@ class Recorder(Watcher):
                 self.number(x) for x in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(x, Tensor)
             }
             self.program.inside |= set(range(first, len(self.program.nodes))) - results
-            self.tell(func, out)
+            self.tell(func, args, out)
         return out
 
     def _drawn(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -294,7 +293,7 @@ class Recorder(Watcher):
         out = func(*args, **kwargs)
         self._written(target, number)
         if not self._inside:
-            self.tell(func, out)
+            self.tell(func, args, out)
         return out
 
     def _written(self, target: Tensor, number: int) -> None:

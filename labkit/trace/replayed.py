@@ -139,10 +139,16 @@ class Replayed:
         As promised these are all but what stands inside of one kernel, or none; all that may be `rounded` are
         :attr:`_stored`.
         """
-        rule, inside = self._rule(i), self._program.inside
-        if rule.eager:
-            return {k: replace(rule, eager=k not in inside or k == i) for k in part}
-        return {k: replace(rule, eager=rounded and k in self._stored and k != i) for k in part}
+        rule, program = self._rule(i), self._program
+        as_written = program.nodes[i].dtype == rule.storage  # then the program says in which types it is
+
+        def of(k: int) -> Precision:
+            storage = program.nodes[k].dtype if as_written and program.nodes[k].dtype else rule.storage
+            outside, kept = k not in program.inside or k == i, rounded and k in self._stored and k != i
+            eager = outside if rule.eager else kept
+            return replace(rule, storage=storage, eager=eager or (as_written and program.narrows(k)))
+
+        return {k: of(k) for k in part}
 
     def _may_differ(self, i: int, part: list[int]) -> bool:
         """Whether anything in a step's part, or before it, may be rounded otherwise than it was observed."""

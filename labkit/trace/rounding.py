@@ -372,7 +372,7 @@ class Rounding:
             out = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), out)
         if node.id in self._exact.huge:
             out = _each(out, lambda x: _overflowed(x, _largest(precision)))
-        if op in _MOVED:
+        if op in _MOVED and not (op == "_to_copy" and precision.eager and out.is_floating_point()):
             return out
         if node.id in self._exact.spread:
             length = _length(node, args, next(x for x in _list(out) if isinstance(x, Tensor)))
