@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from labkit.errors import UsageError
-from labkit.numerics.precision import guess
+from labkit.numerics.precision import guess, name_of
 from labkit.trace.golden import leaves_of, run_watched, snapshot, with_backward
 from labkit.trace.recorder import Watcher, unique
 from labkit.trace.repetition import same_bits
@@ -28,26 +28,32 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     starts from fixed random numbers.
 
     It is then run again without being watched, from the same random state and buffers, and
-    ``trace.about["precision"]`` says that each operation was stored, as it is in a program that runs so, and
+    ``trace.about["precision"]`` says that each operation was stored, as it is in a program that runs so, and which
+    results torch's CPU kernels added up in bfloat16 or float16 (:data:`~labkit.trace.operations.IN_STORAGE`), and
     ``trace.about["observer"]`` what differs: "none" if results and gradients are bit-identical. Gradients and
     buffers of a module are afterwards as they were. Raises UsageError where nothing gives a tensor.
     """
     if not callable(subject):
         raise UsageError(f"capture: {type(subject).__name__} is not right; wanted a torch.nn.Module or a function")
     back = _state(subject)
+    narrow: dict[str, dict[str, str]] = {}
 
     def run(differentiate: bool, watch: bool) -> tuple[dict[str, Tensor], Any]:
         seen: dict[str, Tensor] = {}
 
         def hear(name: str, tensor: Tensor) -> None:
-            seen[unique(name, seen)] = snapshot(tensor)
+            name = unique(name, seen)
+            seen[name] = snapshot(tensor)
+            if any(tensor.data_ptr() == one.data_ptr() for one in (watcher.summed_in_storage if watcher else ())):
+                narrow[name] = {"accumulate": name_of(tensor.dtype)}
 
+        watcher = Watcher(hear) if watch else None
         try:
             with torch.random.fork_rng():
                 leaves = leaves_of(subject, inputs, named, differentiate)
                 if watch:
                     seen |= {name: snapshot(leaf) for name, leaf in leaves.items()}
-                result = run_watched(subject, inputs, named, leaves, loss, Watcher(hear) if watch else None, hear)
+                result = run_watched(subject, inputs, named, leaves, loss, watcher, hear)
         finally:
             back()
         return seen, result
@@ -58,8 +64,9 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
         raise UsageError("capture: what ran gave no tensor; wanted one at least")
     differ = [name for name, value in plain.items() if name not in seen or not same_bits(value, seen[name])]
     about = {"observer": "none" if not differ else f"differs when nothing is captured: {', '.join(differ)}"}
-    about["precision"] = json.dumps({"accumulate": guess([x.dtype for x in seen.values()]).accumulate, "eager": True})
-    return Trace(seen, about)
+    promised: dict[str, Any] = {"accumulate": guess([x.dtype for x in seen.values()]).accumulate, "eager": True}
+    promised |= {"steps": narrow} if narrow else {}
+    return Trace(seen, about | {"precision": json.dumps(promised)})
 
 
 def _state(subject: Any) -> Callable[[], None]:

@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from labkit.errors import UsageError
 from labkit.numerics.compare import compare
 from labkit.trace.operations import ALGORITHMS, TRANSFORMS, full_name, resolve
 from labkit.trace.program import CONSTANT, INPUT, ITEM, Node, Program, Ref, float64_by_default
-from labkit.trace.recorder import BACKWARD, Recorder, Watcher, listening, real, unique
+from labkit.trace.recorder import BACKWARD, NARROW, Recorder, Watcher, listening, real, unique
 from labkit.trace.steps import Trace, write_safetensors
 
 Tensor = torch.Tensor
@@ -281,9 +281,6 @@ def with_backward(run: Callable[[bool], tuple[Any, Any]], subject: Any, loss: An
     return run(True)[0] if len(parts) == 1 and parts[0].numel() == 1 and parts[0].is_floating_point() else found
 
 
-NARROW = (torch.bfloat16, torch.float16)
-
-
 def _run(reference: Any, inputs: Any, named: dict[str, Any], loss: Any, wide: bool) -> Golden:
     with as_float64(wide):
         subject = copy.deepcopy(reference) if isinstance(reference, torch.nn.Module) else reference
@@ -348,9 +345,11 @@ def as_float64(wide: bool = True) -> Iterator[None]:
     """Attention by its formula, the caller's random state untouched, and if `wide`, float64 where no dtype is asked."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
-        with _AsInFloat32() if wide else nullcontext(), float64_by_default() if wide else nullcontext():
-            yield
+    as_wide: tuple[Any, ...] = (_AsInFloat32(), float64_by_default()) if wide else ()
+    with ExitStack() as stack:
+        for each in (torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), *as_wide):
+            stack.enter_context(each)
+        yield
 
 
 def leaves_of(

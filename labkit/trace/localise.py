@@ -54,7 +54,7 @@ def localise(
     seen = Observed(observed, golden, dict(names or {}))
     precision = precision or getattr(observed, "precision", None)
     rules = precision or guess([seen.read(name).dtype for name in seen.steps])
-    known = {*golden.names, *getattr(golden, "operations", ())}
+    known = {*golden.names, *getattr(golden, "operations", ()), *seen.names}
     if unknown := [name for name in rules.steps if name not in known]:
         raise UsageError(
             f"precision: steps names {unknown[0]!r}; {did_you_mean(unknown[0], known)}wanted a step's name"
@@ -130,6 +130,11 @@ class Observed:
         self.unexpected = [name for name in self._theirs if name not in known and "/" not in name]
         if not self.steps:
             raise UsageError("observed: shares no step with the golden; wanted the same names")
+
+    @property
+    def names(self) -> list[str]:
+        """All that was observed, by the golden's names."""
+        return list(self._theirs)
 
     def __contains__(self, name: str) -> bool:
         return name in self._theirs

@@ -90,6 +90,12 @@ ALGORITHMS = ELIMINATIONS | REFLECTIONS | TRANSFORMS | RESAMPLERS | KERNELS
 
 ALLOWED = MOVES | FACTORIES | CHOICES | ARITHMETIC | PRODUCTS | SUMS | MOMENTS | FUNCTIONS | ALGORITHMS
 
+IN_STORAGE = _named("""
+    native_layer_norm_backward embedding_dense_backward _embedding_bag_dense_backward index_put _index_put_impl
+    _unsafe_index_put convolution_backward col2im im2col
+""")
+"""What torch's CPU kernels add up in the type of what they give, with more than half a unit of error."""
+
 IGNORED = _named("""detach alias lift_fresh lift is_same_size lift_fresh_copy _linalg_check_errors
     _record_function_enter_new _record_function_exit""")
 """The same values in the same place, or none."""

@@ -110,7 +110,8 @@ class Program:
     ) -> int:
         """Append an operation, in float64, and return its number; values are kept of inputs and constants only."""
         shape = tuple(value.shape) if isinstance(value, Tensor) else tuple(shape)
-        dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) and value.is_floating_point() else ""
+        real = isinstance(value, Tensor) and value.is_floating_point()
+        dtype = str(value.dtype).removeprefix("torch.") if real else ""
         args, kwargs = tree_map_only(torch.dtype, lambda x: WIDE.get(x, x), (tuple(args), kwargs or {}))
         node = Node(len(self.nodes), func, args, kwargs, shape, dtype)
         self.nodes.append(node)

@@ -17,6 +17,7 @@ from labkit.trace.operations import (
     FROZEN,
     FUNCTIONS,
     IGNORED,
+    IN_STORAGE,
     NOT_UNIQUE,
     PRODUCTS,
     SUMS,
@@ -35,6 +36,9 @@ _LISTENERS: list[Callable[[str, Tensor], None]] = []
 
 BACKWARD = "backward"
 """The path of operations that compute gradients."""
+
+
+NARROW = (torch.bfloat16, torch.float16)
 
 
 def step(name: str, tensor: Tensor) -> Tensor:
@@ -78,6 +82,8 @@ class Watcher(TorchDispatchMode):
     def __init__(self, hear: Callable[[str, Tensor], None]) -> None:
         super().__init__()
         self.path = ""
+        self.summed_in_storage: list[Tensor] = []
+        """Results of kernels that add up in the narrow type of what they give."""
         self._hear = hear
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,6 +101,9 @@ class Watcher(TorchDispatchMode):
         if name == "add" and self.path == BACKWARD:  # autograd adds gradients up in an order of its own
             return
         parts = out if isinstance(out, (tuple, list)) else (out,)
+        transposed = name == "convolution" and args[6]
+        if (name in IN_STORAGE or transposed) and isinstance(parts[-1], Tensor) and parts[-1].device.type == "cpu":
+            self.summed_in_storage += [x for x in parts if isinstance(x, Tensor) and x.dtype in NARROW]
         for value in parts[1:] if name == "_linalg_svd" else parts:  # its values; vectors may have another sign
             if isinstance(value, Tensor) and value.is_floating_point():
                 self._hear(f"{self.path}/{name}", value)
