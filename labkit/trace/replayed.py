@@ -143,7 +143,7 @@ class Replayed:
         as_written = program.nodes[i].dtype == rule.storage  # then the program says in which types it is
 
         def of(k: int) -> Precision:
-            storage = program.nodes[k].dtype if as_written and program.nodes[k].dtype else rule.storage
+            storage = program.nodes[k].dtype if as_written and not rounded and program.nodes[k].dtype else rule.storage
             outside, kept = k not in program.inside or k == i, rounded and k in self._stored and k != i
             eager = outside if rule.eager else kept
             return replace(rule, storage=storage, eager=eager or (as_written and program.narrows(k)))
@@ -152,8 +152,8 @@ class Replayed:
 
     def _may_differ(self, i: int, part: list[int]) -> bool:
         """Whether anything in a step's part, or before it, may be rounded otherwise than it was observed."""
-        inside = not self._rule(i).eager and not self._stored.isdisjoint(set(part) - {i})
-        return inside or any(bool((half > 0.0).any()) for half in self._halves({i: part}).values())
+        other = self._rules_of(i, part, rounded=True) != self._rules_of(i, part, rounded=False)
+        return other or any(bool((half > 0.0).any()) for half in self._halves({i: part}).values())
 
     def _halves(self, parts: Mapping[int, list[int]]) -> dict[int, Tensor]:
         """How far what goes into parts may be from what was observed: half a unit of the type that it was stored in.
