@@ -172,11 +172,25 @@ def _histc(x: Tensor, bins: int = 100, min: Any = 0.0, max: Any = 0.0) -> Tensor
     return x.new_zeros(bins).scatter_add(0, places, inside.to(x.dtype).flatten())
 
 
+def _grouped_mm(a: Tensor, b: Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Tensor:
+    """A product for each group of rows (or of columns, or of what is summed over) that ends at one of `offs`."""
+    if offs is None:
+        return a @ b
+    ends = offs.tolist()
+    groups = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    if a.ndim == b.ndim == 2:
+        return torch.stack([a[:, one] @ b[one] for one in groups])
+    if a.ndim == 2:
+        return torch.cat([a[one] @ b[i] for i, one in enumerate(groups)])
+    return torch.cat([a[i] @ b[:, one] for i, one in enumerate(groups)], -1)
+
+
 _MADE_OF_OTHERS = ("_foreach_", "masked_scatter_backward")
 """How the names of operations begin that torch itself makes of others, in C++."""
 
 _OURS: dict[str, Callable[..., Any]] = {
     "histc": _histc,
+    "_grouped_mm": _grouped_mm,
     "var": lambda *a, **k: torch.var_mean(*a, **k)[0],
     "std": lambda *a, **k: torch.var_mean(*a, **k)[0].sqrt(),
 }

@@ -102,8 +102,9 @@ class Watcher(TorchDispatchMode):
             return
         parts = out if isinstance(out, (tuple, list)) else (out,)
         transposed = name == "convolution" and args[6]
-        if (name in IN_STORAGE or transposed) and isinstance(parts[-1], Tensor) and parts[-1].device.type == "cpu":
-            self.summed_in_storage += [x for x in parts if isinstance(x, Tensor) and x.dtype in NARROW]
+        if name in IN_STORAGE or transposed:
+            tensors = [x for x in parts if isinstance(x, Tensor) and x.device.type == "cpu"]
+            self.summed_in_storage += [x for x in tensors if x.dtype in NARROW]
         for value in parts[1:] if name == "_linalg_svd" else parts:  # its values; vectors may have another sign
             if isinstance(value, Tensor) and value.is_floating_point():
                 self._hear(f"{self.path}/{name}", value)

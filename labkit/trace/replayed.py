@@ -140,7 +140,7 @@ class Replayed:
         :attr:`_stored`.
         """
         rule, program = self._rule(i), self._program
-        as_written = program.nodes[i].dtype == rule.storage  # then the program says in which types it is
+        as_written = self._as_written(i)
 
         def of(k: int) -> Precision:
             storage = program.nodes[k].dtype if as_written and not rounded and program.nodes[k].dtype else rule.storage
@@ -156,28 +156,36 @@ class Replayed:
         return other or any(bool((half > 0.0).any()) for half in self._halves({i: part}).values())
 
     def _halves(self, parts: Mapping[int, list[int]]) -> dict[int, Tensor]:
-        """How far what goes into parts may be from what was observed: half a unit of the type that it was stored in.
+        """How far what goes into parts may be from what was observed: half a unit of a type to which it was rounded.
 
-        A kernel may have gone on with a step as it had it in registers, before it was stored. What is stored after
-        every operation may have been cut to the narrowest type in the trace, and inputs that the observed does not
-        tell to the type of what is made of them.
+        A kernel may have gone on with a step as it had it in registers, before it was stored. Where every operation is
+        stored, a step may have a copy in the narrowest type in the trace, or be one, unless the golden tells its casts.
+        Inputs that the observed does not tell may have been stored in the type of what is made of them.
         """
-        floats = [name_of(value.dtype) for value in map(self._seen.read, self._seen.steps)]
-        narrowest = max((name for name in floats if name in UNIT_ROUNDOFF), key=UNIT_ROUNDOFF.__getitem__)
+        floats = {name_of(value.dtype) for value in map(self._seen.read, self._seen.steps)} & set(UNIT_ROUNDOFF)
+        narrowest = max(floats, key=UNIT_ROUNDOFF.__getitem__)
         halves: dict[int, Tensor] = {}
         for i, part in parts.items():
             rule, storage = self._rule(i), self._storage(self._names[i][0])
-            inputs = {k: storage for k in part if self._program.nodes[k].func == INPUT and k not in self._given}
-            before = {k: narrowest if rule.eager else self._storage(self._names[k][0]) for k in self._before(i)}
-            for k, name in (inputs | before).items():
-                value = self._program.values[k] if k in inputs else self._given[k]
-                registers = k in before and not rule.eager
+            types = {k: storage for k in part if self._program.nodes[k].func == INPUT and k not in self._given}
+            if not rule.eager:
+                types |= {k: self._storage(self._names[k][0]) for k in self._before(i)}
+            elif not self._as_written(i):
+                types |= dict.fromkeys(self._before(i), narrowest)
+            for k, name in types.items():
+                value = self._given[k] if k in self._given else self._program.values[k]
+                registers = k in self._given and not rule.eager
                 if not value.is_floating_point() or (registers and UNIT_ROUNDOFF[name] <= rule.unit):
                     continue
-                known = value == (0.0 if registers else stored(value, name))
+                copied = k in self._given and len(floats) > 1
+                known = value == (0.0 if registers or copied else stored(value, name))
                 half = torch.where(known, 0.0, half_ulp(value, name))
                 halves[k] = torch.maximum(halves[k], half) if k in halves else half
         return halves
+
+    def _as_written(self, i: int) -> bool:
+        """Whether the golden tells the types of what a step is made of: it was recorded in the observed's."""
+        return self._program.nodes[i].dtype == self._storage(self._names[i][0])
 
     def _before(self, i: int) -> list[int]:
         """The observed steps from which one is computed; inputs are as they were given, unless all is stored."""
