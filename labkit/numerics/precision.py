@@ -55,7 +55,9 @@ class Precision:
     factors in two parts. `accumulate` (``float32``) is the format of sums, and of what stands between the operations
     inside a step. `eager` (False): each operation inside a step is stored, as an unfused program does; otherwise a
     kernel may go on with what it has in registers. `flush` (False): results below the smallest normal number may be
-    zero. `steps` gives other values for some steps, by name.
+    zero. `normwise` (False): errors are small beside the largest value of a tensor, not beside each of its elements, as
+    those of Fourier transforms, of |x|^2 + |y|^2 - 2xy for a distance, or of Strassen's products are. `steps` gives
+    other values for some steps, by name.
 
     Raises UsageError for a field or a value that is none of these.
     """
@@ -65,6 +67,7 @@ class Precision:
     accumulate: str = "float32"
     eager: bool = False
     flush: bool = False
+    normwise: bool = False
     steps: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,7 +75,7 @@ class Precision:
             value = getattr(self, name)
             if value not in choices and not (name == "storage" and value is None):
                 raise UsageError(f"precision: {name}={value!r} is not right; wanted one of {', '.join(choices)}")
-        for name in ("eager", "flush"):
+        for name in ("eager", "flush", "normwise"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"precision: {name}={getattr(self, name)!r} is not right; wanted true or false")
         if not isinstance(self.steps, Mapping):
@@ -100,6 +103,7 @@ class Precision:
         storage = f"stored as {self.storage}" if self.storage else "stored in each tensor's own dtype"
         words = [storage, f"{self.products} products", f"sums in {self.accumulate}"]
         words += ["every operation stored"] * self.eager + ["denormals may be flushed"] * self.flush
+        words += ["errors small beside the largest value"] * self.normwise
         if self.steps:
             words.append(f"other fields for {', '.join(self.steps)}")
         return ", ".join(words)

@@ -330,11 +330,11 @@ class Rounding:
         self._nearest, self._draw = nearest, _by_value if nearest else _draw
         self._moved: dict[int, Tensor] = {}
 
-    def jitter(self, x: Tensor, u: float, least: float = 0.0) -> Tensor:
-        """Every element off by up to u of itself, and by up to `least`."""
+    def jitter(self, x: Tensor, u: float, least: Any = 0.0) -> Tensor:
+        """Every element off by up to u of itself, and by up to `least`, a number or a tensor of one."""
         u, least = self._scale * u, self._scale * least
         moved = x * (self._draw(x) * (2.0 * u) + (1.0 - u))
-        return moved + (self._draw(x) - 0.5) * (2.0 * least) if least else moved
+        return moved + (self._draw(x) - 0.5) * (2.0 * least) if isinstance(least, Tensor) or least else moved
 
     def moved(self, x: Tensor, half: Tensor) -> Tensor:
         """Every element off by up to `half`."""
@@ -392,6 +392,8 @@ class Rounding:
         least = 0.0
         if node.id in self._exact.tiny:  # few libraries compute functions below the normal numbers
             least = torch.finfo(dtype_of(precision.accumulate)).tiny if op in FUNCTIONS else _least(precision)
+        if precision.normwise:
+            return _each(out, lambda x: self.jitter(x, 0.0, max(u, kept) * _size(x).amax()))
         return _each(out, lambda x: self.jitter(x, max(u, kept), least))
 
     def _with_numbers(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:

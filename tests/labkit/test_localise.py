@@ -780,3 +780,38 @@ def test_a_mask_over_a_whole_row_is_a_mask_and_no_number_is():
     assert localise(observed, golden(masked, x=x), FLOAT32).first is None
     observed["scores"] = x.masked_fill(hidden.roll(1, 0), torch.finfo(torch.float32).min)
     assert localise(observed, golden(masked, x=x), FLOAT32).first == "scores"
+
+
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+def test_another_formula_may_be_right_to_the_larger_of_its_terms_if_that_is_promised(shift):
+    def reference(x, y):
+        return (x[:, None] - y[None]).square().sum(-1)
+
+    def expanded(x, y):
+        return x.square().sum(-1)[:, None] + y.square().sum(-1)[None] - 2 * x @ y.T
+
+    promised = Precision(storage="float32", normwise=True)
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        x, y = (torch.randn(n, 6, generator=generator) + shift for n in (45, 33))
+        recorded, distance = golden(reference, x=x, y=y), expanded(x, y)
+        assert localise({"x": x, "y": y, "output": distance}, recorded, promised).first is None
+        assert localise({"x": x, "y": y, "output": distance * 1.001}, recorded, promised).first == "output"
+
+
+def test_a_convolution_by_fourier_transform_may_be_promised():
+    promised = Precision(storage="float32", normwise=True)
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        u = torch.randn(4, 75, generator=generator)
+        f = torch.randn(4, 75, generator=generator) * torch.exp(-0.3 * torch.arange(75))
+        product = np.fft.rfft(u.numpy(), 150) * np.fft.rfft(f.numpy(), 150)
+        y = torch.from_numpy(np.fft.irfft(product, 150)[:, :75]).float()
+
+        def reference(u, f):
+            return nn.functional.conv1d(nn.functional.pad(u[None], (74, 0)), f.flip(-1)[:, None], groups=4)[0]
+
+        recorded = golden(reference, u=u, f=f)
+        assert localise({"u": u, "f": f, "output": y}, recorded, promised).first is None
+        y[2, 40] += 1e-4
+        assert localise({"u": u, "f": f, "output": y}, recorded, promised).first == "output"
