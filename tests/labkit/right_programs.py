@@ -103,6 +103,8 @@ class Ways:
         """A product of matrices, its factors cut and its sum in float32."""
         (a, *a_low), (b, *b_low) = self.cut(a), self.cut(b)
         low = [self._mm(a, x) for x in b_low] + [self._mm(x, b) for x in a_low]
+        if self.products == "bfloat16x2":  # all digits of both; tf32x3 leaves the product of the low parts out
+            low += [self._mm(x, z) for x in a_low for z in b_low]
         return self._mm(a, b) + sum(low[1:], low[0]) if low else self._mm(a, b)
 
     def _mm(self, a: Array, b: Array) -> Array:
