@@ -1,7 +1,8 @@
 """Right programs without end, and broken ones: how often does the judge accuse right code, and what does it find?
 
     python tests/labkit/right_programs.py 2000 [--seed S] [--storage bfloat16] [--jobs N] [--faults] [--out FILE]
-    python tests/labkit/right_programs.py --show SEED [--storage bfloat16]
+    python tests/labkit/right_programs.py --show SEED [--storage bfloat16] [--faults]
+    python tests/labkit/right_programs.py --smallest [--seed S] [--storage bfloat16]
 
 A program is a list of instructions over named values. The reference is made of it in PyTorch, with :func:`labkit.step`
 for the named ones. The port runs the same list by other means, in the precision that it promises: in NumPy with orders
@@ -10,12 +11,13 @@ keeps are rounded to storage; what reads them has them as stored or from registe
 float32. The same port in float64, without any rounding, has to agree with the reference (:meth:`Case.differs`).
 """
 
-# ruff: noqa: N805 - the classes below are names for functions that belong together
+# ruff: noqa: N801, N805, N812 - classes named _ hold the functions of one operation
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +34,6 @@ from torch.nn import functional as F
 import labkit
 from labkit.numerics.precision import UNIT_ROUNDOFF, dtype_of, stored
 from labkit.trace.golden import GRADIENT, Golden
-from labkit.trace.recorder import listening
 
 Array = np.ndarray
 Tensor = torch.Tensor
@@ -139,7 +140,11 @@ class Ways:
     def sigmoid(self, x: Array) -> Array:
         if self.style["sigmoid"] == "tanh" and x.size and x.min() > -1.5:  # further down it cancels
             return 0.5 * (1 + by_torch(torch.tanh)(0.5 * x))
-        return by_torch(torch.sigmoid)(x) if self.style["sigmoid"] == "library" else self.div(np.ones_like(x), 1 + self.exp(-x))
+        return (
+            by_torch(torch.sigmoid)(x)
+            if self.style["sigmoid"] == "library"
+            else self.div(np.ones_like(x), 1 + self.exp(-x))
+        )
 
     def softmax(self, x: Array, axis: int = -1) -> Array:
         if self.style["softmax"] == "online":
@@ -302,7 +307,9 @@ def scaled(d: Draft) -> Any:
 @operation("scale")
 class _:
     reference = staticmethod(lambda x, number: x * number)
-    port = staticmethod(lambda w, x, number: w.div(x, x.dtype.type(1 / number)) if w.style["form"] else x * x.dtype.type(number))
+    port = staticmethod(
+        lambda w, x, number: w.div(x, x.dtype.type(1 / number)) if w.style["form"] else x * x.dtype.type(number)
+    )
     draw = scaled
     backward = staticmethod(lambda w, dy, y, x, number: (dy * x.dtype.type(number),))
 
@@ -396,7 +403,10 @@ class _:
         width = weight.shape[-1]
         x = np.pad(x, ((0, 0), (width // 2, width // 2)))
         columns = np.lib.stride_tricks.sliding_window_view(x, width, 1)  # channels, places, width
-        return w.mm(weight.reshape(len(weight), -1), np.ascontiguousarray(columns.transpose(0, 2, 1).reshape(-1, columns.shape[1])))
+        return w.mm(
+            weight.reshape(len(weight), -1),
+            np.ascontiguousarray(columns.transpose(0, 2, 1).reshape(-1, columns.shape[1])),
+        )
 
     def draw(d):
         if (x := matrix(d)) is None:
@@ -582,13 +592,56 @@ def added_at(w: Ways, shape: tuple[int, ...], index: Array, source: Array) -> Ar
 
 
 moved("transpose", lambda x: x.T, lambda x: x.T, lambda w, dy, y, x: (dy.T,), two_axes)
-moved("flip", lambda x, axis: x.flip(axis), lambda x, axis: np.flip(x, axis), lambda w, dy, y, x, axis: (np.flip(dy, axis),), along, weight=1)
-moved("roll", lambda x, axis, shift: x.roll(shift, axis), lambda x, axis, shift: np.roll(x, shift, axis), lambda w, dy, y, x, axis, shift: (np.roll(dy, -shift, axis),), rolled, weight=1)
+moved(
+    "flip",
+    lambda x, axis: x.flip(axis),
+    lambda x, axis: np.flip(x, axis),
+    lambda w, dy, y, x, axis: (np.flip(dy, axis),),
+    along,
+    weight=1,
+)
+moved(
+    "roll",
+    lambda x, axis, shift: x.roll(shift, axis),
+    lambda x, axis, shift: np.roll(x, shift, axis),
+    lambda w, dy, y, x, axis, shift: (np.roll(dy, -shift, axis),),
+    rolled,
+    weight=1,
+)
 moved("rows", lambda x, i: x[i], lambda x, i: x[i], lambda w, dy, y, x, i: (added_at(w, x.shape, i, dy), None), indices)
-moved("cat", lambda a, b: torch.cat([a, b], 0), lambda a, b: np.concatenate([a, b]), lambda w, dy, y, a, b: (dy[: len(a)], dy[len(a) :]), lambda d: two(d) if d.shape(d.names()[-1]) else None, domain=lambda a, b: a.shape == b.shape and a.ndim > 0, weight=1)
-moved("half", lambda x: x[: (len(x) + 1) // 2], lambda x: x[: (len(x) + 1) // 2], None, lambda d: ([x], {}) if d.shape(x := d.pick()) else None, weight=1)
-moved("argmax", lambda x: x.argmax(-1), lambda x: x.argmax(-1), None, lambda d: ([x], {}) if d.shape(x := d.pick()) else None, weight=1)
-moved("sort", lambda x: x.sort(-1).values, lambda x: np.sort(x, -1), None, lambda d: ([x], {}) if d.shape(x := d.pick()) else None, weight=1)
+moved(
+    "cat",
+    lambda a, b: torch.cat([a, b], 0),
+    lambda a, b: np.concatenate([a, b]),
+    lambda w, dy, y, a, b: (dy[: len(a)], dy[len(a) :]),
+    lambda d: two(d) if d.shape(d.names()[-1]) else None,
+    domain=lambda a, b: a.shape == b.shape and a.ndim > 0,
+    weight=1,
+)
+moved(
+    "half",
+    lambda x: x[: (len(x) + 1) // 2],
+    lambda x: x[: (len(x) + 1) // 2],
+    None,
+    lambda d: ([x], {}) if d.shape(x := d.pick()) else None,
+    weight=1,
+)
+moved(
+    "argmax",
+    lambda x: x.argmax(-1),
+    lambda x: x.argmax(-1),
+    None,
+    lambda d: ([x], {}) if d.shape(x := d.pick()) else None,
+    weight=1,
+)
+moved(
+    "sort",
+    lambda x: x.sort(-1).values,
+    lambda x: np.sort(x, -1),
+    None,
+    lambda d: ([x], {}) if d.shape(x := d.pick()) else None,
+    weight=1,
+)
 
 
 @operation("mask", weight=3)
@@ -799,7 +852,7 @@ class Draft:
         x = [self.known[a] for a in args]
         real = [a for a in x if a.is_floating_point()]
         huge = any(bool((a.abs() > LARGEST[self.storage]).any()) for a in real)
-        if huge and not op.masked or not op.domain(*x):
+        if (huge and not op.masked) or not op.domain(*x):
             return None
         y = op.reference(*x, **params)
         if y.numel() > ELEMENTS or not y.numel():
@@ -858,7 +911,7 @@ class Case:
 
     def observed(self, fault: Fault | None = None, exact: bool = False) -> dict[str, Tensor]:
         """What the port gives; with a fault in one step; `exact`: in float64 and nothing rounded."""
-        stores = {name: EXACT for name in self.stores} if exact else self.stores
+        stores = dict.fromkeys(self.stores, EXACT) if exact else self.stores
         if self.kind == "numpy" or exact:
             with np.errstate(all="ignore"):
                 found = self._by_numpy(stores, np.float64 if exact else np.dtype(self.accumulate).type, fault)
@@ -922,7 +975,9 @@ class Case:
         for k, x in self.inputs.items():
             x = torch.from_numpy(x)
             if x.is_floating_point():
-                x = x.to(dtype_of(self.stores[k] if narrow else "float32"), copy=True).requires_grad_(self.weights is not None)
+                x = x.to(dtype_of(self.stores[k] if narrow else "float32"), copy=True).requires_grad_(
+                    self.weights is not None
+                )
             leaves[k] = x
         output = self.reference(put, **leaves)
         found["output"] = output.detach()
@@ -953,10 +1008,11 @@ class Case:
     @property
     def facts(self) -> dict[str, Any]:
         """What may make a difference, in a word each."""
+        by_hand = f"by hand, {self.saved}" if self.kind == "numpy" else "autograd"
         return {
             "storage": self.storage, "port": self.kind, "reads": self.reads, "products": self.products,
             "accumulate": self.accumulate, "eager": self.eager, "inputs observed": self.shown,
-            "backward": "none" if self.weights is None else "autograd" if self.kind != "numpy" else f"by hand, {self.saved}",
+            "backward": "none" if self.weights is None else by_hand,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -967,7 +1023,9 @@ class Case:
             params = "".join(f", {k}={v:g}" if isinstance(v, float) else f", {k}={v}" for k, v in one.params.items())
             where = f"kept as {self.stores[one.name]}" if one.kept else "named" if one.named else "inside"
             odd = {k: v for k, v in one.style.items() if v != FIRST[k]}
-            lines.append(f"  {one.name} = {one.op}({', '.join(one.args)}{params})  # {where}, kernel {one.kernel}, {odd}")
+            lines.append(
+                f"  {one.name} = {one.op}({', '.join(one.args)}{params})  # {where}, kernel {one.kernel}, {odd}"
+            )
         return "\n".join([*lines, f"  output = {self.output}"])
 
 
@@ -986,7 +1044,9 @@ class AsStored(torch.autograd.Function):
 PRODUCTS = ("ieee", "ieee", "ieee", "tf32", "bfloat16", "bfloat16x2", "tf32x3")
 
 
-def drawn(source: Source, storage: str, seed: Any = None, kind: str | None = None, backward: bool | None = None) -> Case:
+def drawn(
+    source: Source, storage: str, seed: Any = None, kind: str | None = None, backward: bool | None = None
+) -> Case:
     """A right program and its port."""
     kind = kind or source.choice(("numpy",) * 6 + ("torch",) + ("eager",) * 2)
     backward = source.chance(30) if backward is None else backward
@@ -994,7 +1054,10 @@ def drawn(source: Source, storage: str, seed: Any = None, kind: str | None = Non
     first = (d.size(), d.size())
     if source.chance(6):
         first = (source.choice((1, 3, 8)), source.choice((512, 1024, 2048, 4096)))
-    d.fresh(first if source.chance(85) else source.choice((first[:1], (2, 3, d.size()))), source.choice((1.0, 1.0, 0.1, 4.0)))
+    d.fresh(
+        first if source.chance(85) else source.choice((first[:1], (2, 3, d.size()))),
+        source.choice((1.0, 1.0, 0.1, 4.0)),
+    )
     for _ in range(source.integer(1, 6)):
         d.extend(backward)
     reals = [one.name for one in d.instructions if d.known[one.name].is_floating_point()]
@@ -1009,7 +1072,8 @@ def drawn(source: Source, storage: str, seed: Any = None, kind: str | None = Non
     if backward:
         weights = np.asarray(source.rng().integers(-12, 13, d.shape(output)) / 8.0)
     used = {a for one in d.instructions for a in one.args}
-    accumulate = "float64" if kind == "numpy" and source.chance(5) else "float32"
+    wide = kind == "numpy" and source.chance(10) and set(stores.values()) <= {"float32", "int64"}
+    accumulate = "float64" if wide else "float32"  # not where float64 would be rounded twice to a narrow type
     case = Case(
         seed, storage, {k: x for k, x in d.inputs.items() if k in used}, d.instructions, output, weights, stores, kind,
         source.choice(("stored", "registers", "kernels")), source.choice(("stored", "registers")),
@@ -1113,8 +1177,26 @@ def stale(x: Array) -> Array:
     return out
 
 
-LIKE = {"gelu": "gelu_tanh", "gelu_tanh": "silu", "silu": "gelu", "sigmoid": "tanh", "tanh": "erf", "erf": "tanh", "relu": "softplus",
-        "softplus": "relu", "exp": "expm1", "expm1": "exp", "sin": "tanh", "sqrt": "log", "rsqrt": "reciprocal", "maximum": "add"}  # fmt: skip
+LIKE = dict(
+    pair.split(">")
+    for pair in [
+        "gelu>gelu_tanh",
+        "gelu_tanh>silu",
+        "silu>gelu",
+        "sigmoid>tanh",
+        "tanh>erf",
+        "erf>tanh",
+        "relu>softplus",
+        "softplus>relu",
+        "exp>expm1",
+        "expm1>exp",
+        "sin>tanh",
+        "sqrt>log",
+        "rsqrt>reciprocal",
+        "maximum>add",
+    ]
+)
+"""What is taken for a function by mistake."""
 
 FAULTS: dict[str, Callable[[Place], Array]] = {
     "transpose": lambda p: p.with_arg(-1, np.transpose),
@@ -1129,7 +1211,11 @@ FAULTS: dict[str, Callable[[Place], Array]] = {
     "scale": lambda p: p.right * p.right.dtype.type(1.25),
     "constant": lambda p: p.changed("number", lambda x: x * 1.1),
     "eps": lambda p: p.changed("eps", lambda x: 10 * x),
-    "ddof": lambda p: p.right * p.right.dtype.type(p.args[0].shape[-1] / max(1, p.args[0].shape[-1] - 1)) if p.one.op in ("var", "mean") else p.again(none=0),
+    "ddof": lambda p: (
+        p.right * p.right.dtype.type(p.args[0].shape[-1] / max(1, p.args[0].shape[-1] - 1))
+        if p.one.op in ("var", "mean")
+        else p.again(none=0)
+    ),
     "sign": lambda p: p.with_arg(-1, np.negative),
     "flip": lambda p: np.flip(p.right, 0),
     "function": lambda p: p.again(op=LIKE[p.one.op]),
@@ -1138,14 +1224,16 @@ FAULTS: dict[str, Callable[[Place], Array]] = {
 """By kind, what the step gives instead. LookupError and ValueError: there is no such fault here."""
 
 
-def faults(case: Case, seed: int) -> Iterator[tuple[Fault, dict[str, Tensor]]]:
-    """One fault of a port in NumPy, in each grade and as it is, with what is then observed."""
+def faults(
+    case: Case, seed: int, grades: tuple[Any, ...] = (*GRADES, None)
+) -> Iterator[tuple[Fault, dict[str, Tensor]]]:
+    """One fault of a port in NumPy, in each grade, with what is then observed; grade None is the fault as it is."""
     source, right = Source(seed + 10**9), case.observed()
     places = [i for i, one in enumerate(case.instructions) if one.kept and right[one.name].is_floating_point()]
     for _ in range(30):
         fault = Fault(source.choice(places), source.choice(list(FAULTS)))
         try:
-            found = [(f, case.observed(f)) for f in (*(Fault(fault.at, fault.kind, g) for g in GRADES), fault)]
+            found = [(f, case.observed(f)) for f in (Fault(fault.at, fault.kind, g) for g in grades)]
         except (LookupError, ValueError, TypeError, AttributeError):
             continue
         name = case.instructions[fault.at].name
@@ -1162,7 +1250,7 @@ def wilson(count: int, total: int, z: float = 1.96) -> tuple[float, float]:
         return 0.0, 1.0
     p, zz = count / total, z * z / total
     half = z * math.sqrt(p * (1 - p) / total + zz / (4 * total))
-    return (p + zz / 2 - half) / (1 + zz), (p + zz / 2 + half) / (1 + zz)
+    return max(0.0, (p + zz / 2 - half) / (1 + zz)), (p + zz / 2 + half) / (1 + zz)
 
 
 def beyond(count: int, total: int, rate: float) -> float:
@@ -1176,10 +1264,10 @@ def judged(case: Case, observed: dict[str, Tensor] | None = None) -> labkit.trac
     return labkit.localise(observed or case.observed(), case.golden, case.precision)
 
 
-def measured(seed: int, storage: str | None = None, broken: bool = False) -> dict[str, Any]:
-    """What the judge says of one draw, and with `broken` of its faults."""
+def measured(seed: int, storage: str | None = None, grades: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """What the judge says of one draw, and of a fault in it in each of the grades, if any."""
     begun = time.perf_counter()
-    case = program(seed, storage, **({"kind": "numpy"} if broken else {}))
+    case = program(seed, storage, **({"kind": "numpy"} if grades else {}))
     record: dict[str, Any] = {"seed": seed, "facts": case.facts, "ops": [one.op for one in case.instructions]}
     if not case.ties and (different := case.differs()):
         return record | {"dishonest": different}
@@ -1187,12 +1275,12 @@ def measured(seed: int, storage: str | None = None, broken: bool = False) -> dic
     try:
         found = judged(case)
     except Exception as error:  # a crash of the judge is a finding, not the end
-        return record | {"dishonest": f"the judge: {type(error).__name__}: {error}"[:200]}
+        return record | {"crash": f"{type(error).__name__}: {error}"[:200]}
     record |= {"drawn_s": made - begun, "judged_s": time.perf_counter() - made, "first": found.first}
     if found.first is not None:
         record["words"] = {n: f.words for n, f in found.findings.items() if f.diverges}
-    if broken and found.first is None:
-        record["faults"] = [_power(case, fault, seen) for fault, seen in faults(case, seed)]
+    if grades and found.first is None:
+        record["faults"] = [_power(case, fault, seen) for fault, seen in faults(case, seed, grades)]
     return record
 
 
@@ -1204,9 +1292,9 @@ def _power(case: Case, fault: Fault, seen: dict[str, Tensor]) -> dict[str, Any]:
     return about | {"first": first, "found": first is not None, "right": right}
 
 
-def run(seeds: range, storage: str | None = None, broken: bool = False, jobs: int = 1) -> list[dict[str, Any]]:
+def run(seeds: range, storage: str | None = None, grades: tuple[Any, ...] = (), jobs: int = 1) -> list[dict[str, Any]]:
     """:func:`measured` for each seed, in processes."""
-    one = partial(measured, storage=storage, broken=broken)
+    one = partial(measured, storage=storage, grades=grades)
     torch.set_num_threads(1)
     if jobs == 1:
         return [one(seed) for seed in seeds]
@@ -1220,7 +1308,7 @@ def share(count: int, total: int) -> dict[str, Any]:
 
 def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Rates of accusation by fact, power by grade and storage, and who was accused."""
-    draws = [r for r in records if "dishonest" not in r]
+    draws = [r for r in records if "dishonest" not in r and "crash" not in r]
     total = Counter((k, str(v)) for r in draws for k, v in r["facts"].items())
     accused = Counter((k, str(v)) for r in draws if r["first"] for k, v in r["facts"].items())
     by: dict[str, dict[str, Any]] = {}
@@ -1230,7 +1318,7 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
     every = [f for r in draws for f in r.get("faults", ())]
     for grade, storage in sorted({(f["grade"] or math.inf, f["storage"]) for f in every}):
         of = [f for f in every if (f["grade"] or math.inf, f["storage"]) == (grade, storage)]
-        words = "as it is" if math.isinf(grade) else f"{grade:g}"
+        words = "as it is" if math.isinf(grade) else f"{grade:g} roundings"
         power.setdefault(storage, {})[words] = {
             "found": share(sum(f["found"] for f in of), len(of)),
             "right first step": share(sum(f["right"] for f in of), len(of)),
@@ -1241,6 +1329,7 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
         "power": power,
         "who": [{k: r[k] for k in ("seed", "first", "words", "facts", "ops")} for r in draws if r["first"]],
         "dishonest": [r for r in records if "dishonest" in r],
+        "crashes": [r for r in records if "crash" in r],
         "seconds a draw": sum(r["drawn_s"] + r["judged_s"] for r in draws) / max(1, len(draws)),
         "seconds of localise": sum(r["judged_s"] for r in draws) / max(1, len(draws)),
     }
@@ -1258,20 +1347,48 @@ def printed(found: dict[str, Any]) -> Iterator[str]:
         yield from (f"  {k + ' ' + v:38s}{words(s)}" for v, s in values.items())
     for storage, grades in found["power"].items():
         for grade, both in grades.items():
-            yield from (f"{storage + ', ' + grade + ' roundings, ' + k:40s}{words(s)}" for k, s in both.items())
+            yield from (f"{storage + ', ' + grade + ', ' + k:44s}{words(s)}" for k, s in both.items())
     for who in found["who"]:
         yield f"seed {who['seed']}: {who['first']}: {who['words'][who['first']]}"
     for one in found["dishonest"]:
         yield f"seed {one['seed']}: THE PORT IS NOT THE REFERENCE: {one['dishonest']}"
+    for one in found["crashes"]:
+        yield f"seed {one['seed']}: the judge crashes: {one['crash']}"
     yield f"{found['seconds a draw'] * 1e3:.0f} ms a draw, {found['seconds of localise'] * 1e3:.0f} ms of them localise"
 
 
-def show(seed: int, storage: str | None, broken: bool) -> None:
-    case = program(seed, storage, **({"kind": "numpy"} if broken else {}))
+class Drawn(Source):
+    """Integers from hypothesis, which makes them small while a program still does what is looked for."""
+
+    def __init__(self, draw: Callable[[Any], int]) -> None:
+        self._draw = draw
+
+    def integer(self, low: int, high: int) -> int:
+        from hypothesis import strategies
+
+        return self._draw(strategies.integers(low, high))
+
+
+def smallest(storage: str, seed: int) -> Case:
+    """The smallest accused program that hypothesis finds. Raises NoSuchExample where it finds none."""
+    from hypothesis import HealthCheck, find, settings, strategies
+
+    @strategies.composite
+    def programs(draw: Any) -> Case:
+        return drawn(Drawn(draw), storage)
+
+    def accused(case: Case) -> bool:
+        return (case.ties or not case.differs()) and judged(case).first is not None
+
+    checks = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    return find(programs(), accused, settings=checks, random=random.Random(seed))
+
+
+def show(case: Case, broken: bool = False) -> None:
     print(case)
     print("in float64 the port differs from the reference:", case.differs() or "nowhere")
     print(judged(case))
-    for fault, seen in faults(case, seed) if broken else ():
+    for fault, seen in faults(case, case.seed) if broken else ():
         print(fault, judged(case, seen).verdict)
 
 
@@ -1284,11 +1401,16 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true", help="ports in NumPy only, each broken too")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", type=int, metavar="SEED")
+    parser.add_argument("--smallest", action="store_true", help="the smallest accused program that hypothesis finds")
     said = parser.parse_args()
     if said.show is not None:
-        show(said.show, said.storage, said.faults)
+        show(program(said.show, said.storage, **({"kind": "numpy"} if said.faults else {})), said.faults)
         return
-    found = summary(run(range(said.seed, said.seed + said.draws), said.storage, said.faults, said.jobs))
+    if said.smallest:
+        show(smallest(said.storage or "bfloat16", said.seed))
+        return
+    grades = (*GRADES, None) if said.faults else ()
+    found = summary(run(range(said.seed, said.seed + said.draws), said.storage, grades, said.jobs))
     print("\n".join(printed(found)))
     if said.out:
         said.out.write_text(json.dumps(found, indent=1) + "\n")
