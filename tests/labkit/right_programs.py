@@ -1,8 +1,7 @@
 """Right programs without end, and broken ones: how often does the judge accuse right code, and what does it find?
 
     python tests/labkit/right_programs.py 2000 [--seed S] [--storage bfloat16] [--jobs N] [--faults] [--out FILE]
-    python tests/labkit/right_programs.py --show SEED [--storage bfloat16] [--faults]
-    python tests/labkit/right_programs.py --smallest [--seed S] [--storage bfloat16]
+    python tests/labkit/right_programs.py --show SEED [--reduce] [--storage bfloat16] [--faults]
 
 A program is a list of instructions over named values. The reference is made of it in PyTorch, with :func:`labkit.step`
 for the named ones. The port runs the same list by other means, in the precision that it promises: in NumPy with orders
@@ -17,11 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -1357,31 +1355,40 @@ def printed(found: dict[str, Any]) -> Iterator[str]:
     yield f"{found['seconds a draw'] * 1e3:.0f} ms a draw, {found['seconds of localise'] * 1e3:.0f} ms of them localise"
 
 
-class Drawn(Source):
-    """Integers from hypothesis, which makes them small while a program still does what is looked for."""
+def simpler(case: Case) -> Iterator[Case]:
+    """The case with something less."""
+    every = case.instructions
+    used = {a for one in every for a in one.args} | {case.output}
+    plain = [replace(one, style=FIRST) for one in every]
+    if case.weights is None:
+        for i, one in enumerate(every[:-1]):
+            if one.kept and not case.stores[one.name].startswith("int"):
+                stores = case.stores | {"output": case.stores[one.name]}
+                yield replace(case, instructions=every[: i + 1], output=one.name, stores=stores)
+    else:
+        yield replace(case, weights=None)
+    yield from (replace(case, instructions=[o for o in every if o is not one]) for one in every if one.name not in used)
+    yield from (replace(case, **{k: v}) for k, v in PLAIN.items() if getattr(case, k) != v)
+    if any(one.style != FIRST for one in every):
+        yield replace(case, instructions=plain)
+    for i, one in enumerate(every):
+        if one.style != FIRST:
+            yield replace(case, instructions=[*every[:i], plain[i], *every[i + 1 :]])
+        if one.kept and one.name != case.output:
+            yield replace(case, instructions=[*every[:i], replace(one, named=False, kept=False), *every[i + 1 :]])
 
-    def __init__(self, draw: Callable[[Any], int]) -> None:
-        self._draw = draw
 
-    def integer(self, low: int, high: int) -> int:
-        from hypothesis import strategies
-
-        return self._draw(strategies.integers(low, high))
+PLAIN = {"products": "ieee", "reads": "stored", "saved": "registers", "shown": True, "eager": False}
 
 
-def smallest(storage: str, seed: int) -> Case:
-    """The smallest accused program that hypothesis finds. Raises NoSuchExample where it finds none."""
-    from hypothesis import HealthCheck, find, settings, strategies
-
-    @strategies.composite
-    def programs(draw: Any) -> Case:
-        return drawn(Drawn(draw), storage)
-
-    def accused(case: Case) -> bool:
-        return (case.ties or not case.differs()) and judged(case).first is not None
-
-    checks = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    return find(programs(), accused, settings=checks, random=random.Random(seed))
+def minimal(case: Case) -> Case:
+    """What is left of an accused program when what is not needed for the accusation is gone."""
+    for one in simpler(case):
+        used = {a for instruction in one.instructions for a in instruction.args}
+        one.inputs = {k: x for k, x in one.inputs.items() if k in used}
+        if not one.differs() and judged(one).first is not None:
+            return minimal(one)
+    return case
 
 
 def show(case: Case, broken: bool = False) -> None:
@@ -1401,13 +1408,11 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true", help="ports in NumPy only, each broken too")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", type=int, metavar="SEED")
-    parser.add_argument("--smallest", action="store_true", help="the smallest accused program that hypothesis finds")
+    parser.add_argument("--reduce", action="store_true", help="show what is left of it that is still accused")
     said = parser.parse_args()
     if said.show is not None:
-        show(program(said.show, said.storage, **({"kind": "numpy"} if said.faults else {})), said.faults)
-        return
-    if said.smallest:
-        show(smallest(said.storage or "bfloat16", said.seed))
+        case = program(said.show, said.storage, **({"kind": "numpy"} if said.faults else {}))
+        show(minimal(case) if said.reduce else case, said.faults)
         return
     grades = (*GRADES, None) if said.faults else ()
     found = summary(run(range(said.seed, said.seed + said.draws), said.storage, grades, said.jobs))

@@ -37,10 +37,17 @@ def test_a_step_that_is_off_by_1000_roundings_is_found():
     assert rp.beyond(total - right, total, 0.02) > RARE
 
 
+class Drawn(rp.Source):
+    """Integers from hypothesis, which makes them small while a program still fails."""
+
+    def __init__(self, data):
+        self.integer = lambda low, high: data.draw(st.integers(low, high))
+
+
 @settings(derandomize=True, max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(st.data())
 def test_a_port_in_float64_is_the_reference(data):
-    case = rp.drawn(rp.Drawn(data.draw), rp.STORAGES[data.draw(st.integers(0, 2))])
+    case = rp.drawn(Drawn(data), rp.STORAGES[data.draw(st.integers(0, 2))])
     note(str(case))
     assert case.ties or not case.differs()
 
