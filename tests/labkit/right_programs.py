@@ -1263,22 +1263,23 @@ def judged(case: Case, observed: dict[str, Tensor] | None = None) -> labkit.trac
 
 
 def measured(seed: int, storage: str | None = None, grades: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """What the judge says of one draw, and of a fault in it in each of the grades, if any."""
+    """What the judge says of one draw, and of a fault in it in each of the grades, if any; a crash is a finding too."""
+    record: dict[str, Any] = {"seed": seed}
     begun = time.perf_counter()
-    case = program(seed, storage, **({"kind": "numpy"} if grades else {}))
-    record: dict[str, Any] = {"seed": seed, "facts": case.facts, "ops": [one.op for one in case.instructions]}
-    if not case.ties and (different := case.differs()):
-        return record | {"dishonest": different}
-    made = time.perf_counter()
     try:
+        case = program(seed, storage, **({"kind": "numpy"} if grades else {}))
+        record |= {"facts": case.facts, "ops": [one.op for one in case.instructions]}
+        if not case.ties and (different := case.differs()):
+            return record | {"dishonest": different}
+        made = time.perf_counter()
         found = judged(case)
-    except Exception as error:  # a crash of the judge is a finding, not the end
+        record |= {"drawn_s": made - begun, "judged_s": time.perf_counter() - made, "first": found.first}
+        if found.first is not None:
+            record["words"] = {n: f.words for n, f in found.findings.items() if f.diverges}
+        elif grades:
+            record["faults"] = [_power(case, fault, seen) for fault, seen in faults(case, seed, grades)]
+    except Exception as error:
         return record | {"crash": f"{type(error).__name__}: {error}"[:200]}
-    record |= {"drawn_s": made - begun, "judged_s": time.perf_counter() - made, "first": found.first}
-    if found.first is not None:
-        record["words"] = {n: f.words for n, f in found.findings.items() if f.diverges}
-    if grades and found.first is None:
-        record["faults"] = [_power(case, fault, seen) for fault, seen in faults(case, seed, grades)]
     return record
 
 
@@ -1351,7 +1352,7 @@ def printed(found: dict[str, Any]) -> Iterator[str]:
     for one in found["dishonest"]:
         yield f"seed {one['seed']}: THE PORT IS NOT THE REFERENCE: {one['dishonest']}"
     for one in found["crashes"]:
-        yield f"seed {one['seed']}: the judge crashes: {one['crash']}"
+        yield f"seed {one['seed']}: crash: {one['crash']}"
     yield f"{found['seconds a draw'] * 1e3:.0f} ms a draw, {found['seconds of localise'] * 1e3:.0f} ms of them localise"
 
 
