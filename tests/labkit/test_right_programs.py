@@ -53,7 +53,7 @@ def test_a_port_in_float64_is_the_reference(data):
 
 
 def test_a_seed_gives_one_program_and_its_faults_are_as_large_as_said():
-    case, again = (rp.program(8, kind="numpy") for _ in range(2))
+    case, again = (rp.program(8, to_break=True) for _ in range(2))
     assert str(case) == str(again)
     right = case.observed()
     for fault, seen in rp.faults(case, 8, rp.GRADES):
