@@ -96,6 +96,12 @@ IN_STORAGE = _named("""
 """)
 """What torch's CPU kernels add up in the type of what they give, with more than half a unit of error."""
 
+STORED_INSIDE = _named("""
+    _log_softmax _log_softmax_backward_data mse_loss mse_loss_backward huber_loss_backward smooth_l1_loss_backward
+    native_batch_norm _native_batch_norm_legit native_batch_norm_backward
+""")
+"""Of the operations that are made of others here, those whose torch kernels on a CPU store what is between them."""
+
 IGNORED = _named("""detach alias lift_fresh lift is_same_size lift_fresh_copy _linalg_check_errors
     _record_function_enter_new _record_function_exit""")
 """The same values in the same place, or none."""

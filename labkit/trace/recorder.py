@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from labkit.errors import UsageError
 from labkit.trace.operations import (
@@ -20,6 +21,7 @@ from labkit.trace.operations import (
     IN_STORAGE,
     NOT_UNIQUE,
     PRODUCTS,
+    STORED_INSIDE,
     SUMS,
     decomposition,
     functional,
@@ -254,10 +256,9 @@ class Recorder(Watcher):
             where = f"{func} at {self.path or 'the top'!r}"
             raise UsageError(f"golden: {where} cannot be recorded; write {instead(name)}")
         if not self._inside:
-            results = {
-                self.number(x) for x in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(x, Tensor)
-            }
-            self.program.inside |= set(range(first, len(self.program.nodes))) - results
+            if name not in STORED_INSIDE | IN_STORAGE:
+                results = {self.number(x) for x in tree_leaves(out) if isinstance(x, Tensor)}
+                self.program.inside |= set(range(first, len(self.program.nodes))) - results
             self.tell(func, args, out)
         return out
 

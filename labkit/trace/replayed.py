@@ -163,7 +163,7 @@ class Replayed:
         Inputs that the observed does not tell may have been stored in the type of what is made of them.
         """
         floats = {name_of(value.dtype) for value in map(self._seen.read, self._seen.steps)} & set(UNIT_ROUNDOFF)
-        narrowest = max(floats, key=UNIT_ROUNDOFF.__getitem__)
+        narrowest = max(floats, key=UNIT_ROUNDOFF.__getitem__, default="")
         halves: dict[int, Tensor] = {}
         for i, part in parts.items():
             rule, storage = self._rule(i), self._storage(self._names[i][0])

@@ -340,12 +340,12 @@ class Rounding:
         """Every element off by up to `half`."""
         return x + (self._draw(x) - 0.5) * (2.0 * self._scale) * half
 
-    def _into_loose(self, ref: Any, x: Any, u: float) -> Any:
+    def _into_loose(self, ref: Any, x: Any, u: float, normwise: bool) -> Any:
         """What goes into a part that is not linear: off by a round-off, each element and all of them together."""
         if not isinstance(ref, Ref) or ref.id not in self._given or not x.is_floating_point():
             return x
         if ref.id not in self._moved:
-            self._moved[ref.id] = self.jitter(x, u) * (1.0 + self._one(u))
+            self._moved[ref.id] = self.jitter(x, u, u * _size(x).amax() if normwise else 0.0) * (1.0 + self._one(u))
         return self._moved[ref.id]
 
     def _one(self, u: float) -> Tensor:
@@ -356,7 +356,10 @@ class Rounding:
         """Run one operation, its result off at random."""
         op, precision = node.op, self._exact.rules[node.id]
         if node.id in self._loose:
-            args = [self._into_loose(ref, a, precision.unit) for ref, a in zip(node.args, args, strict=True)]
+            args = [
+                self._into_loose(ref, a, precision.unit, precision.normwise)
+                for ref, a in zip(node.args, args, strict=True)
+            ]
         u, cut = precision.unit, self._exact.cut.get(node.id)
         kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
         if cut and (op in PRODUCTS or node.id in self._exact.summed):
@@ -385,7 +388,7 @@ class Rounding:
         if op in FUNCTIONS or op == "div":
             out = _each(out, lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u))
         if op == "erf":  # 1 less something (Abramowitz and Stegun 7.1.26, which torch's vector code uses)
-            out = out + (self._computed(torch.ones_like(out), 2.0 * FUNCTION_ULPS * u) - 1.0)
+            out = out + torch.sign(out) * (self._computed(torch.ones_like(out), 2.0 * FUNCTION_ULPS * u) - 1.0)
         if self._nearest:
             formats = [precision.accumulate, precision.storage or ""][: 1 + bool(kept)]
             return _each(out, lambda x: _nearest(x, formats))

@@ -905,6 +905,9 @@ class Case:
         """What the port promises."""
         there = set(self.golden.names)
         odd = {k: {"storage": s} for k, s in self.stores.items() if s != self.storage and s != "int64" and k in there}
+        for k in there & set(self.stores) if self.kind == "eager" else ():
+            if k.startswith(GRADIENT) and self.stores[k] != "float32":  # as torch's CPU kernels of norms and indices do
+                odd[k] = odd.get(k, {}) | {"accumulate": self.stores[k]}
         return labkit.Precision(self.storage, self.products, self.accumulate, self.eager, steps=odd)
 
     def observed(self, fault: Fault | None = None, exact: bool = False) -> dict[str, Tensor]:
