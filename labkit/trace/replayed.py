@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -153,7 +154,18 @@ class Replayed:
     def _may_differ(self, i: int, part: list[int]) -> bool:
         """Whether anything in a step's part, or before it, may be rounded otherwise than it was observed."""
         other = self._rules_of(i, part, rounded=True) != self._rules_of(i, part, rounded=False)
-        return other or any(bool((half > 0.0).any()) for half in self._halves({i: part}).values())
+        return (
+            other
+            or bool(self._shared(part))
+            or any(bool((half > 0.0).any()) for half in self._halves({i: part}).values())
+        )
+
+    def _shared(self, part: list[int]) -> set[int]:
+        """What several operations of a part take."""
+        taken = Counter(
+            p for k in part if k not in self._given or k == part[-1] for p in self._program.nodes[k].parents
+        )
+        return {k for k, count in taken.items() if count > 1 and k not in self._given}
 
     def _halves(self, parts: Mapping[int, list[int]]) -> dict[int, Tensor]:
         """How far what goes into parts may be from what was observed: half a unit of a type to which it was rounded.
@@ -217,6 +229,7 @@ class Replayed:
 
             return seen
 
+        shared = {k for part in parts.values() for k in self._shared(part)} if rounded else set()
         exact = Exact(rules, terms(program, order), device)
         values: dict[int, Any] = {}
         begun = time.perf_counter()
@@ -233,8 +246,13 @@ class Replayed:
 
         def run(nearest: bool = False) -> dict[int, Any]:
             results: dict[int, Any] = {}
-            rounding = Rounding(exact, loose, given, scale, nearest)
-            on = {k: rounding.moved(given[k] if k in given else program.values[k], half) for k, half in halves.items()}
+            on: dict[int, Any] = {}
+
+            def again(k: int, rounding: Rounding) -> Any:
+                return program.run(program.cone([k], given), {**given, **on}, (k,), rule=rounding, device=device)[k]
+
+            rounding = Rounding(exact, loose, given, scale, nearest, {k: partial(again, k) for k in shared})
+            on |= {k: rounding.moved(given[k] if k in given else program.values[k], half) for k, half in halves.items()}
             program.run(order, start | on, (), rule=rounding, seen=keeping(results, on), device=device)
             return results
 

@@ -315,7 +315,8 @@ class Rounding:
     error, for results that are whole numbers and move only where one falls the other way.
 
     Errors of elements are independent. With `nearest` they are as alike as a program's can be: an operation rounds to
-    the nearest, and like values err alike. x + c with one c, or rows that occur again, have such errors.
+    the nearest, and like values err alike. x + c with one c, or rows that occur again, have such errors. What is in
+    `anew` is computed again for each operation that takes it, as by kernels that do so or that have another formula.
     """
 
     def __init__(
@@ -325,9 +326,10 @@ class Rounding:
         given: Collection[int] = (),
         scale: float = 1.0,
         nearest: bool = False,
+        anew: Mapping[int, Callable[[Rounding], Any]] | None = None,
     ) -> None:
         self._exact, self._loose, self._given, self._scale = exact, loose, given, scale
-        self._nearest, self._draw = nearest, _by_value if nearest else _draw
+        self._nearest, self._draw, self._again = nearest, _by_value if nearest else _draw, anew or {}
         self._moved: dict[int, Tensor] = {}
 
     def jitter(self, x: Tensor, u: float, least: Any = 0.0) -> Tensor:
@@ -348,6 +350,16 @@ class Rounding:
             self._moved[ref.id] = self.jitter(x, u, u * _size(x).amax() if normwise else 0.0) * (1.0 + self._one(u))
         return self._moved[ref.id]
 
+    def _computed_anew(self, ref: Any, x: Any) -> Any:
+        """What several operations take, as each of them computes it, with an error of its own."""
+        if not isinstance(ref, Ref) or ref.id not in self._again:
+            return x
+        again, self._again = self._again, {}
+        try:
+            return again[ref.id](self)
+        finally:
+            self._again = again
+
     def _one(self, u: float) -> Tensor:
         """One number up to u for a whole tensor."""
         return (torch.rand((), dtype=torch.float64, device=self._exact.device) - 0.5) * (2.0 * u * self._scale)
@@ -355,6 +367,7 @@ class Rounding:
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation, its result off at random."""
         op, precision = node.op, self._exact.rules[node.id]
+        args = [self._computed_anew(ref, a) for ref, a in zip(node.args, args, strict=True)] if self._again else args
         if node.id in self._loose:
             args = [
                 self._into_loose(ref, a, precision.unit, precision.normwise)
