@@ -130,9 +130,10 @@ class Replayed:
         return own if said is None or own in INTEGERS or said in INTEGERS else said
 
     def _rule(self, i: int) -> Precision:
-        """What is promised of a step, stored as it is."""
+        """What is promised of a step, stored as it is; of what stands before whole numbers, what is promised at all."""
         name = self._names[i][0]
-        return replace(self._rules.of(name), storage=self._storage(name))
+        rule, storage = self._rules.of(name), self._storage(name)
+        return rule if storage in INTEGERS else replace(rule, storage=storage)
 
     def _rules_of(self, i: int, part: list[int], rounded: bool) -> dict[int, Precision]:
         """What is promised of each operation of a step's part; `eager` are those whose results are stored.
@@ -187,7 +188,7 @@ class Replayed:
             for k, name in types.items():
                 value = self._given[k] if k in self._given else self._program.values[k]
                 registers = k in self._given and not rule.eager
-                if not value.is_floating_point() or (registers and UNIT_ROUNDOFF[name] <= rule.unit):
+                if not value.is_floating_point() or (registers and UNIT_ROUNDOFF.get(name, 0.0) <= rule.unit):
                     continue
                 copied = k in self._given and len(floats) > 1
                 known = value == (0.0 if registers or copied else stored(value, name))

@@ -394,7 +394,10 @@ class Rounding:
             length = _length(node, args, next(x for x in _list(out) if isinstance(x, Tensor)))
             added = self._exact.unit(node)
             drift = worst_case(length, added) if self._exact.truncates(node) else lost_terms(length, added)
-            out = _each_two(out, self._exact.spread[node.id], lambda x, spread: self._summed_up(x, spread, drift))
+            if op == "cumsum":  # what an addition errs stays in all sums after it
+                out = out + torch.cumsum(self.jitter(out, added) - out, args[1])
+            else:
+                out = _each_two(out, self._exact.spread[node.id], lambda x, spread: self._summed_up(x, spread, drift))
         if self._nearest and node.id in self._exact.lost:
             share = torch.rand((), dtype=torch.float64, device=self._exact.device) * self._scale
             out = _each_two(out, self._exact.lost[node.id], lambda x, lost: x + lost * share)
