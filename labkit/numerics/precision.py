@@ -56,8 +56,8 @@ class Precision:
     inside a step. `eager` (False): each operation inside a step is stored, as an unfused program does; otherwise a
     kernel may go on with what it has in registers. `flush` (False): results below the smallest normal number may be
     zero. `normwise` (False): errors are small beside the largest value of a tensor, not beside each of its elements, as
-    those of Fourier transforms, of |x|^2 + |y|^2 - 2xy for a distance, or of Strassen's products are. `steps` gives
-    other values for some steps, by name.
+    those of Fourier transforms, of |x|^2 + |y|^2 - 2xy for a distance of points about 0, or of Strassen's products.
+    `steps` gives other values for some steps, by name.
 
     Raises UsageError for a field or a value that is none of these.
     """

@@ -24,8 +24,8 @@ from labkit.numerics.structure import Null, Structure, structure
 from labkit.trace.findings import INHERITED, OWN, Finding, absent, reason
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
-from labkit.trace.operations import MOVES
-from labkit.trace.program import INPUT
+from labkit.trace.operations import MOVES, NOT_UNIQUE
+from labkit.trace.program import INPUT, narrower
 from labkit.trace.rounding import LIVE, Exact, Rounding, bound, linear, simulate, terms
 from labkit.trace.steps import Trace
 
@@ -145,10 +145,13 @@ class Replayed:
         as_written = self._as_written(i)
 
         def of(k: int) -> Precision:
-            storage = program.nodes[k].dtype if as_written and not rounded and program.nodes[k].dtype else rule.storage
+            written = program.nodes[k].dtype if as_written and not rounded else ""
+            storage = written or rule.storage or ""
             outside, kept = k not in program.inside or k == i, rounded and k in self._stored and k != i
+            if kept and narrower(self._rules.storage or "", storage):
+                storage = str(self._rules.storage)
             eager = outside if rule.eager else kept
-            return replace(rule, storage=storage, eager=eager or (as_written and program.narrows(k)))
+            return replace(rule, storage=storage or None, eager=eager or (as_written and program.narrows(k)))
 
         return {k: of(k) for k in part}
 
@@ -163,6 +166,8 @@ class Replayed:
 
     def _shared(self, part: list[int]) -> set[int]:
         """What several operations of a part take."""
+        if any(self._program.nodes[k].op in NOT_UNIQUE for k in part):  # two answers of these do not go together
+            return set()
         taken = Counter(
             p for k in part if k not in self._given or k == part[-1] for p in self._program.nodes[k].parents
         )
