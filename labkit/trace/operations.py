@@ -6,6 +6,7 @@ decompositions; what cannot be is named when it is recorded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -97,8 +98,8 @@ IN_STORAGE = _named("""
 """What torch's CPU kernels add up in the type of what they give, with more than half a unit of error."""
 
 STORED_INSIDE = _named("""
-    _log_softmax _log_softmax_backward_data mse_loss mse_loss_backward huber_loss_backward smooth_l1_loss_backward
-    native_batch_norm _native_batch_norm_legit native_batch_norm_backward
+    logsumexp _log_softmax _log_softmax_backward_data mse_loss mse_loss_backward huber_loss_backward
+    smooth_l1_loss_backward native_batch_norm _native_batch_norm_legit native_batch_norm_backward
 """)
 """Of the operations that are made of others here, those whose torch kernels on a CPU store what is between them."""
 
@@ -178,6 +179,18 @@ def _histc(x: Tensor, bins: int = 100, min: Any = 0.0, max: Any = 0.0) -> Tensor
     return x.new_zeros(bins).scatter_add(0, places, inside.to(x.dtype).flatten())
 
 
+def _norm(x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """torch's own way has another shape, or another value, in some versions where there is one element to sum."""
+    x, dim = x.to(dtype or x.dtype).abs(), tuple(range(x.ndim)) if dim is None else dim
+    if math.isinf(order):
+        return (torch.amax if order > 0 else torch.amin)(x, dim, keepdim)
+    if order == 0:
+        return (x != 0).to(x.dtype).sum(dim, keepdim)
+    if order == 2:
+        return x.square().sum(dim, keepdim).sqrt()
+    return x.sum(dim, keepdim) if order == 1 else x.pow(order).sum(dim, keepdim).pow(1.0 / order)
+
+
 def _grouped_mm(a: Tensor, b: Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Tensor:
     """A product for each group of rows (or of columns, or of what is summed over) that ends at one of `offs`."""
     if offs is None:
@@ -197,6 +210,7 @@ _MADE_OF_OTHERS = ("_foreach_", "masked_scatter_backward")
 _OURS: dict[str, Callable[..., Any]] = {
     "histc": _histc,
     "_grouped_mm": _grouped_mm,
+    "linalg_vector_norm": _norm,
     "var": lambda *a, **k: torch.var_mean(*a, **k)[0],
     "std": lambda *a, **k: torch.var_mean(*a, **k)[0].sqrt(),
 }

@@ -112,15 +112,17 @@ class Exact:
     """Runs operations as they are, and keeps what the simulated runs need to know of each.
 
     `summed` are products that are written out and then summed (:func:`terms`). `cut`: which factors of a product are
-    not exact in the promised format. `spread`: the standard deviation of what a sum errs. `lost`: what it errs in
-    torch's own float32. A part of that is common to every order: terms that vanish beside a few large ones. `tiny`:
-    operations with results so small that a subnormal unit counts, `huge` with some that overflow. `whole`: operations
-    whose error is simulated by moving what they take, as :meth:`Rounding._as_taken` says: algorithms, and whatever
-    computes with complex numbers.
+    not exact in the promised format; none is if what goes in is `moved`. `spread`: the standard deviation of what a sum
+    errs. `lost`: what it errs in torch's own float32. A part of that is common to every order: terms that vanish beside
+    a few large ones. `tiny`: operations with results so small that a subnormal unit counts, `huge` with some that
+    overflow. `whole`: operations whose error is simulated by moving what they take, as :meth:`Rounding._as_taken` says:
+    algorithms, and whatever computes with complex numbers.
     """
 
-    def __init__(self, rules: Mapping[int, Precision], summed: Collection[int], device: torch.device) -> None:
-        self.rules, self.summed, self.device = rules, summed, device
+    def __init__(
+        self, rules: Mapping[int, Precision], summed: Collection[int], device: torch.device, moved: bool = False
+    ) -> None:
+        self.rules, self.summed, self.device, self._moved = rules, summed, device, moved
         self.cut: dict[int, list[bool]] = {}
         self.spread: dict[int, Any] = {}
         self.lost: dict[int, Any] = {}
@@ -138,7 +140,9 @@ class Exact:
             return out
         if precision.cut and (op in PRODUCTS or op == "mul"):
             real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
-            self.cut[node.id] = [a is not None and not representable(a, precision.products) for a in real]
+            self.cut[node.id] = [
+                a is not None and (self._moved or not representable(a, precision.products)) for a in real
+            ]
         if op in MOMENTS:
             self.spread[node.id] = _moments(args[0], out[0], out[1], precision.unit)
         elif op == "logcumsumexp":  # each addition errs by a round-off of the logarithm, and of the 1 that it is of
@@ -401,6 +405,8 @@ class Rounding:
         if self._nearest and node.id in self._exact.lost:
             share = torch.rand((), dtype=torch.float64, device=self._exact.device) * self._scale
             out = _each_two(out, self._exact.lost[node.id], lambda x, lost: x + lost * share)
+        if op in ("mul", "div", "mean") and len(node.parents) == 1:  # by a number, or by its reciprocal
+            out = _each(out, lambda x: x * (1.0 + self._one(u)))
         if op in FUNCTIONS or op == "div":
             out = _each(out, lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u))
         if op == "erf":  # 1 less something (Abramowitz and Stegun 7.1.26, which torch's vector code uses)
