@@ -156,9 +156,6 @@ class Recorder(Watcher):
             return func(*args, **kwargs)
         if func._schema.is_mutable and not name.startswith("_foreach_"):
             return self._in_place(func, name, args, kwargs)
-        if name not in ALLOWED and not any(isinstance(x, Tensor) for x in tree_leaves((args, kwargs))):
-            self.bind(out := func(*args, **kwargs), self.program.add(CONSTANT, value=out))  # a window, say
-            return out
         if name not in ALLOWED:
             return self._composite(func, name, args, kwargs)
         if "unique" in name and args[0].is_floating_point():  # rounding would change how many there are
@@ -255,6 +252,8 @@ class Recorder(Watcher):
                 out = way(*args, **kwargs) if way is not None else func.decompose(*args, **kwargs)
         finally:
             self._inside -= 1
+        if out is NotImplemented and not any(isinstance(x, Tensor) for x in tree_leaves((args, kwargs))):
+            self.bind(out := func(*args, **kwargs), self.program.add(CONSTANT, value=out))  # a window, say
         if out is NotImplemented:
             where = f"{func} at {self.path or 'the top'!r}"
             raise UsageError(f"golden: {where} cannot be recorded; write {instead(name)}")

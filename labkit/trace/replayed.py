@@ -139,16 +139,18 @@ class Replayed:
         """What is promised of each operation of a step's part; `eager` are those whose results are stored.
 
         As promised these are all but what stands inside of one kernel, or none; all that may be `rounded` are
-        :attr:`_stored`.
+        :attr:`_stored`, and all of a gradient's, since a backward starts from what is stored, or from sums of that.
         """
         rule, program = self._rule(i), self._program
         as_written = self._as_written(i)
+        gradient = self._names[i][0].startswith(GRADIENT)
+        stored = part if gradient else self._stored
 
         def of(k: int) -> Precision:
             written = program.nodes[k].dtype if as_written and not rounded else ""
             storage = written or rule.storage or ""
-            outside, kept = k not in program.inside or k == i, rounded and k in self._stored and k != i
-            if kept and narrower(self._rules.storage or "", storage):
+            outside, kept = k not in program.inside or k == i, rounded and k in stored and k != i
+            if gradient and kept and narrower(self._rules.storage or "", storage):
                 storage = str(self._rules.storage)
             eager = outside if rule.eager else kept
             return replace(rule, storage=storage or None, eager=eager or (as_written and program.narrows(k)))
