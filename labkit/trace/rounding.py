@@ -398,7 +398,7 @@ class Rounding:
             length = _length(node, args, next(x for x in _list(out) if isinstance(x, Tensor)))
             added = self._exact.unit(node)
             drift = worst_case(length, added) if self._exact.truncates(node) else lost_terms(length, added)
-            if op == "cumsum":  # what an addition errs stays in all sums after it
+            if op == "cumsum" and out.is_floating_point():  # what an addition errs stays in all sums after it
                 out = out + torch.cumsum(self.jitter(out, added) - out, args[1])
             else:
                 out = _each_two(out, self._exact.spread[node.id], lambda x, spread: self._summed_up(x, spread, drift))
