@@ -251,7 +251,7 @@ class Replayed:
         loose = {
             k
             for i, part in parts.items()
-            if rounded or self._rule(i).normwise or not linear(program, part)
+            if self._rule(i).normwise or not linear(program, part)
             for k in part
         }
 
@@ -282,7 +282,7 @@ class Replayed:
         for nearest, runs in ((False, 2 * RUNS), (True, RUNS)) if scale == 1.0 else ((False, RUNS),):
             simulate(partial(run, nearest), runs, int(nearest), largest, device, partial(hear, nearest))
         for i, part in parts.items():
-            if i not in loose and found[i].exact.is_floating_point():
+            if i not in loose and not rounded and found[i].exact.is_floating_point():
                 inputs = {k: given[k] for k in program.before(i, given)}
                 found[i].absolute = bound(program, part, inputs, i, exact)
         return found
