@@ -248,12 +248,7 @@ class Replayed:
         brief = time.perf_counter() - begun < LONG / 1000.0
         for i, value in values.items():
             found[i] = Simulated(value, self._storage(self._names[i][0]), rules[i])
-        loose = {
-            k
-            for i, part in parts.items()
-            if self._rule(i).normwise or not linear(program, part)
-            for k in part
-        }
+        loose = {k for i, part in parts.items() if self._rule(i).normwise or not linear(program, part) for k in part}
 
         def run(nearest: bool = False) -> dict[int, Any]:
             results: dict[int, Any] = {}
