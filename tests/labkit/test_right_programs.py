@@ -76,3 +76,12 @@ def test_twenty_thousand_draws_by_storage():
     assert not found["crashes"]
     for accused in found["accused by"]["storage"].values():
         assert rp.beyond(accused["count"], accused["of"], FALSE_ALARM) > RARE
+
+
+def test_the_readme_says_what_was_recorded():
+    record = json.loads((ROOT / "data" / "results" / "right_programs.json").read_text())
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"of {record['accused']['of']:,} correct programs" in text
+    assert f"{record['accused']['count']} were called wrong" in text
+    for storage, rate in record["accused by"]["storage"].items():
+        assert f"{storage} {rate['count']} of {rate['of']}" in text
