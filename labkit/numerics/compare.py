@@ -189,7 +189,7 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
     if s.sum_gg == 0.0 or oo <= 0.0:
         cosine = float(s.sum_gg == s.sum_dd == 0.0)
     else:
-        sine2 = (s.sum_gg * s.sum_dd - s.sum_dg**2) / (s.sum_gg * oo)
+        sine2 = (s.sum_dd - s.sum_dg / s.sum_gg * s.sum_dg) / oo  # no product of two sums, which may underflow
         cosine = math.copysign(math.sqrt(max(0.0, 1.0 - max(0.0, sine2))), s.sum_gg + s.sum_dg)
     at, observed, golden = s.worst, s.worst_observed, s.worst_golden
     if s.one_sided >= 0:

@@ -44,7 +44,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
         for start, piece in _parts(part, PIECE):
             x, y, *bound = (t.to("cpu", torch.float64).reshape(-1).numpy() for t in piece)
             found.append(_gather(x, y, bound[0] if bound else number, start, ulps, half, overflow, top))
-        return combine(found)
+        return combine(found) if len(found) > 1 else found[0]
 
     if o.numel() <= RUN:
         return run((0, tensors))

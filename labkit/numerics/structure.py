@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from labkit.numerics.bounds import Bound, quantile
@@ -120,7 +121,7 @@ class _Scale:
     def units(self, error: Tensor) -> Tensor:
         """An error in units of the noise, as a matrix; of each run, where runs come first."""
         e = error.reshape(*error.shape[: error.ndim - self._dimensions], *self._unit.shape)
-        return torch.where(e.isfinite(), e, 0.0) * self._unit
+        return e.nan_to_num(0.0, 0.0, 0.0) * self._unit
 
     def sums(self, z: Tensor, weights: Tensor | None = None) -> Tensor:
         """The sums of z, for means, and of z times the golden, for slopes; of each run where there are several."""
@@ -139,11 +140,16 @@ class _Scale:
     def tests(self, residual: Tensor, allowed: Tensor, usual: Tensor) -> tuple[Test, ...]:
         """The worst of each kind, by what sums and sizes may be at most, and what sizes are usually."""
         z = self.units(residual)
-        found, unit = torch.cat([self.sums(z), self.sizes(z)]), torch.cat([self.squares, usual])
-        groups = [*self.sum_groups, *self.size_groups]
-        parts = zip(*(part.split(groups) for part in torch.stack([found, allowed, unit]).cpu()), strict=True)
-        tests = [_test(name, *part) for name, part in zip((*SUMS, *SIZES), parts, strict=True)]
-        return tuple(max((test for test in tests if test.name == kind), key=lambda test: test.share) for kind in KINDS)
+        total = torch.cat([self.sums(z), self.sizes(z)])
+        numbers = torch.stack([total, allowed, torch.cat([self.squares, usual])]).cpu().numpy()
+        value, share = (numbers[0] / np.maximum(each, 1e-300) for each in (numbers[2], numbers[1]))
+        share, worst, start = abs(share), dict.fromkeys(KINDS, Test("", -1.0, 0.0)), 0
+        for name, count in zip((*SUMS, *SIZES), (*self.sum_groups, *self.size_groups), strict=True):
+            k = start + int(share[start : start + count].argmax())
+            if share[k] > worst[name].share:
+                worst[name] = Test(name, float(share[k]), float(value[k]), k - start if count > 1 else None)
+            start += count
+        return tuple(worst.values())
 
 
 class Null:
@@ -179,12 +185,6 @@ def _each(groups: Sequence[int], of: Callable[[int], float], like: Tensor) -> Te
     """A number for each group by its length, as often as the group is long; where `like` is."""
     numbers = [of(count) for count in groups]
     return torch.tensor(numbers, dtype=torch.float64).repeat_interleave(torch.tensor(groups)).to(like.device)
-
-
-def _test(name: str, total: Tensor, allowed: Tensor, unit: Tensor) -> Test:
-    share = torch.where(total == 0.0, 0.0, total.abs() / allowed.clamp(min=1e-300))
-    at = int(share.argmax())
-    return Test(name, float(share[at]), float(total[at] / unit[at].clamp(min=1e-300)), at if len(total) > 1 else None)
 
 
 def _grouped(x: Tensor) -> Tensor:

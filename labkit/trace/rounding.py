@@ -5,8 +5,6 @@ round-off; a library function by two units in the last place, in part alike for 
 additions in a random order give; a factor of a product by what cutting it to fewer digits costs. Products on tensor
 cores may also drift, since these may truncate as they add (Fasi, Higham, Mikaitis, Pranesh 2021). What goes into a part
 that is not linear is off by a round-off too, since that is what a stable way to compute it may cost.
-
-A part that is linear, with one sum at most, has a bound that needs no runs: Higham and Mary's, carried along.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from labkit.numerics.bounds import gamma, lost_terms, variance_of_sum, worst_case
+from labkit.numerics.bounds import lost_terms, variance_of_sum, worst_case
 from labkit.numerics.precision import INTEGERS, SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, representable, stored
 from labkit.trace.operations import (
     ALGORITHMS,
@@ -163,23 +161,16 @@ class Exact:
     def _in_order(self, node: Node, args: Any, kwargs: dict[str, Any], by_chance: Any) -> Any:
         """The spread of sums whose terms are added as they lie, where that is more than `by_chance`, in any order.
 
-        Neighbours that are alike, as the gradients of one image or of one sentence, make partial sums that chance would
-        not. Each of K additions errs by at most u of its partial sum, which is taken from the ends of PIECES pieces.
+        Neighbours that are alike, as the gradients of one image, make partial sums that chance would not. Each of K
+        additions errs by at most u of its partial sum, which is taken from the ends of PIECES pieces.
         """
-        pieces = _pieces(node, args)
         found = _list(by_chance)
-        totals: list[Any] = [0.0] * len(found)
-        squares: list[Any] = [0.0] * len(found)
-        for piece in pieces:
-            share = piece[0].numel() / args[0].numel() if node.op == "mean" else 1.0
-            for i, part in enumerate(_list(call(node, piece, kwargs, self.device))):
-                if isinstance(part, Tensor) and part.shape == found[i].shape:
-                    totals[i] = totals[i] + part * share
-                    squares[i] = squares[i] + totals[i].square()
-        for i, square in enumerate(squares):
-            if isinstance(square, Tensor):
-                length = _length(node, args, found[i]) / len(pieces)
-                found[i] = torch.maximum(found[i], self.unit(node) * (length / 3.0 * square.nan_to_num(0.0)).sqrt())
+        pieces = [_list(call(node, piece, kwargs, self.device)) for piece in _pieces(node, args)]
+        for i, several in enumerate(zip(*pieces, strict=True)):
+            if isinstance(several[0], Tensor) and several[0].shape == found[i].shape:
+                squares = torch.stack(several).cumsum(0).square().sum(0).nan_to_num(0.0)
+                length = _length(node, args, found[i]) / len(several)
+                found[i] = torch.maximum(found[i], self.unit(node) * (length / 3.0 * squares).sqrt())
         return found if isinstance(by_chance, (tuple, list)) else found[0]
 
     def _in_float32(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -234,15 +225,12 @@ PIECES = 16
 
 def _pieces(node: Node, args: Any) -> list[Any]:
     """The arguments of an operation for one piece of its sums after the other, where it has one sum of many terms."""
-    if node.op in ("mm", "bmm", "mv", "dot"):
-        a, b = args
-        return list(zip(a.chunk(PIECES, -1), b.chunk(PIECES, max(0, b.ndim - 2)), strict=True))
-    if node.op in ("sum", "mean") and args[0].ndim:
-        over = args[1] if len(args) > 1 and args[1] else range(args[0].ndim)
-        return [(piece, *args[1:]) for piece in args[0].chunk(PIECES, min(d % args[0].ndim for d in over))]
     if node.op == "convolution_backward":  # the gradients of weights and biases, image by image
         images = zip(args[0].chunk(PIECES), args[1].chunk(PIECES), strict=True)
         return [(gradient, x, *args[2:]) for gradient, x in images]
+    if node.op == "sum" and args[0].ndim:
+        over = args[1] if len(args) > 1 and args[1] else range(args[0].ndim)
+        return [(piece, *args[1:]) for piece in args[0].chunk(PIECES, min(d % args[0].ndim for d in over))]
     return []
 
 
@@ -524,54 +512,6 @@ def _nearest(x: Tensor, formats: Iterable[str]) -> Tensor:
     for name in formats:
         x = x.to(dtype_of(name)).double()
     return x
-
-
-def bound(
-    program: Program,
-    part: Iterable[int],
-    given: Mapping[int, Any],
-    target: int,
-    exact: Exact,
-) -> Tensor:
-    """What the result of a :func:`linear` part may be off, float64: a factor on the part run on absolute values.
-
-    Where values are only added and multiplied, n roundings make at most ((1 + u)^n - 1) of what the same operations
-    give of absolute values (Higham, section 3.1); a sum of K terms counts as lambda sqrt(K) (Higham and Mary).
-    """
-    part = list(part)
-    factor = 0.0
-    sizes = {i: _each(x, _size) for i, x in given.items()}
-    rules, cut, device = exact.rules, exact.cut, exact.device
-
-    def absolutely(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
-        nonlocal factor
-        op, precision = node.op, rules[node.id]
-        if op == "neg":
-            return args[0]
-        alpha, numbers = abs(kwargs.get("alpha", 1)), _format_of_numbers(precision)
-        args = [abs(a) if isinstance(a, (int, float)) and op in ARITHMETIC else a for a in args]
-        if op in ("add", "sub", "rsub"):
-            a, b = args[::-1] if op == "rsub" else args
-            out = a + alpha * b
-        else:
-            out = _each(call(node, args, kwargs, device), _size)
-        if op in ARITHMETIC:
-            factor += (2.0 * FUNCTION_ULPS if op == "div" else 2.0) * precision.unit
-            factor += UNIT_ROUNDOFF.get(numbers, 0.0) if any(_lost(a, numbers) for a in (*args, alpha)) else 0.0
-            factor += 2.0 * precision.cut * sum(cut.get(node.id, ())) if node.id in exact.summed else 0.0
-        elif op in PRODUCTS or op in SUMS:
-            u = exact.unit(node)
-            x = out if isinstance(out, Tensor) else next(x for x in out if isinstance(x, Tensor))
-            length = _length(node, args, x)
-            factor += worst_case(length, u) if exact.truncates(node) else gamma(length, u, max(1, x.numel()))
-            factor += 2.0 * precision.cut * sum(cut.get(node.id, ())) + precision.unit
-        if precision.eager and op not in MOVES:
-            factor += UNIT_ROUNDOFF.get(precision.storage or "", 0.0)
-        return out
-
-    values = {i: _each(program.values[i], _size) for i in part if i in program.values}
-    whole = program.run(part, values | sizes, (target,), rule=absolutely, device=device)[target]
-    return whole * math.expm1(factor) + _least(rules[target]) * len(part)
 
 
 def _size(x: Tensor) -> Tensor:
