@@ -183,8 +183,7 @@ class Null:
 
 def _each(groups: Sequence[int], of: Callable[[int], float], like: Tensor) -> Tensor:
     """A number for each group by its length, as often as the group is long; where `like` is."""
-    numbers = [of(count) for count in groups]
-    return torch.tensor(numbers, dtype=torch.float64).repeat_interleave(torch.tensor(groups)).to(like.device)
+    return torch.from_numpy(np.repeat([of(count) for count in groups], groups)).to(like.device)
 
 
 def _grouped(x: Tensor) -> Tensor:
@@ -197,6 +196,8 @@ def _grouped(x: Tensor) -> Tensor:
 def _strips(x: Tensor, dimension: int) -> Tensor:
     """Sums of TILE neighbours along a dimension, and of what is left."""
     count, rest = divmod(x.shape[dimension], TILE)
+    if not count:
+        return x.sum(dimension, keepdim=True)
     first, last = x.split([count * TILE, rest], dimension)
     first = first.unflatten(dimension, (count, TILE)).sum(dimension)
     return torch.cat([first, last.sum(dimension, keepdim=True)], dimension) if rest else first

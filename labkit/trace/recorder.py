@@ -150,9 +150,8 @@ class Recorder(Watcher):
             self.bind(out.zero_(), number)
             return out
         if name in FROZEN:
-            self.notes["a value left the program as a Python number: what follows from it is frozen as it was here"] = (
-                None
-            )
+            made = f"the result of {self.program.nodes[self.number(args[0])].op} at {self.path or 'the top'!r}"
+            self.notes[f"{made} left the program as a Python number: what follows from it is frozen"] = None
             return func(*args, **kwargs)
         if func._schema.is_mutable and not name.startswith("_foreach_"):
             return self._in_place(func, name, args, kwargs)

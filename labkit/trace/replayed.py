@@ -434,4 +434,4 @@ class Simulated:
         allowed = torch.where(
             self._overflowed & finite & ~observed.isfinite(), math.inf, torch.nan_to_num(allowed, 0.0)
         )
-        return Bound(allowed, why, self._noise(), null=self._null)
+        return Bound(allowed, why, None if self._null else self._noise(), null=self._null)

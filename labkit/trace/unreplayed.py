@@ -159,7 +159,9 @@ def _step(
         parts.append(_moved(part, start))
         if part.mismatches == 0 and not bound:
             rms = MAGNIFIED * (most + rule.unit * math.sqrt(length) + rule.cut) + unit
-            tests.append(Test("rms", offs[-1].relative / rms, offs[-1].relative))
+            seen = torch.where((seen - exact).abs() <= _underflow(storage, rule), exact, seen)
+            more = _off(seen - exact, size, unit).relative
+            tests.append(Test("rms", more / rms, more))
             tests += _averages(seen, exact, size, allowed.noise, coherent, chance / count) if ordered else ()
         why, start = allowed.why, start + exact.numel()
     worst = Structure(tuple(tests)) if tests else None
@@ -222,13 +224,18 @@ def _moved(part: Statistics, start: int) -> Statistics:
 def _bound(g: Tensor, size: Tensor, storage: str, rule: Precision, most: float, length: int, chance: float) -> Bound:
     """Half a unit of storage, a sum of `length` terms, cut factors; and what came before, magnified."""
     g = g.clamp(-torch.finfo(dtype_of(storage)).max, torch.finfo(dtype_of(storage)).max)
-    half = half_ulp(g, storage, flush=rule.flush) * (2.0 if rule.eager else 1.0)
+    half = (half_ulp(g, storage, flush=rule.flush) * (2.0 if rule.eager else 1.0)).clamp(min=_underflow(storage, rule))
     spread = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut) * size
     inherited = MAGNIFIED * most * size
     t = quantile(chance / max(1, g.numel()), math.inf)
     why = f"{t:.3g} sigma of a sum of {length} terms, steps before {most:.3g} off, and half a unit of {storage}"
     noise = (half.square() / 3.0 + spread.square()).sqrt()
     return Bound(torch.nan_to_num(half + t * (spread + inherited), 0.0), why, noise, inherited)
+
+
+def _underflow(storage: str, rule: Precision) -> float:
+    """What underflow may take from an element: half a unit below the normal numbers in a few operations."""
+    return 4.0 * float(half_ulp(torch.zeros((), dtype=torch.float64), storage, flush=rule.flush))
 
 
 def _size(g: Tensor) -> Tensor:

@@ -180,3 +180,9 @@ def test_a_bound_that_is_no_distance_is_refused(bound):
 
 def test_a_bound_may_have_any_dtype():
     assert compare(np.array([1.0, 2.0]), np.zeros(2), np.array([1, 2], np.uint16)).bound_used == 1.0
+
+
+def test_the_cosine_of_sums_whose_product_underflows():
+    golden = torch.full((4,), 1e-100, dtype=torch.float64)
+    assert compare(golden * 0.5, golden, 1.0).cosine == pytest.approx(1.0)
+    assert compare(-golden * 0.5, golden, 1.0).cosine == pytest.approx(-1.0)

@@ -814,3 +814,24 @@ def test_a_convolution_by_fourier_transform_may_be_promised():
         assert localise({"u": u, "f": f, "output": y}, recorded, promised).first is None
         y[2, 40] += 1e-4
         assert localise({"u": u, "f": f, "output": y}, recorded, promised).first == "output"
+
+
+def test_what_underflows_in_a_dump_without_a_program_is_no_error_and_is_inherited():
+    """Adam's second moments of tiny gradients are below the normal numbers of float32, step after step."""
+
+    def moments(g):
+        v, steps = torch.zeros_like(g[0]), {}
+        for k, one in enumerate(g):
+            steps[f"v{k}"] = v = 0.9 * v + 0.1 * one * one
+        return steps | {"update": g[-1] / (v.sqrt() + 1e-8)}
+
+    gradients = torch.randn(3, 40, 30, generator=torch.Generator().manual_seed(0)) * 1e-21
+    exact = Trace(moments(gradients.double()))
+    assert localise(moments(gradients), exact, FLOAT32).first is None
+    wrong = moments(gradients) | {"v1": moments(gradients)["v0"]}
+    assert localise(wrong, exact, FLOAT32).first == "v1"
+
+
+def test_a_number_that_left_the_program_is_named():
+    recorded = golden(lambda x: {"y": x * float(x.amax())}, torch.rand(4, 4))
+    assert "amax" in recorded.notes[0]
