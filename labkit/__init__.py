@@ -22,7 +22,7 @@ _HOME = {
     "trace.golden": ("Golden", "golden"),
     "trace.localise": ("localise",),
     "trace.recorder": ("step",),
-    "trace.replayed": ("bounded",),
+    "trace.judge_rerun": ("bounded",),
     "trace.repetition": ("Repetition", "poisoned", "repeat"),
     "trace.steps": ("Step", "Trace"),
 }

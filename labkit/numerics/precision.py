@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -44,6 +43,11 @@ CHOICES = {
     "accumulate": ("float64", "float32", "float16", "bfloat16"),
 }
 
+ALIASES = {"bf16": "bfloat16", "half": "float16", "fp16": "float16", "f16": "float16", "float": "float32"}
+ALIASES |= {"fp32": "float32", "f32": "float32", "single": "float32", "double": "float64", "fp64": "float64"}
+ALIASES |= {"f64": "float64", "fp8_e4m3": "float8_e4m3fn", "e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""Other names for the same."""
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -59,7 +63,8 @@ class Precision:
     those of Fourier transforms, of |x|^2 + |y|^2 - 2xy for a distance of points about 0, or of Strassen's products.
     `steps` gives other values for some steps, by name.
 
-    Raises UsageError for a field or a value that is none of these.
+    A format may be a torch dtype or another name of one, as ``bf16`` or ``half``. Raises UsageError for a field or a
+    value that is none of these.
     """
 
     storage: str | None = None
@@ -73,6 +78,9 @@ class Precision:
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             value = getattr(self, name)
+            value = name_of(value) if isinstance(value, torch.dtype) else value
+            value = ALIASES.get(value.lower(), value.lower()) if isinstance(value, str) else value
+            object.__setattr__(self, name, value)
             if value not in choices and not (name == "storage" and value is None):
                 raise UsageError(f"precision: {name}={value!r} is not right; wanted one of {', '.join(choices)}")
         for name in ("eager", "flush", "normwise"):
@@ -83,7 +91,7 @@ class Precision:
         for step, said in self.steps.items():
             if not isinstance(said, Mapping) or "steps" in said:
                 raise UsageError(f"precision: steps[{step!r}]={said!r} is not right; wanted {', '.join(FIELDS[:-1])}")
-            _made(said)
+            from_fields(said)
 
     def of(self, step: str) -> Precision:
         """What holds for one step."""
@@ -112,21 +120,11 @@ class Precision:
 FIELDS = tuple(one.name for one in fields(Precision))
 
 
-def _made(said: Mapping[str, Any]) -> Precision:
+def from_fields(said: Mapping[str, Any]) -> Precision:
+    """The precision that a file's metadata promise, a field each. Raises UsageError for what is no field."""
     if unknown := [str(key) for key in said if key not in FIELDS]:
         raise UsageError(f"precision: {unknown[0]!r} is no field; wanted {', '.join(FIELDS)}")
     return Precision(**said)
-
-
-def from_json(text: str) -> Precision:
-    """The precision that a file's metadata key ``precision`` promises. Raises UsageError for anything else."""
-    try:
-        said = json.loads(text)
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise UsageError(f"precision: {text[:60]!r} is not right; wanted a JSON object with {', '.join(FIELDS)}")
-    return _made(said)
 
 
 def from_words(text: str) -> Precision:
@@ -139,7 +137,7 @@ def from_words(text: str) -> Precision:
         if name.strip() in said:
             raise UsageError(f"--precision: {name.strip()} stands there twice; wanted each field once")
         said[name.strip()] = {"true": True, "false": False}.get(value.strip().lower(), value.strip())
-    return _made(said)
+    return from_fields(said)
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +65,7 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     about = {"observer": "none" if not differ else f"differs when nothing is captured: {', '.join(differ)}"}
     promised: dict[str, Any] = {"accumulate": guess([x.dtype for x in seen.values()]).accumulate, "eager": True}
     promised |= {"steps": narrow} if narrow else {}
-    return Trace(seen, about | {"precision": json.dumps(promised)})
+    return Trace(seen, about | {"precision": promised})
 
 
 def _state(subject: Any) -> Callable[[], None]:

@@ -19,11 +19,12 @@ from typing import Any
 from labkit.errors import UsageError
 from labkit.numerics.precision import Precision
 from labkit.tables import Table, number
-from labkit.trace.dumps import Dump, open_dump
+from labkit.trace.dumps import open_dump
 from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import Golden
 from labkit.trace.localise import localise
 from labkit.trace.repetition import Results
+from labkit.trace.steps import Trace
 
 
 @dataclass
@@ -124,25 +125,22 @@ def report(
         if not set(dump.names) & names:
             raise UsageError(f"{path}: shares no step with {golden}; wanted the same names")
         said = precision or dump.precision or getattr(reference, "precision", None)
-        if isinstance(reference, Dump) and not reference.ordered and dump.ordered:
-            reference = Dump(reference.path, _by(dump.names, reference.names), reference.read, reference.about)
+        if isinstance(reference, Trace) and not reference.ordered and dump.ordered:
+            names_by_run = [name for name in dump.names if name in reference]
+            reference = reference.named({name: name for name in dict.fromkeys([*names_by_run, *reference.names])})
+            reference.ordered = True
         runs[path] = localise(dump, reference, said, say=say)
     texts = {key: text for one in (*dumps.values(), reference) for key, text in getattr(one, "texts", {}).items()}
     return Report(runs, _repeats(list(dumps.values()), list(next(iter(runs.values())).findings)), texts)
 
 
-def _by(order: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Names in the order of another trace, what it has not last."""
-    return [name for name in order if name in names] + [name for name in names if name not in order]
-
-
-def open_golden(path: Path) -> Golden | Dump:
+def open_golden(path: Path) -> Golden | Trace:
     """A recorded golden, or a trace of steps alone."""
     dump = open_dump(path)
     return Golden.load(path) if "program" in dump.about else dump
 
 
-def _repeats(dumps: Sequence[Dump], names: Sequence[str]) -> dict[str, tuple[int, float]]:
+def _repeats(dumps: Sequence[Trace], names: Sequence[str]) -> dict[str, tuple[int, float]]:
     found: dict[str, tuple[int, float]] = {}
     for name in names:
         there = [dump for dump in dumps if name in dump]

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from labkit.errors import UsageError
 from labkit.numerics.compare import compare
+from labkit.trace.dumps import open_dump
 from labkit.trace.operations import ALGORITHMS, TRANSFORMS, full_name, resolve
 from labkit.trace.program import CONSTANT, INPUT, ITEM, Node, Program, Ref, float64_by_default
 from labkit.trace.recorder import BACKWARD, NARROW, Recorder, Watcher, listening, real, unique
@@ -137,8 +138,6 @@ class Golden:
         program that would be larger than MOST_NODES, MOST_ELEMENTS, MOST_FLOPS or MOST_SECONDS allow; shapes are
         checked first.
         """
-        from labkit.trace.dumps import open_dump
-
         dump = open_dump(Path(path))
         try:
             text = json.loads(dump.about["program"])

@@ -1,7 +1,7 @@
 """The first divergent step, and for each step its own error against the error that it inherits.
 
-Against a recorded golden every step's part of the program is run again in float64 on what was observed before it. What
-is left is the step's own error, and how far the replay is from the golden is what it inherits. Against steps without a
+Against a recorded golden every step's part of the program is re-run in float64 on what was observed before it. What
+is left is the step's own error, and how far the re-run is from the golden is what it inherits. Against steps without a
 program only the whole error is seen, and it is held to what steps before were off.
 """
 
@@ -15,14 +15,12 @@ from typing import Any
 import torch
 
 from labkit.errors import UsageError, did_you_mean
-from labkit.numerics.compare import as_tensor
 from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, guess, representable
-from labkit.trace.dumps import Dump
 from labkit.trace.findings import Localisation
 from labkit.trace.golden import Golden
-from labkit.trace.replayed import Replayed
-from labkit.trace.steps import Trace
-from labkit.trace.unreplayed import judge
+from labkit.trace.judge_rerun import Rerun
+from labkit.trace.judge_values import judge
+from labkit.trace.steps import Trace, as_trace
 
 FALSE_ALARM = 1e-3
 """The probability that a right trace is called wrong anywhere: all steps share it, and both instruments."""
@@ -36,37 +34,53 @@ SMALL = 1 << 17
 
 def localise(
     observed: Any,
-    golden: Golden | Trace | Dump,
+    golden: Any,
     precision: Precision | None = None,
     names: Mapping[str, str] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Localisation:
     """Hold each observed step against the golden's, within what the promised precision allows.
 
-    `observed` is a Trace, a dict of arrays, or a dump from a file; `golden` is what :func:`labkit.golden` recorded, or
-    steps alone. `precision` is what the implementation promised; without one it is what the observed file promises,
-    else a guess from the dtypes, and the result says so. A missing step, a different shape and a NaN on one side only
-    are divergences, not exceptions. `names` maps the golden's steps to the observed's where they are called
-    differently. `say` hears beforehand of a replay that takes long.
+    `observed` is a Trace or a dict of arrays by name; `golden` is what :func:`labkit.golden` recorded, or steps alone.
+    `precision` is what the implementation promised; without one it is what the observed file promises, else a guess
+    from the dtypes, and the result says so. A missing step, a different shape and a NaN on one side only are
+    divergences, not exceptions. `names` maps the golden's steps to the observed's where they are called differently.
+    `say` hears beforehand of a re-run that takes long.
 
-    Raises UsageError for a name that neither has, and for an observed without a single step of the golden.
+    Raises UsageError for arguments of another kind, for a name that neither has, and for an observed without a single
+    step of the golden.
     """
-    seen = Observed(observed, golden, dict(names or {}))
-    precision = precision or getattr(observed, "precision", None)
-    rules = precision or guess([seen.read(name).dtype for name in seen.steps])
-    known = {*golden.names, *getattr(golden, "operations", ()), *seen.names}
-    if unknown := [name for name in rules.steps if name not in known]:
-        raise UsageError(
-            f"precision: steps names {unknown[0]!r}; {did_you_mean(unknown[0], known)}wanted a step's name"
-        )
-    result = Localisation(rules, precision is None, unexpected=seen.unexpected)
-    chance = FALSE_ALARM / (2.0 * max(1, len(seen.steps)))
-    largest = max(seen.read(name).numel() for name in seen.steps)
+    if isinstance(observed, Golden):
+        raise UsageError("observed: is a recorded golden; wanted the observed steps first, then the golden")
+    if precision is not None and not isinstance(precision, Precision):
+        raise UsageError(f"precision: {precision!r:.60} is not right; wanted labkit.Precision(storage=...)")
+    golden = golden if isinstance(golden, Golden) else as_trace("golden", golden)
+    there = renamed(as_trace("observed", observed), golden, dict(names or {}))
+    steps = [name for name in golden.names if name in there] + _operations(golden, there)
+    if not steps:
+        raise UsageError("observed: shares no step with the golden; wanted the same names")
+    seen = there.named({name: name for name in steps})
+    precision = precision or there.precision
+    rules = precision or guess([seen.read(name).dtype for name in steps])
+    ours = {*golden.names, *getattr(golden, "operations", ())}
+    if unknown := [name for name in rules.steps if name not in ours and name not in there]:
+        hint = did_you_mean(unknown[0], [*ours, *there.names])
+        raise UsageError(f"precision: steps names {unknown[0]!r}; {hint}wanted a step's name")
+    result = Localisation(rules, precision is None)
+    result.unexpected = [name for name in there.names if name not in ours and "/" not in name]
+    chance = FALSE_ALARM / (2.0 * len(steps))
+    largest = max(seen.read(name).numel() for name in steps)
     if largest < SMALL and isinstance(golden, Golden):
         golden = golden.to("cpu")  # there, an operation on few elements takes less than a launch
     with few_threads(largest):
         _judge(golden, seen, rules, chance, say, result)
         result.notes += _narrower(seen, rules, result)
+    missing = [name for name, found in result.findings.items() if found.total is None]
+    for name in result.unexpected:
+        if hint := did_you_mean(name, missing):
+            result.notes.append(
+                f"{name} is not in the golden; {hint}(names= maps the golden's steps to the observed's)"
+            )
     return result
 
 
@@ -81,12 +95,12 @@ def few_threads(elements: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _judge(golden: Any, seen: Observed, rules: Precision, chance: float, say: Any, result: Localisation) -> None:
+def _judge(golden: Any, seen: Trace, rules: Precision, chance: float, say: Any, result: Localisation) -> None:
     if isinstance(golden, Golden):
         result.notes = list(golden.notes)
-        result.findings = Replayed(golden, seen, rules, chance, say).judge()
+        result.findings = Rerun(golden, seen, rules, chance, say).judge()
         return
-    result.ordered = getattr(golden, "ordered", True) or len(seen.steps) == 1
+    result.ordered = golden.ordered or len(seen.names) == 1
     if result.guessed:  # nobody said that a step is one kernel
         rules = result.precision = replace(rules, eager=True)
     result.findings = judge(golden, seen, rules, chance, result.ordered)
@@ -96,7 +110,7 @@ def _judge(golden: Any, seen: Observed, rules: Precision, chance: float, say: An
         result.notes.append(f"the first step that is not equal to the golden's is {name}; it may be so by rounding")
 
 
-def _narrower(seen: Observed, rules: Precision, result: Localisation) -> list[str]:
+def _narrower(seen: Trace, rules: Precision, result: Localisation) -> list[str]:
     """The type that was not promised, where most of what diverges has nothing but numbers of it."""
     steps = [(name, found.total) for name, found in result.findings.items() if found.diverges and found.total]
     floats = [(name, t.observed_dtype) for name, t in steps if t.observed_dtype in UNIT_ROUNDOFF and t.count > 1]
@@ -112,54 +126,36 @@ def _narrower(seen: Observed, rules: Precision, result: Localisation) -> list[st
     return []
 
 
-class Observed:
-    """The observed steps that the golden has too, by the golden's names; `unexpected` are the others."""
-
-    def __init__(self, observed: Any, golden: Any, names: dict[str, str]) -> None:
-        self._source = observed
-        there = list(observed.names) if hasattr(observed, "names") else list(observed)
-        for ours, theirs in names.items():
-            if ours not in golden or theirs not in there:
-                side, name = ("golden", ours) if ours not in golden else ("observed", theirs)
-                raise UsageError(f"names: the {side} has no step {name!r}; wanted golden names mapped to observed ones")
-        back = {theirs: ours for ours, theirs in names.items()}
-        self._theirs = {back.get(name, name): name for name in there}
-        operations = _operations(golden, self._theirs, self.read) if isinstance(golden, Golden) else []
-        self.steps = [name for name in golden.names if name in self._theirs] + operations
-        known = set(golden.names) | set(getattr(golden, "operations", ()))
-        self.unexpected = [name for name in self._theirs if name not in known and "/" not in name]
-        if not self.steps:
-            raise UsageError("observed: shares no step with the golden; wanted the same names")
-
-    @property
-    def names(self) -> list[str]:
-        """All that was observed, by the golden's names."""
-        return list(self._theirs)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._theirs
-
-    def read(self, name: str) -> torch.Tensor:
-        """An observed step as it was stored. Raises UsageError for what is no tensor of real or whole numbers."""
-        theirs = self._theirs[name]
-        value = self._source.read(theirs) if hasattr(self._source, "read") else self._source[theirs]
-        return as_tensor(f"step {name!r}", value)
+def renamed(observed: Trace, golden: Golden | Trace, names: dict[str, str]) -> Trace:
+    """The observed by the golden's names. Raises UsageError for a name that neither has, or that is there twice."""
+    for ours, theirs in names.items():
+        if ours not in golden or theirs not in observed:
+            side, name, known = ("golden", ours, golden) if ours not in golden else ("observed", theirs, observed)
+            hint = did_you_mean(name, known.names)
+            raise UsageError(
+                f"names: the {side} has no step {name!r}; {hint}wanted golden names mapped to observed ones"
+            )
+        if (ours in observed and ours not in names.values()) or list(names.values()).count(theirs) > 1:
+            raise UsageError(f"names: {ours!r} and {theirs!r} are both there; wanted one observed step for each")
+    back = {theirs: ours for ours, theirs in names.items()}
+    return observed.named({name: back.get(name, name) for name in observed.names})
 
 
-def _operations(golden: Golden, there: Mapping[str, str], read: Callable[[str], torch.Tensor]) -> list[str]:
+def _operations(golden: Golden | Trace, there: Trace) -> list[str]:
     """Single operations that both have: as many of a kind in a place, of equal shapes, else none of that kind."""
+    if not isinstance(golden, Golden):
+        return []
     ours: dict[str, list[str]] = {}
     theirs: dict[str, list[str]] = {}
-    for name in golden.operations:
-        ours.setdefault(name.split("#")[0], []).append(name)
-    for name in there:
-        theirs.setdefault(name.split("#")[0], []).append(name)
+    for names, found in ((golden.operations, ours), (there.names, theirs)):
+        for name in names:
+            found.setdefault(name.split("#")[0], []).append(name)
     taken = set(golden.steps.values())
-    found: list[str] = []
+    found_steps: list[str] = []
     for kind, names in ours.items():
         shapes = [golden.program.nodes[golden.operations[name]].shape for name in names]
         if sorted(theirs.get(kind, ())) == sorted(names) and all(
-            tuple(read(name).shape) == shape for name, shape in zip(names, shapes, strict=True)
+            tuple(there.read(name).shape) == shape for name, shape in zip(names, shapes, strict=True)
         ):
-            found += [name for name in names if golden.operations[name] not in taken]
-    return found
+            found_steps += [name for name in names if golden.operations[name] not in taken]
+    return found_steps

@@ -19,7 +19,7 @@ from labkit.numerics.compare import as_tensor, compare
 from labkit.numerics.precision import Precision
 from labkit.tables import Table, number
 from labkit.trace.golden import Golden
-from labkit.trace.steps import Trace
+from labkit.trace.steps import Trace, as_trace
 
 SAME = "bit-identical"
 ORDER = "order noise, within the bound"
@@ -158,7 +158,9 @@ def _finding(distinct: int, spread: float, share: float) -> str:
 
 
 def _trace(value: Any) -> Trace:
-    return value if isinstance(value, Trace) else Trace({"result": value})
+    return (
+        value if isinstance(value, Trace) else as_trace("run", value if isinstance(value, dict) else {"result": value})
+    )
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from kernels.compare.systems import SIZES, golden, inputs, run
 from labkit import Precision, Trace, localise
 from labkit.numerics.structure import Null
 from labkit.session.catalogue import notebook
-from labkit.trace.replayed import Simulated
+from labkit.trace.judge_rerun import Simulated
 
 
 def _names(kinds):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from labkit import Trace, capture, golden
 from labkit.cli.main import main
-from labkit.trace.unreplayed import BLOCK
+from labkit.trace.judge_values import BLOCK
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
     ("arguments", "message"),
     [
         (["none.npy"], "is not there"),
-        (["o.safetensors", "--precision", "storage=bf16"], "storage='bf16' is not right"),
+        (["o.safetensors", "--precision", "storage=bf17"], "storage='bf17' is not right"),
         (["o.safetensors", "o.safetensors"], "the same path twice"),
         (["other.safetensors"], "shares no step with"),
     ],

@@ -134,9 +134,9 @@ def test_clashing_files_and_bad_metadata_are_refused(tmp_path):
     (tmp_path / "metadata.json").write_text('{"order": {"x": 1}}')
     with pytest.raises(UsageError, match="metadata 'order' is not right; wanted JSON, a list"):
         open_dump(tmp_path)
-    for said in (1, {"inputs": "y"}, {"K": "8"}):
+    for said in (1, {"inputs": "y"}, {"inputs": [1]}, {"K": "8"}, {"K": True}, {"K": 10**400}):
         (tmp_path / "metadata.json").write_text(json.dumps({"steps": {"x": said}}))
-        with pytest.raises(UsageError, match=r"metadata 'steps', 'x'.* is not right; wanted inputs"):
+        with pytest.raises(UsageError, match=r"metadata 'steps', 'x' is not right.*; wanted inputs"):
             open_dump(tmp_path)
     (tmp_path / "metadata.json").unlink()
     torch.save(torch.ones(1), tmp_path / "x.pt")
@@ -153,8 +153,8 @@ def test_a_precision_in_a_file_is_typed_and_prose_is_text(tmp_path):
     save_file({"x": torch.ones(1)}, path, said)
     assert open_dump(path).precision == Precision("bfloat16", steps={"x": {"products": "tf32"}})
     assert open_dump(path).texts == {"dtype_note": "fp16 was tried"}
-    save_file({"x": torch.ones(1)}, path, {"precision": '{"storage": "bf16"}'})
-    with pytest.raises(UsageError, match="storage='bf16' is not right; wanted one of float64"):
+    save_file({"x": torch.ones(1)}, path, {"precision": '{"storage": "bf17"}'})
+    with pytest.raises(UsageError, match="storage='bf17' is not right; wanted one of float64"):
         open_dump(path).precision  # noqa: B018
 
 
@@ -175,7 +175,7 @@ def test_what_is_not_read_is_shown_and_changes_nothing(tmp_path):
     save_file(tensors, tmp_path / "x.safetensors", {"steps": json.dumps(said), "compute": "bf16"})
     dump = open_dump(tmp_path / "x.safetensors")
     assert dump.texts == {"steps": "inputs_complete, op: not read", "compute": "bf16"}
-    assert (dump.inputs("x"), dump.inputs("y"), dump.length("y"), dump.inputs("z")) == ([], ["x"], 4, None)
+    assert (dump.said("x")["inputs"], dump.said("y")["inputs"], dump.said("y")["K"], dump.said("z")) == ([], ["x"], 4, {})
 
 
 def test_a_malformed_precision_names_the_file(tmp_path):

@@ -7,9 +7,9 @@ from torch import nn
 
 from labkit import Bound, Precision, Trace, bounded, capture, golden, localise, step
 from labkit.errors import UsageError
+from labkit.trace.judge_rerun import AS_GOLDEN, ROUNDED
+from labkit.trace.judge_values import BLOCK, PIECE
 from labkit.trace.program import Program
-from labkit.trace.replayed import AS_GOLDEN, ROUNDED
-from labkit.trace.unreplayed import BLOCK, PIECE
 
 FLOAT32 = Precision()
 
@@ -531,7 +531,7 @@ def test_a_row_longer_than_a_block_is_judged_in_pieces(rng):
 def test_twice_the_steps_take_twice_the_operations(rng, monkeypatch):
     w = torch.from_numpy(rng.standard_normal((8, 8))).float() / 4.0
     whole, run = [], Program.run
-    monkeypatch.setattr("labkit.trace.replayed.LONG", 1e6)  # no run to find out how long one takes
+    monkeypatch.setattr("labkit.trace.judge_rerun.LONG", 1e6)  # no run to find out how long one takes
     monkeypatch.setattr(
         Program, "run", lambda self, order, *rest, **how: (whole.append(len(order)), run(self, order, *rest, **how))[1]
     )
@@ -554,10 +554,10 @@ def test_a_part_that_takes_long_says_beforehand_what_it_takes(rng, monkeypatch):
     x, w = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((200, 32), (32, 200)))
     f = lambda x, w: {"y": torch.softmax(torch.nn.functional.gelu(x @ w), -1)}  # noqa: E731
     recorded, observed, said = golden(f, x=x, w=w), {"x": x, "w": w, "y": f(x, w)["y"]}, []
-    monkeypatch.setattr("labkit.trace.replayed.LONG", 1e3)
+    monkeypatch.setattr("labkit.trace.judge_rerun.LONG", 1e3)
     localise(observed, recorded, FLOAT32, say=said.append)
     assert not said
-    monkeypatch.setattr("labkit.trace.replayed.LONG", 1e-3)
+    monkeypatch.setattr("labkit.trace.judge_rerun.LONG", 1e-3)
     before = torch.get_rng_state()
     localise(observed, recorded, FLOAT32, say=said.append)
     assert len(said) == 1

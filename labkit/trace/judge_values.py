@@ -18,13 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from labkit.numerics.bounds import Bound, quantile
-from labkit.numerics.compare import as_tensor, compare, described, measure
+from labkit.numerics.compare import compare, described, measure
 from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of
 from labkit.numerics.statistics import Statistics, combine
 from labkit.numerics.structure import Structure, Test
@@ -79,7 +78,7 @@ class Off:
         return max(self.relative, self.absolute)
 
 
-def judge(golden: Any, seen: Any, rules: Precision, chance: float, ordered: bool) -> dict[str, Finding]:
+def judge(golden: Trace, seen: Trace, rules: Precision, chance: float, ordered: bool) -> dict[str, Finding]:
     """A finding for every step, in the golden's order.
 
     Where no order is known, steps are judged from the least to the most wrong: in whatever order they were computed,
@@ -93,23 +92,19 @@ def judge(golden: Any, seen: Any, rules: Precision, chance: float, ordered: bool
         if name not in seen
     }
     there = [name for name in names if name in seen]
-    alone = (
-        {}
-        if ordered
-        else {name: _measured(seen.read(name), as_tensor(f"step {name!r}", golden[name])) for name in there}
-    )
+    alone = {} if ordered else {name: _measured(seen.read(name), golden.read(name)) for name in there}
     off: dict[str, Off] = {}
     length, tainted = 1, set[str]()
     for name in there if ordered else sorted(there, key=lambda name: alone[name].relative):
-        o, g = seen.read(name), as_tensor(f"step {name!r}", golden[name])
-        inputs = golden.inputs(name) if hasattr(golden, "inputs") and ordered else None
+        o, g, said = seen.read(name), golden.read(name), golden.said(name)
+        inputs = said.get("inputs") if ordered else None
         known = inputs is not None and all(x in off or x in tainted for x in inputs)  # a fused input is not recorded
         sources = inputs if known and inputs is not None else [*off, *tainted]
         before = _worst(off[x] for x in sources if x in off)
-        terms = golden.length(name) if hasattr(golden, "length") else None
-        bound = golden.step(name).bound if isinstance(golden, Trace) else None
         after = any(x in tainted for x in sources)
-        one, off[name] = _step(name, o, g, bound, rules.of(name), before, terms or length, chance, ordered)
+        one, off[name] = _step(
+            name, o, g, golden.step(name).bound, rules.of(name), before, said.get("K", length), chance, ordered
+        )
         if one.diverges:
             tainted.add(name)
             del off[name]

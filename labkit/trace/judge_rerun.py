@@ -42,18 +42,18 @@ LONG = 10.0
 """Seconds that a replay may take without a word beforehand: as long as people wait before they think it hangs."""
 
 
-class Replayed:
+class Rerun:
     """A golden, and what was observed of its steps. `chance` is the false-alarm rate of one step and instrument."""
 
     def __init__(
         self,
         golden: Golden,
-        seen: Any,
+        seen: Trace,
         rules: Precision,
         chance: float,
         say: Callable[[str], None],
     ) -> None:
-        golden = golden.with_steps(name for name in seen.steps if name not in golden.steps)
+        golden = golden.with_steps(name for name in seen.names if name not in golden.steps)
         self._golden, self._program, self._seen, self._rules = golden, golden.program, seen, rules
         self._chance, self._say = chance, say
         self._names: dict[int, list[str]] = {}
@@ -80,7 +80,7 @@ class Replayed:
     def judge(self) -> dict[str, Finding]:
         """A finding for every step, in the order of the program."""
         found, steps = self._judged(), self._golden.steps
-        last = max(steps[name] for name in self._seen.steps)
+        last = max(steps[name] for name in self._seen.names)
         for name, i in steps.items():
             if name in self._seen and not self._fits(name, i):
                 total = compare(self._seen.read(name), self._golden[name])
@@ -182,7 +182,7 @@ class Replayed:
         stored, a step may have a copy in the narrowest type in the trace, or be one, unless the golden tells its casts.
         Inputs that the observed does not tell may have been stored in the type of what is made of them.
         """
-        floats = {name_of(value.dtype) for value in map(self._seen.read, self._seen.steps)} & set(UNIT_ROUNDOFF)
+        floats = {name_of(value.dtype) for value in map(self._seen.read, self._seen.names)} & set(UNIT_ROUNDOFF)
         narrowest = max(floats, key=UNIT_ROUNDOFF.__getitem__, default="")
         halves: dict[int, Tensor] = {}
         for i, part in parts.items():
