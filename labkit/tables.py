@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +13,15 @@ from typing import Any
 
 LONG = 24
 """Rows of a table above which a notebook shows it folded: what a screen holds."""
+
+
+NARROWEST = 16
+"""Characters below which a column of text is not wrapped."""
+
+
+def printable(text: str) -> str:
+    """A text with what would steer a terminal written out, as \\x1b; lines stay."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def number(value: Any) -> str:
@@ -36,9 +47,15 @@ class Table:
     wrap: int = 72
 
     def __repr__(self) -> str:
-        cells = [[textwrap.wrap(number(cell), self.wrap) or [""] for cell in row] for row in self.rows]
-        texts = [[column, *(line for row in cells for line in row[i])] for i, column in enumerate(self.columns)]
-        widths = [max(map(len, column)) for column in texts]
+        wrap = self.wrap
+        while True:  # in a terminal, columns of text grow narrower until a line fits
+            cells = [[textwrap.wrap(printable(number(cell)), wrap) or [""] for cell in row] for row in self.rows]
+            texts = [[column, *(line for row in cells for line in row[i])] for i, column in enumerate(self.columns)]
+            widths = [max(map(len, column)) for column in texts]
+            total = sum(widths) + 2 * len(widths) - 2
+            if wrap <= NARROWEST or not sys.stdout.isatty() or total <= shutil.get_terminal_size().columns:
+                break
+            wrap = max(NARROWEST, min(wrap, max(widths)) - 4)
         lines = [self.columns, ["-" * width for width in widths]]
         lines += [line for row in cells for line in zip_longest(*row, fillvalue="")]
         padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from labkit.numerics.bounds import Bound
-from labkit.numerics.compare import compare, within
+from labkit.errors import UsageError
+from labkit.numerics.bounds import EXACT, Bound
+from labkit.numerics.compare import as_tensor, compare, within
 from labkit.tables import Table, number
 from labkit.trace.steps import Trace
 
@@ -95,16 +96,17 @@ def weigh(
     """Hold every hypothesis against the observation at every setting.
 
     `observe(setting)` runs the real implementation and gives an array or a Trace; `hypotheses[name](setting)` gives
-    the counterfactual: ``(value, Bound)``, or a Trace whose steps carry bounds. Exceptions of the types `outcomes` are
-    outcomes too, alike when their texts are. Unless `thorough`, a hypothesis is dropped at the first setting that
-    refutes it, which is what makes thousands of them affordable.
+    the counterfactual: ``(value, Bound)``, or a Trace whose steps carry bounds; whole numbers need none. Exceptions of
+    the types `outcomes` are outcomes too, alike when their texts are. Unless `thorough`, a hypothesis is dropped at the
+    first setting that refutes it, which is what makes thousands of them affordable. Raises UsageError for a
+    counterfactual without a bound.
     """
     seen = {name: _outcome(observe, setting, outcomes) for name, setting in settings.items()}
     result = Weighing(list(settings))
     for name, counterfactual in hypotheses.items():
         fits = result.fits[name] = {}
         for setting, value in settings.items():
-            fits[setting] = _fit(seen[setting], _outcome(counterfactual, value, outcomes), thorough)
+            fits[setting] = _fit(name, seen[setting], _outcome(counterfactual, value, outcomes), thorough)
             if not thorough and fits[setting].tested and not fits[setting].ok:
                 break
     return result
@@ -117,7 +119,7 @@ def _outcome(run: Callable[[Any], Any], setting: Any, outcomes: tuple[type[Excep
         return error
 
 
-def _fit(observed: Any, expected: Any, thorough: bool) -> Fit:
+def _fit(name: str, observed: Any, expected: Any, thorough: bool) -> Fit:
     if isinstance(observed, Exception) or isinstance(expected, Exception):
         same = type(observed) is type(expected) and str(observed) == str(expected)
         words = str(observed) if isinstance(observed, Exception) else "ran"
@@ -128,8 +130,12 @@ def _fit(observed: Any, expected: Any, thorough: bool) -> Fit:
             return Fit(False, float("inf"), f"differs: the observed has no {missing[0]}")
         pairs = [(observed[step.name], step.value, step.bound) for step in expected]
     else:
-        value, bound = expected if isinstance(expected, tuple) else (expected, None)
+        value, bound = expected if isinstance(expected, tuple) and len(expected) == 2 else (expected, None)
         pairs = [(observed, value, bound)]
+    pairs = [(o, value, EXACT if bound is None and _whole(value) else bound) for o, value, bound in pairs]
+    if not all(isinstance(bound, Bound) for *_, bound in pairs):
+        wanted = "wanted (value, labkit.Bound), a Trace with bounds, or whole numbers"
+        raise UsageError(f"hypothesis {name!r}: gives no bound; {wanted}")
     if not any(_tests(bound) for _, value, bound in pairs if torch.as_tensor(value).numel()):
         return Fit(False, float("nan"), "not tested", tested=False)
     if not thorough:
@@ -141,6 +147,12 @@ def _fit(observed: Any, expected: Any, thorough: bool) -> Fit:
     return Fit(ok, residual, f"{'fits' if ok else 'REFUTED'}: {number(residual)} of bound")
 
 
-def _tests(bound: Bound | None) -> bool:
+def _whole(value: Any) -> bool:
+    """Whether a value holds whole numbers only, which are equal or not."""
+    x = as_tensor("counterfactual", value).double()
+    return bool((x == x.round()).all())
+
+
+def _tests(bound: Any) -> bool:
     """Whether a bound could tell anything apart."""
-    return bound is None or bool(torch.isfinite(torch.as_tensor(bound.absolute)).any())
+    return bool(torch.isfinite(torch.as_tensor(bound.absolute)).any())

@@ -39,5 +39,6 @@ def report() -> bool:
     found = problems()
     for problem in found:
         print(f"problem: {problem}")
-    print("all is well" if not found else f"{len(found)} to mend")
+    words = f"{len(stale())} of {len(list(records()))} records are not up to date" if stale() else "all is well"
+    print(f"{len(found)} to mend" if found else words)
     return not found

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT, notebook, notebooks
+from labkit.tables import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,13 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except UsageError as error:
-        print(f"labkit: {error}", file=sys.stderr)
+        print(f"labkit: {printable(str(error))}", file=sys.stderr)
         return 2
     except Exception as error:
         if os.environ.get("LABKIT_TRACEBACK"):
             raise
         words = (str(error).strip().splitlines() or [""])[0][:300]
-        print(f"labkit: {type(error).__name__}: {words} (LABKIT_TRACEBACK=1 shows where)", file=sys.stderr)
+        print(f"labkit: {type(error).__name__}: {printable(words)} (LABKIT_TRACEBACK=1 shows where)", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("labkit: interrupted; finished runs are kept, the same command takes up the rest", file=sys.stderr)

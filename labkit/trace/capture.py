@@ -10,7 +10,7 @@ import torch
 
 from labkit.errors import UsageError
 from labkit.numerics.precision import guess, name_of
-from labkit.trace.golden import leaves_of, run_watched, snapshot, with_backward
+from labkit.trace.golden import check_subject, leaves_of, run_watched, snapshot, with_backward
 from labkit.trace.recorder import Watcher, unique
 from labkit.trace.repetition import same_bits
 from labkit.trace.steps import Trace
@@ -32,8 +32,7 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     ``trace.about["observer"]`` what differs: "none" if results and gradients are bit-identical. Gradients and
     buffers of a module are afterwards as they were. Raises UsageError where nothing gives a tensor.
     """
-    if not callable(subject):
-        raise UsageError(f"capture: {type(subject).__name__} is not right; wanted a torch.nn.Module or a function")
+    check_subject("capture", subject, loss)
     back = _state(subject)
     narrow: dict[str, dict[str, str]] = {}
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from labkit.errors import UsageError
 from labkit.numerics.precision import Precision
-from labkit.tables import Table, number
+from labkit.tables import Table, number, printable
 from labkit.trace.dumps import open_dump
 from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import Golden
@@ -105,7 +105,7 @@ class Report:
             names = ("step", f"distinct of {len(self.runs)}", "spread", "finding")
             rows = [(n, d, number(x), self.finding(n)) for n, (d, x) in self.repeats.items()]
             lines.append(str(Table(names, rows)) if rows else "every run gave the same bits in every step")
-        return "\n\n".join([*lines, shown.verdict])
+        return printable("\n\n".join([*lines, shown.verdict]))
 
 
 def report(

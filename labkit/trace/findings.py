@@ -9,11 +9,11 @@ from typing import Any
 from labkit.numerics.compare import Comparison
 from labkit.numerics.precision import Precision
 from labkit.numerics.structure import Structure
-from labkit.tables import Table, number
+from labkit.tables import Table, number, printable
 
 OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
 MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
-NOT_SEPARATED = "not separated"
+NOT_SEPARATED, NOT_JUDGED = "not separated", "not judged"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Finding:
     def as_json(self) -> dict[str, Any]:
         """The step's part of what `labkit diff --json` prints."""
         found = {
-            "ok": None if self.words == NOT_RECORDED else not self.diverges,
+            "ok": None if self.words in (NOT_RECORDED, NOT_JUDGED) else not self.diverges,
             "separated": self.separated,
             "own": comparison_json(self.own) | {"ok": not self.wrong} if self.own is not None else NOT_SEPARATED,
             "inherited": plain(self.inherited) if self.separated else NOT_SEPARATED,
@@ -98,6 +98,8 @@ class Localisation:
         """The first divergence in words."""
         if self.first is None:
             return "no divergence"
+        if any(found.words == NOT_JUDGED for found in self.findings.values()):
+            return f"the inputs differ: {', '.join(self.divergent)}; nothing else was judged"
         if self.ordered:
             return f"first divergence: {self.first}"
         steps = ", ".join(self.divergent)
@@ -120,7 +122,7 @@ class Localisation:
         return self.table()._repr_html_() + "".join(f"<p>{line}</p>" for line in lines)
 
     def __repr__(self) -> str:
-        return "\n".join([str(self.table()), self.assumed, *self.notes, self.verdict])
+        return printable("\n".join([str(self.table()), self.assumed, *self.notes, self.verdict]))
 
 
 def _row(f: Finding, first: str | None) -> tuple[str, ...]:
@@ -130,7 +132,8 @@ def _row(f: Finding, first: str | None) -> tuple[str, ...]:
     share = number(f.own.bound_used) if f.own is not None else f"{number(f.total.bound_used)} (whole)"
     inherited = "" if f.inherited is None else number(f.inherited)
     below = "" if f.structure is None else number(f.structure.worst.share)
-    return (f.name, number(f.total.max_abs), share, below, inherited, words)
+    more = f.total.observed_nan - f.total.golden_nan
+    return (f.name, f"{more} NaN" if more > 0 else number(f.total.max_abs), share, below, inherited, words)
 
 
 def reason(found: Comparison, below: Structure | None) -> str:

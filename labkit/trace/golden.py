@@ -33,9 +33,15 @@ OUTPUT = "output"
 GRADIENT = "grad:"
 """What stands before the name of the input or the parameter that a gradient is of."""
 
+VERSION = "golden 1"
+"""What a file says that :meth:`Golden.save` wrote."""
+
 MOST_NODES, MOST_ELEMENTS, MOST_FLOPS, MOST_SECONDS = 1 << 18, 1 << 33, 10**13, 600.0
 """What a program from a file may take: operations, elements of all results together (64 GiB), multiplications and
 additions of its products (ten minutes on two CPU cores), and seconds to check all that."""
+
+FEW_ELEMENTS, FEW_FLOPS, PER_ELEMENT = 1 << 26, 10**10, 1 << 14
+"""What any program may take, and how many times more an element that it is given: a small file asks for little."""
 
 
 class Golden:
@@ -126,7 +132,7 @@ class Golden:
         ]
         text: dict[str, Any] = {"nodes": nodes, "steps": self.steps, "operations": self.operations, "notes": self.notes}
         text |= {"inside": sorted(self.program.inside)}
-        about = {"program": json.dumps(text), "labkit": "golden 1", "torch": torch.__version__}
+        about = {"program": json.dumps(text), "labkit": VERSION, "torch": torch.__version__}
         tensors = {str(i): v.detach().cpu() for i, v in self.program.values.items() if isinstance(v, Tensor)}
         return write_safetensors(Path(path), tensors, about)
 
@@ -139,6 +145,9 @@ class Golden:
         checked first.
         """
         dump = open_dump(Path(path))
+        if (version := dump.about.get("labkit")) != VERSION:
+            again = "record it again with labkit.golden(...).save"
+            raise UsageError(f"{path}: is {version!r}, no {VERSION!r} that this labkit can read; {again}")
         try:
             text = json.loads(dump.about["program"])
             if len(text["nodes"]) > MOST_NODES:
@@ -150,6 +159,9 @@ class Golden:
             if not (isinstance(golden.notes, list) and all(isinstance(note, str) for note in golden.notes)):
                 raise ValueError("its notes are no texts")
             _run_without_data(program)
+            for name in golden.steps:
+                if not isinstance(golden[name], Tensor) or golden[name].is_complex():
+                    raise ValueError(f"step {name!r} is no tensor of real numbers")
         except Exception as error:
             raise UsageError(f"{path}: is not right as a recorded golden ({_line(error)})") from None
         return golden
@@ -164,6 +176,9 @@ def _run_without_data(program: Program) -> None:
     from torch.utils.flop_counter import FlopCounterMode  # which imports Triton
 
     total, work, start = 0, 0, time.monotonic()
+    given = sum(value.numel() for value in program.values.values() if isinstance(value, Tensor))
+    most = min(MOST_ELEMENTS, FEW_ELEMENTS + PER_ELEMENT * given)
+    most_work = min(MOST_FLOPS, FEW_FLOPS + PER_ELEMENT**2 * given)
 
     def check(i: int, value: Any) -> Any:
         nonlocal total, work
@@ -175,17 +190,17 @@ def _run_without_data(program: Program) -> None:
             if tuple(value.shape) != node.shape:
                 raise ValueError(f"operation {i}, {node.op}, gives {tuple(value.shape)} where {node.shape} is said")
             total += value.numel()
-        if total > MOST_ELEMENTS:
-            raise ValueError(f"more than {MOST_ELEMENTS} elements in all")
+        if total > most:
+            raise ValueError(f"more than {most} elements in all, for {given} that it is given")
         if time.monotonic() - start > MOST_SECONDS:
             raise ValueError(f"more than {MOST_SECONDS} seconds")
         return value
 
-    given = {i: torch.empty_like(v, device="meta") for i, v in program.values.items() if isinstance(v, Tensor)}
+    empty = {i: torch.empty_like(v, device="meta") for i, v in program.values.items() if isinstance(v, Tensor)}
     with FlopCounterMode(display=False) as flops:
-        program.run(range(len(program.nodes)), given, (), seen=check, device=torch.device("meta"))
-    if flops.get_total_flops() + work > MOST_FLOPS:
-        raise ValueError(f"more than {MOST_FLOPS:.0e} operations in its products")
+        program.run(range(len(program.nodes)), empty, (), seen=check, device=torch.device("meta"))
+    if flops.get_total_flops() + work > most_work:
+        raise ValueError(f"more than {most_work:.0e} operations in its products, for {given} elements that it is given")
 
 
 _DTYPES = {str(x): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
@@ -254,6 +269,7 @@ def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None
 
     What is drawn at random is kept as it was drawn. Raises UsageError for what cannot be recorded, by its name.
     """
+    check_subject("golden", reference, loss)
     found, why = None, ""
     if isinstance(reference, torch.nn.Module) and any(x.dtype in NARROW for x in reference.parameters()):
         try:
@@ -352,6 +368,15 @@ def as_float64(wide: bool = True) -> Iterator[None]:
         yield
 
 
+def check_subject(what: str, subject: Any, loss: Any) -> None:
+    """Raise UsageError, which calls the caller `what`, unless there is something to run, and a loss is a function."""
+    if not callable(subject):
+        kind = type(subject).__name__
+        raise UsageError(f"{what}: a {kind} is not right; wanted a torch.nn.Module or a function, then its inputs")
+    if loss is not None and not callable(loss):
+        raise UsageError(f"loss: {loss!r:.60} is not right; wanted a function of the result that gives one number")
+
+
 def leaves_of(
     subject: Any, inputs: Any, named: dict[str, Any], differentiate: bool, dtype: torch.dtype | None = None
 ) -> dict[str, Tensor]:
@@ -364,6 +389,8 @@ def leaves_of(
     for name, x in given.items():
         if isinstance(x, np.ndarray):
             x = torch.from_numpy(np.ascontiguousarray(x))
+        if isinstance(x, (list, tuple)) and any(isinstance(one, (int, float, list, tuple)) for one in x):
+            raise UsageError(f"{name}: a {type(x).__name__} of numbers is not right; wanted a tensor or an array")
         if not isinstance(x, Tensor):
             continue
         if x.is_complex():

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
+from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound, quantile
 from labkit.numerics.compare import Comparison, compare
 from labkit.numerics.precision import INTEGERS, UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of, stored
 from labkit.numerics.structure import Null, Structure, structure
-from labkit.trace.findings import INHERITED, OWN, Finding, absent, reason
+from labkit.trace.findings import INHERITED, NOT_JUDGED, OWN, Finding, absent, reason
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
 from labkit.trace.operations import MOVES, NOT_UNIQUE
@@ -78,15 +79,21 @@ class Rerun:
         return value.double() if golden.is_floating_point() else value
 
     def judge(self) -> dict[str, Finding]:
-        """A finding for every step, in the order of the program."""
-        found, steps = self._judged(), self._golden.steps
+        """A finding for every step, in the order of the program; where inputs differ, of these alone."""
+        steps, nodes = self._golden.steps, self._program.nodes
+        found = {name: self._input(name) for i in self._given if nodes[i].func == INPUT for name in self._names[i]}
+        if any(one.diverges for one in found.values()):
+            return {
+                name: found.get(name, Finding(name, None, words=NOT_JUDGED)) for name in steps if name in self._seen
+            }
+        found |= self._judged()
         last = max(steps[name] for name in self._seen.names)
         for name, i in steps.items():
             if name in self._seen and not self._fits(name, i):
                 total = compare(self._seen.read(name), self._golden[name])
                 words = f"{OWN}: {reason(total, None)}"
                 found[name] = Finding(name, total, wrong=True, diverges=True, words=words)
-            elif name not in self._seen and i not in self._names and self._program.nodes[i].func != INPUT:
+            elif name not in self._seen and i not in self._names and nodes[i].func != INPUT:
                 found[name] = absent(name, gone=i > last and not name.startswith(GRADIENT))
         return {name: found[name] for name in steps if name in found}
 
@@ -104,8 +111,6 @@ class Rerun:
                 if i in again and found[name].wrong:
                     other = self._finding(name, i, again[i], ROUNDED)
                     found[name] = found[name] if other.wrong else other
-                if i not in parts:
-                    found[name] = self._input(name)
                 if name not in found:
                     continue
                 tainted = any(k in self._tainted for k in self._program.before(i, self._given))
@@ -121,7 +126,7 @@ class Rerun:
         observed, golden = self._seen.read(name).to(self._device), self._golden[name]
         half = Bound(half_ulp(golden, self._storage(name)), "half a unit") if golden.is_floating_point() else None
         total = compare(observed, golden, half)
-        words = "ok" if total.ok else f"{OWN}: not the golden's input, {reason(total, None)}"
+        words = "ok" if total.ok else f"not the golden's input: {reason(total, None)}"
         return Finding(name, total, total, 0.0, None, not total.ok, not total.ok, words)
 
     def _storage(self, name: str) -> str:
@@ -343,6 +348,8 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
 
     RUNS simulated runs of the whole program. `false_alarm` is that of one step: 1e-6 lets thousands be compared.
     """
+    if not isinstance(golden, Golden):
+        raise UsageError(f"golden: a {type(golden).__name__} is not right; wanted what labkit.golden recorded")
     program, numbers = golden.program, set(golden.steps.values())
     exact, order = {i: golden.value(i) for i in numbers}, program.cone(numbers, ())
     device = next(iter(exact.values())).device

@@ -75,7 +75,7 @@ def localise(
     with few_threads(largest):
         _judge(golden, seen, rules, chance, say, result)
         result.notes += _narrower(seen, rules, result)
-    missing = [name for name, found in result.findings.items() if found.total is None]
+    missing = [name for name in golden.names if name not in there]
     for name in result.unexpected:
         if hint := did_you_mean(name, missing):
             result.notes.append(

@@ -44,7 +44,12 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 def step(name: str, tensor: Tensor) -> Tensor:
-    """Name an intermediate tensor, so that it is a step. Outside a recording nothing happens. Returns the tensor."""
+    """Name an intermediate tensor, so that it is a step. Outside a recording nothing happens. Returns the tensor.
+
+    Raises UsageError for what is no tensor, and a name that is no text.
+    """
+    if not isinstance(tensor, Tensor) or not isinstance(name, str):
+        raise UsageError(f"step {name!r:.40}: a {type(tensor).__name__} is not right; wanted a name, then a tensor")
     if _LISTENERS:
         _LISTENERS[-1](name, real(tensor))
     return tensor

@@ -83,8 +83,13 @@ def repeat(
     the golden, so they may differ by twice that: more is a race or a read of what nobody wrote. Only the first run is
     kept, and a hash of each other result. Raises UsageError for fewer than two times.
     """
-    if times < 2:
-        raise UsageError(f"times: {times} is not right; wanted 2 at least")
+    if not callable(run):
+        raise UsageError(f"run: a {type(run).__name__} is not right; wanted a function without arguments")
+    if not isinstance(times, int) or times < 2:
+        raise UsageError(f"times: {times!r} is not right; wanted a whole number from 2")
+    if golden is not None and not isinstance(golden, (Golden, Trace, Bound)):
+        kind = type(golden).__name__
+        raise UsageError(f"golden: a {kind} is not right; wanted what labkit.golden recorded, a Trace or a Bound")
     first = _trace(run())
     kept = {step.name: Results(as_tensor(f"step {step.name!r}", step.value).clone()) for step in first}
     shares = dict.fromkeys(kept, 0.0)
@@ -99,8 +104,8 @@ def repeat(
             shares[name] = max(shares[name], used[name]) if name in used else math.nan
     result = Repetition(times)
     for name, found in kept.items():
-        unwritten = found.distinct == 1 and bool(found.first.isnan().any())
-        finding = UNWRITTEN if unwritten else _finding(found.distinct, found.spread, shares[name])
+        finding = _finding(found.distinct, found.spread, shares[name])
+        finding = UNWRITTEN if finding != BEYOND and bool(found.first.isnan().any()) else finding
         result.steps[name] = Repeated(found.distinct, found.spread, shares[name], finding)
     return result
 

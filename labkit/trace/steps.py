@@ -133,7 +133,7 @@ def metadata(about: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
     `where` is what an error begins with.
     """
-    found = dict(about)
+    found: dict[str, Any] = dict(about)
     for key in found.keys() & ABOUT.keys():
         try:
             found[key] = json.loads(found[key]) if isinstance(found[key], str) else found[key]
@@ -144,7 +144,7 @@ def metadata(about: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     if not all(isinstance(name, str) for name in found.get("order", ())):
         raise UsageError(f"{where}metadata 'order' is not right; wanted a list of names")
     for name, said in found.get("steps", {}).items():
-        length, inputs = (said.get("K", 1), said.get("inputs", [])) if isinstance(said, dict) else (None, None)
+        length, inputs = (said.get("K", 1), said.get("inputs", [])) if isinstance(said, dict) else (0, [])
         right = type(length) is int and 0 < length < 1 << 62 and isinstance(inputs, list)
         if not right or not all(isinstance(one, str) for one in inputs):
             wanted = "inputs (a list of names) and K (the length of its sums)"

@@ -172,7 +172,7 @@ def tampered(path, change):
         text = json.loads(file.metadata()["program"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     change(text)
-    save_file(tensors, path, {"program": json.dumps(text)})
+    save_file(tensors, path, {"program": json.dumps(text), "labkit": "golden 1"})
     return path
 
 
@@ -194,8 +194,8 @@ def _set(node, value):
         (
             lambda text: text["nodes"].extend(
                 [
-                    ["full.default", [[60_000, 60_000], 1.0], {"named": {}}, [60_000, 60_000]],
-                    ["mm.default", [{"ref": 3}, {"ref": 3}], {"named": {}}, [60_000, 60_000]],
+                    ["full.default", [[5_000, 5_000], 1.0], {"named": {}}, [5_000, 5_000]],
+                    ["mm.default", [{"ref": 3}, {"ref": 3}], {"named": {}}, [5_000, 5_000]],
                 ]
             ),
             "operations in its products",
