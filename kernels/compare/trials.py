@@ -60,7 +60,7 @@ ALONE = {
     "rows": ("dead row", 6.0),
     "columns": ("one column scaled", 4.8),
     "tiles": ("one tile of 64 rows scaled", 8.0),
-    "rms": ("one flipped sign", 16.0),
+    "rms": ("row taken from the row before", 8.0),
 }
 """For the elementwise bound and each test of structure a fault, whole or of a strength at which no other sees it."""
 

@@ -132,8 +132,10 @@ def _fit(name: str, observed: Any, expected: Any, thorough: bool) -> Fit:
     else:
         value, bound = expected if isinstance(expected, tuple) and len(expected) == 2 else (expected, None)
         pairs = [(observed, value, bound)]
-    pairs = [(o, value, EXACT if bound is None and _whole(value) else bound) for o, value, bound in pairs]
-    if not all(isinstance(bound, Bound) for *_, bound in pairs):
+    if all(bound is None for *_, bound in pairs):
+        pairs = [(o, value, EXACT if _whole(value) else bound) for o, value, bound in pairs]
+    bounds = [bound for *_, bound in pairs if bound is not None]
+    if (pairs and not bounds) or not all(isinstance(bound, Bound) for bound in bounds):
         wanted = "wanted (value, labkit.Bound), a Trace with bounds, or whole numbers"
         raise UsageError(f"hypothesis {name!r}: gives no bound; {wanted}")
     if not any(_tests(bound) for _, value, bound in pairs if torch.as_tensor(value).numel()):
@@ -155,4 +157,4 @@ def _whole(value: Any) -> bool:
 
 def _tests(bound: Any) -> bool:
     """Whether a bound could tell anything apart."""
-    return bool(torch.isfinite(torch.as_tensor(bound.absolute)).any())
+    return bound is None or bool(torch.isfinite(torch.as_tensor(bound.absolute)).any())

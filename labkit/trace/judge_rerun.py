@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -63,7 +63,6 @@ class Rerun:
                 self._names.setdefault(number, []).append(name)
         self._device = golden[next(iter(golden.steps))].device
         self._given = {i: self._observed(names[0]) for i, names in self._names.items() if self._fits(names[0], i)}
-        self._tainted: set[int] = set()
         self._stored = _may_be_stored(golden)
         self._before_exp: set[int] = set()
         for node in reversed(self._program.nodes):
@@ -103,22 +102,20 @@ class Rerun:
         parts = {i: self._program.cone([i], self._given) for i in made}
         simulated = self._simulated(parts) if parts else {}
         found = {name: self._finding(name, i, simulated[i]) for i in made for name in self._names[i]}
-        wrong = {i for i in made if any(found[name].wrong for name in self._names[i])}
-        doubtful = {i: parts[i] for i in made if i in wrong and self._may_differ(i, parts[i])}
+        doubtful = {i: parts[i] for i in made if any(found[name].wrong for name in self._names[i])}
         again = self._simulated(doubtful, rounded=True) if doubtful else {}
-        for i in self._given:
+        tainted: set[int] = set()
+        for i in made:
+            inherits = not tainted.isdisjoint(self._program.before(i, self._given))
             for name in self._names[i]:
-                if i in again and found[name].wrong:
-                    other = self._finding(name, i, again[i], ROUNDED)
-                    found[name] = found[name] if other.wrong else other
-                if name not in found:
-                    continue
-                tainted = any(k in self._tainted for k in self._program.before(i, self._given))
                 one = found[name]
-                if tainted and not one.wrong and one.total is not None and not one.total.ok:
-                    found[name] = replace(one, diverges=True, words=INHERITED)
-                if found[name].diverges:
-                    self._tainted.add(i)
+                if one.wrong:
+                    other = self._finding(name, i, again[i], ROUNDED)
+                    one = one if other.wrong else other
+                if inherits and not one.wrong and one.total is not None and not one.total.ok:
+                    one = replace(one, diverges=True, words=INHERITED)
+                tainted |= {i} if one.diverges else set()
+                found[name] = one
         return found
 
     def _input(self, name: str) -> Finding:
@@ -161,15 +158,6 @@ class Rerun:
             return replace(rule, storage=storage or None, eager=eager or (as_written and program.narrows(k)))
 
         return {k: of(k) for k in part}
-
-    def _may_differ(self, i: int, part: list[int]) -> bool:
-        """Whether anything in a step's part, or before it, may be rounded otherwise than it was observed."""
-        other = self._rules_of(i, part, rounded=True) != self._rules_of(i, part, rounded=False)
-        return (
-            other
-            or bool(self._shared(part))
-            or any(bool((half > 0.0).any()) for half in self._halves({i: part}).values())
-        )
 
     def _shared(self, part: list[int]) -> set[int]:
         """What several operations of a part take."""
@@ -406,7 +394,7 @@ class Simulated:
             self._squares = self._squares + self._error(value[:own]).square().sum(0)
             self._heard += own
         if own < len(value):
-            self._null = self._null or Null(self.exact, self._noise())
+            self._null = self._null or Null(self.exact, self._noise)
             last = value[own:]
             if nearest:
                 last = last.round() if self._storage in INTEGERS else stored(last, self._storage)
@@ -417,8 +405,9 @@ class Simulated:
     def _error(self, value: Tensor) -> Tensor:
         return (value - self.exact).nan_to_num(0.0, 0.0, 0.0)
 
+    @cached_property
     def _noise(self) -> Tensor:
-        """The standard deviation of an element's error, rounded to storage.
+        """The standard deviation of an element's error, rounded to storage; after the first RUNS.
 
         Below the normal numbers there are few to round to, and rounding is no noise: there it is 0, and elements are
         judged alone.
@@ -441,4 +430,4 @@ class Simulated:
         allowed = torch.where(
             self._overflowed & finite & ~observed.isfinite(), math.inf, torch.nan_to_num(allowed, 0.0)
         )
-        return Bound(allowed, why, None if self._null else self._noise(), null=self._null)
+        return Bound(allowed, why, self._noise, null=self._null)
