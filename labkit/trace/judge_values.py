@@ -268,13 +268,16 @@ def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float
     unit = torch.where(counted, 1.0 / size.clamp(min=1e-300), 0.0)
     z, h = (torch.where(counted, x, 0.0) * unit for x in (r, g))
     along = [k for k, count in enumerate(z.shape) if count >= FEWEST]
-    places = [torch.arange(z.shape[k]).view(-1, *[1] * (z.ndim - k - 1)).expand(z.shape).flatten() for k in along]
+    places = [
+        torch.arange(z.shape[k], device=z.device).view(-1, *[1] * (z.ndim - k - 1)).expand(z.shape).flatten()
+        for k in along
+    ]
     if z.ndim > 2 or not along:  # rows, or where all dimensions are short, elements
-        places.append(torch.arange(z.numel()) // (z.shape[-1] if along else 1))
+        places.append(torch.arange(z.numel(), device=z.device) // (z.shape[-1] if along else 1))
     alike = z.numel() / max(1, len(o.unique()))
-    one, together = counted.double(), torch.zeros(z.numel(), dtype=torch.long)
+    one, together = counted.double(), torch.zeros(z.numel(), dtype=torch.long, device=z.device)
     like = torch.empty_like(together)
-    like[g.flatten().argsort()] = torch.arange(len(like)) * VALUES // len(like)
+    like[g.flatten().argsort()] = torch.arange(len(like), device=z.device) * VALUES // len(like)
     tests = []
     for name, weight, part in (("slope", h, together), ("mean", one, together), ("values", one, like)):
         parts = VALUES if part is like else 1
@@ -290,7 +293,7 @@ def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float
             free = of[1].sum(-1).square() / of[1].square().sum(-1).clamp(min=1e-300)  # as many, were all of one weight
             enough = free >= FEWEST
             t = [quantile(0.5 * chance / parts, max(FEWEST, count) - 1.0) for count in free.tolist()]
-            chances = torch.tensor(t) * (of[0].square().sum(-1) * free / (free - 1.0)).sqrt()
+            chances = torch.tensor(t, device=z.device) * (of[0].square().sum(-1) * free / (free - 1.0)).sqrt()
             spread = torch.where(enough, torch.maximum(spread, chances), math.inf)
         share = value.abs() / (coherent + spread / total).clamp(min=1e-300)
         worst = int(share.argmax())

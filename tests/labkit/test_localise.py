@@ -835,3 +835,14 @@ def test_what_underflows_in_a_dump_without_a_program_is_no_error_and_is_inherite
 def test_a_number_that_left_the_program_is_named():
     recorded = golden(lambda x: {"y": x * float(x.amax())}, torch.rand(4, 4))
     assert "amax" in recorded.notes[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_gpus_steps_are_judged_where_they_are(whole):
+    x = torch.randn(600, 400, generator=torch.Generator().manual_seed(0)).cuda()
+    recorded = golden(lambda x: {"y": torch.softmax(x, -1), "z": torch.softmax(x, -1).sum(0)}, x=x)
+    exact = recorded if whole else recorded.trace()
+    y = torch.softmax(x, -1)
+    assert localise({"x": x, "y": y, "z": y.sum(0)}, exact, FLOAT32).first is None
+    assert localise({"x": x, "y": y * 1.0001, "z": y.sum(0)}, exact, FLOAT32).first == "y"
