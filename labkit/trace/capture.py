@@ -10,10 +10,11 @@ import torch
 
 from labkit.errors import UsageError
 from labkit.numerics.precision import guess, name_of
-from labkit.trace.golden import check_subject, leaves_of, run_watched, snapshot, with_backward
+from labkit.trace.golden import with_backward
 from labkit.trace.recorder import Watcher, unique
 from labkit.trace.repetition import same_bits
 from labkit.trace.steps import Trace
+from labkit.trace.watching import check_subject, leaves_of, run_watched, snapshot
 
 Tensor = torch.Tensor
 
@@ -39,19 +40,19 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     def run(differentiate: bool, watch: bool) -> tuple[dict[str, Tensor], Any]:
         seen: dict[str, Tensor] = {}
 
-        def hear(name: str, tensor: Tensor) -> None:
+        def on_step(name: str, tensor: Tensor) -> None:
             name = unique(name, seen)
             seen[name] = snapshot(tensor)
             if any(tensor.data_ptr() == one.data_ptr() for one in (watcher.summed_in_storage if watcher else ())):
                 narrow[name] = {"accumulate": name_of(tensor.dtype)}
 
-        watcher = Watcher(hear) if watch else None
+        watcher = Watcher(on_step) if watch else None
         try:
             with torch.random.fork_rng():
                 leaves = leaves_of(subject, inputs, named, differentiate)
                 if watch:
                     seen |= {name: snapshot(leaf) for name, leaf in leaves.items()}
-                result = run_watched(subject, inputs, named, leaves, loss, watcher, hear)
+                result = run_watched(subject, inputs, named, leaves, loss, watcher, on_step)
         finally:
             back()
         return seen, result

@@ -1,8 +1,9 @@
-"""Steps against a recorded golden: each one's part of the program, run again on what was observed before it.
+"""Steps against a recorded golden: each one's part of the program, re-run on what was observed before it.
 
-It is run once as it is, which gives the step's own error; RUNS times with random rounding, which gives what each
-element may be off; and RUNS times more for either kind of errors, independent and as alike as can
-be, which gives what they may do to sums over elements.
+The part is run once as it is: what is left is the step's own error. Then RUNS times with random rounding, which gives
+the error that each element may have, and RUNS times more with independent errors and with errors as alike as they can
+be, which gives what errors may add up to over rows, columns and tiles. A step that is wrong by this is right all the
+same if it equals the golden, or if what came before it may have been rounded otherwise than it was observed.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ AS_GOLDEN = "equal to the golden"
 """How a step had to be read to be right, where not simply from what was observed before it."""
 
 LONG = 10.0
-"""Seconds that a replay may take without a word beforehand: as long as people wait before they think it hangs."""
+"""Seconds that a re-run may take without a word beforehand: as long as people wait before they think it hangs."""
 
 
 class Rerun:
-    """A golden, and what was observed of its steps. `chance` is the false-alarm rate of one step and instrument."""
+    """A golden, and what was observed of its steps. `chance` is the false-alarm rate of one step and instrument.
+
+    `_names` are the steps by the number of their operation, `_given` what was observed of them, float64.
+    """
 
     def __init__(
         self,
@@ -241,7 +245,9 @@ class Rerun:
         brief = time.perf_counter() - begun < LONG / 1000.0
         for i, value in values.items():
             found[i] = Simulated(value, self._storage(self._names[i][0]), rules[i])
-        loose = {k for i, part in parts.items() if self._rule(i).normwise or not linear(program, part) for k in part}
+        nonlinear = {
+            k for i, part in parts.items() if self._rule(i).normwise or not linear(program, part) for k in part
+        }
 
         def run(nearest: bool = False) -> dict[int, Any]:
             results: dict[int, Any] = {}
@@ -250,7 +256,7 @@ class Rerun:
             def again(k: int, rounding: Rounding) -> Any:
                 return program.run(program.cone([k], given), {**given, **on}, (k,), rule=rounding, device=device)[k]
 
-            rounding = Rounding(exact, loose, given, scale, nearest, {k: partial(again, k) for k in shared})
+            rounding = Rounding(exact, nonlinear, given, scale, nearest, {k: partial(again, k) for k in shared})
             on |= {k: rounding.moved(given[k] if k in given else program.values[k], half) for k, half in halves.items()}
             program.run(order, start | on, (), rule=rounding, seen=keeping(results, on), device=device)
             return results
@@ -264,11 +270,11 @@ class Rerun:
                 words = f"about {seconds:.0f} s and {memory:.0f} MiB"
                 self._say(f"{len(order)} operations are run {3 * RUNS} times: {words}")
 
-        def hear(nearest: bool, i: int, results: Tensor) -> None:
+        def add(nearest: bool, i: int, results: Tensor) -> None:
             found[i].add(results, nearest)
 
         for nearest, runs in ((False, 2 * RUNS), (True, RUNS)) if scale == 1.0 else ((False, RUNS),):
-            simulate(partial(run, nearest), runs, int(nearest), largest, device, partial(hear, nearest))
+            simulate(partial(run, nearest), runs, int(nearest), largest, device, partial(add, nearest))
         return found
 
     def _finding(self, name: str, i: int, simulated: Simulated, reading: str = "") -> Finding:
@@ -366,7 +372,7 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
 
 
 class Simulated:
-    """A step's exact replay, and what simulated runs of it are off."""
+    """A step's exact re-run, and how far simulated runs are from it."""
 
     def __init__(self, exact: Tensor, storage: str, rule: Precision) -> None:
         self.exact, self._storage, self._rule = exact, storage, rule
@@ -374,7 +380,7 @@ class Simulated:
         self._squares: Tensor | float = 0.0
         real = storage not in INTEGERS and exact.is_floating_point()
         self._overflowed = exact.abs() > torch.finfo(dtype_of(storage)).max if real else torch.tensor(False)
-        self._heard = 0
+        self._counted = 0
         self._null: Null | None = None
 
     def add(self, value: Tensor, nearest: bool = False) -> None:
@@ -389,10 +395,10 @@ class Simulated:
             self.low, self.high = torch.minimum(self.low, value.amin(0)), torch.maximum(self.high, value.amax(0))
             return
         self._overflowed = self._overflowed | ~(value.abs().amax(0) < math.inf)
-        own = 0 if nearest else min(len(value), RUNS - self._heard)
+        own = 0 if nearest else min(len(value), RUNS - self._counted)
         if own:
             self._squares = self._squares + self._error(value[:own]).square().sum(0)
-            self._heard += own
+            self._counted += own
         if own < len(value):
             self._null = self._null or Null(self.exact, self._noise)
             last = value[own:]

@@ -124,20 +124,20 @@ class Program:
         node = self.nodes[number]
         return node.op == "_to_copy" and narrower(node.dtype, self.nodes[node.parents[0]].dtype)
 
-    def cone(self, targets: Iterable[int], stops: Collection[int]) -> list[int]:
-        """What has to run for `targets`, in order. It does not go on behind `stops`, but for a target itself."""
+    def cone(self, targets: Iterable[int], known: Collection[int]) -> list[int]:
+        """What has to run for `targets`, in order. It does not go on behind `known`, but for a target itself."""
         open_nodes = list(dict.fromkeys(targets))
         wanted = set(open_nodes)
         while open_nodes:
             for parent in self.nodes[open_nodes.pop()].parents:
-                if parent not in wanted and parent not in stops:
+                if parent not in wanted and parent not in known:
                     wanted.add(parent)
                     open_nodes.append(parent)
         return sorted(wanted)
 
-    def before(self, target: int, stops: Collection[int]) -> list[int]:
-        """The stops from which a target is computed, in order."""
-        found = {p for i in self.cone([target], stops) for p in self.nodes[i].parents if p in stops}
+    def before(self, target: int, known: Collection[int]) -> list[int]:
+        """Those of `known` from which a target is computed, in order."""
+        found = {p for i in self.cone([target], known) for p in self.nodes[i].parents if p in known}
         return sorted(found)
 
     def largest(self, order: Iterable[int]) -> int:
@@ -158,7 +158,7 @@ class Program:
         """Run `order` and return the results that are `wanted`; others are let go after their last use.
 
         `given` are values that are used as they are. `rule` runs an operation in place of :func:`call`;
-        `seen(number, result)` may return another value to go on with, as an observed step in place of its replay.
+        `seen(number, result)` may return another value to go on with, as an observed step in place of its re-run.
         """
         order = list(order)
         last = {parent: i for i in order for parent in self.nodes[i].parents}

@@ -61,9 +61,9 @@ def real(x: Tensor) -> Tensor:
 
 
 @contextmanager
-def listening(hear: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """Have `hear(name, tensor)` called for each :func:`step` meanwhile."""
-    _LISTENERS.append(hear)
+def listening(on_step: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Have `on_step(name, tensor)` called for each :func:`step` meanwhile."""
+    _LISTENERS.append(on_step)
     try:
         yield
     finally:
@@ -80,29 +80,29 @@ def unique(name: str, taken: Any) -> str:
 
 
 class Watcher(TorchDispatchMode):
-    """Tells `hear(name, tensor)` of every floating-point operation that computes something, below the module at hand.
+    """Calls `on_step(name, tensor)` for each floating-point operation that computes something, below the module at hand.
 
     `path` is that module's, and ``backward`` while gradients are computed. Operations are named as they were called,
     whatever they are made of: ``layers.0.attention/_softmax``.
     """
 
-    def __init__(self, hear: Callable[[str, Tensor], None]) -> None:
+    def __init__(self, on_step: Callable[[str, Tensor], None]) -> None:
         super().__init__()
         self.path = ""
         self.summed_in_storage: list[Tensor] = []
         """Results of kernels that add up in the narrow type of what they give."""
-        self._hear = hear
+        self._on_step = on_step
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.tell(func, args, out)
+        self.report(func, args, out)
         return out
 
-    def tell(self, func: Any, args: Any, out: Any) -> None:
+    def report(self, func: Any, args: Any, out: Any) -> None:
         """Report what an operation computed, if it is one that computes, or a cast that rounds."""
         name = name_of(func).removesuffix("_")
         if name == "_to_copy" and narrower(*(str(x.dtype).removeprefix("torch.") for x in (out, args[0]))):
-            self._hear(f"{self.path}/to", out)
+            self._on_step(f"{self.path}/to", out)
         if name in IGNORED or (name in ALLOWED and name not in COMPUTING):
             return
         if name == "add" and self.path == BACKWARD:  # autograd adds gradients up in an order of its own
@@ -114,7 +114,7 @@ class Watcher(TorchDispatchMode):
             self.summed_in_storage += [x for x in tensors if x.dtype in NARROW]
         for value in parts[1:] if name == "_linalg_svd" else parts:  # its values; vectors may have another sign
             if isinstance(value, Tensor) and value.is_floating_point():
-                self._hear(f"{self.path}/{name}", value)
+                self._on_step(f"{self.path}/{name}", value)
                 return  # the first is the result; others are kept for the backward
 
 
@@ -126,8 +126,8 @@ class Recorder(Watcher):
     """Records into `program`, which is in float64. Everything runs so too, whatever dtype the program asks for; or
     `as_written`, so that casts are seen."""
 
-    def __init__(self, hear: Callable[[str, Tensor], None], as_written: bool = False) -> None:
-        super().__init__(hear)
+    def __init__(self, on_step: Callable[[str, Tensor], None], as_written: bool = False) -> None:
+        super().__init__(on_step)
         self._as_written = as_written
         self.program = Program()
         self.notes: dict[str, None] = {}
@@ -168,7 +168,7 @@ class Recorder(Watcher):
         out = func(*args, **kwargs)
         self._keep(func, args, kwargs, out)
         if not self._inside:
-            self.tell(func, args, out)
+            self.report(func, args, out)
         return out
 
     def input(self, tensor: Tensor) -> int:
@@ -265,7 +265,7 @@ class Recorder(Watcher):
             if name not in STORED_INSIDE | IN_STORAGE:
                 results = {self.number(x) for x in tree_leaves(out) if isinstance(x, Tensor)}
                 self.program.inside |= set(range(first, len(self.program.nodes))) - results
-            self.tell(func, args, out)
+            self.report(func, args, out)
         return out
 
     def _drawn(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -310,7 +310,7 @@ class Recorder(Watcher):
         out = func(*args, **kwargs)
         self._written(target, number)
         if not self._inside:
-            self.tell(func, args, out)
+            self.report(func, args, out)
         return out
 
     def _written(self, target: Tensor, number: int) -> None:

@@ -127,7 +127,7 @@ class Results:
         if same_bits(value, self.first) or (mark := digest(value)) in self._others:
             return False
         self._others.add(mark)
-        self.spread = max(self.spread, apart(value, self.first))
+        self.spread = max(self.spread, distance(value, self.first))
         return True
 
 
@@ -148,7 +148,7 @@ def _shares(
     return found
 
 
-def apart(value: torch.Tensor, first: torch.Tensor) -> float:
+def distance(value: torch.Tensor, first: torch.Tensor) -> float:
     """The largest difference of two results; Inf where shapes, or NaN and Inf anywhere, are not the same."""
     found = compare(value.double(), first.double(), torch.finfo(torch.float64).max)  # which any finite one is within
     return found.max_abs if math.isfinite(found.bound_used) else math.inf

@@ -266,9 +266,9 @@ def simulate(
     seed: int,
     elements: int,
     device: torch.device,
-    hear: Callable[[int, Tensor], None],
+    add: Callable[[int, Tensor], None],
 ) -> None:
-    """`run()` `runs` times with random numbers of its own, several at once, and `hear(number, results)`, runs first.
+    """`run()` `runs` times with random numbers of its own, several at once, and `add(number, results)`, runs first.
 
     `elements` is the size of its largest operation. What cannot be run several at once is run one by one.
     """
@@ -285,7 +285,7 @@ def simulate(
                 singles = [run() for _ in each]
                 found = {i: torch.stack([one[i] for one in singles]) for i in singles[0]}
             for i, results in found.items():
-                hear(i, results)
+                add(i, results)
 
 
 def _draw(x: Tensor) -> Tensor:
@@ -303,7 +303,7 @@ def _by_value(x: Tensor) -> Tensor:
 class Rounding:
     """Runs operations as a simulated run of what `exact` has run; inside :func:`simulate`, which draws.
 
-    `loose` are operations of parts that are not linear, and `given` what goes into them. `scale` multiplies every
+    `nonlinear` are operations of parts that are not linear, and `given` what goes into them. `scale` multiplies every
     error, for results that are whole numbers and move only where one falls the other way.
 
     Errors of elements are independent. With `nearest` they are as alike as a program's can be: an operation rounds to
@@ -314,13 +314,13 @@ class Rounding:
     def __init__(
         self,
         exact: Exact,
-        loose: Collection[int] = (),
+        nonlinear: Collection[int] = (),
         given: Collection[int] = (),
         scale: float = 1.0,
         nearest: bool = False,
         anew: Mapping[int, Callable[[Rounding], Any]] | None = None,
     ) -> None:
-        self._exact, self._loose, self._given, self._scale = exact, loose, given, scale
+        self._exact, self._nonlinear, self._given, self._scale = exact, nonlinear, given, scale
         self._nearest, self._draw, self._again = nearest, _by_value if nearest else _draw, anew or {}
         self._moved: dict[int, Tensor] = {}
 
@@ -334,7 +334,7 @@ class Rounding:
         """Every element off by up to `half`."""
         return x + (self._draw(x) - 0.5) * (2.0 * self._scale) * half
 
-    def _into_loose(self, ref: Any, x: Any, u: float, normwise: bool) -> Any:
+    def _into_nonlinear(self, ref: Any, x: Any, u: float, normwise: bool) -> Any:
         """What goes into a part that is not linear: off by a round-off, each element and all of them together."""
         if not isinstance(ref, Ref) or ref.id not in self._given or not x.is_floating_point():
             return x
@@ -360,9 +360,9 @@ class Rounding:
         """Run one operation, its result off at random."""
         op, precision = node.op, self._exact.rules[node.id]
         args = [self._computed_anew(ref, a) for ref, a in zip(node.args, args, strict=True)] if self._again else args
-        if node.id in self._loose:
+        if node.id in self._nonlinear:
             args = [
-                self._into_loose(ref, a, precision.unit, precision.normwise)
+                self._into_nonlinear(ref, a, precision.unit, precision.normwise)
                 for ref, a in zip(node.args, args, strict=True)
             ]
         u, cut = precision.unit, self._exact.cut.get(node.id)

@@ -8,7 +8,7 @@ import labkit
 from kernels.compare import runs
 from labkit import Trace, poisoned, repeat
 from labkit.errors import UsageError
-from labkit.trace.repetition import UNWRITTEN, apart, same_bits
+from labkit.trace.repetition import UNWRITTEN, distance, same_bits
 
 
 def test_the_same_bits_each_time_are_said_to_be():
@@ -125,13 +125,13 @@ def test_results_are_the_same_if_their_bits_shapes_and_types_are():
 
 
 def test_results_are_as_far_apart_as_their_worst_element():
-    assert apart(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 2.0])) == 0.5
-    assert apart(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0])) == np.inf
-    assert apart(torch.tensor([1.0, float("inf")]), torch.tensor([1.0, 2.0])) == np.inf
-    assert apart(torch.tensor([float("nan")]), torch.tensor([float("inf")])) == np.inf
-    assert apart(torch.tensor([float("-inf")]), torch.tensor([float("inf")])) == np.inf
-    assert apart(torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 3.0])) == 2.0
-    assert apart(torch.ones(2), torch.ones(3)) == np.inf
+    assert distance(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 2.0])) == 0.5
+    assert distance(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0])) == np.inf
+    assert distance(torch.tensor([1.0, float("inf")]), torch.tensor([1.0, 2.0])) == np.inf
+    assert distance(torch.tensor([float("nan")]), torch.tensor([float("inf")])) == np.inf
+    assert distance(torch.tensor([float("-inf")]), torch.tensor([float("inf")])) == np.inf
+    assert distance(torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 3.0])) == 2.0
+    assert distance(torch.ones(2), torch.ones(3)) == np.inf
 
 
 def test_what_was_found_is_a_table():

@@ -1,0 +1,169 @@
+"""A module or a function as it runs, watched: its steps by their names, its gradients, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from labkit.errors import UsageError
+from labkit.trace.recorder import BACKWARD, Watcher, listening, real
+
+Tensor = torch.Tensor
+
+OUTPUT = "output"
+"""The name of a reference's result; the parts of a function's dict have names of their own."""
+
+GRADIENT = "grad:"
+"""What stands before the name of the input or the parameter that a gradient is of."""
+
+
+def snapshot(tensor: Tensor) -> Tensor:
+    """A copy that no recording sees."""
+    with _disable_current_modes():
+        return tensor.detach().clone()
+
+
+def check_subject(what: str, subject: Any, loss: Any) -> None:
+    """Raise UsageError, which calls the caller `what`, unless there is something to run, and a loss is a function."""
+    if not callable(subject):
+        kind = type(subject).__name__
+        raise UsageError(f"{what}: a {kind} is not right; wanted a torch.nn.Module or a function, then its inputs")
+    if loss is not None and not callable(loss):
+        raise UsageError(f"loss: {loss!r:.60} is not right; wanted a function of the result that gives one number")
+
+
+def leaves_of(
+    subject: Any, inputs: Any, named: dict[str, Any], differentiate: bool, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """Inputs, as copies that want gradients if they are to be differentiated, and parameters, by their names.
+
+    With `dtype`, floating-point inputs are of that dtype. Raises UsageError where two have one name.
+    """
+    leaves: dict[str, Tensor] = {}
+    given = {f"input.{i}": x for i, x in enumerate(inputs)} | named
+    for name, x in given.items():
+        if isinstance(x, np.ndarray):
+            x = torch.from_numpy(np.ascontiguousarray(x))
+        if isinstance(x, (list, tuple)) and any(isinstance(one, (int, float, list, tuple)) for one in x):
+            raise UsageError(f"{name}: a {type(x).__name__} of numbers is not right; wanted a tensor or an array")
+        if not isinstance(x, Tensor):
+            continue
+        if x.is_complex():
+            raise UsageError(f"{name}: is complex; wanted its two parts, and torch.complex of them inside")
+        floating = x.is_floating_point()
+        copied = x.detach().clone() if dtype is None or not floating else x.detach().to(dtype, copy=True)
+        leaves[name] = copied.requires_grad_(floating and differentiate)
+    if isinstance(subject, torch.nn.Module):
+        for name, parameter in (*subject.named_parameters(), *subject.named_buffers()):
+            if name in leaves:
+                raise UsageError(f"{name}: names an input and a parameter; wanted another keyword for the input")
+            if parameter.is_floating_point():
+                leaves[name] = parameter
+    return leaves
+
+
+def run_watched(
+    subject: Any,
+    inputs: Any,
+    named: dict[str, Any],
+    leaves: dict[str, Tensor],
+    loss: Callable[[Any], Tensor] | None,
+    watcher: Watcher | None = None,
+    on_step: Callable[[str, Tensor], None] = lambda name, tensor: None,
+) -> Any:
+    """One forward and, where there is what to differentiate, one backward, below `watcher`; `on_step` gets each step.
+
+    Returns the result of the forward.
+    """
+    module = isinstance(subject, torch.nn.Module)
+    handles = _hooks(subject, watcher, on_step) if module and watcher is not None else []
+    try:
+        with watcher or nullcontext(), listening(on_step):
+            args = [_writable(leaves.get(f"input.{i}", x)) for i, x in enumerate(inputs)]
+            output = subject(*args, **{name: _writable(leaves.get(name, x)) for name, x in named.items()})
+            if not handles:  # else its hook has told them
+                for name, value in results_of(output, module):
+                    on_step(name, value)
+            if watcher is not None:
+                watcher.path = BACKWARD
+            for name, gradient in gradients(output, loss, leaves):
+                on_step(name, gradient)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return output
+
+
+def _writable(x: Any) -> Any:
+    """A tensor that may be written to in place, which autograd does not allow what it differentiates by."""
+    return x.clone() if isinstance(x, Tensor) and x.requires_grad else x
+
+
+def _hooks(module: torch.nn.Module, watcher: Watcher, on_step: Callable[[str, Tensor], None]) -> list[Any]:
+    names, paths = {part: name for name, part in module.named_modules()}, [""]
+
+    def enter(part: torch.nn.Module, _inputs: Any) -> None:
+        paths.append(names[part])
+        watcher.path = paths[-1]
+
+    def leave(part: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        for name, value in tensors_of(names[part] or OUTPUT, output):
+            on_step(name, value)
+        paths.pop()
+        watcher.path = paths[-1]
+
+    handles: list[Any] = [part.register_forward_pre_hook(enter) for part in names]
+    return handles + [part.register_forward_hook(leave) for part in names]
+
+
+def gradients(
+    output: Any, loss: Callable[[Any], Tensor] | None, leaves: dict[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """The gradient of each leaf by its name, ``grad:`` in front.
+
+    Of `loss(output)`; without a loss of the output, from fixed random numbers of its parts' shapes, since ones hide
+    what sums to nothing. Nothing where nothing wants a gradient.
+    """
+    parts = [loss(output)] if loss is not None else [x for _, x in tensors_of(OUTPUT, output)]
+    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    parts = [x for x in parts if x.requires_grad]
+    if not parts or not wanted:
+        return
+    generator = torch.Generator().manual_seed(0)
+    seeds = [torch.ones_like(x) if x.numel() == 1 else _draw(x, generator) for x in parts]
+    found = torch.autograd.grad(parts, list(wanted.values()), seeds, allow_unused=True)
+    for name, gradient in zip(wanted, found, strict=True):
+        if gradient is not None:
+            yield f"{GRADIENT}{name}", gradient
+
+
+def _draw(x: Tensor, generator: torch.Generator) -> Tensor:
+    with _disable_current_modes():  # given to the backward, not computed by it
+        drawn = torch.randn(x.shape, generator=generator, dtype=torch.float32)
+        return drawn.to(torch.bfloat16).to(x.detach())  # the same numbers in any type
+
+
+def results_of(output: Any, module: bool) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a result by name: a function's dict has names of its own."""
+    if isinstance(output, dict) and not module:
+        for key, part in output.items():
+            yield from tensors_of(str(key), part)
+    else:
+        yield from tensors_of(OUTPUT, output)
+
+
+def tensors_of(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a result, nested as it may be, by name."""
+    if isinstance(value, Tensor):
+        yield name, real(value)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from tensors_of(f"{name}.{key}", part)
+    elif isinstance(value, (tuple, list)):
+        for i, part in enumerate(value):
+            yield from tensors_of(f"{name}.{i}", part)
