@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from labkit.plots import BLUE, RED, caption, error_map, figure
+from labkit.plots import BLUE, ORANGE, RED, caption, error_map, figure
 from labkit.trace.diff import Report, open_golden
 from labkit.trace.dumps import open_dump
 
 MOST_SIDE = 512
 MOST_STEPS = 4
+MOST = 1e3
+"""The longest bar."""
 
 
 def pictures(found: Report, golden: Path, directory: Path) -> list[Path]:
@@ -36,17 +38,28 @@ def pictures(found: Report, golden: Path, directory: Path) -> list[Path]:
 
 
 def _steps(found: Report) -> Figure:
+    """A bar for each step's own error and one for what it inherits, or for the whole; none for an exact zero."""
     steps = {name: f for name, f in found.shown.findings.items() if f.total is not None}
-    ratios = [f.total.rms_ratio for f in steps.values() if f.total is not None]
-    values = [1e3 if math.isnan(ratio) else min(max(ratio, 1e-18), 1e3) for ratio in ratios]
-    fig, axes = figure(height=1.2 + 0.16 * len(steps))
-    axes.barh(range(len(steps)), values, color=[RED if f.diverges else BLUE for f in steps.values()], height=0.7)
+    fig, axes = figure(height=1.4 + 0.2 * len(steps))
+    places, separated = np.arange(len(steps)), any(f.separated for f in steps.values())
+    sizes: dict[str, tuple[str, list[float | None]]] = {
+        "own": (RED, [f.own.rms_ratio if f.own is not None else math.nan for f in steps.values()]),
+        "inherited": (ORANGE, [f.inherited if f.own is not None else math.nan for f in steps.values()]),
+        "whole": (BLUE, [f.total.rms_ratio if f.total and f.own is None else math.nan for f in steps.values()]),
+    }
+    for k, (name, (colour, values)) in enumerate(sizes.items()):
+        drawn = [min(v, MOST) if v is not None and v > 0.0 else math.nan for v in values]
+        if np.isfinite(drawn).any():
+            axes.barh(places + (0.2 * (2 * k - 1) if k < 2 else 0.0), drawn, 0.38, color=colour, label=name)
     axes.set_xscale("log")
-    axes.set_yticks(range(len(steps)), list(steps), fontsize=6)
+    axes.set_yticks(places, [f"{n}  (diverges)" if f.diverges else n for n, f in steps.items()], fontsize=6)
     axes.invert_yaxis()
-    axes.set_xlabel("RMS of the difference over RMS of the golden")
+    axes.set_xlabel("RMS of the error over RMS of the golden")
     axes.set_title(found.shown.verdict)
-    caption(fig, "red: diverges; blue: within its bound")
+    axes.legend(loc="lower right", fontsize=7)
+    caption(
+        fig, "no bar: exactly equal" if separated else "no bar: exactly equal; own and inherited are not told apart"
+    )
     return fig
 
 
@@ -58,9 +71,14 @@ def _map(name: str, difference: torch.Tensor) -> Figure:
     image = np.where(np.isinf(image), np.nan, image)
     largest = float(np.nanmax(image, initial=0.0)) or 1.0
     fig, axes = figure(width=6.0, height=3.5)
-    picture = error_map(axes, image, f"{name}: |observed - golden|", largest, max(largest * 1e-8, 1e-300))
-    axes.set_xlabel("last dimension")
-    axes.set_ylabel("all others")
+    picture = error_map(
+        axes, image, f"{name} {tuple(difference.shape)}: |observed - golden|", largest, max(largest * 1e-8, 1e-300)
+    )
+    for ticks, cells, size in zip((axes.set_yticks, axes.set_xticks), sides, rows.shape, strict=True):
+        shown = np.unique(np.linspace(0, cells - 1, 5).round().astype(int))
+        ticks(shown, [str(k * size // cells) for k in shown], fontsize=7)
+    axes.set_xlabel(f"index in the last dimension, of {rows.shape[1]}")
+    axes.set_ylabel(f"row, of {rows.shape[0]}")
     fig.colorbar(picture, ax=axes)
     caption(fig, "NaN and Inf on one side only: red; larger tensors by the maximum of each cell")
     return fig

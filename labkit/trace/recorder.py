@@ -80,7 +80,7 @@ def unique(name: str, taken: Any) -> str:
 
 
 class Watcher(TorchDispatchMode):
-    """Calls `on_step(name, tensor)` for each floating-point operation that computes something, below the module at hand.
+    """Calls `on_step(name, tensor)` for each floating-point operation that computes something, below a module.
 
     `path` is that module's, and ``backward`` while gradients are computed. Operations are named as they were called,
     whatever they are made of: ``layers.0.attention/_softmax``.
