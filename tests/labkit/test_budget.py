@@ -33,7 +33,10 @@ def code_lines(source):
 
 
 def test_the_counter_counts_code_alone():
-    source = '"""A text\nof two lines."""\n\nimport os\n\n# a comment\nX = (\n    1,\n)\n\n\ndef f():\n    """Text."""\n    return X\n'
+    source = (
+        '"""A text\nof two lines."""\n\nimport os\n\n# a comment\nX = (\n    1,\n)\n\n\n'
+        'def f():\n    """Text."""\n    return X\n'
+    )
     assert code_lines(source) == 5
 
 
