@@ -14,7 +14,6 @@ from typing import Any
 LONG = 24
 """Rows of a table above which a notebook shows it folded: what a screen holds."""
 
-
 NARROWEST = 16
 """Characters below which a column of text is not wrapped."""
 

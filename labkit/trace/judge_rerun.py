@@ -215,7 +215,7 @@ class Rerun:
     def _simulated(
         self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0
     ) -> dict[int, Simulated]:
-        """The parts together: once exactly, RUNS times with random rounding, and with a bound where they allow it."""
+        """The parts together: once exactly, and 3 RUNS times with random rounding; RUNS where `scale` is not 1."""
         program, device, given = self._program, self._device, self._given
         order = sorted({k for part in parts.values() for k in part})
         rules: dict[int, Precision] = {}

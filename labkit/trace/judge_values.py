@@ -30,6 +30,7 @@ from labkit.numerics.structure import Structure, Test
 from labkit.trace.findings import UNKNOWN, Finding, absent, reason
 from labkit.trace.masks import LOWEST, unmasked
 from labkit.trace.steps import Trace
+from labkit.trace.watching import GRADIENT
 
 Tensor = torch.Tensor
 
@@ -87,7 +88,7 @@ def judge(golden: Trace, seen: Trace, rules: Precision, chance: float, ordered: 
     names = list(golden.names)
     last = max(k for k, name in enumerate(names) if name in seen)
     found = {
-        name: absent(name, gone=ordered and k > last and not name.startswith("grad:"))
+        name: absent(name, gone=ordered and k > last and not name.startswith(GRADIENT))
         for k, name in enumerate(names)
         if name not in seen
     }

@@ -151,11 +151,11 @@ def _operations(golden: Golden | Trace, there: Trace) -> list[str]:
         for name in names:
             found.setdefault(name.split("#")[0], []).append(name)
     taken = set(golden.steps.values())
-    found_steps: list[str] = []
+    shared: list[str] = []
     for kind, names in ours.items():
         shapes = [golden.program.nodes[golden.operations[name]].shape for name in names]
         if sorted(theirs.get(kind, ())) == sorted(names) and all(
             tuple(there.read(name).shape) == shape for name, shape in zip(names, shapes, strict=True)
         ):
-            found_steps += [name for name in names if golden.operations[name] not in taken]
-    return found_steps
+            shared += [name for name in names if golden.operations[name] not in taken]
+    return shared

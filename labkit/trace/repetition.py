@@ -163,9 +163,7 @@ def _finding(distinct: int, spread: float, share: float) -> str:
 
 
 def _trace(value: Any) -> Trace:
-    return (
-        value if isinstance(value, Trace) else as_trace("run", value if isinstance(value, dict) else {"result": value})
-    )
+    return as_trace("run", value if isinstance(value, (Trace, dict)) else {"result": value})
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What rounding may do to a part of a recorded program: simulated (Monte Carlo arithmetic), or bounded in one pass.
+"""What rounding may do to a part of a recorded program: simulated by Monte Carlo arithmetic.
 
 In a simulated run every operation errs at random as one of the promised precision may: a result by up to a unit
 round-off; a library function by two units in the last place, in part alike for alike values and for all; a sum by what
