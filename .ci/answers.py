@@ -1,32 +1,57 @@
-"""Write the answers that follow from the records into README.md and the notebooks. Run by `make refresh`.
+"""Write what data/claims and the records say into the notebooks and README.md. Run by `make refresh`.
 
-Kernels whose `evidence` has `recorded_answers()`, a dict of notebooks and sentences, have their notebooks' answers from
-there: in README's row, in the notebook's metadata and in its first cell's paragraph that begins with "**Answer.**".
+Question, answer and the parameters' help stand in data/claims/<notebook>.yaml; the answer's numbers come from the
+record. From there come the notebook's metadata, the paragraphs of its first cell that begin with "**Question.**" and
+"**Answer.**", the comments of its parameters, and README's table of questions and answers.
 """
 
-import importlib
 import json
 import re
 import textwrap
 
 from labkit.session.catalogue import ROOT, notebooks
+from labkit.session.claims import answer, described
 
-readme = ROOT / "README.md"
-books = notebooks()
-answers: dict[str, str] = {}
-for path in sorted((ROOT / "kernels").rglob("evidence.py")):
-    evidence = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    answers |= getattr(evidence, "recorded_answers", dict)()
-for name, answer in answers.items():
-    book = books[name]
-    book.about["answer"] = answer
+BEGIN, END = "<!-- answers: written by .ci/answers.py -->", "<!-- end of answers -->"
+
+
+def paragraph(text, word, words):
+    """The text with its paragraph that begins with **word.** made anew."""
+    wrapped = textwrap.fill(f"**{word}.** {words}", 118, break_long_words=False, break_on_hyphens=False)
+    return re.sub(rf"(?ms)^\*\*{word}\.\*\* .*?(?=\n\n|\Z)", lambda _: wrapped, text, count=1)
+
+
+def commented(source, helps):
+    """The parameters' cell with each comment's range as it is and its help from `helps`."""
+    lines = []
+    for line in source.splitlines():
+        name = line.partition(":")[0]
+        code, ranged = re.match(r"(.*?)\s+#\s*(\[[^]]*\]|\{[^}]*\})?", line).groups()
+        lines.append(" ".join(filter(None, (f"{code}  #", ranged, helps[name]))))
+    return "\n".join(lines)
+
+
+def refreshed(book):
+    """The row of README's table for a notebook, whose file is made anew."""
+    about, said = described(book.name), answer(book.name)
+    question = " ".join(about["question"].split())
+    book.about.update(question=question, answer=said)
     first = book.content["cells"][0]
-    before, _, rest = "".join(first["source"]).partition("**Answer.** ")
-    _, gap, after = rest.partition("\n\n")
-    wrapped = textwrap.fill(f"**Answer.** {answer}", 118, break_long_words=False, break_on_hyphens=False)
-    first["source"] = f"{before}{wrapped}{gap}{after}".splitlines(keepends=True)
-    book.path.write_text(json.dumps(book.content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    text = readme.read_text(encoding="utf-8")
-    row = re.search(rf"^(\| \[{name}\][^|]*\|[^|]*\|).*$", text, re.M)
-    if row:
-        readme.write_text(text.replace(row[0], f"{row[1]} {answer} |"), encoding="utf-8")
+    text = paragraph(paragraph("".join(first["source"]), "Question", question), "Answer", said)
+    first["source"] = text.splitlines(keepends=True)
+    for cell in book.content["cells"]:
+        if "parameters" in cell["metadata"].get("tags", []):
+            made = commented("".join(cell["source"]), about["parameters"])
+            cell["source"] = made.splitlines(keepends=True)
+    text = json.dumps(book.content, indent=1, ensure_ascii=False) + "\n"
+    if text != book.path.read_text(encoding="utf-8"):
+        book.path.write_text(text, encoding="utf-8")
+    return f"| [{book.name}](notebooks/{book.name}.ipynb) | {question} | {said} |"
+
+
+if __name__ == "__main__":
+    rows = [refreshed(book) for book in notebooks().values()]
+    table = "\n".join(["| notebook | question | answer |", "|---|---|---|", *rows])
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    readme.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}", encoding="utf-8")

@@ -16,6 +16,7 @@ _HOME = {
     "numerics.structure": ("Structure", "structure"),
     "session.claims": ("Ledger", "claims"),
     "session.lab": ("Lab", "start"),
+    "source": ("show_source",),
     "tables": ("Table",),
     "trace.capture": ("capture",),
     "trace.findings": ("Localisation",),

@@ -27,9 +27,21 @@ from labkit.session.record import WORDS, hash_folder, versions
 from labkit.tables import Table
 
 COLUMNS = (
-    "kernel_name", "kernel_provider", "kernel_operation_mode", "metric_name", "metric_unit", "x_name", "x_value",
-    "y_value_50", "y_value_20", "y_value_80", "gpu_name", "timestamp", "version", "kernels_hash",
-)  # fmt: skip
+    "kernel_name",
+    "kernel_provider",
+    "kernel_operation_mode",
+    "metric_name",
+    "metric_unit",
+    "x_name",
+    "x_value",
+    "y_value_50",
+    "y_value_20",
+    "y_value_80",
+    "gpu_name",
+    "timestamp",
+    "version",
+    "kernels_hash",
+)
 QUANTILES = (0.5, 0.2, 0.8)
 
 

@@ -87,9 +87,14 @@ def lost_terms(length: float, u: float) -> float:
 
 
 def sum_of_products(
-    magnitude: Any, length: int, compute: str = "float32", *, count: int | None = None, value: Any = None,
+    magnitude: Any,
+    length: int,
+    compute: str = "float32",
+    *,
+    count: int | None = None,
+    value: Any = None,
     squares: Any = None,
-) -> Bound:  # fmt: skip
+) -> Bound:
     """Bound of inner products of `length` terms whose sum|a||b| is `magnitude` (float64, any shape).
 
     `compute` is ``float32``, ``float64``, ``float16``, ``bfloat16`` (the accumulator, inputs exact in it) or

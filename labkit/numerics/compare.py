@@ -34,32 +34,32 @@ class Comparison:
     count: int
     mismatches: int
     """Elements beyond the bound, NaN or Inf on one side only included."""
-    first_index: tuple[int, ...] | None
+    first_index: tuple[int, ...] | None = None
     """The first mismatch in row-major order."""
-    worst_index: tuple[int, ...] | None
+    worst_index: tuple[int, ...] | None = None
     """Where |observed - golden| is largest; a NaN or Inf on one side only comes before any number."""
-    worst_observed: float | None
-    worst_golden: float | None
-    max_abs: float
-    mean_abs: float
-    max_rel: float
+    worst_observed: float | None = None
+    worst_golden: float | None = None
+    max_abs: float = math.nan
+    mean_abs: float = math.nan
+    max_rel: float = math.nan
     """Largest |observed - golden| / |golden| where the golden is not zero."""
-    max_ulp: float
+    max_ulp: float = math.nan
     """Largest |observed - golden| in units of the observed dtype's spacing at the golden."""
-    rms_ratio: float
+    rms_ratio: float = math.nan
     """Root mean square of the difference over that of the golden."""
-    cosine: float
-    observed_nan: int
-    golden_nan: int
-    observed_inf: int
-    golden_inf: int
-    observed_zero: int
-    golden_zero: int
-    bound: str
+    cosine: float = math.nan
+    observed_nan: int = 0
+    golden_nan: int = 0
+    observed_inf: int = 0
+    golden_inf: int = 0
+    observed_zero: int = 0
+    golden_zero: int = 0
+    bound: str = ""
     """The bound that was used, in words."""
-    bound_used: float
+    bound_used: float = math.inf
     """Largest |observed - golden| / bound: above 1 an element is impossible."""
-    ok: bool
+    ok: bool = False
 
     def __repr__(self) -> str:
         if self.count < 0:
@@ -223,9 +223,5 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
 
 
 def _shapes_differ(o: torch.Tensor, g: torch.Tensor, names: tuple[str, str]) -> Comparison:
-    nan = math.nan
     text = f"observed {tuple(o.shape)}, golden {tuple(g.shape)}"
-    return Comparison(
-        tuple(o.shape), *names, -1, max(o.numel(), g.numel()), None, None, None, None,
-        nan, nan, nan, nan, nan, nan, 0, 0, 0, 0, 0, 0, text, math.inf, False,
-    )  # fmt: skip
+    return Comparison(tuple(o.shape), *names, count=-1, mismatches=max(o.numel(), g.numel()), bound=text)

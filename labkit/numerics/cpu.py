@@ -69,7 +69,7 @@ def _parts(part: Part, most: int) -> Iterator[Part]:
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _gather(
     o: Array, g: Array, bound: Array, start: int, ulps: Array, half: float, overflow: float, top: float
-) -> Statistics:  # fmt: skip
+) -> Statistics:
     """Statistics of a piece. An element may differ by its `bound` and by `half` of its unit in the last place; where
     |golden| is beyond `overflow`, Inf of its sign, `top` and NaN are right too."""
     mismatches = o_nan = g_nan = o_inf = g_inf = o_zero = g_zero = 0
@@ -113,7 +113,6 @@ def _gather(
         mismatches += not right
         if first < 0 and not right:
             first = start + j
-    return Statistics(
-        mismatches, first, worst, one_sided, worst_o, worst_g, one_o, one_g, largest, relative, most_ulps, used,
-        sum_abs, sum_dd, sum_gg, sum_dg, o_nan, g_nan, o_inf, g_inf, o_zero, g_zero,
-    )  # fmt: skip
+    places = mismatches, first, worst, one_sided, worst_o, worst_g, one_o, one_g
+    sizes = largest, relative, most_ulps, used, sum_abs, sum_dd, sum_gg, sum_dg
+    return Statistics(*places, *sizes, o_nan, g_nan, o_inf, g_inf, o_zero, g_zero)

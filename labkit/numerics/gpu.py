@@ -40,18 +40,33 @@ def launch(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | Non
     parts = torch.empty((len(FIELDS), programs), dtype=torch.float64, device=o.device)
     with torch.cuda.device_of(o):
         one_pass[(programs,)](
-            o, g, bound, parts, o.numel(), programs,
+            o,
+            g,
+            bound,
+            parts,
+            o.numel(),
+            programs,
             int(np.float64(number).view(np.int64)),  # a kernel would take a Python float as float32
-            min(number * SCALE * (1.0 - 1e-6), 3e38), *shape,
+            min(number * SCALE * (1.0 - 1e-6), 3e38),
+            *shape,
             WIDE=not (o.is_floating_point() and g.is_floating_point()) or max(o.itemsize, g.itemsize) > 4,
-            INTEGERS=not (o.is_floating_point() or g.is_floating_point()), HAS_ULP=info is not None,
-            EXPONENT=int(math.log2(info.tiny)) if info else 0, MANTISSA=-int(math.log2(info.eps)) if info else 0,
-            LARGEST=info.max if info else 0.0, OVERFLOW=info.max * (1.0 + 0.25 * info.eps) if info else 0.0,
-            MODE=mode, LINEAR=all(strides == (1,) for strides in shape[1:]), LARGE=reach + TILE >= 2**31,
-            DIMENSIONS=len(shape[0]), TILE=TILE,
-            THREADS=32 * WARPS, VECTOR=4, STAGES=3 if max(o.itemsize, g.itemsize) <= 4 else 1,
-            FAST=os.environ.get("TRITON_INTERPRET") != "1", num_warps=WARPS,
-        )  # fmt: skip
+            INTEGERS=not (o.is_floating_point() or g.is_floating_point()),
+            HAS_ULP=info is not None,
+            EXPONENT=int(math.log2(info.tiny)) if info else 0,
+            MANTISSA=-int(math.log2(info.eps)) if info else 0,
+            LARGEST=info.max if info else 0.0,
+            OVERFLOW=info.max * (1.0 + 0.25 * info.eps) if info else 0.0,
+            MODE=mode,
+            LINEAR=all(strides == (1,) for strides in shape[1:]),
+            LARGE=reach + TILE >= 2**31,
+            DIMENSIONS=len(shape[0]),
+            TILE=TILE,
+            THREADS=32 * WARPS,
+            VECTOR=4,
+            STAGES=3 if max(o.itemsize, g.itemsize) <= 4 else 1,
+            FAST=os.environ.get("TRITON_INTERPRET") != "1",
+            num_warps=WARPS,
+        )
     return parts
 
 

@@ -75,13 +75,36 @@ def in_ulps(d, g, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
 
 @triton.jit(do_not_specialize=["number_bits"])
 def one_pass(
-    o_ptr, g_ptr, b_ptr, parts_ptr, count, programs, number_bits, near,
-    sizes, o_strides, g_strides, b_strides, logical,
-    WIDE: tl.constexpr, INTEGERS: tl.constexpr, HAS_ULP: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr,
-    LARGEST: tl.constexpr, OVERFLOW: tl.constexpr, MODE: tl.constexpr, LINEAR: tl.constexpr, LARGE: tl.constexpr,
-    DIMENSIONS: tl.constexpr, TILE: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
+    o_ptr,
+    g_ptr,
+    b_ptr,
+    parts_ptr,
+    count,
+    programs,
+    number_bits,
+    near,
+    sizes,
+    o_strides,
+    g_strides,
+    b_strides,
+    logical,
+    WIDE: tl.constexpr,
+    INTEGERS: tl.constexpr,
+    HAS_ULP: tl.constexpr,
+    EXPONENT: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    LARGEST: tl.constexpr,
+    OVERFLOW: tl.constexpr,
+    MODE: tl.constexpr,
+    LINEAR: tl.constexpr,
+    LARGE: tl.constexpr,
+    DIMENSIONS: tl.constexpr,
+    TILE: tl.constexpr,
+    THREADS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    STAGES: tl.constexpr,
     FAST: tl.constexpr,
-):  # fmt: skip
+):
     """Statistics of a strided share of the tiles, one row of `parts_ptr` a statistic, one column a program."""
     program = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, TILE)

@@ -1,7 +1,12 @@
-"""The ledger of a report's claims: each gets exactly one verdict, with what was measured and why."""
+"""The ledger of a report's claims: each gets exactly one verdict, with what was measured and why.
+
+data/claims/<notebook>.yaml holds the question, the answer, the parameters' help, the claims, and for each claim the
+texts of its verdicts with fields, which :meth:`Ledger.settle` fills in (see :mod:`labkit.session.wording`).
+"""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,17 +16,23 @@ import yaml
 
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
-from labkit.session.record import Record
+from labkit.session.record import Record, recorded
+from labkit.session.wording import fields, fill
 from labkit.tables import Table
 
-VERDICTS = ("confirmed", "refuted", "undecidable", "untestable")
+VERDICTS = {"confirmed": "#0072b2", "refuted": "#d55e00", "undecidable": "#8a6d00", "untestable": "#666666"}
+"""The verdicts, and the colour in which a ledger shows each."""
 KINDS = ("asserted", "implied", "ours")
 """What a report says, what follows from what it does, and what this workbook asks beyond it."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that a report says, or that this workbook asks; `where` is its place, `settles` the experiment."""
+    """Something that a report says, or that this workbook asks; `where` is its place, `settles` the experiment.
+
+    `confirmed` and the other three are the texts of its verdicts, `given` what they rest on untested. `only` says why
+    a claim can come out in one way, where it can.
+    """
 
     id: str
     kind: str
@@ -29,6 +40,22 @@ class Claim:
     says: str
     settles: str
     reported: Any = None
+    confirmed: str = ""
+    refuted: str = ""
+    undecidable: str = ""
+    untestable: str = ""
+    given: str = ""
+    only: str = ""
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The text of each verdict that has one."""
+        return {verdict: text for verdict in VERDICTS if (text := getattr(self, verdict))}
+
+    @property
+    def fields(self) -> set[str]:
+        """What has to be measured for all of its texts."""
+        return set().union(*map(fields, [*self.texts.values(), self.given]))
 
 
 @dataclass(frozen=True)
@@ -53,37 +80,39 @@ class Ledger:
     claims: dict[str, Claim]
     settled: dict[str, Settled] = field(default_factory=dict)
 
-    def settle(
-        self, claim_id: str, truth: str | bool, *, because: Mapping[str, str], measured: Any = None, given: str = ""
-    ) -> None:
-        """Give a claim its verdict: a truth value, for confirmed or refuted, or a verdict's word.
+    def settle(self, claim_id: str, truth: bool | str | None, **measured: Any) -> None:
+        """Give a claim its verdict, and fill in that verdict's text with what was measured.
 
-        `because` has a reason for each verdict that can come out, so that none is told under another's. `given` names
-        what the verdict rests on without a test of its own. A second verdict replaces the first. Raises UsageError for
-        a claim that the file does not have, a word that is no verdict, and a verdict without a reason of its own.
+        `truth` is True for confirmed, False for refuted, None for undecidable, or a verdict's word. A second verdict
+        replaces the first. Raises UsageError for a claim that the file does not have, for a truth that is no verdict
+        or has no text, and for a field of any of the claim's texts that was not measured.
         """
         if claim_id not in self.claims:
             raise UsageError(f"claim {claim_id!r}: {self.name} has none of that id; it has {', '.join(self.claims)}")
-        outcomes = ("confirmed", "refuted") if isinstance(truth, bool) else (truth,)
-        reasons = dict.fromkeys(outcomes, "") | {word: reason.strip() for word, reason in because.items()}
-        if wrong := reasons.keys() - set(VERDICTS):
-            raise UsageError(f"claim {claim_id}: {wrong.pop()!r} is no verdict; wanted one of {', '.join(VERDICTS)}")
-        if silent := [word for word, reason in reasons.items() if not reason]:
-            raise UsageError(f"claim {claim_id}: because has no reason for {silent[0]}; wanted one for each outcome")
-        if len(set(reasons.values())) < len(reasons):
-            raise UsageError(f"claim {claim_id}: because has one reason for two verdicts; wanted one for each outcome")
-        verdict = ("confirmed" if truth else "refuted") if isinstance(truth, bool) else truth
-        self.settled[claim_id] = Settled(verdict, plain(measured), because[verdict], given)
+        if "because" in measured:  # in the old form, until every notebook has its texts as data
+            said, given = measured["because"], measured.get("given", "")
+            word = ("confirmed" if truth else "refuted") if isinstance(truth, bool) else str(truth)
+            self.settled[claim_id] = Settled(word, plain(measured.get("measured")), said[word], given)
+            return
+        claim, truths = self.claims[claim_id], {True: "confirmed", False: "refuted", None: "undecidable"}
+        verdict = truth if isinstance(truth, str) else truths.get(truth, repr(truth))
+        if verdict not in claim.texts:
+            wanted = f"its texts are for {', '.join(claim.texts) or 'none'}"
+            raise UsageError(f"claim {claim_id}: {verdict} has no text in data/claims/{self.name}.yaml; {wanted}")
+        values = plain(measured)
+        if missing := sorted(claim.fields - values.keys()):
+            raise UsageError(f"claim {claim_id}: its texts need {missing[0]}; measured are {', '.join(values)}")
+        because, given = (fill(f"claim {claim_id}", text, values) for text in (claim.texts[verdict], claim.given))
+        self.settled[claim_id] = Settled(verdict, values, because, given)
 
     def settle_from(self, claim_id: str, record: Record | None, needs: str) -> None:
         """Take a claim's verdict from a run recorded elsewhere; `needs` says what this machine lacks for it."""
         if record is None:
-            lacking = f"it needs {needs}, and no run on one is on record"
-            self.settle(claim_id, "untestable", because={"untestable": lacking})
+            self.settled[claim_id] = Settled("untestable", {}, f"It needs {needs}, and no run on one is on record.")
             return
         found = record.result["claims"][claim_id]
-        kept = {name: found[name] for name in ("verdict", "measured", "because", "given") if name in found}
-        self.settled[claim_id] = Settled(**kept, source=record.where)
+        values = {name: found[name] for name in ("verdict", "measured", "because", "given") if name in found}
+        self.settled[claim_id] = Settled(**values, source=record.where)
 
     def verdicts(self, without: Collection[str] = ()) -> Table:
         """Claim and verdict alone, the report's before this workbook's: words that do not depend on where it ran.
@@ -107,27 +136,42 @@ class Ledger:
             for name, claim in self.claims.items()
         }
 
-    def _tables(self) -> list[Table]:
-        """The report's claims, and in a table of their own the questions of this workbook."""
-        tables = []
-        for title, ours in (("What the report says", False), ("What this workbook asks beyond it", True)):
-            rows = [self._row(claim) for claim in self.claims.values() if (claim.kind == "ours") is ours]
-            tables.append(Table(("claim", "says", "verdict", "reported", "measured", "because"), rows, title, wrap=44))
-        return [table for table in tables if table.rows]
-
-    def _row(self, claim: Claim) -> tuple[Any, ...]:
-        settled = self.settled.get(claim.id, OPEN)
-        stop = "" if settled.because.endswith((".", "!", "?")) else "."
-        because = settled.because + (f"{stop} Given: {settled.given}." if settled.given else "")
-        because += f" [{settled.source}]" if settled.source else ""
-        says = f"{claim.says} ({claim.kind}; {claim.where})"
-        return claim.id, says, settled.verdict, claim.reported, settled.measured, because
+    def _groups(self) -> dict[str, list[tuple[Claim, Settled]]]:
+        """The report's claims, and apart from them the questions of this workbook."""
+        titles = {"What the report says": False, "What this workbook asks beyond it": True}
+        rows = [(claim, self.settled.get(claim.id, OPEN)) for claim in self.claims.values()]
+        groups = {title: [row for row in rows if (row[0].kind == "ours") is ours] for title, ours in titles.items()}
+        return {title: rows for title, rows in groups.items() if rows}
 
     def __repr__(self) -> str:
-        return "\n\n".join(map(str, self._tables()))
+        columns = ("claim", "says", "verdict", "reported", "because")
+        return "\n\n".join(
+            str(Table(columns, [(c.id, c.says, s.verdict, c.reported, reason(s)) for c, s in rows], title, wrap=44))
+            for title, rows in self._groups().items()
+        )
 
     def _repr_html_(self) -> str:
-        return "".join(table._repr_html_() for table in self._tables())
+        """A line a claim, its verdict in colour; the reason unfolds."""
+        lines = []
+        for title, rows in self._groups().items():
+            lines.append(f"<p><b>{title}</b> (a click on a claim shows the reason)</p>")
+            for claim, settled in rows:
+                colour = VERDICTS.get(settled.verdict, "#000000")
+                mark = f'<b style="color:{colour};display:inline-block;width:7em">{settled.verdict}</b>'
+                more = [f"<i>{claim.id}</i> ({claim.kind}; {html.escape(claim.where)}).", html.escape(reason(settled))]
+                more += [f"Reported: {html.escape(str(claim.reported))}."] * (claim.reported is not None)
+                lines.append(
+                    f"<details><summary>{mark} {html.escape(claim.says)}</summary>"
+                    f'<p style="margin-left:8.5em">{" ".join(more)}</p></details>'
+                )
+        return "\n".join(lines)
+
+
+def reason(settled: Settled) -> str:
+    """Why a claim has its verdict, what that rests on, and which run it is from."""
+    stop = "" if settled.because.endswith((".", "!", "?")) else "."
+    given = f" Given: {settled.given.rstrip('.')}." if settled.given else ""
+    return settled.because + stop * bool(settled.because) + given + (f" [{settled.source}]" if settled.source else "")
 
 
 def claims_file(name: str) -> Path:
@@ -135,25 +179,48 @@ def claims_file(name: str) -> Path:
     return ROOT / "data" / "claims" / f"{name}.yaml"
 
 
-def claims(name: str) -> Ledger:
-    """Read data/claims/`name`.yaml. Raises UsageError if it is missing, or an entry is not as it should be."""
+def described(name: str) -> dict[str, Any]:
+    """What data/claims/`name`.yaml holds. Raises UsageError if it is not there."""
     path = claims_file(name)
     if not path.exists():
         raise UsageError(f"claims: {path.relative_to(ROOT)} is not there; wanted the claims of {name!r}")
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def claims(name: str) -> Ledger:
+    """Read data/claims/`name`.yaml. Raises UsageError if it is missing, or an entry is not as it should be."""
     found: dict[str, Claim] = {}
-    for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["claims"]:
+    for entry in described(name)["claims"]:
         try:
             claim = Claim(**{key: " ".join(v.split()) if isinstance(v, str) else v for key, v in entry.items()})
             right = claim.kind in KINDS and claim.id not in found and all((claim.id, claim.says, claim.settles))
+            texts = claim.texts
+            if not texts:  # in the old form
+                found[claim.id] = claim
+                continue
+            right = right and (bool(claim.only) or {"confirmed", "refuted"} <= texts.keys())
+            right = right and len(set(texts.values())) == len(texts) > 0
         except (TypeError, AttributeError):
             right = False
         if not right:
             raise UsageError(
-                f"claims: {path.relative_to(ROOT)} has an entry {str(entry)[:80]}; wanted id (each once), "
-                f"kind ({', '.join(KINDS)}), where, says, settles, and reported where there is a figure"
+                f"claims: data/claims/{name}.yaml has an entry {str(entry)[:80]}; wanted id (each once), kind "
+                f"({', '.join(KINDS)}), where, says, settles, texts for confirmed and refuted, each another (or "
+                "`only`, which says why there is one outcome), and reported where there is a figure"
             )
         found[claim.id] = claim
     return Ledger(name, found)
+
+
+def answer(name: str) -> str:
+    """The notebook's answer, filled in with `claims`, `metrics`, `parameters` and `device` of its record.
+
+    The record of a GPU comes before that of a CPU. `claims` gives for each id the verdict and what was measured.
+    """
+    record = recorded(name) or recorded(name, "cpu")
+    result: Mapping[str, Any] = record.result if record else {}
+    parts = {part: result[part] for part in ("claims", "metrics", "parameters", "device", "verdict") if part in result}
+    return fill(f"answer of {name}", described(name)["answer"], parts)
 
 
 def plain(value: Any) -> Any:

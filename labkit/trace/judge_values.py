@@ -130,9 +130,16 @@ def _worst(several: Iterable[Off]) -> Off:
 
 
 def _step(
-    name: str, o: Tensor, g: Tensor, bound: Bound | None, rule: Precision, before: Off, length: int, chance: float,
+    name: str,
+    o: Tensor,
+    g: Tensor,
+    bound: Bound | None,
+    rule: Precision,
+    before: Off,
+    length: int,
+    chance: float,
     ordered: bool,
-) -> tuple[Finding, Off]:  # fmt: skip
+) -> tuple[Finding, Off]:
     if o.shape != g.shape or not (o.is_floating_point() and g.is_floating_point()) or not o.numel():
         return _whole(name, o, g, before, chance), _measured(o, g)
     own = name_of(o.dtype)

@@ -27,7 +27,7 @@ from labkit.trace.operations import (
     functional,
     instead,
     name_of,
-)  # fmt: skip
+)
 from labkit.trace.program import CONSTANT, INPUT, ITEM, WIDE, Program, Ref, narrower, widened
 
 Tensor = torch.Tensor

@@ -59,8 +59,10 @@ class Repetition:
 
     def table(self) -> Table:
         """A row a step."""
-        rows = [(name, s.distinct, number(s.spread), "" if math.isnan(s.of_bound) else number(s.of_bound), s.finding)
-                for name, s in self.steps.items()]  # fmt: skip
+        rows = [
+            (name, s.distinct, number(s.spread), "" if math.isnan(s.of_bound) else number(s.of_bound), s.finding)
+            for name, s in self.steps.items()
+        ]
         return Table(("step", f"distinct of {self.times}", "spread", "of bound", "finding"), rows)
 
     def __repr__(self) -> str:

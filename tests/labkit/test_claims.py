@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,48 +11,51 @@ from labkit.session.catalogue import ROOT, notebooks
 from labkit.session.claims import Claim, Ledger
 from labkit.session.record import Record
 
+TEXTS = {"confirmed": "It is {{ x | digits }}.", "refuted": "Not so: {{ x | digits }}."}
+
 
 @pytest.fixture
 def ledger():
-    asserted, ours = (
-        Claim("a", "asserted", "title", "it is so", "try it", 1.5),
-        Claim("b", "ours", "", "it is not", "try"),
-    )
-    return Ledger("demo", {"a": asserted, "b": ours})
-
-
-WHY = {"confirmed": "measured", "refuted": "measured otherwise"}
+    first = Claim("a", "asserted", "title", "it is so", "try it", 1.5, **TEXTS, given="{{ who }}'s repository")
+    ours = Claim("b", "ours", "", "it is not", "try", undecidable="Two causes fit.", only="nobody can tell")
+    return Ledger("demo", {"a": first, "b": ours})
 
 
 def test_a_claim_gets_one_verdict_with_its_reason(ledger):
-    ledger.settle("a", True, measured=np.float64(1.4), because=WHY, given="the author's repository")
-    ledger.settle("b", "undecidable", because={"undecidable": "two causes fit"})
+    ledger.settle("a", True, x=np.float64(1.4), who="the author")
+    ledger.settle("b", None)
     assert ledger.as_json()["a"] == {
-        "kind": "asserted", "where": "title", "verdict": "confirmed", "measured": 1.4, "reported": 1.5,
-        "because": "measured", "given": "the author's repository", "source": "",
-    }  # fmt: skip
+        "kind": "asserted",
+        "where": "title",
+        "verdict": "confirmed",
+        "measured": {"x": 1.4, "who": "the author"},
+        "reported": 1.5,
+        "because": "It is 1.4.",
+        "given": "the author's repository",
+        "source": "",
+    }
+    assert ledger.as_json()["b"]["verdict"] == "undecidable"
     assert "Given: the author's repository." in str(ledger)
 
 
 def test_what_was_measured_is_kept_as_json_has_it(ledger):
-    ledger.settle("a", True, measured={"x": np.arange(2), 3: (np.int64(4), torch.tensor(0.5))}, because=WHY)
-    assert json.dumps(ledger.settled["a"].measured) == '{"x": [0, 1], "3": [4, 0.5]}'
+    ledger.settle("a", True, x=1, who={"x": np.arange(2), 3: (np.int64(4), torch.tensor(0.5))})
+    assert json.dumps(ledger.settled["a"].measured["who"]) == '{"x": [0, 1], "3": [4, 0.5]}'
 
 
 def test_verdicts_stand_alone_and_some_can_be_left_out(ledger):
-    ledger.settle("a", True, because=WHY)
+    ledger.settle("a", True, x=1, who="x")
     assert ledger.verdicts().rows == [("a", "asserted", "confirmed"), ("b", "ours", "OPEN")]
     assert ledger.verdicts(without=["a"]).rows == [("b", "ours", "OPEN")]
 
 
-def test_the_reason_follows_the_outcome(ledger):
-    ledger.settle("a", False, because=WHY)
-    assert ledger.settled["a"].because == "measured otherwise"
+@pytest.mark.parametrize("truth", [False, np.False_, "refuted"])
+def test_the_reason_follows_the_outcome(ledger, truth):
+    ledger.settle("a", truth, x=2, who="x")
+    assert (ledger.settled["a"].verdict, ledger.settled["a"].because) == ("refuted", "Not so: 2.")
 
 
 def test_questions_of_this_workbook_stand_in_a_table_of_their_own(ledger):
-    ledger.settle("a", True, because=WHY)
-    ledger.settle("b", True, because=WHY)
     report, ours = str(ledger).split("\n\n")
     assert report.startswith("What the report says")
     assert "it is not" not in report
@@ -59,27 +63,38 @@ def test_questions_of_this_workbook_stand_in_a_table_of_their_own(ledger):
     assert "it is so" not in ours
 
 
+def test_in_a_notebook_a_claim_is_a_line_whose_reason_unfolds(ledger):
+    ledger.claims["a"] = replace(ledger.claims["a"], says="a < b")
+    ledger.settle("a", True, x=1, who="x")
+    (line,) = [line for line in ledger._repr_html_().splitlines() if "a &lt; b" in line]
+    assert line.startswith("<details><summary>")
+    assert "confirmed" in line.partition("</summary>")[0]
+    assert "It is 1. Given: x&#x27;s repository." in line.partition("</summary>")[2]
+
+
 def test_an_open_claim_stops_the_ledger(ledger):
-    ledger.settle("a", False, because=WHY)
+    ledger.settle("a", False, x=1, who="x")
     with pytest.raises(UsageError, match="no verdict yet for b"):
         ledger.as_json()
 
 
 @pytest.mark.parametrize(
-    ("claim", "truth", "because", "message"),
+    ("claim", "truth", "measured", "message"),
     [
-        ("c", "refuted", WHY, "'c': demo has none of that id; it has a, b"),
-        ("a", "maybe", WHY, "'maybe' is no verdict"),
-        ("a", True, WHY | {"maybe": "x"}, "'maybe' is no verdict"),
-        ("a", "refuted", {"refuted": " "}, "no reason for refuted"),
-        ("a", True, {"confirmed": "only one outcome is thought of"}, "no reason for refuted"),
-        ("a", "undecidable", WHY, "no reason for undecidable"),
-        ("a", True, {"confirmed": "the same", "refuted": "the same "}, "one reason for two verdicts"),
+        ("c", True, {}, "'c': demo has none of that id; it has a, b"),
+        ("a", "maybe", {"x": 1, "who": 1}, "claim a: maybe has no text"),
+        ("a", None, {"x": 1, "who": 1}, "claim a: undecidable has no text"),
+        ("a", 7, {"x": 1, "who": 1}, "claim a: 7 has no text"),
+        ("a", True, {"x": 1}, "claim a: its texts need who"),
+        ("a", True, {"x": "words", "who": 1}, "claim a: its text cannot be filled in"),
     ],
 )
-def test_what_is_no_claim_verdict_or_reason_is_refused(ledger, claim, truth, because, message):
+def test_what_is_no_claim_verdict_or_measured_field_is_refused(ledger, claim, truth, measured, message):
     with pytest.raises(UsageError, match=message):
-        ledger.settle(claim, truth, because=because)
+        ledger.settle(claim, truth, **measured)
+
+
+GOOD = "id: a, kind: ours, where: x, says: y, settles: z"
 
 
 @pytest.mark.parametrize(
@@ -87,10 +102,13 @@ def test_what_is_no_claim_verdict_or_reason_is_refused(ledger, claim, truth, bec
     [
         "- a",
         "- {id: a}",
-        "- {id: a, kind: told, where: x, says: y, settles: z}",
-        "- {id: a, kind: ours, where: x, says: y}",
-        "- {id: a, kind: ours, where: x, says: y, settles: ''}",
-        "- {id: a, kind: ours, where: x, says: y, settles: z}\n  - {id: a, kind: ours, where: x, says: y, settles: z}",
+        "- {id: a, kind: told, where: x, says: y, settles: z, confirmed: c, refuted: r}",
+        "- {id: a, kind: ours, where: x, says: y, confirmed: c, refuted: r}",
+        "- {id: a, kind: ours, where: x, says: y, settles: '', confirmed: c, refuted: r}",
+        f"- {{{GOOD}, confirmed: c}}",
+        f"- {{{GOOD}, confirmed: c, refuted: c}}",
+        f"- {{{GOOD}, confirmed: c, refuted: r, perhaps: p}}",
+        f"- {{{GOOD}, confirmed: c, refuted: r}}\n  - {{{GOOD}, confirmed: c, refuted: r}}",
     ],
 )
 def test_an_entry_that_is_not_as_it_should_be_is_named(tmp_path, monkeypatch, entry):
@@ -99,6 +117,14 @@ def test_an_entry_that_is_not_as_it_should_be_is_named(tmp_path, monkeypatch, en
     monkeypatch.setattr("labkit.session.claims.ROOT", tmp_path)
     with pytest.raises(UsageError, match=r"demo\.yaml has an entry .*wanted id"):
         labkit.claims("demo")
+
+
+def test_a_claim_with_one_outcome_says_why(tmp_path, monkeypatch):
+    (tmp_path / "data" / "claims").mkdir(parents=True)
+    text = f"claims:\n  - {{{GOOD}, untestable: no data, only: the data are not public}}\n"
+    (tmp_path / "data" / "claims" / "demo.yaml").write_text(text)
+    monkeypatch.setattr("labkit.session.claims.ROOT", tmp_path)
+    assert list(labkit.claims("demo").claims["a"].texts) == ["untestable"]
 
 
 def test_a_recorded_verdict_says_where_it_was_made(ledger, monkeypatch):

@@ -1,0 +1,85 @@
+"""Texts with fields, as data/claims has them: Jinja2 templates, filled with what was measured.
+
+Filters beyond Jinja2's own, each the same on every machine:
+
+    {{ 0.0312 | digits(2) }}            0.031; a number beyond a million in words, one below 1e-4 as 3.1e-05
+    {{ 16384 | count }}                 16,384
+    {{ 0.0312 | percent }}              3.1%
+    {{ [0.1, 0.25] | span(2) }}         0.1 to 0.25, or one number where the two read the same
+    {{ ["a", "b", "c"] | listed }}      a, b and c; none where there is nothing
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from labkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+MANY = 1e6
+"""From here on a number's size says nothing that "over a million" does not."""
+
+
+def digits(value: float, significant: int = 2) -> str:
+    """A number with so many significant digits and no power of ten where a reader needs none."""
+    if math.isfinite(value) and abs(value) >= MANY:
+        return "over a million" if value > 0 else "below minus a million"
+    short = f"{value:.{significant}g}"
+    large = "e+" in short
+    return f"{float(short):.0f}" if large and math.isfinite(value) else short
+
+
+def count(value: float) -> str:
+    """A whole number with its thousands set apart."""
+    return f"{value:,.0f}"
+
+
+def percent(share: float, significant: int = 2) -> str:
+    """A share of one in percent."""
+    return f"{digits(100.0 * share, significant)}%"
+
+
+def span(ends: Sequence[float], significant: int = 2) -> str:
+    """From the smallest to the largest of several numbers."""
+    low, high = digits(min(ends), significant), digits(max(ends), significant)
+    return low if low == high else f"{low} to {high}"
+
+
+def listed(items: Sequence[Any]) -> str:
+    """Several things in words."""
+    words = [str(item) for item in items]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "none"
+
+
+@cache
+def environment() -> Environment:
+    """Jinja2 with the filters above, for which a field that is not there is an error."""
+    import jinja2
+
+    made = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+    made.filters |= {function.__name__: function for function in (digits, count, percent, span, listed)}
+    return made
+
+
+def fields(text: str) -> set[str]:
+    """The names of the fields that a text needs."""
+    from jinja2 import meta
+
+    return meta.find_undeclared_variables(environment().parse(text))
+
+
+def fill(what: str, text: str, values: Mapping[str, Any]) -> str:
+    """The text with its fields filled in. Raises UsageError, which begins with `what`, for one that is missing."""
+    from jinja2 import TemplateError
+
+    try:
+        if missing := sorted(fields(text) - values.keys()):
+            raise UsageError(f"{what}: its text needs {missing[0]}; measured are {', '.join(values) or 'none'}")
+        return " ".join(environment().from_string(text).render(values).split())
+    except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        raise UsageError(f"{what}: its text cannot be filled in: {error}") from None
