@@ -86,13 +86,15 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
     number where the golden is beyond that dtype's range. An infinite bound allows anything, a NaN too. Equal NaNs and
     Infs at equal places are equal. Different shapes are a divergence, not an error. The golden may be on another device
     (it is copied); a NumPy array with negative strides is copied first. Whole numbers are compared exactly, whatever
-    their types; with a golden of real numbers, as float64. Raises UsageError for a golden narrower than the observed,
-    for what holds no real numbers (complex, quantised, sparse, nested, meta, objects), and for a bound that is negative
-    or NaN.
+    their types; with real numbers on either side, as float64. Raises UsageError for a golden narrower than the
+    observed, for what holds no real numbers (complex, quantised, sparse, nested, meta, objects), and for a bound that
+    is negative or NaN.
     """
     o, g = as_tensor("observed", observed), as_tensor("golden", golden)
     names = name_of(o.dtype), name_of(g.dtype)
-    if o.is_floating_point() and (not g.is_floating_point() or torch.finfo(g.dtype).eps > torch.finfo(o.dtype).eps):
+    if o.is_floating_point() and not g.is_floating_point():
+        g = g.double()
+    if o.is_floating_point() and torch.finfo(g.dtype).eps > torch.finfo(o.dtype).eps:
         raise UsageError(f"golden: {names[1]} is narrower than the observed {names[0]}; wanted at least as wide")
     if o.shape != g.shape:
         return _shapes_differ(o, g, names)

@@ -235,10 +235,8 @@ def one_pass(
         there = spot < count
         o1 = element(o_ptr, spot, there, sizes, o_strides, DIMENSIONS, LINEAR)
         g1 = element(g_ptr, spot, there, sizes, g_strides, DIMENSIONS, LINEAR)
-        if INTEGERS:
-            e = tl.abs((o1.to(tl.int64) - g1.to(tl.int64)).to(tl.float64))
-        else:
-            e = tl.abs(o1.to(tl.float64) - g1.to(tl.float64))
+        e = (o1.to(tl.int64) - g1.to(tl.int64)).to(tl.float64) if INTEGERS else o1.to(tl.float64) - g1.to(tl.float64)
+        e = tl.abs(e)
         larger = there & (e < inf) & (e > exact)
         exact = tl.where(larger, e, exact)
         spot_of = tl.where(larger, spot, spot_of)

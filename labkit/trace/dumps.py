@@ -46,8 +46,7 @@ def open_dump(path: Path) -> Trace:
         archive = _load(path)
         return _in_order(path, list(archive.files), lambda name: _tensor(path, archive[name]), {}, known=True)
     if path.suffix in SUFFIXES:
-        named = _flattened(_load(path), path)
-        return Trace(named)
+        return Trace(_flattened(_load(path), path))
     raise UsageError(f"{path}: is of no kind that is known; {wanted}")
 
 
@@ -101,9 +100,8 @@ def _in_order(
     def lazily(order: list[str], ordered: bool = True) -> Trace:
         return Trace.lazy({name: partial(read, name) for name in order}, about, str(path), ordered)
 
-    told = about.get("order")
-    if isinstance(told, list):
-        if unknown := [str(x) for x in told if x not in names]:
+    if (told := about.get("order")) is not None:
+        if unknown := [x for x in told if x not in names]:
             raise UsageError(f"{path}: order names {unknown[0]!r}, which is no step; wanted names of its steps")
         given = list(dict.fromkeys(told))
         return lazily(given + sorted(set(names) - set(given), key=natural), set(given) == set(names))

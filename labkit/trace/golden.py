@@ -7,8 +7,8 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ class Golden:
                 f"golden: its program cannot be checked without its data and is not saved ({error})"
             ) from None
         nodes = [
-            [_word(n.func), _encoded(list(n.args)), _encoded(n.kwargs), list(n.shape), n.dtype]
+            [full_name(n.func), _encoded(list(n.args)), _encoded(n.kwargs), list(n.shape), n.dtype]
             for n in self.program.nodes
         ]
         text: dict[str, Any] = {"nodes": nodes, "steps": self.steps, "operations": self.operations, "notes": self.notes}
@@ -197,10 +197,6 @@ def _run_without_data(program: Program) -> None:
 
 
 _DTYPES = {str(x): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
-
-
-def _word(func: Any) -> str:
-    return func if isinstance(func, str) else full_name(func)
 
 
 def _encoded(value: Any) -> Any:
@@ -290,7 +286,11 @@ def with_backward(run: Callable[[bool], tuple[Any, Any]], subject: Any, loss: An
 
 
 def _run(reference: Any, inputs: Any, named: dict[str, Any], loss: Any, wide: bool) -> Golden:
-    with as_float64(wide):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), ExitStack() as stack:
+        for each in (_AsInFloat32(), float64_by_default()) if wide else ():
+            stack.enter_context(each)
         subject = copy.deepcopy(reference) if isinstance(reference, torch.nn.Module) else reference
         subject = subject.double() if wide and subject is not reference else subject
         return with_backward(lambda wanted: _recorded(subject, inputs, named, loss, wanted, wide), subject, loss)
@@ -341,15 +341,3 @@ class _AsInFloat32(TorchFunctionMode):
         if func is torch.nn.functional.rms_norm and len(args) < 4 and kwargs.get("eps") is None:
             kwargs = {**kwargs, "eps": torch.finfo(torch.float32).eps}
         return func(*args, **kwargs)
-
-
-@contextmanager
-def as_float64(wide: bool = True) -> Iterator[None]:
-    """Attention by its formula, the caller's random state untouched, and if `wide`, float64 where no dtype is asked."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    as_wide: tuple[Any, ...] = (_AsInFloat32(), float64_by_default()) if wide else ()
-    with ExitStack() as stack:
-        for each in (torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), *as_wide):
-            stack.enter_context(each)
-        yield

@@ -28,7 +28,7 @@ from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
 from labkit.trace.operations import MOVES, NOT_UNIQUE
 from labkit.trace.program import INPUT, narrower
-from labkit.trace.rounding import LIVE, Exact, Rounding, linear, simulate, terms
+from labkit.trace.rounding import LIVE, Exact, Rounding, linear, magnitude, simulate, terms
 from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
@@ -68,10 +68,7 @@ class Rerun:
         self._device = golden[next(iter(golden.steps))].device
         self._given = {i: self._observed(names[0]) for i, names in self._names.items() if self._fits(names[0], i)}
         self._stored = _may_be_stored(golden)
-        self._before_exp: set[int] = set()
-        for node in reversed(self._program.nodes):
-            if node.op in ("exp", "exp2") or node.id in self._before_exp:
-                self._before_exp.update(node.parents)
+        self._before_exp = set(self._program.cone((n.id for n in self._program.nodes if n.op in ("exp", "exp2")), ()))
 
     def _fits(self, name: str, i: int) -> bool:
         return tuple(self._seen.read(name).shape) == tuple(self._golden[name].shape)
@@ -101,7 +98,10 @@ class Rerun:
         return {name: found[name] for name in steps if name in found}
 
     def _judged(self) -> dict[str, Finding]:
-        """Each step as it was observed; those that are wrong so, again with whatever may have been rounded before."""
+        """Judge each step on the steps observed before it; what fails, again as if these had been rounded otherwise.
+
+        Passing either way clears a step. If it differs from the golden all the same, after a divergence, it inherits.
+        """
         made = [i for i in self._given if self._program.nodes[i].func != INPUT]
         parts = {i: self._program.cone([i], self._given) for i in made}
         simulated = self._simulated(parts) if parts else {}
@@ -142,10 +142,11 @@ class Rerun:
         return rule if storage in INTEGERS else replace(rule, storage=storage)
 
     def _rules_of(self, i: int, part: list[int], rounded: bool) -> dict[int, Precision]:
-        """What is promised of each operation of a step's part; `eager` are those whose results are stored.
+        """The precision of each operation in a step's part; `eager` means that its result is rounded to storage.
 
-        As promised these are all but what stands inside of one kernel, or none; all that may be `rounded` are
-        :attr:`_stored`, and all of a gradient's, since a backward starts from what is stored, or from sums of that.
+        Where eager operations are promised, these are all but those inside one library kernel; otherwise none. With
+        `rounded` they are those in :attr:`_stored`, and a gradient's whole part, since a backward starts from what is
+        stored. A cast that was recorded in the observed dtype always rounds.
         """
         rule, program = self._rule(i), self._program
         as_written = self._as_written(i)
@@ -172,16 +173,16 @@ class Rerun:
         )
         return {k for k, count in taken.items() if count > 1 and k not in self._given}
 
-    def _halves(self, parts: Mapping[int, list[int]]) -> dict[int, Tensor]:
-        """How far what goes into parts may be from what was observed: half a unit of a type to which it was rounded.
+    def _input_tolerances(self, parts: Mapping[int, list[int]]) -> dict[int, Tensor]:
+        """How far each value that enters a part may be from the observed: half a unit of the dtype it was rounded to.
 
-        A kernel may have gone on with a step as it had it in registers, before it was stored. Where every operation is
-        stored, a step may have a copy in the narrowest type in the trace, or be one, unless the golden tells its casts.
-        Inputs that the observed does not tell may have been stored in the type of what is made of them.
+        Not eager: the kernel may have gone on with its unrounded result. Eager: a copy in the trace's narrowest dtype
+        may exist, unless the golden has recorded its casts. An input that the trace has not may have been stored in the
+        dtype of the step that is made from it.
         """
         floats = {name_of(value.dtype) for value in map(self._seen.read, self._seen.names)} & set(UNIT_ROUNDOFF)
         narrowest = max(floats, key=UNIT_ROUNDOFF.__getitem__, default="")
-        halves: dict[int, Tensor] = {}
+        tolerances: dict[int, Tensor] = {}
         for i, part in parts.items():
             rule, storage = self._rule(i), self._storage(self._names[i][0])
             types = {k: storage for k in part if self._program.nodes[k].func == INPUT and k not in self._given}
@@ -200,8 +201,8 @@ class Rerun:
                     tiny = torch.finfo(dtype_of(name)).tiny
                     known = (value == 0.0) & ~((value != 0.0) & (value.abs() < tiny)).any()
                 half = torch.where(known, 0.0, half_ulp(value, name))
-                halves[k] = torch.maximum(halves[k], half) if k in halves else half
-        return halves
+                tolerances[k] = torch.maximum(tolerances[k], half) if k in tolerances else half
+        return tolerances
 
     def _as_written(self, i: int) -> bool:
         """Whether the golden tells the types of what a step is made of: it was recorded in the observed's."""
@@ -223,25 +224,23 @@ class Rerun:
             rules = self._rules_of(i, part, rounded) | rules
         found: dict[int, Simulated] = {}
         start = {k: v for k, v in given.items() if k not in parts}
-        halves = self._halves(parts) if rounded else {}
+        tolerances = self._input_tolerances(parts) if rounded else {}
 
-        def keeping(kept: dict[int, Any], on: Mapping[int, Any]) -> Callable[[int, Any], Any]:
-            """Results of steps are kept, and what was observed is gone on with."""
+        def substituting(results: dict[int, Any], replaced: Mapping[int, Any]) -> Callable[[int, Any], Any]:
+            """Keep the result of each judged step, and go on with what replaces it, else with its observed value."""
 
             def seen(i: int, value: Any) -> Any:
                 if i in parts:
-                    kept[i], value = value, on.get(i, given[i])
-                elif i in on:
-                    value = on[i]
-                return value
+                    results[i] = value
+                return replaced.get(i, given.get(i, value))
 
             return seen
 
         shared = {k for part in parts.values() for k in self._shared(part)} if rounded else set()
-        exact = Exact(rules, terms(program, order), device, moved=bool(halves))
+        exact = Exact(rules, terms(program, order), device, moved=bool(tolerances))
         values: dict[int, Any] = {}
         begun = time.perf_counter()
-        program.run(order, start, (), rule=exact, seen=keeping(values, {}), device=device)
+        program.run(order, start, (), rule=exact, seen=substituting(values, {}), device=device)
         brief = time.perf_counter() - begun < LONG / 1000.0
         for i, value in values.items():
             found[i] = Simulated(value, self._storage(self._names[i][0]), rules[i])
@@ -257,8 +256,10 @@ class Rerun:
                 return program.run(program.cone([k], given), {**given, **on}, (k,), rule=rounding, device=device)[k]
 
             rounding = Rounding(exact, nonlinear, given, scale, nearest, {k: partial(again, k) for k in shared})
-            on |= {k: rounding.moved(given[k] if k in given else program.values[k], half) for k, half in halves.items()}
-            program.run(order, start | on, (), rule=rounding, seen=keeping(results, on), device=device)
+            on |= {
+                k: rounding.moved(given[k] if k in given else program.values[k], half) for k, half in tolerances.items()
+            }
+            program.run(order, start | on, (), rule=rounding, seen=substituting(results, on), device=device)
             return results
 
         largest = program.largest(order)
@@ -360,10 +361,7 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     factors = Exact(rules, terms(program, order), device)
     program.run(order, {}, (), rule=factors, device=device)
 
-    def run() -> dict[int, Tensor]:
-        rounding = Rounding(factors)
-        return program.run(order, {}, found, rule=rounding, device=device)
-
+    run = partial(program.run, order, {}, found, rule=Rounding(factors), device=device)
     simulate(run, RUNS, 0, program.largest(order), device, lambda i, results: found[i].add(results))
     trace = Trace()
     for name, i in golden.steps.items():
@@ -384,10 +382,10 @@ class Simulated:
         self._null: Null | None = None
 
     def add(self, value: Tensor, nearest: bool = False) -> None:
-        """Simulated results, runs first, before they are stored, of either kind of errors.
+        """Take simulated results [runs, *shape], not yet rounded to storage, their errors independent or `nearest`.
 
-        The first RUNS, of independent errors, say how large an element's error is, all others what chance gives the
-        tests of structure.
+        The first RUNS with independent errors give each element's variance; all others, and all with `nearest`, are
+        what chance gives the tests of structure.
         """
         if not self.exact.numel():
             return
@@ -418,7 +416,7 @@ class Simulated:
         Below the normal numbers there are few to round to, and rounding is no noise: there it is 0, and elements are
         judged alone.
         """
-        size = torch.where(self.exact.isfinite(), self.exact.abs(), 0.0)
+        size = magnitude(self.exact)
         half = half_ulp(size, self._storage, flush=self._rule.flush)
         normal = size >= (0.0 if self._storage in INTEGERS else torch.finfo(dtype_of(self._storage)).tiny)
         return torch.where(normal, (half.square() / 3.0 + self._squares / RUNS).sqrt(), 0.0)
@@ -426,9 +424,7 @@ class Simulated:
     def bound(self, observed: Tensor, chance: float) -> Bound:
         """What each element may be off, and what noise looks like."""
         finite = self.exact.isfinite()
-        size = torch.maximum(
-            torch.where(finite, self.exact.abs(), 0.0), torch.where(observed.isfinite(), observed.abs(), 0.0)
-        )
+        size = torch.maximum(magnitude(self.exact), magnitude(observed))
         half = torch.where(finite, half_ulp(size, self._storage, flush=self._rule.flush), 0.0)
         t = quantile(chance / max(1, observed.numel()), RUNS)
         allowed = half + t * torch.as_tensor(self._squares / RUNS).sqrt()

@@ -19,7 +19,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
 
-import numpy as np
 import torch
 
 from labkit.numerics.bounds import Bound, quantile
@@ -168,7 +167,7 @@ def _step(
             tests += _averages(seen, exact, size, allowed.noise, coherent, chance / count) if ordered else ()
         why, start = allowed.why, start + exact.numel()
     worst = Structure(tuple(tests)) if tests else None
-    whole_part = combine([np.array(part) for part in parts])
+    whole_part = combine(parts)
     total = described(whole_part, o, (own, name_of(g.dtype)), why)
     wrong = not total.ok or (worst is not None and not worst.ok)
     words = reason(total, worst) if wrong else "ok"
@@ -178,9 +177,12 @@ def _step(
 def _whole(name: str, o: Tensor, g: Tensor, before: Off, chance: float) -> Finding:
     """Whole numbers, truth values and choices, which are equal or not; of what was inexact, a tie may fall either way.
 
-    Of n choices that lie over the size of numbers which are off by e, n e lie within e of any one of them.
+    Choices cover a range of n values. With a relative error e before them, a share of about n e lies close enough to a
+    boundary to fall on its other side: so many mismatches, and what chance adds, are allowed.
     """
-    if o.shape == g.shape and o.is_floating_point() != g.is_floating_point():
+    if o.shape != g.shape:
+        total, few = compare(o, g), False
+    elif o.is_floating_point() != g.is_floating_point():
         o, g = o.double(), g.double()
         most = quantile(chance, math.inf) * MAGNIFIED * before.most
         total, few = compare(o, g, most * _size(g) + half_ulp(g, "float64")), False
@@ -189,7 +191,7 @@ def _whole(name: str, o: Tensor, g: Tensor, before: Off, chance: float) -> Findi
         choices = float(g.double().max() - g.double().min()) + 1.0 if g.numel() else 0.0
         ties = total.count * min(1.0, choices * MAGNIFIED * before.most)
         few = before.most > 0.0 and 0 < total.mismatches <= ties + quantile(chance, math.inf) * (1.0 + math.sqrt(ties))
-    ok = total.ok or (few and total.count >= 0)
+    ok = total.ok or few
     words = f"ok: {total.mismatches} of {total.count} may be ties that fell the other way" if few else "ok"
     return Finding(name, total, wrong=not ok, diverges=not ok, words=words if ok else reason(total, None))
 
@@ -264,44 +266,45 @@ def _off(residual: Tensor, size: Tensor, unit: float) -> Off:
 
 
 def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float, chance: float) -> list[Test]:
-    """The slope, the mean and the mean at like values, held to what is `coherent` and to how errors scatter.
+    """Weighted means of residual / size: times the golden (slope), plain (mean), and for groups of like golden values.
 
-    A function that is not the right one errs by a function of its value. Inherited errors are alike along some
-    dimensions: a weight's in a column, a sum's in a row. So sums are taken along each, whose scatter is what chance
-    does if errors are alike there; the largest of these scatters counts. Elements that are rounded to one value are
-    off alike: no more of them are independent than there are values.
+    Each may reach `coherent` and a quantile of its standard error. A wrong function errs by a function of its value.
+    Inherited errors are equal along some dimensions, a weight's in a column and a sum's in a row, so the standard error
+    is taken from sums along each dimension, and the largest counts. Where observed values repeat, rounding errors count
+    once for each distinct value.
     """
     r = o - g
     counted = (size > 0.0) & r.isfinite()
     unit = torch.where(counted, 1.0 / size.clamp(min=1e-300), 0.0)
     z, h = (torch.where(counted, x, 0.0) * unit for x in (r, g))
     along = [k for k, count in enumerate(z.shape) if count >= FEWEST]
-    places = [
+    groupings = [
         torch.arange(z.shape[k], device=z.device).view(-1, *[1] * (z.ndim - k - 1)).expand(z.shape).flatten()
         for k in along
     ]
     if z.ndim > 2 or not along:  # rows, or where all dimensions are short, elements
-        places.append(torch.arange(z.numel(), device=z.device) // (z.shape[-1] if along else 1))
-    alike = z.numel() / max(1, len(o.unique()))
+        groupings.append(torch.arange(z.numel(), device=z.device) // (z.shape[-1] if along else 1))
+    repeats = z.numel() / max(1, len(o.unique()))
     one, together = counted.double(), torch.zeros(z.numel(), dtype=torch.long, device=z.device)
-    like = torch.empty_like(together)
-    like[g.flatten().argsort()] = torch.arange(len(like), device=z.device) * VALUES // len(like)
+    value_group = torch.empty_like(together)
+    value_group[g.flatten().argsort()] = torch.arange(len(value_group), device=z.device) * VALUES // len(value_group)
     tests = []
-    for name, weight, part in (("slope", h, together), ("mean", one, together), ("values", one, like)):
-        parts = VALUES if part is like else 1
+    for name, weight, part in (("slope", h, together), ("mean", one, together), ("values", one, value_group)):
+        parts = VALUES if part is value_group else 1
         squares, products = weight.square().flatten(), (z * weight).flatten()
         total = torch.bincount(part, squares, parts).clamp(min=1e-300)
         value = torch.bincount(part, products, parts) / total
         scatter = products - value[part] * squares
-        rounding = alike * torch.bincount(part, (noise * unit * weight).square().flatten(), parts)
-        spread = (alike > 1.0) * quantile(0.5 * chance / parts, math.inf) * rounding.sqrt()
-        for place in places:
+        rounding = repeats * torch.bincount(part, (noise * unit * weight).square().flatten(), parts)
+        spread = (repeats > 1.0) * quantile(0.5 * chance / parts, math.inf) * rounding.sqrt()
+        for place in groupings:
             at, shape = part * (int(place.max()) + 1) + place, (parts, -1)
             of = [torch.bincount(at, x, parts * (int(place.max()) + 1)).view(shape) for x in (scatter, squares)]
-            free = of[1].sum(-1).square() / of[1].square().sum(-1).clamp(min=1e-300)  # as many, were all of one weight
-            enough = free >= FEWEST
-            t = [quantile(0.5 * chance / parts, max(FEWEST, count) - 1.0) for count in free.tolist()]
-            chances = torch.tensor(t, device=z.device) * (of[0].square().sum(-1) * free / (free - 1.0)).sqrt()
+            # how many terms of one weight would scatter as much (Kish)
+            count = of[1].sum(-1).square() / of[1].square().sum(-1).clamp(min=1e-300)
+            enough = count >= FEWEST
+            t = [quantile(0.5 * chance / parts, max(FEWEST, n) - 1.0) for n in count.tolist()]
+            chances = torch.tensor(t, device=z.device) * (of[0].square().sum(-1) * count / (count - 1.0)).sqrt()
             spread = torch.where(enough, torch.maximum(spread, chances), math.inf)
         share = value.abs() / (coherent + spread / total).clamp(min=1e-300)
         worst = int(share.argmax())

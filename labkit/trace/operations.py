@@ -130,7 +130,7 @@ def name_of(func: Any) -> str:
 
 def full_name(func: Any) -> str:
     """Name and overload, as a file has it."""
-    return f"{name_of(func)}.{func._overloadname or 'default'}"
+    return func if isinstance(func, str) else f"{name_of(func)}.{func._overloadname or 'default'}"
 
 
 @cache
@@ -160,14 +160,10 @@ def functional(func: Any) -> Any:
 @cache
 def decomposition(func: Any) -> Callable[..., Any] | None:
     """How an operation that is not in the table is made of others; None where that is not known."""
-    way, by_torch = _OURS.get(name_of(func)) or decomposition_table.get(func), "CompositeExplicitAutograd"
-    if way is None and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), by_torch):
-        return (
-            partial(func._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)
-            if name_of(func).startswith(_MADE_OF_OTHERS)
-            else None
-        )
-    return way
+    way, key = _OURS.get(name_of(func)) or decomposition_table.get(func), torch._C.DispatchKey.CompositeExplicitAutograd
+    by_torch = name_of(func).startswith(_MADE_OF_OTHERS)
+    by_torch = by_torch and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    return way or (partial(func._op_dk, key) if by_torch else None)
 
 
 def _histc(x: Tensor, bins: int = 100, min: Any = 0.0, max: Any = 0.0) -> Tensor:

@@ -110,8 +110,7 @@ class Watcher(TorchDispatchMode):
         parts = out if isinstance(out, (tuple, list)) else (out,)
         transposed = name == "convolution" and args[6]
         if name in IN_STORAGE or transposed:
-            tensors = [x for x in parts if isinstance(x, Tensor) and x.device.type == "cpu"]
-            self.summed_in_storage += [x for x in tensors if x.dtype in NARROW]
+            self.summed_in_storage += [x for x in parts if isinstance(x, Tensor) and x.is_cpu and x.dtype in NARROW]
         for value in parts[1:] if name == "_linalg_svd" else parts:  # its values; vectors may have another sign
             if isinstance(value, Tensor) and value.is_floating_point():
                 self._on_step(f"{self.path}/{name}", value)
@@ -163,8 +162,7 @@ class Recorder(Watcher):
         if name not in ALLOWED:
             return self._composite(func, name, args, kwargs)
         if "unique" in name and args[0].is_floating_point():  # rounding would change how many there are
-            where = f"{func} of real numbers at {self.path or 'the top'!r}"
-            raise UsageError(f"golden: {where} cannot be recorded; write it of whole numbers")
+            raise self._refused(f"{func} of real numbers", "cannot be recorded; write it of whole numbers")
         out = func(*args, **kwargs)
         self._keep(func, args, kwargs, out)
         if not self._inside:
@@ -186,7 +184,9 @@ class Recorder(Watcher):
                 self.program.values[found[0]] = widened(tensor.detach().clone())
             return found[0]
         if storage in self._flat:  # written to through another view since
-            number = self._view(tensor, self._flat[storage])
+            how = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
+            given = (Ref(self._flat[storage]), *how)
+            number = self.program.add(aten.as_strided.default, given, value=tensor.detach().clone())
         else:
             number = self.program.add(CONSTANT, value=real(tensor.detach()).clone())
             if tensor.is_complex():
@@ -202,9 +202,8 @@ class Recorder(Watcher):
         self._at[key] = number, self._version.get(storage, 0)
         self._alive.append(tensor)
 
-    def _view(self, tensor: Tensor, flat: int) -> int:
-        how = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
-        return self.program.add(aten.as_strided.default, (Ref(flat), *how), value=tensor.detach().clone())
+    def _refused(self, what: Any, why: str) -> UsageError:
+        return UsageError(f"golden: {what} at {self.path or 'the top'!r} {why}")
 
     def _widened(self, value: Any) -> Any:
         """float64 in place of every narrower floating-point dtype and tensor."""
@@ -232,13 +231,9 @@ class Recorder(Watcher):
             return [self._reference(one) for one in value]
         return value
 
-    def _referenced(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        named = {key: self._reference(value) for key, value in kwargs.items() if key not in _PLACES}
-        return self._reference(list(args)), named
-
     def _keep(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        a, k = self._referenced(args, kwargs)
-        number = self.program.add(func, a, k, out)
+        named = {key: self._reference(value) for key, value in kwargs.items() if key not in _PLACES}
+        number = self.program.add(func, self._reference(list(args)), named, out)
         if name_of(func) in NOT_UNIQUE:
             self.notes[f"{NOT_UNIQUE[name_of(func)]} are right with either sign: compare what is made of them"] = None
         if isinstance(out, Tensor):
@@ -259,8 +254,7 @@ class Recorder(Watcher):
         if out is NotImplemented and not any(isinstance(x, Tensor) for x in tree_leaves((args, kwargs))):
             self.bind(out := func(*args, **kwargs), self.program.add(CONSTANT, value=out))  # a window, say
         if out is NotImplemented:
-            where = f"{func} at {self.path or 'the top'!r}"
-            raise UsageError(f"golden: {where} cannot be recorded; write {instead(name)}")
+            raise self._refused(func, f"cannot be recorded; write {instead(name)}")
         if not self._inside:
             if name not in STORED_INSIDE | IN_STORAGE:
                 results = {self.number(x) for x in tree_leaves(out) if isinstance(x, Tensor)}
@@ -271,7 +265,7 @@ class Recorder(Watcher):
     def _drawn(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         if not isinstance(out, Tensor):
-            raise UsageError(f"golden: {func} at {self.path or 'the top'!r} draws more than one tensor; not recorded")
+            raise self._refused(func, "draws more than one tensor; not recorded")
         self.notes[f"{name} is random: what was drawn is kept as a constant"] = None
         number = self.program.add(CONSTANT, value=out.detach().clone())
         if func._schema.is_mutable:
@@ -288,12 +282,9 @@ class Recorder(Watcher):
         target = args[written[0]] if written[0] < len(args) else kwargs.get(place)
         pure = functional(func)
         if any(target is one for one in self._wide.values()):
-            raise UsageError(
-                f"golden: {func} at {self.path or 'the top'!r} writes to a tensor from outside the program"
-            )
+            raise self._refused(func, "writes to a tensor from outside the program")
         if len(written) > 1 or not isinstance(target, Tensor) or not (pure or name in ("copy_", "zero_", "fill_")):
-            where = f"{func} at {self.path or 'the top'!r}"
-            raise UsageError(f"golden: {where} writes in place and cannot be recorded; write {instead(name)}")
+            raise self._refused(func, f"writes in place and cannot be recorded; write {instead(name)}")
         named = {key: value for key, value in kwargs.items() if key != place or name.endswith("_")}
         self._inside += 1
         try:

@@ -62,7 +62,6 @@ _LINEAR = (MOVES | FACTORIES | ARITHMETIC | PRODUCTS | SUMS | {"neg"}) - {"view_
 
 def linear(program: Program, part: Iterable[int]) -> bool:
     """Whether a part only adds, multiplies, and divides by what is given, with one sum of many terms at most."""
-    part = list(part)
     nodes = [program.nodes[i] for i in part if not isinstance(program.nodes[i].func, str)]
     divisors = [node.args[1].id for node in nodes if node.op == "div" and isinstance(node.args[1], Ref)]
     if any(i in part and program.nodes[i].op in _ROUNDED for i in divisors):
@@ -144,7 +143,7 @@ class Exact:
         if op in MOMENTS:
             self.spread[node.id] = _moments(args[0], out[0], out[1], precision.unit)
         elif op == "logcumsumexp":  # each addition errs by a round-off of the logarithm, and of the 1 that it is of
-            self.spread[node.id] = precision.unit * (1.0 + _size(out)) * max(args[0].shape, default=1) ** 0.5
+            self.spread[node.id] = precision.unit * (1.0 + magnitude(out)) * max(args[0].shape, default=1) ** 0.5
         elif (op in PRODUCTS or op in SUMS) and not (op == "index_put" and not (len(args) > 3 and args[3])):
             squares = call(node, _each(args, torch.square), kwargs, self.device)
             by_chance = _each_two(out, squares, lambda x, q: _spread(node, args, x, q, self.unit(node)))
@@ -293,22 +292,22 @@ def _draw(x: Tensor) -> Tensor:
     return torch.rand_like(x, dtype=torch.float32).double()
 
 
-def _by_value(x: Tensor) -> Tensor:
-    """The same, alike for values that are alike in float32: a hash of these and of a random number."""
+def _draw_by_value(x: Tensor) -> Tensor:
+    """As :func:`_draw`, but elements that are equal in float32 get equal numbers: a hash of bits and seed."""
     mixed = (x.float().view(torch.int32).long() ^ torch.randint(2**62, (), device=x.device)) * -0x61C8864680B583EB
     mixed = (mixed ^ (mixed >> 29)) * -0x40A7B892E31B1A47
     return (((mixed ^ (mixed >> 32)) & 0xFFFFFF).double() + 0.5) / 2.0**24
 
 
 class Rounding:
-    """Runs operations as a simulated run of what `exact` has run; inside :func:`simulate`, which draws.
+    """Runs operations with random rounding errors; inside :func:`simulate`, which draws them.
 
-    `nonlinear` are operations of parts that are not linear, and `given` what goes into them. `scale` multiplies every
-    error, for results that are whole numbers and move only where one falls the other way.
+    `given` are the numbers of observed values: each is perturbed once a run where one of the `nonlinear` operations
+    takes it. `scale` multiplies every error, for whole numbers, which move only where one falls the other way.
 
-    Errors of elements are independent. With `nearest` they are as alike as a program's can be: an operation rounds to
-    the nearest, and like values err alike. x + c with one c, or rows that occur again, have such errors. What is in
-    `anew` is computed again for each operation that takes it, as by kernels that do so or that have another formula.
+    Errors of elements are independent. With `nearest` they are correlated: operations round to the nearest, and equal
+    values have equal errors, as in x + c with one c, or in rows that occur again. `anew` has a function for each value
+    that several operations take: it computes the value again for each of them, as kernels do that do not share it.
     """
 
     def __init__(
@@ -321,7 +320,7 @@ class Rounding:
         anew: Mapping[int, Callable[[Rounding], Any]] | None = None,
     ) -> None:
         self._exact, self._nonlinear, self._given, self._scale = exact, nonlinear, given, scale
-        self._nearest, self._draw, self._again = nearest, _by_value if nearest else _draw, anew or {}
+        self._nearest, self._draw, self._again = nearest, _draw_by_value if nearest else _draw, anew or {}
         self._moved: dict[int, Tensor] = {}
 
     def jitter(self, x: Tensor, u: float, least: Any = 0.0) -> Tensor:
@@ -339,7 +338,7 @@ class Rounding:
         if not isinstance(ref, Ref) or ref.id not in self._given or not x.is_floating_point():
             return x
         if ref.id not in self._moved:
-            self._moved[ref.id] = self.jitter(x, u, u * _size(x).amax() if normwise else 0.0) * (1.0 + self._one(u))
+            self._moved[ref.id] = self.jitter(x, u, u * magnitude(x).amax() if normwise else 0.0) * (1.0 + self._one(u))
         return self._moved[ref.id]
 
     def _computed_anew(self, ref: Any, x: Any) -> Any:
@@ -373,13 +372,13 @@ class Rounding:
             args = [_each(args[0], lambda x: self.jitter(x, u)) * (1.0 + self._one(u)), *args[1:]]
         if node.id in self._exact.whole:
             args = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), args)
-        out = self._with_numbers(node, args, kwargs)
+        out = self._with_literals(node, args, kwargs)
         if op in NOT_UNIQUE:
             out = self._turned(out)
         if op in RESAMPLERS:  # polynomials in positions, which may cancel
             out = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), out)
         if node.id in self._exact.huge:
-            out = _each(out, lambda x: _overflowed(x, _largest(precision)))
+            out = _each(out, lambda x: torch.where(x.abs() > _largest(precision), x * math.inf, x))
         if op in _MOVED and not (op == "_to_copy" and precision.eager and out.is_floating_point()):
             return out
         if node.id in self._exact.spread:
@@ -406,11 +405,14 @@ class Rounding:
         if node.id in self._exact.tiny:  # few libraries compute functions below the normal numbers
             least = torch.finfo(dtype_of(precision.accumulate)).tiny if op in FUNCTIONS else _least(precision)
         if precision.normwise:
-            return _each(out, lambda x: self.jitter(x, 0.0, max(u, kept) * _size(x).amax()))
+            return _each(out, lambda x: self.jitter(x, 0.0, max(u, kept) * magnitude(x).amax()))
         return _each(out, lambda x: self.jitter(x, max(u, kept), least))
 
-    def _with_numbers(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an operation with the program's own numbers as they are or rounded, and what it makes of none rounded."""
+    def _with_literals(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operation with the literal numbers of the program's text exact, or rounded to the working format.
+
+        These are arguments, `alpha` and what a factory makes; each is rounded in half of the runs.
+        """
         op, kind = node.op, _format_of_numbers(self._exact.rules[node.id])
         lost = [_lost(a, kind) for a in args] if op in _NUMBERED else []
         alpha = _lost(kwargs.get("alpha", 1), kind)
@@ -437,7 +439,7 @@ class Rounding:
         """
         if not (x.is_floating_point() or x.is_complex()):
             return x
-        op, size, factor = node.op, _size(x), 1.0
+        op, size, factor = node.op, magnitude(x), 1.0
         if op in ALGORITHMS | PRODUCTS | SUMS:
             shapes = [node.shape, *(a.shape for a in args if isinstance(a, Tensor))]
             length = max((n for shape in shapes for n in shape[0 if op in KERNELS | SUMS else -2 :]), default=1)
@@ -504,15 +506,12 @@ def _largest(precision: Precision) -> float:
     return min(torch.finfo(dtype_of(name)).max for name in formats if name not in INTEGERS)
 
 
-def _overflowed(x: Tensor, largest: float) -> Tensor:
-    return torch.where(x.abs() > largest, x * math.inf, x)
-
-
 def _nearest(x: Tensor, formats: Iterable[str]) -> Tensor:
     for name in formats:
         x = x.to(dtype_of(name)).double()
     return x
 
 
-def _size(x: Tensor) -> Tensor:
+def magnitude(x: Tensor) -> Tensor:
+    """|x|, and 0 where x is not finite."""
     return torch.where(x.isfinite(), x.abs(), 0.0)

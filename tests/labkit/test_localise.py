@@ -846,3 +846,21 @@ def test_a_gpus_steps_are_judged_where_they_are(whole):
     y = torch.softmax(x, -1)
     assert localise({"x": x, "y": y, "z": y.sum(0)}, exact, FLOAT32).first is None
     assert localise({"x": x, "y": y * 1.0001, "z": y.sum(0)}, exact, FLOAT32).first == "y"
+
+
+@pytest.mark.parametrize("with_program", [True, False])
+@pytest.mark.parametrize("observed", [torch.tensor([1.0, 0.0, 1.0]), torch.zeros(4), torch.zeros(4, dtype=torch.int64)])
+def test_whole_numbers_of_another_type_or_shape_are_a_divergence_and_no_error(with_program, observed):
+    """Of a step after an inexact one; numbers that are equal, though of another type, are right."""
+
+    def choices(x):
+        step("y", y := x.exp())
+        step("i", y.argsort())
+
+    x = torch.tensor([1.0, 0.5, 0.75])
+    recorded = golden(choices, x=x)
+    against = recorded if with_program else Trace({name: recorded[name] for name in recorded.names})
+    found = localise({"x": x, "y": x.exp(), "i": observed}, against)
+    assert found.first == "i"
+    same = localise({"x": x, "y": x.exp(), "i": recorded["i"].double()}, against)
+    assert same.first is None
