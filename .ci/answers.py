@@ -50,7 +50,7 @@ def refreshed(book):
 
 
 if __name__ == "__main__":
-    rows = [refreshed(book) for book in notebooks().values()]
+    rows = [refreshed(book) for book in notebooks().values() if "answer" in described(book.name)]
     table = "\n".join(["| notebook | question | answer |", "|---|---|---|", *rows])
     readme = ROOT / "README.md"
     before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)

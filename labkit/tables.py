@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import shutil
 import sys
 import textwrap
@@ -13,6 +14,9 @@ from typing import Any
 
 LONG = 24
 """Rows of a table above which a notebook shows it folded: what a screen holds."""
+
+MANY = 1e6
+"""From here on a number's size says nothing that "over a million" does not."""
 
 NARROWEST = 16
 """Characters below which a column of text is not wrapped."""
@@ -34,6 +38,15 @@ def number(value: Any) -> str:
     if isinstance(value, dict):
         return "; ".join(f"{key}: {number(item)}" for key, item in value.items())
     return str(value)
+
+
+def digits(value: float, significant: int = 2) -> str:
+    """A number with so many significant digits and no power of ten where a reader needs none."""
+    if math.isfinite(value) and abs(value) >= MANY:
+        return "over a million" if value > 0 else "below minus a million"
+    short = f"{value:.{significant}g}"
+    large = "e+" in short
+    return f"{float(short):.0f}" if large and math.isfinite(value) else short
 
 
 @dataclass(repr=False)

@@ -1,41 +1,61 @@
-"""The answers in README and notebooks are those of the records."""
+"""README and notebooks say what data/claims and the records say."""
 
-import importlib
 import re
 import textwrap
 
 import pytest
 
-from labkit.session.catalogue import ROOT, notebook
+from labkit.session.catalogue import ROOT, notebooks
+from labkit.session.claims import answer, claims, described
 
-ANSWERS = {}
-for path in sorted((ROOT / "kernels").rglob("evidence.py")):
-    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    ANSWERS |= getattr(module, "recorded_answers", dict)()
-
-
-def test_these_investigations_have_answers_from_records():
-    assert {"attention_matmul", "bert_embeddings", "d2h_sizing", "dalpha_atomics", "training_run"} <= set(ANSWERS)
+BOOKS = [book for book in notebooks().values() if "answer" in described(book.name)]
+MOST_WORDS = 30
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-def test_the_answer_is_that_of_the_records(name):
-    book = notebook(name)
-    assert book.about["answer"] == ANSWERS[name]
-    assert ANSWERS[name] in " ".join("".join(book.content["cells"][0]["source"]).split())
-    (row,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| [{name}]")]
-    assert row.endswith(f"| {ANSWERS[name]} |")
+@pytest.fixture(params=BOOKS, ids=lambda book: book.name)
+def book(request):
+    return request.param
+
+
+def test_question_and_answer_are_those_of_its_claims_file(book):
+    question, said = " ".join(described(book.name)["question"].split()), answer(book.name)
+    assert (book.about["question"], book.about["answer"]) == (question, said), "make refresh writes both"
+    first = " ".join("".join(book.content["cells"][0]["source"]).split())
+    assert f"**Question.** {question} **Answer.** {said}" in first
+    (row,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| [{book.name}]")]
+    assert row.endswith(f"| {question} | {said} |")
+    for words in (question, said):
+        assert len(words.split()) <= MOST_WORDS, words
+
+
+def test_the_help_of_its_parameters_is_that_of_its_claims_file(book):
+    helps = {name: parameter.help for name, parameter in book.parameters.items()}
+    assert helps == described(book.name)["parameters"], "make refresh writes the comments"
+
+
+def test_each_of_its_claims_can_come_out_both_ways_or_says_why_not(book):
+    for claim in claims(book.name).claims.values():
+        assert {"confirmed", "refuted"} <= claim.texts.keys() or claim.only, claim.id
 
 
 BLOCK = re.compile(r"(?m)(?:^    .*\n|^\n)+")
-FOUND = re.compile(r"\bok\b|own error|inherited only|<- first|divergence: \w+")
+FOUND = re.compile(r"\bok\b|own error|inherited only|<- first|divergence: \S+|\bfits\b|REFUTED")
+README_WORDS = 900
 
 
-def test_the_first_lines_of_python_in_the_readme_find_what_it_says(capsys):
+def test_the_lines_of_python_in_the_readme_find_what_it_says(capsys):
     """The findings, that is: the last digits of errors are the processor's."""
     text = (ROOT / "README.md").read_text()
-    code, printed = BLOCK.findall(text[text.index("    import torch, labkit") :])[:2]
-    exec(textwrap.dedent(code), {})
-    found = FOUND.findall(capsys.readouterr().out)
-    assert found == FOUND.findall(printed)
-    assert found.count("own error") == found.count("inherited only") == 1
+    lines = text[text.index("    import torch, labkit") : text.index("In files of any program")]
+    blocks = [block for block in BLOCK.findall(lines) if block.strip()]
+    names = {}
+    for code, printed in zip(blocks[::2], blocks[1::2], strict=True):
+        exec(textwrap.dedent(code), names)
+        found = FOUND.findall(capsys.readouterr().out)
+        assert found == FOUND.findall(printed)
+        assert found
+
+
+def test_the_readme_is_short():
+    text = BLOCK.sub("\n", (ROOT / "README.md").read_text())
+    assert len(text.split()) <= README_WORDS

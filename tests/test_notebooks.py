@@ -34,10 +34,11 @@ def book(request):
 
 def test_it_is_executed_and_small(book):
     cells = [cell for cell in book.content["cells"] if cell["cell_type"] == "code"]
-    assert all(cell["execution_count"] for cell in cells)
-    assert any("image/png" in output.get("data", {}) for cell in cells for output in cell["outputs"])
-    assert not any(output["output_type"] == "error" for cell in cells for output in cell["outputs"])
-    assert book.path.stat().st_size <= MOST_BYTES
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert all(cell["execution_count"] for cell in cells), "a cell was not run: make refresh"
+    assert any("image/png" in output.get("data", {}) for output in outputs), "it has no figure: draw one"
+    assert not any(output["output_type"] == "error" for output in outputs), "a cell ended in an error"
+    assert book.path.stat().st_size <= MOST_BYTES, "its figures are too large: make refresh gives them a palette"
 
 
 def test_it_is_short_enough_to_be_read(book):
@@ -53,22 +54,22 @@ def test_it_is_short_enough_to_be_read(book):
 
 
 def test_it_declares_its_parameters_and_what_it_is_about(book):
-    assert {"device", "seed"} <= set(book.parameters)
-    assert all(parameter.help for parameter in book.parameters.values())
-    assert set(book.about) >= {"question", "answer", "kernels"}
+    assert {"device", "seed"} <= set(book.parameters), "the cell tagged parameters has to declare device and seed"
+    assert all(parameter.help for parameter in book.parameters.values()), "each parameter needs its help in data/claims"
+    assert set(book.about) >= {"question", "answer", "kernels"}, "its metadata lack one of these: make refresh"
 
 
 def test_it_starts_before_any_kernel_is_imported_and_ends_with_finish(book):
     code = "\n".join(book.code)
-    assert code.index("labkit.start(") < code.index("from kernels")
-    assert "lab.finish(" in book.code[-1]
+    assert code.index("labkit.start(") < code.index("from kernels"), "call labkit.start before kernels are imported"
+    assert "lab.finish(" in book.code[-1], "its last cell has to call lab.finish"
 
 
 def test_it_holds_no_class_and_no_kernel_body(book):
     for source in book.code:
         nodes = list(ast.walk(ast.parse(source)))
-        assert not any(isinstance(node, ast.ClassDef) for node in nodes)
-        assert "@triton.jit" not in source
+        assert not any(isinstance(node, ast.ClassDef) for node in nodes), "a class belongs into kernels/"
+        assert "@triton.jit" not in source, "a kernel belongs into kernels/"
 
 
 def test_no_line_of_it_is_longer_than_120_characters(book):
@@ -79,12 +80,16 @@ def test_no_line_of_it_is_longer_than_120_characters(book):
 
 def test_it_has_verdict_cells_for_nbval_to_check(book):
     tagged = [c for c in book.content["cells"] if "nbval-check-output" in c["metadata"].get("tags", [])]
-    assert len(tagged) >= 3
-    assert all(cell["outputs"] for cell in tagged)
+    assert len(tagged) >= 3, "tag three cells or more that print verdicts: nbval-check-output"
+    assert all(cell["outputs"] for cell in tagged), "a tagged cell prints nothing that nbval could check"
 
 
 def test_its_run_on_a_gpu_is_on_record_or_why_it_is_not(book):
-    assert (recorded(book.name) is not None) != (f"data/results/{book.name}.cuda.json" in MISSING)
+    """Of a notebook that shows what a GPU gave."""
+    path = f"data/results/{book.name}.cuda.json"
+    if "lab.recorded" in "".join(book.code):
+        words = f"it shows what a GPU gave: record one as {path}, or say in data/results/stale.yaml why there is none"
+        assert (recorded(book.name) is not None) != (path in MISSING), words
 
 
 def test_it_names_no_path_of_a_machine(book):

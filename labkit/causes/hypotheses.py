@@ -11,7 +11,7 @@ import torch
 from labkit.errors import UsageError
 from labkit.numerics.bounds import EXACT, Bound
 from labkit.numerics.compare import as_tensor, compare, within
-from labkit.tables import Table, number
+from labkit.tables import Table, digits
 from labkit.trace.steps import Trace
 
 UNDECIDABLE = "undecidable"
@@ -125,10 +125,12 @@ def _fit(name: str, observed: Any, expected: Any, thorough: bool) -> Fit:
         words = str(observed) if isinstance(observed, Exception) else "ran"
         return Fit(same, float("nan"), ("fits: " if same else "differs: observed ") + words)
     if isinstance(expected, Trace):
-        missing = [step.name for step in expected if step.name not in observed]
+        there = [step for step in expected if step.name in observed]
+        values = [step.value for step in there]  # a value may have two names, as a last step that is returned
+        missing = [s.name for s in expected if s.name not in observed and not any(s.value is v for v in values)]
         if missing:
             return Fit(False, float("inf"), f"differs: the observed has no {missing[0]}")
-        pairs = [(observed[step.name], step.value, step.bound) for step in expected]
+        pairs = [(observed[step.name], step.value, step.bound) for step in there]
     else:
         value, bound = expected if isinstance(expected, tuple) and len(expected) == 2 else (expected, None)
         pairs = [(observed, value, bound)]
@@ -146,7 +148,7 @@ def _fit(name: str, observed: Any, expected: Any, thorough: bool) -> Fit:
     found = [compare(*pair) for pair in pairs]
     residual = max(comparison.bound_used for comparison in found)
     ok = all(comparison.ok for comparison in found)
-    return Fit(ok, residual, f"{'fits' if ok else 'REFUTED'}: {number(residual)} of bound")
+    return Fit(ok, residual, f"{'fits' if ok else 'REFUTED'}: {digits(residual, 3)} times the tolerance")
 
 
 def _whole(value: Any) -> bool:

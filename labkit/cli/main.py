@@ -85,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     option("--json", action="store_true", help="print JSON")
     option("--plot", **folder, help="write pictures of the error there")
 
+    option = command("new", _new, "an investigation of one's own: notebook, kernels' folder, claims and tests")
+    option("name", metavar="NAME", help="its name, a Python name in small letters")
+
     command("doctor", _doctor, "what is installed, what runs where, what is missing")
     return parser
 
@@ -135,6 +138,14 @@ def _record(options: argparse.Namespace) -> int:
 
     for directory in options.run_dir:
         print(f"recorded: {os.path.relpath(record(directory))}")
+    return 0
+
+
+def _new(options: argparse.Namespace) -> int:
+    from labkit.cli.new import new
+
+    print("\n".join(f"written: {os.path.relpath(path)}" for path in new(options.name)))
+    print("Read the notebook top to bottom and replace it cell by cell; CONTRIBUTING.md says what its tests ask.")
     return 0
 
 

@@ -11,27 +11,15 @@ Filters beyond Jinja2's own, each the same on every machine:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import UsageError
+from labkit.tables import digits
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-MANY = 1e6
-"""From here on a number's size says nothing that "over a million" does not."""
-
-
-def digits(value: float, significant: int = 2) -> str:
-    """A number with so many significant digits and no power of ten where a reader needs none."""
-    if math.isfinite(value) and abs(value) >= MANY:
-        return "over a million" if value > 0 else "below minus a million"
-    short = f"{value:.{significant}g}"
-    large = "e+" in short
-    return f"{float(short):.0f}" if large and math.isfinite(value) else short
 
 
 def count(value: float) -> str:

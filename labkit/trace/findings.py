@@ -9,7 +9,7 @@ from typing import Any
 from labkit.numerics.compare import Comparison
 from labkit.numerics.precision import Precision
 from labkit.numerics.structure import Structure
-from labkit.tables import Table, number, printable
+from labkit.tables import Table, digits, number, printable
 
 OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
 MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
@@ -112,7 +112,7 @@ class Localisation:
 
     def table(self) -> Table:
         """A row a step: largest difference, what it may be off, own error as a share of that, inherited error."""
-        columns = ("step", "largest |o - g|", "own, of bound", "structure", "inherited (rms)", "finding")
+        columns = ("step", "largest |o - g|", "own / tolerance", "structure", "inherited (rms)", "finding")
         rows = [_row(finding, self.first if self.ordered else None) for finding in self.findings.values()]
         rows += [(name, "", "", "", "", "not in the golden") for name in self.unexpected]
         return Table(columns, rows)
@@ -129,7 +129,7 @@ def _row(f: Finding, first: str | None) -> tuple[str, ...]:
     words = f.words + (f" ({f.reading})" if f.reading else "") + ("  <- first" if f.name == first else "")
     if f.total is None:
         return (f.name, "", "", "", "", words)
-    share = number(f.own.bound_used) if f.own is not None else f"{number(f.total.bound_used)} (whole)"
+    share = digits(f.own.bound_used, 3) if f.own is not None else f"{digits(f.total.bound_used, 3)} (whole)"
     inherited = "" if f.inherited is None else number(f.inherited)
     below = "" if f.structure is None else number(f.structure.worst.share)
     more = f.total.observed_nan - f.total.golden_nan
@@ -145,10 +145,10 @@ def reason(found: Comparison, below: Structure | None) -> str:
         if more > 0:
             return f"{more} NaN, first at {found.first_index}"
         infinite = math.isinf(found.bound_used)
-        share = "beyond any bound" if infinite else f"up to {number(found.bound_used)} times the bound"
+        share = "beyond any bound" if infinite else f"up to {digits(found.bound_used, 3)} times the tolerance"
         return f"{found.mismatches} of {found.count} elements {share}, first at {found.first_index}"
     assert below is not None
-    return f"systematic: {below.worst.name} {number(below.worst.share)} times what chance allows"
+    return f"systematic: {below.worst.name} {digits(below.worst.share, 3)} times what chance allows"
 
 
 def comparison_json(c: Comparison) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Repetition:
             (name, s.distinct, number(s.spread), "" if math.isnan(s.of_bound) else number(s.of_bound), s.finding)
             for name, s in self.steps.items()
         ]
-        return Table(("step", f"distinct of {self.times}", "spread", "of bound", "finding"), rows)
+        return Table(("step", f"distinct of {self.times}", "spread", "spread / tolerance", "finding"), rows)
 
     def __repr__(self) -> str:
         return str(self.table())

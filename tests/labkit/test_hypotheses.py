@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
+import torch
 
-from labkit import Trace, weigh
+from labkit import Precision, Trace, bounded, golden, step, weigh
 from labkit.numerics.bounds import Bound
 
 SETTINGS = {"square": np.array([2.0, 2.0]), "unequal": np.array([2.0, 3.0])}
@@ -109,3 +110,15 @@ def test_a_step_that_the_observed_lacks_does_not_fit():
     found = weigh(lambda x: Trace(), {"it": expected}, SETTINGS)
     assert found.cause == "none of these"
     assert "has no a" in str(found)
+
+
+def test_one_of_two_names_of_a_value_is_enough():
+    """A reference's last step, which it returns too, is also called output."""
+
+    def reference(x):
+        return step("y", x + 1.0)
+
+    x = torch.ones(3)
+    made = bounded(golden(reference, x=x), Precision("float32"))
+    assert {"y", "output"} <= set(made.names)
+    assert weigh(lambda x: Trace({"x": x, "y": x + 1.0}), {"it": lambda x: made}, {"ones": x}).cause == "it"

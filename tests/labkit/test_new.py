@@ -1,0 +1,36 @@
+"""`labkit new` makes an investigation that passes the tests as it is made."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from labkit.cli.main import main
+from labkit.session.catalogue import ROOT
+
+
+def test_what_it_makes_passes_the_tests_as_it_is(tmp_path):
+    for part in ("labkit", "kernels", "notebooks", "data", "tests", ".ci", "README.md", "pyproject.toml"):
+        (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(ROOT / part, tmp_path / part)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+
+    def run(*command):
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+    run("labkit", "new", "demo")
+    made = ["kernels/demo", "notebooks/demo.ipynb", "tests/kernels/test_demo.py"]
+    run("ruff", "check", *made)
+    run("ruff", "format", "--check", *made)
+    run("pytest", "-q", "-p", "no:xdist", "tests/kernels/test_demo.py")
+    run("pytest", "-q", "-p", "no:xdist", "tests/test_notebooks.py", "tests/test_answers.py", "-k", "demo")
+
+
+@pytest.mark.parametrize("name", ["Softmax", "two words", "class", "2d", "attention", "training_run"])
+def test_a_name_that_cannot_be_is_refused_before_anything_is_written(name, capsys):
+    assert main(["new", name]) == 2
+    assert "NAME: " in capsys.readouterr().err
