@@ -69,8 +69,8 @@ class Emitted:
 def compiled(orders: Mapping[str, Order]) -> dict[str, str]:
     """The TTGIR of each order for compute capability 9.0, by this Python's Triton; no GPU is needed.
 
-    In a process of its own, since where Triton interprets kernels it cannot compile them. Raises RuntimeError with the
-    compiler's last words if it fails.
+    It is without the lines of the source, and can be compiled further. In a process of its own, since where Triton
+    interprets kernels it cannot compile them. Raises RuntimeError with the compiler's last words if it fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "orders.json"
@@ -230,7 +230,8 @@ def _compile(order: dict[str, Any]) -> str:
     made = to_gpu(
         source, target=GPUTarget("cuda", 90, 32), options={"num_warps": order["warps"], "num_stages": order["stages"]}
     )
-    return re.sub(r" loc\((?:[^()]|\([^()]*\))*\)", "", made.asm["ttgir"])
+    places = r" loc\((?:[^()]|\([^()]*\))*\)|^#loc.*\n"  # lines of the source, which nothing here needs
+    return re.sub(places, "", made.asm["ttgir"], flags=re.MULTILINE)
 
 
 if __name__ == "__main__":
