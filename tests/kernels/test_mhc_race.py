@@ -111,6 +111,7 @@ def test_the_texts_with_a_spare_buffer_differ_in_two_constants_down_to_the_machi
         code = Pair(*map(spare_buffer.machine_code, kernels))
         assert len(code.used) > 500
         assert [(a.count("UISETP"), b.count("UISETP")) for a, b in spare_buffer.differing(code)] == [(1, 1)] * 2
+        assert all(a.split()[0] == b.split()[0] for a, b in spare_buffer.differing(code))  # what each waits for
 
 
 @pytest.mark.parametrize(("name", "message"), [(GUARDED, "none is to be spared"), ("2 stages", "of its slots wrap")])

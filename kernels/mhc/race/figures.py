@@ -23,21 +23,23 @@ def draw_buffers(axes: Axes, text: Emitted, name: str, steps: int = 8) -> None:
     A product stays pending for `text.pending` steps after its own. A copy into a buffer that is still read is red.
     Raises ValueError where no asynchronous product reads a tile.
     """
-    if not text.reads:
+    if not text.reads or not text.buffers:
         raise ValueError(f"{name}: no asynchronous product reads a pipelined tile, so that there is nothing to draw")
     tile = text.overwrites[0].buffer if text.overwrites else next(iter(text.buffers))
     overwritten = {(copy.step, copy.slot) for copy in text.overwrites if copy.buffer == tile}
     for step, slot in ((step, slot) for step, of, slot in text.reads if of == tile and step < steps):
         axes.barh(slot, 0.55 + text.pending, left=step, height=0.62, color=plots.BLUE, alpha=0.45, lw=0)
         axes.text(step + 0.06, slot, f"product {step}", va="center", fontsize=7)
-    for step, slot in ((step, slot) for step, of, slot in text.writes if of == tile and step < steps):
+    copies = [(step, slot) for step, of, slot in text.writes if of == tile]
+    for step, slot in ((step, slot) for step, slot in copies if step < steps):
         colour = plots.RED if (step, slot) in overwritten else plots.GREEN
-        axes.barh(slot, 0.35, left=step + 0.6, height=0.62, fill=False, edgecolor=colour, lw=2.0)
+        axes.barh(slot, 0.3, left=step + 0.65, height=0.62, fill=False, edgecolor=colour, lw=2.0)
     axes.set_yticks(range(text.buffers[tile]), [f"buffer {slot}" for slot in range(text.buffers[tile])])
-    axes.set(xlim=(0, steps), xticks=range(steps), xlabel="step of the loop")
-    axes.invert_yaxis()
-    which = "every copy goes into a buffer that" if overwritten else "no copy goes into a buffer that"
-    axes.set_title(f"{name}: {which} a product may still read")
+    axes.set(xlim=(0, steps), ylim=(text.buffers[tile] - 0.5, -0.5), xticks=range(steps), xlabel="step of the loop")
+    which = (
+        "every copy goes" if len(overwritten) == len(copies) else "some copies go" if overwritten else "no copy goes"
+    )
+    axes.set_title(f"{name}: {which} into a buffer that a product may still read")
 
 
 def draw_errors(axes: Axes, repeats: Mapping[str, Repeats]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -82,8 +83,16 @@ def to_kernel(ttgir: str) -> Any:
 
 
 def machine_code(kernel: Any) -> list[str]:
-    """The instructions of a compiled kernel, in order, as Triton's own disassembler prints them."""
-    return [line.strip() for line in kernel.asm["sass"].splitlines() if ";" in line]
+    """The instructions of a compiled kernel in order, each after the word that holds its waits, by `cuobjdump`."""
+    from triton import knobs
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(kernel.asm["cubin"])
+        command = [knobs.nvidia.cuobjdump.path, "-sass", str(path)]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    instruction = r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;\s*/\* 0x[0-9a-f]+ \*/\s*/\* 0x([0-9a-f]+) \*/"
+    return [f"{waits}  {words}" for words, waits in re.findall(instruction, listing)]
 
 
 def differing(pair: Pair) -> list[tuple[str, str]]:
