@@ -352,6 +352,7 @@ def test_a_records_claims_on_runs_are_settled_by_its_runs_and_the_others_as_reco
         assert ledger.settled["repeats_differ"].source.startswith("recorded on a GPU")
         assert ledger.settled["guard_costs_nothing"].because == "as recorded"
         assert ledger.settled["spare_buffer_is_clean"].verdict == expected
+        assert bool(ledger.settled["spare_buffer_is_clean"].source) == bool(spare_repeats)
     ledger = labkit.claims("pipeliner_race")
     claims.settle_from_record(ledger, None, texts)
     assert {settled.verdict for settled in ledger.settled.values()} == {"untestable"}

@@ -139,8 +139,9 @@ def settle_from_record(ledger: Ledger, record: Record | None, texts: Mapping[str
         return
     metrics = record.result["metrics"]
     settle_by_runs(ledger, texts, from_json(metrics["runs"]))
-    settle_spare_runs(ledger, pairs_from_json(metrics.get("spare_buffer", {})))
-    for claim in (*BY_RUNS, "spare_buffer_is_clean"):
+    spare_repeats = pairs_from_json(metrics.get("spare_buffer", {}))  # not in records from before this experiment
+    settle_spare_runs(ledger, spare_repeats)
+    for claim in (*BY_RUNS, *(["spare_buffer_is_clean"] if spare_repeats else [])):
         ledger.settled[claim] = replace(ledger.settled[claim], source=record.where)
     for claim in GUARD:
         ledger.settle_from(claim, record, needs="a GPU")

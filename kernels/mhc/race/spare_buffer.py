@@ -56,8 +56,8 @@ def add_spare_buffer(ttgir: str, *, used: bool) -> str:
     for index in indices:
         if choice := re.search(rf"{index} = arith\.select (%\w+), ", text):
             limit = rf"({choice[1]} = arith\.cmpi sge, %\w+, ){constants[buffers]} "
-            text, found = re.subn(limit, rf"\g<1>{constants.get(buffers + 1)} ", text)
-            changed += found
+            text, count = re.subn(limit, rf"\g<1>{constants.get(buffers + 1)} ", text)
+            changed += count
     if changed < 2 or buffers + 1 not in constants:
         raise ValueError(f"{tile}: {changed} of its slots wrap around at {buffers}; wanted that of copies and products")
     return text
