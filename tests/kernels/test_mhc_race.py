@@ -1,5 +1,7 @@
 """The race that a compiler made of the projection: compiled texts, what is read from them, and what runs give."""
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,21 +9,26 @@ import pytest
 import torch
 
 import labkit
-from kernels.mhc.race import emitted, evidence, variants
-from kernels.mhc.race.variants import ANOTHER_STORE, AS_IT_WAS, VARIANTS, Seen
+from kernels.mhc.race import claims, emitted, explanations, figures, spare_buffer, variants
+from kernels.mhc.race.explanations import CAUSE, EXPLANATIONS, PAIRS, weigh
+from kernels.mhc.race.spare_buffer import KERNELS, Pair
+from kernels.mhc.race.variants import ANOTHER_STORE, AS_IT_WAS, VARIANTS, Repeats
 from labkit import plots
+from labkit.session.claims import described
 from labkit.session.record import Record
+from labkit.session.wording import fill
 
 K = 16384
 RACING = {AS_IT_WAS, "2 stages", ANOTHER_STORE, "8 streams, 2 stages", "float32, one TF32 product"}
 GUARDED = "guarded, 4 stages"
+ONE_READER = "one reader, 4 stages"
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    orders = {name: variant.order(K) for name, variant in VARIANTS.items()}
+    orders = {name: variant.order(K) for name, variant in (VARIANTS | KERNELS).items()}
     for dtype in variants.TYPES:
-        orders |= variants.as_launched(16384, 4096, dtype)
+        orders |= variants.operator_orders(16384, 4096, dtype)
     return emitted.compiled(orders)
 
 
@@ -30,15 +37,22 @@ def texts(compiled):
     return {name: emitted.read(text) for name, text in compiled.items()}
 
 
+@pytest.fixture(scope="module")
+def spare(compiled):
+    """The texts with a spare buffer, and what is read from them."""
+    pairs = spare_buffer.with_spare_buffer(compiled)
+    return pairs, {name: Pair(*map(emitted.read, pair)) for name, pair in pairs.items()}
+
+
 def test_the_text_overwrites_what_is_read_in_these_variants_and_in_no_other(texts):
     assert {name for name in VARIANTS if texts[name].overwrites} == RACING
 
 
 def test_no_kernel_of_the_operator_overwrites_what_is_read(texts):
-    own = {name: text for name, text in texts.items() if name not in VARIANTS}
+    own = {name: text for name, text in texts.items() if name not in VARIANTS | KERNELS}
     assert len(own) == 31  # eleven kernels in bfloat16, which packs its weights, and ten in the others
     assert not [name for name, text in own.items() if text.overwrites]
-    assert own["phi_backward_kernel, bfloat16"].pending == 1  # read with the same eyes, and it has buffers enough
+    assert own["phi_backward_kernel, bfloat16"].pending == 1  # read in the same way, and it has buffers enough
     assert all(own[f"project_kernel, {kind}"].pending == 0 for kind in ("bfloat16", "float16", "float32"))
 
 
@@ -46,10 +60,10 @@ def test_a_copy_is_called_an_overwrite_by_the_wait_before_it(compiled):
     """The racing text with its wait changed, and the guarded one: the same copies, other findings."""
     racing, guarded = compiled[AS_IT_WAS], compiled[GUARDED]
     assert not emitted.read(racing.replace("{pendings = 1 : i32}", "{pendings = 0 : i32}")).overwrites
-    found = emitted.read(guarded.replace("{pendings = 0 : i32}", "{pendings = 1 : i32}"))
-    assert [one.step for one in found.overwrites] == list(range(emitted.STEPS))
-    assert {one.slot for one in found.overwrites} == {0, 1, 2}
-    assert all(one.read_by == one.step for one in found.overwrites)
+    changed = emitted.read(guarded.replace("{pendings = 0 : i32}", "{pendings = 1 : i32}"))
+    assert [copy.step for copy in changed.overwrites] == list(range(emitted.STEPS))
+    assert {copy.slot for copy in changed.overwrites} == {0, 1, 2}
+    assert all(copy.read_by == copy.step for copy in changed.overwrites)
 
 
 def test_a_slot_that_is_not_known_is_an_error_and_not_passed_over(compiled):
@@ -74,197 +88,337 @@ def test_an_excerpt_holds_buffers_copies_products_and_waits(compiled):
         assert any(word in line for line in lines), word
 
 
+def test_a_spare_buffer_that_is_used_removes_the_overwrite_and_one_that_is_unused_does_not(texts, spare):
+    for name, (unused, used) in spare[1].items():
+        was = texts[name]
+        assert len(unused.overwrites) == len(was.overwrites) == emitted.STEPS
+        assert not used.overwrites
+        assert (used.pending, used.asynchronous) == (was.pending, was.asynchronous) == (1, True)
+        assert list(unused.buffers.values()) == list(used.buffers.values())
+        assert sum(used.buffers.values()) == sum(was.buffers.values()) + 1
+        assert unused.reads == was.reads
+        assert [copy[0] for copy in used.writes] == [copy[0] for copy in was.writes]
+
+
+def test_the_texts_with_a_spare_buffer_differ_in_two_constants_down_to_the_machine_code(compiled, spare):
+    for name, pair in spare[0].items():
+        assert all("arith.cmpi sge" in line for lines in spare_buffer.differing(pair) for line in lines)
+        assert len(spare_buffer.differing(pair)) == 2
+        kernels = Pair(*map(spare_buffer.to_kernel, pair))
+        assert kernels.unused.metadata.shared == kernels.used.metadata.shared
+        assert kernels.used.metadata.num_warps == 4
+        assert list(kernels.used.src.signature.values()) == ["*bf16", "*bf16", "*f32", "*f32", "i32", "f32"], name
+        code = Pair(*map(spare_buffer.machine_code, kernels))
+        assert len(code.used) > 500
+        assert [(a.count("UISETP"), b.count("UISETP")) for a, b in spare_buffer.differing(code)] == [(1, 1)] * 2
+        assert all(a.split()[0] == b.split()[0] for a, b in spare_buffer.differing(code))  # what each waits for
+
+
+@pytest.mark.parametrize(("name", "message"), [(GUARDED, "none is to be spared"), ("2 stages", "of its slots wrap")])
+def test_a_text_that_the_buffer_cannot_be_put_into_is_an_error(compiled, name, message):
+    with pytest.raises(ValueError, match=message):
+        spare_buffer.add_spare_buffer(compiled[name], used=True)
+
+
 def test_a_variant_computes_the_projection_and_repeats_are_identical_where_it_is_interpreted(device):
-    wide = replace(VARIANTS["float32, three TF32 products"], columns=64)
-    found = variants.observe(wide, 70, 256, 0, 3, device)
-    assert found.differ == 0
-    assert found.error <= found.bound
+    narrow = replace(VARIANTS["float32, three TF32 products"], columns=64)
+    runs = variants.repeat_variant(narrow, 70, 256, 0, 3, device)
+    assert (runs.differ, runs.uncommon, runs.counted) == (0, 0, "0 of 2")
+    assert runs.error <= runs.bound
 
 
-SAME = Seen(20, 0, 1e-4, 1e-2, (2e-3, 2e-3))
-DIFFER = Seen(20, 19, 0.2, 1e-2, (2e-3, 2.1e-3))
+def test_a_compiled_kernel_is_launched_in_a_variants_place_with_the_arguments_that_are_no_constants(device):
+    launches = []
+
+    class Launched:
+        def __getitem__(self, grid):
+            return lambda x, weights, out, squares, t, one: launches.append((grid, t, one)) or out.fill_(len(launches))
+
+    narrow = replace(VARIANTS["float32, three TF32 products"], columns=64)
+    runs = variants.repeat_variant(narrow, 70, 256, 0, 3, device, Launched())
+    assert launches == [((2, 1, 1), 70, 1.0)] * 3
+    assert (runs.differ, runs.uncommon) == (2, 2)  # each result is another
+
+
+SAME = Repeats(20, 0, 1e-4, 1e-2, (2e-3, 2e-3))
+DIFFER = Repeats(20, 19, 0.2, 1e-2, (2e-3, 2.1e-3))
 FAR = replace(DIFFER, rms=(2e-3, 5e-3))
+OFF = replace(SAME, error=2.0)
 
 
-def seen(racing):
+def runs_of(racing):
     return {name: DIFFER if name in racing else SAME for name in VARIANTS}
 
 
-def test_an_explanation_is_refuted_only_by_a_difference_that_it_does_not_allow(texts):
-    found = evidence.weigh(texts, seen(RACING))
-    assert (found.cause, len(found.left), found.rivals) == ("undecidable", len(evidence.HYPOTHESES), 0)
-    assert evidence.weigh(texts, seen(RACING - {ANOTHER_STORE})).left == found.left  # what stays the same says nothing
-    assert evidence.weigh(texts, seen({})) is None
-    one = evidence.weigh(texts, seen({AS_IT_WAS, "one reader, 4 stages"}))
-    assert one.refuted == dict.fromkeys(
-        (evidence.CAUSE, "any pipelined tile with two readers", "the sum of squares itself"), "one reader, 4 stages"
+def spare_runs(unused, used, times=200):
+    """Both kernels with so many uncommon runs."""
+    pair = Pair(*(replace(SAME, times=times, differ=n, uncommon=n) for n in (unused, used)))
+    return dict.fromkeys(KERNELS, pair)
+
+
+def test_an_explanation_is_refuted_only_by_a_difference_that_it_does_not_allow(texts, spare):
+    weighing = weigh(texts, runs_of(RACING), spare[1], {})
+    assert (weighing.cause, len(weighing.left), weighing.rivals) == ("undecidable", len(EXPLANATIONS), 0)
+    assert weigh(texts, runs_of(RACING - {ANOTHER_STORE}), spare[1], {}).left == weighing.left
+    assert weigh(texts, runs_of({}), spare[1], {}) is weigh(texts, {}, spare[1], {}) is None
+    one_reader = weigh(texts, runs_of({AS_IT_WAS, ONE_READER}), spare[1], {})
+    assert one_reader.refuted == dict.fromkeys(
+        (CAUSE, "any pipelined tile with two readers", "the sum of squares itself"), ONE_READER
     )
-    assert one.cause == "undecidable"
-    unpiped = {AS_IT_WAS, "1 stage", "32 tokens, 4 stages"}
-    assert evidence.weigh(texts, seen(unpiped)).cause == "the sum of squares itself"
-    assert evidence.weigh(texts, seen(unpiped | {"one reader, 4 stages"})).cause == "none of these"
-
-
-def test_where_several_explanations_are_left_the_narrowest_and_what_would_decide_are_named(texts):
-    rarely = seen(RACING) | {"2 stages": replace(DIFFER, differ=1)}
-    lines = evidence.weighed(texts, rarely).splitlines()
-    assert lines[0].startswith(f"undecidable: 6 of {len(evidence.HYPOTHESES)} explanations")
-    assert f"  {evidence.CAUSE}: 5 of 14 variants may differ" in lines
-    assert f"differ: {evidence.CAUSE}." in lines[7]
-    assert "one buffer to spare" in lines[8]
-    assert "1 of 19 repeats only" in lines[-1]
-    without = evidence.weighed(texts, seen({AS_IT_WAS, "one reader, 4 stages"}))
-    assert "differ: any product left pending from step to step." in without
-    assert "What would decide" not in without
-    assert evidence.weighed(texts, seen({})).startswith("not weighed")
-    assert evidence.weighed(texts, seen({AS_IT_WAS, "1 stage", "32 tokens, 4 stages"})).startswith("the sum of squares")
-
-
-def test_a_racing_variants_row_says_whether_a_check_of_the_layers_input_sees_it():
-    rows = evidence.racing(seen({AS_IT_WAS}) | {"2 stages": FAR}).rows
-    assert [(row[0], row[1], row[-1]) for row in rows] == [
-        (AS_IT_WAS, "19 of 19 repeats", "passes"),
-        ("2 stages", "19 of 19 repeats", "fails"),
-    ]
-
-
-def test_predictions_say_what_may_differ_and_how_many_repeats_did(texts):
-    rows = {row[0]: row[1:] for row in evidence.predictions(texts, {AS_IT_WAS: DIFFER}).rows}
-    assert set(rows[AS_IT_WAS][:-1]) == {"may differ"}
-    assert (rows["1 stage"][0], rows["1 stage"][2]) == ("cannot", "may differ")
-    assert (rows[AS_IT_WAS][-1], rows["1 stage"][-1]) == ("19 of 19 repeats", "no run")
-
-
-def verdict(settlement):
-    ledger = labkit.claims("pipeliner_race")
-    (claim,) = settlement
-    ledger.settle(claim, **settlement[claim])
-    return ledger.settled[claim].verdict, ledger.settled[claim].because
+    assert one_reader.cause == "undecidable"
+    without_copies = {AS_IT_WAS, "1 stage", "32 tokens, 4 stages"}
+    assert weigh(texts, runs_of(without_copies), spare[1], {}).cause == "the sum of squares itself"
+    assert weigh(texts, runs_of(without_copies | {ONE_READER}), spare[1], {}).cause == "none of these"
 
 
 @pytest.mark.parametrize(
-    ("claim", "change", "phrases"),
+    ("unused", "used", "cause", "refuted"),
     [
-        ("text_has_the_overwrite", {AS_IT_WAS: GUARDED}, ("may still read", "no copy of Triton")),
-        (
-            "needs_both",
-            {"one reader, 4 stages": AS_IT_WAS},
-            ("of 12 steps: as it was 12, one reader 0", "one reader 12"),
-        ),
+        (199, 0, CAUSE, set(EXPLANATIONS) - {CAUSE}),
+        (199, 3, "undecidable", {CAUSE}),
+        (0, 1, "undecidable", {CAUSE}),
+        (1, 0, "undecidable", set()),
+        (0, 0, "undecidable", set()),
     ],
 )
-def test_a_text_flips_its_verdict_and_its_reason(texts, claim, change, phrases):
-    for outcome, phrase, given in (("confirmed", phrases[0], {}), ("refuted", phrases[1], change)):
-        read = texts | {name: texts[other] for name, other in given.items()}
-        found, why = verdict({claim: evidence.of_texts(read, {}, "3")[claim]})
-        assert (found, phrase in why) == (outcome, True), why
+def test_the_spare_buffer_decides_for_the_overwrite_or_against_it(texts, spare, unused, used, cause, refuted):
+    weighing = weigh(texts, runs_of(RACING), spare[1], spare_runs(unused, used))
+    assert (weighing.cause, set(weighing.refuted)) == (cause, refuted)
+    assert set(weighing.refuted.values()) <= {PAIRS}
+    outcomes = {row[0]: row[1] for row in explanations.outcome(weighing).rows}
+    assert {name for name, words in outcomes.items() if words != "is left"} == refuted
 
 
-def test_a_kernel_of_ours_that_overwrites_flips_its_verdict(texts):
-    claim = "own_kernels_are_free"
-    for name, outcome, phrase in ((GUARDED, "confirmed", "none has"), (AS_IT_WAS, "refuted", "is in a")):
-        found, why = verdict({claim: evidence.of_texts(texts, {"a": texts[name]}, "3")[claim]})
-        assert (found, phrase in why) == (outcome, True), why
+def test_the_chance_is_that_of_a_draw_without_replacement():
+    one = {"it": Pair(replace(SAME, times=3, uncommon=2), replace(SAME, times=4, uncommon=0))}
+    assert spare_buffer.chance_without_effect(one) == pytest.approx(3 / 21)
+    assert spare_buffer.chance_without_effect({}) == 1.0
+    assert spare_buffer.chance_without_effect(spare_runs(199, 0)) < 1e-100
 
 
-OFF = replace(SAME, error=2.0)
+def test_predictions_say_what_each_explanation_allows(texts, spare):
+    rows = {row[0]: row[1:] for row in explanations.predictions(texts, spare[1]).rows}
+    assert rows.pop(CAUSE) == ("5 of 14", "may differ", "cannot")
+    assert {row[1:] for row in rows.values()} == {("may differ", "may differ")}
+
+
+def test_tables_say_which_check_sees_a_race_and_what_a_text_has(texts):
+    rows = figures.checks(runs_of({AS_IT_WAS}) | {"2 stages": FAR}).rows
+    assert [row[:4] for row in rows] == [
+        (AS_IT_WAS, "sees it", "sees it", "does not"),
+        ("2 stages", "sees it", "sees it", "sees it"),
+    ]
+    properties = {row[0]: row[1:] for row in figures.properties(texts, {AS_IT_WAS: DIFFER}).rows}
+    assert properties[AS_IT_WAS] == (2, "3, 4", 1, "yes", "19 of 19")
+    assert properties["1 stage"] == (2, "none", 0, "no", "no run")
+    assert figures.spare_runs(spare_runs(199, 0)).rows[0][:3] == (AS_IT_WAS, "unused", "199 of 200")
+
+
+def verdict(claim, settle):
+    ledger = labkit.claims("pipeliner_race")
+    settle(ledger)
+    return ledger.settled[claim].verdict
+
+
+@pytest.mark.parametrize(
+    ("claim", "refuting"),
+    [
+        ("text_has_the_overwrite", {AS_IT_WAS: GUARDED}),
+        ("needs_both", {ONE_READER: AS_IT_WAS}),
+        ("needs_both", {GUARDED: AS_IT_WAS}),
+        ("needs_both", {AS_IT_WAS: GUARDED}),
+    ],
+)
+def test_another_text_refutes_a_claim_on_the_text(texts, claim, refuting):
+    changed = texts | {name: texts[other] for name, other in refuting.items()}
+    assert verdict(claim, lambda ledger: claims.settle_by_text(ledger, texts, {}, "3")) == "confirmed"
+    assert verdict(claim, lambda ledger: claims.settle_by_text(ledger, changed, {}, "3")) == "refuted"
+
+
+def test_a_kernel_of_the_operator_that_overwrites_refutes_that_none_does(texts):
+    for name, expected in ((GUARDED, "confirmed"), (AS_IT_WAS, "refuted")):
+        own = {"it": texts[name]}
+        assert verdict(
+            "own_kernels_are_free", lambda ledger, own=own: claims.settle_by_text(ledger, texts, own, "3")
+        ) == (expected)
+
+
+CODE = Pair(["ISETP R1, 0x2", "EXIT"], ["ISETP R1, 0x3", "EXIT"])
+
+
+@pytest.mark.parametrize(
+    ("swapped", "code", "expected"),
+    [
+        (False, CODE, "confirmed"),
+        (True, CODE, "refuted"),  # the overwrite is in the text that uses the buffer
+        (False, Pair(CODE.unused, ["ISETP R2, 0x3", "EXIT"]), "refuted"),  # another register
+        (False, Pair(CODE.unused, [*CODE.used, "NOP"]), "refuted"),
+    ],
+)
+def test_what_else_the_buffer_changes_refutes_that_it_changes_nothing(spare, swapped, code, expected):
+    read = {name: Pair(*reversed(pair)) if swapped else pair for name, pair in spare[1].items()}
+    claim = "spare_buffer_changes_nothing_else"
+    assert verdict(claim, lambda ledger: claims.settle_spare_text(ledger, read, {"it": code})) == expected
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        (spare_runs(199, 0), "confirmed"),
+        (spare_runs(199, 1), "refuted"),
+        (spare_runs(0, 1), "refuted"),
+        (spare_runs(1, 0), "undecidable"),
+        (spare_runs(0, 0), "undecidable"),
+        ({"it": Pair(replace(DIFFER, uncommon=19), replace(OFF, uncommon=0))}, "undecidable"),  # alike, and wrong
+        ({}, "untestable"),
+    ],
+)
+def test_runs_with_a_spare_buffer_settle_whether_the_copy_is_the_cause(runs, expected):
+    claim = "spare_buffer_is_clean"
+    assert verdict(claim, lambda ledger: claims.settle_spare_runs(ledger, runs)) == expected
+
+
+def test_what_no_run_showed_has_a_limit_of_95_percent():
+    ledger = labkit.claims("pipeliner_race")
+    claims.settle_spare_runs(ledger, spare_runs(199, 0))
+    measured = ledger.settled["spare_buffer_is_clean"].measured
+    assert measured["times"] == 400
+    assert (1.0 - measured["limit"]) ** 400 == pytest.approx(0.05)
+    assert math.isclose(measured["error_of_bound"], 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("claim", "runs", "expected", "measured"),
+    [
+        ("repeats_differ", runs_of(RACING), "confirmed", {"differ": 19, "times": 20}),
+        ("repeats_differ", runs_of({}) | {AS_IT_WAS: replace(DIFFER, differ=3)}, "confirmed", {"differ": 3}),
+        ("repeats_differ", runs_of({}), "refuted", {"differ": 0}),
+        ("beyond_rounding", runs_of(RACING), "confirmed", {"error": 0.2}),
+        ("beyond_rounding", runs_of({}), "refuted", {"error": 1e-4}),
+        ("tolerance_passes", runs_of(RACING), "confirmed", {"tokens": 1024}),
+        ("tolerance_passes", runs_of({}) | {AS_IT_WAS: FAR}, "refuted", {}),
+        ("text_predicts_the_runs", runs_of(RACING), "confirmed", {"differ": 5, "spared": []}),
+        ("text_predicts_the_runs", runs_of(RACING - {"2 stages"}), "refuted", {"spared": ["2 stages"]}),
+        ("text_predicts_the_runs", runs_of({}), "refuted", {"differ": 0}),
+        ("text_predicts_the_runs", runs_of(RACING | {"1 stage"}), "refuted", {"unforeseen": ["1 stage"]}),
+        ("only_where_the_text_has_it", runs_of({AS_IT_WAS}), "confirmed", {"overwriting": 5}),
+        ("only_where_the_text_has_it", runs_of({"1 stage"}), "refuted", {"unforeseen": ["1 stage"]}),
+        ("only_where_the_text_has_it", runs_of({}), "undecidable", {"overwriting": 5}),
+    ],
+)
+def test_the_variants_runs_settle_their_claims(texts, claim, runs, expected, measured):
+    ledger = labkit.claims("pipeliner_race")
+    claims.settle_by_runs(ledger, texts, runs)
+    settled = ledger.settled[claim]
+    assert settled.verdict == expected
+    assert {name: settled.measured[name] for name in measured} == measured
+
+
 OPERATOR = {"bfloat16": replace(SAME, error=0.3, bound=1.0)}
 
 
 @pytest.mark.parametrize(
-    ("claim", "runs", "wanted", "phrase"),
+    ("claim", "operator", "slower", "expected"),
     [
-        ("repeats_differ", seen(RACING), "confirmed", "all 19 repeats differ from the first run"),
-        ("repeats_differ", seen({}) | {AS_IT_WAS: replace(DIFFER, differ=3)}, "confirmed", "3 of 19 repeats differ"),
-        ("repeats_differ", seen({}), "refuted", "all 20 runs gave the same bits"),
-        ("beyond_rounding", seen(RACING), "confirmed", "2.0e-01 off, where"),
-        ("beyond_rounding", seen({}), "refuted", "no element is more than 1.0e-04 off"),
-        ("tolerance_passes", seen(RACING), "confirmed", "1,024 tokens, is 2.00e-03 to 2.10e-03 over the runs"),
-        ("tolerance_passes", seen({}) | {AS_IT_WAS: FAR}, "refuted", "1,024 tokens, reaches 5.00e-03"),
-        ("text_predicts_the_runs", seen(RACING), "confirmed", "5 of 14 variants differ"),
-        ("text_predicts_the_runs", seen({AS_IT_WAS}), "refuted", "all 20 runs are alike in 2 stages"),
-        ("text_predicts_the_runs", seen({}), "refuted", "all 20 runs are alike in 64 tokens"),
-        ("text_predicts_the_runs", seen(RACING | {"1 stage"}), "refuted", "repeats differ in 1 stage"),
-        ("only_where_the_text_has_it", seen({AS_IT_WAS}), "confirmed", "among the 5 whose"),
-        ("only_where_the_text_has_it", seen({"1 stage"}), "refuted", "such a copy in 1 stage"),
-        ("only_where_the_text_has_it", seen({}), "undecidable", "no repeats differ"),
+        ("guarded_repeats_are_identical", OPERATOR, 1.0, "confirmed"),
+        ("guarded_repeats_are_identical", {"float16": DIFFER}, 1.0, "refuted"),
+        ("guarded_repeats_are_identical", OPERATOR | {"float16": OFF}, 1.0, "refuted"),
+        ("guard_costs_nothing", OPERATOR, 1.02, "confirmed"),
+        ("guard_costs_nothing", OPERATOR, 1.2, "refuted"),
     ],
 )
-def test_runs_flip_verdicts_and_reasons(texts, claim, runs, wanted, phrase):
-    found, why = verdict({claim: evidence.of_runs(texts, runs)[claim]})
-    assert (found, phrase in why) == (wanted, True), why
+def test_the_guards_runs_and_times_settle_its_claims(claim, operator, slower, expected):
+    assert verdict(claim, lambda ledger: claims.settle_guard(ledger, operator, slower)) == expected
+
+
+def record_of(runs, spare_repeats):
+    """A record of these runs, with verdicts that its own code wrote: none that follows from them."""
+    recorded = {name: {"verdict": "untestable", "because": "as recorded"} for name in claims.BY_RUNS + claims.GUARD}
+    for claim in recorded.values():
+        claim["measured"] = {}
+    metrics = {"runs": variants.as_json(runs)}
+    if spare_repeats:
+        metrics["spare_buffer"] = spare_buffer.pairs_as_json(spare_repeats)
+    result = {"notebook": "pipeliner_race", "claims": recorded, "metrics": json.loads(json.dumps(metrics))}
+    about = {"device": {"name": "a GPU"}, "date": "2026-01-01", "provenance": {"sources": {}}}
+    return Record(Path("it"), result | about)
+
+
+def test_a_records_claims_on_runs_are_settled_by_its_runs_and_the_others_as_recorded(texts):
+    for spare_repeats, expected in (({}, "untestable"), (spare_runs(199, 0), "confirmed")):
+        ledger = labkit.claims("pipeliner_race")
+        claims.settle_from_record(ledger, record_of(runs_of(RACING), spare_repeats), texts)
+        assert ledger.settled["repeats_differ"].verdict == "confirmed"
+        assert ledger.settled["repeats_differ"].source.startswith("recorded on a GPU")
+        assert ledger.settled["guard_costs_nothing"].because == "as recorded"
+        assert ledger.settled["spare_buffer_is_clean"].verdict == expected
+        assert bool(ledger.settled["spare_buffer_is_clean"].source) == bool(spare_repeats)
+    ledger = labkit.claims("pipeliner_race")
+    claims.settle_from_record(ledger, None, texts)
+    assert {settled.verdict for settled in ledger.settled.values()} == {"untestable"}
 
 
 @pytest.mark.parametrize(
-    ("claim", "operator", "slower", "wanted", "phrase"),
+    ("racing", "spare_repeats", "begins"),
     [
-        ("guarded_repeats_are_identical", OPERATOR, 1.0, "confirmed", "the same bits, and within"),
-        ("guarded_repeats_are_identical", {"float16": DIFFER}, 1.0, "refuted", "not so in float16"),
-        ("guarded_repeats_are_identical", {"float16": OFF}, 1.0, "refuted", "0 of 19 repeats differ, 2 of"),
-        ("guard_costs_nothing", OPERATOR, 1.02, "confirmed", "1.020 times as long, and up to"),
-        ("guard_costs_nothing", OPERATOR, 1.2, "refuted", "1.200 times as long, more than"),
+        ({}, {}, "Not shown"),
+        (RACING, {}, "Probably the compiler"),
+        (RACING, spare_runs(1, 0), "Probably the compiler"),
+        (RACING, spare_runs(199, 0), "The compiler"),
+        (RACING, spare_runs(199, 2), "Not only the overwrite that was found: with one buffer more"),
+        (RACING | {"1 stage"}, {}, "Not only the overwrite that was found: variants without it"),
     ],
 )
-def test_the_guards_runs_and_times_flip_verdicts_and_reasons(claim, operator, slower, wanted, phrase):
-    found, why = verdict({claim: evidence.of_guard(operator, slower)[claim]})
-    assert (found, phrase in why) == (wanted, True), why
+def test_the_answer_follows_the_runs(texts, racing, spare_repeats, begins):
+    ledger = labkit.claims("pipeliner_race")
+    claims.settle_from_record(ledger, record_of(runs_of(racing), spare_repeats), texts)
+    measured = {name: {"verdict": s.verdict, "measured": s.measured} for name, s in ledger.settled.items()}
+    answer = fill("answer", described("pipeliner_race")["answer"], {"claims": measured})
+    assert answer.startswith(begins)
+    assert len(answer.split()) <= 30
 
 
-def kept_as(runs, guard="confirmed"):
-    """A record of these runs, with verdicts and a cause that its own code wrote: none that follows from them."""
-    claims = {
-        name: {"verdict": "untestable", "because": "as recorded"} for name in labkit.claims("pipeliner_race").claims
-    }
-    claims["guarded_repeats_are_identical"]["verdict"] = guard
-    result = {"claims": claims, "metrics": {"runs": variants.as_json(runs)}, "verdict": {"cause": "as recorded"}}
-    return Record(Path("it"), result)
-
-
-def test_a_records_claims_on_runs_are_judged_by_its_runs_and_the_others_as_recorded(texts):
-    claims = evidence.judged_again(kept_as(seen(RACING)), texts).result["claims"]
-    assert claims["repeats_differ"]["because"] == "all 19 repeats differ from the first run"
-    assert claims["guard_costs_nothing"]["because"] == "as recorded"
-    assert evidence.judged_again(None, texts) is None
-
-
-def test_the_answer_follows_the_runs(texts):
-    def said(racing, guard="confirmed"):
-        return evidence.answer(kept_as(seen(racing), guard), texts)
-
-    assert said({}).startswith("Not shown: all 20 runs")
-    assert said(RACING).startswith("All 19 repeats differ from the first run. The differences appear only where")
-    assert "allow 6 of 6 explanations, of which that copy is the narrowest" in said(RACING)
-    assert "does not suffice" not in said(RACING)
-    assert "stored by another address" in said(RACING - {ANOTHER_STORE})
-    assert "some variants have such a copy" in said(RACING - {"2 stages"})
-    assert "repeats of the guarded kernel are alike" in said(RACING)
-    assert "guarded" not in said(RACING, "refuted")
-    unlike = said(RACING | {"1 stage", "32 tokens, 4 stages", "one reader, 4 stages"})
-    assert "leave: none of these" in unlike
-    assert "appear only where" not in unlike
-
-
-def test_the_picture_of_runs_counts_repeats_and_not_the_first_run():
+def test_the_picture_of_errors_counts_repeats_and_shows_those_that_differ_first():
     _, axes = plots.figure()
-    evidence.draw_runs(axes, {"a": SAME, "b": DIFFER})
-    assert [text.get_text() for text in axes.texts] == ["0 of 19", "19 of 19"]
-    assert "what its products and a float32 sum may be off" in axes.get_xlabel()
+    figures.draw_errors(axes, runs_of({"float32, one TF32 product"}))
+    assert len(axes.texts) == figures.ROWS
+    assert [text.get_text() for text in axes.texts][:2] == ["19 of 19 repeats differ", "0 of 19 repeats differ"]
+    assert axes.get_title(loc="left").startswith("The variants whose repeats differ are wrong by more")
+    figures.draw_errors(axes, {"a": OFF})
+    assert axes.get_title(loc="left") == "Repeats of 0 variants differ, and 1 are wrong by more than rounding"
+
+
+def test_the_picture_of_buffers_says_whether_copies_go_into_what_is_read(texts):
+    _, axes = plots.figure()
+    for name, words in ((AS_IT_WAS, "every copy goes"), (ONE_READER, "no copy goes")):
+        figures.draw_buffers(axes, texts[name], name)
+        assert words in axes.get_title(loc="left")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        figures.draw_buffers(axes, texts["1 stage"], "1 stage")
 
 
 def test_runs_come_back_from_a_record_as_they_were():
-    import json
-
-    kept = {"a": SAME, "b": DIFFER}
-    again = variants.from_json(json.loads(json.dumps(variants.as_json(kept))))
-    assert {name: variants.as_json({name: one}) for name, one in again.items()} == {
-        name: variants.as_json({name: replace(one, rms=list(one.rms))}) for name, one in kept.items()
-    }
+    recorded = json.loads(json.dumps(variants.as_json({"a": SAME, "b": replace(DIFFER, uncommon=4)})))
+    assert variants.as_json(variants.from_json(recorded)) == recorded
+    without_count = {"a": {name: value for name, value in recorded["a"].items() if name != "uncommon"}}
+    assert variants.from_json(without_count)["a"].uncommon is None  # a record from before it was counted
+    pairs = json.loads(json.dumps(spare_buffer.pairs_as_json(spare_runs(5, 0))))
+    assert spare_buffer.pairs_as_json(spare_buffer.pairs_from_json(pairs)) == pairs
 
 
 @pytest.mark.gpu
 def test_repeats_differ_where_the_text_says_so_and_the_guard_ends_it(texts):
-    if "H200" not in torch.cuda.get_device_name() and torch.cuda.get_device_capability() != (9, 0):
+    if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the texts are those of compute capability 9.0")
     for name in (AS_IT_WAS, GUARDED, "8 streams, 2 stages", "8 streams, guarded, 2 stages"):
-        found = variants.observe(VARIANTS[name], 16384, K, 0, 20, "cuda")
-        assert (found.differ > 0) == bool(texts[name].overwrites), name
+        runs = variants.repeat_variant(VARIANTS[name], 16384, K, 0, 20, "cuda")
+        assert (runs.differ > 0) == bool(texts[name].overwrites), name
+
+
+@pytest.mark.gpu
+def test_a_text_with_a_spare_buffer_runs_and_is_right_where_the_buffer_is_used(spare):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the texts are those of compute capability 9.0")
+    for pair in spare_buffer.repeat_pairs(spare[0], 16384, K, 0, 5).values():
+        assert pair.used.error <= pair.used.bound
+        assert pair.used.times == pair.unused.times == 5

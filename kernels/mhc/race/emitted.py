@@ -19,7 +19,7 @@ from typing import Any
 
 from labkit.session.catalogue import ROOT
 
-_WHOLE = {
+_ARITHMETIC = {
     "arith.addi": operator.add,
     "arith.subi": operator.sub,
     "arith.muli": operator.mul,
@@ -69,8 +69,8 @@ class Emitted:
 def compiled(orders: Mapping[str, Order]) -> dict[str, str]:
     """The TTGIR of each order for compute capability 9.0, by this Python's Triton; no GPU is needed.
 
-    In a process of its own, since where Triton interprets kernels it cannot compile them. Raises RuntimeError with the
-    compiler's last words if it fails.
+    It is without the lines of the source, and can be compiled further. In a process of its own, since where Triton
+    interprets kernels it cannot compile them. Raises RuntimeError with the compiler's last words if it fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "orders.json"
@@ -89,11 +89,11 @@ def read(ttgir: str) -> Emitted:
     Whole numbers that do not depend on data are computed, all else is left open. Raises ValueError where the slot that
     a product reads or a copy writes would be open, so that nothing is passed over.
     """
-    found = Emitted("ttng.warp_group_dot " in ttgir)
+    effects = Emitted("ttng.warp_group_dot " in ttgir)
     lines = ttgir.splitlines()
     known = {m[1]: int(m[2]) for m in re.finditer(r"(%\S+) = arith\.constant (-?\d+) : i32", ttgir)}
     for m in re.finditer(r"(%\S+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x", ttgir):
-        found.buffers[m[1]] = int(m[2])
+        effects.buffers[m[1]] = int(m[2])
     for start, line in enumerate(lines):
         if "scf.for" not in line:
             continue
@@ -108,8 +108,8 @@ def read(ttgir: str) -> Emitted:
                     _point(name, operation, _operands(rest), known, before)
                 elif operation == "ttg.local_alloc":
                     before[name] = (name, 0)
-            _run(line, body, known, before, found)
-    return found
+            _run(line, body, known, before, effects)
+    return effects
 
 
 def excerpt(ttgir: str) -> str:
@@ -145,11 +145,11 @@ def _operands(rest: str) -> list[str]:
 
 
 def _run(
-    head: str, body: Sequence[str], known: Mapping[str, int], before: Mapping[str, tuple[str, int]], found: Emitted
+    head: str, body: Sequence[str], known: Mapping[str, int], before: Mapping[str, tuple[str, int]], effects: Emitted
 ) -> None:
     counter, first = re.search(r"scf\.for (%\S+) = (%\S+) to", head).groups()
-    given = re.search(r"iter_args\((.*?)\) ->", head)
-    pairs = [pair.split(" = ") for pair in given[1].split(", ")] if given else []
+    carried = re.search(r"iter_args\((.*?)\) ->", head)
+    pairs = [pair.split(" = ") for pair in carried[1].split(", ")] if carried else []
     values: dict[str, Any] = dict(known) | {name: known.get(start) for name, start in pairs}
     pending: list[tuple[int, list[tuple[str, int]]]] = []
     for step in range(STEPS):
@@ -160,7 +160,7 @@ def _run(
             name, operation, rest = _parsed(line)
             operands = _operands(rest)
             if operation.startswith("arith."):
-                values[name] = _whole(operation, rest, [values.get(o) for o in operands])
+                values[name] = _evaluate(operation, rest, [values.get(o) for o in operands])
             elif operation.startswith("ttg.memdesc_"):
                 _point(name, operation, operands, values, slots)
             elif operation == "ttng.warp_group_dot":
@@ -169,11 +169,11 @@ def _run(
                     if len(shared) != rest.split(" -> ")[0].count("memdesc<"):
                         raise ValueError(f"{name}: what it reads in shared memory is not known: {operands[:2]}")
                     pending.append((step, shared))
-                    found.reads += [(step, *slot) for slot in shared]
+                    effects.reads += [(step, *slot) for slot in shared]
             elif operation == "ttng.warp_group_dot_wait":
                 left = int(re.search(r"pendings = (\d+)", rest)[1])
                 pending = pending[len(pending) - left :] if left else []
-                found.pending = max(found.pending, left)
+                effects.pending = max(effects.pending, left)
             elif operation == "scf.yield":
                 handed = operands
             written = _written(name, operation, operands)
@@ -183,8 +183,8 @@ def _run(
                 if written not in slots:
                     raise ValueError(f"{written}: a copy goes into it, and its slot is not known")
                 at = slots[written]
-                found.writes.append((step, *at))
-                found.overwrites += [Overwrite(step, *at, by) for by, reads in pending if at in reads]
+                effects.writes.append((step, *at))
+                effects.overwrites += [Overwrite(step, *at, by) for by, reads in pending if at in reads]
         handed_on = [values.get(o) for o in handed]
         values |= {name: value for (name, _), value in zip(pairs, handed_on, strict=True)}
 
@@ -195,7 +195,7 @@ def _parsed(line: str) -> tuple[str, str, str]:
     return (m[1] or "", m[2], m[3]) if m else ("", "", "")
 
 
-def _whole(operation: str, rest: str, of: list[Any]) -> int | None:
+def _evaluate(operation: str, rest: str, of: list[Any]) -> int | None:
     """A sum, product, comparison or choice of whole numbers; None where one is open."""
     if any(value is None for value in of) or not of:
         return None
@@ -205,7 +205,7 @@ def _whole(operation: str, rest: str, of: list[Any]) -> int | None:
         return int(by[kind]) if kind in by else None
     if operation == "arith.select":
         return of[1] if of[0] else of[2]
-    return _WHOLE[operation](*of) if operation in _WHOLE else None
+    return _ARITHMETIC[operation](*of) if operation in _ARITHMETIC else None
 
 
 def _written(name: str, operation: str, operands: list[str]) -> str | None:
@@ -230,7 +230,8 @@ def _compile(order: dict[str, Any]) -> str:
     made = to_gpu(
         source, target=GPUTarget("cuda", 90, 32), options={"num_warps": order["warps"], "num_stages": order["stages"]}
     )
-    return re.sub(r" loc\((?:[^()]|\([^()]*\))*\)", "", made.asm["ttgir"])
+    places = r" loc\((?:[^()]|\([^()]*\))*\)|^#loc.*\n"  # lines of the source, which nothing here needs
+    return re.sub(places, "", made.asm["ttgir"], flags=re.MULTILINE)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The projection of `forward_kernels.py` without its guard, in variants that tell what the race needs; faulty ones."""
+"""The projection of `forward_kernels.py` without its guard, in variants that show what the race needs; faulty ones."""
 
 import triton
 import triton.language as tl
@@ -6,10 +6,21 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["T"])
 def variant_kernel(
-    x_ptr, phi_ptr, out_ptr, squares_ptr, T, one,
-    K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
-    READERS: tl.constexpr, GUARDED: tl.constexpr, PRODUCTS: tl.constexpr, BY_SPLIT: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    phi_ptr,
+    out_ptr,
+    squares_ptr,
+    T,
+    one,
+    K: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    READERS: tl.constexpr,
+    GUARDED: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+    BY_SPLIT: tl.constexpr,
+):
     """out[t] = x[t] phi and squares[t] = sum of x[t]^2, over all of K.
 
     BY_SPLIT: results go to row split T + t, as those of the operator, which may split K among programs; here there is

@@ -1,9 +1,11 @@
-"""Variants of the projection: what the compiler makes of each, and what 20 runs of each give on a GPU."""
+"""Variants of the projection: what to compile for each, and what repeated runs of each give."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from typing import Any
 from unittest import mock
 
@@ -53,9 +55,15 @@ class Variant:
     def constants(self, k: int) -> dict[str, Any]:
         """What the kernel is compiled for, with K = `k`."""
         return {
-            "K": k, "WIDTH": self.width, "BLOCK_T": self.tokens, "BLOCK_K": self.columns, "READERS": self.readers,
-            "GUARDED": self.guarded, "PRODUCTS": self.products, "BY_SPLIT": self.by_split,
-        }  # fmt: skip
+            "K": k,
+            "WIDTH": self.width,
+            "BLOCK_T": self.tokens,
+            "BLOCK_K": self.columns,
+            "READERS": self.readers,
+            "GUARDED": self.guarded,
+            "PRODUCTS": self.products,
+            "BY_SPLIT": self.by_split,
+        }
 
     def order(self, k: int) -> Order:
         """What to compile."""
@@ -84,11 +92,12 @@ VARIANTS = {
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What repeated runs gave: `differ` of `times` are not bit-identical to the first.
+class Repeats:
+    """What `times` runs on the same inputs gave: `differ` of them are not bit-identical to the first.
 
     `error` is the largest |result - float64| of any run, `bound` the largest that a float32 sum may have, and
-    `rms` the smallest and the largest relative RMS error of what a layer would then get.
+    `rms` the smallest and the largest relative RMS error of what a layer would then get. `uncommon` runs have other
+    bits than the most common result; None in records from before it was counted.
     """
 
     times: int
@@ -96,49 +105,74 @@ class Seen:
     error: float
     bound: float
     rms: tuple[float, float]
+    uncommon: int | None = None
+
+    @property
+    def counted(self) -> str:
+        """How many repeats differ; the first run is what the others are compared with, so that it is no repeat."""
+        return f"{self.differ} of {self.times - 1}"
 
 
-def drawn(tokens: int, k: int, streams: int, dtype: torch.dtype, seed: int, device: str) -> tuple[Tensor, Tensor]:
+def random_inputs(
+    tokens: int, k: int, streams: int, dtype: torch.dtype, seed: int, device: str
+) -> tuple[Tensor, Tensor]:
     """x [T, K] of `dtype`, standard normal, and phi [K, n^2 + 2 n] in float32, of variance 1 / K."""
     rng = torch.Generator(device).manual_seed(seed)
     phi = torch.randn(k, streams * streams + 2 * streams, generator=rng, device=device) * k**-0.5
     return torch.randn(tokens, k, generator=rng, device=device, dtype=dtype), phi
 
 
-def prepared(variant: Variant, x: Tensor, phi: Tensor) -> tuple[Callable[[], None], Tensor, Tensor]:
-    """A call without arguments, and what it fills: out [T, width] and squares [T], float32."""
+def prepare_launch(variant: Variant, x: Tensor, phi: Tensor, compiled: Any = None) -> tuple[Callable[[], None], Tensor]:
+    """A call without arguments, and the out [T, width], float32, that it fills.
+
+    `compiled` is launched in place of what Triton compiles for the variant: a kernel of the same arguments, as
+    :func:`~kernels.mhc.race.spare_buffer.to_kernel` makes it.
+    """
     t, k = x.shape
     exact = variant.products == "exact"
     weights = launch.pack(phi) if exact else torch.nn.functional.pad(phi, (0, variant.padded - phi.shape[1]))
     out = torch.empty(t, variant.width, device=x.device)
     squares = torch.zeros(t, device=x.device)
+    programs = -(-t // variant.tokens)
 
     def run() -> None:
-        race_kernels.variant_kernel[(-(-t // variant.tokens), 1)](
+        if compiled is not None:
+            compiled[programs, 1, 1](x, weights, out, squares, t, 1.0)
+            return
+        race_kernels.variant_kernel[programs, 1](
             x, weights, out, squares, t, 1.0, **variant.constants(k), num_warps=4, num_stages=variant.stages
         )
 
-    return run, out, squares
+    return run, out
 
 
-def observe(variant: Variant, tokens: int, k: int, seed: int, times: int, device: str) -> Seen:
-    """Run a variant `times` times, and hold each result against float64 and against the first."""
-    x, phi = drawn(tokens, k, variant.streams, variant.dtype, seed, device)
-    run, out, _ = prepared(variant, x, phi)
+def repeat_variant(
+    variant: Variant, tokens: int, k: int, seed: int, times: int, device: str, compiled: Any = None
+) -> Repeats:
+    """Run a variant `times` times on the same inputs; compare each result with float64 and, by bits, with the first.
+
+    `compiled` is run in its place, as in :func:`prepare_launch`.
+    """
+    x, phi = random_inputs(tokens, k, variant.streams, variant.dtype, seed, device)
+    run, out = prepare_launch(variant, x, phi, compiled)
     m, low = phi.shape[1], variant.padded
     exact, bound = _exact(x, phi, variant.products)
     right = _layer_input(x, exact, variant.streams)
     first, differ, error, rms = None, 0, 0.0, []
+    results: Counter[bytes] = Counter()
     for _ in range(times):
         out.fill_(float("nan"))
         run()
-        found = out[:, :m] + out[:, low : low + m] if variant.products == "exact" else out[:, :m].clone()
-        first = found if first is None else first
-        differ += not torch.equal(found, first)
-        error = max(error, float((found - exact).abs().max()))
-        layer = _layer_input(x, found.double(), variant.streams)
+        result = out[:, :m] + out[:, low : low + m] if variant.products == "exact" else out[:, :m].clone()
+        first = result if first is None else first
+        differ += not torch.equal(result, first)
+        results[sha256(result.cpu().numpy().tobytes()).digest()] += 1
+        error = max(error, float((result - exact).abs().max()))
+        layer = _layer_input(x, result.double(), variant.streams)
         rms.append(float((layer.to(x.dtype).double() - right).norm() / right.norm()))
-    return Seen(times, differ, error, float(bound.absolute.max()), (min(rms), max(rms)))
+    return Repeats(
+        times, differ, error, float(bound.absolute.max()), (min(rms), max(rms)), times - max(results.values())
+    )
 
 
 def _exact(x: Tensor, phi: Tensor, products: str) -> tuple[Tensor, Bound]:
@@ -159,7 +193,7 @@ def _layer_input(x: Tensor, projected: Tensor, n: int) -> Tensor:
     return golden.aggregate(streams, pre)
 
 
-def as_launched(tokens: int, d: int, dtype: torch.dtype) -> dict[str, Order]:
+def operator_orders(tokens: int, d: int, dtype: torch.dtype) -> dict[str, Order]:
     """Every kernel of the operator, forward and backward, as it is launched at these sizes; nothing runs."""
     orders: dict[str, Order] = {}
 
@@ -186,33 +220,33 @@ def _type(value: Any) -> str:
     return "fp32" if isinstance(value, float) else "i32"
 
 
-def operator_repeats(dtype: torch.dtype, tokens: int, d: int, seed: int, times: int, device: str) -> Seen:
-    """The operator's own projection: repeats of r x phi, as :func:`observe` has it for the variants."""
-    x, phi = drawn(tokens, STREAMS * d, STREAMS, dtype, seed, device)
+def operator_repeats(dtype: torch.dtype, tokens: int, d: int, seed: int, times: int, device: str) -> Repeats:
+    """The operator's own projection: repeats of r x phi, as :func:`repeat_variant` has it for the variants."""
+    x, phi = random_inputs(tokens, STREAMS * d, STREAMS, dtype, seed, device)
     exact, bound = _exact(x, phi, "exact" if dtype == torch.bfloat16 else "tf32x3")
     r = torch.rsqrt(x.double().square().mean(1) + Constants().norm_eps)[:, None]
     exact, allowed = exact * r, bound.absolute * r + 2.0**-22 * (exact * r).abs()  # r, and one rounding of the product
     b, alpha = torch.zeros(phi.shape[1], device=device), torch.ones(3, device=device)
     first, differ, error = None, 0, 0.0
     for _ in range(times):
-        found = launch.forward(x.view(tokens, STREAMS, d), phi, b, alpha, Constants())
-        first = found if first is None else first
-        differ += not all(torch.equal(found[name], first[name]) for name in first)
-        error = max(error, float(((found["mix"] - exact).abs() / allowed).max()))
-    return Seen(times, differ, error, 1.0, (0.0, 0.0))
+        results = launch.forward(x.view(tokens, STREAMS, d), phi, b, alpha, Constants())
+        first = results if first is None else first
+        differ += not all(torch.equal(results[name], first[name]) for name in first)
+        error = max(error, float(((results["mix"] - exact).abs() / allowed).max()))
+    return Repeats(times, differ, error, 1.0, (0.0, 0.0))
 
 
-def time_of(variant: Variant, tokens: int, k: int, seed: int) -> float:
-    """Microseconds of one run on a GPU, cold caches, median."""
-    run, _, _ = prepared(variant, *drawn(tokens, k, variant.streams, variant.dtype, seed, "cuda"))
+def microseconds(variant: Variant, tokens: int, k: int, seed: int) -> float:
+    """The time of one run on a GPU with cold caches, the median of many."""
+    run, _ = prepare_launch(variant, *random_inputs(tokens, k, variant.streams, variant.dtype, seed, "cuda"))
     return cuda_times(run)[0]
 
 
-def as_json(seen: dict[str, Seen]) -> dict[str, Any]:
+def as_json(repeats: Mapping[str, Repeats]) -> dict[str, Any]:
     """For result.json, from which :func:`from_json` makes it again."""
-    return {name: asdict(one) for name, one in seen.items()}
+    return {name: asdict(runs) for name, runs in repeats.items()}
 
 
-def from_json(found: dict[str, Any]) -> dict[str, Seen]:
+def from_json(recorded: Mapping[str, Any]) -> dict[str, Repeats]:
     """The runs that a record holds."""
-    return {name: Seen(**one) for name, one in found.items()}
+    return {name: Repeats(**runs) for name, runs in recorded.items()}

@@ -1,0 +1,110 @@
+"""Pictures and tables of the race: buffers over time, errors of the variants, what each text and its runs are like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+
+import labkit
+from kernels.mhc.race.claims import TOLERANCE
+from kernels.mhc.race.emitted import Emitted
+from kernels.mhc.race.spare_buffer import Pair
+from kernels.mhc.race.variants import VARIANTS, Repeats
+from labkit import plots
+
+ROWS = 12
+"""Variants that :func:`draw_errors` shows."""
+
+
+def draw_buffers(axes: Axes, text: Emitted, name: str, steps: int = 8) -> None:
+    """Buffers of the shared tile (rows) by steps (columns): the product that reads one, the copy that writes one.
+
+    A product stays pending for `text.pending` steps after its own. A copy into a buffer that is still read is red.
+    Raises ValueError where no asynchronous product reads a tile.
+    """
+    if not text.reads or not text.buffers:
+        raise ValueError(f"{name}: no asynchronous product reads a pipelined tile, so that there is nothing to draw")
+    tile = text.overwrites[0].buffer if text.overwrites else next(iter(text.buffers))
+    overwritten = {(copy.step, copy.slot) for copy in text.overwrites if copy.buffer == tile}
+    for step, slot in ((step, slot) for step, of, slot in text.reads if of == tile and step < steps):
+        axes.barh(slot, 0.55 + text.pending, left=step, height=0.62, color=plots.BLUE, alpha=0.45, lw=0)
+        axes.text(step + 0.06, slot, f"product {step}", va="center", fontsize=7)
+    copies = [(step, slot) for step, of, slot in text.writes if of == tile]
+    for step, slot in ((step, slot) for step, slot in copies if step < steps):
+        colour = plots.RED if (step, slot) in overwritten else plots.GREEN
+        axes.barh(slot, 0.3, left=step + 0.65, height=0.62, fill=False, edgecolor=colour, lw=2.0)
+    axes.set_yticks(range(text.buffers[tile]), [f"buffer {slot}" for slot in range(text.buffers[tile])])
+    axes.set(xlim=(0, steps), ylim=(text.buffers[tile] - 0.5, -0.5), xticks=range(steps), xlabel="step of the loop")
+    which = (
+        "every copy goes" if len(overwritten) == len(copies) else "some copies go" if overwritten else "no copy goes"
+    )
+    axes.set_title(f"{name}: {which} into a buffer that a product may still read")
+
+
+def draw_errors(axes: Axes, repeats: Mapping[str, Repeats]) -> None:
+    """The largest error of each variant's runs over the largest rounding error allowed; red where repeats differ.
+
+    Those that differ come first; of the others as many as there is room for, :data:`ROWS` in all.
+    """
+    shown = sorted(repeats, key=lambda name: not repeats[name].differ)[:ROWS]
+    errors = [repeats[name].error / repeats[name].bound for name in shown]
+    for row, (name, error) in enumerate(zip(shown, errors, strict=True)):
+        axes.plot(error, row, "o", color=plots.RED if repeats[name].differ else plots.BLUE, ms=6)
+        axes.text(error * 1.3, row, f"{repeats[name].counted} repeats differ", va="center", fontsize=7)
+    axes.axvline(1.0, color=plots.GREY, ls="--", lw=1.2)
+    axes.set(xscale="log", xlim=(min(errors) / 3.0, 60.0 * max(1.0, *errors)))
+    axes.set_yticks(range(len(shown)), shown, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("largest error, times the largest rounding error allowed (broken line: 1)")
+    beyond = [error > 1.0 for error in errors]
+    differ = [repeats[name].differ > 0 for name in shown]
+    words = "The variants whose repeats differ are wrong by more than rounding; the others are not"
+    if beyond != differ or not any(differ):
+        words = f"Repeats of {sum(differ)} variants differ, and {sum(beyond)} are wrong by more than rounding"
+    axes.set_title(words)
+
+
+def checks(repeats: Mapping[str, Repeats]) -> labkit.Table:
+    """A row a variant whose repeats differ: which of three checks sees it."""
+    rows = [
+        (
+            name,
+            "sees it",
+            "sees it" if runs.error > runs.bound else "does not",
+            "sees it" if runs.rms[1] > TOLERANCE else "does not",
+            list(runs.rms),
+        )
+        for name, runs in repeats.items()
+        if runs.differ
+    ]
+    checks = ("two runs, bit for bit", "each element of the projection", f"RMS of the layer's input, {TOLERANCE:.1e}")
+    return labkit.Table(("variant", *checks, "that RMS error"), rows)
+
+
+def properties(texts: Mapping[str, Emitted], repeats: Mapping[str, Repeats]) -> labkit.Table:
+    """A row a variant: what its source and its text have that may matter, and how many repeats differ."""
+    rows = [
+        (
+            name,
+            variant.readers,
+            ", ".join(map(str, texts[name].buffers.values())) or "none",
+            texts[name].pending,
+            "yes" if texts[name].overwrites else "no",
+            repeats[name].counted if name in repeats else "no run",
+        )
+        for name, variant in VARIANTS.items()
+    ]
+    columns = ("readers of x", "buffers of x, phi", "products left pending", "copy over what is read")
+    return labkit.Table(("variant", *columns, "repeats that differ"), rows)
+
+
+def spare_runs(pairs: Mapping[str, Pair]) -> labkit.Table:
+    """A row a text with a spare buffer: how many runs differ from its most common result, and its largest error."""
+    rows = [
+        (name, side, f"{runs.uncommon} of {runs.times}", runs.error / runs.bound)
+        for name, pair in pairs.items()
+        for side, runs in pair._asdict().items()
+    ]
+    columns = ("kernel", "spare buffer", "runs unlike the most common", "error, times the rounding allowed")
+    return labkit.Table(columns, rows)
