@@ -32,8 +32,11 @@ test: setup
 test-long: setup
 	@$(ONE_THREAD) $(BIN)/pytest -n $(JOBS) --dist worksteal --long
 
+# On copies in lab/, which git ignores: an autosave changes no notebook that is committed.
 lab: setup
-	@$(BIN)/jupyter lab notebooks
+	@mkdir -p lab && cp -n notebooks/*.ipynb lab/
+	@echo "Copies are in lab/. To take one back: cp lab/NAME.ipynb notebooks/ && make refresh. To begin again: rm -r lab"
+	@LABKIT_NOTEBOOKS=$(CURDIR)/lab $(BIN)/jupyter lab lab
 
 # Executed in place, as a reader would in Lab; figures and verdicts are committed with them.
 refresh: setup

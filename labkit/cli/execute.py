@@ -11,11 +11,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import papermill
 from nbconvert.exporters import HTMLExporter
+from traitlets.config import Config
 
 CELL_TIMEOUT = 3600
 """Seconds that one cell may take."""
+
+
+HIDDEN = "hide-input"
+"""The tag of cells whose source is glue: Lab folds them, a page leaves them out."""
+
+
+def as_page(notebook: Path) -> str:
+    """An executed notebook as HTML, without the source of glue, each picture with the alternative text of its cell."""
+    content = nbformat.read(notebook, 4)
+    for cell in content.cells:
+        for output in cell.get("outputs", ()):
+            if alt := cell.metadata.get("alt"):
+                output.setdefault("metadata", {})["image/png"] = {"alt": alt}
+    config = Config({"TagRemovePreprocessor": {"enabled": True, "remove_input_tags": {HIDDEN}}})
+    return HTMLExporter(template_name="classic", config=config).from_notebook_node(content)[0]
 
 
 def main(notebook: Path, folder: Path, parameters: dict[str, Any]) -> None:
@@ -27,7 +44,7 @@ def main(notebook: Path, folder: Path, parameters: dict[str, Any]) -> None:
     finally:
         if executed.exists():
             page = report.with_name(".report.html")
-            page.write_text(HTMLExporter(template_name="classic").from_filename(str(executed))[0], encoding="utf-8")
+            page.write_text(as_page(executed), encoding="utf-8")
             page.replace(report)
 
 

@@ -53,11 +53,13 @@ def new(name: str) -> list[Path]:
 
 
 def notebook(text: str, name: str) -> nbformat.NotebookNode:
-    """A notebook from its text: cells begin with a line ``# %%``, after which their tags stand, or ``[markdown]``."""
+    """A notebook from its text: cells begin with ``# %%``, ``[markdown]`` or tags, and ``alt:`` what their figure shows."""
     cells: list[nbformat.NotebookNode] = []
-    for tags, source in re.findall(r"(?ms)^# %%(.*?)\n(.*?)(?=^# %%|\Z)", text):
+    for head, source in re.findall(r"(?ms)^# %%(.*?)\n(.*?)(?=^# %%|\Z)", text):
+        tags, _, alt = head.partition("alt:")
         make = nbformat.v4.new_markdown_cell if "[markdown]" in tags else nbformat.v4.new_code_cell
         metadata = {} if "[markdown]" in tags or not tags.strip() else {"tags": tags.split()}
+        metadata |= {"alt": alt.strip()} if alt else {}
         if "hide-input" in tags:
             metadata["jupyter"] = {"source_hidden": True}
         cells.append(make(source.strip(), id=f"cell-{len(cells)}", metadata=metadata))

@@ -222,3 +222,18 @@ def test_the_table_counts_what_the_report_says_and_not_what_the_workbook_asks(bo
     one.result = {"verdict": {"cause": "found"}, "claims": claims, "seconds": 1.0}
     assert "1 refuted" in str(run.table(runs))
     assert "confirmed" not in str(run.table(runs))
+
+
+def test_a_page_leaves_out_glue_and_says_what_a_figure_shows(tmp_path):
+    from labkit.cli.execute import HIDDEN, as_page
+
+    picture = nbformat.v4.new_output("display_data", {"image/png": "iVBORw0KGgo="})
+    cells = [
+        nbformat.v4.new_code_cell("import glue", metadata={"tags": [HIDDEN]}),
+        nbformat.v4.new_code_cell("draw()", metadata={"alt": "A row of bars"}, outputs=[picture]),
+    ]
+    path = tmp_path / "n.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    page = as_page(path)
+    assert "glue" not in page
+    assert 'alt="A row of bars"' in page
