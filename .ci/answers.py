@@ -1,4 +1,5 @@
-"""Write what data/claims and the records say into the notebooks and README.md. Run by `make refresh`.
+"""Write what data/claims and the records say into the notebooks and README.md. Run by `make refresh`, for all
+notebooks or for those that are named.
 
 Question, answer and the parameters' help stand in data/claims/<notebook>.yaml; the answer's numbers come from the
 record. From there come the notebook's metadata, the paragraphs of its first cell that begin with "**Question.**" and
@@ -7,6 +8,7 @@ record. From there come the notebook's metadata, the paragraphs of its first cel
 
 import json
 import re
+import sys
 import textwrap
 
 from labkit.session.catalogue import ROOT, notebooks
@@ -50,8 +52,10 @@ def refreshed(book):
 
 
 if __name__ == "__main__":
-    rows = [refreshed(book) for book in notebooks().values() if "answer" in described(book.name)]
-    table = "\n".join(["| notebook | question | answer |", "|---|---|---|", *rows])
-    readme = ROOT / "README.md"
+    readme, books = ROOT / "README.md", notebooks()
     before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
-    readme.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    table, _, after = rest.partition(END)
+    rows = {name: row for row in table.splitlines() for name in books if row.startswith(f"| [{name}]")}
+    rows |= {name: refreshed(books[name]) for name in sys.argv[1:] or books}
+    lines = ["| notebook | question | answer |", "|---|---|---|", *(rows[name] for name in books if name in rows)]
+    readme.write_text("\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"]), encoding="utf-8")

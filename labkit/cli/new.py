@@ -43,7 +43,7 @@ def new(name: str) -> list[Path]:
         text = (TEMPLATE / source).read_text(encoding="utf-8").replace("NAME", name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(nbformat.writes(notebook(text, name)) + "\n" if source == "notebook.txt" else text, "utf-8")
-    refresh = [sys.executable, str(ROOT / ".ci" / "answers.py")]
+    refresh = [sys.executable, str(ROOT / ".ci" / "answers.py"), name]
     execute = "jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False"
     for command in (refresh, [sys.executable, "-m", *execute.split(), str(targets["notebook.txt"])]):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -53,7 +53,7 @@ def new(name: str) -> list[Path]:
 
 
 def notebook(text: str, name: str) -> nbformat.NotebookNode:
-    """A notebook from its text: cells begin with ``# %%``, ``[markdown]`` or tags, and ``alt:`` what their figure shows."""
+    """A notebook from its text. A cell begins with ``# %%``, its tags, and ``alt:`` what its figure shows."""
     cells: list[nbformat.NotebookNode] = []
     for head, source in re.findall(r"(?ms)^# %%(.*?)\n(.*?)(?=^# %%|\Z)", text):
         tags, _, alt = head.partition("alt:")
