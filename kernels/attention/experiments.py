@@ -91,7 +91,7 @@ UNRELATED = ("other queries, other keys", "the right queries, other keys", "othe
 
 def count_described_calls(block: int, reported: Range, device: str, draws: range = COUNTED) -> dict[str, Counted]:
     """The wrong calls that the report describes, by name."""
-    described = {f"diagnosis {name}": call for name, call in diagnosis(block).items()}
+    described = {f"the diagnosis {name}": call for name, call in diagnosis(block).items()}
     described["Q's leading dimension alone"] = Call(ldb="N")
     largest = largest_differences(list(described.values()), REPORT, draws, device)
     return {name: _count(largest[call], reported) for name, call in described.items()}

@@ -214,7 +214,7 @@ def distinguishing(search: Weighing, proof: Weighing, hidden: bool = False) -> T
     """What the `search` left and refuted, by those settings of the `proof` at which these differ.
 
     A cell is the largest error over the largest rounding error allowed. The title names the settings that are the same
-    in every row. With `hidden`, calls have letters for names.
+    in every row. With `hidden`, calls have numbers for names.
     """
     rows = {name: [_cell(fits.get(setting)) for setting in proof.settings] for name, fits in proof.fits.items()}
     same = [i for i in range(len(proof.settings)) if len({_kind(row[i]) for row in rows.values()}) <= 1]
@@ -224,22 +224,25 @@ def distinguishing(search: Weighing, proof: Weighing, hidden: bool = False) -> T
         title += f"; the same in every row, so no test: {', '.join(proof.settings[i] for i in same)}"
     table = [
         (
-            f"call {chr(65 + i)}" if hidden else name,
+            f"call {i}" if hidden else name,
             "refuted" if name in search.refuted else "left",
             *(row[column] for column in shown),
         )
-        for i, (name, row) in enumerate(rows.items())
+        for i, (name, row) in enumerate(rows.items(), start=1)
     ]
     return Table(("call", "by the search", *(proof.settings[i] for i in shown)), table, title, wrap=50)
 
 
 def _cell(fit: Fit | None) -> str:
-    """A fit in words: a multiple, or how BLAS refuses one of the two calls or both."""
+    """A fit in words: a multiple, or how BLAS rejects one of the two calls or both."""
     if fit is None or not fit.tested:
         return "not tested"
     if np.isnan(fit.residual):
-        return "refused, as observed" if fit.ok else "runs or is refused, unlike the observed"
-    return digits(fit.residual) if fit.residual < np.inf else "not finite"
+        argument = fit.words.rpartition(" ")[2]
+        if fit.ok:
+            return f"rejected for {argument}, as observed"
+        return "rejected, and the observed is not" if argument == "ran" else f"not rejected for {argument}"
+    return digits(fit.residual) if np.isfinite(fit.residual) else "not finite"
 
 
 def _kind(cell: str) -> str:

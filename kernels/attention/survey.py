@@ -282,7 +282,7 @@ def fitting(judged: Iterable[Likelihood], level: float, heads: int | None = None
 
 
 STATISTICS: dict[str, Callable[[Likelihood], float]] = {
-    "how much of the call's law the range holds": lambda item: item.chance,
+    "how much of the call's distribution the range holds": lambda item: item.chance,
     "whether all heads lie in the range": lambda item: item.all_inside,
     "the largest head alone": lambda item: item.largest,
 }
