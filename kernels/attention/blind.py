@@ -18,7 +18,7 @@ from kernels.attention.calls import Call
 from kernels.attention.faulty import Suspect
 from kernels.attention.golden import plan
 from kernels.attention.problem import REPORT, Inputs, Sizes
-from kernels.attention.survey import every_call, leaves
+from kernels.attention.survey import every_call, exceeded_operands
 from labkit.causes.hypotheses import UNDECIDABLE, Weighing
 
 NONE = "none of these"
@@ -139,7 +139,7 @@ def _panels(rng: np.random.Generator, pool: Sequence[Call], block: int) -> Alter
     """The same arithmetic as a listed call: panels are whole columns of B, and it reads nothing that it writes."""
     layout = plan(REPORT)
     same = [call for call in pool if not call.block and call.transb == "N"]
-    inside = [call for call in same if not leaves(call.gemms(REPORT, layout)[0], call, layout)]
+    inside = [call for call in same if not exceeded_operands(call.gemms(REPORT, layout)[0], call, layout)]
     return Altered(_pick(rng, inside), panel=int(rng.integers(16, 64)))
 
 

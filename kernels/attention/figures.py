@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,6 +14,7 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 from kernels.attention.calls import Call
 from kernels.attention.survey import Likelihood
 from labkit import plots
+from labkit.session.record import WORDS, hash_folder
 
 
 def show(figure: Figure, alt: str) -> None:
@@ -76,6 +78,14 @@ def differences(judged: Sequence[Likelihood], level: float, reported: tuple[floa
     axis.set_xlabel("largest |Q K^T - right| in a head, mean over draws")
     axis.set_title(f"{len(fits)} of {len(judged)} different wrong products pass for the report's")
     return figure
+
+
+def recorded_where(table: Sequence[dict[str, str]]) -> str:
+    """The GPU and the date of a benchmark, and whether this folder has changed since."""
+    here = Path(__file__).parent
+    changed = hash_folder(here, WORDS) != table[0]["kernels_hash"]
+    where = f"recorded on {table[0]['gpu_name']}, {table[0]['timestamp']} UTC"
+    return where + f" (kernels/{here.name} changed since)" * changed
 
 
 def speed(table: Sequence[dict[str, str]], sizes: int = 5) -> Figure:

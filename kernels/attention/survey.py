@@ -54,7 +54,7 @@ def every_call(block: int) -> list[Call]:
     return list(dict.fromkeys(found))
 
 
-def leaves(g: Gemm, call: Call, layout: Layout, head: int = 0) -> set[str]:
+def exceeded_operands(g: Gemm, call: Call, layout: Layout, head: int = 0) -> set[str]:
     """Which of A, B and C reach outside their operand, by arithmetic on the arguments alone."""
     operands = {"A": call.a, "B": call.b, "C": "QK"}
     found = set()
@@ -107,7 +107,7 @@ def _outcome(call: Call, gemms: list[Gemm], inputs: Inputs, layout: Layout, righ
             check(g)
     except GemmRejectedError as error:
         return error.argument.encode(), Outcome(Fate.REJECTED, rejected=error.argument)
-    outside = set().union(*(leaves(g, call, layout) for g in gemms))
+    outside = set().union(*(exceeded_operands(g, call, layout) for g in gemms))
     result = golden.called(call, inputs)[0]
     if "C" in outside:
         fate = Fate.WRITES_OUTSIDE

@@ -60,7 +60,7 @@ def test_poison_finds_just_the_calls_that_arithmetic_says_leave_their_operands(d
             found = faulty.poisoned(call, inputs, device)
         except GemmRejectedError:
             continue
-        outside = set().union(*(survey.leaves(g, call, layout) for g in call.gemms(one, layout)))
+        outside = set().union(*(survey.exceeded_operands(g, call, layout) for g in call.gemms(one, layout)))
         # A result element of a call that reads outside may still come from inside alone: extents are necessary.
         assert found.any <= bool(outside), call
         assert bool(found.guards_written) == ("C" in outside), call
