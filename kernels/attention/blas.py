@@ -200,9 +200,21 @@ class CuBlas:
         alpha, beta = scalars(g.alpha, g.beta)
         with torch.cuda.device_of(memory):
             self._api.sgemm(
-                self.handle(memory.device), self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha,
-                base + 4 * g.a, g.lda, base + 4 * g.b, g.ldb, beta, base + 4 * g.c, g.ldc,
-            )  # fmt: skip
+                self.handle(memory.device),
+                self._op[g.transa],
+                self._op[g.transb],
+                g.m,
+                g.n,
+                g.k,
+                alpha,
+                base + 4 * g.a,
+                g.lda,
+                base + 4 * g.b,
+                g.ldb,
+                beta,
+                base + 4 * g.c,
+                g.ldc,
+            )
 
     def pointers(self, memory: torch.Tensor, gemms: Sequence[Gemm]) -> torch.Tensor:
         """The device's arrays of operand addresses for a pointer-array batch: [3, count] int64."""
@@ -219,10 +231,22 @@ class CuBlas:
         alpha, beta = scalars(g.alpha, g.beta)
         with torch.cuda.device_of(memory):
             self._api.sgemm_batched(
-                self.handle(memory.device), self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha,
-                where.data_ptr(), g.lda, where.data_ptr() + row, g.ldb, beta, where.data_ptr() + 2 * row, g.ldc,
+                self.handle(memory.device),
+                self._op[g.transa],
+                self._op[g.transb],
+                g.m,
+                g.n,
+                g.k,
+                alpha,
+                where.data_ptr(),
+                g.lda,
+                where.data_ptr() + row,
+                g.ldb,
+                beta,
+                where.data_ptr() + 2 * row,
+                g.ldc,
                 len(gemms),
-            )  # fmt: skip
+            )
 
     def sgemm_strided_batched(self, memory: torch.Tensor, g: Gemm, strides: tuple[int, int, int], count: int) -> None:
         """`count` products by cublasSgemmStridedBatched, each operand moved on by its stride in elements."""
@@ -232,9 +256,25 @@ class CuBlas:
         alpha, beta = scalars(g.alpha, g.beta)
         with torch.cuda.device_of(memory):
             self._api.sgemm_strided_batched(
-                self.handle(memory.device), self._op[g.transa], self._op[g.transb], g.m, g.n, g.k, alpha,
-                base + 4 * g.a, g.lda, sa, base + 4 * g.b, g.ldb, sb, beta, base + 4 * g.c, g.ldc, sc, count,
-            )  # fmt: skip
+                self.handle(memory.device),
+                self._op[g.transa],
+                self._op[g.transb],
+                g.m,
+                g.n,
+                g.k,
+                alpha,
+                base + 4 * g.a,
+                g.lda,
+                sa,
+                base + 4 * g.b,
+                g.ldb,
+                sb,
+                beta,
+                base + 4 * g.c,
+                g.ldc,
+                sc,
+                count,
+            )
 
     def transpose(self, memory: torch.Tensor, source: int, rows: int, columns: int, target: int) -> None:
         """Row-major [rows, columns] to row-major [columns, rows] by cublasSgeam: alpha 1, beta 0, B null."""
@@ -242,9 +282,20 @@ class CuBlas:
         one, zero = scalars(1.0, 0.0)
         with torch.cuda.device_of(memory):
             self._api.sgeam(
-                self.handle(memory.device), self._op["T"], self._op["N"], rows, columns, one, base + 4 * source,
-                columns, zero, 0, rows, base + 4 * target, rows,
-            )  # fmt: skip
+                self.handle(memory.device),
+                self._op["T"],
+                self._op["N"],
+                rows,
+                columns,
+                one,
+                base + 4 * source,
+                columns,
+                zero,
+                0,
+                rows,
+                base + 4 * target,
+                rows,
+            )
 
 
 @cache

@@ -18,7 +18,7 @@ from kernels.attention.calls import Call
 from kernels.attention.faulty import Suspect
 from kernels.attention.golden import plan
 from kernels.attention.problem import REPORT, Inputs, Sizes
-from kernels.attention.survey import every_call, leaves
+from kernels.attention.survey import every_call, exceeded_operands
 from labkit.causes.hypotheses import UNDECIDABLE, Weighing
 
 NONE = "none of these"
@@ -82,7 +82,7 @@ def suspect(defect: str, seed: int, pool: Sequence[Call], device: str = "cpu", b
     return Suspect(named(block)[defect], device)
 
 
-def rightly(found: Weighing, opened: str, listed: bool) -> bool:
+def ended_rightly(found: Weighing, opened: str, listed: bool) -> bool:
     """Whether a weighing is right of the sealed call `opened`: a listed one is not ruled out, and no other is named."""
     if listed:
         return opened in [*found.left, *found.untested] and found.cause in (opened, UNDECIDABLE)
@@ -92,8 +92,12 @@ def rightly(found: Weighing, opened: str, listed: bool) -> bool:
 def outside(rng: np.random.Generator, pool: Sequence[Call], block: int) -> Call | Altered:
     """A program that no list of calls holds, that BLAS accepts at the report's sizes and that is wrong there."""
     kinds: tuple[Callable[..., Call | Altered], ...] = (
-        _blocks_of_another_size, _three_aspects, _a_dimension_twice, _a_factor, _panels,
-    )  # fmt: skip
+        _blocks_of_another_size,
+        _three_aspects,
+        _a_dimension_twice,
+        _a_factor,
+        _panels,
+    )
     listed = set(every_call(block))
     kind = kinds[int(rng.integers(len(kinds)))]
     while True:
@@ -135,7 +139,7 @@ def _panels(rng: np.random.Generator, pool: Sequence[Call], block: int) -> Alter
     """The same arithmetic as a listed call: panels are whole columns of B, and it reads nothing that it writes."""
     layout = plan(REPORT)
     same = [call for call in pool if not call.block and call.transb == "N"]
-    inside = [call for call in same if not leaves(call.gemms(REPORT, layout)[0], call, layout)]
+    inside = [call for call in same if not exceeded_operands(call.gemms(REPORT, layout)[0], call, layout)]
     return Altered(_pick(rng, inside), panel=int(rng.integers(16, 64)))
 
 

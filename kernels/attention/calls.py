@@ -104,9 +104,18 @@ class Call:
             for start, offset in zip(base, (self.a_offset, self.b_offset, self.c_offset), strict=True)
         )
         return Gemm(
-            self.transa, self.transb, value(self.m), value(self.n), value(self.k),
-            a, value(self.lda), b, value(self.ldb), c, value(self.ldc),
-        )  # fmt: skip
+            self.transa,
+            self.transb,
+            value(self.m),
+            value(self.n),
+            value(self.k),
+            a,
+            value(self.lda),
+            b,
+            value(self.ldb),
+            c,
+            value(self.ldc),
+        )
 
 
 def blocked(block: int) -> Call:
@@ -129,7 +138,7 @@ def diagnosis(block: int) -> dict[str, Call]:
     }
 
 
-def turned(call: Call) -> Call:
+def exchanged(call: Call) -> Call:
     """The call with its first two dimensions exchanged: m for n."""
     return replace(call, m=call.n, n=call.m)
 
@@ -181,7 +190,7 @@ _INDEX = {"M": "j", "N": "i"}
 """What counts the blocks of a dimension: keys by j, queries by i."""
 
 
-def rewritten(call: Call, block: int) -> set[Call]:
+def other_forms(call: Call, block: int) -> set[Call]:
     """Other ways to write a call, of which some compute the same: K for K^T, blocks for one call, other blocks.
 
     No list of calls holds all of these, so whoever is left with one call of a list has to try them too.

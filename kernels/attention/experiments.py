@@ -15,7 +15,7 @@ from kernels.attention import elementwise, faulty, golden, verification
 from kernels.attention.arena import Layout, allocate
 from kernels.attention.attention import attention, transpose, upload
 from kernels.attention.blas import blas_for
-from kernels.attention.calls import ASPECTS, Call, blocked, diagnosis, turned
+from kernels.attention.calls import ASPECTS, Call, blocked, diagnosis, exchanged
 from kernels.attention.problem import REPORT, Inputs, Sizes, index_coded, uniform
 from kernels.attention.product import loop, strided
 from kernels.attention.survey import (
@@ -83,18 +83,33 @@ def _count(largest: np.ndarray, reported: Range) -> Counted:
 
 
 COUNTED = range(1000, 1200)
-"""Draws for what is counted, none of which the survey has used."""
+"""Draws for what is counted; none of them is one that the survey has used."""
 
 
-def counted(block: int, reported: Range, device: str, draws: range = COUNTED) -> dict[str, Counted]:
-    """The wrong calls that the report describes."""
-    described = {f"diagnosis {name}": call for name, call in diagnosis(block).items()}
+UNRELATED = ("other queries, other keys", "the right queries, other keys", "other queries, the right keys")
+
+
+def count_described_calls(block: int, reported: Range, device: str, draws: range = COUNTED) -> dict[str, Counted]:
+    """The wrong calls that the report describes, by name."""
+    described = {f"the diagnosis {name}": call for name, call in diagnosis(block).items()}
     described["Q's leading dimension alone"] = Call(ldb="N")
     largest = largest_differences(list(described.values()), REPORT, draws, device)
     return {name: _count(largest[call], reported) for name, call in described.items()}
 
 
-def behind_q(reported: Range, device: str, draws: range = COUNTED) -> dict[str, Counted]:
+def unrelated_products(reported: Range, draws: range = range(3000, 3100)) -> dict[str, Counted]:
+    """How far Q K^T is from products of which one operand or both are those of another draw."""
+    largest: dict[str, list[np.ndarray]] = {name: [] for name in UNRELATED}
+    for number in draws:
+        inputs, other = draw(REPORT, number), draw(REPORT, number + len(draws))
+        right = inputs.q @ inputs.k.swapaxes(1, 2)
+        operands = ((other.q, other.k), (inputs.q, other.k), (other.q, inputs.k))
+        for name, (q, k) in zip(UNRELATED, operands, strict=True):
+            largest[name].append(abs(q @ k.swapaxes(1, 2) - right).max(axis=(1, 2)))
+    return {name: _count(np.array(values), reported) for name, values in largest.items()}
+
+
+def fill_behind_q(reported: Range, device: str, draws: range = COUNTED) -> dict[str, Counted]:
     """Q's leading dimension N and the rest right, with different things behind Q in memory."""
     call = Call(ldb="N")
     fillings: dict[str, Callable[[Inputs, Inputs], np.ndarray | float]] = {
@@ -109,7 +124,7 @@ def behind_q(reported: Range, device: str, draws: range = COUNTED) -> dict[str, 
     shapes = {"Q": plain.shapes["Q"], "behind": plain.shapes["K"], "KT": plain.shapes["KT"], "QK": plain.shapes["QK"]}
     layout = Layout.plan(shapes, inputs.sizes.heads, "adjacent", plain.guard)
     right = (inputs.q.astype(np.float64) @ inputs.k.swapaxes(1, 2)).astype(np.float32)
-    found = {}
+    counts = {}
     for name, fill in fillings.items():
         memory = allocate(layout, device)
         behind = fill(inputs, other)
@@ -117,12 +132,12 @@ def behind_q(reported: Range, device: str, draws: range = COUNTED) -> dict[str, 
             layout.view(memory, operand)[...] = torch.as_tensor(np.asarray(value, np.float32), device=device)
         faulty.multiply(call, inputs, memory, layout, blas_for(device))
         largest = abs(layout.view(memory, "QK").cpu().numpy() - right).max(axis=(1, 2))
-        found[name] = _count(largest.reshape(len(draws), REPORT.heads), reported)
-    return found
+        counts[name] = _count(largest.reshape(len(draws), REPORT.heads), reported)
+    return counts
 
 
 @dataclass(frozen=True)
-class Turned:
+class Exchange:
     """What the exchange of the first two dimensions does to the calls that run at the report's sizes."""
 
     pairs: int
@@ -131,7 +146,7 @@ class Turned:
     """Pairs whose two calls hand BLAS different numbers at N = M = 128."""
     changed_at_unequal: int
     """Pairs whose two calls give different scores, or are refused differently, at 37 x 53 x 29."""
-    fit_turned: int
+    fit_exchanged: int
     """Fitting outcomes of the survey that a call with the exchange gives."""
     fit_straight: int
     """Fitting outcomes that a call without it gives."""
@@ -141,35 +156,35 @@ class Turned:
     """Those of them that fit."""
 
 
-def dims_turned(
+def exchange_dimensions(
     outcomes: Sequence[Outcome], fits: Sequence[Likelihood], reported: Range, level: float, seeds: int, device: str
-) -> Turned:
+) -> Exchange:
     """Exchange the first two dimensions in every call that BLAS accepts, and in blocks of 48 with any one change."""
     straight = {("M", "N"), ("block_M", "block_N")}
     back = {(n, m) for m, n in straight}
     ran = [call for o in outcomes if not o.rejected for call in o.calls if (call.m, call.n) in straight]
     layout = golden.plan(REPORT)
-    changed = sum(call.gemms(REPORT, layout) != turned(call).gemms(REPORT, layout) for call in ran)
-    elsewhere = survey(Sizes(1, 37, 53, 29), {*ran, *map(turned, ran)})
+    changed = sum(call.gemms(REPORT, layout) != exchanged(call).gemms(REPORT, layout) for call in ran)
+    elsewhere = survey(Sizes(1, 37, 53, 29), {*ran, *map(exchanged, ran)})
     where = {call: i for i, outcome in enumerate(elsewhere) for call in outcome.calls}
-    exchanged = turned(blocked(48))
+    in_blocks = exchanged(blocked(48))
     ragged = [
-        exchanged,
-        *(replace(exchanged, **change) for aspect in ASPECTS for change in aspect if "m" not in change),
+        in_blocks,
+        *(replace(in_blocks, **change) for aspect in ASPECTS for change in aspect if "m" not in change),
     ]
     judged = judge(suspects(survey(REPORT, ragged)), REPORT, seeds, reported, device)
-    return Turned(
+    return Exchange(
         pairs=len(ran),
         changed_at_equal=changed,
-        changed_at_unequal=sum(where[call] != where[turned(call)] for call in ran),
-        fit_turned=sum(any((c.m, c.n) in back for c in i.outcome.calls) for i in fits),
+        changed_at_unequal=sum(where[call] != where[exchanged(call)] for call in ran),
+        fit_exchanged=sum(any((c.m, c.n) in back for c in i.outcome.calls) for i in fits),
         fit_straight=sum(any((c.m, c.n) in straight for c in i.outcome.calls) for i in fits),
         ragged=len(judged),
         ragged_fit=sum(i.chance >= level for i in judged),
     )
 
 
-def scalings_shown(
+def scale_wrongly(
     call: Call, unscaled: Range, scaled: Range, device: str, draws: int = 20
 ) -> tuple[dict[str, float], dict[str, bool]]:
     """Scale a wrong product wrongly.
@@ -185,32 +200,32 @@ def scalings_shown(
     for name, scale in SCALINGS.items():
         after = abs(scale(wrong) - right / 8).max(axis=(1, 2))
         shown[name] = float(printed_within(after[chosen], scaled).mean()) if chosen.any() else 0.0
-        one = right[: REPORT.heads]
-        passes[name] = bool(np.allclose(scale(one), one / 8, atol=1e-5))
+        draw_of_12 = right[: REPORT.heads]
+        passes[name] = bool(np.allclose(scale(draw_of_12), draw_of_12 / 8, atol=1e-5))
     return shown, passes
 
 
 def scaling_errors(call: Call, device: str, rng: np.random.Generator) -> dict[str, float]:
     """The scaling step by itself on right and wrong products: how much of its own two roundings its error uses."""
-    found = {}
+    errors = {}
     for sizes in (REPORT, Sizes(2, 37, 53, 61)):
         inputs = uniform(sizes, rng)
         for name, made in (("right", Call()), ("wrong", call)):
-            given = torch.from_numpy(faulty.scores(made, inputs, device, mode="adjacent")).to(device)
-            exact = given.double() / math.sqrt(sizes.d_k)
-            got = elementwise.scale(given, 1.0 / math.sqrt(sizes.d_k))
-            found[f"{name} product at {sizes}"] = compare(got, exact, exact.abs() * 2.0**-23).bound_used
-    return found
+            product = torch.from_numpy(faulty.scores(made, inputs, device, mode="adjacent")).to(device)
+            exact = product.double() / math.sqrt(sizes.d_k)
+            scaled = elementwise.scale(product, 1.0 / math.sqrt(sizes.d_k))
+            errors[f"{name} product at {sizes}"] = compare(scaled, exact, exact.abs() * 2.0**-23).bound_used
+    return errors
 
 
-def ratios(unscaled: Range, scaled: Range) -> Range:
+def allowed_ratios(unscaled: Range, scaled: Range) -> Range:
     """The ratios that two reported ranges allow, each figure off by up to half its last digit."""
     h = HALF_DIGIT
     pairs = list(zip(unscaled, scaled, strict=True))
     return max((u - h) / (s + h) for u, s in pairs), min((u + h) / (s - h) for u, s in pairs)
 
 
-def ratio_again(call: Call, device: str, rng: np.random.Generator) -> float:
+def rerun_ratio(call: Call, device: str, rng: np.random.Generator) -> float:
     """Largest difference before scaling over that after it, with a wrong product and the real scaling step."""
     inputs = uniform(REPORT, rng)
     run = faulty.attention(call, inputs, device, mode="adjacent")
@@ -219,37 +234,39 @@ def ratio_again(call: Call, device: str, rng: np.random.Generator) -> float:
     return float(abs(before - right).max() / abs(after - right / math.sqrt(REPORT.d_k)).max())
 
 
-def in_blocks(device: str, rng: np.random.Generator) -> dict[str, float]:
+def errors_in_blocks(device: str, rng: np.random.Generator) -> dict[str, float]:
     """Right blocks of sizes that divide the scores and that do not: the share of the product's bound that each uses."""
-    found = {}
+    errors = {}
     for sizes in (REPORT, Sizes(2, 37, 53, 29)):
         inputs = uniform(sizes, rng)
         exact = golden.scores(*(x.astype(np.float64) for x in (inputs.q, inputs.k.swapaxes(1, 2))))
         for block in (8, 24, 32, 100):
-            got = faulty.scores(blocked(block), inputs, device)
-            found[f"{sizes}, blocks of {block}"] = compare(got, *exact).bound_used
-    return found
+            scores = faulty.scores(blocked(block), inputs, device)
+            errors[f"{sizes}, blocks of {block}"] = compare(scores, *exact).bound_used
+    return errors
 
 
 def index_coded_order(device: str) -> dict[str, bool]:
     """Whether the repaired call puts every score into its row-major place, by inputs that name their element."""
-    found = {}
+    in_order = {}
     for sizes in (REPORT, Sizes(2, 37, 53, 29), Sizes(2, 53, 29, 37)):
         coded = index_coded(sizes)
-        found[str(sizes)] = bool(np.array_equal(faulty.scores(Call(), coded, device), coded.q @ coded.k.swapaxes(1, 2)))
-    return found
+        in_order[str(sizes)] = bool(
+            np.array_equal(faulty.scores(Call(), coded, device), coded.q @ coded.k.swapaxes(1, 2))
+        )
+    return in_order
 
 
-def transposed(sizes: Iterable[Sizes], device: str, rng: np.random.Generator) -> dict[str, bool]:
+def transposes_exactly(sizes: Iterable[Sizes], device: str, rng: np.random.Generator) -> dict[str, bool]:
     """Whether the transpose on `device` moves every value of K into its place, bit for bit."""
-    found = {}
+    equal = {}
     for size in sizes:
         inputs = uniform(size, rng)
         layout = golden.plan(size)
         memory = upload(inputs, layout, device)
         transpose(memory, layout, blas_for(device))
-        found[str(size)] = bool(np.array_equal(layout.view(memory, "KT").cpu().numpy(), inputs.k.swapaxes(1, 2)))
-    return found
+        equal[str(size)] = bool(np.array_equal(layout.view(memory, "KT").cpu().numpy(), inputs.k.swapaxes(1, 2)))
+    return equal
 
 
 @dataclass(frozen=True)
@@ -267,7 +284,7 @@ class Final:
     """The largest difference through files over what two float32 sums of d_k products may be apart, of all scores."""
 
 
-def final(inputs: Inputs, device: str) -> Final:
+def check_as_the_report(inputs: Inputs, device: str) -> Final:
     """Run the repaired pipeline as the report does, loop over heads and text files included."""
     run = attention(inputs, device, multiply=loop)
     theirs = {step.name: np.asarray(step.value) for step in verification.numpy_float32(inputs)}
@@ -284,7 +301,7 @@ def final(inputs: Inputs, device: str) -> Final:
     )
 
 
-def batch_apart(inputs: Inputs, device: str) -> float:
+def batch_difference(inputs: Inputs, device: str) -> float:
     """The largest difference of Q K^T by one strided batch from NumPy in float32."""
     batch = attention(inputs, device, multiply=strided)["qk"].cpu().numpy()
     return float(abs(batch - np.asarray(verification.numpy_float32(inputs)["qk"])).max())

@@ -24,6 +24,19 @@ class Program(Protocol):
         """The calls, in order."""
 
 
+def batched_matmul(memory: torch.Tensor, layout: Layout, blas: HostBlas | CuBlas) -> None:
+    """Q K^T of every head, row-major, with all corrections of the report undone in one call.
+
+    The report's own code is not on record. BLAS is column-major: C [m, n] = A [m, k] B [k, n].
+    """
+    N, d_k = layout.shapes["Q"]
+    M = layout.shapes["K"][0]
+    for head in range(layout.heads):
+        Q, KT, QK = (layout.offset(name, head) for name in ("Q", "KT", "QK"))
+        product = Gemm("N", "N", m=N, n=M, k=d_k, a=Q, lda=N, b=KT, ldb=d_k, c=QK, ldc=N)
+        blas.sgemm(memory, product)
+
+
 def multiply(program: Program, inputs: Inputs, memory: torch.Tensor, layout: Layout, blas: HostBlas | CuBlas) -> None:
     """Make the calls of all heads. All are checked first: what BLAS rejects writes nothing.
 
@@ -33,7 +46,7 @@ def multiply(program: Program, inputs: Inputs, memory: torch.Tensor, layout: Lay
     gemms = program.gemms(inputs.sizes, layout)
     for g in gemms:
         check(g)
-    if heads_apart(gemms, layout):
+    if heads_are_independent(gemms, layout):
         for g in gemms:
             blas.sgemm_strided_batched(memory, g, (layout.stride,) * 3, layout.heads)
         return
@@ -43,13 +56,13 @@ def multiply(program: Program, inputs: Inputs, memory: torch.Tensor, layout: Lay
             blas.sgemm(rest, g)
 
 
-def heads_apart(gemms: list[Gemm], layout: Layout) -> bool:
+def heads_are_independent(gemms: list[Gemm], layout: Layout) -> bool:
     """Whether no head reads or writes what another one writes, by arithmetic on the arguments of head 0."""
     first = layout.offset("QK", 0)
     end = first + layout.length("QK")
-    next_one = layout.offset("QK", 1)
+    next_head = layout.offset("QK", 1)
     spans = [g.extents() for g in gemms]
-    return all(first <= s["C"][0] and s["C"][1] <= end and max(s["A"][1], s["B"][1]) <= next_one for s in spans)
+    return all(first <= s["C"][0] and s["C"][1] <= end and max(s["A"][1], s["B"][1]) <= next_head for s in spans)
 
 
 def prepare(inputs: Inputs, layout: Layout, device: str = "cpu") -> torch.Tensor:
@@ -59,7 +72,7 @@ def prepare(inputs: Inputs, layout: Layout, device: str = "cpu") -> torch.Tensor
     return memory
 
 
-def _ran(program: Program, inputs: Inputs, device: str, mode: str, compute: str) -> tuple[Layout, torch.Tensor]:
+def _run(program: Program, inputs: Inputs, device: str, mode: str, compute: str) -> tuple[Layout, torch.Tensor]:
     """The arena after the product. Raises GemmRejectedError where BLAS rejects the arguments."""
     layout = plan(inputs.sizes, mode)
     memory = prepare(inputs, layout, device)
@@ -74,13 +87,13 @@ def scores(
 
     Raises GemmRejectedError where BLAS rejects the arguments.
     """
-    layout, memory = _ran(program, inputs, device, mode, compute)
+    layout, memory = _run(program, inputs, device, mode, compute)
     return layout.view(memory, "QK").cpu().numpy()
 
 
 def poisoned(program: Program, inputs: Inputs, device: str = "cpu") -> Escapes:
     """What the wrong call did outside its operands, found by poison. Raises as :func:`scores`."""
-    return escapes(*_ran(program, inputs, device, "poison", "float32"), "QK")
+    return escapes(*_run(program, inputs, device, "poison", "float32"), "QK")
 
 
 def attention(

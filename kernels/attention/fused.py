@@ -37,9 +37,20 @@ _chosen: dict[tuple[torch.device, int], tuple[int, int, int, int]] = {}
 
 @triton.jit
 def split_kernel(
-    k_ptr, v_ptr, k_high_ptr, k_low_ptr, v_high_ptr, v_low_ptr, n_keys, n_padded, n_columns, k_head_stride,
-    v_head_stride, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    k_ptr,
+    v_ptr,
+    k_high_ptr,
+    k_low_ptr,
+    v_high_ptr,
+    v_low_ptr,
+    n_keys,
+    n_padded,
+    n_columns,
+    k_head_stride,
+    v_head_stride,
+    KEYS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """K to [n_padded, COLUMNS] and V to [COLUMNS, n_padded], each in two parts, zeros past the end.
 
     Each eight of V's keys stand in the order 0 2 4 6 1 3 5 7: see :func:`fused_kernel`.
@@ -64,9 +75,23 @@ def split_kernel(
 
 @triton.jit
 def fused_kernel(
-    q_ptr, k_high_ptr, k_low_ptr, v_high_ptr, v_low_ptr, out_ptr, n_queries, n_keys, n_padded, n_columns, q_head_stride,
-    out_head_stride, factor, QUERIES: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    k_high_ptr,
+    k_low_ptr,
+    v_high_ptr,
+    v_low_ptr,
+    out_ptr,
+    n_queries,
+    n_keys,
+    n_padded,
+    n_columns,
+    q_head_stride,
+    out_head_stride,
+    factor,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """A tile of queries a program, over all keys. `factor` is log2(e) / sqrt(d_k): powers are of two.
 
     A thread holds two neighbouring keys of a weight's row, and the tensor core wants from it two that are four apart:
@@ -125,9 +150,21 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tens
     keys, strides = k.shape[1], (k.stride(0), v.stride(0))
     with torch.cuda.device_of(q):
         launch(
-            _compiled, (k.shape, strides, k.device, aligned(k, v)), split_kernel, (padded // PADDING, heads, 1),
-            k, v, *parts, keys, padded, columns, *strides, KEYS=PADDING, COLUMNS=width, num_warps=4,
-        )  # fmt: skip
+            _compiled,
+            (k.shape, strides, k.device, aligned(k, v)),
+            split_kernel,
+            (padded // PADDING, heads, 1),
+            k,
+            v,
+            *parts,
+            keys,
+            padded,
+            columns,
+            *strides,
+            KEYS=PADDING,
+            COLUMNS=width,
+            num_warps=4,
+        )
         _launch(q, parts, y, keys)
     return y
 
@@ -147,11 +184,26 @@ def _launch(q: torch.Tensor, parts: tuple[torch.Tensor, ...], y: torch.Tensor, k
         rows, block, warps, stages = tile
         try:
             launch(
-                _compiled, (q.shape, keys, q.stride(0), y.stride(0), tile, q.device, aligned(q, y)), fused_kernel,
+                _compiled,
+                (q.shape, keys, q.stride(0), y.stride(0), tile, q.device, aligned(q, y)),
+                fused_kernel,
                 (-(-n // rows), heads, 1),
-                q, *parts, y, n, keys, padded, columns, q.stride(0), y.stride(0), factor, QUERIES=rows, KEYS=block,
-                COLUMNS=width, num_warps=warps, num_stages=stages,
-            )  # fmt: skip
+                q,
+                *parts,
+                y,
+                n,
+                keys,
+                padded,
+                columns,
+                q.stride(0),
+                y.stride(0),
+                factor,
+                QUERIES=rows,
+                KEYS=block,
+                COLUMNS=width,
+                num_warps=warps,
+                num_stages=stages,
+            )
         except OutOfResources:
             continue
         _chosen[q.device, width] = tile

@@ -1,4 +1,4 @@
-"""Name a sealed call: run it at settings that separate the candidates, and keep those whose arithmetic agrees."""
+"""Identify a sealed call: run it at settings that separate the candidates, and keep those whose arithmetic agrees."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from threadpoolctl import threadpool_limits
 
 from kernels.attention import golden
 from kernels.attention.blas import Gemm, GemmRejectedError
-from kernels.attention.calls import Call, rewritten
+from kernels.attention.calls import Call, other_forms
 from kernels.attention.problem import Inputs, Sizes, index_coded, uniform
 from kernels.attention.survey import survey
 from labkit import Weighing, weigh
+from labkit.causes.hypotheses import Fit
 from labkit.numerics.bounds import Bound
+from labkit.session.wording import digits
 from labkit.tables import Table
 
 PRIMES = (29, 37, 53)
@@ -52,7 +54,7 @@ class Setting:
 
 
 def separating_settings(sizes: Sizes, seed: int = 0) -> dict[str, Setting]:
-    """Settings that tell calls apart: small sizes in every order, then the given ones, index-coded too.
+    """Settings that distinguish calls: small sizes in every order, then the given ones, index-coded too.
 
     Three different primes undo what N = M hides; where they make BLAS refuse a call, two equal sizes let it run. At
     the small sizes the operands are adjacent, so that a call which reads outside one still gives numbers. One head
@@ -121,7 +123,7 @@ class Candidates:
 
         with threadpool_limits(1):
             found = self._weigh(observe, self._hypotheses)
-            others = {str(other): other for name in found.left for other in rewritten(self.calls[name], self._block)}
+            others = {str(other): other for name in found.left for other in other_forms(self.calls[name], self._block)}
             self.calls |= others
             new = {name: partial(self.counterfactual, name) for name in others if name not in self.listed}
             found.fits |= self._weigh(observe, new).fits
@@ -165,6 +167,23 @@ class Candidates:
             calls = {name: partial(expected, self.calls[name]) for name in names}
             return weigh(observe, calls, fresh, outcomes=(RefusedError,))
 
+    def check(self, guess: Call, suspect: Sealed) -> Table:
+        """At how many settings a guess gives, in exact arithmetic, what the sealed call gives to within rounding."""
+        name = str(guess)
+        self.calls[name] = guess
+
+        def observe(setting: str) -> np.ndarray:
+            try:
+                return suspect.scores(self.settings[setting].inputs, mode=self.settings[setting].mode)
+            except GemmRejectedError as error:
+                raise RefusedError(error.argument) from None
+
+        names = {setting: setting for setting in self.settings}
+        hypotheses = {name: partial(self.counterfactual, name)}
+        fits = weigh(observe, hypotheses, names, outcomes=(RefusedError,)).fits[name]
+        agree = [setting for setting, fit in fits.items() if fit.ok]
+        return Table(("your guess", "agrees at", "of settings"), [(name, len(agree), len(fits))])
+
     def computations(self, names: Iterable[str]) -> int:
         """How many different computations some calls are: their exact results at fresh sizes are compared."""
         calls = [self.calls[name] for name in names]
@@ -181,7 +200,7 @@ def _expected(call: Call, inputs: Inputs, mode: str) -> Expected:
     return value, replace(bound, absolute=np.full_like(value, np.inf)) if np.isinf(bound.absolute).any() else bound
 
 
-def thinned(found: Weighing) -> Table:
+def remaining(found: Weighing) -> Table:
     """How many calls are left after each setting: the search at a glance."""
     left = list(found.fits.values())
     rows = []
@@ -189,6 +208,49 @@ def thinned(found: Weighing) -> Table:
         left = [fits for fits in left if setting in fits and fits[setting].ok]
         rows.append((setting, len(left)))
     return Table(("setting (N x M x d_k)", "calls left after it"), rows, title=f"{len(found.fits)} calls weighed")
+
+
+def distinguishing(search: Weighing, proof: Weighing, hidden: bool = False) -> Table:
+    """What the `search` left and refuted, by those settings of the `proof` at which these differ.
+
+    A cell is the largest error over the largest rounding error allowed. The title names the settings that are the same
+    in every row. With `hidden`, calls have numbers for names.
+    """
+    rows = {name: [_cell(fits.get(setting)) for setting in proof.settings] for name, fits in proof.fits.items()}
+    same = [i for i in range(len(proof.settings)) if len({_kind(row[i]) for row in rows.values()}) <= 1]
+    shown = [i for i in range(len(proof.settings)) if i not in same] or same
+    title = "error, as a multiple of the largest rounding error allowed"
+    if same and shown != same:
+        title += f"; the same in every row, so no test: {', '.join(proof.settings[i] for i in same)}"
+    table = [
+        (
+            f"call {i}" if hidden else name,
+            "refuted" if name in search.refuted else "left",
+            *(row[column] for column in shown),
+        )
+        for i, (name, row) in enumerate(rows.items(), start=1)
+    ]
+    return Table(("call", "by the search", *(proof.settings[i] for i in shown)), table, title, wrap=50)
+
+
+def _cell(fit: Fit | None) -> str:
+    """A fit in words: a multiple, or how BLAS rejects one of the two calls or both."""
+    if fit is None or not fit.tested:
+        return "not tested"
+    if np.isnan(fit.residual):
+        argument = fit.words.rpartition(" ")[2]
+        if fit.ok:
+            return f"rejected for {argument}, as observed"
+        return "rejected, and the observed is not" if argument == "ran" else f"not rejected for {argument}"
+    return digits(fit.residual) if np.isfinite(fit.residual) else "not finite"
+
+
+def _kind(cell: str) -> str:
+    """What a cell of :func:`distinguishing` says of a hypothesis, without the number."""
+    try:
+        return "within" if float(cell) <= 1.0 else "beyond"
+    except ValueError:
+        return "beyond" if cell in ("over a million", "not finite") else cell
 
 
 def upheld(before: Weighing, after: Weighing) -> tuple[Weighing, str]:

@@ -24,9 +24,18 @@ def right_call(layout: Layout, left: str, right: str, out: str) -> Gemm:
     rows, inner = layout.shapes[left]
     columns = layout.shapes[right][1]
     return Gemm(
-        "N", "N", columns, rows, inner,
-        layout.starts[right], columns, layout.starts[left], inner, layout.starts[out], columns,
-    )  # fmt: skip
+        "N",
+        "N",
+        columns,
+        rows,
+        inner,
+        layout.starts[right],
+        columns,
+        layout.starts[left],
+        inner,
+        layout.starts[out],
+        columns,
+    )
 
 
 def each_head(g: Gemm, layout: Layout) -> list[Gemm]:

@@ -26,9 +26,19 @@ _compiled: Compiled = {}
 
 @triton.jit
 def scores_kernel(
-    q_ptr, k_ptr, out_ptr, n_queries, n_keys, q_head_stride, k_head_stride, out_head_stride,
-    COLUMNS: tl.constexpr, TILE: tl.constexpr, HALF: tl.constexpr, STEPS: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    out_ptr,
+    n_queries,
+    n_keys,
+    q_head_stride,
+    k_head_stride,
+    out_head_stride,
+    COLUMNS: tl.constexpr,
+    TILE: tl.constexpr,
+    HALF: tl.constexpr,
+    STEPS: tl.constexpr,
+):
     """A tile of keys a program, STEPS tiles of queries against it.
 
     The columns are summed in two halves, added in float32: the tensor cores truncate as they accumulate, and
@@ -74,9 +84,18 @@ def scores(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor | None = None) ->
     strides = (q.stride(0), k.stride(0), y.stride(0))
     with torch.cuda.device_of(q):
         launch(
-            _compiled, (q.shape, k.shape, strides, q.device, aligned(q, k, y)), scores_kernel, grid,
-            q, k, y, n, k.shape[1], *strides, **constants,
-        )  # fmt: skip
+            _compiled,
+            (q.shape, k.shape, strides, q.device, aligned(q, k, y)),
+            scores_kernel,
+            grid,
+            q,
+            k,
+            y,
+            n,
+            k.shape[1],
+            *strides,
+            **constants,
+        )
     return y
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -54,7 +54,7 @@ def every_call(block: int) -> list[Call]:
     return list(dict.fromkeys(found))
 
 
-def leaves(g: Gemm, call: Call, layout: Layout, head: int = 0) -> set[str]:
+def exceeded_operands(g: Gemm, call: Call, layout: Layout, head: int = 0) -> set[str]:
     """Which of A, B and C reach outside their operand, by arithmetic on the arguments alone."""
     operands = {"A": call.a, "B": call.b, "C": "QK"}
     found = set()
@@ -107,7 +107,7 @@ def _outcome(call: Call, gemms: list[Gemm], inputs: Inputs, layout: Layout, righ
             check(g)
     except GemmRejectedError as error:
         return error.argument.encode(), Outcome(Fate.REJECTED, rejected=error.argument)
-    outside = set().union(*(leaves(g, call, layout) for g in gemms))
+    outside = set().union(*(exceeded_operands(g, call, layout) for g in gemms))
     result = golden.called(call, inputs)[0]
     if "C" in outside:
         fate = Fate.WRITES_OUTSIDE
@@ -142,11 +142,11 @@ def largest_differences(
     one arena, head after head, where no head of a call sees what another wrote; else each has an arena of its own.
     """
     one = golden.plan(sizes, mode)
-    apart = [call for call in calls if faulty.heads_apart(call.gemms(sizes, one), one)]
-    others = [call for call in calls if call not in set(apart)]
+    independent = [call for call in calls if faulty.heads_are_independent(call.gemms(sizes, one), one)]
+    others = [call for call in calls if call not in set(independent)]
     found: dict[Call, list[np.ndarray]] = {call: [] for call in calls}
     with threadpool_limits(1):
-        for some, together in ((apart, max(1, MOST[device] // one.size)), (others, 1)):
+        for some, together in ((independent, max(1, MOST[device] // one.size)), (others, 1)):
             for first in draws[::together] if some else ():
                 numbers = range(first, min(first + together, draws.stop))
                 for call, largest in _largest(some, sizes, numbers, device, mode).items():
@@ -209,11 +209,18 @@ class Likelihood:
     """The probability that one head falls into the reported range, widened by half its last digit."""
     ends: float
     """The probability that the smallest and the largest of the heads round to the range's two ends."""
+    largest: float
+    """How often the largest of the heads is at least as far out, on either side, as the range's upper end."""
 
     @property
     def chance(self) -> float:
         """:func:`chance_of_range`, of the heads of a draw."""
         return chance_of_range(self.head, self.differences.shape[1])
+
+    @property
+    def all_inside(self) -> float:
+        """The probability that all heads of a draw fall into the range."""
+        return self.head ** self.differences.shape[1]
 
     @property
     def mean(self) -> float:
@@ -236,23 +243,24 @@ def likelihood(outcome: Outcome, differences: np.ndarray, low: float, high: floa
     heads, h = differences.shape[1], digit / 2.0
     sample = differences.ravel()
     if not np.isfinite(sample).all() or sample.max() < low - h or sample.min() > high + h:
-        return Likelihood(outcome, differences, 0.0, 0.0)
+        return Likelihood(outcome, differences, 0.0, 0.0, 0.0)
     spread = sample.std() * np.sqrt(6.0) / np.pi
     law = stats.genextreme(
         *stats.genextreme.fit(sample, 0.1, loc=sample.mean() - np.euler_gamma * spread, scale=spread)
     )
 
-    def one(a: float, b: float) -> float:
+    def between(a: float, b: float) -> float:
         return float(law.cdf(b) - law.cdf(a))
 
-    head = one(low - h, high + h)
+    head = between(low - h, high + h)
     ends = (
         head**heads
-        - one(low + h, high + h) ** heads
-        - one(low - h, high - h) ** heads
-        + one(low + h, high - h) ** heads
+        - between(low + h, high + h) ** heads
+        - between(low - h, high - h) ** heads
+        + between(low + h, high - h) ** heads
     )
-    return Likelihood(outcome, differences, head, ends)
+    below, above = float(law.cdf(high + h)) ** heads, 1.0 - float(law.cdf(high - h)) ** heads
+    return Likelihood(outcome, differences, head, ends, min(1.0, 2.0 * min(below, above)))
 
 
 def judge(
@@ -271,6 +279,40 @@ def fitting(judged: Iterable[Likelihood], level: float, heads: int | None = None
     the draws' unless said.
     """
     return [i for i in judged if (i.chance if heads is None else chance_of_range(i.head, heads)) >= level]
+
+
+STATISTICS: dict[str, Callable[[Likelihood], float]] = {
+    "how much of the call's distribution the range holds": lambda item: item.chance,
+    "whether all heads lie in the range": lambda item: item.all_inside,
+    "the largest head alone": lambda item: item.largest,
+}
+"""By what a reported range may be compared with a call: what is held against the level."""
+
+
+def false_alarms(statistic: str, level: float, heads: int) -> float:
+    """How often the true call would be ruled out, where a call is whose statistic is below `level`.
+
+    That is the level itself, except for the probability that all heads lie in the range, which is no error rate.
+    """
+    return chance_of_range(level ** (1.0 / heads), heads) if statistic.startswith("whether all") else level
+
+
+def count_by_statistic(judged: Sequence[Likelihood], level: float, calls: set[Call]) -> dict[str, tuple[int, bool]]:
+    """For each of STATISTICS how many outcomes fit at `level`, and whether one that some of `calls` give does."""
+    fit = {name: [i.outcome for i in judged if value(i) >= level] for name, value in STATISTICS.items()}
+    return {name: (len(some), any(calls & set(o.calls) for o in some)) for name, some in fit.items()}
+
+
+def most_alike(judged: Iterable[Likelihood], reported: tuple[float, float]) -> tuple[Likelihood, int]:
+    """The outcome and the number of its draw whose smallest and largest head come closest to the reported ends."""
+    distances = []
+    for item in judged:
+        if np.isfinite(item.differences).all():
+            low, high = item.differences.min(axis=1), item.differences.max(axis=1)
+            distance = abs(low - reported[0]) + abs(high - reported[1])
+            distances.append((float(distance.min()), int(distance.argmin()), item))
+    _, number, item = min(distances, key=lambda entry: entry[0])
+    return item, number
 
 
 def of_call(judged: Iterable[Likelihood], call: Call) -> Likelihood:

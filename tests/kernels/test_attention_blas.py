@@ -65,8 +65,18 @@ REJECTED = [
     ({"ldc": 3}, "ldc", 13),
 ]
 RIGHT = {
-    "transa": "N", "transb": "N", "m": 4, "n": 5, "k": 6, "a": 0, "lda": 4, "b": 24, "ldb": 6, "c": 64, "ldc": 4,
-}  # fmt: skip
+    "transa": "N",
+    "transb": "N",
+    "m": 4,
+    "n": 5,
+    "k": 6,
+    "a": 0,
+    "lda": 4,
+    "b": 24,
+    "ldb": 6,
+    "c": 64,
+    "ldc": 4,
+}
 
 
 @pytest.mark.parametrize(("change", "argument", "position"), REJECTED)
@@ -87,9 +97,21 @@ def test_cublas_rejects_just_what_the_check_does(change, argument, position):
     base = memory.data_ptr()
     with pytest.raises(Exception, match="INVALID_VALUE"):
         blas._api.sgemm(
-            blas.handle(memory.device), blas._op[g.transa], blas._op[g.transb], g.m, g.n, g.k, alpha, base, g.lda,
-            base + 96, g.ldb, beta, base + 256, g.ldc,
-        )  # fmt: skip
+            blas.handle(memory.device),
+            blas._op[g.transa],
+            blas._op[g.transb],
+            g.m,
+            g.n,
+            g.k,
+            alpha,
+            base,
+            g.lda,
+            base + 96,
+            g.ldb,
+            beta,
+            base + 256,
+            g.ldc,
+        )
 
 
 def test_a_call_that_would_leave_the_arena_is_never_made(device):

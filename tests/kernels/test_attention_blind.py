@@ -102,7 +102,7 @@ def test_a_listed_call_is_never_ruled_out_and_no_other_is_named(weighed):
             name = str(sealed.reveal())
             assert name in [*found.left, *found.untested], f"seed {seed}: {name}"
             assert found.cause in (name, UNDECIDABLE), f"seed {seed}: {found.cause}"
-            assert blind.rightly(found, name, listed=True)
+            assert blind.ended_rightly(found, name, listed=True)
 
 
 def test_what_is_left_of_a_listed_call_is_one_computation_nearly_always_and_few_calls(weighed, candidates):
@@ -121,7 +121,7 @@ def test_a_call_from_outside_is_none_of_these_or_undecidable_where_listed_ones_c
             continue
         program = sealed.reveal()
         assert found.cause in (blind.NONE, UNDECIDABLE), f"seed {seed}: {program} was named {found.cause}"
-        assert blind.rightly(found, str(program), listed=False)
+        assert blind.ended_rightly(found, str(program), listed=False)
         if reads_what_it_writes(program):
             continue  # its result depends on the order of BLAS's loads and stores: nothing is decided
         same = equal_in_what_they_compute(program, listed, device)
@@ -153,16 +153,16 @@ def test_the_identifying_code_does_not_import_the_generator():
 
 def test_naming_the_nearest_listed_call_would_be_found_out():
     fits = {"a": {"s": Fit(True, 0.1, "fits")}}
-    assert not blind.rightly(Weighing(["s"], fits), "b", listed=False)
-    assert not blind.rightly(Weighing(["s"], fits), "b", listed=True)
-    assert blind.rightly(Weighing(["s"], fits), "a", listed=True)
-    assert blind.rightly(Weighing(["s"], {}), "b", listed=False)
+    assert not blind.ended_rightly(Weighing(["s"], fits), "b", listed=False)
+    assert not blind.ended_rightly(Weighing(["s"], fits), "b", listed=True)
+    assert blind.ended_rightly(Weighing(["s"], fits), "a", listed=True)
+    assert blind.ended_rightly(Weighing(["s"], {}), "b", listed=False)
 
 
 def test_a_call_in_other_words_computes_the_same(device):
     inputs = survey.integers(Sizes(2, 37, 53, 29))
     for call in (Call(), blind.named()["column_major"], calls.blocked(BLOCK)):
-        others = calls.rewritten(call, BLOCK)
+        others = calls.other_forms(call, BLOCK)
         mine = outcome(faulty.scores, call, inputs, device)
         same = [other for other in others if outcome(faulty.scores, other, inputs, device) == mine]
         assert len(same) >= 2, call

@@ -60,7 +60,7 @@ def test_poison_finds_just_the_calls_that_arithmetic_says_leave_their_operands(d
             found = faulty.poisoned(call, inputs, device)
         except GemmRejectedError:
             continue
-        outside = set().union(*(survey.leaves(g, call, layout) for g in call.gemms(one, layout)))
+        outside = set().union(*(survey.exceeded_operands(g, call, layout) for g in call.gemms(one, layout)))
         # A result element of a call that reads outside may still come from inside alone: extents are necessary.
         assert found.any <= bool(outside), call
         assert bool(found.guards_written) == ("C" in outside), call
@@ -120,16 +120,16 @@ def test_heads_in_one_batch_give_what_heads_one_after_another_give(device, liste
         value, bound = golden.called(call, inputs, "adjacent")
         for memory in (together, one_by_one):
             assert compare(layout.view(memory, "QK").cpu().numpy(), value, bound).ok, call
-        apart += faulty.heads_apart(gemms, layout)
+        apart += faulty.heads_are_independent(gemms, layout)
     assert apart >= 20
 
 
 def test_a_head_that_another_one_writes_to_does_not_go_in_one_batch():
     layout = golden.plan(REPORT, "adjacent")
-    assert faulty.heads_apart(Call().gemms(REPORT, layout), layout)
-    assert faulty.heads_apart(Call(ldb="N").gemms(REPORT, layout), layout)  # it reads K, which nobody writes
+    assert faulty.heads_are_independent(Call().gemms(REPORT, layout), layout)
+    assert faulty.heads_are_independent(Call(ldb="N").gemms(REPORT, layout), layout)  # it reads K, which nobody writes
     spilling = replace(calls.blocked(BLOCK), m="M", n="N")
-    assert not faulty.heads_apart(spilling.gemms(REPORT, layout), layout)
+    assert not faulty.heads_are_independent(spilling.gemms(REPORT, layout), layout)
 
 
 def test_draws_of_the_survey_do_not_depend_on_how_many_lie_in_one_arena(device, monkeypatch):
