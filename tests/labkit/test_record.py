@@ -133,7 +133,7 @@ def test_a_benchmark_is_of_the_kernels_as_they_are():
 
 def test_no_benchmark_rests_on_what_is_said_of_it():
     for path in (ROOT / "kernels").rglob("bench.py"):
-        assert not re.search(r"import .*\b(evidence|figures)\b|\b(evidence|figures) import", path.read_text()), path
+        assert not re.search(r"import .*\b(claims|figures)\b|\b(claims|figures) import", path.read_text()), path
 
 
 def test_no_record_names_a_folder_of_a_machine():
