@@ -196,7 +196,7 @@ def schedule(rates: Sequence[tuple[int, Interval]]) -> list[Figure]:
         return [Figure(name, all_of_them, (0.0, len(rates) - 1.0), "entries that one line passes")]
     slopes = tuple(float(way.x[0]) * unit for way in ways)
     shifts = sorted(-float(way.x[1] / way.x[0]) if way.x[0] else 0.0 for way in ways)
-    how = f"per step; the line is 0 at step {span((shifts[0], shifts[1]))}"
+    how = f"per step; the line is 0 at step {span((shifts[0], shifts[1]), 3)}"
     return [
         Figure(name, all_of_them, all_of_them, "entries that one line passes"),
         Figure("learning rate, slope", None, (min(slopes), max(slopes)), how),

@@ -27,6 +27,8 @@ from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
 from labkit.session.secrets import secrets
 
+LONG = 200
+"""Steps of a small run above which it shows its progress."""
 FILE_FOUND = "a file is found"
 WRITTEN = f"{faulty.RESULTS} is written"
 STAND_IN = "- **Wandb APIキー**: 設定済み (`'WANDB_API_KEY': '{}'`)"
@@ -176,7 +178,7 @@ def run_loop(
         out = folder / "evals" / f"{step:010d}"
         command = [sys.executable, "-c", EVALUATION, section, str(root), str(out), *sources]
         job = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # its error stays there
-        ends.append((job.stderr.splitlines() or [WRITTEN])[-1])
+        ends.append(job.stderr.splitlines()[-1] if job.returncode else WRITTEN)
 
     try:
         faulty.train(steps, every, made.append, save, evaluate, submit, async_eval_gpus, first)
@@ -246,7 +248,7 @@ def train(config: Config) -> list[float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [line["loss"] for line in metrics.read(training.train(config))]
+        return [line["loss"] for line in metrics.read(training.train(config, progress=config.last > LONG))]
     finally:
         torch.set_num_threads(threads)
 
@@ -287,7 +289,7 @@ def repeat_on_gpu(folder: Path, steps: int, kept: Path) -> dict[str, Any]:
     config, wrong = preflight.check(raw)
     if config is None or wrong:
         raise UsageError("; ".join(map(str, wrong)))
-    path = training.train(config)
+    path = training.train(config, progress=True)
     lines = metrics.read(path)
     kept.mkdir(parents=True, exist_ok=True)
     shutil.copy(path, kept / metrics.FILE)

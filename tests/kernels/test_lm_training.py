@@ -302,8 +302,6 @@ def test_two_runs_that_part_are_told_by_the_first_step_and_tensor(raw, tmp_path,
     one, same, other = paths
     assert labkit(["diff", str(one), str(same)]) == 0
     assert labkit(["diff", str(one), str(other)]) == 1
-    assert experiments.first_difference(one, other) == (
-        4,
-        "weight.embedding.table",
-    )  # the rate of step 1 is 0, and step 3 begins with the first change
+    # the rate of step 1 is 0, and step 3 begins with the first change
+    assert experiments.first_difference(one, other) == (4, "weight.embedding.table")
     assert (one / "000002.grad.head.output.npy").exists()
