@@ -87,8 +87,8 @@ def search_folders(folder: Path, named: Mapping[str, Sequence[str]]) -> list[Sea
         root, (source,) = training_data(folder / name.replace(" ", "_"))
         for file in files:
             (root / source / file).write_text("" if file.startswith("empty") else '{"text": "held out"}\n')
-        held = any(file.endswith(".val.jsonl") for file in files)
-        searches.append(_search(name, root / source, held))
+        has_validation_file = any(file.endswith(".val.jsonl") for file in files)
+        searches.append(_search(name, root / source, has_validation_file))
     searches.append(_search("no such folder", folder / "nowhere", False))
     root, (source,) = training_data(folder / "unreadable")
     (root / source / "a.val.jsonl").write_text('{"text": "held out"}\n')
@@ -96,9 +96,9 @@ def search_folders(folder: Path, named: Mapping[str, Sequence[str]]) -> list[Sea
         return [*searches, _search("cannot be listed", root / source, True)]
 
 
-def _search(name: str, folder: Path, held: bool) -> Search:
+def _search(name: str, folder: Path, has_validation_file: bool) -> Search:
     ends = [end_of_search(folder, pattern) for pattern in (faulty.VALIDATION_FILES, faulty.TRAINING_FILES)]
-    return Search(name, held, *ends)
+    return Search(name, has_validation_file, *ends)
 
 
 def try_fixes(folder: Path, checks: Mapping[str, faulty.Find] = faulty.ZERO_CHECKS) -> dict[str, str]:
@@ -107,9 +107,9 @@ def try_fixes(folder: Path, checks: Mapping[str, faulty.Find] = faulty.ZERO_CHEC
     section = yaml.safe_load(faulty.SHOWN)
     commented = {key: value for key, value in section.items() if key != "validation"}
 
-    def end(name: str, given: dict[str, Any], find: faulty.Find = faulty.find_chunks) -> str:
+    def end(name: str, settings: dict[str, Any], find: faulty.Find = faulty.find_chunks) -> str:
         try:
-            faulty.evaluate(faulty.merge_settings(yaml.safe_dump(given)), root, sources, folder / "out" / name, find)
+            faulty.evaluate(faulty.merge_settings(yaml.safe_dump(settings)), root, sources, folder / "out" / name, find)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return WRITTEN
@@ -158,13 +158,13 @@ def run_loop(
     process. A step is counted, not computed.
     """
     root, sources = training_data(folder)
-    kept = folder / "checkpoints"
-    kept.mkdir(exist_ok=True)
-    first = max((int(path.name) for path in kept.iterdir()), default=0)
+    checkpoints_folder = folder / "checkpoints"
+    checkpoints_folder.mkdir(exist_ok=True)
+    first = max((int(path.name) for path in checkpoints_folder.iterdir()), default=0)
     made, ends = [first], []
 
     def save(step: int) -> None:
-        (kept / f"{step:010d}").mkdir()
+        (checkpoints_folder / f"{step:010d}").mkdir()
 
     def evaluate(step: int) -> None:
         try:
@@ -185,7 +185,7 @@ def run_loop(
         ended = "normally"
     except Exception as error:
         ended = f"{type(error).__name__}: {error}"
-    saved = sorted(step for path in kept.iterdir() if (step := int(path.name)) > first)
+    saved = sorted(step for path in checkpoints_folder.iterdir() if (step := int(path.name)) > first)
     return LoopRun(steps, first + 1, made[-1], saved, ends, ended)
 
 
@@ -261,9 +261,9 @@ def held_out_bits(config: Config) -> float:
 
 def drop_last_checkpoint(config: Config) -> int:
     """Throw away a run's last checkpoint, as if it had been killed before; the step of the one that is left."""
-    *_, (kept, _), (_, last) = sorted(checkpoints.complete(Path(config.folder) / "checkpoints").items())
+    *_, (left, _), (_, last) = sorted(checkpoints.complete(Path(config.folder) / "checkpoints").items())
     shutil.rmtree(last)
-    return kept
+    return left
 
 
 def first_difference(run: Path, other: Path) -> tuple[int, str] | None:
@@ -278,10 +278,10 @@ def first_difference(run: Path, other: Path) -> tuple[int, str] | None:
     return None
 
 
-def repeat_on_gpu(folder: Path, steps: int, kept: Path) -> dict[str, Any]:
+def repeat_on_gpu(folder: Path, steps: int, lines_folder: Path) -> dict[str, Any]:
     """The report's run again on a GPU, on Python's documentation: its lines and medians over them.
 
-    Its metrics.jsonl is copied into `kept`. Seconds, bytes (tokens) and FLOP/s are medians after the first 20 steps.
+    Its metrics.jsonl is copied into `lines_folder`. Seconds, bytes (tokens) and FLOP/s are medians after the first 20 steps.
     """
     text = sample(folder / "whole", 1 << 30)
     raw = as_the_report(folder / "h200", text) | {"device": "cuda", "evaluation": "none", "steps": 4000, "stop": steps}
@@ -291,8 +291,8 @@ def repeat_on_gpu(folder: Path, steps: int, kept: Path) -> dict[str, Any]:
         raise UsageError("; ".join(map(str, wrong)))
     path = training.train(config, progress=True)
     lines = metrics.read(path)
-    kept.mkdir(parents=True, exist_ok=True)
-    shutil.copy(path, kept / metrics.FILE)
+    lines_folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(path, lines_folder / metrics.FILE)
     quiet = [line for line in lines[20:] if line["seconds"]["checkpoint"] == 0.0] or lines[-1:]
 
     def median(of: Any) -> float:

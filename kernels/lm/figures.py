@@ -65,11 +65,11 @@ def draw_time_axis(axes: Any, report: Mapping[str, Any], steps: int) -> None:
         rows.append((name, start, length, slack, plots.GREEN if "training" in name else plots.BLUE))
         start += length
     rows.append(("texts generated", generated, end - generated, 0.0, plots.BLUE))
-    for row, (_, begin, length, loose, colour) in enumerate(rows, 1):
+    for row, (_, begin, length, spare, colour) in enumerate(rows, 1):
         axes.barh(row, length, left=begin, color=colour, height=0.55)
-        axes.plot([begin, begin + length + loose], [row, row], color=colour, lw=0.8)
+        axes.plot([begin, begin + length + spare], [row, row], color=colour, lw=0.8)
         words = f"{60 * length:.0f} s" if length < 2 else f"{length:g} min"
-        place, side = (begin + length + loose + 0.15, "left") if length < 2 else (begin + length / 2, "center")
+        place, side = (begin + length + spare + 0.15, "left") if length < 2 else (begin + length / 2, "center")
         axes.text(place, row, words, fontsize=7, ha=side, va="center", color="white" if side == "center" else colour)
     rest = (steps - made) * float(report["printed"]["iteration_seconds"]) / 60
     axes.plot(0, 0, "v", color="black", ms=8, clip_on=False)
