@@ -281,7 +281,7 @@ def first_difference(run: Path, other: Path) -> tuple[int, str] | None:
 def repeat_on_gpu(folder: Path, steps: int, lines_folder: Path) -> dict[str, Any]:
     """The report's run again on a GPU, on Python's documentation: its lines and medians over them.
 
-    Its metrics.jsonl is copied into `lines_folder`. Seconds, bytes (tokens) and FLOP/s are medians after the first 20 steps.
+    Its metrics.jsonl is copied into `lines_folder`. Seconds, bytes (tokens) and FLOP/s are medians after 20 steps.
     """
     text = sample(folder / "whole", 1 << 30)
     raw = as_the_report(folder / "h200", text) | {"device": "cuda", "evaluation": "none", "steps": 4000, "stop": steps}
