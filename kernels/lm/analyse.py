@@ -196,7 +196,7 @@ def schedule(rates: Sequence[tuple[int, Interval]]) -> list[Figure]:
         return [Figure(name, all_of_them, (0.0, len(rates) - 1.0), "entries that one line passes")]
     slopes = tuple(float(way.x[0]) * unit for way in ways)
     shifts = sorted(-float(way.x[1] / way.x[0]) if way.x[0] else 0.0 for way in ways)
-    how = f"per step; the line is 0 at step {span((shifts[0], shifts[1]))}"
+    how = f"per step; the line is 0 at step {span((shifts[0], shifts[1]), 3)}"
     return [
         Figure(name, all_of_them, all_of_them, "entries that one line passes"),
         Figure("learning rate, slope", None, (min(slopes), max(slopes)), how),
@@ -334,21 +334,25 @@ def _held_to(config: dict[str, Any], lines: Sequence[dict[str, Any]]) -> list[Fi
     return found
 
 
-def table(figures: Sequence[Figure]) -> Table:
-    """A row a figure, contradictions last."""
+def table(figures: Sequence[Figure], digits: int = 5) -> Table:
+    """A row a figure, its numbers to so many significant digits, contradictions last."""
     words = {True: "agrees", False: "CONTRADICTS", None: "derived"}
     rows = [
-        (words[f.agrees], f.name, span(f.stated), span(f.derived), f.how)
+        (words[f.agrees], f.name, span(f.stated, digits), span(f.derived, digits), f.how)
         for f in sorted(figures, key=lambda f: f.agrees is False)
     ]
     return Table(("", "figure", "stated", "derived", "how"), rows)
 
 
-def span(interval: Interval | None) -> str:
-    """An interval in a few digits, or in full up to 999,999,999."""
+def span(interval: Interval | None, digits: int = 5) -> str:
+    """An interval to so many significant digits; one number up to 999,999,999, where it is one, in full."""
     if interval is None:
         return ""
-    low, high = (f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.5g}" for value in interval)
+    whole = [f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else "" for value in interval]
+    if whole[0] and whole[0] == whole[1]:
+        return whole[0]
+    rounded = (float(f"{value:.{digits}g}") for value in interval)
+    low, high = (f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.{digits}g}" for value in rounded)
     if math.isinf(interval[1]):
         return f"at least {low}"
     return low if low == high else f"{low} to {high}"

@@ -119,10 +119,16 @@ def cases(device: Device) -> Iterator[Case]:
         )
     ]
     yield Case(
-        kernel="lm_training", mode="step", x_name="batch x length",
+        kernel="lm_training",
+        mode="step",
+        x_name="batch x length",
         x_value=f"{config.data.batch} x {config.data.length}",
-        providers=providers, bytes=count(config.model) * 4 * 7, operations=0, graph=False, memory=True,
-    )  # fmt: skip
+        providers=providers,
+        bytes=count(config.model) * 4 * 7,
+        operations=0,
+        graph=False,
+        memory=True,
+    )
 
 
 def golden(config: Config, batch: tuple[Tensor, ...]) -> tuple[Tensor, float]:
@@ -158,9 +164,15 @@ def _stronger(config: Config) -> tuple[Any, Callable[[], Any]]:
 
 
 def _provider(
-    name: str, make: Callable[[Config], tuple[Any, Callable[[], Any]]], config: Config, batches: list[Any],
-    exact: Tensor, explained: float, data: Sequences, folder: Path,
-) -> Provider:  # fmt: skip
+    name: str,
+    make: Callable[[Config], tuple[Any, Callable[[], Any]]],
+    config: Config,
+    batches: list[Any],
+    exact: Tensor,
+    explained: float,
+    data: Sequences,
+    folder: Path,
+) -> Provider:
     model, around = make(config)
     optimizer = training.optimizer_of(model, config)
     facts: dict[str, float] = {}

@@ -191,11 +191,29 @@ CHOICES = {
     "optimizer.schedule": ("cosine", "constant"),
 }
 LEAST: dict[str, float] = {
-    "steps": 1, "stop": 0, "seed": 0, "data.batch": 1, "data.length": 2, "model.dim": 2, "model.layers": 1,
-    "model.heads": 1, "model.hidden": 0, "model.vocabulary": VOCABULARY, "optimizer.warmup": 1, "optimizer.final": 0,
-    "optimizer.decay": 0, "optimizer.clip": 0, "checkpoints.every": 0, "checkpoints.keep": 1, "validation.every": 0,
-    "validation.batches": 0, "evaluation.limit": 0, "dumps.every": 0, "optimizer.beta1": 0, "optimizer.beta2": 0,
-}  # fmt: skip
+    "steps": 1,
+    "stop": 0,
+    "seed": 0,
+    "data.batch": 1,
+    "data.length": 2,
+    "model.dim": 2,
+    "model.layers": 1,
+    "model.heads": 1,
+    "model.hidden": 0,
+    "model.vocabulary": VOCABULARY,
+    "optimizer.warmup": 1,
+    "optimizer.final": 0,
+    "optimizer.decay": 0,
+    "optimizer.clip": 0,
+    "checkpoints.every": 0,
+    "checkpoints.keep": 1,
+    "validation.every": 0,
+    "validation.batches": 0,
+    "evaluation.limit": 0,
+    "dumps.every": 0,
+    "optimizer.beta1": 0,
+    "optimizer.beta2": 0,
+}
 SMALLEST_EPS = 2.0**-126
 ABOVE_ZERO = ("optimizer.rate", "optimizer.eps", "model.eps", "model.rope_theta")
 BELOW_ONE = ("optimizer.beta1", "optimizer.beta2")

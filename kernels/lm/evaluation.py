@@ -47,9 +47,13 @@ def evaluate(model: Decoder, given: Evaluation, length: int) -> dict[str, Any]:
         files = {split: str(folder / file) for split, file in task["dataset_kwargs"]["data_files"].items()}
         tasks.append(task | {"dataset_kwargs": {"data_files": files}})
     found = simple_evaluate(
-        Harness(), tasks=tasks, task_manager=TaskManager(include_defaults=False), limit=given.limit or None,
-        bootstrap_iters=0, verbosity="ERROR",
-    )  # fmt: skip
+        Harness(),
+        tasks=tasks,
+        task_manager=TaskManager(include_defaults=False),
+        limit=given.limit or None,
+        bootstrap_iters=0,
+        verbosity="ERROR",
+    )
     return {name: {k: v for k, v in values.items() if k != "alias"} for name, values in found["results"].items()}
 
 

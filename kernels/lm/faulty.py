@@ -1,16 +1,17 @@
-"""What is under investigation: how Meta Lingua's evaluation finds its validation files, and what its settings become.
+"""What is under investigation: how Meta Lingua finds its validation files, and when its training loop evaluates.
 
-Rewritten from its public sources (facebookresearch/lingua: lingua/data.py, apps/main/eval.py, lingua/args.py), step by
-step: the settings are merged with a dataclass's defaults by OmegaConf; the folders are those of the settings and,
-always, the training's own; the files of a folder are shared among the ranks by a modulo, with the assertion that there
-is one after it; the harness's results are written only once the validation has ended. Neither the harness nor the
-validation is computed: only the search for files, and the writing that follows it.
+Rewritten from its public sources (facebookresearch/lingua: lingua/data.py, apps/main/eval.py, apps/main/train.py,
+lingua/args.py), step by step: the settings are merged with a dataclass's defaults by OmegaConf; the folders are those
+of the settings and, always, the training's own; the files of a folder are shared among the ranks by a modulo, with the
+assertion that there is one after it; the harness's results are written only once the validation has ended; and the
+evaluation is called in the training loop. Neither training steps, nor the harness, nor the validation is computed: only
+the order of the calls, the search for files, and the writing that follows it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +28,9 @@ harness: {tasks: [hellaswag, piqa, {task: nq_open, num_fewshot: 5}]}
 validation: {max_steps: 100}
 """
 """The `eval` section of the report's debug.yaml."""
-GUARDS = ("none", "raises", "gives an empty list", "leaves the modulo out")
-"""Ways to check for zero in the function that finds the files."""
-WRITTEN = "results.json is written"
+TRAINING_FILES, VALIDATION_FILES = "*.chunk.*.jsonl", "*.val.jsonl"
+RESULTS = "results.json"
+Find = Callable[[Path, int, str], list[str]]
 
 
 @dataclass
@@ -51,55 +52,104 @@ class EvaluationSettings:
     validation: ValidationSettings | None = field(default_factory=ValidationSettings)
 
 
-def settings(text: str) -> EvaluationSettings:
-    """The section merged over the defaults, by OmegaConf (an extra; UsageError without it)."""
+def merge_settings(section: str) -> EvaluationSettings:
+    """A YAML section merged over the defaults, by OmegaConf (an extra; UsageError without it)."""
     try:
         from omegaconf import OmegaConf
     except ImportError:
         raise UsageError("omegaconf is missing; wanted it for Lingua's settings: pip install -e '.[lm]'") from None
-    merged = OmegaConf.merge(OmegaConf.structured(EvaluationSettings()), OmegaConf.create(yaml.safe_load(text)))
+    merged = OmegaConf.merge(OmegaConf.structured(EvaluationSettings()), OmegaConf.create(yaml.safe_load(section)))
     return OmegaConf.to_object(merged)  # type: ignore[return-value]
 
 
-def found(folder: Path, ranks: int, pattern: str = "*.val.jsonl", guard: str = "none") -> list[str]:
-    """The files of a folder for so many ranks, by the rule, with one of :data:`GUARDS` put in."""
-    names = [str(path) for path in folder.glob(pattern)]
-    if not names and guard == "raises":
+def find_chunks(folder: Path, ranks: int, pattern: str = VALIDATION_FILES) -> list[str]:
+    """The files of `folder` that so many ranks share: Lingua's `find_and_sanitize_chunks`."""
+    chunks = [str(path) for path in folder.glob(pattern)]
+    if len(chunks) > ranks:
+        chunks = chunks[:ranks]
+    else:
+        assert ranks % len(chunks) == 0, "the ranks are no multiple of the files"
+    assert len(chunks) > 0, f"no files in {folder.name}"
+    return chunks
+
+
+def find_chunks_or_raise(folder: Path, ranks: int, pattern: str = VALIDATION_FILES) -> list[str]:
+    """:func:`find_chunks` behind a check that raises where there is no file."""
+    if not any(folder.glob(pattern)):
         raise FileNotFoundError(f"no {pattern} in {folder.name}")
-    if not names and guard == "gives an empty list":
-        return []
-    if len(names) > ranks:
-        names = names[:ranks]
-    elif not (guard == "leaves the modulo out" and not names):
-        assert ranks % len(names) == 0, "the ranks are no multiple of the files"
-    assert len(names) > 0, f"no files in {folder.name}"
-    return names
+    return find_chunks(folder, ranks, pattern)
 
 
-def dealt(folder: Path, rank: int, ranks: int, pattern: str = "*.val.jsonl", guard: str = "none") -> str:
+def find_chunks_or_none(folder: Path, ranks: int, pattern: str = VALIDATION_FILES) -> list[str]:
+    """:func:`find_chunks` behind a check that returns an empty list where there is no file."""
+    return find_chunks(folder, ranks, pattern) if any(folder.glob(pattern)) else []
+
+
+def find_chunks_without_modulo(folder: Path, ranks: int, pattern: str = VALIDATION_FILES) -> list[str]:
+    """:func:`find_chunks` with a check that leaves out the modulo where there is no file."""
+    chunks = [str(path) for path in folder.glob(pattern)]
+    if len(chunks) > ranks:
+        chunks = chunks[:ranks]
+    elif chunks:
+        assert ranks % len(chunks) == 0, "the ranks are no multiple of the files"
+    assert len(chunks) > 0, f"no files in {folder.name}"
+    return chunks
+
+
+ZERO_CHECKS: dict[str, Find] = {
+    "raises": find_chunks_or_raise,
+    "gives an empty list": find_chunks_or_none,
+    "leaves the modulo out": find_chunks_without_modulo,
+}
+"""Ways to check for zero in the function that finds the files."""
+
+
+def distribute_chunks(folder: Path, rank: int, ranks: int, pattern: str, find: Find = find_chunks) -> str:
     """The file of one rank: as many ranks read each file as go into them."""
-    names = found(folder, ranks, pattern, guard)
-    each = ranks // len(names)
-    return [name for name in names for _ in range(each)][rank]
+    chunks = find(folder, ranks, pattern)
+    each = ranks // len(chunks)
+    return [chunk for chunk in chunks for _ in range(each)][rank]
 
 
-def searched(given: ValidationSettings, training_root: Path, training_sources: list[str]) -> list[Path]:
-    """The folders that the validation looks through."""
-    own = [Path(given.root_dir) / source for source in given.sources]
+def validation_folders(settings: ValidationSettings, training_root: Path, training_sources: list[str]) -> list[Path]:
+    """The folders that the validation looks through: those of its settings, and always the training's."""
+    own = [Path(settings.root_dir) / source for source in settings.sources]
     return own + [training_root / source for source in training_sources]
 
 
-def evaluate(given: EvaluationSettings, root: Path, sources: list[str], out: Path, guard: str = "none") -> str:
-    """An evaluation on one GPU, of which only the search for validation files is made: how it ends."""
+def evaluate(settings: EvaluationSettings, root: Path, sources: list[str], out: Path, find: Find = find_chunks) -> None:
+    """An evaluation on one GPU: Lingua's `launch_eval`, of which the search for validation files alone is made.
+
+    The training has its `sources` below `root`; results.json is written into `out`. Raises what the search raises.
+    """
+    if settings.validation:
+        for folder in validation_folders(settings.validation, root, sources):
+            distribute_chunks(folder, 0, 1, VALIDATION_FILES, find)
     out.mkdir(parents=True, exist_ok=True)
-    try:
-        if given.validation:
-            for folder in searched(given.validation, root, sources):
-                dealt(folder, 0, 1, guard=guard)
-        (out / "results.json").write_text("{}")
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return WRITTEN
+    (out / RESULTS).write_text("{}")
+
+
+def train(
+    steps: int,
+    every: int,
+    update: Callable[[int], object],
+    save: Callable[[int], object],
+    evaluate: Callable[[int], object],
+    submit: Callable[[int], object],
+    async_eval_gpus: int | None = None,
+    first: int = 0,
+) -> None:
+    """Lingua's training loop from step `first` + 1 on: each call gets the number of steps made so far."""
+    for step in range(first + 1, steps + 1):
+        update(step)
+        if step % every == 0:
+            save(step)
+            if async_eval_gpus is None:
+                evaluate(step)  # in this process
+            else:
+                submit(step)  # as a job of its own
+    if steps % every:
+        save(steps)
 
 
 @contextmanager

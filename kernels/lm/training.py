@@ -323,19 +323,29 @@ class _Lines:
         rate = config.tokens / seconds
         both, update = late.clock.seconds()
         line = {
-            "step": late.step + 1, "loss": _finite(loss), "grad_norm": _finite(norm),
-            "lr": learning_rate(config, late.step), "tokens": config.tokens, "tokens_per_second": rate,
+            "step": late.step + 1,
+            "loss": _finite(loss),
+            "grad_norm": _finite(norm),
+            "lr": learning_rate(config, late.step),
+            "tokens": config.tokens,
+            "tokens_per_second": rate,
             "flops_per_second": rate * flops_per_token(config.model, config.data.length, recomputed=False),
             "flops_formula": metrics.FORMULA,
             "flops_per_second_lingua": rate * flops_per_token(config.model, config.data.length, recomputed=True),
-            **metrics.memory(self.device), "power_watts": metrics.power(self.device),
+            **metrics.memory(self.device),
+            "power_watts": metrics.power(self.device),
             "seconds": {
-                "data": late.data_seconds, "forward_backward": both, "update": update, "checkpoint": self.pause,
+                "data": late.data_seconds,
+                "forward_backward": both,
+                "update": update,
+                "checkpoint": self.pause,
                 "all": seconds,
             },
-            "epoch": late.about["epoch"], "place": late.about["place"], "batch_crc": late.about["batch_crc"],
+            "epoch": late.about["epoch"],
+            "place": late.about["place"],
+            "batch_crc": late.about["batch_crc"],
             "ranks": late.about["ranks"],
-        }  # fmt: skip
+        }
         self.mark, self.pause, self.validated = late.clock.marks[-1], 0.0, None
         if self.log is not None:
             self.log.write(line)

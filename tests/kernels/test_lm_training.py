@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from kernels.lm import checkpoints, config, evidence, jsonl, metrics, preflight, training
+from kernels.lm import checkpoints, config, experiments, jsonl, metrics, preflight, training
 from kernels.lm.model import build
 from labkit.cli.main import main as labkit
 from labkit.errors import UsageError
@@ -48,12 +48,18 @@ def text(tmp_path_factory):
 def raw(tmp_path, text):
     torch.set_num_threads(1)
     return {
-        "folder": str(tmp_path / "run"), "data": {"folder": str(text), "batch": 4, "length": 32},
-        "validation": {"folder": str(text), "every": 20, "batches": 2}, "evaluation": "none", "steps": STEPS,
-        "precision": "float32", "compile": False, "device": "cpu",
-        "model": {"dim": 24, "layers": 2, "heads": 2, "hidden": 40}, "optimizer": {"rate": 1e-2, "warmup": 4},
+        "folder": str(tmp_path / "run"),
+        "data": {"folder": str(text), "batch": 4, "length": 32},
+        "validation": {"folder": str(text), "every": 20, "batches": 2},
+        "evaluation": "none",
+        "steps": STEPS,
+        "precision": "float32",
+        "compile": False,
+        "device": "cpu",
+        "model": {"dim": 24, "layers": 2, "heads": 2, "hidden": 40},
+        "optimizer": {"rate": 1e-2, "warmup": 4},
         "checkpoints": {"every": 5},
-    }  # fmt: skip
+    }
 
 
 def parsed(raw):
@@ -282,8 +288,8 @@ def test_a_rank_that_saw_another_batch_is_told_from_the_others(raw, tmp_path, pa
         assert done.returncode == 0, done.stderr[-2000:]
     right, wrong = (tmp_path / what / "dumps" for what in ("right", "batch"))
     assert labkit(["diff", str(right / "rank0"), str(right / "rank1")]) == 0
-    assert evidence.first_difference(right / "rank1", wrong / "rank1") == "000003.rank1of2.batch"
-    assert evidence.first_difference(right / "rank0", wrong / "rank0") == "000003.loss"
+    assert experiments.first_difference(right / "rank1", wrong / "rank1") == (3, "rank1of2.batch")
+    assert experiments.first_difference(right / "rank0", wrong / "rank0") == (3, "loss")
 
 
 def test_two_runs_that_part_are_told_by_the_first_step_and_tensor(raw, tmp_path, capsys):
@@ -296,7 +302,6 @@ def test_two_runs_that_part_are_told_by_the_first_step_and_tensor(raw, tmp_path,
     one, same, other = paths
     assert labkit(["diff", str(one), str(same)]) == 0
     assert labkit(["diff", str(one), str(other)]) == 1
-    assert (
-        evidence.first_difference(one, other) == "000004.weight.embedding.table"
-    )  # the rate of step 1 is 0, and step 3 begins with the first change
+    # the rate of step 1 is 0, and step 3 begins with the first change
+    assert experiments.first_difference(one, other) == (4, "weight.embedding.table")
     assert (one / "000002.grad.head.output.npy").exists()
