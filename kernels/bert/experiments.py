@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from kernels.bert import golden
-from kernels.bert.ablation import Row
 from kernels.bert.inputs import Inputs, measure
 from kernels.bert.model import IGNORED, Config, MaskedLM, Switches, scaled, sinusoids
 from kernels.bert.training import Data
@@ -41,7 +40,7 @@ class Norms:
     """At the token embeddings, through the encoder's input alone."""
 
 
-def batch(ids: Tensor, share: float, seed: int) -> Tensor:
+def masked_labels(ids: Tensor, share: float, seed: int) -> Tensor:
     """Labels for ids: this share of the tokens, drawn at random, one at least; -100 elsewhere."""
     draws = torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed))
     return torch.where((draws < share) | (draws == draws.min()), ids, IGNORED)
@@ -61,7 +60,7 @@ def twin(model: MaskedLM, switches: Switches) -> MaskedLM:
     return made.train(model.training)
 
 
-def norms(model: MaskedLM, ids: Tensor, labels: Tensor) -> Norms:
+def gradient_norms(model: MaskedLM, ids: Tensor, labels: Tensor) -> Norms:
     """Gradients of the loss of ids [B, S] in the model's mode."""
     steps: dict[str, Tensor] = {}
     with listening(steps.__setitem__):
@@ -91,7 +90,7 @@ class EpsilonEffect:
     """Of all parameters together."""
 
 
-def epsilon(model: MaskedLM, ids: Tensor, labels: Tensor, other: float = 1e-5) -> EpsilonEffect:
+def epsilon_effect(model: MaskedLM, ids: Tensor, labels: Tensor, other: float = 1e-5) -> EpsilonEffect:
     """`model` is float64, its own epsilon replaced by 1e-12 and by `other`, the weights being the same."""
     two = [twin(model, replace(model.switches, eps=eps)) for eps in (1e-12, other)]
     with torch.no_grad():
@@ -111,7 +110,7 @@ def full_size(switches: Switches, vocabulary: int, length: int, layers: int = 12
     return MaskedLM(Config(vocabulary, layers=layers, positions=length), switches).eval()
 
 
-def contributions(
+def step_errors(
     base: MaskedLM, others: Mapping[str, Switches], ids: Tensor, labels: Tensor
 ) -> dict[str, dict[str, float]]:
     """For each way to build the model with the same weights: how far each step that both have is off, relative RMS."""
@@ -130,6 +129,28 @@ def forward(model: MaskedLM, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
     with listening(steps.__setitem__), torch.no_grad():
         model.loss(ids, labels)
     return steps
+
+
+def shared_weights(config: Config, seed: int) -> tuple[Any, MaskedLM]:
+    """Hugging Face's model and our BERT with the same random weights, gains and biases too, in eval mode, float32."""
+    torch.manual_seed(seed)
+    theirs = golden.hugging_face(config).eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    weights = golden.from_hugging_face(golden.parameters(theirs), golden.sizes(theirs))
+    return theirs, golden.load(MaskedLM(golden.sizes(theirs)).eval(), weights)
+
+
+def norms_without_and_with(config: Config, switches: Switches, ids: Tensor, seed: int) -> tuple[Norms, Norms, float]:
+    """Of a new model: gradients' norms without and with a LayerNorm on the embeddings, and the input's standard
+    deviation without it. Weights and the masked 15% of ids [B, S] are drawn from `seed`."""
+    torch.manual_seed(seed)
+    without = MaskedLM(config, replace(switches, embedding_norm=False)).eval()
+    labels = masked_labels(ids, 0.15, seed)
+    normed = twin(without, replace(without.switches, embedding_norm=True))
+    pair = (gradient_norms(model, ids, labels) for model in (without, normed))
+    return *pair, measure(without, ids).std
 
 
 def input_by_length(model: Any, lengths: Sequence[int], seed: int) -> dict[int, Inputs]:
@@ -152,18 +173,6 @@ def _varying(places: Tensor) -> float:
     return float(places.var(0, correction=0).mean() / places.var(correction=0))
 
 
-def trained_shares(rows: Sequence[Row], length: int) -> dict[str, float]:
-    """The positions' share in trained inputs of this length, with sinusoids; and without what they have in common.
-
-    Nothing where there are no rows.
-    """
-    if not rows:
-        return {}
-    p, t = (float(np.mean([row["input"][name] for row in rows])) for name in ("positions", "tokens"))
-    varying = p * _varying(sinusoids(length, rows[0]["hidden"]).double())
-    return {"trained, in the small models here": p, "trained, without that vector": varying / (varying + t)}
-
-
 def scales(model: MaskedLM, length: int) -> dict[str, float]:
     """Standard deviations, over all elements, of the token embeddings and of sinusoids of this length."""
     places = sinusoids(length, model.config.hidden)
@@ -177,7 +186,7 @@ def layer_norm_rounding(std: float, eps: float, hidden: int, seed: int) -> float
     return relative(narrow.double(), wide)
 
 
-def from_formula(model: MaskedLM, seed: int) -> dict[str, float]:
+def feed_forward_distance(model: MaskedLM, seed: int) -> dict[str, float]:
     """How far the first feed-forward layer is, with either activation, from max(0, x W1 + b1) W2 + b2; relative."""
     x = torch.randn(32, model.config.hidden, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     found = {}
@@ -189,7 +198,7 @@ def from_formula(model: MaskedLM, seed: int) -> dict[str, float]:
     return found
 
 
-def without_types(model: MaskedLM, ids: Tensor, into: str) -> float:
+def types_folded(model: MaskedLM, ids: Tensor, into: str) -> float:
     """The largest change of a log probability when the token types' first row is added to each row of another table,
     `tokens` or `positions`, and the token types are left out; in float64."""
     model = model.double()
@@ -200,7 +209,9 @@ def without_types(model: MaskedLM, ids: Tensor, into: str) -> float:
     return float((both[0] - both[1]).abs().max())
 
 
-def shifted(model: MaskedLM, ids: Tensor, at: int, word: int, by: Sequence[float]) -> list[tuple[float, float, float]]:
+def shifted_logits(
+    model: MaskedLM, ids: Tensor, at: int, word: int, by: Sequence[float]
+) -> list[tuple[float, float, float]]:
     """Of a model whose logits are moved by a constant through the decoder's bias: that constant, and the logit and the
     probability that it gives a word at one place of ids [1, S]."""
     found = []
