@@ -210,6 +210,10 @@ def plateau_left(row: Row) -> float:
     return float(tokens_seen(row)[below[0]]) if len(below) else math.inf
 
 
+def _late(row: Row) -> bool:
+    return plateau_left(row) > LATE * row["tokens"] / 1e6 or not math.isfinite(row["validation_loss"])
+
+
 @dataclass(frozen=True)
 class Trainings:
     """The rows on record, and every contrast of the plan, on the held-out loss and on the mean loss of all steps."""
@@ -236,13 +240,10 @@ class Trainings:
         return few or [" over ".join(pair) for pair in pairs if self.gains[pair].outcome == MISSING]
 
     def stalled(self, *pairs: Pair) -> list[str]:
-        """The configurations of these contrasts of which a seed is on the plateau for too long (:data:`LATE`)."""
+        """The configurations of these contrasts of which a seed is on the plateau for too long (:data:`LATE`), or ends
+        without a finite loss."""
         names = dict.fromkeys(name for pair in pairs for name in pair)
-        return [
-            name
-            for name in names
-            if any(plateau_left(row) > LATE * row["tokens"] / 1e6 for row in self.of_preset(name))
-        ]
+        return [name for name in names if any(map(_late, self.of_preset(name)))]
 
     def ranks(self, name: str) -> list[int]:
         """The right word's rank in the report's sentence, a number a seed; 1 is the likeliest word."""
@@ -264,5 +265,6 @@ class Trainings:
             ("layers x columns", f"{run['layers']} x {run['hidden']}", "12 x 768"),
             ("vocabulary", row["vocabulary"], 30522),
             ("peak learning rate", f"{run['rate']:.0e}, for all models", "1e-04, for both"),
-            ("seeds", f"{len(self.plan.first['seeds'])}, of some {len(self.plan.then['seeds'])}", 1),
+            ("seeds", f"{len(self.plan.first['seeds'])}, of some models {len(self.plan.then['seeds'])}", 1),
+            ("contrasts planned", f"{len(self.plan.contrasts)}, with a margin of {self.plan.margin} nats", "none"),
         ]
