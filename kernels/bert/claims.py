@@ -99,7 +99,8 @@ def settle_input_sizes(
     reported = {name: ledger.claims[name].reported for name in ("own_input_std", "vaswani_input_std", "hf_input_std")}
     own, vaswani, theirs = (list(std[name].values()) for name in ("report", "vaswani", "Hugging Face"))
     truth = about(sentence, reported["own_input_std"])
-    ledger.settle("own_input_std", truth, sentence=sentence, lengths=list(std["report"]), std=own)
+    far = [length for length, value in std["report"].items() if not about(value, reported["own_input_std"])]
+    ledger.settle("own_input_std", truth, sentence=sentence, lengths=list(std["report"]), std=own, far=far)
     near = [about(value, reported["vaswani_input_std"]) for value in vaswani]
     alone = about(tokens, reported["vaswani_input_std"])
     ledger.settle("vaswani_input_std", agreement(near), std=vaswani, tokens=tokens, alone=alone)

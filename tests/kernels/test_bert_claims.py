@@ -90,9 +90,14 @@ def test_a_contrast_is_students_interval_paired_by_seed():
 
 @pytest.mark.parametrize(
     ("loss", "scatter", "seeds", "outcome"),
-    [(4.8, 0.001, 6, BETTER), (5.2, 0.001, 6, WORSE), (4.99, 0.001, 6, SAME), (4.97, 0.3, 6, OPEN), (4.8, 0.001, 2,
-     MISSING)],
-)  # fmt: skip
+    [
+        (4.8, 0.001, 6, BETTER),
+        (5.2, 0.001, 6, WORSE),
+        (4.99, 0.001, 6, SAME),
+        (4.97, 0.3, 6, OPEN),
+        (4.8, 0.001, 2, MISSING),
+    ],
+)
 def test_outcomes_follow_interval_and_margin(loss, scatter, seeds, outcome):
     t = trainings({"option_b": loss}, scatter, seeds)
     assert t.gains["option_b", "report"].outcome == outcome
@@ -129,9 +134,16 @@ def test_under_the_null_a_family_has_a_false_alarm_in_five_of_a_hundred_at_most(
 
 def test_rows_of_other_sizes_code_or_devices_are_never_held_against_each_other():
     rows = [row("report", seed, 5.0) for seed in range(3)]
-    others = [row("option_b", 0, 1.0, **change) for change in (
-        {"hidden": 8}, {"device": "cpu"}, {"sources": {"training": "y"}}, {"gpu": "H"}, {"torch": "3"},
-    )]  # fmt: skip
+    others = [
+        row("option_b", 0, 1.0, **change)
+        for change in (
+            {"hidden": 8},
+            {"device": "cpu"},
+            {"sources": {"training": "y"}},
+            {"gpu": "H"},
+            {"torch": "3"},
+        )
+    ]
     assert ablation.current([*others, *rows], PLAN) == rows
     pilot = [row("report", seed, 5.0) for seed in PLAN.pilot["seeds"]]
     assert len(Trainings.of([*rows, *pilot], PLAN).rows) == 3
@@ -371,7 +383,7 @@ WITHOUT_TRAINING = {
         (by_gradients(m=norms(1.0), n=norms(1.1)), "refuted"),
         (by_gradients(m=[(Norms(1.0, 1.0, 0.5), Norms(1.0, 1.0, 1.0))]), "undecidable"),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("claim", WITHOUT_TRAINING)
