@@ -192,12 +192,14 @@ def settle_trainings(
     settle("attention_dropout_matters", [corrected("attention_dropout")], lambda: gains(corrected("attention_dropout")))
     settle("eps_matters", [corrected("eps")], lambda: epsilon_matters(t, rounding), rounding=list(rounding.values()))
     gelu = corrected("activation")
+    readings = {"the loss of all steps": t.dynamics[gelu], "the held-out loss": t.gains[gelu]}
+    excluded = [name for name, contrast in readings.items() if contrast.within(t.plan.great)]
     curve = t.dynamics[gelu].interval
-    settle("gelu_matters", [gelu], lambda: greatly(t, gelu), curve=curve, great=t.plan.great)
+    settle("gelu_matters", [gelu], lambda: greatly(t, gelu), curve=curve, great=t.plan.great, excluded=excluded)
     norm, distance = corrected("norm"), ("hugging_face", "report")
     settle("post_ln_not_the_cause", [norm, distance], lambda: too_little(t, norm, distance))
-    readings = [("option_b", "hugging_face"), ("option_b_post", "hugging_face")]
-    settle("option_b_matches_hf", readings, lambda: agreement([t.gains[pair].equal for pair in readings]))
+    both = [("option_b", "hugging_face"), ("option_b_post", "hugging_face")]
+    settle("option_b_matches_hf", both, lambda: agreement([t.gains[pair].equal for pair in both]))
 
 
 def epsilon_matters(t: Trainings, rounding: Mapping[float, float]) -> bool | None:
