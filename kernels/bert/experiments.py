@@ -75,9 +75,9 @@ def all_gradients(model: MaskedLM, ids: Tensor, labels: Tensor) -> dict[str, Ten
     """The gradient of every parameter."""
     model.zero_grad(set_to_none=True)
     model.loss(ids, labels).backward()
-    found = golden.gradients(model)
+    gradients = golden.gradients(model)
     model.zero_grad(set_to_none=True)
-    return found
+    return gradients
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ def epsilon_effect(model: MaskedLM, ids: Tensor, labels: Tensor, other: float = 
     """`model` is float64, its own epsilon replaced by 1e-12 and by `other`, the weights being the same."""
     two = [twin(model, replace(model.switches, eps=eps)) for eps in (1e-12, other)]
     with torch.no_grad():
-        logits = [one(ids) for one in two]
-        losses = [one.loss(ids, labels) for one in two]
-    grads = [torch.cat([g.flatten() for g in all_gradients(one, ids, labels).values()]) for one in two]
+        logits = [built(ids) for built in two]
+        losses = [built.loss(ids, labels) for built in two]
+    grads = [torch.cat([g.flatten() for g in all_gradients(built, ids, labels).values()]) for built in two]
     return EpsilonEffect(*(relative(b, a) for a, b in (logits, losses, grads)))
 
 
@@ -116,11 +116,11 @@ def step_errors(
     """For each way to build the model with the same weights: how far each step that both have is off, relative RMS."""
     with torch.no_grad():
         right = forward(base, ids, labels)
-        found = {}
+        errors = {}
         for name, switches in others.items():
-            made = forward(twin(base, switches), ids, labels)
-            found[name] = {step: relative(made[step], right[step]) for step in right if step in made}
-    return found
+            steps = forward(twin(base, switches), ids, labels)
+            errors[name] = {step: relative(steps[step], right[step]) for step in right if step in steps}
+    return errors
 
 
 def forward(model: MaskedLM, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -160,12 +160,12 @@ def input_by_length(model: Any, lengths: Sequence[int], seed: int) -> dict[int, 
     return {length: measure(model, torch.randint(5, vocabulary, (1, length), generator=draws)) for length in lengths}
 
 
-def varying_share(model: MaskedLM, found: Inputs, length: int) -> float:
+def varying_share(model: MaskedLM, inputs: Inputs, length: int) -> float:
     """The positions' share in the variance of tokens and positions, where the vector that all positions have in common
-    is left out of the positions. `found` is what inputs of this length give."""
+    is left out of the positions. `inputs` is what inputs of this length give."""
     places = scaled(model.embeddings.positions[:length].detach(), model.switches.position_factor).double()
-    varying = found.positions * _varying(places)
-    return varying / (varying + found.tokens)
+    varying = inputs.positions * _varying(places)
+    return varying / (varying + inputs.tokens)
 
 
 def _varying(places: Tensor) -> float:
@@ -189,13 +189,13 @@ def layer_norm_rounding(std: float, eps: float, hidden: int, seed: int) -> float
 def feed_forward_distance(model: MaskedLM, seed: int) -> dict[str, float]:
     """How far the first feed-forward layer is, with either activation, from max(0, x W1 + b1) W2 + b2; relative."""
     x = torch.randn(32, model.config.hidden, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    found = {}
+    distance = {}
     with torch.no_grad():
         for name in ("relu", "gelu"):
             layer = twin(model.double(), replace(model.switches, activation=name)).layers[0]
             inner = torch.clamp(x @ layer.up.weight.T + layer.up.bias, min=0.0)
-            found[name] = relative(layer.feed_forward(x), inner @ layer.down.weight.T + layer.down.bias)
-    return found
+            distance[name] = relative(layer.feed_forward(x), inner @ layer.down.weight.T + layer.down.bias)
+    return distance
 
 
 def types_folded(model: MaskedLM, ids: Tensor, into: str) -> float:
@@ -205,8 +205,8 @@ def types_folded(model: MaskedLM, ids: Tensor, into: str) -> float:
     plain = twin(model, replace(model.switches, token_types=False))
     with torch.no_grad():
         getattr(plain.embeddings, into).add_(model.embeddings.types[0])
-        both = [one(ids).log_softmax(-1) for one in (model, plain)]
-    return float((both[0] - both[1]).abs().max())
+        logits = [one(ids).log_softmax(-1) for one in (model, plain)]
+    return float((logits[0] - logits[1]).abs().max())
 
 
 def shifted_logits(
@@ -214,14 +214,38 @@ def shifted_logits(
 ) -> list[tuple[float, float, float]]:
     """Of a model whose logits are moved by a constant through the decoder's bias: that constant, and the logit and the
     probability that it gives a word at one place of ids [1, S]."""
-    found = []
+    rows = []
     with torch.no_grad():
         for constant in by:
             model.head.bias += constant
             row = model(ids)[0, at].double()
             model.head.bias -= constant
-            found.append((constant, float(row[word]), float(row.softmax(-1)[word])))
-    return found
+            rows.append((constant, float(row[word]), float(row.softmax(-1)[word])))
+    return rows
+
+
+STEPS = {
+    "scores": "attention's scores",
+    "probabilities": "attention's probabilities",
+    "context": "attention's context",
+    "attention": "attention",
+    "middle": "sum after the attention",
+    "inner": "before the activation",
+    "active": "after the activation",
+    "feed_forward": "feed-forward",
+    "output": "the layer's output",
+}
+"""The steps of a layer, in words."""
+
+
+def step_words(config: Config) -> dict[str, str]:
+    """Hugging Face's name of a step -> what it is, for the embeddings, the first layer, the head and the loss."""
+    theirs = golden.step_map(config)
+    layer = "bert.encoder.layer.0"
+    words = {theirs["embeddings.output"]: "the encoder's input"}
+    words |= {f"{layer}.attention.self.{name}": name for name in ("query", "key", "value")}
+    words |= {theirs[f"layers.0.{name}"]: text for name, text in STEPS.items()}
+    return words | {theirs["head"]: "input of the decoder", theirs["logits"]: "logits", theirs["loss"]: "loss"}
 
 
 def steps_alone(observed: Trace) -> Trace:

@@ -501,3 +501,14 @@ def test_a_blind_draw_is_from_outside_the_list_one_time_in_five():
     assert abs(outside - 80) < 4 * math.sqrt(400 * 0.2 * 0.8)
     assert set(drawn) == {*blind.HYPOTHESES, *blind.OUTSIDE}
     assert blind.hidden("norm", 3) == ("norm", preset("bert-norm"))
+
+
+def test_each_step_in_words_is_one_of_hugging_faces():
+    from kernels.bert import golden
+
+    torch.manual_seed(0)
+    ids = torch.randint(5, 97, (2, 9))
+    trace = golden.observed(MaskedLM(SMALL), ids, experiments.masked_labels(ids, 0.3, 0))
+    words = experiments.step_words(SMALL)
+    assert all(name in trace for name in words)
+    assert len(set(words.values())) == len(words) == 17
