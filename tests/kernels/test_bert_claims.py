@@ -511,4 +511,4 @@ def test_each_step_in_words_is_one_of_hugging_faces():
     trace = golden.observed(MaskedLM(SMALL), ids, experiments.masked_labels(ids, 0.3, 0))
     words = experiments.step_words(SMALL)
     assert all(name in trace for name in words)
-    assert len(set(words.values())) == len(words) == 17
+    assert len(set(words.values())) == len(words) == 16
