@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from kernels.bert import ablation, corpus, experiments, jobs, training
+from kernels.bert import ablation, corpus, experiments, scheduling, training
 from labkit.bench import native
 from labkit.errors import UsageError
 from labkit.session.device import choose
@@ -112,7 +112,7 @@ def _keep(given: argparse.Namespace) -> int:
 
 
 def _make(wanted: list[training.Run], given: argparse.Namespace) -> int:
-    done, count = jobs.make(wanted, given.rows, ablation.KEPT, given.states, given.seconds, given.jobs)
+    done, count = scheduling.make(wanted, given.rows, ablation.KEPT, given.states, given.seconds, given.jobs)
     print(f"{done} of {count} trainings finished in this call; rows in {given.rows}")
     return 0 if done == count else 1
 

@@ -28,8 +28,21 @@ KEPT = ROOT / "data" / "results" / "bert_ablation.jsonl"
 PARTS = ("pilot", "first", "then")
 BETTER, WORSE, SAME, OPEN, MISSING = "better", "worse", "same", "open", "missing"
 WORDS = {
-    BETTER: "a gain", WORSE: "a loss", SAME: "inside the margin", OPEN: "not decided", MISSING: "not on record",
-}  # fmt: skip
+    BETTER: "a gain",
+    WORSE: "a loss",
+    SAME: "inside the margin",
+    OPEN: "not decided",
+    MISSING: "not on record",
+}
+DIFFERENCES = ("embedding_norm", "token_types", "scaling", "activation", "attention_dropout", "eps", "norm")
+"""The report's seven differences, in its order."""
+STRETCHES = 50
+"""Whole stretches of a training's curve, each the mean of as many steps, in its row; what is left over is one more."""
+PLATEAU = 5.5
+"""Nats: a training loss at which a fall from the plateau near 6 has begun; chosen after the curves were seen."""
+LATE = 0.5
+"""A training that is above :data:`PLATEAU` for more than this share of its tokens is on the plateau too long for its
+final loss to be compared; chosen after the curves were seen. It withholds verdicts, and gives none."""
 Row = Mapping[str, Any]
 Pair = tuple[str, str]
 
@@ -81,6 +94,24 @@ class Contrast:
         return float(np.mean(self.gains)) if self.gains else math.nan
 
     @property
+    def interval(self) -> list[float] | None:
+        """Its two ends, where they are numbers."""
+        return [self.low, self.high] if math.isfinite(self.low) and math.isfinite(self.high) else None
+
+    @property
+    def gains_enough(self) -> bool | None:
+        """True for a gain; False where the whole interval is below the margin; None where neither is shown."""
+        if self.outcome in (MISSING, OPEN) and not self.high < self.margin:
+            return None
+        return self.outcome == BETTER
+
+    @property
+    def equal(self) -> bool | None:
+        """True inside the margin; False where the whole interval is beyond it; None where neither is shown."""
+        beyond = self.low > self.margin or self.high < -self.margin
+        return True if self.outcome == SAME else False if beyond else None
+
+    @property
     def diverged(self) -> bool:
         """Whether a training has no finite loss."""
         return not all(map(math.isfinite, self.gains))
@@ -100,6 +131,10 @@ class Contrast:
     def beyond(self, size: float) -> bool:
         """Whether the gain or loss is larger than `size` with the whole interval."""
         return self.outcome in (BETTER, WORSE) and min(abs(self.low), abs(self.high)) > size
+
+    def within(self, size: float) -> bool:
+        """Whether the whole interval is smaller than `size`, gain or loss."""
+        return -size < self.low and self.high < size
 
     def __str__(self) -> str:
         first, second = self.pair
@@ -155,3 +190,81 @@ def _interval(gains: Sequence[float], settings: Plan) -> tuple[float, float]:
     half = float(stats.t.isf(one_sided, len(gains) - 1)) * float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
     mean = float(np.mean(gains))
     return mean - half, mean + half
+
+
+def corrected(name: str) -> Pair:
+    """The contrast of the report's model with one difference corrected, over it as it is."""
+    return f"report+{name}", "report"
+
+
+def tokens_seen(row: Row) -> np.ndarray:
+    """Millions of tokens that a training has seen at the end of each stretch of its curve."""
+    every = max(1, row["steps"] // STRETCHES)
+    ends = np.minimum(every * np.arange(1, len(row["curve"]) + 1), row["steps"])
+    return ends / row["steps"] * row["tokens"] / 1e6
+
+
+def plateau_left(row: Row) -> float:
+    """Millions of tokens after which the training loss is below :data:`PLATEAU`; infinite where it never is."""
+    below = np.flatnonzero(np.array(row["curve"]) < PLATEAU)
+    return float(tokens_seen(row)[below[0]]) if len(below) else math.inf
+
+
+def _late(row: Row) -> bool:
+    return plateau_left(row) > LATE * row["tokens"] / 1e6 or not math.isfinite(row["validation_loss"])
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """The rows on record, and every contrast of the plan, on the held-out loss and on the mean loss of all steps."""
+
+    plan: Plan
+    rows: Sequence[Row]
+    gains: Mapping[Pair, Contrast]
+    dynamics: Mapping[Pair, Contrast]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], settings: Plan) -> Trainings:
+        """Judge rows by a plan."""
+        now = [row for row in current(rows, settings) if row["seed"] not in settings.pilot["seeds"]]
+        return cls(settings, now, contrasts(now, settings), contrasts(now, settings, "loss_all_steps"))
+
+    def of_preset(self, name: str) -> list[Row]:
+        """The rows of a configuration, a row a seed."""
+        return [row for row in self.rows if row["preset"] == name]
+
+    def missing(self, *pairs: Pair) -> list[str]:
+        """The configurations of these contrasts that have too few seeds, and how many each has."""
+        seeds = {name: len({row["seed"] for row in self.of_preset(name)}) for pair in pairs for name in pair}
+        few = [f"{name} ({count})" for name, count in seeds.items() if count < self.plan.least]
+        return few or [" over ".join(pair) for pair in pairs if self.gains[pair].outcome == MISSING]
+
+    def stalled(self, *pairs: Pair) -> list[str]:
+        """The configurations of these contrasts of which a seed is on the plateau for too long (:data:`LATE`), or ends
+        without a finite loss."""
+        names = dict.fromkeys(name for pair in pairs for name in pair)
+        return [name for name in names if any(map(_late, self.of_preset(name)))]
+
+    def ranks(self, name: str) -> list[int]:
+        """The right word's rank in the report's sentence, a number a seed; 1 is the likeliest word."""
+        return [row["predictions"][0]["rank"] for row in self.of_preset(name)]
+
+    def conditions(self) -> dict[str, Any]:
+        """The sizes of the trainings, as the texts of claims name them: layers, columns, millions of tokens, rate."""
+        run = self.plan.run
+        tokens = run["steps"] * run["batch"] * run["length"] / 1e6
+        return {"layers": run["layers"], "columns": run["hidden"], "tokens": tokens, "rate": run["rate"]}
+
+    def compared(self) -> list[tuple[str, Any, Any]]:
+        """Condition by condition, what the trainings on record had and what those of the report's source had."""
+        run, row = self.plan.run, self.rows[0]
+        return [
+            ("text", f"{row['text']['training'] / 1e6:.0f} MB of English prose", "200,000 documents of C4"),
+            ("passes over it", round(run["steps"] / row["epoch_steps"], 1), 3),
+            ("steps x batch x length", f"{run['steps']} x {run['batch']} x {run['length']}", "18750 x 32 x 128"),
+            ("layers x columns", f"{run['layers']} x {run['hidden']}", "12 x 768"),
+            ("vocabulary", row["vocabulary"], 30522),
+            ("peak learning rate", f"{run['rate']:.0e}, for all models", "1e-04, for both"),
+            ("seeds", f"{len(self.plan.first['seeds'])}, of some models {len(self.plan.then['seeds'])}", 1),
+            ("contrasts planned", f"{len(self.plan.contrasts)}, with a margin of {self.plan.margin} nats", "none"),
+        ]

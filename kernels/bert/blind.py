@@ -28,6 +28,26 @@ OUTSIDE = {
     "ReLU and Pre-LN": replace(BERT, activation="relu", norm="pre"),
 }
 """Differences that no hypothesis has."""
+SHOWN = {
+    name: switches
+    for name, switches in HYPOTHESES.items()
+    if name not in (NONE, "embedding_dropout", "attention_dropout", "initial")
+}
+"""The differences that act on a forward pass without dropout, the weights being given."""
+STEPS = {
+    "embeddings.sum": "sum of the embeddings",
+    "embeddings.output": "the encoder's input",
+    "layers.0.qkv": "query, key, value",
+    "layers.0.probabilities": "attention's probabilities",
+    "layers.0.attention": "attention",
+    "layers.0.middle": "sum after the attention",
+    "layers.0.inner": "before the activation",
+    "layers.0.active": "after the activation",
+    "layers.0.output": "the layer's output",
+    "head": "input of the decoder",
+    "logits": "logits",
+}
+"""The steps of a forward pass that the notebook shows, and what each is."""
 CONFIG = Config(vocabulary=97, hidden=24, layers=1, heads=4, inner=40, positions=41)
 FLOAT32 = labkit.Precision("float32")
 
@@ -60,7 +80,7 @@ def drawn(setting: Setting) -> tuple[MaskedLM, Tensor, Tensor]:
         for p in model.parameters():
             p.add_(0.05 * torch.randn_like(p))
     ids = torch.randint(1, CONFIG.vocabulary, (3, 17))
-    return model, ids, experiments.batch(ids, 0.3, setting.seed)
+    return model, ids, experiments.masked_labels(ids, 0.3, setting.seed)
 
 
 def observe(switches: Switches, setting: Setting) -> Any:
@@ -71,6 +91,11 @@ def observe(switches: Switches, setting: Setting) -> Any:
         return dropouts(made, ids)
     steps = experiments.forward(made, ids, labels)
     return labkit.Trace({"ids": ids} | steps | {"output": steps["loss"]})
+
+
+def step_errors(others: dict[str, Switches], setting: Setting) -> dict[str, dict[str, float]]:
+    """For each way to build the model with the weights of a BERT: the relative RMS error of each step."""
+    return experiments.step_errors(drawn(setting)[0], others, *drawn(setting)[1:])
 
 
 @cache

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from kernels.bert import golden
-from kernels.bert.ablation import Row
 from kernels.bert.inputs import Inputs, measure
 from kernels.bert.model import IGNORED, Config, MaskedLM, Switches, scaled, sinusoids
 from kernels.bert.training import Data
@@ -41,7 +40,7 @@ class Norms:
     """At the token embeddings, through the encoder's input alone."""
 
 
-def batch(ids: Tensor, share: float, seed: int) -> Tensor:
+def masked_labels(ids: Tensor, share: float, seed: int) -> Tensor:
     """Labels for ids: this share of the tokens, drawn at random, one at least; -100 elsewhere."""
     draws = torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed))
     return torch.where((draws < share) | (draws == draws.min()), ids, IGNORED)
@@ -61,7 +60,7 @@ def twin(model: MaskedLM, switches: Switches) -> MaskedLM:
     return made.train(model.training)
 
 
-def norms(model: MaskedLM, ids: Tensor, labels: Tensor) -> Norms:
+def gradient_norms(model: MaskedLM, ids: Tensor, labels: Tensor) -> Norms:
     """Gradients of the loss of ids [B, S] in the model's mode."""
     steps: dict[str, Tensor] = {}
     with listening(steps.__setitem__):
@@ -76,9 +75,9 @@ def all_gradients(model: MaskedLM, ids: Tensor, labels: Tensor) -> dict[str, Ten
     """The gradient of every parameter."""
     model.zero_grad(set_to_none=True)
     model.loss(ids, labels).backward()
-    found = golden.gradients(model)
+    gradients = golden.gradients(model)
     model.zero_grad(set_to_none=True)
-    return found
+    return gradients
 
 
 @dataclass(frozen=True)
@@ -91,13 +90,13 @@ class EpsilonEffect:
     """Of all parameters together."""
 
 
-def epsilon(model: MaskedLM, ids: Tensor, labels: Tensor, other: float = 1e-5) -> EpsilonEffect:
+def epsilon_effect(model: MaskedLM, ids: Tensor, labels: Tensor, other: float = 1e-5) -> EpsilonEffect:
     """`model` is float64, its own epsilon replaced by 1e-12 and by `other`, the weights being the same."""
     two = [twin(model, replace(model.switches, eps=eps)) for eps in (1e-12, other)]
     with torch.no_grad():
-        logits = [one(ids) for one in two]
-        losses = [one.loss(ids, labels) for one in two]
-    grads = [torch.cat([g.flatten() for g in all_gradients(one, ids, labels).values()]) for one in two]
+        logits = [built(ids) for built in two]
+        losses = [built.loss(ids, labels) for built in two]
+    grads = [torch.cat([g.flatten() for g in all_gradients(built, ids, labels).values()]) for built in two]
     return EpsilonEffect(*(relative(b, a) for a, b in (logits, losses, grads)))
 
 
@@ -111,17 +110,17 @@ def full_size(switches: Switches, vocabulary: int, length: int, layers: int = 12
     return MaskedLM(Config(vocabulary, layers=layers, positions=length), switches).eval()
 
 
-def contributions(
+def step_errors(
     base: MaskedLM, others: Mapping[str, Switches], ids: Tensor, labels: Tensor
 ) -> dict[str, dict[str, float]]:
     """For each way to build the model with the same weights: how far each step that both have is off, relative RMS."""
     with torch.no_grad():
         right = forward(base, ids, labels)
-        found = {}
+        errors = {}
         for name, switches in others.items():
-            made = forward(twin(base, switches), ids, labels)
-            found[name] = {step: relative(made[step], right[step]) for step in right if step in made}
-    return found
+            steps = forward(twin(base, switches), ids, labels)
+            errors[name] = {step: relative(steps[step], right[step]) for step in right if step in steps}
+    return errors
 
 
 def forward(model: MaskedLM, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -132,6 +131,28 @@ def forward(model: MaskedLM, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
     return steps
 
 
+def shared_weights(config: Config, seed: int) -> tuple[Any, MaskedLM]:
+    """Hugging Face's model and our BERT with the same random weights, gains and biases too, in eval mode, float32."""
+    torch.manual_seed(seed)
+    theirs = golden.hugging_face(config).eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    weights = golden.from_hugging_face(golden.parameters(theirs), golden.sizes(theirs))
+    return theirs, golden.load(MaskedLM(golden.sizes(theirs)).eval(), weights)
+
+
+def norms_without_and_with(config: Config, switches: Switches, ids: Tensor, seed: int) -> tuple[Norms, Norms, float]:
+    """Of a new model: gradients' norms without and with a LayerNorm on the embeddings, and the input's standard
+    deviation without it. Weights and the masked 15% of ids [B, S] are drawn from `seed`."""
+    torch.manual_seed(seed)
+    without = MaskedLM(config, replace(switches, embedding_norm=False)).eval()
+    labels = masked_labels(ids, 0.15, seed)
+    normed = twin(without, replace(without.switches, embedding_norm=True))
+    pair = (gradient_norms(model, ids, labels) for model in (without, normed))
+    return *pair, measure(without, ids).std
+
+
 def input_by_length(model: Any, lengths: Sequence[int], seed: int) -> dict[int, Inputs]:
     """What random tokens of these lengths give the encoder of a MaskedLM or of Hugging Face's model."""
     draws = torch.Generator().manual_seed(seed)
@@ -139,29 +160,17 @@ def input_by_length(model: Any, lengths: Sequence[int], seed: int) -> dict[int, 
     return {length: measure(model, torch.randint(5, vocabulary, (1, length), generator=draws)) for length in lengths}
 
 
-def varying_share(model: MaskedLM, found: Inputs, length: int) -> float:
+def varying_share(model: MaskedLM, inputs: Inputs, length: int) -> float:
     """The positions' share in the variance of tokens and positions, where the vector that all positions have in common
-    is left out of the positions. `found` is what inputs of this length give."""
+    is left out of the positions. `inputs` is what inputs of this length give."""
     places = scaled(model.embeddings.positions[:length].detach(), model.switches.position_factor).double()
-    varying = found.positions * _varying(places)
-    return varying / (varying + found.tokens)
+    varying = inputs.positions * _varying(places)
+    return varying / (varying + inputs.tokens)
 
 
 def _varying(places: Tensor) -> float:
     """The part of the variance of positions [S, H] that is left without the vector that they have in common."""
     return float(places.var(0, correction=0).mean() / places.var(correction=0))
-
-
-def trained_shares(rows: Sequence[Row], length: int) -> dict[str, float]:
-    """The positions' share in trained inputs of this length, with sinusoids; and without what they have in common.
-
-    Nothing where there are no rows.
-    """
-    if not rows:
-        return {}
-    p, t = (float(np.mean([row["input"][name] for row in rows])) for name in ("positions", "tokens"))
-    varying = p * _varying(sinusoids(length, rows[0]["hidden"]).double())
-    return {"trained, in the small models here": p, "trained, without that vector": varying / (varying + t)}
 
 
 def scales(model: MaskedLM, length: int) -> dict[str, float]:
@@ -177,40 +186,66 @@ def layer_norm_rounding(std: float, eps: float, hidden: int, seed: int) -> float
     return relative(narrow.double(), wide)
 
 
-def from_formula(model: MaskedLM, seed: int) -> dict[str, float]:
+def feed_forward_distance(model: MaskedLM, seed: int) -> dict[str, float]:
     """How far the first feed-forward layer is, with either activation, from max(0, x W1 + b1) W2 + b2; relative."""
     x = torch.randn(32, model.config.hidden, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    found = {}
+    distance = {}
     with torch.no_grad():
         for name in ("relu", "gelu"):
             layer = twin(model.double(), replace(model.switches, activation=name)).layers[0]
             inner = torch.clamp(x @ layer.up.weight.T + layer.up.bias, min=0.0)
-            found[name] = relative(layer.feed_forward(x), inner @ layer.down.weight.T + layer.down.bias)
-    return found
+            distance[name] = relative(layer.feed_forward(x), inner @ layer.down.weight.T + layer.down.bias)
+    return distance
 
 
-def without_types(model: MaskedLM, ids: Tensor, into: str) -> float:
+def types_folded(model: MaskedLM, ids: Tensor, into: str) -> float:
     """The largest change of a log probability when the token types' first row is added to each row of another table,
     `tokens` or `positions`, and the token types are left out; in float64."""
     model = model.double()
     plain = twin(model, replace(model.switches, token_types=False))
     with torch.no_grad():
         getattr(plain.embeddings, into).add_(model.embeddings.types[0])
-        both = [one(ids).log_softmax(-1) for one in (model, plain)]
-    return float((both[0] - both[1]).abs().max())
+        logits = [one(ids).log_softmax(-1) for one in (model, plain)]
+    return float((logits[0] - logits[1]).abs().max())
 
 
-def shifted(model: MaskedLM, ids: Tensor, at: int, word: int, by: Sequence[float]) -> list[tuple[float, float, float]]:
+def shifted_logits(
+    model: MaskedLM, ids: Tensor, at: int, word: int, by: Sequence[float]
+) -> list[tuple[float, float, float]]:
     """Of a model whose logits are moved by a constant through the decoder's bias: that constant, and the logit and the
     probability that it gives a word at one place of ids [1, S]."""
-    found = []
+    rows = []
     with torch.no_grad():
         for constant in by:
             model.head.bias += constant
             row = model(ids)[0, at].double()
             model.head.bias -= constant
-            found.append((constant, float(row[word]), float(row.softmax(-1)[word])))
-    return found
+            rows.append((constant, float(row[word]), float(row.softmax(-1)[word])))
+    return rows
+
+
+STEPS = {
+    "scores": "attention's scores",
+    "probabilities": "attention's probabilities",
+    "context": "attention's context",
+    "attention": "attention",
+    "middle": "sum after the attention",
+    "inner": "before the activation",
+    "active": "after the activation",
+    "feed_forward": "feed-forward",
+    "output": "the layer's output",
+}
+"""The steps of a layer, in words."""
+
+
+def step_words(config: Config) -> dict[str, str]:
+    """Hugging Face's name of a step -> what it is, for the embeddings, the first layer, the head and the loss."""
+    theirs = golden.step_map(config)
+    layer = "bert.encoder.layer.0"
+    words = {theirs["embeddings.output"]: "the encoder's input"}
+    words |= {f"{layer}.attention.self.{name}": name for name in ("query", "key", "value")}
+    words |= {theirs[f"layers.0.{name}"]: text for name, text in STEPS.items()}
+    return words | {theirs["head"]: "input of the decoder", theirs["logits"]: "logits", theirs["loss"]: "loss"}
 
 
 def steps_alone(observed: Trace) -> Trace:

@@ -100,11 +100,14 @@ def test_switches_that_hugging_face_has_agree_with_it(rng, switch):
 @pytest.mark.parametrize(
     ("field", "first"),
     [
-        ("positions", "bert.embeddings"), ("token_types", "bert.embeddings"), ("embedding_norm", "bert.embeddings"),
-        ("norm", "bert.encoder.layer.0.attention.self.query"), ("activation", "bert.encoder.layer.0.intermediate"),
+        ("positions", "bert.embeddings"),
+        ("token_types", "bert.embeddings"),
+        ("embedding_norm", "bert.embeddings"),
+        ("norm", "bert.encoder.layer.0.attention.self.query"),
+        ("activation", "bert.encoder.layer.0.intermediate"),
         ("head_transform", "cls.predictions.transform"),
     ],
-)  # fmt: skip
+)
 def test_a_switch_that_is_set_otherwise_diverges_where_it_acts(rng, field, first):
     """In float32, with the same weights: what comes before has no error of its own, so the bounds are not too wide."""
     theirs, _ = pair(OTHERS[1])
@@ -162,17 +165,27 @@ def test_the_models_of_the_report_differ_by_986880_parameters():
     assert (sum(bert.values()), sum(report.values())) == (109_514_298, 108_527_418)
     difference = {part: bert[part] - report[part] for part in bert if bert[part] != report[part]}
     assert difference == {
-        "positions": 512 * 768, "types": 2 * 768, "embedding norm": 2 * 768, "final norm": -2 * 768,
+        "positions": 512 * 768,
+        "types": 2 * 768,
+        "embedding norm": 2 * 768,
+        "final norm": -2 * 768,
         "head transform": 768 * 768 + 3 * 768,
-    }  # fmt: skip
+    }
     assert sum(difference.values()) == 986_880
     assert sum(p.numel() for p in golden.hugging_face(SMALL).parameters()) == sum(count(SMALL, BERT).values())
 
 
 SEVEN = (
-    "embedding_norm", "embedding_dropout", "positions", "token_types", "scaling", "activation", "attention_dropout",
-    "eps", "norm",
-)  # fmt: skip
+    "embedding_norm",
+    "embedding_dropout",
+    "positions",
+    "token_types",
+    "scaling",
+    "activation",
+    "attention_dropout",
+    "eps",
+    "norm",
+)
 """What the report's option B changes, Post-LN included; its learned positions take no factor."""
 
 
@@ -215,13 +228,18 @@ def test_all_differences_together_lead_from_the_report_to_bert():
 @pytest.mark.parametrize(
     ("field", "value", "first"),
     [
-        ("embedding_norm", False, "embeddings.output"), ("positions", "sinusoidal", "embeddings.sum"),
-        ("position_factor", 0.1, "embeddings.sum"), ("scale_tokens", True, "embeddings.sum"),
-        ("token_types", False, "embeddings.sum"), ("activation", "relu", "layers.0.active"),
-        ("activation", "gelu_tanh", "layers.0.active"), ("eps", 1e-2, "embeddings.output"),
-        ("norm", "pre", "layers.0.qkv"), ("head_transform", False, "head"),
+        ("embedding_norm", False, "embeddings.output"),
+        ("positions", "sinusoidal", "embeddings.sum"),
+        ("position_factor", 0.1, "embeddings.sum"),
+        ("scale_tokens", True, "embeddings.sum"),
+        ("token_types", False, "embeddings.sum"),
+        ("activation", "relu", "layers.0.active"),
+        ("activation", "gelu_tanh", "layers.0.active"),
+        ("eps", 1e-2, "embeddings.output"),
+        ("norm", "pre", "layers.0.qkv"),
+        ("head_transform", False, "head"),
     ],
-)  # fmt: skip
+)
 def test_each_switch_acts_where_it_should_and_not_before(rng, field, value, first):
     """With the same weights, and in eval mode: the steps before `first` keep their bits, and that one changes."""
     _, ours = pair(SMALL)
@@ -337,7 +355,7 @@ def test_odd_inputs_have_defined_results(rng, what):
         ({"types": torch.zeros(1, 3, dtype=torch.int64)}, r"types: shape \(1, 3\) is not right; wanted \(1, 2\)"),
         ({"attend": torch.ones(2, 2)}, r"attend: shape \(2, 2\) is not right; wanted \(1, 2\)"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_clear_error(change, message):
     given = {"ids": torch.zeros(1, 2, dtype=torch.int64), "types": None, "attend": None} | change
     with pytest.raises(UsageError, match=message):
@@ -369,7 +387,7 @@ def test_labels_of_another_shape_and_types_without_a_table_are_refused():
         (lambda: mask(torch.tensor([[10]]), Masking(10, 4), generator(0)), "ids: 10 to 10 is not right; wanted 0 to 9"),
         (lambda: places(torch.ones(1, 3, dtype=torch.int64), 2), "count: 2 is not right; wanted 3 at least"),
     ],
-)  # fmt: skip
+)
 def test_wrong_settings_are_one_clear_error(make, message):
     with pytest.raises(UsageError, match=message):
         make()

@@ -133,8 +133,20 @@ def test_the_frozen_vocabulary_has_the_special_tokens_first_and_the_sentences_wo
     assert hashlib.sha256(tokens.FROZEN.read_bytes()).hexdigest() == tokens.digest(tokens.tokenizer())
     tokenizer = tokens.tokenizer()
     assert tokenizer.encode(sentences.REPORT.text, add_special_tokens=False).tokens == [
-        "all", "human", "[MASK]", "are", "born", "free", "and", "equal", "in", "dignity", "and", "rights", ".",
-    ]  # fmt: skip
+        "all",
+        "human",
+        "[MASK]",
+        "are",
+        "born",
+        "free",
+        "and",
+        "equal",
+        "in",
+        "dignity",
+        "and",
+        "rights",
+        ".",
+    ]
     assert sentences.REPORT.right in words
 
 
@@ -355,8 +367,11 @@ def test_the_planned_trainings_are_made_over_several_calls_and_by_several_jobs(t
     assert not training.rows(rows)
     done = subprocess.run(
         [sys.executable, "-m", "kernels.bert", "ablation", *given, "--jobs", "2", "--parts", "first"],
-        capture_output=True, text=True, cwd=ROOT, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert [row["preset"] for row in training.rows(rows)] == ["option_b"]
     assert command.main(["ablation", *given]) == 0
@@ -399,7 +414,8 @@ def test_a_run_on_a_gpu_repeats_bit_for_bit(sample, tmp_path):
 
 def test_the_loss_of_the_frequencies_counts_each_token_once_more():
     data = SimpleNamespace(
-        training=np.array([[0, 0, 1, 2]]), tokens=SimpleNamespace(get_vocab_size=lambda: 4),
+        training=np.array([[0, 0, 1, 2]]),
+        tokens=SimpleNamespace(get_vocab_size=lambda: 4),
         held_out=lambda: (None, torch.tensor([[0, 3, -100]])),
-    )  # fmt: skip
+    )
     assert experiments.frequency_loss(data) == pytest.approx(-(math.log(3 / 8) + math.log(1 / 8)) / 2)
