@@ -16,7 +16,6 @@ MOST_BYTES = 500_000
 MOST_CELLS, MOST_WORDS = 36, 1800
 """Up to "What we learned"; the ledger, the tables of speed and derivations come after it."""
 NOT_SHORT_YET = {
-    "bert_embeddings",
     "comparison_selftest",
     "d2h_sizing",
     "dalpha_atomics",
