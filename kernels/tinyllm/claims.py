@@ -93,11 +93,13 @@ def settle_underflow(ledger: Ledger, activations: Mapping[str, tuple[float, int,
 
 def settle_returns(ledger: Ledger, lifetimes: Mapping[str, Any], ways: Mapping[str, Sequence[int]]) -> None:
     """Returning: `lifetimes` of the class before its corrections, `ways` by kind of memory: sets, right, right."""
-    right = {reading: {way: n for way, (n, _) in by.items()} for reading, by in lifetimes.items()}
     runs = max(n for by in lifetimes.values() for _, n in by.values())
-    lost = [reading for reading, by in right.items() if any(n < runs for n in by.values())]
-    kept = [reading for reading in right if reading not in lost]
-    ledger.settle("lifetime_frees_data", some(lost, right), right=right, runs=runs, lost=lost, kept=kept)
+    right = {reading: [n for n, _ in by.values()] for reading, by in lifetimes.items()}  # copied, copy left out
+    kept = [reading for reading, counts in right.items() if min(counts) == runs]
+    at_return = [reading for reading, (copied, elided) in right.items() if copied < elided == runs]
+    lost = [reading for reading in right if reading not in kept + at_return]
+    truth = some(at_return + lost, right)
+    ledger.settle("lifetime_frees_data", truth, right=right, runs=runs, kept=kept, at_return=at_return, lost=lost)
     sets, out, shared = (list(counts) for counts in zip(*ways.values(), strict=True))
     ledger.settle("out_parameter_avoids_it", sum(out + shared) > 0, sets=sets, out=out, shared=shared)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -223,23 +223,27 @@ def predictions(model: TinyLLM, text: Array) -> set[int]:
     return {int(byte) for byte in np.unique(model.logits().argmax(-1))}
 
 
-def log(outcome: Any) -> list[str]:
-    """The lines that the report's program prints, from an outcome."""
-    ff, x = (" ".join(f"{v:g}" for v in outcome[name]) for name in ("ff_first", "x"))
-    size = outcome["traced_bytes"]
+def log(outcome: Any, debug_print: str = "a fixed number") -> list[str]:
+    """The lines that the report's program prints, from an outcome, with one of :data:`faulty.DEBUG_PRINTS`."""
+    ff = "ff_before" if "before" in debug_print else "ff_after" if "after" in debug_print else "ff_first"
+    x = "x" if debug_print == "a fixed number" else "x_by_length"
+    ff, x = (" ".join(f"{v:g}" for v in outcome[name]) for name in (ff, x))
     return [
         f"ff_out.d_data: {ff}",
-        f"used h_data to initialize GPU ({size} bytes)" if outcome["traces"] else "(no trace of an upload)",
+        f"used h_data to initialize GPU ({outcome['traced_bytes']} bytes)" if outcome["traces"] else "(no trace)",
         f"x.d_data: {x}",
         f"Max: {outcome['logits_high']:g}, Min: {outcome['logits_low']:g}",
         "predicts <pad>" if outcome["predicted"] == 0 else f"predicts token {outcome['predicted']}",
     ]
 
 
-def logs(sweep: Sweep, names: Sequence[str] = PRINTED, memory: str = "as left") -> list[tuple[str, str]]:
-    """The report's log beside that of one set of faults."""
-    outcome = sweep.outcomes[memory][sweep.at(bits(names)[None])[0]]
-    return list(zip(REPORT_LOG, log(outcome), strict=True))
+def logs(sweep: Sweep, faults: str, memory: str, debug_print: str) -> list[tuple[str, str, str]]:
+    """The report's log, that of the printed lines in memory as it is left, and that of a set of faults."""
+    printed, other = (
+        sweep.outcomes[m][sweep.at(bits(names)[None])[0]]
+        for names, m in ((PRINTED, "as left"), (faults.split(" + "), memory))
+    )
+    return list(zip(REPORT_LOG, log(printed, debug_print), log(other, debug_print), strict=True))
 
 
 def clues(outcomes: Mapping[str, Any], p: faulty.Program) -> list[tuple[str, ...]]:
