@@ -136,6 +136,12 @@ def show_all(row: Mapping[str, Any], debug_print: str) -> bool:
     return all(row["shows"][debug_print].values())
 
 
+def first_that_fits(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """The first of the candidates that shows everything, and with which debug print; else the printed lines."""
+    fits = ((row, name) for row in rows for name in DEBUG_PRINTS if show_all(row, name))
+    return next(fits, (rows[0], next(iter(DEBUG_PRINTS))))
+
+
 def first_wrong(rows: list[dict[str, Any]]) -> str:
     """The first of ff_out, x and logits that is wrong in the candidates that show everything."""
     wrong = {row["first_wrong"] for row in rows if any(show_all(row, name) for name in DEBUG_PRINTS)}
@@ -193,11 +199,10 @@ def counts_by_memory(sweep: Sweep) -> dict[str, dict[str, Any]]:
 
 
 def silent_failures(sweep: Sweep, memory: str = "zeros") -> list[frozenset[str]]:
-    """The smallest sets that run to their end with wrong numbers though h2d failed, which nothing reported."""
+    """The smallest sets that run to their end with wrong numbers though h2d failed; the printed lines if none does."""
     o = sweep.outcomes[memory]
-    return faulty.minimal(
-        sweep.bits, (o["status"] == faulty.FINISHED) & (o["failed_h2d"] > 0) & ~faulty.right(o, sweep.p)
-    )
+    silent = (o["status"] == faulty.FINISHED) & (o["failed_h2d"] > 0) & ~faulty.right(o, sweep.p)
+    return faulty.minimal(sweep.bits, silent) or [frozenset(PRINTED)]
 
 
 def false_traces(sweep: Sweep) -> dict[str, Any]:
