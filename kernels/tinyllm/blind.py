@@ -62,8 +62,9 @@ def draw(seed: int, share_outside: float = 0.2) -> Drawn:
 
 
 def reveal(guess: str, drawn: Drawn, prints_say: str) -> str:
-    """What a program was, once a guess is made: switches joined by " + " in any order, or a fault outside the list."""
+    """What a program was, once a guess is made: switches joined by "+" in any order, or "none of these"."""
     if guess == "no guess":
         return "The truth is shown here once `guess` is set."
-    right = set(guess.split(" + ")) == set(drawn.truth.split(" + "))
-    return f"{'Right' if right else 'No'}: it was {drawn.truth}. The prints say: {prints_say}."
+    truth = "none of these" if drawn.outside_the_list else drawn.truth
+    right = {name.strip() for name in guess.split("+")} - {"unchecked"} == set(truth.split(" + "))
+    return f"{'Right' if right else 'No'}: it was {drawn.truth}. By the prints: {prints_say}."

@@ -14,7 +14,7 @@ import torch
 from kernels.tinyllm import faulty, golden
 from kernels.tinyllm.fault_sets import accused, bits, ending
 from kernels.tinyllm.faulty import MEMORY, PRINTED, WAYS, Sweep
-from kernels.tinyllm.tinyllm import ENGINES, TinyLLM
+from kernels.tinyllm.tinyllm import ENGINES, Config, TinyLLM, initial
 from labkit.session.device import Device
 
 Array = np.ndarray
@@ -214,6 +214,12 @@ def _norm_and_head(p: faulty.Program, x: Array, device: Device) -> Array:
     logits = model.logits()[0]
     model.close()
     return logits
+
+
+def perturbed(config: Config, rng: np.random.Generator) -> dict[str, Array]:
+    """Parameters by name, float32, each moved at random by 0.05, so that biases, gains and shifts matter."""
+    weights = initial(config, rng)
+    return {name: (v + 0.05 * rng.standard_normal(v.shape)).astype(np.float32) for name, v in weights.items()}
 
 
 def predictions(model: TinyLLM, text: Array) -> set[int]:

@@ -36,12 +36,8 @@ def where():
 
 def drawn(config, rng):
     """Parameters whose biases, gains and shifts matter, and a batch smaller than the largest."""
-    parameters = {
-        name: (value + 0.05 * rng.standard_normal(value.shape)).astype(np.float32)
-        for name, value in tinyllm.initial(config, rng).items()
-    }
     shape = (2, max(1, config.sequences - 1), max(1, config.context - 1))
-    return parameters, *rng.integers(0, config.vocabulary, shape)
+    return experiments.perturbed(config, rng), *rng.integers(0, config.vocabulary, shape)
 
 
 @pytest.mark.parametrize("engine", tinyllm.ENGINES)
@@ -532,6 +528,8 @@ def test_a_guess_is_answered_only_once_it_is_made():
     assert program.truth not in blind.reveal("no guess", program, program.truth)
     assert blind.reveal(" + ".join(reversed(program.truth.split(" + "))), program, "x").startswith("Right")
     assert blind.reveal("zero_host + no_other_d2h", program, "undecidable").startswith(f"No: it was {program.truth}")
+    outside = next(one for one in map(blind.draw, range(50)) if one.outside_the_list)
+    assert blind.reveal("none of these", outside, "none of these").startswith(f"Right: it was {outside.truth}")
 
 
 VALUES = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
