@@ -1,4 +1,4 @@
-"""Programs drawn at random, to be named from what they print. What names them does not import this."""
+"""Programs drawn at random, to be identified from what they print. What identifies them does not import this."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Drawn:
     @property
     def truth(self) -> str:
         """Its faults in words; that its calls are unchecked is known and left out."""
-        listed = faulty.words(faulty.named(self.bits) - {"unchecked"})
+        listed = faulty.in_words(faulty.switches_of(self.bits) - {"unchecked"})
         return self.outside if self.outside_the_list else listed
 
     def rows(self) -> np.ndarray:
         """The program in each kind of memory, int32 [4, 18]."""
-        names = faulty.named(self.bits)
+        names = faulty.switches_of(self.bits)
         outside = faulty.OUTSIDE.index(self.outside)
-        return np.stack([faulty.row(*names, outside=outside, world=world) for world in faulty.WORLDS])
+        return np.stack([faulty.row(*names, outside=outside, memory=memory) for memory in faulty.MEMORY])
 
 
 def draw(seed: int, share_outside: float = 0.2) -> Drawn:
@@ -59,3 +59,12 @@ def draw(seed: int, share_outside: float = 0.2) -> Drawn:
     every = faulty.sets()
     every = every[every[:, -1] == 1]
     return Drawn(rng.choice(every[every[:, :-1].sum(1) == rng.integers(1, 6)]), faulty.OUTSIDE[0])
+
+
+def reveal(guess: str, drawn: Drawn, prints_say: str) -> str:
+    """What a program was, once a guess is made: switches joined by "+" in any order, or "none of these"."""
+    if guess == "no guess":
+        return "The truth is shown here once `guess` is set."
+    truth = "none of these" if drawn.outside_the_list else drawn.truth
+    right = {name.strip() for name in guess.split("+")} - {"unchecked"} == set(truth.split(" + "))
+    return f"{'Right' if right else 'No'}: it was {drawn.truth}. By the prints: {prints_say}."

@@ -28,6 +28,9 @@ struct Outcome {
     int embedded_host, ff_host, x_host, logits_host;
     int logits_made, logits_there;   // how many logits are right on the device before they are returned; whether there is a buffer after
     float ff_first[3], x[2], logits_low, logits_high, loss;
+    // The same prints by a program that copies as many numbers as the host vector holds: of the first ff_out before and
+    // after its download, of x.
+    float ff_before[3], ff_after[3], x_by_length[2];
 };
 
 struct Illegal : std::runtime_error {
@@ -129,6 +132,13 @@ class Model {
         synchronise();
     }
 
+    // A result that is returned with a copy: the callee's tensor is gone before the caller goes on.
+    template <class Callee>
+    static Tensor copied(Callee callee) {
+        const Tensor inner = callee();
+        return Tensor(inner);
+    }
+
     // As the report's TransformerLayer::Forward: print ff_out, perhaps d2h, return it.
     Tensor by_value(int i, const Tensor& x, Outcome& o) {
         Tensor ff_out(x.rows, x.cols);
@@ -147,8 +157,7 @@ class Model {
         auto x = std::make_shared<Tensor>(embedded);
         for (int i = 0; i < LAYERS; ++i) {
             if (s.way == Copied) {
-                const Tensor inner = by_value(i, *x, o);
-                const Tensor layer_out = inner;
+                const Tensor layer_out = copied([&] { return by_value(i, *x, o); });
                 assign(i, layer_out, *x);
             } else if (s.way == Elided) {
                 const Tensor layer_out = by_value(i, *x, o);
@@ -174,8 +183,7 @@ class Model {
         } else {
             Tensor logits;
             if (s.way == Copied) {
-                const Tensor inner = projected(*x, o);
-                const Tensor returned = inner;
+                const Tensor returned = copied([&] { return projected(*x, o); });
                 logits = returned;
             } else {
                 logits = projected(*x, o);
@@ -227,12 +235,23 @@ class Model {
         for (size_t i = 0; i < seen.size(); ++i) count += std::fabs(seen[i] - golden_[from + i]) <= allowed_[from + i];
         return count;
     }
+    // What a host buffer holds to which nothing was written.
+    static std::vector<float> not_written(size_t count) {
+        const int world = context().s.world;
+        std::vector<float> buffer(count, world == Zeros ? 0.0f : NAN);
+        if (world == Numbers)
+            for (size_t i = 0; i < count; ++i) buffer[i] = PAIR[i % 2];
+        return buffer;
+    }
+    // A debug print that trusts the host vector's length: a copy that is too long is refused, an empty one copies nothing.
+    static void shown_by_length(const Tensor& t, float* first, int count) {
+        std::vector<float> seen = not_written(std::max(t.h_data.size(), size_t(SHOWN)));
+        if (cudaMemcpy(seen.data(), t.d_data, t.h_data.size() * sizeof(float), cudaMemcpyDeviceToHost) != cudaSuccess) cudaGetLastError();
+        std::copy(seen.begin(), seen.begin() + count, first);
+    }
     // A debug print: copies into a buffer of its own, to which nothing was written, and does not look at what the copy returns.
     bool shown(const Tensor& t, std::vector<float>& seen) {
-        const int world = context().s.world;
-        seen.assign(size_t(T) * D, world == Zeros ? 0.0f : NAN);
-        if (world == Numbers)
-            for (size_t i = 0; i < seen.size(); ++i) seen[i] = PAIR[i % 2];
+        seen = not_written(size_t(T) * D);
         const bool failed = cudaMemcpy(seen.data(), t.d_data, seen.size() * sizeof(float), cudaMemcpyDeviceToHost) != cudaSuccess;
         if (failed) cudaGetLastError();
         if (failed) {  // what the five numbers of the print need
@@ -250,10 +269,12 @@ class Model {
             o.ff_failed = failed;
             o.ff_right = right(last, 0);
             o.ff_host = int(ff_out.h_data.size());
+            shown_by_length(ff_out, o.ff_before, 3);
         }
         if (s.outside == DebugUpload) ff_out.h2d();
         if (!s.no_layer_d2h) ff_out.d2h();
         if (i == 0) {
+            shown_by_length(ff_out, o.ff_after, 3);
             const std::vector<float>& host = ff_out.h_data;
             o.host_size = int(host.size());
             o.host_right = right({host.begin(), host.begin() + long(std::min(host.size(), size_t(T) * D))}, 0);
@@ -268,6 +289,7 @@ class Model {
         o.x_host = int(x.h_data.size());
         o.x_failed = shown(x, seen);
         std::copy(seen.begin(), seen.begin() + 2, o.x);
+        shown_by_length(x, o.x_by_length, 2);
         o.x_right = right(seen, seen.size());
         for (size_t i = 0; i < seen.size(); ++i) {
             o.x_zero += seen[i] == 0.0f;

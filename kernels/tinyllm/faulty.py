@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,37 +46,73 @@ NAMES = list(SWITCHES)
 PRINTED = ("resize_by_size", "prefer_host", "unchecked")
 """What the report's code does, as far as it is printed: the accused line, uploads first, no call checked."""
 WAYS = ("by value, copied", "by value, elided", "out-parameter", "shared_ptr")
-WORLDS = ("NaN", "zeros", "the report's numbers", "as left")
+MEMORY = ("NaN", "zeros", "the report's numbers", "as left")
 """What memory holds before anything is written to it. The report's two numbers stand in buffers of x's size, with zeros
 in all others; "as left" is real memory: zeros, as a new process finds them, and then what the program left there."""
 OUTSIDE = (
-    "none", "d2h downloads half of the bytes", "the debug print uploads the host vector",
-    "the move of heads writes nothing", "device to device copies run backwards",
+    "none",
+    "d2h downloads half of the bytes",
+    "the debug print uploads the host vector",
+    "the move of heads writes nothing",
+    "device to device copies run backwards",
     "the last layer's result is not assigned",
-    "the head's product is given a buffer of zeros", "cuBLAS's products write nothing", "h2d starts one element late",
+    "the head's product is given a buffer of zeros",
+    "cuBLAS's products write nothing",
+    "h2d starts one element late",
     "the norm before the head is left out",
-)  # fmt: skip
+)
 """Faults that are none of the switches, in the order of faulty::Outside."""
-COLUMNS = (*NAMES, "way", "outside", "engine", "world")
+COLUMNS = (*NAMES, "way", "outside", "engine", "memory")
+OBSERVATIONS = ("ff_out right", "trace", "x near 1e-32", "logits all 0", "only <pad>")
+"""What the report saw of one run, in the order of the program; the loss is another matter."""
+DEBUG_PRINTS = {
+    "a fixed number": "ff_out and x",
+    "h_data.size() of x": "x; of ff_out a fixed number",
+    "h_data.size(), ff_out before d2h()": "both",
+    "h_data.size(), ff_out after d2h()": "both",
+}
+"""How many numbers a debug print copies from the device, and of which tensors; the report does not show its prints."""
 _COUNTS = (
-    "ff_failed", "x_failed", "ff_right", "x_right", "host_size", "host_right", "host_zero", "x_zero", "x_nan",
-    "logits_read", "logits_right", "logits_zero", "logits_nan", "predicted",
-    "embedded_host", "ff_host", "x_host", "logits_host", "logits_made", "logits_there",
-)  # fmt: skip
+    "ff_failed",
+    "x_failed",
+    "ff_right",
+    "x_right",
+    "host_size",
+    "host_right",
+    "host_zero",
+    "x_zero",
+    "x_nan",
+    "logits_read",
+    "logits_right",
+    "logits_zero",
+    "logits_nan",
+    "predicted",
+    "embedded_host",
+    "ff_host",
+    "x_host",
+    "logits_host",
+    "logits_made",
+    "logits_there",
+)
 OUTCOME = np.dtype(
     [(name, np.int32) for name in ("status", "failed_calls", "failed_uploads", "failed_h2d", "first_error", "traces")]
     + [("traced_bytes", np.int64)]
     + [(name, np.int32) for name in _COUNTS]
     + [("ff_first", np.float32, 3), ("x", np.float32, 2)]
-    + [(name, np.float32) for name in ("logits_low", "logits_high", "loss")],
+    + [(name, np.float32) for name in ("logits_low", "logits_high", "loss")]
+    + [("ff_before", np.float32, 3), ("ff_after", np.float32, 3), ("x_by_length", np.float32, 2)],
     align=True,
 )
 """faulty::Outcome."""
 FINISHED, REPORTED, ILLEGAL, THREW, LOST, UNSTEADY = range(6)
 ENDS = (
-    "runs to its end", "a checked call stops it", "a kernel is given no memory", "an exception", "the process dies",
+    "runs to its end",
+    "a checked call stops it",
+    "a kernel is given no memory",
+    "an exception",
+    "the process dies",
     "otherwise when run again",
-)  # fmt: skip
+)
 """How a program ends. One whose second run differs has no outcome. On a GPU there are such: those seen so far write
 beyond their buffers. On the host runtime every run is as in a new process; there a test changes what lies beside the
 buffers, which changes how such programs end, and no other."""
@@ -128,12 +165,12 @@ def program(
     return Program(config, weights, ids, exact, bounds)
 
 
-def row(*names: str, way: int = 0, outside: int = 0, engine: str = "cublas", world: str = "zeros") -> Array:
+def row(*names: str, way: int = 0, outside: int = 0, engine: str = "cublas", memory: str = "zeros") -> Array:
     """One program, int32 [18]: these switches are set. Raises UsageError for a switch that there is not."""
     for name in names:
         if name not in SWITCHES:
             raise UsageError(f"switch: {name!r} is not right; wanted one of {', '.join(SWITCHES)}")
-    return np.array([*(name in names for name in NAMES), way, outside, ENGINES[engine], WORLDS.index(world)], np.int32)
+    return np.array([*(name in names for name in NAMES), way, outside, ENGINES[engine], MEMORY.index(memory)], np.int32)
 
 
 def canonical(bits: Array) -> Array:
@@ -162,34 +199,44 @@ def sets() -> Array:
 
 
 def code(bits: Array) -> Array:
-    """A number for each set, by which it is found again; :func:`sets` are sorted by it."""
+    """A number for each set, which identifies it; :func:`sets` are sorted by it."""
     return canonical(bits) @ (1 << np.arange(len(NAMES))[::-1])
 
 
-def named(bits: Array) -> frozenset[str]:
+def switches_of(bits: Array) -> frozenset[str]:
     """The switches of one set."""
     return frozenset(name for name, on in zip(NAMES, bits, strict=True) if on)
 
 
-def words(names: Iterable[str]) -> str:
+def in_words(names: Iterable[str]) -> str:
     """A set in words."""
     return " + ".join(sorted(names)) or "no fault"
 
 
-def run(p: Program, rows: Array, device: Device, jobs: int = 2) -> Array:
-    """An outcome [OUTCOME] for each program, in `jobs` processes; one that dies is begun again after it."""
+def run(p: Program, rows: Array, device: Device, processes: int = 2, progress: bool = False) -> Array:
+    """An outcome [OUTCOME] for each program, in so many processes; one that dies is begun again after it.
+
+    With `progress`, each quarter that is done is printed.
+    """
     request = _request(p, device)
-    parts = np.array_split(np.asarray(rows, np.int32), max(1, min(jobs, len(rows))))
+    parts = np.array_split(np.asarray(rows, np.int32), max(1, min(processes, len(rows))))
     with tempfile.TemporaryDirectory() as folder:
-        tasks = [_Task(Path(folder), i, request | {"switches": part}) for i, part in enumerate(parts)]
-        while sum(task.advance() for task in tasks) < len(tasks):  # each of them is to advance
-            next(task for task in tasks if not task.finished).wait()
-        return np.concatenate([task.outcomes() for task in tasks])
+        workers = [_Worker(Path(folder), i, request | {"switches": part}) for i, part in enumerate(parts)]
+        quarters = 0
+        while sum(worker.advance() for worker in workers) < len(workers):  # each of them is to advance
+            while progress and 4 * sum(worker.done() for worker in workers) >= (quarters + 1) * len(rows):
+                quarters += 1
+                print(f"{quarters * len(rows) // 4:,} of {len(rows):,} programs are run", flush=True)
+            next(worker for worker in workers if not worker.finished).wait(1.0)
+        return np.concatenate([worker.outcomes() for worker in workers])
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Every set of switches in each kind of memory, returned by value with a copy: `outcomes[world]` is [len(bits)]."""
+    """Every set of switches in each kind of memory, results returned by value with a copy.
+
+    `bits` is [sets, 14], `outcomes[memory]` [sets].
+    """
 
     p: Program
     bits: Array
@@ -200,28 +247,28 @@ class Sweep:
         return np.searchsorted(code(self.bits), code(bits))
 
 
-def sweep(p: Program, device: Device, extra: Array) -> tuple[Sweep, Array]:
-    """Every set in each kind of memory, with its calls unchecked and checked; and the outcomes of `extra` programs.
+def sweep(p: Program, device: Device, others: Array) -> tuple[Sweep, Array]:
+    """Every set in each kind of memory, with its calls unchecked and checked; and the outcomes of `others`, programs.
 
     Only unchecked programs are run. A checked one is the same up to the first call that fails, which stops it. On a
     GPU all are run twice, the second time in the reverse order.
     """
     bits = sets()
-    loose = bits[bits[:, -1] == 1]
-    rows = [np.pad(loose, ((0, 0), (0, 4))) for _ in WORLDS]
+    unchecked = bits[bits[:, -1] == 1]
+    rows = [np.pad(unchecked, ((0, 0), (0, 4))) for _ in MEMORY]
     for i, part in enumerate(rows):
-        part[:, COLUMNS.index("world")] = i
-    every = np.concatenate([*rows, extra])
-    found = run(p, every, device)
+        part[:, COLUMNS.index("memory")] = i
+    every = np.concatenate([*rows, others])
+    run_once = run(p, every, device, progress=True)
     if device.is_cuda:
-        found = steady(found, run(p, every[::-1], device)[::-1])
-    at = np.searchsorted(code(loose), code(np.column_stack([bits[:, :-1], np.ones(len(bits), int)])))
+        run_once = steady(run_once, run(p, every[::-1], device)[::-1])
+    at = np.searchsorted(code(unchecked), code(np.column_stack([bits[:, :-1], np.ones(len(bits), int)])))
     outcomes = {}
-    for i, world in enumerate(WORLDS):
-        o = outcomes[world] = found[i * len(loose) : (i + 1) * len(loose)][at]
+    for i, memory in enumerate(MEMORY):
+        o = outcomes[memory] = run_once[i * len(unchecked) : (i + 1) * len(unchecked)][at]
         stopped = (bits[:, -1] == 0) & (o["failed_calls"] > 0) & (o["status"] != UNSTEADY)
         o["status"] = np.where(stopped, REPORTED, o["status"])
-    return Sweep(p, bits, outcomes), found[len(WORLDS) * len(loose) :]
+    return Sweep(p, bits, outcomes), run_once[len(MEMORY) * len(unchecked) :]
 
 
 def steady(first: Array, again: Array) -> Array:
@@ -230,9 +277,9 @@ def steady(first: Array, again: Array) -> Array:
     for name in first.dtype.names or ():
         a, b = (o[name].reshape(len(o), -1) for o in (first, again))
         differs |= ~((a == b) | ((a != a) & (b != b))).all(1)
-    found = first.copy()
-    found["status"][differs] = UNSTEADY
-    return found
+    outcomes = first.copy()
+    outcomes["status"][differs] = UNSTEADY
+    return outcomes
 
 
 def _request(p: Program, device: Device) -> dict[str, object]:
@@ -241,12 +288,14 @@ def _request(p: Program, device: Device) -> dict[str, object]:
     layers = (f"L{i}.{n}.w" for i in range(c.layers) for n in ("qkv", "o", "up", "down"))
     flat = [p.weights[name].reshape(-1) for name in ("table", "positions", *layers, "head.w")]
     return {
-        "library": str(build(FOLDER / "faulty.cu", HOST, device)), "on_host": not device.is_cuda,
-        "ids": p.ids, "weights": np.concatenate(flat),
+        "library": str(build(FOLDER / "faulty.cu", HOST, device)),
+        "on_host": not device.is_cuda,
+        "ids": p.ids,
+        "weights": np.concatenate(flat),
         "golden": np.concatenate(list(p.golden.values())).astype(np.float32),
         "allowed": np.concatenate(list(p.allowed.values())).astype(np.float32),
         "sizes": np.array([len(p.ids), c.vocabulary, c.width, c.heads]),
-    }  # fmt: skip
+    }
 
 
 def round_trip(names: Sequence[str], values: Array, known: Array, device: Device) -> tuple[Array, Array]:
@@ -263,10 +312,10 @@ def round_trip(names: Sequence[str], values: Array, known: Array, device: Device
 
 
 def _sanitizer() -> str:
-    found = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
-    if not found:
+    program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if not program:
         raise UsageError("compute-sanitizer: not on the PATH; wanted the CUDA toolkit's")
-    return found
+    return program
 
 
 def sanitized(p: Program, row: Array, device: Device, tool: str, *options: str) -> tuple[int, list[str]]:
@@ -284,11 +333,11 @@ def sanitized(p: Program, row: Array, device: Device, tool: str, *options: str) 
     lines = [line.removeprefix("=========").strip() for line in done.stdout.splitlines() if line.startswith("=====")]
     summary = next((line for line in lines if "SUMMARY" in line and "not printed" not in line), "")
     count = [int(word) for word in summary.split() if word.isdigit()]
-    told = [line for line in lines if any(word in line for word in ("Invalid", "Uninit", "error", "Leaked", "hit "))]
-    return (count[0] if count else -1), [*dict.fromkeys(told), summary][:8]
+    reports = [line for line in lines if any(word in line for word in ("Invalid", "Uninit", "error", "Leaked", "hit "))]
+    return (count[0] if count else -1), [*dict.fromkeys(reports), summary][:8]
 
 
-class _Task:
+class _Worker:
     """Rows of one worker, which is begun again after each row that it did not survive."""
 
     def __init__(self, folder: Path, index: int, request: Mapping[str, object]) -> None:
@@ -325,26 +374,33 @@ class _Task:
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
         return False
 
-    def wait(self) -> None:
+    def wait(self, seconds: float) -> None:
         if self.process:
-            self.process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(seconds)
 
     def outcomes(self) -> Array:
         return np.fromfile(self.out, OUTCOME)
 
 
-def observations(o: Array, p: Program) -> dict[str, Array]:
-    """Which of the report's observations each outcome shows.
+def observations(o: Array, p: Program, debug_print: str = "a fixed number") -> dict[str, Array]:
+    """Which of the report's observations each outcome [n] shows, bool [n] each, with one of :data:`DEBUG_PRINTS`.
 
     The trace is of as many bytes as x has: 2048 in the report, and here with its sizes. Of x the report printed two
-    numbers; near 1e-32 is not 0 and below 1e-28. It does not say which layer's ff_out it printed; the first's is taken.
-    A program whose second run differs shows nothing.
+    numbers; near 1e-32 is not 0 and below 1e-28. It does not say which layer's ff_out it printed; the first's is taken:
+    all of it must be right, or the three numbers that a print by the host vector's length shows. A program whose second
+    run differs shows nothing.
     """
     n, ran = p.elements, o["status"] == FINISHED
+    x = o["x" if debug_print == "a fixed number" else "x_by_length"]
+    right_ff_out = (o["ff_right"] == n) & (o["ff_failed"] == 0)
+    if "ff_out" in debug_print:
+        three = o["ff_before" if "before" in debug_print else "ff_after"]
+        right_ff_out = (np.abs(three - p.golden["ff_out"][:3]) <= p.allowed["ff_out"][:3]).all(-1)
     seen = {
-        "ff_out right": (o["ff_right"] == n) & (o["ff_failed"] == 0),
+        "ff_out right": right_ff_out,
         "trace": (o["traces"] > 0) & (o["traced_bytes"] == 4 * n),
-        "x near 1e-32": ran & ((o["x"] != 0) & (np.abs(o["x"]) < 1e-28)).all(-1),
+        "x near 1e-32": ran & ((x != 0) & (np.abs(x) < 1e-28)).all(-1),
         "logits all 0": ran & (o["logits_read"] == p.logits) & (o["logits_zero"] == p.logits),
         "only <pad>": ran & (o["predicted"] == 0),
     }
@@ -358,11 +414,11 @@ def right(o: Array, p: Program) -> Array:
 
 def minimal(bits: Array, shows: Array) -> list[frozenset[str]]:
     """The smallest sets of switches that show it: none of their subsets does."""
-    found: list[frozenset[str]] = []
-    for one in sorted((named(one) for one in bits[shows]), key=lambda one: (len(one), sorted(one))):
-        if not any(small <= one for small in found):
-            found.append(one)
-    return found
+    smallest: list[frozenset[str]] = []
+    for names in sorted((switches_of(row) for row in bits[shows]), key=lambda names: (len(names), sorted(names))):
+        if not any(smaller <= names for smaller in smallest):
+            smallest.append(names)
+    return smallest
 
 
 def corrected(bits: Array) -> Array:

@@ -1,23 +1,26 @@
 """The CUDA C++ TinyLLM against float64, its Tensor, the host runtime, and the Tensor under investigation."""
 
 import ctypes
-import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import labkit
 from kernels.corpus import corpus
-from kernels.tinyllm import blind, counts, evidence, faulty, golden, tinyllm
-from kernels.tinyllm.identify import identify
+from kernels.tinyllm import blind, claims, experiments, fault_sets, faulty, golden, tables, tinyllm
+from kernels.tinyllm.identify import identify, outcome_in_words, wrongly_identified
 from kernels.tinyllm.tinyllm import Config, TinyLLM, library
 from labkit import localise, repeat
 from labkit.bench.native import build
 from labkit.errors import UsageError
+from labkit.session.claims import described
 from labkit.session.device import decide
+from labkit.session.record import Record
+from labkit.session.wording import fill
 
 CONFIGS = [
     Config(vocabulary=61, context=17, width=48, layers=2, heads=4, sequences=3),
@@ -33,12 +36,8 @@ def where():
 
 def drawn(config, rng):
     """Parameters whose biases, gains and shifts matter, and a batch smaller than the largest."""
-    parameters = {
-        name: (value + 0.05 * rng.standard_normal(value.shape)).astype(np.float32)
-        for name, value in tinyllm.initial(config, rng).items()
-    }
     shape = (2, max(1, config.sequences - 1), max(1, config.context - 1))
-    return parameters, *rng.integers(0, config.vocabulary, shape)
+    return experiments.perturbed(config, rng), *rng.integers(0, config.vocabulary, shape)
 
 
 @pytest.mark.parametrize("engine", tinyllm.ENGINES)
@@ -122,9 +121,20 @@ def test_a_step_of_adamw_is_pytorchs(where, rng):
 
 
 @pytest.mark.parametrize(
-    "name", ["copy", "assign", "move", "self", "return by value", "empty", "round trip", "survives", "thousand",
-             "nothing on the device"],
-)  # fmt: skip
+    "name",
+    [
+        "copy",
+        "assign",
+        "move",
+        "self",
+        "return by value",
+        "empty",
+        "round trip",
+        "survives",
+        "thousand",
+        "nothing on the device",
+    ],
+)
 def test_the_tensor(where, name):
     lib = library(where)
     live = None if where.is_cuda else lib.cuda_host_live()
@@ -135,9 +145,11 @@ def test_the_tensor(where, name):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("mismatched host", "h2d of a [4], 4 elements, 16 bytes: the host holds 0 elements"),
-     ("too large", "cudaMalloc of giant [35184372088832], 35184372088832 elements, 140737488355328 bytes")],
-)  # fmt: skip
+    [
+        ("mismatched host", "h2d of a [4], 4 elements, 16 bytes: the host holds 0 elements"),
+        ("too large", "cudaMalloc of giant [35184372088832], 35184372088832 elements, 140737488355328 bytes"),
+    ],
+)
 def test_what_the_tensor_cannot_do_is_said_with_names_and_sizes(where, name, message):
     assert message in library(where).tinyllm_tensor_scenario(name.encode()).decode()
 
@@ -158,7 +170,7 @@ def test_the_sanitizer_finds_no_leak_and_no_error_in_what_is_right(where, rng):
     assert any("ERROR SUMMARY: 0 errors" in line for line in faulty.leak_check(where))
     p = faulty.program(0.1, rng)
     for tool in ("memcheck", "initcheck"):
-        count, lines = faulty.sanitized(p, faulty.row(world="as left"), where, tool)
+        count, lines = faulty.sanitized(p, faulty.row(memory="as left"), where, tool)
         assert count == 0, lines
 
 
@@ -176,12 +188,12 @@ def unknown():
 def swept(where, small, unknown):
     """The sweep of a small program, and the outcomes of the programs that are drawn, [50, kinds of memory]."""
     sweep, o = faulty.sweep(small, where, np.concatenate([one.rows() for one in unknown]))
-    return sweep, o.reshape(50, len(faulty.WORLDS))
+    return sweep, o.reshape(50, len(faulty.MEMORY))
 
 
-def outcome(swept, *names, world="zeros"):
+def outcome(swept, *names, memory="zeros"):
     sweep = swept[0]
-    return sweep.outcomes[world][sweep.at(counts.bits(names)[None])[0]]
+    return sweep.outcomes[memory][sweep.at(fault_sets.bits(names)[None])[0]]
 
 
 def test_a_right_program_is_right_in_any_memory_and_each_switch_changes_some_outcome(swept):
@@ -217,12 +229,12 @@ def test_a_constructor_that_omits_the_shape_stops_every_program_at_its_first_lay
     assert (faulty.run(small, rows, where)["status"] == faulty.ILLEGAL).all()
 
 
-@pytest.mark.parametrize("world", faulty.WORLDS)
-def test_an_outcome_does_not_depend_on_what_ran_before(where, small, rng, world):
+@pytest.mark.parametrize("memory", faulty.MEMORY)
+def test_an_outcome_does_not_depend_on_what_ran_before(where, small, rng, memory):
     rows = rng.permutation(faulty.sets())[:300]
-    rows = np.column_stack([rows, np.zeros((300, 3), int), np.full(300, faulty.WORLDS.index(world))])
-    there = faulty.run(small, rows, where, jobs=2)
-    back = faulty.run(small, rows[::-1], where, jobs=1)[::-1]
+    rows = np.column_stack([rows, np.zeros((300, 3), int), np.full(300, faulty.MEMORY.index(memory))])
+    there = faulty.run(small, rows, where, processes=2)
+    back = faulty.run(small, rows[::-1], where, processes=1)[::-1]
     for name in there.dtype.names:
         np.testing.assert_array_equal(there[name], back[name], err_msg=name)
 
@@ -232,10 +244,10 @@ def test_what_lies_beside_buffers_decides_only_how_programs_end_that_write_beyon
 ):
     if where.is_cuda:
         pytest.skip("the host runtime alone can be told what lies beside a buffer")
-    loose = faulty.sets()[faulty.sets()[:, -1] == 1]
-    rows = rng.permutation(np.column_stack([loose, np.zeros((len(loose), 3), int), rng.integers(0, 4, len(loose))]))[
-        :800
-    ]
+    unchecked = faulty.sets()[faulty.sets()[:, -1] == 1]
+    rows = rng.permutation(
+        np.column_stack([unchecked, np.zeros((len(unchecked), 3), int), rng.integers(0, 4, len(unchecked))])
+    )[:800]
     found = []
     for byte in ("A5", "3F"):
         monkeypatch.setenv("CUDA_HOST_GUARD", byte)
@@ -248,8 +260,8 @@ def test_what_lies_beside_buffers_decides_only_how_programs_end_that_write_beyon
 
 def test_a_program_that_writes_far_beyond_its_buffers_harms_no_other(where):
     p = faulty.program(0.1, np.random.default_rng(1), width=128, vocabulary=16, tokens=64)
-    rows = [faulty.row("size_in_elements", "unchecked", world=world) for world in faulty.WORLDS]
-    o = faulty.run(p, np.stack([*rows, faulty.row("unchecked")]), where, jobs=1)
+    rows = [faulty.row("size_in_elements", "unchecked", memory=memory) for memory in faulty.MEMORY]
+    o = faulty.run(p, np.stack([*rows, faulty.row("unchecked")]), where, processes=1)
     assert (o["status"] == faulty.FINISHED).all()
     assert faulty.right(o, p).tolist() == [False] * len(rows) + [True]
 
@@ -257,24 +269,24 @@ def test_a_program_that_writes_far_beyond_its_buffers_harms_no_other(where):
 def test_what_a_program_shows_does_not_depend_on_its_sizes(where):
     """The trace counts the bytes of x, which are the report's 2048 at the report's sizes alone, and not the logits'."""
     p = faulty.program(0.1, np.random.default_rng(1), width=16, vocabulary=64, tokens=3)
-    shared = faulty.row(*faulty.PRINTED, "no_other_d2h", "shallow_assignment", world="the report's numbers")
-    o = faulty.run(p, shared[None], where, jobs=1)
+    shared = faulty.row(*faulty.PRINTED, "no_other_d2h", "shallow_assignment", memory="the report's numbers")
+    o = faulty.run(p, shared[None], where, processes=1)
     assert all(shown[0] for shown in faulty.observations(o, p).values())
-    assert counts._prints(o[0], p)[1] == "cannot be read"  # x, whose debug print shows what its own buffer held
+    assert o["x_failed"][0]  # x, whose debug print shows what its own buffer held
 
 
 def test_memory_holds_what_its_kind_says_before_it_is_written(swept):
     refused = ("resize_by_size", "assignment_by_host_size", "h2d_by_host_size", "prefer_host", "unchecked")
-    x = {world: outcome(swept, *refused, world=world)["x"] for world in faulty.WORLDS}
+    x = {memory: outcome(swept, *refused, memory=memory)["x"] for memory in faulty.MEMORY}
     assert np.isnan(x["NaN"]).all()
     assert (x["zeros"] == 0).all()
-    np.testing.assert_array_equal(x["the report's numbers"], np.float32(counts.REPORTED_X))
+    np.testing.assert_array_equal(x["the report's numbers"], np.float32(experiments.REPORTED_X))
 
 
 def test_the_printed_lines_are_right_and_read_word_for_word_they_stop(where, small):
-    (found,) = counts.together(small, where, counts.printed_lines(small))
-    assert counts.tally(found["cut"]) == {"right": 48}
-    assert counts.tally(found["literal"]) == {faulty.ENDS[faulty.ILLEGAL]: 48}
+    (table,) = experiments.together(small, where, experiments.printed_lines(small))
+    assert experiments.total(table["with its size known"]) == {"right": 48}
+    assert experiments.total(table["word for word"]) == {faulty.ENDS[faulty.ILLEGAL]: 48}
 
 
 def test_the_printed_lines_alone_fill_the_first_quarter_and_upload_it(where, rng):
@@ -289,7 +301,7 @@ def test_the_printed_lines_alone_fill_the_first_quarter_and_upload_it(where, rng
 
 def test_zero_logits_have_the_causes_that_they_should(swept):
     p = swept[0].p
-    for names, world, end in [
+    for names, memory, end in [
         (("no_layer_d2h", "zero_host"), "NaN", "logits all 0"),
         ((*faulty.PRINTED, "assignment_by_host_size"), "zeros", "logits all 0"),
         ((*faulty.PRINTED, "assignment_by_host_size"), "NaN", "wrong"),
@@ -297,35 +309,105 @@ def test_zero_logits_have_the_causes_that_they_should(swept):
         (("shallow_assignment", "no_other_d2h", "unchecked"), "zeros", "logits all 0"),
         (("shallow_assignment", "no_other_d2h"), "zeros", faulty.ENDS[faulty.REPORTED]),
     ]:
-        assert counts.ending(outcome(swept, *names, world=world), p) == end, names
+        assert fault_sets.ending(outcome(swept, *names, memory=memory), p) == end, names
 
 
 def test_a_set_is_cured_when_it_is_right_and_not_when_it_is_no_longer_zero(swept):
     sweep, _ = swept
-    found = counts.facts(sweep)["worlds"]["zeros"]
+    cured = fault_sets.cured(sweep, "zeros")
     resized = (*faulty.PRINTED, "assignment_by_host_size")
-    assert found["smallest"][faulty.words(resized)]["cured"]
-    assert not found["smallest"]["no_layer_d2h + zero_host"]["cured"]
+    for names, right in ((resized, True), (("no_layer_d2h", "zero_host"), False)):
+        assert cured[sweep.at(fault_sets.bits(names)[None])[0]] == right
     o = sweep.outcomes["zeros"]
     zero = faulty.observations(o, sweep.p)["logits all 0"]
-    fixed = o[sweep.at(faulty.corrected(sweep.bits))]
-    other = ~faulty.observations(fixed, sweep.p)["logits all 0"]
-    assert found["zero"][2] == (zero & faulty.right(fixed, sweep.p)).sum() < (zero & other).sum()
+    other = ~faulty.observations(o[sweep.at(faulty.corrected(sweep.bits))], sweep.p)["logits all 0"]
+    counts = fault_sets.counts_by_memory(sweep)["zeros"]["zero"]
+    assert counts[2] == (zero & cured).sum() < (zero & other).sum()
 
 
 def test_a_set_that_prints_the_trace_of_a_failed_upload_or_of_lost_values_is_found(swept):
-    found = counts.facts(swept[0])["worlds"]["zeros"]
+    counts = fault_sets.false_traces(swept[0])
     names = (*faulty.PRINTED, "assignment_by_host_size"), ("no_layer_d2h", "prefer_host", "zero_host")
-    assert found["liars"]["smallest"] == [faulty.words(one) for one in names]
+    assert counts["smallest"] == [faulty.in_words(faults) for faults in names]
+    assert all(0 < n < every for n, every in zip(counts["lost"], counts["printing"], strict=True))
     faithful = outcome(swept, "no_other_d2h", "prefer_host", "zero_host", "unchecked")  # zeros from the embedding on
     assert faithful["traces"] > 0 == faithful["ff_right"]
-    assert 0 < found["zero within"] < found["zero"][0]
+
+
+LENGTH = "h_data.size() of x"
+BOTH = "h_data.size(), ff_out before d2h()", "h_data.size(), ff_out after d2h()"
+ASSIGNMENT = (*faulty.PRINTED, "assignment_by_host_size")
+
+
+@pytest.mark.parametrize(
+    ("names", "memory", "debug_print", "shown"),
+    [
+        (faulty.PRINTED, "the report's numbers", "a fixed number", ["ff_out right", "trace"]),
+        (faulty.PRINTED, "the report's numbers", LENGTH, ["ff_out right", "trace", "x near 1e-32"]),
+        (ASSIGNMENT, "the report's numbers", LENGTH, list(faulty.OBSERVATIONS)),
+        (ASSIGNMENT, "the report's numbers", BOTH[0], list(faulty.OBSERVATIONS[1:])),
+        ((*ASSIGNMENT, "zero_host"), "the report's numbers", BOTH[0], list(faulty.OBSERVATIONS)),
+        ((*ASSIGNMENT, "zero_host"), "the report's numbers", BOTH[1], list(faulty.OBSERVATIONS[1:])),
+        (ASSIGNMENT, "zeros", LENGTH, ["ff_out right", "trace", "logits all 0", "only <pad>"]),
+        (("prefer_host", "unchecked"), "the report's numbers", LENGTH, ["ff_out right", "trace"]),
+    ],
+)
+def test_a_debug_print_by_the_host_vectors_length_shows_what_it_copied_to_where_its_copy_is_refused(
+    swept, names, memory, debug_print, shown
+):
+    seen = faulty.observations(outcome(swept, *names, memory=memory)[None], swept[0].p, debug_print)
+    assert [name for name, which in seen.items() if which[0]] == shown
+
+
+def test_which_sets_fit_depends_on_the_debug_print(swept):
+    fits = fault_sets.fits_by_print(swept[0])
+    assert fits["a fixed number"]["kept_cured"] == 0 < fits["a fixed number"]["kept"]
+    assert 0 < fits[LENGTH]["kept_cured"] < fits[LENGTH]["kept"]
+    assert fits[BOTH[0]]["kept_cured"] == fits[BOTH[0]]["kept"] > 0
+    assert fits[BOTH[1]]["cured"] == 0 < fits[BOTH[1]]["sets"]
+    for fit in fits.values():
+        assert fit["sets"] <= fits["any of these"]["sets"]
+        assert [memory for memory, count in fit["memory"].items() if count] == ["the report's numbers"]
+
+
+def test_candidates_are_the_smallest_sets_that_fit_and_the_printed_lines(swept):
+    sweep, _ = swept
+    rows = fault_sets.candidates(sweep)
+    assert rows[0]["faults"] == faulty.in_words(faulty.PRINTED)
+    assert not any(fault_sets.show_all(rows[0], name) for name in faulty.DEBUG_PRINTS)
+    for row in rows[1:]:
+        assert any(fault_sets.show_all(row, name) for name in faulty.DEBUG_PRINTS)
+        assert row["contain"] >= 1
+    assert {row["cured"] for row in rows[1:]} == {True, False}
+    assert fault_sets.first_wrong(rows) == "x or logits"
+
+
+def test_a_set_that_shows_everything_is_the_cause_only_when_it_is_alone(swept):
+    rows = fault_sets.candidates(swept[0])
+    fit = sum(fault_sets.show_all(row, name) for row in rows for name in faulty.DEBUG_PRINTS)
+    weighing = fault_sets.weigh_candidates(rows)
+    assert (weighing.cause, len(weighing.left)) == ("undecidable", fit)
+    for row in rows:
+        for shown in row["shows"].values():
+            shown["trace"] = False
+    assert fault_sets.weigh_candidates(rows).cause == "none of these"
+    rows[3]["shows"][LENGTH] = dict.fromkeys(faulty.OBSERVATIONS, True)
+    cause = fault_sets.weigh_candidates(rows).cause
+    assert cause == f"{rows[3]['faults']}; prints: {LENGTH}; memory: {rows[3]['memory']}"
+
+
+def test_a_returned_copy_outlives_the_callees_tensor_only_with_a_buffer_of_its_own(where, small):
+    (lives,) = experiments.together(small, where, experiments.lifetimes(small))
+    right = {reading: [n for n, _ in by.values()] for reading, by in lives.items()}
+    assert list(right.values()) == [[4, 4], [0, 4], [0, 0], [0, 0]]
 
 
 def test_the_correction_is_of_the_unit_that_size_has():
-    bits = np.stack([counts.bits(names) for names in (["resize_by_size"], ["size_in_elements"], ["h2d_by_host_size"])])
+    bits = np.stack(
+        [fault_sets.bits(names) for names in (["resize_by_size"], ["size_in_elements"], ["h2d_by_host_size"])]
+    )
     fixed = faulty.corrected(bits)
-    assert [faulty.named(one) for one in fixed] == [set(), {"resize_by_size", "size_in_elements"}, set()]
+    assert [faulty.switches_of(one) for one in fixed] == [set(), {"resize_by_size", "size_in_elements"}, set()]
 
 
 def test_minimal_sets_hold_no_smaller_one():
@@ -333,8 +415,9 @@ def test_minimal_sets_hold_no_smaller_one():
     first, third, sixth = (faulty.NAMES.index(name) for name in ("size_in_elements", "no_layer_d2h", "zero_host"))
     shows = (every[:, first] & every[:, third]) | every[:, sixth]
     assert set(faulty.minimal(every, shows.astype(bool))) == {
-        frozenset({"size_in_elements", "no_layer_d2h"}), frozenset({"zero_host"})
-    }  # fmt: skip
+        frozenset({"size_in_elements", "no_layer_d2h"}),
+        frozenset({"zero_host"}),
+    }
 
 
 def test_an_outcome_that_differs_when_run_again_is_none():
@@ -350,53 +433,55 @@ def test_an_outcome_that_differs_when_run_again_is_none():
 
 def test_a_program_without_a_steady_outcome_shows_nothing_and_is_neither_right_nor_wrong(swept):
     sweep, _ = swept
-    unsteady = {world: o.copy() for world, o in sweep.outcomes.items()}
+    unsteady = {memory: o.copy() for memory, o in sweep.outcomes.items()}
     for o in unsteady.values():
         o["status"] = faulty.UNSTEADY
     assert not any(seen.any() for seen in faulty.observations(unsteady["zeros"], sweep.p).values())
-    found = counts.facts(replace(sweep, outcomes=unsteady))["worlds"]["zeros"]
-    assert found["ends"] == dict.fromkeys(faulty.ENDS, 0) | {"otherwise when run again": len(sweep.bits)}
-    assert (found["right"], found["wrong"], found["smallest that stop"]) == (0, [0, 0, 0], [])
+    counts = fault_sets.counts_by_memory(replace(sweep, outcomes=unsteady))["zeros"]
+    assert counts["ends"] == dict.fromkeys(faulty.ENDS, 0) | {"otherwise when run again": len(sweep.bits)}
+    assert (counts["right"], counts["zero"]) == (0, [0, 0, 0])
 
 
 def test_nothing_is_held_against_a_program_that_prints_otherwise_when_run_again(swept):
     """Its own outcome in the sweep another than the observed one, as a GPU gives them."""
     sweep, _ = swept
     truth = "resize_by_size"
-    observed = {world: outcome(swept, truth, "unchecked", world=world).copy() for world in faulty.WORLDS}
-    at = sweep.at(counts.bits({truth, "unchecked"})[None])[0]
-    other = {world: o.copy() for world, o in sweep.outcomes.items()}
+    observed = {memory: outcome(swept, truth, "unchecked", memory=memory).copy() for memory in faulty.MEMORY}
+    at = sweep.at(fault_sets.bits({truth, "unchecked"})[None])[0]
+    other = {memory: o.copy() for memory, o in sweep.outcomes.items()}
     other["zeros"]["x_zero"][at] += 1
     refuted = identify(replace(sweep, outcomes=other), observed)
     assert refuted.cause == "none of these"
-    assert evidence.named_wrongly(truth, refuted)
+    assert wrongly_identified(truth, refuted)
     other["zeros"]["status"][at] = faulty.UNSTEADY
     held = identify(replace(sweep, outcomes=other), observed)
     assert (held.cause, held.untested) == ("undecidable", [truth])
-    assert evidence.told(held).startswith("undecidable: 1 candidates print otherwise")
+    assert outcome_in_words(held) == "undecidable"
     for one in observed.values():
         one["status"] = faulty.UNSTEADY
     assert identify(sweep, observed).cause == "undecidable"
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_no_unknown_program_is_named_wrongly_and_those_that_stay_in_their_buffers_are_steady(swept, unknown):
+def test_on_a_gpu_no_unknown_program_is_wrongly_identified_and_those_that_stay_in_their_buffers_are_steady(
+    swept, unknown
+):
     sweep, rows = swept
-    weighed = [identify(sweep, dict(zip(faulty.WORLDS, row, strict=True))) for row in rows]
-    assert not any(evidence.named_wrongly(one.truth, found) for one, found in zip(unknown, weighed, strict=True))
+    weighed = [identify(sweep, dict(zip(faulty.MEMORY, row, strict=True))) for row in rows]
+    assert not any(wrongly_identified(one.truth, found) for one, found in zip(unknown, weighed, strict=True))
     assert sum(found.cause == one.truth for one, found in zip(unknown, weighed, strict=True)) >= 12
     within = sweep.bits[:, faulty.NAMES.index("size_in_elements")] == 0
     for o in sweep.outcomes.values():
         assert (o["status"][within] != faulty.UNSTEADY).all()
 
 
-def test_no_unknown_program_is_named_wrongly(swept, unknown):
+def test_no_unknown_program_is_wrongly_identified(swept, unknown):
     """Fifty programs, among them a fifth whose fault is none of the switches."""
     sweep, rows = swept
-    weighed = [identify(sweep, dict(zip(faulty.WORLDS, row, strict=True))) for row in rows]
+    weighed = [identify(sweep, dict(zip(faulty.MEMORY, row, strict=True))) for row in rows]
     outside = [one.outside_the_list for one in unknown]
     assert 8 <= sum(outside) <= 16
-    assert not any(evidence.named_wrongly(one.truth, found) for one, found in zip(unknown, weighed, strict=True))
+    assert not any(wrongly_identified(one.truth, found) for one, found in zip(unknown, weighed, strict=True))
     causes = [found.cause for found in weighed]
     assert all(cause in ("none of these", "undecidable") for cause, out in zip(causes, outside, strict=True) if out)
     assert causes.count("none of these") >= sum(outside) - 3
@@ -407,12 +492,12 @@ def test_no_unknown_program_is_named_wrongly(swept, unknown):
 def test_a_wrong_name_would_be_seen(swept):
     sweep, _ = swept
     weighing = identify(
-        sweep, {world: outcome(swept, "resize_by_size", "unchecked", world=world) for world in faulty.WORLDS}
+        sweep, {memory: outcome(swept, "resize_by_size", "unchecked", memory=memory) for memory in faulty.MEMORY}
     )
     assert weighing.cause == "resize_by_size"
-    assert not evidence.named_wrongly("resize_by_size", weighing)
-    assert evidence.named_wrongly("prefer_host", weighing)
-    assert evidence.named_wrongly("h2d starts one element late", weighing)
+    assert not wrongly_identified("resize_by_size", weighing)
+    assert wrongly_identified("prefer_host", weighing)
+    assert wrongly_identified("h2d starts one element late", weighing)
 
 
 def test_what_names_a_program_does_not_know_how_it_was_drawn():
@@ -423,153 +508,160 @@ def test_what_names_a_program_does_not_know_how_it_was_drawn():
 def test_every_fault_outside_the_list_does_something(where, small):
     for name, needs in blind.NEEDS.items():
         with_it, without = (
-            faulty.run(small, faulty.row(*needs, "unchecked", outside=i)[None], where, jobs=1)[0]
+            faulty.run(small, faulty.row(*needs, "unchecked", outside=i)[None], where, processes=1)[0]
             for i in (faulty.OUTSIDE.index(name), 0)
         )
-        assert counts.ending(with_it, small) != counts.ending(without, small) == "right", name
+        assert fault_sets.ending(with_it, small) != fault_sets.ending(without, small) == "right", name
 
 
 def test_a_product_that_writes_nothing_is_put_right_by_another_and_a_wrong_operand_is_not(where, small, swept):
-    (told,) = counts.together(
-        small, where, counts.products(small, counts.with_zero_logits(swept[0], 5, np.random.default_rng(0)))
+    (counts,) = experiments.together(
+        small, where, experiments.products(small, experiments.with_zero_logits(swept[0], 5, np.random.default_rng(0)))
     )
-    assert told["engines"]["cublas"]["zero"] == told["sets"] == 5
-    assert told["faults"][counts.ROUTINE] == {"cublas": "logits all 0", "kernel": "right", "host": "right"}
-    assert set(told["faults"][counts.OPERAND].values()) == {"logits all 0"}
+    assert counts["zero"]["cublas"] == counts["sets"] == 5
+    assert counts["routine"] == {"cublas": "logits all 0", "kernel": "right", "host": "right"}
+    assert set(counts["operand"].values()) == {"logits all 0"}
 
 
-PRINTED_RIGHT = {way: {"zeros": {"right": 3}} for way in faulty.WAYS}
+def test_a_guess_is_answered_only_once_it_is_made():
+    program = blind.draw(63)
+    assert program.truth not in blind.reveal("no guess", program, program.truth)
+    assert blind.reveal(" + ".join(reversed(program.truth.split(" + "))), program, "x").startswith("Right")
+    assert blind.reveal("zero_host + no_other_d2h", program, "undecidable").startswith(f"No: it was {program.truth}")
+    outside = next(one for one in map(blind.draw, range(50)) if one.outside_the_list)
+    assert blind.reveal("none of these", outside, "none of these").startswith(f"Right: it was {outside.truth}")
 
 
-class TestVerdicts:
-    """Each experiment with outcomes made up both ways: the verdict follows, and its reason says what came out."""
-
-    VALUES = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
-
-    @staticmethod
-    def facts(cured, shown=5, liars=(0, 0), traces=9):
-        part = {"most": [shown, 10, 10, cured]}
-        told = {
-            "trace": traces,
-            "its upload failed": liars[0],
-            "values lost": liars[1],
-            "smallest": ["zero_host"] if liars[1] else [],
-        }
-        worlds = {"zeros": part | {"printed": part, "liars": told}}
-        return {"worlds": worlds, "printed": {"cut": PRINTED_RIGHT}, "sets": 30}
-
-    @staticmethod
-    def products(routine, operand, kept=4):
-        engines = {name: {"zero": 4, "stopped": 0} for name in ("cublas", "kernel", "host")}
-        engines["host"]["zero"] = kept
-        faults = {counts.ROUTINE: routine, counts.OPERAND: operand}
-        ends = {name: {"cublas": "logits all 0", "host": end} for name, end in faults.items()}
-        return {"sets": 4, "engines": engines, "faults": ends}
-
-    @staticmethod
-    def runs(failed, checked):
-        o = np.zeros(2, faulty.OUTCOME)
-        o["failed_h2d"], o["status"] = failed, (faulty.FINISHED, checked)
-        return o
-
-    def cases(self, p):
-        v = self.VALUES
-        padded = np.concatenate([v.reshape(-1), np.zeros(36, np.float32)])
-        spread = np.concatenate(
-            [v.reshape(-1)[:6], np.zeros(6, np.float32), v.reshape(-1)[6:], np.zeros(30, np.float32)]
-        )
-        mixed = self.facts(10)
-        mixed["worlds"]["NaN"] = self.facts(0)["worlds"]["zeros"]
-        wrong = {way: {"zeros": {"right": 1, "wrong": 2}} for way in faulty.WAYS}
-        zero, tiny = np.zeros(3, np.float32), np.full(3, 1e-30, np.float32)
-        curve = [(0, 5.5, 5.5), (9, 2.0, 2.25)]
-        e = evidence
-        return [
-            (e.first_quarter_only(padded, v), "confirmed", "hold 12, 0, 0, 0 of the values"),
-            (e.first_quarter_only(spread, v), "refuted", "not the first quarter alone"),
-            (e.first_quarter_only(v.reshape(-1), v), "refuted", "1 times as many"),
-            (e.resize_zeroes_data(v, v, -v), "refuted", "12 arrive, 0 are zero"),
-            (e.resize_zeroes_data(0 * v, v, -v), "confirmed", "0 arrive, 12 are zero"),
-            (e.fix_resolves(self.facts(10)), "confirmed", "helps whichever set it was"),
-            (e.fix_resolves(self.facts(0)), "refuted", "does not help whichever set it was"),
-            (e.fix_resolves(self.facts(1)), "undecidable", "makes 1 of these right"),
-            (e.fix_resolves(mixed), "undecidable", "20 show all that the report saw"),
-            (e.fix_resolves(self.facts(4, shown=4)), "undecidable", "0 show all that the report saw"),
-            (e.trace_proves_transfer(self.facts(0)), "confirmed", "memory zeros: 0 and 0 of 9"),
-            (e.trace_proves_transfer(self.facts(0, liars=(2, 3))), "refuted", "2 and 3 of 9; the smallest: zero_host"),
-            (e.trace_proves_transfer(self.facts(0, traces=0)), "untestable", "no set prints the line"),
-            (e.x_is_zero((0.0, 0.0), []), "confirmed", "as float32 they are zero"),
-            (e.x_is_zero((6e-33, 0.0), ["all zero"]), "refuted", "not zero"),
-            (e.garbage_is_zero({"a": zero, "b": zero}), "confirmed", "in every case"),
-            (e.garbage_is_zero({"a": zero, "b": tiny}), "undecidable", "in some cases alone: a"),
-            (e.garbage_is_zero({"a": tiny, "b": tiny}), "refuted", "b 1.0e-30"),
-            (e.loss((-0.99, 0.7), np.array([4.6]), 128), "refuted", "never negative"),
-            (e.loss((0.1, 0.7), np.array([0.05]), 128), "confirmed", "within what one can be"),
-            (e.unchecked_errors_hide("s", *self.runs(3, faulty.REPORTED), p), "confirmed", "3 calls of h2d fail"),
-            (e.unchecked_errors_hide("s", *self.runs(3, faulty.FINISHED), p), "refuted", "no set was found"),
-            (e.unchecked_errors_hide("s", *self.runs(0, faulty.REPORTED), p), "refuted", "no set was found"),
-            (e.not_the_matmul(self.products("right", "right")), "confirmed", "on the host: right. A head"),
-            (e.not_the_matmul(self.products("right", "logits all 0")), "undecidable", "do not clear what it is"),
-            (e.not_the_matmul(self.products("right", "right", kept=3)), "undecidable", "some do not stay"),
-            (e.not_the_matmul(self.products("logits all 0", "right")), "refuted", "fault is in the routine"),
-            (e.small_init({"a": (1e-9, 0, 0), "b": (1e-9, 0, 0)}), "refuted", "no kind of model"),
-            (e.small_init({"a": (1e-9, 0, 0), "b": (0.0, 0, 2)}), "undecidable", "2 zero"),
-            (e.small_init({"a": (1e-40, 5, 0)}), "confirmed", "5 denormal"),
-            (e.lifetime({"cut": PRINTED_RIGHT}), "refuted", "6 of 6 runs"),
-            (e.lifetime({"cut": wrong}), "confirmed", "2 of 6 runs"),
-            (e.out_parameter({"zeros": [8, 0, 1]}), "confirmed", "0 and 1 of 8"),
-            (e.out_parameter({"zeros": [8, 0, 0]}), "refuted", "neither helps any"),
-            (e.learns(curve, np.ones(3), {0, 32}, 256), "confirmed", "5.50 to 2.25"),
-            (e.learns(curve[:1] * 2, np.ones(3), {32}, 100), "refuted", "does not learn"),
-            (e.learns(curve[:1] * 2, np.ones(3), {32}, 256), "refuted", "does not learn"),
-            (e.learns(curve, np.ones(3), {0}, 256), "refuted", "are predicted: 0"),
-            (e.learns(curve, np.zeros(3), {32}, 256), "refuted", "logits reach 0"),
-        ]  # fmt: skip
-
-    def test_each_follows_its_experiment(self, small):
-        ledger = labkit.claims("d2h_sizing")
-        for found, verdict, says in self.cases(small):
-            ledger.settle("x_is_zero", **found)  # any claim will do: it refuses a reason that is missing or told twice
-            assert ledger.settled["x_is_zero"].verdict == verdict, says
-            assert says in ledger.settled["x_is_zero"].because
-
-    def test_a_set_that_shows_everything_is_the_cause_only_when_it_is_alone(self, swept):
-        found = counts.facts(swept[0])
-        assert all(all(one["shows"]) for *_, one in evidence.left(found))
-        assert len(evidence.weighed(found).left) == len(evidence.left(found))
-        for world in found["worlds"].values():
-            for one in world["smallest"].values():
-                one["shows"] = [True, True, False, True, True]
-        assert evidence.weighed(found).cause == "none of these"
-        found["worlds"]["NaN"]["smallest"]["no_layer_d2h + zero_host"]["shows"] = [True] * 5
-        assert evidence.weighed(found).cause == "no_layer_d2h + zero_host (memory: NaN)"
+VALUES = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
+ZERO, TINY = np.zeros(3, np.float32), np.full(3, 1e-30, np.float32)
+RIGHT_ENDS = {"right": 48}
+ENGINES = ("cublas", "kernel", "host")
 
 
-def test_the_answer_names_what_each_device_gave_and_follows_it(swept, where, small):
-    (printed,) = counts.together(small, where, counts.printed_lines(small))
-    one = counts.facts(swept[0]) | {"printed": printed}
-    _, shown, _, cured = one["worlds"]["the report's numbers"]["most"]
-    answer = evidence.answer({"CPU": one, "H200": {}})
-    assert f"{shown} of {one['sets']} sets show all that the report saw" in answer
-    assert f"makes {cured} of them right" in answer
-    assert "changes no logit" in answer
-    assert answer.startswith("Undecidable.")
-    assert "The H200 has not run this version yet." in answer
-    other = json.loads(json.dumps(one))
-    other["worlds"]["the report's numbers"]["most"] = [5, 7, 5, 3]
-    other["printed"]["cut"][faulty.WAYS[0]]["zeros"] = {"wrong": 3}
-    answer = evidence.answer({"CPU": one, "H200": other})
-    assert "7 of 3072 sets show all that the report saw" in answer
-    assert "makes 3 of them right" in answer
-    assert "(H200)" in answer
-    assert "changes logits" in answer
-    assert "not run this version" not in answer
-    for world in other["worlds"].values():
-        for name in world["smallest"].values():
-            name["shows"] = [True, True, False, True, True]
-    answer = evidence.answer({"CPU": other})
-    assert answer.startswith("None of these.")
-    assert "would have told" not in answer
+def fit(sets, cured):
+    return {"any of these": {"sets": sets, "cured": cured, "kept": 2, "kept_cured": 0}, LENGTH: {"sets": 1, "cured": 1}}
+
+
+def traces(printing=9, failed=0, lost=0):
+    return {"printing": [printing] * 4, "failed": [failed] * 4, "lost": [lost] * 4, "smallest": ["zero_host"]}
+
+
+def products(routine, operand, kept=4):
+    zero = dict.fromkeys(ENGINES, 4) | {"host": kept}
+    ends = [{"cublas": "logits all 0", "host": end} for end in (routine, operand)]
+    return {"sets": 4, "zero": zero, "stopped": dict.fromkeys(ENGINES, 0), "routine": ends[0], "operand": ends[1]}
+
+
+def pair(failed, checked):
+    o = np.zeros(2, faulty.OUTCOME)
+    o["failed_h2d"], o["status"] = failed, (faulty.FINISHED, checked)
+    return o
+
+
+def lives(*right):
+    ways = faulty.WAYS[:2]
+    return {name: dict(zip(ways, [[n, 4] for n in two], strict=True)) for name, two in zip("abcd", right, strict=False)}
+
+
+CURVE = [(0, 5.5, 5.5), (9, 2.0, 2.25)]
+PADDED = np.concatenate([VALUES.reshape(-1), np.zeros(36, np.float32)])
+SPREAD = np.concatenate([PADDED[:6], ZERO, ZERO, PADDED[6:12], np.zeros(30, np.float32)])
+OUTCOMES = [
+    ("first_quarter_only", "confirmed", claims.settle_round_trip, (PADDED, VALUES, VALUES), {"zeros": 36}),
+    ("first_quarter_only", "refuted", claims.settle_round_trip, (SPREAD, VALUES, VALUES), {"quarters": [6, 0, 0, 0]}),
+    ("first_quarter_only", "refuted", claims.settle_round_trip, (PADDED[:12], VALUES, VALUES), {"numbers": 12}),
+    ("resize_zeroes_data", "refuted", claims.settle_round_trip, (PADDED, VALUES, VALUES), {"arrived": 12, "zero": 0}),
+    ("resize_zeroes_data", "confirmed", claims.settle_round_trip, (PADDED, 0 * VALUES, VALUES), {"zero": 12}),
+    ("fix_resolves_90", "confirmed", claims.settle_fix, (fit(10, 10), RIGHT_ENDS, 30), {"cured": 10}),
+    ("fix_resolves_90", "refuted", claims.settle_fix, (fit(10, 0), RIGHT_ENDS, 30), {"fitting": 10}),
+    ("fix_resolves_90", "undecidable", claims.settle_fix, (fit(10, 1), {"right": 1, "wrong": 2}, 30), {"runs": 3}),
+    ("fix_resolves_90", "undecidable", claims.settle_fix, (fit(0, 0), RIGHT_ENDS, 30), {"right": 48}),
+    ("trace_proves_transfer", "confirmed", claims.settle_trace, (traces(),), {"lost": [0] * 4}),
+    ("trace_proves_transfer", "refuted", claims.settle_trace, (traces(failed=2),), {"failed": [2] * 4}),
+    ("trace_proves_transfer", "refuted", claims.settle_trace, (traces(lost=3),), {"lost": [3] * 4}),
+    ("trace_proves_transfer", "untestable", claims.settle_trace, (traces(0),), {}),
+    ("x_is_zero", "confirmed", claims.settle_x, ((0.0, 0.0), {"a": ZERO}), {"stored": [0.0, 0.0]}),
+    ("x_is_zero", "refuted", claims.settle_x, ((6e-33, 0.0), {"a": ZERO}), {}),
+    ("garbage_is_zero", "confirmed", claims.settle_x, ((0.0,), {"a": ZERO, "b": ZERO}), {"zero": ["a", "b"]}),
+    ("garbage_is_zero", "undecidable", claims.settle_x, ((0.0,), {"a": ZERO, "b": TINY}), {"zero": ["a"]}),
+    ("garbage_is_zero", "refuted", claims.settle_x, ((0.0,), {"a": TINY, "b": TINY}), {"zero": []}),
+    ("loss_is_cross_entropy", "refuted", claims.settle_loss, (np.array([4.5, 5.0]), (-0.99, 0.7), 128), {"least": 4.5}),
+    ("loss_is_cross_entropy", "confirmed", claims.settle_loss, (np.array([0.5]), (0.1, 0.7), 128), {"runs": 1}),
+    ("not_the_matmul", "confirmed", claims.settle_products, (products("right", "right"),), {"stays": False}),
+    ("not_the_matmul", "undecidable", claims.settle_products, (products("right", "logits all 0"),), {"stays": True}),
+    ("not_the_matmul", "undecidable", claims.settle_products, (products("right", "right", kept=3),), {"stays": False}),
+    ("not_the_matmul", "refuted", claims.settle_products, (products("logits all 0", "right"),), {}),
+    ("small_init_underflows", "refuted", claims.settle_underflow, ({"a": (1e-9, 0, 0), "b": (1e-9, 0, 0)},), {}),
+    ("small_init_underflows", "undecidable", claims.settle_underflow, ({"a": (1e-9, 0, 0), "b": (0.0, 0, 2)},), {}),
+    ("small_init_underflows", "confirmed", claims.settle_underflow, ({"a": (1e-40, 5, 0)},), {"under": ["a"]}),
+    ("lifetime_frees_data", "refuted", claims.settle_returns, (lives((4, 4), (4, 4)), {"NaN": [8, 0, 1]}), {}),
+    ("lifetime_frees_data", "confirmed", claims.settle_returns, (lives((0, 4), (0, 0)), {"NaN": [8, 0, 1]}), {}),
+    (
+        "lifetime_frees_data",
+        "undecidable",
+        claims.settle_returns,
+        (lives((4, 4), (0, 4), (1, 0)), {"NaN": [8, 0, 1]}),
+        {"kept": ["a"], "at_return": ["b"], "lost": ["c"]},
+    ),
+    ("out_parameter_avoids_it", "confirmed", claims.settle_returns, (lives((4, 4)), {"NaN": [8, 0, 1]}), {"out": [0]}),
+    ("out_parameter_avoids_it", "refuted", claims.settle_returns, (lives((4, 4)), {"NaN": [8, 0, 0]}), {"sets": [8]}),
+    ("fixed_model_learns", "confirmed", claims.settle_training, (CURVE, np.ones(3), {0, 32}, 256), {"last": 2.25}),
+    ("fixed_model_learns", "refuted", claims.settle_training, (CURVE[:1] * 2, np.ones(3), {32}, 100), {"others": 1}),
+    ("fixed_model_learns", "refuted", claims.settle_training, (CURVE[:1] * 2, np.ones(3), {32}, 256), {}),
+    ("fixed_model_learns", "refuted", claims.settle_training, (CURVE, np.ones(3), {0}, 256), {"others": 0}),
+    ("fixed_model_learns", "refuted", claims.settle_training, (CURVE, np.zeros(3), {32}, 256), {"largest": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("claim", "verdict", "settle", "inputs", "measured"), OUTCOMES)
+def test_a_claims_verdict_follows_its_experiment(claim, verdict, settle, inputs, measured):
+    ledger = labkit.claims("d2h_sizing")
+    settle(ledger, *inputs)
+    settled = ledger.settled[claim]
+    assert settled.verdict == verdict
+    assert settled.measured == settled.measured | measured
+    assert bool(settled.given) == bool(
+        ledger.claims[claim].given and (claim, verdict) != ("fix_resolves_90", "undecidable")
+    )
+
+
+@pytest.mark.parametrize(
+    ("failed", "checked", "verdict"),
+    [(3, faulty.REPORTED, "confirmed"), (3, faulty.FINISHED, "refuted"), (0, faulty.REPORTED, "refuted")],
+)
+def test_errors_hide_where_a_check_would_have_stopped_a_wrong_program(small, failed, checked, verdict):
+    ledger = labkit.claims("d2h_sizing")
+    claims.settle_errors(ledger, frozenset({"zero_host"}), pair(failed, checked), small)
+    assert ledger.settled["unchecked_errors_hide"].verdict == verdict
+    assert ledger.settled["unchecked_errors_hide"].measured["failed"] == failed
+
+
+def test_every_claim_has_a_test_of_each_of_its_verdicts():
+    tested = {(claim, verdict) for claim, verdict, *_ in OUTCOMES}
+    tested |= {("unchecked_errors_hide", "confirmed"), ("unchecked_errors_hide", "refuted")}
+    assert tested == {(name, v) for name, claim in labkit.claims("d2h_sizing").claims.items() for v in claim.texts}
+
+
+@pytest.mark.parametrize("cured", [0, 4, 44])
+def test_the_answer_says_what_was_measured(cured):
+    ledger = labkit.claims("d2h_sizing")
+    claims.settle_fix(ledger, fit(44, cured), RIGHT_ENDS, 3072)
+    fix = ledger.settled["fix_resolves_90"]
+    parts = {"claims": {"fix_resolves_90": {"verdict": fix.verdict, "measured": fix.measured}}}
+    answer = fill("answer", described("d2h_sizing")["answer"], parts)
+    assert "44 sets" in answer
+    assert f"cures {({0: 'none', 44: 'all'} | {4: '4'})[cured]} of them" in answer
+    assert len(answer.split()) <= 30
+
+
+def test_counts_of_an_earlier_record_stand_beside_those_of_this_run(swept):
+    counts = fault_sets.counts_by_memory(swept[0])
+    facts = {"worlds": {"zeros": counts["zeros"]}}
+    result = {"notebook": "d2h_sizing", "device": {"name": "a GPU"}, "date": "2026-11-24"}
+    result |= {"metrics": {"facts": facts}, "provenance": {"sources": {}}}
+    rows = tables.counts_beside(counts, "here", Record(Path("x.json"), result)).rows
+    assert all(row[2] == row[3] for row in rows if row[0] == "zeros")
+    assert all(row[3] == "not recorded" for row in rows if row[0] != "zeros")
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -615,9 +707,15 @@ class TestHostRuntime:
 
     @pytest.mark.parametrize(
         ("name", "error"),
-        [("probe_past_the_end", 1), ("probe_wrong_direction", 1), ("probe_freed_twice", 1), ("probe_too_large", 2),
-         ("probe_too_many_threads", 9), ("probe_right", 0)],
-    )  # fmt: skip
+        [
+            ("probe_past_the_end", 1),
+            ("probe_wrong_direction", 1),
+            ("probe_freed_twice", 1),
+            ("probe_too_large", 2),
+            ("probe_too_many_threads", 9),
+            ("probe_right", 0),
+        ],
+    )
     def test_errors_are_cudas(self, runtime, name, error):
         assert getattr(runtime, name)() == error
 
@@ -684,9 +782,12 @@ def test_a_source_that_does_not_compile_says_why(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"heads": 5}, "heads: 5 does not divide width 48"), ({"width": 0}, "width: 0 is not right"),
-     ({"sequences": -1}, "sequences: -1 is not right")],
-)  # fmt: skip
+    [
+        ({"heads": 5}, "heads: 5 does not divide width 48"),
+        ({"width": 0}, "width: 0 is not right"),
+        ({"sequences": -1}, "sequences: -1 is not right"),
+    ],
+)
 def test_sizes_that_cannot_be_are_refused(where, change, message):
     sizes = {"vocabulary": 61, "context": 17, "width": 48, "layers": 2, "heads": 4, "sequences": 3} | change
     with pytest.raises(UsageError, match=message):

@@ -1,0 +1,112 @@
+"""The figures of the notebook: the way that data take, which sets of faults fit, training curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from kernels.tinyllm.fault_sets import show_all
+from kernels.tinyllm.faulty import DEBUG_PRINTS, PRINTED, in_words
+from labkit import plots
+
+Curve = Sequence[tuple[int, float, float]]
+
+
+def draw_path(axes: Any) -> None:
+    """Two tensors with a host vector and a device buffer each, and the copies between them, as the loop makes them."""
+    places = {"ff_out (the layer's)": 0.0, "layer_out (the caller's)": 3.6, "x": 7.2}
+    for name, left in places.items():
+        axes.text(left + 0.9, 2.95, name, ha="center", fontsize=8, weight="bold", color=plots.GREY)
+        for bottom, label, colour in (
+            (1.9, "h_data\nhost vector", plots.BLUE),
+            (0.2, "d_data\ndevice buffer", plots.GREEN),
+        ):
+            axes.add_patch(Rectangle((left, bottom), 1.8, 0.75, fc=colour, alpha=0.25, ec=colour))
+            axes.text(left + 0.9, bottom + 0.375, label, ha="center", va="center", fontsize=7.5, color=plots.GREY)
+    arrows = (
+        ((0.9, 0.95), (0.9, 1.9), "1  d2h(): resize(size),\n    then `size` bytes", (1.0, 1.42), plots.RED),
+        ((1.8, 2.27), (3.6, 2.27), "2  copy constructor\n    copies h_data", (1.85, 2.52), plots.GREY),
+        ((4.5, 1.9), (4.5, 0.95), "    and uploads\n    `size` bytes", (4.5, 1.42), plots.GREY),
+        ((5.4, 2.27), (7.2, 2.27), "3  assignment\n    copies h_data", (5.45, 2.52), plots.ORANGE),
+        ((7.7, 1.9), (7.7, 0.95), "uploads: trace", (6.45, 1.42), plots.ORANGE),
+        ((8.5, 1.9), (8.5, 0.95), "4  x.h2d():\n    `size` bytes", (8.6, 1.42), plots.GREY),
+        ((9.0, 0.57), (10.6, 0.57), "5  the next layer,\n    or the head", (9.1, 0.1), plots.GREY),
+    )
+    for start, end, text, at, colour in arrows:
+        axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color=colour, lw=1.3))
+        axes.text(*at, text, fontsize=7, color=colour, va="center")
+    axes.set_xlim(-0.2, 10.9)
+    axes.set_ylim(-0.15, 3.2)
+    axes.axis("off")
+
+
+PLAIN = {
+    "assignment_by_host_size": "assignment uploads h_data.size()",
+    "h2d_by_host_size": "h2d uploads h_data.size()",
+    "resize_by_size": "the resize",
+    "shallow_assignment": "assignment shares the buffer",
+    "no_other_d2h": "embedding, logits not downloaded",
+    "no_layer_d2h": "ff_out not downloaded",
+    "zero_host": "h_data starts as zeros",
+    "shallow_constructor": "copy constructor shares the buffer",
+    "constructor_by_host_size": "copy constructor uploads h_data.size()",
+    "assignment_omits_shape": "assignment omits the shape",
+    "size_in_elements": "size in elements",
+}
+"""Switches in a few words; `prefer_host` and `unchecked`, which all candidates have, are left out."""
+
+
+def draw_candidates(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A row a set of faults, a column a debug print: whether it shows all that the report saw; whether it is cured.
+
+    `rows` as :func:`kernels.tinyllm.fault_sets.candidates` gives them, in one kind of memory.
+    """
+    marks = {True: "yes", False: "no"}
+    columns = [*DEBUG_PRINTS, "keeps every printed line", "right once corrected"]
+    for y, row in enumerate(rows):
+        values = [*(show_all(row, name) for name in DEBUG_PRINTS), row["kept"], row["cured"]]
+        for x, value in enumerate(values):
+            colour = plots.BLUE if x < len(DEBUG_PRINTS) else plots.GREY if x == len(DEBUG_PRINTS) else plots.GREEN
+            left = x + 0.25 * (x >= len(DEBUG_PRINTS))
+            box = Rectangle((left + 0.05, y + 0.1), 0.9, 0.8, fc=colour if value else "none", ec=colour, lw=0.8)
+            axes.add_patch(box)
+            text = {"color": "white" if value else plots.GREY, "ha": "center", "va": "center", "fontsize": 7}
+            axes.text(left + 0.5, y + 0.5, marks[value], **text)
+    axes.text(len(DEBUG_PRINTS) / 2, -0.15, "shows all that the report saw, if a debug print copies", **_HEAD)
+    at = [x + 0.5 + 0.25 * (x >= len(DEBUG_PRINTS)) for x in range(len(columns))]
+    breaks = {", ": ",\n", "() of": "()\nof", "ff_out ": "ff_out\n", "every ": "every\n", "once ": "once\n"}
+    for old, new in breaks.items():
+        columns = [name.replace(old, new) for name in columns]
+    axes.set_xticks(at, columns, fontsize=7)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, [in_plain_words(row["faults"]) for row in rows], fontsize=7.5)
+    axes.set_xlim(-0.1, len(columns) + 0.35)
+    axes.set_ylim(len(rows), -0.6)
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+_HEAD: Any = {"ha": "center", "fontsize": 8, "color": plots.GREY}
+
+
+def in_plain_words(faults: str) -> str:
+    """A set of faults as a label: the switches beside `prefer_host` and `unchecked`."""
+    words = [PLAIN.get(name, name) for name in faults.split(" + ") if name not in ("prefer_host", "unchecked")]
+    if faults == in_words(PRINTED):
+        return "the lines as printed"
+    return " + ".join(words[:2]) + ("\n+ " + " + ".join(words[2:]) if words[2:] else "")
+
+
+def draw_curve(axes: Any, curves: Mapping[str, Curve], vocabulary: int) -> None:
+    """Validation loss against steps, a curve a model; (step, training loss, validation loss) in nats a byte."""
+    for (name, curve), colour in zip(curves.items(), (plots.BLUE, plots.ORANGE), strict=False):
+        at = [max(1, step) for step, _, _ in curve]
+        axes.plot(at, [loss for _, _, loss in curve], color=colour, marker="o", ms=3)
+        axes.annotate(name, (at[-1], curve[-1][2]), (6, 0), textcoords="offset points", color=colour, va="center")
+    axes.axhline(np.log(vocabulary), color=plots.GREY, ls="--", lw=1)
+    axes.text(1.1, np.log(vocabulary) + 0.08, f"ln {vocabulary}: every byte as likely", color=plots.GREY, fontsize=8)
+    axes.set(xscale="log", xlabel="step", ylabel="nats a byte", ylim=(0, np.log(vocabulary) + 0.6))
+    axes.set_xlim(0.9, 12 * max(step for curve in curves.values() for step, _, _ in curve))
