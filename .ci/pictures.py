@@ -1,7 +1,4 @@
-"""Give the pictures of executed notebooks a palette, which makes them a third as large, and their alternative texts.
-
-A cell that draws has its text in its metadata, under `alt`, or shows its figure with one. Run by `make refresh`.
-"""
+"""Give the pictures of executed notebooks a palette, which makes them a third as large. Run by `make refresh`."""
 
 import base64
 import io
@@ -38,6 +35,4 @@ for path in map(Path, sys.argv[1:]):
         for output in cell.get("outputs", ()):
             if "image/png" in output.get("data", {}):
                 output["data"]["image/png"] = smaller("".join(output["data"]["image/png"]))
-                if "alt" in cell["metadata"]:
-                    output["metadata"]["image/png"] = {"alt": cell["metadata"]["alt"]}
     path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -36,6 +37,12 @@ def figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float
 def caption(target: Figure, text: str) -> None:
     """What ran where, at the foot of the figure."""
     target.supxlabel(text, fontsize=7, color=GREY, x=0.01, ha="left")
+
+
+def show(target: Figure, alt: str) -> None:
+    """Show a figure in a notebook, with a text for those who cannot see it."""
+    display(target, metadata={"image/png": {"alt": alt}})
+    plt.close(target)
 
 
 def error_map(axes: Axes, difference: np.ndarray, title: str, largest: float, smallest: float = 1e-7) -> Any:

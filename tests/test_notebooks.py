@@ -17,7 +17,6 @@ MOST_CELLS, MOST_WORDS = 36, 1800
 """Up to "What we learned"; the ledger, the tables of speed and derivations come after it."""
 NOT_SHORT_YET = {
     "comparison_selftest",
-    "d2h_sizing",
     "dalpha_atomics",
 }
 MISSING = {path for path in stale() if not (ROOT / path).exists()}
@@ -56,7 +55,7 @@ def test_each_of_its_figures_has_an_alternative_text(book):
         for output in cell.get("outputs", ()):
             if "image/png" in output.get("data", {}):
                 alt = output["metadata"].get("image/png", {}).get("alt", "")
-                assert len(alt.split()) >= 8, f"cell {number}: say in its metadata, under alt, what its figure shows"
+                assert len(alt.split()) >= 8, f"cell {number}: plots.show(figure, what it shows)"
 
 
 def test_it_declares_its_parameters_and_what_it_is_about(book):

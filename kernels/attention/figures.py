@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
-from IPython.display import display
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
@@ -17,13 +15,6 @@ from labkit import plots
 from labkit.session.record import WORDS, hash_folder
 
 
-def show(figure: Figure, alt: str) -> None:
-    """Show a figure with a text for those who cannot see it."""
-    figure.set_facecolor("white")
-    display(figure, metadata={"image/png": {"alt": alt}})
-    plt.close(figure)
-
-
 def products(right: np.ndarray, wrong: np.ndarray, title: str, name: str, largest: float = 30.0) -> Figure:
     """One head's right product, the wrong one, and |wrong - right|: [n, m] each. Black is right, red a NaN."""
     figure, axes = plots.figure(1, 3, width=9.0, height=3.2)
@@ -31,7 +22,7 @@ def products(right: np.ndarray, wrong: np.ndarray, title: str, name: str, larges
     both = np.concatenate([right.ravel(), wrong[np.isfinite(wrong)]])
     low, high = np.quantile(both, [0.001, 0.999])  # a stray number outside an operand would hide all others
     scale = {"vmin": float(low), "vmax": float(high), "interpolation": "nearest", "aspect": "auto"}
-    colours = plt.get_cmap("viridis", 16).copy()
+    colours = plots.plt.get_cmap("viridis", 16).copy()
     colours.set_bad(plots.RED)
     for axis, values, label in ((axes[0], right, "right product"), (axes[1], wrong, name)):
         image = axis.imshow(values, cmap=colours, **scale)

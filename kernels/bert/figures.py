@@ -19,15 +19,6 @@ APART = 0.18
 """Nats between two names in a picture of curves, so that they can be read."""
 
 
-def show(figure: Figure, alt: str) -> None:
-    """Display a figure with a text for those who do not see it."""
-    import matplotlib.pyplot as plt
-    from IPython.display import display
-
-    display(figure, metadata={"image/png": {"alt": alt}})
-    plt.close(figure)
-
-
 def plot_losses() -> Figure:
     """Mean training loss of the source's trainings: by epoch, and of all steps; the report's two numbers circled."""
     figure, axes = plots.figure(width=8.0, height=3.4)

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import papermill
 from nbconvert.exporters import HTMLExporter
 from traitlets.config import Config
@@ -25,14 +24,9 @@ HIDDEN = "hide-input"
 
 
 def as_page(notebook: Path) -> str:
-    """An executed notebook as HTML, without the source of glue, each picture with the alternative text of its cell."""
-    content = nbformat.read(notebook, 4)
-    for cell in content.cells:
-        for output in cell.get("outputs", ()):
-            if alt := cell.metadata.get("alt"):
-                output.setdefault("metadata", {})["image/png"] = {"alt": alt}
+    """An executed notebook as HTML, without the source of glue."""
     config = Config({"TagRemovePreprocessor": {"enabled": True, "remove_input_tags": {HIDDEN}}})
-    return HTMLExporter(template_name="classic", config=config).from_notebook_node(content)[0]
+    return HTMLExporter(template_name="classic", config=config).from_filename(str(notebook))[0]
 
 
 def main(notebook: Path, folder: Path, parameters: dict[str, Any]) -> None:

@@ -53,13 +53,11 @@ def new(name: str) -> list[Path]:
 
 
 def notebook(text: str, name: str) -> nbformat.NotebookNode:
-    """A notebook from its text. A cell begins with ``# %%``, its tags, and ``alt:`` what its figure shows."""
+    """A notebook from its text. A cell begins with ``# %%`` and its tags, or ``[markdown]``."""
     cells: list[nbformat.NotebookNode] = []
-    for head, source in re.findall(r"(?ms)^# %%(.*?)\n(.*?)(?=^# %%|\Z)", text):
-        tags, _, alt = head.partition("alt:")
+    for tags, source in re.findall(r"(?ms)^# %%(.*?)\n(.*?)(?=^# %%|\Z)", text):
         make = nbformat.v4.new_markdown_cell if "[markdown]" in tags else nbformat.v4.new_code_cell
         metadata = {} if "[markdown]" in tags or not tags.strip() else {"tags": tags.split()}
-        metadata |= {"alt": alt.strip()} if alt else {}
         if "hide-input" in tags:
             metadata["jupyter"] = {"source_hidden": True}
         cells.append(make(source.strip(), id=f"cell-{len(cells)}", metadata=metadata))

@@ -227,10 +227,11 @@ def test_the_table_counts_what_the_report_says_and_not_what_the_workbook_asks(bo
 def test_a_page_leaves_out_glue_and_says_what_a_figure_shows(tmp_path):
     from labkit.cli.execute import HIDDEN, as_page
 
-    picture = nbformat.v4.new_output("display_data", {"image/png": "iVBORw0KGgo="})
+    alt = {"image/png": {"alt": "A row of bars"}}
+    picture = nbformat.v4.new_output("display_data", {"image/png": "iVBORw0KGgo="}, metadata=alt)
     cells = [
         nbformat.v4.new_code_cell("import glue", metadata={"tags": [HIDDEN]}),
-        nbformat.v4.new_code_cell("draw()", metadata={"alt": "A row of bars"}, outputs=[picture]),
+        nbformat.v4.new_code_cell("draw()", outputs=[picture]),
     ]
     path = tmp_path / "n.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
