@@ -96,6 +96,7 @@ def settle_res(ledger: Ledger, distances: np.ndarray, sizes: np.ndarray, allowed
     share = float(beyond[near].mean()) if near.any() else 0.0
     bounds = (allowed[near] if near.any() else allowed) * size
     measured = {"apart": APART, "scaled": float(beyond.mean()), "near": share, "pairs": int(beyond[near].size)}
+    measured |= {"relative": APART / size, "criterion": LIMIT}
     truth = False if bounds.max() < APART else True if share > 0.0 else None
     ends = [float(bounds.min()), float(bounds.max())]
     ledger.settle("res_difference_is_rounding", truth, allowed=ends, **measured)
@@ -141,4 +142,5 @@ def settle_golden(
     wrong = {place: [name for name, error in errors.items() if error > ROUNDED] for place, errors in gamma.items()}
     sides = {not names for names in wrong.values()} if ones <= ROUNDED else {False}
     truth = sides.pop() if len(sides) == 1 else None
-    ledger.settle("golden_is_the_gradient", truth, wrong=wrong, ones=ones)
+    spoiled = sorted({name for names in wrong.values() for name in names})
+    ledger.settle("golden_is_the_gradient", truth, wrong=wrong, spoiled=spoiled, ones=ones)
