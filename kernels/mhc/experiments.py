@@ -163,29 +163,38 @@ def products_of_tokens(tokens: int, n: int, d: int, seeds: Sequence[int]) -> np.
     return np.stack(drawn)
 
 
-def kahan_errors(products: np.ndarray) -> dict[str, np.ndarray]:
-    """Errors [draw] of float32 sums of `products` [draw, T, n], relative to the sum of their sizes, by where Kahan's
-    summation is: nowhere, inside each program (a token's products; tokens are added plainly), over all products.
+def kahan_errors(products: np.ndarray, rng: np.random.Generator, orders: int = 16) -> dict[str, np.ndarray]:
+    """Errors [draw, order] of float32 sums of `products` [draw, T, n], relative to the sum of their sizes, by where
+    Kahan's summation is: nowhere, inside each program (a token's products; tokens are added plainly, as atomics add
+    them), over all products. The tokens come in `orders` orders drawn at random.
     """
     exact, size = products.astype(np.float64).sum((1, 2)), np.abs(products).astype(np.float64).sum((1, 2))
 
     def in_turn(by_token: np.ndarray) -> np.ndarray:
         return np.cumsum(by_token, axis=1, dtype=np.float32)[:, -1]
 
-    sums = {
-        "nowhere": in_turn(products.sum(-1)),
-        "inside each program": in_turn(kahan_sum(products)),
-        "over all products": kahan_sum(products.reshape(len(products), -1)),
-    }
-    return {place: (total.astype(np.float64) - exact) / size for place, total in sums.items()}
+    errors: dict[str, list[np.ndarray]] = {}
+    for _ in range(orders):
+        shuffled = np.stack([rng.permutation(of_draw) for of_draw in products])
+        sums = {
+            "nowhere": in_turn(shuffled.sum(-1)),
+            "inside each program": in_turn(kahan_sum(shuffled)),
+            "over all products": kahan_sum(shuffled.reshape(len(products), -1)),
+        }
+        for place, total in sums.items():
+            errors.setdefault(place, []).append((total.astype(np.float64) - exact) / size)
+    return {place: np.stack(of_orders, 1) for place, of_orders in errors.items()}
 
 
 def rms_ratio(before: np.ndarray, after: np.ndarray, rng: np.random.Generator) -> list[float]:
-    """RMS error after over before, and the ends of its 97.5% interval over resampled draws (95% over two such)."""
+    """RMS error after over before [draw, order], and the ends of its 97.5% interval (95% over two such), which is over
+    resampled draws.
+    """
+    squares = [(errors**2).mean(1) for errors in (before, after)]
     picks = rng.integers(0, len(before), (2000, len(before)))
-    resampled = np.sqrt((after[picks] ** 2).mean(1) / (before[picks] ** 2).mean(1))
+    resampled = np.sqrt(squares[1][picks].mean(1) / squares[0][picks].mean(1))
     return [
-        float(np.sqrt((after**2).mean() / (before**2).mean())),
+        float(np.sqrt(squares[1].mean() / squares[0].mean())),
         *map(float, np.quantile(resampled, [0.0125, 0.9875])),
     ]
 

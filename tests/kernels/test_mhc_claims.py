@@ -329,13 +329,13 @@ def test_kahans_sum_is_exact_where_a_plain_one_is_not(rng):
 
 
 def test_kahan_reduces_the_error_over_all_products_and_not_inside_each_program():
-    errors = experiments.kahan_errors(experiments.products_of_tokens(64, 4, 32, range(100)))
+    errors = experiments.kahan_errors(experiments.products_of_tokens(64, 4, 32, range(100)), np.random.default_rng(0))
     ratio = {
         place: experiments.rms_ratio(errors["nowhere"], e, np.random.default_rng(0)) for place, e in errors.items()
     }
     assert ratio["nowhere"] == [1.0, 1.0, 1.0]
     assert ratio["over all products"][2] < claims.IMPROVED
-    assert ratio["inside each program"][2] > claims.IMPROVED
+    assert ratio["inside each program"][1] > claims.IMPROVED
 
 
 def test_one_column_at_a_time_distinguishes_faults_of_dpre_and_no_others():
