@@ -1,4 +1,4 @@
-"""The notebook's pictures: the symptom, what one column at a time tells, ratios and likelihoods, speed."""
+"""The pictures of the notebook dalpha_atomics: sums in many orders, one column at a time, likelihoods, speed."""
 
 from __future__ import annotations
 
@@ -6,115 +6,128 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from kernels.mhc.bench import UNITS
-from kernels.mhc.evidence import PARTS, RATIO, REPORTED
-from kernels.mhc.likelihood import Comparison, Ratios
+from kernels.mhc.experiments import in_words, right_columns
+from kernels.mhc.likelihood import Comparison
 from labkit import plots
+from labkit.session.wording import digits
 
 Row = Mapping[str, str]
 SCHEDULE, ATOMIC = "traffic floor", "atomic_add"
-SUMS = (ATOMIC, "two-stage", "flagged", "float64", "torch.dot", SCHEDULE)
+FIXED = ("two-stage", "flagged", "float64", "torch.dot")
+"""Sums in a fixed order, as the benchmark names them."""
+PLAIN = {"facecolor": "white", "lw": 0, "pad": 0.6}
+"""Behind a number, so that no line runs through it."""
 
 
-def draw_errors(axes: Axes, found: Sequence[float], exact: Sequence[float]) -> None:
-    """Relative error of each part of dalpha, the report's and ours; what agrees in all digits stands at the left."""
-    least = 1e-8
-    series = {
-        "the report": ([abs(wrong / right - 1.0) for right, wrong in REPORTED.values()], plots.ORANGE, "s"),
-        "the kernel built again": ([abs(a / b - 1.0) for a, b in zip(found, exact, strict=True)], plots.BLUE, "o"),
-    }
-    for place, (label, (errors, colour, mark)) in enumerate(series.items()):
-        at = np.arange(len(PARTS)) + 0.16 * (2 * place - 1)
-        axes.plot(np.maximum(errors, least), at, mark, color=colour, label=label, ms=7)
-    axes.set_xscale("log")
-    axes.set_xlim(least / 2.0, 10.0)
-    axes.set_yticks(range(len(PARTS)), PARTS)
-    axes.set_ylim(len(PARTS) - 0.4, -0.6)
-    axes.set_xlabel(f"relative error (at {least:g}: that or less)")
-    axes.legend(loc="center", bbox_to_anchor=(0.62, 0.45))
+def draw_orders(axes: Axes, errors: np.ndarray, missing: float, allowed: float) -> None:
+    """The error of the sum in each order as a dot; lines at what rounding allows and at what is missing."""
+    sizes = np.abs(errors)
+    rng = np.random.default_rng(0)
+    axes.plot(np.maximum(sizes, 1e-9), rng.uniform(-0.8, 0.8, len(sizes)), ".", color=plots.BLUE, ms=4)
+    axes.text(np.median(sizes), 1.0, f"{len(sizes)} orders", color=plots.BLUE, ha="center", fontsize=9)
+    for edge, words, colour in ((allowed, "allowed by rounding", plots.GREY), (missing, "missing", plots.RED)):
+        axes.axvline(edge, color=colour, ls="--", lw=1.4)
+        axes.text(edge / 1.15, 1.0, f"{words}: {digits(edge)}", color=colour, ha="right", fontsize=9)
+    axes.set(xscale="log", yticks=[], ylim=(-1.2, 1.5), xlabel="|sum - exact sum| of the right products")
+    axes.set_xlim(max(1e-9, sizes.min() / 3.0), 3.0 * max(missing, allowed, sizes.max()))
+    enough = "No order of additions makes up for" if sizes.max() < missing else "The order of additions can explain"
+    axes.set_title(f"{enough} what is missing")
 
 
-def draw_response(axes: Axes, found: np.ndarray, answered: str) -> None:
-    """What dpre answers to each column of dx_in alone: a point a column and stream."""
-    columns = np.arange(len(found))
-    axes.axhline(1.0, color=plots.GREY, ls="--", lw=1.2, label="right")
-    for stream in range(found.shape[1]):
-        axes.plot(columns, found[:, stream], ".", color=plots.BLUE, ms=4, label="kernel" if stream == 0 else None)
-    axes.set_xlabel("the one column of dx_in that is not zero")
-    axes.set_ylabel("dpre, of its right value")
-    low, high = min(0.0, float(found.min())), max(1.0, float(found.max()))
-    axes.set_ylim(low - 0.15 * (high - low), high + 0.3 * (high - low))
-    axes.set_title(f"columns to which dpre answers as it should: {answered}")
-    axes.legend(ncols=2, loc="upper right", fontsize=8)
+def draw_columns(axes: Axes, response: np.ndarray) -> None:
+    """dpre over its right value for each column of dx_in alone: a point a column and stream."""
+    right, d = right_columns(response), len(response)
+    wrong = np.setdiff1d(np.arange(d), right)
+    axes.axhline(1.0, color=plots.GREY, ls="--", lw=1.2)
+    low, high = min(0.0, float(response.min())), max(1.0, float(response.max()))
+    room = high - low
+    left_out = wrong.size and not response[wrong].any()
+    for columns, colour, words in (
+        (right, plots.BLUE, "right"),
+        (wrong, plots.RED, "left out" if left_out else "wrong"),
+    ):
+        if columns.size:
+            axes.plot(columns, response[columns], ".", color=colour, ms=5)
+            level = float(np.median(response[columns])) + 0.08 * room
+            place = f"{words}: column{'s' * (columns.size > 1)} {_short(in_words(columns))}"
+            axes.text(columns[0], level, place, color=colour, fontsize=9)
+    if wrong.size:
+        axes.text(d, 1.0 + 0.08 * room, "what a right kernel gives", color=plots.GREY, ha="right", fontsize=9)
+    axes.set(xlim=(-0.01 * d, 1.01 * d), ylim=(low - 0.12 * room, high + 0.3 * room))
+    axes.set(xlabel="the one column of dx_in that is not zero", ylabel="dpre over its right value")
+    axes.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 4, 8, 10], integer=True))
+    if (response == np.where(np.arange(d) < right.size, 1.0, 0.0)[:, None]).all() and wrong.size:
+        title = f"The kernel adds up {right.size} of {d} columns and leaves out the rest"
+    else:
+        title = f"dpre is right at {right.size} of {d} columns"
+    axes.set_title(title)
 
 
-def draw_ratios(axes: Axes, found: Mapping[str, Ratios], given: str, most: float = 3.0) -> None:
-    """A row a fault, a dot a draw: the ratio of the wrong to the right dalpha_pre, and the report's as a line."""
-    for row, (name, one) in enumerate(found.items()):
-        colour = plots.GREEN if name == given else plots.BLUE
-        lift = np.linspace(-0.28, 0.28, len(one.drawn))
-        axes.plot(np.clip(one.drawn, -most, most), row + lift, ".", color=colour, ms=2.5)
-    axes.axvline(RATIO, color="black", lw=1.2)
-    axes.set_yticks(range(len(found)), found, fontsize=8)
-    axes.set_ylim(len(found) - 0.4, -0.6)
-    axes.set_xlabel(f"ratio over draws (beyond {most:g}: at {most:g})")
+def _short(words: str) -> str:
+    return words if len(words) < 40 else f"{words[:36]} ..."
 
 
-def draw_likelihoods(axes: Axes, names: Sequence[str], comparison: Comparison) -> None:
-    """The likeliest fault's likelihood over each one's, with its interval; broken lines at 1 and at what refutes."""
+def draw_likelihoods(axes: Axes, comparison: Comparison, given: str, most: int = 12) -> None:
+    """The likeliest explanation's likelihood over each other one's, with its interval, the likeliest of them first."""
+    names = sorted(comparison.ratio, key=lambda name: comparison.ratio[name])[-most:]
     for row, name in enumerate(names):
-        if name == comparison.best:
-            axes.text(1.3, row, "the likeliest", va="center", fontsize=8)
-            continue
-        refuted = name not in comparison.left
-        colour = plots.RED if refuted else plots.BLUE
+        colour = plots.BLUE if name in comparison.left else plots.RED
         axes.plot([comparison.low[name], comparison.high[name]], [row, row], color=colour, lw=3.0)
         axes.plot(comparison.ratio[name], row, "o", color=colour, ms=5)
-    for edge in (1.0, comparison.needed):
-        axes.axvline(edge, color=plots.GREY, ls="--", lw=1.0)
-    axes.set_xscale("log")
-    axes.set_xlim(0.5, 10.0 * max([comparison.needed, *comparison.high.values()]))
-    axes.set_yticks([])
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlabel("likelihood of the likeliest, over this one's")
+        axes.text(comparison.high[name] * 1.4, row, digits(comparison.ratio[name]), va="center", fontsize=8, bbox=PLAIN)
+    axes.axvline(comparison.needed, color=plots.GREY, ls="--", lw=1.2)
+    axes.text(comparison.needed * 1.1, -0.8, "refuted from here on", color=plots.GREY, fontsize=8)
+    axes.set(xscale="log", xlim=(1.0, 20.0 * max([comparison.needed, *comparison.high.values()])))
+    axes.set_yticks(range(len(names)), [f"{name} (given)" if name == given else name for name in names], fontsize=8)
+    axes.set_ylim(len(names) - 0.4, -1.2)
+    axes.set_xlabel(f"likelihood of the likeliest ({comparison.best}), over this one's")
+    total = len(comparison.share)
+    axes.set_title(f"The report's ratio leaves {len(comparison.left)} of {total} explanations")
 
 
 def draw_shares(axes: Axes, counts: Sequence[int], shares: Mapping[str, Sequence[float]]) -> None:
     """Each fault's share of the likelihood (a probability, if all are equally probable before), by tests reported."""
     plots.lines(axes, counts, shares)
-    axes.set_xscale("log")
-    axes.set_yscale("linear")
+    axes.set(xscale="log", yscale="linear", ylim=(0.0, 1.05), ylabel="share of the likelihood")
     axes.axhline(0.95, color=plots.GREY, ls="--", lw=1.0)
-    axes.set_ylim(0.0, 1.05)
     axes.set_xlabel("tests with inputs of their own that are reported")
-    axes.set_ylabel("share of the likelihood")
+    identified = [name for name, of_name in shares.items() if of_name[-1] >= 0.95]
+    what = f"{identified[0]}: over 95% of the likelihood" if identified else "none holds 95% of the likelihood"
+    axes.set_title(f"After {counts[-1]} tests, {what}")
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def draw_speed(axes: Axes, rows: Sequence[Row], size: str, mode: str) -> None:
-    """Times of a call at `size`, as bars that start at the compulsory floor; a broken line at our schedule's floor."""
+    """A dot a provider: its time of a call at `size` over the compulsory floor; a line at our schedule's floor."""
     times = {
         row["kernel_provider"].replace("transformer_engine", "TE"): float(row["y_value_50"])
         for row in rows
         if (row["x_value"], row["kernel_operation_mode"], row["metric_name"]) == (size, mode, "time")
     }
-    schedule = times[SCHEDULE]
     units, compulsory = UNITS[mode]
-    floor = schedule * compulsory / units
-    shown = {name: took for name, took in times.items() if "floor" not in name}
-    axes.barh(range(len(shown)), [took - floor for took in shown.values()], left=floor, color=plots.BLUE, height=0.6)
-    for y, took in enumerate(shown.values()):
-        axes.text(took * 1.05, y, f"{took:.0f}", va="center", fontsize=8)
-    axes.axvline(schedule, color=plots.RED, ls="--", lw=1.2)
-    axes.set_xscale("log")
+    schedule = units / compulsory
+    floor = times[SCHEDULE] / schedule
+    shown = dict(sorted((item for item in times.items() if "floor" not in item[0]), key=lambda item: item[1]))
+    over = [took / floor for took in shown.values()]
+    axes.hlines(range(len(shown)), 1.0, over, color=plots.GREY, lw=0.6)
+    axes.plot(over, range(len(shown)), "o", color=plots.BLUE, ms=6)
+    for y, (took, ratio) in enumerate(zip(shown.values(), over, strict=True)):
+        axes.text(ratio * 1.08, y, f"{took:,.0f} us", va="center", fontsize=8, bbox=PLAIN)
+    axes.axvline(1.0, color=plots.GREY, ls="--", lw=1.2, label="compulsory floor")
+    axes.axvline(schedule, color=plots.RED, ls=":", lw=1.6, label="our schedule's floor")
+    axes.legend(loc="upper right", fontsize=8)
+    axes.set(xscale="log", xlim=(0.95, 2.0 * max(over)))
+    ticks = [tick for tick in (1, 2, 5, 10, 20) if tick <= 2.0 * max(over)]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlim(floor, 2.5 * max(shown.values()))
     axes.set_yticks(range(len(shown)), shown, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"us a call; floors: compulsory {floor:.0f}, our schedule's {schedule:.0f}")
-    axes.set_title("forward and backward" if mode == "full" else mode)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlabel(f"time over the compulsory floor, {floor:,.0f} us")
+    words = "Forward" if mode == "forward" else "Forward and backward"
+    axes.set_title(f"{words}: ours takes {digits(times['ours'] / floor)} times the compulsory floor")
 
 
 def best_sums(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
@@ -128,13 +141,16 @@ def best_sums(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
     return best
 
 
-def draw_sums(axes: Axes, rows: Sequence[Row]) -> None:
-    """dalpha's sum alone: atomics beside fixed orders."""
-    best = best_sums(rows)
+def draw_sums(axes: Axes, best: Mapping[str, Mapping[int, float]]) -> None:
+    """Times of dalpha's sum alone in fixed orders, from :func:`best_sums`, over that by atomics."""
     counts = sorted(best[ATOMIC])
-    plots.lines(axes, counts, {name: [best[name][count] for count in counts] for name in SUMS})
-    axes.set_ylim(bottom=1.0)
-    axes.set_xlabel("products")
-    axes.set_ylabel("us, in a CUDA graph")
-    axes.set_title("dalpha's sum alone")
-    axes.legend(fontsize=7, loc="upper left")
+    over = {name: [best[name][count] / best[ATOMIC][count] for count in counts] for name in FIXED}
+    plots.lines(axes, counts, over)
+    axes.axhline(1.0, color=plots.GREY, ls="--", lw=1.2)
+    axes.text(counts[0], 1.02, "atomics", color=plots.GREY, fontsize=8)
+    axes.set(yscale="linear", ylim=(0.0, 1.1 * max(map(max, over.values()))))
+    axes.set(xlabel="products", ylabel="time over that of atomics")
+    worst = max(min(ratios) for ratios in zip(*over.values(), strict=True))
+    slower = "never slower than" if worst <= 1.0 else f"at most {digits(worst, 3)} times as slow as"
+    axes.set_title(f"The best fixed order is {slower} atomics")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -95,11 +95,15 @@ def test_every_step_forward_and_backward_is_within_its_bound(device, rng, shape)
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        ((15, 2, 131), torch.bfloat16), ((33, 8, 300), torch.bfloat16), ((1000, 4, 513), torch.bfloat16),
-        ((7, 1, 40), torch.float16), ((1000, 4, 513), torch.float16), ((1000, 4, 513), torch.float32),
+        ((15, 2, 131), torch.bfloat16),
+        ((33, 8, 300), torch.bfloat16),
+        ((1000, 4, 513), torch.bfloat16),
+        ((7, 1, 40), torch.float16),
+        ((1000, 4, 513), torch.float16),
+        ((1000, 4, 513), torch.float32),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_step_is_within_its_bound_in_every_type(rng, shape, dtype):
     """float32 at other shapes is above; a localisation is what takes time here, so each shape meets a type once."""
     found = held(draw(*shape, rng, dtype).to("cuda"))
@@ -131,21 +135,28 @@ def drawn_there(tokens, n, d, dtype):
 
     m = n * n + 2 * n
     return Inputs(
-        normal(tokens, n, d, kind=dtype), normal(n * d, m) * (n * d) ** -0.5, 0.5 * normal(m),
-        torch.tensor([0.9, 1.1, 0.7], device="cuda"), normal(tokens, d, kind=dtype),
-        normal(tokens, n, d, kind=dtype), normal(tokens, d, kind=dtype),
-    )  # fmt: skip
+        normal(tokens, n, d, kind=dtype),
+        normal(n * d, m) * (n * d) ** -0.5,
+        0.5 * normal(m),
+        torch.tensor([0.9, 1.1, 0.7], device="cuda"),
+        normal(tokens, d, kind=dtype),
+        normal(tokens, n, d, kind=dtype),
+        normal(tokens, d, kind=dtype),
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        ((16384, 4, 4096), torch.bfloat16), ((16384, 4, 4096), torch.float16), ((16384, 4, 4096), torch.float32),
-        ((1024, 8, 4096), torch.bfloat16), ((300, 2, 517), torch.bfloat16),
+        ((16384, 4, 4096), torch.bfloat16),
+        ((16384, 4, 4096), torch.float16),
+        ((16384, 4, 4096), torch.float32),
+        ((1024, 8, 4096), torch.bfloat16),
+        ((300, 2, 517), torch.bfloat16),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_step_is_bit_identical_over_20_repeats_and_the_projection_within_its_bound(shape, dtype):
     """The size at which the projection had its race, in every type. Its sums are the longest of all steps."""
     inputs = drawn_there(*shape, dtype)
