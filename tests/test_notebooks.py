@@ -17,7 +17,6 @@ MOST_CELLS, MOST_WORDS = 36, 1800
 """Up to "What we learned"; the ledger, the tables of speed and derivations come after it."""
 NOT_SHORT_YET = {
     "comparison_selftest",
-    "dalpha_atomics",
 }
 MISSING = {path for path in stale() if not (ROOT / path).exists()}
 
