@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -43,7 +44,7 @@ def plot_identified(done: Sequence[Trial], where: str) -> Figure:
     axes.invert_yaxis()
     axes.legend(title="reference", fontsize=8, title_fontsize=8, loc="lower right")
     plots.caption(figure, f"{len(done)} cases; each check at the smallest tolerance that accuses no right run; {where}")
-    return figure
+    return _finished(figure)
 
 
 def plot_detection(done: Sequence[Trial], where: str) -> Figure:
@@ -66,9 +67,9 @@ def plot_detection(done: Sequence[Trial], where: str) -> Figure:
     left.set(ylabel="faults identified at their step (share)")
     left.set_title(f"At strength 10 labkit identifies {percent(at['labkit, re-run'])}")
     few, _, many = (at[shape] for shape in SHAPES)
-    right.set_title(f"In few elements {percent(few)}, nearly everywhere {percent(many)}")
+    right.set_title(f"In few elements it identifies {percent(few)}, nearly everywhere {percent(many)}")
     plots.caption(figure, f"{sum(t.strength is not None for t in done)} faults scaled down; {where}")
-    return figure
+    return _finished(figure)
 
 
 def plot_right_programs(record: Mapping[str, Any]) -> Figure:
@@ -97,7 +98,7 @@ def plot_right_programs(record: Mapping[str, Any]) -> Figure:
     right.legend(fontsize=8, loc="lower right")
     made = f"torch {record['torch']}, {record['machine']}"
     plots.caption(figure, f"{count(total['of'])} programs drawn at random; recorded on {record['date']}, {made}")
-    return figure
+    return _finished(figure)
 
 
 def plot_largest_shares(tallies: Sequence[Tally], where: str) -> Figure:
@@ -114,7 +115,7 @@ def plot_largest_shares(tallies: Sequence[Tally], where: str) -> Figure:
     axes.set(xlabel="length K of the sums", ylabel="largest error (share of the bound)", ylim=(None, 2.0))
     axes.legend(fontsize=7, loc="lower left")
     plots.caption(figure, f"{count(sum(t.cases for t in tallies))} right products; {where}")
-    return figure
+    return _finished(figure)
 
 
 def plot_smallest_faults(
@@ -133,6 +134,12 @@ def plot_smallest_faults(
     axes[0].set_ylabel("smallest relative error reported")
     axes[0].legend(fontsize=7)
     plots.caption(figure, f"titles at K = {count(lengths[-1])}; products [64, K] x [K, 64], summed in float32; {where}")
+    return _finished(figure)
+
+
+def _finished(figure: Figure) -> Figure:
+    """Out of pyplot's hands, so that a notebook shows it once: as the result of its cell."""
+    plt.close(figure)
     return figure
 
 

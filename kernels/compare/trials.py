@@ -243,12 +243,17 @@ def counted(cases: Iterable[Any], every: int = 10) -> list[Any]:
     """All cases as a list; below the notebook's cell stands meanwhile how many there are so far."""
     from IPython.display import display
 
+    def shown() -> dict[str, str]:
+        return {"text/plain": f"{len(done)} cases"}
+
     done: list[Any] = []
-    line = display({"text/plain": "0 cases"}, raw=True, display_id=True)
+    line = display(shown(), raw=True, display_id=True)
     for case in cases:
         done.append(case)
         if line is not None and len(done) % every == 0:
-            line.update({"text/plain": f"{len(done)} cases"}, raw=True)
+            line.update(shown(), raw=True)
+    if line is not None:
+        line.update(shown(), raw=True)
     return done
 
 
