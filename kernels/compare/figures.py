@@ -38,7 +38,8 @@ def plot_identified(done: Sequence[Trial], where: str) -> Figure:
         if math.isfinite(rerun):
             axes.annotate(f"{rerun:.0f}%", (max(stored, rerun), y), (8, -3), textcoords="offset points", fontsize=8)
     best = max(shares[which][check] for which in REFERENCES for check in CHECKS)
-    axes.set(yticks=range(len(names)), yticklabels=names, xlim=(0.0, 60.0))
+    finite = [share for by_judge in shares.values() for share in by_judge.values() if math.isfinite(share)]
+    axes.set(yticks=range(len(names)), yticklabels=names, xlim=(0.0, 130.0 * max(finite, default=1.0) or 1.0))
     axes.set_title(f"With no right run accused, the other checks identify {percent(best)} of the faults at most")
     axes.set_xlabel("faults identified at their step, whole and scaled down (%)")
     axes.invert_yaxis()

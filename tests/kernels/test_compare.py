@@ -337,6 +337,16 @@ def test_the_titles_of_figures_are_made_from_what_they_show():
     assert right.get_title(loc="left") == "Of faults of 32 roundings at least 50% are identified"
 
 
+def test_the_figure_of_what_is_identified_names_the_best_of_the_checks():
+    """And it has no share for labkit where that accuses a right run."""
+    done = [trial("qk", "qk"), trial(None, "qk", 0.4)]
+    (axes,) = figures.plot_identified(done, "here").axes
+    assert (
+        axes.get_title(loc="left") == "With no right run accused, the other checks identify 100% of the faults at most"
+    )
+    assert [text.get_text() for text in axes.texts] == ["100%"] * len(CHECKS)
+
+
 def test_no_false_alarm_over_clean_products_and_every_spoilt_element_is_caught():
     """K from 1 to 65,536, three orders, four kinds of data; ten times beyond the bound is always seen."""
     rng = np.random.default_rng(8)
