@@ -107,10 +107,20 @@ def _statistics(observed: torch.Tensor, golden: torch.Tensor) -> tuple[torch.Ten
     finite = torch.isfinite(d)
     a = torch.where(finite, a, 0.0)
     return (
-        (~(a <= ALLOWED)).sum(), a.max(), a.sum(), (a * a).sum(), (g * g).sum(), (o * g).sum(),
-        torch.where(g != 0, a / g.abs(), 0.0).max(), o.isnan().sum(), g.isnan().sum(), o.isinf().sum(),
-        g.isinf().sum(), (o == 0).sum(), (g == 0).sum(),
-    )  # fmt: skip
+        (~(a <= ALLOWED)).sum(),
+        a.max(),
+        a.sum(),
+        (a * a).sum(),
+        (g * g).sum(),
+        (o * g).sum(),
+        torch.where(g != 0, a / g.abs(), 0.0).max(),
+        o.isnan().sum(),
+        g.isnan().sum(),
+        o.isinf().sum(),
+        g.isinf().sum(),
+        (o == 0).sum(),
+        (g == 0).sum(),
+    )
 
 
 def _compiled() -> Callable[[torch.Tensor, torch.Tensor], bool]:

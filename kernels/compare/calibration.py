@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,8 +88,7 @@ def cpu_cases(
             for order in ORDERS:
                 result = torch.from_numpy(_sum(a, b, order, rng))
                 for i in range(cases):
-                    one = _part(bound, i)
-                    yield f"float32, {order}, {data}", length, result[i], value[i], one
+                    yield f"float32, {order}, {data}", length, result[i], value[i], _part(bound, i)
 
 
 def gpu_cases(
@@ -109,8 +108,7 @@ def gpu_cases(
                     if compute in ("bfloat16", "float16"):  # tensor cores may truncate as they add, so the worst case
                         value, bound = _tensor_cores(x.cpu(), y.cpu(), compute)
                     for i in range(cases):
-                        one = _part(bound, i)
-                        yield f"{compute} on the GPU, {data}", length, result[i], value[i], one
+                        yield f"{compute} on the GPU, {data}", length, result[i], value[i], _part(bound, i)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 
@@ -125,17 +123,17 @@ def _tensor_cores(a: torch.Tensor, b: torch.Tensor, dtype: str) -> tuple[torch.T
     return value, Bound(drift, "K v sum|a||b|", noise, k * v * value.abs()) + roundings(value.abs() + drift, 1, dtype)
 
 
-def tally(cases: Iterator[tuple[str, int, torch.Tensor, torch.Tensor, Bound]], rng: np.random.Generator) -> list[Tally]:
+def tally(cases: Iterable[tuple[str, int, torch.Tensor, torch.Tensor, Bound]], rng: np.random.Generator) -> list[Tally]:
     """Both instruments on every clean case; then one element of each, at a drawn place, is set beyond its bound."""
     kinds: dict[str, list[tuple[int, bool, bool, bool, float, list[bool]]]] = {}
     bits: set[bytes] = set()
     for kind, length, observed, golden, bound in cases:
-        found = compare(observed, golden, bound)
+        elements = compare(observed, golden, bound)
         below = structure(observed.double() - golden, golden, bound)
         before = len(bits)
         bits.add(observed.view(torch.uint8).numpy().tobytes())
         missed = [not _caught(observed, golden, bound, times, rng) for times in BEYOND]
-        row = (length, len(bits) > before, not found.ok, not below.ok, found.bound_used, missed)
+        row = (length, len(bits) > before, not elements.ok, not below.ok, elements.bound_used, missed)
         kinds.setdefault(kind, []).append(row)
     return [_summary(kind, rows) for kind, rows in kinds.items()]
 
@@ -145,8 +143,8 @@ def _caught(observed: torch.Tensor, golden: torch.Tensor, bound: Bound, times: f
     spoilt = observed.double()
     place = tuple(int(rng.integers(n)) for n in golden.shape)
     spoilt[place] = golden[place] + float(rng.choice([-1.0, 1.0])) * times * bound.absolute[place]
-    found = compare(spoilt, golden, bound)
-    return found.mismatches == 1 and found.first_index == place
+    comparison = compare(spoilt, golden, bound)
+    return comparison.mismatches == 1 and comparison.first_index == place
 
 
 def _summary(kind: str, rows: Sequence[tuple[int, bool, bool, bool, float, list[bool]]]) -> Tally:
@@ -157,26 +155,38 @@ def _summary(kind: str, rows: Sequence[tuple[int, bool, bool, bool, float, list[
     )
 
 
-def shown(lengths: Sequence[int]) -> list[int]:
-    """The smallest, a middle and the largest of several lengths."""
-    return sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+def alarms(tallies: Sequence[Tally]) -> int:
+    """How many clean products are accused, by either instrument."""
+    return sum(t.elementwise + t.structure for t in tallies)
 
 
-def tally_table(found: Sequence[Tally]) -> Table:
-    """A row a kind; how much of the bound was used at the smallest, a middle and the largest K."""
-    lengths = shown([*found[0].used])
+def missed(tallies: Sequence[Tally]) -> dict[float, int]:
+    """For each of BEYOND, how many of the elements that were set so far off were not reported."""
+    return {times: sum(t.missed[i] for t in tallies) for i, times in enumerate(BEYOND)}
+
+
+def largest_shares(tallies: Sequence[Tally]) -> dict[str, dict[int, float]]:
+    """For each way to compute a product, over all kinds of data: the largest share of the bound used, by length K."""
+    ways: dict[str, dict[int, float]] = {}
+    for t in tallies:
+        way = ways.setdefault(t.kind.rpartition(", ")[0], dict.fromkeys(t.used, 0.0))
+        way |= {length: max(way[length], share) for length, share in t.used.items()}
+    return ways
+
+
+def tally_table(tallies: Sequence[Tally]) -> Table:
+    """A row a kind: products, false alarms, the largest share of the bound used, and elements missed."""
     names = (
-        "clean products",
+        "right products",
         "cases",
         "different from all before",
-        "false alarms, elements",
-        "false alarms, structure",
-        *(f"most of the bound used, K = {length:,}" for length in lengths),
-        *(f"missed at {times:g} bounds" for times in BEYOND),
+        "accused, by elements",
+        "accused, by structure",
+        "largest error, times what rounding allows",
+        *(f"missed at {times:g} times that" for times in BEYOND),
     )
     rows = [
-        (t.kind, t.cases, t.different, t.elementwise, t.structure, *(t.used[length] for length in lengths), *t.missed)
-        for t in found
+        (t.kind, t.cases, t.different, t.elementwise, t.structure, max(t.used.values()), *t.missed) for t in tallies
     ]
     return Table(names, rows)
 
@@ -189,13 +199,13 @@ def smallest_faults(length: int, dtype: str, rng: np.random.Generator, rows: int
 
     A product [rows, K] x [K, rows] of standard normal factors, summed in float32 and stored in `dtype`.
     """
-    kept = getattr(torch, dtype)
-    a = torch.from_numpy(rng.standard_normal((rows, length), dtype=np.float32)).to(kept)
-    b = torch.from_numpy(rng.standard_normal((length, rows), dtype=np.float32)).to(kept)
+    storage = getattr(torch, dtype)
+    a = torch.from_numpy(rng.standard_normal((rows, length), dtype=np.float32)).to(storage)
+    b = torch.from_numpy(rng.standard_normal((length, rows), dtype=np.float32)).to(storage)
     value, bound = reference(a, b, "float32")
     if dtype != "float32":
         bound = bound + roundings(value.abs() + bound.absolute, 1, dtype)
-    clean = (a.float() @ b.float()).to(kept).double()
+    clean = (a.float() @ b.float()).to(storage).double()
     size = float(value.pow(2).mean().sqrt())
     middle = int((value[0].abs() - size).abs().argmin())
 

@@ -109,7 +109,8 @@ CLEAN = (
     Difference("online softmax", "attention", {"probs": _online}, promised=FP32),
     Difference("softmax by powers of two", "attention", {"probs": _base_two}, promised=FP32),
     Difference(
-        "TF32 products, promised", "attention",
+        "TF32 products, promised",
+        "attention",
         {"qk": lambda x, s: _cut(s["q"]) @ _cut(s["kt"]), "pv": lambda x, s: _cut(s["probs"]) @ _cut(s["v"])},
         promised=TF32,
     ),
@@ -123,8 +124,11 @@ CLEAN = (
     Difference("large logits, confident", "cross_entropy", promised=FP32, scale=6.0),
     Difference("tiny gradients, denormals", "adam", promised=FP32, scale=1e-18),
     Difference(
-        "denormals flushed, promised", "adam", {f"t{t}.v": _flushed for t in (1, 2, 3)}, scale=1e-18,
+        "denormals flushed, promised",
+        "adam",
+        {f"t{t}.v": _flushed for t in (1, 2, 3)},
+        scale=1e-18,
         promised=Precision(flush=True),
     ),
     Difference("large scores", "attention", promised=FP32, scale=4.0),
-)  # fmt: skip
+)

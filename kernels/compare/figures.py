@@ -1,46 +1,150 @@
-"""Pictures of how often right programs are accused, and how small a fault is found; from the record of both."""
+"""Pictures of the self-test: what each check identifies, how weak a fault may be, how often right programs are accused.
 
-import json
+Each returns a figure whose titles are made from the data that it shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kernels.compare.calibration import INSTRUMENTS, Tally, alarms, largest_shares
+from kernels.compare.checks import CHECKS, LABKIT, REFERENCES, RERUN, STORED
+from kernels.compare.right_programs import STATED, accused, identified
+from kernels.compare.trials import SHAPES, Trial, detection, without_accusing
 from labkit import plots
-from labkit.session.catalogue import ROOT
+from labkit.session.wording import count, digits, percent
 
-RECORD = ROOT / "data" / "results" / "right_programs.json"
-STATED = 1.0 / 1000.0
-"""The stated rate of false alarms, a trace."""
-
-
-def recorded() -> dict[str, Any]:
-    """What `tests/labkit/right_programs.py` found last in its long form."""
-    return json.loads(RECORD.read_text(encoding="utf-8"))
+TENFOLD = 10.0
+"""The strength that titles speak of."""
 
 
-def both_curves(record: dict[str, Any]) -> Figure:
-    """Left, the share of right programs that are accused, by storage; right, of faults that are found, by size."""
-    figure, (left, right) = plots.figure(1, 2, width=8.5, height=3.2)
-    rates = record["accused by"]["storage"]
-    for y, rate in enumerate(rates.values()):
+def plot_identified(done: Sequence[Trial], where: str) -> Figure:
+    """For labkit and each check the share of faults identified with no right run accused; by reference."""
+    shares = {which: without_accusing(done, which) for which in REFERENCES}
+    names = [LABKIT, *sorted(CHECKS, key=lambda check: shares[RERUN][check], reverse=True)]
+    figure, axes = plots.figure(width=8.5, height=3.0)
+    for y, name in enumerate(names):
+        stored, rerun = (100.0 * shares[which][name] for which in (STORED, RERUN))
+        colour = plots.RED if name == LABKIT else plots.BLUE
+        axes.plot([stored, rerun], [y, y], color="0.8", zorder=1)
+        axes.plot(stored, y, "o", color=colour, markerfacecolor="white", label="stored values" if not y else None)
+        axes.plot(rerun, y, "o", color=colour, label="re-run on what was observed" if not y else None)
+        if math.isfinite(rerun):
+            axes.annotate(f"{rerun:.0f}%", (max(stored, rerun), y), (8, -3), textcoords="offset points", fontsize=8)
+    best = max(shares[which][check] for which in REFERENCES for check in CHECKS)
+    finite = [share for by_judge in shares.values() for share in by_judge.values() if math.isfinite(share)]
+    axes.set(yticks=range(len(names)), yticklabels=names, xlim=(0.0, 130.0 * max(finite, default=1.0) or 1.0))
+    axes.set_title(f"With no right run accused, the other checks identify {percent(best)} of the faults at most")
+    axes.set_xlabel("faults identified at their step, whole and scaled down (%)")
+    axes.invert_yaxis()
+    axes.legend(title="reference", fontsize=8, title_fontsize=8, loc="lower right")
+    plots.caption(figure, f"{len(done)} cases; each check at the smallest tolerance that accuses no right run; {where}")
+    return _finished(figure)
+
+
+def plot_detection(done: Sequence[Trial], where: str) -> Figure:
+    """The share of faults identified at their step by strength: left by judge, right by how far the fault spreads."""
+    figure, (left, right) = plots.figure(1, 2, width=9.5, height=3.4)
+    curves = {
+        "labkit, re-run": detection(done, LABKIT),
+        "labkit, stored values": detection(done, LABKIT, STORED),
+        "assert_close, re-run": detection(done, "torch.testing.assert_close"),
+    }
+    by_shape = {shape: detection(done, LABKIT, shape=shape) for shape in SHAPES}
+    for axes, series in ((left, curves), (right, by_shape)):
+        for (name, points), colour, mark in zip(series.items(), plots.COLOURS, "os^", strict=False):
+            axes.plot(*zip(*points, strict=True), marker=mark, color=colour, label=name)
+        axes.axvline(1.0, color="0.5", linestyle=":", linewidth=1)
+        axes.text(1.05, 0.97, "a test that knows\nthe shape sees half", fontsize=7, color="0.4", va="top")
+        axes.set(xscale="log", ylim=(-0.03, 1.03), xlabel="strength of the fault")
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(0.0, 0.55))
+    at = {name: dict(points).get(TENFOLD, math.nan) for name, points in (curves | by_shape).items()}
+    left.set(ylabel="faults identified at their step (share)")
+    left.set_title(f"At strength 10 labkit identifies {percent(at['labkit, re-run'])}")
+    few, _, many = (at[shape] for shape in SHAPES)
+    right.set_title(f"In few elements it identifies {percent(few)}, nearly everywhere {percent(many)}")
+    plots.caption(figure, f"{sum(t.strength is not None for t in done)} faults scaled down; {where}")
+    return _finished(figure)
+
+
+def plot_right_programs(record: Mapping[str, Any]) -> Figure:
+    """Left, the share of right programs that are accused, by storage; right, of faults that are identified, by size."""
+    figure, (left, right) = plots.figure(1, 2, width=9.5, height=3.2)
+    rates = accused(record)
+    for y, (colour, rate) in enumerate(zip(plots.COLOURS, rates.values(), strict=False)):
         share, (low, high) = rate["count"] / rate["of"], rate["interval"]
-        left.plot([1e2 * low, 1e2 * high], [y, y], color=plots.COLOURS[y], linewidth=2)
-        left.plot(1e2 * share, y, "o", color=plots.COLOURS[y])
+        left.plot([1e2 * low, 1e2 * high], [y, y], color=colour, linewidth=2)
+        left.plot(1e2 * share, y, "o", color=colour)
+        left.text(1e2 * share, y + 0.15, f"{rate['count']} of {count(rate['of'])}", fontsize=8, color=colour)
     left.axvline(1e2 * STATED, color="0.5", linestyle=":")
     left.text(1e2 * STATED, len(rates) - 0.55, " stated rate", fontsize=7, color="0.4")
     left.set(yticks=range(len(rates)), yticklabels=list(rates), xlim=(0.0, None), ylim=(-0.6, len(rates) - 0.4))
-    left.set(
-        xlabel="right programs accused (%), with 95% intervals", title="About one right program in 1000 is accused"
-    )
-    for colour, (storage, grades) in zip(plots.COLOURS, sorted(record["power"].items()), strict=False):
-        sizes = {name: both["found"] for name, both in grades.items() if name.endswith("roundings")}
-        points = sorted((float(name.split()[0]), s["count"] / s["of"]) for name, s in sizes.items())
-        right.plot(*zip(*points, strict=True), marker="o", color=colour, label=storage)
-    right.set(xscale="log", ylim=(0.0, 1.03), xlabel="size of the fault, in roundings of its step's type")
-    right.set(ylabel="faults found (share)", title="Nearly all faults of 32 roundings are found")
-    right.legend(fontsize=7, loc="lower right")
-    total = record["accused"]["of"]
-    plots.caption(
-        figure, f"{total} right programs drawn at random; recorded on {record['date']}, torch {record['torch']}"
-    )
+    total = record["accused"]
+    left.set_title(f"Of {count(total['of'])} right programs {total['count']} are accused")
+    left.set_xlabel("right programs accused (%), with 95% intervals")
+    curves = identified(record)
+    for (storage, shares), colour, mark in zip(curves.items(), plots.COLOURS, "os^", strict=False):
+        right.plot(list(shares), list(shares.values()), marker=mark, color=colour, label=storage)
+    size = sorted(next(iter(curves.values())))[-2]
+    least = min(shares[size] for shares in curves.values())
+    right.set(xscale="log", ylim=(0.0, 1.03), xlabel="size of the fault, in roundings of its storage type")
+    right.set(ylabel="faults identified at their step (share)")
+    right.set_title(f"Of faults of {size:g} roundings at least {percent(least)} are identified")
+    right.legend(fontsize=8, loc="lower right")
+    made = f"torch {record['torch']}, {record['machine']}"
+    plots.caption(figure, f"{count(total['of'])} programs drawn at random; recorded on {record['date']}, {made}")
+    return _finished(figure)
+
+
+def plot_largest_shares(tallies: Sequence[Tally], where: str) -> Figure:
+    """The largest error of a right product, as a share of what rounding allows, against its length K."""
+    figure, axes = plots.figure(width=7.0, height=3.0)
+    shares = largest_shares(tallies)
+    plots.lines(axes, list(tallies[0].used), {way: list(by_length.values()) for way, by_length in shares.items()})
+    axes.axhline(1.0, color=plots.RED, linewidth=1.2)
+    axes.text(1.0, 1.05, "what rounding allows", color=plots.RED, fontsize=8, va="bottom")
+    largest = max(max(by_length.values()) for by_length in shares.values())
+    accusations = alarms(tallies)
+    message = f"The largest error of a right product is {percent(largest)} of what rounding allows"
+    axes.set_title(f"{accusations} right products are accused" if accusations else message)
+    axes.set(xlabel="length K of the sums", ylabel="largest error (share of the bound)", ylim=(None, 2.0))
+    axes.legend(fontsize=7, loc="lower left")
+    plots.caption(figure, f"{count(sum(t.cases for t in tallies))} right products; {where}")
+    return _finished(figure)
+
+
+def plot_smallest_faults(
+    lengths: Sequence[int], smallest: Mapping[str, Sequence[Mapping[str, float]]], where: str
+) -> Figure:
+    """The smallest relative error that each instrument reports against the length K; a panel a storage type."""
+    figure, axes = plots.figure(1, len(smallest), width=9.5, height=3.2)
+    for panel, (dtype, by_length) in zip(axes, smallest.items(), strict=True):
+        plots.lines(panel, lengths, {name: [errors[name] for errors in by_length] for name in INSTRUMENTS})
+        last = by_length[-1]
+        gain = last["elements, all scaled"] / last["slope"]
+        smaller = f"{digits(gain)} times smaller" if gain > 1.0 else "no smaller"
+        panel.set_title(f"In {dtype} the slope sees a fault {smaller}")
+        panel.set_xlabel("length K of the sums")
+    _same_limits(axes)
+    axes[0].set_ylabel("smallest relative error reported")
+    axes[0].legend(fontsize=7)
+    plots.caption(figure, f"titles at K = {count(lengths[-1])}; products [64, K] x [K, 64], summed in float32; {where}")
+    return _finished(figure)
+
+
+def _finished(figure: Figure) -> Figure:
+    """Out of pyplot's hands, so that a notebook shows it once: as the result of its cell."""
+    plt.close(figure)
     return figure
+
+
+def _same_limits(axes: Sequence[Axes]) -> None:
+    limits = [panel.get_ylim() for panel in axes]
+    for panel in axes:
+        panel.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))

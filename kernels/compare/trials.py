@@ -1,4 +1,4 @@
-"""Every fault, whole and at graded strengths, and every clean difference, at every size before every judge.
+"""Every fault, whole and scaled down, and every clean difference, at every size, before labkit.localise and the checks.
 
 A strength says how large a fault is beside the noise that rounding makes. An observer who knows the fault's shape and
 tests for it alone adds up d = |change / sigma|, the norm over all elements of the change in units of each element's
@@ -8,15 +8,26 @@ strength m has d = m SMALLEST. Nobody sees every fault of strength 1, since its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import torch
 
+from kernels.compare.checks import (
+    CHECKS,
+    LABKIT,
+    REFERENCES,
+    RERUN,
+    STORED,
+    differences,
+    first_above,
+    first_wrong,
+    rerun,
+)
 from kernels.compare.clean import CLEAN, FP32, Difference
 from kernels.compare.faulty import FAULTS, Fault
-from kernels.compare.judges import OURS, SCORES, graded, verdict
 from kernels.compare.systems import SIZES, SYSTEMS, Size, Tensor, golden, inputs, run
 from labkit import Golden, Precision, Table, Trace, localise
 from labkit.trace.localise import few_threads
@@ -29,10 +40,11 @@ STRENGTHS = (0.5, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 @dataclass(frozen=True)
 class Trial:
-    """One case: ours name the first wrong step, the others give each step a number.
+    """One case. labkit.localise reports the first wrong step, the checks give each step a number.
 
-    `truth` is the step of the fault, None for a clean difference; `strength` that of a graded fault, None for a whole
-    one; `shape` says whether it changes a few elements or many.
+    `truth` is the step of the fault, None for a clean difference; `strength` that of a fault which is scaled down, None
+    for a whole one; `shape` says whether it changes a few elements or many. What labkit reports, `localised`, and the
+    `numbers` of the checks are by reference: stored, or re-run.
     """
 
     kind: str
@@ -41,17 +53,17 @@ class Trial:
     truth: str | None
     strength: float | None
     shape: str
-    said: dict[str, str | None]
-    numbers: dict[str, dict[str, float]]
+    localised: dict[str, str | None]
+    numbers: dict[str, dict[str, dict[str, float]]]
 
-    def first(self, judge: str, threshold: float | None = None) -> str | None:
-        """The first step that a judge calls wrong; `threshold` in place of the one in use."""
-        if judge in self.said:
-            return self.said[judge]
-        return verdict(self.numbers[judge], SCORES[judge][1] if threshold is None else threshold)
+    def first(self, judge: str, reference: str = RERUN, threshold: float | None = None) -> str | None:
+        """The first step that labkit or a check calls wrong; `threshold` in place of the one in use."""
+        if judge == LABKIT:
+            return self.localised[reference]
+        return first_above(self.numbers[reference][judge], CHECKS[judge][1] if threshold is None else threshold)
 
 
-JUDGES = (*OURS, *SCORES)
+JUDGES = (LABKIT, *CHECKS)
 
 ALONE = {
     "elements": ("one Inf", None),
@@ -74,7 +86,7 @@ def observed_fault(fault: Fault, x: dict[str, Tensor]) -> Trace:
     return run(fault.system, x, at)
 
 
-def noise(system: str, step: str, x: dict[str, Tensor]) -> Tensor:
+def rounding_noise(system: str, step: str, x: dict[str, Tensor]) -> Tensor:
     """The standard deviation of the error that a float32 step adds by itself to each element, from what it does here.
 
     That of storing the element, ulp / sqrt(12); and what the step's measured error has beyond that, alike for all.
@@ -93,14 +105,14 @@ def noise(system: str, step: str, x: dict[str, Tensor]) -> Tensor:
     return (stored + (error.square() - stored).mean().clamp(min=0.0)).sqrt()
 
 
-def observed_graded(fault: Fault, x: dict[str, Tensor], strength: float) -> tuple[Trace, str] | None:
+def observed_scaled(fault: Fault, x: dict[str, Tensor], strength: float) -> tuple[Trace, str] | None:
     """The same with its change scaled to a strength, and the change's shape in words.
 
     The change is added before the result is rounded, at random to one of its two neighbours, so that what is less than
     a unit in the last place is there on average. None for a fault that has no strength: one that is not finite, or that
     is smaller as a whole.
     """
-    sigma = noise(fault.system, fault.step, x)
+    sigma = rounding_noise(fault.system, fault.step, x)
     shape: list[str] = []
 
     def at(name: str, value: Tensor, steps: dict[str, Tensor]) -> Tensor:
@@ -127,14 +139,14 @@ def _changed(fault: Fault, value: Tensor, steps: dict[str, Tensor]) -> Tensor:
 
 def whole_strengths(size: Size, seed: int, device: str) -> dict[str, float]:
     """The strength of each fault as it is planted whole; those without one, since they are not finite, are left out."""
-    found = {fault.name: _whole_strength(fault, drawn(fault.system, size, seed, device)) for fault in FAULTS}
-    return {name: strength for name, strength in found.items() if 0.0 < strength < float("inf")}
+    strengths = {fault.name: _whole_strength(fault, drawn(fault.system, size, seed, device)) for fault in FAULTS}
+    return {name: strength for name, strength in strengths.items() if 0.0 < strength < float("inf")}
 
 
 def _whole_strength(fault: Fault, x: dict[str, Tensor]) -> float:
     steps = run(fault.system, x)
     changed = _changed(fault, steps[fault.step], {step.name: step.value for step in steps})
-    return float((changed / noise(fault.system, fault.step, x)).norm()) / SMALLEST
+    return float((changed / rounding_noise(fault.system, fault.step, x)).norm()) / SMALLEST
 
 
 def _rounded(x: Tensor) -> Tensor:
@@ -147,7 +159,7 @@ def _rounded(x: Tensor) -> Tensor:
     return torch.where(taken * step.abs() < rest.abs(), other, near)
 
 
-SHAPES = {"in few elements (up to 1 in 100)": 0.01, "in a part (up to 1 in 10)": 0.1, "nearly everywhere": 1.0}
+SHAPES = {"in few elements (up to 1%)": 0.01, "in a part (up to 10%)": 0.1, "nearly everywhere": 1.0}
 """How much of a step a fault changes, at most, as a share of its elements."""
 
 
@@ -156,7 +168,7 @@ def observed_alone(instrument: str) -> tuple[Fault, dict[str, Tensor], Trace]:
     name, strength = ALONE[instrument]
     fault = next(fault for fault in FAULTS if fault.name == name)
     x = drawn(fault.system, SIZES[1], 0, "cpu")
-    planted = (observed_fault(fault, x),) if strength is None else observed_graded(fault, x, strength)
+    planted = (observed_fault(fault, x),) if strength is None else observed_scaled(fault, x, strength)
     assert planted is not None, "the strengths of ALONE are below those of the whole faults"
     return fault, x, planted[0]
 
@@ -166,12 +178,14 @@ def alone() -> Table:
     rows = []
     for instrument, (name, strength) in ALONE.items():
         fault, x, observed = observed_alone(instrument)
-        found = localise(observed, golden(fault.system, x), FP32).findings[fault.step]
-        assert found.own is not None
-        tests = found.structure.tests if found.structure else ()  # not asked where elements are beyond their bound
-        said = ["elements"] * (not found.own.ok) + [test.name for test in tests if not test.ok]
-        rows.append((name, "whole" if strength is None else strength, found.own.bound_used, " and ".join(said)))
-    return Table(("fault", "strength", "most of the elementwise bound used", "reported by"), rows)
+        finding = localise(observed, golden(fault.system, x), FP32).findings[fault.step]
+        assert finding.own is not None
+        tests = finding.structure.tests if finding.structure else ()  # not asked where elements are beyond their bound
+        reported_by = ["elements"] * (not finding.own.ok) + [test.name for test in tests if not test.ok]
+        rows.append(
+            (name, "whole" if strength is None else strength, finding.own.bound_used, " and ".join(reported_by))
+        )
+    return Table(("fault", "strength", "largest error, times what rounding allows", "reported by"), rows)
 
 
 def observed_clean(way: Difference, x: dict[str, Tensor]) -> Trace:
@@ -186,7 +200,7 @@ def observed_clean(way: Difference, x: dict[str, Tensor]) -> Trace:
 def trials(
     sizes: Sequence[Size], seeds: Sequence[int], device: str, strengths: Sequence[float] = STRENGTHS
 ) -> Iterator[Trial]:
-    """Every whole fault and every clean difference at each size and seed; graded faults at the first size."""
+    """Every whole fault and every clean difference at each size and seed; faults scaled down at the first size."""
     for size in sizes:
         for seed in seeds:
             for fault in FAULTS:
@@ -194,15 +208,15 @@ def trials(
                 reference = golden(fault.system, x)
                 cases = [(None, observed_fault(fault, x), "")]
                 for strength in strengths if size == sizes[0] else ():
-                    planted = observed_graded(fault, x, strength)
+                    planted = observed_scaled(fault, x, strength)
                     cases += [(strength, *planted)] if planted else []
                 for strength, observed, shape in cases:
-                    said = _said(observed, reference, FP32)
-                    yield Trial(fault.name, fault.system, size, fault.step, strength, shape, *said)
+                    judged = _judged(observed, reference, FP32)
+                    yield Trial(fault.name, fault.system, size, fault.step, strength, shape, *judged)
             for way in CLEAN:
                 x = drawn(way.system, size, seed, device, way)
-                said = _said(observed_clean(way, x), golden(way.system, x), way.promised)
-                yield Trial(way.name, way.system, size, None, None, "", *said)
+                judged = _judged(observed_clean(way, x), golden(way.system, x), way.promised)
+                yield Trial(way.name, way.system, size, None, None, "", *judged)
 
 
 def drawn(system: str, size: Size, seed: int, device: str, way: Difference | None = None) -> dict[str, Tensor]:
@@ -214,79 +228,129 @@ def drawn(system: str, size: Size, seed: int, device: str, way: Difference | Non
     return {name: v.to(device) for name, v in x.items()}
 
 
-def _said(
+def _judged(
     observed: Trace, reference: Golden, promised: Precision
-) -> tuple[dict[str, str | None], dict[str, dict[str, float]]]:
+) -> tuple[dict[str, str | None], dict[str, dict[str, dict[str, float]]]]:
+    """What labkit reports and the numbers of the checks, each against both references."""
     with few_threads(0):  # whatever the machine: the steps are small
-        ours = {name: judge(observed, reference, promised) for name, judge in OURS.items()}
-        return ours, graded(observed, reference, promised)
+        localised = {which: first_wrong(observed, reference, promised, which) for which in REFERENCES}
+        again = rerun(reference, observed)
+        values = {STORED: {name: reference[name] for name in again}, RERUN: again}
+        return localised, {which: differences(observed, values[which], promised) for which in REFERENCES}
+
+
+def counted(cases: Iterable[Any], every: int = 10) -> list[Any]:
+    """All cases as a list; below the notebook's cell stands meanwhile how many there are so far."""
+    from IPython.display import display
+
+    def shown() -> dict[str, str]:
+        return {"text/plain": f"{len(done)} cases"}
+
+    done: list[Any] = []
+    line = display(shown(), raw=True, display_id=True)
+    for case in cases:
+        done.append(case)
+        if line is not None and len(done) % every == 0:
+            line.update(shown(), raw=True)
+    if line is not None:
+        line.update(shown(), raw=True)
+    return done
 
 
 @dataclass(frozen=True)
 class Score:
-    """How a judge did: of faults found, of those at the right step, of clean cases called wrong."""
+    """Of `faults`, how many were reported at some step and at the right one; of `clean` runs, how many were accused."""
 
-    found: int
+    reported: int
     right_step: int
     faults: int
-    false_alarms: int
+    accused: int
     clean: int
 
 
-def score(done: Sequence[Trial], judge: str, threshold: float | None = None) -> Score:
-    """The score of one judge, at the threshold in use unless another is given."""
-    faults = [(t.first(judge, threshold), t.truth) for t in done if t.truth is not None]
-    clean = [t.first(judge, threshold) for t in done if t.truth is None]
-    found, right = (sum(map(rule, faults)) for rule in (lambda f: f[0] is not None, lambda f: f[0] == f[1]))
-    return Score(found, right, len(faults), sum(said is not None for said in clean), len(clean))
+def score(done: Sequence[Trial], judge: str, reference: str = RERUN, threshold: float | None = None) -> Score:
+    """The score of labkit or of a check, at the threshold in use unless another is given."""
+    faults = [(t.first(judge, reference, threshold), t.truth) for t in done if t.truth is not None]
+    clean = [t.first(judge, reference, threshold) for t in done if t.truth is None]
+    reported = sum(first is not None for first, _ in faults)
+    right_step = sum(first == truth for first, truth in faults)
+    return Score(reported, right_step, len(faults), sum(first is not None for first in clean), len(clean))
 
 
-def tried(done: Sequence[Trial]) -> str:
-    """How many sizes, and how many draws of each fault at each, in words."""
-    whole = [(t.kind, t.size) for t in done if t.truth and t.strength is None]
-    sizes, draws = len({size for _, size in whole}), len(whole) // len(set(whole))
-    return f"{sizes} size{'s' * (sizes > 1)}, {draws} draw{'s' * (draws > 1)}"
+def whole(done: Sequence[Trial]) -> list[Trial]:
+    """The trials of whole faults and of clean differences."""
+    return [t for t in done if t.strength is None]
 
 
-def called_wrong(done: Sequence[Trial], judge: str) -> list[str]:
-    """The clean differences that a judge calls wrong, by system and name, each once."""
-    return sorted({f"{t.system}: {t.kind}" for t in done if t.truth is None and t.first(judge)})
+def sizes_and_draws(done: Sequence[Trial]) -> tuple[int, int]:
+    """How many sizes, and how many draws of each fault at each."""
+    tried = [(t.kind, t.size) for t in done if t.truth and t.strength is None]
+    return len({size for _, size in tried}), len(tried) // len(set(tried))
 
 
-def as_good(done: Sequence[Trial], judge: str) -> list[str]:
-    """The checks in use that at some tolerance call no more clean runs wrong than a judge and name as many faults."""
-    own = score(done, judge)
-    wrong, named = own.false_alarms / own.clean, own.right_step / own.faults
-    return [other for other in SCORES if any(x <= wrong and y >= named for x, y in roc(done, other))]
+def accused(done: Sequence[Trial], judge: str, reference: str = RERUN) -> list[str]:
+    """The clean differences that labkit or a check calls wrong, by system and name, each once."""
+    return sorted({f"{t.system}: {t.kind}" for t in done if t.truth is None and t.first(judge, reference)})
 
 
 def score_table(done: Sequence[Trial]) -> Table:
-    """A row a judge, at the tolerance in use: whole faults, graded ones, clean differences."""
+    """A row a judge, at the tolerance in use: faults identified and right runs accused, by reference."""
     parts = {
-        "whole faults, at their step": [t for t in done if t.truth and t.strength is None],
-        "graded faults, at their step": [t for t in done if t.strength is not None],
+        "whole faults": whole(done),
+        "faults scaled down": [t for t in done if t.strength is not None],
     }
     rows = []
     for judge in JUDGES:
-        found = [score(part, judge) for part in parts.values()]
-        clean = score(done, judge)
-        shares = [f"{one.right_step} of {one.faults}" for one in found]
-        rows.append((judge, *shares, f"{clean.false_alarms} of {clean.clean}"))
-    return Table(("judge", *parts, "clean called wrong"), rows)
+        row = [judge]
+        for part in parts.values():
+            row += [f"{s.right_step} of {s.faults}" for s in (score(part, judge, which) for which in REFERENCES)]
+        row += [f"{s.accused} of {s.clean}" for s in (score(whole(done), judge, which) for which in REFERENCES)]
+        rows.append(row)
+    names = [f"{what}, {which}" for what in (*parts, "right runs accused") for which in REFERENCES]
+    return Table(("judge", *names), rows)
 
 
-def roc(done: Sequence[Trial], judge: str) -> list[tuple[float, float]]:
-    """(share of clean cases called wrong, share of faults named at their step) over every tolerance that matters."""
-    clean = sorted({max(t.numbers[judge].values()) for t in done if t.truth is None})
-    found = [score(done, judge, threshold) for threshold in (-1.0, *clean)]
-    return [(s.false_alarms / s.clean, s.right_step / s.faults) for s in found]
+def roc(done: Sequence[Trial], check: str, reference: str = RERUN) -> list[tuple[float, float]]:
+    """(share of clean runs accused, share of faults identified at their step) over every tolerance that matters.
+
+    From the smallest tolerance to the largest; the last accuses no clean run.
+    """
+    clean = sorted({max(t.numbers[reference][check].values()) for t in done if t.truth is None})
+    scores = [score(done, check, reference, threshold) for threshold in (-1.0, *clean)]
+    return [(s.accused / s.clean, s.right_step / s.faults) for s in scores]
 
 
-def detection(done: Sequence[Trial], judge: str, shape: str | None = None) -> list[tuple[float, float]]:
-    """(strength, share of faults of that strength and shape that a judge names at their step), strengths that occur."""
+def without_accusing(done: Sequence[Trial], reference: str) -> dict[str, float]:
+    """The share of faults that each identifies at the smallest tolerance at which it accuses no clean run.
+
+    labkit has no tolerance to choose: its share is as it is, and nan if it accuses a clean run.
+    """
+    own = score(done, LABKIT, reference)
+    shares = {LABKIT: own.right_step / own.faults if not own.accused else float("nan")}
+    return shares | {check: roc(done, check, reference)[-1][1] for check in CHECKS}
+
+
+def as_good(done: Sequence[Trial]) -> list[str]:
+    """The checks that at some tolerance accuse no more clean runs than labkit and identify as many faults.
+
+    labkit has the re-run reference, and so has the check, or the stored one.
+    """
+    own = score(done, LABKIT)
+    accused, identified = own.accused / own.clean, own.right_step / own.faults
+
+    def reached(check: str, reference: str) -> bool:
+        return any(x <= accused and y >= identified for x, y in roc(done, check, reference))
+
+    return [f"{check}, {which}" for which in REFERENCES for check in CHECKS if reached(check, which)]
+
+
+def detection(
+    done: Sequence[Trial], judge: str, reference: str = RERUN, shape: str | None = None
+) -> list[tuple[float, float]]:
+    """(strength, share of faults of that strength and shape identified at their step), strengths that occur."""
     cases = [t for t in done if t.strength is not None and shape in (None, t.shape)]
     strengths = sorted({t.strength for t in cases if t.strength is not None})
-    return [(m, _share(cases, m, lambda t: t.first(judge) == t.truth)) for m in strengths]
+    return [(m, _share(cases, m, lambda t: t.first(judge, reference) == t.truth)) for m in strengths]
 
 
 def _share(cases: Sequence[Trial], strength: float, holds: Callable[[Trial], bool]) -> float:
@@ -294,13 +358,14 @@ def _share(cases: Sequence[Trial], strength: float, holds: Callable[[Trial], boo
     return sum(map(holds, there)) / len(there)
 
 
-def mistakes(done: Sequence[Trial]) -> Table:
-    """Whole faults and clean differences that a judge gets wrong at the tolerance in use: a row a case, how often."""
+def mistakes(done: Sequence[Trial], reference: str = RERUN) -> Table:
+    """Whole faults and clean differences that are judged wrongly at the tolerance in use: a row a case, how often."""
     rows: dict[tuple[str, str, str], dict[str, list[int]]] = {}
-    for t in (t for t in done if t.strength is None):
+    for t in whole(done):
         row = rows.setdefault(("fault" if t.truth else "clean", t.system, t.kind), {judge: [0, 0] for judge in JUDGES})
         for judge, count in row.items():
-            count[0] += t.first(judge) != t.truth
+            count[0] += t.first(judge, reference) != t.truth
             count[1] += 1
     cells = [(*key, *(f"{n} of {total}" if n else "" for n, total in row.values())) for key, row in rows.items()]
-    return Table(("", "system", "case", *JUDGES), [row for row in cells if any(row[3:])], title="cases judged wrongly")
+    title = f"cases judged wrongly, reference {reference}"
+    return Table(("", "system", "case", *JUDGES), [row for row in cells if any(row[3:])], title=title)

@@ -7,15 +7,24 @@ import pytest
 import torch
 
 import labkit
-from kernels.compare import calibration, evidence, measured, trials
+from kernels.compare import blind_spots, calibration, claims, figures, right_programs, speed, trials
+from kernels.compare.checks import (
+    CHECKS,
+    LABKIT,
+    RERUN,
+    STORED,
+    differences,
+    first_above,
+    first_wrong,
+    narrowest,
+    rerun,
+)
 from kernels.compare.clean import CLEAN, FP32
 from kernels.compare.faulty import FAULTS
-from kernels.compare.judges import SCORES, graded, narrowest, ours, verdict
-from kernels.compare.measured import Passed, Speed
+from kernels.compare.speed import Speed
 from kernels.compare.systems import SIZES, golden, inputs, run
 from labkit import Precision, Trace, localise
 from labkit.numerics.structure import Null
-from labkit.session.catalogue import notebook
 from labkit.trace.judge_rerun import Simulated
 
 
@@ -34,7 +43,7 @@ def test_a_fault_is_found_at_its_step(device, fault):
     for size in SIZES[:2]:
         x = trials.drawn(fault.system, size, 11, device)
         observed = trials.observed_fault(fault, x)
-        assert ours(observed, golden(fault.system, x), FP32) == fault.step
+        assert first_wrong(observed, golden(fault.system, x), FP32) == fault.step
 
 
 @pytest.mark.parametrize("way", CLEAN, ids=_names(CLEAN))
@@ -42,7 +51,7 @@ def test_a_clean_difference_is_not_called_wrong(device, way):
     for size in SIZES[:2]:
         x = trials.drawn(way.system, size, 11, device, way)
         observed = trials.observed_clean(way, x)
-        assert ours(observed, golden(way.system, x), way.promised) is None
+        assert first_wrong(observed, golden(way.system, x), way.promised) is None
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=_names(FAULTS))
@@ -54,44 +63,75 @@ def test_a_fault_changes_its_step_and_no_earlier_one(device, fault):
     assert changed[0] == fault.step
 
 
-def test_a_score_counts_what_a_judge_says():
-    def trial(truth, step):
-        return trials.Trial("a", "attention", SIZES[0], truth, None, "", {"us": step}, {"1 - cosine": {"qk": 0.5}})
+def trial(truth, localised, number=0.5, strength=None, accused_by_stored=None):
+    """A case at step qk: what labkit reports with the re-run reference, and the number of every check."""
+    numbers = {which: {check: {"qk": number} for check in CHECKS} for which in (STORED, RERUN)}
+    reported = {STORED: accused_by_stored, RERUN: localised}
+    return trials.Trial("a", "attention", SIZES[0], truth, strength, "", reported, numbers)
 
+
+def test_a_score_counts_what_is_reported():
     done = [trial("qk", "pv"), trial("qk", "qk"), trial(None, None), trial(None, "qk")]
-    assert trials.score(done, "us") == trials.Score(found=2, right_step=1, faults=2, false_alarms=1, clean=2)
-    assert trials.score(done, "1 - cosine", 0.6) == trials.Score(0, 0, 2, 0, 2)
-    assert trials.score(done, "1 - cosine", 0.4) == trials.Score(2, 2, 2, 2, 2)
+    assert trials.score(done, LABKIT) == trials.Score(reported=2, right_step=1, faults=2, accused=1, clean=2)
+    assert trials.score(done, "1 - cosine", threshold=0.6) == trials.Score(0, 0, 2, 0, 2)
+    assert trials.score(done, "1 - cosine", threshold=0.4) == trials.Score(2, 2, 2, 2, 2)
     assert trials.roc(done, "1 - cosine") == [(1.0, 1.0), (0.0, 0.0)]
-    assert trials.called_wrong(done, "us") == ["attention: a"]
-    assert trials.tried(done) == "1 size, 2 draws"
+    assert trials.accused(done, LABKIT) == ["attention: a"]
+    assert trials.accused(done, LABKIT, STORED) == []
+    assert trials.sizes_and_draws(done) == (1, 2)
 
 
-@pytest.mark.parametrize(("number", "as_good"), [(0.4, ["1 - cosine"]), (0.6, [])])
-def test_a_check_is_as_good_if_one_of_its_tolerances_is(number, as_good, monkeypatch):
-    """A threshold parts a fault of 0.5 from a clean run of 0.4, and none parts it from one of 0.6."""
-    monkeypatch.setattr(trials, "SCORES", {"1 - cosine": trials.SCORES["1 - cosine"]})
+@pytest.mark.parametrize(("number", "as_good"), [(0.4, True), (0.6, False)])
+def test_a_check_is_as_good_if_one_of_its_tolerances_is(number, as_good):
+    """A threshold distinguishes a fault of 0.5 from a right run of 0.4, and none distinguishes it from one of 0.6."""
+    done = [trial("qk", "qk"), trial(None, None, number)]
+    everything = [f"{check}, {which}" for which in (STORED, RERUN) for check in CHECKS]
+    assert trials.as_good(done) == (everything if as_good else [])
+    shares = trials.without_accusing(done, RERUN)
+    assert (shares[LABKIT], shares["1 - cosine"]) == (1.0, float(as_good))
 
-    def trial(truth, number):
-        return trials.Trial("a", "attention", SIZES[0], truth, None, "", {"us": truth}, {"1 - cosine": {"qk": number}})
 
-    assert trials.as_good([trial("qk", 0.5), trial(None, number)], "us") == as_good
+def test_a_judge_that_accuses_a_right_run_has_no_share_without_accusing():
+    assert np.isnan(trials.without_accusing([trial("qk", "qk"), trial(None, "qk")], RERUN)[LABKIT])
 
 
-def test_todays_judges_do_what_they_are_known_for():
+def test_the_checks_do_what_they_are_known_for():
     """A dead row of 2048 passes the cosine rule and the global metric, and fails assert_close."""
     generator = torch.Generator().manual_seed(0)
     g = 0.1 * torch.randn(2048, 64, generator=generator, dtype=torch.float64)
     o = g.float()
     o[99] = 0.0
     reference = labkit.golden(lambda a: {"x": a + 0.0}, a=g)
-    numbers = graded(Trace({"x": o}), reference, FP32)
-    said = {name: verdict(numbers[name], SCORES[name][1]) for name in SCORES}
-    assert ours(Trace({"x": o}), reference, FP32) == said["torch.testing.assert_close"] == "x"
-    assert said["1 - cosine"] is said["1 - 2<x,y>/(|x|^2+|y|^2)"] is None
+    numbers = differences(Trace({"x": o}), {"x": reference["x"]}, FP32)
+    first = {check: first_above(numbers[check], threshold) for check, (_, threshold) in CHECKS.items()}
+    assert first_wrong(Trace({"x": o}), reference, FP32) == first["torch.testing.assert_close"] == "x"
+    assert first["1 - cosine"] is first["1 - 2<x,y>/(|x|^2+|y|^2)"] is None
 
 
-def test_todays_judges_are_told_the_precision():
+@pytest.mark.parametrize("name", ["mask off by one", "one Inf", "tail not written: NaN"])
+def test_every_check_reports_what_is_finite_on_one_side_only(name):
+    """As torch.testing.assert_close does; it is fair to the others, whose numbers would be nan."""
+    fault = next(fault for fault in FAULTS if fault.name == name)
+    x = trials.drawn(fault.system, SIZES[0], 0, "cpu")
+    observed, reference = trials.observed_fault(fault, x), golden(fault.system, x)
+    numbers = differences(observed, {fault.step: reference[fault.step]}, FP32)
+    assert {numbers[check][fault.step] for check in CHECKS} == {float("inf")}
+
+
+def test_a_rerun_reference_starts_from_what_was_observed(device):
+    """A step after the faulty one is right on what it was given, and far from the stored value."""
+    fault = next(fault for fault in FAULTS if fault.name == "4% scale")
+    x = trials.drawn(fault.system, SIZES[0], 0, device)
+    observed, reference = trials.observed_fault(fault, x), golden(fault.system, x)
+    again = rerun(reference, observed)
+    assert list(again) == ["kt", "qk", "scaled", "masked", "probs", "pv"]
+    assert torch.equal(again["scaled"], reference["scaled"]) is False  # made of the observed qk, rounded
+    probs = observed["probs"].double()
+    assert float((probs - again["probs"]).abs().max()) < 1e-6 < 1e-3 < float((probs - reference["probs"]).abs().max())
+    assert float((observed["scaled"] - again["scaled"]).abs().max()) > 1e-2
+
+
+def test_the_checks_are_given_the_precision():
     assert narrowest(FP32) == "float32"
     assert narrowest(Precision(products="tf32")) == "tf32"
     assert narrowest(Precision(storage="bfloat16", products="float16")) == "bfloat16"
@@ -100,16 +140,16 @@ def test_todays_judges_are_told_the_precision():
 def test_a_strength_is_what_an_observer_who_knows_the_shape_sees():
     """Adding the change's own shape up over many draws of the noise gives d = strength x SMALLEST on average."""
     fault = next(f for f in FAULTS if f.name == "1% scale")
-    found = []
+    strengths = []
     for seed in range(12):
         x = trials.drawn("attention", SIZES[0], seed, "cpu")
-        sigma = trials.noise("attention", "qk", x)
+        sigma = trials.rounding_noise("attention", "qk", x)
         exact = x["q"].double() @ x["k"].double().mT
         shape = exact / sigma / (exact / sigma).norm()
-        observed, where = trials.observed_graded(fault, x, 3.0)
-        found.append(float((shape * (observed["qk"].double() - exact) / sigma).sum()))
+        observed, where = trials.observed_scaled(fault, x, 3.0)
+        strengths.append(float((shape * (observed["qk"].double() - exact) / sigma).sum()))
         assert where == "nearly everywhere"
-    assert np.mean(found) == pytest.approx(3.0 * trials.SMALLEST, abs=4.0 / 12**0.5)
+    assert np.mean(strengths) == pytest.approx(3.0 * trials.SMALLEST, abs=4.0 / 12**0.5)
 
 
 @pytest.mark.parametrize("instrument", [name for name in trials.ALONE if name != "elements"])
@@ -140,92 +180,171 @@ def test_the_strength_of_a_whole_fault_is_where_grading_ends():
     assert {f.name for f in FAULTS} - set(found) == {"mask off by one", "tail not written: NaN", "one Inf"}
     for fault in FAULTS[:6]:
         x = trials.drawn(fault.system, SIZES[0], 0, "cpu")
-        assert trials.observed_graded(fault, x, 0.999 * found[fault.name]) is not None
-        assert trials.observed_graded(fault, x, 1.001 * found[fault.name]) is None
+        assert trials.observed_scaled(fault, x, 0.999 * found[fault.name]) is not None
+        assert trials.observed_scaled(fault, x, 1.001 * found[fault.name]) is None
 
 
-@pytest.mark.parametrize("holds", [True, False])
-def test_every_reason_follows_its_outcome(holds):
-    """Each experiment of the notebook is flipped, and no reason goes with both outcomes."""
-    ledger = labkit.claims("comparison_selftest")
-    off = 0 if holds else 3
-    evidence.products(ledger, [calibration.Tally("a", 2000, 1500, off, 0, {1: 0.9}, (0, 0, off))])
-    numbers = Passed(9, 9, 0.999, 1e-4, 9) if holds else Passed(9, 8, 0.9, 1e-1, 0)
-    evidence.global_checks(ledger, dict.fromkeys(("dead row", "flipped row", "4% scale"), numbers))
-    right, off_by_1 = (1e-3, 1e-3) if holds else (1e-5, 0.1)
-    fixed = {"right, K = 65536": right, "1% off, K = 1": off_by_1, "1% off, K = 1, factors up to 2": 4 * off_by_1}
-    evidence.other_checks(ledger, holds, fixed)
-    score = trials.Score(5, 5 - off, 5, off, 10)
-    evidence.localising(ledger, score, score, trials.Score(5, 5, 5, 9 if holds else 1, 10), "1 size, 1 draw")
-    evidence.speed(
-        ledger,
-        Speed(500.0, 500.0, 5500.0, 499.0, 0.001, 3.25) if holds else Speed(900.0, 900.0, 990.0, 499.0, 1.0, 4.0),
-    )
-    assert len(ledger.as_json()) == len(ledger.claims)
-    assert {s.verdict for s in ledger.settled.values()} == {"confirmed" if holds else "refuted"}
+# The ledger: for each claim an input on which it is confirmed, and one on which it is refuted
 
 
-def test_what_follows_by_arithmetic_says_so():
-    ledger = labkit.claims("comparison_selftest")
-    evidence.products(ledger, [calibration.Tally("a", 2000, 1500, 0, 0, {1: 0.9}, (0, 0, 0))])
-    evidence.global_checks(ledger, measured.global_measures(np.random.default_rng(1)))
-    evidence.other_checks(ledger, True, measured.fixed_tolerances(np.random.default_rng(1)))
-    given = {name for name, settled in ledger.settled.items() if settled.given}
-    assert given == set(ledger.settled) - {"no_clean_product_is_called_wrong", "fixed_tolerance_flakes"}
+@pytest.fixture
+def ledger():
+    return labkit.claims("comparison_selftest")
+
+
+def verdicts(ledger):
+    return {name: settled.verdict for name, settled in ledger.settled.items()}
+
+
+NORMAL = torch.from_numpy(np.random.default_rng(1).standard_normal((2048, 64), dtype=np.float32))
+LOUD_ROW = NORMAL * torch.where(torch.arange(2048) == 16, 10.0, 1.0)[:, None]
+"""One row holds a twentieth of the sum of squares."""
+QUIET_ROWS = NORMAL * torch.where(torch.arange(2048) % 16 == 0, 0.1, 1.0)[:, None]
 
 
 @pytest.mark.parametrize(
-    ("different", "alarms", "verdict"), [(1001, 0, "confirmed"), (1000, 0, "undecidable"), (1000, 1, "refuted")]
+    ("golden", "scale", "dead", "flipped", "scaled"),
+    [
+        (NORMAL, 1.04, "confirmed", "refuted", "confirmed"),
+        (QUIET_ROWS, 1.04, "confirmed", "confirmed", "confirmed"),
+        (LOUD_ROW, 1.1, "refuted", "refuted", "refuted"),
+    ],
+    ids=["as in the notebook", "weak rows", "a strong row, 10% off"],
 )
-def test_a_thousand_clean_products_are_a_thousand_different_results(different, alarms, verdict):
-    ledger = labkit.claims("comparison_selftest")
-    evidence.products(ledger, [calibration.Tally("a", 2000, different, alarms, 0, {1: 0.9}, (0, 0, 0))])
-    assert ledger.settled["no_clean_product_is_called_wrong"].verdict == verdict
+def test_what_the_global_checks_pass_depends_on_the_rows_share_and_on_the_scale(
+    ledger, golden, scale, dead, flipped, scaled
+):
+    row = blind_spots.one_row_times
+    claims.settle_global_checks(ledger, row(golden, 0.0), row(golden, -1.0), blind_spots.all_times(golden, scale))
+    assert list(verdicts(ledger).values()) == [dead, flipped, scaled]
 
 
-def test_every_dead_row_passes_the_global_checks_and_some_flipped_ones_do_not():
+def test_the_metrics_of_a_dead_and_a_flipped_row_follow_from_its_share():
     """By the row's share p of the sum of squares the metric is p / (2 - p), and 2 p."""
-    found = measured.global_measures(np.random.default_rng(1))
-    assert found["dead row"].passed == found["dead row"].tried > 100
-    assert 0 < found["flipped row"].passed < found["flipped row"].tried
-    shares = np.square(np.random.default_rng(1).standard_normal((2048, 64), dtype=np.float32).astype(float)).sum(1)
-    p = (shares / shares.sum())[::16].max()
-    assert found["dead row"].metric == pytest.approx(p / (2.0 - p), rel=1e-9)
-    assert found["flipped row"].metric == pytest.approx(2.0 * p, rel=1e-9)
+    dead, flipped = (blind_spots.one_row_times(NORMAL, factor) for factor in (0.0, -1.0))
+    assert dead.passed == dead.tried == dead.reported > 100
+    assert 0 < flipped.passed < flipped.tried
+    shares = NORMAL.double().square().sum(1)
+    p = float((shares / shares.sum())[::16].max())
+    assert dead.metric == pytest.approx(p / (2.0 - p), rel=1e-9)
+    assert flipped.metric == pytest.approx(2.0 * p, rel=1e-9)
 
 
-def test_the_records_of_speed_are_counted_as_records(monkeypatch):
+@pytest.mark.parametrize(("other", "verdict"), [(NORMAL.T, "confirmed"), (1.001 * NORMAL, "refuted")])
+def test_l1_norms_see_a_scale_and_no_transpose(ledger, other, verdict):
+    claims.settle_norms(ledger, blind_spots.l1_norms(NORMAL, other))
+    assert verdicts(ledger) == {"l1_norm_is_blind_to_layout": verdict}
+
+
+@pytest.mark.parametrize(("terms", "largest_factor", "verdict"), [(1 << 16, 1.0, "confirmed"), (16, 2.0, "refuted")])
+def test_fixed_tolerances_depend_on_the_length_and_on_the_factors(ledger, terms, largest_factor, verdict):
+    rng = np.random.default_rng(1)
+    right = blind_spots.error_of_right_product(rng, terms)
+    scaled = blind_spots.error_of_scaled_product(rng, 1.01, largest_factor)
+    claims.settle_fixed_tolerances(ledger, terms, right, scaled, 4.0 * scaled)
+    assert set(verdicts(ledger).values()) == {verdict}
+    assert len(ledger.settled) == 2
+
+
+@pytest.mark.parametrize(
+    ("different", "alarms", "missed", "products", "elements"),
+    [
+        (1001, 0, 0, "confirmed", "confirmed"),
+        (1000, 0, 0, "undecidable", "confirmed"),
+        (1000, 1, 0, "refuted", "confirmed"),
+        (1001, 0, 1, "confirmed", "refuted"),
+    ],
+)
+def test_a_thousand_right_products_are_a_thousand_different_results(
+    ledger, different, alarms, missed, products, elements
+):
+    claims.settle_products(ledger, [calibration.Tally("a, b", 2000, different, alarms, 0, {1: 0.9}, (5, 0, missed))])
+    assert list(verdicts(ledger).values()) == [products, elements]
+
+
+def test_faults_identified_and_right_runs_spared_confirm_the_claims_on_localising(ledger):
+    done = [trial("qk", "qk", 2.0), trial("qk", "qk", 2.0, 10.0), trial(None, None, 2.0)]
+    claims.settle_localising(ledger, done)
+    assert set(verdicts(ledger).values()) == {"confirmed"}
+    assert len(ledger.settled) == 4
+
+
+def test_a_fault_at_another_step_and_a_right_run_accused_refute_them(ledger):
+    done = [trial("qk", "pv"), trial("qk", None, 0.5, 10.0), trial(None, "qk")]
+    claims.settle_localising(ledger, done)
+    assert set(verdicts(ledger).values()) == {"refuted"}
+    assert ledger.settled["no_clean_run_is_called_wrong"].measured["names"] == ["attention: a"]
+    assert ledger.settled["every_fault_is_found"].measured["reported"] == 1
+
+
+@pytest.mark.parametrize(
+    ("stated", "verdict", "undecided"),
+    [(3e-3, "confirmed", []), (1e-3, "undecidable", ["float32", "float16"]), (1e-4, "refuted", ["bfloat16"])],
+)
+def test_the_stated_rate_is_held_against_the_interval_of_each_precision(ledger, stated, verdict, undecided):
+    claims.settle_right_programs(ledger, right_programs.read_record(), stated)
+    settled = ledger.settled["right_programs_are_accused_as_stated"]
+    assert (settled.verdict, settled.measured["open"]) == (verdict, undecided)
+
+
+def test_the_record_of_right_programs_holds_each_precision():
+    record = right_programs.read_record()
+    rates = right_programs.accused(record)
+    assert sum(rate["of"] for rate in rates.values()) == record["accused"]["of"] >= 20_000
+    assert sum(rate["count"] for rate in rates.values()) == record["accused"]["count"]
+    assert all(list(shares) == [1.0, 4.0, 32.0, 1000.0] for shares in right_programs.identified(record).values())
+    assert right_programs.STATED == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict"),
+    [
+        (Speed(500.0, 500.0, 5500.0, 499.0, 0.001, 3.25), "confirmed"),
+        (Speed(900.0, 900.0, 990.0, 499.0, 1.0, 4.0), "refuted"),
+    ],
+)
+def test_the_claims_on_speed_follow_the_times(ledger, times, verdict):
+    claims.settle_speed(ledger, times)
+    assert verdicts(ledger) == dict.fromkeys(claims.SPEED, verdict)
+
+
+def test_the_records_of_speed_are_counted_as_records(ledger, monkeypatch):
     name = "torch.testing.assert_close"
     rows = [{"ours: labkit.compare": "500", name: "5500"}, {"ours: labkit.compare": "800", name: "5600"}]
-    monkeypatch.setattr(evidence, "_records", lambda: rows)
-    assert evidence.on_record() == "in the 2 records of the benchmark the ratio is 7 to 11; ten is reached by 1 of them"
+    monkeypatch.setattr(speed, "records", lambda: rows)
+    claims.settle_speed(ledger, Speed(500.0, 500.0, 5500.0, 499.0, 0.001, 3.25))
+    measured = ledger.settled["ten_times_assert_close"].measured
+    assert (measured["records"], measured["recorded"], measured["reached"]) == (2, [7.0, 11.0], 1)
 
 
-def test_the_ways_of_use_are_told_apart():
-    def trial(alone):
-        said = dict(zip(trials.OURS, (None, alone), strict=True))
-        return trials.Trial("large", "adam", SIZES[0], None, None, "", said, {})
-
-    with_program, alone = evidence.two_ways([trial("t1.m"), trial(None)]).splitlines()
-    assert with_program == "With the recorded program ours calls 0 of 2 right runs wrong"
-    assert alone == "Against the numbers alone ours calls 1 of 2 right runs wrong: adam: large"
-
-
-def test_the_answer_is_the_one_that_the_notebook_computed():
-    book = notebook("comparison_selftest")
-    first, *_, last = book.content["cells"]
-    (output,) = last["outputs"]
-    answer = "".join(output["text"]).splitlines()[-1]
-    assert book.about["answer"] == answer
-    assert f"**Answer.** {answer} **Cost.**" in " ".join("".join(first["source"]).split())
-
-
-def test_every_record_of_the_whole_call_is_kept():
+def test_every_record_of_the_whole_call_is_there():
     from labkit import bench
     from labkit.session.catalogue import ROOT
 
     newest = bench.read(ROOT / "data" / "benchmarks" / "compare.csv")[0]["timestamp"]
-    assert newest in evidence.HOSTS.read_text(encoding="utf-8")
+    assert newest in speed.RECORDS.read_text(encoding="utf-8")
+
+
+def test_the_titles_of_figures_are_made_from_what_they_show():
+    record = right_programs.read_record()
+    left, right = figures.plot_right_programs(record).axes
+    assert left.get_title(loc="left") == "Of 20,000 right programs 11 are accused"
+    record["accused"] = {"count": 40, "of": 30_000}
+    for storage in record["power"].values():
+        storage["32 roundings"]["right first step"] = {"count": 1, "of": 2}
+    left, right = figures.plot_right_programs(record).axes
+    assert left.get_title(loc="left") == "Of 30,000 right programs 40 are accused"
+    assert right.get_title(loc="left") == "Of faults of 32 roundings at least 50% are identified"
+
+
+def test_the_figure_of_what_is_identified_names_the_best_of_the_checks():
+    """And it has no share for labkit where that accuses a right run."""
+    done = [trial("qk", "qk"), trial(None, "qk", 0.4)]
+    (axes,) = figures.plot_identified(done, "here").axes
+    assert (
+        axes.get_title(loc="left") == "With no right run accused, the other checks identify 100% of the faults at most"
+    )
+    assert [text.get_text() for text in axes.texts] == ["100%"] * len(CHECKS)
 
 
 def test_no_false_alarm_over_clean_products_and_every_spoilt_element_is_caught():

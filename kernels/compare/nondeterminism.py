@@ -1,4 +1,4 @@
-"""Computations that give other bits each time: additions in any order, a race, and a result that is not all written."""
+"""Computations that give other bits each time: additions in any order, a lost update, a tail that is not written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _terms(rng: np.random.Generator) -> tuple[np.ndarray, Bound]:
     return terms, sum_of_products(abs(terms.astype(float)).sum(0), len(terms))
 
 
-def atomics(rng: np.random.Generator) -> Run:
+def atomic_additions(rng: np.random.Generator) -> Run:
     """Sums of 512 terms whose order is drawn anew each time, as atomic additions arrive."""
     terms, bound = _terms(rng)
 
@@ -30,22 +30,22 @@ def atomics(rng: np.random.Generator) -> Run:
     return run, bound
 
 
-def race(rng: np.random.Generator) -> Run:
+def lost_update(rng: np.random.Generator) -> Run:
     """The same, and one in four runs loses an update: read, add and write without a lock."""
     terms, bound = _terms(rng)
 
     def run() -> torch.Tensor:
         total = terms.sum(0)
-        if rng.random() < 0.25 or not seen:
+        if rng.random() < 0.25 or not lost:
             total = total - terms[int(rng.integers(len(terms)))]
-        seen.append(True)
+        lost.append(True)
         return torch.from_numpy(total)
 
-    seen: list[bool] = []
+    lost: list[bool] = []
     return run, bound
 
 
-def unwritten(rng: np.random.Generator) -> Run:
+def unwritten_tail(rng: np.random.Generator) -> Run:
     """The last elements of the result are left as they were allocated; how many depends on the run."""
     terms, bound = _terms(rng)
 

@@ -1,0 +1,35 @@
+"""How often right programs are accused, drawn at random by the thousand, and how small a fault is found; a record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from labkit.session.catalogue import ROOT
+from labkit.trace.localise import FALSE_ALARM
+
+RECORD = ROOT / "data" / "results" / "right_programs.json"
+STATED = FALSE_ALARM
+"""The rate of false alarms that labkit.localise states, a run."""
+
+
+def read_record() -> dict[str, Any]:
+    """What `tests/labkit/right_programs.py` measured last in its long form."""
+    return json.loads(RECORD.read_text(encoding="utf-8"))
+
+
+def accused(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """For float32, float16 and bfloat16 storage: `count` accused `of` right programs, and the 95% `interval`."""
+    rates = record["accused by"]["storage"]
+    return {storage: rates[storage] for storage in ("float32", "float16", "bfloat16")}
+
+
+def identified(record: Mapping[str, Any]) -> dict[str, dict[float, float]]:
+    """For each storage the share of faults at their step, by the fault's size in roundings of the storage type."""
+    by_storage = {}
+    for storage in accused(record):
+        sizes = {name: both["right first step"] for name, both in record["power"][storage].items()}
+        shares = {float(name.split()[0]): s["count"] / s["of"] for name, s in sizes.items() if "roundings" in name}
+        by_storage[storage] = dict(sorted(shares.items()))
+    return by_storage
