@@ -15,9 +15,6 @@ BOOKS = list(notebooks().values())
 MOST_BYTES = 500_000
 MOST_CELLS, MOST_WORDS = 36, 1800
 """Up to "What we learned"; the ledger, the tables of speed and derivations come after it."""
-NOT_SHORT_YET = {
-    "comparison_selftest",
-}
 MISSING = {path for path in stale() if not (ROOT / path).exists()}
 
 
@@ -37,8 +34,6 @@ def test_it_is_executed_and_small(book):
 
 def test_it_is_short_enough_to_be_read(book):
     """Cells and words of text up to the end of "What we learned"."""
-    if book.name in NOT_SHORT_YET:
-        pytest.skip("not rewritten yet")
     cells = book.content["cells"]
     texts = ["".join(cell["source"]) if cell["cell_type"] == "markdown" else "" for cell in cells]
     end = next(i for i, text in enumerate(texts) if text.startswith("## What we learned")) + 1
@@ -48,8 +43,6 @@ def test_it_is_short_enough_to_be_read(book):
 
 
 def test_each_of_its_figures_has_an_alternative_text(book):
-    if book.name in NOT_SHORT_YET:
-        pytest.skip("not rewritten yet")
     for number, cell in enumerate(book.content["cells"]):
         for output in cell.get("outputs", ()):
             if "image/png" in output.get("data", {}):
