@@ -89,11 +89,6 @@ class Ledger:
         """
         if claim_id not in self.claims:
             raise UsageError(f"claim {claim_id!r}: {self.name} has none of that id; it has {', '.join(self.claims)}")
-        if "because" in measured:  # in the old form, until every notebook has its texts as data
-            said, given = measured["because"], measured.get("given", "")
-            word = ("confirmed" if truth else "refuted") if isinstance(truth, bool) else str(truth)
-            self.settled[claim_id] = Settled(word, plain(measured.get("measured")), said[word], given)
-            return
         claim, truths = self.claims[claim_id], {True: "confirmed", False: "refuted", None: "undecidable"}
         verdict = truth if isinstance(truth, str) else truths.get(truth, repr(truth))
         if verdict not in claim.texts:
@@ -195,9 +190,6 @@ def claims(name: str) -> Ledger:
             claim = Claim(**{key: " ".join(v.split()) if isinstance(v, str) else v for key, v in entry.items()})
             right = claim.kind in KINDS and claim.id not in found and all((claim.id, claim.says, claim.settles))
             texts = claim.texts
-            if not texts:  # in the old form
-                found[claim.id] = claim
-                continue
             right = right and (bool(claim.only) or {"confirmed", "refuted"} <= texts.keys())
             right = right and len(set(texts.values())) == len(texts) > 0
         except (TypeError, AttributeError):

@@ -105,6 +105,7 @@ GOOD = "id: a, kind: ours, where: x, says: y, settles: z"
         "- {id: a, kind: told, where: x, says: y, settles: z, confirmed: c, refuted: r}",
         "- {id: a, kind: ours, where: x, says: y, confirmed: c, refuted: r}",
         "- {id: a, kind: ours, where: x, says: y, settles: '', confirmed: c, refuted: r}",
+        f"- {{{GOOD}}}",
         f"- {{{GOOD}, confirmed: c}}",
         f"- {{{GOOD}, confirmed: c, refuted: c}}",
         f"- {{{GOOD}, confirmed: c, refuted: r, perhaps: p}}",
