@@ -109,9 +109,9 @@ def differences(observed: Trace, reference: Mapping[str, Tensor], promised: Prec
         if not right.is_floating_point():
             continue
         same_shape = observed[step].shape == right.shape
-        a, b, apart = _finite_pair(observed[step], right) if same_shape else (observed[step], right, True)
+        a, b, disagree = _finite_pair(observed[step], right) if same_shape else (observed[step], right, True)
         for check, (difference, _) in CHECKS.items():
-            numbers[check][step] = math.inf if apart else difference(a, b, kind)
+            numbers[check][step] = math.inf if disagree else difference(a, b, kind)
     return numbers
 
 

@@ -14,11 +14,11 @@ from kernels.compare.speed import Speed, recorded_ratios
 from kernels.compare.trials import (
     Trial,
     accused,
-    as_good,
+    as_good_as_labkit,
+    at_full_strength,
     detection,
     score,
     sizes_and_draws,
-    whole,
     without_accusing,
 )
 from labkit import Ledger
@@ -75,7 +75,7 @@ def settle_products(ledger: Ledger, tallies: Sequence[Tally]) -> None:
 
 def settle_localising(ledger: Ledger, done: Sequence[Trial]) -> None:
     """Settle what planted faults and right runs show of labkit.localise, and the right runs of assert_close."""
-    at_once = score(whole(done), LABKIT)
+    at_once = score(at_full_strength(done), LABKIT)
     sizes, draws = sizes_and_draws(done)
     counts = {"right_step": at_once.right_step, "reported": at_once.reported, "faults": at_once.faults}
     right = at_once.right_step == at_once.faults
@@ -85,7 +85,7 @@ def settle_localising(ledger: Ledger, done: Sequence[Trial]) -> None:
     ledger.settle("ten_times_the_smallest_is_found", right, right_step=tenfold.right_step, faults=tenfold.faults)
     names = accused(done, LABKIT)
     ledger.settle("no_clean_run_is_called_wrong", not names, accused=at_once.accused, clean=at_once.clean, names=names)
-    stored, rerun = (score(whole(done), "torch.testing.assert_close", which).accused for which in REFERENCES)
+    stored, rerun = (score(at_full_strength(done), "torch.testing.assert_close", which).accused for which in REFERENCES)
     ledger.settle(
         "assert_close_cries_wolf",
         stored > QUARTER * at_once.clean,
@@ -129,7 +129,7 @@ def settle_speed(ledger: Ledger, speed: Speed) -> None:
 
 def metrics(done: Sequence[Trial], strengths: Mapping[str, float], record: Mapping[str, Any]) -> dict[str, Any]:
     """What the notebook's answer and README need: of the trials, of the strengths that whole faults have, of rates."""
-    own = score(whole(done), LABKIT)
+    own = score(at_full_strength(done), LABKIT)
     at_strength = dict(detection(done, LABKIT))
     return {
         "whole_named": [own.right_step, own.faults],
@@ -138,9 +138,9 @@ def metrics(done: Sequence[Trial], strengths: Mapping[str, float], record: Mappi
         "identified_at_ten": at_strength[10.0],
         "clean": own.clean,
         "clean_called_wrong": own.accused,
-        "clean_called_wrong_by_steps_alone": score(whole(done), LABKIT, STORED).accused,
+        "clean_called_wrong_by_steps_alone": score(at_full_strength(done), LABKIT, STORED).accused,
         "checks": len(CHECKS),
-        "checks_as_good": as_good(done),
+        "checks_as_good": as_good_as_labkit(done),
         "identified_without_accusing": {which: without_accusing(done, which) for which in REFERENCES},
         "accused": {name: rate["count"] / rate["of"] for name, rate in right_programs.accused(record).items()},
     }

@@ -39,7 +39,7 @@ def unchanged(name: str, value: Tensor, steps: Steps) -> Tensor:
     return value
 
 
-class _Kept:
+class _Recorder:
     """The steps so far, inputs among them; each one goes through `at` first."""
 
     def __init__(self, at: At, inputs: Steps) -> None:
@@ -57,7 +57,7 @@ class _Kept:
 
 def attention(at: At = unchanged, **x: Tensor) -> Steps:
     """q, k, v [heads, rows, width] -> K^T, QK, scaled, masked, softmax, PV; causal."""
-    step = _Kept(at, x)
+    step = _Recorder(at, x)
     n, d = x["q"].shape[-2:]
     kt = step("kt", x["k"].mT)
     qk = step("qk", x["q"] @ kt)
@@ -71,7 +71,7 @@ def attention(at: At = unchanged, **x: Tensor) -> Steps:
 
 def layernorm(at: At = unchanged, **x: Tensor) -> Steps:
     """x [rows, width], weight and bias [width] -> normalised (eps = 1e-5), scaled, shifted."""
-    step = _Kept(at, x)
+    step = _Recorder(at, x)
     normal = step("normal", torch.nn.functional.layer_norm(x["x"], x["x"].shape[-1:], eps=1e-5))
     weighted = step("weighted", normal * x["weight"])
     step("shifted", weighted + x["bias"])
@@ -80,7 +80,7 @@ def layernorm(at: At = unchanged, **x: Tensor) -> Steps:
 
 def cross_entropy(at: At = unchanged, **x: Tensor) -> Steps:
     """h [rows, width], w [classes, width], labels [rows] -> logits, lse, loss of each row, gradient of the mean."""
-    step = _Kept(at, x)
+    step = _Recorder(at, x)
     labels = x["labels"].long()
     logits = step("logits", x["h"] @ x["w"].T)
     lse = step("lse", torch.logsumexp(logits, -1))
@@ -93,7 +93,7 @@ def cross_entropy(at: At = unchanged, **x: Tensor) -> Steps:
 
 def adam(at: At = unchanged, **x: Tensor) -> Steps:
     """p, g1, g2, g3 [rows, width] -> three steps of Adam (lr 1e-3, betas 0.9 and 0.999, eps 1e-8)."""
-    step = _Kept(at, x)
+    step = _Recorder(at, x)
     p, m, v = x["p"], torch.zeros_like(x["p"]), torch.zeros_like(x["p"])
     for t in (1, 2, 3):
         g = x[f"g{t}"]

@@ -65,7 +65,7 @@ class Trial:
 
 JUDGES = (LABKIT, *CHECKS)
 
-ALONE = {
+FAULT_FOR = {
     "elements": ("one Inf", None),
     "slope": ("1% scale", 4.8),
     "mean": ("a constant added", 3.0),
@@ -163,21 +163,21 @@ SHAPES = {"in few elements (up to 1%)": 0.01, "in a part (up to 10%)": 0.1, "nea
 """How much of a step a fault changes, at most, as a share of its elements."""
 
 
-def observed_alone(instrument: str) -> tuple[Fault, dict[str, Tensor], Trace]:
-    """The fault of ALONE that only this instrument sees, the inputs, and the run in which it is planted; on the CPU."""
-    name, strength = ALONE[instrument]
+def observed_for(instrument: str) -> tuple[Fault, dict[str, Tensor], Trace]:
+    """The fault that only this instrument sees, the inputs, and the run in which it is planted; on the CPU."""
+    name, strength = FAULT_FOR[instrument]
     fault = next(fault for fault in FAULTS if fault.name == name)
     x = drawn(fault.system, SIZES[1], 0, "cpu")
     planted = (observed_fault(fault, x),) if strength is None else observed_scaled(fault, x, strength)
-    assert planted is not None, "the strengths of ALONE are below those of the whole faults"
+    assert planted is not None, "the strengths of FAULT_FOR are below those of the whole faults"
     return fault, x, planted[0]
 
 
-def alone() -> Table:
-    """Each fault of ALONE, and which instruments report it at its step."""
+def faults_by_instrument() -> Table:
+    """Each fault of FAULT_FOR, and which instruments report it at its step."""
     rows = []
-    for instrument, (name, strength) in ALONE.items():
-        fault, x, observed = observed_alone(instrument)
+    for instrument, (name, strength) in FAULT_FOR.items():
+        fault, x, observed = observed_for(instrument)
         finding = localise(observed, golden(fault.system, x), FP32).findings[fault.step]
         assert finding.own is not None
         tests = finding.structure.tests if finding.structure else ()  # not asked where elements are beyond their bound
@@ -277,7 +277,7 @@ def score(done: Sequence[Trial], judge: str, reference: str = RERUN, threshold: 
     return Score(reported, right_step, len(faults), sum(first is not None for first in clean), len(clean))
 
 
-def whole(done: Sequence[Trial]) -> list[Trial]:
+def at_full_strength(done: Sequence[Trial]) -> list[Trial]:
     """The trials of whole faults and of clean differences."""
     return [t for t in done if t.strength is None]
 
@@ -296,7 +296,7 @@ def accused(done: Sequence[Trial], judge: str, reference: str = RERUN) -> list[s
 def score_table(done: Sequence[Trial]) -> Table:
     """A row a judge, at the tolerance in use: faults identified and right runs accused, by reference."""
     parts = {
-        "whole faults": whole(done),
+        "whole faults": at_full_strength(done),
         "faults scaled down": [t for t in done if t.strength is not None],
     }
     rows = []
@@ -304,7 +304,9 @@ def score_table(done: Sequence[Trial]) -> Table:
         row = [judge]
         for part in parts.values():
             row += [f"{s.right_step} of {s.faults}" for s in (score(part, judge, which) for which in REFERENCES)]
-        row += [f"{s.accused} of {s.clean}" for s in (score(whole(done), judge, which) for which in REFERENCES)]
+        row += [
+            f"{s.accused} of {s.clean}" for s in (score(at_full_strength(done), judge, which) for which in REFERENCES)
+        ]
         rows.append(row)
     names = [f"{what}, {which}" for what in (*parts, "right runs accused") for which in REFERENCES]
     return Table(("judge", *names), rows)
@@ -330,7 +332,7 @@ def without_accusing(done: Sequence[Trial], reference: str) -> dict[str, float]:
     return shares | {check: roc(done, check, reference)[-1][1] for check in CHECKS}
 
 
-def as_good(done: Sequence[Trial]) -> list[str]:
+def as_good_as_labkit(done: Sequence[Trial]) -> list[str]:
     """The checks that at some tolerance accuse no more clean runs than labkit and identify as many faults.
 
     labkit has the re-run reference, and so has the check, or the stored one.
@@ -361,7 +363,7 @@ def _share(cases: Sequence[Trial], strength: float, holds: Callable[[Trial], boo
 def mistakes(done: Sequence[Trial], reference: str = RERUN) -> Table:
     """Whole faults and clean differences that are judged wrongly at the tolerance in use: a row a case, how often."""
     rows: dict[tuple[str, str, str], dict[str, list[int]]] = {}
-    for t in whole(done):
+    for t in at_full_strength(done):
         row = rows.setdefault(("fault" if t.truth else "clean", t.system, t.kind), {judge: [0, 0] for judge in JUDGES})
         for judge, count in row.items():
             count[0] += t.first(judge, reference) != t.truth

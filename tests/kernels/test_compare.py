@@ -86,7 +86,7 @@ def test_a_check_is_as_good_if_one_of_its_tolerances_is(number, as_good):
     """A threshold distinguishes a fault of 0.5 from a right run of 0.4, and none distinguishes it from one of 0.6."""
     done = [trial("qk", "qk"), trial(None, None, number)]
     everything = [f"{check}, {which}" for which in (STORED, RERUN) for check in CHECKS]
-    assert trials.as_good(done) == (everything if as_good else [])
+    assert trials.as_good_as_labkit(done) == (everything if as_good else [])
     shares = trials.without_accusing(done, RERUN)
     assert (shares[LABKIT], shares["1 - cosine"]) == (1.0, float(as_good))
 
@@ -152,9 +152,9 @@ def test_a_strength_is_what_an_observer_who_knows_the_shape_sees():
     assert np.mean(strengths) == pytest.approx(3.0 * trials.SMALLEST, abs=4.0 / 12**0.5)
 
 
-@pytest.mark.parametrize("instrument", [name for name in trials.ALONE if name != "elements"])
+@pytest.mark.parametrize("instrument", [name for name in trials.FAULT_FOR if name != "elements"])
 def test_without_one_test_of_structure_a_fault_is_lost(instrument, monkeypatch):
-    fault, x, observed = trials.observed_alone(instrument)
+    fault, x, observed = trials.observed_for(instrument)
     reference = golden(fault.system, x)
     assert localise(observed, reference, FP32).first == fault.step
     whole = Null.tests
@@ -163,7 +163,7 @@ def test_without_one_test_of_structure_a_fault_is_lost(instrument, monkeypatch):
 
 
 def test_without_the_elementwise_bound_a_fault_is_lost(monkeypatch):
-    fault, x, observed = trials.observed_alone("elements")
+    fault, x, observed = trials.observed_for("elements")
     reference = golden(fault.system, x)
     assert localise(observed, reference, FP32).first == fault.step
     whole = Simulated.bound
@@ -172,7 +172,7 @@ def test_without_the_elementwise_bound_a_fault_is_lost(monkeypatch):
 
 
 def test_the_table_of_instruments_has_a_fault_that_each_alone_reports():
-    assert [row[-1] for row in trials.alone().rows] == [*trials.ALONE]
+    assert [row[-1] for row in trials.faults_by_instrument().rows] == [*trials.FAULT_FOR]
 
 
 def test_the_strength_of_a_whole_fault_is_where_grading_ends():
