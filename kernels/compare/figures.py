@@ -26,7 +26,10 @@ TENFOLD = 10.0
 
 def plot_identified(done: Sequence[Trial], where: str) -> Figure:
     """For labkit and each check the share of faults identified with no right run accused; by reference."""
-    shares = {which: without_accusing(done, which) for which in REFERENCES}
+    shares = {
+        which: {name: math.nan if share is None else share for name, share in without_accusing(done, which).items()}
+        for which in REFERENCES
+    }
     names = [LABKIT, *sorted(CHECKS, key=lambda check: shares[RERUN][check], reverse=True)]
     figure, axes = plots.figure(width=8.5, height=3.0)
     for y, name in enumerate(names):
@@ -36,7 +39,8 @@ def plot_identified(done: Sequence[Trial], where: str) -> Figure:
         axes.plot(stored, y, "o", color=colour, markerfacecolor="white", label="stored values" if not y else None)
         axes.plot(rerun, y, "o", color=colour, label="re-run on what was observed" if not y else None)
         if math.isfinite(rerun):
-            axes.annotate(f"{rerun:.0f}%", (max(stored, rerun), y), (8, -3), textcoords="offset points", fontsize=8)
+            x = max(rerun, stored)  # the first where the second is nan
+            axes.annotate(f"{rerun:.0f}%", (x, y), (8, -3), textcoords="offset points", fontsize=8)
     best = max(shares[which][check] for which in REFERENCES for check in CHECKS)
     finite = [share for by_judge in shares.values() for share in by_judge.values() if math.isfinite(share)]
     axes.set(yticks=range(len(names)), yticklabels=names, xlim=(0.0, 130.0 * max(finite, default=1.0) or 1.0))

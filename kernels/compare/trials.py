@@ -322,13 +322,13 @@ def roc(done: Sequence[Trial], check: str, reference: str = RERUN) -> list[tuple
     return [(s.accused / s.clean, s.right_step / s.faults) for s in scores]
 
 
-def without_accusing(done: Sequence[Trial], reference: str) -> dict[str, float]:
+def without_accusing(done: Sequence[Trial], reference: str) -> dict[str, float | None]:
     """The share of faults that each identifies at the smallest tolerance at which it accuses no clean run.
 
-    labkit has no tolerance to choose: its share is as it is, and nan if it accuses a clean run.
+    labkit has no tolerance to choose: its share is as it is, and None if it accuses a clean run.
     """
     own = score(done, LABKIT, reference)
-    shares = {LABKIT: own.right_step / own.faults if not own.accused else float("nan")}
+    shares = {LABKIT: None if own.accused else own.right_step / own.faults}
     return shares | {check: roc(done, check, reference)[-1][1] for check in CHECKS}
 
 

@@ -92,7 +92,7 @@ def test_a_check_is_as_good_if_one_of_its_tolerances_is(number, as_good):
 
 
 def test_a_judge_that_accuses_a_right_run_has_no_share_without_accusing():
-    assert np.isnan(trials.without_accusing([trial("qk", "qk"), trial(None, "qk")], RERUN)[LABKIT])
+    assert trials.without_accusing([trial("qk", "qk"), trial(None, "qk")], RERUN)[LABKIT] is None
 
 
 def test_the_checks_do_what_they_are_known_for():
@@ -345,6 +345,9 @@ def test_the_figure_of_what_is_identified_names_the_best_of_the_checks():
         axes.get_title(loc="left") == "With no right run accused, the other checks identify 100% of the faults at most"
     )
     assert [text.get_text() for text in axes.texts] == ["100%"] * len(CHECKS)
+    done = [trial("qk", "qk"), trial(None, None, 0.4, accused_by_stored="qk")]
+    (axes,) = figures.plot_identified(done, "here").axes
+    assert [text.xy[0] for text in axes.texts] == [100.0] * (1 + len(CHECKS))
 
 
 def test_no_false_alarm_over_clean_products_and_every_spoilt_element_is_caught():
