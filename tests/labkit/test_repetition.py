@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import labkit
-from kernels.compare import runs
+from kernels.compare import nondeterminism
 from labkit import Trace, poisoned, repeat
 from labkit.errors import UsageError
 from labkit.trace.repetition import UNWRITTEN, distance, same_bits
@@ -18,7 +18,7 @@ def test_the_same_bits_each_time_are_said_to_be():
 
 
 def test_the_order_of_atomic_additions_is_noise_within_the_bound(rng):
-    run, bound = runs.atomics(rng)
+    run, bound = nondeterminism.atomic_additions(rng)
     found = repeat(run, 12, bound)
     step = found.steps["result"]
     assert step.distinct > 6
@@ -27,7 +27,7 @@ def test_the_order_of_atomic_additions_is_noise_within_the_bound(rng):
 
 
 def test_a_lost_update_is_beyond_it(rng):
-    run, bound = runs.race(rng)
+    run, bound = nondeterminism.lost_update(rng)
     found = repeat(run, 12, bound)
     assert (found.ok, found.steps["result"].finding) == (False, "beyond the bound: a race or an uninitialised read")
 
@@ -52,7 +52,7 @@ def test_a_recorded_golden_says_what_a_changed_step_may_be_off():
 
 
 def test_what_nobody_wrote_shows_when_memory_is_poisoned(rng):
-    run, bound = runs.unwritten(rng)
+    run, bound = nondeterminism.unwritten_tail(rng)
     with poisoned():
         assert run()[-1].isnan()
         found = repeat(run, 12, bound)
