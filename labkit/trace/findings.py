@@ -35,6 +35,8 @@ class Finding:
     words: str = "ok"
     reading: str = ""
     """How the observed had to be read for the step to be right, where not simply as it was stored."""
+    signature: str = ""
+    """What the error of a wrong step looks like: a hypothesis, and no verdict."""
 
     @property
     def separated(self) -> bool:
@@ -50,6 +52,7 @@ class Finding:
             "inherited": plain(self.inherited) if self.separated else NOT_SEPARATED,
             "reasons": [] if self.words == "ok" else [self.words],
             "reading": self.reading,
+            "signature": self.signature,
         }
         return comparison_json(self.total) | found if self.total is not None else found
 
@@ -127,6 +130,7 @@ class Localisation:
 
 def _row(f: Finding, first: str | None) -> tuple[str, ...]:
     words = f.words + (f" ({f.reading})" if f.reading else "") + ("  <- first" if f.name == first else "")
+    words += f"; as it looks, {f.signature}" if f.signature else ""
     if f.total is None:
         return (f.name, "", "", "", "", words)
     share = digits(f.own.bound_used, 3) if f.own is not None else f"{digits(f.total.bound_used, 3)} (whole)"

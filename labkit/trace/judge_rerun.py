@@ -22,6 +22,7 @@ from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound, quantile
 from labkit.numerics.compare import Comparison, compare
 from labkit.numerics.precision import INTEGERS, UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of, stored
+from labkit.numerics.signature import signature
 from labkit.numerics.structure import Null, Structure, structure
 from labkit.trace.findings import INHERITED, NOT_JUDGED, OWN, Finding, absent, reason
 from labkit.trace.golden import GRADIENT, Golden
@@ -294,7 +295,8 @@ class Rerun:
             wrong = not right.ok or (as_golden is not None and not as_golden.ok)
             reading = reading if wrong else AS_GOLDEN
         words = f"{OWN}: {reason(own, below)}" if wrong else "ok"
-        return Finding(name, total, own, inherited, below, wrong, wrong, words, reading)
+        looks = signature(o, exact, allowed.absolute) if wrong and own.count > 0 else ""
+        return Finding(name, total, own, inherited, below, wrong, wrong, words, reading, looks)
 
     def _against(self, i: int, o: Tensor, exact: Tensor, allowed: Bound) -> tuple[Comparison, Structure | None]:
         """Both instruments: each element, and where all are possible, what they are together."""

@@ -1,0 +1,82 @@
+"""What the error of a wrong step looks like, in a sentence: a hypothesis, found before any search for a cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from labkit.tables import digits
+
+Tensor = torch.Tensor
+FULL = 0.9
+"""Share of a box's elements that are wrong where a box is what is wrong: chance makes a few of them right."""
+BLOCK = 0.5
+"""Share of all elements from which a box is no block: nearly everything is wrong then."""
+
+
+def signature(observed: Tensor, expected: Tensor, allowed: Tensor | float) -> str:
+    """How `observed` differs from `expected`, both of one shape, where that is simple; else nothing.
+
+    `allowed` is what an element may be off. What is said of all elements holds of each within that; what is said of
+    places (rows, a block, the diagonal) holds of the wrong ones.
+    """
+    if not observed.is_floating_point() or observed.numel() < 4:
+        return ""
+    o, e = observed.double(), expected.double()
+    limit = torch.as_tensor(allowed, dtype=torch.float64, device=o.device).expand(o.shape)
+    wrong = ~((o - e).abs() <= limit)
+    return next(_as_a_whole(o, e, limit), "") or next(_where(o, wrong), "")
+
+
+def _as_a_whole(o: Tensor, e: Tensor, limit: Tensor) -> Iterator[str]:
+    def alike(guess: Tensor) -> bool:
+        return bool(((o - guess).abs() <= 2.0 * limit).all())
+
+    if bool(o.isfinite().all() & e.isfinite().all()):
+        offset = float((o - e).median())
+        if offset and alike(e + offset):
+            yield f"every element is {digits(abs(offset))} too {'large' if offset > 0.0 else 'small'}"
+        factor = float((o * e).sum() / e.square().sum().clamp(min=1e-300))
+        if factor not in (0.0, 1.0) and alike(factor * e):
+            yield f"every element is {factor:.6g} times what it should be"
+    for k, size in enumerate(o.shape):
+        for by in (1, -1):
+            if size > 2 and alike(torch.where(_edge(o, k, by), o, e.roll(by, k))):
+                yield f"what belongs at each place stands one place {'later' if by > 0 else 'earlier'} in dimension {k}"
+    for i in range(o.ndim):
+        for j in range(i + 1, o.ndim):
+            if 1 < o.shape[i] == o.shape[j] and alike(e.transpose(i, j)):
+                yield f"it is transposed in dimensions {i} and {j}"
+
+
+def _edge(o: Tensor, dimension: int, by: int) -> Tensor:
+    """Where a shift by one brings in nothing."""
+    place = torch.arange(o.shape[dimension], device=o.device) == (0 if by > 0 else o.shape[dimension] - 1)
+    return place.view([-1 if k == dimension else 1 for k in range(o.ndim)]).expand(o.shape)
+
+
+def _where(o: Tensor, wrong: Tensor) -> Iterator[str]:
+    count = int(wrong.sum())
+    if o.ndim >= 2 and o.shape[-1] == o.shape[-2] > 2:
+        diagonal = torch.eye(o.shape[-1], dtype=torch.bool, device=o.device).expand(o.shape)
+        if not bool((wrong & diagonal).any()) and count >= FULL * int((~diagonal).sum()):
+            yield "all is wrong but the diagonal, as after a transpose"
+    spans = []
+    for k, size in enumerate(o.shape):
+        others = [j for j in range(o.ndim) if j != k]
+        places = (wrong.any(dim=others) if others else wrong).nonzero().flatten()
+        spans.append((int(places[0]), int(places[-1]), size) if len(places) else (0, size - 1, size))
+    box = 1
+    for low, high, _ in spans:
+        box *= high - low + 1
+    state = "zero" if bool((o[wrong] == 0.0).all()) else "wrong"
+    if count > 1 and box <= BLOCK * o.numel() and count >= FULL * box:
+        parts = [
+            f"{low} to {high} of dimension {k}" if high > low else f"{low} of dimension {k}"
+            for k, (low, high, size) in enumerate(spans)
+            if high - low + 1 < size
+        ]
+        yield f"what is {state} is a block: {', '.join(parts)}"
+    elif state == "zero":
+        yield "what is wrong is zero"
