@@ -61,7 +61,7 @@ def _where(o: Tensor, wrong: Tensor) -> Iterator[str]:
     if o.ndim >= 2 and o.shape[-1] == o.shape[-2] > 2:
         diagonal = torch.eye(o.shape[-1], dtype=torch.bool, device=o.device).expand(o.shape)
         if not bool((wrong & diagonal).any()) and count >= FULL * int((~diagonal).sum()):
-            yield "all is wrong but the diagonal, as after a transpose"
+            yield "all is wrong but the diagonal"
     spans = []
     for k, size in enumerate(o.shape):
         others = [j for j in range(o.ndim) if j != k]

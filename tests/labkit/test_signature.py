@@ -32,7 +32,7 @@ SIGNATURES = {
     "what is zero is a block: 5 of dimension 0": spoilt(SQUARE, fill(5, value=0.0)),
     "what is zero is a block: 40 to 63 of dimension 1": spoilt(SQUARE, fill(slice(None), slice(40, 64), value=0.0)),
     "what is wrong is zero": spoilt(SQUARE, fill(slice(0, 64, 3), value=0.0)),
-    "all is wrong but the diagonal, as after a transpose": torch.where(torch.eye(64) > 0, SQUARE, SQUARE.T + 0.1),
+    "all is wrong but the diagonal": torch.where(torch.eye(64) > 0, SQUARE, SQUARE.T + 0.1),
 }
 
 
