@@ -41,6 +41,10 @@ ROUNDED = "if what came before it was rounded otherwise"
 AS_GOLDEN = "equal to the golden"
 """How a step had to be read to be right, where not simply from what was observed before it."""
 
+ANEW = 64
+"""Operations up to which a value may be computed again for each that takes it. A kernel stores what takes more, and to
+run that again for each would take time that grows as the square of the program's length."""
+
 LONG = 10.0
 """Seconds that a re-run may take without a word beforehand: as long as people wait before they think it hangs."""
 
@@ -166,13 +170,14 @@ class Rerun:
         return {k: of(k) for k in part}
 
     def _shared(self, part: list[int]) -> set[int]:
-        """What several operations of a part take."""
+        """What several operations of a part take, and a kernel may compute again for each of them."""
         if any(self._program.nodes[k].op in NOT_UNIQUE for k in part):  # two answers of these do not go together
             return set()
         taken = Counter(
             p for k in part if k not in self._given or k == part[-1] for p in self._program.nodes[k].parents
         )
-        return {k for k, count in taken.items() if count > 1 and k not in self._given}
+        shared = (k for k, count in taken.items() if count > 1 and k not in self._given)
+        return {k for k in shared if len(self._program.cone([k], self._given)) <= ANEW}
 
     def _input_tolerances(self, parts: Mapping[int, list[int]]) -> dict[int, Tensor]:
         """How far each value that enters a part may be from the observed: half a unit of the dtype it was rounded to.

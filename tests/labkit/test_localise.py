@@ -864,3 +864,25 @@ def test_whole_numbers_of_another_type_or_shape_are_a_divergence_and_no_error(wi
     assert found.first == "i"
     same = localise({"x": x, "y": x.exp(), "i": recorded["i"].double()}, against)
     assert same.first is None
+
+
+def test_a_wrong_step_after_a_long_chain_is_run_again_few_times(monkeypatch):
+    """What several operations take is computed again for each, but not a long chain: that was 46 times as many."""
+
+    def chain(x):
+        for _ in range(60):
+            x = x / x.sum(-1, keepdim=True)  # x is taken twice
+        step("y", x)
+
+    x = torch.rand(8, 8, generator=torch.Generator().manual_seed(0)) + 0.5
+    recorded, operations, run = golden(chain, x=x), [], Program.run
+
+    def counted(self, order, *rest, **named):
+        operations[-1] += len(order := list(order))
+        return run(self, order, *rest, **named)
+
+    monkeypatch.setattr(Program, "run", counted)
+    for factor in (1.0, 1.01):
+        operations.append(0)
+        localise({"x": x, "y": recorded["y"].float() * factor}, recorded, Precision("float32"))
+    assert operations[1] < 25 * operations[0]
