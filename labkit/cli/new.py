@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nbformat
 
+from labkit.cli.execute import HIDDEN
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
 
@@ -58,7 +59,7 @@ def notebook(text: str, name: str) -> nbformat.NotebookNode:
     for tags, source in re.findall(r"(?ms)^# %%(.*?)\n(.*?)(?=^# %%|\Z)", text):
         make = nbformat.v4.new_markdown_cell if "[markdown]" in tags else nbformat.v4.new_code_cell
         metadata = {} if "[markdown]" in tags or not tags.strip() else {"tags": tags.split()}
-        if "hide-input" in tags:
+        if HIDDEN in tags:
             metadata["jupyter"] = {"source_hidden": True}
         cells.append(make(source.strip(), id=f"cell-{len(cells)}", metadata=metadata))
     about = {"labkit": {"kernels": name}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +11,7 @@ from labkit.tables import digits
 
 Tensor = torch.Tensor
 FULL = 0.9
-"""Share of a box's elements that are wrong where a box is what is wrong: chance makes a few of them right."""
+"""Share of an error that a signature has to account for, or of a box's elements that are wrong: the rest is chance."""
 BLOCK = 0.5
 """Share of all elements from which a box is no block: nearly everything is wrong then."""
 
@@ -18,20 +19,22 @@ BLOCK = 0.5
 def signature(observed: Tensor, expected: Tensor, allowed: Tensor | float) -> str:
     """How `observed` differs from `expected`, both of one shape, where that is simple; else nothing.
 
-    `allowed` is what an element may be off. What is said of all elements holds of each within that; what is said of
-    places (rows, a block, the diagonal) holds of the wrong ones.
+    `allowed` is what an element may be off. What is said of all elements leaves none off by more than twice that (an
+    offset is itself taken from rounded numbers), and takes away nearly all of the error; what is said of places (rows,
+    a block, the diagonal) holds of the elements that are off by more. Nothing is said where none is.
     """
     if not observed.is_floating_point() or observed.numel() < 4:
         return ""
     o, e = observed.double(), expected.double()
     limit = torch.as_tensor(allowed, dtype=torch.float64, device=o.device).expand(o.shape)
     wrong = ~((o - e).abs() <= limit)
-    return next(_as_a_whole(o, e, limit), "") or next(_where(o, wrong), "")
+    return (next(_as_a_whole(o, e, limit), "") or next(_where(o, wrong), "")) if bool(wrong.any()) else ""
 
 
 def _as_a_whole(o: Tensor, e: Tensor, limit: Tensor) -> Iterator[str]:
     def alike(guess: Tensor) -> bool:
-        return bool(((o - guess).abs() <= 2.0 * limit).all())
+        left = (o - guess).abs()
+        return bool((left <= 2.0 * limit).all()) and float(left.norm()) <= (1.0 - FULL) * float((o - e).norm())
 
     if bool(o.isfinite().all() & e.isfinite().all()):
         offset = float((o - e).median())
@@ -66,10 +69,8 @@ def _where(o: Tensor, wrong: Tensor) -> Iterator[str]:
     for k, size in enumerate(o.shape):
         others = [j for j in range(o.ndim) if j != k]
         places = (wrong.any(dim=others) if others else wrong).nonzero().flatten()
-        spans.append((int(places[0]), int(places[-1]), size) if len(places) else (0, size - 1, size))
-    box = 1
-    for low, high, _ in spans:
-        box *= high - low + 1
+        spans.append((int(places[0]), int(places[-1]), size))
+    box = math.prod(high - low + 1 for low, high, _ in spans)
     state = "zero" if bool((o[wrong] == 0.0).all()) else "wrong"
     if count > 1 and box <= BLOCK * o.numel() and count >= FULL * box:
         parts = [

@@ -25,7 +25,7 @@ RESULTS = ROOT / "data" / "results"
 PACKAGES = ("torch", "triton", "numpy", "scipy", "numba", "nvmath-python", "nvidia-cublas", "papermill", "ipykernel")
 SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h"}
 
-WORDS = ("evidence.py", "claims.py", "figures.py")
+WORDS = ("claims.py", "figures.py")
 """What a kernels' folder says and draws of what was measured: no benchmark and no test of a kernel depends on it."""
 
 

@@ -16,10 +16,10 @@ def test_the_hash_of_a_folder_follows_its_sources_only(tmp_path):
     first = record.hash_folder(tmp_path)
     (tmp_path / "README.md").write_text("words\n")
     assert record.hash_folder(tmp_path) == first
-    (tmp_path / "evidence.py").write_text("said = 1\n")
+    (tmp_path / "claims.py").write_text("said = 1\n")
     assert record.hash_folder(tmp_path, record.WORDS) == first
     assert record.hash_folder(tmp_path) != first
-    (tmp_path / "evidence.py").unlink()
+    (tmp_path / "claims.py").unlink()
     (tmp_path / "a.py").write_text("x = 2\n")
     assert record.hash_folder(tmp_path) != first
 

@@ -47,6 +47,8 @@ def test_a_simple_error_is_said_in_a_sentence(words):
         SQUARE.flip(0) + SQUARE.T,
         spoilt(SQUARE, fill(3, 4, value=9.0)),
         torch.full_like(SQUARE, torch.nan),
+        SQUARE * (1.0 + 1e-12),  # no element is beyond what it may be off
+        spoilt(SQUARE + 1e-11, fill(3, 4, value=SQUARE[3, 4] + 1.5e-9)),  # an offset is little of this
         SQUARE.long(),
     ],
 )
