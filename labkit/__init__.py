@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
+    "causes.explain": ("Cause", "Explanation", "explain"),
     "causes.hypotheses": ("Weighing", "weigh"),
     "numerics.bounds": ("Bound",),
     "numerics.compare": ("Comparison", "compare"),

@@ -120,7 +120,7 @@ class Golden:
                 f"golden: its program cannot be checked without its data and is not saved ({error})"
             ) from None
         nodes = [
-            [full_name(n.func), _encoded(list(n.args)), _encoded(n.kwargs), list(n.shape), n.dtype]
+            [full_name(n.func), _encoded(list(n.args)), _encoded(n.kwargs), list(n.shape), n.dtype, n.site]
             for n in self.program.nodes
         ]
         text: dict[str, Any] = {"nodes": nodes, "steps": self.steps, "operations": self.operations, "notes": self.notes}
@@ -233,9 +233,10 @@ def _decoded(value: Any, before: int) -> Any:
 
 
 def _node(i: int, item: Any) -> Node:
-    word, args, kwargs, shape, dtype = (*item, "")[:5]
+    word, args, kwargs, shape, dtype, site = (*item, "", "")[:6]
     func = word if word in (INPUT, CONSTANT, ITEM) else resolve(word)
-    return Node(i, func, tuple(_decoded(args, i)), _decoded(kwargs, i), tuple(int(n) for n in shape), str(dtype))
+    shape = tuple(int(n) for n in shape)
+    return Node(i, func, tuple(_decoded(args, i)), _decoded(kwargs, i), shape, str(dtype), str(site))
 
 
 def _numbers(names: dict[str, int], nodes: list[Node]) -> dict[str, int]:

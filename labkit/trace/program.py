@@ -51,6 +51,8 @@ class Node:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     """What the program computes it in, where that is told; it is run again in float64 all the same."""
+    site: str = ""
+    """The line of the reference that called it: file, number and text; nothing where no line did, as in a backward."""
     parents: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -104,6 +106,8 @@ class Program:
     values: dict[int, Any] = field(default_factory=dict)
     inside: set[int] = field(default_factory=set)
     """Operations inside of one that a library runs as one kernel: their results are not stored."""
+    site: str = ""
+    """The line that calls what is added."""
 
     def add(
         self, func: Any, args: Any = (), kwargs: dict[str, Any] | None = None, value: Any = None, shape: Any = ()
@@ -113,7 +117,7 @@ class Program:
         real = isinstance(value, Tensor) and value.is_floating_point()
         dtype = str(value.dtype).removeprefix("torch.") if real else ""
         args, kwargs = tree_map_only(torch.dtype, lambda x: WIDE.get(x, x), (tuple(args), kwargs or {}))
-        node = Node(len(self.nodes), func, args, kwargs, shape, dtype)
+        node = Node(len(self.nodes), func, args, kwargs, shape, dtype, self.site)
         self.nodes.append(node)
         if func in (INPUT, CONSTANT):
             self.values[node.id] = widened(value)

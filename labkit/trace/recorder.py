@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -141,6 +144,8 @@ class Recorder(Watcher):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self._widened(args), {key: self._widened(value) for key, value in (kwargs or {}).items()}
         name = name_of(func)
+        if not self._inside:
+            self.program.site = "" if self.path == BACKWARD else _site()
         if name in IGNORED:
             out = func(*args, **kwargs)
             if isinstance(out, Tensor):
@@ -335,6 +340,17 @@ class Recorder(Watcher):
 
 _PLACES = ("device", "layout", "pin_memory", "memory_format", "generator", "non_blocking")
 """Arguments that say where, not what."""
+
+
+def _site() -> str:
+    """The line that called an operation, outside of torch and of this package."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("torch", "labkit"):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: {text}"
 
 
 def _key(tensor: Tensor) -> tuple[tuple[Any, ...], int]:

@@ -1,0 +1,467 @@
+"""Why a step is wrong: the break of the recorded reference, one of many tried, that gives the numbers observed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from labkit.causes.mutants import Mutant, kind_of_number, mutants
+from labkit.causes.part import Edit, Part, taken
+from labkit.errors import UsageError
+from labkit.numerics.precision import INTEGERS, Precision
+from labkit.tables import Table, digits, printable
+from labkit.trace.findings import Localisation, plain
+from labkit.trace.golden import Golden
+from labkit.trace.judge_rerun import bounded
+from labkit.trace.localise import few_threads, localise, renamed
+from labkit.trace.program import INPUT, call
+from labkit.trace.repetition import Results
+from labkit.trace.steps import Trace, as_trace
+
+Tensor = torch.Tensor
+
+CAUSE, UNDECIDABLE, NONE = "cause", "undecidable", "none of these"
+
+NARROWER = [
+    {"products": "tf32"},
+    {"products": "bfloat16"},
+    {"products": "float16"},
+    {"accumulate": "float16"},
+    {"accumulate": "bfloat16"},
+    {"accumulate": "bfloat16", "products": "bfloat16"},
+    {"accumulate": "float16", "products": "float16"},
+    {"storage": "float16", "eager": True},
+    {"storage": "bfloat16", "eager": True},
+]
+"""Promises of fewer digits, the widest first."""
+
+CHECKED = 24
+"""Mutants that are held to their own bound: the nearest of all that were tried."""
+
+BEYOND = 1e9
+"""How far off, in tolerances, what cannot be compared counts as."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A break of the reference that gives what was observed."""
+
+    kind: str
+    says: str
+    line: str
+    """Where it stands in the reference: file, number and text; nothing where no line is known."""
+    of_bound: float
+    """The largest difference that is left, as a share of what rounding allows there."""
+    also: tuple[str, ...] = ()
+    """Other breaks that give the same on any input."""
+
+
+@dataclass(repr=False)
+class Explanation:
+    """What :func:`explain` found."""
+
+    step: str | None
+    verdict: str
+    causes: list[Cause] = field(default_factory=list)
+    nearest: Cause | None = None
+    """Where nothing fits, what comes nearest, and how far off it is."""
+    separate: dict[str, Tensor] = field(default_factory=dict)
+    """Inputs of the reference on which the causes that are left differ, by name."""
+    blind_to: dict[str, str] = field(default_factory=dict)
+    """Kinds of breaks that change nothing on these inputs, and would on others, with an example each."""
+    others: list[str] = field(default_factory=list)
+    """Steps after it with an error of their own: a second fault, or the same one in another place."""
+    tried: int = 0
+    notes: list[str] = field(default_factory=list)
+    report: Localisation | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The part "explain" of what `labkit diff --explain --json` prints."""
+        one = lambda c: {key: plain(value) for key, value in asdict(c).items()}  # noqa: E731
+        return {
+            "step": self.step,
+            "verdict": self.verdict,
+            "causes": [one(cause) for cause in self.causes],
+            "nearest": one(self.nearest) if self.nearest else None,
+            "separate": sorted(self.separate),
+            "blind_to": self.blind_to,
+            "others": self.others,
+            "tried": self.tried,
+            "notes": self.notes,
+        }
+
+    def _sentences(self) -> Iterator[str]:
+        if self.step is not None:
+            yield f"why {self.step}: {self.verdict} ({self.tried} breaks of the reference tried)"
+        else:
+            yield self.verdict
+        yield from self.notes
+        if self.nearest is not None:
+            off = digits(self.nearest.of_bound, 3)
+            yield f"nearest: {self.nearest.says}; {off} times the tolerance off ({self.nearest.line})"
+        if self.separate:
+            yield f"they differ on other inputs: .separate has {', '.join(self.separate)}"
+        for kind, says in self.blind_to.items():
+            yield f"these inputs would not show {kind}, such as: {says}"
+        if self.others:
+            yield f"also wrong by themselves: {', '.join(self.others)} (explain(..., step=) looks at each)"
+
+    def table(self) -> Table:
+        """A row a cause."""
+        rows = [(c.kind, c.says, c.line, f"{digits(c.of_bound, 3)} times the tolerance") for c in self.causes]
+        return Table(("kind", "cause", "in the reference", "what is left"), rows)
+
+    def _repr_html_(self) -> str:
+        table = self.table()._repr_html_() if self.causes else ""
+        return "".join(f"<p>{Table.escaped(line)}</p>" for line in self._sentences()) + table
+
+    def __repr__(self) -> str:
+        return printable("\n".join([*([str(self.table())] if self.causes else []), *self._sentences()]))
+
+
+def explain(
+    observed: Any,
+    golden: Golden,
+    precision: Precision | None = None,
+    names: Mapping[str, str] | None = None,
+    *,
+    step: str | None = None,
+    seconds: float = 20.0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Explanation:
+    """Break the first wrong step of the recorded reference in every known way, and see which gives what was observed.
+
+    Arguments are those of :func:`labkit.localise`; `observed` may be a list of runs of one program, which shows races.
+    `step` is another wrong step to look at, and `seconds` the time that the search may take. Each break is run in
+    float64 on what was observed before the step; the nearest are held to the tolerance of the broken program. Breaks
+    that agree on fresh inputs too are one cause, named by the simplest. Several that do not are `undecidable`, and
+    `separate` has inputs that tell them apart. No cause is named that was not reproduced within its tolerance.
+
+    Raises UsageError for a golden that is not recorded, and for what :func:`labkit.localise` refuses.
+    """
+    if not isinstance(golden, Golden):
+        raise UsageError(f"golden: a {type(golden).__name__} is not right; wanted what labkit.golden recorded")
+    runs = list(observed) if isinstance(observed, (list, tuple)) else [observed]
+    if not runs:
+        raise UsageError("observed: [] is not right; wanted one run at least")
+    reports = [localise(run, golden, precision, names, say) for run in runs]
+    k = next((k for k, report in enumerate(reports) if report.first is not None), 0)
+    report = reports[k]
+    wrong = [name for name, found in report.findings.items() if found.wrong]
+    if step is not None and step not in wrong:
+        raise UsageError(f"step: {step!r} is not right; wanted a wrong one: {', '.join(wrong) or 'there is none'}")
+    step = step or report.first
+    if step is None:
+        return Explanation(None, "no divergence", report=report)
+    result = Explanation(step, NONE, others=[name for name in wrong if name != step], report=report)
+    if (total := report.findings[step].total) is None or total.count < 0:
+        result.notes.append(f"{step}: {report.findings[step].words}; there are no numbers to reproduce")
+        return result
+    if golden.program.nodes[golden.steps.get(step, golden.operations.get(step, 0))].func == INPUT:
+        result.notes.append(f"{step} is an input: give the golden what the program was given")
+        return result
+    traces = [renamed(as_trace("observed", run), golden, dict(names or {})) for run in runs]
+    if _races(traces, step):
+        says = f"{step} differs between runs on the same inputs: a race, or memory that nobody wrote"
+        result.verdict, result.causes = CAUSE, [Cause("race", says, _line(golden, step), 0.0)]
+        return result
+    golden = golden.with_steps(name for name in report.findings if name not in golden.steps)
+    with few_threads(golden[step].numel()):
+        _Search(golden, traces[k], step, report.precision, seconds).run(result)
+    return result
+
+
+def _races(traces: Sequence[Trace], step: str) -> bool:
+    results = Results(traces[0].read(step))
+    for trace in traces[1:]:
+        results.add(trace.read(step))
+    return results.distinct > 1
+
+
+def _line(golden: Golden, step: str) -> str:
+    return golden.program.nodes[golden.steps[step]].site
+
+
+@dataclass
+class _Tried:
+    """A mutant, and how far what it gives is from what was observed: everywhere, and where the step is wrong."""
+
+    mutant: Mutant
+    off: float
+    off_there: float
+
+
+class _Search:
+    """The search for what broke one step."""
+
+    def __init__(self, golden: Golden, seen: Trace, step: str, rules: Precision, seconds: float) -> None:
+        self._golden, self._step, self._until = golden, step, time.monotonic() + seconds
+        self._part = Part.of(golden, seen, step)
+        right = self._part.broken({})
+        self._names = [name for name in right.steps if name in seen]
+        self._rules = replace(rules, steps={name: rule for name, rule in rules.steps.items() if name in self._names})
+        self._seen = seen.named({name: name for name in self._names})
+        observed = seen.read(step)
+        self._right = self._part.values[self._part.target]
+        self._observed = observed.to(self._right.device, self._right.dtype)
+        self._allowed: Tensor | None = None
+        if self._right.is_floating_point():
+            storage = str(observed.dtype).removeprefix("torch.")
+            rule = self._rules.of(step)
+            said = replace(self._rules, storage=rule.storage or (None if storage in INTEGERS else storage))
+            bound = bounded(right, said).step(step).bound
+            self._allowed = torch.as_tensor(bound.absolute if bound else 0.0).clamp(min=1e-300)
+        self._places = self._wrong_places()
+        inputs = {name: _drawn(golden[name], k) for k, name in enumerate(golden.inputs)}
+        self._inputs = inputs
+        others = {name: golden[name] for name in golden.inputs}
+        others |= {name: seen.read(name).to(self._right.device) for name in seen.names if name != step}
+        self._others = {name: x.double() if x.is_floating_point() else x for name, x in others.items()}
+
+    def _wrong_places(self) -> list[Tensor]:
+        """The places of each dimension at which anything is wrong."""
+        wrong = self._off(self._right) > 1.0
+        dims = range(wrong.ndim)
+        return [wrong.any(dim=[j for j in dims if j != d]).nonzero().flatten() if wrong.ndim > 1 else wrong.nonzero().flatten() for d in dims]
+
+    def _off(self, value: Tensor) -> Tensor:
+        """How far off each element is, in tolerances."""
+        if value.shape != self._observed.shape:
+            raise ValueError("another shape")
+        o = self._observed
+        if self._allowed is None or not value.is_floating_point():
+            return (value != o).double() * BEYOND
+        z = ((value - o).abs() / self._allowed).clamp(max=BEYOND)
+        return torch.where((value == o) | (value.isnan() & o.isnan()), 0.0, z.nan_to_num(BEYOND, BEYOND, BEYOND))
+
+    def run(self, result: Explanation) -> None:
+        """Try all, hold the nearest to their bounds, and say what is left."""
+        tried, blind = self._tried(), self._blind
+        base = self._rms(self._off(self._right))
+        near = [t for t in tried if t.mutant.kind != "precision"]
+        partial = any(len(index) < n for index, n in zip(self._places, self._observed.shape, strict=True))
+        fits = self._fitting(near, base, everywhere=True)
+        if not fits and partial:
+            fits = self._fitting(near, base, everywhere=False)
+        if not fits and self._allowed is not None:
+            fits = self._fitting(list(self._fitted(near, base)), base, everywhere=True)
+        if not fits:
+            fits = self._fitting([t for t in tried if t.mutant.kind == "precision"], base, everywhere=True)[:1]
+        result.causes = self._distinct(fits, result)
+        if not fits and self._allowed is not None:
+            result.causes = list(self._narrower())[:1]
+        result.tried = self._count
+        result.verdict = NONE if not result.causes else CAUSE if len(result.causes) == 1 else UNDECIDABLE
+        if not result.causes and tried:
+            best = min(tried, key=lambda t: t.off)
+            result.nearest = self._cause(best.mutant, best.off) if best.off < base / 2 else None
+        result.blind_to = blind()
+        if time.monotonic() > self._until:
+            result.notes.append("the time was up before all were tried: seconds= allows more")
+
+    def _rms(self, off: Tensor) -> float:
+        return float(off.square().mean().sqrt()) if off.numel() else 0.0
+
+    def _tried(self) -> list[_Tried]:
+        found: list[_Tried] = []
+        self._count, self._same = 0, dict[str, Mutant]()
+        names = {number: name for name, number in self._golden.operations.items()}
+        composites = {i: names[k].split("/")[-1].split("#")[0] for i, k in self._part.origin.items() if k in names}
+        for mutant in mutants(self._part, self._others, composites):
+            if time.monotonic() > self._until:
+                break
+            value = self._value(mutant)
+            if value is None:
+                continue
+            self._count += 1
+            if value.shape == self._right.shape and torch.equal(value, self._right):
+                self._same.setdefault(f"{mutant.kind} {len(self._same) // 64}", mutant)
+                continue
+            off = self._off(value)
+            found.append(_Tried(mutant, self._rms(off), self._rms(taken(off, self._places))))
+        return found
+
+    def _value(self, mutant: Mutant, values: Any = None) -> Tensor | None:
+        """What a mutant gives; None where it cannot be run, or gives another shape."""
+        try:
+            value = self._part.value(mutant.edits, values)
+            return value if value.shape == self._observed.shape else None
+        except Exception:  # not every operation can be broken in every way
+            return None
+
+    def _fitting(self, tried: list[_Tried], base: float, *, everywhere: bool) -> list[tuple[Mutant, float]]:
+        """Those that are within the bound of their own program, the nearest first."""
+        off = (lambda t: t.off) if everywhere else (lambda t: t.off_there)
+        near = sorted(
+            (t for t in tried if off(t) < base / 2),
+            key=lambda t: (math.floor(math.log2(off(t) + 1.0)), t.mutant.rank, off(t)),
+        )
+        found: list[tuple[Mutant, float]] = []
+        limit = math.inf
+        for t in near[:CHECKED]:
+            if off(t) > limit:
+                break
+            share = self._share(t.mutant, everywhere)
+            if share is not None:
+                found.append((t.mutant if everywhere else self._there(t.mutant), share))
+                limit = min(limit, 16.0 * (off(t) + 1.0))
+        return found
+
+    def _there(self, mutant: Mutant) -> Mutant:
+        """The same mutant, said of the wrong places alone."""
+        where = []
+        for d, (index, n) in enumerate(zip(self._places, self._observed.shape, strict=True)):
+            if len(index) < n:
+                where.append(f"{int(index[0])} to {int(index[-1])} of dimension {d}")
+        return replace(mutant, says=f"{mutant.says}, but only in {' and '.join(where)}", rank=mutant.rank + 2)
+
+    def _share(self, mutant: Mutant, everywhere: bool = True, rules: Precision | None = None) -> float | None:
+        """The largest difference as a share of the mutant's own bound; None where it is beyond, or looks systematic."""
+        edits, seen = dict(mutant.edits), self._seen
+        if not everywhere:
+            target = self._part.target
+            first = edits.get(target, Edit(lambda args, kwargs: call(self._part.nodes[target], args, kwargs)))
+            edits[target] = Edit(lambda args, kwargs: taken(first.run(args, kwargs), self._places), first.takes)
+            places = [index.cpu() for index in self._places]
+            steps = {name: taken(seen.read(name), places) if name == self._step else seen[name] for name in seen.names}
+            seen = Trace(steps)
+        try:
+            found = localise(seen, self._part.broken(edits), rules or self._rules).findings[self._step]
+        except Exception:  # an edit that the recorder does not know
+            return None
+        return None if found.wrong or found.own is None else found.own.bound_used
+
+    def _fitted(self, tried: list[_Tried], base: float) -> Iterator[_Tried]:
+        """Factors, offsets and numbers of the program that are looked for, not taken from a list."""
+        o, v, target = self._observed, self._right, self._part.target
+        node = self._part.nodes[target]
+        good = o.isfinite() & v.isfinite()
+        if bool(good.any()):
+            c = float((o * v)[good].sum() / v[good].square().sum().clamp(min=1e-300))
+            shift = float((o - v)[good].median())
+            for kind, says, f in (
+                ("scale", f"the result is {c:.6g} times what it should be", lambda x: x * c),
+                ("constant", f"the result is {abs(shift):.6g} too {'large' if shift > 0 else 'small'}", lambda x: x + shift),
+            ):
+                edit = Edit(lambda args, kwargs, f=f: f(call(node, args, kwargs)))
+                yield from self._measured(Mutant(kind, says, {target: edit}, 3))
+        numbers = [
+            (n, j, float(c)) for n in self._part.nodes for j, c in enumerate(n.args)
+            if isinstance(c, float) and c and n.op in ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp", "rsub")
+        ]
+        for n, j, c in numbers:
+            yield from self._best_number(n, j, c)
+
+    def _best_number(self, node: Any, j: int, c: float) -> Iterator[_Tried]:
+        """The number that brings the step nearest to what was observed, in place of one of the program's."""
+        from scipy.optimize import minimize_scalar
+
+        def mutant(new: float) -> Mutant:
+            edit = Edit(lambda args, kwargs: call(node, [*args[:j], new, *args[j + 1 :]], kwargs))
+            says = f"{node.op} has {new:.6g} where the reference has {c:.6g}"
+            return Mutant(kind_of_number(node.op, c, new), says, {node.id: edit}, 3)
+
+        def off(new: float) -> float:
+            value = self._value(mutant(new)) if time.monotonic() < self._until else None
+            return math.inf if value is None else self._rms(self._off(value))
+
+        grid = sorted(c * 10.0 ** (k / 2) for k in range(-8, 9))
+        best = min(grid, key=off)
+        span = sorted((best * 10**-0.5, best * 10**0.5))
+        found = minimize_scalar(off, bounds=span, method="bounded", options={"xatol": abs(best) * 1e-7})
+        yield from self._measured(mutant(float(found.x)))
+
+    def _measured(self, mutant: Mutant) -> Iterator[_Tried]:
+        value = self._value(mutant)
+        if value is not None:
+            self._count += 1
+            yield _Tried(mutant, self._rms(self._off(value)), math.inf)
+
+    def _cause(self, mutant: Mutant, share: float, also: Sequence[str] = ()) -> Cause:
+        node = self._part.nodes[mutant.at]
+        users = self._part.users.get(mutant.at, [])
+        line = node.site or (self._part.nodes[users[0]].site if users and node.func == INPUT else "")
+        says = mutant.says if mutant.kind != "precision" else f"consistent with: {mutant.says}"
+        return Cause(mutant.kind, says, line, share, tuple(also))
+
+    def _distinct(self, fits: list[tuple[Mutant, float]], result: Explanation) -> list[Cause]:
+        """One cause for all mutants that agree on fresh inputs; what separates the others goes into `result`."""
+        if not fits:
+            return []
+        fresh = self._fresh
+        classes: list[tuple[list[tuple[Mutant, float]], Tensor | None]] = []
+        for mutant, share in fits:
+            value = self._value(mutant, fresh) if fresh is not None else self._value(mutant)
+            for same, other in classes:
+                if value is not None and other is not None and _alike(value, other):
+                    same.append((mutant, share))
+                    break
+            else:
+                classes.append(([(mutant, share)], value))
+        if len(classes) > 1 and fresh is not None:
+            result.separate = self._inputs
+        chosen = []
+        for same, _ in classes:
+            same.sort(key=lambda one: one[0].rank)
+            (mutant, share), *rest = same
+            chosen.append(self._cause(mutant, share, [f"{m.kind}: {m.says}" for m, _ in rest]))
+        return chosen
+
+    @property
+    def _fresh(self) -> dict[int, Any] | None:
+        """What every operation gives on drawn inputs; None where the reference does not take them."""
+        if not hasattr(self, "_on_drawn"):
+            try:
+                self._on_drawn = self._part.fresh(self._golden, self._inputs)
+            except Exception:
+                self._on_drawn = None
+        return self._on_drawn
+
+    def _blind(self) -> dict[str, str]:
+        """Of the mutants that changed nothing, those that change something on drawn inputs: one of each kind."""
+        found: dict[str, str] = {}
+        fresh = self._fresh
+        for mutant in self._same.values() if fresh is not None else ():
+            value = self._value(mutant, fresh) if mutant.kind not in found else None
+            if value is not None and not _alike(value, fresh[self._part.target]):
+                found[mutant.kind] = mutant.says
+        return found
+
+    def _narrower(self) -> Iterator[Cause]:
+        """Promises of fewer digits that the step would keep, if its error is as large as theirs."""
+        right = Mutant("precision", "", {})
+        off = float((self._observed - self._right).nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
+        for promise in NARROWER:
+            if time.monotonic() > self._until:
+                return
+            said = {**self._rules.steps.get(self._step, {}), **promise}
+            rules = replace(self._rules, steps={**self._rules.steps, self._step: said})
+            share = self._share(right, rules=rules)
+            if share is not None and share > 1 / 64 and off > 0.0:
+                words = ", ".join(f"{key}={value}" for key, value in promise.items())
+                says = f"consistent with: fewer digits than promised ({words})"
+                yield Cause("precision", says, self._part.nodes[self._part.target].site, share)
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or not a.is_floating_point():
+        return a.shape == b.shape and torch.equal(a, b)
+    return torch.allclose(a, b, rtol=1e-7, atol=1e-10, equal_nan=True)
+
+
+def _drawn(x: Tensor, seed: int) -> Tensor:
+    """Values like those of x in other places, none constant; whole numbers stay."""
+    if not x.is_floating_point() or not x.numel():
+        return x
+    generator = torch.Generator().manual_seed(seed)
+    mixed = x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)
+    noise = torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+    constant = x.numel() > 1 and bool((x == x.flatten()[0]).all())
+    return mixed * (1.0 + 0.25 * noise) + (0.5 * noise if constant else 0.0)
+
+

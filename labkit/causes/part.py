@@ -1,0 +1,170 @@
+"""A wrong step's part of a recorded program, on what was observed before it: to be broken somewhere and run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from labkit.trace.golden import Golden
+from labkit.trace.program import CONSTANT, INPUT, Node, Program, Ref, call, filled, float64_by_default
+from labkit.trace.recorder import Recorder
+from labkit.trace.steps import Trace
+
+Tensor = torch.Tensor
+
+
+class Edit(NamedTuple):
+    """What runs in place of an operation: `run(arguments, named arguments)`.
+
+    Its arguments are the operation's own, or `takes`, which may refer to any operation before it. An input or a
+    constant has its value as its argument, or refers to others of these.
+    """
+
+    run: Callable[[list[Any], dict[str, Any]], Any]
+    takes: tuple[Any, ...] | None = None
+
+
+class Part:
+    """The operations from the steps observed before a step, which are constants here, to the step itself.
+
+    `names` are the steps among them and `origin` every operation's number in the golden, both by number here; `target`
+    is the wrong step's number, `values` what each operation gives, float64.
+    """
+
+    def __init__(self, program: Program, target: int, names: dict[int, str], origin: dict[int, int]) -> None:
+        self.program, self.target, self.names, self.origin = program, target, names, origin
+        self.nodes = program.nodes
+        self.values: dict[int, Any] = program.run(range(len(self.nodes)), {}, range(len(self.nodes)))
+        self.users: dict[int, list[int]] = {}
+        for node in self.nodes:
+            for parent in node.parents:
+                self.users.setdefault(parent, []).append(node.id)
+        self._after = cache(self._downstream)
+
+    @classmethod
+    def of(cls, golden: Golden, seen: Trace, step: str) -> Part:
+        """The part of a step of `golden`, where the steps of `seen` of the golden's shapes were observed."""
+        known: dict[int, str] = {}
+        for name, number in golden.steps.items():
+            fits = name in seen and tuple(seen.read(name).shape) == golden.program.nodes[number].shape
+            if fits and number != golden.steps[step]:
+                known.setdefault(number, name)
+        target = golden.steps[step]
+        before = golden.program.before(target, known)
+        program, number = Program(), dict[int, int]()
+        for k in sorted({*before, *golden.program.cone([target], known)}):
+            node = golden.program.nodes[k]
+            if k in known and k in before:
+                value = seen.read(known[k]).to(golden[known[k]].device)
+                value = value.double() if golden[known[k]].is_floating_point() else value
+                number[k] = program.add(CONSTANT, value=value)
+                program.nodes[-1].dtype = node.dtype
+            else:
+                number[k] = _append(program, node, number)
+                if node.func in (INPUT, CONSTANT):
+                    program.values[number[k]] = golden.program.values[k]
+            if k in golden.program.inside:
+                program.inside.add(number[k])
+        names = {number[k]: known[k] for k in before}
+        names |= {number[k]: name for name, k in golden.steps.items() if k in number and number[k] not in names}
+        return cls(program, number[target], names, {new: old for old, new in number.items()})
+
+    def given(self) -> list[int]:
+        """What is not computed here: the steps before, inputs and constants."""
+        return [node.id for node in self.nodes if node.func in (INPUT, CONSTANT)]
+
+    def value(self, edits: Mapping[int, Edit], values: Mapping[int, Any] | None = None) -> Any:
+        """The step with `edits` in place, by number; on `values` of all operations, where not on what was observed."""
+        values = self.values if values is None else values
+        start, nodes = dict(values), list(self.nodes)
+        for i, edit in edits.items():
+            args = self._arguments(i, edit)
+            if self.nodes[i].func in (INPUT, CONSTANT):
+                start[i] = edit.run(list(filled(args, values)), {})
+            else:
+                nodes[i] = Node(i, self.nodes[i].func, args, self.nodes[i].kwargs)
+        order = [i for i in self._after(tuple(edits)) if self.nodes[i].func not in (INPUT, CONSTANT)]
+
+        def rule(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
+            return edits[node.id].run(list(args), kwargs) if node.id in edits else call(node, args, kwargs)
+
+        return Program(nodes).run(order, start, {self.target}, rule=rule)[self.target]
+
+    def _arguments(self, i: int, edit: Edit) -> tuple[Any, ...]:
+        own = (Ref(i),) if self.nodes[i].func in (INPUT, CONSTANT) else self.nodes[i].args
+        return own if edit.takes is None else edit.takes
+
+    def _downstream(self, start: tuple[int, ...]) -> list[int]:
+        found, waiting = set(start), list(start)
+        while waiting:
+            fresh = [i for i in self.users.get(waiting.pop(), ()) if i not in found]
+            found.update(fresh)
+            waiting += fresh
+        return sorted(found)
+
+    def fresh(self, golden: Golden, inputs: Mapping[str, Tensor]) -> dict[int, Any]:
+        """What every operation here gives on other inputs of the golden."""
+        given = {golden.steps[name]: value for name, value in inputs.items()}
+        wanted = {self.origin[i] for i in self.given()}
+        found = golden.program.run(golden.program.cone(wanted, given), given, wanted)
+        start = {i: found[self.origin[i]] for i in self.given()}
+        order = [node.id for node in self.nodes if node.func not in (INPUT, CONSTANT)]
+        return self.program.run(order, start, range(len(self.nodes)))
+
+    def broken(self, edits: Mapping[int, Edit]) -> Golden:
+        """This part as a golden with `edits` in place: recorded, so that their own rounding can be simulated."""
+        program, number = Program(), dict[int, int]()
+        given = self.given()
+        for node in sorted(self.nodes, key=lambda node: node.id not in given):
+            number[node.id] = _append(program, node, number)
+            if node.id in given:
+                program.values[number[node.id]] = self.values[node.id]
+            elif node.id in edits:
+                number[node.id] = self._splice(program, node, edits[node.id], number)
+            if node.id in self.program.inside:
+                program.inside.add(number[node.id])
+            if node.id == given[-1]:  # these may take each other's place
+                number |= {i: self._splice(program, self.nodes[i], edits[i], number) for i in given if i in edits}
+        steps = {self.names[i]: k for k, i in enumerate(given) if i in self.names}
+        return Golden(program, {**steps, self.names[self.target]: number[self.target]}, {})
+
+    def _splice(self, program: Program, node: Node, edit: Edit, outer: Mapping[int, int]) -> int:
+        """Append what an edit does, `outer` being the numbers of operations there; returns that of its result."""
+        recorder = Recorder(lambda name, tensor: None)
+        args = self._arguments(node.id, edit)
+        taken = Node(0, node.func, args, node.kwargs).parents
+        values = {p: self.values[p] for p in taken}
+        inputs = {p: recorder.input(x) for p, x in values.items() if isinstance(x, Tensor)}
+        with torch.no_grad(), float64_by_default(), recorder:
+            result = edit.run(list(filled(args, values)), {key: filled(x, values) for key, x in node.kwargs.items()})
+            result = result.clone() if any(result is x for x in values.values()) else result
+        mini, last = recorder.program, recorder.number(result)
+        number = {inner: outer[p] for p, inner in inputs.items()}
+        for each in mini.nodes[: last + 1]:
+            if each.id in number:
+                continue
+            number[each.id] = _append(program, each, number)
+            if each.func == CONSTANT:
+                program.values[number[each.id]] = mini.values[each.id]
+            program.nodes[-1].dtype = node.dtype if each.id == last else each.dtype
+            if node.id in self.program.inside or (each.id in mini.inside and each.id != last):
+                program.inside.add(number[each.id])
+        return number[last]
+
+
+def taken(x: Tensor, places: Iterable[Tensor]) -> Tensor:
+    """These places of each dimension."""
+    for d, index in enumerate(places):
+        x = x.index_select(d, index)
+    return x
+
+
+def _append(program: Program, node: Node, number: Mapping[int, int]) -> int:
+    """A copy of an operation at the end of a program, its references by `number`."""
+    args, kwargs = tree_map_only(Ref, lambda r: Ref(number[r.id]), (node.args, node.kwargs))
+    program.nodes.append(Node(len(program.nodes), node.func, args, kwargs, node.shape, node.dtype, node.site))
+    return len(program.nodes) - 1
