@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,10 +11,10 @@ from typing import Any
 
 import torch
 
-from labkit.causes.mutants import Mutant, kind_of_number, mutants
+from labkit.causes.mutants import Mutant, Mutants, kind_of_number
 from labkit.causes.part import Edit, Part, taken
 from labkit.errors import UsageError
-from labkit.numerics.precision import INTEGERS, Precision
+from labkit.numerics.precision import INTEGERS, Precision, half_ulp
 from labkit.tables import Table, digits, printable
 from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import Golden
@@ -40,8 +41,17 @@ NARROWER = [
 ]
 """Promises of fewer digits, the widest first."""
 
+PAIRED = 24
+"""Mutants that are also tried two at once: those that bring the step nearest by themselves."""
+
 CHECKED = 24
 """Mutants that are held to their own bound: the nearest of all that were tried."""
+
+ENOUGH = 8
+"""Elements from which a number may be fitted: of fewer, one number explains too much."""
+
+LESS_LIKELY = 2.0
+"""The error that is left is noise, whose size many elements tell well: a cause that leaves twice as much is none."""
 
 BEYOND = 1e9
 """How far off, in tolerances, what cannot be compared counts as."""
@@ -215,19 +225,31 @@ class _Search:
             rule = self._rules.of(step)
             said = replace(self._rules, storage=rule.storage or (None if storage in INTEGERS else storage))
             bound = bounded(right, said).step(step).bound
-            self._allowed = torch.as_tensor(bound.absolute if bound else 0.0).clamp(min=1e-300)
+            allowed = torch.as_tensor(bound.absolute if bound else 0.0).expand(self._right.shape)
+            usual = float(allowed[allowed.isfinite()].square().mean().sqrt()) if bool(allowed.isfinite().any()) else 0.0
+            # what is broken may be larger than what is right
+            allowed = torch.maximum(
+                allowed, half_ulp(self._observed.nan_to_num(0.0, 0.0, 0.0), said.storage or "float32")
+            )
+            self._allowed = allowed.clamp(min=max(usual / 8.0, 1e-300))
         self._places = self._wrong_places()
         inputs = {name: _drawn(golden[name], k) for k, name in enumerate(golden.inputs)}
         self._inputs = inputs
         others = {name: golden[name] for name in golden.inputs}
         others |= {name: seen.read(name).to(self._right.device) for name in seen.names if name != step}
-        self._others = {name: x.double() if x.is_floating_point() else x for name, x in others.items()}
+        others = {name: x.double() if x.is_floating_point() else x for name, x in others.items()}
+        self._mutants = Mutants(self._part, others, golden)
 
     def _wrong_places(self) -> list[Tensor]:
         """The places of each dimension at which anything is wrong."""
         wrong = self._off(self._right) > 1.0
         dims = range(wrong.ndim)
-        return [wrong.any(dim=[j for j in dims if j != d]).nonzero().flatten() if wrong.ndim > 1 else wrong.nonzero().flatten() for d in dims]
+        return [
+            wrong.any(dim=[j for j in dims if j != d]).nonzero().flatten()
+            if wrong.ndim > 1
+            else wrong.nonzero().flatten()
+            for d in dims
+        ]
 
     def _off(self, value: Tensor) -> Tensor:
         """How far off each element is, in tolerances."""
@@ -244,16 +266,19 @@ class _Search:
         tried, blind = self._tried(), self._blind
         base = self._rms(self._off(self._right))
         near = [t for t in tried if t.mutant.kind != "precision"]
-        partial = any(len(index) < n for index, n in zip(self._places, self._observed.shape, strict=True))
-        fits = self._fitting(near, base, everywhere=True)
-        if not fits and partial:
+        some = any(len(index) < n for index, n in zip(self._places, self._observed.shape, strict=True))
+        enough = self._allowed is not None and self._right.numel() >= ENOUGH
+        fits = self._fitting(near, base)
+        if not fits and enough:
+            fits = self._fitting(list(self._fitted()), base)
+        if not fits and some:
             fits = self._fitting(near, base, everywhere=False)
-        if not fits and self._allowed is not None:
-            fits = self._fitting(list(self._fitted(near, base)), base, everywhere=True)
         if not fits:
-            fits = self._fitting([t for t in tried if t.mutant.kind == "precision"], base, everywhere=True)[:1]
+            fits = self._fitting(list(self._pairs(near, base)), base)
+        if not fits:
+            fits = self._fitting([t for t in tried if t.mutant.kind == "precision"], base)[:1]
         result.causes = self._distinct(fits, result)
-        if not fits and self._allowed is not None:
+        if not fits and enough:
             result.causes = list(self._narrower())[:1]
         result.tried = self._count
         result.verdict = NONE if not result.causes else CAUSE if len(result.causes) == 1 else UNDECIDABLE
@@ -270,9 +295,7 @@ class _Search:
     def _tried(self) -> list[_Tried]:
         found: list[_Tried] = []
         self._count, self._same = 0, dict[str, Mutant]()
-        names = {number: name for name, number in self._golden.operations.items()}
-        composites = {i: names[k].split("/")[-1].split("#")[0] for i, k in self._part.origin.items() if k in names}
-        for mutant in mutants(self._part, self._others, composites):
+        for mutant in self._mutants.all():
             if time.monotonic() > self._until:
                 break
             value = self._value(mutant)
@@ -294,12 +317,15 @@ class _Search:
         except Exception:  # not every operation can be broken in every way
             return None
 
-    def _fitting(self, tried: list[_Tried], base: float, *, everywhere: bool) -> list[tuple[Mutant, float]]:
-        """Those that are within the bound of their own program, the nearest first."""
+    def _fitting(self, tried: list[_Tried], base: float, everywhere: bool = True) -> list[tuple[Mutant, float]]:
+        """Those that are within the bound of their own program, the nearest first.
+
+        What leaves LESS_LIKELY times the error of the nearest is not the cause: that error is noise, and more is not.
+        """
         off = (lambda t: t.off) if everywhere else (lambda t: t.off_there)
         near = sorted(
             (t for t in tried if off(t) < base / 2),
-            key=lambda t: (math.floor(math.log2(off(t) + 1.0)), t.mutant.rank, off(t)),
+            key=off,
         )
         found: list[tuple[Mutant, float]] = []
         limit = math.inf
@@ -309,7 +335,7 @@ class _Search:
             share = self._share(t.mutant, everywhere)
             if share is not None:
                 found.append((t.mutant if everywhere else self._there(t.mutant), share))
-                limit = min(limit, 16.0 * (off(t) + 1.0))
+                limit = min(limit, LESS_LIKELY * max(off(t), 1e-3))
         return found
 
     def _there(self, mutant: Mutant) -> Mutant:
@@ -336,7 +362,7 @@ class _Search:
             return None
         return None if found.wrong or found.own is None else found.own.bound_used
 
-    def _fitted(self, tried: list[_Tried], base: float) -> Iterator[_Tried]:
+    def _fitted(self) -> Iterator[_Tried]:
         """Factors, offsets and numbers of the program that are looked for, not taken from a list."""
         o, v, target = self._observed, self._right, self._part.target
         node = self._part.nodes[target]
@@ -346,12 +372,18 @@ class _Search:
             shift = float((o - v)[good].median())
             for kind, says, f in (
                 ("scale", f"the result is {c:.6g} times what it should be", lambda x: x * c),
-                ("constant", f"the result is {abs(shift):.6g} too {'large' if shift > 0 else 'small'}", lambda x: x + shift),
+                (
+                    "constant",
+                    f"the result is {abs(shift):.6g} too {'large' if shift > 0 else 'small'}",
+                    lambda x: x + shift,
+                ),
             ):
                 edit = Edit(lambda args, kwargs, f=f: f(call(node, args, kwargs)))
                 yield from self._measured(Mutant(kind, says, {target: edit}, 3))
         numbers = [
-            (n, j, float(c)) for n in self._part.nodes for j, c in enumerate(n.args)
+            (n, j, float(c))
+            for n in self._part.nodes
+            for j, c in enumerate(n.args)
             if isinstance(c, float) and c and n.op in ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp", "rsub")
         ]
         for n, j, c in numbers:
@@ -362,19 +394,28 @@ class _Search:
         from scipy.optimize import minimize_scalar
 
         def mutant(new: float) -> Mutant:
-            edit = Edit(lambda args, kwargs: call(node, [*args[:j], new, *args[j + 1 :]], kwargs))
             says = f"{node.op} has {new:.6g} where the reference has {c:.6g}"
-            return Mutant(kind_of_number(node.op, c, new), says, {node.id: edit}, 3)
+            return Mutant(kind_of_number(node.op, c, new), says, self._mutants.numbered([node.id], j, new), 3)
 
         def off(new: float) -> float:
             value = self._value(mutant(new)) if time.monotonic() < self._until else None
             return math.inf if value is None else self._rms(self._off(value))
 
-        grid = sorted(c * 10.0 ** (k / 2) for k in range(-8, 9))
-        best = min(grid, key=off)
+        best = min((c * 10.0 ** (k / 2) for k in range(-8, 9)), key=off)
         span = sorted((best * 10**-0.5, best * 10**0.5))
         found = minimize_scalar(off, bounds=span, method="bounded", options={"xatol": abs(best) * 1e-7})
         yield from self._measured(mutant(float(found.x)))
+
+    def _pairs(self, tried: list[_Tried], base: float) -> Iterator[_Tried]:
+        """Two breaks at once: those that alone bring the step nearer, two by two."""
+        nearest: dict[Any, _Tried] = {}
+        for t in sorted(tried, key=lambda t: t.off):
+            if t.off < base:
+                nearest.setdefault((tuple(t.mutant.edits), t.off), t)
+        for a, b in itertools.combinations(list(nearest.values())[:PAIRED], 2):
+            if time.monotonic() < self._until and not a.mutant.edits.keys() & b.mutant.edits.keys():
+                says, edits = f"{a.mutant.says}, and {b.mutant.says}", {**a.mutant.edits, **b.mutant.edits}
+                yield from self._measured(Mutant(a.mutant.kind, says, edits, 4))
 
     def _measured(self, mutant: Mutant) -> Iterator[_Tried]:
         value = self._value(mutant)
@@ -433,16 +474,23 @@ class _Search:
         return found
 
     def _narrower(self) -> Iterator[Cause]:
-        """Promises of fewer digits that the step would keep, if its error is as large as theirs."""
-        right = Mutant("precision", "", {})
-        off = float((self._observed - self._right).nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
+        """Promises of fewer digits that the step would keep, where its error looks like theirs: as large, and noise."""
+        error = (self._observed - self._right).nan_to_num(0.0, 0.0, 0.0)
+        value = self._right.nan_to_num(0.0, 0.0, 0.0)
+        off, size = float(error.norm()), float(value.norm())
+        if abs(float((error * value).sum())) > 0.3 * off * size:
+            return
         for promise in NARROWER:
             if time.monotonic() > self._until:
                 return
             said = {**self._rules.steps.get(self._step, {}), **promise}
             rules = replace(self._rules, steps={**self._rules.steps, self._step: said})
-            share = self._share(right, rules=rules)
-            if share is not None and share > 1 / 64 and off > 0.0:
+            share = self._share(Mutant("precision", "", {}), rules=rules)
+            if share is None:
+                continue
+            bound = bounded(self._part.broken({}), rules).step(self._step).bound
+            noise = float(torch.as_tensor(bound.noise).expand(value.shape).norm()) if bound is not None else 0.0
+            if noise / 8.0 <= off <= 2.0 * noise and noise < 0.1 * size:
                 words = ", ".join(f"{key}={value}" for key, value in promise.items())
                 says = f"consistent with: fewer digits than promised ({words})"
                 yield Cause("precision", says, self._part.nodes[self._part.target].site, share)
@@ -463,5 +511,3 @@ def _drawn(x: Tensor, seed: int) -> Tensor:
     noise = torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)
     constant = x.numel() > 1 and bool((x == x.flatten()[0]).all())
     return mixed * (1.0 + 0.25 * noise) + (0.5 * noise if constant else 0.0)
-
-

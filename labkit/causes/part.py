@@ -18,14 +18,15 @@ Tensor = torch.Tensor
 
 
 class Edit(NamedTuple):
-    """What runs in place of an operation: `run(arguments, named arguments)`.
+    """What runs in place of an operation, `run(arguments, named arguments)`, or `after` it, `run([its result], {})`.
 
-    Its arguments are the operation's own, or `takes`, which may refer to any operation before it. An input or a
-    constant has its value as its argument, or refers to others of these.
+    In place of it, the arguments are the operation's own, or `takes`, which may refer to any operation before it. With
+    both, they are its result and what is taken. An input's or a constant's own argument is its value.
     """
 
     run: Callable[[list[Any], dict[str, Any]], Any]
     takes: tuple[Any, ...] | None = None
+    after: bool = False
 
 
 class Part:
@@ -43,7 +44,7 @@ class Part:
         for node in self.nodes:
             for parent in node.parents:
                 self.users.setdefault(parent, []).append(node.id)
-        self._after = cache(self._downstream)
+        self.downstream = cache(lambda *start: self._downstream(start))
 
     @classmethod
     def of(cls, golden: Golden, seen: Trace, step: str) -> Part:
@@ -80,23 +81,32 @@ class Part:
     def value(self, edits: Mapping[int, Edit], values: Mapping[int, Any] | None = None) -> Any:
         """The step with `edits` in place, by number; on `values` of all operations, where not on what was observed."""
         values = self.values if values is None else values
-        start, nodes = dict(values), list(self.nodes)
+        start, nodes, given = dict(values), list(self.nodes), set[int]()
         for i, edit in edits.items():
-            args = self._arguments(i, edit)
             if self.nodes[i].func in (INPUT, CONSTANT):
-                start[i] = edit.run(list(filled(args, values)), {})
+                given.add(i)
+                start[i] = edit.run([*filled(self._arguments(i, edit), values)], {})
             else:
-                nodes[i] = Node(i, self.nodes[i].func, args, self.nodes[i].kwargs)
-        order = [i for i in self._after(tuple(edits)) if self.nodes[i].func not in (INPUT, CONSTANT)]
+                own = self.nodes[i].args if edit.after else ()
+                nodes[i] = Node(i, self.nodes[i].func, (*own, *self._arguments(i, edit)), self.nodes[i].kwargs)
 
         def rule(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
-            return edits[node.id].run(list(args), kwargs) if node.id in edits else call(node, args, kwargs)
+            if node.id not in edits:
+                return call(node, args, kwargs)
+            edit, own = edits[node.id], len(self.nodes[node.id].args)
+            if not edit.after:
+                return edit.run(list(args), kwargs)
+            return edit.run([call(node, args[:own], kwargs), *args[own:]], {})
 
+        order = [i for i in self.downstream(*edits) if i not in given]
         return Program(nodes).run(order, start, {self.target}, rule=rule)[self.target]
 
     def _arguments(self, i: int, edit: Edit) -> tuple[Any, ...]:
-        own = (Ref(i),) if self.nodes[i].func in (INPUT, CONSTANT) else self.nodes[i].args
-        return own if edit.takes is None else edit.takes
+        if self.nodes[i].func in (INPUT, CONSTANT):
+            return (Ref(i),) if edit.takes is None else edit.takes
+        if edit.takes is not None:
+            return edit.takes
+        return () if edit.after else self.nodes[i].args
 
     def _downstream(self, start: tuple[int, ...]) -> list[int]:
         found, waiting = set(start), list(start)
@@ -135,12 +145,14 @@ class Part:
     def _splice(self, program: Program, node: Node, edit: Edit, outer: Mapping[int, int]) -> int:
         """Append what an edit does, `outer` being the numbers of operations there; returns that of its result."""
         recorder = Recorder(lambda name, tensor: None)
-        args = self._arguments(node.id, edit)
-        taken = Node(0, node.func, args, node.kwargs).parents
+        args, kwargs = self._arguments(node.id, edit), {} if edit.after else node.kwargs
+        if edit.after and node.func not in (INPUT, CONSTANT):
+            args = (Ref(node.id), *args)
+        taken = Node(0, node.func, args, kwargs).parents
         values = {p: self.values[p] for p in taken}
         inputs = {p: recorder.input(x) for p, x in values.items() if isinstance(x, Tensor)}
         with torch.no_grad(), float64_by_default(), recorder:
-            result = edit.run(list(filled(args, values)), {key: filled(x, values) for key, x in node.kwargs.items()})
+            result = edit.run(list(filled(args, values)), {key: filled(x, values) for key, x in kwargs.items()})
             result = result.clone() if any(result is x for x in values.values()) else result
         mini, last = recorder.program, recorder.number(result)
         number = {inner: outer[p] for p, inner in inputs.items()}
