@@ -7,6 +7,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from html import escape
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ Tensor = torch.Tensor
 
 CAUSE, UNDECIDABLE, NONE = "cause", "undecidable", "none of these"
 
-NARROWER = [
+NARROWER: list[dict[str, Any]] = [
     {"products": "tf32"},
     {"products": "bfloat16"},
     {"products": "float16"},
@@ -128,7 +130,7 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         table = self.table()._repr_html_() if self.causes else ""
-        return "".join(f"<p>{Table.escaped(line)}</p>" for line in self._sentences()) + table
+        return "".join(f"<p>{escape(line)}</p>" for line in self._sentences()) + table
 
     def __repr__(self) -> str:
         return printable("\n".join([*([str(self.table())] if self.causes else []), *self._sentences()]))
@@ -235,10 +237,7 @@ class _Search:
         self._places = self._wrong_places()
         inputs = {name: _drawn(golden[name], k) for k, name in enumerate(golden.inputs)}
         self._inputs = inputs
-        others = {name: golden[name] for name in golden.inputs}
-        others |= {name: seen.read(name).to(self._right.device) for name in seen.names if name != step}
-        others = {name: x.double() if x.is_floating_point() else x for name, x in others.items()}
-        self._mutants = Mutants(self._part, others, golden)
+        self._mutants = Mutants(self._part, golden)
 
     def _wrong_places(self) -> list[Tensor]:
         """The places of each dimension at which anything is wrong."""
@@ -325,18 +324,25 @@ class _Search:
         off = (lambda t: t.off) if everywhere else (lambda t: t.off_there)
         near = sorted(
             (t for t in tried if off(t) < base / 2),
-            key=off,
+            key=lambda t: (max(0, math.ceil(math.log2(off(t) + 1e-300))), t.mutant.rank, off(t)),
         )
-        found: list[tuple[Mutant, float]] = []
-        limit = math.inf
+        found: list[tuple[_Tried, float]] = []
         for t in near[:CHECKED]:
-            if off(t) > limit:
-                break
-            share = self._share(t.mutant, everywhere)
+            share = self._share(t.mutant, everywhere) if t.mutant.kind != "precision" else self._largest(t.mutant)
             if share is not None:
-                found.append((t.mutant if everywhere else self._there(t.mutant), share))
-                limit = min(limit, LESS_LIKELY * max(off(t), 1e-3))
-        return found
+                found.append((t, share))
+        least = min((off(t) for t, _ in found), default=0.0)
+        simplest = min((t.mutant.rank for t, _ in found if off(t) <= LESS_LIKELY * least), default=0)
+        likely = [
+            (t.mutant, share) for t, share in found if off(t) <= LESS_LIKELY * least and t.mutant.rank == simplest
+        ]
+        return [(m if everywhere else self._there(m), share) for m, share in likely]
+
+    def _largest(self, mutant: Mutant) -> float | None:
+        """As :meth:`_share`, for what the recorder, which is in float64, has no operation for: a cast."""
+        value = self._value(mutant)
+        share = float(self._off(value).max()) if value is not None and value.numel() else math.inf
+        return share if share <= 1.0 else None
 
     def _there(self, mutant: Mutant) -> Mutant:
         """The same mutant, said of the wrong places alone."""
@@ -352,7 +358,7 @@ class _Search:
         if not everywhere:
             target = self._part.target
             first = edits.get(target, Edit(lambda args, kwargs: call(self._part.nodes[target], args, kwargs)))
-            edits[target] = Edit(lambda args, kwargs: taken(first.run(args, kwargs), self._places), first.takes)
+            edits[target] = Edit(lambda args, kwargs: taken(first.run(args, kwargs), self._places), *first[1:])
             places = [index.cpu() for index in self._places]
             steps = {name: taken(seen.read(name), places) if name == self._step else seen[name] for name in seen.names}
             seen = Trace(steps)
@@ -401,10 +407,10 @@ class _Search:
             value = self._value(mutant(new)) if time.monotonic() < self._until else None
             return math.inf if value is None else self._rms(self._off(value))
 
-        best = min((c * 10.0 ** (k / 2) for k in range(-8, 9)), key=off)
-        span = sorted((best * 10**-0.5, best * 10**0.5))
-        found = minimize_scalar(off, bounds=span, method="bounded", options={"xatol": abs(best) * 1e-7})
-        yield from self._measured(mutant(float(found.x)))
+        best = min([c * 10.0 ** (k / 4) for k in range(-16, 17)] + [10.0**k for k in range(-8, 9)], key=off)
+        span = sorted((best * 10**-0.25, best * 10**0.25))
+        found = minimize_scalar(off, bounds=span, method="bounded", options={"xatol": abs(best) * 1e-8})
+        yield from self._measured(mutant(min(best, float(found.x), key=off)))
 
     def _pairs(self, tried: list[_Tried], base: float) -> Iterator[_Tried]:
         """Two breaks at once: those that alone bring the step nearer, two by two."""
@@ -413,9 +419,15 @@ class _Search:
             if t.off < base:
                 nearest.setdefault((tuple(t.mutant.edits), t.off), t)
         for a, b in itertools.combinations(list(nearest.values())[:PAIRED], 2):
-            if time.monotonic() < self._until and not a.mutant.edits.keys() & b.mutant.edits.keys():
+            alike = a.mutant.kind == b.mutant.kind and self._alike(a.mutant, b.mutant)
+            if time.monotonic() < self._until and alike and not a.mutant.edits.keys() & b.mutant.edits.keys():
                 says, edits = f"{a.mutant.says}, and {b.mutant.says}", {**a.mutant.edits, **b.mutant.edits}
                 yield from self._measured(Mutant(a.mutant.kind, says, edits, 4))
+
+    def _alike(self, a: Mutant, b: Mutant) -> bool:
+        """Whether two breaks are one mistake made twice: of given values, or of one operation."""
+        (one, other), given = (self._part.nodes[a.at], self._part.nodes[b.at]), self._part.given()
+        return one.op == other.op or (one.id in given and other.id in given)
 
     def _measured(self, mutant: Mutant) -> Iterator[_Tried]:
         value = self._value(mutant)
@@ -453,21 +465,21 @@ class _Search:
             chosen.append(self._cause(mutant, share, [f"{m.kind}: {m.says}" for m, _ in rest]))
         return chosen
 
-    @property
+    @cached_property
     def _fresh(self) -> dict[int, Any] | None:
         """What every operation gives on drawn inputs; None where the reference does not take them."""
-        if not hasattr(self, "_on_drawn"):
-            try:
-                self._on_drawn = self._part.fresh(self._golden, self._inputs)
-            except Exception:
-                self._on_drawn = None
-        return self._on_drawn
+        try:
+            return self._part.fresh(self._golden, self._inputs)
+        except Exception:
+            return None
 
     def _blind(self) -> dict[str, str]:
         """Of the mutants that changed nothing, those that change something on drawn inputs: one of each kind."""
         found: dict[str, str] = {}
         fresh = self._fresh
-        for mutant in self._same.values() if fresh is not None else ():
+        if fresh is None:
+            return found
+        for mutant in self._same.values():
             value = self._value(mutant, fresh) if mutant.kind not in found else None
             if value is not None and not _alike(value, fresh[self._part.target]):
                 found[mutant.kind] = mutant.says

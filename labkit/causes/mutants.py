@@ -73,6 +73,7 @@ ON_TOP = ("sqrt", "square", "exp", "log", "reciprocal", "sigmoid", "tanh", "ReLU
 LEFT_OUT = {"mul": "factor", "div": "factor", "add": "drop_term", "sub": "drop_term", "where": "mask"}
 LEFT_OUT |= {"masked_fill": "mask", "neg": "sign", "t": "transpose", "transpose": "transpose", "permute": "layout"}
 LEFT_OUT |= {"clone": "", "view": "", "_unsafe_view": "", "expand": "", "unsqueeze": "", "squeeze": ""}
+RANK = {"stale": 2, "axis": 2, "truncate": 2, "precision": 2, "eps": 0}
 EPSILONS = (0.0, *(10.0**-k for k in range(2, 13)), 2.0**-23)
 
 
@@ -121,10 +122,10 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
             yield "shift", f"{where}, with zeros", lambda x, d=d, by=by: _moved(x, d, by, 0.0)
             yield "shift", f"{where}, the edge repeated", lambda x, d=d, by=by: _moved(x, d, by, None)
         yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", lambda x, d=d: x.flip(d)
+        yield "axis", f"the largest of dimension {d} in place of all", lambda x, d=d: x.amax(d, True).expand(x.shape)
         for k in dict.fromkeys((0, n - 1)):
             words = f"entry {k} of dimension {d} in place of all"
             yield "stale", words, lambda x, d=d, k=k: x.narrow(d, k, 1).expand(x.shape).clone()
-        yield "axis", f"the largest of dimension {d} in place of all", lambda x, d=d: x.amax(d, True).expand(x.shape)
         if n % 2 == 0 and n > 2:
             yield "swap", f"halves of dimension {d} exchanged", lambda x, d=d, n=n: x.roll(n // 2, d)
             yield "swap", f"neighbours of dimension {d} exchanged", lambda x, d=d: _chunked(x, d, 2, (1, 0), inner=True)
@@ -152,9 +153,9 @@ def _chunked(x: Tensor, d: int, parts: int, order: tuple[int, ...], inner: bool 
     return split.index_select(d + inner, torch.tensor(order, device=x.device)).flatten(d, d + 1)
 
 
-def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
+def amounts(sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
     """Other numbers in the same places."""
-    yield "zero", "zero", torch.zeros_like
+    yield "zero", "zero, as if it were left out", torch.zeros_like
     yield "sign", "of the other sign", torch.neg
     yield "function", "its absolute value", torch.abs
     yield "constant", "1 too large", lambda x: x + 1.0
@@ -165,11 +166,23 @@ def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str,
     for words, c in factors.items():
         yield "scale", f"{words} times as large", lambda x, c=c: x * c
     for name in FEWER_DIGITS:
-        yield "precision", f"rounded to {name}", lambda x, name=name: _rounded(x, name)
+        yield "precision", f"rounded to {name}", partial(_rounded, name=name)
+    yield "precision", "cut to bfloat16", lambda x: (x.float().view(torch.int32) & ~0xFFFF).view(torch.float32).double()
+
+
+def far(sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
+    """Whole numbers that are counted from another place: from the end of what was there before, say."""
+    for n in sizes:
+        yield "shift", f"{n} less", lambda x, n=n: x - n
+        yield "shift", f"{n} more", lambda x, n=n: x + n
+
+
+def left_out(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
+    """Parts of a dimension that are zero."""
     for d, n in enumerate(shape):
         for a, b in ranges(n, sizes):
             words = f"zero in {a} to {b - 1} of dimension {d}, of {n}"
-            yield "truncate", words, lambda x, d=d, a=a, b=b: _zeroed(x, d, a, b)
+            yield "truncate", words, partial(_zeroed, d=d, a=a, b=b)
 
 
 def _rounded(x: Tensor, name: str) -> Tensor:
@@ -215,38 +228,36 @@ def whole(x: Tensor, sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
         yield "shift", f"{'one more' if by > 0 else 'one less'}", lambda x, by=by: x + by
         yield "shift", f"{by:+d}, within bounds", lambda x, by=by: (x + by).clamp(low, high)
     yield "shift", "counted from 0", lambda x: x - low
-    for n in sorted({*sizes} - {0, 1}):
-        yield "shift", f"{n} less", lambda x, n=n: x - n
-        yield "shift", f"{n} more", lambda x, n=n: x + n
     yield "stale", "its first in place of all", lambda x: x.flatten()[0].expand(x.shape).clone()
     yield "precision", "rounded to bfloat16", lambda x: stored(x.double(), "bfloat16").to(x.dtype)
-    yield "precision", "wrapped to 16 bits", lambda x: (x + 2**15).remainder(2**16) - 2**15
+    yield "precision", "wrapped to 16 bits", lambda x: (x.long() + 2**15).remainder(2**16) - 2**15
     if -129 < low < 0 and high < 128:
-        yield "sign", "read as bytes without a sign", lambda x: x.remainder(256)
+        yield "sign", "read as bytes without a sign", lambda x: x.long().remainder(256)
 
 
 class Mutants:
-    """The mutants of one part.
+    """The mutants of one part of a recorded golden."""
 
-    `others` are observed steps and inputs by name, which may stand in each other's place.
-    """
-
-    def __init__(self, part: Part, others: Mapping[str, Tensor], golden: Golden) -> None:
-        self.part, self.others = part, others
+    def __init__(self, part: Part, golden: Golden) -> None:
+        self.part = part
         nodes, values = part.nodes, part.values
         whole_values = [values[i] for i in (*part.given(), part.target) if isinstance(values[i], Tensor)]
-        self.sizes = sorted({n for x in whole_values for n in x.shape} - {0, 1})
+        shapes = [
+            *(x.shape for x in whole_values),
+            *(golden.program.nodes[golden.steps[name]].shape for name in golden.inputs),
+        ]
+        self.sizes = sorted({n for shape in shapes for n in shape} - {0, 1})
         self.largest = max((x.numel() for x in whole_values), default=1)
         numbers = {abs(float(c)) for n in golden.program.nodes if n.op in NUMBERED for c in n.args if _is_number(c)}
         self.numbers = sorted(c for c in numbers if 0.0 < c < math.inf)[:16]
         self.computed = [n.id for n in nodes if n.func not in (INPUT, CONSTANT) and isinstance(values[n.id], Tensor)]
-        self.input_names = set(golden.inputs)
         self.inputs = {i for i in part.given() if golden.program.nodes[part.origin[i]].func == INPUT}
         self.names = {number: name for name, number in golden.operations.items()}
         self.only_masks: set[int] = set()
-        for i in reversed(self.computed):
+        for i in (*reversed(self.computed), *part.given()):
             users = part.users.get(i, ())
-            if values[i].dtype == torch.bool or (users and all(u in self.only_masks for u in users)):
+            made = i in part.users and part.nodes[i].func not in (INPUT, CONSTANT)
+            if (made and values[i].dtype == torch.bool) or (users and all(u in self.only_masks for u in users)):
                 self.only_masks.add(i)
 
     def all(self) -> Iterator[Mutant]:
@@ -254,7 +265,7 @@ class Mutants:
         for mutant in self._all():
             if mutant.edits.keys() <= self.only_masks and mutant.kind in ("shift", "stale", "constant", "function"):
                 mutant = replace(mutant, kind="mask")
-            inner = all(i in self.part.program.inside for i in mutant.edits)
+            inner = mutant.kind in LEFT_OUT.values() and all(i in self.part.program.inside for i in mutant.edits)
             yield replace(mutant, rank=mutant.rank + inner)
 
     def _all(self) -> Iterator[Mutant]:
@@ -269,6 +280,10 @@ class Mutants:
         ordered = sorted(groups.values(), key=lambda ids: (part.target not in ids, ids[0] not in part.names, ids[0]))
         yield from self._exchanged()
         yield from self._along()
+        yield from self._counts()
+        for node in part.nodes:
+            if node.op == "var_mean":
+                yield from self._of_reduction([node.id], "var_mean")
         for i, number in part.origin.items():
             if number in self.names:
                 yield from self._of_composite(i, self.names[number].split("/")[-1].split("#")[0])
@@ -305,34 +320,43 @@ class Mutants:
         if not x.is_floating_point():
             yield from whole(x, self.sizes if numbers else ())
         elif numbers:
-            yield from amounts(tuple(x.shape), self.sizes)
+            yield from amounts(self.sizes)
+        if numbers and x.dtype != torch.bool:
+            yield from left_out(tuple(x.shape), self.sizes)
         yield from places(tuple(x.shape))
 
     def _of_result(self, ids: list[int], words: str) -> Iterator[Mutant]:
         part, i = self.part, ids[-1]
         x, node, name = part.values[i], part.nodes[i], self.called(i)
         given = node.func in (INPUT, CONSTANT)
-        moved = node.op in MOVES and i != part.target
+        moved = node.op in MOVES - {"getitem", "slice", "select"} and i != part.target
         for kind, what, change in self._changes(x, numbers=not (moved and x.is_floating_point())):
-            if not (kind == "zero" and given):  # it is left out, below
-                yield Mutant(kind, f"{name}{words} is {what}", _result(ids, change))
-        if not x.is_floating_point():
-            return
-        if given:
-            yield Mutant("factor", f"{name} is left out: 1 in its place", _result(ids, torch.ones_like))
-            yield Mutant("drop_term", f"{name} is left out: 0 in its place", _result(ids, torch.zeros_like))
-        if (given or i == part.target) and x.numel() < self.largest:
+            if kind == "zero" and i != part.target:
+                kind = "drop_term"
+            yield Mutant(kind, f"{name}{words} is {what}", _result(ids, change), RANK.get(kind, 1))
+        if not x.is_floating_point() and x.dtype != torch.bool:
+            for kind, what, change in far(self.sizes):
+                yield Mutant(kind, f"{name}{words} is {what}", _result(ids, change), 2)
+        if given and x.is_floating_point():
+            yield Mutant("factor", f"{name} is 1, as if it were left out", _result(ids, torch.ones_like))
+        if (given or i == part.target) and x.is_floating_point() and x.numel() < self.largest:
             for n in {self.largest // max(1, x.numel()), *self.sizes}:
                 for c, over in ((n / (n - 1), n - 1), ((n - 1) / n, n)) if n > 1 else ():
                     says = f"{name} is over {over}, not {2 * n - 1 - over}"
                     yield Mutant("ddof", says, _result(ids, lambda x, c=c: x * c))
-        if i == part.target:
+        if i == part.target and x.is_floating_point() and x.numel() and bool((x == x.round()).all()):
+            wrapped = lambda x: (x + 2.0**15).remainder(2.0**16) - 2.0**15  # noqa: E731
+            yield Mutant("precision", f"{name} is wrapped to 16 bits", _result(ids, wrapped))
+        if i == part.target and x.is_floating_point():
             for words in ON_TOP:
                 yield Mutant("function", f"{words} is taken of {name}", _result(ids, INSTEAD[words]))
-        for other, value in self.others.items() if given or i == part.target else ():
-            if value.shape == x.shape and other != name and value.dtype == x.dtype:
-                kind = "swap" if i in self.inputs and other in self.input_names else "stale"
-                yield Mutant(kind, f"{other} stands in place of {name}", _result(ids, lambda _, v=value: v.clone()))
+        for other in part.given() if given or i == part.target else ():
+            value = part.values[other]
+            if other != i and isinstance(value, Tensor) and value.shape == x.shape and value.dtype == x.dtype:
+                kind = "swap" if {i, other} <= self.inputs else "stale"
+                edit = Edit(lambda args, kwargs: args[0].clone(), (Ref(other),))
+                says = f"{self.called(other)} stands in place of {name}"
+                yield Mutant(kind, says, dict.fromkeys(ids, edit), RANK.get(kind, 1))
 
     def _of_operation(self, ids: list[int], words: str) -> Iterator[Mutant]:
         part, i = self.part, ids[0]
@@ -430,16 +454,17 @@ class Mutants:
         elif is_epsilon(op, c):
             others = set(EPSILONS)
         else:
-            sizes = {f(n) for n in self.sizes for f in (float, lambda n: n**0.5, lambda n: n**-0.5, lambda n: 1 / n)}
-            others = {0.0, 1.0, -c, 2 * c, c / 2, 10 * c, c / 10, 1 - c, c + 1, c - 1, c * c, *sizes, *self.numbers}
-            others |= {f(n) for n in self.numbers for f in (lambda n: c * n, lambda n: c / n)}
+            others = {0.0, 1.0, -c, 2 * c, c / 2, 10 * c, c / 10, 1 - c, c + 1, c - 1, c * c, *self.numbers}
             others |= {1 / c, abs(c) ** 0.5, abs(c) ** -0.5} if c else set()
-            others |= {c * n / m for n in self.sizes for m in (n - 1, n + 1)}
-            others |= {c * n for n in self.sizes} | {c / n for n in self.sizes}
-        for new in sorted(others - {c}):
+            others |= {f(n) for n in self.sizes for f in (lambda n: c * n, lambda n: c / n)} if op != "pow" else {3.0}
+        sizes = {f(n) for n in self.sizes for f in (float, lambda n: n**0.5, lambda n: n**-0.5, lambda n: 1 / n)}
+        sizes |= {c * n / m for n in self.sizes for m in (n - 1, n + 1)}
+        sizes |= {f(n) for n in self.numbers for f in (lambda n: c * n, lambda n: c / n)}
+        sizes -= sizes if op == "pow" else set()
+        for new in (*sorted(others - {c}), *(sorted(sizes - others - {c}) if len(others) != 2 else ())):
             number = int(new) if isinstance(c, int) and new == int(new) else new
-            says = f"{what} has {new:.6g} where the reference has {c:.6g}"
-            yield Mutant(kind_of(new, self.sizes), says, self.numbered(ids, j, number))
+            kind, says = kind_of(new, self.sizes), f"{what} has {new:.6g} where the reference has {c:.6g}"
+            yield Mutant(kind, says, self.numbered(ids, j, number), 0 if kind == "eps" else 1 + (new not in others))
 
     def numbered(self, ids: Iterable[int], j: int, new: Any) -> dict[int, Edit]:
         """Another number as the argument `j`; where its complement to 1 stands on the same line, that of the new one."""
@@ -447,10 +472,10 @@ class Mutants:
         c = node.args[j]
         edits = self._argument(ids, j, lambda _: new)
         for other in self.part.nodes:
+            alike = other.site == node.site and other.op in NUMBERED and other.id not in edits and c != 0.5
             for k, a in enumerate(other.args):
-                if other.site == node.site and other.op in NUMBERED and _is_number(a) and c != 0.5:
-                    if abs(a - (1.0 - c)) < 1e-12 and other.id not in edits:
-                        edits |= self._argument([other.id], k, lambda _: 1.0 - new)
+                if alike and _is_number(a) and abs(a - (1.0 - c)) < 1e-12:
+                    edits |= self._argument([other.id], k, lambda _: 1.0 - new)
         return edits
 
     def _of_reduction(self, ids: list[int], what: str) -> Iterator[Mutant]:
@@ -513,11 +538,31 @@ class Mutants:
                     lines.setdefault(key, []).append(node.id)
         for (_, old), ids in {(key[1], tuple(ids)): (key, ids) for key, ids in lines.items()}.values():
             ndim = part.values[part.nodes[ids[0]].parents[0]].ndim
-            for dims in [*([d] for d in range(ndim)), *([list(range(ndim))] if ndim > 1 else [])]:
-                if tuple(dims) != old:
-                    edits = {k: edit for i in ids for k, edit in self._along_dims(i, dims).items()}
-                    words = f"runs over dimension {', '.join(map(str, dims))}, not {', '.join(map(str, old))}"
+            for over in [*([d] for d in range(ndim)), *([list(range(ndim))] if ndim > 1 else [])]:
+                if tuple(over) != old:
+                    edits = {k: edit for i in ids for k, edit in self._along_dims(i, over).items()}
+                    words = f"runs over dimension {', '.join(map(str, over))}, not {', '.join(map(str, old))}"
                     yield Mutant("axis", f"{part.nodes[ids[0]].op.strip('_')} {words}", edits)
+
+    def _counts(self) -> Iterator[Mutant]:
+        """Another number of elements, wherever a sum over them is divided by it, as in the backward of a mean."""
+        part = self.part
+        reductions = [n for n in part.nodes if n.op in ("sum", "mean", "var_mean")]
+        dims = {
+            (part.nodes[n.parents[0]].shape, tuple(_dims(n, len(part.nodes[n.parents[0]].shape)))) for n in reductions
+        }
+        for count in {math.prod(shape[d] for d in over) for shape, over in dims} - {0, 1}:
+            for new in {count - 1, *(n for n in self.sizes if count % n == 0)} - {0, count}:
+                edits: dict[int, Edit] = {}
+                for node, (j, c) in (
+                    (n, one) for n in part.nodes if n.op in ("mul", "div") for one in enumerate(n.args)
+                ):
+                    for power in (1, -1):
+                        if _is_number(c) and c and abs(c * count**power) in (1.0, 2.0, 0.5):
+                            edits |= self._argument([node.id], j, lambda _, c=c, p=power: c * (count / new) ** p)
+                kind = "ddof" if new == count - 1 else "factor"
+                if edits:
+                    yield Mutant(kind, f"{new} elements are counted where there are {count}", edits)
 
     def _along_dims(self, i: int, dims: list[int]) -> dict[int, Edit]:
         """A reduction along other dimensions; a division by how many they were is by how many they are."""
@@ -547,7 +592,7 @@ class Mutants:
     def _exchanged(self) -> Iterator[Mutant]:
         """Two given tensors of one shape, each in the other's place."""
         part = self.part
-        given = [i for i in part.given() if isinstance(part.values[i], Tensor) and part.values[i].numel() > 1]
+        given = [i for i in part.users if part.nodes[i].func in (INPUT, CONSTANT) and part.values[i].numel() > 1]
         for i, j in itertools.combinations(given, 2):
             a, b = part.values[i], part.values[j]
             if a.shape == b.shape and a.dtype == b.dtype:
@@ -592,7 +637,7 @@ class Mutants:
     def _left_out(self) -> Iterator[Mutant]:
         """Several operations in a row that are left out."""
         for i in self.part.given() + self.computed:
-            if isinstance(self.part.values[i], Tensor):
+            if isinstance(self.part.values[i], Tensor) and self.part.values[i].is_floating_point():
                 for k in self._later(i, 8):
                     if Ref(i) not in self.part.nodes[k].args:
                         says = f"{self.called(i)} stands in place of {self.called(k)}: what is between is left out"
@@ -682,8 +727,9 @@ def kind_of_number(op: str, c: float, new: float, sizes: Iterable[int] = ()) -> 
     """What it is called to have `new` in place of a number of the program's."""
     if is_epsilon(op, c):
         return "eps"
-    counted = c == int(c) and any(c % n == 0 for n in sizes)
-    if abs(new - c) == 1.0 and counted and c > 2:
+    if abs(new - c) == 1.0 and op.startswith("clamp"):
+        return "shift"
+    if abs(new - c) == 1.0 and c > 2 and c == int(c) and any(c % n == 0 for n in sizes):
         return "ddof"
     if new == -c:
         return "sign"

@@ -17,6 +17,10 @@ from labkit.trace.steps import Trace
 Tensor = torch.Tensor
 
 
+RIVALS = 12
+"""Observed steps of a shape that occurs in a part, which are not in it and may stand in place of what is."""
+
+
 class Edit(NamedTuple):
     """What runs in place of an operation, `run(arguments, named arguments)`, or `after` it, `run([its result], {})`.
 
@@ -50,16 +54,20 @@ class Part:
     def of(cls, golden: Golden, seen: Trace, step: str) -> Part:
         """The part of a step of `golden`, where the steps of `seen` of the golden's shapes were observed."""
         known: dict[int, str] = {}
-        for name, number in golden.steps.items():
-            fits = name in seen and tuple(seen.read(name).shape) == golden.program.nodes[number].shape
-            if fits and number != golden.steps[step]:
-                known.setdefault(number, name)
+        for name, k in golden.steps.items():
+            fits = name in seen and tuple(seen.read(name).shape) == golden.program.nodes[k].shape
+            if fits and k != golden.steps[step]:
+                known.setdefault(k, name)
         target = golden.steps[step]
         before = golden.program.before(target, known)
-        program, number = Program(), dict[int, int]()
-        for k in sorted({*before, *golden.program.cone([target], known)}):
+        shapes = {golden.program.nodes[k].shape for k in (*before, target)}
+        rivals = [k for k in known if golden.program.nodes[k].shape in shapes and k not in before]
+        rivals = sorted(rivals, key=lambda k: abs(k - target))[:RIVALS]
+        program = Program()
+        number: dict[int, int] = {}
+        for k in sorted({*before, *rivals, *golden.program.cone([target], known)}, key=lambda k: (k not in rivals, k)):
             node = golden.program.nodes[k]
-            if k in known and k in before:
+            if k in before or k in rivals:
                 value = seen.read(known[k]).to(golden[known[k]].device)
                 value = value.double() if golden[known[k]].is_floating_point() else value
                 number[k] = program.add(CONSTANT, value=value)
@@ -70,7 +78,7 @@ class Part:
                     program.values[number[k]] = golden.program.values[k]
             if k in golden.program.inside:
                 program.inside.add(number[k])
-        names = {number[k]: known[k] for k in before}
+        names = {number[k]: known[k] for k in (*before, *rivals)}
         names |= {number[k]: name for name, k in golden.steps.items() if k in number and number[k] not in names}
         return cls(program, number[target], names, {new: old for old, new in number.items()})
 
@@ -127,7 +135,8 @@ class Part:
 
     def broken(self, edits: Mapping[int, Edit]) -> Golden:
         """This part as a golden with `edits` in place: recorded, so that their own rounding can be simulated."""
-        program, number = Program(), dict[int, int]()
+        program = Program()
+        number: dict[int, int] = {}
         given = self.given()
         for node in sorted(self.nodes, key=lambda node: node.id not in given):
             number[node.id] = _append(program, node, number)

@@ -343,11 +343,11 @@ _PLACES = ("device", "layout", "pin_memory", "memory_format", "generator", "non_
 
 
 def _site() -> str:
-    """The line that called an operation, outside of torch and of this package."""
+    """The line of the reference that called an operation, outside of torch; nothing where no line of it did."""
     frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("torch", "labkit"):
+    while frame.f_globals.get("__name__", "").split(".")[0] == "torch" or frame.f_globals["__name__"] == __name__:
         frame = frame.f_back
-    if frame is None:
+    if frame.f_globals["__name__"].startswith("labkit."):
         return ""
     text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: {text}"
