@@ -18,6 +18,7 @@ _HOME = {
     "session.lab": ("Lab", "start"),
     "source": ("show_source",),
     "tables": ("Table",),
+    "trace.assertion": ("assert_close",),
     "trace.capture": ("capture",),
     "trace.findings": ("Localisation",),
     "trace.golden": ("Golden", "golden"),
