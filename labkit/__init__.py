@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from labkit.errors import extra
+
 _HOME = {
     "causes.hypotheses": ("Weighing", "weigh"),
     "numerics.bounds": ("Bound",),
@@ -35,7 +37,8 @@ __all__ = sorted(_MODULE)
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"labkit has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"labkit.{_MODULE[name]}"), name)
+    with extra(f"labkit.{name}"):
+        return getattr(import_module(f"labkit.{_MODULE[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from labkit.errors import UsageError
-from labkit.session.catalogue import ROOT, notebook, notebooks
+from labkit.errors import UsageError, extra
+from labkit.session.catalogue import CHECKOUT, ROOT, notebook, notebooks
 from labkit.tables import printable
 
 
@@ -19,7 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 where a run or a check failed, 2 for bad input."""
     try:
         options = _parser().parse_args(arguments)
-        code = options.command(options)
+        if not (CHECKOUT or options.command in (_diff, _doctor)):
+            raise UsageError(f"{options.called} needs a checkout of the workbook; diff and doctor do not")
+        with extra(options.called):
+            code = options.command(options)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # as of `labkit list | head`; nobody reads on
@@ -52,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, does: Callable[[argparse.Namespace], int], words: str) -> Callable[..., argparse.Action]:
         sub = commands.add_parser(name, help=words)
-        sub.set_defaults(command=does)
+        sub.set_defaults(command=does, called=sub.prog)
         return sub.add_argument
 
     device = {"default": "auto", "choices": ("auto", "cpu", "cuda"), "help": "where kernels run"}
