@@ -25,6 +25,7 @@ _HOME = {
     "trace.findings": ("Localisation",),
     "trace.golden": ("Golden", "golden"),
     "trace.localise": ("localise",),
+    "trace.naming": ("Proposal", "propose_names"),
     "trace.recorder": ("step",),
     "trace.judge_rerun": ("bounded",),
     "trace.repetition": ("Repetition", "poisoned", "repeat"),

@@ -1,0 +1,111 @@
+"""Names of two trees: what is proposed is right, what is ambiguous is listed, and a wrong step has its partner too."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+import labkit
+
+IDS = torch.randint(3, 64, (2, 9), generator=torch.Generator().manual_seed(1))
+MODULES = {
+    "input_layernorm": "n1", "self_attn.q_proj": "att.wq", "self_attn.k_proj": "att.wk", "self_attn.v_proj": "att.wv",
+    "self_attn.o_proj": "att.wo", "post_attention_layernorm": "n2", "mlp.gate_proj": "ff.w1", "mlp.up_proj": "ff.w3",
+    "mlp.down_proj": "ff.w2", "mlp.act_fn": "ff.gate", "self_attn.1": "att.p",
+}  # fmt: skip
+"""What the port calls the parts of a layer."""
+
+
+def partner(name):
+    """The port's name of a step or a weight of the model."""
+    if name.endswith(".weight"):
+        return f"{partner(name.removesuffix('.weight'))}.weight"
+    if name.startswith("model.layers."):
+        layer, _, part = name.removeprefix("model.layers.").partition(".")
+        return f"blocks.{layer}.{MODULES[part]}" if part else f"blocks.{layer}"
+    return {"model.embed_tokens": "tok", "model.norm": "fin", "lm_head": "head"}[name]
+
+
+def port(weights, broken=""):
+    """The same model by hand, step by step; `broken` is a step that is computed wrongly."""
+    w = {partner(name): value for name, value in weights.items()}
+    steps = {f"{name}": value for name, value in w.items()}
+
+    def step(name, value):
+        if name == broken:
+            value = value.roll(1, -1)
+        steps[name] = value
+        return value
+
+    def linear(name, x):
+        return step(name, x @ w[f"{name}.weight"].T)
+
+    def norm(name, x):
+        return step(name, x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w[f"{name}.weight"])
+
+    def heads(x, count):
+        return x.view(2, 9, count, 8).transpose(1, 2)
+
+    def rotated(x):
+        first, second = x.chunk(2, -1)
+        return x * cosine + torch.cat((-second, first), -1) * sine
+
+    angles = torch.arange(9.0)[:, None] * 10000.0 ** (-torch.arange(0.0, 8.0, 2.0) / 8.0)
+    cosine, sine = (f(torch.cat((angles, angles), -1)) for f in (torch.cos, torch.sin))
+    h = step("tok", w["tok.weight"][IDS])
+    for block in ("blocks.0", "blocks.1"):
+        x = norm(f"{block}.n1", h)
+        v, k, q = (linear(f"{block}.att.w{letter}", x) for letter in "vkq")  # in another order than the model
+        q, k, v = (
+            rotated(heads(q, 4)),
+            rotated(heads(k, 2)).repeat_interleave(2, 1),
+            heads(v, 2).repeat_interleave(2, 1),
+        )
+        future = torch.ones(9, 9, dtype=torch.bool).triu(1)
+        p = step(f"{block}.att.p", (q @ k.mT * 8**-0.5).masked_fill(future, -torch.inf).softmax(-1))
+        h = h + linear(f"{block}.att.wo", (p @ v).transpose(1, 2).reshape(2, 9, 32))
+        x = norm(f"{block}.n2", h)
+        gate = step(f"{block}.ff.gate", silu(linear(f"{block}.ff.w1", x)))
+        h = step(block, h + linear(f"{block}.ff.w2", gate * linear(f"{block}.ff.w3", x)))
+    linear("head", norm("fin", h))
+    return steps
+
+
+@pytest.fixture(scope="module")
+def hugging_face():
+    """A recorded golden of a Llama, and its weights."""
+    pytest.importorskip("transformers")
+    sys.path.insert(0, str(Path(__file__).parent))
+    import hugging_face as models
+
+    model = models.make("llama", "float32", "eager")
+    with torch.no_grad():
+        return labkit.golden(model, input_ids=IDS), {k: v.detach() for k, v in model.named_parameters()}
+
+
+NO_PARTNER = ["input_ids", "model.rotary_emb.inv_freq", "model.rotary_emb.original_inv_freq"]
+NO_PARTNER += ["model.rotary_emb.0", "model.rotary_emb.1"]
+
+
+def test_every_step_of_a_port_gets_its_name(hugging_face):
+    golden, weights = hugging_face
+    steps = port(weights)
+    proposed = labkit.propose_names(steps, golden)
+    assert proposed.names == {name: partner(name) for name in golden.trace().names if name not in NO_PARTNER}
+    assert (proposed.golden, proposed.observed) == (NO_PARTNER, [])
+    report = labkit.localise(steps, golden, names=proposed.names)
+    assert report.first is None, str(report)
+
+
+@pytest.mark.parametrize("broken", ["blocks.0.n1", "blocks.0.att.p", "blocks.0.att.wo", "blocks.1.ff.w3", "fin"])
+def test_a_wrong_step_and_those_after_it_get_theirs(hugging_face, broken):
+    golden, weights = hugging_face
+    steps = port(weights, broken)
+    proposed = labkit.propose_names(steps, golden)
+    right = {name: partner(name) for name in golden.trace().names if name not in NO_PARTNER}
+    print(proposed)
+    assert {k: v for k, v in proposed.names.items() if right.get(k) != v} == {}
+    report = labkit.localise(steps, golden, names=proposed.names)
+    assert partner(report.first) == broken, str(report)
