@@ -68,10 +68,12 @@ def propose_names(observed: Any, golden: Any) -> Proposal:
     """Propose which observed step is which of the golden's, where two programs call them differently.
 
     Arguments are as in :func:`labkit.localise`. Partners have one shape, and each is nearer to the other than to any
-    other step; a step that is equally near to several has none. Where both orders are known, partners that are found
-    narrow down where others may be. Steps of one name and shape are partners already and are not proposed. Confirm the
-    result, those by place above all, since a wrong step may have any value; then give its ``names`` to
-    :func:`labkit.localise`.
+    other step; a step that is equally near to several has none. Where both orders are known, a step that is left is
+    proposed for the only one of its shape between the same partners. Steps of one name and shape are partners already
+    and are not proposed. Parts of a recorded golden are run again, for each candidate in a wrong step's place.
+
+    Confirm the result, what is proposed by place above all, since a wrong step may have any value; then give its
+    ``names`` to :func:`labkit.localise`. Raises UsageError for arguments of another kind.
     """
     ours = golden.trace() if isinstance(golden, Golden) else as_trace("golden", golden)
     theirs = as_trace("observed", observed)
@@ -82,7 +84,7 @@ def propose_names(observed: Any, golden: Any) -> Proposal:
     while reasons:
         reason = reasons.pop(0)
         if reason == "what follows":
-            new = _followed(g, o, pairs, ordered, golden, theirs) if isinstance(golden, Golden) else {}
+            new = _followed(g, o, pairs, golden, theirs) if isinstance(golden, Golden) else {}
         else:
             new = _nearest(g, o, pairs, ordered, reason)
         if new:
@@ -117,7 +119,7 @@ class _Sample(NamedTuple):
         a, b = self.values, other.values
         size, theirs = float(a.norm()), float(b.norm())
         if not size or not theirs:
-            return 0.0 if size == theirs else math.inf
+            return math.inf  # zeros say nothing of where they are from
         if reason == "direction":
             return math.sqrt(max(0.0, 2.0 - 2.0 * abs(float(a @ b)) / (size * theirs)))
         return float((a - b).norm()) / size
@@ -154,7 +156,8 @@ def _candidates(g: _Samples, o: _Samples, pairs: dict[str, str], ordered: bool) 
 
 def _nearest(g: _Samples, o: _Samples, pairs: dict[str, str], ordered: bool, reason: str) -> dict[str, str]:
     """Candidates that are nearer to each other than to any other; by place those that have no other."""
-    distances = {(a, b): max(g[a].distance(o[b], reason), o[b].noise) for a, b in _candidates(g, o, pairs, ordered)}
+    candidates = _candidates(g, o, pairs, ordered and reason == "place")
+    distances = {(a, b): max(g[a].distance(o[b], reason), o[b].noise) for a, b in candidates}
     lines: dict[tuple[str, str], list[float]] = defaultdict(list)
     for (a, b), d in sorted(distances.items(), key=lambda item: item[1]):
         lines["golden", a].append(d)
@@ -169,28 +172,26 @@ def _nearest(g: _Samples, o: _Samples, pairs: dict[str, str], ordered: bool, rea
     return new
 
 
-def _followed(
-    g: _Samples, o: _Samples, pairs: dict[str, str], ordered: bool, golden: Golden, theirs: Trace
-) -> dict[str, str]:
-    """The first golden step, and the one candidate in its place, on which a step after it is as it was observed."""
-    candidates: dict[str, list[str]] = defaultdict(list)
-    for a, b in _candidates(g, o, pairs, ordered):
-        candidates[a].append(b)
+def _followed(g: _Samples, o: _Samples, pairs: dict[str, str], golden: Golden, theirs: Trace) -> dict[str, str]:
+    """The first golden step, and the one candidate in its place, on which a step after it is as it was observed.
+
+    That candidate would not do as well in the place of another golden step.
+    """
+    candidates = _candidates(g, o, pairs, ordered=False)
     free = [b for b in o if b not in pairs.values()]
-    for a, several in candidates.items():
+
+    def score(a: str, b: str) -> float:
+        """How near the nearest observed step is to one that takes `a` from `b`."""
         known = {golden.steps[x] for x in pairs if x in golden.steps} | {golden.steps[a]}
         after = [x for x in g if x not in pairs and golden.steps[a] in golden.program.before(golden.steps[x], known)]
-        scores = []
-        for b in several if after else ():
-            again = _rerun(golden, theirs, {**pairs, a: b}, after)
-            near = (
-                max(s.distance(o[c]), o[c].noise)
-                for s in again.values()
-                for c in free
-                if c != b and o[c].shape == s.shape
-            )
-            scores.append((min(near, default=math.inf), b))
-        best, second = [*sorted(scores), (math.inf, ""), (math.inf, "")][:2]
-        if best[0] < RULES["what follows"] and NEARER * best[0] < second[0]:
-            return {a: best[1]}
+        again = _rerun(golden, theirs, {**pairs, a: b}, after).values()
+        near = (max(s.distance(o[c]), o[c].noise) for s in again for c in free if c != b and o[c].shape == s.shape)
+        return min(near, default=math.inf)
+
+    for a in dict.fromkeys(a for a, _ in candidates):
+        best, b = min((score(a, b), b) for c, b in candidates if c == a)
+        if best < RULES["what follows"]:
+            others = [(c, d) for c, d in candidates if (c == a) != (d == b)]
+            if all(NEARER * best < score(*other) for other in others):
+                return {a: b}
     return {}
