@@ -58,7 +58,7 @@ $(DONE): pyproject.toml constraints.txt
 	$$found -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $$found has no venv module; install it (Debian: apt-get install python3-venv)"; exit 1; }; \
 	echo "setting up $(VENV) with $$($$found --version); this happens once"; \
 	$$found -m venv --clear $(VENV)
-	@extras=lab,dev; nvidia-smi -L >/dev/null 2>&1 && extras=lab,dev,gpu; \
+	@extras=workbook,lab,dev; nvidia-smi -L >/dev/null 2>&1 && extras=workbook,lab,dev,gpu; \
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[$$extras]"
 	@touch $(DONE)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from labkit.errors import extra
+
 _HOME = {
     "causes.explain": ("Cause", "Explanation", "explain"),
     "causes.hypotheses": ("Weighing", "weigh"),
@@ -19,10 +21,12 @@ _HOME = {
     "session.lab": ("Lab", "start"),
     "source": ("show_source",),
     "tables": ("Table",),
+    "trace.assertion": ("assert_close",),
     "trace.capture": ("capture",),
     "trace.findings": ("Localisation",),
     "trace.golden": ("Golden", "golden"),
     "trace.localise": ("localise",),
+    "trace.naming": ("Proposal", "propose_names"),
     "trace.recorder": ("step",),
     "trace.judge_rerun": ("bounded",),
     "trace.repetition": ("Repetition", "poisoned", "repeat"),
@@ -35,7 +39,8 @@ __all__ = sorted(_MODULE)
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"labkit has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"labkit.{_MODULE[name]}"), name)
+    with extra(f"labkit.{name}"):
+        return getattr(import_module(f"labkit.{_MODULE[name]}"), name)
 
 
 def __dir__() -> list[str]:

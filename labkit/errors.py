@@ -1,7 +1,8 @@
 """The error that a person is meant to read: one line that says what is wrong and what would be right."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UsageError(ValueError):
@@ -11,3 +12,21 @@ class UsageError(ValueError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``did you mean heads? `` for the known name that is nearest, or an empty string."""
     return "".join(f"did you mean {near}? " for near in difflib.get_close_matches(name, known, n=1, cutoff=0.5))
+
+
+WORKBOOK = (
+    "IPython", "ipykernel", "jinja2", "matplotlib", "nbconvert", "nbformat", "papermill", "pygments", "triton", "yaml"
+)  # fmt: skip
+"""Modules that come with the extra `workbook`, and that labkit does without where nothing asks for them."""
+
+
+@contextmanager
+def extra(what: str) -> Iterator[None]:
+    """Where one of these is not installed, raise UsageError with the command that installs it: `what` needs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = str(error.name).split(".")[0]
+        if name not in WORKBOOK:
+            raise
+        raise UsageError(f"{what} needs {name}: pip install 'labkit[workbook]'") from None

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from labkit.plots import BLUE, ORANGE, RED, caption, error_map, figure
 from labkit.trace.diff import Report, open_golden
 from labkit.trace.dumps import open_dump
+from labkit.trace.localise import renamed
 
 MOST_SIDE = 512
 MOST_STEPS = 4
@@ -25,6 +26,7 @@ def pictures(found: Report, golden: Path, directory: Path) -> list[Path]:
     """Write steps.png, the error of every step, and a map of the error for the first few divergent ones."""
     directory.mkdir(parents=True, exist_ok=True)
     reference, observed = open_golden(golden), open_dump(Path(found.run))
+    observed = renamed(observed, reference, found.names)
     findings = found.shown.findings
     drawn = {"steps.png": _steps(found)}
     wrong = [name for name, f in findings.items() if f.diverges and f.total is not None and f.total.count > 0]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import shutil
-from pathlib import Path
 
-from labkit.session.catalogue import ROOT
+from labkit.errors import WORKBOOK
+from labkit.session.catalogue import CHECKOUT, ROOT
 from labkit.session.device import decide
 from labkit.session.record import records, stale, versions
 
@@ -15,9 +15,6 @@ from labkit.session.record import records, stale, versions
 def problems() -> list[str]:
     """What is wrong here, a line each with its remedy; empty where all is well."""
     found = []
-    spec = importlib.util.find_spec("kernels")
-    if spec is None or spec.origin is None or Path(spec.origin).parent.parent != ROOT:
-        found.append("`kernels` is not this checkout's package: run `make setup`, or put the checkout on PYTHONPATH")
     if any(importlib.metadata.distributions(name="kernels")):
         found.append("the unrelated PyPI package `kernels` is installed: `pip uninstall kernels`")
     if decide().is_cuda and importlib.util.find_spec("nvmath") is None:
@@ -36,7 +33,9 @@ def report() -> bool:
         print(f"record {record.path.relative_to(ROOT)}: {record.where}{'' if record.changed else '; up to date'}")
     for path, why in stale().items():
         print(f"not up to date: {path}: {why}")
-    found = problems()
+    if missing := [name for name in WORKBOOK if importlib.util.find_spec(name) is None]:
+        print(f"not installed, for notebooks and pictures: {', '.join(missing)}: pip install 'labkit[workbook]'")
+    found = problems() if CHECKOUT else []
     for problem in found:
         print(f"problem: {problem}")
     words = f"{len(stale())} of {len(list(records()))} records are not up to date" if stale() else "all is well"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from labkit.errors import UsageError
-from labkit.session.catalogue import ROOT, notebook, notebooks
+from labkit.errors import UsageError, extra
+from labkit.session.catalogue import CHECKOUT, ROOT, notebook, notebooks
 from labkit.tables import printable
 
 
@@ -19,7 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 where a run or a check failed, 2 for bad input."""
     try:
         options = _parser().parse_args(arguments)
-        code = options.command(options)
+        if not (CHECKOUT or options.command in (_diff, _doctor)):
+            raise UsageError(f"{options.called} needs a checkout of the workbook; diff and doctor do not")
+        with extra(options.called):
+            code = options.command(options)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # as of `labkit list | head`; nobody reads on
@@ -52,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, does: Callable[[argparse.Namespace], int], words: str) -> Callable[..., argparse.Action]:
         sub = commands.add_parser(name, help=words)
-        sub.set_defaults(command=does)
+        sub.set_defaults(command=does, called=sub.prog)
         return sub.add_argument
 
     device = {"default": "auto", "choices": ("auto", "cpu", "cuda"), "help": "where kernels run"}
@@ -82,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     option("observed", type=Path, nargs="+", metavar="OBSERVED", help=f"{steps}; several are runs of one program")
     promised = "what the observed were promised: storage, products, accumulate, eager, flush (else what the files say)"
     option("--precision", metavar="name=value,...", help=promised)
+    option("--names", type=Path, metavar="FILE", help="JSON: the golden's names to the observed's, where they differ")
     option("--json", action="store_true", help="print JSON")
     option("--plot", **folder, help="write pictures of the error there")
 
@@ -155,7 +159,8 @@ def _diff(options: argparse.Namespace) -> int:
     from labkit.trace.diff import report
 
     precision = from_words(options.precision) if options.precision is not None else None
-    found = report(options.golden, options.observed, precision, say=lambda text: print(text, file=sys.stderr))
+    names = _names(options.names) if options.names else {}
+    found = report(options.golden, options.observed, precision, lambda text: print(text, file=sys.stderr), names)
     if options.plot:
         from labkit.cli.diff_plots import pictures
 
@@ -166,6 +171,16 @@ def _diff(options: argparse.Namespace) -> int:
     else:
         print(found)
     return 1 if found.alarm else 0
+
+
+def _names(path: Path) -> dict[str, str]:
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--names: {path} cannot be read ({str(error)[:60]}); wanted JSON") from None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise UsageError(f"--names: {path} is not right; wanted a JSON object of names")
+    return names
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -59,6 +59,9 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
     """
     from labkit.session.device import decide
 
+    for module in ("papermill", "nbconvert", "ipykernel"):  # each run imports them in a process of its own
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(name=module)
     books = [notebook(name) for name in names] if names else list(notebooks().values())
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out: {out} is not a folder; wanted one, or a path where one can be made")

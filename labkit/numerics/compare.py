@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ WIDE = {torch.uint16, torch.uint32, torch.uint64, torch.int64}
 """Integers of which float64 does not hold all, or that torch cannot compute with."""
 MANY = 1 << 20
 """Elements from which a GPU compares: below, a copy to the CPU takes less than to compile a kernel for such tensors."""
+
+MOST_SHOWN = 5
+"""Elements beyond their bound that are kept one by one."""
 
 INTEGERS = "dtypes only: integers are equal"
 _TINY, _HUGE = float(np.finfo(np.float64).tiny), 1e150  # products of two sums are finite too
@@ -100,6 +103,40 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
         return _shapes_differ(o, g, names)
     allowed, why = _allowed(o, bound)
     return described(measure(o, g, allowed), o, names, why)
+
+
+class Element(NamedTuple):
+    """One element beyond its bound: where it is, both values, and by how much they might differ."""
+
+    place: tuple[int, ...]
+    observed: float
+    golden: float
+    tolerance: float
+
+
+def mismatches(
+    o: torch.Tensor, g: torch.Tensor, bound: Bound | None = None, shape: tuple[int, ...] = (), start: int = 0
+) -> tuple[Element, ...]:
+    """The first few elements, in row-major order, that :func:`compare` counts as mismatches; none of unequal shapes.
+
+    Without a bound they are those that are not equal. `o` and `g` may be a block of a tensor of `shape`, from `start`.
+    """
+    if o.shape != g.shape:
+        return ()
+    a, b = ((x.double() if x.is_floating_point() else x).cpu().reshape(-1).numpy() for x in (o, g))
+    right = (a == b) | ((a != a) & (b != b))  # NumPy compares whole numbers of any type exactly
+    limit = np.zeros(len(a))
+    if bound is not None:
+        limit = torch.as_tensor(bound.absolute, dtype=torch.float64).cpu().expand(o.shape).reshape(-1).numpy()
+        with np.errstate(invalid="ignore"):
+            right |= (np.abs(a - b) <= limit) | (limit == math.inf)
+    places = np.flatnonzero(~right)[:MOST_SHOWN].tolist()
+    return tuple(
+        Element(
+            tuple(map(int, np.unravel_index(start + k, shape or o.shape))), a[k].item(), b[k].item(), float(limit[k])
+        )
+        for k in places
+    )
 
 
 def within(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> bool:

@@ -23,6 +23,8 @@ from typing import Any
 from labkit.errors import UsageError, did_you_mean
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+CHECKOUT = (ROOT / "pyproject.toml").is_file()
+"""Whether labkit runs from a checkout of the workbook; installed from a wheel it has neither notebooks nor kernels."""
 
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 _COMMENT = re.compile(r"[\s#]*(?:\[([^,\]]+),([^\]]+)\]|\{([^}]+)\})?\s*(.*)")  # low, high, choices, help

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
 from labkit.session.record import Record, recorded
@@ -179,6 +177,8 @@ def described(name: str) -> dict[str, Any]:
     path = claims_file(name)
     if not path.exists():
         raise UsageError(f"claims: {path.relative_to(ROOT)} is not there; wanted the claims of {name!r}")
+    import yaml
+
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 

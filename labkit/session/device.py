@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.errors import UsageError
+from labkit.session.catalogue import CHECKOUT, ROOT
 
 CHOICES = ("auto", "cpu", "cuda")
 
@@ -59,7 +60,7 @@ def decide(request: str = "auto") -> Device:
 
 
 def choose(request: str = "auto") -> Device:
-    """Decide where kernels run in this process, and prepare Triton for it.
+    """Decide where kernels run in this process, and prepare Triton for it; `kernels` is that of this checkout.
 
     Must be called before any kernel is imported: Triton reads TRITON_INTERPRET when a kernel is decorated. Raises
     UsageError as :func:`decide` does, and where the kernels of this process were decorated for the other device.
@@ -73,6 +74,8 @@ def choose(request: str = "auto") -> Device:
             "restart the process (in Jupyter: the kernel)"
         )
     os.environ["TRITON_INTERPRET"] = wanted
+    if CHECKOUT and str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
     return device
 
 

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from labkit.errors import UsageError
-from labkit.session.catalogue import ROOT, Notebook, notebook
+from labkit.session.catalogue import CHECKOUT, ROOT, Notebook, notebook
 from labkit.session.secrets import refuse_secrets
 
 SCHEMA = 1
@@ -116,6 +114,10 @@ def recorded(name: str, device: str = "cuda") -> Record | None:
 
 def stale() -> dict[str, str]:
     """Records of earlier kernels, or not made yet, by their path below the checkout: why each is not up to date."""
+    if not CHECKOUT:
+        return {}
+    import yaml
+
     return yaml.safe_load((RESULTS / "stale.yaml").read_text(encoding="utf-8")) or {}
 
 

@@ -22,7 +22,7 @@ from labkit.tables import Table, number, printable
 from labkit.trace.dumps import open_dump
 from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import Golden
-from labkit.trace.localise import localise
+from labkit.trace.localise import localise, renamed
 from labkit.trace.repetition import Results
 from labkit.trace.steps import Trace
 
@@ -36,6 +36,8 @@ class Report:
     """For each step that is not bit-identical in all runs: how many distinct results, and the largest difference."""
     texts: dict[str, str]
     """Free text of the files, for the reader."""
+    names: dict[str, str]
+    """The golden's steps by the names that the observed have for them, where they are called differently."""
 
     @property
     def alarm(self) -> bool:
@@ -109,20 +111,27 @@ class Report:
 
 
 def report(
-    golden: Path, observed: Sequence[Path], precision: Precision | None = None, say: Callable[[str], None] = print
+    golden: Path,
+    observed: Sequence[Path],
+    precision: Precision | None = None,
+    say: Callable[[str], None] = print,
+    names: dict[str, str] | None = None,
 ) -> Report:
     """Hold each observed trace against the golden, and the observed ones against each other.
+
+    `names` maps the golden's steps to the observed's where they are called differently.
 
     Raises UsageError for what cannot be read or compared.
     """
     reference = open_golden(golden)
-    dumps = {str(path): open_dump(path) for path in observed}
+    names = names or {}
+    dumps = {str(path): renamed(open_dump(path), reference, names) for path in observed}
     if len(dumps) < len(observed):
         raise UsageError("OBSERVED: the same path twice; wanted each run once")
-    names = set(reference.names) | set(getattr(reference, "operations", ()))
+    known = set(reference.names) | set(getattr(reference, "operations", ()))
     runs = {}
     for path, dump in dumps.items():
-        if not set(dump.names) & names:
+        if not set(dump.names) & known:
             raise UsageError(f"{path}: shares no step with {golden}; wanted the same names")
         said = precision or dump.precision or getattr(reference, "precision", None)
         if isinstance(reference, Trace) and not reference.ordered and dump.ordered:
@@ -131,7 +140,7 @@ def report(
             reference.ordered = True
         runs[path] = localise(dump, reference, said, say=say)
     texts = {key: text for one in (*dumps.values(), reference) for key, text in getattr(one, "texts", {}).items()}
-    return Report(runs, _repeats(list(dumps.values()), list(next(iter(runs.values())).findings)), texts)
+    return Report(runs, _repeats(list(dumps.values()), list(next(iter(runs.values())).findings)), texts, names)
 
 
 def open_golden(path: Path) -> Golden | Trace:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from labkit.numerics.compare import Comparison
+from labkit.numerics.compare import Comparison, Element
 from labkit.numerics.precision import Precision
 from labkit.numerics.structure import Structure
 from labkit.tables import Table, digits, number, printable
@@ -37,6 +37,8 @@ class Finding:
     """How the observed had to be read for the step to be right, where not simply as it was stored."""
     signature: str = ""
     """What the error of a wrong step looks like: a hypothesis, and no verdict."""
+    elements: tuple[Element, ...] = ()
+    """The first elements beyond their tolerance, by the step's own error where that is told apart."""
 
     @property
     def separated(self) -> bool:

@@ -20,7 +20,7 @@ import torch
 
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound, quantile
-from labkit.numerics.compare import Comparison, compare
+from labkit.numerics.compare import Comparison, compare, mismatches
 from labkit.numerics.precision import INTEGERS, UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of, stored
 from labkit.numerics.signature import signature
 from labkit.numerics.structure import Null, Structure, structure
@@ -132,8 +132,10 @@ class Rerun:
         observed, golden = self._seen.read(name).to(self._device), self._golden[name]
         half = Bound(half_ulp(golden, self._storage(name)), "half a unit") if golden.is_floating_point() else None
         total = compare(observed, golden, half)
-        words = "ok" if total.ok else f"not the golden's input: {reason(total, None)}"
-        return Finding(name, total, total, 0.0, None, not total.ok, not total.ok, words)
+        if total.ok:
+            return Finding(name, total, total, 0.0)
+        words, shown = f"not the golden's input: {reason(total, None)}", mismatches(observed, golden, half)
+        return Finding(name, total, total, 0.0, None, True, True, words, elements=shown)
 
     def _storage(self, name: str) -> str:
         """The name of the dtype that a step is held to: the one that was promised, or its own."""
@@ -301,12 +303,15 @@ class Rerun:
             reading = reading if wrong else AS_GOLDEN
         words = f"{OWN}: {reason(own, below)}" if wrong else "ok"
         looks = signature(o, exact, allowed.absolute) if wrong and own.count > 0 else ""
-        return Finding(name, total, own, inherited, below, wrong, wrong, words, reading, looks)
+        shown = mismatches(*self._unmasked(i, o, exact), allowed) if wrong else ()
+        return Finding(name, total, own, inherited, below, wrong, wrong, words, reading, looks, shown)
+
+    def _unmasked(self, i: int, o: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
+        return unmasked(o, exact) if i in self._before_exp else (o, exact)
 
     def _against(self, i: int, o: Tensor, exact: Tensor, allowed: Bound) -> tuple[Comparison, Structure | None]:
         """Both instruments: each element, and where all are possible, what they are together."""
-        if i in self._before_exp:
-            o, exact = unmasked(o, exact)
+        o, exact = self._unmasked(i, o, exact)
         own = compare(o, exact, allowed)
         return own, structure(o - exact, exact, allowed, self._chance) if own.ok else None
 
@@ -325,7 +330,8 @@ class Rerun:
             wrong = not total.ok and bool(((value < wide.low) | (value > wide.high)).any())
             words = f"{OWN}: {reason(own, None)}" if wrong else "ok: ties that fell the other way"
         inherited = float(not compare(simulated.exact, golden).ok)
-        return Finding(name, total, own, inherited, None, wrong, wrong, words)
+        shown = mismatches(observed, simulated.exact) if wrong else ()
+        return Finding(name, total, own, inherited, None, wrong, wrong, words, elements=shown)
 
 
 def _may_be_stored(golden: Golden) -> set[int]:

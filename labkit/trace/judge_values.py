@@ -22,7 +22,7 @@ from dataclasses import astuple, dataclass, replace
 import torch
 
 from labkit.numerics.bounds import Bound, quantile
-from labkit.numerics.compare import compare, described, measure
+from labkit.numerics.compare import MOST_SHOWN, Element, compare, described, measure, mismatches
 from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of
 from labkit.numerics.statistics import Statistics, combine
 from labkit.numerics.structure import Structure, Test
@@ -150,6 +150,7 @@ def _step(
     parts: list[Statistics] = []
     offs: list[Off] = []
     tests: list[Test] = []
+    elements: list[Element] = []
     why, start = "", 0
     count = -(-o.numel() // BLOCK)
     for seen, exact in (_alike(*pair) for pair in _blocks(o, g.to(o.device))):
@@ -159,6 +160,8 @@ def _step(
         allowed = bound or _bound(exact, size, storage, rule, inherited, length, chance / count)
         part = measure(seen, exact, torch.as_tensor(allowed.absolute).expand(exact.shape).double())
         parts.append(_moved(part, start))
+        if part.mismatches and len(elements) < MOST_SHOWN:
+            elements += mismatches(seen, exact, allowed, tuple(o.shape), start)
         if part.mismatches == 0 and not bound:
             rms = MAGNIFIED * (most + rule.unit * math.sqrt(length) + rule.cut) + unit
             seen = torch.where((seen - exact).abs() <= _underflow(storage, rule), exact, seen)
@@ -171,7 +174,8 @@ def _step(
     total = described(whole_part, o, (own, name_of(g.dtype)), why)
     wrong = not total.ok or (worst is not None and not worst.ok)
     words = reason(total, worst) if wrong else "ok"
-    return Finding(name, total, None, None, worst, wrong, wrong, words), _worst(offs)
+    shown = tuple(elements[:MOST_SHOWN])
+    return Finding(name, total, None, None, worst, wrong, wrong, words, elements=shown), _worst(offs)
 
 
 def _whole(name: str, o: Tensor, g: Tensor, before: Off, chance: float) -> Finding:
@@ -180,20 +184,23 @@ def _whole(name: str, o: Tensor, g: Tensor, before: Off, chance: float) -> Findi
     Choices cover a range of n values. With a relative error e before them, a share of about n e lies close enough to a
     boundary to fall on its other side: so many mismatches, and what chance adds, are allowed.
     """
+    bound, few = None, False
     if o.shape != g.shape:
-        total, few = compare(o, g), False
+        total = compare(o, g)
     elif o.is_floating_point() != g.is_floating_point():
         o, g = o.double(), g.double()
         most = quantile(chance, math.inf) * MAGNIFIED * before.most
-        total, few = compare(o, g, most * _size(g) + half_ulp(g, "float64")), False
+        bound = Bound(most * _size(g) + half_ulp(g, "float64"), "what steps before it are off")
+        total = compare(o, g, bound)
     else:
         total = compare(o, g)
         choices = float(g.double().max() - g.double().min()) + 1.0 if g.numel() else 0.0
         ties = total.count * min(1.0, choices * MAGNIFIED * before.most)
         few = before.most > 0.0 and 0 < total.mismatches <= ties + quantile(chance, math.inf) * (1.0 + math.sqrt(ties))
-    ok = total.ok or few
-    words = f"ok: {total.mismatches} of {total.count} may be ties that fell the other way" if few else "ok"
-    return Finding(name, total, wrong=not ok, diverges=not ok, words=words if ok else reason(total, None))
+    if total.ok or few:
+        words = f"ok: {total.mismatches} of {total.count} may be ties that fell the other way" if few else "ok"
+        return Finding(name, total, words=words)
+    return Finding(name, total, wrong=True, diverges=True, words=reason(total, None), elements=mismatches(o, g, bound))
 
 
 def _blocks(o: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
