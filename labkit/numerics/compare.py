@@ -148,7 +148,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
     """Every statistic of two tensors of one shape, `allowed` being a number, a tensor of that shape or None."""
     g = g.to(o.device)
     if {o.dtype, g.dtype} & WIDE and not (o.is_floating_point() or g.is_floating_point()):
-        o, g = _told_apart(o, g)
+        o, g = told_apart(o, g)
         allowed = 0.0 if allowed is None else allowed
     if o.is_cuda and o.numel() >= MANY:
         from labkit.numerics.gpu import measure as one_pass
@@ -161,7 +161,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
     return found if fine else _rescaled(found, o, g)
 
 
-def _told_apart(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def told_apart(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Whole numbers as float64 that differ where they do. NumPy compares signed with unsigned ones exactly."""
     a, b = o.cpu().numpy(), g.cpu().numpy()
     x, y = a.astype(np.float64), b.astype(np.float64)
