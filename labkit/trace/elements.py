@@ -107,12 +107,20 @@ class Elements:
         while max(grid) > SIDE or math.prod(grid) > cells:
             size[widest := int(np.argmax(grid))] *= 2
             grid[widest] = -(-shape[widest] // size[widest])
-        padding = [(0, g * s - n) for g, s, n in zip(grid, size, shape, strict=True)]
-        padded = share.reshape(shape).numpy()
-        padded = np.pad(padded, padding, constant_values=-1.0) if np.any(padding) else padded
-        blocks = padded.reshape([n for pair in zip(grid, size, strict=True) for n in pair])
-        blocks = np.moveaxis(blocks, range(0, 2 * len(grid), 2), range(len(grid)))
-        inside = np.unravel_index(blocks.reshape(*grid, -1).argmax(-1), size)
+        axis = int(np.argmax(grid))  # in strips, which stay in the cache
+        strips = np.split(share.reshape(shape).numpy(), range(size[axis], shape[axis], size[axis]), axis)
+        worst = np.concatenate([_worst_in_blocks(strip, size) for strip in strips], axis)
+        inside = np.unravel_index(worst, size)
         at = [start * s + k for start, s, k in zip(np.indices(grid, sparse=True), size, inside, strict=True)]
         place = torch.from_numpy(np.ravel_multi_index(at, shape))
         return size, [x.take(place.to(x.device)).double().cpu().numpy() for x in (share, golden, observed)]
+
+
+def _worst_in_blocks(share: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """The place of the largest in each block of `size`, those at the end padded, row-major within its block."""
+    grid = [-(-n // s) for n, s in zip(share.shape, size, strict=True)]
+    padded = np.pad(
+        share, [(0, g * s - n) for g, s, n in zip(grid, size, share.shape, strict=True)], constant_values=-1.0
+    )
+    blocks = padded.reshape([n for pair in zip(grid, size, strict=True) for n in pair])
+    return np.moveaxis(blocks, range(0, 2 * len(grid), 2), range(len(grid))).reshape(*grid, -1).argmax(-1)

@@ -127,9 +127,9 @@ class Localisation:
     def explore(self, widgets: bool | None = None) -> None:
         """Show the steps, the error map of a chosen one with axes to slice, and its worst elements.
 
-        With `widgets`, which is what JupyterLab gets, a reader chooses; without, as under papermill, nbval and nbconvert,
-        one picture and a table of the first divergence are shown. Judges the steps once more. Raises UsageError for
-        widgets where ipywidgets is not installed.
+        With `widgets`, which is what JupyterLab gets, a reader chooses; without, as under papermill, nbval or
+        nbconvert, one picture and a table of the first divergence are shown. Judges the steps once more. Raises
+        UsageError for widgets where ipywidgets is not installed.
         """
         from labkit.explore import explore
 

@@ -24,7 +24,7 @@ from labkit.numerics.compare import Comparison, compare
 from labkit.numerics.precision import INTEGERS, UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of, stored
 from labkit.numerics.signature import signature
 from labkit.numerics.structure import Null, Structure, structure
-from labkit.trace.elements import Elements
+from labkit.trace.elements import Block, Elements
 from labkit.trace.findings import INHERITED, NOT_JUDGED, OWN, Finding, absent, reason
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
@@ -139,7 +139,11 @@ class Rerun:
         return Finding(name, total, total, 0.0, None, not total.ok, not total.ok, words, elements=every)
 
     def _elements(self, name: str, o: Tensor, exact: Tensor, allowed: Any) -> Elements | None:
-        return Elements.of(self._seen.read(name), self._golden[name], [Block.of(o, exact, allowed)]) if self._keep else None
+        return (
+            Elements.of(self._seen.read(name), self._golden[name], [Block.of(o, exact, allowed)])
+            if self._keep
+            else None
+        )
 
     def _storage(self, name: str) -> str:
         """The name of the dtype that a step is held to: the one that was promised, or its own."""

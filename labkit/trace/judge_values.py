@@ -106,7 +106,16 @@ def judge(
         before = _worst(off[x] for x in sources if x in off)
         after = any(x in tainted for x in sources)
         one, off[name] = _step(
-            name, o, g, golden.step(name).bound, rules.of(name), before, said.get("K", length), chance, ordered, elements
+            name,
+            o,
+            g,
+            golden.step(name).bound,
+            rules.of(name),
+            before,
+            said.get("K", length),
+            chance,
+            ordered,
+            elements,
         )
         if one.diverges:
             tainted.add(name)
@@ -187,7 +196,8 @@ def _whole(name: str, o: Tensor, g: Tensor, before: Off, chance: float, elements
     Choices cover a range of n values. With a relative error e before them, a share of about n e lies close enough to a
     boundary to fall on its other side: so many mismatches, and what chance adds, are allowed.
     """
-    kept, allowed = (o, g), 0.0
+    kept = o, g
+    allowed: Tensor | float = 0.0
     if o.shape != g.shape:
         total, few = compare(o, g), False
     elif o.is_floating_point() != g.is_floating_point():
