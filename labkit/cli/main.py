@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--precision", metavar="name=value,...", help=promised)
     option("--json", action="store_true", help="print JSON")
     option("--plot", **folder, help="write pictures of the error there")
+    option("--html", type=Path, metavar="PAGE", help="write one page with all of it, for a pull request or a colleague")
 
     option = command("new", _new, "an investigation of one's own: notebook, kernels' folder, claims and tests")
     option("name", metavar="NAME", help="its name, a Python name in small letters")
@@ -155,12 +156,20 @@ def _diff(options: argparse.Namespace) -> int:
     from labkit.trace.diff import report
 
     precision = from_words(options.precision) if options.precision is not None else None
-    found = report(options.golden, options.observed, precision, say=lambda text: print(text, file=sys.stderr))
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    found = report(options.golden, options.observed, precision, say, elements=options.html is not None)
     if options.plot:
         from labkit.cli.diff_plots import pictures
 
         drawn = pictures(found, options.golden, options.plot)
-        print("\n".join(f"picture: {path}" for path in drawn), file=sys.stderr)
+        say("\n".join(f"picture: {path}" for path in drawn))
+    if options.html:
+        from labkit.cli.html import page
+
+        say(f"page: {page(found, options.html)}")
     if options.json:
         print(json.dumps(found.as_json(), indent=1, allow_nan=False))
     else:

@@ -23,6 +23,8 @@ CELLS, SIDE = 1 << 16, 512
 
 EDGES = tuple(10.0 ** (k / 2.0) for k in range(-6, 7))
 """Borders of the histogram's bins, in shares of the tolerance; 1 is one of them."""
+BINS = ("0", *(f"≤ {edge:.3g}" for edge in EDGES), f"> {EDGES[-1]:g}", "∞")
+"""The bins of :attr:`Elements.histogram` in words."""
 
 
 class Element(NamedTuple):
@@ -124,3 +126,8 @@ def _worst_in_blocks(share: np.ndarray, size: Sequence[int]) -> np.ndarray:
     )
     blocks = padded.reshape([n for pair in zip(grid, size, strict=True) for n in pair])
     return np.moveaxis(blocks, range(0, 2 * len(grid), 2), range(len(grid))).reshape(*grid, -1).argmax(-1)
+
+
+def axes(dimensions: int) -> list[str]:
+    """The names of the axes of :meth:`Elements.reduced`, for a step of so many dimensions."""
+    return ["one row"] * (2 - dimensions) + [f"axis {k}" for k in range(dimensions)]
