@@ -16,7 +16,7 @@ from labkit.errors import UsageError
 from labkit.plots import SHARES
 from labkit.tables import number, printable
 from labkit.trace.diff import EQUAL, WHOLE, Report
-from labkit.trace.elements import BINS, CELLS, Elements, axes
+from labkit.trace.elements import BINS, CELLS, WITHIN, Elements, axes
 from labkit.trace.findings import Finding
 
 MOST_CELLS = 3 << 17
@@ -49,6 +49,7 @@ def page(found: Report, path: Path) -> Path:
         bars={k: _bars(one.histogram) for k, one in pictures.items()},
         data={k: _picture(one, cells[k]) for k, one in pictures.items()},
         colours=SHARES,
+        within=WITHIN,
     )
     try:
         path.write_text(text, encoding="utf-8")
@@ -61,7 +62,7 @@ def page(found: Report, path: Path) -> Path:
 def _state(finding: Finding) -> str:
     """A word for the eye, beside the finding in words."""
     if finding.diverges:
-        return "wrong" if finding.wrong else "inherits"
+        return "wrong" if finding.wrong else "inherits" if finding.separated else "diverges"
     return "ok" if finding.total is not None else "not judged"
 
 
@@ -84,9 +85,17 @@ def _picture(elements: Elements, cells: int) -> dict[str, Any]:
     """What the page's script draws: three arrays of bfloat16, which holds NaN, Inf and three digits of any number."""
     size, arrays = elements.reduced(cells)
     words = [base64.b64encode(_narrow(array)).decode() for array in arrays]
-    shape = (1,) * (len(size) - elements.share.ndim) + tuple(elements.share.shape)
-    named = dict(zip(("share", "golden", "observed"), words, strict=True))
-    return {"shape": shape, "size": size, "grid": arrays[0].shape, "axes": axes(elements.share.ndim), **named}
+    missing = len(size) - elements.share.ndim
+    at = elements.worst[0].at if elements.worst else (0,) * elements.share.ndim
+    return {
+        "shape": (1,) * missing + tuple(elements.share.shape),
+        "size": size,
+        "grid": arrays[0].shape,
+        "axes": axes(elements.share.ndim),
+        "place": [i // k for i, k in zip((0,) * missing + at, size, strict=True)],
+        "marked": bool(elements.worst),
+        **dict(zip(("share", "golden", "observed"), words, strict=True)),
+    }
 
 
 def _narrow(values: np.ndarray) -> bytes:

@@ -23,14 +23,15 @@ CELLS, SIDE = 1 << 16, 512
 
 EDGES = tuple(10.0 ** (k / 2.0) for k in range(-6, 7))
 """Borders of the histogram's bins, in shares of the tolerance; 1 is one of them."""
-BINS = ("0", *(f"≤ {edge:.3g}" for edge in EDGES), f"> {EDGES[-1]:g}", "∞")
-"""The bins of :attr:`Elements.histogram` in words."""
+BINS = ("0", *(f"≤ {float(f'{edge:.1g}'):g}" for edge in EDGES), f"> {EDGES[-1]:g}", "∞")
+"""The bins of :attr:`Elements.histogram` in words, and how many of them are within the tolerance."""
+WITHIN = EDGES.index(1.0) + 2
 
 
 class Element(NamedTuple):
     """One element: `exact` is what it was held to, and `share` the error over the tolerance."""
 
-    index: tuple[int, ...]
+    at: tuple[int, ...]
     observed: float
     golden: float
     exact: float
@@ -54,10 +55,10 @@ class Block(NamedTuple):
         limit = torch.as_tensor(allowed, dtype=torch.float64).to(o.device).expand(o.shape).flatten()
         o, exact = o.double().flatten(), exact.double().flatten()
         same = (o == exact) | (o.isnan() & exact.isnan()) | limit.isinf()
-        error = torch.where(same, 0.0, (o - exact).abs().nan_to_num(torch.inf, torch.inf))
-        share = torch.where(same, 0.0, error / limit)
+        error = torch.where(same, 0.0, (o - exact).abs())
+        share = torch.where(same, 0.0, error / limit).nan_to_num(torch.inf, torch.inf)
         beyond = share.isinf()  # among those the error decides
-        key = torch.where(beyond, error, 0.0) if int(beyond.sum()) >= WORST else share
+        key = torch.where(beyond, error.nan_to_num(torch.inf), 0.0) if int(beyond.sum()) >= WORST else share
         at = key.topk(min(WORST, len(key))).indices
         at = at[share[at] > 0.0]
         rows = torch.stack([share[at], error[at], at.double(), exact[at], limit[at]], 1)
@@ -81,7 +82,7 @@ class Elements:
         starts = np.cumsum([0, *(len(block.share) for block in blocks)])
         rows = [(row, start) for block, start in zip(blocks, starts, strict=False) for row in block.worst]
         worst = []
-        for (share, error, place, exact, limit), start in sorted(rows, key=lambda x: x[0][:2], reverse=True)[:WORST]:
+        for (share, error, place, exact, limit), start in sorted(rows, key=_order, reverse=True)[:WORST]:
             i = int(place) + int(start)
             index = tuple(map(int, np.unravel_index(i, golden.shape)))
             worst.append(Element(index, observed[index].item(), golden[index].item(), exact, error, limit, share))
@@ -116,6 +117,11 @@ class Elements:
         at = [start * s + k for start, s, k in zip(np.indices(grid, sparse=True), size, inside, strict=True)]
         place = torch.from_numpy(np.ravel_multi_index(at, shape))
         return size, [x.take(place.to(x.device)).double().cpu().numpy() for x in (share, golden, observed)]
+
+
+def _order(row: tuple[tuple[float, ...], int]) -> tuple[float, float]:
+    share, error, *_ = row[0]
+    return share, math.inf if math.isnan(error) else error
 
 
 def _worst_in_blocks(share: np.ndarray, size: Sequence[int]) -> np.ndarray:
