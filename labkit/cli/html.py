@@ -14,7 +14,7 @@ import torch
 
 from labkit.errors import UsageError
 from labkit.plots import SHARES
-from labkit.tables import number, printable
+from labkit.tables import printable
 from labkit.trace.diff import EQUAL, WHOLE, Report
 from labkit.trace.elements import BINS, CELLS, WITHIN, Elements, axes
 from labkit.trace.findings import Finding
@@ -31,14 +31,12 @@ def page(found: Report, path: Path) -> Path:
     Raises UsageError for a file that cannot be written.
     """
     shown = found.shown.detailed
-    pictures = {
-        k: f.elements for k, f in enumerate(shown.findings.values()) if f.elements and f.elements.share.numel()
-    }
+    pictures = {k: f.elements for k, f in enumerate(shown.findings.values()) if f.elements and f.elements.share.numel()}
     cells = _cells({k: one.share.numel() for k, one in pictures.items()})
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGES), undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True
     )
-    made.filters |= {"printable": printable, "short": number, "long": "{:.9g}".format}
+    made.filters["printable"] = printable
     text = made.get_template("diff.html").render(
         found=found,
         shown=shown,

@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from labkit.numerics.compare import told_apart
+from labkit.tables import Table, number
 
 Tensor = torch.Tensor
 
@@ -92,11 +94,31 @@ class Elements:
     def histogram(self) -> list[int]:
         """How many have no error, a share up to each of EDGES, more than the last, and one without
         a limit: NaN or Inf on one side only, or any error where none is tolerated."""
-        share = self.share.flatten()
-        bins = torch.bucketize(share, torch.tensor(EDGES))
-        counts = torch.bincount(bins, minlength=len(EDGES) + 1).tolist()
-        none, endless = int((share == 0.0).sum()), int(share.isinf().sum())
-        return [none, counts[0] - none, *counts[1:-1], counts[-1] - endless, endless]
+        beyond = [self.share.numel(), *(int((self.share > edge).sum()) for edge in (0.0, *EDGES))]
+        beyond += [int(self.share.isinf().sum()), 0]
+        return [more - less for more, less in pairwise(beyond)]
+
+    def table(self) -> Table:
+        """A row for each of the :attr:`worst`; with what it was held to, where that is not the golden."""
+        rerun = any(e.exact != e.golden for e in self.worst)
+        columns = (
+            "index",
+            "golden",
+            "observed",
+            *["held to (re-run)"] * rerun,
+            "error",
+            "tolerance",
+            "error / tolerance",
+        )
+        rows = [
+            (
+                ", ".join(map(str, e.at)),
+                *(f"{x:.9g}" for x in (e.golden, e.observed, *[e.exact] * rerun)),
+                *map(number, (e.error, e.tolerance, e.share)),
+            )
+            for e in self.worst
+        ]
+        return Table(columns, rows)
 
     def reduced(self, cells: int = CELLS, window: Any = ...) -> tuple[list[int], list[np.ndarray]]:
         """How many elements a cell takes along each dimension; and of the worst one in each cell, the share of the
