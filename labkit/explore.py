@@ -38,7 +38,7 @@ def explore(found: Localisation, widgets: bool | None = None) -> None:
         return
     picture = Picture(steps[name])
     alt = f"{name}: the error of each element over its tolerance, golden, observed, and a histogram of the errors"
-    display(Image(picture.draw(*picture.start())[0]), metadata={"image/png": {"alt": alt}})
+    display(Image(picture.draw(*picture.start)[0]), metadata={"image/png": {"alt": alt}})
     display(steps[name].table())
 
 
@@ -52,6 +52,11 @@ class Picture:
         self._elements = elements
         self._missing = max(0, 2 - elements.share.ndim)
         self.axes, self.shape = axes(elements.share.ndim), (1,) * self._missing + tuple(elements.share.shape)
+        worst = elements.worst[0].at if elements.worst else (0,) * elements.share.ndim
+        self.worst = [*(0,) * self._missing, *worst]
+        whole = [slice(0, n) for n in self.shape[-2:]]
+        self.start: tuple[int, int, list[Any]] = len(self.shape) - 2, len(self.shape) - 1, [*self.worst[:-2], *whole]
+        """The last two axes as rows and columns, and on the others the place of the worst element."""
         golden = np.abs(elements.reduced()[1][1])
         golden = golden[np.isfinite(golden)]
         self._limit = (float(np.quantile(golden, 0.99)) if golden.size else 0.0) or 1.0
@@ -80,13 +85,6 @@ class Picture:
         self._canvas: Any = FigureCanvasAgg(self._figure)
         self._canvas.draw()
         self._still = self._canvas.copy_from_bbox(self._figure.bbox)
-
-    def start(self) -> tuple[int, int, list[Any]]:
-        """The last two axes as rows and columns, and on the others the place of the worst element."""
-        worst = self._elements.worst
-        place: list[Any] = [0] * self._missing + list(worst[0].at if worst else (0,) * self._elements.share.ndim)
-        place[-2:] = [slice(0, n) for n in self.shape[-2:]]
-        return len(place) - 2, len(place) - 1, place
 
     def draw(self, down: int, across: int, place: Sequence[Any]) -> tuple[bytes, str]:
         """A PNG of axes `down` and `across`, and what its cells are; `place` has a slice for these, an index for any
@@ -123,6 +121,7 @@ def explorer(shown: Localisation, steps: dict[str, Elements], first: str) -> Any
     words, sliders, image, worst = w.HTML(), w.VBox(), w.Image(format="png"), w.HTML()
 
     picture: Picture
+    changing = False
 
     def redraw(_: Any = None) -> None:
         values = [slider.value for slider in sliders.children]
@@ -131,15 +130,17 @@ def explorer(shown: Localisation, steps: dict[str, Elements], first: str) -> Any
         words.value = html.escape("; ".join(filter(None, (shown.findings[choice.value].words, note))))
 
     def arrange(change: Any = None) -> None:
+        if changing:
+            return
         if rows.value == columns.value:  # the other takes the axis that this one had
             (columns if change["owner"] is rows else rows).value = change["old"]
             return
         made = []
-        for k, (name, n, start) in enumerate(zip(picture.axes, picture.shape, picture.start()[2], strict=True)):
+        for k, (name, n, start) in enumerate(zip(picture.axes, picture.shape, picture.worst, strict=True)):
             if k in (rows.value, columns.value):
                 slider = w.IntRangeSlider(value=(0, n - 1), max=n - 1, description=name)
             else:
-                slider = w.IntSlider(value=0 if isinstance(start, slice) else start, max=n - 1, description=name)
+                slider = w.IntSlider(value=start, max=n - 1, description=name)
             slider.layout = w.Layout(width="40em", display="none" if n == 1 else None)
             slider.observe(redraw, "value")
             made.append(slider)
@@ -147,18 +148,17 @@ def explorer(shown: Localisation, steps: dict[str, Elements], first: str) -> Any
         redraw()
 
     def select(_: Any = None) -> None:
-        nonlocal picture
-        picture = Picture(steps[choice.value])
+        nonlocal picture, changing
+        picture, changing = Picture(steps[choice.value]), True
         named = [(f"{name} ({n})", k) for k, (name, n) in enumerate(zip(picture.axes, picture.shape, strict=True))]
-        for menu, value in zip((rows, columns), picture.start(), strict=False):
-            menu.unobserve(arrange, "value")
+        for menu, value in zip((rows, columns), picture.start, strict=False):
             menu.options, menu.value = named, value
-        for menu in (rows, columns):
-            menu.observe(arrange, "value")
-        worst.value = steps[choice.value].table()._repr_html_()
+        worst.value, changing = steps[choice.value].table()._repr_html_(), False
         arrange()
 
     choice.observe(select, "value")
+    rows.observe(arrange, "value")
+    columns.observe(arrange, "value")
     select()
     head = w.HTML(shown.table()._repr_html_() + f"<p><b>{html.escape(shown.verdict)}</b></p>")
     return w.VBox([head, choice, words, w.HBox([rows, columns]), sliders, image, worst])
