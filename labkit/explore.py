@@ -23,6 +23,7 @@ from labkit.trace.findings import Localisation
 
 _SHARE = LinearSegmentedColormap.from_list("share", [((x + 3.0) / 6.0, colour) for x, colour in SHARES])
 _VALUE = LinearSegmentedColormap.from_list("value", [BLUE, "white", RED])
+_BEYOND = 9.0
 
 
 def explore(found: Localisation, widgets: bool | None = None) -> None:
@@ -65,8 +66,8 @@ class Picture:
         value = _VALUE.with_extremes(bad="black", under=PURPLE, over=PURPLE)
         looks = (
             (_SHARE.with_extremes(under="white", over="black"), 3.0, "log10 of error / tolerance"),
-            (value, self._limit, "golden"),
-            (value, self._limit, "observed"),
+            (value, 1.0, f"golden / {self._limit:.3g}"),
+            (value, 1.0, f"observed / {self._limit:.3g}"),
         )
         self._moving: list[Any] = []
         for panel, (colours, most, title) in zip(panels, looks, strict=False):
@@ -81,7 +82,12 @@ class Picture:
         panels[3].axvline(WITHIN - 0.5, color="black", ls="--", lw=1.0)
         panels[3].set(yscale="symlog", title="elements by error / tolerance", xlim=(-0.6, len(BINS) - 0.4))
         panels[3].set_xticks(range(len(BINS)), BINS, rotation=90, fontsize=7)
-        caption(self._figure, "error: white none, black NaN, Inf or none allowed; values: black NaN, purple Inf")
+        ring = {"mfc": "none", "mec": PURPLE, "ms": 11.0, "mew": 2.0, "clip_on": False, "animated": True}
+        self._ring = panels[0].plot([], [], "o", **ring)[0]
+        caption(
+            self._figure,
+            "ring: the worst element; error: white is 0, black NaN, Inf, or none allowed; values: black NaN, purple Inf",
+        )
         self._canvas: Any = FigureCanvasAgg(self._figure)
         self._canvas.draw()
         self._still = self._canvas.copy_from_bbox(self._figure.bbox)
@@ -91,10 +97,12 @@ class Picture:
         other axis."""
         size, arrays = self._elements.reduced(window=tuple(place[self._missing :]))
         share, golden, observed = (a.T if down > across else a for a in arrays)
-        with np.errstate(divide="ignore"):
-            logs = np.log10(share)
-        values = [np.where(np.isfinite(logs), logs.clip(-3.0, 3.0), logs)]
-        values += [np.where(np.isfinite(x), x.clip(-self._limit, self._limit), x) for x in (golden, observed)]
+        logs = np.log10(share.clip(1e-3, 1e3))  # matplotlib has no colour for Inf: what is beyond a scale has one
+        values = [np.where(share == 0.0, -_BEYOND, np.where(share == np.inf, _BEYOND, logs))]
+        for x in (golden, observed):
+            values.append(
+                np.where(np.isinf(x), np.copysign(_BEYOND, x), x.clip(-self._limit, self._limit) / self._limit)
+            )
         self._canvas.restore_region(self._still)
         for image, shown in zip(self._moving, values, strict=True):
             image.set_data(shown)
@@ -102,6 +110,14 @@ class Picture:
             image.axes.set(xlabel=self._named(across, place), ylabel=self._named(down, place))
             for artist in (image, image.axes.xaxis.label, image.axes.yaxis.label):
                 image.axes.draw_artist(artist)
+        inside = [
+            place[k].start <= i < place[k].stop if k in (down, across) else place[k] == i
+            for k, i in enumerate(self.worst)
+        ]
+        if all(inside) and self._elements.worst:
+            x, y = ((self.worst[k] - place[k].start + 0.5) / (place[k].stop - place[k].start) for k in (across, down))
+            self._ring.set_data([x], [y])
+            self._ring.axes.draw_artist(self._ring)
         file = io.BytesIO()
         imsave(file, np.asarray(self._canvas.buffer_rgba()), format="png", pil_kwargs={"compress_level": 1})
         return file.getvalue(), f"each cell is the worst of {' × '.join(map(str, size))}" if max(size) > 1 else ""
@@ -127,7 +143,7 @@ def explorer(shown: Localisation, steps: dict[str, Elements], first: str) -> Any
         values = [slider.value for slider in sliders.children]
         place = [slice(v[0], v[1] + 1) if isinstance(v, tuple) else v for v in values]
         image.value, note = picture.draw(rows.value, columns.value, place)
-        words.value = html.escape("; ".join(filter(None, (shown.findings[choice.value].words, note))))
+        words.value = note
 
     def arrange(change: Any = None) -> None:
         if changing:
@@ -160,7 +176,10 @@ def explorer(shown: Localisation, steps: dict[str, Elements], first: str) -> Any
     rows.observe(arrange, "value")
     columns.observe(arrange, "value")
     select()
-    head = w.HTML(shown.table()._repr_html_() + f"<p><b>{html.escape(shown.verdict)}</b></p>")
+    style = "<style>.labkit-explore :is(td, th) { padding-right: 1em; line-height: 1.5; }</style>"
+    head = w.HTML(f"{style}{shown.table()._repr_html_()}<b>{html.escape(shown.verdict)}</b>")
+    for part in (head, worst):
+        part.add_class("labkit-explore")
     return w.VBox([head, choice, words, w.HBox([rows, columns]), sliders, image, worst])
 
 
