@@ -61,7 +61,7 @@ class Picture:
         golden = np.abs(elements.reduced()[1][1])
         golden = golden[np.isfinite(golden)]
         self._limit = (float(np.quantile(golden, 0.99)) if golden.size else 0.0) or 1.0
-        self._figure, panels = figure(1, 4, width=12.0, height=3.2)
+        self._figure, panels = figure(1, 4, width=12.0, height=3.4)
         plt.close(self._figure)  # a notebook would show it once more
         value = _VALUE.with_extremes(bad="black", under=PURPLE, over=PURPLE)
         looks = (
@@ -84,9 +84,10 @@ class Picture:
         panels[3].set_xticks(range(len(BINS)), BINS, rotation=90, fontsize=7)
         ring = {"mfc": "none", "mec": PURPLE, "ms": 11.0, "mew": 2.0, "clip_on": False, "animated": True}
         self._ring = panels[0].plot([], [], "o", **ring)[0]
+        self._ring.set_in_layout(False)
         caption(
             self._figure,
-            "ring: the worst element; error: white is 0, black NaN, Inf, or none allowed; values: black NaN, purple Inf",
+            "ring: the worst element; error: white 0, black NaN, Inf, or none allowed; values: black NaN, purple Inf",
         )
         self._canvas: Any = FigureCanvasAgg(self._figure)
         self._canvas.draw()

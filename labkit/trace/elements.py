@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from labkit.numerics.compare import told_apart
+from labkit.numerics.compare import WIDE, told_apart
 from labkit.tables import Table, number
 
 Tensor = torch.Tensor
@@ -138,7 +138,8 @@ class Elements:
         inside = np.unravel_index(worst, size)
         at = [start * s + k for start, s, k in zip(np.indices(grid, sparse=True), size, inside, strict=True)]
         place = torch.from_numpy(np.ravel_multi_index(at, shape))
-        return size, [x.take(place.to(x.device)).double().cpu().numpy() for x in (share, golden, observed)]
+        known = (x.double() if x.dtype in WIDE else x for x in (share, golden, observed))
+        return size, [x.take(place.to(x.device)).double().cpu().numpy() for x in known]
 
 
 def _order(row: tuple[tuple[float, ...], int]) -> tuple[float, float]:
