@@ -24,7 +24,12 @@ def shown(monkeypatch):
 
 
 def report():
-    g = {"a": torch.linspace(1.0, 2.0, 60).view(3, 4, 5), "<b>": torch.ones(7), "n": torch.arange(6), "s": torch.ones(())}
+    g = {
+        "a": torch.linspace(1.0, 2.0, 60).view(3, 4, 5),
+        "<b>": torch.ones(7),
+        "n": torch.arange(6),
+        "s": torch.ones(()),
+    }
     o = {name: x.clone() for name, x in g.items()}
     o["<b>"][2] = torch.nan
     o["a"][1, 2, 3] += 1.0
