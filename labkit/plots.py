@@ -16,6 +16,8 @@ from matplotlib.ticker import LogLocator, NullFormatter
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
 """Okabe and Ito's colours, which print and which colour-blind readers can tell apart."""
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)
+SHARES = ((-3.0, "#eef4f9"), (-1.0, "#9ecae1"), (0.0, BLUE), (0.0, ORANGE), (1.0, RED), (3.0, "#5a1a00"))
+"""The decimal logarithm of an error over its tolerance, and its colour, which changes its hue at the tolerance."""
 
 _STYLE: Any = {
     "figure.dpi": 90,

@@ -467,7 +467,7 @@ class Mutants:
             yield Mutant(kind, says, self.numbered(ids, j, number), 0 if kind == "eps" else 1 + (new not in others))
 
     def numbered(self, ids: Iterable[int], j: int, new: Any) -> dict[int, Edit]:
-        """Another number as the argument `j`; where its complement to 1 stands on the same line, that of the new one."""
+        """Another number as the argument `j`, and its complement to 1 where that stands on the same line."""
         node = self.part.nodes[next(iter(ids))]
         c = node.args[j]
         edits = self._argument(ids, j, lambda _: new)
@@ -559,7 +559,8 @@ class Mutants:
                 ):
                     for power in (1, -1):
                         if _is_number(c) and c and abs(c * count**power) in (1.0, 2.0, 0.5):
-                            edits |= self._argument([node.id], j, lambda _, c=c, p=power: c * (count / new) ** p)
+                            ratio = (count / new) ** power
+                            edits |= self._argument([node.id], j, partial(_recounted, ratio=ratio))
                 kind = "ddof" if new == count - 1 else "factor"
                 if edits:
                     yield Mutant(kind, f"{new} elements are counted where there are {count}", edits)
@@ -691,6 +692,10 @@ def _result(ids: Iterable[int], change: Change) -> dict[int, Edit]:
 
 def _instead(ids: Iterable[int], run: Callable[[list[Any]], Any]) -> dict[int, Edit]:
     return {i: Edit(lambda args, kwargs: run(args)) for i in ids}
+
+
+def _recounted(c: float, ratio: float) -> float:
+    return c * ratio
 
 
 def _applied(args: list[Any], kwargs: dict[str, Any], node: Node, j: int) -> Any:

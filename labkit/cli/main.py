@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--names", type=Path, metavar="FILE", help="JSON: the golden's names to the observed's, where they differ")
     option("--json", action="store_true", help="print JSON")
     option("--plot", **folder, help="write pictures of the error there")
+    option("--html", type=Path, metavar="PAGE", help="write one page with all of it, for a pull request or a colleague")
 
     option = command("new", _new, "an investigation of one's own: notebook, kernels' folder, claims and tests")
     option("name", metavar="NAME", help="its name, a Python name in small letters")
@@ -160,12 +161,20 @@ def _diff(options: argparse.Namespace) -> int:
 
     precision = from_words(options.precision) if options.precision is not None else None
     names = _names(options.names) if options.names else {}
-    found = report(options.golden, options.observed, precision, lambda text: print(text, file=sys.stderr), names)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    found = report(options.golden, options.observed, precision, say, names, elements=options.html is not None)
     if options.plot:
         from labkit.cli.diff_plots import pictures
 
         drawn = pictures(found, options.golden, options.plot)
-        print("\n".join(f"picture: {path}" for path in drawn), file=sys.stderr)
+        say("\n".join(f"picture: {path}" for path in drawn))
+    if options.html:
+        from labkit.cli.html import page
+
+        say(f"page: {page(found, options.html)}")
     if options.json:
         print(json.dumps(found.as_json(), indent=1, allow_nan=False))
     else:

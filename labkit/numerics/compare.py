@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ WIDE = {torch.uint16, torch.uint32, torch.uint64, torch.int64}
 """Integers of which float64 does not hold all, or that torch cannot compute with."""
 MANY = 1 << 20
 """Elements from which a GPU compares: below, a copy to the CPU takes less than to compile a kernel for such tensors."""
-
-MOST_SHOWN = 5
-"""Elements beyond their bound that are kept one by one."""
 
 INTEGERS = "dtypes only: integers are equal"
 _TINY, _HUGE = float(np.finfo(np.float64).tiny), 1e150  # products of two sums are finite too
@@ -105,40 +102,6 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
     return described(measure(o, g, allowed), o, names, why)
 
 
-class Element(NamedTuple):
-    """One element beyond its bound: where it is, both values, and by how much they might differ."""
-
-    place: tuple[int, ...]
-    observed: float
-    golden: float
-    tolerance: float
-
-
-def mismatches(
-    o: torch.Tensor, g: torch.Tensor, bound: Bound | None = None, shape: tuple[int, ...] = (), start: int = 0
-) -> tuple[Element, ...]:
-    """The first few elements, in row-major order, that :func:`compare` counts as mismatches; none of unequal shapes.
-
-    Without a bound they are those that are not equal. `o` and `g` may be a block of a tensor of `shape`, from `start`.
-    """
-    if o.shape != g.shape:
-        return ()
-    a, b = ((x.double() if x.is_floating_point() else x).cpu().reshape(-1).numpy() for x in (o, g))
-    right = (a == b) | ((a != a) & (b != b))  # NumPy compares whole numbers of any type exactly
-    limit = np.zeros(len(a))
-    if bound is not None:
-        limit = torch.as_tensor(bound.absolute, dtype=torch.float64).cpu().expand(o.shape).reshape(-1).numpy()
-        with np.errstate(invalid="ignore"):
-            right |= (np.abs(a - b) <= limit) | (limit == math.inf)
-    places = np.flatnonzero(~right)[:MOST_SHOWN].tolist()
-    return tuple(
-        Element(
-            tuple(map(int, np.unravel_index(start + k, shape or o.shape))), a[k].item(), b[k].item(), float(limit[k])
-        )
-        for k in places
-    )
-
-
 def within(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> bool:
     """Whether :func:`compare` says ok. Raises as it does."""
     return compare(observed, golden, bound).ok
@@ -185,7 +148,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
     """Every statistic of two tensors of one shape, `allowed` being a number, a tensor of that shape or None."""
     g = g.to(o.device)
     if {o.dtype, g.dtype} & WIDE and not (o.is_floating_point() or g.is_floating_point()):
-        o, g = _told_apart(o, g)
+        o, g = told_apart(o, g)
         allowed = 0.0 if allowed is None else allowed
     if o.is_cuda and o.numel() >= MANY:
         from labkit.numerics.gpu import measure as one_pass
@@ -198,7 +161,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
     return found if fine else _rescaled(found, o, g)
 
 
-def _told_apart(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def told_apart(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Whole numbers as float64 that differ where they do. NumPy compares signed with unsigned ones exactly."""
     a, b = o.cpu().numpy(), g.cpu().numpy()
     x, y = a.astype(np.float64), b.astype(np.float64)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from labkit.causes.explain import explain
 from labkit.numerics.compare import as_tensor
 from labkit.numerics.precision import Precision
-from labkit.tables import Table, digits, number, printable
+from labkit.tables import digits, number, printable
 from labkit.trace.findings import Finding, Localisation
 from labkit.trace.golden import Golden
 from labkit.trace.localise import localise
 from labkit.trace.steps import Trace
 from labkit.trace.watching import OUTPUT
+
+SECONDS = 5.0
+"""How long a failing test may look for the cause."""
 
 
 def assert_close(observed: Any, golden: Any, precision: Precision | None = None) -> None:
@@ -22,14 +26,17 @@ def assert_close(observed: Any, golden: Any, precision: Precision | None = None)
     Trace or a dict of arrays by the names of steps, or a result alone: a tensor, an array, or a tuple of them.
     `observed` is the same of the implementation; a result alone is held to the golden's ``output``. `precision` is as
     in :func:`labkit.localise`. The message gives the verdict, what was assumed, the first step that is wrong, and its
-    first wrong elements.
+    worst elements.
 
     Raises UsageError as :func:`labkit.localise` does.
     """
     __tracebackhide__ = True
-    report = localise(_steps(observed), golden if isinstance(golden, Golden) else _steps(golden), precision)
+    steps = _steps(observed)
+    report = localise(steps, golden if isinstance(golden, Golden) else _steps(golden), precision)
     if report.first is not None:
-        raise AssertionError(_message(report, report.findings[report.first]))
+        words = _message(report, report.findings[report.first])
+        why = [repr(explain(steps, golden, precision, seconds=SECONDS))] if isinstance(golden, Golden) else []
+        raise AssertionError("\n".join([words, *why]))
 
 
 def _steps(given: Any) -> Any:
@@ -42,20 +49,13 @@ def _steps(given: Any) -> Any:
 
 
 def _message(report: Localisation, first: Finding) -> str:
-    """The verdict; the precision that was assumed; own against inherited errors; the first wrong elements."""
-    lines, against = [f"{report.verdict} ({first.words})", report.assumed, *report.notes], "golden"
+    """The verdict; the precision that was assumed; own against inherited errors; the worst elements."""
+    lines = [f"{report.verdict} ({first.words})", report.assumed, *report.notes]
     if first.own is not None:
-        share, against = digits(first.own.bound_used, 3), "golden re-run"
+        share = digits(first.own.bound_used, 3)
         lines += [f"{first.name}: own error {share} times the tolerance; inherited (rms) {number(first.inherited)}"]
         lines += [f"own errors: {', '.join(report.own)}; inherited only: {', '.join(report.inherited) or 'none'}"]
     lines += [f"as it looks, {first.signature}"] * bool(first.signature)
-    rows = [
-        (str(e.place), *map(_value, (e.observed, e.golden)), e.observed - e.golden, e.tolerance) for e in first.elements
-    ]
-    columns, title = ("index", "observed", against, "difference", "tolerance"), f"first wrong elements of {first.name}"
-    return printable("\n".join([*lines, str(Table(columns, rows, title))] if rows else lines))
-
-
-def _value(value: float) -> str:
-    """A float with the nine digits that distinguish two of float32; a whole number with all."""
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
+    elements = report.detailed.findings[first.name].elements
+    lines += [f"the worst elements of {first.name}:", str(elements.table())] if elements is not None else []
+    return printable("\n".join(lines))

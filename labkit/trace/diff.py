@@ -26,6 +26,9 @@ from labkit.trace.localise import localise, renamed
 from labkit.trace.repetition import Results
 from labkit.trace.steps import Trace
 
+WHOLE = "own and inherited errors are not told apart: that needs a golden that can be re-run, labkit.golden"
+EQUAL = "every run gave the same bits in every step"
+
 
 @dataclass
 class Report:
@@ -70,6 +73,12 @@ class Report:
             return f"beyond the bound in {', '.join(wrong)} only: a race or an uninitialised read"
         return "beyond the bound in every run, and not the same: a race or an uninitialised read, or noise upon a fault"
 
+    @property
+    def run_to_run(self) -> Table:
+        """A row for each step that is not bit-identical in all runs."""
+        rows = [(n, d, number(x), self.finding(n)) for n, (d, x) in self.repeats.items()]
+        return Table(("step", f"distinct of {len(self.runs)}", "spread", "finding"), rows)
+
     def as_json(self) -> dict[str, Any]:
         """What `labkit diff --json` prints; `steps` are those of :attr:`run`."""
         shown = self.shown
@@ -99,14 +108,10 @@ class Report:
         lines = [str(shown.table()), shown.assumed, *shown.notes]
         lines += [f"{key}, as the files have it: {text[:200]}" for key, text in self.texts.items()]
         if not any(f.separated for f in shown.findings.values()):
-            lines.append(
-                "own and inherited errors are not told apart: that needs a golden that can be re-run, labkit.golden"
-            )
+            lines.append(WHOLE)
         if len(self.runs) > 1:
             lines.append(f"shown: {self.short(self.run)}, of {len(self.runs)} runs")
-            names = ("step", f"distinct of {len(self.runs)}", "spread", "finding")
-            rows = [(n, d, number(x), self.finding(n)) for n, (d, x) in self.repeats.items()]
-            lines.append(str(Table(names, rows)) if rows else "every run gave the same bits in every step")
+            lines.append(str(self.run_to_run) if self.repeats else EQUAL)
         return printable("\n\n".join([*lines, shown.verdict]))
 
 
@@ -116,11 +121,12 @@ def report(
     precision: Precision | None = None,
     say: Callable[[str], None] = print,
     names: dict[str, str] | None = None,
+    elements: bool = False,
 ) -> Report:
     """Hold each observed trace against the golden, and the observed ones against each other.
 
-    `names` maps the golden's steps to the observed's where they are called differently.
-
+    `names` maps the golden's steps to the observed's where they are called differently. `elements` are kept as
+    :func:`labkit.localise` keeps them, where there is one run.
     Raises UsageError for what cannot be read or compared.
     """
     reference = open_golden(golden)
@@ -138,7 +144,7 @@ def report(
             names_by_run = [name for name in dump.names if name in reference]
             reference = reference.named({name: name for name in dict.fromkeys([*names_by_run, *reference.names])})
             reference.ordered = True
-        runs[path] = localise(dump, reference, said, say=say)
+        runs[path] = localise(dump, reference, said, say=say, elements=elements and len(dumps) == 1)
     texts = {key: text for one in (*dumps.values(), reference) for key, text in getattr(one, "texts", {}).items()}
     return Report(runs, _repeats(list(dumps.values()), list(next(iter(runs.values())).findings)), texts, names)
 

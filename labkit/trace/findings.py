@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from labkit.numerics.compare import Comparison, Element
+from labkit.numerics.compare import Comparison
 from labkit.numerics.precision import Precision
 from labkit.numerics.structure import Structure
 from labkit.tables import Table, digits, number, printable
+from labkit.trace.elements import Elements
 
 OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
 MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
@@ -37,8 +39,8 @@ class Finding:
     """How the observed had to be read for the step to be right, where not simply as it was stored."""
     signature: str = ""
     """What the error of a wrong step looks like: a hypothesis, and no verdict."""
-    elements: tuple[Element, ...] = ()
-    """The first elements beyond their tolerance, by the step's own error where that is told apart."""
+    elements: Elements | None = field(default=None, repr=False, compare=False)
+    """Every element, where :func:`labkit.localise` was asked for them and the shapes are equal."""
 
     @property
     def separated(self) -> bool:
@@ -77,6 +79,8 @@ class Localisation:
     notes: list[str] = field(default_factory=list)
     ordered: bool = True
     """Whether the order of the steps is known."""
+    again: Callable[[], Localisation] | None = field(default=None, repr=False, compare=False)
+    """The same judgement once more, from the same data, with every element kept."""
 
     @property
     def divergent(self) -> list[str]:
@@ -114,6 +118,22 @@ class Localisation:
     def assumed(self) -> str:
         """The precision that was assumed, in words, and whether anybody said so."""
         return f"precision: {self.precision}" + (" (a guess from the dtypes: nothing was promised)" * self.guessed)
+
+    @property
+    def detailed(self) -> Localisation:
+        """The same with each finding's `elements`; where they were not kept, the steps are judged once more."""
+        return self.again() if self.again is not None else self
+
+    def explore(self, widgets: bool | None = None) -> None:
+        """Show the steps, the error map of a chosen one with axes to slice, and its worst elements.
+
+        With `widgets`, which is what JupyterLab gets, a reader chooses; without, as under papermill, nbval or
+        nbconvert, one picture and a table of the first divergence are shown. Judges the steps once more. Raises
+        UsageError for widgets where ipywidgets is not installed.
+        """
+        from labkit.explore import explore
+
+        explore(self, widgets)
 
     def table(self) -> Table:
         """A row a step: largest difference, what it may be off, own error as a share of that, inherited error."""

@@ -20,10 +20,11 @@ import torch
 
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound, quantile
-from labkit.numerics.compare import Comparison, compare, mismatches
+from labkit.numerics.compare import Comparison, compare
 from labkit.numerics.precision import INTEGERS, UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of, stored
 from labkit.numerics.signature import signature
 from labkit.numerics.structure import Null, Structure, structure
+from labkit.trace.elements import Block, Elements
 from labkit.trace.findings import INHERITED, NOT_JUDGED, OWN, Finding, absent, reason
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
@@ -62,10 +63,11 @@ class Rerun:
         rules: Precision,
         chance: float,
         say: Callable[[str], None],
+        elements: bool = False,
     ) -> None:
         golden = golden.with_steps(name for name in seen.names if name not in golden.steps)
         self._golden, self._program, self._seen, self._rules = golden, golden.program, seen, rules
-        self._chance, self._say = chance, say
+        self._chance, self._say, self._keep = chance, say, elements
         self._names: dict[int, list[str]] = {}
         for name, number in golden.steps.items():
             if name in seen:
@@ -132,10 +134,16 @@ class Rerun:
         observed, golden = self._seen.read(name).to(self._device), self._golden[name]
         half = Bound(half_ulp(golden, self._storage(name)), "half a unit") if golden.is_floating_point() else None
         total = compare(observed, golden, half)
-        if total.ok:
-            return Finding(name, total, total, 0.0)
-        words, shown = f"not the golden's input: {reason(total, None)}", mismatches(observed, golden, half)
-        return Finding(name, total, total, 0.0, None, True, True, words, elements=shown)
+        words = "ok" if total.ok else f"not the golden's input: {reason(total, None)}"
+        every = self._elements(name, observed, golden, half.absolute if half else 0.0)
+        return Finding(name, total, total, 0.0, None, not total.ok, not total.ok, words, elements=every)
+
+    def _elements(self, name: str, o: Tensor, exact: Tensor, allowed: Any) -> Elements | None:
+        return (
+            Elements.of(self._seen.read(name), self._golden[name], [Block.of(o, exact, allowed)])
+            if self._keep
+            else None
+        )
 
     def _storage(self, name: str) -> str:
         """The name of the dtype that a step is held to: the one that was promised, or its own."""
@@ -303,17 +311,17 @@ class Rerun:
             reading = reading if wrong else AS_GOLDEN
         words = f"{OWN}: {reason(own, below)}" if wrong else "ok"
         looks = signature(o, exact, allowed.absolute) if wrong and own.count > 0 else ""
-        shown = mismatches(*self._unmasked(i, o, exact), allowed) if wrong else ()
-        return Finding(name, total, own, inherited, below, wrong, wrong, words, reading, looks, shown)
-
-    def _unmasked(self, i: int, o: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
-        return unmasked(o, exact) if i in self._before_exp else (o, exact)
+        every = self._elements(name, *self._unmasked(i, o, golden if reading == AS_GOLDEN else exact), allowed.absolute)
+        return Finding(name, total, own, inherited, below, wrong, wrong, words, reading, looks, every)
 
     def _against(self, i: int, o: Tensor, exact: Tensor, allowed: Bound) -> tuple[Comparison, Structure | None]:
         """Both instruments: each element, and where all are possible, what they are together."""
         o, exact = self._unmasked(i, o, exact)
         own = compare(o, exact, allowed)
         return own, structure(o - exact, exact, allowed, self._chance) if own.ok else None
+
+    def _unmasked(self, i: int, o: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
+        return unmasked(o, exact) if i in self._before_exp else (o, exact)
 
     def _whole_numbers(self, name: str, i: int, observed: Tensor, golden: Tensor, simulated: Simulated) -> Finding:
         """Whole numbers and truth values are equal, unless rounding before them may turn one over.
@@ -330,8 +338,8 @@ class Rerun:
             wrong = not total.ok and bool(((value < wide.low) | (value > wide.high)).any())
             words = f"{OWN}: {reason(own, None)}" if wrong else "ok: ties that fell the other way"
         inherited = float(not compare(simulated.exact, golden).ok)
-        shown = mismatches(observed, simulated.exact) if wrong else ()
-        return Finding(name, total, own, inherited, None, wrong, wrong, words, elements=shown)
+        every = self._elements(name, observed, simulated.exact, 0.0)
+        return Finding(name, total, own, inherited, None, wrong, wrong, words, elements=every)
 
 
 def _may_be_stored(golden: Golden) -> set[int]:

@@ -22,10 +22,11 @@ from dataclasses import astuple, dataclass, replace
 import torch
 
 from labkit.numerics.bounds import Bound, quantile
-from labkit.numerics.compare import MOST_SHOWN, Element, compare, described, measure, mismatches
+from labkit.numerics.compare import compare, described, measure
 from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of
 from labkit.numerics.statistics import Statistics, combine
 from labkit.numerics.structure import Structure, Test
+from labkit.trace.elements import Block, Elements
 from labkit.trace.findings import UNKNOWN, Finding, absent, reason
 from labkit.trace.masks import LOWEST, unmasked
 from labkit.trace.steps import Trace
@@ -78,8 +79,10 @@ class Off:
         return max(self.relative, self.absolute)
 
 
-def judge(golden: Trace, seen: Trace, rules: Precision, chance: float, ordered: bool) -> dict[str, Finding]:
-    """A finding for every step, in the golden's order.
+def judge(
+    golden: Trace, seen: Trace, rules: Precision, chance: float, ordered: bool, elements: bool = False
+) -> dict[str, Finding]:
+    """A finding for every step, in the golden's order, with all its `elements` where they are asked for.
 
     Where no order is known, steps are judged from the least to the most wrong: in whatever order they were computed,
     the first beyond a gap that no step could have magnified has only steps below the gap before it.
@@ -103,7 +106,16 @@ def judge(golden: Trace, seen: Trace, rules: Precision, chance: float, ordered: 
         before = _worst(off[x] for x in sources if x in off)
         after = any(x in tainted for x in sources)
         one, off[name] = _step(
-            name, o, g, golden.step(name).bound, rules.of(name), before, said.get("K", length), chance, ordered
+            name,
+            o,
+            g,
+            golden.step(name).bound,
+            rules.of(name),
+            before,
+            said.get("K", length),
+            chance,
+            ordered,
+            elements,
         )
         if one.diverges:
             tainted.add(name)
@@ -138,9 +150,10 @@ def _step(
     length: int,
     chance: float,
     ordered: bool,
+    elements: bool,
 ) -> tuple[Finding, Off]:
     if o.shape != g.shape or not (o.is_floating_point() and g.is_floating_point()) or not o.numel():
-        return _whole(name, o, g, before, chance), _measured(o, g)
+        return _whole(name, o, g, before, chance, elements), _measured(o, g)
     own = name_of(o.dtype)
     storage = rule.storage if rule.storage in UNIT_ROUNDOFF else own
     unit = UNIT_ROUNDOFF[storage]
@@ -150,7 +163,7 @@ def _step(
     parts: list[Statistics] = []
     offs: list[Off] = []
     tests: list[Test] = []
-    elements: list[Element] = []
+    every: list[Block] = []
     why, start = "", 0
     count = -(-o.numel() // BLOCK)
     for seen, exact in (_alike(*pair) for pair in _blocks(o, g.to(o.device))):
@@ -160,8 +173,7 @@ def _step(
         allowed = bound or _bound(exact, size, storage, rule, inherited, length, chance / count)
         part = measure(seen, exact, torch.as_tensor(allowed.absolute).expand(exact.shape).double())
         parts.append(_moved(part, start))
-        if part.mismatches and len(elements) < MOST_SHOWN:
-            elements += mismatches(seen, exact, allowed, tuple(o.shape), start)
+        every += [Block.of(seen, exact, allowed.absolute)] if elements else []
         if part.mismatches == 0 and not bound:
             rms = MAGNIFIED * (most + rule.unit * math.sqrt(length) + rule.cut) + unit
             seen = torch.where((seen - exact).abs() <= _underflow(storage, rule), exact, seen)
@@ -174,33 +186,35 @@ def _step(
     total = described(whole_part, o, (own, name_of(g.dtype)), why)
     wrong = not total.ok or (worst is not None and not worst.ok)
     words = reason(total, worst) if wrong else "ok"
-    shown = tuple(elements[:MOST_SHOWN])
-    return Finding(name, total, None, None, worst, wrong, wrong, words, elements=shown), _worst(offs)
+    kept = Elements.of(o, g, every) if elements else None
+    return Finding(name, total, None, None, worst, wrong, wrong, words, elements=kept), _worst(offs)
 
 
-def _whole(name: str, o: Tensor, g: Tensor, before: Off, chance: float) -> Finding:
+def _whole(name: str, o: Tensor, g: Tensor, before: Off, chance: float, elements: bool) -> Finding:
     """Whole numbers, truth values and choices, which are equal or not; of what was inexact, a tie may fall either way.
 
     Choices cover a range of n values. With a relative error e before them, a share of about n e lies close enough to a
     boundary to fall on its other side: so many mismatches, and what chance adds, are allowed.
     """
-    bound, few = None, False
+    kept = o, g
+    allowed: Tensor | float = 0.0
     if o.shape != g.shape:
-        total = compare(o, g)
+        total, few = compare(o, g), False
     elif o.is_floating_point() != g.is_floating_point():
         o, g = o.double(), g.double()
         most = quantile(chance, math.inf) * MAGNIFIED * before.most
-        bound = Bound(most * _size(g) + half_ulp(g, "float64"), "what steps before it are off")
-        total = compare(o, g, bound)
+        allowed = most * _size(g) + half_ulp(g, "float64")
+        total, few = compare(o, g, allowed), False
     else:
         total = compare(o, g)
         choices = float(g.double().max() - g.double().min()) + 1.0 if g.numel() else 0.0
         ties = total.count * min(1.0, choices * MAGNIFIED * before.most)
         few = before.most > 0.0 and 0 < total.mismatches <= ties + quantile(chance, math.inf) * (1.0 + math.sqrt(ties))
-    if total.ok or few:
-        words = f"ok: {total.mismatches} of {total.count} may be ties that fell the other way" if few else "ok"
-        return Finding(name, total, words=words)
-    return Finding(name, total, wrong=True, diverges=True, words=reason(total, None), elements=mismatches(o, g, bound))
+    ok = total.ok or few
+    words = f"ok: {total.mismatches} of {total.count} may be ties that fell the other way" if few else "ok"
+    words = words if ok else reason(total, None)
+    every = Elements.of(*kept, [Block.of(o, g, allowed)]) if elements and o.shape == g.shape else None
+    return Finding(name, total, wrong=not ok, diverges=not ok, words=words, elements=every)
 
 
 def _blocks(o: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

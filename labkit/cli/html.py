@@ -1,0 +1,102 @@
+"""`labkit diff --html`: what was found as one page that needs nothing else, for a pull request or a colleague."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import torch
+
+from labkit.errors import UsageError
+from labkit.plots import SHARES
+from labkit.tables import printable
+from labkit.trace.diff import EQUAL, WHOLE, Report
+from labkit.trace.elements import BINS, CELLS, WITHIN, Elements, axes
+from labkit.trace.findings import Finding
+
+MOST_CELLS = 3 << 17
+"""Cells of all pictures together: each takes 8 characters of the page."""
+
+PAGES = Path(__file__).parent / "pages"
+
+
+def page(found: Report, path: Path) -> Path:
+    """Write the page. Its pictures show :attr:`Report.run`; large steps are reduced, the worst element of a cell kept.
+
+    Raises UsageError for a file that cannot be written.
+    """
+    shown = found.shown.detailed
+    pictures = {k: f.elements for k, f in enumerate(shown.findings.values()) if f.elements and f.elements.share.numel()}
+    cells = _cells({k: one.share.numel() for k, one in pictures.items()})
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PAGES), undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True
+    )
+    made.filters["printable"] = printable
+    text = made.get_template("diff.html").render(
+        found=found,
+        shown=shown,
+        states=[_state(f) for f in shown.findings.values()],
+        lines=[*shown.notes, *([] if any(f.separated for f in shown.findings.values()) else [WHOLE])],
+        equal=EQUAL,
+        pictures=pictures,
+        bars={k: _bars(one.histogram) for k, one in pictures.items()},
+        data={k: _picture(one, cells[k]) for k, one in pictures.items()},
+        colours=SHARES,
+        within=WITHIN,
+    )
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        wanted = "wanted a file in a folder that is there"
+        raise UsageError(f"--html: {path} cannot be written ({error.strerror}); {wanted}") from None
+    return path
+
+
+def _state(finding: Finding) -> str:
+    """A word for the eye, beside the finding in words."""
+    if finding.diverges:
+        return "wrong" if finding.wrong else "inherits" if finding.separated else "diverges"
+    return "ok" if finding.total is not None else "not judged"
+
+
+def _cells(sizes: Mapping[int, int]) -> dict[int, int]:
+    """Cells for each step's picture: what small steps leave goes to the others."""
+    found, left = {}, MOST_CELLS
+    for before, (k, size) in enumerate(sorted(sizes.items(), key=lambda item: item[1])):
+        found[k] = max(1, min(size, CELLS, left // (len(sizes) - before)))
+        left -= found[k]
+    return found
+
+
+def _bars(counts: list[int]) -> list[tuple[str, int, float]]:
+    """The label of each bin, its count, and its height, on a logarithmic scale."""
+    most = math.log1p(max(counts))
+    return [(label, count, math.log1p(count) / most) for label, count in zip(BINS, counts, strict=True)]
+
+
+def _picture(elements: Elements, cells: int) -> dict[str, Any]:
+    """What the page's script draws: three arrays of bfloat16, which holds NaN, Inf and three digits of any number."""
+    size, arrays = elements.reduced(cells)
+    words = [base64.b64encode(_narrow(array)).decode() for array in arrays]
+    missing = len(size) - elements.share.ndim
+    at = elements.worst[0].at if elements.worst else (0,) * elements.share.ndim
+    return {
+        "shape": (1,) * missing + tuple(elements.share.shape),
+        "size": size,
+        "grid": arrays[0].shape,
+        "axes": axes(elements.share.ndim),
+        "place": [i // k for i, k in zip((0,) * missing + at, size, strict=True)],
+        "marked": bool(elements.worst),
+        **dict(zip(("share", "golden", "observed"), words, strict=True)),
+    }
+
+
+def _narrow(values: np.ndarray) -> bytes:
+    most = torch.finfo(torch.bfloat16).max
+    finite = np.where(np.isfinite(values), values.clip(-most, most), values)
+    return torch.from_numpy(finite).bfloat16().view(torch.int16).numpy().tobytes()
