@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from labkit.errors import UsageError, extra
 from labkit.session.catalogue import CHECKOUT, ROOT, notebook, notebooks
@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     promised = "what the observed were promised: storage, products, accumulate, eager, flush (else what the files say)"
     option("--precision", metavar="name=value,...", help=promised)
     option("--names", type=Path, metavar="FILE", help="JSON: the golden's names to the observed's, where they differ")
+    option("--explain", action="store_true", help="look for the break of the recorded golden that gives these numbers")
     option("--json", action="store_true", help="print JSON")
     option("--plot", **folder, help="write pictures of the error there")
     option("--html", type=Path, metavar="PAGE", help="write one page with all of it, for a pull request or a colleague")
@@ -175,10 +176,12 @@ def _diff(options: argparse.Namespace) -> int:
         from labkit.cli.html import page
 
         say(f"page: {page(found, options.html)}")
+    why = _explained(found, options, precision, names) if options.explain and found.alarm else None
     if options.json:
-        print(json.dumps(found.as_json(), indent=1, allow_nan=False))
+        said = {"explain": why.as_json()} if why is not None else {}
+        print(json.dumps(found.as_json() | said, indent=1, allow_nan=False))
     else:
-        print(found)
+        print(found, *(["", why] if why is not None else []), sep="\n")
     return 1 if found.alarm else 0
 
 
@@ -190,6 +193,17 @@ def _names(path: Path) -> dict[str, str]:
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise UsageError(f"--names: {path} is not right; wanted a JSON object of names")
     return names
+
+
+def _explained(found: Any, options: argparse.Namespace, precision: Any, names: dict[str, str]) -> Any:
+    """Why the run that is shown diverges; of several that differ between each other, that."""
+    from labkit.causes.explain import explain
+    from labkit.trace.diff import open_golden
+    from labkit.trace.dumps import open_dump
+
+    golden, runs = open_golden(options.golden), [found.run, *(run for run in found.runs if run != found.run)]
+    precision = precision or found.shown.precision
+    return explain([open_dump(Path(run)) for run in runs], golden, precision, names)
 
 
 def _doctor(options: argparse.Namespace) -> int:
