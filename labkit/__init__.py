@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
+    "causes.hunt": ("Hunt", "hunt"),
     "causes.hypotheses": ("Weighing", "weigh"),
     "numerics.bounds": ("Bound",),
     "numerics.compare": ("Comparison", "compare"),
