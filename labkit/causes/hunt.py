@@ -493,7 +493,7 @@ def _failure(
         return failure
     first = {name: x.clone() for name, x in first.items()}
     stale = any(name in first and torch.equal(first[name], x) for name, x in earlier.items())
-    if judge(first, "; it is what the call before gave, on other inputs" * stale):
+    if judge(first, "; the call before, on other inputs, gave the same" * stale):
         return failure
     reset()
     try:

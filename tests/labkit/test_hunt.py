@@ -36,7 +36,7 @@ def test_a_right_kernel_is_not_accused():
         ("overflowing", "1 NaN"),
         ("unwritten_tail", "NaN"),
         ("unwritten", "1 NaN"),
-        ("earlier_result", "it is what the call before gave"),
+        ("earlier_result", "the call before, on other inputs, gave the same"),
         ("one_buffer", "a later call changed the result of an earlier one"),
         ("every_second", "so a second call on the same inputs"),
         ("in_place", "changed its input 'x'"),
