@@ -125,7 +125,10 @@ RIGHT = {
         lambda x, phi, b, alpha: launch.forward(x, phi, b, alpha, C), hyper_connection,
         st.builds(connection, SIZES, SIZES, SEEDS), PLAIN, {},
     ),
-    "expand": (lambda x, y, post, p: launch.expand(x, y, post, p), mhc_golden.expand, STREAMS, PLAIN, FEW | DENSE | {"sizes": OF_STREAMS}),
+    "expand": (
+        lambda x, y, post, p: launch.expand(x, y, post, p), mhc_golden.expand, STREAMS, PLAIN,
+        FEW | DENSE | {"sizes": OF_STREAMS},
+    ),
     "pre backward": (partial(faulty_pre_backward, ""), pre_backward, PROBLEMS, PLAIN, {}),
     "rms norm": (
         partial(lm.rms_norm, eps=1e-5), partial(lm.rms_norm, eps=1e-5), {"x": randn(3, 7), "gain": randn(7)}, EAGER, {}

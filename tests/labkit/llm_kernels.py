@@ -1,4 +1,4 @@
-"""Twenty-six small Triton kernels of the sort that a language model writes: 16 right, 10 with an error of transcription.
+"""Twenty-six small Triton kernels as a language model writes them: 16 right, 10 with an error of transcription.
 
 After "The Correctness Illusion in LLM-Generated GPU Kernels" (arXiv 2606.20128), written anew. Each wrapper checks its
 operands, as a caller expects, makes them contiguous and allocates the result; beside it stands the reference in torch.

@@ -38,7 +38,7 @@ def test_a_right_kernel_is_not_accused(name, device):
 @pytest.mark.parametrize("name", kernels.RIGHT)
 def test_a_right_kernel_is_not_accused_in_50_examples(name, device):
     found = hunt(kernels.RIGHT[name], name, device, 50)
-    assert found.examples >= 40
+    assert found.examples >= 30
     assert not found.found, found
 
 
