@@ -252,7 +252,11 @@ class Mutants:
         self.numbers = sorted(c for c in numbers if 0.0 < c < math.inf)[:16]
         self.computed = [n.id for n in nodes if n.func not in (INPUT, CONSTANT) and isinstance(values[n.id], Tensor)]
         self.inputs = {i for i in part.given() if golden.program.nodes[part.origin[i]].func == INPUT}
-        self.names = {number: name for name, number in golden.operations.items()}
+        names = {number: name.split("/")[-1].split("#")[0].strip("_") for name, number in golden.operations.items()}
+        self.names = {i: names[number] for i, number in part.origin.items() if number in names}
+        self.wholes = {
+            k: name for i, name in self.names.items() for k in self._composite(i)[0] if k in part.program.inside
+        }
         self.only_masks: set[int] = set()
         for i in (*reversed(self.computed), *part.given()):
             users = part.users.get(i, ())
@@ -284,9 +288,8 @@ class Mutants:
         for node in part.nodes:
             if node.op == "var_mean":
                 yield from self._of_reduction([node.id], "var_mean")
-        for i, number in part.origin.items():
-            if number in self.names:
-                yield from self._of_composite(i, self.names[number].split("/")[-1].split("#")[0])
+        for i, name in self.names.items():
+            yield from self._of_composite(i, name)
         for ids in ordered:
             yield from self._of_result(ids, "")
         for ids in ordered:
@@ -306,7 +309,12 @@ class Mutants:
         node = self.part.nodes[i]
         if i in self.part.names:
             return self.part.names[i]
-        return "a constant" if node.func in (INPUT, CONSTANT) else f"the result of {node.op.strip('_')}"
+        return "a constant" if node.func in (INPUT, CONSTANT) else f"the result of {self.operation(i)}"
+
+    def operation(self, i: int) -> str:
+        """What an operation is called, by itself or as a part of one of torch's."""
+        op = self.part.nodes[i].op.strip("_")
+        return f"the {op} of {self.wholes[i]}" if i in self.wholes else op
 
     def _argument(self, ids: Iterable[int], j: int, change: Callable[[Any], Any]) -> dict[int, Edit]:
         """`change` of the argument `j` of operations."""
@@ -361,7 +369,7 @@ class Mutants:
     def _of_operation(self, ids: list[int], words: str) -> Iterator[Mutant]:
         part, i = self.part, ids[0]
         node, x = part.nodes[i], part.values[i]
-        what = f"{node.op.strip('_')}{words}"
+        what = f"{self.operation(i)}{words}"
         refs = {j: a.id for j, a in enumerate(node.args) if isinstance(a, Ref)}
         tensors = {j: part.values[k] for j, k in refs.items() if isinstance(part.values[k], Tensor)}
         names = {j: self.called(refs[j]) for j in tensors}
@@ -542,7 +550,8 @@ class Mutants:
                 if tuple(over) != old:
                     edits = {k: edit for i in ids for k, edit in self._along_dims(i, over).items()}
                     words = f"runs over dimension {', '.join(map(str, over))}, not {', '.join(map(str, old))}"
-                    yield Mutant("axis", f"{part.nodes[ids[0]].op.strip('_')} {words}", edits)
+                    name = self.wholes.get(ids[0], self.operation(ids[0]))
+                    yield Mutant("axis", f"{name} {words}", edits)
 
     def _counts(self) -> Iterator[Mutant]:
         """Another number of elements, wherever a sum over them is divided by it, as in the backward of a mean."""
@@ -632,7 +641,7 @@ class Mutants:
         small = any(
             n.op == "add" and any(_is_number(a) and is_epsilon("add", a) for a in n.args) for n in (node, other)
         )
-        says = f"{node.op.strip('_')} comes {where} {other.op.strip('_')}"
+        says = f"{self.operation(i)} comes {where} {self.operation(k)}"
         return Mutant("eps" if small else "other", says, edits, 2)
 
     def _left_out(self) -> Iterator[Mutant]:
@@ -666,18 +675,22 @@ class Mutants:
             if len(turned) > 1:
                 yield Mutant("flip", f"all runs backwards along dimension {d}", turned, 2)
 
-    def _of_composite(self, i: int, name: str) -> Iterator[Mutant]:
-        """Another function in place of one that torch has as a whole, of one tensor."""
-        part = self.part
+    def _composite(self, i: int) -> tuple[set[int], set[int]]:
+        """The operations that torch's operation with that result is made of, and what these take from outside."""
         inside, frontier, waiting = {i}, set[int](), [i]
         while waiting:
-            for p in part.nodes[waiting.pop()].parents:
-                if p in part.program.inside and p not in inside:
+            for p in self.part.nodes[waiting.pop()].parents:
+                if p in self.part.program.inside and p not in inside:
                     inside.add(p)
                     waiting.append(p)
                 elif p not in inside:
                     frontier.add(p)
-        if len(frontier) != 1 or len(inside) == 1 or part.nodes[min(frontier)].shape != part.nodes[i].shape:
+        return inside, frontier
+
+    def _of_composite(self, i: int, name: str) -> Iterator[Mutant]:
+        """Another function in place of one that torch has as a whole, of one tensor."""
+        inside, frontier = self._composite(i)
+        if len(frontier) != 1 or len(inside) == 1 or self.part.nodes[min(frontier)].shape != self.part.nodes[i].shape:
             return
         (source,) = frontier
         for words, f in INSTEAD.items():

@@ -349,7 +349,7 @@ _BETWEEN = (__name__, "labkit.trace.golden")
 def _site() -> str:
     """The line of the reference that called an operation, outside of torch; nothing where no line of it did."""
     frame: Any = sys._getframe(2)
-    while (module := frame.f_globals["__name__"]).startswith("torch.") or module in _BETWEEN:
+    while (module := frame.f_globals.get("__name__", "")).startswith("torch.") or module in _BETWEEN:
         frame = frame.f_back
     if module.startswith("labkit."):
         return ""
