@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import explain_programs as ep
 
 BLIND, DEVELOPED = (ep.read(ROOT / "data" / "results" / f"explain_{name}.csv") for name in ("blind", "developed"))
-QUICK = 3.0
+QUICK = 1.5
 """Seconds that a case took at most from which the ordinary test draws its three."""
 
 
