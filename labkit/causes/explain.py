@@ -144,15 +144,17 @@ def explain(
     *,
     step: str | None = None,
     seconds: float = 20.0,
+    report: Localisation | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Explanation:
     """Break the first wrong step of the recorded reference in every known way, and see which gives what was observed.
 
     Arguments are those of :func:`labkit.localise`; `observed` may be a list of runs of one program, which shows races.
-    `step` is another wrong step to look at, and `seconds` the time that the search may take. Each break is run in
-    float64 on what was observed before the step; the nearest are held to the tolerance of the broken program. Breaks
-    that agree on fresh inputs too are one cause, named by the simplest. Several that do not are `undecidable`, and
-    `separate` has inputs that tell them apart. No cause is named that was not reproduced within its tolerance.
+    `step` is another wrong step to look at, `report` what :func:`labkit.localise` found of the first run, where that is
+    known, and `seconds` about how long the search may take, a half of it to try. Each break is run in float64 on what
+    was observed before the step; the nearest are held to the tolerance of the broken program. Breaks that agree on
+    fresh inputs too are one cause, named by the simplest. Several that do not are `undecidable`, and `separate` has
+    inputs that tell them apart. No cause is named that was not reproduced within its tolerance.
 
     Raises UsageError for a golden that is not recorded, and for what :func:`labkit.localise` refuses.
     """
@@ -161,10 +163,11 @@ def explain(
     runs = list(observed) if isinstance(observed, (list, tuple)) else [observed]
     if not runs:
         raise UsageError("observed: [] is not right; wanted one run at least")
-    reports = [localise(run, golden, precision, names, say) for run in runs]
+    known = [report] if report is not None else []
+    reports = known + [localise(run, golden, precision, names, say) for run in runs[len(known) :]]
     k = next((k for k, report in enumerate(reports) if report.first is not None), 0)
     report = reports[k]
-    wrong = [name for name, found in report.findings.items() if found.wrong]
+    wrong = [name for name, found in report.findings.items() if found.wrong and found.total is not None]
     if step is not None and step not in wrong:
         raise UsageError(f"step: {step!r} is not right; wanted a wrong one: {', '.join(wrong) or 'there is none'}")
     step = step or report.first
@@ -212,7 +215,8 @@ class _Search:
     """The search for what broke one step."""
 
     def __init__(self, golden: Golden, seen: Trace, step: str, rules: Precision, seconds: float) -> None:
-        self._golden, self._step, self._until = golden, step, time.monotonic() + seconds
+        self._golden, self._step = golden, step
+        self._until, self._last = time.monotonic() + seconds / 2.0, time.monotonic() + seconds
         self._part = Part.of(golden, seen, step)
         right = self._part.broken({})
         self._names = [name for name in right.steps if name in seen]
@@ -328,6 +332,8 @@ class _Search:
         )
         found: list[tuple[_Tried, float]] = []
         for t in near[:CHECKED]:
+            if time.monotonic() > self._last and found:
+                break
             share = self._share(t.mutant, everywhere) if t.mutant.kind != "precision" else self._largest(t.mutant)
             if share is not None:
                 found.append((t, share))

@@ -203,7 +203,7 @@ def _explained(found: Any, options: argparse.Namespace, precision: Any, names: d
 
     golden, runs = open_golden(options.golden), [found.run, *(run for run in found.runs if run != found.run)]
     precision = precision or found.shown.precision
-    return explain([open_dump(Path(run)) for run in runs], golden, precision, names)
+    return explain([open_dump(Path(run)) for run in runs], golden, precision, names, report=found.shown)
 
 
 def _doctor(options: argparse.Namespace) -> int:
