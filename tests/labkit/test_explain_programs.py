@@ -1,0 +1,113 @@
+"""What labkit.explain says of defects by someone who had not seen its search, beside what the first run said."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from labkit.session.catalogue import ROOT
+
+sys.path.insert(0, str(Path(__file__).parent))
+import explain_programs as ep
+
+BLIND, DEVELOPED = (ep.read(ROOT / "data" / "results" / f"explain_{name}.csv") for name in ("blind", "developed"))
+QUICK = 1.5
+"""Seconds that a case took at most from which the ordinary test draws its three."""
+
+
+@pytest.fixture(scope="module")
+def programs():
+    return ep.programs(Path(__file__).parent / "blind")
+
+
+def labels(programs):
+    return {f"{p.id}/{d.name}/{p.variants[0]}/0": (p, d) for p in programs.PROGRAMS.values() for d in p.defects}
+
+
+def no_worse(row, before):
+    return ep.OUTCOMES.index(row["outcome"]) <= ep.OUTCOMES.index(before["outcome"])
+
+
+def test_the_record_is_of_every_defect_with_its_label(programs):
+    known = labels(programs)
+    assert [row["case"] for row in BLIND] == list(known)
+    for row in BLIND:
+        _, defect = known[row["case"]]
+        assert (row["kind"], row["accepted"]) == (defect.kind, " ".join((defect.kind, *defect.accept)))
+
+
+def test_the_outcomes_on_record_follow_from_its_columns(programs):
+    steps = {case: defect.step for case, (_, defect) in labels(programs).items()}
+    checked = 0
+    for row in BLIND + DEVELOPED:
+        named = row["named"].split()
+        if row["outcome"] != "other step" and "..." not in named:
+            true_step = steps.get(row["case"], row["step"])
+            said = ep.outcome(row["accepted"].split(), true_step, row["step"] or None, row["verdict"], named)
+            assert said == row["outcome"], row["case"]
+            checked += 1
+    assert checked == 120 + 149 - 3 - 6
+
+
+@pytest.mark.parametrize(
+    ("step", "verdict", "named", "expected"),
+    [
+        ("y", "cause", ["sign"], "right"),
+        ("y", "cause", ["flip"], "right"),
+        ("y", "cause", ["scale"], "wrong kind"),
+        ("y", "undecidable", ["scale", "flip"], "undecidable with the right one"),
+        ("y", "undecidable", ["scale", "zero"], "undecidable without"),
+        ("y", "none of these", [], "none of these"),
+        ("x", "cause", ["sign"], "other step"),
+        (None, "no divergence", [], "not found"),
+    ],
+)
+def test_an_answer_is_right_at_the_right_step_by_an_accepted_kind(step, verdict, named, expected):
+    assert ep.outcome(("sign", "flip"), "y", step, verdict, named) == expected
+
+
+def test_every_defect_shows_at_its_step(programs):
+    for p, defect in labels(programs).values():
+        inputs = programs.inputs_of(p, p.variants[0], 0)
+        right, wrong = (programs.run_port(p, inputs, p.variants[0], name).observed for name in (None, defect.name))
+        steps = list(wrong)
+        assert not torch.equal(right[defect.step], wrong[defect.step]), defect
+        for name in steps[: steps.index(defect.step)]:
+            assert torch.equal(right[name], wrong[name]), (defect, name)
+
+
+def test_three_defects_are_explained_as_the_record_says_or_better(programs, tmp_path):
+    before = {row["case"]: row for row in BLIND}
+    drawn = random.Random(3).sample([row["case"] for row in BLIND if float(row["seconds"]) < QUICK], 3)
+    cases = programs.cases([case.split("/")[0] for case in drawn], clean=False)
+    rows = list(ep.write(tmp_path / "out.csv", (ep.explained(c) for c in cases if c["id"] in drawn), ["a test"]))
+    assert ep.read(tmp_path / "out.csv") == rows
+    assert len(rows) == 3
+    assert all(no_worse(row, before[row["case"]]) for row in rows), rows
+
+
+@pytest.mark.long
+def test_all_defects_are_explained_as_the_record_says_or_better(programs):
+    rows = [ep.explained(case) for case in programs.cases(clean=False)]
+    worse = [row for row, before in zip(rows, BLIND, strict=True) if not no_worse(row, before)]
+    assert not worse
+
+
+def test_the_readme_says_what_was_recorded():
+    count = {}
+    for name, rows in (("blind", BLIND), ("developed", DEVELOPED)):
+        count[name] = {outcome: ep.share(rows, outcome)[0] for outcome in ep.OUTCOMES}
+        count[name]["undecidable"] = sum(row["verdict"] == "undecidable" for row in rows if row["step"])
+        right, low, high = ep.share(rows, "right")
+        count[name]["right"] = f"{right} ({'95% interval: ' * (name == 'blind')}{low:.0f}% to {high:.0f}%)"
+    first, second = count.values()
+    sentences = (
+        f"Of {len(BLIND)} defects whose author had not seen its search, `labkit.explain` identified the right kind of"
+        f" cause in {first['right']}, a wrong one in {first['wrong kind']}; {first['none of these']} ended"
+        f" *none of these*, {first['undecidable']} *undecidable*. Of {len(DEVELOPED)} that it was developed on:"
+        f" {second['right']}, {second['wrong kind']}, {second['none of these']}, {second['undecidable']};"
+        " at the rest, another step or none was found wrong."
+    )
+    assert sentences in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
