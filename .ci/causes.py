@@ -1,6 +1,7 @@
 """Write data/causes, a page and a picture for each kind of cause, from causes.yaml. Run by `make refresh`.
 
-The picture is the error of one of labkit's own mutants; tests/test_causes.py checks that the inputs called hidden show nothing.
+The picture is the error of one of labkit's own mutants. tests/test_causes.py checks that the inputs called hidden show
+nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +30,16 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def slope(n: int) -> Tensor:
+    """Two columns, one from -1 to 1 and one of ones: products of these are slopes, whose places can be seen."""
+    return torch.stack([torch.linspace(-1.0, 1.0, n), torch.ones(n)], 1)
+
+
 def tensors(inputs: dict[str, str]) -> dict[str, Tensor]:
     """What the expressions of the catalogue give."""
     draws = [partial(normal, seed=k) for k in range(len(inputs))]  # each input has other numbers
     return {
-        name: eval(text, {"torch": torch, "n": draw})
+        name: eval(text, {"torch": torch, "n": draw, "slope": slope})
         for draw, (name, text) in zip(draws, inputs.items(), strict=True)
     }
 
@@ -75,6 +81,11 @@ def page(kind: str) -> str:
     ])  # fmt: skip
 
 
+def usual(x: Tensor) -> float:
+    """The end of a scale of colours that a few large values do not set."""
+    return float(x.abs().flatten().quantile(0.97))
+
+
 def picture(kind: str) -> bytes:
     """The right step, the broken one, and the error, as a PNG."""
     import matplotlib
@@ -87,14 +98,14 @@ def picture(kind: str) -> bytes:
     right = golden["y"]
     figure = Figure(figsize=(7.5, 2.5), dpi=80, layout="constrained")
     axes = figure.subplots(1, 3)
-    largest = max(float(right.abs().max()), float(value.abs().max()))
+    largest = max(usual(right), usual(value))
     error = value - right
     for axis, x, most, title in (
         (axes[0], right, largest, "right"),
         (axes[1], value, largest, "broken"),
-        (axes[2], error, float(error.abs().max()), "broken - right"),
+        (axes[2], error, usual(error), "broken - right"),
     ):
-        image = axis.imshow(x, cmap="RdBu_r" if x is not error else "PuOr_r", vmin=-most, vmax=most)
+        image = axis.imshow(x, cmap="RdBu_r" if x is not error else "PuOr_r", vmin=-most, vmax=most, aspect="auto")
         axis.set(title=title, xlabel="dimension 1", ylabel="dimension 0" if axis is axes[0] else None)
         axis.title.set_fontsize(10)
         figure.colorbar(image, ax=axis, shrink=0.8)
