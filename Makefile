@@ -45,6 +45,7 @@ refresh: setup
 	@$(BIN)/python .ci/readme_figures.py
 	@$(BIN)/python .ci/answers.py
 	@$(BIN)/python .ci/operations.py
+	@$(BIN)/python .ci/causes.py
 
 setup: $(DONE)
 

@@ -72,6 +72,11 @@ class Cause:
     also: tuple[str, ...] = ()
     """Other breaks that give the same on any input."""
 
+    @property
+    def page(self) -> str:
+        """What such a cause looks like, what hides it, and what tells it from others; a path in this checkout."""
+        return f"data/causes/{self.kind}.md"
+
 
 @dataclass(repr=False)
 class Explanation:
@@ -113,6 +118,8 @@ class Explanation:
         else:
             yield self.verdict
         yield from self.notes
+        if pages := dict.fromkeys(cause.page for cause in self.causes):
+            yield f"more: {', '.join(pages)}"
         if self.nearest is not None:
             off = digits(self.nearest.of_bound, 3)
             yield f"nearest: {self.nearest.says}; {off} times the tolerance off ({self.nearest.line})"
