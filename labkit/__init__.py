@@ -12,6 +12,7 @@ from labkit.errors import extra
 
 _HOME = {
     "causes.explain": ("Cause", "Explanation", "explain"),
+    "causes.hunt": ("Hunt", "hunt"),
     "causes.hypotheses": ("Weighing", "weigh"),
     "numerics.bounds": ("Bound",),
     "numerics.compare": ("Comparison", "compare"),

@@ -178,7 +178,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _bytes(value: torch.Tensor) -> torch.Tensor:
     """As integers: NaNs are equal where their bits are."""
-    flat = value.contiguous().reshape(-1)
+    flat = value.contiguous().as_strided((value.numel(),), (1,))  # of one element the stride may be 0
     return flat.view(torch.uint8) if len(flat) else flat.byte()  # of no elements torch makes no view
 
 

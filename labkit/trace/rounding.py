@@ -146,7 +146,8 @@ class Exact:
             self.spread[node.id] = precision.unit * (1.0 + magnitude(out)) * max(args[0].shape, default=1) ** 0.5
         elif (op in PRODUCTS or op in SUMS) and not (op == "index_put" and not (len(args) > 3 and args[3])):
             squares = call(node, _each(args, torch.square), kwargs, self.device)
-            by_chance = _each_two(out, squares, lambda x, q: _spread(node, args, x, q, self.unit(node)))
+            least = _least(precision) if op in PRODUCTS else 0.0
+            by_chance = _each_two(out, squares, lambda x, q: _spread(node, args, x, q, self.unit(node), least))
             self.spread[node.id] = self._in_order(node, args, kwargs, by_chance)
             if precision.accumulate == "float32":
                 self.lost[node.id] = self._in_float32(node, args, kwargs)
@@ -233,10 +234,20 @@ def _pieces(node: Node, args: Any) -> list[Any]:
     return []
 
 
-def _spread(node: Node, args: Any, x: Tensor, squares: Tensor, u: float) -> Tensor:
+def _spread(node: Node, args: Any, x: Tensor, squares: Tensor, u: float, least: float) -> Tensor:
+    """What a sum errs; each of its products, half of `least`, the smallest number, at most where it underflows.
+
+    Equal terms are not rounded by chance: each partial sum may be off the same way, unless all of them are exact.
+    """
     length = _length(node, args, x)
     count = length if node.op == "mean" else 1
-    variance = variance_of_sum(x * count, squares * count, length, u).clamp(min=0.0)
+    total, squares = x * count, squares * count
+    variance = variance_of_sum(total, squares, length, u).clamp(min=0.0)
+    variance = variance + (squares > 0.0) * (length * least**2 / 12.0)
+    equal = length * squares - total.square() <= 1e-12 * length * squares
+    last = torch.frexp(total / length)[0] / 2.0 ** math.ceil(math.log2(u * length))
+    inexact = equal & (last != last.round()) & (length > 2)
+    variance = variance + inexact * (length * u * total / 4.0).square()
     return torch.where(x.isfinite(), variance.sqrt() / count, 0.0)
 
 

@@ -1,0 +1,230 @@
+"""Inputs are drawn until a kernel fails; the failure is small, says why, and runs by itself."""
+
+import math
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import labkit
+from labkit.causes.hunt import LAYOUTS, SIZES, check, drawn
+from labkit.errors import UsageError
+
+sys.path.insert(0, str(Path(__file__).parent))
+import small_kernels as kernels
+
+EXAMPLE = {"x": torch.randn(4, 9)}
+TRIED = {"examples": 25, "most": 1 << 12}
+
+
+def hunted(name, **how):
+    return labkit.hunt(getattr(kernels, name), kernels.reference, EXAMPLE, **(TRIED | how))
+
+
+def test_a_right_kernel_is_not_accused():
+    found = hunted("right")
+    assert (found.found, found.examples >= 15) == (False, True)
+    assert "no failure found" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("overflowing", "1 NaN"),
+        ("unwritten_tail", "NaN"),
+        ("unwritten", "1 NaN"),
+        ("earlier_result", "the call before, on other inputs, gave the same"),
+        ("one_buffer", "a later call changed the result of an earlier one"),
+        ("every_second", "so a second call on the same inputs"),
+        ("in_place", "changed its input 'x'"),
+        ("without_strides", "NaN"),
+        ("behind_its_result", "wrote outside"),
+        ("before_its_input", "wrote outside"),
+        ("without_square", "raised RuntimeError: no square"),
+        ("narrow", "times the tolerance"),
+    ],
+)
+def test_each_fault_is_found_and_said(name, words):
+    found = hunted(name)
+    assert found.found
+    assert words in found.failure.words
+
+
+def test_the_failure_is_the_smallest_and_plainest():
+    shape = {
+        name: tuple(hunted(name).failure.inputs["x"].shape) for name in ("overflowing", "unwritten_tail", "in_place")
+    }
+    assert shape == {"overflowing": (1, 1), "unwritten_tail": (1, 9), "in_place": (1, 1)}
+    assert hunted("without_strides").failure.inputs["x"].tolist() == [[1.0], [1.0]]
+
+
+def test_axes_of_equal_length_are_one_size():
+    example = (torch.randn(4, 9), torch.randn(9, 5))
+    assert not labkit.hunt(kernels.product, kernels.product, example, **TRIED).found
+    found = labkit.hunt(kernels.narrow_product, kernels.product, example, **TRIED)
+    a, b = found.failure.inputs.values()
+    assert a.shape[1] == b.shape[0]
+
+
+def test_sizes_may_be_named_and_fixed():
+    seen = []
+
+    def kernel(x, y):
+        seen.append((*x.shape, *y.shape))
+        return x + y
+
+    example = {"x": torch.randn(4, 4), "y": torch.randn(4)}
+    labkit.hunt(kernel, lambda x, y: x + y, example, sizes={"x": ("rows", 8), "y": (8,)}, **TRIED)
+    assert {shape[1:] for shape in seen} == {(8, 8)}
+    assert len({shape[0] for shape in seen}) > 5
+
+
+def test_sides_go_beyond_two_to_the_16_where_memory_allows():
+    seen = set()
+
+    def kernel(x):
+        seen.add(len(x))
+        return x + 1
+
+    labkit.hunt(kernel, lambda x: x + 1, torch.randn(5), examples=60)
+    assert max(seen) > 1 << 16
+    assert 1 in seen
+    assert seen <= set(SIZES)
+
+
+def test_whole_numbers_stay_within_the_range_of_the_example():
+    example = {"ids": torch.tensor([0, 6, 3]), "table": torch.randn(7, 4)}
+    fixed = {"table": (7, "d")}
+    assert not labkit.hunt(kernels.looked_up, kernels.looked_up, example, sizes=fixed, **TRIED).found
+    found = labkit.hunt(kernels.looked_up_beside, kernels.looked_up, example, sizes=fixed, **TRIED)
+    assert 0 <= int(found.failure.inputs["ids"].min()) <= int(found.failure.inputs["ids"].max()) < 7
+
+
+def test_a_kernel_may_write_into_what_it_is_given():
+    example = EXAMPLE | {"out": torch.empty(4, 9)}
+
+    def words(name):
+        found = labkit.hunt(getattr(kernels, name), kernels.reference, example, out="out", **TRIED)
+        return found.failure.words if found.found else ""
+
+    assert words("into") == ""
+    assert "wrote outside" in words("into_more")
+    assert "1 NaN" in words("into_nothing")
+
+
+def test_what_the_kernel_refuses_is_counted_and_no_failure():
+    found = hunted("small_alone")
+    assert (found.found, found.refused > 0, found.examples > 0) == (False, True, True)
+    assert hunted("small_alone", refuses=()).failure.words.startswith("raised ValueError: x: 17 columns")
+
+
+def test_two_inputs_may_be_one_tensor():
+    seen = set()
+
+    def kernel(a, b):
+        seen.add(a.data_ptr() == b.data_ptr())
+        return a * b
+
+    labkit.hunt(kernel, lambda a, b: a * b, (torch.randn(4), torch.randn(4)), examples=60, most=1 << 10)
+    assert seen == {True, False}
+
+
+def test_dtypes_are_drawn():
+    seen = set()
+
+    def kernel(x):
+        seen.add(x.dtype)
+        return x * 2
+
+    wanted = (torch.float32, torch.bfloat16, torch.float16)
+    assert not labkit.hunt(kernel, lambda x: x * 2, torch.randn(4), dtypes=wanted, **TRIED).found
+    assert seen == set(wanted)
+
+
+def test_nan_and_infinity_are_drawn_where_asked_for():
+    def kernel(x):
+        return torch.nan_to_num(x)
+
+    assert not labkit.hunt(kernel, lambda x: x * 1, torch.randn(4), **TRIED).found
+    for values in ("NaN", "infinite"):
+        assert labkit.hunt(kernel, lambda x: x * 1, torch.randn(4), values=[values], **TRIED).found
+
+
+def test_a_strategy_gives_what_it_likes():
+    from hypothesis import strategies as st
+
+    cases = st.integers(1, 40).map(lambda n: {"x": torch.arange(float(n)).reshape(1, n)})
+    found = labkit.hunt(kernels.unwritten_tail, kernels.reference, cases, **TRIED)
+    assert tuple(found.failure.inputs["x"].shape) == (1, 9)
+    assert "torch.tensor([[0.0, 1.0," in found.script()
+
+
+def test_the_same_seed_draws_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [repr(hunted("narrow", seed=3)) for _ in range(2)]
+    assert words[0] == words[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_script_and_the_test_run_by_themselves(tmp_path):
+    script, test = hunted("unwritten_tail").save(tmp_path)
+    assert len(script.read_text().splitlines()) <= 24
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, "1 NaN" in done.stdout) == (1, True), done.stderr
+    with pytest.raises(AssertionError, match="1 NaN"):
+        runpy.run_path(str(test))["test_unwritten_tail"]()
+    script.write_text(script.read_text().replace("import unwritten_tail as", "import right as"))
+    with pytest.raises(SystemExit, match="False"):
+        runpy.run_path(str(script))
+
+
+def test_a_script_makes_the_very_inputs_again():
+    found = hunted("without_strides", values=["normal"], sizes={"x": ("rows", 61)})
+    made = eval(found.made["x"], {"torch": torch, "drawn": drawn, "nan": math.nan})
+    x = found.failure.inputs["x"]
+    assert (made.stride(), made.storage_offset()) == (x.stride(), x.storage_offset())
+    assert torch.equal(made, x)
+    assert check(kernels.without_strides, kernels.reference, {"x": made}) is not None
+    assert check(kernels.right, kernels.reference, {"x": made}) is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_holds_the_values(layout):
+    x = drawn((3, 5), torch.float32, "counting", layout)
+    first = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert torch.equal(x[0], first)
+    assert x.isfinite().all()
+    assert x.is_contiguous() == (layout in ("contiguous", "offset"))
+
+
+def test_what_was_observed_can_be_judged_again():
+    failure = hunted("narrow").failure
+    assert list(failure.observed) == ["x", "output"]
+    assert labkit.localise(failure.observed, failure.golden, failure.precision).first == "output"
+
+
+def test_the_promised_precision_is_what_counts():
+    assert hunted("narrow_result").found
+    assert not hunted("narrow_result", precision=labkit.Precision(storage="bfloat16")).found
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(UsageError, match=r"values: .*'nan'.* is not right"):
+        hunted("right", values=["nan"])
+    with pytest.raises(UsageError, match="examples: 0 is not right"):
+        hunted("right", examples=0)
+    with pytest.raises(UsageError, match="sizes: 'y'"):
+        hunted("right", sizes={"y": (3,)})
+    with pytest.raises(UsageError, match="found no failure"):
+        hunted("right", examples=1).script()
+    with pytest.raises(UsageError, match=r"kernel: .* cannot be imported"):
+        labkit.hunt(lambda x: x * 2, kernels.reference, EXAMPLE, **TRIED).script()
+
+
+def test_hypothesis_is_asked_for_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(UsageError, match=r"labkit\[hunt\]"):
+        hunted("right")
