@@ -138,7 +138,7 @@ class Explanation:
 
 def explain(
     observed: Any,
-    golden: Golden,
+    golden: Any,
     precision: Precision | None = None,
     names: Mapping[str, str] | None = None,
     *,
@@ -437,8 +437,8 @@ class _Search:
 
     def _cause(self, mutant: Mutant, share: float, also: Sequence[str] = ()) -> Cause:
         node = self._part.nodes[mutant.at]
-        users = self._part.users.get(mutant.at, [])
-        line = node.site or (self._part.nodes[users[0]].site if users and node.func == INPUT else "")
+        users = [self._part.nodes[u].site for u in self._part.users.get(mutant.at, [])]
+        line = next(filter(None, [node.site, *users]), "")
         says = mutant.says if mutant.kind != "precision" else f"consistent with: {mutant.says}"
         return Cause(mutant.kind, says, line, share, tuple(also))
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from labkit.causes.explain import Explanation, explain
 from labkit.errors import UsageError
 from labkit.numerics.precision import Precision
 from labkit.tables import printable
@@ -67,6 +68,12 @@ class Failure:
     precision: Precision | None
     observed: dict[str, Tensor] = field(default_factory=dict)
     localisation: Localisation | None = None
+
+    def explain(self, seconds: float = 20.0) -> Explanation:
+        """Why, by :func:`labkit.explain`. Raises UsageError where there are no wrong numbers to explain."""
+        if self.localisation is None or self.localisation.first is None:
+            raise UsageError(f"failure: {self.words}; there are no wrong numbers to explain")
+        return explain(self.observed, self.golden, self.precision, seconds=seconds)
 
     def __repr__(self) -> str:
         lines = [self.words]
