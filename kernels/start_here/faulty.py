@@ -5,8 +5,7 @@ A fault changes one thing of the part in kernel.py that it stands for. FAIR has 
 """
 
 import random
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -104,9 +103,7 @@ FAULTS = {
     "eps_outside": _fault("SCALED", eps_outside, "+ eps", "+ eps", "scaled", "eps"),
     "neighbour_gain": _fault("SCALED", neighbour_gain, "column + 1", "gain_ptr + column", "scaled", "shift"),
     "first_tile": _fault("LARGEST", first_tile, "tl.max", "for start", "largest", "truncate"),
-    "power_of_two": _fault(
-        "EXPONENTIAL", power_of_two, "tl.exp2", "tl.exp", "total", "function", "scale", "factor"
-    ),
+    "power_of_two": _fault("EXPONENTIAL", power_of_two, "tl.exp2", "tl.exp", "total", "function", "scale", "factor"),
     "unmasked_tail": _fault("TOTAL", unmasked_tail, "other=0.0", "other=float", "total", "mask"),
 }
 
@@ -121,6 +118,10 @@ def parts(name: str) -> Parts:
     return RIGHT if name == NONE else RIGHT._replace(**{FAULTS[name].part: FAULTS[name].function})
 
 
-def kernel(name: str) -> Callable[[Tensor, Tensor], Mapping[str, Tensor]]:
+def kernel(name: str) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
     """x, gain -> each step, by the kernel with the fault of that name."""
-    return partial(run, parts=parts(name))
+
+    def kernel_under_suspicion(x: Tensor, gain: Tensor) -> dict[str, Tensor]:
+        return run(x, gain, parts(name))
+
+    return kernel_under_suspicion
