@@ -1,4 +1,4 @@
-"""What is measured for each claim of notebook start_here, and its truth. The words are in data/claims/start_here.yaml."""
+"""What is measured for each claim of notebook start_here, and its truth; the words are in data/claims."""
 
 from collections.abc import Mapping
 

@@ -33,7 +33,7 @@ def padded_mean(x_ptr, columns, BLOCK: tl.constexpr):
 def forgotten_tail(x_ptr, columns, BLOCK: tl.constexpr):
     """Adds up full tiles only: what is left over in the last one is not among them."""
     squares = tl.zeros([BLOCK], tl.float32)
-    for tile in range(0, columns // BLOCK):
+    for tile in range(columns // BLOCK):
         column = tile * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + column, mask=column < columns, other=0.0)
         squares += x * x

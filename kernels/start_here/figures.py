@@ -11,7 +11,7 @@ Tensor = torch.Tensor
 def plot_step(name: str, observed: Tensor, golden: Tensor, caption: str) -> Figure:
     """Observed over golden of a step [rows, columns], against the column; against the row where there is one column."""
     ratio = (observed.double() / golden.double()).cpu()
-    rows, columns = ratio.shape
+    columns = ratio.shape[1]
     figure, axes = plots.figure()
     if columns > 1:
         axes.plot(ratio.T, "o", ms=2.5, color=plots.BLUE, alpha=0.5)
