@@ -577,7 +577,7 @@ class Mutants:
                 return getattr(torch, node.op)(args[0], dim=over, keepdim=True)
             y = call(node, [args[0], over, *node.args[2:]], kwargs)
             y = y if part is None else y[part]
-            return y if y.shape == shape or shape == () else y.expand(shape)
+            return y if y.ndim == len(shape) or shape == () else y.expand(shape)  # what is kept broadcasts
 
         if node.op == "var_mean":
             users = [part.nodes[u] for u in part.users.get(i, ())]

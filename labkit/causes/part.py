@@ -79,7 +79,7 @@ class Part:
             if k in golden.program.inside:
                 program.inside.add(number[k])
         names = {number[k]: known[k] for k in (*before, *rivals)}
-        names |= {number[k]: name for name, k in golden.steps.items() if k in number and number[k] not in names}
+        names[number[target]] = step
         return cls(program, number[target], names, {new: old for old, new in number.items()})
 
     def given(self) -> list[int]:

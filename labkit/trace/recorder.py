@@ -342,12 +342,16 @@ _PLACES = ("device", "layout", "pin_memory", "memory_format", "generator", "non_
 """Arguments that say where, not what."""
 
 
+_BETWEEN = (__name__, "labkit.trace.golden")
+"""Modules of this package that stand between a reference and what records it."""
+
+
 def _site() -> str:
     """The line of the reference that called an operation, outside of torch; nothing where no line of it did."""
     frame: Any = sys._getframe(2)
-    while frame.f_globals.get("__name__", "").split(".")[0] == "torch" or frame.f_globals["__name__"] == __name__:
+    while (module := frame.f_globals["__name__"]).startswith("torch.") or module in _BETWEEN:
         frame = frame.f_back
-    if frame.f_globals["__name__"].startswith("labkit."):
+    if module.startswith("labkit."):
         return ""
     text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: {text}"

@@ -1,0 +1,199 @@
+"""Why a step is wrong: breaks of the recorded reference that give what was observed, and nothing that does not."""
+
+import json
+import time
+
+import pytest
+import torch
+
+import labkit
+from labkit.cli.main import main
+from labkit.errors import UsageError
+
+F32 = labkit.Precision(storage="float32")
+
+
+def reference(x, w, gain, bias):
+    """A small program with named steps, no two sizes equal."""
+    mixed = labkit.step("mixed", x @ w)
+    variance = mixed.var(-1, correction=0, keepdim=True)
+    normed = labkit.step("normed", (mixed - mixed.mean(-1, keepdim=True)) / torch.sqrt(variance + 1e-5) * gain + bias)
+    active = labkit.step("active", torch.nn.functional.gelu(normed))
+    return labkit.step("weights", torch.softmax(active / 7**0.5, -1))
+
+
+def inputs(seed=0, rows=19, inner=23, columns=14):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"x": (rows, inner), "w": (inner, columns), "gain": (columns,), "bias": (columns,)}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def port(x, w, gain, bias, fault=""):
+    """The same in float32, with a fault."""
+    mixed = x[:, :16] @ w[:16] if fault == "tail of the sum" else x @ w
+    n = mixed.shape[-1]
+    variance = mixed.var(-1, correction=int(fault == "over n - 1"), keepdim=True)
+    eps = 1e-3 if fault == "another eps" else 1e-5
+    root = torch.sqrt(variance) + eps if fault == "eps outside" else torch.sqrt(variance + eps)
+    used = gain.roll(1) if fault == "gain one on" else gain
+    normed = (mixed - mixed.mean(-1, keepdim=True)) / root * used + (0 if fault == "no bias" else bias)
+    normed[-1] = 0.0 if fault == "last row not written" else normed[-1]
+    active = torch.nn.functional.gelu(normed, approximate="tanh" if fault == "by tanh" else "none")
+    scores = active / (1.0 if fault == "not scaled" else 7**0.5)
+    weights = torch.softmax(scores, 0 if fault == "over columns" else 1)
+    weights = weights.reshape(n, -1).T if fault == "as it lies" else weights
+    found = {"x": x, "w": w, "gain": gain, "bias": bias, "mixed": mixed, "normed": normed, "active": active}
+    return found | {"weights": weights.contiguous()}
+
+
+FAULTS = {
+    "tail of the sum": ("mixed", "truncate"),
+    "over n - 1": ("normed", "ddof"),
+    "another eps": ("normed", "eps"),
+    "eps outside": ("normed", "eps"),
+    "gain one on": ("normed", "shift"),
+    "no bias": ("normed", "drop_term"),
+    "last row not written": ("normed", "zero"),
+    "by tanh": ("active", "function"),
+    "not scaled": ("weights", "scale"),
+    "over columns": ("weights", "axis"),
+    "as it lies": ("weights", "layout"),
+}
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return labkit.golden(reference, **inputs())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_cause_is_named_with_its_step_and_line(golden, fault):
+    found = labkit.explain(port(**inputs(), fault=fault), golden, F32)
+    step, kind = FAULTS[fault]
+    assert (found.step, found.verdict) == (step, "cause"), found
+    assert found.causes[0].kind in {kind, "factor" if kind == "scale" else kind, "truncate" if kind == "zero" else kind}
+    assert "test_explain.py:" in found.causes[0].line
+    assert 0.0 <= found.causes[0].of_bound <= 1.0
+
+
+def test_a_right_port_has_no_cause(golden):
+    found = labkit.explain(port(**inputs()), golden, F32)
+    assert (found.step, found.verdict, found.causes) == (None, "no divergence", [])
+
+
+def test_what_no_break_gives_is_none_of_these(golden):
+    observed = port(**inputs())
+    observed["normed"] = torch.randn(observed["normed"].shape, generator=torch.Generator().manual_seed(5))
+    found = labkit.explain(observed, golden, F32)
+    assert (found.step, found.verdict, found.causes) == ("normed", "none of these", [])
+    assert found.tried > 500
+
+
+def test_a_cause_reproduces_the_numbers_and_a_fault_beside_it_refutes_it(golden):
+    observed = port(**inputs(), fault="by tanh")
+    observed["active"][3, 4] += 1.0
+    assert labkit.explain(observed, golden, F32).verdict == "none of these"
+
+
+def test_two_breaks_that_these_inputs_do_not_tell_apart_are_undecidable_and_others_separate_them():
+    def scaled(x, gain):
+        return labkit.step("y", x * gain.sum() + x)
+
+    x, gain = torch.randn(8, 5, generator=torch.Generator().manual_seed(1)), torch.tensor([1.0, 1.0])
+    golden = labkit.golden(scaled, x=x, gain=gain)
+    found = labkit.explain({"x": x, "gain": gain, "y": 2.0 * x}, golden, F32)
+    assert found.verdict == "undecidable"
+    assert len(found.causes) > 1
+    assert set(found.separate) == {"x", "gain"}
+    assert bool((found.separate["gain"] != gain).all())
+
+
+def test_inputs_that_hide_a_kind_are_told():
+    def product(a, b):
+        return labkit.step("c", (a @ b) * 0.5)
+
+    a = torch.full((6, 6), 0.7)
+    b = torch.randn(6, 6, generator=torch.Generator().manual_seed(2))
+    golden = labkit.golden(product, a=a, b=b)
+    found = labkit.explain({"a": a, "b": b, "c": a @ b}, golden, F32)
+    assert (found.verdict, found.causes[0].kind) == ("cause", "scale")
+    assert "transpose" in found.blind_to  # a constant matrix is its own transpose
+
+
+def test_runs_that_differ_are_a_race(golden):
+    right, wrong = port(**inputs()), port(**inputs(), fault="last row not written")
+    found = labkit.explain([right, wrong], golden, F32)
+    assert (found.step, found.verdict, found.causes[0].kind) == ("normed", "cause", "race")
+
+
+def test_two_faults_the_first_is_named_and_the_other_is_looked_at_by_its_name(golden):
+    observed = port(**inputs(), fault="no bias")
+    observed["weights"] = torch.softmax(observed["active"], -1)
+    first = labkit.explain(observed, golden, F32)
+    assert (first.step, first.causes[0].kind, first.others) == ("normed", "drop_term", ["weights"])
+    second = labkit.explain(observed, golden, F32, step="weights")
+    assert (second.step, second.causes[0].kind in ("scale", "factor")) == ("weights", True)
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "float16"])
+def test_narrow_storage_is_explained_too(storage):
+    kind = getattr(torch, storage)
+    given = {name: x.to(kind) for name, x in inputs().items()}
+    golden = labkit.golden(reference, **given)
+    observed = {
+        n: v.to(kind) for n, v in port(**{n: x.float() for n, x in given.items()}, fault="over columns").items()
+    }
+    found = labkit.explain(observed, golden, labkit.Precision(storage=storage))
+    assert (found.step, found.verdict, found.causes[0].kind) == ("weights", "cause", "axis")
+
+
+def test_fewer_digits_are_named_only_where_nothing_else_fits(golden):
+    observed = port(**inputs())
+    observed["mixed"] = inputs()["x"].bfloat16().float() @ inputs()["w"].bfloat16().float()
+    found = labkit.explain(observed, golden, F32, step=None)
+    assert (found.step, found.causes[0].kind) == ("mixed", "precision")
+    assert found.causes[0].says.startswith("consistent with")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"golden": {"y": torch.ones(2)}}, "wanted what labkit.golden recorded"),
+        ({"step": "mixed"}, "step: 'mixed' is not right; wanted a wrong one"),
+        ({"observed": []}, "observed: [] is not right; wanted one run at least"),
+    ],
+)
+def test_bad_input_is_one_line(golden, arguments, words):
+    given = {"observed": port(**inputs(), fault="no bias"), "golden": golden} | arguments
+    with pytest.raises(UsageError, match=r".+") as error:
+        labkit.explain(**given)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_step_and_a_wrong_input_are_said_without_a_search(golden):
+    observed = port(**inputs())
+    found = labkit.explain({**observed, "normed": observed["normed"][:3]}, golden, F32)
+    assert (found.verdict, found.tried) == ("none of these", 0)
+    assert "there are no numbers to reproduce" in str(found)
+    found = labkit.explain({**observed, "x": observed["x"] + 1.0}, golden, F32)
+    assert "is an input" in str(found)
+
+
+def test_the_command_line_says_it_and_json_has_it(golden, tmp_path, capsys):
+    golden.save(tmp_path / "golden.safetensors")
+    labkit.Trace(port(**inputs(), fault="over columns")).save(tmp_path / "observed.safetensors")
+    files = [str(tmp_path / "golden.safetensors"), str(tmp_path / "observed.safetensors")]
+    assert main(["diff", "--explain", *files]) == 1
+    assert "why weights: cause" in capsys.readouterr().out
+    assert main(["diff", "--explain", "--json", *files]) == 1
+    said = json.loads(capsys.readouterr().out)["explain"]
+    assert (said["step"], said["verdict"], said["causes"][0]["kind"]) == ("weights", "cause", "axis")
+    assert "torch.softmax" in said["causes"][0]["line"]
+
+
+def test_the_time_that_it_may_take_is_kept(golden):
+    begun = time.monotonic()
+    found = labkit.explain(port(**inputs(), fault="as it lies"), golden, F32, seconds=0.2)
+    assert time.monotonic() - begun < 30.0
+    assert found.tried < 3000
