@@ -124,4 +124,5 @@ def kernel(name: str) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
     def kernel_under_suspicion(x: Tensor, gain: Tensor) -> dict[str, Tensor]:
         return run(x, gain, parts(name))
 
+    kernel_under_suspicion.__qualname__ = "suspect"  # a hunt's report shows it, and shall not show the name
     return kernel_under_suspicion

@@ -96,7 +96,7 @@ def test_a_seed_draws_one_fault_and_every_fault_is_drawn():
 
 def settled(name, seed, device):
     """The verdict on the claim that explain names the cause, and what explain says."""
-    draws = random.Random(seed)
+    draws = random.Random(f"sizes {seed}")  # another stream than that of the fault
     x, gain = inputs(seed, draws.randint(4, 12), draws.choice([33, 50, 75, 100, 131]), device)
     why = labkit.explain(observed(name, x, gain), recorded(x, gain), PROMISED)
     ledger = labkit.claims("start_here")
