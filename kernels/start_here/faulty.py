@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.start_here.kernel import RIGHT, Parts, run
+from labkit.errors import UsageError
 
 Tensor = torch.Tensor
 NONE, BLIND = "none", "blind"
@@ -109,7 +110,12 @@ FAULTS = {
 
 
 def chosen(fault: str, seed: int) -> str:
-    """The name of a fault: `fault` itself, or with ``blind`` one of FAULTS that `seed` draws."""
+    """The name of a fault: `fault` itself, or with ``blind`` one of FAULTS that `seed` draws.
+
+    Raises UsageError for what is neither of these, nor ``none``.
+    """
+    if fault not in (BLIND, NONE, *FAULTS):
+        raise UsageError(f"fault: {fault!r} is not right; wanted one of {', '.join((BLIND, NONE, *FAULTS))}")
     return random.Random(seed).choice(list(FAULTS)) if fault == BLIND else fault
 
 
