@@ -117,7 +117,7 @@ def test_no_wrong_cause_is_named(seed, device):
 
 
 SHIFTED = {3, 15, 22, 29}
-"""Draws at which explain names a shift of the input with zeros where only the last column, of 33, was left out: a mean of
+"""Draws at which explain names a shift with zeros where only the last column, of 33, was left out: a mean of
 squares and a maximum do not tell the two apart, and of breaks that agree it names those of the lowest rank alone."""
 FIFTY = [
     pytest.param(k, marks=pytest.mark.xfail(strict=True, reason="a shift is named, a tail is the fault"))
