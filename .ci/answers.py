@@ -52,7 +52,7 @@ def refreshed(book):
 
 
 if __name__ == "__main__":
-    readme, books = ROOT / "README.md", notebooks()
+    readme, books = ROOT / "README.md", dict(sorted(notebooks().items(), key=lambda one: one[0] != "start_here"))
     before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
     table, _, after = rest.partition(END)
     rows = {name: row for row in table.splitlines() for name in books if row.startswith(f"| [{name}]")}

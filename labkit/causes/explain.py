@@ -55,6 +55,9 @@ ENOUGH = 8
 LESS_LIKELY = 2.0
 """The error that is left is noise, whose size many elements tell well: a cause that leaves twice as much is none."""
 
+NEAR = 10.0
+"""How many times nearer than the reference a break has to come to be worth a word."""
+
 BEYOND = 1e9
 """How far off, in tolerances, what cannot be compared counts as."""
 
@@ -294,7 +297,7 @@ class _Search:
         result.verdict = NONE if not result.causes else CAUSE if len(result.causes) == 1 else UNDECIDABLE
         if not result.causes and tried:
             best = min(tried, key=lambda t: t.off)
-            result.nearest = self._cause(best.mutant, best.off) if best.off < base / 2 else None
+            result.nearest = self._cause(best.mutant, best.off) if best.off < base / NEAR else None
         result.blind_to = blind()
         if time.monotonic() > self._until:
             result.notes.append("the time was up before all were tried: seconds= allows more")
@@ -333,9 +336,9 @@ class _Search:
         What leaves LESS_LIKELY times the error of the nearest is not the cause: that error is noise, and more is not.
         """
         off = (lambda t: t.off) if everywhere else (lambda t: t.off_there)
-        near = sorted(
+        near = sorted(  # what differs by rounding alone stays in the order in which it was tried
             (t for t in tried if off(t) < base / 2),
-            key=lambda t: (max(0, math.ceil(math.log2(off(t) + 1e-300))), t.mutant.rank, off(t)),
+            key=lambda t: (max(0, math.ceil(math.log2(off(t) + 1e-300))), t.mutant.rank),
         )
         found: list[tuple[_Tried, float]] = []
         for t in near[:CHECKED]:
@@ -345,10 +348,7 @@ class _Search:
             if share is not None:
                 found.append((t, share))
         least = min((off(t) for t, _ in found), default=0.0)
-        simplest = min((t.mutant.rank for t, _ in found if off(t) <= LESS_LIKELY * least), default=0)
-        likely = [
-            (t.mutant, share) for t, share in found if off(t) <= LESS_LIKELY * least and t.mutant.rank == simplest
-        ]
+        likely = [(t.mutant, share) for t, share in found if off(t) <= LESS_LIKELY * least]
         return [(m if everywhere else self._there(m), share) for m, share in likely]
 
     def _largest(self, mutant: Mutant) -> float | None:
@@ -469,14 +469,20 @@ class _Search:
                     break
             else:
                 classes.append(([(mutant, share)], value))
-        if len(classes) > 1 and fresh is not None:
-            result.separate = self._inputs
-        chosen = []
         for same, _ in classes:
             same.sort(key=lambda one: one[0].rank)
+        simplest = min(same[0][0].rank for same, _ in classes)
+        left: dict[tuple[str, str], Any] = {}  # of one number, those that fit are one cause
+        for same, _ in classes:
             (mutant, share), *rest = same
-            chosen.append(self._cause(mutant, share, [f"{m.kind}: {m.says}" for m, _ in rest]))
-        return chosen
+            if mutant.rank == simplest:
+                number = mutant.says.partition(" has ")[0] if mutant.kind == "eps" else mutant.says
+                left.setdefault((mutant.kind, number), [mutant, share, []])[2].extend(
+                    f"{m.kind}: {m.says}" for m, _ in rest
+                )
+        if len(left) > 1 and fresh is not None:
+            result.separate = self._inputs
+        return [self._cause(*one) for one in left.values()]
 
     @cached_property
     def _fresh(self) -> dict[int, Any] | None:

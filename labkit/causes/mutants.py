@@ -73,7 +73,7 @@ ON_TOP = ("sqrt", "square", "exp", "log", "reciprocal", "sigmoid", "tanh", "ReLU
 LEFT_OUT = {"mul": "factor", "div": "factor", "add": "drop_term", "sub": "drop_term", "where": "mask"}
 LEFT_OUT |= {"masked_fill": "mask", "neg": "sign", "t": "transpose", "transpose": "transpose", "permute": "layout"}
 LEFT_OUT |= {"clone": "", "view": "", "_unsafe_view": "", "expand": "", "unsqueeze": "", "squeeze": ""}
-RANK = {"stale": 2, "axis": 2, "truncate": 2, "precision": 2, "eps": 0}
+RANK = {"stale": 2, "axis": 2, "precision": 2, "eps": 0}
 EPSILONS = (0.0, *(10.0**-k for k in range(2, 13)), 2.0**-23)
 
 
@@ -177,10 +177,10 @@ def far(sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
         yield "shift", f"{n} more", lambda x, n=n: x + n
 
 
-def left_out(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
-    """Parts of a dimension that are zero."""
+def left_out(shape: tuple[int, ...], sizes: Iterable[int] = ()) -> Iterator[tuple[str, str, Change]]:
+    """Parts of a dimension that are zero; with `sizes`, those of :func:`ranges` that these alone give."""
     for d, n in enumerate(shape):
-        for a, b in ranges(n, sizes):
+        for a, b in sorted({*ranges(n, sizes)} - {*ranges(n)}) if sizes else ranges(n):
             words = f"zero in {a} to {b - 1} of dimension {d}, of {n}"
             yield "truncate", words, partial(_zeroed, d=d, a=a, b=b)
 
@@ -330,7 +330,7 @@ class Mutants:
         elif numbers:
             yield from amounts(self.sizes)
         if numbers and x.dtype != torch.bool:
-            yield from left_out(tuple(x.shape), self.sizes)
+            yield from left_out(tuple(x.shape))
         yield from places(tuple(x.shape))
 
     def _of_result(self, ids: list[int], words: str) -> Iterator[Mutant]:
@@ -342,9 +342,9 @@ class Mutants:
             if kind == "zero" and i != part.target:
                 kind = "drop_term"
             yield Mutant(kind, f"{name}{words} is {what}", _result(ids, change), RANK.get(kind, 1))
-        if not x.is_floating_point() and x.dtype != torch.bool:
-            for kind, what, change in far(self.sizes):
-                yield Mutant(kind, f"{name}{words} is {what}", _result(ids, change), 2)
+        further = [*(far(self.sizes) if not x.is_floating_point() else ()), *left_out(tuple(x.shape), self.sizes)]
+        for kind, what, change in further if x.dtype != torch.bool and not moved else ():
+            yield Mutant(kind, f"{name}{words} is {what}", _result(ids, change), 2)
         if given and x.is_floating_point():
             yield Mutant("factor", f"{name} is 1, as if it were left out", _result(ids, torch.ones_like))
         if (given or i == part.target) and x.is_floating_point() and x.numel() < self.largest:
@@ -738,7 +738,7 @@ def _dims(node: Node, ndim: int) -> list[int]:
 
 def is_epsilon(op: str, c: float) -> bool:
     """Whether a number is there to keep another from zero."""
-    return op in ("add", "sub", "clamp_min", "maximum") and abs(c) <= 1e-2
+    return op in ("add", "sub", "clamp_min", "maximum") and isinstance(c, float) and 0.0 < abs(c) <= 1e-2
 
 
 def kind_of_number(op: str, c: float, new: float, sizes: Iterable[int] = ()) -> str:

@@ -99,7 +99,7 @@ def test_the_readme_says_what_was_recorded():
     right, low, high = ep.share(BLIND, "right")
     wrong = ep.share(BLIND, "wrong kind")[0]
     sentence = (
-        f"Of {len(BLIND)} defects whose author had not seen its search, `labkit.explain` named the right kind of cause in"
-        f" {right} (95% interval: {low:.0f}% to {high:.0f}%), a wrong one in {wrong}."
+        f"Of {len(BLIND)} defects whose author had not seen its search, `labkit.explain` named the right kind of cause"
+        f" in {right} (95% interval: {low:.0f}% to {high:.0f}%), a wrong one in {wrong}."
     )
     assert sentence in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())

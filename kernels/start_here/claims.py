@@ -1,0 +1,39 @@
+"""What is measured for each claim of notebook start_here, and its truth; the words are in data/claims."""
+
+from collections.abc import Mapping
+
+from kernels.start_here.faulty import FAULTS, NONE
+from labkit import Explanation, Hunt, Ledger, Localisation
+
+
+def settle_first_step(ledger: Ledger, report: Localisation, name: str) -> None:
+    """Is the first wrong step the one that the fault of that name was put into?"""
+    wanted = None if name == NONE else FAULTS[name].first
+    ledger.settle("first_step", report.first == wanted, first=report.first, wanted=wanted)
+
+
+def settle_cause(ledger: Ledger, why: Explanation, name: str) -> None:
+    """Is the fault called by a kind that is fair? Undecidable where several causes are left, or none."""
+    kinds = sorted({cause.kind for cause in why.causes})
+    if name == NONE:
+        truth = why.step is None
+    elif why.verdict == "cause":
+        truth = set(kinds) <= FAULTS[name].fair
+    else:
+        truth = None
+    says = [cause.says for cause in why.causes]
+    ledger.settle("cause", truth, kinds=kinds, says=says, verdict=why.verdict, tried=why.tried)
+
+
+def settle_smallest(ledger: Ledger, hunted: Hunt, name: str) -> None:
+    """Is there an input on which the kernel fails, if it has a fault, and none if it has not?"""
+    shape = list(hunted.failure.inputs["x"].shape) if hunted.failure else []
+    ledger.settle("smallest", hunted.found == (name != NONE), shape=shape, tried=hunted.examples)
+
+
+def settle_right(ledger: Ledger, reports: Mapping[int, Localisation], hunted: Hunt) -> None:
+    """Is no step of the right kernel wrong, at each number of columns, and on no input that was drawn?"""
+    wrong = [f"{columns} columns" for columns, report in reports.items() if report.first is not None]
+    wrong += [str(hunted.failure.words)] if hunted.failure else []
+    widths = list(map(str, reports))
+    ledger.settle("right_kernel", not wrong, wrong=wrong, widths=widths, tried=hunted.examples)

@@ -1,0 +1,188 @@
+"""The reference against PyTorch's operations, the right kernel at odd sizes, each fault, and what is said of it."""
+
+import random
+
+import pytest
+import torch
+
+import labkit
+from kernels.start_here import claims, faulty, golden, kernel
+from labkit.errors import UsageError
+
+PROMISED = labkit.Precision("float32")
+
+
+def inputs(seed, rows=8, columns=100, device="cpu"):
+    """As the notebook draws them: rows of all sizes."""
+    draws = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, columns, generator=draws) * torch.logspace(-3, 1, rows)[:, None]
+    return x.to(device), (1.0 + 0.5 * torch.randn(columns, generator=draws)).to(device)
+
+
+def recorded(x, gain):
+    return labkit.golden(golden.probabilities, x=x, gain=gain)
+
+
+def observed(name, x, gain):
+    return {"x": x, "gain": gain} | faulty.kernel(name)(x, gain)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (5, 129)])
+def test_the_reference_is_pytorchs_rms_norm_and_softmax(rows, columns):
+    x, gain = (one.double() for one in inputs(0, rows, columns))
+    expected = torch.nn.functional.rms_norm(x, [columns], gain, golden.EPS).softmax(-1)
+    assert torch.allclose(golden.probabilities(x, gain), expected, rtol=1e-13, atol=0.0)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 31, 32, 33, 64, 97, 129])
+def test_the_right_kernel_is_right_at_odd_sizes(columns, device):
+    x, gain = inputs(columns, 5, columns, device)
+    with labkit.poisoned():
+        assert labkit.localise(observed(faulty.NONE, x, gain), recorded(x, gain), PROMISED).first is None
+
+
+def test_the_right_kernel_takes_a_transposed_tensor(device):
+    x, gain = inputs(1, 7, 7, device)
+    assert labkit.localise(observed(faulty.NONE, x.T, gain), recorded(x.T, gain), PROMISED).first is None
+
+
+def expected(name, x, gain):
+    """The first step that the fault spoils, with that fault, in float64."""
+    x, gain = x.double(), gain.double()
+    n, block = x.shape[1], kernel.BLOCK
+    squares = x.square()
+    root = (squares.mean(-1, True) + golden.EPS).sqrt()
+    scaled = x / root * gain
+    largest = scaled.amax(-1, True)
+    padding = -n % block
+    return {
+        "padded_mean": lambda: squares.sum(-1, True) / (n + padding),
+        "forgotten_tail": lambda: squares[:, : n - n % block].sum(-1, True) / n,
+        "eps_outside": lambda: x / (squares.mean(-1, True).sqrt() + golden.EPS) * gain,
+        "neighbour_gain": lambda: x / root * torch.cat([gain[1:], gain.new_zeros(1)]),
+        "first_tile": lambda: scaled[:, :block].amax(-1, True),
+        "power_of_two": lambda: (scaled - largest).exp2().sum(-1, True),
+        "unmasked_tail": lambda: (scaled - largest).exp().sum(-1, True) + padding * (-largest).exp(),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", faulty.FAULTS)
+def test_a_fault_is_what_it_says_and_spoils_its_step_first(name, device):
+    x, gain = inputs(3, device=device)
+    steps, first = observed(name, x, gain), faulty.FAULTS[name].first
+    wanted = expected(name, x, gain)
+    assert torch.allclose(steps[first].double(), wanted, rtol=2e-5, atol=1e-7)
+    assert not torch.allclose(recorded(x, gain)[first], wanted, rtol=1e-3)
+    assert labkit.localise(steps, recorded(x, gain), PROMISED).first == first
+
+
+@pytest.mark.parametrize("name", faulty.FAULTS)
+def test_the_lines_of_a_fault_can_be_shown(name):
+    fault = faulty.FAULTS[name]
+    assert len(labkit.show_source(fault.function, mark=fault.mark).marked) == 1
+    assert labkit.show_source(getattr(kernel.RIGHT, fault.part), mark=fault.right).marked
+
+
+@pytest.mark.parametrize("name", [one for one in faulty.FAULTS if faulty.FAULTS[one].part in ("MEAN_SQUARE", "TOTAL")])
+def test_a_full_tile_hides_a_fault_of_the_tail(name, device):
+    x, gain = inputs(4, columns=2 * kernel.BLOCK, device=device)
+    assert labkit.localise(observed(name, x, gain), recorded(x, gain), PROMISED).first is None
+
+
+def test_a_seed_draws_one_fault_and_every_fault_is_drawn():
+    assert {faulty.chosen(faulty.BLIND, seed) for seed in range(50)} == set(faulty.FAULTS)
+    assert faulty.chosen(faulty.BLIND, 5) == faulty.chosen(faulty.BLIND, 5)
+    assert [faulty.chosen(name, 5) for name in (faulty.NONE, "eps_outside")] == [faulty.NONE, "eps_outside"]
+
+
+def test_a_fault_that_is_not_known_is_refused():
+    with pytest.raises(UsageError, match="fault: 'eps' is not right; wanted one of blind, none, padded_mean"):
+        faulty.chosen("eps", 0)
+
+
+def settled(name, seed, device):
+    """The verdict on the claim that explain names the cause, and what explain says."""
+    draws = random.Random(f"sizes {seed}")  # another stream than that of the fault
+    x, gain = inputs(seed, draws.randint(4, 12), draws.choice([33, 50, 75, 100, 131]), device)
+    why = labkit.explain(observed(name, x, gain), recorded(x, gain), PROMISED)
+    ledger = labkit.claims("start_here")
+    claims.settle_cause(ledger, why, name)
+    return ledger.settled["cause"].verdict, why
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_wrong_cause_is_named(seed, device):
+    verdict, why = settled(faulty.chosen(faulty.BLIND, seed), seed, device)
+    assert verdict != "refuted", why
+
+
+SHIFTED = {3, 15, 22, 29}
+"""Draws at which explain names a shift with zeros where only the last column, of 33, was left out: a mean of
+squares and a maximum do not tell the two apart, and of breaks that agree it names those of the lowest rank alone."""
+FIFTY = [
+    pytest.param(k, marks=pytest.mark.xfail(strict=True, reason="a shift is named, a tail is the fault"))
+    if k in SHIFTED
+    else k
+    for k in range(50)
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", FIFTY)
+def test_no_wrong_cause_is_named_in_fifty_draws(seed, device):
+    verdict, why = settled(faulty.chosen(faulty.BLIND, seed), seed, device)
+    assert verdict != "refuted", why
+
+
+@pytest.mark.parametrize("name", [name for name in faulty.FAULTS if name != "unmasked_tail"])
+def test_the_cause_is_named(name, device):
+    verdict, why = settled(name, 0, device)
+    if name == "first_tile":  # where a maximum stops being looked for is seen no better than by the largest numbers
+        assert {cause.kind for cause in why.causes} == {"truncate"}
+    else:
+        assert verdict == "confirmed"
+
+
+def test_where_there_is_no_fault_none_is_named(device):
+    verdict, why = settled(faulty.NONE, 0, device)
+    assert (verdict, why.step) == ("confirmed", None)
+
+
+def test_a_cause_that_is_not_the_fault_refutes_the_claim(device):
+    _, why = settled("eps_outside", 0, device)
+    ledger = labkit.claims("start_here")
+    claims.settle_cause(ledger, why, "forgotten_tail")
+    assert ledger.settled["cause"].verdict == "refuted"
+
+
+def test_the_first_step_is_settled_both_ways(device):
+    x, gain = inputs(0, device=device)
+    report = labkit.localise(observed("eps_outside", x, gain), recorded(x, gain), PROMISED)
+    for name, verdict in (("eps_outside", "confirmed"), ("first_tile", "refuted"), (faulty.NONE, "refuted")):
+        ledger = labkit.claims("start_here")
+        claims.settle_first_step(ledger, report, name)
+        assert ledger.settled["first_step"].verdict == verdict
+
+
+def test_the_hunt_and_the_repair_are_settled_both_ways(device):
+    x, gain = inputs(0, 2, 33, device)
+    right = labkit.localise(observed(faulty.NONE, x, gain), recorded(x, gain), PROMISED)
+    wrong = labkit.localise(observed("padded_mean", x, gain), recorded(x, gain), PROMISED)
+    for name, report in (("padded_mean", wrong), (faulty.NONE, right)):
+        sizes = {"x": (2, "columns"), "gain": ("columns",)}
+        hunted = labkit.hunt(
+            faulty.kernel(name),
+            golden.probabilities,
+            {"x": x, "gain": gain},
+            PROMISED,
+            examples=3,
+            sizes=sizes,
+            most=200,
+        )
+        for truth in ("padded_mean", faulty.NONE):
+            ledger = labkit.claims("start_here")
+            claims.settle_smallest(ledger, hunted, truth)
+            assert (ledger.settled["smallest"].verdict == "confirmed") == (truth == name)
+        ledger = labkit.claims("start_here")
+        claims.settle_right(ledger, {33: report}, hunted)
+        assert ledger.settled["right_kernel"].verdict == ("confirmed" if name == faulty.NONE else "refuted")
