@@ -4,11 +4,15 @@ The long form takes every architecture, dtype and way of attention, with and wit
 the folder that LABKIT_HUGGING_FACE names, or a temporary one.
 """
 
+import copy
 import os
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import labkit
 
 pytest.importorskip("transformers")
 
@@ -41,6 +45,53 @@ def test_a_broken_module_is_identified():
     (fault,) = models.measure_faults("llama", "bfloat16", "eager", ("a head of zeros",))
     assert fault.found
     assert fault.right, f"{fault.first} in place of {fault.module}"
+
+
+def _transposed(model, port, monkeypatch):
+    port.model.layers[1].self_attn.q_proj.weight.data = model.model.layers[1].self_attn.q_proj.weight.data.T.clone()
+
+
+def _another_eps(model, port, monkeypatch):
+    port.model.layers[1].post_attention_layernorm.variance_epsilon = 1e-3
+
+
+def _mask_off_by_one(model, port, monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    def mask(*args, **named):
+        right = whole(*args, **named)
+        return torch.full(right.shape, torch.finfo(right.dtype).min).triu(2)
+
+    whole = modeling_llama.create_causal_mask
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", mask)
+
+
+@pytest.mark.parametrize(
+    ("fault", "place", "kinds"),
+    [
+        (_transposed, "model.layers.1.self_attn.q_proj/", {"transpose"}),
+        (_another_eps, "model.layers.1.post_attention_layernorm/", {"eps"}),
+        (_mask_off_by_one, "model.layers.0.self_attn/", {"mask", "shift"}),
+    ],
+)
+def test_what_was_broken_by_hand_is_named_from_outside(monkeypatch, fault, place, kinds):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "max_position_embeddings": 64}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, attn_implementation="eager")).eval()
+    port, given = copy.deepcopy(model), {"input_ids": torch.randint(0, 97, (2, 13)), "use_cache": False}
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        golden = labkit.golden(model, **given)
+        with monkeypatch.context() as broken:
+            fault(model, port, broken)
+            observed = labkit.capture(port, **given)
+        steps = {name: weights.get(name, observed[name]) for name in observed.names}  # the file of both is the same
+        found = labkit.explain(labkit.Trace(steps, observed.about), golden)
+    assert found.step.startswith(place)
+    assert (found.verdict, found.causes[0].kind in kinds) == ("cause", True), found
 
 
 def test_every_fault_has_a_place_in_some_architecture():
