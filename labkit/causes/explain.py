@@ -22,8 +22,7 @@ from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import Golden
 from labkit.trace.judge_rerun import bounded
 from labkit.trace.localise import few_threads, localise, renamed
-from labkit.trace.program import INPUT, call
-from labkit.trace.repetition import Results
+from labkit.trace.program import INPUT
 from labkit.trace.steps import Trace, as_trace
 
 Tensor = torch.Tensor
@@ -45,6 +44,9 @@ NARROWER: list[dict[str, Any]] = [
 
 PAIRED = 24
 """Mutants that are also tried two at once: those that bring the step nearest by themselves."""
+
+SAME = 8
+"""Mutants of a kind that change nothing on the inputs, which are tried on others."""
 
 CHECKED = 24
 """Mutants that are held to their own bound: the nearest of all that were tried."""
@@ -159,12 +161,13 @@ def explain(
 ) -> Explanation:
     """Break the first wrong step of the recorded reference in every known way, and see which gives what was observed.
 
-    Arguments are those of :func:`labkit.localise`; `observed` may be a list of runs of one program, which shows races.
-    `step` is another wrong step to look at, `report` what :func:`labkit.localise` found of the first run, where that is
-    known, and `seconds` about how long the search may take, a half of it to try. Each break is run in float64 on what
-    was observed before the step; the nearest are held to the tolerance of the broken program. Breaks that agree on
-    fresh inputs too are one cause, named by the simplest. Several that do not are `undecidable`, and `separate` has
-    inputs that tell them apart. No cause is named that was not reproduced within its tolerance.
+    Arguments are those of :func:`labkit.localise`. `observed` may be a list of runs on the same inputs: a step that is
+    wrong in some of them alone is a race, or reads what nobody wrote. `step` is another wrong step to look at, `report`
+    what :func:`labkit.localise` found of the first run, where that is known, and `seconds` about how long the search
+    may take, a half of it to try. Each break is run in float64 on what was observed before the step; the nearest are
+    held to the tolerance of the broken program. Breaks that agree on fresh inputs too are one cause, named by the
+    simplest. Several that do not are `undecidable`, and `separate` has inputs that tell them apart. No cause is named
+    that was not reproduced within its tolerance.
 
     Raises UsageError for a golden that is not recorded, and for what :func:`labkit.localise` refuses.
     """
@@ -190,26 +193,17 @@ def explain(
     if golden.program.nodes[golden.steps.get(step, golden.operations.get(step, 0))].func == INPUT:
         result.notes.append(f"{step} is an input: give the golden what the program was given")
         return result
-    traces = [renamed(as_trace("observed", run), golden, dict(names or {})) for run in runs]
-    if _races(traces, step):
-        says = f"{step} differs between runs on the same inputs: a race, or memory that nobody wrote"
-        result.verdict, result.causes = CAUSE, [Cause("race", says, _line(golden, step), 0.0)]
-        return result
     golden = golden.with_steps(name for name in report.findings if name not in golden.steps)
+    right = [one for one in reports if step in one.findings and not one.findings[step].wrong]
+    if right:
+        says = f"{step} is wrong in {len(runs) - len(right)} of {len(runs)} runs: a race, or memory that nobody wrote"
+        line = golden.program.nodes[golden.steps[step]].site
+        result.verdict, result.causes = CAUSE, [Cause("race", says, line, 0.0)]
+        return result
+    trace = renamed(as_trace("observed", runs[k]), golden, dict(names or {}))
     with few_threads(golden[step].numel()):
-        _Search(golden, traces[k], step, report.precision, seconds).run(result)
+        _Search(golden, trace, step, report.precision, seconds).run(result)
     return result
-
-
-def _races(traces: Sequence[Trace], step: str) -> bool:
-    results = Results(traces[0].read(step))
-    for trace in traces[1:]:
-        results.add(trace.read(step))
-    return results.distinct > 1
-
-
-def _line(golden: Golden, step: str) -> str:
-    return golden.program.nodes[golden.steps[step]].site
 
 
 @dataclass
@@ -229,9 +223,9 @@ class _Search:
         self._until, self._last = time.monotonic() + seconds / 2.0, time.monotonic() + seconds
         self._part = Part.of(golden, seen, step)
         right = self._part.broken({})
-        self._names = [name for name in right.steps if name in seen]
-        self._rules = replace(rules, steps={name: rule for name, rule in rules.steps.items() if name in self._names})
-        self._seen = seen.named({name: name for name in self._names})
+        names = [name for name in right.steps if name in seen]
+        self._rules = replace(rules, steps={name: rule for name, rule in rules.steps.items() if name in names})
+        self._seen = seen.named({name: name for name in names})
         observed = seen.read(step)
         self._right = self._part.values[self._part.target]
         self._observed = observed.to(self._right.device, self._right.dtype)
@@ -249,8 +243,7 @@ class _Search:
             )
             self._allowed = allowed.clamp(min=max(usual / 8.0, 1e-300))
         self._places = self._wrong_places()
-        inputs = {name: _drawn(golden[name], k) for k, name in enumerate(golden.inputs)}
-        self._inputs = inputs
+        self._inputs = {name: _drawn(golden[name], k) for k, name in enumerate(golden.inputs)}
         self._mutants = Mutants(self._part, golden)
 
     def _wrong_places(self) -> list[Tensor]:
@@ -299,7 +292,7 @@ class _Search:
             best = min(tried, key=lambda t: t.off)
             result.nearest = self._cause(best.mutant, best.off) if best.off < base / NEAR else None
         result.blind_to = blind()
-        if time.monotonic() > self._until:
+        if self._cut_short:
             result.notes.append("the time was up before all were tried: seconds= allows more")
 
     def _rms(self, off: Tensor) -> float:
@@ -307,16 +300,19 @@ class _Search:
 
     def _tried(self) -> list[_Tried]:
         found: list[_Tried] = []
-        self._count, self._same = 0, dict[str, Mutant]()
+        self._count, self._cut_short = 0, False
+        self._same: dict[str, list[Mutant]] = {}
         for mutant in self._mutants.all():
             if time.monotonic() > self._until:
+                self._cut_short = True
                 break
             value = self._value(mutant)
             if value is None:
                 continue
             self._count += 1
             if value.shape == self._right.shape and torch.equal(value, self._right):
-                self._same.setdefault(f"{mutant.kind} {len(self._same) // 64}", mutant)
+                same = self._same.setdefault(mutant.kind, [])
+                same += [mutant] * (len(same) < SAME)
                 continue
             off = self._off(value)
             found.append(_Tried(mutant, self._rms(off), self._rms(taken(off, self._places))))
@@ -370,7 +366,7 @@ class _Search:
         edits, seen = dict(mutant.edits), self._seen
         if not everywhere:
             target = self._part.target
-            first = edits.get(target, Edit(lambda args, kwargs: call(self._part.nodes[target], args, kwargs)))
+            first = edits.get(target, Edit(lambda args, kwargs: args[0], after=True))
             edits[target] = Edit(lambda args, kwargs: taken(first.run(args, kwargs), self._places), *first[1:])
             places = [index.cpu() for index in self._places]
             steps = {name: taken(seen.read(name), places) if name == self._step else seen[name] for name in seen.names}
@@ -384,7 +380,6 @@ class _Search:
     def _fitted(self) -> Iterator[_Tried]:
         """Factors, offsets and numbers of the program that are looked for, not taken from a list."""
         o, v, target = self._observed, self._right, self._part.target
-        node = self._part.nodes[target]
         good = o.isfinite() & v.isfinite()
         if bool(good.any()):
             c = float((o * v)[good].sum() / v[good].square().sum().clamp(min=1e-300))
@@ -397,7 +392,7 @@ class _Search:
                     lambda x: x + shift,
                 ),
             ):
-                edit = Edit(lambda args, kwargs, f=f: f(call(node, args, kwargs)))
+                edit = Edit(lambda args, kwargs, f=f: f(args[0]), after=True)
                 yield from self._measured(Mutant(kind, says, {target: edit}, 3))
         numbers = [
             (n, j, float(c))
@@ -432,12 +427,12 @@ class _Search:
             if t.off < base:
                 nearest.setdefault((tuple(t.mutant.edits), t.off), t)
         for a, b in itertools.combinations(list(nearest.values())[:PAIRED], 2):
-            alike = a.mutant.kind == b.mutant.kind and self._alike(a.mutant, b.mutant)
+            alike = a.mutant.kind == b.mutant.kind and self._repeated(a.mutant, b.mutant)
             if time.monotonic() < self._until and alike and not a.mutant.edits.keys() & b.mutant.edits.keys():
                 says, edits = f"{a.mutant.says}, and {b.mutant.says}", {**a.mutant.edits, **b.mutant.edits}
                 yield from self._measured(Mutant(a.mutant.kind, says, edits, 4))
 
-    def _alike(self, a: Mutant, b: Mutant) -> bool:
+    def _repeated(self, a: Mutant, b: Mutant) -> bool:
         """Whether two breaks are one mistake made twice: of given values, or of one operation."""
         (one, other), given = (self._part.nodes[a.at], self._part.nodes[b.at]), self._part.given()
         return one.op == other.op or (one.id in given and other.id in given)
@@ -498,14 +493,17 @@ class _Search:
         fresh = self._fresh
         if fresh is None:
             return found
-        for mutant in self._same.values():
+        for mutant in itertools.chain(*self._same.values()):
             value = self._value(mutant, fresh) if mutant.kind not in found else None
             if value is not None and not _alike(value, fresh[self._part.target]):
                 found[mutant.kind] = mutant.says
         return found
 
     def _narrower(self) -> Iterator[Cause]:
-        """Promises of fewer digits that the step would keep, where its error looks like theirs: as large, and noise."""
+        """Promises of fewer digits that the step would keep, where its error looks like theirs: as large, and noise.
+
+        What goes with the value is no noise, nor is what is as large as it. How much of either is chosen, not derived.
+        """
         error = (self._observed - self._right).nan_to_num(0.0, 0.0, 0.0)
         value = self._right.nan_to_num(0.0, 0.0, 0.0)
         off, size = float(error.norm()), float(value.norm())
@@ -528,6 +526,7 @@ class _Search:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two results in float64 are equal but for the order of operations, which costs some of its 16 digits."""
     if a.shape != b.shape or not a.is_floating_point():
         return a.shape == b.shape and torch.equal(a, b)
     return torch.allclose(a, b, rtol=1e-7, atol=1e-10, equal_nan=True)

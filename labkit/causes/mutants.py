@@ -1,8 +1,8 @@
 """The ways in which people break kernels, each put into one place of a wrong step's part.
 
 A mutant knows operations, shapes and numbers, and no program. Those of a value change what an operation gives or takes:
-its elements' places (:func:`places`) or its numbers (:func:`amounts`). Those of an operation (:func:`_of_operation`)
-leave it out, exchange what it takes, or run another in its place.
+its elements' places (:func:`places`) or its numbers (:func:`amounts`). Those of an operation leave it out, exchange
+what it takes, or run another in its place.
 """
 
 from __future__ import annotations
@@ -54,25 +54,13 @@ OPPOSITE |= {"bitwise_and": "bitwise_or", "bitwise_or": "bitwise_and", "sin": "c
 KIND_OF = {"add": "sign", "sub": "sign", "mul": "function", "div": "function"}
 REDUCTIONS = ("sum", "mean", "amax", "amin", "argmax", "argmin", "cumsum", "cumprod", "logcumsumexp", "var_mean")
 INDEXED = ("index", "index_select", "embedding", "gather", "index_add", "index_put", "scatter_add", "scatter")
-NUMBERED = ARITHMETIC | {
-    "pow",
-    "clamp",
-    "clamp_min",
-    "clamp_max",
-    "full",
-    "remainder",
-    "arange",
-    "fill",
-    "eq",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-}
+NUMBERED = ARITHMETIC | {"pow", "clamp", "clamp_min", "clamp_max", "full", "fill", "remainder", "arange"}
+NUMBERED |= {"eq", "lt", "le", "gt", "ge"}
 ON_TOP = ("sqrt", "square", "exp", "log", "reciprocal", "sigmoid", "tanh", "ReLU", "round", "abs")
 LEFT_OUT = {"mul": "factor", "div": "factor", "add": "drop_term", "sub": "drop_term", "where": "mask"}
 LEFT_OUT |= {"masked_fill": "mask", "neg": "sign", "t": "transpose", "transpose": "transpose", "permute": "layout"}
 LEFT_OUT |= {"clone": "", "view": "", "_unsafe_view": "", "expand": "", "unsqueeze": "", "squeeze": ""}
+# What people do less often than the rest, which has rank 1, and more often.
 RANK = {"stale": 2, "axis": 2, "precision": 2, "eps": 0}
 EPSILONS = (0.0, *(10.0**-k for k in range(2, 13)), 2.0**-23)
 
@@ -161,7 +149,7 @@ def amounts(sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
     yield "constant", "1 too large", lambda x: x + 1.0
     yield "constant", "1 too small", lambda x: x - 1.0
     factors = {"2": 2.0, "1/2": 0.5, "ln 2": math.log(2.0), "log2 e": math.log2(math.e)}
-    for n in sorted({*sizes} - {0, 1}):
+    for n in sizes:
         factors |= {f"{n}": n, f"1/{n}": 1 / n, f"sqrt({n})": n**0.5, f"1/sqrt({n})": n**-0.5}
     for words, c in factors.items():
         yield "scale", f"{words} times as large", lambda x, c=c: x * c
@@ -212,7 +200,7 @@ def ranges(n: int, sizes: Iterable[int] = ()) -> list[tuple[int, int]]:
     return sorted((a, b) for a, b in found if 0 <= a < b <= n and (a, b) != (0, n))
 
 
-def whole(x: Tensor, sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
+def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
     """Other whole numbers, and truth values."""
     if x.dtype == torch.bool:
         yield "mask", "true everywhere", torch.ones_like
@@ -326,7 +314,7 @@ class Mutants:
 
     def _changes(self, x: Tensor, numbers: bool = True) -> Iterator[tuple[str, str, Change]]:
         if not x.is_floating_point():
-            yield from whole(x, self.sizes if numbers else ())
+            yield from whole(x)
         elif numbers:
             yield from amounts(self.sizes)
         if numbers and x.dtype != torch.bool:
@@ -456,23 +444,23 @@ class Mutants:
         """Other numbers in the place of one of the program's, and of its complement to 1 on the same line."""
         op = self.part.nodes[ids[0]].op
         kind_of = partial(kind_of_number, op, float(c))
-        others: set[float]
+        usual: set[float]
+        further: set[float] = set()
         if op == "arange":  # whose numbers say how long it is
-            others = {c + 1, c - 1}
+            usual = {c + 1, c - 1}
         elif is_epsilon(op, c):
-            others = set(EPSILONS)
+            usual = set(EPSILONS)
         else:
-            others = {0.0, 1.0, -c, 2 * c, c / 2, 10 * c, c / 10, 1 - c, c + 1, c - 1, c * c, *self.numbers}
-            others |= {1 / c, abs(c) ** 0.5, abs(c) ** -0.5} if c else set()
-            others |= {f(n) for n in self.sizes for f in (lambda n: c * n, lambda n: c / n)} if op != "pow" else {3.0}
-        sizes = {f(n) for n in self.sizes for f in (float, lambda n: n**0.5, lambda n: n**-0.5, lambda n: 1 / n)}
-        sizes |= {c * n / m for n in self.sizes for m in (n - 1, n + 1)}
-        sizes |= {f(n) for n in self.numbers for f in (lambda n: c * n, lambda n: c / n)}
-        sizes -= sizes if op == "pow" else set()
-        for new in (*sorted(others - {c}), *(sorted(sizes - others - {c}) if len(others) != 2 else ())):
+            usual = {0.0, 1.0, -c, 2 * c, c / 2, 10 * c, c / 10, 1 - c, c + 1, c - 1, c * c, *self.numbers}
+            usual |= {1 / c, abs(c) ** 0.5, abs(c) ** -0.5} if c else set()
+            if op != "pow":  # exponents have nothing to do with sizes
+                usual |= {f for n in self.sizes for f in (c * n, c / n)}
+                further = {f for n in self.sizes for f in (n, n**0.5, n**-0.5, 1 / n, c * n / (n - 1), c * n / (n + 1))}
+                further |= {f for n in self.numbers for f in (c * n, c / n)}
+        for new in (*sorted(usual - {c}), *sorted(further - usual - {c})):
             number = int(new) if isinstance(c, int) and new == int(new) else new
             kind, says = kind_of(new, self.sizes), f"{what} has {new:.6g} where the reference has {c:.6g}"
-            yield Mutant(kind, says, self.numbered(ids, j, number), 0 if kind == "eps" else 1 + (new not in others))
+            yield Mutant(kind, says, self.numbered(ids, j, number), 0 if kind == "eps" else 1 + (new not in usual))
 
     def numbered(self, ids: Iterable[int], j: int, new: Any) -> dict[int, Edit]:
         """Another number as the argument `j`, and its complement to 1 where that stands on the same line."""

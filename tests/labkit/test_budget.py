@@ -7,7 +7,7 @@ from pathlib import Path
 
 import labkit
 
-MOST = 6647
+MOST = 6633
 """What there is, rounded up. It may only go down; the aim is 4,900."""
 
 NO_CODE = {

@@ -126,6 +126,13 @@ def test_runs_that_differ_are_a_race(golden):
     assert (found.step, found.verdict, found.causes[0].kind) == ("normed", "cause", "race")
 
 
+def test_runs_that_are_all_wrong_and_differ_by_order_alone_are_no_race(golden):
+    one, other = port(**inputs(), fault="no bias"), port(**inputs(), fault="no bias")
+    other["normed"] = torch.nextafter(other["normed"], torch.tensor(10.0))
+    found = labkit.explain([one, other], golden, F32)
+    assert (found.verdict, found.causes[0].kind) == ("cause", "drop_term")
+
+
 def test_two_faults_the_first_is_named_and_the_other_is_looked_at_by_its_name(golden):
     observed = port(**inputs(), fault="no bias")
     observed["weights"] = torch.softmax(observed["active"], -1)
