@@ -1,11 +1,14 @@
-"""A localisation to look around in: widgets in JupyterLab, a picture and a table anywhere else."""
+"""A figure to turn, and a localisation to look around in: widgets in JupyterLab, a still picture anywhere else."""
 
 from __future__ import annotations
 
+import base64
 import html
+import inspect
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from itertools import permutations
 from types import ModuleType
 from typing import Any
 
@@ -14,50 +17,99 @@ import numpy as np
 from IPython.display import Image, display
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
 from labkit.errors import UsageError
-from labkit.plots import BLUE, PURPLE, RED, SHARES, caption, figure
-from labkit.trace.elements import BINS, WITHIN, Elements, axes
+from labkit.plots import BLUE, PURPLE, RED, SHARES, caption, figure, show
+from labkit.trace.elements import BINS, WITHIN, Elements
 from labkit.trace.findings import Localisation
 
 _SHARE = LinearSegmentedColormap.from_list("share", [((x + 3.0) / 6.0, colour) for x, colour in SHARES])
 _VALUE = LinearSegmentedColormap.from_list("value", [BLUE, "white", RED])
 _BEYOND = 9.0
+_ALT = "Maps of a step: each element's error over its tolerance, golden and observed; a histogram of the errors"
+
+
+def turnable(draw: Callable[..., Figure], alt: str, widgets: bool | None = None, **controls: Any) -> None:
+    """Show the figure that `draw` makes, with a slider, a menu or a box for each of its parameters named in `controls`.
+
+    A control is what `ipywidgets.interact` takes: (least, most) for a slider, a list for a menu, True or False for a
+    box; it begins at the parameter's default. `alt` says what the figure shows. Where no page is open, or ipywidgets
+    is missing, the one figure of the defaults is shown; `widgets` decides otherwise. Raises UsageError for widgets
+    where ipywidgets is not installed.
+    """
+    w = _ipywidgets(widgets)
+    if w is None:
+        show(draw(), alt)
+        return
+
+    def picture(**values: Any) -> bytes:
+        drawn, file = draw(**values), io.BytesIO()
+        drawn.savefig(file, format="png")
+        plt.close(drawn)
+        return file.getvalue()
+
+    defaults = inspect.signature(draw).parameters
+    made = {k: w.interactive.widget_from_abbrev(how, defaults[k].default) for k, how in controls.items()}
+    display(_turned(w, picture, alt, made))
 
 
 def explore(found: Localisation, widgets: bool | None = None) -> None:
-    """See :meth:`labkit.Localisation.explore`. A kernel that a server started for a page has JPY_SESSION_NAME."""
+    """See :meth:`labkit.Localisation.explore`."""
     shown = found.detailed
     steps = {name: f.elements for name, f in shown.findings.items() if f.elements and f.elements.share.numel()}
-    if not steps:
+    name = shown.first if shown.first in steps else next(iter(steps), None)
+    if name is None:
         display(shown)
-        return
-    name = shown.first if shown.first in steps else next(iter(steps))
-    if widgets or (widgets is None and "JPY_SESSION_NAME" in os.environ):
-        display(explorer(shown, steps, name))
-        return
-    picture = Picture(steps[name])
-    alt = f"{name}: the error of each element over its tolerance, golden, observed, and a histogram of the errors"
-    display(Image(picture.draw(*picture.start)[0]), metadata={"image/png": {"alt": alt}})
-    display(steps[name].table())
+    elif (w := _ipywidgets(widgets)) is not None:
+        display(explorer(w, shown, steps, name))
+    else:
+        picture = Picture(steps[name])
+        display(Image(picture.draw(*picture.start)), metadata={"image/png": {"alt": f"{name}. {_ALT}"}})
+        display(steps[name].table())
+
+
+def _ipywidgets(wanted: bool | None) -> ModuleType | None:
+    """ipywidgets where widgets are wanted. A kernel that a server started for a page has JPY_SESSION_NAME."""
+    if wanted or (wanted is None and "JPY_SESSION_NAME" in os.environ):
+        try:
+            import ipywidgets
+        except ImportError:
+            if wanted:
+                raise UsageError("widgets: ipywidgets is not installed; wanted labkit[lab], or widgets=False") from None
+        else:
+            return ipywidgets
+    return None
+
+
+def _turned(w: ModuleType, draw: Callable[..., bytes], alt: str, controls: Mapping[str, Any]) -> Any:
+    """The controls, as many beside each other as there is room for, above the PNG that `draw` makes of their values."""
+    image = w.HTML()
+
+    def redraw(_: Any = None) -> None:
+        png = draw(**{name: control.value for name, control in controls.items()})
+        image.value = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+
+    for name, control in controls.items():
+        control.description, control.style.description_width = name.replace("_", " "), "initial"
+        control.observe(redraw, "value")
+    redraw()
+    columns = w.Layout(grid_template_columns="repeat(auto-fill, minmax(21em, 1fr))")
+    return w.VBox([w.GridBox(list(controls.values()), layout=columns), image])
 
 
 class Picture:
-    """A step's error map with golden and observed beside it, and its histogram.
+    """Two axes of a step: its error map with golden and observed beside it, and its histogram.
 
-    All but the maps and the names of their axes is drawn once, so that a move takes a tenth of a second.
+    All but the maps is drawn once, so that a move takes a tenth of a second.
     """
 
-    def __init__(self, elements: Elements) -> None:
-        self._elements = elements
-        self._missing = max(0, 2 - elements.share.ndim)
-        self.axes, self.shape = axes(elements.share.ndim), (1,) * self._missing + tuple(elements.share.shape)
-        worst = elements.worst[0].at if elements.worst else (0,) * elements.share.ndim
-        self.worst = [*(0,) * self._missing, *worst]
-        whole = [slice(0, n) for n in self.shape[-2:]]
-        self.start: tuple[int, int, list[Any]] = len(self.shape) - 2, len(self.shape) - 1, [*self.worst[:-2], *whole]
-        """The last two axes as rows and columns, and on the others the place of the worst element."""
+    def __init__(self, elements: Elements, down: int = -2, across: int = -1) -> None:
+        self._elements, shape = elements, elements.shape
+        self._shown = down % len(shape), across % len(shape)
+        self.start: list[Any] = [(0, n - 1) if k in self._shown else elements.place[k] for k, n in enumerate(shape)]
+        """All of the two axes, and on the others the place of the worst element."""
         golden = np.abs(elements.reduced()[1][1])
         golden = golden[np.isfinite(golden)]
         self._limit = (float(np.quantile(golden, 0.99)) if golden.size else 0.0) or 1.0
@@ -69,124 +121,83 @@ class Picture:
             (value, 1.0, f"golden / {self._limit:.3g}"),
             (value, 1.0, f"observed / {self._limit:.3g}"),
         )
-        self._moving: list[Any] = []
+        ylabel, xlabel = (f"{elements.axes[k]} ({shape[k]})" for k in self._shown)
+        options: Any = {"aspect": "auto", "interpolation": "nearest", "animated": True, "extent": (0.0, 1.0, 1.0, 0.0)}
+        self._maps = []
         for panel, (colours, most, title) in zip(panels, looks, strict=False):
-            options: Any = {"aspect": "auto", "interpolation": "nearest", "animated": True}
-            image = panel.imshow(np.zeros((1, 1)), colours, vmin=-most, vmax=most, **options)
-            self._figure.colorbar(image, ax=panel, location="bottom", shrink=0.8, aspect=30)
-            panel.set(title=title, xticks=[], yticks=[], xlabel=" ", ylabel=" ")
-            for label in (panel.xaxis.label, panel.yaxis.label):
-                label.set_animated(True)
-            self._moving.append(image)
+            self._maps.append(panel.imshow([[0.0]], colours, vmin=-most, vmax=most, **options))
+            self._figure.colorbar(self._maps[-1], ax=panel, location="bottom", shrink=0.8, aspect=30)
+            panel.set(title=title, xticks=[], yticks=[], xlabel=xlabel, ylabel=ylabel)
         panels[3].bar(range(len(BINS)), elements.histogram, color=[BLUE] * WITHIN + [RED] * (len(BINS) - WITHIN))
         panels[3].axvline(WITHIN - 0.5, color="black", ls="--", lw=1.0)
         panels[3].set(yscale="symlog", title="elements by error / tolerance", xlim=(-0.6, len(BINS) - 0.4))
         panels[3].set_xticks(range(len(BINS)), BINS, rotation=90, fontsize=7)
-        ring = {"mfc": "none", "mec": PURPLE, "ms": 11.0, "mew": 2.0, "clip_on": False, "animated": True}
-        self._ring = panels[0].plot([], [], "o", **ring)[0]
-        self._ring.set_in_layout(False)
+        still: Any = {"animated": True, "in_layout": False}
+        self._ring = panels[0].plot([], [], "o", mfc="none", mec=PURPLE, ms=11.0, mew=2.0, clip_on=False, **still)[0]
+        self._note = self._figure.text(0.99, 0.01, "", fontsize=7, ha="right", **still)
         caption(
             self._figure,
-            "ring: the worst element; error: white 0, black NaN, Inf, or none allowed; values: black NaN, purple Inf",
+            "ring: the worst; error: white 0, black NaN, Inf, or none allowed; values: black NaN, purple Inf",
         )
         self._canvas: Any = FigureCanvasAgg(self._figure)
         self._canvas.draw()
         self._still = self._canvas.copy_from_bbox(self._figure.bbox)
 
-    def draw(self, down: int, across: int, place: Sequence[Any]) -> tuple[bytes, str]:
-        """A PNG of axes `down` and `across`, and what its cells are; `place` has a slice for these, an index for any
-        other axis."""
-        size, arrays = self._elements.reduced(window=tuple(place[self._missing :]))
+    def draw(self, *place: Any) -> bytes:
+        """A PNG; `place` has the first and the last index of each of the two axes, and the index of any other one."""
+        ends = [at if isinstance(at, tuple) else (at, at) for at in place]
+        window = tuple(slice(at[0], at[1] + 1) if isinstance(at, tuple) else at for at in place)
+        size, arrays = self._elements.reduced(window=window)
+        down, across = self._shown
         share, golden, observed = (a.T if down > across else a for a in arrays)
         logs = np.log10(share.clip(1e-3, 1e3))  # matplotlib has no colour for Inf: what is beyond a scale has one
         values = [np.where(share == 0.0, -_BEYOND, np.where(share == np.inf, _BEYOND, logs))]
         for x in (golden, observed):
-            values.append(
-                np.where(np.isinf(x), np.copysign(_BEYOND, x), x.clip(-self._limit, self._limit) / self._limit)
-            )
+            within = x.clip(-self._limit, self._limit) / self._limit
+            values.append(np.where(np.isinf(x), np.copysign(_BEYOND, x), within))
+        for image, cells in zip(self._maps, values, strict=True):
+            image.set_data(cells)
+        self.note = f"each cell is the worst of {' × '.join(map(str, size))}" if max(size) > 1 else ""
+        self._note.set_text(self.note)
+        inside = self._elements.worst and all(a <= i <= b for i, (a, b) in zip(self._elements.place, ends, strict=True))
+        at = [(self._elements.place[k] - ends[k][0] + 0.5) / (ends[k][1] - ends[k][0] + 1) for k in (across, down)]
+        self._ring.set_data([[x] if inside else [] for x in at])
         self._canvas.restore_region(self._still)
-        for image, shown in zip(self._moving, values, strict=True):
-            image.set_data(shown)
-            image.set_extent((0.0, 1.0, 1.0, 0.0))
-            image.axes.set(xlabel=self._named(across, place), ylabel=self._named(down, place))
-            for artist in (image, image.axes.xaxis.label, image.axes.yaxis.label):
-                image.axes.draw_artist(artist)
-        inside = [
-            place[k].start <= i < place[k].stop if k in (down, across) else place[k] == i
-            for k, i in enumerate(self.worst)
-        ]
-        if all(inside) and self._elements.worst:
-            x, y = ((self.worst[k] - place[k].start + 0.5) / (place[k].stop - place[k].start) for k in (across, down))
-            self._ring.set_data([x], [y])
-            self._ring.axes.draw_artist(self._ring)
+        for artist in (*self._maps, self._ring, self._note):
+            artist.draw(self._canvas.get_renderer())
         file = io.BytesIO()
         imsave(file, np.asarray(self._canvas.buffer_rgba()), format="png", pil_kwargs={"compress_level": 1})
-        return file.getvalue(), f"each cell is the worst of {' × '.join(map(str, size))}" if max(size) > 1 else ""
-
-    def _named(self, axis: int, place: Sequence[Any]) -> str:
-        return f"{self.axes[axis]}: {place[axis].start} to {place[axis].stop - 1} of {self.shape[axis]}"
+        return file.getvalue()
 
 
-def explorer(shown: Localisation, steps: dict[str, Elements], first: str) -> Any:
-    """The widgets, as one. Raises UsageError where ipywidgets is not installed."""
-    w = _ipywidgets()
-    choice = w.Dropdown(
-        options=[(f"{n}: {shown.findings[n].words}", n) for n in steps], value=first, description="step"
-    )
-    choice.layout.width = "60em"
-    rows, columns = w.Dropdown(description="rows"), w.Dropdown(description="columns")
-    words, sliders, image, worst = w.HTML(), w.VBox(), w.Image(format="png"), w.HTML()
+def explorer(w: ModuleType, shown: Localisation, steps: Mapping[str, Elements], first: str) -> Any:
+    """The widgets, as one: menus of the steps and of pairs of axes, a slider for each axis, the picture, the worst."""
+    named = [(f"{name}: {shown.findings[name].words}", name) for name in steps]
+    step = w.Dropdown(options=named, value=first, description="step", layout=w.Layout(width="60em"))
+    chosen, turned, worst = w.VBox(), w.VBox(), w.HTML()
 
-    picture: Picture
-    changing = False
-
-    def redraw(_: Any = None) -> None:
-        values = [slider.value for slider in sliders.children]
-        place = [slice(v[0], v[1] + 1) if isinstance(v, tuple) else v for v in values]
-        image.value, note = picture.draw(rows.value, columns.value, place)
-        words.value = note
-
-    def arrange(change: Any = None) -> None:
-        if changing:
-            return
-        if rows.value == columns.value:  # the other takes the axis that this one had
-            (columns if change["owner"] is rows else rows).value = change["old"]
-            return
-        made = []
-        for k, (name, n, start) in enumerate(zip(picture.axes, picture.shape, picture.worst, strict=True)):
-            if k in (rows.value, columns.value):
-                slider = w.IntRangeSlider(value=(0, n - 1), max=n - 1, description=name)
-            else:
-                slider = w.IntSlider(value=start, max=n - 1, description=name)
-            slider.layout = w.Layout(width="40em", display="none" if n == 1 else None)
-            slider.observe(redraw, "value")
-            made.append(slider)
-        sliders.children = made
-        redraw()
+    def arrange(pair: tuple[int, int]) -> None:
+        elements = steps[step.value]
+        picture, sliders = Picture(elements, *pair), {}
+        for name, n, at in zip(elements.axes, elements.shape, picture.start, strict=True):
+            made = w.IntRangeSlider if isinstance(at, tuple) else w.IntSlider
+            sliders[name] = made(value=at, max=n - 1, layout=w.Layout(display="none" if n == 1 else None))
+        turned.children = [_turned(w, lambda **places: picture.draw(*places.values()), _ALT, sliders)]
 
     def select(_: Any = None) -> None:
-        nonlocal picture, changing
-        picture, changing = Picture(steps[choice.value]), True
-        named = [(f"{name} ({n})", k) for k, (name, n) in enumerate(zip(picture.axes, picture.shape, strict=True))]
-        for menu, value in zip((rows, columns), picture.start, strict=False):
-            menu.options, menu.value = named, value
-        worst.value, changing = steps[choice.value].table()._repr_html_(), False
-        arrange()
+        elements = steps[step.value]
+        sizes = [f"{name} ({n})" for name, n in zip(elements.axes, elements.shape, strict=True)]
+        pairs = [(f"{sizes[a]} down, {sizes[b]} across", (a, b)) for a, b in permutations(range(len(sizes)), 2)]
+        last = (len(sizes) - 2, len(sizes) - 1)
+        pair = w.Dropdown(options=pairs, value=last, description="axes", layout=w.Layout(width="30em"))
+        pair.observe(lambda change: arrange(change["new"]), "value")
+        worst.value, chosen.children = elements.table()._repr_html_(), [pair]
+        arrange(last)
 
-    choice.observe(select, "value")
-    rows.observe(arrange, "value")
-    columns.observe(arrange, "value")
+    step.observe(select, "value")
     select()
     style = "<style>.labkit-explore :is(td, th) { padding-right: 1em; line-height: 1.5; }</style>"
     head = w.HTML(f"{style}{shown.table()._repr_html_()}<b>{html.escape(shown.verdict)}</b>")
     for part in (head, worst):
         part.add_class("labkit-explore")
-    return w.VBox([head, choice, words, w.HBox([rows, columns]), sliders, image, worst])
-
-
-def _ipywidgets() -> ModuleType:
-    try:
-        import ipywidgets
-    except ImportError:
-        raise UsageError("explore: ipywidgets is not installed; wanted labkit[lab], or widgets=False") from None
-    return ipywidgets
+    return w.VBox([head, step, chosen, turned, worst])

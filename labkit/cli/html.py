@@ -16,7 +16,7 @@ from labkit.errors import UsageError
 from labkit.plots import SHARES
 from labkit.tables import printable
 from labkit.trace.diff import EQUAL, WHOLE, Report
-from labkit.trace.elements import BINS, CELLS, WITHIN, Elements, axes
+from labkit.trace.elements import BINS, CELLS, WITHIN, Elements
 from labkit.trace.findings import Finding
 
 MOST_CELLS = 3 << 17
@@ -83,14 +83,12 @@ def _picture(elements: Elements, cells: int) -> dict[str, Any]:
     """What the page's script draws: three arrays of bfloat16, which holds NaN, Inf and three digits of any number."""
     size, arrays = elements.reduced(cells)
     words = [base64.b64encode(_narrow(array)).decode() for array in arrays]
-    missing = len(size) - elements.share.ndim
-    at = elements.worst[0].at if elements.worst else (0,) * elements.share.ndim
     return {
-        "shape": (1,) * missing + tuple(elements.share.shape),
+        "shape": elements.shape,
         "size": size,
         "grid": arrays[0].shape,
-        "axes": axes(elements.share.ndim),
-        "place": [i // k for i, k in zip((0,) * missing + at, size, strict=True)],
+        "axes": elements.axes,
+        "place": [i // k for i, k in zip(elements.place, size, strict=True)],
         "marked": bool(elements.worst),
         **dict(zip(("share", "golden", "observed"), words, strict=True)),
     }

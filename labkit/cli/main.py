@@ -166,11 +166,11 @@ def _diff(options: argparse.Namespace) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
-    found = report(options.golden, options.observed, precision, say, names, elements=options.html is not None)
+    found = report(options.golden, options.observed, precision, say, names, elements=bool(options.html or options.plot))
     if options.plot:
         from labkit.cli.diff_plots import pictures
 
-        drawn = pictures(found, options.golden, options.plot)
+        drawn = pictures(found, options.plot)
         say("\n".join(f"picture: {path}" for path in drawn))
     if options.html:
         from labkit.cli.html import page

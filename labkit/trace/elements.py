@@ -90,6 +90,21 @@ class Elements:
             worst.append(Element(index, observed[index].item(), golden[index].item(), exact, error, limit, share))
         return cls(observed, golden, torch.cat([block.share for block in blocks]).view(golden.shape), worst)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the step, as a matrix at least."""
+        return (1,) * (2 - self.share.ndim) + tuple(self.share.shape)
+
+    @property
+    def axes(self) -> list[str]:
+        """The names of the dimensions of :attr:`shape`."""
+        return ["one row", "one column"][: max(0, 2 - self.share.ndim)] + [f"axis {k}" for k in range(self.share.ndim)]
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Of the worst element in :attr:`shape`; the first one without an error."""
+        return (*(0,) * (2 - self.share.ndim), *(self.worst[0].at if self.worst else (0,) * self.share.ndim))
+
     @cached_property
     def histogram(self) -> list[int]:
         """How many have no error, a share up to each of EDGES, more than the last, and one without
@@ -110,30 +125,27 @@ class Elements:
             "tolerance",
             "error / tolerance",
         )
-        rows = [
-            (
-                ", ".join(map(str, e.at)),
-                *(f"{x:.9g}" if isinstance(x, float) else str(x) for x in (e.golden, e.observed, *[e.exact] * rerun)),
-                *map(number, (e.error, e.tolerance, e.share)),
-            )
-            for e in self.worst
-        ]
+        rows = []
+        for e in self.worst:
+            values = (e.golden, e.observed, *[e.exact] * rerun)
+            words = [f"{x:.9g}" if isinstance(x, float) else str(x) for x in values]
+            rows.append((", ".join(map(str, e.at)), *words, *map(number, (e.error, e.tolerance, e.share))))
         return Table(columns, rows)
 
     def reduced(self, cells: int = CELLS, window: Any = ...) -> tuple[list[int], list[np.ndarray]]:
         """How many elements a cell takes along each dimension; and of the worst one in each cell, the share of the
         tolerance, the golden and the observed value, float64.
 
-        `window` indexes the dimensions of the step; what is left of it is taken as a matrix at least.
+        `window` indexes the dimensions of :attr:`shape`, and leaves two at least.
         """
-        share, golden, observed = (x[window] for x in (self.share, self.golden, self.observed))
-        shape = (1,) * (2 - share.ndim) + tuple(share.shape)
+        share, golden, observed = (x.reshape(self.shape)[window] for x in (self.share, self.golden, self.observed))
+        shape = tuple(share.shape)
         size, grid = [1] * len(shape), list(shape)
         while max(grid) > SIDE or math.prod(grid) > cells:
             size[widest := int(np.argmax(grid))] *= 2
             grid[widest] = -(-shape[widest] // size[widest])
         axis = int(np.argmax(grid))  # in strips, which stay in the cache
-        strips = np.split(share.reshape(shape).numpy(), range(size[axis], shape[axis], size[axis]), axis)
+        strips = np.split(share.numpy(), range(size[axis], shape[axis], size[axis]), axis)
         worst = np.concatenate([_worst_in_blocks(strip, size) for strip in strips], axis)
         inside = np.unravel_index(worst, size)
         at = [start * s + k for start, s, k in zip(np.indices(grid, sparse=True), size, inside, strict=True)]
@@ -150,13 +162,7 @@ def _order(row: tuple[tuple[float, ...], int]) -> tuple[float, float]:
 def _worst_in_blocks(share: np.ndarray, size: Sequence[int]) -> np.ndarray:
     """The place of the largest in each block of `size`, those at the end padded, row-major within its block."""
     grid = [-(-n // s) for n, s in zip(share.shape, size, strict=True)]
-    padded = np.pad(
-        share, [(0, g * s - n) for g, s, n in zip(grid, size, share.shape, strict=True)], constant_values=-1.0
-    )
+    missing = [(0, g * s - n) for g, s, n in zip(grid, size, share.shape, strict=True)]
+    padded = np.pad(share, missing, constant_values=-1.0)
     blocks = padded.reshape([n for pair in zip(grid, size, strict=True) for n in pair])
     return np.moveaxis(blocks, range(0, 2 * len(grid), 2), range(len(grid))).reshape(*grid, -1).argmax(-1)
-
-
-def axes(dimensions: int) -> list[str]:
-    """The names of the axes of :meth:`Elements.reduced`, for a step of so many dimensions."""
-    return ["one row"] * (2 - dimensions) + [f"axis {k}" for k in range(dimensions)]

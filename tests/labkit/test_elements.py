@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from labkit import Precision, golden, localise, step
-from labkit.trace.elements import BINS, CELLS, EDGES, SIDE, WITHIN, Block, Elements, axes
+from labkit.trace.elements import BINS, CELLS, EDGES, SIDE, WITHIN, Block, Elements
 from labkit.trace.judge_values import BLOCK
 
 
@@ -86,9 +86,9 @@ def test_a_window_is_reduced_by_itself():
 
 
 def test_a_step_of_one_dimension_or_none_is_a_row():
-    for x, names in ((torch.tensor(2.0), ["one row", "one row"]), (torch.ones(5), ["one row", "axis 0"])):
+    for x, names in ((torch.tensor(2.0), ["one row", "one column"]), (torch.ones(5), ["one row", "axis 0"])):
         assert elements(x + 1.0, x).reduced()[1][0].shape == (1, x.numel())
-        assert axes(x.ndim) == names
+        assert elements(x + 1.0, x).axes == names
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint16, torch.uint64, torch.int8, torch.bfloat16])
