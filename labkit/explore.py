@@ -34,14 +34,15 @@ _ALT = "Maps of a step: each element's error over its tolerance, golden and obse
 def turnable(draw: Callable[..., Figure], alt: str, widgets: bool | None = None, **controls: Any) -> None:
     """Show the figure that `draw` makes, with a slider, a menu or a box for each of its parameters named in `controls`.
 
-    A control is what `ipywidgets.interact` takes: (least, most) for a slider, a list for a menu, True or False for a
-    box; it begins at the parameter's default. `alt` says what the figure shows. Where no page is open, or ipywidgets
-    is missing, the one figure of the defaults is shown; `widgets` decides otherwise. Raises UsageError for widgets
-    where ipywidgets is not installed.
+    A control is what `ipywidgets.interact` takes: (least, most) for a slider and a list for a menu, which begin at the
+    parameter's default, or True or False for a box, which begins so. `alt` says what the figure shows. Where no page
+    is open, or ipywidgets is missing, the one figure of the defaults is shown; `widgets` decides otherwise. Raises
+    UsageError for widgets where ipywidgets is not installed.
     """
     w = _ipywidgets(widgets)
+    boxes = {name: how for name, how in controls.items() if isinstance(how, bool)}
     if w is None:
-        show(draw(), alt)
+        show(draw(**boxes), alt)
         return
 
     def picture(**values: Any) -> bytes:
@@ -50,8 +51,8 @@ def turnable(draw: Callable[..., Figure], alt: str, widgets: bool | None = None,
         plt.close(drawn)
         return file.getvalue()
 
-    defaults = inspect.signature(draw).parameters
-    made = {k: w.interactive.widget_from_abbrev(how, defaults[k].default) for k, how in controls.items()}
+    begin = {name: given.default for name, given in inspect.signature(draw).parameters.items()} | boxes
+    made = {name: w.interactive.widget_from_abbrev(how, begin[name]) for name, how in controls.items()}
     display(_turned(w, picture, alt, made))
 
 
@@ -93,6 +94,7 @@ def _turned(w: ModuleType, draw: Callable[..., bytes], alt: str, controls: Mappi
 
     for name, control in controls.items():
         control.description, control.style.description_width = name.replace("_", " "), "initial"
+        control.continuous_update = False  # a figure a drag, not a hundred
         control.observe(redraw, "value")
     redraw()
     columns = w.Layout(grid_template_columns="repeat(auto-fill, minmax(21em, 1fr))")

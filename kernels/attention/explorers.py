@@ -84,10 +84,14 @@ def gemm(
     shown = np.ma.masked_where(~np.isnan(product), np.ones_like(product))
     axes[1].imshow(shown, cmap=ListedColormap([plots.RED]), aspect="auto")
     _read_from(axes[2], read)
-    for axis, what in zip(axes, ("", " (black: right, to rounding; red: NaN)", " (row, column of K; blue: right)"), strict=True):
+    for axis, what in zip(
+        axes, ("", " (black: right, to rounding; red: NaN)", " (row, column of K; blue: right)"), strict=True
+    ):
         axis.set(xlabel=f"key{what}", xticks=range(0, SIZES.m, 2), yticks=range(0, SIZES.n, 2))
     axes[0].set_ylabel("query")
-    plots.caption(figure, f"on {blas_for(device).name}; {escaped or 'it reads and writes nothing outside its operands'}")
+    plots.caption(
+        figure, f"on {blas_for(device).name}; {escaped or 'it reads and writes nothing outside its operands'}"
+    )
     return figure
 
 
@@ -101,5 +105,14 @@ def _read_from(axes: Axes, read: np.ndarray) -> None:
         one = element.startswith("K[")
         kinds[i, j] = 0 if element == f"K[{j}, {i % SIZES.d_k}]" else 1 if one else 2
         text = element[2:-1].replace(" ", "") if one else "NaN" if np.isnan(value) else f"{value:.3g}"
-        axes.text(j, i, text, ha="center", va="center", fontsize=6.5, color="black" if kinds[i, j] == 1 else "white", in_layout=False)
+        axes.text(
+            j,
+            i,
+            text,
+            ha="center",
+            va="center",
+            fontsize=6.5,
+            color="black" if kinds[i, j] == 1 else "white",
+            in_layout=False,
+        )
     axes.imshow(kinds, cmap=colours, vmin=0, vmax=2, aspect="auto", alpha=0.9)

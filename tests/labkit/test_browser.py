@@ -18,6 +18,7 @@ import torch
 
 from labkit import Trace
 from labkit.cli.main import main
+from labkit.session.catalogue import ROOT
 
 HOSTILE = "<img src=x onerror=document.title='run'><script>document.title='run'</script>"
 
@@ -105,15 +106,22 @@ def server(tmp_path_factory):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}, of labkit[lab]")
     folder = tmp_path_factory.mktemp("lab")
-    code = (
-        "import torch, labkit\n"
+    codes = {
+        "explore": "import torch, labkit\n"
         "g = torch.linspace(-1.0, 1.0, 3 * 20 * 30).view(3, 20, 30)\n"
         "o = g.clone(); o[1, 5, 7] += 1.0\n"
-        "labkit.localise({'x': o, 'y': g}, {'x': g, 'y': g}).explore()"
-    )
+        "labkit.localise({'x': o, 'y': g}, {'x': g, 'y': g}).explore()",
+        "gemm": f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from labkit.session.device import choose\n"
+        "choose('cpu')\n"
+        "from kernels.attention import explorers\n"
+        "from labkit.explore import turnable\n"
+        "turnable(explorers.gemm, explorers.ALT, **explorers.CONTROLS)",
+    }
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    cells = [nbformat.v4.new_code_cell(code)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "explore.ipynb")
+    for name, code in codes.items():
+        cells = [nbformat.v4.new_code_cell(code)]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / f"{name}.ipynb")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -142,8 +150,9 @@ def server(tmp_path_factory):
         lab.wait(30)
 
 
-def test_the_explorer_is_turned_in_jupyterlab(tab, server):
-    tab.goto(f"{server}/lab/tree/explore.ipynb?reset")
+def run_in_lab(tab, server, name):
+    """The picture that the only cell of a notebook shows with its widgets."""
+    tab.goto(f"{server}/lab/tree/{name}.ipynb?reset")
     tab.wait_for_selector(".jp-Notebook .jp-Cell .cm-content", timeout=90_000)
     tab.click(".jp-Notebook .jp-Cell .cm-content")
     for _ in range(100):  # Lab drops what is run before it has a session
@@ -151,19 +160,44 @@ def test_the_explorer_is_turned_in_jupyterlab(tab, server):
             break
         tab.keyboard.press("Control+Enter")
         tab.wait_for_timeout(500)
-    picture = tab.wait_for_selector("img.widget-image", timeout=90_000)
+    return tab.wait_for_selector(".widget-html-content img", timeout=90_000)
+
+
+def changed(tab, before):
+    """The picture, once it is another one."""
+    look = "before => document.querySelector('.widget-html-content img').src !== before"
+    tab.wait_for_function(look, arg=before, timeout=60_000)
+    return tab.get_attribute(".widget-html-content img", "src")
+
+
+def test_the_explorer_is_turned_in_jupyterlab(tab, server):
+    picture = run_in_lab(tab, server, "explore")
     assert "first divergence: x" in tab.inner_text(".jp-OutputArea-output")
+    assert picture.get_attribute("alt").startswith("Maps of a step")
     worst = tab.locator(".labkit-explore").last
     assert "1, 5, 7" in worst.inner_text()
-
-    def changed(before):
-        tab.wait_for_function("([img, before]) => img.src !== before", arg=[picture, before], timeout=30_000)
-        return picture.get_attribute("src")
-
     before = picture.get_attribute("src")
     tab.locator(".widget-readout").first.fill("0")
     tab.keyboard.press("Enter")
-    sliced = changed(before)
+    sliced = changed(tab, before)
     tab.locator(".widget-dropdown select").first.select_option(index=1)
-    changed(sliced)
+    changed(tab, sliced)
     assert "1, 5, 7" not in worst.inner_text(), "the worst elements are those of the chosen step"
+
+
+def test_a_slider_of_the_gemm_explorer_changes_the_figure_in_jupyterlab(tab, server):
+    picture = run_in_lab(tab, server, "gemm")
+    before = picture.get_attribute("src")
+    assert picture.bounding_box()["width"] > 800, "the figure is there, and not a broken image"
+    lda = tab.locator(".widget-slider", has_text="lda")
+    assert lda.locator(".widget-readout").inner_text() == "11"
+    lda.locator(".noUi-handle").focus()
+    tab.keyboard.press("ArrowRight")
+    turned = changed(tab, before)
+    assert lda.locator(".widget-readout").inner_text() == "12"
+    lda.locator(".widget-readout").fill("5")
+    tab.keyboard.press("Enter")
+    changed(tab, turned)
+    box = tab.locator(".widget-html-content img").bounding_box()
+    assert box["height"] < 150, "BLAS rejects the call: one line"
+    assert not tab.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").count()
