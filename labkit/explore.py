@@ -8,12 +8,15 @@ import inspect
 import io
 import os
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import permutations
 from types import ModuleType
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from IPython.core.pylabtools import print_figure
 from IPython.display import Image, display
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
@@ -46,10 +49,8 @@ def turnable(draw: Callable[..., Figure], alt: str, widgets: bool | None = None,
         return
 
     def picture(**values: Any) -> bytes:
-        drawn, file = draw(**values), io.BytesIO()
-        drawn.savefig(file, format="png")
-        plt.close(drawn)
-        return file.getvalue()
+        plt.close(drawn := draw(**values))
+        return print_figure(drawn)
 
     begin = {name: given.default for name, given in inspect.signature(draw).parameters.items()} | boxes
     made = {name: w.interactive.widget_from_abbrev(how, begin[name]) for name, how in controls.items()}
@@ -73,15 +74,11 @@ def explore(found: Localisation, widgets: bool | None = None) -> None:
 
 def _ipywidgets(wanted: bool | None) -> ModuleType | None:
     """ipywidgets where widgets are wanted. A kernel that a server started for a page has JPY_SESSION_NAME."""
-    if wanted or (wanted is None and "JPY_SESSION_NAME" in os.environ):
-        try:
-            import ipywidgets
-        except ImportError:
-            if wanted:
-                raise UsageError("widgets: ipywidgets is not installed; wanted labkit[lab], or widgets=False") from None
-        else:
-            return ipywidgets
-    return None
+    there = find_spec("ipywidgets") is not None
+    if wanted and not there:
+        raise UsageError("widgets: ipywidgets is not installed; wanted labkit[lab], or widgets=False")
+    wanted = "JPY_SESSION_NAME" in os.environ and there if wanted is None else wanted
+    return import_module("ipywidgets") if wanted else None
 
 
 def _turned(w: ModuleType, draw: Callable[..., bytes], alt: str, controls: Mapping[str, Any]) -> Any:
@@ -90,10 +87,11 @@ def _turned(w: ModuleType, draw: Callable[..., bytes], alt: str, controls: Mappi
 
     def redraw(_: Any = None) -> None:
         png = draw(**{name: control.value for name, control in controls.items()})
-        image.value = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+        source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+        image.value = f'<img alt="{html.escape(alt)}" style="max-width: 100%" src="{source}">'
 
     for name, control in controls.items():
-        control.description, control.style.description_width = name.replace("_", " "), "initial"
+        control.description, control.style.description_width = name, "initial"
         control.continuous_update = False  # a figure a drag, not a hundred
         control.observe(redraw, "value")
     redraw()

@@ -43,7 +43,7 @@ def _steps(found: Report) -> Figure:
         axes.barh(np.arange(len(steps)) + 0.4 * k - 0.2, lengths, 0.38, color=colour, label=label)
     axes.set_yticks(range(len(steps)), [f"{n}  (diverges)" if f.diverges else n for n, f in steps.items()], fontsize=6)
     axes.set(xscale="log", xlabel="RMS of the error over RMS of the golden", title=found.shown.verdict)
-    axes.invert_yaxis()
-    axes.legend(loc="lower right", fontsize=7)
+    axes.set_ylim(len(steps) - 0.4, -0.6)
+    fig.legend(loc="outside lower right", ncols=2, fontsize=7)
     caption(fig, "no bar: exactly equal")
     return fig

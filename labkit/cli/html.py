@@ -17,7 +17,6 @@ from labkit.plots import SHARES
 from labkit.tables import printable
 from labkit.trace.diff import EQUAL, WHOLE, Report
 from labkit.trace.elements import BINS, CELLS, WITHIN, Elements
-from labkit.trace.findings import Finding
 
 MOST_CELLS = 3 << 17
 """Cells of all pictures together: each takes 8 characters of the page."""
@@ -40,11 +39,12 @@ def page(found: Report, path: Path) -> Path:
     text = made.get_template("diff.html").render(
         found=found,
         shown=shown,
-        states=[_state(f) for f in shown.findings.values()],
         lines=[*shown.notes, *([] if any(f.separated for f in shown.findings.values()) else [WHOLE])],
         equal=EQUAL,
         pictures=pictures,
-        bars={k: _bars(one.histogram) for k, one in pictures.items()},
+        bins=BINS,
+        zip=zip,
+        log1p=math.log1p,
         data={k: _picture(one, cells[k]) for k, one in pictures.items()},
         colours=SHARES,
         within=WITHIN,
@@ -57,13 +57,6 @@ def page(found: Report, path: Path) -> Path:
     return path
 
 
-def _state(finding: Finding) -> str:
-    """A word for the eye, beside the finding in words."""
-    if finding.diverges:
-        return "wrong" if finding.wrong else "inherits" if finding.separated else "diverges"
-    return "ok" if finding.total is not None else "not judged"
-
-
 def _cells(sizes: Mapping[int, int]) -> dict[int, int]:
     """Cells for each step's picture: what small steps leave goes to the others."""
     found, left = {}, MOST_CELLS
@@ -71,12 +64,6 @@ def _cells(sizes: Mapping[int, int]) -> dict[int, int]:
         found[k] = max(1, min(size, CELLS, left // (len(sizes) - before)))
         left -= found[k]
     return found
-
-
-def _bars(counts: list[int]) -> list[tuple[str, int, float]]:
-    """The label of each bin, its count, and its height, on a logarithmic scale."""
-    most = math.log1p(max(counts))
-    return [(label, count, math.log1p(count) / most) for label, count in zip(BINS, counts, strict=True)]
 
 
 def _picture(elements: Elements, cells: int) -> dict[str, Any]:

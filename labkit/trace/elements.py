@@ -84,7 +84,9 @@ class Elements:
         starts = np.cumsum([0, *(len(block.share) for block in blocks)])
         rows = [(row, start) for block, start in zip(blocks, starts, strict=False) for row in block.worst]
         worst = []
-        for (share, error, place, exact, limit), start in sorted(rows, key=_order, reverse=True)[:WORST]:
+        for (share, error, place, exact, limit), start in sorted(
+            rows, key=lambda row: [x if x == x else math.inf for x in row[0][:2]]
+        )[: -WORST - 1 : -1]:
             i = int(place) + int(start)
             index = tuple(map(int, np.unravel_index(i, golden.shape)))
             worst.append(Element(index, observed[index].item(), golden[index].item(), exact, error, limit, share))
@@ -152,11 +154,6 @@ class Elements:
         place = torch.from_numpy(np.ravel_multi_index(at, shape))
         known = (x.double() if x.dtype in WIDE else x for x in (share, golden, observed))
         return size, [x.take(place.to(x.device)).double().cpu().numpy() for x in known]
-
-
-def _order(row: tuple[tuple[float, ...], int]) -> tuple[float, float]:
-    share, error, *_ = row[0]
-    return share, math.inf if math.isnan(error) else error
 
 
 def _worst_in_blocks(share: np.ndarray, size: Sequence[int]) -> np.ndarray:

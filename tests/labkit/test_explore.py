@@ -201,7 +201,7 @@ def test_a_figure_is_turned_by_sliders_boxes_and_menus(shown):
     assert [type(one) for one in grid.children] == [widgets.IntSlider, widgets.Checkbox, widgets.Dropdown]
     assert [one.value for one in grid.children] == [2, False, "x"], "the defaults of the function, not the first"
     assert (slider.min, slider.max) == (1, 5)
-    assert image.value.startswith('<img alt="A &quot;title&quot;" src="data:image/png;base64,')
+    assert image.value.startswith('<img alt="A &quot;title&quot;" style="max-width: 100%" src="data:image/png;base64,')
     seen = [image.value]
     for control, value in ((slider, 3), (box, True), (menu, "w")):
         control.value = value
