@@ -31,6 +31,7 @@ from labkit.trace.findings import Localisation
 _SHARE = LinearSegmentedColormap.from_list("share", [((x + 3.0) / 6.0, colour) for x, colour in SHARES])
 _VALUE = LinearSegmentedColormap.from_list("value", [BLUE, "white", RED])
 _BEYOND = 9.0
+_COLOURS = "ring: the worst; error: white 0, black NaN, Inf, or none allowed; values: black NaN, purple Inf"
 _ALT = "Maps of a step: each element's error over its tolerance, golden and observed; a histogram of the errors"
 
 
@@ -135,10 +136,7 @@ class Picture:
         still: Any = {"animated": True, "in_layout": False}
         self._ring = panels[0].plot([], [], "o", mfc="none", mec=PURPLE, ms=11.0, mew=2.0, clip_on=False, **still)[0]
         self._note = self._figure.text(0.99, 0.01, "", fontsize=7, ha="right", **still)
-        caption(
-            self._figure,
-            "ring: the worst; error: white 0, black NaN, Inf, or none allowed; values: black NaN, purple Inf",
-        )
+        caption(self._figure, _COLOURS)
         self._canvas: Any = FigureCanvasAgg(self._figure)
         self._canvas.draw()
         self._still = self._canvas.copy_from_bbox(self._figure.bbox)

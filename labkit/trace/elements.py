@@ -83,12 +83,10 @@ class Elements:
         """From blocks that follow each other in row-major order."""
         starts = np.cumsum([0, *(len(block.share) for block in blocks)])
         rows = [(row, start) for block, start in zip(blocks, starts, strict=False) for row in block.worst]
+        rows.sort(key=lambda row: [math.inf if math.isnan(x) else x for x in row[0][:2]], reverse=True)
         worst = []
-        for (share, error, place, exact, limit), start in sorted(
-            rows, key=lambda row: [x if x == x else math.inf for x in row[0][:2]]
-        )[: -WORST - 1 : -1]:
-            i = int(place) + int(start)
-            index = tuple(map(int, np.unravel_index(i, golden.shape)))
+        for (share, error, place, exact, limit), start in rows[:WORST]:
+            index = tuple(map(int, np.unravel_index(int(place) + int(start), golden.shape)))
             worst.append(Element(index, observed[index].item(), golden[index].item(), exact, error, limit, share))
         return cls(observed, golden, torch.cat([block.share for block in blocks]).view(golden.shape), worst)
 
@@ -118,15 +116,8 @@ class Elements:
     def table(self) -> Table:
         """A row for each of the :attr:`worst`; with what it was held to, where that is not the golden."""
         rerun = any(isinstance(e.golden, float) and e.exact != e.golden for e in self.worst)
-        columns = (
-            "index",
-            "golden",
-            "observed",
-            *["held to (re-run)"] * rerun,
-            "error",
-            "tolerance",
-            "error / tolerance",
-        )
+        held = ["held to (re-run)"] * rerun
+        columns = ("index", "golden", "observed", *held, "error", "tolerance", "error / tolerance")
         rows = []
         for e in self.worst:
             values = (e.golden, e.observed, *[e.exact] * rerun)

@@ -12,6 +12,7 @@ from kernels.attention.problem import uniform
 from kernels.mhc import explorers as mhc
 from kernels.tinyllm import explorers as tinyllm
 from kernels.tinyllm import faulty as tinyllm_faulty
+from labkit.session.catalogue import notebooks
 from labkit.session.device import choose
 
 
@@ -144,3 +145,10 @@ def test_every_control_is_a_parameter_and_begins_within_its_limits(draw, module)
         else:
             assert parameters[name].default in how
     assert len(module.ALT.split()) >= 8
+
+
+@pytest.mark.parametrize("name", ["attention_matmul", "dalpha_atomics", "d2h_sizing"])
+def test_a_committed_notebook_has_the_still_figure_of_its_explorer(name):
+    cells = notebooks()[name].content["cells"]
+    (outputs,) = [cell["outputs"] for cell in cells if "turnable(" in "".join(cell["source"])]
+    assert [sorted(output["data"]) for output in outputs] == [["image/png", "text/plain"]]

@@ -4,6 +4,8 @@ import io
 import time
 
 import matplotlib.image
+import nbclient
+import nbformat
 import numpy as np
 import pytest
 import torch
@@ -208,3 +210,21 @@ def test_a_figure_is_turned_by_sliders_boxes_and_menus(shown):
         assert image.value not in seen
         seen.append(image.value)
     assert plots.plt.get_fignums() == []
+
+
+def test_a_notebook_that_is_run_as_a_whole_gets_one_still_figure(monkeypatch):
+    """By nbclient, which papermill, nbconvert and `labkit run` execute notebooks with."""
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    code = (
+        "from labkit import plots\n"
+        "from labkit.explore import turnable\n"
+        "def drawing(a=2):\n"
+        "    return plots.figure(width=2.0, height=1.0)[0]\n"
+        "turnable(drawing, 'An empty figure.', a=(1, 5))"
+    )
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)], metadata=kernel)
+    nbclient.NotebookClient(notebook, timeout=300).execute()
+    (output,) = notebook.cells[0].outputs
+    assert sorted(output.data) == ["image/png", "text/plain"]
+    assert output.metadata["image/png"]["alt"] == "An empty figure."
