@@ -188,7 +188,10 @@ def test_the_explorer_is_turned_in_jupyterlab(tab, server):
 def test_a_slider_of_the_gemm_explorer_changes_the_figure_in_jupyterlab(tab, server):
     picture = run_in_lab(tab, server, "gemm")
     before = picture.get_attribute("src")
-    assert picture.bounding_box()["width"] > 800, "the figure is there, and not a broken image"
+    assert picture.evaluate("img => img.naturalWidth") > 900, "the figure is there, and not a broken image"
+    room = tab.locator(".jp-OutputArea-output").bounding_box()
+    box = picture.bounding_box()
+    assert box["x"] + box["width"] <= room["x"] + room["width"], "and none of it is cut off"
     lda = tab.locator(".widget-slider", has_text="lda")
     assert lda.locator(".widget-readout").inner_text() == "11"
     lda.locator(".noUi-handle").focus()
