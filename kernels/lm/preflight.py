@@ -177,12 +177,15 @@ def _folder(config: Config, _: int) -> Iterator[Finding]:
 
 
 def _lines(folder: Path) -> Iterator[Finding]:
-    """Whether a run that goes on from a checkpoint finds the lines of all steps before it, and none that is garbage."""
+    """Whether a run that goes on from a checkpoint finds it whole, and the lines of all steps before it."""
     if not (folder / "checkpoints").is_dir():  # what follows imports torch, which takes seconds
         return
     from kernels.lm import checkpoints, metrics
 
-    made = max(checkpoints.complete(folder / "checkpoints"), default=0)
+    there = checkpoints.complete(folder / "checkpoints")
+    made = max(there, default=0)
+    if made and (why := checkpoints.flaw(there[made])):
+        yield Finding("folder", shown(str(folder)), f"one whose last checkpoint is whole ({there[made].name}/{why})")
     try:
         written, _ = (len(metrics.before(folder / name, sys.maxsize)) for name in (metrics.FILE, metrics.VALIDATION))
     except (UsageError, OSError) as error:

@@ -37,6 +37,10 @@ from labkit.session.record import write_json
 Tensor = torch.Tensor
 
 
+_STORES: list[tuple[dist.Store, int, int]] = []
+"""torchrun's store, this process's rank and the number of processes, once for each time that it joined them."""
+
+
 def learning_rate(config: Config, step: int) -> float:
     """Of step 0, 1, ...: rate x step / warmup, so that the first step updates nothing; then the schedule."""
     given = config.optimizer
@@ -60,9 +64,14 @@ def joined(config: Config) -> Iterator[torch.device]:
     device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
         torch.cuda.set_device(device)
-    group = "RANK" in os.environ
+    group = "RANK" in os.environ and not dist.is_initialized()
     if group:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+        store, rank, count = next(dist.rendezvous("env://")) if not _STORES else _STORES[-1]
+        _STORES.append((store, rank, count))
+        # an earlier training's addresses are still in the store, and would be called again
+        own = dist.PrefixStore(f"training {len(_STORES)}", store)
+        backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+        dist.init_process_group(backend, store=own, rank=rank, world_size=count)
     try:
         yield device
     finally:
