@@ -245,9 +245,8 @@ def test_code_planted_in_a_checkpoint_is_refused_and_never_run(raw, tmp_path, ca
     with pytest.raises(UsageError, match="does not fit"):
         training.train(parsed(raw))
     assert not mark.exists()
-    with pytest.raises(FileExistsError):  # what was planted would have run
-        for _ in range(2):
-            pickle.loads(pickle.dumps(Planted(mark)))
+    pickle.loads(pickle.dumps(Planted(mark)))
+    assert mark.exists()  # which is what torch's own reading would have done
 
 
 def test_an_index_that_names_a_file_elsewhere_is_refused(raw, tmp_path):
