@@ -8,9 +8,6 @@ JOBS ?= 2
 # Each of JOBS workers on a core of its own: libraries that take all cores would wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
-# uv installs where it is there, pip does else.
-INSTALL := $(if $(shell command -v uv),uv pip install -q --python $(BIN)/python,$(BIN)/python -m pip install -q --disable-pip-version-check)
-
 # Wheels for another machine: its Python, and whether torch, Triton, NumPy, SciPy, numba and safetensors go along.
 PYTHON ?= 3.12
 WITH_TORCH ?=
@@ -52,6 +49,7 @@ refresh: setup
 
 setup: $(DONE)
 
+# uv, which takes a third of pip's time, where it is there or can be had; from where pip is configured to take packages.
 $(DONE): pyproject.toml constraints.txt
 	@command -v git >/dev/null || { echo "make: git is missing; install it (Debian: apt-get install git)"; exit 1; }
 	@command -v c++ >/dev/null || { echo "make: a C++ compiler is missing; install one (Debian: apt-get install g++)"; exit 1; }
@@ -62,7 +60,17 @@ $(DONE): pyproject.toml constraints.txt
 	$$found -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $$found has no venv module; install it (Debian: apt-get install python3-venv)"; exit 1; }; \
 	echo "setting up $(VENV) with $$($$found --version); this happens once"; \
 	$$found -m venv --clear $(VENV)
-	@extras=workbook,lab,dev,sweep; nvidia-smi -L >/dev/null 2>&1 && extras=$$extras,gpu; $(INSTALL) -c constraints.txt -e ".[$$extras]"
+	@extras=workbook,lab,dev,sweep; nvidia-smi -L >/dev/null 2>&1 && extras=$$extras,gpu; \
+	pip="$(BIN)/python -m pip"; install="$$pip install -q --disable-pip-version-check"; \
+	uv=$$(command -v uv) || { $$install -c constraints.txt uv 2>/dev/null && uv=$(BIN)/uv; }; \
+	if [ -n "$$uv" ]; then \
+		of() { $$pip config get global.$$1 2>/dev/null || $$pip config get :env:.$$1 2>/dev/null; }; \
+		links=$$(of find-links) && export UV_FIND_LINKS="$$links"; \
+		more=$$(of extra-index-url) && export UV_EXTRA_INDEX_URL="$$more"; \
+		index=$$(of index-url) && export UV_DEFAULT_INDEX="$$index"; \
+		export UV_INDEX_STRATEGY=unsafe-best-match; install="$$uv pip install -q --python $(BIN)/python"; \
+	fi; \
+	$$install -c constraints.txt -e ".[$$extras]"
 	@touch $(DONE)
 
 wheelhouse: setup

@@ -97,17 +97,38 @@ def test_make_takes_every_python_that_the_project_takes():
     assert (least.replace(", ", "."), most.replace(", ", ".")) == (PYTHONS[0], PYTHONS[-1])
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["uv", "no uv"])
-def test_make_installs_with_uv_where_it_is_there_and_with_pip_else(tmp_path, there):
-    for name in ("sh", "make", "git", "c++", "nvidia-smi", "touch"):
-        if shutil.which(name):
-            (tmp_path / name).symlink_to(shutil.which(name))
-    if there:
-        (tmp_path / "uv").write_text("#!/bin/sh\n")
-        (tmp_path / "uv").chmod(0o755)
-    command = ["make", "-n", "setup", f"VENV={tmp_path}/new"]
-    done = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True)
-    assert ("uv pip install" in done.stdout, "-m pip install" in done.stdout) == (there, not there)
+STAND_IN = """#!/bin/sh
+echo "$(basename "$0") $*" >> LOG
+case "$*" in
+*"-m venv"*) mkdir -p VENV/bin; cp "$0" VENV/bin/python ;;
+*"pip config get global.find-links") echo /some/wheels ;;
+*"pip config get"*) exit 1 ;;
+*"pip install"*uv) [ -n "$HAS_UV" ] && cp "$0" VENV/bin/uv ;;
+esac
+"""
+"""Python and uv as far as `make setup` calls them."""
+
+
+@pytest.mark.parametrize(
+    ("installed", "registry", "by"),
+    [(True, True, "uv pip install"), (False, True, "uv pip install"), (False, False, "python -m pip install")],
+    ids=["uv is there", "pip installs uv", "no uv"],
+)
+def test_make_installs_with_uv_where_it_can_be_had_and_with_pip_else(tmp_path, installed, registry, by):
+    for name in ("sh", "make", "git", "c++", "touch", "mkdir", "cp", "basename"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    made, log = tmp_path / "made", tmp_path / "log"
+    for name in ("python", "uv")[: 1 + installed]:
+        (tmp_path / name).write_text(STAND_IN.replace("VENV", str(made)).replace("LOG", str(log)))
+        (tmp_path / name).chmod(0o755)
+    command = ["make", "setup", f"VENV={made}", f"INTERPRETER={tmp_path}/python"]
+    around = {"PATH": str(tmp_path), "HAS_UV": "yes" * registry}
+    subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, check=True)
+    calls = log.read_text().splitlines()
+    assert calls[-1].startswith(f"{by} ")
+    assert calls[-1].endswith("-c constraints.txt -e .[workbook,lab,dev,sweep]")
+    assert any(call.endswith("-c constraints.txt uv") for call in calls) is not installed
+    assert (made / ".done").exists()
 
 
 def test_doctor_names_what_has_no_wheel_for_this_python(monkeypatch, capsys):
