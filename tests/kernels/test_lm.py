@@ -28,6 +28,7 @@ from kernels.lm import (
     jsonl,
     model,
     preflight,
+    profile,
     records,
     training,
     validation,
@@ -518,6 +519,32 @@ def test_the_harness_evaluates_tasks_from_local_files(raw):
     given = parsed(raw | {"evaluation": {"tasks": ["small_piqa", "small_hellaswag", "small_nq"]}})
     found = evaluation.evaluate(build(given, "cpu"), given.evaluation, 32)
     assert set(found) == set(given.evaluation.tasks)
+
+
+@pytest.mark.parametrize("name", ["ours", "plain", "stronger"])
+def test_a_step_is_profiled_by_kind_of_kernel(raw, tmp_path, capsys, name):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    assert main(["profile", str(path), "--model", name, "--steps", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{name}, CPU: a step, mean of 2" in shown
+    assert all(kind in shown for kind in ("products", "attention", "optimizer", "all"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_kernels_are_put_together_by_kind():
+    names = {
+        "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT": "products",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_bprop": "attention",
+        "triton_red_fused__to_copy_mul_sum_3": "compiled",
+        "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>": "optimizer",
+        "Memcpy HtoD (Pinned -> Device)": "copies",
+        "void at::native::index_elementwise": "others",
+    }
+    assert {name: profile.kind_of(name) for name in names} == names
+    shown = profile.table([("ampere_gemm", 2.0, 3.0), ("cutlass_x", 1.0, 1.0), ("Memset", 0.5, 1.0)], "a step")
+    assert [row[:3] for row in shown.rows] == [("products", 3.0, 4.0), ("copies", 0.5, 1.0), ("all", 3.5, 5.0)]
+    assert shown.rows[0][3] == "ampere_gemm"
 
 
 def test_a_continuation_is_scored_by_its_own_bytes(raw):
