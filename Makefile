@@ -49,18 +49,28 @@ refresh: setup
 
 setup: $(DONE)
 
+# uv, which takes a third of pip's time, where it is there or can be had; from where pip is configured to take packages.
 $(DONE): pyproject.toml constraints.txt
 	@command -v git >/dev/null || { echo "make: git is missing; install it (Debian: apt-get install git)"; exit 1; }
 	@command -v c++ >/dev/null || { echo "make: a C++ compiler is missing; install one (Debian: apt-get install g++)"; exit 1; }
-	@for name in $(INTERPRETER) python3 python3.12 python3.11; do \
-		if $$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then found=$$name; break; fi; \
+	@for name in $(INTERPRETER) python3 python3.13 python3.12 python3.11 python3.14; do \
+		if $$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then found=$$name; break; fi; \
 	done; \
-	[ -n "$$found" ] || { echo "make: Python 3.11 or 3.12 is missing; install one, or name it: make INTERPRETER=/path/to/python3.12"; exit 1; }; \
+	[ -n "$$found" ] || { echo "make: Python 3.11 to 3.14 is missing; install one, or name it: make INTERPRETER=/path/to/python3.12"; exit 1; }; \
 	$$found -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $$found has no venv module; install it (Debian: apt-get install python3-venv)"; exit 1; }; \
 	echo "setting up $(VENV) with $$($$found --version); this happens once"; \
 	$$found -m venv --clear $(VENV)
-	@extras=workbook,lab,dev; nvidia-smi -L >/dev/null 2>&1 && extras=workbook,lab,dev,gpu; \
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[$$extras]"
+	@extras=workbook,lab,dev,sweep; nvidia-smi -L >/dev/null 2>&1 && extras=$$extras,gpu; \
+	pip="$(BIN)/python -m pip"; install="$$pip install -q --disable-pip-version-check"; \
+	uv=$$(command -v uv) || { $$install -c constraints.txt uv 2>/dev/null && uv=$(BIN)/uv; }; \
+	if [ -n "$$uv" ]; then \
+		of() { $$pip config get global.$$1 2>/dev/null || $$pip config get :env:.$$1 2>/dev/null; }; \
+		links=$$(of find-links) && export UV_FIND_LINKS="$$links"; \
+		more=$$(of extra-index-url) && export UV_EXTRA_INDEX_URL="$$more"; \
+		index=$$(of index-url) && export UV_DEFAULT_INDEX="$$index"; \
+		export UV_INDEX_STRATEGY=unsafe-best-match; install="$$uv pip install -q --python $(BIN)/python"; \
+	fi; \
+	$$install -c constraints.txt -e ".[$$extras]"
 	@touch $(DONE)
 
 wheelhouse: setup

@@ -1,6 +1,11 @@
 """pyproject.toml, constraints.txt and environment.yml say the same. (environment.yml itself is not solved here.)"""
 
+import importlib.metadata
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -55,3 +60,95 @@ def test_conda_gives_a_supported_python_and_the_pinned_jupyterlab():
     conda = dict(entry.split("=") for entry in CONDA if isinstance(entry, str) and "=" in entry)
     assert f"{conda['python']}.0" in Requirement(f"python{PROJECT['requires-python']}").specifier
     assert PINS["jupyterlab"].startswith(f"{Version(conda['jupyterlab'])}.")
+
+
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PURE = ("rouge-score", "sqlitedict", "word2number")
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_no_pinned_package_refuses_a_python_that_we_say_we_have(version):
+    assert f"{version}.0" in Requirement(f"python{PROJECT['requires-python']}").specifier
+    installed = [d for d in importlib.metadata.distributions() if d.metadata["Name"].lower().replace("_", "-") in PINS]
+    asked = {d.metadata["Name"]: d.metadata["Requires-Python"] or ">=3" for d in installed}
+    assert len(asked) > 100
+    assert not [name for name, python in asked.items() if f"{version}.9" not in Requirement(f"p{python}").specifier]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_pins_resolve_to_wheels_for_each_python(version, tmp_path):
+    """All but PURE have one. Asks the registry of packages, and installs nothing."""
+    if not (uv := shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable))):
+        pytest.skip("uv is not installed")
+    extras = [word for extra in PROJECT["optional-dependencies"] for word in ("--extra", extra)]
+    wheels = ["--only-binary", ":all:", *(word for name in PURE for word in ("--no-binary", name))]
+    where = ["--python-version", version, "--python-platform", "x86_64-manylinux_2_28", "-c", "constraints.txt"]
+    command = [uv, "pip", "compile", "-q", *where, *wheels, *extras, "pyproject.toml", "-o", str(tmp_path / "found")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"(?m)^([\w.-]+)==(\S+)", (tmp_path / "found").read_text())
+    assert {name.lower().replace("_", "-"): pin for name, pin in found}.items() <= PINS.items()
+
+
+def test_make_takes_every_python_that_the_project_takes():
+    text = (ROOT / "Makefile").read_text()
+    least, most = re.search(r"not \((3, \d+)\) <= sys.version_info\[:2\] <= \((3, \d+)\)", text).groups()
+    assert (least.replace(", ", "."), most.replace(", ", ".")) == (PYTHONS[0], PYTHONS[-1])
+
+
+STAND_IN = """#!/bin/sh
+echo "$(basename "$0") $*" >> LOG
+case "$*" in
+*"-m venv"*) mkdir -p VENV/bin; cp "$0" VENV/bin/python ;;
+*"pip config get global.find-links") echo /some/wheels ;;
+*"pip config get"*) exit 1 ;;
+*"pip install"*uv) [ -n "$HAS_UV" ] && cp "$0" VENV/bin/uv ;;
+esac
+"""
+"""Python and uv as far as `make setup` calls them."""
+
+
+@pytest.mark.parametrize(
+    ("installed", "registry", "by"),
+    [(True, True, "uv pip install"), (False, True, "uv pip install"), (False, False, "python -m pip install")],
+    ids=["uv is there", "pip installs uv", "no uv"],
+)
+def test_make_installs_with_uv_where_it_can_be_had_and_with_pip_else(tmp_path, installed, registry, by):
+    for name in ("sh", "make", "git", "c++", "touch", "mkdir", "cp", "basename"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    made, log = tmp_path / "made", tmp_path / "log"
+    for name in ("python", "uv")[: 1 + installed]:
+        (tmp_path / name).write_text(STAND_IN.replace("VENV", str(made)).replace("LOG", str(log)))
+        (tmp_path / name).chmod(0o755)
+    command = ["make", "setup", f"VENV={made}", f"INTERPRETER={tmp_path}/python"]
+    around = {"PATH": str(tmp_path), "HAS_UV": "yes" * registry}
+    subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, check=True)
+    calls = log.read_text().splitlines()
+    assert calls[-1].startswith(f"{by} ")
+    assert calls[-1].endswith("-c constraints.txt -e .[workbook,lab,dev,sweep]")
+    assert any(call.endswith("-c constraints.txt uv") for call in calls) is not installed
+    assert (made / ".done").exists()
+
+
+def test_doctor_names_what_has_no_wheel_for_this_python(monkeypatch, capsys):
+    from labkit.cli import doctor
+
+    assert doctor.without_wheel([]) == []
+    monkeypatch.setattr(doctor, "absent", lambda: ["numba", "triton"])
+    ends = {"numba": 1, "triton": 0}
+    monkeypatch.setattr(
+        doctor.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, ends.get(command[-1], 0))
+    )
+    doctor.report()
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no wheel")]
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert told == [f"no wheel for Python {version} where pip looks: numba; wanted Python 3.11 to 3.14"]
+
+
+def test_what_labkit_asks_for_and_is_not_there_is_told_from_what_is(monkeypatch):
+    from labkit.cli import doctor
+
+    asked = ["numpy>=2.0", "not-there>=1", "nor-that>=1; extra == 'workbook'", "other>=1; extra == 'gpu'"]
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _: asked)
+    assert doctor.absent() == ["not-there", "nor-that"]

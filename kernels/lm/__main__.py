@@ -1,5 +1,5 @@
-"""The command line: `python -m kernels.lm train | preflight | validate | evaluate CONFIG`, `analyse FILE`, `sample
-FOLDER`."""
+"""The command line: `python -m kernels.lm train | preflight | validate | evaluate | profile CONFIG`, `analyse FILE`,
+`sample FOLDER`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file")
         one.add_argument("overrides", nargs="*", metavar="key=value", help="in place of what the file has")
         one.set_defaults(command=command)
+    profile = commands.add_parser("profile", help="where a training step's time goes, by kind of kernel")
+    profile.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file")
+    profile.add_argument("overrides", nargs="*", metavar="key=value", help="in place of what the file has")
+    profile.add_argument(
+        "--model", choices=("ours", "plain", "stronger"), default="ours", help="as in kernels/lm/bench.py"
+    )
+    profile.add_argument("--steps", type=int, choices=range(1, 101), default=3, metavar="1..100", help="3 unless given")
+    profile.set_defaults(command=_profile)
     analyse = commands.add_parser("analyse", help="recompute every derived figure of a metrics.jsonl or a report")
     analyse.add_argument(
         "file", type=Path, metavar="FILE", help="metrics.jsonl (ours or Lingua's), or a report's figures (YAML)"
@@ -98,6 +106,14 @@ def _evaluate(given: argparse.Namespace) -> int:
         model, step = training.trained(config, device)
         found = evaluation.evaluate(model, config.evaluation, config.data.length)
         print(json.dumps({"step": step, "ran_on": device.type, **found}, indent=1))
+    return 0
+
+
+def _profile(given: argparse.Namespace) -> int:
+    from kernels.lm.preflight import refuse
+    from kernels.lm.profile import profile
+
+    print(profile(refuse(given.config, given.overrides), given.steps, given.model))
     return 0
 
 

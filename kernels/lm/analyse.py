@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from kernels.lm import metrics
-from kernels.lm.config import Model, count, flops_per_token
+from kernels.lm.config import Config, Model, count, flops_per_token, learning_rate, parse
 from labkit.errors import UsageError
 from labkit.session.secrets import refuse_secrets
 from labkit.tables import Table
@@ -35,6 +36,13 @@ LINGUA = {
     "optim/total_tokens": "total_tokens",
 }
 """Meta Lingua's names of what we have, as its training loop flattens them."""
+SPEEDS = (
+    "tokens",
+    "tokens_per_second",
+    "iteration_seconds",
+    "total_tokens",
+    *(f"flops_per_second{x}" for x in ("", "_lingua")),
+)
 HEADERS = {
     "step": r"step|ステップ",
     "loss": r"loss|損失",
@@ -46,17 +54,21 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: as stated, as it follows from others, how, and whether the two agree (None: nothing was stated)."""
+    """One figure: as stated, as it follows from others, how, and whether the two agree (None: nothing was stated).
+
+    `missing` is what would decide it, where nothing here does; neither agreement nor contradiction is said then.
+    """
 
     name: str
     stated: Interval | None
     derived: Interval
     how: str
+    missing: str = ""
 
     @property
     def agrees(self) -> bool | None:
         """Whether the intervals meet."""
-        if self.stated is None:
+        if self.stated is None or self.missing:
             return None
         return self.stated[0] <= self.derived[1] and self.derived[0] <= self.stated[1]
 
@@ -112,7 +124,15 @@ def analyse(path: Path) -> list[Figure]:
         return _analyse(path)
     except UsageError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, ZeroDivisionError, yaml.YAMLError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        yaml.YAMLError,
+    ) as error:
         said = (str(error).splitlines() or [""])[0][:80]
         raise UsageError(
             f"{path}: cannot be analysed ({type(error).__name__}: {said}); wanted the fields that "
@@ -126,11 +146,32 @@ def _analyse(path: Path) -> list[Figure]:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             raise UsageError(f"{path}: cannot be read; wanted a report") from None
-        refuse_secrets(str(path), text)
+        refuse_secrets(str(path), _words(text))
         return of_report({"steps": steps_of(path, text)} if path.suffix == ".md" else yaml.safe_load(text))
     lines = [{LINGUA.get(key, key): value for key, value in line.items()} for line in metrics.read(path)]
     beside = path.with_name("config.json")
-    return of_metrics(path, lines, json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {})
+    if not beside.exists():
+        return of_metrics(path, lines, None)
+    try:
+        config, findings = parse(json.loads(beside.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
+        config, findings = None, []
+    if config is None or findings:
+        raise UsageError(f"{beside}: is not the configuration of a run; wanted it as the run wrote it, or removed")
+    return of_metrics(path, lines, config)
+
+
+def _words(text: str) -> str:
+    """The lines of a text as far as they can hold secrets: without numbers in cells of tables, each line once.
+
+    A scan takes milliseconds a line, and a table may have very many.
+    """
+    seen, lines = {""}, []
+    for line in text.splitlines():
+        bare = re.sub(r"(?:^|(?<=\|))\s*[+-]?\d[\d.,]{0,15}(?:[eE][+-]?\d{1,4})?\s*(?=\||$)", "", line)
+        lines.append("" if bare in seen else bare)
+        seen.add(bare)
+    return "\n".join(lines)
 
 
 def steps_of(path: Path, text: str) -> list[dict[str, Any]]:
@@ -141,7 +182,8 @@ def steps_of(path: Path, text: str) -> list[dict[str, Any]]:
         if not {"step", "loss"} <= set(names):
             continue
         found = []
-        for row in rows[i + 2 :]:
+        for j in range(i + 2, len(rows)):
+            row = rows[j]
             entry: dict[str, Any] = {
                 n: v for n, v in zip(names, row, strict=False) if n and re.search(r"\d|nan|inf", v, re.I)
             }
@@ -157,14 +199,17 @@ def steps_of(path: Path, text: str) -> list[dict[str, Any]]:
 def of_report(report: dict[str, Any]) -> list[Figure]:
     """The figures of a report: those of its steps, and those that it prints where `facts` has what they follow from."""
     improvement = report.get("printed", {}).get("improvement")
-    steps = of_steps(report.get("steps", []), printed(improvement) if improvement else None)
+    warmup = report.get("facts", {}).get("warmup")
+    steps = of_steps(report.get("steps", []), printed(improvement) if improvement else None, warmup)
     return [*steps, *(of_figures(report) if "facts" in report else [])]
 
 
-def of_steps(steps: Sequence[dict[str, Any]], improvement: Interval | None = None) -> list[Figure]:
+def of_steps(
+    steps: Sequence[dict[str, Any]], improvement: Interval | None = None, warmup: int | None = None
+) -> list[Figure]:
     """What follows from a table of steps: changes, improvement, bits, and the learning rate's line.
 
-    `improvement` is the one that a report states, if it does.
+    `improvement` and `warmup`, in steps, are those that a report states, if it does: the line is that of the warm-up.
     """
     losses = [printed(row["loss"]) for row in steps]
     found = []
@@ -178,29 +223,56 @@ def of_steps(steps: Sequence[dict[str, Any]], improvement: Interval | None = Non
     found.append(Figure("loss improvement", improvement, share, "1 - last loss / first"))
     found.append(Figure("bits per token, last", None, times(losses[-1], 1 / math.log(2)), "loss / ln 2"))
     if all("lr" in row for row in steps):
-        found += schedule([(row["step"], printed(row["lr"])) for row in steps])
+        rates = [(row["step"], printed(row["lr"])) for row in steps if warmup is None or row["step"] <= warmup]
+        found += schedule(rates, warmup is not None)
     return found
 
 
-def schedule(rates: Sequence[tuple[int, Interval]]) -> list[Figure]:
-    """Whether one line, rate = slope x step + start, goes through all the intervals, by linear programming."""
-    from scipy.optimize import linprog
+def schedule(rates: Sequence[tuple[int, Interval]], rising: bool = True) -> list[Figure]:
+    """Whether one line, rate = slope x step + start, goes through all the intervals.
 
-    unit = max(abs(high) for _, (_, high) in rates) or 1.0
-    rows = [[sign * step, sign] for step, _ in rates for sign in (1.0, -1.0)]
-    ends = [end for _, (low, high) in rates for end in (high / unit + 1e-12, -low / unit + 1e-12)]
-    free = [(None, None), (None, None)]
-    ways = [linprog([sign, 0.0], A_ub=rows, b_ub=ends, bounds=free) for sign in (1.0, -1.0)]
-    name, all_of_them = "learning rates on one line", exact(len(rates))
-    if not all(way.success for way in ways):
-        return [Figure(name, all_of_them, (0.0, len(rates) - 1.0), "entries that one line passes")]
-    slopes = tuple(float(way.x[0]) * unit for way in ways)
-    shifts = sorted(-float(way.x[1] / way.x[0]) if way.x[0] else 0.0 for way in ways)
+    `rising` is whether all of them are known to be of the warm-up. Where they are not, rates off a line contradict
+    nothing: they may follow a schedule.
+    """
+    name, all_of_them, how = "learning rates on one line", exact(len(rates)), "entries that one line passes"
+    if len({step for step, _ in rates}) < 2:
+        return [Figure(name, all_of_them, all_of_them, how, "two entries of the warm-up or more")]
+    lines = _lines(rates)
+    if lines is None:
+        missing = "" if rising else "the warm-up's steps: config.json beside the file, or a report's facts"
+        return [Figure(name, all_of_them, (0.0, len(rates) - 1.0), how, missing)]
+    slopes = tuple(slope for slope, _ in lines)
+    shifts = sorted(-start / slope if slope else 0.0 for slope, start in lines)
     how = f"per step; the line is 0 at step {span((shifts[0], shifts[1]), 3)}"
     return [
         Figure(name, all_of_them, all_of_them, "entries that one line passes"),
         Figure("learning rate, slope", None, (min(slopes), max(slopes)), how),
     ]
+
+
+def _lines(rates: Sequence[tuple[int, Interval]]) -> list[tuple[float, float]] | None:
+    """Slope and start of the lines through all the intervals that rise least and most; None where there is none.
+
+    By linear programming over some of the intervals, those that a line misses most being added until it misses none.
+    """
+    from scipy.optimize import linprog
+
+    steps = np.array([step for step, _ in rates], dtype=np.float64)
+    low, high = np.array([interval for _, interval in rates]).T
+    unit = float(np.abs(high).max()) or 1.0
+    low, high = low / unit - 1e-12, high / unit + 1e-12
+    some = [int(steps.argmin()), int(steps.argmax())]
+    while True:
+        rows = [[sign * steps[i], sign] for i in some for sign in (1.0, -1.0)]
+        ends = [end for i in some for end in (high[i], -low[i])]
+        ways = [linprog([sign, 0.0], A_ub=rows, b_ub=ends, bounds=[(None, None)] * 2) for sign in (1.0, -1.0)]
+        if not all(way.success for way in ways):
+            return None
+        missed = [np.maximum(line - high, low - line) for line in (steps * way.x[0] + way.x[1] for way in ways)]
+        more = {int(one.argmax()) for one in missed if one.max() > 1e-9} - set(some)
+        if not more:
+            return [(float(way.x[0]) * unit, float(way.x[1]) * unit) for way in ways]
+        some += more
 
 
 def of_figures(report: dict[str, Any]) -> list[Figure]:
@@ -261,12 +333,13 @@ def while_built(sizes: Model) -> Interval:
     return 4.0 * count(sizes), float(most)
 
 
-def of_metrics(path: Path, lines: Sequence[dict[str, Any]], config: dict[str, Any]) -> list[Figure]:
+def of_metrics(path: Path, lines: Sequence[dict[str, Any]], config: Config | None) -> list[Figure]:
     """The figures of a metrics.jsonl, held to the configuration beside it where there is one."""
     steps = [line.get("step") for line in lines]
-    numbers = [[line.get("loss"), line.get("lr", 0.0)] for line in lines]
-    if None in steps or not all(isinstance(x, (int, float)) and math.isfinite(x) for pair in numbers for x in pair):
-        raise UsageError(f"{path}: has lines without step, or whose loss or lr is not finite; wanted numbers on each")
+    numbers = [x for line in lines for x in (line.get("step"), line.get("loss"), line.get("lr", 0.0))]
+    numbers += [line[key] for line in lines for key in SPEEDS if key in line]
+    if not all(isinstance(x, (int, float)) and abs(x) < 1e300 for x in numbers):
+        raise UsageError(f"{path}: has lines whose step, loss, lr or speed is no finite number; wanted one on each")
     first, last = lines[0], lines[-1]
     gaps = {b - a for a, b in itertools.pairwise(steps)}
     found = [
@@ -274,10 +347,10 @@ def of_metrics(path: Path, lines: Sequence[dict[str, Any]], config: dict[str, An
         Figure("loss improvement", None, exact(1 - last["loss"] / first["loss"]), "1 - last loss / first"),
         Figure("bits per token, last", None, exact(last["loss"] / math.log(2)), "loss / ln 2"),
     ]
-    warm = int(config["optimizer"]["warmup"]) if config else math.inf
+    warm = config.optimizer.warmup if config else math.inf
     rates = [(line["step"], exact(line["lr"])) for line in lines if line.get("lr") and line["step"] <= warm]
     if len(rates) > 2:
-        found += schedule([(step, (a - 1e-9 * a, b + 1e-9 * b)) for step, (a, b) in rates])
+        found += schedule([(step, (a - 1e-9 * a, b + 1e-9 * b)) for step, (a, b) in rates], config is not None)
     if "tokens" in first:
         worst = max(lines, key=lambda n: abs(n["tokens_per_second"] * n["seconds"]["all"] / n["tokens"] - 1))
         found.append(
@@ -311,18 +384,17 @@ def of_metrics(path: Path, lines: Sequence[dict[str, Any]], config: dict[str, An
     return found
 
 
-def _held_to(config: dict[str, Any], lines: Sequence[dict[str, Any]]) -> list[Figure]:
-    sizes, data, last = Model(**config["model"]), config["data"], lines[-1]
+def _held_to(config: Config, lines: Sequence[dict[str, Any]]) -> list[Figure]:
+    last = lines[-1]
+    asked = [(learning_rate(config, line["step"] - 1), line["lr"]) for line in lines if "lr" in line]
+    right = sum(abs(rate - lr) <= 1e-9 * rate for rate, lr in asked)
+    how = f"entries that the {config.optimizer.schedule} schedule gives"
     found = [
-        Figure(
-            "tokens a step, of the configuration",
-            exact(data["batch"] * data["length"]),
-            exact(last["tokens"]),
-            "batch x length",
-        )
+        Figure("learning rates, of the configuration", exact(len(asked)), exact(right), how),
+        Figure("tokens a step, of the configuration", exact(config.tokens), exact(last["tokens"]), "batch x length"),
     ]
     for key, recomputed in (("flops_per_second", False), ("flops_per_second_lingua", True)):
-        per_token = flops_per_token(sizes, data["length"], recomputed)
+        per_token = flops_per_token(config.model, config.data.length, recomputed)
         found.append(
             Figure(
                 key,
@@ -338,7 +410,13 @@ def table(figures: Sequence[Figure], digits: int = 5) -> Table:
     """A row a figure, its numbers to so many significant digits, contradictions last."""
     words = {True: "agrees", False: "CONTRADICTS", None: "derived"}
     rows = [
-        (words[f.agrees], f.name, span(f.stated, digits), span(f.derived, digits), f.how)
+        (
+            "undecidable" if f.missing else words[f.agrees],
+            f.name,
+            span(f.stated, digits),
+            span(f.derived, digits),
+            f.how + (f"; wanted {f.missing}" if f.missing else ""),
+        )
         for f in sorted(figures, key=lambda f: f.agrees is False)
     ]
     return Table(("", "figure", "stated", "derived", "how"), rows)

@@ -147,20 +147,28 @@ def _rms(x: Tensor) -> float:
     return float(x.square().mean().sqrt())
 
 
-def _ours(config: Config) -> tuple[Any, Callable[[], Any]]:
-    model = build(config, "cuda")
-    model.compile_layers()
-    return model, lambda: training.attention(torch.device("cuda"))
+def _ours(config: Config, device: str = "cuda") -> tuple[Any, Callable[[], Any]]:
+    model = build(config, device)
+    if config.compile:
+        model.compile_layers()
+    return model, lambda: training.attention(torch.device(device))
 
 
-def _plain(config: Config, residual: torch.dtype = torch.float32) -> tuple[Any, Callable[[], Any]]:
-    model = Plain(build(config, "cpu"), config.data.length, residual).cuda()
-    model.compile(dynamic=False)
+def _plain(
+    config: Config, device: str = "cuda", residual: torch.dtype = torch.float32
+) -> tuple[Any, Callable[[], Any]]:
+    model = Plain(build(config, "cpu"), config.data.length, residual).to(device)
+    if config.compile:
+        model.compile(dynamic=False)
     return model, torch.enable_grad
 
 
-def _stronger(config: Config) -> tuple[Any, Callable[[], Any]]:
-    return _plain(config, torch.bfloat16)[0], lambda: training.attention(torch.device("cuda"))
+def _stronger(config: Config, device: str = "cuda") -> tuple[Any, Callable[[], Any]]:
+    return _plain(config, device, torch.bfloat16)[0], lambda: training.attention(torch.device(device))
+
+
+MODELS = {"ours": _ours, "plain": _plain, "stronger": _stronger}
+"""What makes each model, and the context in which it runs."""
 
 
 def _provider(

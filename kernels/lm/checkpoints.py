@@ -4,11 +4,19 @@ A checkpoint is a folder `step_0000100`. It is written under a name that starts 
 every rank's part and the index are there; what starts with a dot is never loaded, and is removed when a run starts. It
 holds the parameters, AdamW's state, the state of torch's random numbers (every rank has the same), and where the data
 is. Saving copies the state to the CPU, which is all that training waits for, and writes it in a thread.
+
+A checkpoint is data. Its index is a pickle and so are its small entries, which could run any code where they are read
+as torch.distributed.checkpoint reads them; here they are read by unpicklers that know the format's own types alone.
+The file SHA256SUMS (`sha256sum -c` reads it) tells what was damaged later.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
+import pathlib
+import pickle
 import re
 import shutil
 import time
@@ -20,13 +28,33 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from labkit.errors import UsageError
 
 NAME = re.compile(r"^step_(\d+)$")
 HIDDEN = ".step_"
+INDEX, SUMS = ".metadata", "SHA256SUMS"
+TYPES = {
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "torch.distributed.checkpoint.metadata": (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+}
+"""All that an index is made of, with torch's types of elements and the path that it was written to."""
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is meant
 
 
@@ -74,6 +102,8 @@ class Checkpoints:
         written.result()
         if _rank() != 0:
             return
+        sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in sorted(hidden.iterdir()))
+        (hidden / SUMS).write_text(sums, encoding="utf-8")
         for path in hidden.iterdir():
             _synchronise(path)
         if target.exists():
@@ -95,19 +125,19 @@ class Checkpoints:
     def load(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]) -> int:
         """Load the newest checkpoint into model, optimizer and `extra`; the steps made so far, 0 where there is none.
 
-        Raises UsageError where it does not fit the model, or a file of it is not whole.
+        Raises UsageError where it does not fit the model, or a file of it is damaged.
         """
         found = complete(self.folder)
         if not found:
             return 0
         step, path = max(found.items())
+        if why := flaw(path):
+            right = "the checkpoint whole, or its folder removed, to go on from the one before"
+            raise UsageError(f"{path / why}; wanted {right}")
         state = _state(model, optimizer, extra)
         try:
-            dcp.load(state, checkpoint_id=path)
+            dcp.load(state, storage_reader=_Reader(path), planner=_Planner())
         except (CheckpointException, Exception) as error:  # the first is no Exception
-            if cut := _cut(path):
-                right = "the checkpoint whole, or its folder removed, to go on from the one before"
-                raise UsageError(f"{path / cut}: is cut off, unreadable or not there; wanted {right}") from None
             why = (str(error).splitlines() or [type(error).__name__])[-1][:160]
             raise UsageError(f"{path}: does not fit this configuration ({why}); wanted another folder") from None
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
@@ -116,17 +146,77 @@ class Checkpoints:
         return step
 
 
-def _cut(path: Path) -> str:
-    """The file of a checkpoint, by its index or the index itself, that lacks a byte; empty where each is whole."""
+def flaw(path: Path) -> str:
+    """The file of a checkpoint that is damaged, or holds more than data, and what is wrong; empty where all is well."""
     try:
-        index = dcp.FileSystemReader(path).read_metadata()
+        sums = (path / SUMS).read_text(encoding="utf-8") if (path / SUMS).exists() else ""
+        for digest, name in (line.split("  ") for line in sums.splitlines()):
+            if _sha256(path / Path(name).name) != digest:
+                return f"{Path(name).name}: is not as it was written"
+    except (OSError, ValueError):
+        return f"{SUMS}: is damaged, or a file that it names is not there"
+    try:
+        index = _Reader(path).read_metadata()
+        parts = [(entry.fqn, part, path / part.relative_path) for entry, part in index.storage_data.items()]
+        small = {name for name, one in index.state_dict_metadata.items() if isinstance(one, BytesStorageMetadata)}
     except Exception:  # whatever it is made of
-        return ".metadata"
-    ends: dict[str, int] = {}
-    for part in (index.storage_data or {}).values():
-        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
-    short = (n for n, end in ends.items() if not (path / n).is_file() or (path / n).stat().st_size < end)
-    return next(short, "")
+        return f"{INDEX}: is cut off, unreadable or not there, or holds more than the index of a checkpoint"
+    for name, part, file in parts:
+        try:
+            if file.stat().st_size < part.offset + part.length:
+                return f"{file.name}: is cut off"
+            if name in small:
+                with file.open("rb") as stream:
+                    stream.seek(part.offset)
+                    torch.load(io.BytesIO(stream.read(part.length)), weights_only=True)
+        except OSError:
+            return f"{file.name}: is unreadable or not there"
+        except Exception:  # an unpickler's refusals have many types
+            return f"{file.name}: is damaged, or holds more than numbers and texts"
+    return ""
+
+
+class _Index(pickle.Unpickler):
+    """Reads an index. Whatever it names beside the format's own types is refused, not imported."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The type of that name."""
+        if module.split(".")[0] == "pathlib" and name == "PosixPath":  # its module differs between Pythons
+            return pathlib.PurePosixPath
+        if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
+            return vars(torch)[name]
+        if name not in TYPES.get(module, ()):
+            raise pickle.UnpicklingError("the index of a checkpoint does not need this")
+        return super().find_class(module, name)
+
+
+class _Reader(FileSystemReader):
+    """Reads a checkpoint's index as data."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The index. Raises UnpicklingError where it holds more, or names a file that is not beside it."""
+        with (Path(self.path) / INDEX).open("rb") as file:
+            index = _Index(file).load()
+        if not all(Path(part.relative_path).name == part.relative_path for part in index.storage_data.values()):
+            raise pickle.UnpicklingError("a part of a checkpoint lies beside its index")
+        index.storage_meta = StorageMeta(load_id=self.load_id)
+        return index
+
+
+class _Planner(DefaultLoadPlanner):
+    """Takes the small entries of a checkpoint, numbers and texts, as data."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put an entry into its place, written anew from what was read of it safely."""
+        plain = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), plain)
+        plain.seek(0)
+        super().load_bytes(read_item, plain)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
+import reprlib
 import types
 import typing
 from collections import Counter
@@ -20,12 +22,15 @@ from typing import Any
 import yaml
 
 from labkit.errors import UsageError
+from labkit.session.secrets import KNOWN
 
 BYTES = 256
 BEGIN, END = 256, 257
 VOCABULARY = 258
 """The bytes, and a token each for where a document begins and ends."""
 NONE = "none"
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,17 @@ class Config:
         return self.data.batch * self.data.length
 
 
+def learning_rate(config: Config, step: int) -> float:
+    """Of step 0, 1, ...: rate x step / warmup, so that the first step updates nothing; then the schedule."""
+    given = config.optimizer
+    if step < given.warmup:
+        return given.rate * (step / given.warmup)
+    if given.schedule == "constant":
+        return given.rate
+    share = (step - given.warmup) / max(1, config.steps - given.warmup)
+    return given.rate * (given.final + (1.0 - given.final) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, share))))
+
+
 def count(sizes: Model) -> int:
     """Parameters of a model of these sizes, by arithmetic: embedding, layers, last norm, output."""
     d, f, v = sizes.dim, sizes.inner, sizes.vocabulary
@@ -248,17 +264,17 @@ def lines(path: Path, findings: Iterable[Finding]) -> str:
 def read(path: Path, overrides: Sequence[str] = ()) -> Any:
     """The YAML of a file as Python has it, with overrides put in. Raises UsageError for what is no such file."""
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), _Once)
-    except _TwiceError as error:
-        raise UsageError(f"{path}: {error} stands there twice; wanted each key once") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read ({type(error).__name__}); wanted a YAML file") from None
+        raw = yaml.load(text(path), _Once)
+    except _TwiceError as error:  # its line alone: the key may be a secret
+        raise UsageError(f"{path}, line {error}: has a key that stands there twice; wanted each key once") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         raise UsageError(f"{path}{where}: is not YAML; wanted keys and values") from None
     except (ValueError, RecursionError):
-        raise UsageError(f"{path}: holds a date or a number that is none; wanted YAML") from None
+        raise UsageError(f"{path}: holds a date or a number that is none, or is too deep; wanted YAML") from None
+    if raw is None and overrides:  # an empty file
+        raw = {}
     for override in overrides:
         key, sign, value = override.partition("=")
         if not sign or not key or not isinstance(raw, dict):
@@ -272,7 +288,8 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Any:
         try:
             place[name] = yaml.load(value, _Once)
         except (yaml.YAMLError, ValueError, RecursionError):
-            raise UsageError(f"{key}: its value is not right; wanted key=value, the value in YAML") from None
+            right = "wanted key=value, the value in YAML"
+            raise UsageError(f"{'.'.join(map(named, key.split('.')))}: its value is not right; {right}") from None
     return raw
 
 
@@ -286,9 +303,10 @@ class _Once(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> Any:
         """The mapping that comes next."""
         node = super().compose_mapping_node(anchor)
-        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        if twice := [key for key, times in keys.items() if times > 1]:
-            raise _TwiceError(twice[0])
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        counts = Counter(key.value for key in keys)
+        if twice := [key for key in keys if counts[key.value] > 1]:
+            raise _TwiceError(twice[-1].start_mark.line + 1)
         return node
 
 
@@ -298,10 +316,25 @@ def as_dict(config: Config) -> dict[str, Any]:
     return {key: NONE if value is None else value for key, value in found.items()}
 
 
+def text(path: Path) -> str:
+    """The text of a file. UsageError where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read ({type(error).__name__}); wanted a YAML file") from None
+
+
 def shown(value: Any) -> str:
-    """A value as a finding shows it, cut short."""
-    text = "nothing" if value is None else repr(value)
+    """A value as a finding shows it, cut short; what has a token's form is not shown."""
+    text = "nothing" if value is None else _SHORT.repr(value)
+    if KNOWN.search(text):
+        return "a token"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def named(key: Any) -> str:
+    """A key that nobody knows as a finding shows it: as it is where it looks like a name, and is no secret then."""
+    return key if isinstance(key, str) and re.fullmatch(r"[A-Za-z_]{1,24}\d?", key) else "(an unknown name)"
 
 
 def _section(kind: type, raw: dict[Any, Any], prefix: str, findings: list[Finding]) -> Any:
@@ -311,7 +344,9 @@ def _section(kind: type, raw: dict[Any, Any], prefix: str, findings: list[Findin
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.6)
             hint = f"{prefix}{near[0]}" if near else ", ".join(prefix + name for name in known)
-            findings.append(Finding(f"{prefix}{key}", "this key", f"another: none has that name; there is {hint}"))
+            findings.append(
+                Finding(f"{prefix}{named(key)}", "this key", f"another: none has that name; there is {hint}")
+            )
     before = len(findings)
     given = {}
     for name, one in known.items():

@@ -57,7 +57,7 @@ def document(path: Path, number: int, line: bytes) -> str:
         found = json.loads(line)
     except UnicodeDecodeError:
         raise UsageError(f"{path}, line {number}: is not UTF-8; {wanted}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         cut = "is cut off" if not line.endswith(b"\n") else "is not JSON"
         raise UsageError(f"{path}, line {number}: {cut}; {wanted}") from None
     text = found.get("text", found.get("content")) if isinstance(found, dict) else None
@@ -102,17 +102,27 @@ def encode(text: str) -> np.ndarray:
 
 
 def packed(paths: list[Path], cache: Path) -> np.ndarray:
-    """All tokens of the files, uint16, mapped from a file in `cache` that is made where it is not there yet."""
+    """All tokens of the files, uint16, mapped from a file in `cache` that is made where it is not there, or damaged."""
     facts = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
     target = cache / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.npy"
-    if not target.exists():
+    kept = _mapped(target)
+    if kept is None:
         cache.mkdir(parents=True, exist_ok=True)
         whole = np.concatenate([np.concatenate([encode(text) for text in documents(path)]) for path in paths])
         part = target.with_suffix(f".{os.getpid()}")
         with part.open("wb") as file:
             np.save(file, whole)
         part.replace(target)
-    return np.load(target, mmap_mode="r")
+    return np.load(target, mmap_mode="r") if kept is None else kept
+
+
+def _mapped(path: Path) -> np.ndarray | None:
+    """The tokens of a file; None where it is not there or holds none."""
+    try:
+        found = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if isinstance(found, np.memmap) and found.dtype == np.uint16 and found.ndim == 1 else None
 
 
 def write(folder: Path, texts: list[str], chunks: int = 2, held: int = 20) -> None:

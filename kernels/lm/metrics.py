@@ -69,7 +69,7 @@ def before(path: Path, step: int) -> list[str]:
     for number, line in enumerate(whole(path), 1):
         try:
             found += [line] if json.loads(line)["step"] < step else []
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UsageError(f"{path}, line {number}: is no line of a step; wanted it as it was written") from None
     return found
 
@@ -82,7 +82,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             entry = None
         if not isinstance(entry, dict):
             raise UsageError(f"{path}, line {number}: is no JSON object; wanted a line a step")

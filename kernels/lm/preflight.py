@@ -35,8 +35,9 @@ def refuse(path: Path, overrides: list[str], processes: int = 1) -> Config:
     """The configuration of a file if all is well with it. UsageError with a line for each finding otherwise."""
     from labkit.session.secrets import refuse_secrets
 
+    # first, since what is said of a file that is not right may hold a word of it
+    refuse_secrets(str(path), "\n".join([configs.text(path), *overrides]))
     raw = configs.read(path, overrides)
-    refuse_secrets(str(path), "\n".join([path.read_text(encoding="utf-8"), *overrides]))  # all that the run writes
     config, findings = check(raw, processes)
     if config is None or findings:
         raise UsageError(configs.lines(path, findings))
@@ -167,7 +168,7 @@ def _folder(config: Config, _: int) -> Iterator[Finding]:
     try:
         earlier = json.loads(kept.read_text(encoding="utf-8"))
         earlier |= {f"data.{key}": earlier["data"][key] for key in ("batch", "length")}
-    except (ValueError, KeyError, TypeError, IsADirectoryError):
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
         yield Finding("folder", shown(config.folder), f"another folder: its {kept.name} is not of such a run")
         return
     now |= {f"data.{key}": now["data"][key] for key in ("batch", "length")}
@@ -177,12 +178,15 @@ def _folder(config: Config, _: int) -> Iterator[Finding]:
 
 
 def _lines(folder: Path) -> Iterator[Finding]:
-    """Whether a run that goes on from a checkpoint finds the lines of all steps before it, and none that is garbage."""
+    """Whether a run that goes on from a checkpoint finds it whole, and the lines of all steps before it."""
     if not (folder / "checkpoints").is_dir():  # what follows imports torch, which takes seconds
         return
     from kernels.lm import checkpoints, metrics
 
-    made = max(checkpoints.complete(folder / "checkpoints"), default=0)
+    there = checkpoints.complete(folder / "checkpoints")
+    made = max(there, default=0)
+    if made and (why := checkpoints.flaw(there[made])):
+        yield Finding("folder", shown(str(folder)), f"one whose last checkpoint is whole ({there[made].name}/{why})")
     try:
         written, _ = (len(metrics.before(folder / name, sys.maxsize)) for name in (metrics.FILE, metrics.VALIDATION))
     except (UsageError, OSError) as error:

@@ -26,7 +26,7 @@ from torch import nn
 
 from kernels.lm import metrics, validation
 from kernels.lm.checkpoints import Checkpoints
-from kernels.lm.config import Config, as_dict, flops_per_token
+from kernels.lm.config import Config, as_dict, flops_per_token, learning_rate
 from kernels.lm.data import Sequences, crc
 from kernels.lm.model import DTYPES, Decoder, build
 from kernels.lm.preflight import launched
@@ -37,15 +37,8 @@ from labkit.session.record import write_json
 Tensor = torch.Tensor
 
 
-def learning_rate(config: Config, step: int) -> float:
-    """Of step 0, 1, ...: rate x step / warmup, so that the first step updates nothing; then the schedule."""
-    given = config.optimizer
-    if step < given.warmup:
-        return given.rate * (step / given.warmup)
-    if given.schedule == "constant":
-        return given.rate
-    share = (step - given.warmup) / max(1, config.steps - given.warmup)
-    return given.rate * (given.final + (1.0 - given.final) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, share))))
+_STORES: list[tuple[dist.Store, int, int]] = []
+"""torchrun's store, this process's rank and the number of processes, once for each time that it joined them."""
 
 
 def ranks() -> int:
@@ -60,9 +53,14 @@ def joined(config: Config) -> Iterator[torch.device]:
     device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
         torch.cuda.set_device(device)
-    group = "RANK" in os.environ
+    group = "RANK" in os.environ and not dist.is_initialized()
     if group:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+        store, rank, count = next(dist.rendezvous("env://")) if not _STORES else _STORES[-1]
+        _STORES.append((store, rank, count))
+        # an earlier training's addresses are still in the store, and would be called again
+        own = dist.PrefixStore(f"training {len(_STORES)}", store)
+        backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+        dist.init_process_group(backend, store=own, rank=rank, world_size=count)
     try:
         yield device
     finally:
@@ -125,7 +123,12 @@ class Dumps:
         self.order: list[str] = []
         about = self.folder / "metadata.json"
         if self.given.every and about.exists():
-            self.order = [x for x in json.loads(about.read_text())["order"] if int(x.split(".")[0]) <= step]
+            try:
+                self.order = [x for x in json.loads(about.read_text())["order"] if int(x.split(".")[0]) <= step]
+            except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
+                raise UsageError(
+                    f"{about}: is no index of dumps; wanted it as it was written, or its folder removed"
+                ) from None
 
     def write(self, step: int, own: dict[str, Tensor], loss: Tensor, norm: Tensor, model: nn.Module) -> None:
         """After the backward of a step, in the order of the program; `own` is what belongs to this rank alone."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import re
 import shutil
+import subprocess
+import sys
 
 from labkit.errors import WORKBOOK
 from labkit.session.catalogue import CHECKOUT, ROOT
@@ -22,6 +25,23 @@ def problems() -> list[str]:
     return found
 
 
+def absent() -> list[str]:
+    """What labkit asks for, alone and with the extra `workbook`, and is not installed."""
+    try:
+        asked = importlib.metadata.requires("labkit") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    mine = (one for one in asked if "extra ==" not in one or re.search(r"""extra == .workbook.""", one))
+    names = (match[0] for one in mine if (match := re.match(r"[\w.-]+", one)))
+    return [name for name in names if not any(importlib.metadata.distributions(name=name))]
+
+
+def without_wheel(names: list[str]) -> list[str]:
+    """Those of which pip finds no wheel for this Python and this machine; all of them where it reaches no index."""
+    command = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--no-deps", "--only-binary", ":all:"]
+    return [name for name in names if subprocess.run([*command, name], capture_output=True, check=False).returncode]
+
+
 def report() -> bool:
     """Print what there is; True where nothing is wrong."""
     print("versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()))
@@ -35,6 +55,9 @@ def report() -> bool:
         print(f"not up to date: {path}: {why}")
     if missing := [name for name in WORKBOOK if importlib.util.find_spec(name) is None]:
         print(f"not installed, for notebooks and pictures: {', '.join(missing)}: pip install 'labkit[workbook]'")
+    if none := without_wheel(absent()):
+        version = ".".join(map(str, sys.version_info[:2]))
+        print(f"no wheel for Python {version} where pip looks: {', '.join(none)}; wanted Python 3.11 to 3.14")
     found = problems() if CHECKOUT else []
     for problem in found:
         print(f"problem: {problem}")

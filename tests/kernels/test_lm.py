@@ -1,5 +1,6 @@
 """The decoder, its data, its configuration and what a preflight catches."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -7,6 +8,7 @@ import os
 import secrets
 import subprocess
 import sys
+import time
 import typing
 from pathlib import Path
 
@@ -26,10 +28,12 @@ from kernels.lm import (
     jsonl,
     model,
     preflight,
+    profile,
     records,
     training,
     validation,
 )
+from kernels.lm.__main__ import main
 from kernels.lm.data import Sequences
 from kernels.lm.model import IGNORED, Decoder, build
 from kernels.lm.report import REPORT, sample
@@ -280,7 +284,7 @@ def test_a_good_configuration_is_met_with_silence(raw, tmp_path, capsys):
 def test_a_key_that_stands_twice_is_refused(tmp_path):
     path = tmp_path / "twice.yaml"
     path.write_text("steps: 10\nmodel:\n  dim: 8\n  dim: 16\n")
-    with pytest.raises(UsageError, match="dim stands there twice"):
+    with pytest.raises(UsageError, match="line 4: has a key that stands there twice"):
         config.read(path)
     path.write_text("a: &a {x: 1}\nb: {<<: *a, x: 2}\n")
     assert config.read(path) == {"a": {"x": 1}, "b": {"x": 2}}
@@ -517,6 +521,32 @@ def test_the_harness_evaluates_tasks_from_local_files(raw):
     assert set(found) == set(given.evaluation.tasks)
 
 
+@pytest.mark.parametrize("name", ["ours", "plain", "stronger"])
+def test_a_step_is_profiled_by_kind_of_kernel(raw, tmp_path, capsys, name):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    assert main(["profile", str(path), "--model", name, "--steps", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{name}, CPU: a step, mean of 2" in shown
+    assert all(kind in shown for kind in ("products", "attention", "optimizer", "all"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_kernels_are_put_together_by_kind():
+    names = {
+        "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT": "products",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_bprop": "attention",
+        "triton_red_fused__to_copy_mul_sum_3": "compiled",
+        "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>": "optimizer",
+        "Memcpy HtoD (Pinned -> Device)": "copies",
+        "void at::native::index_elementwise": "others",
+    }
+    assert {name: profile.kind_of(name) for name in names} == names
+    shown = profile.table([("ampere_gemm", 2.0, 3.0), ("cutlass_x", 1.0, 1.0), ("Memset", 0.5, 1.0)], "a step")
+    assert [row[:3] for row in shown.rows] == [("products", 3.0, 4.0), ("copies", 0.5, 1.0), ("all", 3.5, 5.0)]
+    assert shown.rows[0][3] == "ampere_gemm"
+
+
 def test_a_continuation_is_scored_by_its_own_bytes(raw):
     from kernels.lm import evaluation
 
@@ -565,6 +595,41 @@ def test_a_value_under_an_unknown_key_is_not_printed(raw, tmp_path):
         with pytest.raises(UsageError) as error:
             config.read(path, [override])
         assert planted not in str(error.value)
+
+
+KEYS = {
+    "twice": lambda token: (f"{token}: 1\n{token}: 2\n", []),
+    "twice, in a section": lambda token: (f"model: {{{token}: 1, {token}: 2}}\n", []),
+    "unknown": lambda token: (f"{token}: 1\n", []),
+    "unknown, in a section": lambda token: (f"model: {{{token}: 1}}\n", []),
+    "of an override": lambda token: ("steps: 1\n", [f"{token}=[1"]),
+    "of an override, twice": lambda token: ("steps: 1\n", [f"model={{{token}: 1, {token}: 2}}"]),
+    "a value": lambda token: (f"steps: {token}\n", []),
+    "a value, nested": lambda token: (f"steps: [[{token}]]\n", []),
+}
+
+
+@pytest.mark.parametrize("scanned", [True, False], ids=["scanned", "without the scanner"])
+@pytest.mark.parametrize("planted", KEYS.values(), ids=KEYS.keys())
+def test_a_token_is_not_echoed_wherever_it_stands(tmp_path, monkeypatch, capsys, planted, scanned):
+    token = f"hf_{secrets.token_hex(17)}"
+    content, overrides = planted(token)
+    (tmp_path / "run.yaml").write_text(content)
+    if not scanned:
+        monkeypatch.setitem(sys.modules, "detect_secrets.core.scan", None)
+    for command in ("preflight", "train", "validate"):
+        assert main([command, str(tmp_path / "run.yaml"), *overrides]) == 2
+    shown = "".join(capsys.readouterr())
+    assert shown
+    assert token not in shown
+
+
+def test_a_value_that_unfolds_without_end_is_cut_short(raw):
+    value = "x"
+    for _ in range(60):  # 2^60 texts, as YAML's anchors make them
+        value = [value, value]
+    (found,) = preflight.check(raw | {"steps": value})[1]
+    assert len(str(found)) < 200
 
 
 def test_a_pipe_is_no_data_file(tmp_path):
@@ -672,6 +737,125 @@ def test_rates_off_one_line_are_told():
     line[2] = (30, analyse.printed("2.9e-02"))
     (only,) = analyse.schedule(line)
     assert only.agrees is False
+
+
+def test_a_schedule_is_judged_by_its_configuration_and_undecidable_without(tmp_path, raw):
+    path = training.train(parsed(raw))
+    name, of_config = "learning rates on one line", "learning rates, of the configuration"
+    beside = {one.name: one for one in analyse.analyse(path)}
+    assert beside[name].agrees
+    assert beside[of_config].agrees
+    alone = tmp_path / "copied" / "metrics.jsonl"
+    alone.parent.mkdir()
+    alone.write_bytes(path.read_bytes())
+    copied = {one.name: one for one in analyse.analyse(alone)}
+    assert copied[name].agrees is None
+    assert of_config not in copied
+    assert "undecidable" in str(analyse.table([copied[name]]))
+    assert "wanted the warm-up's steps: config.json" in str(analyse.table([copied[name]]))
+    assert all(one.agrees is not False for one in copied.values())
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[-2]["lr"] *= 1.01  # after the warm-up, where no line goes through
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [one.name for one in analyse.analyse(path) if one.agrees is False] == [of_config]
+
+
+def test_a_reports_schedule_contradicts_only_within_a_warm_up_that_is_known(tmp_path):
+    path = tmp_path / "report.md"
+    rows = "".join(f"| {i + 1} | 2.0 | {1e-3 * math.cos(i / 10):.4e} |\n" for i in range(10))
+    path.write_text("| step | loss | lr |\n|---|---|---|\n" + rows)
+    found = {one.name: one for one in analyse.analyse(path)}["learning rates on one line"]
+    assert (found.agrees, bool(found.missing)) == (None, True)
+
+
+@pytest.mark.parametrize("line", ["| {0} | {1:.5f} | {2:.4e} |", "| step | loss | lr |"], ids=["rows", "headers"])
+def test_a_report_with_very_many_rows_is_analysed_in_seconds(tmp_path, line):
+    path, count = tmp_path / "report.md", 10_000
+    rows = (line.format(i + 1, 3 + 1 / (i + 1), 1e-3 * math.cos(i / count)) for i in range(count))
+    path.write_text("| step | loss | lr |\n|---|---|---|\n" + "".join(f"{row}\n" for row in rows))
+    began = time.perf_counter()
+    with contextlib.suppress(UsageError):
+        analyse.analyse(path)
+    assert time.perf_counter() - began < 20.0  # a minute, and growing with the square, before
+
+
+def test_a_line_through_many_intervals_is_that_of_all_of_them():
+    rng = np.random.default_rng(5)
+    slope, steps = 3e-7, range(1, 3001)
+    ends = [(slope * step - rng.uniform(0, 1e-6), slope * step + rng.uniform(0, 1e-6)) for step in steps]
+    lines = analyse._lines(list(zip(steps, ends, strict=True)))
+    for a, b in lines:
+        assert all(low - 1e-12 <= a * step + b <= high + 1e-12 for step, (low, high) in zip(steps, ends, strict=True))
+    assert lines[0][0] <= slope <= lines[1][0]
+    ends[1500] = (ends[1500][1] + 1e-5, ends[1500][1] + 2e-5)
+    assert analyse._lines(list(zip(steps, ends, strict=True))) is None
+
+
+DEEP = 100_000
+DAMAGED = {
+    "metrics.jsonl, deep": ("metrics.jsonl", "[" * DEEP),
+    "metrics.jsonl, deep objects": ("metrics.jsonl", '{"a":' * DEEP),
+    "metrics.jsonl, a loss beyond any float": ("metrics.jsonl", '{"step": 1, "loss": 1e999, "lr": 1.0}'),
+    "metrics.jsonl, a step beyond any float": ("metrics.jsonl", '{"step": 1e999, "loss": 1.0, "lr": 1.0}'),
+    "metrics.jsonl, a step of many digits": ("metrics.jsonl", f'{{"step": {"9" * 4000}, "loss": 1.0}}'),
+    "metrics.jsonl, bytes": ("metrics.jsonl", b"\xff\x00\xfe"),
+    "report.yaml, empty": ("report.yaml", ""),
+    "report.yaml, deep": ("report.yaml", "[" * 3000),
+    "report.yaml, a loss beyond any float": ("report.yaml", "steps: [{step: 1, loss: '1e999'}]"),
+    "report.yaml, a text for steps": ("report.yaml", "steps: many"),
+    "report.yaml, twice itself": ("report.yaml", "&a [*a, *a]"),
+    "report.md, a loss beyond any float": ("report.md", "| step | loss |\n|---|---|\n| 1 | 1e999 |\n"),
+    "report.md, bytes": ("report.md", b"\xff\x00\xfe"),
+}
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_file_that_is_analysed_is_one_line(tmp_path, capsys, name, content):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert main(["analyse", str(path)]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert len(shown) < 400
+
+
+@pytest.mark.parametrize(
+    "content", ["", "# nothing\n", "[" * 3000, "1", "steps: 1e999\n", "\x00", "a: !!python/object:os.x 1"]
+)
+def test_a_configuration_that_is_none_is_told_without_a_traceback(tmp_path, capsys, content):
+    path = tmp_path / "run.yaml"
+    path.write_text(content)
+    for command in ("preflight", "train", "validate", "evaluate"):
+        assert main([command, str(path)]) == 2
+    assert all(line.startswith("kernels.lm: ") for line in capsys.readouterr().err.splitlines())
+    assert main(["preflight", str(path), "steps=ten"]) == 2
+
+
+@pytest.mark.parametrize("content", ["[" * DEEP, "[]", '{"data": 1e999}', "", "{"])
+def test_a_damaged_configuration_on_record_is_one_line(raw, tmp_path, capsys, content):
+    path = training.train(parsed(raw))
+    path.with_name("config.json").write_text(content)
+    assert [one.key for one in preflight.check(raw)[1]] == ["folder"]
+    assert main(["analyse", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_damaged_tokens_are_made_anew(raw, tmp_path):
+    first = Sequences(parsed(raw).data, 0, tmp_path / "cache").digest
+    (path,) = (tmp_path / "cache").glob("*.npy")
+    for content in (b"", b"garbage", path.read_bytes()[:200]):
+        path.unlink()
+        path.write_bytes(content)
+        assert Sequences(parsed(raw).data, 0, tmp_path / "cache").digest == first
+
+
+@pytest.mark.parametrize("content", ["[" * DEEP, "[]", '{"order": [1]}', '{"order": ["x"]}', ""])
+def test_a_damaged_index_of_dumps_is_one_line(raw, tmp_path, content):
+    dumps = tmp_path / "run" / "dumps" / "rank0"
+    dumps.mkdir(parents=True)
+    (dumps / "metadata.json").write_text(content)
+    with pytest.raises(UsageError, match="is no index of dumps"):
+        training.train(parsed(raw | {"dumps": {"every": 1}}))
 
 
 def test_linguas_metrics_are_read_by_its_own_names(tmp_path):

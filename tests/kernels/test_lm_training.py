@@ -1,7 +1,10 @@
 """Runs that are killed, resumed, split over processes, and compared."""
 
+import io
 import json
 import os
+import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -11,6 +14,7 @@ import torch
 import yaml
 
 from kernels.lm import checkpoints, config, experiments, jsonl, metrics, preflight, training
+from kernels.lm.__main__ import main
 from kernels.lm.model import build
 from labkit.cli.main import main as labkit
 from labkit.errors import UsageError
@@ -120,13 +124,14 @@ print(json.dumps({"killed": killed, "finished": finished, "newest": sorted(newes
 """
 
 
-def test_a_run_killed_at_twenty_random_moments_gives_the_losses_of_one_that_was_not(raw, tmp_path):
-    command = [sys.executable, "-c", KILLED, json.dumps(raw), "20"]
+@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.long)])
+def test_a_run_killed_at_random_moments_gives_the_losses_of_one_that_was_not(raw, tmp_path, kills):
+    command = [sys.executable, "-c", KILLED, json.dumps(raw), str(kills)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["killed"] == 20
-    assert len(told["newest"]) >= 3, told  # deaths between different checkpoints
+    assert told["killed"] == kills
+    assert len(told["newest"]) >= (3 if kills == 20 else 2), told  # deaths between different checkpoints
     whole = lines(tmp_path / "run" / "whole" / "metrics.jsonl")
     assert [line["step"] for line in whole] == list(range(1, STEPS + 1))
     batch, sequences = raw["data"]["batch"], count(raw, tmp_path)
@@ -173,12 +178,119 @@ def test_a_damaged_checkpoint_is_called_so(raw, tmp_path):
     (newest,) = checkpoints.complete(tmp_path / "run" / "checkpoints").values()
     part = next(newest.glob("*.distcp"))
     part.write_bytes(part.read_bytes()[:-100])
+    with pytest.raises(UsageError, match=rf"{part.name}: is not as it was written"):
+        training.train(parsed(raw))
+    (newest / "SHA256SUMS").unlink()
     with pytest.raises(UsageError, match=rf"{part.name}: is cut off"):
         training.train(parsed(raw))
     shutil.rmtree(newest)
     newest.mkdir()
     with pytest.raises(UsageError, match=r"\.metadata: is cut off, unreadable or not there"):
         training.train(parsed(raw))
+
+
+class Planted:
+    """An object whose pickle makes a folder where it is read."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def into_index(checkpoint, planted):
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(planted))
+
+
+def into_index_beside_the_rest(checkpoint, planted):
+    index = pickle.loads((checkpoint / ".metadata").read_bytes())
+    index.planner_data["more"] = planted
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(index))
+
+
+def into_small_entry(checkpoint, planted):
+    index = pickle.loads((checkpoint / ".metadata").read_bytes())
+    (key,) = (one for one in index.storage_data if one.fqn == "optimizer.param_groups.0.lr")
+    content = io.BytesIO()
+    torch.save(planted, content)
+    part = checkpoint / index.storage_data[key].relative_path
+    index.storage_data[key].offset, index.storage_data[key].length = part.stat().st_size, len(content.getvalue())
+    part.write_bytes(part.read_bytes() + content.getvalue())
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(index))
+
+
+def sums(checkpoint):
+    command = "sha256sum .metadata *.distcp > SHA256SUMS"
+    subprocess.run(command, shell=True, cwd=checkpoint, check=True)
+
+
+@pytest.mark.parametrize(
+    ("place", "signed"),
+    [
+        (into_index, True),
+        (into_index_beside_the_rest, False),
+        (into_small_entry, True),
+        pytest.param(into_index, False, marks=pytest.mark.long),
+        pytest.param(into_index_beside_the_rest, True, marks=pytest.mark.long),
+        pytest.param(into_small_entry, False, marks=pytest.mark.long),
+    ],
+)
+def test_code_planted_in_a_checkpoint_is_refused_and_never_run(raw, tmp_path, capsys, monkeypatch, place, signed):
+    training.train(parsed(raw | {"stop": 5}))
+    (newest,) = checkpoints.complete(tmp_path / "run" / "checkpoints").values()
+    mark = tmp_path / "ran"
+    place(newest, Planted(mark))
+    sums(newest) if signed else (newest / "SHA256SUMS").unlink()
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    for command in ("preflight", "validate", "train"):
+        assert main([command, str(path)]) == 2
+        shown = capsys.readouterr().err
+        assert shown.count("\n") == 1
+        assert "whole" in shown
+    with pytest.raises(UsageError, match="holds more than"):
+        training.train(parsed(raw))
+    monkeypatch.setattr(checkpoints, "flaw", lambda _: "")  # and reading it is safe by itself
+    with pytest.raises(UsageError, match="does not fit"):
+        training.train(parsed(raw))
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(Planted(mark)))
+    assert mark.exists()  # which is what torch's own reading would have done
+
+
+def test_an_index_that_names_a_file_elsewhere_is_refused(raw, tmp_path):
+    training.train(parsed(raw | {"stop": 5}))
+    (newest,) = checkpoints.complete(tmp_path / "run" / "checkpoints").values()
+    index = pickle.loads((newest / ".metadata").read_bytes())
+    shutil.copy(newest / "__0_0.distcp", tmp_path / "elsewhere")
+    for part in index.storage_data.values():
+        part.relative_path = "../../../elsewhere"
+    (newest / ".metadata").write_bytes(pickle.dumps(index))
+    sums(newest)
+    assert "holds more than the index" in checkpoints.flaw(newest)
+
+
+def test_a_checkpoint_damaged_anywhere_is_one_line(raw, tmp_path):
+    training.train(parsed(raw | {"stop": 5}))
+    (newest,) = checkpoints.complete(tmp_path / "run" / "checkpoints").values()
+    assert checkpoints.flaw(newest) == ""
+    rng = random.Random(23)
+    for path in (path for path in newest.iterdir() for _ in range(3)):
+        whole = path.read_bytes()
+        at = rng.randrange(len(whole))
+        for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :], b""):
+            path.write_bytes(damaged)
+            if path.name == "SHA256SUMS" and not damaged:
+                continue  # as in a checkpoint that was written before there were sums
+            (found,) = preflight.check(raw)[1]
+            assert found.key == "folder"
+            assert "is whole" in found.wanted
+            with pytest.raises(UsageError, match="wanted the checkpoint whole") as error:
+                training.train(parsed(raw))
+            assert "\n" not in str(error.value)
+        path.write_bytes(whole)
+    assert preflight.check(raw)[1] == []
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "validation.jsonl"])
@@ -261,6 +373,27 @@ def test_a_rank_whose_weights_have_drifted_is_told(raw, tmp_path, capsys):
     assert "first divergence: 000001.weight.blocks.1.down" in capsys.readouterr().out
 
 
+TWICE = """
+import json, sys
+from kernels.lm import config, training
+for folder in ("one", "one", "other", "third"):
+    found, _ = config.parse(json.loads(sys.argv[1]) | {"folder": f"{sys.argv[2]}/{folder}"})
+    training.train(found)
+"""
+
+
+def test_trainings_one_after_the_other_in_one_torchrun_end(raw, tmp_path):
+    (tmp_path / "twice.py").write_text(TWICE)
+    given = json.dumps(raw | {"stop": 4, "validation": "none"})
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "twice.py")]
+    command = [sys.executable, "-m", *command, given, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, *others = (lines(tmp_path / name / "metrics.jsonl") for name in ("one", "other", "third"))
+    assert others == [first, first]
+
+
 WRONG = """
 import os, sys
 from kernels.lm import config, data, training
@@ -275,7 +408,7 @@ training.train(config.load(config.Path(path)))
 """
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["fsdp", pytest.param("ddp", marks=pytest.mark.long)])
 def test_a_rank_that_saw_another_batch_is_told_from_the_others(raw, tmp_path, parallel, capsys):
     (tmp_path / "wrong.py").write_text(WRONG)
     raw |= {"validation": "none", "parallel": parallel, "stop": 4, "dumps": {"every": 1}}
