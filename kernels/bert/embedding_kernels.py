@@ -107,7 +107,7 @@ def nearest(index, count):
 
 @triton.jit
 def row_gradients(
-    dout_ptr, token_ptr, position_ptr, kind_ptr, gain_ptr, mean_ptr, inverse_ptr, rows, there, seed_ptr,
+    dout_ptr, token_ptr, position_ptr, kind_ptr, gain_ptr, mean_ptr, inverse_ptr, rows, there, seed,
     H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, DROP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Of these rows, part by part: the gradient of the sum, of the LayerNorm's result, and the normalised sum.
@@ -119,7 +119,7 @@ def row_gradients(
     inverse = tl.load(inverse_ptr + rows, mask=there, other=0.0)
     words = ()
     if DROP > 0:
-        words = draw(tl.load(seed_ptr), rows, BLOCK, PART)
+        words = draw(seed, rows, BLOCK, PART)
     g = ()
     z = ()
     h_mean = tl.zeros([BLOCK], tl.float32)
@@ -162,6 +162,7 @@ def position_kernel(
     """
     s = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1).to(tl.int64)
+    seed = tl.load(seed_ptr)
     dx_sum = ()
     gain_sum = ()
     shift_sum = ()
@@ -182,7 +183,7 @@ def position_kernel(
             types = nearest(tl.load(types_ptr + rows, mask=there, other=0), KINDS)
         dx, g, z = row_gradients(
             dout_ptr, tokens_ptr + ids * H, positions_ptr + (s + ids * 0) * H, kinds_ptr + types * H, gain_ptr,
-            mean_ptr, inverse_ptr, rows, there, seed_ptr, H, PART, PARTS, DROP, BLOCK,
+            mean_ptr, inverse_ptr, rows, there, seed, H, PART, PARTS, DROP, BLOCK,
         )  # fmt: skip
         dx_next = ()
         gain_next = ()
@@ -264,6 +265,7 @@ def token_kernel(
     these.
     """
     chunk = tl.program_id(0).to(tl.int64)
+    seed = tl.load(seed_ptr)
     first = chunk * CHUNK
     last = tl.minimum(first + CHUNK, N)
     before = tl.load(sorted_ptr + first - 1, mask=first > 0, other=-1).to(tl.int64)
@@ -279,7 +281,7 @@ def token_kernel(
             types = nearest(tl.load(types_ptr + rows), KINDS)
         found = row_gradients(
             dout_ptr, tokens_ptr + (v + rows * 0) * H, positions_ptr + (rows % S) * H, kinds_ptr + types * H, gain_ptr,
-            mean_ptr, inverse_ptr, rows, rows >= 0, seed_ptr, H, PART, PARTS, DROP, 1,
+            mean_ptr, inverse_ptr, rows, rows >= 0, seed, H, PART, PARTS, DROP, 1,
         )  # fmt: skip
         dx = found[0]
         after = tl.load(sorted_ptr + at + 1, mask=at + 1 < N, other=-1).to(tl.int64)
