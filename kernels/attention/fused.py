@@ -19,7 +19,7 @@ from triton.runtime.errors import OutOfResources
 from kernels.attention import tf32x3
 from kernels.attention.elementwise import heads_of_rows, laid_out
 from kernels.attention.scores import MOST_COLUMNS
-from kernels.operations import differentiable
+from kernels.operations import differentiable, operation, shapes_of
 from labkit.errors import UsageError
 from labkit.numerics.bounds import UNIT_ROUNDOFF, Bound, gamma, worst_case
 from labkit.numerics.launching import Compiled, aligned, launch
@@ -182,7 +182,7 @@ def _into(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) 
 attended_into = torch.library.custom_op("workbook::attention_out", _into, mutates_args={"out"})
 
 
-@torch.library.custom_op("workbook::attention", mutates_args=())
+@operation("attention")
 def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """:func:`attention` into memory of its own."""
     y = torch.empty(q.shape, device=q.device)
@@ -190,7 +190,7 @@ def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return y
 
 
-@attended.register_fake
+@shapes_of("attention")
 def _(q: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
     return q.new_empty(q.shape)
 
@@ -208,7 +208,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return dx @ k, dx.mT @ q, p.mT @ dy
 
 
-_differentiable = differentiable("attention", _gradients, _keep)
+_differentiable = differentiable(attended, _gradients, _keep)
 
 
 @lru_cache(maxsize=1024)  # Triton's helpers take microseconds

@@ -12,7 +12,7 @@ import triton.language as tl
 from kernels.attention import tf32x3
 from kernels.attention.elementwise import heads_of_rows, laid_out
 from kernels.gpu import multiprocessors
-from kernels.operations import differentiable
+from kernels.operations import differentiable, operation, shapes_of
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
 from labkit.numerics.launching import Compiled, aligned, launch
@@ -111,7 +111,7 @@ def _into(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> None:
 scored_into = torch.library.custom_op("workbook::scores_out", _into, mutates_args={"out"})
 
 
-@torch.library.custom_op("workbook::scores", mutates_args=())
+@operation("scores")
 def scored(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """:func:`scores` into memory of its own."""
     y = torch.empty((*q.shape[:2], k.shape[1]), device=q.device)
@@ -119,7 +119,7 @@ def scored(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return y
 
 
-@scored.register_fake
+@shapes_of("scores")
 def _(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return q.new_empty((*q.shape[:2], k.shape[1]))
 
@@ -133,7 +133,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return dy @ k, dy.mT @ q
 
 
-_differentiable = differentiable("scores", _gradients, _keep)
+_differentiable = differentiable(scored, _gradients, _keep)
 
 
 def bound(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, Bound]:

@@ -8,7 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from kernels.bert import embedding_kernels as kernels
-from kernels.operations import differentiable
+from kernels.operations import differentiable, operation, shapes_of
 from labkit.errors import UsageError
 from labkit.numerics.launching import Compiled, aligned, launch
 
@@ -86,7 +86,7 @@ def check(
         )
 
 
-@torch.library.custom_op("workbook::bert_embedding", mutates_args=())
+@operation("bert_embedding")
 def embedded(
     ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor, shift: Tensor,
     seed: Tensor | None, eps: float, drop: int, padding: int,
@@ -115,7 +115,7 @@ def embedded(
     return out, mean, inverse
 
 
-@embedded.register_fake
+@shapes_of("bert_embedding")
 def _results(ids: Tensor, types: Tensor | None, tokens: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     wide = {"dtype": torch.float32, "device": ids.device}
     mean, inverse = torch.empty(ids.numel(), **wide), torch.empty(ids.numel(), **wide)
@@ -137,7 +137,7 @@ def _backward(ctx: Any, dout: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
     return None, None, *embedding_backward(dout, *ctx.saved_tensors, ctx.drop, ctx.padding), *[None] * 4
 
 
-_differentiable = differentiable("bert_embedding", _backward, _keep)
+_differentiable = differentiable(embedded, _backward, _keep)
 
 
 def parts(hidden: int) -> tuple[int, int]:
@@ -163,7 +163,7 @@ def _look(ids: Tensor, types: Tensor | None, tokens: Tensor, kinds: Tensor) -> N
             raise UsageError(f"{name}: {low} to {high} is not right; wanted 0 to {count - 1}")
 
 
-@torch.library.custom_op("workbook::bert_embedding_backward", mutates_args=())
+@operation("bert_embedding_backward")
 def embedding_backward(
     dout: Tensor, ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor,
     mean: Tensor, inverse: Tensor, seed: Tensor | None, drop: int, padding: int,
@@ -221,7 +221,7 @@ def embedding_backward(
     return dtokens, dpositions, dkinds, dgain, dshift
 
 
-@embedding_backward.register_fake
+@shapes_of("bert_embedding_backward")
 def _gradients(
     dout: Tensor, ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor,
     *rest: Any,

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from kernels.mhc import launch
 from kernels.mhc.problem import STREAMS, Constants
-from kernels.operations import differentiable
+from kernels.operations import differentiable, operation, shapes_of
 from labkit.errors import UsageError
 
 Tensor = torch.Tensor
@@ -61,7 +61,7 @@ def check(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor) -> None:
         raise UsageError(f"x: {x.dtype} needs a GPU, since Triton's interpreter multiplies it wrongly; wanted float32")
 
 
-@torch.library.custom_op("workbook::mhc_pre", mutates_args=())
+@operation("mhc_pre")
 def pre(
     x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, norm_eps: float, hc_eps: float, iterations: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -80,7 +80,7 @@ def _carrier(x: Tensor) -> Tensor:
     return x.new_zeros(()).expand(x.shape)
 
 
-@pre.register_fake
+@shapes_of("mhc_pre")
 def _(x: Tensor, phi: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     lead, (n, d), wide = x.shape[:-2], x.shape[-2:], {"dtype": torch.float32}
     t = math.prod(lead)
@@ -91,7 +91,7 @@ def _(x: Tensor, phi: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     )  # fmt: skip
 
 
-@torch.library.custom_op("workbook::mhc_pre_backward", mutates_args=())
+@operation("mhc_pre_backward")
 def pre_backward(
     x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, mix: Tensor, r: Tensor, weights: Tensor, p: Tensor,
     dx_in: Tensor | None, dpost: Tensor | None, dp: Tensor | None, dout: Tensor | None,
@@ -112,7 +112,7 @@ def pre_backward(
     return found["dx"].view(x.shape), found["dphi"], found["db"], found["dalpha"]
 
 
-@pre_backward.register_fake
+@shapes_of("mhc_pre_backward")
 def _(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return tuple(one.new_empty(one.shape) for one in (x, phi, b, alpha))
 
@@ -131,10 +131,10 @@ def _pre_gradients(ctx: Any, *above: Tensor | None) -> tuple[Any, ...]:
     return *pre_backward(*ctx.saved_tensors, *above[:4], *ctx.constants), None, None, None
 
 
-_pre = differentiable("mhc_pre", _pre_gradients, _keep_pre)
+_pre = differentiable(pre, _pre_gradients, _keep_pre)
 
 
-@torch.library.custom_op("workbook::mhc_post", mutates_args=())
+@operation("mhc_post")
 def post(carrier: Tensor, x: Tensor, y: Tensor, weights: Tensor, p: Tensor) -> Tensor:
     """x [.., n, D], y [.., D] of one type, weights [.., n], p [.., n, n] -> P^T x + weights y, [.., n, D]. Along the
     carrier it hands the gradient of its result to :func:`pre`."""
@@ -143,12 +143,12 @@ def post(carrier: Tensor, x: Tensor, y: Tensor, weights: Tensor, p: Tensor) -> T
     return launch.expand(rows, given, weights.contiguous().view(-1, n), p.contiguous().view(-1, n, n)).view(x.shape)
 
 
-@post.register_fake
+@shapes_of("mhc_post")
 def _(carrier: Tensor, x: Tensor, *rest: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@torch.library.custom_op("workbook::mhc_post_backward", mutates_args=())
+@operation("mhc_post_backward")
 def post_backward(x: Tensor, y: Tensor, weights: Tensor, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dy [.., D] of y's type, the gradients of weights [.., n] and of p [.., n, n] in float32."""
     lead, (n, d) = x.shape[:-2], x.shape[-2:]
@@ -157,7 +157,7 @@ def post_backward(x: Tensor, y: Tensor, weights: Tensor, dout: Tensor) -> tuple[
     return dy.view(y.shape), dweights.view(*lead, n), dp.view(*lead, n, n)
 
 
-@post_backward.register_fake
+@shapes_of("mhc_post_backward")
 def _(x: Tensor, y: Tensor, weights: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
     n = x.shape[-2]
     return y.new_empty(y.shape), weights.new_empty(weights.shape), weights.new_empty(*weights.shape, n)
@@ -174,7 +174,7 @@ def _post_gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     return dout, None, *post_backward(*ctx.saved_tensors, dout)
 
 
-_post = differentiable("mhc_post", _post_gradients, _keep_post)
+_post = differentiable(post, _post_gradients, _keep_post)
 
 
 class HyperConnection(torch.nn.Module):

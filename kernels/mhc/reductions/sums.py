@@ -9,7 +9,7 @@ import torch
 
 from kernels import gpu
 from kernels.mhc.reductions import reduction_kernels as kernels
-from kernels.operations import differentiable
+from kernels.operations import differentiable, operation, shapes_of
 from labkit.errors import UsageError
 
 Tensor = torch.Tensor
@@ -81,7 +81,7 @@ def total(way: str, a: Tensor, b: Tensor) -> Tensor:
     return _differentiable(way, a, b)
 
 
-@torch.library.custom_op("workbook::sum_of_products", mutates_args=())
+@operation("sum_of_products")
 def summed(way: str, a: Tensor, b: Tensor) -> Tensor:
     """:func:`total`."""
     out = torch.empty(1, device=a.device)
@@ -89,7 +89,7 @@ def summed(way: str, a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-@summed.register_fake
+@shapes_of("sum_of_products")
 def _(way: str, a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(1)
 
@@ -103,7 +103,7 @@ def _gradients(ctx: Any, above: Tensor) -> tuple[Any, ...]:
     return None, above * b, above * a
 
 
-_differentiable = differentiable("sum_of_products", _gradients, _keep)
+_differentiable = differentiable(summed, _gradients, _keep)
 
 
 def distinct(way: str, a: Tensor, b: Tensor, times: int) -> tuple[int, float]:
