@@ -63,6 +63,11 @@ def heads_of_rows(name: str, x: torch.Tensor) -> None:
         )
 
 
+def laid_out(x: torch.Tensor) -> torch.Tensor:
+    """x [heads, rows, columns] with contiguous heads: x itself where it is."""
+    return x if x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
 def _pair(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     """Check the operands; without `out` make one, poisoned so that what is not written shows."""
     y = torch.full(x.shape, float("nan"), device=x.device) if out is None else out

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -16,8 +17,9 @@ import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
 from kernels.attention import tf32x3
-from kernels.attention.elementwise import heads_of_rows
+from kernels.attention.elementwise import heads_of_rows, laid_out
 from kernels.attention.scores import MOST_COLUMNS
+from kernels.operations import differentiable, operation, shapes_of
 from labkit.errors import UsageError
 from labkit.numerics.bounds import UNIT_ROUNDOFF, Bound, gamma, worst_case
 from labkit.numerics.launching import Compiled, aligned, launch
@@ -129,22 +131,31 @@ def fused_kernel(
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d_k)) v [heads, N, d_k]: float32, q [heads, N, d_k], k and v [heads, M, d_k], forward only.
+    """softmax(q k^T / sqrt(d_k)) v [heads, N, d_k]: float32, q [heads, N, d_k], k and v [heads, M, d_k].
 
-    d_k is up to 128, heads are contiguous. Beside the operands it takes four times K's memory. Raises UsageError for
-    other types and sizes, and on a GPU whose shared memory holds none of TILES. An infinite number gives NaN.
+    d_k is up to 128. Beside the operands it takes four times K's memory. `out` has contiguous heads. Differentiable
+    where it is not given; the gradient is the plain formula's by torch, which holds the scores in memory. Raises
+    UsageError for other types and sizes, and on a GPU whose shared memory holds none of TILES. An infinite number gives
+    NaN.
     """
+    if out is None:
+        return _differentiable(q, k, v)
+    run = attended_into if torch.compiler.is_compiling() else _into
+    run(q, k, v, out)
+    return out
+
+
+def _into(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
     heads, _, columns = q.shape
-    y = torch.full(q.shape, float("nan"), device=q.device) if out is None else out
-    for name, x in (("q", q), ("k", k), ("v", v), ("out", y)):
+    for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         heads_of_rows(name, x)
     if k.shape != v.shape or k.shape[0] != heads or k.shape[2] != columns or not 1 <= columns <= MOST_COLUMNS:
         raise UsageError(
             f"q, k, v: shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} are not right; wanted "
             f"[heads, N, d_k] and twice [heads, M, d_k], d_k from 1 to {MOST_COLUMNS}"
         )
-    if y.shape != q.shape:
-        raise UsageError(f"out: shape {tuple(y.shape)} is not right; wanted {tuple(q.shape)}")
+    if out.shape != q.shape:
+        raise UsageError(f"out: shape {tuple(out.shape)} is not right; wanted {tuple(q.shape)}")
     padded, width = _padded(k.shape[1], columns)
     parts = torch.empty((4, heads, padded, width), device=q.device).unbind()
     keys, strides = k.shape[1], (k.stride(0), v.stride(0))
@@ -165,8 +176,39 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tens
             COLUMNS=width,
             num_warps=4,
         )
-        _launch(q, parts, y, keys)
+        _launch(q, parts, out, keys)
+
+
+attended_into = torch.library.custom_op("workbook::attention_out", _into, mutates_args={"out"})
+
+
+@operation("attention")
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """:func:`attention` into memory of its own."""
+    y = torch.empty(q.shape, device=q.device)
+    _into(laid_out(q), laid_out(k), laid_out(v), y)
     return y
+
+
+@shapes_of("attention")
+def _(q: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    return q.new_empty(q.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    q, k, v = ctx.saved_tensors
+    scale = q.shape[-1] ** -0.5
+    p = torch.softmax(q @ k.mT * scale, -1)
+    dp = dy @ v.mT
+    dx = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
+    return dx @ k, dx.mT @ q, p.mT @ dy
+
+
+_differentiable = differentiable(attended, _gradients, _keep)
 
 
 @lru_cache(maxsize=1024)  # Triton's helpers take microseconds

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels.attention import tf32x3
-from kernels.attention.elementwise import heads_of_rows
+from kernels.attention.elementwise import heads_of_rows, laid_out
 from kernels.gpu import multiprocessors
+from kernels.operations import differentiable, operation, shapes_of
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
 from labkit.numerics.launching import Compiled, aligned, launch
@@ -65,38 +67,73 @@ def scores_kernel(
 
 
 def scores(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Q K^T [heads, N, M] of float32 q [heads, N, d_k] and k [heads, M, d_k], d_k up to 128, with contiguous heads.
+    """Q K^T [heads, N, M] of float32 q [heads, N, d_k] and k [heads, M, d_k], d_k up to 128.
 
-    Raises UsageError for operands of other types and sizes. An infinite number gives NaN.
+    `out` has contiguous heads. Differentiable where it is not given; the gradients are products by torch. Raises
+    UsageError for operands of other types and sizes. An infinite number gives NaN.
     """
+    if out is None:
+        return _differentiable(q, k)
+    run = scored_into if torch.compiler.is_compiling() else _into
+    run(q, k, out)
+    return out
+
+
+def _into(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> None:
     heads, n, columns = q.shape
-    y = torch.full((heads, n, k.shape[1]), float("nan"), device=q.device) if out is None else out
-    for name, x in (("q", q), ("k", k), ("out", y)):
+    for name, x in (("q", q), ("k", k), ("out", out)):
         heads_of_rows(name, x)
     if k.shape[0] != heads or k.shape[2] != columns or not 1 <= columns <= MOST_COLUMNS:
         raise UsageError(
             f"q, k: shapes {tuple(q.shape)} and {tuple(k.shape)} are not right; wanted [heads, N, d_k] and "
             f"[heads, M, d_k], d_k from 1 to {MOST_COLUMNS}"
         )
-    if y.shape != (heads, n, k.shape[1]):
-        raise UsageError(f"out: shape {tuple(y.shape)} is not right; wanted {(heads, n, k.shape[1])}")
+    if out.shape != (heads, n, k.shape[1]):
+        raise UsageError(f"out: shape {tuple(out.shape)} is not right; wanted {(heads, n, k.shape[1])}")
     grid, constants = _plan(heads, n, k.shape[1], columns, multiprocessors(q.device))
-    strides = (q.stride(0), k.stride(0), y.stride(0))
+    strides = (q.stride(0), k.stride(0), out.stride(0))
     with torch.cuda.device_of(q):
         launch(
             _compiled,
-            (q.shape, k.shape, strides, q.device, aligned(q, k, y)),
+            (q.shape, k.shape, strides, q.device, aligned(q, k, out)),
             scores_kernel,
             grid,
             q,
             k,
-            y,
+            out,
             n,
             k.shape[1],
             *strides,
             **constants,
         )
+
+
+scored_into = torch.library.custom_op("workbook::scores_out", _into, mutates_args={"out"})
+
+
+@operation("scores")
+def scored(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """:func:`scores` into memory of its own."""
+    y = torch.empty((*q.shape[:2], k.shape[1]), device=q.device)
+    _into(laid_out(q), laid_out(k), y)
     return y
+
+
+@shapes_of("scores")
+def _(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return q.new_empty((*q.shape[:2], k.shape[1]))
+
+
+def _keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    q, k = ctx.saved_tensors
+    return dy @ k, dy.mT @ q
+
+
+_differentiable = differentiable(scored, _gradients, _keep)
 
 
 def bound(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, Bound]:

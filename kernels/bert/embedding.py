@@ -1,12 +1,14 @@
-"""The fused embedding as torch knows it: an autograd Function over the Triton kernels, and their launches."""
+"""The fused embedding as torch knows it, two operations of the library `workbook`, and the launches of its kernels."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from kernels.bert import embedding_kernels as kernels
+from kernels.operations import differentiable, operation, shapes_of
 from labkit.errors import UsageError
 from labkit.numerics.launching import Compiled, aligned, launch
 
@@ -21,7 +23,6 @@ CHUNK = 32
 _compiled: Compiled = {}
 
 
-@torch.compiler.disable
 def embed(
     ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor, shift: Tensor, *,
     eps: float = 1e-12, dropout: float = 0.0, padding: int = -1, seed: int | None = None,
@@ -31,16 +32,19 @@ def embed(
     ids [B, S] and types [B, S] (None: all 0) int64; tokens [V, H], positions [P, H] with P from S on, kinds [T, H], T
     up to 4, gain and shift [H], all float32 or all bfloat16; sums are float32. The gradient of row `padding` of tokens
     is 0, as torch's `padding_idx` has it. `dropout` is :func:`rounded`, and which elements it drops follows from
-    `seed`, row and column; None draws a seed from torch's CPU generator. The gradients of repeated runs are
-    bit-identical. Raises UsageError for wrong shapes and types, and on a CPU for bfloat16 and ids outside their tables;
-    on a GPU, where that look would wait for it, such a row is NaN, and so is a gradient that it adds to.
+    `seed`, row and column; None draws a seed from torch's generator of the device, so that a CUDA graph draws anew at
+    each replay. The gradients of repeated runs are bit-identical. Raises UsageError for wrong shapes and types, and on
+    a CPU for bfloat16 and ids outside their tables; on a GPU, where that look would wait for it, such a row is NaN, and
+    so is a gradient that it adds to.
     """
     check(ids, types, tokens, positions, kinds, gain, shift, dropout)
     drop = round(rounded(dropout) * 2**16)
-    if seed is None:
-        seed = int(torch.randint(2**62, (), dtype=torch.int64)) if drop else 0
-    wide = seed % 2**62 + 2**62  # always 64 bits, so that one compiled form serves every seed
-    return Embed.apply(ids, types, tokens, positions, kinds, gain, shift, eps, drop, padding, wide)
+    drawn = None
+    if drop and seed is None:
+        drawn = torch.randint(2**62, (), device=ids.device)
+    elif drop:
+        drawn = torch.full((), seed % 2**62, device=ids.device)
+    return _differentiable(ids, types, tokens, positions, kinds, gain, shift, drawn, eps, drop, padding)[0]
 
 
 def rounded(dropout: float) -> float:
@@ -76,41 +80,64 @@ def check(
         raise UsageError(f"kinds: {kinds.shape[0]} types is not right; wanted 1 to {TYPES}")
     if not 0.0 <= dropout < 1.0 - 2.0**-16:
         raise UsageError(f"dropout: {dropout} is not right; wanted a number from 0, below 1")
-    if ids.is_cuda:
-        return
-    if tokens.dtype == torch.bfloat16:
+    if tokens.dtype == torch.bfloat16 and not ids.is_cuda:
         raise UsageError(
             "tokens: torch.bfloat16 needs a GPU, since Triton's interpreter does not round; wanted float32"
         )
-    for name, one, count in (("ids", ids, tokens.shape[0]), ("types", types, kinds.shape[0])):
-        if one is not None and one.numel() and not 0 <= int(one.min()) <= int(one.max()) < count:
-            raise UsageError(f"{name}: {int(one.min())} to {int(one.max())} is not right; wanted 0 to {count - 1}")
 
 
-class Embed(torch.autograd.Function):
-    """The embedding and its gradients."""
+@operation("bert_embedding")
+def embedded(
+    ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor, shift: Tensor,
+    seed: Tensor | None, eps: float, drop: int, padding: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The result [B, S, H] of the tables' type, and of each row the mean and 1 / deviation [B S], float32.
 
-    @staticmethod
-    def forward(
-        ctx: Any, ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor,
-        shift: Tensor, eps: float, drop: int, padding: int, seed: int,
-    ) -> Tensor:  # fmt: skip
-        """[B, S, H] of the tables' type."""
-        ids = ids.contiguous()
-        types = None if types is None else types.contiguous()
-        tables = [table.contiguous() for table in (tokens, positions, kinds, gain, shift)]
-        out, mean, inverse = forward(ids, types, tables, eps, drop, seed)
-        ctx.save_for_backward(ids, types, *tables, mean, inverse)
-        ctx.drop, ctx.padding, ctx.seed = drop, padding, seed
-        return out
+    `seed` is an int64 where `drop`, the share of elements that are dropped times 2^16, is not 0.
+    """
+    tokens, positions, kinds, gain, shift = (table.contiguous() for table in (tokens, positions, kinds, gain, shift))
+    ids, types = ids.contiguous(), None if types is None else types.contiguous()
+    _look(ids, types, tokens, kinds)
+    (b, s), (v, h) = ids.shape, tokens.shape
+    out, mean, inverse = _results(ids, types, tokens)
+    if b * s == 0:
+        return out, mean, inverse
+    part, count = parts(h)
+    given = ids if types is None else types
+    at = aligned(ids, given, tokens, positions, kinds, gain, shift)
+    kind = (h, tokens.dtype, ids.device, types is None, drop, at, v, kinds.shape[0], b * s < 2**31)
+    launch(
+        _compiled, kind, kernels.forward_kernel, (b * s, 1, 1),
+        ids, given, tokens, positions, kinds, gain, shift, out, mean, inverse,
+        ids if seed is None else seed, b * s, s, v, kinds.shape[0], eps,
+        H=h, PART=part, PARTS=count, TYPED=types is not None, DROP=drop, BLOCK=1, num_warps=warps_of(part),
+    )  # fmt: skip
+    return out, mean, inverse
 
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        """The gradients of tokens, positions, kinds, gain and shift."""
-        ids, types, *tables, mean, inverse = ctx.saved_tensors
-        dout = dout.to(tables[0].dtype).contiguous()
-        found = backward(ids, types, tables, mean, inverse, dout, ctx.drop, ctx.padding, ctx.seed)
-        return None, None, *found, None, None, None, None
+
+@shapes_of("bert_embedding")
+def _results(ids: Tensor, types: Tensor | None, tokens: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    wide = {"dtype": torch.float32, "device": ids.device}
+    mean, inverse = torch.empty(ids.numel(), **wide), torch.empty(ids.numel(), **wide)
+    return tokens.new_empty(*ids.shape, tokens.shape[1]), mean, inverse
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ids, types, tokens, positions, kinds, gain, _, seed, _, ctx.drop, ctx.padding = inputs
+    ctx.save_for_backward(ids, types, tokens, positions, kinds, gain, *output[1:], seed)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+@once_differentiable
+def _backward(ctx: Any, dout: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if dout is None:
+        return (None,) * 11
+    dout = dout.to(ctx.saved_tensors[2].dtype)
+    return None, None, *embedding_backward(dout, *ctx.saved_tensors, ctx.drop, ctx.padding), *[None] * 4
+
+
+_differentiable = differentiable(embedded, _backward, _keep)
 
 
 def parts(hidden: int) -> tuple[int, int]:
@@ -126,87 +153,78 @@ def warps_of(part: int) -> int:
     return max(1, min(16, part // 256))
 
 
-def forward(
-    ids: Tensor, types: Tensor | None, tables: list[Tensor], eps: float, drop: int, seed: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The result [B, S, H], and of each row the mean and 1 / deviation [B S], float32."""
-    tokens, positions, kinds, gain, shift = tables
-    (b, s), (v, h) = ids.shape, tokens.shape
-    out = torch.empty(b, s, h, device=ids.device, dtype=tokens.dtype)
-    mean = torch.empty(b * s, device=ids.device, dtype=torch.float32)
-    inverse = torch.empty_like(mean)  # on its own, since kernels are compiled for where it begins
-    if b * s == 0:
-        return out, mean, inverse
-    part, count = parts(h)
-    given = ids if types is None else types
-    kind = (
-        h,
-        tokens.dtype,
-        ids.device,
-        types is None,
-        drop,
-        aligned(ids, given, *tables),
-        v,
-        kinds.shape[0],
-        b * s < 2**31,
-    )
-    launch(
-        _compiled, kind, kernels.forward_kernel, (b * s, 1, 1),
-        ids, given, tokens, positions, kinds, gain, shift, out, mean, inverse,
-        b * s, s, v, kinds.shape[0], seed, eps,
-        H=h, PART=part, PARTS=count, TYPED=types is not None, DROP=drop, BLOCK=1, num_warps=warps_of(part),
-    )  # fmt: skip
-    return out, mean, inverse
+def _look(ids: Tensor, types: Tensor | None, tokens: Tensor, kinds: Tensor) -> None:
+    """Raises UsageError for rows outside of the tables, on a CPU alone."""
+    for name, one, count in (("ids", ids, tokens.shape[0]), ("types", types, kinds.shape[0])):
+        if one is None or one.is_cuda or not one.numel():
+            continue
+        low, high = map(int, one.aminmax())
+        if low < 0 or high >= count:
+            raise UsageError(f"{name}: {low} to {high} is not right; wanted 0 to {count - 1}")
 
 
-def backward(
-    ids: Tensor, types: Tensor | None, tables: list[Tensor], mean: Tensor, inverse: Tensor, dout: Tensor, drop: int,
-    padding: int, seed: int,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """dtokens, dpositions, dkinds, dgain, dshift, each of its table's type.
+@operation("bert_embedding_backward")
+def embedding_backward(
+    dout: Tensor, ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor,
+    mean: Tensor, inverse: Tensor, seed: Tensor | None, drop: int, padding: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dtokens, dpositions, dkinds, dgain, dshift, each of its table's shape and type.
 
     Two passes over the rows make the gradient of each row's sum again: by position, where dpositions, dkinds, dgain and
     dshift are added up, and sorted by id, where dtokens is. Neither keeps it, so each reads dout once.
     """
-    tokens, positions, kinds, gain, _ = tables
+    tokens, positions, kinds, gain = (table.contiguous() for table in (tokens, positions, kinds, gain))
+    ids, types, dout = ids.contiguous(), None if types is None else types.contiguous(), dout.contiguous()
     (b, s), (v, h), t = ids.shape, tokens.shape, kinds.shape[0]
-    dtokens, dpositions = torch.zeros_like(tokens), torch.zeros_like(positions)
+    dtokens = torch.zeros_like(tokens)
     if b * s == 0:
-        return dtokens, dpositions, torch.zeros_like(kinds), torch.zeros_like(gain), torch.zeros_like(gain)
+        return dtokens, *(torch.zeros_like(table) for table in (positions, kinds, gain, gain))
+    _, dpositions, dkinds, dgain, dshift = _gradients(dout, ids, types, tokens, positions, kinds, gain)
     part, count = parts(h)
     warps = warps_of(part)
     block = max(1, 4 // warps)
-    ids = ids.clamp(0, v - 1)  # a row that was outside is NaN, and must not write beyond the table
-    given = ids if types is None else types.clamp(0, t - 1)
-    kind = (h, tokens.dtype, ids.device, types is None, drop, aligned(ids, given, dout, *tables), t, b * s < 2**31)
+    given = ids if types is None else types
+    number = ids if seed is None else seed
+    at = aligned(ids, given, dout, tokens, positions, kinds, gain)
+    kind = (h, tokens.dtype, ids.device, types is None, drop, at, v, t, b * s < 2**31)
     constants = {"H": h, "PART": part, "PARTS": count, "TYPED": types is not None, "DROP": drop}
     sorts = 1 if types is None else t
     steps = max(1, min(16, 1 << (max(1, b * s // (1024 * block)) - 1).bit_length()))
     groups = -(-b // (steps * block))
     wide = {"device": ids.device, "dtype": torch.float32}
-    sums, norms = torch.empty(groups, sorts, s, h, **wide), torch.empty(groups * s, 2, h, **wide)
+    sums, norms = torch.empty(groups, s, sorts, h, **wide), torch.empty(groups, s, 2, h, **wide)
+    narrow = torch.int16 if v <= 2**15 else torch.int32 if v <= 2**31 else torch.int64  # fewer bits are sorted sooner
+    short = torch.empty(b * s, device=ids.device, dtype=narrow)
     launch(
         _compiled, (*kind, steps), kernels.position_kernel, (s, groups, 1),
-        ids, given, tokens, positions, kinds, gain, mean, inverse, dout, sums, norms, b, s, seed,
+        ids, given, tokens, positions, kinds, gain, mean, inverse, dout, number, short, sums, norms, b, s, v, t,
         **(constants | {"T": sorts, "BLOCK": block, "STEPS": steps}), num_warps=max(4, warps),
     )  # fmt: skip
-    narrow = torch.int16 if v <= 2**15 else torch.int32 if v <= 2**31 else torch.int64  # fewer bits are sorted sooner
-    ordered, order = ids.flatten().to(narrow).sort(stable=True)
+    ordered, order = short.sort(stable=True)
     chunks = -(-b * s // CHUNK)
     partial = torch.empty(chunks, 2, h, **wide)
     launch(
-        _compiled, (*kind, narrow), kernels.token_kernel, (chunks, 1, 1),
-        ordered, order, given, tokens, positions, kinds, gain, mean, inverse, dout, dtokens, partial, b * s, s, seed,
-        padding, **(constants | {"CHUNK": CHUNK}), num_warps=warps,
+        _compiled, kind, kernels.token_kernel, (chunks, 1, 1),
+        ordered, order, given, tokens, positions, kinds, gain, mean, inverse, dout, number, dtokens, partial, b * s, s,
+        t, padding, **(constants | {"CHUNK": CHUNK}), num_warps=warps,
     )  # fmt: skip
     across = min(128, max(16, 1 << (h - 1).bit_length()))
     launch(
-        _compiled, (*kind, narrow, "join"), kernels.join_kernel, (chunks, -(-h // across), 1),
+        _compiled, kind, kernels.join_kernel, (chunks, -(-h // across), 1),
         ordered, partial, dtokens, b * s, chunks, padding, H=h, CHUNK=CHUNK, BLOCK=32, BLOCK_H=across, num_warps=4,
     )  # fmt: skip
-    by_type = sums.sum(0)
-    dpositions[:s] = by_type.sum(0)
-    dkinds = torch.zeros_like(kinds)
-    dkinds[:sorts] = by_type.sum(1)
-    dgain, dshift = norms.sum(0).to(gain.dtype)
+    launch(
+        _compiled, kind, kernels.finish_kernel, (-(-positions.shape[0] // 64) + sorts + 2, -(-h // 16), 1),
+        sums, norms, dpositions, dkinds, dgain, dshift, s, positions.shape[0], groups,
+        H=h, T=sorts, KINDS=t, ROWS=64, BLOCK=256, BLOCK_H=16, num_warps=4,
+    )  # fmt: skip
     return dtokens, dpositions, dkinds, dgain, dshift
+
+
+@shapes_of("bert_embedding_backward")
+def _gradients(
+    dout: Tensor, ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    found = [table.new_empty(table.shape) for table in (tokens, positions, kinds, gain, gain)]
+    return found[0], found[1], found[2], found[3], found[4]

@@ -49,10 +49,10 @@ def spread(vector_ptr, rows, k: tl.constexpr, H: tl.constexpr, PART: tl.constexp
     return tl.load(vector_ptr + column, mask=column < H, other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["N", "S", "seed"])
+@triton.jit(do_not_specialize=["N", "S"])
 def forward_kernel(
     ids_ptr, types_ptr, tokens_ptr, positions_ptr, kinds_ptr, gain_ptr, shift_ptr, out_ptr, mean_ptr, inverse_ptr,
-    N, S, V, T, seed, eps,
+    seed_ptr, N, S, V, T, eps,
     H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, TYPED: tl.constexpr, DROP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -88,7 +88,7 @@ def forward_kernel(
     tl.store(inverse_ptr + rows, inverse, mask=there)
     words = ()
     if DROP > 0:
-        words = draw(seed, rows, BLOCK, PART)
+        words = draw(tl.load(seed_ptr), rows, BLOCK, PART)
     for k in tl.static_range(PARTS):
         column = k * PART + tl.arange(0, PART)[None, :]
         y = (x[k] - mean[:, None]) * inverse[:, None] * spread(gain_ptr, rows, k, H, PART)
@@ -97,6 +97,12 @@ def forward_kernel(
             y = y * kept(words, k, DROP)
         to = out_ptr + rows[:, None] * H + column
         tl.store(to, y.to(out_ptr.dtype.element_ty), mask=there[:, None] & (column < H))
+
+
+@triton.jit
+def nearest(index, count):
+    """The nearest row of a table of `count` rows, int64."""
+    return tl.minimum(tl.maximum(index.to(tl.int64), 0), count - 1)
 
 
 @triton.jit
@@ -141,18 +147,22 @@ def row_gradients(
     return dx, g, z
 
 
-@triton.jit(do_not_specialize=["B", "S", "seed"])
+@triton.jit(do_not_specialize=["B", "S"])
 def position_kernel(
-    ids_ptr, types_ptr, tokens_ptr, positions_ptr, kinds_ptr, gain_ptr, mean_ptr, inverse_ptr, dout_ptr,
-    sums_ptr, norm_ptr, B, S, seed,
+    ids_ptr, types_ptr, tokens_ptr, positions_ptr, kinds_ptr, gain_ptr, mean_ptr, inverse_ptr, dout_ptr, seed_ptr,
+    narrow_ptr, sums_ptr, norm_ptr, B, S, V, KINDS,
     H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, TYPED: tl.constexpr,
     DROP: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Of position s and a group of sequences: dx summed for each type into sums[group, type, s], dgain and dshift
     into norm[group, s]. A program takes one position of STEPS times BLOCK sequences.
+
+    The ids go into narrow_ptr in the type that they are sorted in. One that was outside its table, whose row is NaN, is
+    the nearest inside here and in what follows, so that nothing is written beyond a table.
     """
     s = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1).to(tl.int64)
+    seed = tl.load(seed_ptr)
     dx_sum = ()
     gain_sum = ()
     shift_sum = ()
@@ -166,10 +176,11 @@ def position_kernel(
         b = (group * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
         there = b < B
         rows = b.to(tl.int64) * S + s
-        ids = tl.load(ids_ptr + rows, mask=there, other=0).to(tl.int64)
+        ids = nearest(tl.load(ids_ptr + rows, mask=there, other=0), V)
+        tl.store(narrow_ptr + rows, ids.to(narrow_ptr.dtype.element_ty), mask=there)
         types = ids * 0
         if TYPED:
-            types = tl.load(types_ptr + rows, mask=there, other=0).to(tl.int64)
+            types = nearest(tl.load(types_ptr + rows, mask=there, other=0), KINDS)
         dx, g, z = row_gradients(
             dout_ptr, tokens_ptr + ids * H, positions_ptr + (s + ids * 0) * H, kinds_ptr + types * H, gain_ptr,
             mean_ptr, inverse_ptr, rows, there, seed, H, PART, PARTS, DROP, BLOCK,
@@ -189,19 +200,61 @@ def position_kernel(
         shift_sum = shift_next
     for k in tl.static_range(PARTS):
         column = k * PART + tl.arange(0, PART)
-        inside = column < H
         for t in tl.static_range(T):
-            to = sums_ptr + ((group * T + t) * S + s) * H + column
-            tl.store(to, tl.sum(dx_sum[t * PARTS + k], 0), mask=inside)
+            to = sums_ptr + ((group * S + s) * T + t) * H + column
+            tl.store(to, tl.sum(dx_sum[t * PARTS + k], 0), mask=column < H)
         to = norm_ptr + ((group * S + s) * 2) * H + column
-        tl.store(to, tl.sum(gain_sum[k], 0), mask=inside)
-        tl.store(to + H, tl.sum(shift_sum[k], 0), mask=inside)
+        tl.store(to, tl.sum(gain_sum[k], 0), mask=column < H)
+        tl.store(to + H, tl.sum(shift_sum[k], 0), mask=column < H)
 
 
-@triton.jit(do_not_specialize=["N", "S", "seed", "padding"])
+@triton.jit
+def column_sums(from_ptr, rows, column, WIDTH: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum over rows of [rows, WIDTH, H] in these columns of the first of WIDTH, BLOCK rows at a time."""
+    total = tl.zeros([column.shape[0]], tl.float32)
+    for first in range(0, rows, BLOCK):
+        at = (first + tl.arange(0, BLOCK)).to(tl.int64)
+        mask = (at < rows)[:, None] & (column < H)[None, :]
+        total += tl.sum(tl.load(from_ptr + at[:, None] * (WIDTH * H) + column[None, :], mask=mask, other=0.0), 0)
+    return total
+
+
+@triton.jit(do_not_specialize=["S", "P", "groups"])
+def finish_kernel(
+    sums_ptr, norm_ptr, dpositions_ptr, dkinds_ptr, dgain_ptr, dshift_ptr, S, P, groups,
+    H: tl.constexpr, T: tl.constexpr, KINDS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """What :func:`position_kernel` left added up: dpositions, ROWS of them a program, and in the programs after these
+    dkinds, dgain and dshift, whose sums over all positions are one for each column."""
+    column = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    sums = tl.num_programs(0) - (T + 2)
+    which = tl.program_id(0) - sums
+    if which < 0:
+        at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        found = tl.zeros([ROWS, BLOCK_H], tl.float32)
+        mask = (at < S)[:, None] & (column < H)[None, :]
+        for group in range(groups):
+            for t in tl.static_range(T):
+                where = ((group * S + at) * T + t)[:, None] * H + column[None, :]
+                found += tl.load(sums_ptr + where, mask=mask, other=0.0)
+        to = dpositions_ptr + at[:, None] * H + column[None, :]
+        tl.store(to, found.to(dpositions_ptr.dtype.element_ty), mask=(at < P)[:, None] & (column < H)[None, :])
+    elif which < T:
+        kind = column_sums(sums_ptr + which * H, groups * S, column, T, H, BLOCK)
+        tl.store(dkinds_ptr + which * H + column, kind.to(dkinds_ptr.dtype.element_ty), mask=column < H)
+        for t in tl.static_range(T, KINDS):  # types that no token has
+            tl.store(dkinds_ptr + t * H + column, tl.zeros([BLOCK_H], dkinds_ptr.dtype.element_ty), mask=column < H)
+    else:
+        total = column_sums(norm_ptr + (which - T) * H, groups * S, column, 2, H, BLOCK)
+        to_ptr = dgain_ptr if which == T else dshift_ptr
+        tl.store(to_ptr + column, total.to(dgain_ptr.dtype.element_ty), mask=column < H)
+
+
+@triton.jit(do_not_specialize=["N", "S", "padding"])
 def token_kernel(
     sorted_ptr, order_ptr, types_ptr, tokens_ptr, positions_ptr, kinds_ptr, gain_ptr, mean_ptr, inverse_ptr, dout_ptr,
-    dtokens_ptr, partial_ptr, N, S, seed, padding,
+    seed_ptr, dtokens_ptr, partial_ptr, N, S, KINDS, padding,
     H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, TYPED: tl.constexpr, DROP: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -212,6 +265,7 @@ def token_kernel(
     these.
     """
     chunk = tl.program_id(0).to(tl.int64)
+    seed = tl.load(seed_ptr)
     first = chunk * CHUNK
     last = tl.minimum(first + CHUNK, N)
     before = tl.load(sorted_ptr + first - 1, mask=first > 0, other=-1).to(tl.int64)
@@ -224,7 +278,7 @@ def token_kernel(
         rows = tl.load(order_ptr + at + tl.arange(0, 1)).to(tl.int64)
         types = rows * 0
         if TYPED:
-            types = tl.load(types_ptr + rows).to(tl.int64)
+            types = nearest(tl.load(types_ptr + rows), KINDS)
         found = row_gradients(
             dout_ptr, tokens_ptr + (v + rows * 0) * H, positions_ptr + (rows % S) * H, kinds_ptr + types * H, gain_ptr,
             mean_ptr, inverse_ptr, rows, rows >= 0, seed, H, PART, PARTS, DROP, 1,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from kernels import gpu
 from kernels.mhc.reductions import reduction_kernels as kernels
+from kernels.operations import differentiable, operation, shapes_of
 from labkit.errors import UsageError
 
 Tensor = torch.Tensor
@@ -75,10 +77,33 @@ def prepared(
 
 
 def total(way: str, a: Tensor, b: Tensor) -> Tensor:
-    """The sum of a b, [1] float32."""
-    out = torch.full((1,), float("nan"), device=a.device)
+    """The sum of a b, [1] float32, differentiable. Raises UsageError as :func:`prepared` does."""
+    return _differentiable(way, a, b)
+
+
+@operation("sum_of_products")
+def summed(way: str, a: Tensor, b: Tensor) -> Tensor:
+    """:func:`total`."""
+    out = torch.empty(1, device=a.device)
     prepared(way, a.contiguous(), b.contiguous(), out)()
     return out
+
+
+@shapes_of("sum_of_products")
+def _(way: str, a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(1)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _gradients(ctx: Any, above: Tensor) -> tuple[Any, ...]:
+    a, b = ctx.saved_tensors
+    return None, above * b, above * a
+
+
+_differentiable = differentiable(summed, _gradients, _keep)
 
 
 def distinct(way: str, a: Tensor, b: Tensor, times: int) -> tuple[int, float]:
