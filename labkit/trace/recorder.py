@@ -347,11 +347,14 @@ _BETWEEN = (__name__, "labkit.trace.golden")
 
 
 def _site() -> str:
-    """The line of the reference that called an operation, outside of torch; nothing where no line of it did."""
+    """The line of the reference that called an operation, outside of torch; nothing where no line of it did.
+
+    A gradient on a GPU is made in a thread of torch's own, where no line of the reference stands.
+    """
     frame: Any = sys._getframe(2)
-    while (module := frame.f_globals.get("__name__", "")).startswith("torch.") or module in _BETWEEN:
+    while frame and ((module := frame.f_globals.get("__name__", "")).startswith("torch.") or module in _BETWEEN):
         frame = frame.f_back
-    if module.startswith("labkit."):
+    if not frame or module.startswith("labkit."):
         return ""
     text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: {text}"

@@ -268,3 +268,15 @@ def test_running_sums_and_products_are_right_where_they_are(name):
     for y in (run(x)["y"], one_by_one):
         assert localise({"x": x, "y": y}, found).first is None
         assert localise({"x": x, "y": y * 1.01}, found).own == ["y"]
+
+
+@pytest.mark.gpu
+def test_a_reference_that_makes_its_own_gradient_is_recorded_on_a_gpu():
+    """There torch makes it in a thread of its own, which no line of the reference has called."""
+
+    def reference(x):
+        leaf = x.clone().requires_grad_()
+        return {"dx": torch.autograd.grad(leaf.square().sum(), leaf)[0]}
+
+    x = torch.randn(5, 3).cuda()
+    assert torch.equal(golden(reference, x=x)["dx"], 2.0 * x.double())
