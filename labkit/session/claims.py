@@ -185,8 +185,8 @@ def described(name: str) -> dict[str, Any]:
         raise UsageError(
             f"claims: {path.relative_to(ROOT)} cannot be read ({' '.join(str(error).split())[:120]})"
         ) from None
-    if not (isinstance(found, dict) and isinstance(found.get("claims"), list) and isinstance(found.get("answer"), str)):
-        raise UsageError(f"claims: {path.relative_to(ROOT)} is not right; wanted an answer and a list of claims")
+    if not (isinstance(found, dict) and isinstance(found.get("claims"), list)):
+        raise UsageError(f"claims: {path.relative_to(ROOT)} is not right; wanted question, answer and a list of claims")
     return found
 
 
