@@ -68,7 +68,7 @@ class Run:
         found = result | {"device": result["device"]["kind"], "sources": result["provenance"]["sources"]}
         for part, wanted in (mine | {"device": self.device, "sources": self.sources}).items():
             if found[part] != wanted:
-                raise UsageError(f"{name} is of another run: its {part} are not those that were asked for")
+                raise UsageError(f"{folder}: its result is of another run: {part} differ")
         return result
 
 
@@ -194,7 +194,8 @@ async def _attempt(
     try:
         one.result = None if error else one.checked(folder, name)
     except UsageError as wrong:
-        error = str(wrong) if (folder / name).exists() else "it ended without lab.finish, so there is no result"
+        missing = not (folder / name).exists()
+        error = "it ended without lab.finish" if missing else str(wrong).removeprefix(f"{folder}: ")
     if error and keep:
         return f"{error}; the earlier result stays; see {os.path.relpath(folder / 'log.txt')}"
     others = [] if error else [path.name for path in folder.iterdir() if path.name not in (name, *FILES)]
@@ -289,7 +290,7 @@ def table(runs: Sequence[Run]) -> Table:
     for one in runs:
         cause, counts = summary(one.result) if one.result else (None, None)
         seconds = one.result["seconds"] if one.result else None
-        rows.append((one.book.name, one.status, cause, counts, one.device, seconds))
+        rows.append((one.book.name, one.status.partition("; see ")[0], cause, counts, one.device, seconds))
     return Table(("notebook", "status", "cause", "claims", "device", "seconds"), rows, wrap=40)
 
 

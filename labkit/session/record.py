@@ -172,8 +172,8 @@ def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
     path, book = run_directory / name, run_directory / "notebook.ipynb"
     for needed in (path, book):
         if not needed.is_file():
-            raise UsageError(f"RUN_DIR: {run_directory} holds no {needed.name}; wanted the folder of a finished run")
-    result = read_json(path, "RUN_DIR")
+            raise UsageError(f"{run_directory}: it holds no {needed.name}; wanted the folder of a finished run")
+    result = read_json(path, str(run_directory))
     try:
         json.dumps(result, allow_nan=False)  # 1e999 is read as infinite
         right = (result["schema"], result["status"]) == (SCHEMA, "ok") and result["device"]["kind"] in ("cpu", "cuda")
@@ -181,14 +181,14 @@ def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
         right = right and isinstance(result["notebook"], str) and isinstance(result["seconds"], (int, float))
         _ = result["verdict"]["cause"], result["device"]["name"], result["date"], result["provenance"]["sources"]
         _ = [claim["verdict"] for claim in result["claims"].values()]
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, AttributeError, ValueError):
         right = False
     if not right:
-        raise UsageError(f"RUN_DIR: {path} is not an ok result of schema {SCHEMA}")
+        raise UsageError(f"{run_directory}: {path.name} is not an ok result of schema {SCHEMA}")
     for number, cell in enumerate(Notebook(book).content["cells"], 1):
         done = cell["metadata"].get("papermill", {}).get("status") == "completed" and cell.get("execution_count")
         if cell["cell_type"] == "code" and "".join(cell["source"]).strip() and not done:
-            raise UsageError(f"RUN_DIR: {book}: cell {number} did not complete; wanted a run of which every cell did")
+            raise UsageError(f"{run_directory}: cell {number} did not complete; wanted a run of which every cell did")
     return result
 
 
