@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from labkit.errors import UsageError, extra
-from labkit.session.catalogue import CHECKOUT, ROOT, Notebook, Parameter, notebook, notebooks, read_json
+from labkit.session.catalogue import CHECKOUT, ROOT, Notebook, notebook, notebooks, read_json
 from labkit.session.secrets import hidden
 from labkit.tables import printable
 
@@ -98,7 +99,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     option("--out", **folder, default=ROOT / "runs", help="where runs go (runs/)")
     option("--jobs", type=_positive, default=1, metavar="N", help="how many at a time (1)")
     option("--force", action="store_true", help="run again what is finished")
-    option("--timeout", type=_seconds, metavar="SECONDS", help="end a run that takes longer")
+    option("--timeout", type=_positive, metavar="SECONDS", help="end a run that takes longer")
 
     what = "time the providers of a kernel side by side, correct ones only"
     option = command("bench", _bench, what, "attention", "mhc/reductions --device cpu --out /tmp")
@@ -132,13 +133,9 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
         raise argparse.ArgumentTypeError(f"{text[:80]!r} is not right; wanted a whole number from 1")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    return Parameter("--timeout", float, 1.0, low=1e-3).parse(text)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -170,10 +167,9 @@ def _block(book: Notebook) -> str:
     shown = [book.name]
     shown += [lines(f"  {part:8}  ", book.about[part]) for part in ("question", "answer") if book.about.get(part)]
     shown += [lines(f"  {when:8}  ", said) for when, said in outcomes(book.name)]
-    known = book.parameters.values()
-    name, default = (max((len(str(getattr(one, part))) for one in known), default=0) for part in ("name", "default"))
-    for one in known:
-        shown.append(lines(f"    {one.name:{name}}  {one.default!s:{default}}  ", f"{one.allowed}: {one.help}"))
+    rows = [(one.name, str(one.default) or "none", f"{one.allowed}: {one.help}") for one in book.parameters.values()]
+    first, second = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
+    shown += [lines(f"    {name:{first}}  {default:{second}}  ", words) for name, default, words in rows]
     return "\n".join(shown)
 
 

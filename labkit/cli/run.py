@@ -85,8 +85,6 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
     books = [notebook(name) for name in names] if names else list(notebooks().values())
     if not books:
         raise UsageError("NAME: there are no notebooks here, so there is nothing to run; wanted one at least")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out: {out} is not a folder; wanted one, or a path where one can be made")
     runs = []
     for book in dict.fromkeys(books):
         if device != "auto" and given.get("device", device) != device:

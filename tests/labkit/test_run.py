@@ -244,9 +244,9 @@ def test_what_ends_the_command_ends_its_processes_and_frees_the_lock(books, tmp_
 
 def test_a_run_that_takes_too_long_is_ended_and_said_so(books, tmp_path):
     books("slow", "import time; time.sleep(600)", FINISH)
-    code, said, _ = finish(labkit_run("slow", "--out", tmp_path / "runs", "--timeout", "0.5"))
+    code, said, _ = finish(labkit_run("slow", "--out", tmp_path / "runs", "--timeout", "1"))
     assert code == 1
-    assert "slow: failed: it took longer than 0.5 s (--timeout) and was ended; see " in said
+    assert "slow: failed: it took longer than 1 s (--timeout) and was ended; see " in said
 
 
 TOKEN = "hf_" + "aB3" * 12
