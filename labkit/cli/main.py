@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 where a run or a check failed, 2 for bad input."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        if not all(word.isascii() or word.encode("utf-8", "replace").decode() == word for word in words):
+        if "\0".join(words).encode("utf-8", "replace").decode() != "\0".join(words):
             raise UsageError("an argument has bytes that are no UTF-8; wanted text")
         options = _parser(words).parse_args(words)
         if not (CHECKOUT or options.command in (_diff, _doctor)):
@@ -67,19 +67,12 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(prog="labkit", description="Find out why a kernel's or a model's numbers are wrong, and prove it.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(
-        name: str, does: Callable[[argparse.Namespace], int], about: str, *examples: str
-    ) -> Callable[..., argparse.Action]:
+    def command(name: str, does: Callable[[argparse.Namespace], int], about: str, *examples: str) -> Any:
         lines = [f"  labkit {name} {example}".rstrip() for example in examples or ("",)]
         if {"-h", "--help"} & {*words} and name in words[:1]:  # with the notebooks that were named
             lines += [f"\n{_block(book)}" for book in notebooks().values() if book.name in words]
-        sub = commands.add_parser(
-            name,
-            help=about,
-            description=about,
-            epilog="\n".join(["examples:", *lines]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        raw, text = argparse.RawDescriptionHelpFormatter, "\n".join(["examples:", *lines])
+        sub = commands.add_parser(name, help=about, description=about, epilog=text, formatter_class=raw)
         sub.set_defaults(command=does, called=sub.prog)
         return sub.add_argument
 
@@ -88,11 +81,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
     command("list", _list, "investigations, their question and their parameters")
 
-    option = command(
-        *("run", _run, "run notebooks headless; all of them without a name"),
-        *("attention_matmul -p heads=3 -p n=37", "--jobs 2 --timeout 600", "attention_matmul --device cuda --force"),
-        "attention_matmul --help     its parameters",
-    )
+    examples = "attention_matmul -p heads=3 -p n=37", "--jobs 2 --timeout 600", "attention_matmul --help"
+    option = command("run", _run, "run notebooks headless; all of them without a name", *examples)
     option("names", nargs="*", metavar="NAME", help="a notebook's name")
     option("-p", action="append", default=[], type=_pair, metavar="name=value", help="a parameter, repeatable")
     option("--device", **device)

@@ -136,12 +136,10 @@ def outcomes(name: str) -> list[tuple[str, str]]:
     found = [("recorded", record.result) for record in records(f"{name}.*")]
     runs = sorted((ROOT / "runs" / name).glob("*/result.json"), key=lambda path: path.stat().st_mtime)
     with suppress(UsageError):
-        found += [("last run", complete(runs[-1].parent))] if runs else []
-    shown = []
-    for when, result in found:
-        said = "; ".join(filter(None, summary(result)))
-        shown.append((when, f"{result['date']} on {result['device']['name']}, {result['seconds']:.0f} s: {said}"))
-    return shown
+        found += [("last run", complete(path.parent)) for path in runs[-1:]]
+    ran = [f"{result['date']} on {result['device']['name']}, {result['seconds']:.0f} s" for _, result in found]
+    said = ["; ".join(filter(None, summary(result))) for _, result in found]
+    return [(when, f"{where}: {what}") for (when, _), where, what in zip(found, ran, said, strict=True)]
 
 
 def summary(result: dict[str, Any]) -> tuple[str | None, str]:
@@ -159,8 +157,9 @@ def stale() -> dict[str, str]:
     return yaml.safe_load((RESULTS / "stale.yaml").read_text(encoding="utf-8")) or {}
 
 
-PARTS: dict[str, type] = dict.fromkeys(("parameters", "device", "verdict", "claims", "metrics", "provenance"), dict)
-"""What a result has, and of which types, beside its notebook, date and seconds."""
+PARTS: dict[str, Any] = {"notebook": str, "date": str, "seconds": (int, float)}
+PARTS |= dict.fromkeys(("parameters", "device", "verdict", "claims", "metrics", "provenance"), dict)
+"""What a result has, and of which types."""
 
 
 def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
@@ -178,8 +177,7 @@ def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
         json.dumps(result, allow_nan=False)  # 1e999 is read as infinite
         right = (result["schema"], result["status"]) == (SCHEMA, "ok") and result["device"]["kind"] in ("cpu", "cuda")
         right = right and all(isinstance(result[part], kind) for part, kind in PARTS.items())
-        right = right and isinstance(result["notebook"], str) and isinstance(result["seconds"], (int, float))
-        _ = result["verdict"]["cause"], result["device"]["name"], result["date"], result["provenance"]["sources"]
+        _ = result["verdict"]["cause"], result["device"]["name"], result["provenance"]["sources"]
         _ = [claim["verdict"] for claim in result["claims"].values()]
     except (TypeError, KeyError, AttributeError, ValueError):
         right = False
