@@ -134,9 +134,10 @@ def recorded(name: str, device: str = "cuda") -> Record | None:
 def outcomes(name: str) -> list[tuple[str, str]]:
     """What runs of a notebook cost and found: that on record, on a CPU and on a GPU, and the last one under runs/."""
     found = [("recorded", record.result) for record in records(f"{name}.*")]
-    runs = sorted((ROOT / "runs" / name).glob("*/result.json"), key=lambda path: path.stat().st_mtime)
+    runs = [path for path in (ROOT / "runs" / name).glob("*/result.json") if path.with_name("report.html").exists()]
     with suppress(UsageError):
-        found += [("last run", complete(path.parent)) for path in runs[-1:]]
+        last = max(runs, key=lambda path: path.stat().st_mtime, default=None)
+        found += [("last run", complete(last.parent))] if last else []
     ran = [f"{result['date']} on {result['device']['name']}, {result['seconds']:.0f} s" for _, result in found]
     said = ["; ".join(filter(None, summary(result))) for _, result in found]
     return [(when, f"{where}: {what}") for (when, _), where, what in zip(found, ran, said, strict=True)]
@@ -184,7 +185,8 @@ def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
     if not right:
         raise UsageError(f"{run_directory}: {path.name} is not an ok result of schema {SCHEMA}")
     for number, cell in enumerate(Notebook(book).content["cells"], 1):
-        done = cell["metadata"].get("papermill", {}).get("status") == "completed" and cell.get("execution_count")
+        by = cell["metadata"].get("papermill")
+        done = isinstance(by, dict) and by.get("status") == "completed" and cell.get("execution_count")
         if cell["cell_type"] == "code" and "".join(cell["source"]).strip() and not done:
             raise UsageError(f"{run_directory}: cell {number} did not complete; wanted a run of which every cell did")
     return result
