@@ -139,8 +139,9 @@ async def _one(one: Run, cores: int, force: bool, say: Say, timeout: float | Non
                 one.result, one.status = earlier, "ok (reused)"
                 say(f"{one.book.name}: finished before, reused (--force runs it again)")
                 return
-            begun = time.perf_counter()
-            error = await _attempt(one, earlier is not None, cores, say, timeout)
+            begun, error = time.perf_counter(), "notebook, kernels or labkit changed since the command began"
+            if sources(Notebook(one.book.path)) == one.sources:
+                error = await _attempt(one, earlier is not None, cores, say, timeout)
     except OSError as failure:  # a full disk, or a folder that cannot be written
         error = f"{failure.strerror}: {os.path.relpath(failure.filename or one.directory)}"
     one.status = f"failed: {error}" if error else "ok"

@@ -335,6 +335,14 @@ def test_only_a_result_of_this_very_run_is_reused(forged):
     assert one.finished() is None
 
 
+def test_what_changed_since_the_command_began_is_not_run(forged, books):
+    one = forged[0]
+    books("good", FINISH + "  # changed")
+    run.run([one], force=True, say=lambda text: None)
+    assert one.status == "failed: notebook, kernels or labkit changed since the command began"
+    assert (one.directory / "result.json").exists()
+
+
 def test_a_lock_that_is_a_folder_is_one_line_and_the_table_stands(forged, capsys):
     (forged[0].directory / ".lock").mkdir()
     assert main(["run", "good", "--out", str(forged[0].directory.parent.parent)]) == 1
