@@ -68,7 +68,7 @@ class Table:
             if wrap <= NARROWEST or not sys.stdout.isatty() or total <= shutil.get_terminal_size().columns:
                 break
             wrap = max(NARROWEST, min(wrap, max(widths)) - 4)
-        lines = [columns, ["-" * width for width in widths]]
+        lines: list[Sequence[str]] = [columns, ["-" * width for width in widths]]
         lines += [line for row in cells for line in zip_longest(*row, fillvalue="")]
         padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
         return "\n".join([printable(self.title)] * bool(self.title) + [line.rstrip() for line in padded])

@@ -254,7 +254,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             for one in [*this.children(recursive=True), this]:
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
-        await process.wait()
+        await process.communicate()
 
 
 def ended(code: int | None) -> str:

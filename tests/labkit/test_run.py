@@ -157,14 +157,14 @@ def test_one_failure_among_runs_fails_the_command_and_keeps_the_rest(books, tmp_
 
 
 def test_a_kernel_that_did_not_start_is_started_once_more(books, tmp_path, monkeypatch):
-    real, calls = run._python, []
+    real, calls = run._execute, []
 
-    async def python(words, *rest):
-        calls.append(words[0])
+    async def execute(*rest):
+        calls.append(rest)
         failed = "RuntimeError: Kernel died before replying to kernel_info"
-        return failed if len(calls) == 1 else await real(words, *rest)
+        return failed if len(calls) == 1 else await real(*rest)
 
-    monkeypatch.setattr(run, "_python", python)
+    monkeypatch.setattr(run, "_execute", execute)
     books("good", FINISH)
     (one,) = runs = run.plan(["good"], {}, "cpu", tmp_path / "runs")
     run.run(runs, jobs=1, say=lambda text: None)
