@@ -186,6 +186,8 @@ async def _attempt(one: Run, keep: bool, cores: int, say: Say, timeout: float | 
     except UsageError as wrong:
         missing = not (folder / name).exists()
         error = "it ended without lab.finish" if missing else str(wrong).removeprefix(f"{folder}: ")
+    for path in folder.glob("result.*json") if error else ():
+        path.unlink()
     if error and keep:
         return f"{error}; the earlier result stays; see {os.path.relpath(folder / 'log.txt')}"
     for path in folder.iterdir():

@@ -110,7 +110,7 @@ def test_a_run_that_did_not_finish_is_a_failure(books, tmp_path, cells, reason):
     run.run(runs, say=lambda text: None)
     assert one.result is None
     assert re.search(f"failed: .*({reason}).*; see .*log.txt", one.status), one.status
-    assert not (one.directory / "result.json").exists()
+    assert not list(one.directory.rglob("result*.json"))
     assert (one.directory / "report.html").exists()
 
 
