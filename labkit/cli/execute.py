@@ -12,21 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import papermill
-from nbconvert.exporters import HTMLExporter
-from traitlets.config import Config
+
+from labkit.cli.pages import as_page
 
 CELL_TIMEOUT = 3600
 """Seconds that one cell may take."""
-
-
-HIDDEN = "hide-input"
-"""The tag of cells whose source is glue: Lab folds them, a page leaves them out."""
-
-
-def as_page(notebook: Path) -> str:
-    """An executed notebook as HTML, without the source of glue."""
-    config = Config({"TagRemovePreprocessor": {"enabled": True, "remove_input_tags": {HIDDEN}}})
-    return HTMLExporter(template_name="classic", config=config).from_filename(str(notebook))[0]
 
 
 def main(notebook: Path, folder: Path, parameters: dict[str, Any]) -> None:

@@ -121,11 +121,12 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from labkit.cli import run
+    from labkit.cli import pages, run
 
     runs = run.plan(options.names, dict(options.p), options.device, options.out)
     run.run(runs, options.jobs, options.force, say=lambda text: print(text, flush=True))
-    print(f"\n{run.table(runs)}\n\nRuns: {os.path.relpath(options.out)}")
+    print(f"\n{run.table(runs)}\n", flush=True)
+    print(f"Runs: {os.path.relpath(pages.gallery(options.out))}")
     return 0 if all(one.result for one in runs) else 1
 
 

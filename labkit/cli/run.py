@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import hashlib
 import importlib.util
 import json
 import os
@@ -24,7 +23,7 @@ from typing import IO, Any
 
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks, resolve
-from labkit.session.record import sources
+from labkit.session.record import run_id, sources
 from labkit.tables import Table
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -72,9 +71,8 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
         chosen = decide(values.get("device", device))
         if "device" in values:
             values["device"] = chosen.kind
-        identity = json.dumps([book.name, values, sources(book), chosen.kind, chosen.name], sort_keys=True)
-        run_id = hashlib.sha256(identity.encode()).hexdigest()[:12]
-        runs.append(Run(book, values, chosen.kind, out.resolve() / book.name / run_id))
+        name = run_id(book.name, values, sources(book), (chosen.kind, chosen.name))
+        runs.append(Run(book, values, chosen.kind, out.resolve() / book.name / name))
     return runs
 
 

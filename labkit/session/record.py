@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,12 @@ def sources(book: Notebook) -> dict[str, str]:
     if folder := book.about.get("kernels"):
         found["kernels"] = hash_folder(ROOT / "kernels" / folder)
     return found
+
+
+def run_id(name: str, parameters: Mapping[str, Any], hashes: Mapping[str, str], device: Sequence[str]) -> str:
+    """The name of a run's folder, twelve hex digits: what was run, with what, and the device's kind and name."""
+    identity = json.dumps([name, parameters, hashes, *device], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:12]
 
 
 def versions() -> dict[str, str]:
