@@ -10,30 +10,31 @@ import base64
 import hashlib
 import io
 import json
-import math
 import os
 import re
 import urllib.parse
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import fastjsonschema
 import jinja2
 import nbformat
 from bs4 import BeautifulSoup
 from markupsafe import Markup
-from math_core import LatexError, LatexToMathML
+from math_core import LatexToMathML
 from nbconvert.exporters import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from PIL import Image
 
 from labkit.errors import UsageError
-from labkit.session.catalogue import Notebook, notebooks
+from labkit.session.catalogue import notebooks
 from labkit.session.claims import VERDICTS
-from labkit.session.record import SCHEMA, run_id
+from labkit.session.record import run_id
 from labkit.session.secrets import KNOWN
 from labkit.tables import number, printable
 
@@ -52,15 +53,13 @@ INTERACTIVE = "interactive"
 """The folder of runs from Lab, nbval and plain papermill: the result of the last one, and no page."""
 BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError)
 """What reading a file that is not as it should be may raise."""
-KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("notebook", "status", "date"), (str,)),
-    **dict.fromkeys(("parameters", "device", "verdict", "claims", "metrics", "provenance"), (dict,)),
-    "seconds": (int, float),
-}
-"""The types of result.json's parts."""
-RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*|.*\b(?:died|[Kk]illed|signal)\b.*")
-"""A line of a log that says why."""
-MATHML = LatexToMathML()
+RAISED = re.compile(
+    r"^(?:[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*|.*\b(?:died|[Kk]illed|signal)\b.*)$", re.MULTILINE
+)
+"""A line of a log that says why a run failed."""
+CHECK = fastjsonschema.compile(json.loads((PAGES / "result.schema.json").read_text(encoding="utf-8")))
+"""Returns a result as lab.finish writes it, and raises for any other."""
+MATHML = LatexToMathML(continue_on_error=True)
 
 
 @dataclass
@@ -68,23 +67,25 @@ class Card:
     """One run as pages show it: `link` leads to its report, `notebook` is what was executed."""
 
     name: str
-    link: str
     notebook: Path
-    state: str = "ok"
+    link: str = ""
+    state: str = "no result"
     """``ok``, ``failed``, or ``no result`` where result.json is not what a run writes."""
     reason: str = ""
     result: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
     when: float = 0.0
-    book: Notebook | None = None
-    """The notebook of this checkout, where it has one of that name."""
+    about: dict[str, str] = field(default_factory=dict)
+    """Question and answer."""
+    changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """The parameters that differ from the checkout's defaults, and these."""
     earlier: Sequence[Card] = ()
     """Runs before this one at the same setting."""
 
     @property
     def ends(self) -> str:
         """The cause that was identified, or a word of ANSWERS."""
-        return self.state if self.state != "ok" else self.result["verdict"].get("cause") or "nothing weighed"
+        return self.state if self.state != "ok" else self.result["verdict"]["cause"] or "nothing weighed"
 
     @property
     def counts(self) -> Counter[str]:
@@ -92,14 +93,14 @@ class Card:
         return Counter(claim["verdict"] for claim in self.result.get("claims", {}).values())
 
     @property
-    def device(self) -> dict[str, str]:
-        """Kind and name of where it ran."""
-        return self.result.get("device") or {"kind": str(self.parameters.get("device", "unknown")), "name": ""}
-
-    @property
     def interactive(self) -> bool:
         """Whether it is the last run from Lab, nbval or plain papermill."""
         return self.notebook.parent.name == INTERACTIVE
+
+    @property
+    def device(self) -> str:
+        """The kind of device that it ran on."""
+        return self.result["device"]["kind"] if self.result else str(self.parameters.get("device", "unknown"))
 
     @property
     def clock(self) -> str:
@@ -107,27 +108,9 @@ class Card:
         return datetime.fromtimestamp(self.when, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
     @property
-    def about(self) -> dict[str, str]:
-        """The notebook's question and answer; empty where they cannot be had."""
-        try:
-            return dict(self.book.about) if self.book else {}
-        except BROKEN:
-            return {}
-
-    @property
-    def changed(self) -> dict[str, tuple[Any, Any]]:
-        """The parameters that differ from their defaults, and these."""
-        try:
-            defaults = {name: p.default for name, p in self.book.parameters.items()} if self.book else {}
-        except BROKEN:
-            defaults = {}
-        given = {name: (value, defaults.get(name)) for name, value in self.parameters.items() if name != "device"}
-        return {name: (value, default) for name, (value, default) in given.items() if value != default}
-
-    @property
     def figure(self) -> tuple[str, str] | None:
         """The first figure, scaled down, as an address that holds it, and its alternative text."""
-        try:
+        with suppress(StopIteration, *BROKEN):
             outputs = (output for cell in _read(self.notebook)["cells"] for output in cell.get("outputs", ()))
             shown = next(output for output in outputs if "image/png" in output.get("data", {}))
             with Image.open(io.BytesIO(base64.b64decode("".join(shown["data"]["image/png"])))) as picture:
@@ -135,13 +118,32 @@ class Card:
             small.thumbnail((720, 480))
             small.quantize(48).save(packed, "PNG", optimize=True)
             alt = str(shown["metadata"].get("image/png", {}).get("alt", ""))
-        except (StopIteration, *BROKEN):
-            return None
-        return f"data:image/png;base64,{base64.b64encode(packed.getvalue()).decode()}", alt
+            return f"data:image/png;base64,{base64.b64encode(packed.getvalue()).decode()}", alt
+        return None
+
+    def compare(self) -> Card:
+        """Fill in what the notebook of this checkout says, where there is one and it can be read."""
+        with suppress(*BROKEN):
+            book = notebooks()[self.name]
+            self.about = self.about or book.about
+            known = {name: (value, book.parameters[name].default) for name, value in self.parameters.items()}
+            self.changed = {name: both for name, both in known.items() if name != "device" and both[0] != both[1]}
+        return self
 
 
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+class _Renderer(IPythonRenderer):
+    """Markdown whose mathematics is MathML."""
+
+    def inline_math(self, body: str) -> str:
+        return MATHML.convert_with_local_state(body, displaystyle=False)
+
+    def block_math(self, body: str) -> str:
+        return MATHML.convert_with_local_state(body, displaystyle=True)
+
+
+def _markdown(source: str, attachments: Any = None) -> str:
+    renderer = _Renderer(escape=False, exclude_anchor_links=True, attachments=attachments)
+    return MarkdownWithMath(renderer=renderer).render(source)
 
 
 def as_page(notebook: Path, run: Card | None = None) -> str:
@@ -151,102 +153,55 @@ def as_page(notebook: Path, run: Card | None = None) -> str:
     """
     book = nbformat.read(notebook, as_version=4)
     options = {"template_name": "basic", "template_file": str(PAGES / "cells.html.j2")}
-    exporter = HTMLExporter(**options, filters={"markdown2html": _markdown}, exclude_input_prompt=True)
+    exporter = HTMLExporter(**options, filters={"markdown2html": _markdown})
     body = BeautifulSoup(exporter.from_notebook_node(book)[0], "html.parser")
     home = "index.html" if run else "../../index.html"
-    run = run or _run(notebook.parent)
-    run.book = notebooks().get(run.name)
+    run = (run or card(notebook.parent, in_progress=True)).compare()
     code = [cell for cell in book.cells if cell.cell_type == "code" and cell.source.strip()]
-    done = sum(cell.execution_count is not None for cell in code)
-    if run.state == "failed" or done < len(code) or _error(book.cells):
+    done, error = sum(cell.execution_count is not None for cell in code), _error(book.cells)
+    if error or done < len(code):
         run.state, run.result = "failed", {}
-        run.reason = _error(book.cells) or run.reason or f"{done} of {len(code)} cells ran, and none says why"
+        run.reason = error or f"{done} of {len(code)} cells ran, and none says why it ended"
     title = body.h1.extract().get_text() if body.h1 else run.name
-    about = {key: str(value) for key, value in book.metadata.get("labkit", {}).items()} or run.about
-    for paragraph in body.find_all("p"):
-        if paragraph.strong and paragraph.strong.get_text() in ("Question.", "Answer."):
+    for paragraph in body.find_all("p")[:2] if run.about else ():
+        if paragraph.get_text().startswith(("Question.", "Answer.")):
             paragraph.extract()
     headings = body.select("h2, h3")
     for k, heading in enumerate(headings):
         heading["id"] = f"section-{k}"
-    contents = [(heading["id"], heading.name, heading.get_text()) for heading in headings]
-    return _page("report.html", run=run, title=title, about=about, contents=contents, body=Markup(body), home=home)
+    return _page("report.html", run=run, title=title, headings=headings, body=Markup(body), home=home)
 
 
-def _markdown(source: str, attachments: Any = None) -> str:
-    renderer = _Renderer(escape=False, exclude_anchor_links=True, attachments=attachments)
-    return MarkdownWithMath(renderer=renderer).render(source)
-
-
-class _Renderer(IPythonRenderer):
-    """Markdown whose mathematics is MathML; what cannot be converted stays as it is written."""
-
-    def inline_math(self, body: str, block: bool = False) -> str:
-        try:
-            return MATHML.convert_with_local_state(body, displaystyle=block)
-        except LatexError:
-            return f"<code>{self.escape_html(body)}</code>"
-
-    def block_math(self, body: str) -> str:
-        return self.inline_math(body, block=True)
-
-
-def _run(folder: Path) -> Card:
-    """What result.json says, whatever it is, or without one why the run failed."""
-    made = Card(folder.parent.name, "", folder / "notebook.ipynb")
+def card(folder: Path, in_progress: bool = False) -> Card:
+    """A run's folder as a card. Raises nothing for what its files are; `in_progress` has no report yet."""
+    kept = "result.json" if folder.name == INTERACTIVE else "report.html"
+    link = urllib.parse.quote(os.fsencode(Path(folder.parent.name, folder.name, kept)))
+    made = Card(folder.parent.name, folder / "notebook.ipynb", link if (folder / kept).is_file() else "")
     try:
-        made.when = max(path.stat().st_mtime for path in folder.glob("*.*"))
-        found = _read(folder / "result.json")
-        made.reason = _wrong(found, made.name)
-        made.state = "no result" if made.reason else "ok"
-        made.result, made.parameters = ({}, {}) if made.reason else (found, found["parameters"])
+        made.when = folder.stat().st_mtime
+        found = CHECK(_read(folder / "result.json"))
+        made.when = (folder / "result.json").stat().st_mtime
+        parts = found["parameters"], found["provenance"]["sources"], (found["device"]["kind"], found["device"]["name"])
+        of_folder = folder.name == INTERACTIVE or (made.link and run_id(made.name, *parts) == folder.name)
+        if found["notebook"] != made.name or not (in_progress or of_folder):
+            raise ValueError("it is not of this folder's run")
+        made.state, made.result, made.parameters = "ok", found, found["parameters"]
     except FileNotFoundError:
-        made.state, made.reason = "failed", _logged(folder / "log.txt")
-    except BROKEN:
-        made.state, made.reason = "no result", "result.json cannot be read"
-    return made
-
-
-def _wrong(found: Any, name: str) -> str:
-    """How a result differs from what lab.finish writes, if it does."""
-    if not isinstance(found, dict):
-        return "result.json holds no object"
-    if type(found.get("schema")) is not int or found["schema"] != SCHEMA:
-        return f"result.json is of schema {str(found.get('schema'))[:20]}; this labkit reads {SCHEMA}"
-    if wrong := [key for key, kinds in KINDS.items() if type(found.get(key)) not in kinds]:
-        return f"result.json has no {', '.join(wrong)} of the right type"
-    texts = [found["device"].get("kind"), found["device"].get("name"), found["verdict"].get("cause") or ""]
-    texts += [claim[part] for claim in found["claims"].values() for part in ("kind", "because")]
-    right = [
-        *(type(text) is str for text in texts),
-        *(claim["verdict"] in VERDICTS for claim in found["claims"].values()),
-        *(type(value) in (str, int, float, bool) for value in found["parameters"].values()),
-        *(type(found["verdict"].get(part)) is list for part in ("explains", "refuted")),
-        (found["status"], found["notebook"]) == ("ok", name),
-        math.isfinite(found["seconds"]),
-    ]
-    return "" if all(right) else "result.json is not as lab.finish writes it"
-
-
-def card(folder: Path) -> Card:
-    """A run's folder as a card. Raises nothing for what its files are."""
-    made, page = _run(folder), folder / ("result.json" if folder.name == INTERACTIVE else "report.html")
-    if page.is_file():
-        made.link = urllib.parse.quote(os.fsencode(page.relative_to(folder.parent.parent)))
-    try:
-        if made.state == "ok" and folder.name != INTERACTIVE:
-            kept, device = made.result["provenance"]["sources"], made.device
-            name = run_id(made.name, made.parameters, kept, (device["kind"], device["name"]))
-            if name != folder.name or not made.link:
-                made.state, made.reason = "no result", "result.json is not of this folder's run"
-        elif made.state == "failed":
+        made.state, made.reason = "failed", "it did not come to lab.finish, so there is no result.json"
+        with suppress(*BROKEN):
+            made.reason = RAISED.findall((folder / "log.txt").read_text(encoding="utf-8", errors="replace"))[-1]
+        with suppress(*BROKEN):
             executed = _read(made.notebook)
-            given = executed["metadata"]["papermill"]["parameters"].items()
-            made.parameters = {name: value for name, value in given if type(value) in (str, int, float, bool)}
             made.reason = _error(executed["cells"]) or made.reason
-    except BROKEN:
-        made.state = "no result" if made.state == "ok" else made.state
+            given = executed["metadata"]["papermill"]["parameters"].items()
+            made.parameters = {name: value for name, value in given if isinstance(value, str | int | float)}
+    except BROKEN as error:
+        made.reason = f"result.json is not as a run writes it: {error}"
     return made
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=int)  # NaN is no number of JSON: ValueError
 
 
 def _error(cells: Iterable[Any]) -> str:
@@ -255,40 +210,26 @@ def _error(cells: Iterable[Any]) -> str:
     return f"{raised[-1]['ename']}: {str(raised[-1]['evalue']).strip().partition(chr(10))[0]}" if raised else ""
 
 
-def _logged(log: Path) -> str:
-    """Why a run failed, from the end of its log."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 8192))
-            lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    except OSError:
-        lines = []
-    told = [line for line in lines if RAISED.fullmatch(line)]
-    return (told or ["it has not ended, or was killed: there is no result.json"])[-1]
-
-
 def gallery(out: Path) -> Path:
     """Write OUT/index.html, which shows every run below OUT, and return it.
 
     Raises UsageError where it cannot be written.
     """
-    files = ("result.json", "log.txt", "notebook.ipynb")
-    return index(map(card, sorted({path.parent for name in files for path in out.glob(f"*/*/{name}")})), out)
+    files = [path for name in ("result.json", "log.txt", "notebook.ipynb") for path in out.glob(f"*/*/{name}")]
+    return index(map(card, sorted({path.parent for path in files})), out)
 
 
 def index(cards: Iterable[Card], out: Path, title: str = "Runs") -> Path:
     """Write OUT/index.html: a card for each setting that was run, or a grid where a notebook has many."""
-    books, stacks = notebooks(), defaultdict(list)
+    stacks, groups = defaultdict(list), defaultdict(list)
     for one in sorted(cards, key=lambda one: -one.when):
-        one.book = books.get(one.name)
         setting = repr(sorted(one.parameters.items())) if one.parameters else str(one.notebook)
         stacks[one.name, one.interactive, setting].append(one)
-    groups: dict[str, list[Card]] = defaultdict(list)
     for one, *one.earlier in stacks.values():
         groups[one.name].append(one)
+    shown = [one.compare() for one, *_ in stacks.values() if len(groups[one.name]) <= CARDS]
     sweeps = [_sweep(group) for group in groups.values() if len(group) > CARDS]
-    single = [one for group in groups.values() if len(group) <= CARDS for one in group]
-    text = _page("index.html", title=title, cards=sorted(single, key=lambda one: -one.when), sweeps=sweeps)
+    text = _page("index.html", title=title, cards=shown, sweeps=sweeps)
     path, temporary = out / "index.html", out / f".index.html.{os.getpid()}"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -306,39 +247,29 @@ def _sweep(runs: list[Card]) -> dict[str, Any]:
         for name, value in one.parameters.items():
             values[name].add(value)
     varying = sorted((name for name in values if len(values[name]) > 1), key=lambda name: -len(values[name]))
-    across, down, facet = [*varying, "", "", ""][:3]
-    facet = facet if len(values[facet]) <= FACETS else ""
-    places = [_places(values[name]) for name in (facet, down, across)]
-    labels = [[*dict.fromkeys(place.values()), ""] for place in places]
-    pictures: dict[str, dict[str, dict[str, dict[str, list[Card]]]]] = {}
+    axes = [*varying, "", "", ""][:3]
+    axes[2] = axes[2] if len(values[axes[2]]) <= FACETS else ""
+    places, cells = [_places(values[name]) for name in axes], defaultdict(list)
     for one in runs:
-        f, d, c = (place.get(one.parameters.get(n), "") for place, n in zip(places, (facet, down, across), strict=True))
-        cell = pictures.setdefault(f, {}).setdefault(d, {}).setdefault(c, {})
-        cell.setdefault(one.ends, []).append(one)
-    ends = Counter(one.ends for one in runs)
+        at = (place.get(one.parameters.get(name), "") for place, name in zip(places, axes, strict=True))
+        cells[tuple(at)].append(one)
+    labels = [
+        [one for one in [*place.values(), ""] if any(at[k] == one for at in cells)] for k, place in enumerate(places)
+    ]
+    ends, reasons = Counter(one.ends for one in runs), Counter(one.reason for one in runs if one.reason)
     causes = [end for end, _ in ends.most_common() if end not in ANSWERS]
-    marks = {end: (mark, k) for k, (end, mark) in enumerate(zip(causes, CAUSES, strict=False))}
-    marks |= {end: (mark, 8 if mark in "×!" else 6) for end, mark in ANSWERS.items()}
+    marks = ANSWERS | dict.fromkeys(causes, "✚") | dict(zip(causes, CAUSES, strict=False))
+    counts = sum((one.counts for one in runs), Counter[str]())
     return {
-        "runs": runs,
-        "size": sum(1 + len(one.earlier) for one in runs),
-        "axes": (facet, down, across),
-        "labels": labels,
-        "columns": {
-            f: [c for c in labels[2] if any(c in row for row in rows.values())] for f, rows in pictures.items()
-        },
-        "pictures": pictures,
-        "ends": ends,
-        "marks": {end: marks.get(end, ("✚", 6)) for end in ends},
-        "counts": sum((one.counts for one in runs), Counter()),
-        "reasons": Counter(one.reason for one in runs if one.reason).most_common(8),
-    }
+        "runs": runs, "first": runs[0].compare(), "axes": axes, "cells": cells, "labels": map(dict.fromkeys, labels),
+        "ends": ends.most_common(12), "marks": marks, "counts": counts, "reasons": reasons.most_common(8),
+    }  # fmt: skip
 
 
 def _places(values: Collection[Any]) -> dict[Any, str]:
     """The label of each value's place along an axis."""
     ordered = sorted(values, key=lambda value: (isinstance(value, str), value))
-    step = math.ceil(len(ordered) / ALONG) or 1
+    step = -(-len(ordered) // ALONG) or 1
     parts = [ordered[k : k + step] for k in range(0, len(ordered), step)]
     return {value: f"{part[0]} to {part[-1]}" if len(part) > 1 else str(value) for part in parts for value in part}
 
@@ -348,16 +279,10 @@ def _shown(value: Any) -> Any:
 
 
 def _page(template: str, **values: Any) -> str:
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGES),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-    )
+    loader, strict = jinja2.FileSystemLoader(PAGES), jinja2.StrictUndefined
+    options = {"trim_blocks": True, "lstrip_blocks": True, "finalize": _shown}
+    made = jinja2.Environment(loader=loader, undefined=strict, autoescape=True, **options)
     style, script = (Markup((PAGES / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return made.get_template(template).render(
-        style=style, script=script, digest=digest, verdicts=[*VERDICTS], answers=ANSWERS, **values
-    )
+    made.globals |= {"style": style, "script": script, "digest": digest, "verdicts": [*VERDICTS], "answers": ANSWERS}
+    return made.get_template(template).render(values)
