@@ -57,6 +57,8 @@ RAISED = re.compile(
     r"^(?:[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*|.*\b(?:died|[Kk]illed|signal)\b.*)$", re.MULTILINE
 )
 """A line of a log that says why a run failed."""
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+"""What no text has: characters that steer a terminal, and halves of characters."""
 CHECK = fastjsonschema.compile(json.loads((PAGES / "result.schema.json").read_text(encoding="utf-8")))
 """Returns a result as lab.finish writes it, and raises for any other."""
 MATHML = LatexToMathML(continue_on_error=True)
@@ -75,7 +77,7 @@ class Card:
     result: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
     when: float = 0.0
-    about: dict[str, str] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=lambda: {"question": "", "answer": ""})
     """Question and answer."""
     changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """The parameters that differ from the checkout's defaults, and these."""
@@ -125,7 +127,7 @@ class Card:
         """Fill in what the notebook of this checkout says, where there is one and it can be read."""
         with suppress(*BROKEN):
             book = notebooks()[self.name]
-            self.about = self.about or book.about
+            self.about |= book.about
             known = {name: (value, book.parameters[name].default) for name, value in self.parameters.items()}
             self.changed = {name: both for name, both in known.items() if name != "device" and both[0] != both[1]}
         return self
@@ -157,19 +159,21 @@ def as_page(notebook: Path, run: Card | None = None) -> str:
     body = BeautifulSoup(exporter.from_notebook_node(book)[0], "html.parser")
     home = "index.html" if run else "../../index.html"
     run = (run or card(notebook.parent, in_progress=True)).compare()
+    run.about |= book.metadata.get("labkit", {})
     code = [cell for cell in book.cells if cell.cell_type == "code" and cell.source.strip()]
     done, error = sum(cell.execution_count is not None for cell in code), _error(book.cells)
     if error or done < len(code):
         run.state, run.result = "failed", {}
         run.reason = error or f"{done} of {len(code)} cells ran, and none says why it ended"
     title = body.h1.extract().get_text() if body.h1 else run.name
-    for paragraph in body.find_all("p")[:2] if run.about else ():
+    for paragraph in body.find_all("p")[:2]:
         if paragraph.get_text().startswith(("Question.", "Answer.")):
             paragraph.extract()
     headings = body.select("h2, h3")
     for k, heading in enumerate(headings):
         heading["id"] = f"section-{k}"
-    return _page("report.html", run=run, title=title, headings=headings, body=Markup(body), home=home)
+    text = Markup(STEERING.sub("", str(body)))
+    return _page("report.html", run=run, title=title, headings=headings, body=text, home=home)
 
 
 def card(folder: Path, in_progress: bool = False) -> Card:
@@ -236,6 +240,8 @@ def index(cards: Iterable[Card], out: Path, title: str = "Runs") -> Path:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
         raise UsageError(f"{path} cannot be written ({error.strerror}); wanted a folder with space for it") from None
     return path
 
