@@ -24,9 +24,9 @@ from typing import Any
 import fastjsonschema
 import jinja2
 import nbformat
-from bs4 import BeautifulSoup
 from markupsafe import Markup
 from math_core import LatexToMathML
+from mistune.plugins.table import table_in_quote
 from nbconvert.exporters import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from PIL import Image
@@ -59,6 +59,10 @@ RAISED = re.compile(
 """A line of a log that says why a run failed."""
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 """What no text has: characters that steer a terminal, and halves of characters."""
+TITLE = re.compile("<h1>(.*?)</h1>", re.DOTALL)
+HEADING = re.compile(r"<(h[23])>(.*?)</\1>", re.DOTALL)
+SAID = re.compile(r"<p><strong>(?:Question|Answer)\.</strong>.*?</p>", re.DOTALL)
+"""What the head of a report says of a notebook's first cell."""
 CHECK = fastjsonschema.compile(json.loads((PAGES / "result.schema.json").read_text(encoding="utf-8")))
 """Returns a result as lab.finish writes it, and raises for any other."""
 MATHML = LatexToMathML(continue_on_error=True)
@@ -145,7 +149,9 @@ class _Renderer(IPythonRenderer):
 
 def _markdown(source: str, attachments: Any = None) -> str:
     renderer = _Renderer(escape=False, exclude_anchor_links=True, attachments=attachments)
-    return MarkdownWithMath(renderer=renderer).render(source)
+    made = MarkdownWithMath(renderer=renderer)
+    table_in_quote(made)
+    return made.render(source)
 
 
 def as_page(notebook: Path, run: Card | None = None) -> str:
@@ -156,7 +162,7 @@ def as_page(notebook: Path, run: Card | None = None) -> str:
     book = nbformat.read(notebook, as_version=4)
     options = {"template_name": "basic", "template_file": str(PAGES / "cells.html.j2")}
     exporter = HTMLExporter(**options, filters={"markdown2html": _markdown})
-    body = BeautifulSoup(exporter.from_notebook_node(book)[0], "html.parser")
+    body = STEERING.sub("", exporter.from_notebook_node(book)[0])
     home = "index.html" if run else "../../index.html"
     run = (run or card(notebook.parent, in_progress=True)).compare()
     run.about |= book.metadata.get("labkit", {})
@@ -165,15 +171,15 @@ def as_page(notebook: Path, run: Card | None = None) -> str:
     if error or done < len(code):
         run.state, run.result = "failed", {}
         run.reason = error or f"{done} of {len(code)} cells ran, and none says why it ended"
-    title = body.h1.extract().get_text() if body.h1 else run.name
-    for paragraph in body.find_all("p")[:2]:
-        if paragraph.get_text().startswith(("Question.", "Answer.")):
-            paragraph.extract()
-    headings = body.select("h2, h3")
-    for k, heading in enumerate(headings):
-        heading["id"] = f"section-{k}"
-    text = Markup(STEERING.sub("", str(body)))
-    return _page("report.html", run=run, title=title, headings=headings, body=text, home=home)
+    title, contents = TITLE.search(body), list[tuple[str, str, Markup]]()
+
+    def anchored(heading: re.Match[str]) -> str:
+        contents.append((heading[1], f"section-{len(contents)}", Markup(heading[2])))
+        return f'<{heading[1]} id="{contents[-1][1]}">{heading[2]}</{heading[1]}>'
+
+    body = Markup(HEADING.sub(anchored, SAID.sub("", TITLE.sub("", body, 1), 2)))
+    head = Markup(title[1]).striptags() if title else run.name
+    return _page("report.html", run=run, title=head, contents=contents, body=body, home=home)
 
 
 def card(folder: Path, in_progress: bool = False) -> Card:
@@ -285,9 +291,9 @@ def _shown(value: Any) -> Any:
 
 
 def _page(template: str, **values: Any) -> str:
-    loader, strict = jinja2.FileSystemLoader(PAGES), jinja2.StrictUndefined
-    options = {"trim_blocks": True, "lstrip_blocks": True, "finalize": _shown}
-    made = jinja2.Environment(loader=loader, undefined=strict, autoescape=True, **options)
+    made = jinja2.Environment(loader=jinja2.FileSystemLoader(PAGES), undefined=jinja2.StrictUndefined, autoescape=True)
+    made.trim_blocks = made.lstrip_blocks = True
+    made.finalize = _shown
     style, script = (Markup((PAGES / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     made.globals |= {"style": style, "script": script, "digest": digest, "verdicts": [*VERDICTS], "answers": ANSWERS}

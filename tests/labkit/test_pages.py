@@ -4,6 +4,7 @@ The tests in a real Chromium, offline, are skipped where Playwright or a Chromiu
 """
 
 import base64
+import importlib.util
 import io
 import json
 import os
@@ -340,6 +341,17 @@ def test_nothing_in_a_run_becomes_markup_or_steers_a_terminal(tmp_path, known, m
         assert "environment-of-this-test" not in text
         assert token not in text.split("<main>")[0]
     assert "(withheld)" in text_of(page)
+
+
+def test_the_book_links_every_notebook(tmp_path, known):
+    spec = importlib.util.spec_from_file_location("book", ROOT / ".ci" / "book.py")
+    book = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(book)
+    book.main(tmp_path / "book")
+    page = (tmp_path / "book" / "index.html").read_text(encoding="utf-8")
+    assert re.findall('<h2><a href="(.*?)">', page) == ["sizes.html"]
+    assert "No result no run of it is recorded" in text_of(page)
+    assert 'href="index.html"' in (tmp_path / "book" / "sizes.html").read_text(encoding="utf-8")
 
 
 # Sweeps
