@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from labkit.cli import pages
+from labkit.cli.main import main
 from labkit.cli.pages import HIDDEN, as_page, card, gallery
 from labkit.session.catalogue import ROOT, notebooks
 from labkit.session.record import run_id
@@ -218,6 +219,30 @@ def test_a_card_says_what_a_run_found(tmp_path, known):
     assert "<code>odd</code>" not in page, "the answer is that of the defaults"
 
 
+def test_what_labkit_run_wrote_is_in_the_gallery_that_it_names(tmp_path, known, capsys):
+    path = tmp_path / "books" / "sizes.ipynb"
+    book = nbformat.read(path, 4)
+    start = "import labkit, os\nlab = labkit.start('sizes', heads=heads, seed=seed, device=device)"
+    for source in (start, "if heads == 3: os._exit(9)", "lab.finish(verdict=None)"):
+        book.cells.append(nbformat.v4.new_code_cell(source))
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "p", "language": "python"}
+    nbformat.write(book, path)
+    out = tmp_path / "runs"
+    codes = [main(["run", known, "-p", f"heads={heads}", "--out", str(out)]) for heads in (2, 3)]
+    assert codes == [0, 1]
+    assert f"Runs: {os.path.relpath(out / 'index.html')}" in capsys.readouterr().out
+    good, bad = sorted(map(card, (out / known).iterdir()), key=lambda one: one.state, reverse=True)
+    assert (good.state, good.parameters) == ("ok", {"heads": 2, "seed": 0, "device": "cpu"})
+    assert (bad.state, bad.parameters["heads"]) == ("failed", 3)
+    assert "died" in bad.reason
+    page = (out / "index.html").read_text(encoding="utf-8")
+    assert (page.count('data-status="ok"'), page.count('data-status="failed"')) == (1, 1)
+    report = text_of((out / bad.link).read_text(encoding="utf-8"))
+    assert "Failed" in report[: report.index("UTC")]
+    assert "Verdict" not in report
+    assert "Verdict" in text_of((out / good.link).read_text(encoding="utf-8"))
+
+
 DAMAGED = {
     "a list": "[]",
     "not JSON": "{",
@@ -350,7 +375,7 @@ def test_the_book_links_every_notebook(tmp_path, known):
     book.main(tmp_path / "book")
     page = (tmp_path / "book" / "index.html").read_text(encoding="utf-8")
     assert re.findall('<h2><a href="(.*?)">', page) == ["sizes.html"]
-    assert "No result no run of it is recorded" in text_of(page)
+    assert "Failed 0 of 1 cells ran" in text_of(page), "a notebook that was not executed has no verdict"
     assert 'href="index.html"' in (tmp_path / "book" / "sizes.html").read_text(encoding="utf-8")
 
 

@@ -225,7 +225,7 @@ def test_the_table_counts_what_the_report_says_and_not_what_the_workbook_asks(bo
 
 
 def test_a_page_leaves_out_glue_and_says_what_a_figure_shows(tmp_path):
-    from labkit.cli.execute import HIDDEN, as_page
+    from labkit.cli.pages import HIDDEN, as_page
 
     alt = {"image/png": {"alt": "A row of bars"}}
     picture = nbformat.v4.new_output("display_data", {"image/png": "iVBORw0KGgo="}, metadata=alt)
