@@ -132,8 +132,9 @@ class Card:
         with suppress(*BROKEN):
             book = notebooks()[self.name]
             self.about |= book.about
-            known = {name: (value, book.parameters[name].default) for name, value in self.parameters.items()}
-            self.changed = {name: both for name, both in known.items() if name != "device" and both[0] != both[1]}
+            known = {name: parameter.default for name, parameter in book.parameters.items()}
+            differ = (name for name, value in self.parameters.items() if known.get(name) != value)
+            self.changed = {name: (self.parameters[name], known.get(name)) for name in differ if name != "device"}
         return self
 
 

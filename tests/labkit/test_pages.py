@@ -205,13 +205,13 @@ def test_every_notebook_is_a_page_that_asks_for_nothing(book):
 
 
 def test_a_card_says_what_a_run_found(tmp_path, known):
-    folder = add(tmp_path, known, {"heads": 3, "seed": 0, "device": "cpu"}, cause="a tile too narrow")
+    folder = add(tmp_path, known, {"heads": 3, "seed": 0, "device": "cpu", "gone": 5}, cause="a tile too narrow")
     a_notebook(folder / "notebook.ipynb", ("draw()", picture()))
     page = page_of(tmp_path)
     seen = text_of(page)
     for words in ("Which size?", "a tile too narrow", "1 confirmed", "1 refuted", "a CPU, 12 s", "UTC"):
         assert words in seen, words
-    assert "heads = 3 not 12" in seen
+    assert "heads = 3 not 12 gone = 5" in seen, "what is no parameter any more has no default"
     assert "seed =" not in seen, "it is the default"
     assert f'href="sizes/{folder.name}/report.html"' in page
     (shown,) = re.findall(r'<img src="data:image/png;base64,([^"]*)" alt="A red area, and nothing else in it">', page)
