@@ -16,7 +16,7 @@ PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 m
 DOWNLOAD = $(BIN)/pip download -qq -d wheelhouse -c constraints.txt --only-binary=:all: --implementation cp \
 	--python-version $(PYTHON) $(addprefix --platform ,$(PLATFORMS))
 
-.PHONY: setup run test test-long lab refresh wheelhouse clean
+.PHONY: setup run test test-long lab refresh book wheelhouse clean
 
 run: setup
 	@$(BIN)/labkit run --jobs $(JOBS)
@@ -46,6 +46,10 @@ refresh: setup
 	@$(BIN)/python .ci/answers.py
 	@$(BIN)/python .ci/operations.py
 	@$(BIN)/python .ci/causes.py
+
+# The committed notebooks under their recorded results, as pages that need no server: book/index.html.
+book: setup
+	@$(BIN)/python .ci/book.py book
 
 setup: $(DONE)
 
@@ -83,4 +87,4 @@ wheelhouse: setup
 	@du -sh wheelhouse
 
 clean:
-	@rm -rf $(VENV) wheelhouse runs build *.egg-info
+	@rm -rf $(VENV) wheelhouse runs book build *.egg-info

@@ -15,7 +15,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 WORKBOOK = (
-    "IPython", "ipykernel", "jinja2", "matplotlib", "nbconvert", "nbformat", "papermill", "pygments", "triton", "yaml"
+    "IPython", "fastjsonschema", "ipykernel", "jinja2", "math_core", "matplotlib", "nbconvert", "nbformat", "papermill",
+    "pygments", "triton", "yaml",
 )  # fmt: skip
 """Modules that come with the extra `workbook`, and that labkit does without where nothing asks for them."""
 

@@ -22,9 +22,8 @@ import papermill
 from jupyter_client import AsyncKernelManager
 from jupyter_core.utils import run_sync
 from nbclient.exceptions import DeadKernelError
-from nbconvert.exporters import HTMLExporter
-from traitlets.config import Config
 
+from labkit.cli.pages import as_page, card
 from labkit.cli.run import ended
 from labkit.session.record import write_text
 from labkit.session.secrets import hidden
@@ -34,16 +33,6 @@ CELL_TIMEOUT = 3600
 
 END_WITH_PARENT = (1, int(signal.SIGKILL))
 """Arguments of Linux' prctl: PR_SET_PDEATHSIG, and the signal to this process when its parent has ended."""
-
-
-HIDDEN = "hide-input"
-"""The tag of cells whose source is glue: Lab folds them, a page leaves them out."""
-
-
-def as_page(notebook: Path) -> str:
-    """An executed notebook as HTML, without the source of glue."""
-    config = Config({"TagRemovePreprocessor": {"enabled": True, "remove_input_tags": {HIDDEN}}})
-    return HTMLExporter(template_name="classic", config=config).from_filename(str(notebook))[0]
 
 
 def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: TextIO) -> str:
@@ -62,7 +51,8 @@ def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: Tex
         for path in (executed, *folder.glob("result.*.json")):
             if (text := path.read_text(encoding="utf-8")) != hidden(text):
                 write_text(path, hidden(text))
-        write_text(folder / "report.html", as_page(executed))
+        run = card(folder, notebook.stem, os.environ.get("LABKIT_RESULT", "result.json"))
+        write_text(folder / "report.html", as_page(executed, run))
 
     failed = _reason(execute, kernel)
     if kernel.has_kernel:

@@ -164,7 +164,7 @@ def _block(book: Notebook) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from labkit.cli import run
+    from labkit.cli import pages, run
     from labkit.session.record import writable
 
     names = [name for name, _ in options.p]
@@ -173,7 +173,8 @@ def _run(options: argparse.Namespace) -> int:
     runs = run.plan(options.names, dict(options.p), options.device, options.out)
     writable(options.out, "--out")
     run.run(runs, options.jobs, options.force, _show, options.timeout)
-    _show(f"\n{run.table(runs)}\n\n{run.pages(runs)}\n\nRuns: {os.path.relpath(options.out)}")
+    _show(f"\n{run.table(runs)}\n\n{run.pages(runs)}\n")
+    _show(f"Runs: {os.path.relpath(pages.gallery(options.out))}")
     return 0 if all(one.result for one in runs) else 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbformat
 
-from labkit.cli.execute import HIDDEN
+from labkit.cli.pages import HIDDEN
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
 

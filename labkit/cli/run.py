@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import hashlib
 import importlib.util
 import itertools
 import json
@@ -35,7 +34,7 @@ from typing import IO, Any
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks, read_json, resolve
 from labkit.session.claims import answer
-from labkit.session.record import complete, sources, summary
+from labkit.session.record import complete, run_id, sources, summary
 from labkit.tables import Table
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -95,9 +94,8 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
         if "device" in values:
             values["device"] = chosen.kind
         made_of = sources(book)
-        identity = json.dumps([book.name, values, made_of, chosen.kind, chosen.name], sort_keys=True)
-        run_id = hashlib.sha256(identity.encode()).hexdigest()[:12]
-        runs.append(Run(book, values, chosen.kind, out.resolve() / book.name / run_id, sources=made_of))
+        name = run_id(book.name, values, made_of, (chosen.kind, chosen.name))
+        runs.append(Run(book, values, chosen.kind, out.resolve() / book.name / name, sources=made_of))
     return runs
 
 

@@ -9,9 +9,10 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,12 @@ def sources(book: Notebook) -> dict[str, str]:
     if folder := book.about.get("kernels"):
         found["kernels"] = hash_folder(ROOT / "kernels" / folder)
     return found
+
+
+def run_id(name: str, parameters: Mapping[str, Any], hashes: Mapping[str, str], device: Sequence[str]) -> str:
+    """The name of a run's folder, twelve hex digits: what was run, with what, and the device's kind and name."""
+    identity = json.dumps([name, parameters, hashes, *device], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:12]
 
 
 def versions() -> dict[str, str]:
@@ -158,9 +165,18 @@ def stale() -> dict[str, str]:
     return yaml.safe_load((RESULTS / "stale.yaml").read_text(encoding="utf-8")) or {}
 
 
-PARTS: dict[str, Any] = {"notebook": str, "date": str, "seconds": (int, float)}
-PARTS |= dict.fromkeys(("parameters", "device", "verdict", "claims", "metrics", "provenance"), dict)
-"""What a result has, and of which types."""
+@cache
+def _schema() -> Callable[[Any], dict[str, Any]]:
+    import fastjsonschema
+
+    text = (Path(__file__).parent / "result.schema.json").read_text(encoding="utf-8")
+    return fastjsonschema.compile(json.loads(text))
+
+
+def as_result(content: Any) -> dict[str, Any]:
+    """`content` where it is what lab.finish writes, by result.schema.json. Raises ValueError where it is not."""
+    json.dumps(content, allow_nan=False)  # 1e999 is read as infinite
+    return _schema()(content)
 
 
 def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
@@ -173,17 +189,11 @@ def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
     for needed in (path, book):
         if not needed.is_file():
             raise UsageError(f"{run_directory}: it holds no {needed.name}; wanted the folder of a finished run")
-    result = read_json(path, str(run_directory))
     try:
-        json.dumps(result, allow_nan=False)  # 1e999 is read as infinite
-        right = (result["schema"], result["status"]) == (SCHEMA, "ok") and result["device"]["kind"] in ("cpu", "cuda")
-        right = right and all(isinstance(result[part], kind) for part, kind in PARTS.items())
-        _ = result["verdict"]["cause"], result["device"]["name"], result["provenance"]["sources"]
-        _ = [claim["verdict"] for claim in result["claims"].values()]
-    except (TypeError, KeyError, AttributeError, ValueError):
-        right = False
-    if not right:
-        raise UsageError(f"{run_directory}: {path.name} is not an ok result of schema {SCHEMA}")
+        result = as_result(read_json(path, str(run_directory)))
+    except ValueError as error:
+        wrong = f"{path.name} is not an ok result of schema {SCHEMA}"
+        raise error if isinstance(error, UsageError) else UsageError(f"{run_directory}: {wrong} ({error})") from None
     for number, cell in enumerate(Notebook(book).content["cells"], 1):
         by = cell["metadata"].get("papermill")
         done = isinstance(by, dict) and by.get("status") == "completed" and cell.get("execution_count")

@@ -393,7 +393,7 @@ def test_the_table_counts_the_claims_as_the_notebook_does(books, tmp_path):
 
 
 def test_a_page_leaves_out_glue_and_says_what_a_figure_shows(tmp_path):
-    from labkit.cli.execute import HIDDEN, as_page
+    from labkit.cli.pages import HIDDEN, as_page, card
 
     alt = {"image/png": {"alt": "A row of bars"}}
     picture = nbformat.v4.new_output("display_data", {"image/png": "iVBORw0KGgo="}, metadata=alt)
@@ -403,6 +403,6 @@ def test_a_page_leaves_out_glue_and_says_what_a_figure_shows(tmp_path):
     ]
     path = tmp_path / "n.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    page = as_page(path)
+    page = as_page(path, card(path.parent, path.stem))
     assert "glue" not in page
     assert 'alt="A row of bars"' in page
