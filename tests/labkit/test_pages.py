@@ -101,7 +101,7 @@ def known(monkeypatch, tmp_path):
     return "sizes"
 
 
-def page_of(out):
+def index_of(out):
     return gallery(out).read_text(encoding="utf-8")
 
 
@@ -213,7 +213,7 @@ def test_every_notebook_is_a_page_that_asks_for_nothing(book):
 def test_a_card_says_what_a_run_found(tmp_path, known):
     folder = add(tmp_path, known, {"heads": 3, "seed": 0, "device": "cpu", "gone": 5}, cause="a tile too narrow")
     a_notebook(folder / "notebook.ipynb", ("draw()", picture()))
-    page = page_of(tmp_path)
+    page = index_of(tmp_path)
     seen = text_of(page)
     for words in ("Which size?", "a tile too narrow", "1 confirmed", "1 refuted", "a CPU, 12 s", "UTC"):
         assert words in seen, words
@@ -275,7 +275,7 @@ def test_a_result_that_no_run_wrote_is_listed_as_such(tmp_path, known, text):
     (folder / "result.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     (folder / "report.html").write_text("")
     assert card(folder).state == "no result"
-    seen = text_of(page_of(tmp_path))
+    seen = text_of(index_of(tmp_path))
     assert "No result result.json" in seen
     assert "Verdict" not in seen
     assert "1 confirmed" not in seen
@@ -306,7 +306,7 @@ def test_failed_runs_have_their_reason(tmp_path, known):
     (tmp_path / known / "b" / "log.txt").write_text(log)
     (tmp_path / known / "c").mkdir()
     (tmp_path / known / "c" / "log.txt").write_text("")
-    page = page_of(tmp_path)
+    page = index_of(tmp_path)
     seen = text_of(page)
     assert "Failed RuntimeError: the tile is \\x1b[31mtoo wide" in seen
     assert "second line" not in seen
@@ -318,7 +318,7 @@ def test_failed_runs_have_their_reason(tmp_path, known):
 
 def test_runs_from_lab_and_papermill_are_shown(tmp_path, known):
     add(tmp_path, known, {"seed": 1}, folder="interactive")
-    page = page_of(tmp_path)
+    page = index_of(tmp_path)
     assert "from Lab or papermill" in text_of(page)
     assert 'data-status="ok"' in page
     assert 'href="sizes/interactive/result.json"' in page, "there is no report"
@@ -329,7 +329,7 @@ def test_of_runs_at_one_setting_the_last_is_shown_with_those_before_it(tmp_path,
         device = ("cpu", f"CPU {k}")  # makes another run of it
         folder = add(tmp_path, known, {"seed": 1}, cause=cause, device=device)
         os.utime(folder / "result.json", (1e9 + k, 1e9 + k))
-    page = page_of(tmp_path)
+    page = index_of(tmp_path)
     assert page.count("<article") == 1
     seen = text_of(page)
     assert seen.index("second cause") < seen.index("1 earlier") < seen.index("first cause")
@@ -337,7 +337,7 @@ def test_of_runs_at_one_setting_the_last_is_shown_with_those_before_it(tmp_path,
 
 def test_a_folder_without_runs_is_a_page_too(tmp_path):
     (tmp_path / "stray").write_text("")
-    assert "No run yet" in text_of(page_of(tmp_path))
+    assert "No run yet" in text_of(index_of(tmp_path))
 
 
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
@@ -364,7 +364,7 @@ def test_nothing_in_a_run_becomes_markup_or_steers_a_terminal(tmp_path, known, m
         assert card(folder).state == "ok"
         (folder / "report.html").write_text(page)
     failed = a_notebook(tmp_path / known / HOSTILE.replace("/", "") / "notebook.ipynb", ("x", raised(HOSTILE, token)))
-    gallery_page = page_of(tmp_path)
+    gallery_page = index_of(tmp_path)
     for text, pictures in ((page, 1), (gallery_page, 2), (page_of(failed), 0)):
         assert text.count("<script") == 1, "its own alone"
         assert text.count("<img") == pictures
@@ -403,7 +403,7 @@ def sweep(out, name, count):
 
 def test_many_runs_of_one_notebook_are_a_grid(tmp_path, known):
     sweep(tmp_path, known, 400)
-    page = page_of(tmp_path)
+    page = index_of(tmp_path)
     seen = text_of(page)
     assert "a sweep of 400 settings" in seen
     assert "<article" not in page
@@ -420,7 +420,7 @@ def test_many_runs_of_one_notebook_are_a_grid(tmp_path, known):
 def test_a_thousand_runs_are_a_small_page_in_seconds(tmp_path, known):
     sweep(tmp_path, known, 1000)
     begun = time.process_time()
-    page = page_of(tmp_path)
+    page = index_of(tmp_path)
     assert time.process_time() - begun < 10
     assert len(page) < 500_000
 
@@ -428,7 +428,7 @@ def test_a_thousand_runs_are_a_small_page_in_seconds(tmp_path, known):
 def test_values_that_are_too_many_for_an_axis_share_places(tmp_path, known):
     for seed in range(150):
         add(tmp_path, known, {"seed": seed, "heads": 1 + seed % 2, "scale": seed / 7, "text": "ab"[seed % 2]})
-    page = page_of(tmp_path)
+    page = index_of(tmp_path)
     assert page.count('<th scope="col">') <= pages.ALONG * 2
     assert "0 to 3" in text_of(page)
     assert page.count("(2 runs)") + page.count("(4 runs)") > 10
