@@ -21,6 +21,7 @@ MANY = 1 << 20
 """Elements from which a GPU compares: below, a copy to the CPU takes less than to compile a kernel for such tensors."""
 
 INTEGERS = "dtypes only: integers are equal"
+COUNTS = ("mismatches", "observed_nan", "golden_nan", "observed_inf", "golden_inf", "observed_zero", "golden_zero")
 _TINY, _HUGE = float(np.finfo(np.float64).tiny), 1e150  # products of two sums are finite too
 
 
@@ -193,15 +194,14 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
     else:
         sine2 = (s.sum_dd - s.sum_dg / s.sum_gg * s.sum_dg) / oo  # no product of two sums, which may underflow
         cosine = math.copysign(math.sqrt(max(0.0, 1.0 - max(0.0, sine2))), s.sum_gg + s.sum_dg)
+    infinite = s.one_sided >= 0
     at, observed, golden = s.worst, s.worst_observed, s.worst_golden
-    if s.one_sided >= 0:
+    if infinite:
         at, observed, golden = s.one_sided, s.one_sided_observed, s.one_sided_golden
     return Comparison(
-        shape=tuple(o.shape),
-        observed_dtype=names[0],
-        golden_dtype=names[1],
-        count=o.numel(),
-        mismatches=int(s.mismatches),
+        tuple(o.shape),
+        *names,
+        o.numel(),
         first_index=index(s.first),
         worst_index=index(at),
         worst_observed=None if at < 0 else observed,
@@ -212,15 +212,10 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
         max_ulp=s.max_ulp if o.is_floating_point() else s.max_abs,
         rms_ratio=math.sqrt(s.sum_dd) / math.sqrt(s.sum_gg) if s.sum_gg else math.inf if s.sum_dd else 0.0,
         cosine=cosine,
-        observed_nan=int(s.observed_nan),
-        golden_nan=int(s.golden_nan),
-        observed_inf=int(s.observed_inf),
-        golden_inf=int(s.golden_inf),
-        observed_zero=int(s.observed_zero),
-        golden_zero=int(s.golden_zero),
         bound=why,
-        bound_used=math.inf if s.one_sided >= 0 else s.used,
+        bound_used=math.inf if infinite else s.used,
         ok=s.mismatches == 0,
+        **{name: int(getattr(s, name)) for name in COUNTS},
     )
 
 

@@ -20,7 +20,7 @@ from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, guess, represent
 from labkit.trace.findings import Localisation
 from labkit.trace.golden import Golden
 from labkit.trace.judge_rerun import Rerun
-from labkit.trace.judge_values import judge
+from labkit.trace.judge_values import Values
 from labkit.trace.steps import Trace, as_trace
 
 FALSE_ALARM = 1e-3
@@ -109,7 +109,7 @@ def _judge(
     result.ordered = golden.ordered or len(seen.names) == 1
     if result.guessed:  # nobody said that a step is one kernel
         rules = result.precision = replace(rules, eager=True)
-    result.findings = judge(golden, seen, rules, chance, result.ordered, elements)
+    result.findings = Values(golden, seen, rules, chance, result.ordered, elements).judge()
     totals = ((name, found.total) for name, found in result.findings.items() if found.total)
     differs = (name for name, t in totals if t.observed_dtype == t.golden_dtype and t.max_abs > 0.0)
     if result.ordered and (name := next(differs, None)) is not None and name != result.first:
