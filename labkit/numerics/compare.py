@@ -116,13 +116,8 @@ def as_tensor(name: str, values: Any) -> torch.Tensor:
             raise UsageError(f"{name}: {array.dtype} is not right; wanted a tensor, an array or a number")
         whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
         return torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
-    if (
-        values.layout != torch.strided
-        or values.is_complex()
-        or values.is_quantized
-        or values.is_meta
-        or values.is_nested
-    ):
+    other = values.is_complex(), values.is_quantized, values.is_meta, values.is_nested
+    if values.layout != torch.strided or any(other):
         kind = f"{name_of(values.dtype)}, {values.layout}, {values.device.type}"
         raise UsageError(f"{name}: {kind} is not right; wanted dense real numbers (of complex ones the two parts)")
     return values.detach().resolve_neg()
@@ -194,6 +189,7 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
     else:
         sine2 = (s.sum_dd - s.sum_dg / s.sum_gg * s.sum_dg) / oo  # no product of two sums, which may underflow
         cosine = math.copysign(math.sqrt(max(0.0, 1.0 - max(0.0, sine2))), s.sum_gg + s.sum_dg)
+    counts: dict[str, Any] = {name: int(getattr(s, name)) for name in COUNTS}
     infinite = s.one_sided >= 0
     at, observed, golden = s.worst, s.worst_observed, s.worst_golden
     if infinite:
@@ -215,7 +211,7 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
         bound=why,
         bound_used=math.inf if infinite else s.used,
         ok=s.mismatches == 0,
-        **{name: int(getattr(s, name)) for name in COUNTS},
+        **counts,
     )
 
 

@@ -139,11 +139,9 @@ class Rerun:
         return Finding(name, total, total, 0.0, None, not total.ok, not total.ok, words, elements=every)
 
     def _elements(self, name: str, o: Tensor, exact: Tensor, allowed: Any) -> Elements | None:
-        return (
-            Elements.of(self._seen.read(name), self._golden[name], [Block.of(o, exact, allowed)])
-            if self._keep
-            else None
-        )
+        if not self._keep:
+            return None
+        return Elements.of(self._seen.read(name), self._golden[name], [Block.of(o, exact, allowed)])
 
     def _storage(self, name: str) -> str:
         """The name of the dtype that a step is held to: the one that was promised, or its own."""
@@ -256,7 +254,7 @@ class Rerun:
         exact = Exact(rules, terms(program, order), device, moved=bool(tolerances))
         values: dict[int, Any] = {}
         begun = time.perf_counter()
-        program.run(order, start, (), rule=exact, seen=substituting(values, {}), device=device)
+        program.run(order, start, (), rule=exact, seen=substituting(values, {}))
         brief = time.perf_counter() - begun < LONG / 1000.0
         for i, value in values.items():
             found[i] = Simulated(value, self._storage(self._names[i][0]), rules[i])
@@ -269,29 +267,27 @@ class Rerun:
             on: dict[int, Any] = {}
 
             def again(k: int, rounding: Rounding) -> Any:
-                return program.run(program.cone([k], given), {**given, **on}, (k,), rule=rounding, device=device)[k]
+                return program.run(program.cone([k], given), {**given, **on}, (k,), rule=rounding)[k]
 
             rounding = Rounding(exact, nonlinear, given, scale, nearest, {k: partial(again, k) for k in shared})
             on |= {
                 k: rounding.moved(given[k] if k in given else program.values[k], half) for k, half in tolerances.items()
             }
-            program.run(order, start | on, (), rule=rounding, seen=substituting(results, on), device=device)
+            program.run(order, start | on, (), rule=rounding, seen=substituting(results, on))
             return results
 
         largest = program.largest(order)
         if not brief:  # a simulated run says how long all of them will take
             begun = time.perf_counter()
-            simulate(run, 1, 0, largest, device, lambda i, results: None)
+            list(simulate(run, 1, 0, largest, device))
             seconds, memory = (time.perf_counter() - begun) * 3 * RUNS, 8 * LIVE * largest / 2**20
             if seconds > LONG:
                 words = f"about {seconds:.0f} s and {memory:.0f} MiB"
                 self._say(f"{len(order)} operations are run {3 * RUNS} times: {words}")
 
-        def add(nearest: bool, i: int, results: Tensor) -> None:
-            found[i].add(results, nearest)
-
         for nearest, runs in ((False, 2 * RUNS), (True, RUNS)) if scale == 1.0 else ((False, RUNS),):
-            simulate(partial(run, nearest), runs, int(nearest), largest, device, partial(add, nearest))
+            for i, results in simulate(partial(run, nearest), runs, int(nearest), largest, device):
+                found[i].add(results, nearest)
         return found
 
     def _finding(self, name: str, i: int, simulated: Simulated, reading: str = "") -> Finding:
@@ -380,10 +376,10 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     }
 
     factors = Exact(rules, terms(program, order), device)
-    program.run(order, {}, (), rule=factors, device=device)
-
-    run = partial(program.run, order, {}, found, rule=Rounding(factors), device=device)
-    simulate(run, RUNS, 0, program.largest(order), device, lambda i, results: found[i].add(results))
+    program.run(order, {}, (), rule=factors)
+    run = partial(program.run, order, {}, found, rule=Rounding(factors))
+    for i, results in simulate(run, RUNS, 0, program.largest(order), device):
+        found[i].add(results)
     trace = Trace()
     for name, i in golden.steps.items():
         trace.add(name, exact[i], found[i].bound(exact[i], false_alarm) if i in found else None)

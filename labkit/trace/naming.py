@@ -137,7 +137,7 @@ def _rerun(golden: Golden, theirs: Trace, pairs: dict[str, str], wanted: Iterabl
     }
     numbers = {name: golden.steps[name] for name in wanted}
     order = golden.program.cone(numbers.values(), given)
-    results = golden.program.run(order, given, set(numbers.values()), device=golden[next(iter(golden.steps))].device)
+    results = golden.program.run(order, given, set(numbers.values()))
     return {name: _Sample.of(results[i]) for name, i in numbers.items()}
 
 
