@@ -135,9 +135,8 @@ def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, 
     try:
         return allowed.to(o.device).expand(o.shape), why
     except RuntimeError:
-        raise UsageError(
-            f"bound: shape {tuple(allowed.shape)} is not right; wanted a number or shape {tuple(o.shape)}"
-        ) from None
+        wanted = f"wanted a number or shape {tuple(o.shape)}"
+        raise UsageError(f"bound: shape {tuple(allowed.shape)} is not right; {wanted}") from None
 
 
 def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> Statistics:

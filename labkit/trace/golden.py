@@ -115,9 +115,8 @@ class Golden:
         try:
             _run_without_data(self.program)
         except Exception as error:
-            raise UsageError(
-                f"golden: its program cannot be checked without its data and is not saved ({error})"
-            ) from None
+            why = "its program cannot be checked without its data and is not saved"
+            raise UsageError(f"golden: {why} ({error})") from None
         nodes = [
             [full_name(n.func), _encoded(list(n.args)), _encoded(n.kwargs), list(n.shape), n.dtype, n.site]
             for n in self.program.nodes

@@ -82,9 +82,8 @@ def localise(
     missing = [name for name in golden.names if name not in there]
     for name in result.unexpected:
         if hint := did_you_mean(name, missing):
-            result.notes.append(
-                f"{name} is not in the golden; {hint}(names= maps the golden's steps to the observed's)"
-            )
+            how = "(names= maps the golden's steps to the observed's)"
+            result.notes.append(f"{name} is not in the golden; {hint}{how}")
     return result
 
 
@@ -138,9 +137,8 @@ def renamed(observed: Trace, golden: Golden | Trace, names: dict[str, str]) -> T
         if ours not in golden or theirs not in observed:
             side, name, known = ("golden", ours, golden) if ours not in golden else ("observed", theirs, observed)
             hint = did_you_mean(name, known.names)
-            raise UsageError(
-                f"names: the {side} has no step {name!r}; {hint}wanted golden names mapped to observed ones"
-            )
+            wanted = "wanted golden names mapped to observed ones"
+            raise UsageError(f"names: the {side} has no step {name!r}; {hint}{wanted}")
         if (ours in observed and ours not in names.values()) or list(names.values()).count(theirs) > 1:
             raise UsageError(f"names: {ours!r} and {theirs!r} are both there; wanted one observed step for each")
     back = {theirs: ours for ours, theirs in names.items()}
