@@ -351,9 +351,8 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     program, numbers = golden.program, set(golden.steps.values())
     exact, order = {i: golden.value(i) for i in numbers}, program.cone(numbers, ())
     device = next(iter(exact.values())).device
-    names = {i: name for name, i in golden.steps.items()}
     rules: dict[int, Precision] = {}
-    for i, name in sorted(names.items()):
+    for name, i in golden.steps.items():
         rules |= {k: precision.of(name) for k in program.cone([i], numbers) if k not in rules}
     found = {
         i: Simulated(x, rules[i].storage or "float32", rules[i])

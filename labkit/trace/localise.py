@@ -7,7 +7,8 @@ program only the whole error is seen, and it is held to what steps before were o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -149,17 +150,13 @@ def _operations(golden: Golden | Trace, there: Trace) -> list[str]:
     """Single operations that both have: as many of a kind in a place, of equal shapes, else none of that kind."""
     if not isinstance(golden, Golden):
         return []
-    ours: dict[str, list[str]] = {}
-    theirs: dict[str, list[str]] = {}
-    for names, found in ((golden.operations, ours), (there.names, theirs)):
-        for name in names:
-            found.setdefault(name.split("#")[0], []).append(name)
-    taken = set(golden.steps.values())
-    shared: list[str] = []
-    for kind, names in ours.items():
-        shapes = [golden.program.nodes[golden.operations[name]].shape for name in names]
-        if sorted(theirs.get(kind, ())) == sorted(names) and all(
-            tuple(there.read(name).shape) == shape for name, shape in zip(names, shapes, strict=True)
-        ):
-            shared += [name for name in names if golden.operations[name] not in taken]
-    return shared
+
+    def count(names: Iterable[str]) -> Counter[str]:
+        return Counter(name.split("#")[0] for name in names)
+
+    nodes, taken = golden.program.nodes, set(golden.steps.values())
+    both = {name: i for name, i in golden.operations.items() if name in there}
+    ours, theirs = count(golden.operations), count(there.names)
+    alike = count(name for name, i in both.items() if tuple(there.read(name).shape) == nodes[i].shape)
+    kinds = {kind for kind in alike if ours[kind] == theirs[kind] == alike[kind]}
+    return [name for name, i in both.items() if i not in taken and name.split("#")[0] in kinds]
