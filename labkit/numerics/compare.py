@@ -21,6 +21,7 @@ MANY = 1 << 20
 """Elements from which a GPU compares: below, a copy to the CPU takes less than to compile a kernel for such tensors."""
 
 INTEGERS = "dtypes only: integers are equal"
+COUNTS = ("mismatches", "observed_nan", "golden_nan", "observed_inf", "golden_inf", "observed_zero", "golden_zero")
 _TINY, _HUGE = float(np.finfo(np.float64).tiny), 1e150  # products of two sums are finite too
 
 
@@ -115,13 +116,8 @@ def as_tensor(name: str, values: Any) -> torch.Tensor:
             raise UsageError(f"{name}: {array.dtype} is not right; wanted a tensor, an array or a number")
         whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
         return torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
-    if (
-        values.layout != torch.strided
-        or values.is_complex()
-        or values.is_quantized
-        or values.is_meta
-        or values.is_nested
-    ):
+    other = values.is_complex(), values.is_quantized, values.is_meta, values.is_nested
+    if values.layout != torch.strided or any(other):
         kind = f"{name_of(values.dtype)}, {values.layout}, {values.device.type}"
         raise UsageError(f"{name}: {kind} is not right; wanted dense real numbers (of complex ones the two parts)")
     return values.detach().resolve_neg()
@@ -139,9 +135,8 @@ def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, 
     try:
         return allowed.to(o.device).expand(o.shape), why
     except RuntimeError:
-        raise UsageError(
-            f"bound: shape {tuple(allowed.shape)} is not right; wanted a number or shape {tuple(o.shape)}"
-        ) from None
+        wanted = f"wanted a number or shape {tuple(o.shape)}"
+        raise UsageError(f"bound: shape {tuple(allowed.shape)} is not right; {wanted}") from None
 
 
 def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> Statistics:
@@ -193,15 +188,15 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
     else:
         sine2 = (s.sum_dd - s.sum_dg / s.sum_gg * s.sum_dg) / oo  # no product of two sums, which may underflow
         cosine = math.copysign(math.sqrt(max(0.0, 1.0 - max(0.0, sine2))), s.sum_gg + s.sum_dg)
+    counts: dict[str, Any] = {name: int(getattr(s, name)) for name in COUNTS}
+    infinite = s.one_sided >= 0
     at, observed, golden = s.worst, s.worst_observed, s.worst_golden
-    if s.one_sided >= 0:
+    if infinite:
         at, observed, golden = s.one_sided, s.one_sided_observed, s.one_sided_golden
     return Comparison(
-        shape=tuple(o.shape),
-        observed_dtype=names[0],
-        golden_dtype=names[1],
-        count=o.numel(),
-        mismatches=int(s.mismatches),
+        tuple(o.shape),
+        *names,
+        o.numel(),
         first_index=index(s.first),
         worst_index=index(at),
         worst_observed=None if at < 0 else observed,
@@ -212,15 +207,10 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
         max_ulp=s.max_ulp if o.is_floating_point() else s.max_abs,
         rms_ratio=math.sqrt(s.sum_dd) / math.sqrt(s.sum_gg) if s.sum_gg else math.inf if s.sum_dd else 0.0,
         cosine=cosine,
-        observed_nan=int(s.observed_nan),
-        golden_nan=int(s.golden_nan),
-        observed_inf=int(s.observed_inf),
-        golden_inf=int(s.golden_inf),
-        observed_zero=int(s.observed_zero),
-        golden_zero=int(s.golden_zero),
         bound=why,
-        bound_used=math.inf if s.one_sided >= 0 else s.used,
+        bound_used=math.inf if infinite else s.used,
         ok=s.mismatches == 0,
+        **counts,
     )
 
 

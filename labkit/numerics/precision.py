@@ -13,34 +13,24 @@ from labkit.errors import UsageError
 
 Tensor = torch.Tensor
 
-UNIT_ROUNDOFF = {
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
+FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_INFO = {name: torch.finfo(getattr(torch, name)) for name in FLOATS}
+
+UNIT_ROUNDOFF = {name: info.eps / 2.0 for name, info in _INFO.items()} | {
     "tf32x3": 2.0**-21,  # three products of TF32 parts; what is dropped is the product of both low parts
     "bfloat16x2": 2.0**-16,  # a factor as the sum of two bfloat16
     "tf32": 2.0**-11,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-    "float8_e4m3fn": 2.0**-4,
-    "float8_e5m2": 2.0**-3,
 }
 """Half the distance from 1 to the next number: the relative error of one rounding to nearest."""
 
-SMALLEST = {
-    "float64": 2.0**-1074,
-    "float32": 2.0**-149,
-    "bfloat16": 2.0**-133,
-    "float16": 2.0**-24,
-    "float8_e5m2": 2.0**-16,
-    "float8_e4m3fn": 2.0**-9,
-}
+SMALLEST = {name: info.tiny * info.eps for name, info in _INFO.items()}
 """The smallest subnormal: what one operation may lose to underflow."""
 
 INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 CHOICES = {
-    "storage": (*(n for n in UNIT_ROUNDOFF if hasattr(torch, n)), *INTEGERS),
+    "storage": (*FLOATS, *INTEGERS),
     "products": ("ieee", "tf32x3", "bfloat16x2", "tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
-    "accumulate": ("float64", "float32", "float16", "bfloat16"),
+    "accumulate": FLOATS[:4],
 }
 
 ALIASES = {"bf16": "bfloat16", "half": "float16", "fp16": "float16", "f16": "float16", "float": "float32"}

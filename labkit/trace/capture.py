@@ -70,21 +70,14 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
 
 def _state(subject: Any) -> Callable[[], None]:
     """Remember a module's buffers; what it returns puts them back, also those that changed their shape."""
-    if not isinstance(subject, torch.nn.Module):
-        return lambda: None
-    kept = [
-        (part, name, b, b.detach().clone())
-        for part in subject.modules()
-        for name, b in part._buffers.items()
-        if b is not None
-    ]
+    places = [part._buffers for part in subject.modules()] if isinstance(subject, torch.nn.Module) else []
+    kept = [(place, name, b, b.detach().clone()) for place in places for name, b in place.items() if b is not None]
 
+    @torch.no_grad()
     def back() -> None:
-        for part, name, buffer, value in kept:
-            with torch.no_grad():
-                if buffer.shape != value.shape:
-                    buffer.resize_(value.shape)
-                buffer.copy_(value)
-            part._buffers[name] = buffer
+        for place, name, buffer, value in kept:
+            if buffer.shape != value.shape:
+                buffer.resize_(value.shape)
+            place[name] = buffer.copy_(value)
 
     return back

@@ -23,7 +23,7 @@ from labkit.trace.dumps import open_dump
 from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import Golden
 from labkit.trace.localise import localise, renamed
-from labkit.trace.repetition import Results
+from labkit.trace.repetition import Repeated
 from labkit.trace.steps import Trace
 
 WHOLE = "own and inherited errors are not told apart: that needs a golden that can be re-run, labkit.golden"
@@ -35,8 +35,8 @@ class Report:
     """One or more observed runs against one golden."""
 
     runs: dict[str, Localisation]
-    repeats: dict[str, tuple[int, float]]
-    """For each step that is not bit-identical in all runs: how many distinct results, and the largest difference."""
+    repeats: dict[str, Repeated]
+    """For each step that is not bit-identical in all runs, its results."""
     texts: dict[str, str]
     """Free text of the files, for the reader."""
     names: dict[str, str]
@@ -76,7 +76,7 @@ class Report:
     @property
     def run_to_run(self) -> Table:
         """A row for each step that is not bit-identical in all runs."""
-        rows = [(n, d, number(x), self.finding(n)) for n, (d, x) in self.repeats.items()]
+        rows = [(n, one.distinct, number(one.spread), self.finding(n)) for n, one in self.repeats.items()]
         return Table(("step", f"distinct of {len(self.runs)}", "spread", "finding"), rows)
 
     def as_json(self) -> dict[str, Any]:
@@ -98,8 +98,8 @@ class Report:
                 for name, found in self.runs.items()
             },
             "run_to_run": {
-                name: {"distinct": distinct, "spread": plain(spread), "finding": self.finding(name)}
-                for name, (distinct, spread) in self.repeats.items()
+                name: {"distinct": one.distinct, "spread": plain(one.spread), "finding": self.finding(name)}
+                for name, one in self.repeats.items()
             },
         }
 
@@ -155,14 +155,14 @@ def open_golden(path: Path) -> Golden | Trace:
     return Golden.load(path) if "program" in dump.about else dump
 
 
-def _repeats(dumps: Sequence[Trace], names: Sequence[str]) -> dict[str, tuple[int, float]]:
-    found: dict[str, tuple[int, float]] = {}
+def _repeats(dumps: Sequence[Trace], names: Sequence[str]) -> dict[str, Repeated]:
+    found = {}
     for name in names:
         there = [dump for dump in dumps if name in dump]
         if len(there) > 1:
-            results = Results(there[0].read(name))
+            repeated = Repeated(there[0].read(name))
             for dump in there[1:]:
-                results.add(dump.read(name))
-            if results.distinct > 1:
-                found[name] = results.distinct, results.spread
+                repeated.add(dump.read(name))
+            if repeated.distinct > 1:
+                found[name] = repeated
     return found

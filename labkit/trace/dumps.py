@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from labkit.errors import UsageError
+from labkit.numerics.compare import as_tensor
 from labkit.trace.steps import Trace, metadata
 
 Tensor = torch.Tensor
@@ -44,7 +45,8 @@ def open_dump(path: Path) -> Trace:
         return _safetensors(path)
     if path.suffix == ".npz":
         archive = _load(path)
-        return _in_order(path, list(archive.files), lambda name: _tensor(path, archive[name]), {}, known=True)
+        names = list(archive.files)
+        return _in_order(path, names, lambda name: _tensor(path, archive[name]), {"order": names})
     if path.suffix in SUFFIXES:
         return Trace(_flattened(_load(path), path))
     raise UsageError(f"{path}: is of no kind that is known; {wanted}")
@@ -86,16 +88,13 @@ def _folder(path: Path) -> Trace:
     about = metadata(about, f"{path}: ")
 
     def read(name: str) -> Tensor:
-        loaded = _load(files[name])
-        return loaded if isinstance(loaded, Tensor) else _tensor(files[name], loaded)
+        return _tensor(files[name], _load(files[name]))
 
     return _in_order(path, list(files), read, about)
 
 
-def _in_order(
-    path: Path, names: list[str], read: Callable[[str], Tensor], about: dict[str, Any], *, known: bool = False
-) -> Trace:
-    """The order that is told; else that of numbers that lead or end the names; else the file's own, if it has one."""
+def _in_order(path: Path, names: list[str], read: Callable[[str], Tensor], about: dict[str, Any]) -> Trace:
+    """The order that is told; else that of numbers that lead or end the names."""
 
     def lazily(order: list[str], ordered: bool = True) -> Trace:
         return Trace.lazy({name: partial(read, name) for name in order}, about, str(path), ordered)
@@ -105,8 +104,6 @@ def _in_order(
             raise UsageError(f"{path}: order names {unknown[0]!r}, which is no step; wanted names of its steps")
         given = list(dict.fromkeys(told))
         return lazily(given + sorted(set(names) - set(given), key=natural), set(given) == set(names))
-    if known:
-        return lazily(names)
     names = sorted(names, key=natural)
     for pattern in (r"^\D{0,5}(\d+)", r"(\d+)$"):
         places = [int(found[1]) if (found := re.search(pattern, name)) else -1 for name in names]
@@ -120,7 +117,8 @@ def _load(path: Path) -> Any:
         raise UsageError(f"{path}: is no regular file; wanted one that can be read again")
     try:
         if path.suffix in (".npy", ".npz"):
-            return np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
+            # pages of the file, which torch takes for memory that may be written to
+            return np.load(path, mmap_mode="c" if path.suffix == ".npy" else None, allow_pickle=False)
         mapped = zipfile.is_zipfile(path)  # what torch wrote before 1.6 cannot be read a tensor at a time
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
@@ -128,23 +126,18 @@ def _load(path: Path) -> Any:
 
 
 def _tensor(path: Path, value: Any) -> Tensor:
-    """An array as a tensor that shares its memory where it can."""
+    """An array as a tensor that shares its memory where it can; a tensor as it is."""
+    if isinstance(value, Tensor):
+        return value.detach()
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        import warnings
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # nothing is written to it
-            native = value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
-            return torch.from_numpy(native if min(native.strides, default=0) >= 0 else native.copy())
+        return as_tensor(str(path), value)
     kind = getattr(value, "dtype", type(value).__name__)
     raise UsageError(f"{path}: holds {kind}; wanted real numbers or whole ones")
 
 
 def _flattened(loaded: Any, path: Path, prefix: str = "") -> dict[str, Tensor]:
     """Tensors, arrays and numbers in nested dicts, lists and tuples, by name and in their own order."""
-    if isinstance(loaded, Tensor):
-        return {prefix or "tensor": loaded.detach()}
-    if isinstance(loaded, np.ndarray):
+    if isinstance(loaded, (Tensor, np.ndarray)):
         return {prefix or "tensor": _tensor(path, loaded)}
     if isinstance(loaded, (bool, int, float)):
         return {prefix or "number": torch.tensor(loaded)}

@@ -72,8 +72,7 @@ class Golden:
         """What an operation gave in the golden run; steps are kept, others are run again."""
         if number not in self._values:
             wanted = set(self.steps.values()) if number in self.steps.values() else {number}
-            device = next((v.device for v in self.program.values.values() if isinstance(v, Tensor)), None)
-            found = self.program.run(self.program.cone(wanted, ()), {}, wanted, device=device)
+            found = self.program.run(self.program.cone(wanted, ()), {}, wanted)
             if number not in self.steps.values():
                 return found[number]
             self._values = found | self._values
@@ -116,9 +115,8 @@ class Golden:
         try:
             _run_without_data(self.program)
         except Exception as error:
-            raise UsageError(
-                f"golden: its program cannot be checked without its data and is not saved ({error})"
-            ) from None
+            why = "its program cannot be checked without its data and is not saved"
+            raise UsageError(f"golden: {why} ({error})") from None
         nodes = [
             [full_name(n.func), _encoded(list(n.args)), _encoded(n.kwargs), list(n.shape), n.dtype, n.site]
             for n in self.program.nodes
@@ -191,7 +189,7 @@ def _run_without_data(program: Program) -> None:
 
     empty = {i: torch.empty_like(v, device="meta") for i, v in program.values.items() if isinstance(v, Tensor)}
     with FlopCounterMode(display=False) as flops:
-        program.run(range(len(program.nodes)), empty, (), seen=check, device=torch.device("meta"))
+        program.run(range(len(program.nodes)), empty, (), seen=check)
     if flops.get_total_flops() + work > most_work:
         raise ValueError(f"more than {most_work:.0e} operations in its products, for {given} elements that it is given")
 

@@ -34,6 +34,7 @@ from labkit.trace.rounding import LIVE, Exact, Rounding, linear, magnitude, simu
 from labkit.trace.steps import Trace
 
 Tensor = torch.Tensor
+Say = Callable[[str], None]
 
 RUNS = 24
 """Simulated runs. Student's quantile at 24 is 1.3 to 2 times the normal one; twice the runs would take a fifth off."""
@@ -56,15 +57,7 @@ class Rerun:
     `_names` are the steps by the number of their operation, `_given` what was observed of them, float64.
     """
 
-    def __init__(
-        self,
-        golden: Golden,
-        seen: Trace,
-        rules: Precision,
-        chance: float,
-        say: Callable[[str], None],
-        elements: bool = False,
-    ) -> None:
+    def __init__(self, golden: Golden, seen: Trace, rules: Precision, chance: float, say: Say, elements: bool) -> None:
         golden = golden.with_steps(name for name in seen.names if name not in golden.steps)
         self._golden, self._program, self._seen, self._rules = golden, golden.program, seen, rules
         self._chance, self._say, self._keep = chance, say, elements
@@ -90,9 +83,8 @@ class Rerun:
         steps, nodes = self._golden.steps, self._program.nodes
         found = {name: self._input(name) for i in self._given if nodes[i].func == INPUT for name in self._names[i]}
         if any(one.diverges for one in found.values()):
-            return {
-                name: found.get(name, Finding(name, None, words=NOT_JUDGED)) for name in steps if name in self._seen
-            }
+            there = (name for name in steps if name in self._seen)
+            return {name: found.get(name, Finding(name, None, words=NOT_JUDGED)) for name in there}
         found |= self._judged()
         last = max(steps[name] for name in self._seen.names)
         for name, i in steps.items():
@@ -139,11 +131,9 @@ class Rerun:
         return Finding(name, total, total, 0.0, None, not total.ok, not total.ok, words, elements=every)
 
     def _elements(self, name: str, o: Tensor, exact: Tensor, allowed: Any) -> Elements | None:
-        return (
-            Elements.of(self._seen.read(name), self._golden[name], [Block.of(o, exact, allowed)])
-            if self._keep
-            else None
-        )
+        if not self._keep:
+            return None
+        return Elements.of(self._seen.read(name), self._golden[name], [Block.of(o, exact, allowed)])
 
     def _storage(self, name: str) -> str:
         """The name of the dtype that a step is held to: the one that was promised, or its own."""
@@ -183,9 +173,8 @@ class Rerun:
         """What several operations of a part take, and a kernel may compute again for each of them."""
         if any(self._program.nodes[k].op in NOT_UNIQUE for k in part):  # two answers of these do not go together
             return set()
-        taken = Counter(
-            p for k in part if k not in self._given or k == part[-1] for p in self._program.nodes[k].parents
-        )
+        run = (k for k in part if k not in self._given or k == part[-1])
+        taken = Counter(p for k in run for p in self._program.nodes[k].parents)
         shared = (k for k, count in taken.items() if count > 1 and k not in self._given)
         return {k for k in shared if len(self._program.cone([k], self._given)) <= ANEW}
 
@@ -238,7 +227,6 @@ class Rerun:
         rules: dict[int, Precision] = {}
         for i, part in parts.items():
             rules = self._rules_of(i, part, rounded) | rules
-        found: dict[int, Simulated] = {}
         start = {k: v for k, v in given.items() if k not in parts}
         tolerances = self._input_tolerances(parts) if rounded else {}
 
@@ -256,42 +244,37 @@ class Rerun:
         exact = Exact(rules, terms(program, order), device, moved=bool(tolerances))
         values: dict[int, Any] = {}
         begun = time.perf_counter()
-        program.run(order, start, (), rule=exact, seen=substituting(values, {}), device=device)
+        program.run(order, start, (), rule=exact, seen=substituting(values, {}))
         brief = time.perf_counter() - begun < LONG / 1000.0
-        for i, value in values.items():
-            found[i] = Simulated(value, self._storage(self._names[i][0]), rules[i])
-        nonlinear = {
-            k for i, part in parts.items() if self._rule(i).normwise or not linear(program, part) for k in part
-        }
+        found = {i: Simulated(value, self._storage(self._names[i][0]), rules[i]) for i, value in values.items()}
+        curved = (part for i, part in parts.items() if self._rule(i).normwise or not linear(program, part))
+        nonlinear = {k for part in curved for k in part}
 
         def run(nearest: bool = False) -> dict[int, Any]:
             results: dict[int, Any] = {}
             on: dict[int, Any] = {}
 
             def again(k: int, rounding: Rounding) -> Any:
-                return program.run(program.cone([k], given), {**given, **on}, (k,), rule=rounding, device=device)[k]
+                return program.run(program.cone([k], given), {**given, **on}, (k,), rule=rounding)[k]
 
             rounding = Rounding(exact, nonlinear, given, scale, nearest, {k: partial(again, k) for k in shared})
-            on |= {
-                k: rounding.moved(given[k] if k in given else program.values[k], half) for k, half in tolerances.items()
-            }
-            program.run(order, start | on, (), rule=rounding, seen=substituting(results, on), device=device)
+            entering = {k: given[k] if k in given else program.values[k] for k in tolerances}
+            on |= {k: rounding.moved(entering[k], half) for k, half in tolerances.items()}
+            program.run(order, start | on, (), rule=rounding, seen=substituting(results, on))
             return results
 
         largest = program.largest(order)
         if not brief:  # a simulated run says how long all of them will take
             begun = time.perf_counter()
-            simulate(run, 1, 0, largest, device, lambda i, results: None)
+            list(simulate(run, 1, 0, largest, device))
             seconds, memory = (time.perf_counter() - begun) * 3 * RUNS, 8 * LIVE * largest / 2**20
             if seconds > LONG:
                 words = f"about {seconds:.0f} s and {memory:.0f} MiB"
                 self._say(f"{len(order)} operations are run {3 * RUNS} times: {words}")
 
-        def add(nearest: bool, i: int, results: Tensor) -> None:
-            found[i].add(results, nearest)
-
         for nearest, runs in ((False, 2 * RUNS), (True, RUNS)) if scale == 1.0 else ((False, RUNS),):
-            simulate(partial(run, nearest), runs, int(nearest), largest, device, partial(add, nearest))
+            for i, results in simulate(partial(run, nearest), runs, int(nearest), largest, device):
+                found[i].add(results, nearest)
         return found
 
     def _finding(self, name: str, i: int, simulated: Simulated, reading: str = "") -> Finding:
@@ -303,22 +286,21 @@ class Rerun:
         total = compare(observed, golden, allowed)
         size, off = (float(x.nan_to_num(0.0, 0.0, 0.0).norm()) for x in (golden, exact - golden))
         inherited = off / size if size else (math.inf if off else 0.0)
-        own, below = self._against(i, o, exact, allowed)
-        if wrong := not own.ok or (below is not None and not below.ok):
-            # what equals the golden is right, whatever the dump has of the steps before it
-            right, as_golden = self._against(i, o, golden, allowed)
-            wrong = not right.ok or (as_golden is not None and not as_golden.ok)
+        own, below, wrong = self._against(i, o, exact, allowed)
+        if wrong:  # what equals the golden is right, whatever the dump has of the steps before it
+            *_, wrong = self._against(i, o, golden, allowed)
             reading = reading if wrong else AS_GOLDEN
         words = f"{OWN}: {reason(own, below)}" if wrong else "ok"
         looks = signature(o, exact, allowed.absolute) if wrong and own.count > 0 else ""
         every = self._elements(name, *self._unmasked(i, o, golden if reading == AS_GOLDEN else exact), allowed.absolute)
         return Finding(name, total, own, inherited, below, wrong, wrong, words, reading, looks, every)
 
-    def _against(self, i: int, o: Tensor, exact: Tensor, allowed: Bound) -> tuple[Comparison, Structure | None]:
-        """Both instruments: each element, and where all are possible, what they are together."""
+    def _against(self, i: int, o: Tensor, exact: Tensor, allowed: Bound) -> tuple[Comparison, Structure | None, bool]:
+        """Both instruments: each element, and where all are possible, what they are together; and whether one fails."""
         o, exact = self._unmasked(i, o, exact)
         own = compare(o, exact, allowed)
-        return own, structure(o - exact, exact, allowed, self._chance) if own.ok else None
+        below = structure(o - exact, exact, allowed, self._chance) if own.ok else None
+        return own, below, below is None or not below.ok
 
     def _unmasked(self, i: int, o: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
         return unmasked(o, exact) if i in self._before_exp else (o, exact)
@@ -369,9 +351,8 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     program, numbers = golden.program, set(golden.steps.values())
     exact, order = {i: golden.value(i) for i in numbers}, program.cone(numbers, ())
     device = next(iter(exact.values())).device
-    names = {i: name for name, i in golden.steps.items()}
     rules: dict[int, Precision] = {}
-    for i, name in sorted(names.items()):
+    for name, i in golden.steps.items():
         rules |= {k: precision.of(name) for k in program.cone([i], numbers) if k not in rules}
     found = {
         i: Simulated(x, rules[i].storage or "float32", rules[i])
@@ -380,10 +361,10 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     }
 
     factors = Exact(rules, terms(program, order), device)
-    program.run(order, {}, (), rule=factors, device=device)
-
-    run = partial(program.run, order, {}, found, rule=Rounding(factors), device=device)
-    simulate(run, RUNS, 0, program.largest(order), device, lambda i, results: found[i].add(results))
+    program.run(order, {}, (), rule=factors)
+    run = partial(program.run, order, {}, found, rule=Rounding(factors))
+    for i, results in simulate(run, RUNS, 0, program.largest(order), device):
+        found[i].add(results)
     trace = Trace()
     for name, i in golden.steps.items():
         trace.add(name, exact[i], found[i].bound(exact[i], false_alarm) if i in found else None)
@@ -450,7 +431,6 @@ class Simulated:
         t = quantile(chance / max(1, observed.numel()), RUNS)
         allowed = half + t * torch.as_tensor(self._squares / RUNS).sqrt()
         why = f"{t:.3g} sigma of {RUNS} simulated runs and half a unit of storage"
-        allowed = torch.where(
-            self._overflowed & finite & ~observed.isfinite(), math.inf, torch.nan_to_num(allowed, 0.0)
-        )
+        overflows = self._overflowed & finite & ~observed.isfinite()
+        allowed = torch.where(overflows, math.inf, torch.nan_to_num(allowed, 0.0))
         return Bound(allowed, why, self._noise, null=self._null)

@@ -79,52 +79,117 @@ class Off:
         return max(self.relative, self.absolute)
 
 
-def judge(
-    golden: Trace, seen: Trace, rules: Precision, chance: float, ordered: bool, elements: bool = False
-) -> dict[str, Finding]:
-    """A finding for every step, in the golden's order, with all its `elements` where they are asked for.
+@dataclass(frozen=True)
+class Values:
+    """A golden without a program, and what was observed of its steps, which are some of these at least.
 
-    Where no order is known, steps are judged from the least to the most wrong: in whatever order they were computed,
-    the first beyond a gap that no step could have magnified has only steps below the gap before it.
+    `chance` is the false-alarm rate of one step and instrument, `ordered` whether the golden's order is known; with
+    `elements` each finding keeps all of its own.
     """
-    names = list(golden.names)
-    last = max(k for k, name in enumerate(names) if name in seen)
-    found = {
-        name: absent(name, gone=ordered and k > last and not name.startswith(GRADIENT))
-        for k, name in enumerate(names)
-        if name not in seen
-    }
-    there = [name for name in names if name in seen]
-    alone = {} if ordered else {name: _measured(seen.read(name), golden.read(name)) for name in there}
-    off: dict[str, Off] = {}
-    length, tainted = 1, set[str]()
-    for name in there if ordered else sorted(there, key=lambda name: alone[name].relative):
-        o, g, said = seen.read(name), golden.read(name), golden.said(name)
-        inputs = said.get("inputs") if ordered else None
-        known = inputs is not None and all(x in off or x in tainted for x in inputs)  # a fused input is not recorded
-        sources = inputs if known and inputs is not None else [*off, *tainted]
-        before = _worst(off[x] for x in sources if x in off)
-        after = any(x in tainted for x in sources)
-        one, off[name] = _step(
-            name,
-            o,
-            g,
-            golden.step(name).bound,
-            rules.of(name),
-            before,
-            said.get("K", length),
-            chance,
-            ordered,
-            elements,
-        )
-        if one.diverges:
-            tainted.add(name)
-            del off[name]
-            if after:
-                one = replace(one, wrong=False, words=f"after a wrong step, {UNKNOWN}: {one.words}")
-        length = max(length, g.shape[-1] if g.ndim else 1)
-        found[name] = one
-    return {name: found[name] for name in names}
+
+    golden: Trace
+    seen: Trace
+    rules: Precision
+    chance: float
+    ordered: bool
+    elements: bool
+
+    def judge(self) -> dict[str, Finding]:
+        """A finding for every step, in the golden's order.
+
+        Where no order is known, steps are judged from the least to the most wrong: in whatever order they were
+        computed, the first beyond a gap that no step could have magnified has only steps below the gap before it.
+        """
+        golden, names = self.golden, self.golden.names
+        there = [name for name in names if name in self.seen]
+        after_last = set(names[names.index(there[-1]) :]) if self.ordered else ()
+        found = {
+            name: absent(name, gone=name in after_last and not name.startswith(GRADIENT))
+            for name in names
+            if name not in self.seen
+        }
+        if not self.ordered:
+            off_alone = {name: _measured(self.seen.read(name), golden.read(name)).relative for name in there}
+            there.sort(key=off_alone.__getitem__)
+        off: dict[str, Off] = {}
+        length, tainted = 1, set[str]()
+        for name in there:
+            said = golden.said(name)
+            inputs = said.get("inputs") if self.ordered else None
+            known = inputs is not None and all(x in off or x in tainted for x in inputs)  # a fused one is not recorded
+            sources = inputs if known and inputs is not None else [*off, *tainted]
+            before = _worst(off[x] for x in sources if x in off)
+            one, off[name] = self._step(name, before, said.get("K", length))
+            if one.diverges:
+                del off[name]
+                if not tainted.isdisjoint(sources):
+                    one = replace(one, wrong=False, words=f"after a wrong step, {UNKNOWN}: {one.words}")
+                tainted.add(name)
+            length = max(1, length, *golden.read(name).shape[-1:])
+            found[name] = one
+        return {name: found[name] for name in names}
+
+    def _step(self, name: str, before: Off, length: int) -> tuple[Finding, Off]:
+        o, g, rule = self.seen.read(name), self.golden.read(name), self.rules.of(name)
+        if o.shape != g.shape or not (o.is_floating_point() and g.is_floating_point()) or not o.numel():
+            return self._whole(name, o, g, before), _measured(o, g)
+        own, given = name_of(o.dtype), self.golden.step(name).bound
+        storage = rule.storage if rule.storage in UNIT_ROUNDOFF else own
+        unit = UNIT_ROUNDOFF[storage]
+        between = max(before.unit, unit * rule.eager)
+        most = max(before.most, between, HIDDEN * rule.unit)
+        coherent = max(CARRIED * (before.coherent + before.most**2 + rule.unit), between * rule.eager)
+        chance, start = self.chance / -(-o.numel() // BLOCK), 0
+        parts: list[Statistics] = []
+        offs: list[Off] = []
+        tests: list[Test] = []
+        every: list[Block] = []
+        for seen, exact in (_alike(*pair) for pair in _blocks(o, g.to(o.device))):
+            size = _size(exact)
+            offs.append(_off(seen - exact, size, unit))
+            inherited = most if self.ordered else max(most, offs[-1].relative)
+            allowed = given or _bound(exact, size, storage, rule, inherited, length, chance)
+            part = measure(seen, exact, torch.as_tensor(allowed.absolute).expand(exact.shape).double())
+            parts.append(_moved(part, start))
+            every += [Block.of(seen, exact, allowed.absolute)] if self.elements else []
+            if part.mismatches == 0 and not given:
+                rms = MAGNIFIED * (most + rule.unit * math.sqrt(length) + rule.cut) + unit
+                seen = torch.where((seen - exact).abs() <= _underflow(storage, rule), exact, seen)
+                more = _off(seen - exact, size, unit).relative
+                tests.append(Test("rms", more / rms, more))
+                tests += _averages(seen, exact, size, allowed.noise, coherent, chance) if self.ordered else ()
+            start += exact.numel()
+        worst = Structure(tuple(tests)) if tests else None
+        total = described(combine(parts), o, (own, name_of(g.dtype)), allowed.why)
+        wrong = not total.ok or (worst is not None and not worst.ok)
+        words = reason(total, worst) if wrong else "ok"
+        kept = Elements.of(o, g, every) if self.elements else None
+        return Finding(name, total, None, None, worst, wrong, wrong, words, elements=kept), _worst(offs)
+
+    def _whole(self, name: str, o: Tensor, g: Tensor, before: Off) -> Finding:
+        """Whole numbers, truth values and choices, which are equal or not; of what was inexact, a tie may fall either
+        way.
+
+        Choices cover a range of n values. With a relative error e before them, a share of about n e lies close enough
+        to a boundary to fall on its other side: so many mismatches, and what chance adds, are allowed.
+        """
+        sigmas, few = quantile(self.chance, math.inf), False
+        a, b, allowed = o, g, torch.zeros(())
+        if o.shape == g.shape and o.is_floating_point() != g.is_floating_point():
+            a, b = o.double(), g.double()
+            allowed = sigmas * MAGNIFIED * before.most * _size(b) + half_ulp(b, "float64")
+            total = compare(a, b, allowed)
+        else:
+            total = compare(o, g)
+            if o.shape == g.shape and g.numel():
+                choices = float(g.double().max() - g.double().min()) + 1.0
+                ties = total.count * min(1.0, choices * MAGNIFIED * before.most)
+                few = before.most > 0.0 and 0 < total.mismatches <= ties + sigmas * (1.0 + math.sqrt(ties))
+        ok = total.ok or few
+        words = f"ok: {total.mismatches} of {total.count} may be ties that fell the other way" if few else "ok"
+        words = words if ok else reason(total, None)
+        every = Elements.of(o, g, [Block.of(a, b, allowed)]) if self.elements and o.shape == g.shape else None
+        return Finding(name, total, wrong=not ok, diverges=not ok, words=words, elements=every)
 
 
 def _measured(o: Tensor, g: Tensor) -> Off:
@@ -138,83 +203,6 @@ def _measured(o: Tensor, g: Tensor) -> Off:
 def _worst(several: Iterable[Off]) -> Off:
     """The largest of each."""
     return Off(*(max(values) for values in zip(*map(astuple, [Off(), *several]), strict=True)))
-
-
-def _step(
-    name: str,
-    o: Tensor,
-    g: Tensor,
-    bound: Bound | None,
-    rule: Precision,
-    before: Off,
-    length: int,
-    chance: float,
-    ordered: bool,
-    elements: bool,
-) -> tuple[Finding, Off]:
-    if o.shape != g.shape or not (o.is_floating_point() and g.is_floating_point()) or not o.numel():
-        return _whole(name, o, g, before, chance, elements), _measured(o, g)
-    own = name_of(o.dtype)
-    storage = rule.storage if rule.storage in UNIT_ROUNDOFF else own
-    unit = UNIT_ROUNDOFF[storage]
-    between = max(before.unit, unit * rule.eager)
-    most = max(before.most, between, HIDDEN * rule.unit)
-    coherent = max(CARRIED * (before.coherent + before.most**2 + rule.unit), between * rule.eager)
-    parts: list[Statistics] = []
-    offs: list[Off] = []
-    tests: list[Test] = []
-    every: list[Block] = []
-    why, start = "", 0
-    count = -(-o.numel() // BLOCK)
-    for seen, exact in (_alike(*pair) for pair in _blocks(o, g.to(o.device))):
-        size = _size(exact)
-        offs.append(_off(seen - exact, size, unit))
-        inherited = most if ordered else max(most, offs[-1].relative)
-        allowed = bound or _bound(exact, size, storage, rule, inherited, length, chance / count)
-        part = measure(seen, exact, torch.as_tensor(allowed.absolute).expand(exact.shape).double())
-        parts.append(_moved(part, start))
-        every += [Block.of(seen, exact, allowed.absolute)] if elements else []
-        if part.mismatches == 0 and not bound:
-            rms = MAGNIFIED * (most + rule.unit * math.sqrt(length) + rule.cut) + unit
-            seen = torch.where((seen - exact).abs() <= _underflow(storage, rule), exact, seen)
-            more = _off(seen - exact, size, unit).relative
-            tests.append(Test("rms", more / rms, more))
-            tests += _averages(seen, exact, size, allowed.noise, coherent, chance / count) if ordered else ()
-        why, start = allowed.why, start + exact.numel()
-    worst = Structure(tuple(tests)) if tests else None
-    whole_part = combine(parts)
-    total = described(whole_part, o, (own, name_of(g.dtype)), why)
-    wrong = not total.ok or (worst is not None and not worst.ok)
-    words = reason(total, worst) if wrong else "ok"
-    kept = Elements.of(o, g, every) if elements else None
-    return Finding(name, total, None, None, worst, wrong, wrong, words, elements=kept), _worst(offs)
-
-
-def _whole(name: str, o: Tensor, g: Tensor, before: Off, chance: float, elements: bool) -> Finding:
-    """Whole numbers, truth values and choices, which are equal or not; of what was inexact, a tie may fall either way.
-
-    Choices cover a range of n values. With a relative error e before them, a share of about n e lies close enough to a
-    boundary to fall on its other side: so many mismatches, and what chance adds, are allowed.
-    """
-    kept = o, g
-    allowed: Tensor | float = 0.0
-    if o.shape != g.shape:
-        total, few = compare(o, g), False
-    elif o.is_floating_point() != g.is_floating_point():
-        o, g = o.double(), g.double()
-        most = quantile(chance, math.inf) * MAGNIFIED * before.most
-        allowed = most * _size(g) + half_ulp(g, "float64")
-        total, few = compare(o, g, allowed), False
-    else:
-        total = compare(o, g)
-        choices = float(g.double().max() - g.double().min()) + 1.0 if g.numel() else 0.0
-        ties = total.count * min(1.0, choices * MAGNIFIED * before.most)
-        few = before.most > 0.0 and 0 < total.mismatches <= ties + quantile(chance, math.inf) * (1.0 + math.sqrt(ties))
-    ok = total.ok or few
-    words = f"ok: {total.mismatches} of {total.count} may be ties that fell the other way" if few else "ok"
-    words = words if ok else reason(total, None)
-    every = Elements.of(*kept, [Block.of(o, g, allowed)]) if elements and o.shape == g.shape else None
-    return Finding(name, total, wrong=not ok, diverges=not ok, words=words, elements=every)
 
 
 def _blocks(o: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

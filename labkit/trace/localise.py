@@ -7,7 +7,8 @@ program only the whole error is seen, and it is held to what steps before were o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, guess, represent
 from labkit.trace.findings import Localisation
 from labkit.trace.golden import Golden
 from labkit.trace.judge_rerun import Rerun
-from labkit.trace.judge_values import judge
+from labkit.trace.judge_values import Values
 from labkit.trace.steps import Trace, as_trace
 
 FALSE_ALARM = 1e-3
@@ -82,9 +83,8 @@ def localise(
     missing = [name for name in golden.names if name not in there]
     for name in result.unexpected:
         if hint := did_you_mean(name, missing):
-            result.notes.append(
-                f"{name} is not in the golden; {hint}(names= maps the golden's steps to the observed's)"
-            )
+            how = "(names= maps the golden's steps to the observed's)"
+            result.notes.append(f"{name} is not in the golden; {hint}{how}")
     return result
 
 
@@ -109,7 +109,7 @@ def _judge(
     result.ordered = golden.ordered or len(seen.names) == 1
     if result.guessed:  # nobody said that a step is one kernel
         rules = result.precision = replace(rules, eager=True)
-    result.findings = judge(golden, seen, rules, chance, result.ordered, elements)
+    result.findings = Values(golden, seen, rules, chance, result.ordered, elements).judge()
     totals = ((name, found.total) for name, found in result.findings.items() if found.total)
     differs = (name for name, t in totals if t.observed_dtype == t.golden_dtype and t.max_abs > 0.0)
     if result.ordered and (name := next(differs, None)) is not None and name != result.first:
@@ -138,9 +138,8 @@ def renamed(observed: Trace, golden: Golden | Trace, names: dict[str, str]) -> T
         if ours not in golden or theirs not in observed:
             side, name, known = ("golden", ours, golden) if ours not in golden else ("observed", theirs, observed)
             hint = did_you_mean(name, known.names)
-            raise UsageError(
-                f"names: the {side} has no step {name!r}; {hint}wanted golden names mapped to observed ones"
-            )
+            wanted = "wanted golden names mapped to observed ones"
+            raise UsageError(f"names: the {side} has no step {name!r}; {hint}{wanted}")
         if (ours in observed and ours not in names.values()) or list(names.values()).count(theirs) > 1:
             raise UsageError(f"names: {ours!r} and {theirs!r} are both there; wanted one observed step for each")
     back = {theirs: ours for ours, theirs in names.items()}
@@ -151,17 +150,13 @@ def _operations(golden: Golden | Trace, there: Trace) -> list[str]:
     """Single operations that both have: as many of a kind in a place, of equal shapes, else none of that kind."""
     if not isinstance(golden, Golden):
         return []
-    ours: dict[str, list[str]] = {}
-    theirs: dict[str, list[str]] = {}
-    for names, found in ((golden.operations, ours), (there.names, theirs)):
-        for name in names:
-            found.setdefault(name.split("#")[0], []).append(name)
-    taken = set(golden.steps.values())
-    shared: list[str] = []
-    for kind, names in ours.items():
-        shapes = [golden.program.nodes[golden.operations[name]].shape for name in names]
-        if sorted(theirs.get(kind, ())) == sorted(names) and all(
-            tuple(there.read(name).shape) == shape for name, shape in zip(names, shapes, strict=True)
-        ):
-            shared += [name for name in names if golden.operations[name] not in taken]
-    return shared
+
+    def count(names: Iterable[str]) -> Counter[str]:
+        return Counter(name.split("#")[0] for name in names)
+
+    nodes, taken = golden.program.nodes, set(golden.steps.values())
+    both = {name: i for name, i in golden.operations.items() if name in there}
+    ours, theirs = count(golden.operations), count(there.names)
+    alike = count(name for name, i in both.items() if tuple(there.read(name).shape) == nodes[i].shape)
+    kinds = {kind for kind in alike if ours[kind] == theirs[kind] == alike[kind]}
+    return [name for name, i in both.items() if i not in taken and name.split("#")[0] in kinds]

@@ -130,14 +130,11 @@ _Samples = dict[str, _Sample]
 
 def _rerun(golden: Golden, theirs: Trace, pairs: dict[str, str], wanted: Iterable[str]) -> _Samples:
     """The golden's steps as they follow from what was observed of their partners."""
-    given = {
-        golden.steps[a]: theirs.read(b).to(golden[a].device, golden[a].dtype)
-        for a, b in pairs.items()
-        if a in golden.steps
-    }
+    recorded = ((a, b) for a, b in pairs.items() if a in golden.steps)
+    given = {golden.steps[a]: theirs.read(b).to(golden[a].device, golden[a].dtype) for a, b in recorded}
     numbers = {name: golden.steps[name] for name in wanted}
     order = golden.program.cone(numbers.values(), given)
-    results = golden.program.run(order, given, set(numbers.values()), device=golden[next(iter(golden.steps))].device)
+    results = golden.program.run(order, given, set(numbers.values()))
     return {name: _Sample.of(results[i]) for name, i in numbers.items()}
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -157,14 +158,14 @@ class Program:
         *,
         rule: Callable[[Node, Any, dict[str, Any]], Any] | None = None,
         seen: Callable[[int, Any], Any] | None = None,
-        device: torch.device | None = None,
     ) -> dict[int, Any]:
         """Run `order` and return the results that are `wanted`; others are let go after their last use.
 
-        `given` are values that are used as they are. `rule` runs an operation in place of :func:`call`;
+        `given` are values that are used as they are, on one device. `rule` runs an operation in place of :func:`call`;
         `seen(number, result)` may return another value to go on with, as an observed step in place of its re-run.
         """
         order = list(order)
+        device = next((v.device for v in chain(given.values(), self.values.values()) if isinstance(v, Tensor)), None)
         last = {parent: i for i in order for parent in self.nodes[i].parents}
         results = dict(given)
         for i in order:

@@ -15,7 +15,7 @@ import torch
 
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
-from labkit.numerics.compare import as_tensor, compare
+from labkit.numerics.compare import compare
 from labkit.numerics.precision import Precision
 from labkit.tables import Table, number
 from labkit.trace.golden import Golden
@@ -28,16 +28,39 @@ BEYOND = "beyond the bound: a race or an uninitialised read"
 UNKNOWN = "differs; no bound to hold it to"
 
 
-@dataclass(frozen=True)
 class Repeated:
-    """One step over all runs."""
+    """The results of one step over all runs: the first, and what the others are beside it."""
 
-    distinct: int
-    spread: float
-    """Largest difference of any run from the first; Inf where one has a NaN that the first has not."""
-    of_bound: float
-    """That over twice the bound (each run may use its own); NaN where runs differ and there is none."""
-    finding: str
+    def __init__(self, first: torch.Tensor) -> None:
+        self.first, self._others = first, set[str]()
+        self.spread = 0.0
+        """Largest difference of any run from the first; Inf where one has a NaN that the first has not."""
+        self.of_bound = 0.0
+        """That over twice the bound (each run may use its own); NaN where runs differ and there is none."""
+
+    @property
+    def distinct(self) -> int:
+        """How many there are whose bits differ."""
+        return 1 + len(self._others)
+
+    @property
+    def finding(self) -> str:
+        """What that means, in words."""
+        if self.of_bound > 1.0 or math.isinf(self.spread):
+            return BEYOND
+        if bool(self.first.isnan().any()):
+            return UNWRITTEN
+        if self.distinct == 1:
+            return SAME
+        return UNKNOWN if math.isnan(self.of_bound) else ORDER
+
+    def add(self, value: torch.Tensor) -> bool:
+        """Take another one; whether its bits are those of none before."""
+        if same_bits(value, self.first) or (mark := digest(value)) in self._others:
+            return False
+        self._others.add(mark)
+        self.spread = max(self.spread, distance(value, self.first))
+        return True
 
 
 @dataclass(repr=False)
@@ -93,48 +116,21 @@ def repeat(
         kind = type(golden).__name__
         raise UsageError(f"golden: a {kind} is not right; wanted what labkit.golden recorded, a Trace or a Bound")
     first = _trace(run())
-    kept = {step.name: Results(as_tensor(f"step {step.name!r}", step.value).clone()) for step in first}
-    shares = dict.fromkeys(kept, 0.0)
+    result = Repetition(times, {name: Repeated(first.read(name).clone()) for name in first.names})
     for _ in range(times - 1):
         again = _trace(run())
         if again.names != first.names:
             raise UsageError(f"run: gave steps {again.names}, then {first.names}; wanted the same each time")
-        values = {step.name: as_tensor(f"step {step.name!r}", step.value) for step in again}
-        changed = {name: value for name, value in values.items() if kept[name].add(value)}
-        used = _shares(changed, again, kept, golden, precision)
+        changed = {name: again.read(name) for name, step in result.steps.items() if step.add(again.read(name))}
+        used = _shares(changed, again, result.steps, golden, precision)
         for name in changed:
-            shares[name] = max(shares[name], used[name]) if name in used else math.nan
-    result = Repetition(times)
-    for name, found in kept.items():
-        finding = _finding(found.distinct, found.spread, shares[name])
-        finding = UNWRITTEN if finding != BEYOND and bool(found.first.isnan().any()) else finding
-        result.steps[name] = Repeated(found.distinct, found.spread, shares[name], finding)
+            step = result.steps[name]
+            step.of_bound = max(step.of_bound, used[name]) if name in used else math.nan
     return result
 
 
-class Results:
-    """The results of one step: the first, how many `distinct` ones, and the `spread`, the largest distance of any."""
-
-    def __init__(self, first: torch.Tensor) -> None:
-        self.first, self.spread = first, 0.0
-        self._others: set[str] = set()
-
-    @property
-    def distinct(self) -> int:
-        """How many there are whose bits differ."""
-        return 1 + len(self._others)
-
-    def add(self, value: torch.Tensor) -> bool:
-        """Take another one; whether its bits are those of none before."""
-        if same_bits(value, self.first) or (mark := digest(value)) in self._others:
-            return False
-        self._others.add(mark)
-        self.spread = max(self.spread, distance(value, self.first))
-        return True
-
-
 def _shares(
-    changed: dict[str, torch.Tensor], again: Trace, kept: dict[str, Results], golden: Any, precision: Any
+    changed: dict[str, torch.Tensor], again: Trace, steps: dict[str, Repeated], golden: Any, precision: Any
 ) -> dict[str, float]:
     """What each changed step uses of what it may be off, where that is known."""
     if changed and isinstance(golden, Golden):
@@ -146,7 +142,7 @@ def _shares(
     for name, value in changed.items():
         bound = golden.step(name).bound if isinstance(golden, Trace) and name in golden else golden
         if isinstance(bound, Bound):
-            found[name] = compare(value.double(), kept[name].first.double(), bound.scaled(2.0)).bound_used
+            found[name] = compare(value.double(), steps[name].first.double(), bound.scaled(2.0)).bound_used
     return found
 
 
@@ -154,14 +150,6 @@ def distance(value: torch.Tensor, first: torch.Tensor) -> float:
     """The largest difference of two results; Inf where shapes, or NaN and Inf anywhere, are not the same."""
     found = compare(value.double(), first.double(), torch.finfo(torch.float64).max)  # which any finite one is within
     return found.max_abs if math.isfinite(found.bound_used) else math.inf
-
-
-def _finding(distinct: int, spread: float, share: float) -> str:
-    if distinct == 1:
-        return SAME
-    if share > 1.0 or math.isinf(spread):
-        return BEYOND
-    return UNKNOWN if math.isnan(share) else ORDER
 
 
 def _trace(value: Any) -> Trace:

@@ -40,6 +40,7 @@ from labkit.trace.operations import (
 from labkit.trace.program import Node, Program, Ref, call
 
 Tensor = torch.Tensor
+Run = Callable[[], dict[int, Tensor]]
 
 FUNCTION_ULPS = 2.0
 """What a library function may be off, in units in the last place: CUDA's tables give 1 to 2 for the common ones, and
@@ -94,15 +95,16 @@ def _length(node: Node, args: Any, out: Tensor) -> int:
     return max(1, *(a.numel() for a in places if isinstance(a, Tensor) and not a.is_floating_point()), 1)
 
 
-def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Floating-point tensors among arguments, or parts of a result, changed; of complex ones the two parts."""
-    if isinstance(value, Tensor):
-        if value.is_complex():
-            return torch.view_as_complex(change(torch.view_as_real(value.resolve_conj())).contiguous())
-        return change(value) if value.is_floating_point() else value
+def _each(change: Callable[..., Tensor], value: Any, *others: Any) -> Any:
+    """Floating-point tensors among arguments, or parts of a result, changed; of complex ones the two parts.
+
+    `others` are of the same form; `change` takes what each has in that place too.
+    """
     if isinstance(value, (tuple, list)):
-        return [_each(one, change) for one in value]
-    return value
+        return [_each(change, *parts) for parts in zip(value, *others, strict=True)]
+    if isinstance(value, Tensor) and value.is_complex():
+        return torch.view_as_complex(change(torch.view_as_real(value.resolve_conj())).contiguous())
+    return change(value, *others) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 class Exact:
@@ -145,9 +147,9 @@ class Exact:
         elif op == "logcumsumexp":  # each addition errs by a round-off of the logarithm, and of the 1 that it is of
             self.spread[node.id] = precision.unit * (1.0 + magnitude(out)) * max(args[0].shape, default=1) ** 0.5
         elif (op in PRODUCTS or op in SUMS) and not (op == "index_put" and not (len(args) > 3 and args[3])):
-            squares = call(node, _each(args, torch.square), kwargs, self.device)
+            squares = call(node, _each(torch.square, args), kwargs, self.device)
             least = _least(precision) if op in PRODUCTS else 0.0
-            by_chance = _each_two(out, squares, lambda x, q: _spread(node, args, x, q, self.unit(node), least))
+            by_chance = _each(lambda x, q: _spread(node, args, x, q, self.unit(node), least), out, squares)
             self.spread[node.id] = self._in_order(node, args, kwargs, by_chance)
             if precision.accumulate == "float32":
                 self.lost[node.id] = self._in_float32(node, args, kwargs)
@@ -175,11 +177,11 @@ class Exact:
 
     def _in_float32(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """How far torch's float32 is from float64 of the same numbers, which float32 holds."""
-        narrow = _each(args, torch.Tensor.float)
+        narrow = _each(torch.Tensor.float, args)
         with _as_they_are():
             found = call(node, narrow, kwargs, self.device)
-        exact = call(node, _each(narrow, torch.Tensor.double), kwargs, self.device)
-        return _each_two(exact, found, lambda x, y: torch.nan_to_num(y.double() - x, 0.0, 0.0, 0.0))
+        exact = call(node, _each(torch.Tensor.double, narrow), kwargs, self.device)
+        return _each(lambda x, y: torch.nan_to_num(y.double() - x, 0.0, 0.0, 0.0), exact, found)
 
     def truncates(self, node: Node) -> bool:
         """Whether an operation sums products, on tensor cores that may truncate as they add."""
@@ -210,13 +212,6 @@ def _as_they_are() -> Iterator[None]:
 
 def _list(x: Any) -> list[Any]:
     return list(x) if isinstance(x, (tuple, list)) else [x]
-
-
-def _each_two(a: Any, b: Any, run: Callable[[Tensor, Tensor], Tensor]) -> Any:
-    """A function of each tensor of a result and its counterpart, in the same form."""
-    if isinstance(a, (tuple, list)):
-        return [_each_two(x, y, run) for x, y in zip(a, b, strict=True)]
-    return run(a, b) if isinstance(a, Tensor) and a.is_floating_point() else a
 
 
 PIECES = 16
@@ -270,15 +265,8 @@ LIVE = 32
 """Results of operations that may be in memory at once: a GPU's free memory is shared among as many."""
 
 
-def simulate(
-    run: Callable[[], dict[int, Tensor]],
-    runs: int,
-    seed: int,
-    elements: int,
-    device: torch.device,
-    add: Callable[[int, Tensor], None],
-) -> None:
-    """`run()` `runs` times with random numbers of its own, several at once, and `add(number, results)`, runs first.
+def simulate(run: Run, runs: int, seed: int, elements: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
+    """`run()` `runs` times with random numbers of its own: the numbers of results, and several of each, runs first.
 
     `elements` is the size of its largest operation. What cannot be run several at once is run one by one.
     """
@@ -294,8 +282,7 @@ def simulate(
             except RuntimeError:  # a shape that depends on values has no batches
                 singles = [run() for _ in each]
                 found = {i: torch.stack([one[i] for one in singles]) for i in singles[0]}
-            for i, results in found.items():
-                add(i, results)
+            yield from found.items()
 
 
 def _draw(x: Tensor) -> Tensor:
@@ -380,7 +367,7 @@ class Rounding:
         if cut and (op in PRODUCTS or node.id in self._exact.summed):
             args = [self._cut(a, precision.cut) if i < len(cut) and cut[i] else a for i, a in enumerate(args)]
         if op in _ARGUMENT:
-            args = [_each(args[0], lambda x: self.jitter(x, u)) * (1.0 + self._one(u)), *args[1:]]
+            args = [_each(lambda x: self.jitter(x, u), args[0]) * (1.0 + self._one(u)), *args[1:]]
         if node.id in self._exact.whole:
             args = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), args)
         out = self._with_literals(node, args, kwargs)
@@ -389,7 +376,7 @@ class Rounding:
         if op in RESAMPLERS:  # polynomials in positions, which may cancel
             out = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), out)
         if node.id in self._exact.huge:
-            out = _each(out, lambda x: torch.where(x.abs() > _largest(precision), x * math.inf, x))
+            out = _each(lambda x: torch.where(x.abs() > _largest(precision), x * math.inf, x), out)
         if op in _MOVED and not (op == "_to_copy" and precision.eager and out.is_floating_point()):
             return out
         if node.id in self._exact.spread:
@@ -399,25 +386,25 @@ class Rounding:
             if op == "cumsum" and out.is_floating_point():  # what an addition errs stays in all sums after it
                 out = out + torch.cumsum(self.jitter(out, added) - out, args[1])
             else:
-                out = _each_two(out, self._exact.spread[node.id], lambda x, spread: self._summed_up(x, spread, drift))
+                out = _each(lambda x, spread: self._summed_up(x, spread, drift), out, self._exact.spread[node.id])
         if self._nearest and node.id in self._exact.lost:
             share = torch.rand((), dtype=torch.float64, device=self._exact.device) * self._scale
-            out = _each_two(out, self._exact.lost[node.id], lambda x, lost: x + lost * share)
+            out = _each(lambda x, lost: x + lost * share, out, self._exact.lost[node.id])
         if op in ("mul", "div", "mean") and len(node.parents) == 1:  # by a number, or by its reciprocal
-            out = _each(out, lambda x: x * (1.0 + self._one(u)))
+            out = _each(lambda x: x * (1.0 + self._one(u)), out)
         if op in FUNCTIONS or op == "div":
-            out = _each(out, lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u))
+            out = _each(lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u), out)
         if op == "erf":  # 1 less something (Abramowitz and Stegun 7.1.26, which torch's vector code uses)
             out = out + torch.sign(out) * (self._computed(torch.ones_like(out), 2.0 * FUNCTION_ULPS * u) - 1.0)
         if self._nearest:
             formats = [precision.accumulate, precision.storage or ""][: 1 + bool(kept)]
-            return _each(out, lambda x: _nearest(x, formats))
+            return _each(lambda x: _nearest(x, formats), out)
         least = 0.0
         if node.id in self._exact.tiny:  # few libraries compute functions below the normal numbers
             least = torch.finfo(dtype_of(precision.accumulate)).tiny if op in FUNCTIONS else _least(precision)
         if precision.normwise:
-            return _each(out, lambda x: self.jitter(x, 0.0, max(u, kept) * magnitude(x).amax()))
-        return _each(out, lambda x: self.jitter(x, max(u, kept), least))
+            return _each(lambda x: self.jitter(x, 0.0, max(u, kept) * magnitude(x).amax()), out)
+        return _each(lambda x: self.jitter(x, max(u, kept), least), out)
 
     def _with_literals(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operation with the literal numbers of the program's text exact, or rounded to the working format.
@@ -459,7 +446,7 @@ class Rounding:
             factor = 1.0 + math.log2(max(1, x.numel())) if op in TRANSFORMS else factor
             size = size + factor * (size if op in KERNELS else size.square().mean(over, keepdim=True).sqrt())
         size = size.unsqueeze(-1) if x.is_complex() else size
-        moved = _each(x, lambda part: part + (self._draw(part) - 0.5) * size * (2.0 * u * self._scale))
+        moved = _each(lambda part: part + (self._draw(part) - 0.5) * size * (2.0 * u * self._scale), x)
         return moved * (1.0 + self._one(factor * u))
 
     def _turned(self, out: Any) -> Any:

@@ -38,8 +38,7 @@ class Trace:
     """
 
     def __init__(self, steps: Mapping[str, Any] | None = None, about: Mapping[str, Any] | None = None) -> None:
-        self._read: dict[str, Callable[[], Any]] = {}
-        self._bounds: dict[str, Bound] = {}
+        self._steps: dict[str, tuple[Callable[[], Any], Bound | None]] = {}
         self.about, self.source, self.ordered = metadata(about or {}), "", True
         for name, value in (steps or {}).items():
             self.add(name, value)
@@ -48,8 +47,7 @@ class Trace:
         """Append a step and return its value. Raises ValueError for a name that is already there."""
         if name in self:
             raise ValueError(f"trace: step {name!r} is already there")
-        self._read[name] = lambda: value
-        self._bounds |= {name: bound} if bound is not None else {}
+        self._steps[name] = (lambda: value), bound
         return value
 
     @classmethod
@@ -58,19 +56,20 @@ class Trace:
     ) -> Trace:
         """Steps that are read when they are looked at, each by a function of its own."""
         found = cls({}, about)
-        found._read, found.source, found.ordered = dict(steps), source, ordered
+        found._steps = {name: (read, None) for name, read in steps.items()}
+        found.source, found.ordered = source, ordered
         return found
 
     def named(self, names: Mapping[str, str]) -> Trace:
         """The steps that `names` maps to others, by these, in its order."""
-        found = self.lazy({new: self._read[old] for old, new in names.items()}, self.about, self.source, self.ordered)
-        found._bounds = {new: self._bounds[old] for old, new in names.items() if old in self._bounds}
+        found = self.lazy({}, self.about, self.source, self.ordered)
+        found._steps = {new: self._steps[old] for old, new in names.items()}
         return found
 
     @property
     def names(self) -> list[str]:
         """The steps' names, in order."""
-        return list(self._read)
+        return list(self._steps)
 
     @property
     def precision(self) -> Precision | None:
@@ -94,20 +93,20 @@ class Trace:
 
     def step(self, name: str) -> Step:
         """The whole step; its value alone is ``trace[name]``."""
-        return Step(name, self[name], self._bounds.get(name))
+        return Step(name, self[name], self._steps[name][1])
 
     def read(self, name: str) -> torch.Tensor:
         """A step as a tensor. Raises UsageError for what is none of real or whole numbers."""
         return as_tensor(f"step {name!r}", self[name])
 
     def __getitem__(self, name: str) -> Any:
-        return self._read[name]()
+        return self._steps[name][0]()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._read
+        return name in self._steps
 
     def __iter__(self) -> Iterator[Step]:
-        return map(self.step, self._read)
+        return map(self.step, self._steps)
 
     def save(self, path: Path | str) -> Path:
         """Write one safetensors file: a tensor a step, `about` and the `order` as metadata. Bounds are not kept.

@@ -87,7 +87,7 @@ def run_watched(
             args = [_writable(leaves.get(f"input.{i}", x)) for i, x in enumerate(inputs)]
             output = subject(*args, **{name: _writable(leaves.get(name, x)) for name, x in named.items()})
             if not handles:  # else its hook has told them
-                for name, value in results_of(output, module):
+                for name, value in tensors_of(OUTPUT if module or not isinstance(output, dict) else "", output):
                     on_step(name, value)
             if watcher is not None:
                 watcher.path = BACKWARD
@@ -148,22 +148,10 @@ def _draw(x: Tensor, generator: torch.Generator) -> Tensor:
         return drawn.to(torch.bfloat16).to(x.detach())  # the same numbers in any type
 
 
-def results_of(output: Any, module: bool) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a result by name: a function's dict has names of its own."""
-    if isinstance(output, dict) and not module:
-        for key, part in output.items():
-            yield from tensors_of(str(key), part)
-    else:
-        yield from tensors_of(OUTPUT, output)
-
-
 def tensors_of(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a result, nested as it may be, by name."""
+    """The tensors in a result, nested as it may be, by name; without one by their keys or numbers alone."""
     if isinstance(value, Tensor):
         yield name, real(value)
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from tensors_of(f"{name}.{key}", part)
-    elif isinstance(value, (tuple, list)):
-        for i, part in enumerate(value):
-            yield from tensors_of(f"{name}.{i}", part)
+    elif isinstance(value, (dict, tuple, list)):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from tensors_of(f"{name}.{key}" if name else str(key), part)
