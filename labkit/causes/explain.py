@@ -38,6 +38,9 @@ NARROWER: list[dict[str, Any]] = [
 ]
 """Promises of fewer digits, the widest first."""
 
+TOO_LARGE = 8.0
+"""How many times the error a promise's noise may be: one that allows anything explains nothing. 4, 16 give the same."""
+
 SAME = 8
 """Mutants of a kind that change nothing on the inputs, which are tried on others. Half as many lose a kind of
 `blind_to` in 2 of 58 cases, twice as many find no more."""
@@ -451,7 +454,9 @@ class _Search:
             said = {**self._rules.steps.get(self._step, {}), **promise}
             rules = replace(self._rules, steps={**self._rules.steps, self._step: said})
             share = self._share(Mutant("precision", "", {}), rules=rules)
-            if share is not None:
+            bound = bounded(self._part.broken({}), rules).step(self._step).bound if share is not None else None
+            noise = float(torch.as_tensor(bound.noise).expand(value.shape).norm()) if bound is not None else math.inf
+            if share is not None and noise < TOO_LARGE * off:
                 words = ", ".join(f"{key}={value}" for key, value in promise.items())
                 says = f"consistent with: fewer digits than promised ({words})"
                 return [Cause("precision", says, self._part.nodes[self._part.target].site, share)]
