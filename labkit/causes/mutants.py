@@ -61,7 +61,7 @@ LEFT_OUT |= {"masked_fill": "mask", "neg": "sign", "t": "transpose", "transpose"
 LEFT_OUT |= dict.fromkeys(("clone", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze"), "")
 GIVEN = (INPUT, CONSTANT)
 RARE = ("stale", "axis")
-"""What people do less often, by which what fits alike is ordered: without, 2 causes of 67 are not the right ones."""
+"""What people do less often, by which what fits alike is ordered: without, two right causes of 67 are not named."""
 EPSILONS = (0.0, *(10.0**-k for k in range(2, 13)), 2.0**-23)
 
 
