@@ -35,7 +35,7 @@ def kinds_in(path: str) -> set[str]:
         match node:
             case ast.Call(func=ast.Name(id="Mutant" | "Cause"), args=[kind, *_]):
                 kinds |= texts(kind)
-            case ast.Yield(value=ast.Tuple(elts=[kind, _, _])):
+            case ast.Yield(value=ast.Tuple(elts=[kind, _, _, *_])):
                 kinds |= texts(kind)
             case ast.Assign(targets=[ast.Name(id="kind" | "again" | "KIND_OF" | "LEFT_OUT")], value=value):
                 kinds |= texts(value)

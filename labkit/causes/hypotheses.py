@@ -99,7 +99,7 @@ def weigh(
     the counterfactual: ``(value, Bound)``, or a Trace whose steps carry bounds; whole numbers need none. Exceptions of
     the types `outcomes` are outcomes too, alike when their texts are. Unless `thorough`, a hypothesis is dropped at the
     first setting that refutes it, which is what makes thousands of them affordable. Raises UsageError for a
-    counterfactual without a bound.
+    counterfactual without a bound, and for an observed trace without the inputs of a counterfactual's.
     """
     seen = {name: _outcome(observe, setting, outcomes) for name, setting in settings.items()}
     result = Weighing(list(settings))
@@ -128,6 +128,9 @@ def _fit(name: str, observed: Any, expected: Any, thorough: bool) -> Fit:
         there = [step for step in expected if step.name in observed]
         values = [step.value for step in there]  # a value may have two names, as a last step that is returned
         missing = [s.name for s in expected if s.name not in observed and not any(s.value is v for v in values)]
+        inputs = [n for n in missing if expected.step(n).bound is None and any(s.bound for s in expected)]
+        if inputs:  # what was computed has a bound
+            raise UsageError(f"observe: has no {', '.join(inputs)}; wanted the inputs of hypothesis {name!r} too")
         if missing:
             return Fit(False, float("inf"), f"differs: the observed has no {missing[0]}")
         pairs = [(observed[step.name], step.value, step.bound) for step in there]

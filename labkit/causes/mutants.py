@@ -2,7 +2,8 @@
 
 A mutant knows operations, shapes and numbers, and no program. Those of a value change what an operation gives or takes:
 its elements' places (:func:`places`) or its numbers (:func:`amounts`). Those of an operation leave it out, exchange
-what it takes, or run another in its place.
+what it takes, or run another in its place. Each generator of these gives the kind, a sentence, the edits by the number
+of the operation, and a rank where that is not 1; :func:`mutants` puts them into their order.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,8 +26,11 @@ from labkit.trace.program import CONSTANT, INPUT, Node, Ref, call
 
 Tensor = torch.Tensor
 Change = Callable[[Tensor], Tensor]
+Way = tuple[Any, ...]
 
 FEWER_DIGITS = ("tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_FUNCTIONS = """sigmoid tanh exp exp2 log log2 log10 log1p expm1 sqrt rsqrt abs reciprocal square sin cos erf sign round
+    floor ceil trunc"""
 INSTEAD: dict[str, Change] = {
     "GELU by erf": F.gelu,
     "GELU by tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -40,28 +44,24 @@ INSTEAD: dict[str, Change] = {
     "hard sigmoid (0.2 x + 1/2)": lambda x: (0.2 * x + 0.5).clamp(0.0, 1.0),
     "hard swish": F.hardswish,
     "the identity": lambda x: x.clone(),
-    **{f"{f.__name__}": f for f in (torch.sigmoid, torch.tanh, torch.exp, torch.exp2, torch.log, torch.log2)},
-    **{f"{f.__name__}": f for f in (torch.log10, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.abs)},
-    **{f"{f.__name__}": f for f in (torch.reciprocal, torch.square, torch.sin, torch.cos, torch.erf, torch.sign)},
-    **{f"{f.__name__}": f for f in (torch.round, torch.floor, torch.ceil, torch.trunc)},
+    **{name: getattr(torch, name) for name in _FUNCTIONS.split()},
 }
 """Functions of one number that stand in each other's place."""
 
-OPPOSITE = {"le": "lt", "lt": "le", "ge": "gt", "gt": "ge", "eq": "ne", "ne": "eq", "maximum": "minimum"}
-OPPOSITE |= {"minimum": "maximum", "amax": "amin", "amin": "amax", "add": "sub", "sub": "add", "mul": "div"}
-OPPOSITE |= {"div": "mul", "logical_and": "logical_or", "logical_or": "logical_and", "argmax": "argmin"}
-OPPOSITE |= {"bitwise_and": "bitwise_or", "bitwise_or": "bitwise_and", "sin": "cos", "cos": "sin"}
+_PAIRS = """le lt, ge gt, eq ne, maximum minimum, amax amin, add sub, mul div, logical_and logical_or, argmax argmin,
+    bitwise_and bitwise_or, sin cos"""
+OPPOSITE = {a: b for pair in _PAIRS.split(",") for a, b in (pair.split(), pair.split()[::-1])}
 KIND_OF = {"add": "sign", "sub": "sign", "mul": "function", "div": "function"}
 REDUCTIONS = ("sum", "mean", "amax", "amin", "argmax", "argmin", "cumsum", "cumprod", "logcumsumexp", "var_mean")
-INDEXED = ("index", "index_select", "embedding", "gather", "index_add", "index_put", "scatter_add", "scatter")
 NUMBERED = ARITHMETIC | {"pow", "clamp", "clamp_min", "clamp_max", "full", "fill", "remainder", "arange"}
 NUMBERED |= {"eq", "lt", "le", "gt", "ge"}
 ON_TOP = ("sqrt", "square", "exp", "log", "reciprocal", "sigmoid", "tanh", "ReLU", "round", "abs")
 LEFT_OUT = {"mul": "factor", "div": "factor", "add": "drop_term", "sub": "drop_term", "where": "mask"}
 LEFT_OUT |= {"masked_fill": "mask", "neg": "sign", "t": "transpose", "transpose": "transpose", "permute": "layout"}
-LEFT_OUT |= {"clone": "", "view": "", "_unsafe_view": "", "expand": "", "unsqueeze": "", "squeeze": ""}
-# What people do less often than the rest, which has rank 1, and more often.
-RANK = {"stale": 2, "axis": 2, "precision": 2, "eps": 0}
+LEFT_OUT |= dict.fromkeys(("clone", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze"), "")
+GIVEN = (INPUT, CONSTANT)
+RARE = ("stale", "axis")
+"""What people do less often, by which what fits alike is ordered: without, two right causes of 67 are not named."""
 EPSILONS = (0.0, *(10.0**-k for k in range(2, 13)), 2.0**-23)
 
 
@@ -89,19 +89,11 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
         elif shape[i] % shape[j] == 0 and j == i + 1:
             words = f"transposed in each of {shape[i] // shape[j]} square blocks"
             yield "transpose", words, lambda x, i=i, j=j: x.unflatten(i, (-1, x.shape[j])).mT.flatten(i, i + 1)
-        yield (
-            "layout",
-            f"read as if dimensions {i} and {j} were stored in the other order",
-            lambda x, i=i, j=j: x.transpose(i, j).reshape(x.shape),
-        )
+        words = f"read as if dimensions {i} and {j} were stored in the other order"
+        yield "layout", words, lambda x, i=i, j=j: x.transpose(i, j).reshape(x.shape)
         if shape[i] != shape[j]:
-            turned = [*shape]
-            turned[i], turned[j] = turned[j], turned[i]
-            yield (
-                "layout",
-                f"stored as if dimensions {i} and {j} were in the other order",
-                lambda x, i=i, j=j, turned=turned: x.reshape(turned).transpose(i, j),
-            )
+            words = f"stored as if dimensions {i} and {j} were in the other order"
+            yield "layout", words, lambda x, i=i, j=j: x.reshape(x.transpose(i, j).shape).transpose(i, j)
     for d in large:
         n = shape[d]
         for by in (1, -1) if n > 2 else ():
@@ -218,101 +210,84 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
     yield "shift", "counted from 0", lambda x: x - low
     yield "stale", "its first in place of all", lambda x: x.flatten()[0].expand(x.shape).clone()
     yield "precision", "rounded to bfloat16", lambda x: stored(x.double(), "bfloat16").to(x.dtype)
-    yield "precision", "wrapped to 16 bits", lambda x: (x.long() + 2**15).remainder(2**16) - 2**15
+    yield "precision", "wrapped to 16 bits", lambda x: _wrapped(x.long())
     if -129 < low < 0 and high < 128:
         yield "sign", "read as bytes without a sign", lambda x: x.long().remainder(256)
 
 
-class Mutants:
-    """The mutants of one part of a recorded golden."""
+class Context:
+    """A part to be broken, and what there is around it: lengths of dimensions, numbers of the program, names.
+
+    `names` are torch's operations by the number of their result; `wholes` has the name for each operation of theirs.
+    """
 
     def __init__(self, part: Part, golden: Golden) -> None:
+        nodes, values, program = part.nodes, part.values, golden.program
+        tensors = [values[i] for i in (*part.given(), part.target) if isinstance(values[i], Tensor)]
+        shapes = [x.shape for x in tensors] + [program.nodes[golden.steps[name]].shape for name in golden.inputs]
         self.part = part
-        nodes, values = part.nodes, part.values
-        whole_values = [values[i] for i in (*part.given(), part.target) if isinstance(values[i], Tensor)]
-        shapes = [
-            *(x.shape for x in whole_values),
-            *(golden.program.nodes[golden.steps[name]].shape for name in golden.inputs),
-        ]
         self.sizes = sorted({n for shape in shapes for n in shape} - {0, 1})
-        self.largest = max((x.numel() for x in whole_values), default=1)
-        numbers = {abs(float(c)) for n in golden.program.nodes if n.op in NUMBERED for c in n.args if _is_number(c)}
-        self.numbers = sorted(c for c in numbers if 0.0 < c < math.inf)[:16]
-        self.computed = [n.id for n in nodes if n.func not in (INPUT, CONSTANT) and isinstance(values[n.id], Tensor)]
-        self.inputs = {i for i in part.given() if golden.program.nodes[part.origin[i]].func == INPUT}
+        self.largest = max((x.numel() for x in tensors), default=1)
+        numbers = {abs(float(c)) for n in program.nodes if n.op in NUMBERED for c in n.args if _is_number(c)}
+        self.numbers = sorted(numbers - {0.0})[:16]
+        self.computed = [n.id for n in nodes if n.func not in GIVEN and isinstance(values[n.id], Tensor)]
+        self.inputs = {i for i in part.given() if program.nodes[part.origin[i]].func == INPUT}
         names = {number: name.split("/")[-1].split("#")[0].strip("_") for name, number in golden.operations.items()}
         self.names = {i: names[number] for i, number in part.origin.items() if number in names}
-        self.wholes = {
-            k: name for i, name in self.names.items() for k in self._composite(i)[0] if k in part.program.inside
-        }
+        inside = part.program.inside
+        self.wholes = {k: name for i, name in self.names.items() for k in self.composite(i)[0] if k in inside}
         self.only_masks: set[int] = set()
         for i in (*reversed(self.computed), *part.given()):
             users = part.users.get(i, ())
-            made = i in part.users and part.nodes[i].func not in (INPUT, CONSTANT)
-            if (made and values[i].dtype == torch.bool) or (users and all(u in self.only_masks for u in users)):
+            made = bool(users) and i in self.computed and values[i].dtype == torch.bool
+            if made or (users and all(u in self.only_masks for u in users)):
                 self.only_masks.add(i)
-
-    def all(self) -> Iterator[Mutant]:
-        """Every mutant, the usual ones first."""
-        for mutant in self._all():
-            if mutant.edits.keys() <= self.only_masks and mutant.kind in ("shift", "stale", "constant", "function"):
-                mutant = replace(mutant, kind="mask")
-            inner = mutant.kind in LEFT_OUT.values() and all(i in self.part.program.inside for i in mutant.edits)
-            yield replace(mutant, rank=mutant.rank + inner)
-
-    def _all(self) -> Iterator[Mutant]:
-        part = self.part
-        groups: dict[Any, list[int]] = {}
-        for i in (*part.given(), *self.computed):
-            node = part.nodes[i]
-            if isinstance(part.values[i], Tensor):
-                numbers = str([a for a in node.args if not isinstance(a, Ref)])
-                alone = node.func in (INPUT, CONSTANT)
-                groups.setdefault(i if alone else (node.op, node.site, node.shape, numbers), []).append(i)
-        ordered = sorted(groups.values(), key=lambda ids: (part.target not in ids, ids[0] not in part.names, ids[0]))
-        yield from self._exchanged()
-        yield from self._along()
-        yield from self._counts()
-        for node in part.nodes:
-            if node.op == "var_mean":
-                yield from self._of_reduction([node.id], "var_mean")
-        for i, name in self.names.items():
-            yield from self._of_composite(i, name)
-        for ids in ordered:
-            yield from self._of_result(ids, "")
-        for ids in ordered:
-            if part.nodes[ids[0]].func not in (INPUT, CONSTANT):
-                yield from self._of_operation(ids, "")
-        yield from self._moved_on()
-        yield from self._left_out()
-        yield from self._conjugated()
-        for ids in ordered:
-            for words, some in ((" (the first time)", ids[:1]), (" (the last time)", ids[-1:])):
-                if 1 < len(ids) <= 8:
-                    yield from self._of_result(some, words)
-                    yield from self._of_operation(some, words)
 
     def called(self, i: int) -> str:
         """What an operation's result is called in a sentence: a step's name, or the operation."""
-        node = self.part.nodes[i]
-        if i in self.part.names:
-            return self.part.names[i]
-        return "a constant" if node.func in (INPUT, CONSTANT) else f"the result of {self.operation(i)}"
+        named = "a constant" if self.part.nodes[i].func in GIVEN else f"the result of {self.operation(i)}"
+        return self.part.names.get(i, named)
 
     def operation(self, i: int) -> str:
         """What an operation is called, by itself or as a part of one of torch's."""
         op = self.part.nodes[i].op.strip("_")
         return f"the {op} of {self.wholes[i]}" if i in self.wholes else op
 
-    def _argument(self, ids: Iterable[int], j: int, change: Callable[[Any], Any]) -> dict[int, Edit]:
-        """`change` of the argument `j` of operations."""
+    def real(self, i: int) -> bool:
+        """Whether an operation gives one tensor of real numbers."""
+        x = self.part.values[i]
+        return isinstance(x, Tensor) and x.is_floating_point()
 
-        def edit(args: list[Any], kwargs: dict[str, Any], node: Node) -> Any:
-            return call(node, [*args[:j], change(args[j]), *args[j + 1 :]], kwargs)
+    def composite(self, i: int) -> tuple[set[int], set[int]]:
+        """The operations that torch's operation with that result is made of, and what these take from outside."""
+        inside, frontier, waiting = {i}, set[int](), [i]
+        while waiting:
+            for p in set(self.part.nodes[waiting.pop()].parents) - inside:
+                if p in self.part.program.inside:
+                    inside.add(p)
+                    waiting.append(p)
+                else:
+                    frontier.add(p)
+        return inside, frontier
 
-        return {i: Edit(partial(edit, node=self.part.nodes[i])) for i in ids}
+    def later(self, i: int, near: int) -> list[int]:
+        """Operations whose result is made from that of `i` and has its shape, the nearest first."""
+        nodes = self.part.nodes
+        below = (k for k in self.part.downstream(i) if k != i and nodes[k].shape == nodes[i].shape)
+        return list(itertools.islice((k for k in below if isinstance(self.part.values[k], Tensor)), near))
 
-    def _changes(self, x: Tensor, numbers: bool = True) -> Iterator[tuple[str, str, Change]]:
+    def groups(self) -> list[list[int]]:
+        """Operations that one line runs several times on one shape, as a loop does; the target's, then steps first."""
+        part, found = self.part, dict[Any, list[int]]()
+        for i in (*part.given(), *self.computed):
+            node = part.nodes[i]
+            numbers = str([a for a in node.args if not isinstance(a, Ref)])
+            if isinstance(part.values[i], Tensor):
+                found.setdefault(i if node.func in GIVEN else (node.op, node.site, node.shape, numbers), []).append(i)
+        return sorted(found.values(), key=lambda ids: (part.target not in ids, ids[0] not in part.names, ids[0]))
+
+    def changes(self, x: Tensor, numbers: bool = True) -> Iterator[tuple[str, str, Change]]:
+        """Changes of a value, those of its numbers only where these are wanted."""
         if not x.is_floating_point():
             yield from whole(x)
         elif numbers:
@@ -321,382 +296,370 @@ class Mutants:
             yield from left_out(tuple(x.shape))
         yield from places(tuple(x.shape))
 
-    def _of_result(self, ids: list[int], words: str) -> Iterator[Mutant]:
-        part, i = self.part, ids[-1]
-        x, node, name = part.values[i], part.nodes[i], self.called(i)
-        given = node.func in (INPUT, CONSTANT)
-        moved = node.op in MOVES - {"getitem", "slice", "select"} and i != part.target
-        for kind, what, change in self._changes(x, numbers=not (moved and x.is_floating_point())):
-            if kind == "zero" and i != part.target:
-                kind = "drop_term"
-            yield Mutant(kind, f"{name}{words} is {what}", _result(ids, change), RANK.get(kind, 1))
-        further = [*(far(self.sizes) if not x.is_floating_point() else ()), *left_out(tuple(x.shape), self.sizes)]
-        for kind, what, change in further if x.dtype != torch.bool and not moved else ():
-            yield Mutant(kind, f"{name}{words} is {what}", _result(ids, change), 2)
-        if given and x.is_floating_point():
-            yield Mutant("factor", f"{name} is 1, as if it were left out", _result(ids, torch.ones_like))
-        if (given or i == part.target) and x.is_floating_point() and x.numel() < self.largest:
-            for n in {self.largest // max(1, x.numel()), *self.sizes}:
-                for c, over in ((n / (n - 1), n - 1), ((n - 1) / n, n)) if n > 1 else ():
-                    says = f"{name} is over {over}, not {2 * n - 1 - over}"
-                    yield Mutant("ddof", says, _result(ids, lambda x, c=c: x * c))
-        if i == part.target and x.is_floating_point() and x.numel() and bool((x == x.round()).all()):
-            wrapped = lambda x: (x + 2.0**15).remainder(2.0**16) - 2.0**15  # noqa: E731
-            yield Mutant("precision", f"{name} is wrapped to 16 bits", _result(ids, wrapped))
-        if i == part.target and x.is_floating_point():
-            for words in ON_TOP:
-                yield Mutant("function", f"{words} is taken of {name}", _result(ids, INSTEAD[words]))
-        for other in part.given() if given or i == part.target else ():
-            value = part.values[other]
-            if other != i and isinstance(value, Tensor) and value.shape == x.shape and value.dtype == x.dtype:
-                kind = "swap" if {i, other} <= self.inputs else "stale"
-                edit = Edit(lambda args, kwargs: args[0].clone(), (Ref(other),))
-                says = f"{self.called(other)} stands in place of {name}"
-                yield Mutant(kind, says, dict.fromkeys(ids, edit), RANK.get(kind, 1))
 
-    def _of_operation(self, ids: list[int], words: str) -> Iterator[Mutant]:
-        part, i = self.part, ids[0]
-        node, x = part.nodes[i], part.values[i]
-        what = f"{self.operation(i)}{words}"
-        refs = {j: a.id for j, a in enumerate(node.args) if isinstance(a, Ref)}
-        tensors = {j: part.values[k] for j, k in refs.items() if isinstance(part.values[k], Tensor)}
-        names = {j: self.called(refs[j]) for j in tensors}
-        for j, a in tensors.items():
-            shared = len(part.users.get(refs[j], ())) > len(ids)
-            if shared or node.op in PRODUCTS or node.op in INDEXED:
-                for kind, how, change in self._changes(a, shared):
-                    yield Mutant(kind, f"{what} takes {names[j]} {how}", self._argument(ids, j, change), 2)
-            kind = LEFT_OUT.get(node.op, "function")
-            if kind and a.is_floating_point() and x.is_floating_point() and node.op not in PRODUCTS:
-                negative = node.op == "sub" and j == 1
-                says = f"{what} is left out: {names[j]} passes {'with the other sign' if negative else 'as it is'}"
-                run = lambda args, j=j, negative=negative: _fit(-args[j] if negative else args[j], x.shape)  # noqa: E731
-                yield Mutant(kind, says, _instead(ids, run))
-            if node.op in ("mul", "add", "sub"):
-                twice = lambda args, kwargs, j=j: call(node, [call(node, args, kwargs), args[j]], {})  # noqa: E731
-                again = "factor" if node.op == "mul" else "scale"
-                yield Mutant(again, f"{what}: {names[j]} is taken twice", {k: Edit(twice) for k in ids})
-            if node.op in ARITHMETIC and a.ndim and a.shape != x.shape:
-                yield from self._broadcast(ids, j, a, x, f"{what}: {names[j]}")
-        if len(tensors) == 2 and node.op not in ("mul", "add"):
-            j, k = tensors
-            says = f"{what}: {names[j]} and {names[k]} are exchanged"
-            swap = lambda args: [args[k] if n == j else args[j] if n == k else a for n, a in enumerate(args)]  # noqa: E731
-            edit = Edit(lambda args, kwargs: call(node, swap(args), kwargs))
-            yield Mutant("sign" if node.op == "sub" else "swap", says, dict.fromkeys(ids, edit))
-        if node.op in OPPOSITE:
-            other = getattr(torch, OPPOSITE[node.op])
-            kind = KIND_OF.get(node.op, "mask" if x.dtype == torch.bool else "function")
-            yield Mutant(kind, f"{OPPOSITE[node.op]} in place of {what}", _instead(ids, lambda args: other(*args[:2])))
-        if len(tensors) == 1 and node.op in FUNCTIONS | CHOICES and next(iter(tensors.values())).shape == x.shape:
-            for name, f in INSTEAD.items():
-                yield Mutant("function", f"{name} in place of {what}", _instead(ids, lambda args, f=f: f(args[0])))
-        if node.op in REDUCTIONS:
-            yield from self._of_reduction(ids, what)
-        if node.op in ("permute", "transpose", "t"):
-            says = f"{what} is left out: memory is read as it lies"
-            yield Mutant("layout", says, _instead(ids, lambda args: args[0].reshape(x.shape)))
-        if node.op in ("where", "masked_fill"):
-            yield Mutant("mask", f"{what} fills in 0", self._argument(ids, 2, lambda a: a * 0))
-        if node.op in ("index_add", "scatter_add") or (node.op == "index_put" and len(node.args) > 3 and node.args[3]):
-            yield from self._lost(ids, what)
-        if node.op in ("convolution", "constant_pad_nd"):
-            yield from self._padded(ids, what)
-        for j, c in enumerate(node.args):
-            if node.op in NUMBERED and _is_number(c):
-                yield from self._numbers(ids, j, c, what)
-            elif isinstance(c, (bool, int)) and node.op in ALGORITHMS | {"convolution"}:
-                for new in {not c} if isinstance(c, bool) else {0, 1, c + 1, c - 1, 2 * c} - {c}:
-                    says = f"{what} has the option {new} where the reference has {c}"
-                    yield Mutant("other", says, self._argument(ids, j, lambda _, new=new: new))
+def mutants(part: Part, golden: Golden) -> Iterator[Mutant]:
+    """Every mutant of a part of a recorded golden, the usual ones first."""
+    c = Context(part, golden)
+    groups = c.groups()
+    made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
+    ends = [
+        (words, some)
+        for ids in groups
+        if 1 < len(ids) <= 8
+        for words, some in ((" (the first time)", ids[:1]), (" (the last time)", ids[-1:]))
+    ]
+    ways = itertools.chain(
+        *(generator(c) for generator in (exchanged, along, counts, variances, composites)),
+        *(of_result(c, ids) for ids in groups),
+        *(of_operation(c, ids) for ids in made),
+        *(generator(c) for generator in (moved_on, between, regrouped)),
+        *(generator(c, some, words) for words, some in ends for generator in (of_result, of_operation)),
+    )
+    for kind, says, edits, *rank in ways:
+        kind = "mask" if edits.keys() <= c.only_masks and kind != "precision" else kind
+        inner = kind in LEFT_OUT.values() and all(i in part.program.inside for i in edits)
+        yield Mutant(kind, says, edits, (rank[0] if rank else 1) + inner)
 
-    def _broadcast(self, ids: list[int], j: int, a: Tensor, x: Tensor, says: str) -> Iterator[Mutant]:
-        """An operand with one long dimension, applied along another."""
-        wide = (1,) * (x.ndim - a.ndim) + tuple(a.shape)
-        long = [d for d, n in enumerate(wide) if n > 1]
-        for d in (d for d in range(x.ndim) if len(long) == 1 and d != long[0] and x.shape[d] > 1):
-            index = torch.arange(x.shape[d], device=a.device) % a.numel()
-            view = [-1 if k == d else 1 for k in range(x.ndim)]
-            change = lambda v, index=index, view=view: v.flatten()[index].view(view)  # noqa: E731
-            words = f"{says} is applied along dimension {d}, not {long[0]}"
-            yield Mutant("axis", words, self._argument(ids, j, change))
 
-    def _lost(self, ids: list[int], what: str) -> Iterator[Mutant]:
-        """Of terms that are added to one place, one survives: an addition that is not atomic."""
-        node = self.part.nodes[ids[0]]
+def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
+    """What operations give, or are given, changed."""
+    part, i = c.part, ids[-1]
+    x, node, name = part.values[i], part.nodes[i], c.called(i) + words
+    given, last, real = node.func in GIVEN, i == part.target, x.is_floating_point()
+    moved = node.op in MOVES - {"getitem", "slice", "select"} and not last
+    for kind, what, change in c.changes(x, numbers=not (moved and real)):
+        kind = "drop_term" if kind == "zero" and not last else kind
+        yield kind, f"{name} is {what}", result_of(ids, change), 1 + (kind in RARE)
+    further = itertools.chain(() if real else far(c.sizes), left_out(tuple(x.shape), c.sizes))
+    for kind, what, change in further if x.dtype != torch.bool and not moved else ():
+        yield kind, f"{name} is {what}", result_of(ids, change), 2
+    if given and real:
+        yield "factor", f"{name} is 1, as if it were left out", result_of(ids, torch.ones_like)
+    for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
+        for share, over in ((n / (n - 1), n - 1), ((n - 1) / n, n)) if real else ():
+            says = f"{name} is over {over}, not {2 * n - 1 - over}"
+            yield "ddof", says, result_of(ids, lambda x, share=share: x * share)
+    if last and real:
+        if x.numel() and bool((x == x.round()).all()):
+            yield "precision", f"{name} is wrapped to 16 bits", result_of(ids, _wrapped)
+        for function in ON_TOP:
+            yield "function", f"{function} is taken of {name}", result_of(ids, INSTEAD[function])
+    for other in part.given() if given or last else ():
+        value = part.values[other]
+        if other != i and isinstance(value, Tensor) and value.shape == x.shape and value.dtype == x.dtype:
+            kind = "swap" if {i, other} <= c.inputs else "stale"
+            yield kind, f"{c.called(other)} stands in place of {name}", _copied(ids, other), 1 + (kind in RARE)
 
-        def kept(args: list[Any], kwargs: dict[str, Any], first: bool) -> Any:
-            way = (lambda x, d: x.flip(d)) if first else (lambda x, d: x)
-            if node.op == "index_add":
-                x, d, index, source = args[:4]
-                return x + torch.zeros_like(x).index_copy(d, way(index, 0), way(source, d))
-            if node.op == "scatter_add":
-                x, d, index, source = args[:4]
-                return x + torch.zeros_like(x).scatter(d, way(index, d), way(source, d))
-            x, index, source = args[:3]
-            return x + torch.zeros_like(x).index_put([i if i is None else way(i, 0) for i in index], way(source, 0))
 
-        for first in (False, True):
-            says = f"{what} loses updates: of those of one place the {'first' if first else 'last'} survives"
-            yield Mutant("race", says, {i: Edit(partial(kept, first=first)) for i in ids})
+def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
+    """What operations take is changed, they are left out, or others run in their place."""
+    part, i = c.part, ids[0]
+    node, x, what = part.nodes[i], part.values[i], c.operation(i) + words
+    refs = {j: a.id for j, a in enumerate(node.args) if isinstance(a, Ref)}
+    tensors = {j: part.values[k] for j, k in refs.items() if isinstance(part.values[k], Tensor)}
+    names = {j: c.called(refs[j]) for j in tensors}
+    for j, a in tensors.items():
+        if len(part.users.get(refs[j], ())) > len(ids):  # others take it too
+            for kind, how, change in c.changes(a):
+                yield kind, f"{what} takes {names[j]} {how}", argument(part, ids, j, change), 2
+        kind = LEFT_OUT.get(node.op, "function")
+        if kind and a.is_floating_point() and x.is_floating_point() and node.op not in PRODUCTS:
+            sign = -1 if node.op == "sub" and j == 1 else 1
+            says = f"{what} is left out: {names[j]} passes {'as it is' if sign > 0 else 'with the other sign'}"
+            passes = lambda args, j=j, sign=sign: (args[j] * sign).expand(x.shape).clone()  # noqa: E731
+            yield kind, says, _instead(ids, passes)
+        if node.op in ("mul", "add", "sub"):
+            twice = lambda args, j=j: call(node, [call(node, args, node.kwargs), args[j]], {})  # noqa: E731
+            again = "factor" if node.op == "mul" else "scale"
+            yield again, f"{what}: {names[j]} is taken twice", _instead(ids, twice)
+        if node.op in ARITHMETIC and a.ndim and a.shape != x.shape:
+            yield from broadcast(c, ids, j, a, f"{what}: {names[j]}")
+    if len(tensors) == 2 and node.op not in ("mul", "add"):
+        j, k = tensors
+        order = [k if n == j else j if n == k else n for n in range(len(node.args))]
+        swapped = _instead(ids, lambda args: call(node, [args[n] for n in order], node.kwargs))
+        kind = "sign" if node.op == "sub" else "swap"
+        yield kind, f"{what}: {names[j]} and {names[k]} are exchanged", swapped
+    if node.op in OPPOSITE:
+        other = getattr(torch, OPPOSITE[node.op])
+        kind = KIND_OF.get(node.op, "mask" if x.dtype == torch.bool else "function")
+        yield kind, f"{OPPOSITE[node.op]} in place of {what}", _instead(ids, lambda args: other(*args[:2]))
+    if len(tensors) == 1 and node.op in FUNCTIONS | CHOICES and next(iter(tensors.values())).shape == x.shape:
+        for name, f in INSTEAD.items():
+            yield "function", f"{name} in place of {what}", _instead(ids, lambda args, f=f: f(args[0]))
+    if node.op in REDUCTIONS:
+        yield from of_reduction(c, ids, what)
+    if node.op in ("permute", "transpose", "t"):
+        says = f"{what} is left out: memory is read as it lies"
+        yield "layout", says, _instead(ids, lambda args: args[0].reshape(x.shape))
+    if node.op in ("where", "masked_fill"):
+        yield "mask", f"{what} fills in 0", argument(part, ids, 2, lambda a: a * 0)
+    if node.op in ("index_add", "scatter_add") or (node.op == "index_put" and True in node.args[3:4]):
+        for which, way in (("last", lambda x, d: x), ("first", torch.flip)):
+            says = f"{what} loses updates: of those of one place the {which} survives"
+            yield "race", says, _instead(ids, partial(_lossy, op=node.op, way=way))
+    if node.op in ("convolution", "constant_pad_nd"):
+        yield from padded(node, ids, what)
+    for j, number in enumerate(node.args):
+        if node.op in NUMBERED and _is_number(number):
+            yield from numbers_of(c, ids, j, number, what)
+        elif isinstance(number, (bool, int)) and node.op in ALGORITHMS | {"convolution"}:
+            others = {not number} if isinstance(number, bool) else {0, 1, number + 1, number - 1, 2 * number} - {number}
+            for new in others:
+                says = f"{what} has the option {new} where the reference has {number}"
+                yield "other", says, argument(part, ids, j, lambda _, new=new: new)
 
-    def _numbers(self, ids: list[int], j: int, c: Any, what: str) -> Iterator[Mutant]:
-        """Other numbers in the place of one of the program's, and of its complement to 1 on the same line."""
-        op = self.part.nodes[ids[0]].op
-        kind_of = partial(kind_of_number, op, float(c))
-        usual: set[float]
-        further: set[float] = set()
-        if op == "arange":  # whose numbers say how long it is
-            usual = {c + 1, c - 1}
-        elif is_epsilon(op, c):
-            usual = set(EPSILONS)
-        else:
-            usual = {0.0, 1.0, -c, 2 * c, c / 2, 10 * c, c / 10, 1 - c, c + 1, c - 1, c * c, *self.numbers}
-            usual |= {1 / c, abs(c) ** 0.5, abs(c) ** -0.5} if c else set()
-            if op != "pow":  # exponents have nothing to do with sizes
-                usual |= {f for n in self.sizes for f in (c * n, c / n)}
-                further = {f for n in self.sizes for f in (n, n**0.5, n**-0.5, 1 / n, c * n / (n - 1), c * n / (n + 1))}
-                further |= {f for n in self.numbers for f in (c * n, c / n)}
-        for new in (*sorted(usual - {c}), *sorted(further - usual - {c})):
-            number = int(new) if isinstance(c, int) and new == int(new) else new
-            kind, says = kind_of(new, self.sizes), f"{what} has {new:.6g} where the reference has {c:.6g}"
-            yield Mutant(kind, says, self.numbered(ids, j, number), 0 if kind == "eps" else 1 + (new not in usual))
 
-    def numbered(self, ids: Iterable[int], j: int, new: Any) -> dict[int, Edit]:
-        """Another number as the argument `j`, and its complement to 1 where that stands on the same line."""
-        node = self.part.nodes[next(iter(ids))]
-        c = node.args[j]
-        edits = self._argument(ids, j, lambda _: new)
-        for other in self.part.nodes:
-            alike = other.site == node.site and other.op in NUMBERED and other.id not in edits and c != 0.5
-            for k, a in enumerate(other.args):
-                if alike and _is_number(a) and abs(a - (1.0 - c)) < 1e-12:
-                    edits |= self._argument([other.id], k, lambda _: 1.0 - new)
-        return edits
+def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Iterator[Way]:
+    """An operand with one long dimension, applied along another."""
+    shape = c.part.values[ids[0]].shape
+    long = [d + len(shape) - a.ndim for d, n in enumerate(a.shape) if n > 1]
+    for d in (d for d, n in enumerate(shape) if len(long) == 1 and d != long[0] and n > 1):
+        index = torch.arange(shape[d], device=a.device) % a.numel()
+        view = [-1 if k == d else 1 for k in range(len(shape))]
+        change = lambda v, index=index, view=view: v.flatten()[index].view(view)  # noqa: E731
+        yield "axis", f"{says} is applied along dimension {d}, not {long[0]}", argument(c.part, ids, j, change)
 
-    def _of_reduction(self, ids: list[int], what: str) -> Iterator[Mutant]:
-        part, node = self.part, self.part.nodes[ids[0]]
-        x = part.values[node.parents[0]]
-        dims = _dims(node, x.ndim)
-        for d in dims:
-            for a, b in ranges(x.shape[d], self.sizes):
-                rest = lambda v, d=d, a=a, b=b: torch.cat([v.narrow(d, 0, a), v.narrow(d, b, v.shape[d] - b)], d)  # noqa: E731
-                says = f"{what} leaves out {a} to {b - 1} of {x.shape[d]}"
-                yield Mutant("truncate", says, self._argument(ids, 0, rest))
-        count = math.prod(x.shape[d] for d in dims)
-        if node.op == "mean" and count > 1:
-            yield Mutant("scale", f"{what}: the sum, not the mean", _result(ids, lambda y: y * count))
-            says = f"{what}: over {count - 1}, not {count}"
-            yield Mutant("ddof", says, _result(ids, lambda y: y * count / (count - 1)))
-        if node.op == "sum" and count > 1:
-            yield Mutant("scale", f"{what}: the mean, not the sum", _result(ids, lambda y: y / count))
-        if node.op == "var_mean" and count > 1:
-            unbiased = node.kwargs.get("correction", node.args[2] if len(node.args) > 2 else 1)
+
+def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Iterator[Way]:
+    """Other numbers in the place of one of the program's, and of its complement to 1 on the same line."""
+    op, sizes = c.part.nodes[ids[0]].op, c.sizes
+    further: set[float] = set()
+    if op == "arange":  # whose numbers say how long it is
+        usual = {old + 1, old - 1}
+    elif is_epsilon(op, old):
+        usual = set(EPSILONS)
+    else:
+        usual = {0.0, 1.0, -old, 2 * old, old / 2, 10 * old, old / 10, 1 - old, old + 1, old - 1, old * old, *c.numbers}
+        usual |= {1 / old, abs(old) ** 0.5, abs(old) ** -0.5} if old else set()
+        if op != "pow":  # exponents have nothing to do with sizes
+            usual |= {f for n in sizes for f in (old * n, old / n)}
+            further = {f for n in sizes for f in (n, n**0.5, n**-0.5, 1 / n, old * n / (n - 1), old * n / (n + 1))}
+            further |= {f for n in c.numbers for f in (old * n, old / n)}
+    for new in (*sorted(usual - {old}), *sorted(further - usual - {old})):
+        number = int(new) if isinstance(old, int) and new == int(new) else new
+        kind, says = kind_of_number(op, old, new, sizes), f"{what} has {new:.6g} where the reference has {old:.6g}"
+        rank = 0 if kind == "eps" else 1 if new in usual else 3
+        yield kind, says, numbered(c.part, ids, j, number), rank
+
+
+def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
+    """Sums and their like that leave something out, or count otherwise."""
+    part, node = c.part, c.part.nodes[ids[0]]
+    x = part.values[node.parents[0]]
+    dims = _dims(node, x.ndim)
+    for d in dims:
+        for a, b in ranges(x.shape[d], c.sizes):
+            keep = torch.tensor([k for k in range(x.shape[d]) if not a <= k < b], device=x.device)
+            change = lambda v, d=d, keep=keep: v.index_select(d, keep)  # noqa: E731
+            yield "truncate", f"{what} leaves out {a} to {b - 1} of {x.shape[d]}", argument(part, ids, 0, change)
+    count = math.prod(x.shape[d] for d in dims)
+    if node.op == "mean" and count > 1:
+        yield "scale", f"{what}: the sum, not the mean", result_of(ids, lambda y: y * count)
+        yield "ddof", f"{what}: over {count - 1}, not {count}", result_of(ids, lambda y: y * count / (count - 1))
+    if node.op == "sum" and count > 1:
+        yield "scale", f"{what}: the mean, not the sum", result_of(ids, lambda y: y / count)
+    if node.op == "cumsum":
+        less = {i: Edit(lambda args, kwargs: args[0] - args[1], (node.args[0],), after=True) for i in ids}
+        yield "shift", f"{what} leaves out the element itself", less
+        back = lambda args, d=dims[0]: args[0].flip(d).cumsum(d).flip(d)  # noqa: E731
+        yield "flip", f"{what} runs backwards", _instead(ids, back)
+
+
+def variances(c: Context) -> Iterator[Way]:
+    """Variances over one element more or less."""
+    for node in (node for node in c.part.nodes if node.op == "var_mean"):
+        yield from of_reduction(c, [node.id], "var_mean")
+        shape = c.part.nodes[node.parents[0]].shape
+        count = math.prod(shape[d] for d in _dims(node, len(shape)))
+        unbiased = node.kwargs.get("correction", node.args[2] if len(node.args) > 2 else 1)
+        firsts = [u for u in c.part.users.get(node.id, ()) if c.part.nodes[u].args[1] == 0]
+        if firsts and count > 1:
             factor = (count - 1) / count if unbiased else count / (count - 1)
-            firsts = [u for i in ids for u in part.users.get(i, ()) if part.nodes[u].args[1] == 0]
             says = f"the variance is over {count if unbiased else count - 1}"
-            if firsts:
-                yield Mutant("ddof", says, _result(firsts, lambda v: v * factor))
-        if node.op == "cumsum":
-            less = {i: Edit(lambda args, kwargs: args[0] - args[1], (node.args[0],), after=True) for i in ids}
-            yield Mutant("shift", f"{what} leaves out the element itself", less)
-            back = lambda args, d=dims[0]: args[0].flip(d).cumsum(d).flip(d)  # noqa: E731
-            yield Mutant("flip", f"{what} runs backwards", _instead(ids, back))
-
-    def _padded(self, ids: list[int], what: str) -> Iterator[Mutant]:
-        """Padding that is moved by one, or filled with something else than zeros."""
-        node = self.part.nodes[ids[0]]
-        own = node.op == "constant_pad_nd"
-        pads = list(node.args[1]) if own else [p for p in reversed(node.args[4]) for _ in (0, 1)]
-        if not own and (node.args[6] or not any(pads)):
-            return
-
-        def padded(args: list[Any], kwargs: dict[str, Any], pads: list[int], mode: str) -> Any:
-            x = F.pad(args[0], pads, mode) if mode != "constant" else F.pad(args[0], pads)
-            return x if own else call(node, [x, *args[1:4], [0] * len(args[4]), *args[5:]], kwargs)
-
-        for k, by in itertools.product(range(0, len(pads), 2), (1, -1)):
-            moved = [p + (by if n == k else -by if n == k + 1 else 0) for n, p in enumerate(pads)]
-            edit = Edit(partial(padded, pads=moved, mode="constant"))
-            yield Mutant("shift", f"{what} is padded {tuple(moved)}, not {tuple(pads)}", dict.fromkeys(ids, edit))
-        for mode in ("replicate", "reflect", "circular"):
-            edit = Edit(partial(padded, pads=pads, mode=mode))
-            yield Mutant("other", f"{what} is padded by {mode}, not by zeros", dict.fromkeys(ids, edit))
-
-    def _along(self) -> Iterator[Mutant]:
-        """Reductions that run along one dimension, along another, or over all: those of a line, and all alike."""
-        part = self.part
-        lines: dict[Any, list[int]] = {}
-        for node in part.nodes:
-            if node.op in REDUCTIONS:
-                dims = tuple(_dims(node, part.values[node.parents[0]].ndim))
-                for key in ((node.site, dims), ("", dims)):
-                    lines.setdefault(key, []).append(node.id)
-        for (_, old), ids in {(key[1], tuple(ids)): (key, ids) for key, ids in lines.items()}.values():
-            ndim = part.values[part.nodes[ids[0]].parents[0]].ndim
-            for over in [*([d] for d in range(ndim)), *([list(range(ndim))] if ndim > 1 else [])]:
-                if tuple(over) != old:
-                    edits = {k: edit for i in ids for k, edit in self._along_dims(i, over).items()}
-                    words = f"runs over dimension {', '.join(map(str, over))}, not {', '.join(map(str, old))}"
-                    name = self.wholes.get(ids[0], self.operation(ids[0]))
-                    yield Mutant("axis", f"{name} {words}", edits)
-
-    def _counts(self) -> Iterator[Mutant]:
-        """Another number of elements, wherever a sum over them is divided by it, as in the backward of a mean."""
-        part = self.part
-        reductions = [n for n in part.nodes if n.op in ("sum", "mean", "var_mean")]
-        dims = {
-            (part.nodes[n.parents[0]].shape, tuple(_dims(n, len(part.nodes[n.parents[0]].shape)))) for n in reductions
-        }
-        for count in {math.prod(shape[d] for d in over) for shape, over in dims} - {0, 1}:
-            for new in {count - 1, *(n for n in self.sizes if count % n == 0)} - {0, count}:
-                edits: dict[int, Edit] = {}
-                for node, (j, c) in (
-                    (n, one) for n in part.nodes if n.op in ("mul", "div") for one in enumerate(n.args)
-                ):
-                    for power in (1, -1):
-                        if _is_number(c) and c and abs(c * count**power) in (1.0, 2.0, 0.5):
-                            ratio = (count / new) ** power
-                            edits |= self._argument([node.id], j, partial(_recounted, ratio=ratio))
-                kind = "ddof" if new == count - 1 else "factor"
-                if edits:
-                    yield Mutant(kind, f"{new} elements are counted where there are {count}", edits)
-
-    def _along_dims(self, i: int, dims: list[int]) -> dict[int, Edit]:
-        """A reduction along other dimensions; a division by how many they were is by how many they are."""
-        part, node = self.part, self.part.nodes[i]
-        x = part.values[node.parents[0]]
-        single = len(node.args) > 1 and isinstance(node.args[1], int)
-        over: Any = dims[0] if single else dims
-
-        def edit(args: list[Any], kwargs: dict[str, Any], shape: Any = node.shape, part: int | None = None) -> Any:
-            if len(node.args) == 1 and part is None:  # over all, to a number
-                return getattr(torch, node.op)(args[0], dim=over, keepdim=True)
-            y = call(node, [args[0], over, *node.args[2:]], kwargs)
-            y = y if part is None else y[part]
-            return y if y.ndim == len(shape) or shape == () else y.expand(shape)  # what is kept broadcasts
-
-        if node.op == "var_mean":
-            users = [part.nodes[u] for u in part.users.get(i, ())]
-            run = lambda args, kwargs, u: edit(args, node.kwargs | {"keepdim": True}, u.shape, u.args[1])  # noqa: E731
-            return {u.id: Edit(partial(run, u=u), (node.args[0],)) for u in users}
-        edits = {i: Edit(edit)}
-        before = math.prod(x.shape[d] for d in _dims(node, x.ndim))
-        for u in part.users.get(i, ()) if node.op == "sum" else ():
-            if part.nodes[u].op == "div" and part.nodes[u].args[1] == before:
-                edits |= self._argument([u], 1, lambda _: math.prod(x.shape[d] for d in dims))
-        return edits
-
-    def _exchanged(self) -> Iterator[Mutant]:
-        """Two given tensors of one shape, each in the other's place."""
-        part = self.part
-        given = [i for i in part.users if part.nodes[i].func in (INPUT, CONSTANT) and part.values[i].numel() > 1]
-        for i, j in itertools.combinations(given, 2):
-            a, b = part.values[i], part.values[j]
-            if a.shape == b.shape and a.dtype == b.dtype:
-                says = f"{self.called(i)} and {self.called(j)} are exchanged"
-                copy = lambda args, kwargs: args[0].clone()  # noqa: E731
-                yield Mutant("swap", says, {i: Edit(copy, (Ref(j),)), j: Edit(copy, (Ref(i),))})
-
-    def _later(self, i: int, near: int) -> list[int]:
-        """Operations whose result is made from that of `i` and has its shape, the nearest first."""
-        nodes = self.part.nodes
-        below = (k for k in self.part.downstream(i) if k != i and nodes[k].shape == nodes[i].shape)
-        return list(itertools.islice((k for k in below if isinstance(self.part.values[k], Tensor)), near))
-
-    def _moved_on(self) -> Iterator[Mutant]:
-        """An operation that comes later, or earlier, than in the reference: an eps outside of a root, a late bias."""
-        nodes = self.part.nodes
-        movable = {i: self._later(i, 4) for i in self.computed if nodes[i].op in ARITHMETIC | FUNCTIONS | CHOICES}
-        for i, later in movable.items():
-            node = nodes[i]
-            for j, own in ((j, a.id) for j, a in enumerate(node.args) if isinstance(a, Ref)):
-                if nodes[own].shape != node.shape:
-                    continue
-                others = [a.id for k, a in enumerate(node.args) if isinstance(a, Ref) and k != j]
-                takes = tuple(0 if k == j else a for k, a in enumerate(node.args))
-                passes = Edit(lambda args, kwargs, j=j: args[j].clone())
-                moved = Edit(partial(_applied, node=node, j=j), takes, after=True)
-                for k in later:
-                    if nodes[k].op not in MOVES:
-                        yield self._moved(i, k, {i: passes, k: moved}, "after")
-                for k in (k for k in movable if i in movable[k]):
-                    if all(nodes[r].func in (INPUT, CONSTANT) or r < k for r in others):
-                        yield self._moved(i, k, {i: passes, k: moved}, "before")
-
-    def _moved(self, i: int, k: int, edits: dict[int, Edit], where: str) -> Mutant:
-        node, other = self.part.nodes[i], self.part.nodes[k]
-        small = any(
-            n.op == "add" and any(_is_number(a) and is_epsilon("add", a) for a in n.args) for n in (node, other)
-        )
-        says = f"{self.operation(i)} comes {where} {self.operation(k)}"
-        return Mutant("eps" if small else "other", says, edits, 2)
-
-    def _left_out(self) -> Iterator[Mutant]:
-        """Several operations in a row that are left out."""
-        for i in self.part.given() + self.computed:
-            if isinstance(self.part.values[i], Tensor) and self.part.values[i].is_floating_point():
-                for k in self._later(i, 8):
-                    if Ref(i) not in self.part.nodes[k].args:
-                        says = f"{self.called(i)} stands in place of {self.called(k)}: what is between is left out"
-                        edit = Edit(lambda args, kwargs: args[0].clone(), (Ref(i),))
-                        yield Mutant("function", says, {k: edit}, 2)
-
-    def _conjugated(self) -> Iterator[Mutant]:
-        """Elements in another order for what happens between two operations: groups and pairs taken otherwise."""
-        part = self.part
-        starts = [i for i in (*part.given(), *self.computed) if len(part.users.get(i, ())) > 1 or i in part.given()]
-        for i in (i for i in starts if isinstance(part.values[i], Tensor) and part.values[i].is_floating_point()):
-            later = self._later(i, 64)
-            ends = [k for k in later if part.nodes[k].op in ("add", "mul", "cat", "view") or k == part.target]
-            for k, (d, n) in itertools.product(ends[-6:], enumerate(part.nodes[i].shape)):
-                for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
-                    edits = _result([i], partial(_regrouped, d=d, a=a))
-                    edits |= _result([k], partial(_regrouped, d=d, a=n // a))
-                    taken = f"dimension {d} of {n} is taken as {n // a} x {a} in place of {a} x {n // a}"
-                    yield Mutant("permute", f"from {self.called(i)} to {self.called(k)}, {taken}", edits, 2)
-        for d, n in enumerate(part.nodes[part.target].shape):
-            turned = _result([part.target], lambda x, d=d: x.flip(d))
-            for i in part.given():
-                if n > 2 and n in part.nodes[i].shape and isinstance(part.values[i], Tensor):
-                    turned |= _result([i], lambda x, n=n: x.flip(tuple(x.shape).index(n)))
-            if len(turned) > 1:
-                yield Mutant("flip", f"all runs backwards along dimension {d}", turned, 2)
-
-    def _composite(self, i: int) -> tuple[set[int], set[int]]:
-        """The operations that torch's operation with that result is made of, and what these take from outside."""
-        inside, frontier, waiting = {i}, set[int](), [i]
-        while waiting:
-            for p in self.part.nodes[waiting.pop()].parents:
-                if p in self.part.program.inside and p not in inside:
-                    inside.add(p)
-                    waiting.append(p)
-                elif p not in inside:
-                    frontier.add(p)
-        return inside, frontier
-
-    def _of_composite(self, i: int, name: str) -> Iterator[Mutant]:
-        """Another function in place of one that torch has as a whole, of one tensor."""
-        inside, frontier = self._composite(i)
-        if len(frontier) != 1 or len(inside) == 1 or self.part.nodes[min(frontier)].shape != self.part.nodes[i].shape:
-            return
-        (source,) = frontier
-        for words, f in INSTEAD.items():
-            edit = Edit(lambda args, kwargs, f=f: f(args[0]), (Ref(source),))
-            yield Mutant("function", f"{words} in place of {name}", {i: edit}, 0)
+            yield "ddof", says, result_of(firsts, lambda v, factor=factor: v * factor)
 
 
-def _result(ids: Iterable[int], change: Change) -> dict[int, Edit]:
+def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
+    """Padding that is moved by one, or filled with something else than zeros."""
+    own = node.op == "constant_pad_nd"
+    pads = list(node.args[1]) if own else [p for p in reversed(node.args[4]) for _ in (0, 1)]
+    if not own and (node.args[6] or not any(pads)):
+        return
+
+    def run(args: list[Any], pads: list[int], mode: str) -> Any:
+        x = F.pad(args[0], pads, mode)
+        return x if own else call(node, [x, *args[1:4], [0] * len(args[4]), *args[5:]], node.kwargs)
+
+    for k, by in itertools.product(range(0, len(pads), 2), (1, -1)):
+        moved = [p + (by if n == k else -by if n == k + 1 else 0) for n, p in enumerate(pads)]
+        says = f"{what} is padded {tuple(moved)}, not {tuple(pads)}"
+        yield "shift", says, _instead(ids, partial(run, pads=moved, mode="constant"))
+    for mode in ("replicate", "reflect", "circular"):
+        says = f"{what} is padded by {mode}, not by zeros"
+        yield "other", says, _instead(ids, partial(run, pads=pads, mode=mode))
+
+
+def along(c: Context) -> Iterator[Way]:
+    """Reductions that run along one dimension, along another, or over all: those of a line, and all alike."""
+    part, lines = c.part, dict[Any, list[int]]()
+    for node in (node for node in part.nodes if node.op in REDUCTIONS):
+        ndim = part.values[node.parents[0]].ndim
+        dims = tuple(_dims(node, ndim))
+        for key in ((node.site, dims), ("", dims)):
+            lines.setdefault(key, []).append(node.id)
+    for (_, old), ids in {(key[1], tuple(ids)): (key, ids) for key, ids in lines.items()}.values():
+        ndim = part.values[part.nodes[ids[0]].parents[0]].ndim
+        for over in [*([d] for d in range(ndim)), *([list(range(ndim))] if ndim > 1 else [])]:
+            if tuple(over) != old:
+                edits = {k: edit for i in ids for k, edit in _along(part, i, over).items()}
+                words = f"runs over dimension {', '.join(map(str, over))}, not {', '.join(map(str, old))}"
+                yield "axis", f"{c.wholes.get(ids[0], c.operation(ids[0]))} {words}", edits
+
+
+def _along(part: Part, i: int, dims: list[int]) -> dict[int, Edit]:
+    """A reduction along other dimensions; a division by how many they were is by how many they are."""
+    node, x = part.nodes[i], part.values[part.nodes[i].parents[0]]
+    over: Any = dims[0] if len(node.args) > 1 and isinstance(node.args[1], int) else dims
+
+    def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if len(node.args) == 1:  # over all, to a number
+            return getattr(torch, node.op)(args[0], dim=over, keepdim=True)
+        y = call(node, [args[0], over, *node.args[2:]], kwargs)
+        return y if y.ndim == len(node.shape) or not node.shape else y.expand(node.shape)  # what is kept broadcasts
+
+    def moments(args: list[Any], kwargs: dict[str, Any], user: Node) -> Any:
+        y = call(node, [args[0], over, *node.args[2:]], node.kwargs | {"keepdim": True})[user.args[1]]
+        return y if y.ndim == len(user.shape) or not user.shape else y.expand(user.shape)
+
+    users = [part.nodes[u] for u in part.users.get(i, ())]
+    if node.op == "var_mean":
+        return {u.id: Edit(partial(moments, user=u), (node.args[0],)) for u in users}
+    before, now = (math.prod(x.shape[d] for d in some) for some in (_dims(node, x.ndim), dims))
+    counted = [u.id for u in users if node.op == "sum" and u.op == "div" and u.args[1] == before]
+    return {i: Edit(run)} | argument(part, counted, 1, lambda _: now)
+
+
+def counts(c: Context) -> Iterator[Way]:
+    """Another number of elements, wherever a sum over them is divided by it, as in the backward of a mean."""
+    part, found = c.part, set[int]()
+    for node in (n for n in part.nodes if n.op in ("sum", "mean", "var_mean")):
+        shape = part.nodes[node.parents[0]].shape
+        found.add(math.prod(shape[d] for d in _dims(node, len(shape))))
+    places = [(n, j, a) for n in part.nodes if n.op in ("mul", "div") for j, a in enumerate(n.args) if _is_number(a)]
+    for count in found - {0, 1}:
+        for new in {count - 1, *(n for n in c.sizes if count % n == 0)} - {0, count}:
+            edits: dict[int, Edit] = {}
+            for (node, j, a), power in itertools.product(places, (1, -1)):
+                if abs(a * count**power) in (1.0, 2.0, 0.5):
+                    ratio = (count / new) ** power
+                    edits |= argument(part, [node.id], j, lambda a, ratio=ratio: a * ratio)
+            kind = "ddof" if new == count - 1 else "factor"
+            if edits:
+                yield kind, f"{new} elements are counted where there are {count}", edits
+
+
+def exchanged(c: Context) -> Iterator[Way]:
+    """Two given tensors of one shape, each in the other's place."""
+    part = c.part
+    given = [i for i in part.users if part.nodes[i].func in GIVEN and part.values[i].numel() > 1]
+    for i, j in itertools.combinations(given, 2):
+        a, b = part.values[i], part.values[j]
+        if a.shape == b.shape and a.dtype == b.dtype:
+            yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", _copied([i], j) | _copied([j], i)
+
+
+def moved_on(c: Context) -> Iterator[Way]:
+    """An operation that comes later, or earlier, than in the reference: an eps outside of a root, a late bias."""
+    nodes = c.part.nodes
+    movable = {i: c.later(i, 4) for i in c.computed if nodes[i].op in ARITHMETIC | FUNCTIONS | CHOICES}
+    for i, later in movable.items():
+        node = nodes[i]
+        for j in (j for j, a in enumerate(node.args) if isinstance(a, Ref) and nodes[a.id].shape == node.shape):
+            others = [a.id for k, a in enumerate(node.args) if isinstance(a, Ref) and k != j]
+            ready = [k for k in movable if i in movable[k] and all(nodes[r].func in GIVEN or r < k for r in others)]
+            passes = Edit(lambda args, kwargs, j=j: args[j].clone())
+            moved = Edit(
+                partial(_applied, node=node, j=j), tuple(0 if k == j else a for k, a in enumerate(node.args)), True
+            )
+            for k, where in [(k, "after") for k in later if nodes[k].op not in MOVES] + [(k, "before") for k in ready]:
+                small = any(
+                    _is_number(a) and is_epsilon(n.op, a) for n in (node, nodes[k]) if n.op == "add" for a in n.args
+                )
+                says = f"{c.operation(i)} comes {where} {c.operation(k)}"
+                yield "eps" if small else "other", says, {i: passes, k: moved}, 2
+
+
+def between(c: Context) -> Iterator[Way]:
+    """Several operations in a row that are left out."""
+    for i in (i for i in c.part.given() + c.computed if c.real(i)):
+        for k in (k for k in c.later(i, 8) if Ref(i) not in c.part.nodes[k].args):
+            says = f"{c.called(i)} stands in place of {c.called(k)}: what is between is left out"
+            yield "function", says, _copied([k], i), 2
+
+
+def regrouped(c: Context) -> Iterator[Way]:
+    """Elements in another order for what happens between two operations: groups and pairs taken otherwise."""
+    part, given = c.part, c.part.given()
+    for i in (i for i in (*given, *c.computed) if (len(part.users.get(i, ())) > 1 or i in given) and c.real(i)):
+        ends = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") or k == part.target]
+        for k, (d, n) in itertools.product(ends[-6:], enumerate(part.nodes[i].shape)):
+            for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
+                edits = result_of([i], partial(_regrouped, d=d, a=a))
+                edits |= result_of([k], partial(_regrouped, d=d, a=n // a))
+                taken = f"dimension {d} of {n} is taken as {n // a} x {a} in place of {a} x {n // a}"
+                yield "permute", f"from {c.called(i)} to {c.called(k)}, {taken}", edits, 2
+    for d, n in enumerate(part.nodes[part.target].shape):
+        long = [i for i in given if n > 2 and n in part.nodes[i].shape and isinstance(part.values[i], Tensor)]
+        edits = result_of([part.target], lambda x, d=d: x.flip(d))
+        edits |= result_of(long, lambda x, n=n: x.flip(tuple(x.shape).index(n)))
+        if len(edits) > 1:
+            yield "flip", f"all runs backwards along dimension {d}", edits, 2
+
+
+def composites(c: Context) -> Iterator[Way]:
+    """Another function in place of one that torch has as a whole, of one tensor."""
+    for i, name in c.names.items():
+        inside, frontier = c.composite(i)
+        if len(frontier) == 1 < len(inside) and c.part.nodes[min(frontier)].shape == c.part.nodes[i].shape:
+            for words, f in INSTEAD.items():
+                edit = Edit(lambda args, kwargs, f=f: f(args[0]), (Ref(min(frontier)),))
+                yield "function", f"{words} in place of {name}", {i: edit}, 0
+
+
+def result_of(ids: Iterable[int], change: Change) -> dict[int, Edit]:
     """`change` of what operations give."""
     return {i: Edit(lambda args, kwargs: change(args[0]), after=True) for i in ids}
 
 
+def argument(part: Part, ids: Iterable[int], j: int, change: Callable[[Any], Any]) -> dict[int, Edit]:
+    """`change` of the argument `j` of operations."""
+
+    def edit(args: list[Any], kwargs: dict[str, Any], node: Node) -> Any:
+        return call(node, [*args[:j], change(args[j]), *args[j + 1 :]], kwargs)
+
+    return {i: Edit(partial(edit, node=part.nodes[i])) for i in ids}
+
+
+def numbered(part: Part, ids: Iterable[int], j: int, new: Any) -> dict[int, Edit]:
+    """Another number as the argument `j`, and its complement to 1 where that stands on the same line."""
+    ids = list(ids)
+    node = part.nodes[ids[0]]
+    c, edits = node.args[j], argument(part, ids, j, lambda _: new)
+    for other in (n for n in part.nodes if n.site == node.site and n.op in NUMBERED and n.id not in ids and c != 0.5):
+        for k, a in enumerate(other.args):
+            if _is_number(a) and abs(a - (1.0 - c)) < 1e-12:
+                edits |= argument(part, [other.id], k, lambda _: 1.0 - new)
+    return edits
+
+
 def _instead(ids: Iterable[int], run: Callable[[list[Any]], Any]) -> dict[int, Edit]:
-    return {i: Edit(lambda args, kwargs: run(args)) for i in ids}
+    return {i: Edit(lambda args, kwargs: run(list(args))) for i in ids}
 
 
-def _recounted(c: float, ratio: float) -> float:
-    return c * ratio
+def _copied(ids: Iterable[int], other: int) -> dict[int, Edit]:
+    """What another operation gives, in place of what these give."""
+    return dict.fromkeys(ids, Edit(lambda args, kwargs: args[0].clone(), (Ref(other),)))
 
 
 def _applied(args: list[Any], kwargs: dict[str, Any], node: Node, j: int) -> Any:
@@ -705,13 +668,26 @@ def _applied(args: list[Any], kwargs: dict[str, Any], node: Node, j: int) -> Any
     return call(node, [result if k == j else a for k, a in enumerate(rest)], node.kwargs)
 
 
+def _lossy(args: list[Any], op: str, way: Callable[[Tensor, Any], Tensor]) -> Tensor:
+    """An addition that is not atomic: of the terms of one place one survives, the last; `way` may turn them round."""
+    if op == "index_put":
+        x, index, source = args[:3]
+        there = [i if i is None else way(i, [0]) for i in index]
+        return x + torch.zeros_like(x).index_put(there, way(source, [0]))
+    x, d, index, source = args[:4]
+    if op == "index_add":
+        return x + torch.zeros_like(x).index_copy(d, way(index, [0]), way(source, [d]))
+    return x + torch.zeros_like(x).scatter(d, way(index, [d]), way(source, [d]))
+
+
+def _wrapped(x: Tensor) -> Tensor:
+    """Whole numbers that are kept in 16 bits."""
+    return (x + 2**15).remainder(2**16) - 2**15
+
+
 def _regrouped(x: Tensor, d: int, a: int) -> Tensor:
     """A dimension of a groups as that of its transpose."""
     return x.unflatten(d, (a, -1)).transpose(d, d + 1).flatten(d, d + 1)
-
-
-def _fit(x: Tensor, shape: Any) -> Tensor:
-    return x.clone() if x.shape == shape else x.expand(shape).clone()
 
 
 def _is_number(c: Any) -> bool:

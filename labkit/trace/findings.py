@@ -168,8 +168,9 @@ def reason(found: Comparison, below: Structure | None) -> str:
         return f"shape: {found.bound}"
     if not found.ok:
         more = found.observed_nan - found.golden_nan
-        if more > 0:
-            return f"{more} NaN, first at {found.first_index}"
+        if more > 0:  # a NaN or an infinity on one side only is the worst
+            first = "first" if math.isnan(found.worst_observed or 0.0) else "the first beyond any bound"
+            return f"{more} NaN, {first} at {found.worst_index}"
         infinite = math.isinf(found.bound_used)
         share = "beyond any bound" if infinite else f"up to {digits(found.bound_used, 3)} times the tolerance"
         return f"{found.mismatches} of {found.count} elements {share}, first at {found.first_index}"

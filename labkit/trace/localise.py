@@ -81,8 +81,9 @@ def localise(
         _judge(golden, seen, rules, chance, say, elements, result)
         result.notes += _narrower(seen, rules, result)
     missing = [name for name in golden.names if name not in there]
+    of_shape = {tuple(golden[name].shape): f"is it perhaps {name}, of its shape? " for name in reversed(missing)}
     for name in result.unexpected:
-        if hint := did_you_mean(name, missing):
+        if hint := did_you_mean(name, missing) or of_shape.pop(tuple(there.read(name).shape), ""):
             how = "(names= maps the golden's steps to the observed's)"
             result.notes.append(f"{name} is not in the golden; {hint}{how}")
     return result

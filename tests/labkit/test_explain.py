@@ -187,6 +187,35 @@ def test_a_missing_step_and_a_wrong_input_are_said_without_a_search(golden):
     assert "is an input" in str(found)
 
 
+def test_the_first_nan_is_where_it_is_and_not_where_the_first_wrong_number_is(golden):
+    observed = port(**inputs())
+    observed["normed"][1, 2], observed["normed"][7, 3] = 100.0, float("nan")
+    assert "1 NaN, first at (7, 3)" in labkit.localise(observed, golden, F32).findings["normed"].words
+    observed["normed"][4, 4] = float("inf")
+    words = labkit.localise(observed, golden, F32).findings["normed"].words
+    assert "1 NaN, the first beyond any bound at (4, 4)" in words
+
+
+def test_a_missing_and_an_unexpected_step_of_one_shape_are_perhaps_one(golden):
+    observed = port(**inputs())
+    observed["q"] = observed.pop("normed")  # as its neighbours, which are there
+    found = labkit.localise(observed, golden, F32)
+    (note,) = (one for one in found.notes if one.startswith("q "))
+    assert "is it perhaps normed" in note
+    assert "names=" in note
+
+
+def test_a_factor_of_a_few_numbers_is_found_and_one_number_has_no_cause():
+    def halves(x):
+        return {"y": x.sum(-1)}
+
+    for rows, causes in ((3, ["scale"]), (1, [])):
+        x = torch.randn(rows, 7, generator=torch.Generator().manual_seed(4))
+        observed = {"x": x, "y": x.sum(-1) * 1.2345}
+        found = labkit.explain(observed, labkit.golden(halves, x=x), F32)
+        assert [cause.kind for cause in found.causes] == causes, found
+
+
 def test_the_command_line_says_it_and_json_has_it(golden, tmp_path, capsys):
     golden.save(tmp_path / "golden.safetensors")
     labkit.Trace(port(**inputs(), fault="over columns")).save(tmp_path / "observed.safetensors")

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from labkit import Precision, Trace, bounded, golden, step, weigh
+from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
 
 SETTINGS = {"square": np.array([2.0, 2.0]), "unequal": np.array([2.0, 3.0])}
@@ -110,6 +111,14 @@ def test_a_step_that_the_observed_lacks_does_not_fit():
     found = weigh(lambda x: Trace(), {"it": expected}, SETTINGS)
     assert found.cause == "none of these"
     assert "has no a" in str(found)
+
+
+def test_an_observed_trace_without_the_inputs_refutes_nothing_and_is_an_error_of_one_line():
+    x = torch.ones(3)
+    made = bounded(golden(lambda x, w: {"y": x + w}, x=x, w=x), Precision("float32"))
+    with pytest.raises(UsageError) as error:
+        weigh(lambda x: Trace({"x": x, "y": 2.0 * x}), {"it": lambda x: made}, {"ones": x})
+    assert str(error.value) == "observe: has no w; wanted the inputs of hypothesis 'it' too"
 
 
 def test_one_of_two_names_of_a_value_is_enough():

@@ -1,0 +1,25 @@
+"""A block of a Llama is explained from its output alone; the long form keeps the times that are promised."""
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import explain_blocks as blocks
+
+
+def test_another_activation_in_one_block_is_named():
+    row = blocks.measure(layers=2, width=32, batch=1, length=6, fault="gelu")
+    assert (row["found"].step, row["found"].verdict) == (row["block"], "cause"), row["found"]
+    assert row["found"].causes[0].kind in blocks.KINDS["gelu"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("layers", "seconds"), [(2, 30.0), (8, 120.0)])
+def test_large_blocks_are_explained_in_the_time_promised(layers, seconds):
+    row = blocks.measure(layers, 256, 2, 64, "gelu")
+    assert row["found"].causes[0].kind in blocks.KINDS["gelu"], row["found"]
+    assert row["localise"] + row["explain"] < seconds
