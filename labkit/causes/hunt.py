@@ -21,6 +21,7 @@ from random import Random
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.causes.explain import Explanation, explain
@@ -33,7 +34,6 @@ from labkit.trace.localise import localise
 from labkit.trace.repetition import poisoned, same_bits
 from labkit.trace.watching import OUTPUT, results_of
 
-Tensor = torch.Tensor
 Inputs = dict[Any, Any]
 Names = tuple[Any, ...]
 
@@ -108,7 +108,8 @@ class Hunt:
     """What :func:`hunt` found.
 
     `examples` were tried, up to the first failure; besides, the kernel `refused` some, and some were `discarded` since
-    the reference fails on them, or makes much more of them than `most`. `made` has the text that makes each input of the failure, by its name.
+    the reference fails on them, or makes more than four times `most` of them. `made` has the text that makes each input
+    of the failure, by its name.
     """
 
     kernel: Callable[..., Any]
@@ -139,13 +140,9 @@ class Hunt:
             raise UsageError("hunt: found no failure; wanted one to write down")
         imports = [_imported("kernel", self.kernel), _imported("reference", self.reference)]
         test = "test_" + re.sub(r"\W+", "_", _name(self.kernel)).strip("_") + "()"
-        lines = [
-            f'"""{_name(self.kernel)}: {_line(self.failure.words)}"""',
-            "",
-            "import sys",
-            "from math import inf, nan",
-        ]
-        lines += ["", "import torch", "", "from labkit import Precision", "from labkit.causes.hunt import check, drawn"]
+        title = f'"""{_name(self.kernel)}: {_line(self.failure.words)}"""'
+        lines = [title, "", "import sys", "from math import inf, nan", "", "import torch", ""]
+        lines += ["from labkit import Precision", "from labkit.causes.hunt import check, drawn"]
         lines += ["from labkit.session.device import choose", "", f"sys.path[:0] = {sorted({r for r, _ in imports})}"]
         lines += ['choose("auto")  # before Triton\'s kernels are imported', *(text for _, text in imports), "", ""]
         lines += [f"def {test}:", "    inputs = {}", *(f"    inputs[{n!r}] = {text}" for n, text in self.made.items())]
@@ -182,7 +179,7 @@ def hunt(
     """
     try:
         import hypothesis
-        from hypothesis import strategies
+        from hypothesis import Phase, strategies
         from hypothesis.errors import NoSuchExample, Unsatisfiable
     except ImportError:
         raise UsageError("hypothesis: is not installed; wanted pip install 'labkit[hunt]'") from None
@@ -223,11 +220,12 @@ def hunt(
         hypothesis.assume(found not in ("refused", "discarded"))
         return isinstance(found, Failure)
 
-    phases = (hypothesis.Phase.generate, hypothesis.Phase.shrink)
-    settings = hypothesis.settings(max_examples=examples, database=None, deadline=None, phases=phases)
+    how = hypothesis.settings(
+        max_examples=examples, database=None, deadline=None, phases=(Phase.generate, Phase.shrink)
+    )
     with tempfile.TemporaryDirectory() as folder, suppress(NoSuchExample, Unsatisfiable):
         hypothesis.configuration.set_hypothesis_home_dir(folder)  # else it keeps numbers of the sources it sees
-        hypothesis.find(cases, fails, settings=settings, random=Random(seed))
+        hypothesis.find(cases, fails, settings=how, random=Random(seed))
     hypothesis.configuration.set_hypothesis_home_dir(None)
     return report
 
@@ -377,10 +375,9 @@ def _failure(
             return {}, f"raised {type(why).__name__}: {_line(str(why))}"
         was = views(start)
         if out:
-            copies = [given[name].clone() for name in out]
-            value = (
-                dict(zip(out, copies, strict=True)) if out[0] in recorded else copies[0] if len(out) == 1 else copies
-            )
+            copies = {name: given[name].clone() for name in out}
+            found: Any = list(copies.values())
+            value = copies if out[0] in recorded else found if len(out) > 1 else found[0]
             for name in out:
                 given[name].copy_(was[name])
         for name, x in given.items():
@@ -396,11 +393,10 @@ def _failure(
     for refused, so in ((refuses, ""), ((), "; so a second call on the same inputs")):
         kept = {name: x.clone() for name, x in last.items() if x.untyped_storage().data_ptr() not in ours}
         results, failure.words = run(before, refused)
+        if not failure.words and not all(same_bits(last[name], x) for name, x in kept.items()):
+            failure.words = "a later call changed the result of an earlier one"
         if failure.words:
             return "refused" if failure.words == "refused" else failure
-        if not all(same_bits(last[name], x) for name, x in kept.items()):
-            failure.words = "a later call changed the result of an earlier one"
-            return failure
         same = [x for name, x in kept.items() if name in results and same_bits(results[name], x)]
         if so and len(same) == len(results):
             break
@@ -408,9 +404,10 @@ def _failure(
         failure.localisation = found = localise(failure.observed, recorded, precision)
         if found.first is not None:
             finding = found.findings[found.first]
-            looks = f"; as it looks, {finding.signature}" if finding.signature else ""
-            stale = "; the call before, on other inputs, gave the same" * any(len(x.unique()) > 1 for x in same)
-            failure.words = f"{found.first}: {finding.words}{looks}{so or stale}"
+            looks = f"; as it looks, {finding.signature}" * bool(finding.signature)
+            stale = any(x.numel() and x.min() < x.max() for x in same)  # one number all over says nothing
+            so = so or "; the call before, on other inputs, gave the same" * stale
+            failure.words = f"{found.first}: {finding.words}{looks}{so}"
             return failure
         last = results
     return "examples"
@@ -426,11 +423,10 @@ def _tensors(inputs: Mapping[Any, Any]) -> dict[Any, Tensor]:
     return {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
 
 
-def _by_name(inputs: Any) -> dict[Any, Any]:
+def _by_name(inputs: Any) -> Inputs:
     """Arguments by name, or by position."""
-    if isinstance(inputs, Mapping):
-        return dict(inputs)
-    return dict(enumerate(inputs)) if isinstance(inputs, (tuple, list)) else {0: inputs}
+    several = inputs if isinstance(inputs, (Mapping, tuple, list)) else [inputs]
+    return dict(several if isinstance(several, Mapping) else enumerate(several))
 
 
 def _names(out: Any) -> Names:

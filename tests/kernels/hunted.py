@@ -92,8 +92,10 @@ class Case(NamedTuple):
 
     def hunt(self, examples: int, seconds: float = float("inf"), most: int = 1 << 14) -> labkit.Hunt:
         """On this device."""
-        drawn = isinstance(self.inputs, st.SearchStrategy)  # which has sizes of its own
-        most = self.interpreted if self.language == TRITON and not drawn and not DEVICE.is_cuda else most
+        if isinstance(self.inputs, st.SearchStrategy):  # which has sizes of its own
+            most = 1 << 14
+        elif self.language == TRITON and not DEVICE.is_cuda:
+            most = min(most, self.interpreted)
         how = {"most": most, "examples": examples, "seconds": seconds} | self.how
         return labkit.hunt(self.kernel, self.reference, there(self.inputs), self.precision, **how)
 
@@ -511,8 +513,9 @@ def result(case: Case, draws: int, seconds: float, explain: bool) -> dict[str, A
 
 
 def worker(draws: int, seconds: float, explain: bool) -> None:
-    """Answer each name on standard input with its row on standard output, where a kernel may not print."""
+    """Answer each name on standard input with its row on standard output, where no kernel may print."""
     answers, sys.stdout = sys.stdout, sys.stderr
+    print("ready", file=answers, flush=True)
     for line in sys.stdin:
         found = result(CASES[json.loads(line)], draws, seconds, explain)
         last = found["outcome"] == "hunt failed" or "CUDA" in found.get("words", "") + found.get("cause", "")
@@ -529,8 +532,11 @@ def manage(
     process = None
     while not names.empty():
         with suppress(queue.Empty):
-            name, start = names.get_nowait(), time.monotonic()
-            process = process or subprocess.Popen(command, **pipes)
+            name = names.get_nowait()
+            if process is None:
+                process = subprocess.Popen(command, **pipes)
+                process.stdout.readline()  # imports take as long as they take
+            start = time.monotonic()
             late = threading.Timer(limit, process.kill)
             late.start()
             process.stdin.write(json.dumps(name) + "\n")
