@@ -10,14 +10,18 @@ import math
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.causes.explain import Explanation, explain
@@ -28,28 +32,43 @@ from labkit.trace.findings import Localisation
 from labkit.trace.golden import Golden, golden
 from labkit.trace.localise import localise
 from labkit.trace.repetition import poisoned, same_bits
-from labkit.trace.watching import OUTPUT, tensors_of
+from labkit.trace.watching import OUTPUT, results_of
 
-Tensor = torch.Tensor
+Inputs = dict[Any, Any]
+Names = tuple[Any, ...]
 
-SIZES = sorted(
-    {1, 5, 11, 13, 37, 61, 97, 251, 1009, 4099, 16411} | {2**k + d for k in range(1, 17) for d in (-1, 0, 1)}
-)
+SIZES = sorted({1, 11, 13, 37, 61, 97, 251, 1009, 4099, 16411} | {2**k + d for k in range(1, 17) for d in (-1, 0, 1)})
 """Lengths of an axis: one, primes, and powers of two with their neighbours."""
 
-LAYOUTS = ("contiguous", "offset", "rows apart", "gaps", "first axis fastest", "repeated")
+LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "contiguous": lambda x, gap: x,
+    "offset": lambda x, gap: torch.cat([gap, x.flatten()])[1:].view(x.shape),
+    "rows apart": lambda x, gap: torch.cat([x, gap.expand(*x.shape[:-1], 3)], -1)[..., :-3],
+    "gaps": lambda x, gap: torch.stack([x, gap.expand_as(x)], -1)[..., 0],
+    "first axis fastest": lambda x, gap: x.view(x.shape[::-1]).permute(*range(x.dim())[::-1]),
+    "repeated": lambda x, gap: x[:1].expand_as(x),
+}
 """How a tensor lies in memory: from its beginning; one element behind it; with room between rows; with room between
 elements; in the order of Fortran; with one slice of the first axis that stands for all."""
 
-VALUES = ("ones", "counting", "normal", "large mean", "wide", "zeros", "denormal")
-SPECIAL = ("NaN", "infinite")
-"""Kinds of floating-point values: those that a kernel has to take, and those that its reference has to allow."""
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "ones": torch.ones_like,
+    "counting": lambda x: 1 + torch.arange(len(x)) % 7,
+    "normal": lambda x: x,
+    "large mean": lambda x: x + 1000,
+    "wide": lambda x: x * torch.exp2(torch.arange(len(x)) % 17 - 8.0),
+    "zeros": torch.zeros_like,
+    "denormal": lambda x: x * (torch.finfo(x.dtype).tiny / 8),
+    "NaN": lambda x: x.index_fill(0, x.argmax(), math.nan),
+    "infinite": lambda x: x.index_fill(0, x.argmax(), math.inf),
+}
+"""Kinds of floating-point values, made of normal ones. Not every reference allows the last two."""
 
 GUARD = 1 << 12
 """Elements of the guard zones on both sides of what a kernel is given and of what it allocates."""
 
-SHRINKS, LITERAL = 100, 24
-"""Cases that are tried to make a failure smaller, and elements up to which a script writes a tensor's values."""
+SHRINKS = 100
+"""Cases that are tried to make a failure smaller."""
 
 _FACTORIES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "full"}
 
@@ -62,7 +81,7 @@ class Failure:
     `golden` and `precision`. `localisation` is None where there is nothing to judge.
     """
 
-    inputs: dict[Any, Any]
+    inputs: Inputs
     words: str
     golden: Golden
     precision: Precision | None
@@ -77,19 +96,10 @@ class Failure:
 
     def __repr__(self) -> str:
         lines = [self.words]
-        for name, x in self.inputs.items():
-            if isinstance(x, Tensor):
-                lying = "" if x.is_contiguous() else f", strides {x.stride()}"
-                lines.append(f"  {name}: {str(x.dtype)[6:]} {list(x.shape)}{lying}")
+        for name, x in _tensors(self.inputs).items():
+            lying = f", strides {x.stride()}" * (not x.is_contiguous())
+            lines.append(f"  {name}: {str(x.dtype)[6:]} {list(x.shape)}{lying}")
         return printable("\n".join(lines))
-
-
-class _RefusedError(Exception):
-    """The kernel refused its inputs."""
-
-
-class _FoundError(Exception):
-    """What Hypothesis takes for a failure."""
 
 
 @dataclass(repr=False)
@@ -97,12 +107,13 @@ class Hunt:
     """What :func:`hunt` found.
 
     `examples` were tried, up to the first failure; besides, the kernel `refused` some, and some were `discarded` since
-    the reference fails on them. `made` has the text that makes each input of the failure, by its name.
+    the reference fails on them, or makes more than four times `most` of them. `made` has the text that makes each input
+    of the failure, by its name.
     """
 
     kernel: Callable[..., Any]
     reference: Any
-    out: tuple[Any, ...]
+    out: Names
     seed: int
     examples: int = 0
     refused: int = 0
@@ -117,69 +128,34 @@ class Hunt:
 
     def __repr__(self) -> str:
         counts = f"{self.examples} tried, {self.refused} refused, {self.discarded} discarded; seed {self.seed}"
-        none = "no failure found" if self.examples else "nothing was tried"
-        return f"{_name(self.kernel)}: {self.failure or none}\n  {counts}"
+        return f"{_name(self.kernel)}: {self.failure or 'no failure found'}\n  {counts}"
 
     def script(self) -> str:
-        """A program that runs the smallest failure by itself and exits with 1 while it is there.
+        """A test for pytest that also runs by itself, and then exits with 1 while the smallest failure is there.
 
         Raises UsageError where there is no failure, and for a kernel or reference that cannot be imported by its name.
         """
-        head, body, call = self._parts()
-        return (
-            "\n".join([*head, *body, f"failure = {call}", 'print(failure or "no failure")', "sys.exit(bool(failure))"])
-            + "\n"
-        )
-
-    def test(self) -> str:
-        """The same as a test for pytest. Raises UsageError as :meth:`script` does."""
-        head, body, call = self._parts()
-        lines = [*body, f"failure = {call}", "assert failure is None, failure"]
-        return "\n".join([*head, "", f"def test_{_word(self.kernel)}():", *(f"    {line}" for line in lines)]) + "\n"
-
-    def save(self, directory: Path | str) -> list[Path]:
-        """Write both into a folder, as ``hunted_<kernel>.py`` and ``test_hunted_<kernel>.py``. Returns their paths."""
-        name = f"hunted_{_word(self.kernel)}.py"
-        texts = {Path(directory) / name: self.script(), Path(directory) / f"test_{name}": self.test()}
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
-        return list(texts)
-
-    def _parts(self) -> tuple[list[str], list[str], str]:
-        """What a script imports, its inputs, and the check."""
         if self.failure is None:
             raise UsageError("hunt: found no failure; wanted one to write down")
-        sources = [_imported("kernel", self.kernel), _imported("reference", self.reference)]
-        used = "check, drawn" if any("drawn(" in text for text in self.made.values()) else "check"
-        promised = _promised(self.failure.precision)
-        head = [f'"""{_name(self.kernel)}: {_line(self.failure.words)}"""', "", "import sys", "", "import torch", ""]
-        head += ["from labkit import Precision"] * bool(promised)
-        head += [f"from labkit.causes.hunt import {used}", "from labkit.session.device import choose", ""]
-        head += [f"sys.path[:0] = {sorted({root for root, _ in sources})}"]
-        head += ['choose("auto")  # before Triton\'s kernels are imported', *(text for _, text in sources), ""]
-        body = ["nan, inf = float('nan'), float('inf')"] * any("nan" in t or "inf" in t for t in self.made.values())
-        body += ["inputs = {}", *(f"inputs[{name!r}] = {text}" for name, text in self.made.items())]
-        more = f", {promised}" * bool(promised) + f", out={self.out}" * bool(self.out)
-        return head, body, f"check(kernel, reference, inputs{more})"
+        imports = [_imported("kernel", self.kernel), _imported("reference", self.reference)]
+        test = "test_" + re.sub(r"\W+", "_", _name(self.kernel)).strip("_") + "()"
+        title = f'"""{_name(self.kernel)}: {_line(self.failure.words)}"""'
+        lines = [title, "", "import sys", "from math import inf, nan", "", "import torch", ""]
+        lines += ["from labkit import Precision", "from labkit.causes.hunt import check, drawn"]
+        lines += ["from labkit.session.device import choose", "", f"sys.path[:0] = {sorted({r for r, _ in imports})}"]
+        lines += ['choose("auto")  # before Triton\'s kernels are imported', *(text for _, text in imports), "", ""]
+        lines += [f"def {test}:", "    inputs = {}", *(f"    inputs[{n!r}] = {text}" for n, text in self.made.items())]
+        lines += [f"    failure = check(kernel, reference, inputs, {self.failure.precision!r}, {self.out})"]
+        lines += ["    assert failure is None, failure", "", "", f'if __name__ == "__main__":\n    {test}', ""]
+        return "\n".join(lines)
 
 
 def hunt(
-    kernel: Callable[..., Any],
-    reference: Any,
-    inputs: Any,
-    precision: Precision | None = None,
-    *,
-    examples: int = 50,
-    seed: int = 0,
-    sizes: Any = None,
-    out: Any = (),
-    dtypes: Iterable[torch.dtype] = (),
-    layouts: Iterable[str] = LAYOUTS,
-    values: Iterable[str] = VALUES,
-    most: int = 1 << 17,
+    kernel: Callable[..., Any], reference: Any, inputs: Any, precision: Precision | None = None, *,
+    examples: int = 50, seconds: float = math.inf, seed: int = 0, most: int = 1 << 17, sizes: Any = None, out: Any = (),
+    dtypes: Iterable[torch.dtype] = (), layouts: Iterable[str] = LAYOUTS, values: Iterable[str] = tuple(VALUES)[:-2],
     refuses: tuple[type[Exception], ...] = (ValueError, AssertionError, NotImplementedError),
-) -> Hunt:
+) -> Hunt:  # fmt: skip
     """Draw inputs until `kernel` is not what `reference` is, within what `precision` allows; shrink the failure.
 
     `inputs` is an example, a tuple or a dict of tensors and other arguments, or a Hypothesis strategy that gives such.
@@ -187,7 +163,7 @@ def hunt(
     truth values stay within the range that it shows, and floating-point numbers are not negative where it has none;
     tensors without axes, and what is no tensor, stay as they are. `sizes` says otherwise, a tuple of names and fixed
     lengths for an argument: ``{"x": ("rows", 64), "gain": (64,)}``. `dtypes` are drawn for its floating-point tensors,
-    `layouts` of :data:`LAYOUTS`, `values` of :data:`VALUES` and, where the reference allows them, :data:`SPECIAL`;
+    `layouts` of :data:`LAYOUTS`, `values` of :data:`VALUES` (NaN and infinite ones only where they are asked for);
     `most` is how many elements all inputs may have together. Two inputs of the same kind may be one tensor.
 
     `kernel` takes the arguments of `reference` and gives a tensor, a tuple, or a dict by the golden's names, or it
@@ -197,154 +173,101 @@ def hunt(
     raises: what is among `refuses` is not a failure, and neither is a case that the reference fails on. A kernel that
     reads or writes further than :data:`GUARD` elements outside may still end the process.
 
-    The same seed draws the same cases, and nothing is written. Raises UsageError for arguments that are not right,
-    where Hypothesis is not installed, and where the reference fails on every case.
+    The same seed draws the same cases, up to `examples` of them, of which none begins after `seconds`; nothing is
+    written. Raises UsageError for arguments that are not right, and where Hypothesis is not installed.
     """
     try:
         import hypothesis
-        from hypothesis import strategies
+        from hypothesis import Phase, settings, strategies
+        from hypothesis.errors import NoSuchExample, Unsatisfiable
     except ImportError:
         raise UsageError("hypothesis: is not installed; wanted pip install 'labkit[hunt]'") from None
     if not callable(kernel) or not callable(reference):
         raise UsageError(f"kernel, reference: {kernel!r:.40}, {reference!r:.40} are not right; wanted two functions")
     if not isinstance(examples, int) or examples < 1:
         raise UsageError(f"examples: {examples!r} is not right; wanted a whole number from 1")
-    out = _names(out)
-    chosen = {"values": (tuple(values), VALUES + SPECIAL), "layouts": (tuple(layouts), LAYOUTS)}
-    for what, (some, known) in chosen.items():
+    out, layouts, values = _names(out), tuple(layouts), tuple(values)
+    for what, some, known in (("values", values, VALUES), ("layouts", layouts, LAYOUTS)):
         if not some or not set(some) <= set(known):
             raise UsageError(f"{what}: {some} is not right; wanted some of {', '.join(known)}")
     if isinstance(inputs, strategies.SearchStrategy):
-        cases: Any = inputs.map(lambda case: (_by_name(case), {n: _literal(x) for n, x in _by_name(case).items()}))
+        cases = inputs.map(lambda case: (_by_name(case), {n: _literal(x) for n, x in _by_name(case).items()}))
     else:
-        example = _by_name(inputs)
-        _record(reference, example, out)  # which says what is wrong with a reference that fails
-        cases = _cases(strategies, example, sizes, out, tuple(dtypes), tuple(layouts), tuple(values), most)
-    report, spare = Hunt(kernel, reference, out, seed), SHRINKS
-    judged: dict[Any, Failure | None] = {}
-    error: Exception | None = None
+        _record(reference, _by_name(inputs), out)  # which says what is wrong with a reference that fails
+        cases = _cases(strategies, _by_name(inputs), sizes, out, tuple(dtypes), layouts, values, most)
+    report, end = Hunt(kernel, reference, out, seed), time.monotonic() + seconds
+    judged: dict[str, Failure | str] = {}
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        derandomize=False,
-        print_blob=False,
-        report_multiple_bugs=False,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
-        verbosity=hypothesis.Verbosity.quiet,
-    )
-    @hypothesis.given(cases)
-    def attempt(case: Any) -> None:
-        nonlocal spare, error
-        inputs, made = case
-        key = str(made)
+    def judge(inputs: Inputs) -> Failure | str:
+        try:
+            recorded = _record(reference, inputs, out)
+        except Exception:
+            return "discarded"
+        long = sum(recorded[name].numel() for name in recorded.names) > 4 * most  # an outer product of long ones
+        return "discarded" if long else _failure(kernel, recorded, inputs, precision, out, refuses)
+
+    def fails(case: tuple[Inputs, dict[Any, str]]) -> bool:
+        key, count = str(case[1]), report.examples + report.refused + report.discarded
         if key not in judged:
-            spare -= report.found
-            if spare < 0:
-                return
-            try:
-                recorded = _record(reference, inputs, out)
-            except Exception as why:
-                error = why
-                report.discarded += not report.found
-                hypothesis.reject()
-            if sum(recorded[name].numel() for name in recorded.names) > 4 * most:  # an outer product of long ones
-                hypothesis.reject()
-            try:
-                judged[key] = _failure(kernel, recorded, inputs, precision, out, refuses)
-            except _RefusedError:
-                report.refused += not report.found
-                hypothesis.reject()
-            report.examples += not report.found
-        if judged[key] is not None:
-            report.failure, report.made = judged[key], made
-            raise _FoundError
+            if time.monotonic() > end or len(judged) >= count + SHRINKS:
+                return False
+            found = judged[key] = judge(case[0])
+            vars(report)[found if isinstance(found, str) else "examples"] += not report.found
+        found = judged[key]
+        if isinstance(found, Failure):
+            report.failure, report.made = found, case[1]
+        hypothesis.assume(found not in ("refused", "discarded"))
+        return isinstance(found, Failure)
 
-    with tempfile.TemporaryDirectory() as folder, suppress(_FoundError, hypothesis.errors.Unsatisfiable):
+    how = settings(max_examples=examples, database=None, deadline=None, phases=(Phase.generate, Phase.shrink))
+    with tempfile.TemporaryDirectory() as folder, suppress(NoSuchExample, Unsatisfiable):
         hypothesis.configuration.set_hypothesis_home_dir(folder)  # else it keeps numbers of the sources it sees
-        attempt()
+        hypothesis.find(cases, fails, settings=how, random=Random(seed))
     hypothesis.configuration.set_hypothesis_home_dir(None)
-    if error is not None and not report.examples + report.refused:
-        raise UsageError(f"reference: failed on every case, at last with {_line(str(error))}")
     return report
 
 
-def check(
-    kernel: Callable[..., Any], reference: Any, inputs: Any, precision: Precision | None = None, out: Any = ()
-) -> Failure | None:
+def check(kernel: Any, reference: Any, inputs: Any, precision: Any = None, out: Any = ()) -> Failure | None:
     """Judge `kernel` on `inputs` alone, as :func:`hunt` does, which says what the arguments are; None if it is right.
 
     Whole numbers as keys of `inputs` are positions.
     """
     inputs, out = _by_name(inputs), _names(out)
-    return _failure(kernel, _record(reference, inputs, out), inputs, precision, out, ())
+    found = _failure(kernel, _record(reference, inputs, out), inputs, precision, out, ())
+    return found if isinstance(found, Failure) else None
 
 
 def drawn(
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    values: str = "ones",
-    layout: str = "contiguous",
-    seed: int = 0,
-    low: float = -math.inf,
-    high: float = math.inf,
-    device: str = "cpu",
-) -> Tensor:
-    """A tensor of one of :data:`VALUES` or :data:`SPECIAL` that lies in memory as one of :data:`LAYOUTS`.
+    shape: tuple[int, ...], dtype: torch.dtype, values: str = "ones", layout: str = "contiguous", seed: int = 0,
+    low: float = -math.inf, high: float = math.inf, device: str = "cpu",
+) -> Tensor:  # fmt: skip
+    """A tensor of one of :data:`VALUES` that lies in memory as one of :data:`LAYOUTS`.
 
     Whole numbers are drawn from `low` to `high` instead; floating-point numbers lose their sign if `low` is not
     negative. What lies between the elements is NaN, or `low`.
     """
     noise, count = torch.Generator().manual_seed(seed), math.prod(shape)
-    normal = (1000 * torch.randn(count, generator=noise, dtype=torch.float64)).round() / 1000
-    if not dtype.is_floating_point:
-        x = torch.randint(int(low), int(high) + 1, (count,), generator=noise)
-    elif values in ("ones", "zeros"):
-        x = torch.full_like(normal, values == "ones")
-    elif values == "counting":
-        x = 1 + torch.arange(count, dtype=torch.float64) % 7
-    elif values == "denormal":
-        x = normal * torch.finfo(dtype).tiny / 8
-    elif values == "wide":
-        x = normal * torch.exp2(torch.randint(-8, 9, (count,), generator=noise))
+    if dtype.is_floating_point:
+        normal = (1000 * torch.randn(count, generator=noise, dtype=torch.float64)).round() / 1000
+        x, gap = VALUES[values](normal.to(dtype)), math.nan
+        x = x.abs() if low >= 0 else x
     else:
-        x = normal + 1000 * (values == "large mean")
-        x[-(seed % count) - 1] = {"NaN": math.nan, "infinite": math.inf}.get(values, x[-(seed % count) - 1])
-    x = x.abs() if dtype.is_floating_point and low >= 0 else x
-    strides, step = [0] * len(shape), 1 + (layout == "gaps")
-    for i in range(len(shape)) if layout == "first axis fastest" else reversed(range(len(shape))):
-        strides[i], step = step, step * shape[i] + 3 * (layout == "rows apart")
-    strides[:1] = [0] if layout == "repeated" else strides[:1]
-    start = int(layout == "offset")
-    span = start + 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    memory = torch.full((span,), math.nan if dtype.is_floating_point else int(low), dtype=dtype)
-    written = slice(1 if layout == "repeated" else None)
-    memory.as_strided(shape, strides, start)[written].copy_(x.reshape(shape)[written])
-    return memory.to(device).as_strided(shape, strides, start)
+        x, gap = torch.randint(int(low), int(high) + 1, (count,), generator=noise), low
+    x = x.to(device, dtype).reshape(shape)
+    return LAYOUTS[layout](x, torch.full_like(x[:1].flatten()[:1], gap))
 
 
 def _cases(
-    strategies: Any,
-    example: dict[Any, Any],
-    sizes: Any,
-    out: tuple[Any, ...],
-    dtypes: tuple[torch.dtype, ...],
-    layouts: tuple[str, ...],
-    values: tuple[str, ...],
-    most: int,
+    strategies: Any, example: Inputs, sizes: Any, out: Names, dtypes: Names, layouts: Names, values: Names, most: int
 ) -> Any:
     """The strategy of an example: inputs, and the text that makes each."""
-    tensors = {name: x for name, x in example.items() if isinstance(x, Tensor) and x.dim()}
-    axes, called = dict(_by_name(sizes or {})), {}
+    tensors = {name: x for name, x in _tensors(example).items() if x.dim()}
+    axes: Inputs = dict(_by_name(sizes or {}))
+    called: dict[int, str] = {}
     for name, said in axes.items():
         if name not in tensors or len(said) != tensors[name].dim():
-            raise UsageError(
-                f"sizes: {name!r}: {said!r} is not right; wanted a name or a length for each axis of a tensor"
-            )
-        called.update({n: one for n, one in zip(tensors[name].shape, said, strict=True) if isinstance(one, str)})
+            raise UsageError(f"sizes: {name!r}: {said!r} is not right; wanted a name or a length for each axis")
+        called |= {n: one for n, one in zip(tensors[name].shape, said, strict=True) if isinstance(one, str)}
     for name, x in tensors.items():
         axes.setdefault(name, tuple(1 if n == 1 else called.get(n, str(n)) for n in x.shape))
     free = sorted({one for said in axes.values() for one in said if isinstance(one, str)})
@@ -352,42 +275,34 @@ def _cases(
     def elements(lengths: dict[Any, int]) -> int:
         return sum(math.prod(n if isinstance(n, int) else lengths.get(n, 1) for n in said) for said in axes.values())
 
-    def span(x: Tensor) -> dict[str, Any]:
-        floating = x.is_floating_point()
-        low, high = (float(x.min()), math.inf) if floating else (int(x.min()), int(x.max()))
-        return {"low": 0.0 if low >= 0 else -math.inf} if floating else {"low": low, "high": high}
-
-    spans = {name: span(x) for name, x in tensors.items() if name not in out}
-    likely = [kind for kind in values for _ in range(4 if kind == "normal" else 1)]
-
-    def case(draw: Any) -> tuple[dict[Any, Any], dict[Any, str]]:
+    def case(draw: Any) -> tuple[Inputs, dict[Any, str]]:
+        one_of = lambda choices: draw(strategies.sampled_from(choices))  # noqa: E731
         lengths: dict[Any, int] = {}
-        for name in sorted(free, key=draw(strategies.sampled_from(free)).__eq__, reverse=True) if free else ():
-            longest = draw(strategies.sampled_from(SIZES))  # always as many choices: fewer would seem to be simpler
+        for name in sorted(free, key=one_of(free).__eq__, reverse=True) if free else ():
+            longest = one_of(SIZES)  # always as many choices: fewer would seem to be simpler
             lengths[name] = max(n for n in SIZES if n == 1 or (n <= longest and elements(lengths | {name: n}) <= most))
-        wanted = draw(strategies.sampled_from(dtypes)) if dtypes else None
-        lying = layouts if draw(strategies.booleans()) else layouts[:1]
-        made: dict[Any, tuple[Any, ...]] = {}
-        for name, x in tensors.items():
+        wanted = one_of(dtypes) if dtypes else None
+        lying = one_of((layouts[:1], layouts))
+        inputs, texts = dict(example), {n: _literal(x) for n, x in example.items() if n not in tensors}
+        seed = one_of(range(1000))  # integers() would draw numbers of the modules that are loaded
+        for i, (name, x) in enumerate(tensors.items()):
             shape = tuple(n if isinstance(n, int) else lengths[n] for n in axes[name])
             dtype = wanted if wanted is not None and x.is_floating_point() else x.dtype
-            layout = draw(strategies.sampled_from([one for one in lying if name not in out or one != "repeated"]))
-            kind = draw(strategies.sampled_from(likely)) if x.is_floating_point() and name not in out else VALUES[0]
-            twin = [n for n, m in made.items() if m[:2] == (shape, dtype) and x.is_floating_point() and n not in out]
-            again = made and draw(strategies.sampled_from(range(8))) == 7
-            same = twin[0] if twin and again and name not in out else None
-            made[name] = (shape, dtype, {"values": kind, "layout": layout}, same)
-        seed = draw(
-            strategies.sampled_from(range(1000))
-        )  # integers() would draw numbers of the modules that are loaded
-        inputs, texts = dict(example), {name: _literal(x) for name, x in example.items() if name not in made}
-        for i, (name, (shape, dtype, how, same)) in enumerate(made.items()):
-            how |= {"seed": seed + i, "device": str(example[name].device), **spans.get(name, {})}
-            inputs[name] = x = drawn(shape, dtype, **how) if same is None else inputs[same]
-            said = "".join(f", {key}={value!r}" for key, value in how.items() if value not in ("cpu", -math.inf))
-            small = x.untyped_storage().nbytes() <= LITERAL * x.itemsize
-            texts[name] = _literal(x) if small else f"drawn({shape}, {dtype}{said})"
-            texts[name] = texts[name] if same is None else f"inputs[{same!r}]"
+            how: dict[str, Any] = {"seed": seed + i, "device": str(x.device)}
+            how["layout"] = one_of([one for one in lying if name not in out or one != "repeated"])
+            if not x.is_floating_point():
+                how |= {"low": int(x.min()), "high": int(x.max())}
+            elif name not in out:
+                how["values"] = one_of((*values, *(["normal"] * 3 if "normal" in values else [])))
+                how |= {"low": 0.0} if x.min() >= 0 else {}
+                how |= {"seed": 0} if how["values"] in ("ones", "zeros", "counting") else {}  # the same case is one
+            inputs[name] = drawn(shape, dtype, **how)
+            said = "".join(f", {key}={value!r}" for key, value in how.items() if value != "cpu")
+            texts[name] = f"drawn({shape}, {dtype}{said})"
+        read = [name for name, x in tensors.items() if x.is_floating_point() and name not in out]
+        for a, b in combinations(read, 2):
+            if (inputs[a].shape, inputs[a].dtype) == (inputs[b].shape, inputs[b].dtype) and one_of(range(8)) == 7:
+                inputs[b], texts[b] = inputs[a], f"inputs[{a!r}]"
         return inputs, {name: texts[name] for name in inputs}
 
     return strategies.composite(case)()
@@ -396,140 +311,123 @@ def _cases(
 class _Allocations(TorchDispatchMode):
     """Guard zones around what is allocated."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.edges: list[Tensor] = []
+    edges: tuple[Tensor, ...] = ()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ not in _FACTORIES or not made.numel() or 0 in made.stride() or made.is_meta:
             return made
         memory = _guarded(made)
-        self.edges += [memory[:GUARD], memory[-GUARD:]]
+        self.edges += (memory[:GUARD], memory[-GUARD:])
         return memory.as_strided(made.shape, made.stride(), GUARD)
-
-    @property
-    def written(self) -> bool:
-        """Whether a zone is not as it was."""
-        return not all(same_bits(edge, _edge(edge[:1])) for edge in self.edges)
 
 
 def _edge(x: Tensor) -> Tensor:
     return torch.full((GUARD,), math.nan if x.is_floating_point() else x.min().item(), dtype=x.dtype, device=x.device)
 
 
+def _memory(x: Tensor) -> Tensor:
+    """All of the memory that `x` is part of."""
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
+
+
 def _guarded(x: Tensor) -> Tensor:
     """A copy of all of the memory that `x` is part of, between guard zones: NaN, or the smallest number in it."""
-    memory = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
+    memory = _memory(x)
     return torch.cat([_edge(memory), memory, _edge(memory)])
 
 
 def _failure(
-    kernel: Callable[..., Any],
-    recorded: Golden,
-    inputs: dict[Any, Any],
-    precision: Precision | None,
-    out: tuple[Any, ...],
-    refuses: tuple[type[Exception], ...],
-) -> Failure | None:
-    """What is wrong with the kernel on these inputs: first what it does to memory, then its results."""
-    tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+    kernel: Any, recorded: Golden, inputs: Inputs, precision: Precision | None, out: Names, refuses: Names
+) -> Failure | str:
+    """What is wrong with the kernel on these inputs: first what it does to memory, then its results.
+
+    Else what they count as.
+    """
+    tensors = _tensors(inputs)
     at = {name: x.untyped_storage().data_ptr() for name, x in tensors.items()}
     memory = {at[name]: _guarded(x) for name, x in tensors.items()}
-    given = inputs | {
-        name: memory[at[name]].as_strided(x.shape, x.stride(), x.storage_offset() + GUARD)
-        for name, x in tensors.items()
-    }
-    for name in out:
-        x = given[name]
-        x.fill_(math.nan if x.is_floating_point() else torch.iinfo(x.dtype).max)
-    before = {place: x.clone() for place, x in memory.items()}
-    names = [name for name in tensors if name not in out]
-    steps = dict(zip(recorded.inputs, (tensors[name] for name in names), strict=False))
-    failure = Failure(inputs, "", recorded, precision, steps)
+    ours = {x.untyped_storage().data_ptr() for x in memory.values()}
 
-    def run() -> tuple[dict[str, Tensor], bool]:
-        with poisoned(), _Allocations() as allocated:
-            value = _called(kernel, given)
+    def views(of: Mapping[int, Tensor]) -> dict[Any, Tensor]:
+        return {n: of[at[n]].as_strided(x.shape, x.stride(), x.storage_offset() + GUARD) for n, x in tensors.items()}
+
+    given = views(memory)
+    for name in out:
+        given[name].fill_(math.nan if given[name].is_floating_point() else torch.iinfo(given[name].dtype).max)
+    before, others = ({place: x.clone() for place, x in memory.items()} for _ in range(2))
+    for place in {at[name] for name, x in tensors.items() if name not in out and x.is_floating_point()}:
+        x = others[place]  # no result takes these for the same, be it without mean and scale
+        x.mul_(x).add_(1 + torch.arange(len(x), device=x.device) % 3)
+
+    def run(start: Mapping[int, Tensor], refused: Names = ()) -> tuple[dict[str, Tensor], str]:
+        """The results of a call, and what it did that it must not do."""
+        for place, x in memory.items():
+            x.copy_(start[place])
+        try:
+            with poisoned(), _Allocations() as allocated:
+                value = _called(kernel, inputs | given)
+        except refused:
+            return {}, "refused"
+        except Exception as why:
+            return {}, f"raised {type(why).__name__}: {_line(str(why))}"
+        was = views(start)
         if out:
             copies = {name: given[name].clone() for name in out}
-            named = len(out) > 1 and all(name in recorded for name in out)
-            value = copies if named else list(copies.values())[0 if len(out) == 1 else slice(None)]
-        return _results(recorded, value), allocated.written
+            found: Any = list(copies.values())
+            value = copies if out[0] in recorded else found if len(out) > 1 else found[0]
+            for name in out:
+                given[name].copy_(was[name])
+        for name, x in given.items():
+            if not same_bits(x, was[name]):
+                return {}, f"changed its input {name!r}"
+        outside = not all(same_bits(edge, _edge(edge[:1])) for edge in allocated.edges)
+        outside = outside or not all(same_bits(x, start[place]) for place, x in memory.items())
+        return _results(recorded, value), "wrote outside of what it was given and of what it allocated" * outside
 
-    def reset() -> None:
-        for place, x in memory.items():
-            x.copy_(before[place])
-
-    def judge(results: dict[str, Tensor], why: str = "") -> Failure | None:
-        failure.observed = steps | {name: x.clone() for name, x in results.items()}
+    read = zip(recorded.inputs, (x for name, x in tensors.items() if name not in out), strict=False)
+    failure = Failure(inputs, "", recorded, precision, dict(read))
+    last = run(others, (Exception,))[0]
+    for refused, so in ((refuses, ""), ((), "; so a second call on the same inputs")):
+        kept = {name: x.clone() for name, x in last.items() if x.untyped_storage().data_ptr() not in ours}
+        results, failure.words = run(before, refused)
+        if not failure.words and not all(same_bits(last[name], x) for name, x in kept.items()):
+            failure.words = "a later call changed the result of an earlier one"
+        if failure.words:
+            return "refused" if failure.words == "refused" else failure
+        same = [x for name, x in kept.items() if name in results and same_bits(results[name], x)]
+        if so and len(same) == len(results):
+            break
+        failure.observed |= {name: x.clone() for name, x in results.items()}
         failure.localisation = found = localise(failure.observed, recorded, precision)
-        if found.first is None:
-            return None
-        finding = found.findings[found.first]
-        looks = f"; as it looks, {finding.signature}" if finding.signature else ""
-        failure.words = f"{found.first}: {finding.words}{looks}{why}"
-        return failure
-
-    for place in {at[name] for name in names if given[name].is_floating_point()}:
-        memory[place].mul_(memory[place]).add_(1.0)  # which no result takes for the same, be it without mean and scale
-    other: dict[str, Tensor] = {}
-    with suppress(Exception):
-        other = run()[0]
-    reset()
-    ours = {x.untyped_storage().data_ptr() for x in memory.values()}
-    earlier = {name: x.clone() for name, x in other.items() if x.untyped_storage().data_ptr() not in ours}
-    try:
-        first, outside = run()
-    except refuses as why:
-        raise _RefusedError from why
-    except Exception as why:
-        failure.words = f"raised {type(why).__name__}: {_line(str(why))}"
-        return failure
-    for name, x in tensors.items():
-        where, was, now = (x.shape, x.stride(), x.storage_offset() + GUARD), before[at[name]], memory[at[name]].clone()
-        if name in out:
-            now.as_strided(*where).copy_(was.as_strided(*where))
-        elif not same_bits(now.as_strided(*where), was.as_strided(*where)):
-            failure.words = f"changed its input {name!r}"
+        if found.first is not None:
+            finding = found.findings[found.first]
+            looks = f"; as it looks, {finding.signature}" * bool(finding.signature)
+            stale = any(x.numel() and x.min() < x.max() for x in same)  # one number all over says nothing
+            so = so or "; the call before, on other inputs, gave the same" * stale
+            failure.words = f"{found.first}: {finding.words}{looks}{so}"
             return failure
-        outside = outside or not same_bits(now, was)
-    if outside:
-        failure.words = "wrote outside of what it was given and of what it allocated"
-        return failure
-    if not all(same_bits(other[name], x) for name, x in earlier.items()):
-        failure.words = "a later call changed the result of an earlier one"
-        return failure
-    first = {name: x.clone() for name, x in first.items()}
-    stale = any(name in first and torch.equal(first[name], x) for name, x in earlier.items())
-    if judge(first, "; the call before, on other inputs, gave the same" * stale):
-        return failure
-    reset()
-    try:
-        second = run()[0]
-    except Exception as why:
-        failure.words = f"raised {type(why).__name__} when it was called again: {_line(str(why))}"
-        return failure
-    again = all(same_bits(first[name], second[name]) for name in first.keys() & second.keys())
-    return None if again else judge(second, "; so a second call on the same inputs")
+        last = results
+    return "examples"
 
 
 def _results(recorded: Golden, value: Any) -> dict[str, Tensor]:
     """What a kernel gave, by the golden's names: a dict's own, else as of a reference's result."""
-    if isinstance(value, Mapping) and any(name in recorded for name in value):
-        return {name: x for name, x in value.items() if isinstance(x, Tensor)}
-    found = dict(tensors_of(OUTPUT, value))
+    found = dict(results_of(value, False))
     return {recorded.names[-1]: found[OUTPUT]} if OUTPUT in found and OUTPUT not in recorded else found
 
 
-def _by_name(inputs: Any) -> dict[Any, Any]:
+def _tensors(inputs: Mapping[Any, Any]) -> dict[Any, Tensor]:
+    return {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+
+
+def _by_name(inputs: Any) -> Inputs:
     """Arguments by name, or by position."""
-    if isinstance(inputs, Mapping):
-        return dict(inputs)
-    return dict(enumerate(inputs)) if isinstance(inputs, (tuple, list)) else {0: inputs}
+    several = inputs if isinstance(inputs, (Mapping, tuple, list)) else [inputs]
+    return dict(several if isinstance(several, Mapping) else enumerate(several))
 
 
-def _names(out: Any) -> tuple[Any, ...]:
+def _names(out: Any) -> Names:
     return tuple(out) if isinstance(out, (tuple, list)) else (out,)
 
 
@@ -550,10 +448,6 @@ def _name(function: Any) -> str:
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 
-def _word(function: Any) -> str:
-    return re.sub(r"\W+", "_", _name(function)).strip("_")
-
-
 def _imported(what: str, function: Any) -> tuple[str, str]:
     """Where the module of a function is found, and the line that imports it."""
     module, name = getattr(function, "__module__", ""), getattr(function, "__name__", "")
@@ -564,23 +458,12 @@ def _imported(what: str, function: Any) -> tuple[str, str]:
     return str(root), f"from {module} import {name} as {what}  # noqa: E402"
 
 
-def _promised(precision: Precision | None) -> str:
-    changed = [(one.name, getattr(precision, one.name)) for one in fields(Precision)] if precision is not None else []
-    said = ", ".join(f"{name}={value!r}" for name, value in changed if value != getattr(Precision(), name))
-    return f"precision=Precision({said})" * (precision is not None)
-
-
 def _literal(x: Any) -> str:
     """The text that gives a tensor, as it lies in memory."""
     if not isinstance(x, Tensor):
         return repr(x)
-    memory = x if x.is_contiguous() else torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
-    numbers = memory.detach().cpu()
-    numbers = numbers.float() if numbers.is_floating_point() and numbers.itemsize < 4 else numbers
-    where = f", device={str(x.device)!r}" * (x.device.type != "cpu")
-    text = f"torch.tensor({_digits(numbers.numpy())}, dtype={x.dtype}{where})"
-    return text if x.is_contiguous() else f"{text}.as_strided({tuple(x.shape)}, {x.stride()}, {x.storage_offset()})"
-
-
-def _digits(values: Any) -> str:
-    return f"[{', '.join(map(_digits, values))}]" if values.ndim else str(values[()])
+    where = f", device={str(x.device)!r}" * x.is_cuda
+    if x.is_contiguous() and not x.storage_offset():
+        return f"torch.tensor({x.tolist()}, dtype={x.dtype}{where})"
+    lying = f"as_strided({tuple(x.shape)}, {x.stride()}, {x.storage_offset()})"
+    return f"torch.tensor({_memory(x.detach()).tolist()}, dtype={x.dtype}{where}).{lying}"

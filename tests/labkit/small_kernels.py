@@ -1,5 +1,7 @@
 """Softmax and product, right and with one fault each, for what hunts them."""
 
+import time
+
 import torch
 
 _RESULTS, _BUFFERS = {}, {}
@@ -30,6 +32,20 @@ def unwritten(x):
 
 def earlier_result(x):
     return _RESULTS.setdefault(x.shape, reference(x))
+
+
+def always_zero(x):
+    return torch.zeros(x.shape)
+
+
+def slow(x):
+    time.sleep(0.1)
+    return reference(x)
+
+
+def slow_and_wrong(x):
+    time.sleep(0.1)
+    return reference(x) + 1.0
 
 
 def one_buffer(x):

@@ -1,9 +1,9 @@
 """Inputs are drawn until a kernel fails; the failure is small, says why, and runs by itself."""
 
-import math
 import runpy
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -58,7 +58,13 @@ def test_the_failure_is_the_smallest_and_plainest():
         name: tuple(hunted(name).failure.inputs["x"].shape) for name in ("overflowing", "unwritten_tail", "in_place")
     }
     assert shape == {"overflowing": (1, 1), "unwritten_tail": (1, 9), "in_place": (1, 1)}
-    assert hunted("without_strides").failure.inputs["x"].tolist() == [[1.0], [1.0]]
+    assert hunted("without_strides").failure.inputs["x"].flatten().tolist() == [1.0, 1.0]
+
+
+def test_the_call_before_is_spoken_of_only_where_it_says_something():
+    words = {name: hunted(name).failure.words for name in ("earlier_result", "always_zero")}
+    assert "the call before, on other inputs, gave the same" in words["earlier_result"]
+    assert "the call before" not in words["always_zero"]
 
 
 def test_axes_of_equal_length_are_one_size():
@@ -89,7 +95,7 @@ def test_sides_go_beyond_two_to_the_16_where_memory_allows():
         seen.add(len(x))
         return x + 1
 
-    labkit.hunt(kernel, lambda x: x + 1, torch.randn(5), examples=60)
+    labkit.hunt(kernel, lambda x: x + 1, torch.randn(5), examples=60, seed=1)
     assert max(seen) > 1 << 16
     assert 1 in seen
     assert seen <= set(SIZES)
@@ -113,6 +119,62 @@ def test_a_kernel_may_write_into_what_it_is_given():
     assert words("into") == ""
     assert "wrote outside" in words("into_more")
     assert "1 NaN" in words("into_nothing")
+
+
+@pytest.mark.parametrize("out", [("larger", "smaller"), (1, 2)])
+def test_a_kernel_may_write_several_results(out):
+    names = dict(zip(("larger", "smaller"), out, strict=True))
+    x = "x" if out == ("larger", "smaller") else 0
+    example = {x: torch.randn(4, 9)} | {name: torch.empty(4, 9) for name in out}
+
+    def reference(x):
+        found = {"larger": x + 1, "smaller": x - 1}
+        return found if "larger" in names.values() else tuple(found.values())
+
+    for wrong in (0, 1):
+
+        def kernel(x, larger, smaller, wrong=wrong):
+            larger.copy_(x + 1)
+            smaller.copy_(x - 1 - wrong)
+
+        assert labkit.hunt(kernel, reference, example, out=out, **TRIED).found == bool(wrong)
+
+
+def test_a_case_whose_result_is_too_long_is_discarded():
+    longest = []
+
+    def kernel(a, b):
+        longest.append(len(a) * len(b))
+        return torch.outer(a, b)
+
+    found = labkit.hunt(kernel, torch.outer, (torch.randn(4), torch.randn(5)), examples=40, most=1 << 10)
+    assert not found.found
+    assert found.discarded > 0
+    assert max(longest) <= 4 << 10
+
+
+def test_a_case_that_the_reference_fails_on_is_discarded():
+    def reference(x):
+        if len(x) % 2:
+            raise RuntimeError("odd")
+        return x + 1
+
+    found = labkit.hunt(lambda x: x + 1, reference, torch.randn(4), most=1 << 10)
+    assert (found.found, found.discarded > 0, found.examples > 0) == (False, True, True)
+
+
+def test_no_case_begins_after_the_seconds_given():
+    found = hunted("slow", examples=1000, seconds=1.0)
+    assert (found.found, 1 <= found.examples <= 10) == (False, True)
+    start = time.monotonic()
+    assert hunted("slow_and_wrong", seconds=1.0).found
+    assert time.monotonic() - start < 10.0
+
+
+def test_why_is_asked_of_the_failure():
+    assert hunted("overflowing", values=["large mean"]).failure.explain().verdict in ("cause", "none of these")
+    with pytest.raises(UsageError, match="no wrong numbers to explain"):
+        hunted("in_place").failure.explain()
 
 
 def test_what_the_kernel_refuses_is_counted_and_no_failure():
@@ -169,21 +231,21 @@ def test_the_same_seed_draws_the_same(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_script_and_the_test_run_by_themselves(tmp_path):
-    script, test = hunted("unwritten_tail").save(tmp_path)
-    assert len(script.read_text().splitlines()) <= 24
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert (done.returncode, "1 NaN" in done.stdout) == (1, True), done.stderr
+def test_the_script_is_a_test_and_runs_by_itself(tmp_path):
+    path = tmp_path / "test_hunted.py"
+    path.write_text(hunted("unwritten_tail", precision=labkit.Precision(products="tf32")).script())
+    assert len(path.read_text().splitlines()) <= 30
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, "1 NaN" in done.stderr) == (1, True), done.stderr
     with pytest.raises(AssertionError, match="1 NaN"):
-        runpy.run_path(str(test))["test_unwritten_tail"]()
-    script.write_text(script.read_text().replace("import unwritten_tail as", "import right as"))
-    with pytest.raises(SystemExit, match="False"):
-        runpy.run_path(str(script))
+        runpy.run_path(str(path))["test_unwritten_tail"]()
+    path.write_text(path.read_text().replace("import unwritten_tail as", "import right as"))
+    runpy.run_path(str(path), run_name="__main__")
 
 
 def test_a_script_makes_the_very_inputs_again():
     found = hunted("without_strides", values=["normal"], sizes={"x": ("rows", 61)})
-    made = eval(found.made["x"], {"torch": torch, "drawn": drawn, "nan": math.nan})
+    made = eval(found.made["x"], {"torch": torch, "drawn": drawn})
     x = found.failure.inputs["x"]
     assert (made.stride(), made.storage_offset()) == (x.stride(), x.storage_offset())
     assert torch.equal(made, x)
@@ -194,9 +256,8 @@ def test_a_script_makes_the_very_inputs_again():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_holds_the_values(layout):
     x = drawn((3, 5), torch.float32, "counting", layout)
-    first = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert torch.equal(x[0], first)
-    assert x.isfinite().all()
+    values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 1.0]
+    assert sorted(x.flatten().tolist()) == sorted(values[:5] * 3 if layout == "repeated" else values)
     assert x.is_contiguous() == (layout in ("contiguous", "offset"))
 
 
