@@ -32,7 +32,7 @@ from labkit.trace.findings import Localisation
 from labkit.trace.golden import Golden, golden
 from labkit.trace.localise import localise
 from labkit.trace.repetition import poisoned, same_bits
-from labkit.trace.watching import OUTPUT, results_of
+from labkit.trace.watching import OUTPUT, tensors_of
 
 Inputs = dict[Any, Any]
 Names = tuple[Any, ...]
@@ -413,7 +413,7 @@ def _failure(
 
 def _results(recorded: Golden, value: Any) -> dict[str, Tensor]:
     """What a kernel gave, by the golden's names: a dict's own, else as of a reference's result."""
-    found = dict(results_of(value, False))
+    found = dict(tensors_of("" if isinstance(value, dict) else OUTPUT, value))
     return {recorded.names[-1]: found[OUTPUT]} if OUTPUT in found and OUTPUT not in recorded else found
 
 

@@ -21,9 +21,8 @@ from PIL import Image
 from labkit.cli import pages
 from labkit.cli.main import main
 from labkit.cli.pages import HIDDEN, as_page, card, gallery
-from labkit.session.record import as_result
 from labkit.session.catalogue import ROOT, notebooks
-from labkit.session.record import run_id
+from labkit.session.record import as_result, run_id
 
 HOSTILE = "</script><script>document.title='run'</script><img src=x onerror=\"document.title='run'\">\x1b[2J'\"&"
 CLAIM = {"kind": "asserted", "where": "", "reported": None, "measured": 1, "given": "", "source": ""}

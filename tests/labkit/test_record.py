@@ -51,10 +51,11 @@ def test_json_is_moved_into_place_whole(tmp_path):
     assert json.loads(path.read_text()) == {"a": 1}
 
 
-PARTS = ("parameters", "claims", "metrics")
-RESULT = {part: {} for part in PARTS} | {
-    "schema": 1, "status": "ok", "notebook": "attention_matmul", "date": "2026-01-01", "seconds": 1.0,
-    "device": {"kind": "cuda", "name": "X"}, "verdict": {"cause": None}, "provenance": {"sources": {}},
+RESULT = {
+    "schema": 1, "status": "ok", "notebook": "attention_matmul", "date": "2026-01-01", "seconds": 1.0, "parameters": {},
+    "device": {"kind": "cuda", "name": "X"}, "claims": {}, "metrics": {},
+    "verdict": {"cause": None, "first_divergence": None, "explains": [], "refuted": []},
+    "provenance": {"sources": {"notebook": "0", "labkit": "0"}},
 }  # fmt: skip
 DONE = {"cell_type": "code", "source": "x", "execution_count": 1, "metadata": {"papermill": {"status": "completed"}}}
 
