@@ -81,9 +81,13 @@ def localise(
         _judge(golden, seen, rules, chance, say, elements, result)
         result.notes += _narrower(seen, rules, result)
     missing = [name for name in golden.names if name not in there]
-    of_shape = {tuple(golden[name].shape): f"is it perhaps {name}, of its shape? " for name in reversed(missing)}
+    of_shape = {tuple(golden[name].shape): name for name in reversed(missing)}
     for name in result.unexpected:
-        if hint := did_you_mean(name, missing) or of_shape.pop(tuple(there.read(name).shape), ""):
+        hint = did_you_mean(name, missing)
+        of_shape = {shape: other for shape, other in of_shape.items() if f" {other}?" not in hint}
+        if not hint and (other := of_shape.pop(tuple(there.read(name).shape), None)):
+            hint = f"is it perhaps {other}, of its shape? "
+        if hint:
             how = "(names= maps the golden's steps to the observed's)"
             result.notes.append(f"{name} is not in the golden; {hint}{how}")
     return result

@@ -197,6 +197,7 @@ def test_a_figure_stands_still_where_no_page_is_open(monkeypatch):
 
 def test_a_figure_is_turned_by_sliders_boxes_and_menus(shown):
     widgets = pytest.importorskip("ipywidgets", reason="needs ipywidgets, of labkit[lab]")
+    before = plots.plt.get_fignums()
     explore.turnable(drawing, 'A "title"', widgets=True, **CONTROLS)
     grid, image = shown[0].children
     slider, box, menu = grid.children
@@ -209,7 +210,7 @@ def test_a_figure_is_turned_by_sliders_boxes_and_menus(shown):
         control.value = value
         assert image.value not in seen
         seen.append(image.value)
-    assert plots.plt.get_fignums() == []
+    assert plots.plt.get_fignums() == before
 
 
 def test_a_notebook_that_is_run_as_a_whole_gets_one_still_figure(monkeypatch):
