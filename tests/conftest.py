@@ -5,7 +5,7 @@ import pytest
 
 from labkit.session.catalogue import ROOT
 from labkit.session.device import choose
-from labkit.session.record import WORDS, hash_folder
+from labkit.session.record import WORDS, hash_labkit, made_by
 
 DEVICE = choose("auto")  # before any kernel is imported
 
@@ -24,10 +24,12 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session", autouse=True)
 def provenance(record_testsuite_property):
-    """What a JUnit file was made by: hashes of labkit and of each kernels' folder, and the device."""
+    """What a JUnit file was made by: hashes of labkit and of what the tests of each kernels' folder use; the device."""
     record_testsuite_property("device", DEVICE.name)
-    for folder in (ROOT / "labkit", *sorted(p.parent for p in (ROOT / "kernels").glob("*/__init__.py"))):
-        record_testsuite_property(folder.relative_to(ROOT).as_posix(), hash_folder(folder, WORDS))
+    record_testsuite_property("labkit", hash_labkit())
+    for name in sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py")):
+        texts = [path.read_text() for path in (ROOT / "tests" / "kernels").glob(f"test_{name}*.py")]
+        record_testsuite_property(f"kernels/{name}", made_by(*texts, without=WORDS))
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -12,7 +11,7 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 from kernels.attention.calls import Call
 from kernels.attention.survey import Likelihood
 from labkit import plots
-from labkit.session.record import WORDS, hash_folder
+from labkit.session.record import made_by
 
 
 def products(right: np.ndarray, wrong: np.ndarray, title: str, name: str, largest: float = 30.0) -> Figure:
@@ -72,11 +71,10 @@ def differences(judged: Sequence[Likelihood], level: float, reported: tuple[floa
 
 
 def recorded_where(table: Sequence[dict[str, str]]) -> str:
-    """The GPU and the date of a benchmark, and whether this folder has changed since."""
-    here = Path(__file__).parent
-    changed = hash_folder(here, WORDS) != table[0]["kernels_hash"]
+    """The GPU and the date of a benchmark, and whether what it measured has changed since."""
+    changed = made_by("import kernels.attention.bench") != table[0]["kernels_hash"]
     where = f"recorded on {table[0]['gpu_name']}, {table[0]['timestamp']} UTC"
-    return where + f" (kernels/{here.name} changed since)" * changed
+    return where + " (kernels changed since)" * changed
 
 
 def speed(table: Sequence[dict[str, str]], sizes: int = 5) -> Figure:

@@ -28,8 +28,7 @@ from kernels.bert.masking import Masking, generator, mask, places
 from kernels.bert.model import BERT, IGNORED, Config, MaskedLM, Switches, cross_entropy, preset
 from kernels.bert.sentences import REPORT, Sentence, held_out, predict, sentence_ids
 from labkit.errors import UsageError
-from labkit.session.catalogue import ROOT
-from labkit.session.record import hash_folder
+from labkit.session.record import hash_labkit, made_by
 
 Tensor = torch.Tensor
 HUGGING_FACE = "hugging_face"
@@ -85,30 +84,20 @@ class Run:
         return Config(vocabulary, self.hidden, self.layers, self.heads, positions=self.length, padding=tokens.PAD)
 
 
-SOURCES = (
-    "corpus.py", "embedding.py", "embedding_kernels.py", "golden.py", "inputs.py", "masking.py", "model.py",
-    "sentences.py", "tokens.py", "training.py",
-)  # fmt: skip
-"""The files of this folder that a row depends on: this one and all that it imports. What judges rows is not among
-them, so that its words may change."""
-
-
 @cache
 def code() -> str:
-    """Twelve hex digits over :data:`SOURCES`."""
-    digest = hashlib.sha256()
-    for name in SOURCES:
-        digest.update(f"{name}\0".encode() + Path(__file__).with_name(name).read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
+    """A hash of this file and all of kernels/ that it imports. What judges rows is not among them, so that its words
+    may change."""
+    return made_by("import kernels.bert.training")
 
 
 def sources() -> dict[str, str]:
-    """Hashes of the code that a row was made by: of :data:`SOURCES`, and of labkit."""
-    return {"training": code(), "labkit": hash_folder(ROOT / "labkit")}
+    """Hashes of the code that a row was made by: of :func:`code`, and of labkit."""
+    return {"training": code(), "labkit": hash_labkit()}
 
 
 def key(run: Run) -> str:
-    """Twelve hex digits for the run and the hash of :data:`SOURCES`: what a finished row is found again by."""
+    """Twelve hex digits for the run and the hash of its code: what a finished row is found again by."""
     return hashlib.sha256(json.dumps([asdict(run), code()], sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -24,7 +24,7 @@ from labkit.errors import UsageError
 from labkit.numerics.compare import Comparison
 from labkit.session import device as devices
 from labkit.session.catalogue import ROOT
-from labkit.session.record import WORDS, hash_folder, versions, writable, write_text
+from labkit.session.record import made_by, versions, writable, write_text
 from labkit.tables import Table
 
 COLUMNS = (
@@ -194,12 +194,13 @@ def bench(name: str, request: str, out: Path) -> Path:
         raise UsageError(f"NAME: kernels/{name} has no bench.py; wanted a folder under kernels/ that has one")
     device = devices.choose(request)
     writable(out, "--out")
-    cases: Iterable[Case] = import_module(f"kernels.{name.replace('/', '.')}.bench").cases(device)
+    module = f"kernels.{name.replace('/', '.')}.bench"
+    cases: Iterable[Case] = import_module(module).cases(device)
     common = {
         "gpu_name": device.name,
         "timestamp": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"),
         "version": " ".join(f"{key}-{value}" for key, value in versions().items()),
-        "kernels_hash": hash_folder(ROOT / "kernels" / name, WORDS),
+        "kernels_hash": made_by(f"import {module}"),
     }
     rows = []
     for case in cases:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -23,30 +25,67 @@ from labkit.session.secrets import refuse_secrets
 SCHEMA = 1
 RESULTS = ROOT / "data" / "results"
 PACKAGES = ("torch", "triton", "numpy", "scipy", "numba", "nvmath-python", "nvidia-cublas", "papermill", "ipykernel")
-SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h"}
+NATIVE = (".cu", ".cuh", ".cpp", ".h")
+INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)', re.MULTILINE)
 
 WORDS = ("claims.py", "figures.py")
-"""What a kernels' folder says and draws of what was measured: no benchmark and no test of a kernel depends on it."""
+"""What a kernels' folder says and draws of what was measured: no test of a kernel on a GPU depends on it."""
 
 
-def hash_folder(folder: Path, without: Collection[str] = ()) -> str:
-    """Twelve hex digits over the names and contents of the source files below `folder`, hidden ones and some not."""
+def _hash(files: Iterable[Path]) -> str:
+    """Twelve hex digits over the names and contents of files of this checkout."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in name.parts)
-        if path.suffix in SOURCE_SUFFIXES and not hidden and path.name not in without:
-            digest.update(f"{name.as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    for path in sorted(files):
+        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 
+def hash_labkit() -> str:
+    """A hash of all of labkit's code."""
+    return _hash((ROOT / "labkit").rglob("*.py"))
+
+
+def made_by(*code: str, without: Collection[str] = ()) -> str:
+    """A hash of the files below kernels/ that Python code imports, whatever they import, and the CUDA C++ they build.
+
+    Files whose names are in `without` are passed over. What is imported where it is needed counts too.
+    """
+    found, waiting = set[Path](), [(ROOT / "code.py", text) for text in code]
+    while waiting:
+        for path in _used(*waiting.pop()):
+            if path not in found and path.name not in without and path.is_file():
+                found.add(path)
+                waiting.append((path, path.read_text(encoding="utf-8")))
+    return _hash(found)
+
+
+def _used(path: Path, code: str) -> Iterator[Path]:
+    """The files that the code of a file may name: what it imports from kernels, builds or includes."""
+    if path.suffix in NATIVE:
+        for name in INCLUDE.findall(code):
+            yield from (path.parent / name, *(ROOT / "kernels").glob(f"*/{name}"))
+        return
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:  # a cell of another language
+        return
+    for node in ast.walk(tree):
+        names = [one.name for one in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}", *(f"{node.module}.{name}" for name in names)]
+        for name in names:
+            if name.split(".")[0] == "kernels":
+                module = ROOT.joinpath(*name.split("."))
+                yield from (module.with_suffix(".py"), module / "__init__.py", module.parent / "__init__.py")
+        if isinstance(node, ast.Constant) and str(node.value).endswith(NATIVE):
+            yield path.parent / str(node.value)
+
+
 def sources(book: Notebook) -> dict[str, str]:
-    """Hashes of what a run depends on: the notebook's code, its kernels' folder, labkit."""
+    """Hashes of what a run depends on: the notebook's code, the kernels that it uses, labkit."""
     code = hashlib.sha256("\0".join(book.code).encode()).hexdigest()[:12]
-    found = {"notebook": code, "labkit": hash_folder(ROOT / "labkit")}
-    if folder := book.about.get("kernels"):
-        found["kernels"] = hash_folder(ROOT / "kernels" / folder)
-    return found
+    plain = ["".join(line for line in cell.splitlines(True) if line[0] not in "%!") for cell in book.code]  # no magics
+    return {"notebook": code, "labkit": hash_labkit(), "kernels": made_by(*plain)}
 
 
 def run_id(name: str, parameters: Mapping[str, Any], hashes: Mapping[str, str], device: Sequence[str]) -> str:

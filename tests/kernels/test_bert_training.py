@@ -1,6 +1,5 @@
 """Training: the frozen text, tokens, batches, resumption bit for bit, rows, predictions, the command line."""
 
-import ast
 import hashlib
 import json
 import math
@@ -381,19 +380,6 @@ def test_the_planned_trainings_are_made_over_several_calls_and_by_several_jobs(t
     now = ablation.current(training.rows(kept), ablation.plan(plan))
     assert [row["preset"] for row in now] == ["option_b", "report"]
     assert all(row["input"]["std"] > 0.0 and row["sources"] == training.sources() for row in now)
-
-
-def test_a_row_depends_on_the_files_that_are_hashed_and_on_no_other_of_this_folder():
-    folder, found, left = ROOT / "kernels" / "bert", set(), ["training"]
-    while left:
-        name = left.pop()
-        found.add(f"{name}.py")
-        for node in ast.walk(ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kernels.bert"):
-                inner = node.module.removeprefix("kernels.bert").lstrip(".")
-                names = [inner] if inner else [one.name for one in node.names]
-                left += [one for one in names if f"{one}.py" not in found]
-    assert found == set(training.SOURCES)
 
 
 @pytest.mark.gpu

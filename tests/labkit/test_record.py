@@ -11,17 +11,26 @@ from labkit.session import record
 from labkit.session.catalogue import ROOT, notebook
 
 
-def test_the_hash_of_a_folder_follows_its_sources_only(tmp_path):
-    (tmp_path / "a.py").write_text("x = 1\n")
-    first = record.hash_folder(tmp_path)
-    (tmp_path / "README.md").write_text("words\n")
-    assert record.hash_folder(tmp_path) == first
-    (tmp_path / "claims.py").write_text("said = 1\n")
-    assert record.hash_folder(tmp_path, record.WORDS) == first
-    assert record.hash_folder(tmp_path) != first
-    (tmp_path / "claims.py").unlink()
-    (tmp_path / "a.py").write_text("x = 2\n")
-    assert record.hash_folder(tmp_path) != first
+def test_a_hash_is_of_what_code_imports_builds_and_includes(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    files = {
+        "kernels/__init__.py": "", "kernels/one/__init__.py": "", "kernels/one/claims.py": "WORDS = 1",
+        "kernels/one/used.py": "def later():\n    from kernels.one import deep, claims\nbuild(FOLDER / 'api.cu')",
+        "kernels/one/deep.py": "import os", "kernels/one/bench.py": "", "kernels/one/api.cu": '#include "part.cuh"',
+        "kernels/one/part.cuh": "#include <host.h>", "kernels/host/host.h": "", "kernels/one/other.cuh": "",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    code = ("from kernels.one import used", "%%bash is no Python: it is passed over")
+    before, without = record.made_by(*code), record.made_by(*code, without=record.WORDS)
+    assert before != without
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
+        assert (record.made_by(*code) != before) == (name.split("/")[-1] not in ("bench.py", "other.cuh")), name
+        (tmp_path / name).write_text(text)
+    (tmp_path / "kernels/one/claims.py").write_text("WORDS = 2")
+    assert record.made_by(*code, without=record.WORDS) == without
 
 
 def test_outputs_and_prose_do_not_change_a_notebooks_hash(tmp_path):
@@ -209,8 +218,8 @@ def test_a_benchmark_is_of_the_kernels_as_they_are():
     for path in paths:
         rows = read(path)
         assert tuple(rows[0]) == COLUMNS
-        (folder,) = (ROOT / "kernels").glob(f"**/{path.stem.removesuffix('_cpu')}/__init__.py")
-        now = record.hash_folder(folder.parent, record.WORDS)
+        (file,) = (ROOT / "kernels").glob(f"**/{path.stem.removesuffix('_cpu')}/bench.py")
+        now = record.made_by(f"import {'.'.join(file.relative_to(ROOT).with_suffix('').parts)}")
         held_to(f"data/benchmarks/{path.name}", {row["kernels_hash"] for row in rows} == {now})
 
 
@@ -239,5 +248,6 @@ def test_the_gpu_tests_on_record_passed_with_the_kernels_as_they_are(name):
     assert int(suite.get("tests")) > 0
     made_by = {item.get("name"): item.get("value") for item in suite.iter("property")}
     if name in FOLDERS:
-        now = record.hash_folder(ROOT / "kernels" / name, record.WORDS)
+        texts = [file.read_text() for file in (ROOT / "tests" / "kernels").glob(f"test_{name}*.py")]
+        now = record.made_by(*texts, without=record.WORDS)
         held_to(f"data/results/gpu-tests/{name}.xml", made_by[f"kernels/{name}"] == now)
