@@ -1,13 +1,16 @@
 """Timing that refuses to time what was not checked.
 
 `labkit bench NAME` asks kernels.NAME.bench for its cases, checks every provider against the golden, times those that
-are right, and writes one CSV: a row a provider, case and metric, with the quantiles 0.5, 0.2 and 0.8.
+are right, and writes one CSV: a row a provider, case and metric. Of a time, `y_value_50` is the median of some rounds
+in drawn orders, `y_value_20` and `y_value_80` are the least and the largest.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import random
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +47,7 @@ COLUMNS = (
     "kernels_hash",
 )
 QUANTILES = (0.5, 0.2, 0.8)
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,12 @@ class Case:
 
 
 def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
-    """Rows of one case: for each provider its error, and its times if it is right."""
-    least = floors(case, device)  # before any capture, which a provider may spoil
+    """Rows of one case: for each provider its error, and its times if it is right.
+
+    What ran before changes how long a call takes as made from Python, so all that are right are timed in ROUNDS rounds,
+    each in an order drawn anew. A time's row holds the median of the rounds' medians, and the least and the largest.
+    """
+    least, right = floors(case, device), []  # the floors before any capture, which a provider may spoil
     for provider in case.providers:
         provider.poison()
         provider.run()
@@ -89,15 +97,27 @@ def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
         if not found.ok:
             print(f"  not timed, since it is wrong: {provider.name}: {found}")
             continue
+        right.append(provider)
         if case.memory:
             yield _row(case, provider.name, "extra_memory", "MiB", [extra_memory(provider.run, device)] * 3)
-        timer = cuda_times if device.is_cuda else host_times
-        yield _row(case, provider.name, "time", "us", timer(provider.run))
-        if device.is_cuda and case.graph:
-            try:
-                yield _row(case, provider.name, "time_in_graph", "us", graph_times(provider.run))
-            except RuntimeError as error:
-                print(f"  cannot be captured in a graph: {provider.name}: {str(error).splitlines()[0]}")
+    timers = {"time": cuda_times if device.is_cuda else host_times}
+    if device.is_cuda and case.graph:
+        timers["time_in_graph"] = graph_times
+    order = random.Random(case.x_value)
+    times: dict[tuple[str, str], list[float]] = {(one.name, metric): [] for one in right for metric in timers}
+    for _ in range(ROUNDS):
+        for provider in order.sample(right, len(right)):
+            for metric, timer in timers.items():
+                try:
+                    times[provider.name, metric].append(timer(provider.run)[0])
+                except RuntimeError as error:
+                    if metric == "time":
+                        raise
+                    print(f"  cannot be captured in a graph: {provider.name}: {str(error).splitlines()[0]}")
+    for (name, metric), found_times in times.items():
+        if found_times:
+            values = (statistics.median(found_times), min(found_times), max(found_times))
+            yield _row(case, name, metric, "us", values)
     for name, microseconds in least.items():
         yield _row(case, name, "time", "us", [microseconds] * 3)
 
