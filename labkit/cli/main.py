@@ -71,6 +71,23 @@ def _parser() -> argparse.ArgumentParser:
     option("--jobs", type=_positive, default=1, metavar="N", help="how many at a time (1)")
     option("--force", action="store_true", help="run again what is finished")
 
+    option = command("sweep", _sweep, "run a notebook at each point of a grid of parameters, on Dask")
+    option("name", metavar="NAME", help="a notebook's name")
+    spans = "values of a parameter, repeatable: heads=1..16, tile=8,16,32, level=0..1..0.25"
+    option("-p", action="append", default=[], type=_pair, metavar="name=values", help=spans)
+    option("--sample", type=_positive, metavar="N", help="draw so many points of the grid; always the same")
+    option("--cluster", default="local", metavar="WHERE", help="local, slurm, pbs, or tcp://HOST:PORT (local)")
+    option("--workers", type=_positive, metavar="N", help="processes or jobs (local: one a core or GPU)")
+    option("--gpus", action="store_true", help="give each local worker a GPU of its own")
+    option("--settings", type=Path, metavar="FILE", help="YAML: keyword arguments of Dask's cluster")
+    option("--retries", type=int, choices=range(10), default=2, metavar="N", help="new attempts after a death (2)")
+    option("--out", **folder, default=ROOT / "runs", help="where runs go (runs/)")
+
+    option = command("table", _table, "all runs of a notebook as one table")
+    option("name", metavar="NAME", help="a notebook's name")
+    option("--runs", **folder, default=ROOT / "runs", help="where its runs are (runs/)")
+    option("--out", type=Path, metavar="FILE", help="write all columns as .parquet or .csv")
+
     option = command("bench", _bench, "time the providers of a kernel side by side, correct ones only")
     option("name", metavar="NAME", help="a notebook or a folder under kernels/")
     option("--device", **device)
@@ -127,6 +144,24 @@ def _run(options: argparse.Namespace) -> int:
     run.run(runs, options.jobs, options.force, say=lambda text: print(text, flush=True))
     print(f"\n{run.table(runs)}\n\nRuns: {os.path.relpath(options.out)}")
     return 0 if all(one.result for one in runs) else 1
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from labkit.cli import sweep
+
+    given = {name: getattr(options, name) for name in ("out", "cluster", "workers", "gpus", "settings", "retries")}
+    points = sweep.grid(options.name, options.p, options.sample)
+    outcomes = sweep.sweep(options.name, points, **given, say=lambda text: print(text, flush=True))
+    print(f"Runs: {os.path.relpath(options.out)}; labkit table {options.name} has them as a table")
+    return 0 if all(status.startswith("ok") for _, status in outcomes) else 1
+
+
+def _table(options: argparse.Namespace) -> int:
+    from labkit.cli import table
+
+    frame = table.runs(options.name, options.runs)
+    print(f"written: {table.write(frame, options.out)}" if options.out else table.printed(frame))
+    return 0
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -1,0 +1,316 @@
+"""Many runs of one notebook on Dask distributed: a grid of parameters, or some of it drawn.
+
+Each point is a run as `labkit run` makes it, in the same folder, so a finished one is reused and a sweep that was cut
+off goes on. A worker makes one run at a time. It forks each run's process from a server that has papermill imported,
+which saves seconds a run; the notebook itself has a kernel of its own, as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import itertools
+import json
+import logging
+import math
+import multiprocessing
+import os
+import random
+import runpy
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from decimal import Decimal, InvalidOperation
+from functools import partial
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import IO, Any
+
+from labkit.cli import run
+from labkit.errors import UsageError
+from labkit.session.catalogue import Parameter, notebook, resolve
+
+MOST = 1_000_000
+"""Points of a sweep, and values of a range, above which it is taken for a mistake."""
+
+CLUSTERS = "local, slurm, pbs, or tcp://HOST:PORT of a scheduler that runs"
+WARM = ["papermill", "nbconvert.exporters", "labkit.cli.sweep"]
+DASK = {
+    "distributed.worker.daemon": False,  # a daemon may have no children, and a run is one
+    "distributed.nanny.pre-spawn-environ": {},  # it would hold every run to one thread
+    "distributed.scheduler.worker-saturation": 1.0,
+}
+
+Point = dict[str, Any]
+"""One value for each parameter that is swept."""
+
+
+def grid(name: str, given: Sequence[tuple[str, str]], sample: int | None = None) -> list[Point]:
+    """The points of a sweep over notebook `name`; `given` are pairs such as ("heads", "1..16") or ("tile", "8,16").
+
+    With `sample` so many of them are drawn, always the same; more of them have the fewer among them. Raises UsageError
+    for what the notebook does not declare, for one value that it does not allow, and for more than a million.
+    """
+    known, swept = notebook(name).parameters, dict(given)
+    if twice := [parameter for parameter, count in Counter(pair[0] for pair in given).items() if count > 1]:
+        raise UsageError(f"parameter {twice[0]}: is given twice; wanted one list of values, such as 1,2,8..16")
+    axes = []
+    for parameter, text in swept.items():
+        texts = [value for part in text.split(",") for value in _span(known.get(parameter), parameter, part.strip())]
+        axes.append(list(dict.fromkeys(resolve(name, known, {parameter: v}, text=True)[parameter] for v in texts)))
+    total = math.prod(map(len, axes))
+    if (sample or total) > MOST:
+        raise UsageError(f"-p: {total:,} points are too many; wanted at most {MOST:,}, or --sample")
+    if sample is None or sample >= total:
+        return [dict(zip(swept, values, strict=True)) for values in itertools.product(*axes)]
+    draw, drawn = random.Random(0), dict[int, None]()
+    while len(drawn) < sample:
+        drawn[draw.randrange(total)] = None
+    points = []
+    for index in drawn:
+        point = {}
+        for parameter, values in reversed(list(zip(swept, axes, strict=True))):
+            index, at = divmod(index, len(values))
+            point[parameter] = values[at]
+        points.append({parameter: point[parameter] for parameter in swept})
+    return points
+
+
+def _span(declared: Parameter | None, name: str, text: str) -> Iterable[str]:
+    """The values that ``a..b`` or ``a..b..step`` stands for, as text, both ends included; else the text itself."""
+    if ".." not in text or declared is None or declared.type not in (int, float):
+        return [text]
+    try:
+        low, high, *steps = map(Decimal, text.split(".."))
+        (step,) = steps or [Decimal(1)]
+        count = int((high - low) // step) + 1 if step > 0 else 0
+    except (InvalidOperation, ValueError, OverflowError):
+        count = 0
+    if not 0 < count <= MOST:
+        raise UsageError(
+            f"parameter {name}: {text!r} is not right; wanted low..high or low..high..step, at most {MOST:,}"
+        )
+    return (f"{low + i * step:f}" for i in range(count))
+
+
+def sweep(
+    name: str,
+    points: Sequence[Point],
+    out: Path,
+    cluster: str = "local",
+    workers: int | None = None,
+    gpus: bool = False,
+    settings: Path | None = None,
+    retries: int = 2,
+    say: Callable[[str], None] = print,
+) -> list[tuple[Point, str]]:
+    """Make the run of each point. Returns the points with their status, as :class:`labkit.cli.run.Run` has it.
+
+    A run whose process or kernel died, or whose worker did, is made again up to `retries` times; one in which a cell
+    raised is not. Progress goes to `say`. `settings` is a YAML file with keyword arguments of Dask's cluster. Raises
+    UsageError for a cluster that cannot be had.
+    """
+    begun, shown, outcomes, counts, attempts = time.monotonic(), 0.0, [], Counter[str](), Counter[str]()
+    with _client(cluster, workers, gpus, settings, retries) as (client, places):
+        say(f"{name}: {len(points)} points; dashboard: {client.dashboard_link}")
+        client.subscribe_topic("labkit", lambda event: attempts.update([event[1]]))
+        execute = partial(_execute, name, out.resolve(), places)
+        for point, status in completed(client, execute, points, retries):
+            if point is not None:
+                outcomes.append((point, status))
+                counts[status.partition(":")[0]] += 1
+                if status.startswith("failed"):
+                    say(f"{' '.join(f'{key}={value}' for key, value in point.items())}: {status}")
+            done, now = sum(counts.values()), time.monotonic()
+            made = done - counts["ok (reused)"]
+            if done == len(points) or now - shown > 10:
+                shown = now
+                left = f", about {_duration((now - begun) * (len(points) - done) / made)} left" if made else ""
+                words = ", ".join(f"{count} {word}" for word, count in counts.items())
+                say(f"{done} of {len(points)} ({words}), {len(client.nthreads())} workers{left}")
+    again = sum(attempts.values()) - len(attempts)
+    say(f"after {_duration(time.monotonic() - begun)}; {again} attempts were lost with their process and made again")
+    return outcomes
+
+
+def completed(
+    client: Any, function: Callable[[Any], str], arguments: Iterable[Any], retries: int
+) -> Iterator[tuple[Any, str]]:
+    """Call `function` on each of `arguments`, as many at a time as there are workers, and yield them as they are done.
+
+    With each comes what the function returned, or what went wrong; (None, "") comes each second in which nothing is
+    done. Only what is being worked on is with the scheduler, so that its memory does not grow with the number, and the
+    death of a worker is on the account of no other.
+    """
+    from distributed import KilledWorker, wait
+
+    numbered, pending = enumerate(arguments), dict[Any, Any]()
+    while True:
+        for number, argument in itertools.islice(numbered, max(1, sum(client.nthreads().values())) - len(pending)):
+            key = f"labkit-{os.getpid()}-{number}"
+            pending[client.submit(function, argument, key=key, pure=False, retries=retries)] = argument
+        if not pending:
+            return
+        try:
+            finished = wait(list(pending), timeout=1, return_when="FIRST_COMPLETED").done
+        except TimeoutError:
+            yield None, ""
+            continue
+        for future in finished:
+            error = future.exception()
+            words = "its worker was killed each time" if isinstance(error, KilledWorker) else str(error)
+            yield pending.pop(future), future.result() if error is None else f"failed: {words.removeprefix('failed: ')}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def _client(
+    kind: str, workers: int | None, gpus: bool, settings: Path | None, retries: int
+) -> Iterator[tuple[Any, list[dict[str, str]]]]:
+    """A client of the cluster, and what each local worker is held to: variables of the environment, cores."""
+    import dask
+    from distributed import Client, LocalCluster
+
+    given, places = _settings(settings), list[dict[str, str]]()
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set(DASK | {"distributed.scheduler.allowed-failures": retries}))
+        if kind == "local":
+            places = _places(workers, gpus)
+            options = {"n_workers": len(places), "threads_per_worker": 1, "memory_limit": 0, "dashboard_address": ":0"}
+            made = LocalCluster(**options | {"silence_logs": logging.CRITICAL} | given)
+            address = stack.enter_context(made)
+        elif kind in ("slurm", "pbs"):
+            address = stack.enter_context(jobs(kind, given))
+            address.scale(workers or 1)
+        elif kind.startswith("tcp://"):
+            address = kind
+        else:
+            raise UsageError(f"--cluster: {kind!r} is not right; wanted {CLUSTERS}")
+        try:
+            client = Client(address, timeout=20)
+        except OSError as error:
+            raise UsageError(f"--cluster: {kind} does not answer ({str(error)[:80]}); wanted {CLUSTERS}") from None
+        yield stack.enter_context(client), places
+
+
+def _settings(path: Path | None) -> dict[str, Any]:
+    import yaml
+
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8")) if path else {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"--settings: {path} cannot be read ({str(error).splitlines()[0][:60]}); wanted YAML") from None
+    if not isinstance(given, dict):
+        raise UsageError(f"--settings: {path} is not right; wanted `name: value` lines, such as queue, cores, memory")
+    return given
+
+
+def _places(workers: int | None, gpus: bool) -> list[dict[str, str]]:
+    """What each of the local workers is held to: its share of the cores, and one GPU where `gpus` are to be shared."""
+    devices: list[str] = []
+    if gpus:
+        import torch
+
+        devices = [*filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))]
+        devices = devices or [str(index) for index in range(torch.cuda.device_count())]
+        if not devices:
+            raise UsageError("--gpus: torch sees no GPU here; wanted one at least")
+    cores = sorted(os.sched_getaffinity(0))
+    many = workers or len(devices) or len(cores)
+    places = []
+    for i in range(many):
+        share = cores[i * len(cores) // many : (i + 1) * len(cores) // many] or [cores[i % len(cores)]]
+        places.append({"LABKIT_CORES": ",".join(map(str, share))})
+        if devices:
+            places[i]["CUDA_VISIBLE_DEVICES"] = devices[i % len(devices)]
+    return places
+
+
+def jobs(kind: str, given: Mapping[str, Any]) -> Any:
+    """A SLURMCluster or PBSCluster of dask-jobqueue, whose jobs make one run at a time in each process.
+
+    `given` are its keyword arguments. Raises UsageError for one that it does not take.
+    """
+    import dask_jobqueue
+
+    options = {"cores": 1, "processes": 1, "memory": "4GB"} | given
+    threads = max(1, options["cores"] // options["processes"])
+    prologue = [f"export {variable}={threads}" for variable in run.THREAD_VARIABLES]
+    prologue += ["export DASK_DISTRIBUTED__WORKER__DAEMON=False", *options.pop("job_script_prologue", [])]
+    extra = ["--nthreads", "1", *options.pop("worker_extra_args", [])]
+    make = {"slurm": dask_jobqueue.SLURMCluster, "pbs": dask_jobqueue.PBSCluster}[kind]
+    try:
+        return make(**options, job_script_prologue=prologue, worker_extra_args=extra)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"--settings: {error}; wanted keyword arguments of dask-jobqueue's {make.__name__}") from None
+
+
+def _execute(name: str, out: Path, places: Sequence[Mapping[str, str]], point: Point) -> str:
+    """Make one run, on a worker, and return its status. Raises RuntimeError where another attempt may end otherwise."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    if places:
+        os.environ |= places[int(worker.name)]
+        os.sched_setaffinity(0, map(int, os.environ["LABKIT_CORES"].split(",")))
+    if not multiprocessing.current_process().daemon:
+        run.START = _fork
+    (one,) = run.plan([name], {key: str(value) for key, value in point.items()}, "auto", out)
+    if not one.finished():
+        worker.log_event("labkit", one.directory.name)
+    run.run([one], say=lambda text: None)
+    if one.result is None and not _raised(one.directory / "notebook.ipynb"):
+        raise RuntimeError(one.status)
+    return one.status
+
+
+def _raised(executed: Path) -> bool:
+    """Whether a cell of the executed notebook raised, which it will do again."""
+    try:
+        cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError):
+        return False
+    return any(output["output_type"] == "error" for cell in cells for output in cell.get("outputs", ()))
+
+
+class _Forked:
+    """A process as asyncio's are, forked from a server that has papermill imported."""
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], lock: IO[str]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(WARM)
+        given = (list(words), dict(environment), log.name, DupFd(lock.fileno()))
+        self.process = context.Process(target=_child, args=given)
+        self.process.start()
+        self.pid, self.kill = self.process.pid, self.process.kill
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    async def wait(self) -> int | None:
+        await asyncio.to_thread(self.process.join)
+        return self.returncode
+
+
+async def _fork(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], lock: IO[str]) -> _Forked:
+    return _Forked(words, environment, log, lock)
+
+
+def _child(words: list[str], environment: dict[str, str], log: str, lock: Any) -> None:
+    """Become ``python -m words`` with that environment, and end with the server, which ends with its worker."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    lock.detach()  # the folder stays locked while this process lives
+    os.environ.clear()
+    os.environ.update(environment)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.argv = words
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
