@@ -113,7 +113,8 @@ def sweep(
     raised is not. Progress goes to `say`. `settings` is a YAML file with keyword arguments of Dask's cluster. Raises
     UsageError for a cluster that cannot be had.
     """
-    begun, shown, outcomes, counts, attempts = time.monotonic(), 0.0, [], Counter[str](), Counter[str]()
+    begun, said, shown, outcomes = time.monotonic(), 0, 0.0, list[tuple[Point, str]]()
+    counts, attempts = Counter[str](), Counter[str]()
     with _client(cluster, workers, gpus, settings, retries) as (client, places):
         say(f"{name}: {len(points)} points; dashboard: {client.dashboard_link}")
         client.subscribe_topic("labkit", lambda event: attempts.update([event[1]]))
@@ -126,8 +127,8 @@ def sweep(
                     say(f"{' '.join(f'{key}={value}' for key, value in point.items())}: {status}")
             done, now = sum(counts.values()), time.monotonic()
             made = done - counts["ok (reused)"]
-            if done == len(points) or now - shown > 10:
-                shown = now
+            if done == len(points) or (done > said and now - shown > 10):
+                said, shown = done, now
                 left = f", about {_duration((now - begun) * (len(points) - done) / made)} left" if made else ""
                 words = ", ".join(f"{count} {word}" for word, count in counts.items())
                 say(f"{done} of {len(points)} ({words}), {len(client.nthreads())} workers{left}")
@@ -166,7 +167,13 @@ def completed(
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 @contextmanager
@@ -205,7 +212,9 @@ def _settings(path: Path | None) -> dict[str, Any]:
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8")) if path else {}
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UsageError(f"--settings: {path} cannot be read ({str(error).splitlines()[0][:60]}); wanted YAML") from None
+        raise UsageError(
+            f"--settings: {path} cannot be read ({str(error).splitlines()[0][:60]}); wanted YAML"
+        ) from None
     if not isinstance(given, dict):
         raise UsageError(f"--settings: {path} is not right; wanted `name: value` lines, such as queue, cores, memory")
     return given
