@@ -168,25 +168,17 @@ async def _execute(one: Run, cores: int, lock: IO[str]) -> str:
     return error
 
 
-async def _start(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], lock: IO[str]) -> Any:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", *words),
-        env=environment,
-        stdin=DEVNULL,
-        stdout=log,
-        stderr=STDOUT,
-        pass_fds=[lock.fileno()],  # the folder stays locked while the process lives, even without its parent
-    )
-
-
-START = _start
-"""How a run's process is started; a worker of a sweep forks it from one that has papermill imported."""
-
-
 async def _python(words: Sequence[str], environment: Mapping[str, str], log: Path, lock: IO[str]) -> str:
     """Run a module of Python's to its end; returns the last line of the log where it failed, else an empty string."""
     with log.open("ab") as file:
-        process = await START(words, environment, file, lock)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", *words),
+            env=environment,
+            stdin=DEVNULL,
+            stdout=file,
+            stderr=STDOUT,
+            pass_fds=[lock.fileno()],  # the folder stays locked while the process lives, even without its parent
+        )
     try:
         if await process.wait() == 0:
             return ""
