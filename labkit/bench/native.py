@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from labkit.errors import UsageError
 from labkit.session.device import Device, cpu_name
+from labkit.session.record import writable
 
 CACHE = "LABKIT_CACHE"
 """Environment variable: where what was built is kept; by default labkit/ in the user's cache directory."""
@@ -29,7 +31,8 @@ def build(source: Path, host: Path, device: Device, architecture: str | None = N
     """The shared library of `source` (a .cu file with its neighbours), built if it is not in the cache.
 
     On a CPU the headers in `host` stand in for CUDA's. `architecture` (sm_75, say) replaces the GPU's own. Raises
-    UsageError where there is no compiler, and with the compiler's first error where it refuses.
+    UsageError where there is no compiler, with the compiler's first error where it refuses, and where the cache cannot
+    be written. A library's name ends with the hash of its content: one that was cut off or exchanged is built again.
     """
     if device.is_cuda:
         import torch
@@ -44,14 +47,24 @@ def build(source: Path, host: Path, device: Device, architecture: str | None = N
         flags = ["-x", "c++", "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", f"-I{host}"]
         flags += ["-U_FORTIFY_SOURCE"]  # some compilers set it, and then longjmp keeps to one stack
         folders, libraries, made_for = [source.parent, host], [], cpu_name()
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError as error:
+        raise UsageError(f"{source.name}: {compiler} cannot be run ({error.strerror}); wanted a compiler") from None
     digest = hashlib.sha256("\0".join((made_for, version, *flags)).encode())
     for path in sorted(path for folder in folders for path in folder.iterdir() if path.suffix in SUFFIXES):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    built = cache() / f"{source.stem}-{digest.hexdigest()[:16]}.so"
-    if not built.exists():
-        _compile([compiler, *flags, str(source), *libraries], built, source)
-    return built
+    name = f"{source.stem}-{digest.hexdigest()[:16]}"
+    for built in writable(cache(), CACHE).glob(f"{name}-*.so"):
+        if built == _named(built, name):
+            return built
+        built.unlink(missing_ok=True)  # not as it was built
+    return _compile([compiler, *flags, str(source), *libraries], name, source)
+
+
+def _named(library: Path, name: str) -> Path:
+    """Where a library belongs in the cache, by its content."""
+    return cache() / f"{name}-{hashlib.sha256(library.read_bytes()).hexdigest()[:16]}.so"
 
 
 def load(path: Path, signatures: dict[str, tuple[type | None, Sequence[type]]]) -> ctypes.CDLL:
@@ -72,13 +85,17 @@ def _find(name: str, variable: str, wanted: str) -> str:
     return found
 
 
-def _compile(command: list[str], target: Path, source: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
-        done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = (done.stderr or done.stdout).splitlines()
-            first = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
-            raise UsageError(f"{source.name}: {Path(command[0]).name} could not build it: {first}")
-        made.replace(target)
+def _compile(command: list[str], name: str, source: Path) -> Path:
+    try:
+        with tempfile.TemporaryDirectory(dir=cache()) as folder:
+            made = Path(folder) / f"{name}.so"
+            done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return made.replace(_named(made, name))
+    except OSError as error:
+        raise UsageError(f"{source.name}: it could not be built: {error.strerror}: {error.filename}") from None
+    lines = (done.stderr or done.stdout).splitlines()
+    first = next(
+        (line for line in lines if re.search("error|failed|No space", line)), lines[0] if lines else "no message"
+    )
+    raise UsageError(f"{source.name}: {Path(command[0]).name} could not build it: {first}")

@@ -7,6 +7,7 @@ are right, and writes one CSV: a row a provider, case and metric, with the quant
 from __future__ import annotations
 
 import csv
+import io
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from labkit.errors import UsageError
 from labkit.numerics.compare import Comparison
 from labkit.session import device as devices
 from labkit.session.catalogue import ROOT
-from labkit.session.record import WORDS, hash_folder, versions
+from labkit.session.record import WORDS, hash_folder, versions, writable, write_text
 from labkit.tables import Table
 
 COLUMNS = (
@@ -189,9 +190,10 @@ def bench(name: str, request: str, out: Path) -> Path:
 
     `name` is a folder under kernels/, which may lie deeper: `mhc/reductions` writes reductions.csv.
     """
-    if not (ROOT / "kernels" / name / "bench.py").exists():
+    if not (ROOT / "kernels" / name / "bench.py").is_file():
         raise UsageError(f"NAME: kernels/{name} has no bench.py; wanted a folder under kernels/ that has one")
     device = devices.choose(request)
+    writable(out, "--out")
     cases: Iterable[Case] = import_module(f"kernels.{name.replace('/', '.')}.bench").cases(device)
     common = {
         "gpu_name": device.name,
@@ -205,11 +207,11 @@ def bench(name: str, request: str, out: Path) -> Path:
         print(table(found), flush=True)
         rows += found
     path = out / f"{Path(name).name}{'' if device.is_cuda else '_cpu'}.csv"
-    out.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS)
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
     return path
 
 

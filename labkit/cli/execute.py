@@ -1,22 +1,39 @@
 """One notebook through papermill, and a page of what came out, whole or not: a process of its own, since papermill
-changes its working directory.
+changes its working directory, and one that ends with its parent.
 
-    python -m labkit.cli.execute NOTEBOOK FOLDER PARAMETERS_AS_JSON
+    python -m labkit.cli.execute NOTEBOOK FOLDER PARAMETERS_AS_JSON PARENT
+
+It prints the number of each cell that has completed, and at last, if the run failed, why.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import papermill
+from jupyter_client import AsyncKernelManager
+from jupyter_core.utils import run_sync
+from nbclient.exceptions import DeadKernelError
 from nbconvert.exporters import HTMLExporter
 from traitlets.config import Config
 
+from labkit.cli.run import ended
+from labkit.session.record import write_text
+from labkit.session.secrets import hidden
+
 CELL_TIMEOUT = 3600
 """Seconds that one cell may take."""
+
+END_WITH_PARENT = (1, int(signal.SIGKILL))
+"""Arguments of Linux' prctl: PR_SET_PDEATHSIG, and the signal to this process when its parent has ended."""
 
 
 HIDDEN = "hide-input"
@@ -29,18 +46,56 @@ def as_page(notebook: Path) -> str:
     return HTMLExporter(template_name="classic", config=config).from_filename(str(notebook))[0]
 
 
-def main(notebook: Path, folder: Path, parameters: dict[str, Any]) -> None:
-    """Write FOLDER/notebook.ipynb as it is executed, and FOLDER/report.html. Raises what a cell raised."""
-    executed, report = folder / "notebook.ipynb", folder / "report.html"
-    options = {"kernel_name": "python3", "progress_bar": False, "execution_timeout": CELL_TIMEOUT}
+def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: TextIO) -> str:
+    """Write FOLDER/notebook.ipynb as it is executed, and FOLDER/report.html. Returns why that failed, or nothing."""
+    executed, kernel = folder / "notebook.ipynb", AsyncKernelManager(kernel_name="python3")
+
+    def execute() -> None:
+        papermill.execute_notebook(
+            *(notebook, executed, parameters),
+            cwd=notebook.parent,
+            progress_bar=False,
+            execution_timeout=CELL_TIMEOUT,
+            km=kernel,
+            extra_arguments=[f"--IPKernelApp.exec_lines=__import__('ctypes').CDLL(None).prctl{END_WITH_PARENT};"],
+            on_cell_executed=lambda cell, cell_index, **_: print(cell_index + 1, file=progress, flush=True),
+        )
+
+    def render() -> None:
+        for path in (executed, *folder.glob("result.*.json")):
+            if (text := path.read_text(encoding="utf-8")) != hidden(text):
+                write_text(path, hidden(text))
+        write_text(folder / "report.html", as_page(executed))
+
+    failed = _reason(execute, kernel)
+    if kernel.has_kernel:
+        run_sync(kernel.shutdown_kernel)(now=bool(failed))
+    unseen = _reason(render, kernel)
+    return failed or unseen
+
+
+def _reason(does: Callable[[], None], kernel: AsyncKernelManager) -> str:
+    """Why it raised, in a line, and the whole of it on stderr; an empty string where it did not."""
     try:
-        papermill.execute_notebook(notebook, executed, parameters, cwd=notebook.parent, **options)
-    finally:
-        if executed.exists():
-            page = report.with_name(".report.html")
-            page.write_text(as_page(executed), encoding="utf-8")
-            page.replace(report)
+        does()
+        return ""
+    except papermill.exceptions.PapermillExecutionError as error:
+        words = f"cell {error.exec_count}: {error.ename}: {error.evalue}"
+    except DeadKernelError:
+        words = f"the kernel {ended(kernel.provisioner.process.returncode)}"  # type: ignore[union-attr]
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+    print(hidden(traceback.format_exc()), file=sys.stderr)
+    return " ".join(hidden(words).split())[:200]
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))
+    ctypes.CDLL(None).prctl(*END_WITH_PARENT)
+    if os.getppid() != int(sys.argv[4]):  # it ended before that
+        sys.exit("the parent has ended")
+    # What the kernel prints itself goes to the log; this end of the pipe stays here.
+    with os.fdopen(os.dup(1), "w") as parent:
+        os.dup2(2, 1)
+        why = main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), parent)
+        print(why, file=parent)
+    sys.exit(bool(why))

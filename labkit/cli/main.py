@@ -6,19 +6,27 @@ import argparse
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from labkit.errors import UsageError, extra
-from labkit.session.catalogue import CHECKOUT, ROOT, notebook, notebooks
+from labkit.session.catalogue import CHECKOUT, ROOT, Notebook, Parameter, notebook, notebooks, read_json
+from labkit.session.secrets import hidden
 from labkit.tables import printable
+
+WIDTH = 80
+"""Characters of a line of `labkit list`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 where a run or a check failed, 2 for bad input."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        options = _parser().parse_args(arguments)
+        if not all(word.isascii() or word.encode("utf-8", "replace").decode() == word for word in words):
+            raise UsageError("an argument has bytes that are no UTF-8; wanted text")
+        options = _parser(words).parse_args(words)
         if not (CHECKOUT or options.command in (_diff, _doctor)):
             raise UsageError(f"{options.called} needs a checkout of the workbook; diff and doctor do not")
         with extra(options.called):
@@ -29,17 +37,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except UsageError as error:
-        print(f"labkit: {printable(str(error))}", file=sys.stderr)
+        _show(f"labkit: {' '.join(str(error).split())}", sys.stderr)
         return 2
     except Exception as error:
         if os.environ.get("LABKIT_TRACEBACK"):
             raise
-        words = (str(error).strip().splitlines() or [""])[0][:300]
-        print(f"labkit: {type(error).__name__}: {printable(words)} (LABKIT_TRACEBACK=1 shows where)", file=sys.stderr)
+        first = (str(error).strip().splitlines() or [""])[0][:300]
+        _show(f"labkit: {type(error).__name__}: {first} (LABKIT_TRACEBACK=1 shows where)", sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("labkit: interrupted; finished runs are kept, the same command takes up the rest", file=sys.stderr)
         return 130
+
+
+def _show(text: object, file: TextIO | None = None) -> None:
+    """Print what came from files, names and people: nothing that steers a terminal, and no secret."""
+    print(printable(hidden(str(text))), file=file, flush=True)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -49,12 +62,23 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; {self.prog} --help shows what there is")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(prog="labkit", description="Find out why a kernel's or a model's numbers are wrong, and prove it.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, does: Callable[[argparse.Namespace], int], words: str) -> Callable[..., argparse.Action]:
-        sub = commands.add_parser(name, help=words)
+    def command(
+        name: str, does: Callable[[argparse.Namespace], int], about: str, *examples: str
+    ) -> Callable[..., argparse.Action]:
+        lines = [f"  labkit {name} {example}".rstrip() for example in examples or ("",)]
+        if {"-h", "--help"} & {*words} and name in words[:1]:  # with the notebooks that were named
+            lines += [f"\n{_block(book)}" for book in notebooks().values() if book.name in words]
+        sub = commands.add_parser(
+            name,
+            help=about,
+            description=about,
+            epilog="\n".join(["examples:", *lines]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         sub.set_defaults(command=does, called=sub.prog)
         return sub.add_argument
 
@@ -63,15 +87,24 @@ def _parser() -> argparse.ArgumentParser:
 
     command("list", _list, "investigations, their question and their parameters")
 
-    option = command("run", _run, "run notebooks headless; all of them without a name")
+    option = command(
+        *("run", _run, "run notebooks headless; all of them without a name"),
+        *("attention_matmul -p heads=3 -p n=37", "--jobs 2 --timeout 600", "attention_matmul --device cuda --force"),
+        "attention_matmul --help     its parameters",
+    )
     option("names", nargs="*", metavar="NAME", help="a notebook's name")
     option("-p", action="append", default=[], type=_pair, metavar="name=value", help="a parameter, repeatable")
     option("--device", **device)
     option("--out", **folder, default=ROOT / "runs", help="where runs go (runs/)")
     option("--jobs", type=_positive, default=1, metavar="N", help="how many at a time (1)")
     option("--force", action="store_true", help="run again what is finished")
+    option("--timeout", type=_seconds, metavar="SECONDS", help="end a run that takes longer")
 
-    option = command("sweep", _sweep, "run a notebook at each point of a grid of parameters, on Dask")
+    what = "run a notebook at each point of a grid of parameters, on Dask"
+    option = command(
+        *("sweep", _sweep, what, "dalpha_atomics -p tile=8,16,32 -p seed=0..9 --workers 2"),
+        "attention_matmul -p heads=1..16 -p n=1..4096 --sample 100 --cluster slurm --settings slurm.yaml",
+    )
     option("name", metavar="NAME", help="a notebook's name")
     spans = "values of a parameter, repeatable: heads=1..16, tile=8,16,32, level=0..1..0.25"
     option("-p", action="append", default=[], type=_pair, metavar="name=values", help=spans)
@@ -83,20 +116,23 @@ def _parser() -> argparse.ArgumentParser:
     option("--retries", type=int, choices=range(10), default=2, metavar="N", help="new attempts after a death (2)")
     option("--out", **folder, default=ROOT / "runs", help="where runs go (runs/)")
 
-    option = command("table", _table, "all runs of a notebook as one table")
+    option = command("table", _table, "all runs of a notebook as one table", "dalpha_atomics --out runs.parquet")
     option("name", metavar="NAME", help="a notebook's name")
     option("--runs", **folder, default=ROOT / "runs", help="where its runs are (runs/)")
     option("--out", type=Path, metavar="FILE", help="write all columns as .parquet or .csv")
 
-    option = command("bench", _bench, "time the providers of a kernel side by side, correct ones only")
+    what = "time the providers of a kernel side by side, correct ones only"
+    option = command("bench", _bench, what, "attention", "mhc/reductions --device cpu --out /tmp")
     option("name", metavar="NAME", help="a notebook or a folder under kernels/")
     option("--device", **device)
     option("--out", **folder, default=ROOT / "data" / "benchmarks", help="where the CSV goes")
 
-    option = command("record", _record, "keep a run's result as one flat file under data/results/")
+    what = "keep a run's result as one flat file under data/results/"
+    option = command("record", _record, what, "runs/attention_matmul/0123456789ab")
     option("run_dir", nargs="+", type=Path, metavar="RUN_DIR", help="the folder of a finished run")
 
-    option = command("diff", _diff, "where a trace, or a tensor, leaves its golden; exit 0 nowhere, 1 somewhere")
+    what = "where a trace, or a tensor, leaves its golden; exit 0 nowhere, 1 somewhere"
+    option = command("diff", _diff, what, "golden.safetensors observed.safetensors --explain --html page.html")
     steps = "steps: safetensors, .npy, .npz, .pt, a folder"
     option("golden", type=Path, metavar="GOLDEN", help=f"a recorded golden; or {steps}")
     option("observed", type=Path, nargs="+", metavar="OBSERVED", help=f"{steps}; several are runs of one program")
@@ -108,7 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     option("--plot", **folder, help="write pictures of the error there")
     option("--html", type=Path, metavar="PAGE", help="write one page with all of it, for a pull request or a colleague")
 
-    option = command("new", _new, "an investigation of one's own: notebook, kernels' folder, claims and tests")
+    what = "an investigation of one's own: notebook, kernels' folder, claims and tests"
+    option = command("new", _new, what, "softmax_rows")
     option("name", metavar="NAME", help="its name, a Python name in small letters")
 
     command("doctor", _doctor, "what is installed, what runs where, what is missing")
@@ -116,33 +153,62 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not right; wanted a whole number from 1")
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not right; wanted a whole number from 1")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    return Parameter("--timeout", float, 1.0, low=1e-3).parse(text)
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not (name and sign):
-        raise argparse.ArgumentTypeError(f"{text!r} is not right; wanted name=value")
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not right; wanted name=value")
     return name, value
 
 
 def _list(options: argparse.Namespace) -> int:
+    wrong = 0
     for book in notebooks().values():
-        print(f"{book.name}: {book.about.get('question', '')}")
-        for parameter in book.parameters.values():
-            print(f"    {parameter.name:10} {parameter.default!s:20} {parameter.allowed:44} {parameter.help}")
-        print()
-    return 0
+        try:
+            _show(f"{_block(book)}\n")
+        except UsageError as error:
+            wrong = 2
+            _show(f"labkit: {error}", sys.stderr)
+    return wrong
+
+
+def _block(book: Notebook) -> str:
+    """A notebook in lines of 80 characters: question, answer, what runs cost and found, parameters."""
+    from labkit.session.record import outcomes
+
+    def lines(first: str, text: object) -> str:
+        rest = " " * len(first)
+        return textwrap.fill(" ".join(str(text).split()), WIDTH, initial_indent=first, subsequent_indent=rest)
+
+    shown = [book.name]
+    shown += [lines(f"  {part:8}  ", book.about[part]) for part in ("question", "answer") if book.about.get(part)]
+    shown += [lines(f"  {when:8}  ", said) for when, said in outcomes(book.name)]
+    known = book.parameters.values()
+    name, default = (max((len(str(getattr(one, part))) for one in known), default=0) for part in ("name", "default"))
+    for one in known:
+        shown.append(lines(f"    {one.name:{name}}  {one.default!s:{default}}  ", f"{one.allowed}: {one.help}"))
+    return "\n".join(shown)
 
 
 def _run(options: argparse.Namespace) -> int:
     from labkit.cli import run
+    from labkit.session.record import writable
 
+    names = [name for name, _ in options.p]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"-p {twice[0]}: it is given twice; wanted each parameter once")
     runs = run.plan(options.names, dict(options.p), options.device, options.out)
-    run.run(runs, options.jobs, options.force, say=lambda text: print(text, flush=True))
-    print(f"\n{run.table(runs)}\n\nRuns: {os.path.relpath(options.out)}")
+    writable(options.out, "--out")
+    run.run(runs, options.jobs, options.force, _show, options.timeout)
+    _show(f"\n{run.table(runs)}\n\n{run.pages(runs)}\n\nRuns: {os.path.relpath(options.out)}")
     return 0 if all(one.result for one in runs) else 1
 
 
@@ -151,7 +217,7 @@ def _sweep(options: argparse.Namespace) -> int:
 
     given = {name: getattr(options, name) for name in ("out", "cluster", "workers", "gpus", "settings", "retries")}
     points = sweep.grid(options.name, options.p, options.sample)
-    outcomes = sweep.sweep(options.name, points, **given, say=lambda text: print(text, flush=True))
+    outcomes = sweep.sweep(options.name, points, **given, say=_show)
     print(f"Runs: {os.path.relpath(options.out)}; labkit table {options.name} has them as a table")
     return 0 if all(status.startswith("ok") for _, status in outcomes) else 1
 
@@ -160,17 +226,17 @@ def _table(options: argparse.Namespace) -> int:
     from labkit.cli import table
 
     frame = table.runs(options.name, options.runs)
-    print(f"written: {table.write(frame, options.out)}" if options.out else table.printed(frame))
+    _show(f"written: {table.write(frame, options.out)}" if options.out else table.printed(frame))
     return 0
 
 
 def _bench(options: argparse.Namespace) -> int:
     from labkit.bench.timing import bench
 
-    is_folder = (ROOT / "kernels" / options.name / "__init__.py").exists()
-    folder = options.name if is_folder else notebook(options.name).about["kernels"]
+    is_folder = (ROOT / "kernels" / options.name / "__init__.py").is_file()
+    folder = options.name if is_folder else notebook(options.name).about.get("kernels", options.name)
     path = bench(folder, options.device, options.out)
-    print(f"\nwritten: {os.path.relpath(path)}")
+    _show(f"\nwritten: {os.path.relpath(path)}")
     return 0
 
 
@@ -178,29 +244,32 @@ def _record(options: argparse.Namespace) -> int:
     from labkit.session.record import record
 
     for directory in options.run_dir:
-        print(f"recorded: {os.path.relpath(record(directory))}")
+        _show(f"recorded: {os.path.relpath(record(directory))}")
     return 0
 
 
 def _new(options: argparse.Namespace) -> int:
     from labkit.cli.new import new
 
-    print("\n".join(f"written: {os.path.relpath(path)}" for path in new(options.name)))
-    print("Read the notebook top to bottom and replace it cell by cell; CONTRIBUTING.md says what its tests ask.")
+    _show("\n".join(f"written: {os.path.relpath(path)}" for path in new(options.name)))
+    _show("Read the notebook top to bottom and replace it cell by cell; CONTRIBUTING.md says what its tests ask.")
     return 0
 
 
 def _diff(options: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait must not take the cores of others
     from labkit.numerics.precision import from_words
+    from labkit.session.record import writable
     from labkit.trace.diff import report
 
     precision = from_words(options.precision) if options.precision is not None else None
     names = _names(options.names) if options.names else {}
 
     def say(text: str) -> None:
-        print(text, file=sys.stderr)
+        _show(text, sys.stderr)
 
+    if options.plot:
+        writable(options.plot, "--plot")
     found = report(options.golden, options.observed, precision, say, names, elements=options.html is not None)
     if options.plot:
         from labkit.cli.diff_plots import pictures
@@ -216,15 +285,12 @@ def _diff(options: argparse.Namespace) -> int:
         said = {"explain": why.as_json()} if why is not None else {}
         print(json.dumps(found.as_json() | said, indent=1, allow_nan=False))
     else:
-        print(found, *(["", why] if why is not None else []), sep="\n")
+        _show("\n".join(map(str, [found, *(["", why] if why is not None else [])])))
     return 1 if found.alarm else 0
 
 
 def _names(path: Path) -> dict[str, str]:
-    try:
-        names = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--names: {path} cannot be read ({str(error)[:60]}); wanted JSON") from None
+    names = read_json(path, "--names")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise UsageError(f"--names: {path} is not right; wanted a JSON object of names")
     return names

@@ -1,9 +1,10 @@
 """Run notebooks headless through papermill: one process a run, some at a time, resumable.
 
 A run's folder is OUT/<notebook>/<run id>/ with notebook.ipynb, result.json, report.html and log.txt. The run id is a
-hash of the notebook, its parameters, the sources and the device, so a finished run is not repeated. What counts as
-success is decided from result.json: a notebook whose kernel died, or that left early by sys.exit(0), looks complete to
-papermill.
+hash of the notebook, its parameters, the sources and the device, so a finished run is not repeated. It is executed in
+the folder `attempt` inside, where lab.finish writes the result under a name that no cell knows. Only when every cell of
+the executed notebook has completed and that result is there and right, all of it moves up, result.json last: so there
+is never a result.json of a run that failed or was killed, and an earlier one stays until there is a new one.
 """
 
 from __future__ import annotations
@@ -14,20 +15,30 @@ import hashlib
 import importlib.util
 import json
 import os
+import platform
+import secrets
+import shutil
+import signal
 import sys
+import textwrap
+import threading
 import time
-from asyncio.subprocess import DEVNULL, STDOUT
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 from labkit.errors import UsageError
-from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks, resolve
-from labkit.session.record import sources
+from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks, read_json, resolve
+from labkit.session.claims import answer
+from labkit.session.record import complete, sources, summary
 from labkit.tables import Table
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+FILES = ("notebook.ipynb", "report.html", "log.txt", "result.json")
 
 
 @dataclass
@@ -41,15 +52,24 @@ class Run:
     result: dict[str, Any] | None = None
     status: str = ""
     """``ok``, ``ok (reused)`` or ``failed: ...``."""
+    sources: dict[str, str] = field(default_factory=dict)
 
     def finished(self) -> dict[str, Any] | None:
         """The result of a complete run in this folder, or None."""
         try:
-            result = json.loads((self.directory / "result.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return self.checked(self.directory, "result.json") if (self.directory / "report.html").exists() else None
+        except UsageError:
             return None
-        right = result.get("status") == "ok" and result.get("parameters") == self.parameters
-        return result if right and (self.directory / "report.html").exists() else None
+
+    def checked(self, folder: Path, name: str) -> dict[str, Any]:
+        """The result of a complete run in `folder`. Raises UsageError where it is not complete, or of another run."""
+        result = complete(folder, name)
+        mine = {"notebook": self.book.name, "parameters": self.parameters}
+        found = result | {"device": result["device"]["kind"], "sources": result["provenance"]["sources"]}
+        for part, wanted in (mine | {"device": self.device, "sources": self.sources}).items():
+            if found[part] != wanted:
+                raise UsageError(f"{name} is of another run: its {part} are not those that were asked for")
+        return result
 
 
 def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path) -> list[Run]:
@@ -63,139 +83,234 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(name=module)
     books = [notebook(name) for name in names] if names else list(notebooks().values())
+    if not books:
+        raise UsageError("NAME: there are no notebooks here, so there is nothing to run; wanted one at least")
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out: {out} is not a folder; wanted one, or a path where one can be made")
     runs = []
-    for book in books:
+    for book in dict.fromkeys(books):
+        if device != "auto" and given.get("device", device) != device:
+            raise UsageError(f"-p device={given['device']} against --device {device}: wanted one of them")
         asked = {"device": device} if device != "auto" and "device" in book.parameters else {}
         values = resolve(book.name, book.parameters, {**given, **asked}, text=True)
         chosen = decide(values.get("device", device))
         if "device" in values:
             values["device"] = chosen.kind
-        identity = json.dumps([book.name, values, sources(book), chosen.kind, chosen.name], sort_keys=True)
+        made_of = sources(book)
+        identity = json.dumps([book.name, values, made_of, chosen.kind, chosen.name], sort_keys=True)
         run_id = hashlib.sha256(identity.encode()).hexdigest()[:12]
-        runs.append(Run(book, values, chosen.kind, out.resolve() / book.name / run_id))
+        runs.append(Run(book, values, chosen.kind, out.resolve() / book.name / run_id, sources=made_of))
     return runs
 
 
-def run(runs: Sequence[Run], jobs: int = 1, force: bool = False, say: Callable[[str], None] = print) -> None:
+def run(
+    runs: Sequence[Run],
+    jobs: int = 1,
+    force: bool = False,
+    say: Callable[[str], None] = print,
+    timeout: float | None = None,
+) -> None:
     """Execute the runs, `jobs` at a time, each held to its share of the cores. Fills in their results.
 
-    An interrupt ends what is running.
+    One that takes longer than `timeout` seconds is ended and has failed. An interrupt (from the keyboard, SIGTERM,
+    SIGHUP) ends what is running and raises KeyboardInterrupt.
     """
     cores = max(1, len(os.sched_getaffinity(0)) // max(1, min(jobs, len(runs))))
 
     async def in_turn(turn: asyncio.Semaphore, one: Run) -> None:
         async with turn:
-            await _one(one, cores, force, say)
+            await _one(one, cores, force, say, timeout)
 
     async def all_runs() -> None:
-        turn = asyncio.Semaphore(jobs)
+        turn, this = asyncio.Semaphore(jobs), asyncio.current_task()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if threading.current_thread() is threading.main_thread() and signal.getsignal(number) == signal.SIG_DFL:
+                asyncio.get_running_loop().add_signal_handler(number, this.cancel)  # type: ignore[union-attr]
         await asyncio.gather(*(in_turn(turn, one) for one in runs))
 
-    asyncio.run(all_runs())
+    try:
+        asyncio.run(all_runs())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
-async def _one(one: Run, cores: int, force: bool, say: Callable[[str], None]) -> None:
-    one.directory.mkdir(parents=True, exist_ok=True)
-    with (one.directory / ".lock").open("w") as lock:
-        waited = False
-        while not _locked(lock):
-            if not waited:
-                say(f"{one.book.name}: the same run is in progress elsewhere, waiting for it")
-            waited = True
-            await asyncio.sleep(0.5)
-        if (not force or waited) and (earlier := one.finished()):
-            one.result, one.status = earlier, "ok (reused)"
-            say(f"{one.book.name}: finished before, reused (--force runs it again)")
-            return
-        begun, watching = time.perf_counter(), asyncio.create_task(_watch(one, say))
-        try:
-            error = await _execute(one, cores, lock)
-        finally:
-            watching.cancel()
-    if not error:
-        one.result = one.finished()
-        error = "it ended without lab.finish, so there is no result"
-    one.status = "ok" if one.result else f"failed: {error}; see {os.path.relpath(one.directory / 'log.txt')}"
+async def _one(one: Run, cores: int, force: bool, say: Callable[[str], None], timeout: float | None) -> None:
+    begun = time.perf_counter()
+    try:
+        one.directory.mkdir(parents=True, exist_ok=True)
+        with (one.directory / ".lock").open("a+") as lock:
+            waited = await _locked(one, lock, say)
+            earlier = one.finished()
+            if earlier and (not force or waited):
+                one.result, one.status = earlier, "ok (reused)"
+                say(f"{one.book.name}: finished before, reused (--force runs it again)")
+                return
+            begun = time.perf_counter()
+            error = await _attempt(one, earlier is not None, cores, lock, say, timeout)
+    except OSError as failure:  # a full disk, or a folder that cannot be written
+        error = f"{failure.strerror}: {os.path.relpath(failure.filename or one.directory)}"
+    one.status = f"failed: {error}" if error else "ok"
     say(f"{one.book.name}: {one.status} after {time.perf_counter() - begun:.0f} s")
 
 
-def _locked(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+async def _locked(one: Run, lock: IO[str], say: Callable[[str], None]) -> bool:
+    """Lock the run's folder, and write into `lock` who holds it; the system frees it when that process ends.
 
-
-async def _watch(one: Run, say: Callable[[str], None]) -> None:
-    """Say how many cells are done, from the notebook that papermill saves."""
-    shown = 0
+    Returns whether another held it first.
+    """
+    waited = False
     while True:
-        await asyncio.sleep(1.0)
         try:
-            cells = json.loads((one.directory / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
-        except (OSError, ValueError):  # not there yet, or half written
-            continue
-        done = sum(cell["metadata"].get("papermill", {}).get("status") == "completed" for cell in cells)
-        if done != shown:
-            say(f"{one.book.name}: {done} of {len(cells)} cells")
-            shown = done
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if not waited:
+                holder = (one.directory / ".lock").read_text(encoding="utf-8", errors="replace")[:200]
+                say(f"{one.book.name}: the same run is in progress elsewhere, waiting for it: {holder}")
+            waited = True
+            await asyncio.sleep(0.5)
+    lock.truncate(0)
+    print(f"process {os.getpid()} on {platform.node()}, since {datetime.now():%Y-%m-%d %H:%M:%S}", end="", file=lock)
+    lock.flush()
+    return waited
 
 
-async def _execute(one: Run, cores: int, lock: IO[str]) -> str:
-    """Execute the notebook and render what came out, whole or not. Returns what went wrong, or an empty string."""
-    files = [one.directory / name for name in ("result.json", "notebook.ipynb", "report.html", "log.txt")]
-    for path in files:
-        path.unlink(missing_ok=True)
-    result, *_, log = files
+async def _attempt(
+    one: Run, keep: bool, cores: int, lock: IO[str], say: Callable[[str], None], timeout: float | None
+) -> str:
+    """Execute the notebook, check what came out, and move it up. Returns what went wrong, or an empty string.
+
+    A failure moves up the files of FILES alone, and with `keep` nothing.
+    """
+    folder, name = one.directory / "attempt", f"result.{secrets.token_hex(8)}.json"
+    folder.mkdir(exist_ok=True)
+    for path in [*folder.iterdir(), *(one.directory / file for file in FILES if not keep)]:
+        if not path.is_dir():  # such as a training's states, which it resumes from
+            path.unlink(missing_ok=True)
+    environment = _environment(cores) | {"LABKIT_RUN_DIR": str(folder), "LABKIT_RESULT": name}
+    error = await _execute(one, folder, environment, lock, say, timeout)
+    if "died before replying to kernel_info" in error:  # kernels that start together may have been given one port
+        error = await _execute(one, folder, environment, lock, say, timeout)
+    try:
+        one.result = None if error else one.checked(folder, name)
+    except UsageError as wrong:
+        error = str(wrong) if (folder / name).exists() else "it ended without lab.finish, so there is no result"
+    if error and keep:
+        return f"{error}; the earlier result stays; see {os.path.relpath(folder / 'log.txt')}"
+    others = [] if error else [path.name for path in folder.iterdir() if path.name not in (name, *FILES)]
+    for file in (*others, *(file for file in FILES if file != "result.json" and _whole(folder / file))):
+        if (target := one.directory / file).is_dir():
+            shutil.rmtree(target)
+        (folder / file).replace(target)
+    if error:
+        return f"{error}; see {os.path.relpath(one.directory / 'log.txt')}"
+    (folder / name).replace(one.directory / "result.json")
+    shutil.rmtree(folder)
+    return ""
+
+
+def _whole(path: Path) -> bool:
+    """Whether a file is there, and no notebook that was cut off."""
+    try:
+        return path.exists() and (path.suffix != ".ipynb" or bool(read_json(path, "")))
+    except UsageError:
+        return False
+
+
+def _environment(cores: int) -> dict[str, str]:
+    """The environment of a run's process, held to so many cores."""
     given = [int(os.environ[name]) for name in THREAD_VARIABLES if os.environ.get(name, "").isdecimal()]
-    threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, min([cores, *given]))))
-    environment = os.environ | threads | {"LABKIT_RUN_DIR": str(one.directory)}
+    environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(max(1, min([cores, *given]))))
     environment.pop("TRITON_INTERPRET", None)
     # Installed by `pip install --target`, nbconvert's templates lie beside it, where Jupyter does not look.
     site = Path(importlib.util.find_spec("nbconvert").origin).parent.parent  # type: ignore[union-attr, arg-type]
     for variable, first in {"PYTHONPATH": ROOT, "JUPYTER_PATH": site / "share" / "jupyter"}.items():
         environment[variable] = os.pathsep.join(filter(None, [str(first), os.environ.get(variable)]))
-
-    words = ["labkit.cli.execute", str(one.book.path), str(one.directory), json.dumps(one.parameters)]
-    error = await _python(words, environment, log, lock)
-    if "died before replying to kernel_info" in error:  # kernels that start together may have been given one port
-        error = await _python(words, environment, log, lock)
-    if error:
-        result.unlink(missing_ok=True)  # a cell after lab.finish failed: no success
-    return error
+    return environment
 
 
-async def _python(words: Sequence[str], environment: Mapping[str, str], log: Path, lock: IO[str]) -> str:
-    """Run a module of Python's to its end; returns the last line of the log where it failed, else an empty string."""
-    with log.open("ab") as file:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", *words),
-            env=environment,
-            stdin=DEVNULL,
-            stdout=file,
-            stderr=STDOUT,
-            pass_fds=[lock.fileno()],  # the folder stays locked while the process lives, even without its parent
-        )
+async def _start(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], lock: IO[str]) -> Any:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", *words),
+        env=environment,
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=log,
+        pass_fds=[lock.fileno()],  # the folder stays locked while the process lives
+    )
+
+
+START = _start
+"""How a run's process is started; a worker of a sweep forks it from one that has papermill imported."""
+
+
+async def _execute(
+    one: Run,
+    folder: Path,
+    environment: Mapping[str, str],
+    lock: IO[str],
+    say: Callable[[str], None],
+    timeout: float | None,
+) -> str:
+    """Execute it in a process of its own, and say how many cells are done. Returns why it failed, or nothing."""
+    words = ["labkit.cli.execute", str(one.book.path), str(folder), json.dumps(one.parameters), str(os.getpid())]
+    count, line, shown = len(one.book.content["cells"]) + bool(one.parameters), "", time.monotonic()
+    with (folder / "log.txt").open("ab") as log:
+        process = await START(words, environment, log, lock)
     try:
-        if await process.wait() == 0:
-            return ""
-    except asyncio.CancelledError:
-        process.kill()  # a notebook's kernel sees that and ends
+        async with asyncio.timeout(timeout):
+            async for written in process.stdout:
+                line = written.decode(errors="replace").strip()
+                if line.isdecimal() and time.monotonic() > shown + 1.0:
+                    say(f"{one.book.name}: {line} of {count} cells")
+                    shown = time.monotonic()
+            if await process.wait() == 0:
+                return ""
+    except TimeoutError:
+        return f"it took longer than {timeout:g} s (--timeout) and was ended"
+    finally:
+        await _end(process)
+    return line if line and not line.isdecimal() else f"its process {ended(process.returncode)}"
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a process and all that it has started, where it runs."""
+    if process.returncode is None:
+        import psutil  # type: ignore[import-untyped]
+
+        with suppress(psutil.NoSuchProcess):
+            this = psutil.Process(process.pid)
+            for one in [*this.children(recursive=True), this]:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
         await process.wait()
-        raise
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return next(filter(None, reversed(lines)), f"exit status {process.returncode}")[:200]
+
+
+def ended(code: int | None) -> str:
+    """How a process ended, from its exit status as subprocess gives it: by which signal, or with which status."""
+    return f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit status {code}"
 
 
 def table(runs: Sequence[Run]) -> Table:
     """The table of verdicts: a row a run."""
     rows = []
     for one in runs:
-        result = one.result or {"verdict": {"cause": None}, "claims": {}, "seconds": None}
-        given = [claim["verdict"] for claim in result["claims"].values() if claim["kind"] != "ours"]
-        counts = ", ".join(f"{given.count(word)} {word}" for word in dict.fromkeys(given))
-        rows.append((one.book.name, one.status, result["verdict"]["cause"], counts, one.device, result["seconds"]))
+        cause, counts = summary(one.result) if one.result else (None, None)
+        seconds = one.result["seconds"] if one.result else None
+        rows.append((one.book.name, one.status, cause, counts, one.device, seconds))
     return Table(("notebook", "status", "cause", "claims", "device", "seconds"), rows, wrap=40)
+
+
+def pages(runs: Sequence[Run]) -> str:
+    """A paragraph a run: its answer, from what it measured, and the page to open."""
+    shown = []
+    for one in runs:
+        said = ""
+        with suppress(UsageError):  # a notebook without claims, or an answer that needs what this run did not measure
+            said = answer(one.book.name, one.result) if one.result else ""
+        page = one.directory / "report.html"
+        shown += [
+            textwrap.fill(f"{one.book.name}: {said or one.status}", 80),
+            *[f"  page: {os.path.relpath(page)}"] * page.exists(),
+        ]
+    return "\n".join(shown)

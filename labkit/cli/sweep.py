@@ -8,7 +8,6 @@ which saves seconds a run; the notebook itself has a kernel of its own, as ever.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import itertools
 import json
 import logging
@@ -17,15 +16,15 @@ import multiprocessing
 import os
 import random
 import runpy
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
-from multiprocessing.reduction import DupFd
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
@@ -248,7 +247,7 @@ def jobs(kind: str, given: Mapping[str, Any]) -> Any:
     """
     import dask_jobqueue
 
-    options = {"cores": 1, "processes": 1, "memory": "4GB"} | given
+    options = {"cores": 1, "processes": 1, "memory": "4GB", **given}
     threads = max(1, options["cores"] // options["processes"])
     prologue = [f"export {variable}={threads}" for variable in run.THREAD_VARIABLES]
     prologue += ["export DASK_DISTRIBUTED__WORKER__DAEMON=False", *options.pop("job_script_prologue", [])]
@@ -288,16 +287,16 @@ def _raised(executed: Path) -> bool:
     return any(output["output_type"] == "error" for cell in cells for output in cell.get("outputs", ()))
 
 
+@dataclass
 class _Forked:
-    """A process as asyncio's are, forked from a server that has papermill imported."""
+    """A process of multiprocessing's with what asyncio's have: stdout, pid, returncode, wait."""
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], lock: IO[str]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(WARM)
-        given = (list(words), dict(environment), log.name, DupFd(lock.fileno()))
-        self.process = context.Process(target=_child, args=given)
-        self.process.start()
-        self.pid, self.kill = self.process.pid, self.process.kill
+    process: Any
+    stdout: asyncio.StreamReader
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     @property
     def returncode(self) -> int | None:
@@ -309,17 +308,31 @@ class _Forked:
 
 
 async def _fork(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], lock: IO[str]) -> _Forked:
-    return _Forked(words, environment, log, lock)
+    """Start ``python -m words`` as a fork of a server that has papermill imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(WARM)
+    read, write = os.pipe()
+    # As connections they are handed on with the request for a fork, and closed here.
+    files = [Connection(file, readable=False) for file in (write, os.dup(log.fileno()), os.dup(lock.fileno()))]
+    process = context.Process(target=_child, args=(list(words), dict(environment), *files))
+    process.start()
+    for file in files:
+        file.close()
+    stdout = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stdout), os.fdopen(read, "rb")
+    )
+    return _Forked(process, stdout)
 
 
-def _child(words: list[str], environment: dict[str, str], log: str, lock: Any) -> None:
-    """Become ``python -m words`` with that environment, and end with the server, which ends with its worker."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    lock.detach()  # the folder stays locked while this process lives
+def _child(
+    words: list[str], environment: dict[str, str], stdout: Connection, log: Connection, lock: Connection
+) -> None:
+    """The fork: it holds the lock while it lives, and ends with the server, which ends with its worker."""
     os.environ.clear()
     os.environ.update(environment)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    sys.argv = words
-    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    os.dup2(stdout.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    stdout.close()
+    sys.argv = [*words[:-1], str(os.getppid())]  # its parent, with which it ends
+    runpy.run_module(words[0], run_name="__main__")

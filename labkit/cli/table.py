@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pandas
+import pandas  # type: ignore[import-untyped]
 
-from labkit.cli.run import Run
 from labkit.errors import UsageError
 from labkit.session.catalogue import Notebook, notebook
+from labkit.session.record import complete
 from labkit.tables import Table, number
 
 LONGEST = 32
@@ -27,7 +27,7 @@ def runs(name: str, out: Path) -> pandas.DataFrame:
     ``device.*``, seconds, date and commit; lists are JSON. Raises UsageError where there is no run.
     """
     book = notebook(name)
-    rows = [_row(book, path.parent) for path in sorted((out / name).glob("*/log.txt"))]
+    rows = [_row(book, path.parent) for path in sorted((out / name).glob("*/.lock"))]
     if not rows:
         raise UsageError(f"NAME: {out / name} holds no runs; wanted those of labkit run or labkit sweep {name}")
     frame = pandas.json_normalize(rows)
@@ -44,19 +44,29 @@ def _as_text(value: Any) -> Any:
 
 
 def _row(book: Notebook, folder: Path) -> dict[str, Any]:
-    given, log = dict.fromkeys(book.parameters), (folder / "log.txt").read_text("utf-8", errors="replace")
-    reason = f"failed: {next(filter(None, reversed(log.strip().splitlines())), 'it was cut off')}"
-    with suppress(OSError, ValueError, KeyError):
-        executed = json.loads((folder / "notebook.ipynb").read_text(encoding="utf-8"))
-        given |= executed["metadata"]["papermill"]["parameters"]
-        outputs = (output for cell in executed["cells"] for output in cell.get("outputs", ()))
-        for error in (output for output in outputs if output["output_type"] == "error"):
-            reason = f"failed: {error['ename']}: {error['evalue']}"
-    if (result := Run(book, given, "", folder).finished()) is None:
-        return {"run": folder.name, "status": reason, "parameters": given}
+    given = dict.fromkeys(book.parameters)
+    try:
+        result = complete(folder)
+    except UsageError as error:
+        return {"run": folder.name, "status": f"failed: {_reason(folder, given) or error}", "parameters": given}
     claims = {claim: settled["verdict"] for claim, settled in result["claims"].items()}
     kept = {part: result[part] for part in ("parameters", "verdict", "metrics", "device", "seconds", "date")}
-    return {"run": folder.name, "status": "ok", "claims": claims, "commit": result["provenance"]["commit"]} | kept
+    return {"run": folder.name, "status": "ok", "claims": claims, "commit": result["provenance"].get("commit")} | kept
+
+
+def _reason(folder: Path, given: dict[str, Any]) -> str:
+    """Why a run failed, as far as its folder says; `given` is filled with its parameters."""
+    reason = ""
+    for part in (folder / "attempt", folder):  # the first is there where it was cut off
+        with suppress(OSError):
+            reason = next(iter((part / "log.txt").read_text("utf-8", errors="replace").split("\n")[-2:-1]), "")
+        with suppress(OSError, ValueError, KeyError):
+            executed = json.loads((part / "notebook.ipynb").read_text(encoding="utf-8"))
+            given |= executed["metadata"]["papermill"]["parameters"]
+            outputs = (output for cell in executed["cells"] for output in cell.get("outputs", ()))
+            for error in (output for output in outputs if output["output_type"] == "error"):
+                reason = f"{error['ename']}: {error['evalue']}"
+    return reason
 
 
 def printed(frame: pandas.DataFrame) -> str:

@@ -21,12 +21,25 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import UsageError, did_you_mean
+from labkit.session.secrets import is_secret
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHECKOUT = (ROOT / "pyproject.toml").is_file()
 """Whether labkit runs from a checkout of the workbook; installed from a wheel it has neither notebooks nor kernels."""
 
+
+def read_json(path: Path, what: str) -> Any:
+    """What a JSON file holds. Raises UsageError, which begins with `what`, for a file that is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or str(error)[:80]
+        raise UsageError(f"{what}: {path} cannot be read ({why}); wanted JSON") from None
+
+
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
+"""A number as Python and YAML both write it: no digits of other scripts, no 1_2."""
 _COMMENT = re.compile(r"[\s#]*(?:\[([^,\]]+),([^\]]+)\]|\{([^}]+)\})?\s*(.*)")  # low, high, choices, help
 
 
@@ -55,9 +68,9 @@ class Parameter:
         if self.type is float and type(value) is int:
             value = float(value)
         right = type(value) is self.type
-        in_range = right and (self.type is str or self.low <= value <= self.high)
+        in_range = right and (self.type is str or (self.low <= value <= self.high and math.isfinite(value)))
         if not in_range or (self.choices and value not in self.choices):
-            raise UsageError(f"parameter {self.name}: {value!r} is not right; wanted {self.allowed}")
+            raise self._wrong(value)
         return value
 
     def parse(self, text: str) -> Any:
@@ -65,24 +78,33 @@ class Parameter:
         try:
             value = {"true": True, "false": False}[text.lower()] if self.type is bool else self.type(text)
         except (KeyError, ValueError):
-            raise UsageError(f"parameter {self.name}: {text!r} is not right; wanted {self.allowed}") from None
+            raise self._wrong(text) from None
+        if self.type in (int, float) and not _NUMBER.fullmatch(text):
+            raise self._wrong(text)
         return self.check(value)
+
+    def _wrong(self, value: Any) -> UsageError:
+        return UsageError(f"parameter {self.name}: {repr(value)[:80]} is not right; wanted {self.allowed}")
 
 
 def declared(source: str) -> dict[str, Parameter]:
     """Read the parameters that a cell declares, in order. Anything but a flat, typed literal is an error."""
     found: dict[str, Parameter] = {}
-    for node in ast.parse(source).body:
+    try:
+        nodes = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"parameters cell: it is no Python ({str(error)[:80]})") from None
+    for node in nodes:
         try:
             name, kind = node.target.id, _TYPES[node.annotation.id]  # type: ignore[attr-defined]
             default = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+            line = source.splitlines()[(node.end_lineno or node.lineno) - 1]
+            low, high, choices, words = _COMMENT.findall(line.encode()[node.end_col_offset :].decode())[0]
+            span = float(low or -math.inf), float(high or math.inf)
+            among = tuple(kind(choice.strip()) for choice in choices.split(",")) if choices else ()
         except (AttributeError, KeyError, ValueError):
             wanted = "wanted `name: type = literal  # [range] help`"
             raise UsageError(f"parameters cell, line {node.lineno}: {wanted}") from None
-        line = source.splitlines()[(node.end_lineno or node.lineno) - 1]
-        low, high, choices, words = _COMMENT.findall(line.encode()[node.end_col_offset :].decode())[0]
-        span = float(low or -math.inf), float(high or math.inf)
-        among = tuple(kind(choice.strip()) for choice in choices.split(",")) if choices else ()
         found[name] = Parameter(name, kind, default, words, *span, among)
         found[name].check(default)
     return found
@@ -92,9 +114,11 @@ def resolve(book: str, known: dict[str, Parameter], given: Mapping[str, Any], te
     """Check `given` against what the notebook declares and fill in the defaults.
 
     With `text` the values are strings from a command line. Raises UsageError for an unknown name, a value of the
-    wrong type or out of range.
+    wrong type or out of range, or a secret, which it does not repeat.
     """
-    for name in given:
+    for name, value in given.items():
+        if isinstance(value, str) and is_secret(f"{name}: {value}"):
+            raise UsageError(f"parameter {name}: it looks like a secret; wanted none, since pages show parameters")
         if name not in known:
             hint = f"{did_you_mean(name, known)}it has {', '.join(known)}"
             raise UsageError(f"parameter {name}: {book} has none of that name; {hint}")
@@ -116,8 +140,15 @@ class Notebook:
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """The notebook as JSON."""
-        return json.loads(self.path.read_text(encoding="utf-8"))
+        """The notebook as JSON. Raises UsageError for a file that is no notebook."""
+        found = read_json(self.path, f"notebook {self.name}")
+        try:
+            for cell in found["cells"]:
+                _ = cell["cell_type"], "".join(cell["source"]), "" in cell["metadata"].get("tags", [])
+            found["metadata"].get("labkit", {}).items()
+        except (TypeError, KeyError, AttributeError):
+            raise UsageError(f"notebook {self.name}: {self.path} is no notebook; wanted one of nbformat 4") from None
+        return found
 
     @property
     def about(self) -> dict[str, str]:

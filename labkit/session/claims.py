@@ -179,7 +179,15 @@ def described(name: str) -> dict[str, Any]:
         raise UsageError(f"claims: {path.relative_to(ROOT)} is not there; wanted the claims of {name!r}")
     import yaml
 
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UsageError(
+            f"claims: {path.relative_to(ROOT)} cannot be read ({' '.join(str(error).split())[:120]})"
+        ) from None
+    if not (isinstance(found, dict) and isinstance(found.get("claims"), list)):
+        raise UsageError(f"claims: {path.relative_to(ROOT)} is not right; wanted question, answer and a list of claims")
+    return found
 
 
 def claims(name: str) -> Ledger:
@@ -204,13 +212,14 @@ def claims(name: str) -> Ledger:
     return Ledger(name, found)
 
 
-def answer(name: str) -> str:
-    """The notebook's answer, filled in with `claims`, `metrics`, `parameters` and `device` of its record.
+def answer(name: str, result: Mapping[str, Any] | None = None) -> str:
+    """The notebook's answer, filled in with `claims`, `metrics`, `parameters` and `device` of a result, or its record.
 
     The record of a GPU comes before that of a CPU. `claims` gives for each id the verdict and what was measured.
     """
-    record = recorded(name) or recorded(name, "cpu")
-    result: Mapping[str, Any] = record.result if record else {}
+    if result is None:
+        record = recorded(name) or recorded(name, "cpu")
+        result = record.result if record else {}
     parts = {part: result[part] for part in ("claims", "metrics", "parameters", "device", "verdict") if part in result}
     return fill(f"answer of {name}", described(name)["answer"], parts)
 

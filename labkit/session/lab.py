@@ -28,9 +28,11 @@ class Lab:
         self.seed = int(parameters.get("seed", 0))
         interactive = catalogue.ROOT / "runs" / book.name / "interactive"
         self.directory = Path(os.environ.get("LABKIT_RUN_DIR") or interactive)  # set by `labkit run`
+        # `labkit run` gives a name that no cell knows, and calls the result result.json once every cell has completed
+        self._result = self.directory / os.environ.get("LABKIT_RESULT", "result.json")
         self._sources = record.sources(book)
         self._started = time.perf_counter()
-        (self.directory / "result.json").unlink(missing_ok=True)  # of an earlier run: this one has not succeeded yet
+        self._result.unlink(missing_ok=True)  # of an earlier run: this one has not succeeded yet
 
     def rng(self, *stream: int) -> np.random.Generator:
         """A generator that depends on the seed and on `stream` alone: the same numbers on every machine."""
@@ -89,7 +91,7 @@ class Lab:
                 "sources": self._sources,  # as they were when the run began
             },
         }
-        record.write_json(self.directory / "result.json", result)
+        record.write_json(self._result, result)
         print(f"result.json written: {len(result['claims'])} claims, cause {result['verdict']['cause']!r}")
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import subprocess
+import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import UsageError
-from labkit.session.catalogue import CHECKOUT, ROOT, Notebook, notebook
+from labkit.session.catalogue import CHECKOUT, ROOT, Notebook, notebook, read_json
 from labkit.session.secrets import refuse_secrets
 
 SCHEMA = 1
@@ -75,10 +76,28 @@ def write_json(path: Path, content: Any) -> None:
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{path.name}: {error}; wanted finite numbers, words, lists and dicts") from None
+    write_text(path, text + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or none: to a temporary name beside `path`, then moved into place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def writable(folder: Path, what: str) -> Path:
+    """The folder, made if it is not there. Raises UsageError, which begins with `what`, if nothing can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UsageError(f"{what}: {folder} cannot be written ({error.strerror}); wanted a folder that can") from None
+    return folder
 
 
 @dataclass(frozen=True)
@@ -104,12 +123,31 @@ class Record:
 
 def records(name: str = "*.*") -> list[Record]:
     """The records under data/results/: all, or that of ``<notebook>.<device>``."""
-    return [Record(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(RESULTS.glob(f"{name}.json"))]
+    return [Record(path, read_json(path, "record")) for path in sorted(RESULTS.glob(f"{name}.json"))]
 
 
 def recorded(name: str, device: str = "cuda") -> Record | None:
     """The record of notebook `name` on `device`, or None where there is none."""
     return next(iter(records(f"{name}.{device}")), None)
+
+
+def outcomes(name: str) -> list[tuple[str, str]]:
+    """What runs of a notebook cost and found: that on record, on a CPU and on a GPU, and the last one under runs/."""
+    found = [("recorded", record.result) for record in records(f"{name}.*")]
+    runs = sorted((ROOT / "runs" / name).glob("*/result.json"), key=lambda path: path.stat().st_mtime)
+    with suppress(UsageError):
+        found += [("last run", complete(runs[-1].parent))] if runs else []
+    shown = []
+    for when, result in found:
+        said = "; ".join(filter(None, summary(result)))
+        shown.append((when, f"{result['date']} on {result['device']['name']}, {result['seconds']:.0f} s: {said}"))
+    return shown
+
+
+def summary(result: dict[str, Any]) -> tuple[str | None, str]:
+    """The cause that a result gives, and its claims counted, as the notebook's ledger shows them."""
+    verdicts = [claim["verdict"] for claim in result["claims"].values()]
+    return result["verdict"]["cause"], ", ".join(f"{verdicts.count(word)} {word}" for word in sorted(set(verdicts)))
 
 
 def stale() -> dict[str, str]:
@@ -121,19 +159,47 @@ def stale() -> dict[str, str]:
     return yaml.safe_load((RESULTS / "stale.yaml").read_text(encoding="utf-8")) or {}
 
 
+PARTS: dict[str, type] = dict.fromkeys(("parameters", "device", "verdict", "claims", "metrics", "provenance"), dict)
+"""What a result has, and of which types, beside its notebook, date and seconds."""
+
+
+def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
+    """The result of a run whose every code cell completed.
+
+    Raises UsageError where the folder holds no result, one that did not end ok or lacks something, or one of an
+    executed notebook that is not complete.
+    """
+    path, book = run_directory / name, run_directory / "notebook.ipynb"
+    for needed in (path, book):
+        if not needed.is_file():
+            raise UsageError(f"RUN_DIR: {run_directory} holds no {needed.name}; wanted the folder of a finished run")
+    result = read_json(path, "RUN_DIR")
+    try:
+        json.dumps(result, allow_nan=False)  # 1e999 is read as infinite
+        right = (result["schema"], result["status"]) == (SCHEMA, "ok") and result["device"]["kind"] in ("cpu", "cuda")
+        right = right and all(isinstance(result[part], kind) for part, kind in PARTS.items())
+        right = right and isinstance(result["notebook"], str) and isinstance(result["seconds"], (int, float))
+        _ = result["verdict"]["cause"], result["device"]["name"], result["date"], result["provenance"]["sources"]
+        _ = [claim["verdict"] for claim in result["claims"].values()]
+    except (TypeError, KeyError, ValueError):
+        right = False
+    if not right:
+        raise UsageError(f"RUN_DIR: {path} is not an ok result of schema {SCHEMA}")
+    for number, cell in enumerate(Notebook(book).content["cells"], 1):
+        done = cell["metadata"].get("papermill", {}).get("status") == "completed" and cell.get("execution_count")
+        if cell["cell_type"] == "code" and "".join(cell["source"]).strip() and not done:
+            raise UsageError(f"RUN_DIR: {book}: cell {number} did not complete; wanted a run of which every cell did")
+    return result
+
+
 def record(run_directory: Path) -> Path:
     """Copy the result of a finished run to data/results/<notebook>.<device>.json.
 
-    Raises UsageError where the folder holds no result.json, one of a run that did not end ok, or one with a secret.
+    Raises UsageError where the run is not complete or of no notebook here, and for a result that holds a secret.
     """
+    result = complete(run_directory)
     path = run_directory / "result.json"
-    if not path.exists():
-        raise UsageError(f"RUN_DIR: {run_directory} holds no result.json; wanted the folder of a finished run")
-    text = path.read_text(encoding="utf-8")
-    refuse_secrets(str(path), text)
-    result = json.loads(text)
-    if result.get("schema") != SCHEMA or result.get("status") != "ok":
-        raise UsageError(f"RUN_DIR: {path} is not an ok result of schema {SCHEMA}")
-    target = RESULTS / f"{result['notebook']}.{result['device']['kind']}.json"
+    refuse_secrets(str(path), path.read_text(encoding="utf-8"))
+    target = RESULTS / f"{notebook(result['notebook']).name}.{result['device']['kind']}.json"
     write_json(target, result)
     return target

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 import re
 import sys
 
@@ -14,11 +17,27 @@ VALUE = re.compile(
 )
 """A long word behind a name that calls it a secret. Without the name it is a hash, and those are everywhere."""
 KNOWN = re.compile(
-    r"\b(?:(?:hf_|sk-|xai-|nvapi-|github_pat_|wandb_v1_|AIza)(?=[\w-]*[\dA-Z])|(?i:bearer)\s+(?=\S*\d))[\w.~+/=-]{20,}"
+    r"\b(?:(?:hf_|gh[opsu]_|glpat-|sk-|xai-|nvapi-|github_pat_|wandb_v1_|(?<![+/])AIza)(?=[\w-]*[\dA-Z])|(?i:bearer)\s+(?=\S*\d))[\w.~+/=-]{20,}"
 )
 """Tokens by their form: Hugging Face's, OpenAI's and others', and what stands behind Bearer."""
 NOTHING = re.compile(r"""[:=]\s*["']?(?:none|null|true|false|no|unset|~)["']?\s*(?=[,}\]#]|$)""", re.I)
 """A value that says that there is none."""
+
+VARIABLE = re.compile(r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(?:_|$)", re.I)
+"""The name of an environment variable that holds a secret."""
+
+
+def hidden(text: str) -> str:
+    """The text without tokens of a known form, and without what the environment's variables of such names hold."""
+    for name, value in os.environ.items():
+        if VARIABLE.search(name) and len(value) >= 8:
+            text = text.replace(value, f"<{name}>").replace(json.dumps(value)[1:-1], f"<{name}>")
+    return KNOWN.sub("<secret>", text)
+
+
+def is_secret(text: str) -> bool:
+    """Whether a line holds a secret, as far as can be seen; detect-secrets sees further, where it is installed."""
+    return bool(KNOWN.search(text)) or bool(importlib.util.find_spec("detect_secrets") and secrets(text))
 
 
 def secrets(text: str) -> list[tuple[int, str]] | None:

@@ -30,7 +30,14 @@ def test_defaults_are_filled_in(parameters):
 
 @pytest.mark.parametrize(
     ("name", "text", "value"),
-    [("heads", "7", 7), ("scale", "1", 1.0), ("defect", "blind", "blind"), ("quick", "true", True)],
+    [
+        ("heads", "+7", 7),
+        ("scale", "1", 1.0),
+        ("scale", "5.e-1", 0.5),
+        ("scale", ".5", 0.5),
+        ("defect", "blind", "blind"),
+        ("quick", "true", True),
+    ],
 )
 def test_text_becomes_the_declared_type(parameters, name, text, value):
     assert resolve("nb", parameters, {name: text}, text=True)[name] == value
@@ -45,7 +52,13 @@ def test_text_becomes_the_declared_type(parameters, name, text, value):
         ("heads", "-1", r"heads: -1 is not right"),
         ("heads", "129", r"heads: 129 is not right"),
         ("heads", "2.5", r"heads: '2.5' is not right"),
-        ("scale", "nan", r"scale: nan is not right"),
+        ("scale", "nan", r"scale: 'nan' is not right"),
+        ("scale", "1e999", r"scale: inf is not right"),
+        ("scale", "1_0e-3", r"scale: '1_0e-3' is not right"),
+        ("heads", "1_2", r"heads: '1_2' is not right"),
+        ("heads", "\uff11\uff12", r"heads: '\uff11\uff12' is not right"),
+        ("heads", " 3", r"heads: ' 3' is not right"),
+        ("heads", "9" * 5000, r"heads: '9{79} is not right"),
         ("defect", "no", r"defect: 'no' is not right; wanted one of none, blind"),
         ("quick", "maybe", r"quick: 'maybe' is not right; wanted true or false"),
     ],
@@ -77,3 +90,19 @@ def test_choices_are_of_the_parameters_type():
     assert parameter.parse("2") == 2
     with pytest.raises(UsageError, match=r"parameter n: 3 is not right; wanted one of 1, 2, 4"):
         parameter.parse("3")
+
+
+def test_a_secret_is_refused_as_a_parameter_and_not_repeated(parameters):
+    token = "hf_" + "aB3" * 12
+    for given, text in (({"heads": token}, True), ({"defect": token}, False), ({token: "3", "heads": token}, True)):
+        with pytest.raises(UsageError, match="it looks like a secret") as error:
+            resolve("nb", parameters, given, text=text)
+        assert token not in str(error.value).replace(f"parameter {token}", "")
+    assert resolve("nb", declared("words: str = ''"), {"words": "no secret at all"}) == {"words": "no secret at all"}
+
+
+@pytest.mark.parametrize("cell", ["(" * 9, "x: int = ", "\0", "a: int = 1  # [x, y] words", "a: int = 1  # {1, b}"])
+def test_a_cell_that_cannot_be_read_is_one_line(cell):
+    with pytest.raises(UsageError, match="parameters cell") as error:
+        declared(cell)
+    assert "\n" not in str(error.value)

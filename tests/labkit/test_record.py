@@ -51,18 +51,93 @@ def test_json_is_moved_into_place_whole(tmp_path):
     assert json.loads(path.read_text()) == {"a": 1}
 
 
-def test_only_an_ok_result_is_recorded(tmp_path):
-    (tmp_path / "result.json").write_text(json.dumps({"schema": 1, "status": "failed"}))
-    with pytest.raises(UsageError, match="not an ok result"):
+PARTS = ("parameters", "claims", "metrics")
+RESULT = {part: {} for part in PARTS} | {
+    "schema": 1, "status": "ok", "notebook": "attention_matmul", "date": "2026-01-01", "seconds": 1.0,
+    "device": {"kind": "cuda", "name": "X"}, "verdict": {"cause": None}, "provenance": {"sources": {}},
+}  # fmt: skip
+DONE = {"cell_type": "code", "source": "x", "execution_count": 1, "metadata": {"papermill": {"status": "completed"}}}
+
+
+def finished_run(folder, result=RESULT, cells=(DONE,)):
+    """A folder as `labkit run` leaves it; a text stands for a file's whole content."""
+    content = {"result.json": result, "notebook.ipynb": {"cells": list(cells), "metadata": {}}}
+    for name, held in content.items():
+        (folder / name).write_text(held if isinstance(held, str) else json.dumps(held, indent=1))
+    return folder
+
+
+def without(part):
+    return {key: value for key, value in RESULT.items() if key != part}
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"schema": 1, "status": "failed"},
+        RESULT | {"status": "failed"},
+        RESULT | {"schema": 99},
+        RESULT | {"device": {"kind": "../x", "name": "X"}},
+        RESULT | {"claims": {"a": 3}},
+        RESULT | {"provenance": {}},
+        RESULT | {"seconds": None},
+        *map(without, RESULT),
+        *("[]", "3", "null", '"text"', "{}"),
+        json.dumps(RESULT).replace("1.0", "1e999"),
+        json.dumps(RESULT).replace("1.0", "NaN"),
+    ],
+    ids=str,
+)
+def test_only_an_ok_result_is_recorded(tmp_path, monkeypatch, result):
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    with pytest.raises(UsageError, match="not an ok result") as error:
+        record.record(finished_run(tmp_path, result))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "\udcff", "\x00"], ids=["", "half", "deep", "bytes", "nul"])
+def test_a_file_that_is_no_json_is_one_line(tmp_path, text):
+    finished_run(tmp_path)
+    for name in ("result.json", "notebook.ipynb"):
+        (tmp_path / name).write_text(text, errors="surrogateescape")
+        with pytest.raises(UsageError, match=f"{name} cannot be read .*; wanted JSON") as error:
+            record.record(tmp_path)
+        assert "\n" not in str(error.value)
+        finished_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "evil", "", "attention_matmul/../evil"])
+def test_a_record_is_of_a_known_notebook_and_never_outside_its_folder(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "data" / "results")
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UsageError, match="no notebook is called"):
+        record.record(finished_run(tmp_path / "run", RESULT | {"notebook": name}))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        DONE | {"metadata": {"papermill": {"status": "pending"}}},
+        DONE | {"metadata": {"papermill": {"status": "failed", "exception": True}}},
+        DONE | {"metadata": {}},
+        DONE | {"execution_count": None},  # papermill says completed of cells that it never came to
+    ],
+)
+def test_only_a_run_of_which_every_cell_completed_is_recorded(tmp_path, cell):
+    with pytest.raises(UsageError, match="cell 2 did not complete"):
+        record.record(finished_run(tmp_path, cells=[DONE, cell]))
+    (tmp_path / "notebook.ipynb").unlink()
+    with pytest.raises(UsageError, match=r"holds no notebook\.ipynb"):
         record.record(tmp_path)
 
 
 def test_a_record_is_one_flat_file_named_by_notebook_and_device(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
-    result = {"schema": 1, "status": "ok", "notebook": "attention_matmul", "device": {"kind": "cuda", "name": "X"}}
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    assert record.record(tmp_path).name == "attention_matmul.cuda.json"
-    assert record.recorded("attention_matmul").result == result
+    text, empty = DONE | {"cell_type": "markdown", "execution_count": None}, DONE | {"source": " "}
+    assert record.record(finished_run(tmp_path, cells=[DONE, text, empty])).name == "attention_matmul.cuda.json"
+    assert record.recorded("attention_matmul").result == RESULT
     assert record.recorded("attention_matmul", "cpu") is None
 
 
@@ -70,18 +145,24 @@ def test_a_result_with_a_secret_is_not_recorded_and_the_secret_not_printed(tmp_p
     pytest.importorskip("detect_secrets")
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
     planted = secrets.token_hex(20)
-    result = {
-        "schema": 1,
-        "status": "ok",
-        "notebook": "x",
-        "device": {"kind": "cpu"},
-        "parameters": {"api_key": planted},
-    }
-    (tmp_path / "result.json").write_text(json.dumps(result, indent=1))
     with pytest.raises(UsageError, match="holds what looks like a secret") as error:
-        record.record(tmp_path)
+        record.record(finished_run(tmp_path, RESULT | {"parameters": {"api_key": planted}}))
     assert planted not in str(error.value)
     assert not (tmp_path / "results").exists()
+
+
+def test_a_disk_that_is_full_leaves_no_half_file(tmp_path, monkeypatch):
+    def full(self, text, **options):
+        self.touch()
+        raise OSError(28, "No space left on device", str(self))
+
+    path = tmp_path / "result.json"
+    record.write_json(path, {"a": 1})
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        record.write_json(path, {"a": 2})
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+    assert json.loads(path.read_text()) == {"a": 1}
 
 
 def test_the_commit_is_gits_or_what_the_environment_says(tmp_path, monkeypatch):
