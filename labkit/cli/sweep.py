@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from multiprocessing.connection import Connection
@@ -137,8 +137,8 @@ def sweep(
 
 
 def completed(
-    client: Any, function: Callable[[Any], str], arguments: Iterable[Any], retries: int
-) -> Iterator[tuple[Any, str]]:
+    client: Any, function: Callable[[Any], Any], arguments: Iterable[Any], retries: int
+) -> Iterator[tuple[Any, Any]]:
     """Call `function` on each of `arguments`, as many at a time as there are workers, and yield them as they are done.
 
     With each comes what the function returned, or what went wrong; (None, "") comes each second in which nothing is
@@ -148,21 +148,44 @@ def completed(
     from distributed import KilledWorker, wait
 
     numbered, pending = enumerate(arguments), dict[Any, Any]()
-    while True:
-        for number, argument in itertools.islice(numbered, max(1, sum(client.nthreads().values())) - len(pending)):
-            key = f"labkit-{os.getpid()}-{number}"
-            pending[client.submit(function, argument, key=key, pure=False, retries=retries)] = argument
-        if not pending:
-            return
-        try:
-            finished = wait(list(pending), timeout=1, return_when="FIRST_COMPLETED").done
-        except TimeoutError:
-            yield None, ""
+    try:
+        while True:
+            for number, argument in itertools.islice(numbered, max(1, sum(client.nthreads().values())) - len(pending)):
+                key = f"labkit-{os.getpid()}-{number}"
+                pending[client.submit(function, argument, key=key, pure=False, retries=retries)] = argument
+            if not pending:
+                return
+            try:
+                finished = wait(list(pending), timeout=1, return_when="FIRST_COMPLETED").done
+            except TimeoutError:
+                yield None, ""
+                continue
+            for future in finished:
+                error = future.exception()
+                words = "its worker was killed each time" if isinstance(error, KilledWorker) else str(error)
+                outcome = future.result() if error is None else f"failed: {words.removeprefix('failed: ')}"
+                yield pending.pop(future), outcome
+    finally:
+        client.cancel(list(pending))
+
+
+def hunt(client: Any, kernel: Any, reference: Any, inputs: Any, *, seeds: Iterable[int], **options: Any) -> Any:
+    """:func:`labkit.hunt` on a Dask client: a hunt from each of `seeds`, which draw other cases, up to a failure.
+
+    Returns the hunt that found one, or the last, with the counts of all. Raises RuntimeError where a worker died of it.
+    """
+    from labkit.causes.hunt import Hunt, hunt
+
+    total, counted = Hunt(kernel, reference, (), 0), ("examples", "refused", "discarded")
+    for seed, report in completed(client, lambda seed: hunt(kernel, reference, inputs, seed=seed, **options), seeds, 0):
+        if isinstance(report, str):
+            if report:
+                raise RuntimeError(f"hunt from seed {seed}: {report}")
             continue
-        for future in finished:
-            error = future.exception()
-            words = "its worker was killed each time" if isinstance(error, KilledWorker) else str(error)
-            yield pending.pop(future), future.result() if error is None else f"failed: {words.removeprefix('failed: ')}"
+        total = replace(report, **{name: getattr(total, name) + getattr(report, name) for name in counted})
+        if total.found:
+            break
+    return total
 
 
 def _duration(seconds: float) -> str:

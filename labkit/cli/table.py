@@ -48,7 +48,7 @@ def _row(book: Notebook, folder: Path) -> dict[str, Any]:
     try:
         result = complete(folder)
     except UsageError as error:
-        return {"run": folder.name, "status": f"failed: {_reason(folder, given) or error}", "parameters": given}
+        return {"run": folder.name, "status": f"failed: {_reason(folder, given) or error}"[:200], "parameters": given}
     claims = {claim: settled["verdict"] for claim, settled in result["claims"].items()}
     kept = {part: result[part] for part in ("parameters", "verdict", "metrics", "device", "seconds", "date")}
     return {"run": folder.name, "status": "ok", "claims": claims, "commit": result["provenance"].get("commit")} | kept
@@ -59,7 +59,8 @@ def _reason(folder: Path, given: dict[str, Any]) -> str:
     reason = ""
     for part in (folder / "attempt", folder):  # the first is there where it was cut off
         with suppress(OSError):
-            reason = next(iter((part / "log.txt").read_text("utf-8", errors="replace").split("\n")[-2:-1]), "")
+            log = (part / "log.txt").read_text("utf-8", errors="replace")
+            reason = next(iter(reversed(log.strip().splitlines())), "")
         with suppress(OSError, ValueError, KeyError):
             executed = json.loads((part / "notebook.ipynb").read_text(encoding="utf-8"))
             given |= executed["metadata"]["papermill"]["parameters"]
