@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -216,6 +217,8 @@ def _sweep(options: argparse.Namespace) -> int:
     from labkit.cli import sweep
 
     given = {name: getattr(options, name) for name in ("out", "cluster", "workers", "gpus", "settings", "retries")}
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: it ends the workers, and jobs on a cluster
+        signal.signal(number, signal.default_int_handler)
     points = sweep.grid(options.name, options.p, options.sample)
     outcomes = sweep.sweep(options.name, points, **given, say=_show)
     print(f"Runs: {os.path.relpath(options.out)}; labkit table {options.name} has them as a table")

@@ -22,11 +22,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from labkit.cli import run
 from labkit.errors import UsageError
@@ -36,6 +39,9 @@ MOST = 1_000_000
 """Points of a sweep, and values of a range, above which it is taken for a mistake."""
 
 CLUSTERS = "local, slurm, pbs, or tcp://HOST:PORT of a scheduler that runs"
+CONNECT = 20.0
+"""Seconds in which a scheduler has to answer."""
+
 WARM = ["papermill", "nbconvert.exporters", "labkit.cli.sweep"]
 DASK = {
     "distributed.worker.daemon": False,  # a daemon may have no children, and a run is one
@@ -53,29 +59,22 @@ def grid(name: str, given: Sequence[tuple[str, str]], sample: int | None = None)
     With `sample` so many of them are drawn, always the same; more of them have the fewer among them. Raises UsageError
     for what the notebook does not declare, for one value that it does not allow, and for more than a million.
     """
-    known, swept = notebook(name).parameters, dict(given)
-    if twice := [parameter for parameter, count in Counter(pair[0] for pair in given).items() if count > 1]:
-        raise UsageError(f"parameter {twice[0]}: is given twice; wanted one list of values, such as 1,2,8..16")
-    axes = []
-    for parameter, text in swept.items():
+    known, axes = notebook(name).parameters, dict[str, list[Any]]()
+    for parameter, text in given:
+        if parameter in axes:
+            raise UsageError(f"parameter {parameter}: is given twice; wanted one list of values, such as 1,2,8..16")
         texts = [value for part in text.split(",") for value in _span(known.get(parameter), parameter, part.strip())]
-        axes.append(list(dict.fromkeys(resolve(name, known, {parameter: v}, text=True)[parameter] for v in texts)))
-    total = math.prod(map(len, axes))
-    if (sample or total) > MOST:
+        checked = (resolve(name, known, {parameter: value}, text=True)[parameter] for value in texts)
+        axes[parameter] = list(dict.fromkeys(checked))
+    shape = [*map(len, axes.values()), 1]
+    total = math.prod(shape)
+    if (count := min(sample or total, total)) > MOST or total >= 1 << 63:
         raise UsageError(f"-p: {total:,} points are too many; wanted at most {MOST:,}, or --sample")
-    if sample is None or sample >= total:
-        return [dict(zip(swept, values, strict=True)) for values in itertools.product(*axes)]
-    draw, drawn = random.Random(0), dict[int, None]()
-    while len(drawn) < sample:
+    draw, drawn = random.Random(0), dict.fromkeys(range(total) if count == total else ())
+    while len(drawn) < count:
         drawn[draw.randrange(total)] = None
-    points = []
-    for index in drawn:
-        point = {}
-        for parameter, values in reversed(list(zip(swept, axes, strict=True))):
-            index, at = divmod(index, len(values))
-            point[parameter] = values[at]
-        points.append({parameter: point[parameter] for parameter in swept})
-    return points
+    places = zip(*np.unravel_index(list(drawn), shape), strict=True)
+    return [{name: values[at] for (name, values), at in zip(axes.items(), place, strict=False)} for place in places]
 
 
 def _span(declared: Parameter | None, name: str, text: str) -> Iterable[str]:
@@ -112,27 +111,26 @@ def sweep(
     raised is not. Progress goes to `say`. `settings` is a YAML file with keyword arguments of Dask's cluster. Raises
     UsageError for a cluster that cannot be had.
     """
-    begun, said, shown, outcomes = time.monotonic(), 0, 0.0, list[tuple[Point, str]]()
-    counts, attempts = Counter[str](), Counter[str]()
-    with _client(cluster, workers, gpus, settings, retries) as (client, places):
+    begun = shown = time.monotonic()
+    outcomes, counts, attempts = list[tuple[Point, str]](), Counter[str](), Counter[str]()
+    with _client(cluster, workers, gpus, settings, retries) as (client, held):
         say(f"{name}: {len(points)} points; dashboard: {client.dashboard_link}")
         client.subscribe_topic("labkit", lambda event: attempts.update([event[1]]))
-        execute = partial(_execute, name, out.resolve(), places)
-        for point, status in completed(client, execute, points, retries):
-            if point is not None:
-                outcomes.append((point, status))
-                counts[status.partition(":")[0]] += 1
-                if status.startswith("failed"):
-                    say(f"{' '.join(f'{key}={value}' for key, value in point.items())}: {status}")
-            done, now = sum(counts.values()), time.monotonic()
-            made = done - counts["ok (reused)"]
-            if done == len(points) or (done > said and now - shown > 10):
-                said, shown = done, now
-                left = f", about {_duration((now - begun) * (len(points) - done) / made)} left" if made else ""
+        for point, status in completed(client, partial(_execute, name, out.resolve(), held), points, retries):
+            if point is None:
+                continue
+            outcomes.append((point, status))
+            counts[status.partition(":")[0]] += 1
+            if status.startswith("failed"):
+                say(f"{' '.join(f'{key}={value}' for key, value in point.items())}: {status}")
+            done, passed = len(outcomes), time.monotonic() - begun
+            if done == len(points) or begun + passed - shown > 10:
+                shown = begun + passed
+                left = passed * (len(points) - done) / max(1, done - counts["ok (reused)"])
                 words = ", ".join(f"{count} {word}" for word, count in counts.items())
-                say(f"{done} of {len(points)} ({words}), {len(client.nthreads())} workers{left}")
-    again = sum(attempts.values()) - len(attempts)
-    say(f"after {_duration(time.monotonic() - begun)}; {again} attempts were lost with their process and made again")
+                took = f"after {timedelta(seconds=round(passed))}, about {timedelta(seconds=round(left))} left"
+                say(f"{done} of {len(points)} ({words}), {len(client.nthreads())} workers, {took}")
+    say(f"{sum(attempts.values()) - len(attempts)} attempts were lost with their process and made again")
     return outcomes
 
 
@@ -188,16 +186,6 @@ def hunt(client: Any, kernel: Any, reference: Any, inputs: Any, *, seeds: Iterab
     return total
 
 
-def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 100
-        else f"{seconds / 60:.0f} min"
-        if seconds < 6000
-        else f"{seconds / 3600:.1f} h"
-    )
-
-
 @contextmanager
 def _client(
     kind: str, workers: int | None, gpus: bool, settings: Path | None, retries: int
@@ -206,26 +194,24 @@ def _client(
     import dask
     from distributed import Client, LocalCluster
 
-    given, places = _settings(settings), list[dict[str, str]]()
+    given, held = _settings(settings), list[dict[str, str]]()
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(DASK | {"distributed.scheduler.allowed-failures": retries}))
+        address: Any = kind
         if kind == "local":
-            places = _places(workers, gpus)
-            options = {"n_workers": len(places), "threads_per_worker": 1, "memory_limit": 0, "dashboard_address": ":0"}
-            made = LocalCluster(**options | {"silence_logs": logging.CRITICAL} | given)
-            address = stack.enter_context(made)
+            held = places(workers, gpus)
+            options = {"n_workers": len(held), "threads_per_worker": 1, "memory_limit": 0, "dashboard_address": ":0"}
+            address = stack.enter_context(LocalCluster(**options | {"silence_logs": logging.CRITICAL} | given))
         elif kind in ("slurm", "pbs"):
             address = stack.enter_context(jobs(kind, given))
             address.scale(workers or 1)
-        elif kind.startswith("tcp://"):
-            address = kind
-        else:
+        elif not kind.startswith("tcp://"):
             raise UsageError(f"--cluster: {kind!r} is not right; wanted {CLUSTERS}")
         try:
-            client = Client(address, timeout=20)
+            client = Client(address, timeout=CONNECT)
         except OSError as error:
             raise UsageError(f"--cluster: {kind} does not answer ({str(error)[:80]}); wanted {CLUSTERS}") from None
-        yield stack.enter_context(client), places
+        yield stack.enter_context(client), held
 
 
 def _settings(path: Path | None) -> dict[str, Any]:
@@ -242,25 +228,26 @@ def _settings(path: Path | None) -> dict[str, Any]:
     return given
 
 
-def _places(workers: int | None, gpus: bool) -> list[dict[str, str]]:
-    """What each of the local workers is held to: its share of the cores, and one GPU where `gpus` are to be shared."""
-    devices: list[str] = []
+def places(workers: int | None, gpus: bool) -> list[dict[str, str]]:
+    """What each of the local workers is held to: its share of the cores, and one GPU where `gpus` are to be shared.
+
+    As variables of its environment. Raises UsageError where there is no GPU to share.
+    """
+    devices = []
     if gpus:
         import torch
 
-        devices = [*filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))]
-        devices = devices or [str(index) for index in range(torch.cuda.device_count())]
-        if not devices:
+        named = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+        if not (devices := named.split(",") if named else []):
             raise UsageError("--gpus: torch sees no GPU here; wanted one at least")
     cores = sorted(os.sched_getaffinity(0))
-    many = workers or len(devices) or len(cores)
-    places = []
+    many, each = workers or len(devices) or len(cores), len(cores)
+    held = []
     for i in range(many):
-        share = cores[i * len(cores) // many : (i + 1) * len(cores) // many] or [cores[i % len(cores)]]
-        places.append({"LABKIT_CORES": ",".join(map(str, share))})
-        if devices:
-            places[i]["CUDA_VISIBLE_DEVICES"] = devices[i % len(devices)]
-    return places
+        share = cores[i * each // many : (i + 1) * each // many] or [cores[i % each]]
+        held.append({"LABKIT_CORES": ",".join(map(str, share))})
+        held[i] |= {"CUDA_VISIBLE_DEVICES": devices[i % len(devices)]} if devices else {}
+    return held
 
 
 def jobs(kind: str, given: Mapping[str, Any]) -> Any:
@@ -282,13 +269,13 @@ def jobs(kind: str, given: Mapping[str, Any]) -> Any:
         raise UsageError(f"--settings: {error}; wanted keyword arguments of dask-jobqueue's {make.__name__}") from None
 
 
-def _execute(name: str, out: Path, places: Sequence[Mapping[str, str]], point: Point) -> str:
+def _execute(name: str, out: Path, held: Sequence[Mapping[str, str]], point: Point) -> str:
     """Make one run, on a worker, and return its status. Raises RuntimeError where another attempt may end otherwise."""
     from distributed import get_worker
 
     worker = get_worker()
-    if places:
-        os.environ |= places[int(worker.name)]
+    if held:
+        os.environ |= held[int(worker.name)]
         os.sched_setaffinity(0, map(int, os.environ["LABKIT_CORES"].split(",")))
     if not multiprocessing.current_process().daemon:
         run.START = _fork

@@ -23,7 +23,7 @@ def main(count):
     this, begun = psutil.Process(), time.monotonic()
     with (
         dask.config.set(DASK),
-        LocalCluster(n_workers=2, threads_per_worker=4, dashboard_address=":0") as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=32, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         for done, (_, status) in enumerate(completed(client, same, ({"seed": i} for i in range(count)), 0), 1):
