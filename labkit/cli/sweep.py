@@ -64,8 +64,10 @@ def grid(name: str, given: Sequence[tuple[str, str]], sample: int | None = None)
         if parameter in axes:
             raise UsageError(f"parameter {parameter}: is given twice; wanted one list of values, such as 1,2,8..16")
         texts = [value for part in text.split(",") for value in _span(known.get(parameter), parameter, part.strip())]
-        checked = (resolve(name, known, {parameter: value}, text=True)[parameter] for value in texts)
-        axes[parameter] = list(dict.fromkeys(checked))
+        is_text = parameter not in known or known[parameter].type is str  # which may be a secret
+        for first in texts if is_text else texts[:1]:
+            resolve(name, known, {parameter: first}, text=True)
+        axes[parameter] = list(dict.fromkeys(map(known[parameter].parse, texts)))
     shape = [*map(len, axes.values()), 1]
     total = math.prod(shape)
     if (count := min(sample or total, total)) > MOST or total >= 1 << 63:
@@ -266,7 +268,9 @@ def jobs(kind: str, given: Mapping[str, Any]) -> Any:
     try:
         return make(**options, job_script_prologue=prologue, worker_extra_args=extra)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"--settings: {error}; wanted keyword arguments of dask-jobqueue's {make.__name__}") from None
+        raise UsageError(
+            f"--settings: {str(error).splitlines()[0]}; wanted keyword arguments of dask-jobqueue's {make.__name__}"
+        ) from None
 
 
 def _execute(name: str, out: Path, held: Sequence[Mapping[str, str]], point: Point) -> str:

@@ -3,16 +3,20 @@
 import json
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import pandas
 import psutil
 import pytest
-from sweep_faults import inject, started, write_notebook
 
 from labkit.cli import sweep, table
 from labkit.cli.main import main
 from labkit.errors import UsageError
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sweep_faults import inject, started, write_notebook
 
 PARAMETERS = """
 heads: int = 12  # [1, 128] number of heads
@@ -78,14 +82,14 @@ def test_a_sample_is_drawn_always_the_same_and_more_have_the_fewer_among_them(bo
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["heads=1..200"], "parameter heads: '129' is not right; wanted int in [1, 128]"),
+        (["heads=1..200"], "parameter heads: 129 is not right; wanted int in [1, 128]"),
         (["heads=1,x"], "parameter heads: 'x' is not right"),
         (["heads=5..1"], "parameter heads: '5..1' is not right; wanted low..high"),
         (["heads=1..8..0"], "parameter heads: '1..8..0' is not right"),
         (["heads=1..2..3..4"], "is not right; wanted low..high"),
         (["heads=1..nan"], "parameter heads: '1..nan' is not right"),
         (["heads=1..1e30"], "at most 1,000,000"),
-        (["heads=1..4..0.5"], "parameter heads: '1.5' is not right"),
+        (["heads=1..4..0.5"], "parameter heads: '1.0' is not right"),
         (["head=1"], "parameter head: brief has none of that name; did you mean heads?"),
         (["heads=1", "heads=2"], "parameter heads: is given twice"),
         (["heads=1..128", "scale=0..1..0.0001"], "1,280,128 points are too many"),
