@@ -51,15 +51,12 @@ def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: Tex
     executed, kernel = folder / "notebook.ipynb", AsyncKernelManager(kernel_name="python3")
 
     def execute() -> None:
-        papermill.execute_notebook(
-            *(notebook, executed, parameters),
-            cwd=notebook.parent,
-            progress_bar=False,
-            execution_timeout=CELL_TIMEOUT,
-            km=kernel,
-            extra_arguments=[f"--IPKernelApp.exec_lines=__import__('ctypes').CDLL(None).prctl{END_WITH_PARENT};"],
-            on_cell_executed=lambda cell, cell_index, **_: print(cell_index + 1, file=progress, flush=True),
-        )
+        options = {"progress_bar": False, "execution_timeout": CELL_TIMEOUT, "km": kernel}
+        options["extra_arguments"] = [
+            f"--IPKernelApp.exec_lines=__import__('ctypes').CDLL(None).prctl{END_WITH_PARENT};"
+        ]
+        options["on_cell_executed"] = lambda cell, cell_index, **_: print(cell_index + 1, file=progress, flush=True)
+        papermill.execute_notebook(notebook, executed, parameters, cwd=notebook.parent, **options)
 
     def render() -> None:
         for path in (executed, *folder.glob("result.*.json")):
@@ -98,4 +95,5 @@ if __name__ == "__main__":
         os.dup2(2, 1)
         why = main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), parent)
         print(why, file=parent)
+    print(why, file=sys.stderr)  # the last line of the log
     sys.exit(bool(why))

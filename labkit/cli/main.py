@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from labkit.errors import UsageError, extra
-from labkit.session.catalogue import CHECKOUT, ROOT, Notebook, Parameter, notebook, notebooks, read_json
+from labkit.session.catalogue import CHECKOUT, ROOT, Notebook, notebook, notebooks, read_json
 from labkit.session.secrets import hidden
 from labkit.tables import printable
 
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 where a run or a check failed, 2 for bad input."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        if not all(word.isascii() or word.encode("utf-8", "replace").decode() == word for word in words):
+        if "\0".join(words).encode("utf-8", "replace").decode() != "\0".join(words):
             raise UsageError("an argument has bytes that are no UTF-8; wanted text")
         options = _parser(words).parse_args(words)
         if not (CHECKOUT or options.command in (_diff, _doctor)):
@@ -67,19 +68,12 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(prog="labkit", description="Find out why a kernel's or a model's numbers are wrong, and prove it.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(
-        name: str, does: Callable[[argparse.Namespace], int], about: str, *examples: str
-    ) -> Callable[..., argparse.Action]:
+    def command(name: str, does: Callable[[argparse.Namespace], int], about: str, *examples: str) -> Any:
         lines = [f"  labkit {name} {example}".rstrip() for example in examples or ("",)]
         if {"-h", "--help"} & {*words} and name in words[:1]:  # with the notebooks that were named
             lines += [f"\n{_block(book)}" for book in notebooks().values() if book.name in words]
-        sub = commands.add_parser(
-            name,
-            help=about,
-            description=about,
-            epilog="\n".join(["examples:", *lines]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        raw, text = argparse.RawDescriptionHelpFormatter, "\n".join(["examples:", *lines])
+        sub = commands.add_parser(name, help=about, description=about, epilog=text, formatter_class=raw)
         sub.set_defaults(command=does, called=sub.prog)
         return sub.add_argument
 
@@ -88,18 +82,15 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
     command("list", _list, "investigations, their question and their parameters")
 
-    option = command(
-        *("run", _run, "run notebooks headless; all of them without a name"),
-        *("attention_matmul -p heads=3 -p n=37", "--jobs 2 --timeout 600", "attention_matmul --device cuda --force"),
-        "attention_matmul --help     its parameters",
-    )
+    examples = "attention_matmul -p heads=3 -p n=37", "--jobs 2 --timeout 600", "attention_matmul --help"
+    option = command("run", _run, "run notebooks headless; all of them without a name", *examples)
     option("names", nargs="*", metavar="NAME", help="a notebook's name")
     option("-p", action="append", default=[], type=_pair, metavar="name=value", help="a parameter, repeatable")
     option("--device", **device)
     option("--out", **folder, default=ROOT / "runs", help="where runs go (runs/)")
     option("--jobs", type=_positive, default=1, metavar="N", help="how many at a time (1)")
     option("--force", action="store_true", help="run again what is finished")
-    option("--timeout", type=_seconds, metavar="SECONDS", help="end a run that takes longer")
+    option("--timeout", type=_positive, metavar="SECONDS", help="end a run that takes longer")
 
     what = "run a notebook at each point of a grid of parameters, on Dask"
     option = command(
@@ -154,13 +145,9 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
         raise argparse.ArgumentTypeError(f"{text[:80]!r} is not right; wanted a whole number from 1")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    return Parameter("--timeout", float, 1.0, low=1e-3).parse(text)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -192,10 +179,9 @@ def _block(book: Notebook) -> str:
     shown = [book.name]
     shown += [lines(f"  {part:8}  ", book.about[part]) for part in ("question", "answer") if book.about.get(part)]
     shown += [lines(f"  {when:8}  ", said) for when, said in outcomes(book.name)]
-    known = book.parameters.values()
-    name, default = (max((len(str(getattr(one, part))) for one in known), default=0) for part in ("name", "default"))
-    for one in known:
-        shown.append(lines(f"    {one.name:{name}}  {one.default!s:{default}}  ", f"{one.allowed}: {one.help}"))
+    rows = [(one.name, str(one.default) or "none", f"{one.allowed}: {one.help}") for one in book.parameters.values()]
+    first, second = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
+    shown += [lines(f"    {name:{first}}  {default:{second}}  ", words) for name, default, words in rows]
     return "\n".join(shown)
 
 

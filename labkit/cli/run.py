@@ -13,6 +13,7 @@ import asyncio
 import fcntl
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -38,7 +39,8 @@ from labkit.session.record import complete, sources, summary
 from labkit.tables import Table
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-FILES = ("notebook.ipynb", "report.html", "log.txt", "result.json")
+FILES = ("notebook.ipynb", "report.html", "log.txt")
+Say = Callable[[str], None]
 
 
 @dataclass
@@ -64,11 +66,9 @@ class Run:
     def checked(self, folder: Path, name: str) -> dict[str, Any]:
         """The result of a complete run in `folder`. Raises UsageError where it is not complete, or of another run."""
         result = complete(folder, name)
-        mine = {"notebook": self.book.name, "parameters": self.parameters}
-        found = result | {"device": result["device"]["kind"], "sources": result["provenance"]["sources"]}
-        for part, wanted in (mine | {"device": self.device, "sources": self.sources}).items():
-            if found[part] != wanted:
-                raise UsageError(f"{name} is of another run: its {part} are not those that were asked for")
+        found = (result["notebook"], result["parameters"], result["device"]["kind"], result["provenance"]["sources"])
+        if found != (self.book.name, self.parameters, self.device, self.sources):
+            raise UsageError(f"{folder}: its result is of another notebook, device, or other parameters or sources")
         return result
 
 
@@ -85,8 +85,6 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
     books = [notebook(name) for name in names] if names else list(notebooks().values())
     if not books:
         raise UsageError("NAME: there are no notebooks here, so there is nothing to run; wanted one at least")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out: {out} is not a folder; wanted one, or a path where one can be made")
     runs = []
     for book in dict.fromkeys(books):
         if device != "auto" and given.get("device", device) != device:
@@ -104,11 +102,7 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
 
 
 def run(
-    runs: Sequence[Run],
-    jobs: int = 1,
-    force: bool = False,
-    say: Callable[[str], None] = print,
-    timeout: float | None = None,
+    runs: Sequence[Run], jobs: int = 1, force: bool = False, say: Say = print, timeout: float | None = None
 ) -> None:
     """Execute the runs, `jobs` at a time, each held to its share of the cores. Fills in their results.
 
@@ -134,7 +128,7 @@ def run(
         raise KeyboardInterrupt from None
 
 
-async def _one(one: Run, cores: int, force: bool, say: Callable[[str], None], timeout: float | None) -> None:
+async def _one(one: Run, cores: int, force: bool, say: Say, timeout: float | None) -> None:
     begun = time.perf_counter()
     try:
         one.directory.mkdir(parents=True, exist_ok=True)
@@ -145,63 +139,62 @@ async def _one(one: Run, cores: int, force: bool, say: Callable[[str], None], ti
                 one.result, one.status = earlier, "ok (reused)"
                 say(f"{one.book.name}: finished before, reused (--force runs it again)")
                 return
-            begun = time.perf_counter()
-            error = await _attempt(one, earlier is not None, cores, lock, say, timeout)
+            begun, error = time.perf_counter(), "notebook, kernels or labkit changed since the command began"
+            if sources(Notebook(one.book.path)) == one.sources:
+                error = await _attempt(one, earlier is not None, cores, say, timeout)
     except OSError as failure:  # a full disk, or a folder that cannot be written
         error = f"{failure.strerror}: {os.path.relpath(failure.filename or one.directory)}"
     one.status = f"failed: {error}" if error else "ok"
     say(f"{one.book.name}: {one.status} after {time.perf_counter() - begun:.0f} s")
 
 
-async def _locked(one: Run, lock: IO[str], say: Callable[[str], None]) -> bool:
+async def _locked(one: Run, lock: IO[str], say: Say) -> bool:
     """Lock the run's folder, and write into `lock` who holds it; the system frees it when that process ends.
 
     Returns whether another held it first.
     """
-    waited = False
-    while True:
-        try:
+    for waited in itertools.count():
+        with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
-        except BlockingIOError:
-            if not waited:
-                holder = (one.directory / ".lock").read_text(encoding="utf-8", errors="replace")[:200]
-                say(f"{one.book.name}: the same run is in progress elsewhere, waiting for it: {holder}")
-            waited = True
-            await asyncio.sleep(0.5)
+        if not waited:
+            holder = (one.directory / ".lock").read_text(encoding="utf-8", errors="replace")[:200]
+            say(f"{one.book.name}: the same run is in progress elsewhere, waiting for it: {holder}")
+        await asyncio.sleep(0.5)
     lock.truncate(0)
     print(f"process {os.getpid()} on {platform.node()}, since {datetime.now():%Y-%m-%d %H:%M:%S}", end="", file=lock)
     lock.flush()
-    return waited
+    return waited > 0
 
 
-async def _attempt(
-    one: Run, keep: bool, cores: int, lock: IO[str], say: Callable[[str], None], timeout: float | None
-) -> str:
+async def _attempt(one: Run, keep: bool, cores: int, say: Say, timeout: float | None) -> str:
     """Execute the notebook, check what came out, and move it up. Returns what went wrong, or an empty string.
 
     A failure moves up the files of FILES alone, and with `keep` nothing.
     """
     folder, name = one.directory / "attempt", f"result.{secrets.token_hex(8)}.json"
     folder.mkdir(exist_ok=True)
-    for path in [*folder.iterdir(), *(one.directory / file for file in FILES if not keep)]:
+    for path in [*folder.iterdir(), *(one.directory / file for file in ("result.json", *FILES) if not keep)]:
         if not path.is_dir():  # such as a training's states, which it resumes from
             path.unlink(missing_ok=True)
     environment = _environment(cores) | {"LABKIT_RUN_DIR": str(folder), "LABKIT_RESULT": name}
-    error = await _execute(one, folder, environment, lock, say, timeout)
+    error = await _execute(one, folder, environment, say, timeout)
     if "died before replying to kernel_info" in error:  # kernels that start together may have been given one port
-        error = await _execute(one, folder, environment, lock, say, timeout)
+        error = await _execute(one, folder, environment, say, timeout)
     try:
         one.result = None if error else one.checked(folder, name)
     except UsageError as wrong:
-        error = str(wrong) if (folder / name).exists() else "it ended without lab.finish, so there is no result"
+        missing = not (folder / name).exists()
+        error = "it ended without lab.finish" if missing else str(wrong).removeprefix(f"{folder}: ")
+    for path in folder.glob("result.*json") if error else ():
+        path.unlink()
     if error and keep:
         return f"{error}; the earlier result stays; see {os.path.relpath(folder / 'log.txt')}"
-    others = [] if error else [path.name for path in folder.iterdir() if path.name not in (name, *FILES)]
-    for file in (*others, *(file for file in FILES if file != "result.json" and _whole(folder / file))):
-        if (target := one.directory / file).is_dir():
-            shutil.rmtree(target)
-        (folder / file).replace(target)
+    for path in folder.iterdir():
+        if path.name not in (name, "result.json") and (path.name in FILES if error else True) and _whole(path):
+            if (target := one.directory / path.name).is_dir():
+                shutil.rmtree(target)
+            path.replace(target)
     if error:
         return f"{error}; see {os.path.relpath(one.directory / 'log.txt')}"
     (folder / name).replace(one.directory / "result.json")
@@ -210,9 +203,9 @@ async def _attempt(
 
 
 def _whole(path: Path) -> bool:
-    """Whether a file is there, and no notebook that was cut off."""
+    """False for a notebook that was cut off."""
     try:
-        return path.exists() and (path.suffix != ".ipynb" or bool(read_json(path, "")))
+        return path.suffix != ".ipynb" or bool(read_json(path, ""))
     except UsageError:
         return False
 
@@ -229,14 +222,9 @@ def _environment(cores: int) -> dict[str, str]:
     return environment
 
 
-async def _start(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], lock: IO[str]) -> Any:
+async def _start(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> Any:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", *words),
-        env=environment,
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=log,
-        pass_fds=[lock.fileno()],  # the folder stays locked while the process lives
+        *(sys.executable, "-m", *words), env=environment, stdin=DEVNULL, stdout=PIPE, stderr=log
     )
 
 
@@ -244,19 +232,12 @@ START = _start
 """How a run's process is started; a worker of a sweep forks it from one that has papermill imported."""
 
 
-async def _execute(
-    one: Run,
-    folder: Path,
-    environment: Mapping[str, str],
-    lock: IO[str],
-    say: Callable[[str], None],
-    timeout: float | None,
-) -> str:
+async def _execute(one: Run, folder: Path, environment: dict[str, str], say: Say, timeout: float | None) -> str:
     """Execute it in a process of its own, and say how many cells are done. Returns why it failed, or nothing."""
     words = ["labkit.cli.execute", str(one.book.path), str(folder), json.dumps(one.parameters), str(os.getpid())]
     count, line, shown = len(one.book.content["cells"]) + bool(one.parameters), "", time.monotonic()
     with (folder / "log.txt").open("ab") as log:
-        process = await START(words, environment, log, lock)
+        process = await START(words, environment, log)
     try:
         async with asyncio.timeout(timeout):
             async for written in process.stdout:
@@ -275,15 +256,15 @@ async def _execute(
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """End a process and all that it has started, where it runs."""
-    if process.returncode is None:
-        import psutil  # type: ignore[import-untyped]
+    import psutil  # type: ignore[import-untyped]
 
+    if process.returncode is None:
         with suppress(psutil.NoSuchProcess):
             this = psutil.Process(process.pid)
             for one in [*this.children(recursive=True), this]:
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
-        await process.wait()
+        await process.communicate()
 
 
 def ended(code: int | None) -> str:
@@ -295,9 +276,8 @@ def table(runs: Sequence[Run]) -> Table:
     """The table of verdicts: a row a run."""
     rows = []
     for one in runs:
-        cause, counts = summary(one.result) if one.result else (None, None)
-        seconds = one.result["seconds"] if one.result else None
-        rows.append((one.book.name, one.status, cause, counts, one.device, seconds))
+        cause, counts, seconds = (*summary(one.result), one.result["seconds"]) if one.result else (None, None, None)
+        rows.append((one.book.name, one.status.partition("; see ")[0], cause, counts, one.device, seconds))
     return Table(("notebook", "status", "cause", "claims", "device", "seconds"), rows, wrap=40)
 
 
@@ -305,12 +285,10 @@ def pages(runs: Sequence[Run]) -> str:
     """A paragraph a run: its answer, from what it measured, and the page to open."""
     shown = []
     for one in runs:
-        said = ""
+        said = one.status
         with suppress(UsageError):  # a notebook without claims, or an answer that needs what this run did not measure
-            said = answer(one.book.name, one.result) if one.result else ""
-        page = one.directory / "report.html"
-        shown += [
-            textwrap.fill(f"{one.book.name}: {said or one.status}", 80),
-            *[f"  page: {os.path.relpath(page)}"] * page.exists(),
-        ]
+            said = (one.result and answer(one.book.name, one.result)) or said
+        shown.append(textwrap.fill(f"{one.book.name}: {said}", 80))
+        if (page := one.directory / "report.html").exists():
+            shown.append(f"  page: {os.path.relpath(page)}")
     return "\n".join(shown)

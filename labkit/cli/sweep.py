@@ -164,6 +164,7 @@ def completed(
                 error = future.exception()
                 words = "its worker was killed each time" if isinstance(error, KilledWorker) else str(error)
                 outcome = future.result() if error is None else f"failed: {words.removeprefix('failed: ')}"
+                future.release()
                 yield pending.pop(future), outcome
     finally:
         client.cancel(list(pending))
@@ -321,13 +322,13 @@ class _Forked:
         return self.returncode
 
 
-async def _fork(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], lock: IO[str]) -> _Forked:
+async def _fork(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> _Forked:
     """Start ``python -m words`` as a fork of a server that has papermill imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(WARM)
     read, write = os.pipe()
     # As connections they are handed on with the request for a fork, and closed here.
-    files = [Connection(file, readable=False) for file in (write, os.dup(log.fileno()), os.dup(lock.fileno()))]
+    files = [Connection(file, readable=False) for file in (write, os.dup(log.fileno()))]
     process = context.Process(target=_child, args=(list(words), dict(environment), *files))
     process.start()
     for file in files:
@@ -339,10 +340,8 @@ async def _fork(words: Sequence[str], environment: Mapping[str, str], log: IO[by
     return _Forked(process, stdout)
 
 
-def _child(
-    words: list[str], environment: dict[str, str], stdout: Connection, log: Connection, lock: Connection
-) -> None:
-    """The fork: it holds the lock while it lives, and ends with the server, which ends with its worker."""
+def _child(words: list[str], environment: dict[str, str], stdout: Connection, log: Connection) -> None:
+    """The fork, which ends with the server, which ends with its worker."""
     os.environ.clear()
     os.environ.update(environment)
     os.dup2(stdout.fileno(), 1)

@@ -134,14 +134,13 @@ def recorded(name: str, device: str = "cuda") -> Record | None:
 def outcomes(name: str) -> list[tuple[str, str]]:
     """What runs of a notebook cost and found: that on record, on a CPU and on a GPU, and the last one under runs/."""
     found = [("recorded", record.result) for record in records(f"{name}.*")]
-    runs = sorted((ROOT / "runs" / name).glob("*/result.json"), key=lambda path: path.stat().st_mtime)
+    runs = [path for path in (ROOT / "runs" / name).glob("*/result.json") if path.with_name("report.html").exists()]
     with suppress(UsageError):
-        found += [("last run", complete(runs[-1].parent))] if runs else []
-    shown = []
-    for when, result in found:
-        said = "; ".join(filter(None, summary(result)))
-        shown.append((when, f"{result['date']} on {result['device']['name']}, {result['seconds']:.0f} s: {said}"))
-    return shown
+        last = max(runs, key=lambda path: path.stat().st_mtime, default=None)
+        found += [("last run", complete(last.parent))] if last else []
+    ran = [f"{result['date']} on {result['device']['name']}, {result['seconds']:.0f} s" for _, result in found]
+    said = ["; ".join(filter(None, summary(result))) for _, result in found]
+    return [(when, f"{where}: {what}") for (when, _), where, what in zip(found, ran, said, strict=True)]
 
 
 def summary(result: dict[str, Any]) -> tuple[str | None, str]:
@@ -159,8 +158,9 @@ def stale() -> dict[str, str]:
     return yaml.safe_load((RESULTS / "stale.yaml").read_text(encoding="utf-8")) or {}
 
 
-PARTS: dict[str, type] = dict.fromkeys(("parameters", "device", "verdict", "claims", "metrics", "provenance"), dict)
-"""What a result has, and of which types, beside its notebook, date and seconds."""
+PARTS: dict[str, Any] = {"notebook": str, "date": str, "seconds": (int, float)}
+PARTS |= dict.fromkeys(("parameters", "device", "verdict", "claims", "metrics", "provenance"), dict)
+"""What a result has, and of which types."""
 
 
 def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
@@ -172,23 +172,23 @@ def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
     path, book = run_directory / name, run_directory / "notebook.ipynb"
     for needed in (path, book):
         if not needed.is_file():
-            raise UsageError(f"RUN_DIR: {run_directory} holds no {needed.name}; wanted the folder of a finished run")
-    result = read_json(path, "RUN_DIR")
+            raise UsageError(f"{run_directory}: it holds no {needed.name}; wanted the folder of a finished run")
+    result = read_json(path, str(run_directory))
     try:
         json.dumps(result, allow_nan=False)  # 1e999 is read as infinite
         right = (result["schema"], result["status"]) == (SCHEMA, "ok") and result["device"]["kind"] in ("cpu", "cuda")
         right = right and all(isinstance(result[part], kind) for part, kind in PARTS.items())
-        right = right and isinstance(result["notebook"], str) and isinstance(result["seconds"], (int, float))
-        _ = result["verdict"]["cause"], result["device"]["name"], result["date"], result["provenance"]["sources"]
+        _ = result["verdict"]["cause"], result["device"]["name"], result["provenance"]["sources"]
         _ = [claim["verdict"] for claim in result["claims"].values()]
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, AttributeError, ValueError):
         right = False
     if not right:
-        raise UsageError(f"RUN_DIR: {path} is not an ok result of schema {SCHEMA}")
+        raise UsageError(f"{run_directory}: {path.name} is not an ok result of schema {SCHEMA}")
     for number, cell in enumerate(Notebook(book).content["cells"], 1):
-        done = cell["metadata"].get("papermill", {}).get("status") == "completed" and cell.get("execution_count")
+        by = cell["metadata"].get("papermill")
+        done = isinstance(by, dict) and by.get("status") == "completed" and cell.get("execution_count")
         if cell["cell_type"] == "code" and "".join(cell["source"]).strip() and not done:
-            raise UsageError(f"RUN_DIR: {book}: cell {number} did not complete; wanted a run of which every cell did")
+            raise UsageError(f"{run_directory}: cell {number} did not complete; wanted a run of which every cell did")
     return result
 
 

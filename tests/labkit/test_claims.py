@@ -120,6 +120,18 @@ def test_an_entry_that_is_not_as_it_should_be_is_named(tmp_path, monkeypatch, en
         labkit.claims("demo")
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]", "claims:", "claims: 3", "{", "[" * 400, "\x00", "a: b: c"], ids=lambda t: t[:9]
+)
+def test_a_file_that_is_not_of_claims_is_one_line(tmp_path, monkeypatch, text):
+    (tmp_path / "data" / "claims").mkdir(parents=True)
+    (tmp_path / "data" / "claims" / "demo.yaml").write_text(text)
+    monkeypatch.setattr("labkit.session.claims.ROOT", tmp_path)
+    with pytest.raises(UsageError, match=r"claims: data/claims/demo\.yaml (is not right|cannot be read)") as error:
+        labkit.claims("demo")
+    assert "\n" not in str(error.value)
+
+
 def test_a_claim_with_one_outcome_says_why(tmp_path, monkeypatch):
     (tmp_path / "data" / "claims").mkdir(parents=True)
     text = f"claims:\n  - {{{GOOD}, untestable: no data, only: the data are not public}}\n"

@@ -1,3 +1,5 @@
+import json
+import re
 import subprocess
 import sys
 
@@ -6,7 +8,9 @@ import pytest
 from labkit.cli.main import main
 from labkit.session.catalogue import ROOT, notebooks
 from labkit.session.device import decide
-from labkit.session.record import stale
+from labkit.session.record import records, stale
+
+TOKEN = "hf_" + "aB3" * 12
 
 
 @pytest.mark.parametrize(
@@ -24,7 +28,22 @@ from labkit.session.record import stale
         (["--jobs", "0"], "argument --jobs: '0' is not right; wanted a whole number from 1"),
         (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
         (["attention_matmu"], "did you mean attention_matmul?"),
+        (["x" * 300], "no notebook is called"),
+        (["attention_matmul", "-p", "x" * 300 + "=3"], "attention_matmul has none of that name"),
+        (["attention_matmul", "-p", "heads=3", "-p", "heads=4"], "-p heads: it is given twice"),
+        (["attention_matmul", "-p", "device=auto", "--device", "cpu"], "-p device=auto against --device cpu"),
+        (["attention_matmul", "-p", "heads=\udcff"], "an argument has bytes that are no UTF-8"),
+        (["attention_matmul", "-p", "heads=1_2"], "parameter heads: '1_2' is not right"),
+        (["attention_matmul", "-p", f"heads={TOKEN}"], "parameter heads: it looks like a secret"),
+        (["attention_matmul", "-p", f"{TOKEN}=3"], "parameter <secret>: "),
+        (["attention_matmul", "-p", TOKEN], "-p: '<secret>' is not right"),
+        ([TOKEN], "no notebook is called '<secret>'"),
+        (["\x1b[2Jname"], "no notebook is called '\\x1b[2Jname'"),
+        (["--jobs", "\uff11"], "wanted a whole number from 1"),
+        (["--jobs", "9" * 5000], "argument --jobs"),
+        (["--timeout", "0"], "argument --timeout: '0' is not right; wanted a whole number from 1"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, arguments, message):
     out = tmp_path / "runs"
@@ -32,13 +51,100 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, argument
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+    assert "\x1b" not in error
+    assert TOKEN not in error
     assert not out.exists()
 
 
-def test_a_file_where_the_runs_should_go_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize("path", ["file", "file/below", "x" * 300])
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys, path):
     (tmp_path / "file").touch()
-    assert main(["run", "attention_matmul", "--out", str(tmp_path / "file")]) == 2
-    assert "is not a folder" in capsys.readouterr().err
+    dump, out = str(ROOT / "data" / "examples" / "attention_right.safetensors"), str(tmp_path / path)
+    for command in (
+        ["run", "start_here", "--device", "cpu", "--out", out],
+        ["bench", "compare", "--device", "cpu", "--out", out],
+        ["diff", dump, dump, "--plot", out],
+    ):
+        assert main(command) == 2, command
+        error = capsys.readouterr().err
+        assert re.search(r"labkit: --\w+: .* cannot be written \(.*\)", error), error
+        assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def books(folder, monkeypatch, **texts):
+    monkeypatch.setenv("LABKIT_NOTEBOOKS", str(folder))
+    for name, text in texts.items():
+        (folder / f"{name}.ipynb").write_text(text, errors="surrogateescape")
+
+
+def test_nothing_to_run_is_an_error(tmp_path, monkeypatch, capsys):
+    books(tmp_path, monkeypatch)
+    assert main(["run", "--out", str(tmp_path / "runs")]) == 2
+    assert "there are no notebooks here" in capsys.readouterr().err
+
+
+def test_corrupt_notebooks_are_a_line_each_and_the_others_are_listed(tmp_path, monkeypatch, capsys):
+    good = {"cells": [], "metadata": {"labkit": {"question": "Is it\x1b[2J right?", "answer": 3}}}
+    cell = {"cell_type": "code", "source": "heads: int = ", "metadata": {"tags": ["parameters"]}}
+    corrupt = {
+        "empty": "", "half": '{"cells": [', "deep": "[" * 100_000, "list": "[]", "number": "3", "bare": "{}",
+        "bytes": "\udcff", "cells": '{"cells": [3], "metadata": {}}', 
+        "about": '{"cells": [], "metadata": {"labkit": 3}}',
+        "source": '{"cells": [{"cell_type": "code", "source": 3, "metadata": {}}], "metadata": {}}',
+        "python": json.dumps({"cells": [cell], "metadata": {}}),
+    }  # fmt: skip
+    books(tmp_path, monkeypatch, **corrupt, zz=json.dumps(good))
+    assert main(["list"]) == 2
+    shown, error = capsys.readouterr()
+    assert "zz\n  question  Is it\\x1b[2J right?\n  answer    3\n" in shown
+    assert sorted(error.splitlines()) == sorted(line for line in error.splitlines() if line.startswith("labkit: "))
+    assert len(error.splitlines()) == len(corrupt)
+    for name in corrupt:
+        assert main(["run", name, "--device", "cpu", "--out", str(tmp_path / "runs")]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_list_is_80_columns_wide_and_aligned(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name, book in notebooks().items():
+        start = lines.index(name)
+        block = lines[start : lines.index("", start)]
+        joined = " ".join(" ".join(block).split())
+        for part in ("question", "answer"):
+            assert f"{part} {book.about[part]}" in joined
+        for found in records(f"{name}.*"):
+            assert f"on {found.result['device']['name']}, {found.result['seconds']:.0f} s" in joined
+        firsts = [line for line in block if line.startswith("    ") and line[4] != " "]
+        assert [line.split()[0] for line in firsts] == list(book.parameters)
+        width = max(map(len, book.parameters)) + 6
+        assert all(line[width - 1] == " " != line[width] for line in firsts)
+
+
+def test_help_has_examples_and_the_parameters_of_a_notebook_that_is_named(capsys):
+    for words in (["run"], ["bench"], ["record"], ["diff"], ["new"], ["list"], ["doctor"], ["run", "start_here"]):
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        shown = capsys.readouterr().out
+        assert f"examples:\n  labkit {words[0]}" in shown
+        assert max(map(len, shown.splitlines())) <= 80
+        assert ("seed of" in shown) == (words[1:] == ["start_here"])
+
+
+def test_a_full_device_is_one_line():
+    with open("/dev/full", "w") as full:
+        shown = subprocess.run(
+            [sys.executable, "-m", "labkit", "list"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    assert shown.returncode == 2
+    assert shown.stderr == "labkit: OSError: [Errno 28] No space left on device (LABKIT_TRACEBACK=1 shows where)\n"
 
 
 @pytest.mark.skipif(decide().is_cuda, reason="there is a GPU here")
@@ -53,7 +159,7 @@ def test_list_shows_questions_parameters_and_ranges(capsys):
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
     for name, book in notebooks().items():
-        assert f"{name}: {book.about['question']}" in shown
+        assert f"{name}\n  question  {book.about['question'][:40]}" in shown
     assert "int in [1, 128]" in shown
 
 

@@ -122,6 +122,7 @@ def test_a_record_is_of_a_known_notebook_and_never_outside_its_folder(tmp_path, 
         DONE | {"metadata": {"papermill": {"status": "pending"}}},
         DONE | {"metadata": {"papermill": {"status": "failed", "exception": True}}},
         DONE | {"metadata": {}},
+        DONE | {"metadata": {"papermill": []}},
         DONE | {"execution_count": None},  # papermill says completed of cells that it never came to
     ],
 )

@@ -1,8 +1,10 @@
 """`labkit run` against the ways in which a headless notebook can look finished without being so."""
 
+import fcntl
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +14,10 @@ import nbformat
 import pytest
 
 from labkit.cli import run
-from labkit.session.catalogue import ROOT
+from labkit.cli.main import main
+from labkit.session.catalogue import ROOT, Notebook
+from labkit.session.claims import answer
+from labkit.session.record import records
 
 START = 'import labkit\nlab = labkit.start("{name}", heads=heads, scale=scale, device=device)'
 FINISH = "lab.finish(verdict=None)"
@@ -48,7 +53,7 @@ def books(tmp_path, monkeypatch):
     return add
 
 
-def labkit_run(*arguments, **options):
+def labkit_run(*arguments, preexec=lambda: None, **options):
     """Start the command in a session of its own, so that all of it can be killed, and so that it heeds an interrupt.
 
     What a shell starts in the background ignores it, and hands that on.
@@ -56,7 +61,7 @@ def labkit_run(*arguments, **options):
     return subprocess.Popen(
         [sys.executable, "-m", "labkit", "run", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: (signal.signal(signal.SIGINT, signal.SIG_DFL), preexec()),
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}, **options,
     )  # fmt: skip
 
@@ -93,7 +98,7 @@ def test_a_finished_run_has_its_four_files_and_is_not_repeated(books, tmp_path):
         (["import sys; sys.exit(0)", FINISH], "without lab.finish"),
         (["raise ValueError('the cell\\nsays why')", FINISH], "cell 4: ValueError: the cell says why"),
         ([FINISH, "raise ValueError('after the end')"], "cell 5: ValueError: after the end"),
-        ([FINISH, "import sys; sys.exit(0)", "1 / 0"], "cell 6 did not complete"),
+        ([FINISH, "import sys; sys.exit(0)", "1 / 0"], "cell 5 did not complete"),
         (["import os; os._exit(3)", FINISH], "the kernel ended with exit status 3"),
         ([FORGED], "without lab.finish"),
     ],
@@ -105,7 +110,7 @@ def test_a_run_that_did_not_finish_is_a_failure(books, tmp_path, cells, reason):
     run.run(runs, say=lambda text: None)
     assert one.result is None
     assert re.search(f"failed: .*({reason}).*; see .*log.txt", one.status), one.status
-    assert not (one.directory / "result.json").exists()
+    assert not list(one.directory.rglob("result*.json"))
     assert (one.directory / "report.html").exists()
 
 
@@ -114,7 +119,7 @@ def test_a_run_cut_off_half_way_is_taken_up_again(books, tmp_path):
     books("slow", f"import pathlib, time\nif not pathlib.Path({str(flag)!r}).exists(): time.sleep(600)", FINISH)
     process = labkit_run("slow", "--out", out)
     deadline = time.monotonic() + 120
-    while not list(out.glob("slow/*/notebook.ipynb")) and time.monotonic() < deadline:
+    while not list(out.glob("slow/*/attempt/notebook.ipynb")) and time.monotonic() < deadline:
         time.sleep(0.2)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -152,14 +157,14 @@ def test_one_failure_among_runs_fails_the_command_and_keeps_the_rest(books, tmp_
 
 
 def test_a_kernel_that_did_not_start_is_started_once_more(books, tmp_path, monkeypatch):
-    real, calls = run._python, []
+    real, calls = run._execute, []
 
-    async def python(words, *rest):
-        calls.append(words[0])
+    async def execute(*rest):
+        calls.append(rest)
         failed = "RuntimeError: Kernel died before replying to kernel_info"
-        return failed if len(calls) == 1 else await real(words, *rest)
+        return failed if len(calls) == 1 else await real(*rest)
 
-    monkeypatch.setattr(run, "_python", python)
+    monkeypatch.setattr(run, "_execute", execute)
     books("good", FINISH)
     (one,) = runs = run.plan(["good"], {}, "cpu", tmp_path / "runs")
     run.run(runs, jobs=1, say=lambda text: None)
@@ -189,24 +194,177 @@ def test_each_job_is_held_to_its_share_of_the_cores_or_to_less_if_told(
     assert all(one.result for one in runs), [one.status for one in runs]
 
 
-def test_an_interrupt_ends_what_runs_and_what_waits(books, tmp_path):
-    pid = tmp_path / "pid"
-    books("slow", f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)", FINISH)
-    first = labkit_run("slow", "--out", tmp_path / "runs")
+SLEEPS = """
+import os, subprocess, time
+child = subprocess.Popen(["sleep", "600"])
+open({path!r}, "w").write(f"{{os.getpid()}} {{os.getppid()}} {{child.pid}}")
+time.sleep(600)
+"""
+
+
+def wait_for(what, why):
     deadline = time.monotonic() + 120
-    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    waiting = labkit_run("slow", "--out", tmp_path / "runs")
-    while "waiting for it" not in waiting.stdout.readline():
-        assert waiting.poll() is None
-    for process in (waiting, first):
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-        assert "interrupted" in process.stderr.read()
-    while os.path.exists(f"/proc/{pid.read_text()}") and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert time.monotonic() < deadline, "the notebook's kernel lives on"
-    assert not list(tmp_path.glob("runs/slow/*/result.json"))
+    while not (found := what()):
+        assert time.monotonic() < deadline, why
+        time.sleep(0.1)
+    return found
+
+
+def alive(pid):
+    try:
+        return "\nState:\tZ" not in open(f"/proc/{pid}/status").read()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_what_ends_the_command_ends_its_processes_and_frees_the_lock(books, tmp_path, number):
+    path, out = tmp_path / "pids", tmp_path / "runs"
+    books("slow", SLEEPS.format(path=str(path)), FINISH)
+    process = labkit_run("slow", "--out", out)
+    kernel, executor, child = wait_for(lambda: path.exists() and path.read_text().split(), "no kernel")
+    if number == signal.SIGINT:
+        waiting = labkit_run("slow", "--out", out)
+        line = wait_for(waiting.stdout.readline, "the second does not wait")
+        assert f"waiting for it: process {process.pid} on " in line
+        waiting.send_signal(number)
+        assert waiting.wait(timeout=60) == 130
+    process.send_signal(number)
+    if number == signal.SIGTERM:
+        process.send_signal(signal.SIGINT)  # and a second one, at any moment of the first's work
+    code, _, err = finish(process)
+    if number != signal.SIGTERM:
+        assert code == (-9 if number == signal.SIGKILL else 130)
+        assert ("interrupted" in err) == (number != signal.SIGKILL)
+    ended = (kernel, executor) if number == signal.SIGKILL else (kernel, executor, child)
+    wait_for(lambda: not any(map(alive, ended)), "they live on")
+    if number == signal.SIGKILL:
+        os.kill(int(child), number)
+    assert not list(out.glob("slow/*/result.json"))
+    with open(next(out.glob("slow/*/.lock"))) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_run_that_takes_too_long_is_ended_and_said_so(books, tmp_path):
+    books("slow", "import time; time.sleep(600)", FINISH)
+    code, said, _ = finish(labkit_run("slow", "--out", tmp_path / "runs", "--timeout", "1"))
+    assert code == 1
+    assert "slow: failed: it took longer than 1 s (--timeout) and was ended; see " in said
+
+
+TOKEN = "hf_" + "aB3" * 12
+FLAKY = """
+import os, pathlib, sys
+print(os.environ["MY_TOKEN"], {token!r}, "\\x1b[2J")
+flag = pathlib.Path({flag!r})
+if flag.exists(): raise ValueError(os.environ["MY_TOKEN"] + "\\x1b[2J")
+flag.touch()
+"""
+
+
+def test_a_good_result_stays_until_there_is_another_and_no_page_has_a_secret(books, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MY_TOKEN", 'said"aloud')
+    books("flaky", FINISH, FLAKY.format(token=TOKEN, flag=str(tmp_path / "flag")))
+    arguments = ["run", "flaky", "--out", str(tmp_path / "runs")]
+    assert main(arguments) == 0
+    (folder,) = (tmp_path / "runs" / "flaky").iterdir()
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+    assert main([*arguments, "--force"]) == 1
+    said = capsys.readouterr().out
+    assert "failed: cell 5: ValueError: <MY_TOKEN>\\x1b[2J; the earlier result stays; see" in said
+    assert all((folder / name).read_bytes() == held for name, held in before.items())
+    files = [path.read_text() for path in folder.rglob("*") if path.is_file()]
+    assert "&lt;MY_TOKEN&gt;" in (folder / "report.html").read_text()
+    assert not any(text in file for file in [said, *files] for text in ('said"aloud', 'said\\"aloud', TOKEN))
+    assert main(arguments) == 0
+    assert "ok (reused)" in capsys.readouterr().out
+
+
+def test_a_full_disk_is_one_line_no_half_file_and_a_table(books, tmp_path):
+    def full():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # as a full disk, for these processes alone
+
+    books("good", FINISH)
+    process = labkit_run("good", "--out", tmp_path / "runs", preexec=full)
+    code, said, err = finish(process)
+    assert code == 1
+    assert re.search(
+        r"good: failed: OSError: \[Errno 27\] File too large; .*\ngood  +failed: OSError", said, re.DOTALL
+    ), said
+    assert "Traceback" not in said + err
+    (folder,) = (tmp_path / "runs" / "good").iterdir()
+    assert {path.name for path in folder.iterdir()} <= {".lock", "log.txt", "attempt"}
+
+
+@pytest.fixture
+def forged(books, tmp_path):
+    """A plan, and a folder that holds its finished run, made by hand."""
+    books("good", FINISH)
+    (one,) = planned("good", tmp_path / "runs")
+    result = {"schema": 1, "status": "ok", "notebook": "good", "date": "2026-01-01", "seconds": 1.0, "metrics": {}}
+    result |= {"parameters": one.parameters, "device": {"kind": "cpu", "name": "X"}, "verdict": {"cause": None}}
+    result |= {"claims": {}, "provenance": {"sources": one.sources}}
+    done = {"execution_count": 1, "metadata": {"papermill": {"status": "completed"}}}
+    content = one.book.content | {"cells": [cell | done for cell in one.book.content["cells"]]}
+    one.directory.mkdir(parents=True)
+    (one.directory / "report.html").touch()
+
+    def write(result=result, content=content):
+        (one.directory / "result.json").write_text(json.dumps(result))
+        (one.directory / "notebook.ipynb").write_text(json.dumps(content))
+
+    write()
+    return one, result, content, write
+
+
+def test_only_a_result_of_this_very_run_is_reused(forged):
+    one, result, content, write = forged
+    assert one.finished() == result
+    for wrong in (
+        {"notebook": "other"}, {"schema": 99}, {"status": "failed"}, {"parameters": one.parameters | {"heads": 3}},
+        {"provenance": {}}, {"provenance": {"sources": {}}}, {"device": {"kind": "cuda", "name": "X"}}, {"claims": []},
+    ):  # fmt: skip
+        write(result | wrong)
+        assert one.finished() is None, wrong
+    for whole in ([], {}, None, "ok"):
+        write(whole)
+        assert one.finished() is None
+    content["cells"][-1]["metadata"]["papermill"]["status"] = "pending"
+    write(content=content)
+    assert one.finished() is None
+
+
+def test_what_changed_since_the_command_began_is_not_run(forged, books):
+    one = forged[0]
+    books("good", FINISH + "  # changed")
+    run.run([one], force=True, say=lambda text: None)
+    assert one.status == "failed: notebook, kernels or labkit changed since the command began"
+    assert (one.directory / "result.json").exists()
+
+
+def test_a_lock_that_is_a_folder_is_one_line_and_the_table_stands(forged, capsys):
+    (forged[0].directory / ".lock").mkdir()
+    assert main(["run", "good", "--out", str(forged[0].directory.parent.parent)]) == 1
+    assert re.search(r"good: failed: Is a directory: \S*\.lock", capsys.readouterr().out)
+
+
+def test_the_command_says_answer_and_claims_of_a_run_and_which_page_to_open(forged, capsys):
+    assert main(["run", "good", "--out", str(forged[0].directory.parent.parent)]) == 0
+    assert re.search(r"good: ok \(reused\)\n  page: \S*report\.html\n", capsys.readouterr().out)
+    for record in records():
+        one = run.Run(
+            Notebook(ROOT / "notebooks" / f"{record.result['notebook']}.ipynb"),
+            {},
+            "cpu",
+            forged[0].directory,
+            record.result,
+        )
+        said = " ".join(run.pages([one]).split())
+        assert f"{one.book.name}: {answer(one.book.name, record.result)} page: " in said
+        assert sum(map(int, re.findall(r"(\d+) (?:con|ref|und|unt)", str(run.table([one]))))) == len(
+            record.result["claims"]
+        )
 
 
 def test_a_notebook_that_does_not_pass_every_parameter_on_is_refused(books, tmp_path):

@@ -166,7 +166,7 @@ def test_runs_are_isolated_deaths_are_made_good_and_the_rest_goes_on(books, tmp_
     frame = table.runs("mixed", tmp_path / "runs")
     assert frame["parameters.heads"].tolist() == [1, 2, 3, 4, 5]
     assert frame["status"].tolist()[:3] == ["ok", "ok", "failed: ValueError: three"]
-    assert "died" in frame["status"][3]
+    assert frame["status"][3] == "failed: the kernel was killed by SIGKILL"
     assert frame["metrics.product"].dropna().tolist() == [0.5, 1.0, 2.5]
     assert main(["table", "mixed", "--runs", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out

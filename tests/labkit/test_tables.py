@@ -16,3 +16,9 @@ def test_a_long_table_is_folded_and_keeps_all_of_its_rows():
     assert not open_.startswith("<details>")
     assert folded.count("<tr>") == LONG + 2
     assert "<b>" not in folded
+
+
+def test_nothing_in_a_table_steers_a_terminal():
+    shown = str(Table(("a\x1b[2J", "b"), [("\x1b]0;x\x07", "\u202e")], "\x9b2J", wrap=40))
+    assert shown.splitlines()[0] == "\\x9b2J"
+    assert all(c.isprintable() or c == "\n" for c in shown)
