@@ -16,7 +16,9 @@ import multiprocessing
 import os
 import random
 import runpy
+import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -341,11 +343,17 @@ async def _fork(words: Sequence[str], environment: Mapping[str, str], log: IO[by
 
 
 def _child(words: list[str], environment: dict[str, str], stdout: Connection, log: Connection) -> None:
-    """The fork, which ends with the server, which ends with its worker."""
+    """The fork. It holds the pipe by which its server would see that the worker has ended, so it looks itself."""
+
+    def end_with_worker() -> None:
+        multiprocessing.parent_process().join()  # type: ignore[union-attr]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=end_with_worker, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
     os.dup2(stdout.fileno(), 1)
     os.dup2(log.fileno(), 2)
     stdout.close()
-    sys.argv = [*words[:-1], str(os.getppid())]  # its parent, with which it ends
+    sys.argv = [*words[:-1], str(os.getppid())]  # the server, with which it ends too
     runpy.run_module(words[0], run_name="__main__")
