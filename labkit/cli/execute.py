@@ -85,4 +85,5 @@ if __name__ == "__main__":
         os.dup2(2, 1)
         why = main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), parent)
         print(why, file=parent)
+    print(why, file=sys.stderr)  # the last line of the log
     sys.exit(bool(why))

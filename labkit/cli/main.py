@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -90,6 +91,27 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     option("--jobs", type=_positive, default=1, metavar="N", help="how many at a time (1)")
     option("--force", action="store_true", help="run again what is finished")
     option("--timeout", type=_positive, metavar="SECONDS", help="end a run that takes longer")
+
+    what = "run a notebook at each point of a grid of parameters, on Dask"
+    option = command(
+        *("sweep", _sweep, what, "dalpha_atomics -p tile=8,16,32 -p seed=0..9 --workers 2"),
+        "attention_matmul -p heads=1..16 -p n=1..4096 --sample 100 --cluster slurm --settings slurm.yaml",
+    )
+    option("name", metavar="NAME", help="a notebook's name")
+    spans = "values of a parameter, repeatable: heads=1..16, tile=8,16,32, level=0..1..0.25"
+    option("-p", action="append", default=[], type=_pair, metavar="name=values", help=spans)
+    option("--sample", type=_positive, metavar="N", help="draw so many points of the grid; always the same")
+    option("--cluster", default="local", metavar="WHERE", help="local, slurm, pbs, or tcp://HOST:PORT (local)")
+    option("--workers", type=_positive, metavar="N", help="processes or jobs (local: one a core or GPU)")
+    option("--gpus", action="store_true", help="give each local worker a GPU of its own")
+    option("--settings", type=Path, metavar="FILE", help="YAML: keyword arguments of Dask's cluster")
+    option("--retries", type=int, choices=range(10), default=2, metavar="N", help="new attempts after a death (2)")
+    option("--out", **folder, default=ROOT / "runs", help="where runs go (runs/)")
+
+    option = command("table", _table, "all runs of a notebook as one table", "dalpha_atomics --out runs.parquet")
+    option("name", metavar="NAME", help="a notebook's name")
+    option("--runs", **folder, default=ROOT / "runs", help="where its runs are (runs/)")
+    option("--out", type=Path, metavar="FILE", help="write all columns as .parquet or .csv")
 
     what = "time the providers of a kernel side by side, correct ones only"
     option = command("bench", _bench, what, "attention", "mhc/reductions --device cpu --out /tmp")
@@ -176,6 +198,26 @@ def _run(options: argparse.Namespace) -> int:
     _show(f"\n{run.table(runs)}\n\n{run.pages(runs)}\n")
     _show(f"Runs: {os.path.relpath(pages.gallery(options.out))}")
     return 0 if all(one.result for one in runs) else 1
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from labkit.cli import sweep
+
+    given = {name: getattr(options, name) for name in ("out", "cluster", "workers", "gpus", "settings", "retries")}
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: it ends the workers, and jobs on a cluster
+        signal.signal(number, signal.default_int_handler)
+    points = sweep.grid(options.name, options.p, options.sample)
+    outcomes = sweep.sweep(options.name, points, **given, say=_show)
+    print(f"Runs: {os.path.relpath(options.out)}; labkit table {options.name} has them as a table")
+    return 0 if all(status.startswith("ok") for _, status in outcomes) else 1
+
+
+def _table(options: argparse.Namespace) -> int:
+    from labkit.cli import table
+
+    frame = table.runs(options.name, options.runs)
+    _show(f"written: {table.write(frame, options.out)}" if options.out else table.printed(frame))
+    return 0
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -220,17 +220,25 @@ def _environment(cores: int) -> dict[str, str]:
     return environment
 
 
+async def _start(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> Any:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", *words), env=environment, stdin=DEVNULL, stdout=PIPE, stderr=log
+    )
+
+
+START = _start
+"""How a run's process is started; a worker of a sweep forks it from one that has papermill imported."""
+
+
 async def _execute(one: Run, folder: Path, environment: dict[str, str], say: Say, timeout: float | None) -> str:
     """Execute it in a process of its own, and say how many cells are done. Returns why it failed, or nothing."""
     words = ["labkit.cli.execute", str(one.book.path), str(folder), json.dumps(one.parameters), str(os.getpid())]
     count, line, shown = len(one.book.content["cells"]) + bool(one.parameters), "", time.monotonic()
     with (folder / "log.txt").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", *words), env=environment, stdin=DEVNULL, stdout=PIPE, stderr=log
-        )
+        process = await START(words, environment, log)
     try:
         async with asyncio.timeout(timeout):
-            async for written in process.stdout:  # type: ignore[union-attr]
+            async for written in process.stdout:
                 line = written.decode(errors="replace").strip()
                 if line.isdecimal() and time.monotonic() > shown + 1.0:
                     say(f"{one.book.name}: {line} of {count} cells")

@@ -1,0 +1,359 @@
+"""Many runs of one notebook on Dask distributed: a grid of parameters, or some of it drawn.
+
+Each point is a run as `labkit run` makes it, in the same folder, so a finished one is reused and a sweep that was cut
+off goes on. A worker makes one run at a time. It forks each run's process from a server that has papermill imported,
+which saves seconds a run; the notebook itself has a kernel of its own, as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import math
+import multiprocessing
+import os
+import random
+import runpy
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from decimal import Decimal, InvalidOperation
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from labkit.cli import run
+from labkit.errors import UsageError
+from labkit.session.catalogue import Parameter, notebook, resolve
+
+MOST = 1_000_000
+"""Points of a sweep, and values of a range, above which it is taken for a mistake."""
+
+CLUSTERS = "local, slurm, pbs, or tcp://HOST:PORT of a scheduler that runs"
+CONNECT = 20.0
+"""Seconds in which a scheduler has to answer."""
+
+WARM = ["papermill", "nbconvert.exporters", "labkit.cli.sweep"]
+DASK = {
+    "distributed.worker.daemon": False,  # a daemon may have no children, and a run is one
+    "distributed.nanny.pre-spawn-environ": {},  # it would hold every run to one thread
+    "distributed.scheduler.worker-saturation": 1.0,
+}
+
+Point = dict[str, Any]
+"""One value for each parameter that is swept."""
+
+
+def grid(name: str, given: Sequence[tuple[str, str]], sample: int | None = None) -> list[Point]:
+    """The points of a sweep over notebook `name`; `given` are pairs such as ("heads", "1..16") or ("tile", "8,16").
+
+    With `sample` so many of them are drawn, always the same; more of them have the fewer among them. Raises UsageError
+    for what the notebook does not declare, for one value that it does not allow, and for more than a million.
+    """
+    known, axes = notebook(name).parameters, dict[str, list[Any]]()
+    for parameter, text in given:
+        if parameter in axes:
+            raise UsageError(f"parameter {parameter}: is given twice; wanted one list of values, such as 1,2,8..16")
+        texts = [value for part in text.split(",") for value in _span(known.get(parameter), parameter, part.strip())]
+        is_text = parameter not in known or known[parameter].type is str  # which may be a secret
+        for first in texts if is_text else texts[:1]:
+            resolve(name, known, {parameter: first}, text=True)
+        axes[parameter] = list(dict.fromkeys(map(known[parameter].parse, texts)))
+    shape = [*map(len, axes.values()), 1]
+    total = math.prod(shape)
+    if (count := min(sample or total, total)) > MOST or total >= 1 << 63:
+        raise UsageError(f"-p: {total:,} points are too many; wanted at most {MOST:,}, or --sample")
+    draw, drawn = random.Random(0), dict.fromkeys(range(total) if count == total else ())
+    while len(drawn) < count:
+        drawn[draw.randrange(total)] = None
+    places = zip(*np.unravel_index(list(drawn), shape), strict=True)
+    return [{name: values[at] for (name, values), at in zip(axes.items(), place, strict=False)} for place in places]
+
+
+def _span(declared: Parameter | None, name: str, text: str) -> Iterable[str]:
+    """The values that ``a..b`` or ``a..b..step`` stands for, as text, both ends included; else the text itself."""
+    if ".." not in text or declared is None or declared.type not in (int, float):
+        return [text]
+    try:
+        low, high, *steps = map(Decimal, text.split(".."))
+        (step,) = steps or [Decimal(1)]
+        count = int((high - low) // step) + 1 if step > 0 else 0
+    except (InvalidOperation, ValueError, OverflowError):
+        count = 0
+    if not 0 < count <= MOST:
+        raise UsageError(
+            f"parameter {name}: {text!r} is not right; wanted low..high or low..high..step, at most {MOST:,}"
+        )
+    return (f"{low + i * step:f}" for i in range(count))
+
+
+def sweep(
+    name: str,
+    points: Sequence[Point],
+    out: Path,
+    cluster: str = "local",
+    workers: int | None = None,
+    gpus: bool = False,
+    settings: Path | None = None,
+    retries: int = 2,
+    say: Callable[[str], None] = print,
+) -> list[tuple[Point, str]]:
+    """Make the run of each point. Returns the points with their status, as :class:`labkit.cli.run.Run` has it.
+
+    A run whose process or kernel died, or whose worker did, is made again up to `retries` times; one in which a cell
+    raised is not. Progress goes to `say`. `settings` is a YAML file with keyword arguments of Dask's cluster. Raises
+    UsageError for a cluster that cannot be had.
+    """
+    begun = shown = time.monotonic()
+    outcomes, counts, attempts = list[tuple[Point, str]](), Counter[str](), Counter[str]()
+    with _client(cluster, workers, gpus, settings, retries) as (client, held):
+        say(f"{name}: {len(points)} points; dashboard: {client.dashboard_link}")
+        client.subscribe_topic("labkit", lambda event: attempts.update([event[1]]))
+        for point, status in completed(client, partial(_execute, name, out.resolve(), held), points, retries):
+            if point is None:
+                continue
+            outcomes.append((point, status))
+            counts[status.partition(":")[0]] += 1
+            if status.startswith("failed"):
+                say(f"{' '.join(f'{key}={value}' for key, value in point.items())}: {status}")
+            done, passed = len(outcomes), time.monotonic() - begun
+            if done == len(points) or begun + passed - shown > 10:
+                shown = begun + passed
+                left = passed * (len(points) - done) / max(1, done - counts["ok (reused)"])
+                words = ", ".join(f"{count} {word}" for word, count in counts.items())
+                took = f"after {timedelta(seconds=round(passed))}, about {timedelta(seconds=round(left))} left"
+                say(f"{done} of {len(points)} ({words}), {len(client.nthreads())} workers, {took}")
+    say(f"{sum(attempts.values()) - len(attempts)} attempts were lost with their process and made again")
+    return outcomes
+
+
+def completed(
+    client: Any, function: Callable[[Any], Any], arguments: Iterable[Any], retries: int
+) -> Iterator[tuple[Any, Any]]:
+    """Call `function` on each of `arguments`, as many at a time as there are workers, and yield them as they are done.
+
+    With each comes what the function returned, or what went wrong; (None, "") comes each second in which nothing is
+    done. Only what is being worked on is with the scheduler, so that its memory does not grow with the number, and the
+    death of a worker is on the account of no other.
+    """
+    from distributed import KilledWorker, wait
+
+    numbered, pending = enumerate(arguments), dict[Any, Any]()
+    try:
+        while True:
+            for number, argument in itertools.islice(numbered, max(1, sum(client.nthreads().values())) - len(pending)):
+                key = f"labkit-{os.getpid()}-{number}"
+                pending[client.submit(function, argument, key=key, pure=False, retries=retries)] = argument
+            if not pending:
+                return
+            try:
+                finished = wait(list(pending), timeout=1, return_when="FIRST_COMPLETED").done
+            except TimeoutError:
+                yield None, ""
+                continue
+            for future in finished:
+                error = future.exception()
+                words = "its worker was killed each time" if isinstance(error, KilledWorker) else str(error)
+                outcome = future.result() if error is None else f"failed: {words.removeprefix('failed: ')}"
+                future.release()
+                yield pending.pop(future), outcome
+    finally:
+        client.cancel(list(pending))
+
+
+def hunt(client: Any, kernel: Any, reference: Any, inputs: Any, *, seeds: Iterable[int], **options: Any) -> Any:
+    """:func:`labkit.hunt` on a Dask client: a hunt from each of `seeds`, which draw other cases, up to a failure.
+
+    Returns the hunt that found one, or the last, with the counts of all. Raises RuntimeError where a worker died of it.
+    """
+    from labkit.causes.hunt import Hunt, hunt
+
+    total, counted = Hunt(kernel, reference, (), 0), ("examples", "refused", "discarded")
+    for seed, report in completed(client, lambda seed: hunt(kernel, reference, inputs, seed=seed, **options), seeds, 0):
+        if isinstance(report, str):
+            if report:
+                raise RuntimeError(f"hunt from seed {seed}: {report}")
+            continue
+        total = replace(report, **{name: getattr(total, name) + getattr(report, name) for name in counted})
+        if total.found:
+            break
+    return total
+
+
+@contextmanager
+def _client(
+    kind: str, workers: int | None, gpus: bool, settings: Path | None, retries: int
+) -> Iterator[tuple[Any, list[dict[str, str]]]]:
+    """A client of the cluster, and what each local worker is held to: variables of the environment, cores."""
+    import dask
+    from distributed import Client, LocalCluster
+
+    given, held = _settings(settings), list[dict[str, str]]()
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set(DASK | {"distributed.scheduler.allowed-failures": retries}))
+        address: Any = kind
+        if kind == "local":
+            held = places(workers, gpus)
+            options = {"n_workers": len(held), "threads_per_worker": 1, "memory_limit": 0, "dashboard_address": ":0"}
+            address = stack.enter_context(LocalCluster(**options | {"silence_logs": logging.CRITICAL} | given))
+        elif kind in ("slurm", "pbs"):
+            address = stack.enter_context(jobs(kind, given))
+            address.scale(workers or 1)
+        elif not kind.startswith("tcp://"):
+            raise UsageError(f"--cluster: {kind!r} is not right; wanted {CLUSTERS}")
+        try:
+            client = Client(address, timeout=CONNECT)
+        except OSError as error:
+            raise UsageError(f"--cluster: {kind} does not answer ({str(error)[:80]}); wanted {CLUSTERS}") from None
+        yield stack.enter_context(client), held
+
+
+def _settings(path: Path | None) -> dict[str, Any]:
+    import yaml
+
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8")) if path else {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(
+            f"--settings: {path} cannot be read ({str(error).splitlines()[0][:60]}); wanted YAML"
+        ) from None
+    if not isinstance(given, dict):
+        raise UsageError(f"--settings: {path} is not right; wanted `name: value` lines, such as queue, cores, memory")
+    return given
+
+
+def places(workers: int | None, gpus: bool) -> list[dict[str, str]]:
+    """What each of the local workers is held to: its share of the cores, and one GPU where `gpus` are to be shared.
+
+    As variables of its environment. Raises UsageError where there is no GPU to share.
+    """
+    devices = []
+    if gpus:
+        import torch
+
+        named = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+        if not (devices := named.split(",") if named else []):
+            raise UsageError("--gpus: torch sees no GPU here; wanted one at least")
+    cores = sorted(os.sched_getaffinity(0))
+    many, each = workers or len(devices) or len(cores), len(cores)
+    held = []
+    for i in range(many):
+        share = cores[i * each // many : (i + 1) * each // many] or [cores[i % each]]
+        held.append({"LABKIT_CORES": ",".join(map(str, share))})
+        held[i] |= {"CUDA_VISIBLE_DEVICES": devices[i % len(devices)]} if devices else {}
+    return held
+
+
+def jobs(kind: str, given: Mapping[str, Any]) -> Any:
+    """A SLURMCluster or PBSCluster of dask-jobqueue, whose jobs make one run at a time in each process.
+
+    `given` are its keyword arguments. Raises UsageError for one that it does not take.
+    """
+    import dask_jobqueue
+
+    options = {"cores": 1, "processes": 1, "memory": "4GB", **given}
+    threads = max(1, options["cores"] // options["processes"])
+    prologue = [f"export {variable}={threads}" for variable in run.THREAD_VARIABLES]
+    prologue += ["export DASK_DISTRIBUTED__WORKER__DAEMON=False", *options.pop("job_script_prologue", [])]
+    extra = ["--nthreads", "1", *options.pop("worker_extra_args", [])]
+    make = {"slurm": dask_jobqueue.SLURMCluster, "pbs": dask_jobqueue.PBSCluster}[kind]
+    try:
+        return make(**options, job_script_prologue=prologue, worker_extra_args=extra)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"--settings: {str(error).splitlines()[0]}; wanted keyword arguments of dask-jobqueue's {make.__name__}"
+        ) from None
+
+
+def _execute(name: str, out: Path, held: Sequence[Mapping[str, str]], point: Point) -> str:
+    """Make one run, on a worker, and return its status. Raises RuntimeError where another attempt may end otherwise."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    if held:
+        os.environ |= held[int(worker.name)]
+        os.sched_setaffinity(0, map(int, os.environ["LABKIT_CORES"].split(",")))
+    if not multiprocessing.current_process().daemon:
+        run.START = _fork
+    (one,) = run.plan([name], {key: str(value) for key, value in point.items()}, "auto", out)
+    if not one.finished():
+        worker.log_event("labkit", one.directory.name)
+    run.run([one], say=lambda text: None)
+    if one.result is None and not _raised(one.directory / "notebook.ipynb"):
+        raise RuntimeError(one.status)
+    return one.status
+
+
+def _raised(executed: Path) -> bool:
+    """Whether a cell of the executed notebook raised, which it will do again."""
+    try:
+        cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError):
+        return False
+    return any(output["output_type"] == "error" for cell in cells for output in cell.get("outputs", ()))
+
+
+@dataclass
+class _Forked:
+    """A process of multiprocessing's with what asyncio's have: stdout, pid, returncode, wait."""
+
+    process: Any
+    stdout: asyncio.StreamReader
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    async def wait(self) -> int | None:
+        await asyncio.to_thread(self.process.join)
+        return self.returncode
+
+
+async def _fork(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> _Forked:
+    """Start ``python -m words`` as a fork of a server that has papermill imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(WARM)
+    read, write = os.pipe()
+    # As connections they are handed on with the request for a fork, and closed here.
+    files = [Connection(file, readable=False) for file in (write, os.dup(log.fileno()))]
+    process = context.Process(target=_child, args=(list(words), dict(environment), *files))
+    process.start()
+    for file in files:
+        file.close()
+    stdout = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stdout), os.fdopen(read, "rb")
+    )
+    return _Forked(process, stdout)
+
+
+def _child(words: list[str], environment: dict[str, str], stdout: Connection, log: Connection) -> None:
+    """The fork. It holds the pipe by which its server would see that the worker has ended, so it looks itself."""
+
+    def end_with_worker() -> None:
+        multiprocessing.parent_process().join()  # type: ignore[union-attr]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=end_with_worker, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(stdout.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    stdout.close()
+    sys.argv = [*words[:-1], str(os.getppid())]  # the server, with which it ends too
+    runpy.run_module(words[0], run_name="__main__")

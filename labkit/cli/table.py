@@ -1,0 +1,104 @@
+"""All runs of a notebook as one table, through pandas: a row a run, failed ones with their reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pandas  # type: ignore[import-untyped]
+
+from labkit.errors import UsageError
+from labkit.session.catalogue import Notebook, notebook
+from labkit.session.record import complete
+from labkit.tables import Table, number
+
+LONGEST = 32
+"""Characters above which a cell is not shown on a terminal; the file has it whole."""
+
+
+def runs(name: str, out: Path) -> pandas.DataFrame:
+    """The runs of notebook `name` below `out`, sorted by their parameters.
+
+    Columns are run, status, ``parameters.*``, ``verdict.*``, ``claims.*`` (each claim's verdict), ``metrics.*``,
+    ``device.*``, seconds, date and commit; lists are JSON. Raises UsageError where there is no run.
+    """
+    book = notebook(name)
+    rows = [_row(book, path.parent) for path in sorted((out / name).glob("*/.lock"))]
+    if not rows:
+        raise UsageError(f"NAME: {out / name} holds no runs; wanted those of labkit run or labkit sweep {name}")
+    frame = pandas.json_normalize(rows)
+    frame = frame.sort_values([f"parameters.{parameter}" for parameter in book.parameters], kind="stable")
+    for column in frame.select_dtypes("object"):
+        kinds = {type(value) for value in frame[column].dropna()}
+        if len(kinds) > 1 or list in kinds:
+            frame[column] = frame[column].map(_as_text, na_action="ignore")
+    return frame.convert_dtypes().reset_index(drop=True)
+
+
+def _as_text(value: Any) -> Any:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _row(book: Notebook, folder: Path) -> dict[str, Any]:
+    given = dict.fromkeys(book.parameters)
+    try:
+        result = complete(folder)
+    except UsageError as error:
+        return {"run": folder.name, "status": f"failed: {_reason(folder, given) or error}"[:200], "parameters": given}
+    claims = {claim: settled["verdict"] for claim, settled in result["claims"].items()}
+    kept = {part: result[part] for part in ("parameters", "verdict", "metrics", "device", "seconds", "date")}
+    return {"run": folder.name, "status": "ok", "claims": claims, "commit": result["provenance"].get("commit")} | kept
+
+
+def _reason(folder: Path, given: dict[str, Any]) -> str:
+    """Why a run failed, as far as its folder says; `given` is filled with its parameters."""
+    reason = ""
+    for part in (folder / "attempt", folder):  # the first is there where it was cut off
+        with suppress(OSError):
+            log = (part / "log.txt").read_text("utf-8", errors="replace")
+            reason = next(iter(reversed(log.strip().splitlines())), "")
+        with suppress(OSError, ValueError, KeyError):
+            executed = json.loads((part / "notebook.ipynb").read_text(encoding="utf-8"))
+            given |= executed["metadata"]["papermill"]["parameters"]
+            outputs = (output for cell in executed["cells"] for output in cell.get("outputs", ()))
+            for error in (output for output in outputs if output["output_type"] == "error"):
+                reason = f"{error['ename']}: {error['evalue']}"
+    return reason
+
+
+def printed(frame: pandas.DataFrame) -> str:
+    """Those columns of it that vary, as many as fit into a line."""
+    room, shown, left = shutil.get_terminal_size((80, 24)).columns, dict[str, list[str]](), 0
+    head = ["run", *(name for name in frame if name.startswith("parameters.")), "status", "seconds"]
+    for name in [*head, *(name for name in frame if name not in head)]:
+        texts = [number(value if pandas.notna(value) else None) for value in frame[name].tolist()]
+        title = name.rpartition(".")[2] if name in head else name
+        width = min(LONGEST, max(map(len, [title, *texts])))
+        if name != "run" and frame[name].nunique(dropna=name != "status") <= 1:
+            continue
+        if width + 2 > room or (name != "status" and max(map(len, texts)) > LONGEST):
+            left += 1
+        else:
+            shown[title], room = texts, room - width - 2
+    table = Table(list(shown), list(zip(*shown.values(), strict=True)), wrap=LONGEST)
+    return f"{table}\n{len(frame)} runs; {left} more columns vary, and --out FILE.parquet or FILE.csv has all"
+
+
+def write(frame: pandas.DataFrame, path: Path) -> Path:
+    """Write it as Parquet or CSV, whole or not at all. Raises UsageError for another suffix and an unwritable path."""
+    if path.suffix not in (".parquet", ".csv"):
+        raise UsageError(f"--out: {path} is not right; wanted a name that ends in .parquet or .csv")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        frame.to_parquet(temporary) if path.suffix == ".parquet" else frame.to_csv(temporary, index=False)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(
+            f"--out: {path} cannot be written ({error.strerror or error}); wanted a place that can"
+        ) from None
+    return path

@@ -1,0 +1,239 @@
+"""`labkit sweep`: its points, its clusters, and runs whose workers die."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pandas
+import psutil
+import pytest
+
+from labkit.cli import sweep, table
+from labkit.cli.main import main
+from labkit.errors import UsageError
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sweep_faults import inject, started, write_notebook
+
+PARAMETERS = """
+heads: int = 12  # [1, 128] number of heads
+scale: float = 0.5  # [0, 1] a factor
+word: str = "a"  # {a, b} a word
+device: str = "cpu"  # {auto, cpu} where kernels run
+"""
+START = "import labkit\nlab = labkit.start('{name}', heads=heads, scale=scale, word=word, device=device)"
+FINISH = "lab.finish(verdict=None, metrics={'product': heads * scale, 'list': [heads]})"
+
+ISOLATED = """
+import builtins, os, pathlib, psutil, sys
+server = psutil.Process().parent().parent()  # of the kernel: of the process that papermill runs in
+assert "forkserver" in " ".join(server.cmdline()), server.cmdline()
+assert "LEFT" not in os.environ and "left" not in sys.modules and not hasattr(builtins, "left")
+assert pathlib.Path.cwd().name == "books", "not where the notebook is"
+os.environ["LEFT"] = "x"
+sys.modules["left"] = builtins.left = sys
+os.chdir("/")
+"""
+DIES = """
+flag = pathlib.Path({flag!r})
+if heads == 2 and not flag.exists():
+    flag.touch()
+    server.parent().kill()  # the worker
+if heads == 3:
+    raise ValueError("three")
+if heads == 4:
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def books(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_NOTEBOOKS", str(tmp_path / "books"))
+
+    def add(name, *cells):
+        write_notebook(tmp_path / "books", name, [PARAMETERS, START.format(name=name), *cells, FINISH])
+
+    add("brief")
+    return add
+
+
+def test_a_grid_has_each_combination_once(books):
+    points = sweep.grid("brief", [("heads", "1..3,8,2"), ("scale", "0..0.3..0.1"), ("word", "b,a")])
+    assert len(points) == 4 * 4 * 2
+    assert [point["heads"] for point in points[::8]] == [1, 2, 3, 8]
+    assert sorted({point["scale"] for point in points}) == [0.0, 0.1, 0.2, 0.3]  # not 0.30000000000000004
+    assert points[0] == {"heads": 1, "scale": 0.0, "word": "b"}
+    assert sweep.grid("brief", []) == [{}]
+
+
+def test_a_sample_is_drawn_always_the_same_and_more_have_the_fewer_among_them(books):
+    given = [("heads", "1..128"), ("scale", "0..1..0.001")]
+    few, many = sweep.grid("brief", given, 20), sweep.grid("brief", given, 40)
+    assert few == many[:20] == sweep.grid("brief", given, 20)
+    assert len({(point["heads"], point["scale"]) for point in many}) == 40
+    assert sorted(map(str, sweep.grid("brief", [("heads", "1..9")], 50))) == sorted(
+        map(str, sweep.grid("brief", [("heads", "1..9")]))
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["heads=1..200"], "parameter heads: 129 is not right; wanted int in [1, 128]"),
+        (["heads=1,x"], "parameter heads: 'x' is not right"),
+        (["heads=5..1"], "parameter heads: '5..1' is not right; wanted low..high"),
+        (["heads=1..8..0"], "parameter heads: '1..8..0' is not right"),
+        (["heads=1..2..3..4"], "is not right; wanted low..high"),
+        (["heads=1..nan"], "parameter heads: '1..nan' is not right"),
+        (["heads=1..1e30"], "at most 1,000,000"),
+        (["heads=1..4..0.5"], "parameter heads: '1.0' is not right"),
+        (["head=1"], "parameter head: brief has none of that name; did you mean heads?"),
+        (["heads=1", "heads=2"], "parameter heads: is given twice"),
+        (["heads=1..128", "scale=0..1..0.0001"], "1,280,128 points are too many"),
+        (["heads=1", "--cluster", "cloud"], "--cluster: 'cloud' is not right; wanted local, slurm, pbs, or tcp://"),
+        (["heads=1", "--cluster", "tcp://127.0.0.1:1"], "--cluster: tcp://127.0.0.1:1 does not answer"),
+        (["heads=1", "--settings", "none.yaml"], "--settings: none.yaml cannot be read"),
+        (["heads=1", "--retries", "-1"], "--retries"),
+    ],
+)
+def test_what_is_wrong_is_one_line_before_anything_starts(books, tmp_path, capsys, given, words, monkeypatch):
+    monkeypatch.setattr(sweep, "CONNECT", 0.5)
+    arguments = [part for word in given for part in (["-p", word] if word[:2] in ("he", "sc") else [word])]
+    assert main(["sweep", "brief", *arguments, "--out", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_local_workers_share_cores_and_gpus(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert [place["LABKIT_CORES"] for place in sweep.places(3, gpus=False)] == ["0,1", "2,3,4", "5,6,7"]
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in sweep.places(4, gpus=True)] == ["3", "5", "3", "5"]
+    assert len(sweep.places(None, gpus=True)) == 2
+    assert len(sweep.places(20, gpus=False)) == 20
+
+
+@pytest.mark.parametrize(("kind", "queue"), [("slurm", "#SBATCH -p long"), ("pbs", "#PBS -q long")])
+def test_a_jobs_script_asks_for_what_the_settings_say(kind, queue):
+    given = {"queue": "long", "cores": 8, "processes": 2, "memory": "16GB", "walltime": "01:00:00"}
+    with sweep.jobs(kind, given | {"job_script_prologue": ["module load cuda"]}) as cluster:
+        script = cluster.job_script()
+    lines = script.splitlines()
+    assert queue in lines
+    assert any("01:00:00" in line for line in lines)
+    before, command = lines[:-1], lines[-1]
+    assert "distributed.cli.dask_worker" in command
+    assert command.rindex("--nthreads 1") > command.index("--nthreads 4")  # a run at a time in each; the last counts
+    assert "--nworkers 2" in command
+    assert before.index("export OMP_NUM_THREADS=4") < before.index("module load cuda")
+    assert "export DASK_DISTRIBUTED__WORKER__DAEMON=False" in before
+
+
+def test_settings_that_the_cluster_does_not_take_are_one_line():
+    with pytest.raises(UsageError, match=r"^--settings: .*wanted keyword arguments of dask-jobqueue's SLURMCluster$"):
+        sweep.jobs("slurm", {"queues": "long"})
+
+
+def test_runs_are_isolated_deaths_are_made_good_and_the_rest_goes_on(books, tmp_path, capsys):
+    """One worker, so that all runs are forked from one server."""
+    books("mixed", ISOLATED, DIES.format(flag=str(tmp_path / "flag")))
+    command = [
+        "sweep",
+        "mixed",
+        "-p",
+        "heads=1..5",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path / "runs"),
+        "--retries",
+        "1",
+    ]
+    assert main(command) == 1
+    said = capsys.readouterr().out
+    assert "3 ok, 2 failed" in said.splitlines()[-3], said
+    assert "heads=3: failed: cell" in said
+    assert "ValueError: three" in said
+    assert "heads=4: failed: the kernel was killed by SIGKILL" in said
+    assert "2 attempts were lost with their process and made again" in said  # that of heads=2, and one of heads=4
+    assert "dashboard: http://" in said
+
+    frame = table.runs("mixed", tmp_path / "runs")
+    assert frame["parameters.heads"].tolist() == [1, 2, 3, 4, 5]
+    assert frame["status"].tolist()[:3] == ["ok", "ok", "failed: ValueError: three"]
+    assert frame["status"][3] == "failed: the kernel was killed by SIGKILL"
+    assert frame["metrics.product"].dropna().tolist() == [0.5, 1.0, 2.5]
+    assert main(["table", "mixed", "--runs", str(tmp_path / "runs")]) == 0
+    shown = capsys.readouterr().out
+    assert "metrics.list" in shown
+    assert "1 more columns vary" in shown, "metrics.product has no room"
+    assert "word" not in shown, "it does not vary"
+    assert max(map(len, shown.splitlines())) <= 80
+    for name, read in {"all.parquet": pandas.read_parquet, "all.csv": pandas.read_csv}.items():
+        assert main(["table", "mixed", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / name)]) == 0
+        assert read(tmp_path / name)["metrics.list"].dropna().tolist() == ["[1]", "[2]", "[5]"]
+
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/mixed/*/result.json")}
+    assert main([*command[:3], "heads=1,2,5", *command[4:]]) == 0
+    assert "3 ok (reused)" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_nothing_lives_on_when_a_sweep_ends(books, tmp_path, number):
+    """SIGINT goes to all of its processes, as from a keyboard."""
+    books("slow", "import time; time.sleep(600)")
+    command = started(tmp_path, "slow", "-p", "heads=1,2", "--workers", 2)
+    this, deadline = psutil.Process(command.pid), time.monotonic() + 240
+    below = []
+    while sum("ipykernel" in " ".join(one.cmdline()) for one in below) < 2:
+        assert time.monotonic() < deadline, (tmp_path / "said.txt").read_text()
+        time.sleep(0.5)
+        below = [one for one in this.children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+    (os.killpg if number == signal.SIGINT else os.kill)(command.pid, number)
+    code = command.wait(timeout=60)
+    _, alive = psutil.wait_procs(below, timeout=30)
+    assert [one.cmdline() for one in alive] == []
+    assert code == {signal.SIGINT: 130, signal.SIGTERM: 130, signal.SIGKILL: -9}[number]
+    if number != signal.SIGKILL:
+        assert "the same command takes up the rest" in (tmp_path / "said.txt").read_text()
+
+
+@pytest.mark.parametrize(("name", "words"), [("x.txt", "ends in .parquet or .csv"), ("no/x.csv", "cannot be written")])
+def test_a_table_that_cannot_be_written_is_one_line(tmp_path, name, words):
+    with pytest.raises(UsageError, match=rf"^--out: .*{words}"):
+        table.write(pandas.DataFrame({"a": [1]}), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_notebook_without_runs_has_no_table(books, tmp_path, capsys):
+    assert main(["table", "brief", "--runs", str(tmp_path)]) == 2
+    assert "holds no runs" in capsys.readouterr().err
+
+
+def test_a_hunt_on_a_cluster_stops_at_a_failure_and_counts_all(tmp_path):
+    torch = pytest.importorskip("torch")
+    distributed = pytest.importorskip("distributed")
+
+    def wrong(x):
+        return x * 2 + (x.shape[0] > 30)
+
+    with distributed.Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None) as client:
+        x = torch.ones(8)
+        found = sweep.hunt(client, wrong, lambda x: x * 2, {"x": x}, seeds=range(8), examples=5)
+        right = sweep.hunt(client, lambda x: x * 2, lambda x: x * 2, {"x": x}, seeds=range(3), examples=5)
+    assert found.found
+    assert not right.found
+    assert right.examples >= 10, "the counts of three hunts"
+
+
+def test_faults_at_random_moments_lose_no_run_and_make_none_falsely_ok(tmp_path):
+    """`python tests/labkit/sweep_faults.py 500` is the long form."""
+    struck, wrong, _ = inject(12, tmp_path, seed=1)
+    assert sum(struck.values()) == 12
+    assert json.dumps(wrong) == "[]"
