@@ -79,7 +79,7 @@ $(DONE): pyproject.toml constraints.txt
 
 wheelhouse: setup
 	@rm -rf wheelhouse
-	@$(DOWNLOAD) papermill nbclient nbconvert nbformat ipykernel matplotlib pyyaml threadpoolctl pytest nbval aiohttp \
+	@$(DOWNLOAD) papermill nbclient nbconvert nbformat ipykernel math-core matplotlib pyyaml threadpoolctl pytest nbval aiohttp \
 		detect-secrets omegaconf tokenizers tqdm transformers \
 		$(if $(WITH_TORCH),torch triton scipy numba safetensors)
 	@$(DOWNLOAD) --no-deps nvmath-python cuda-core

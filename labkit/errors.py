@@ -18,7 +18,9 @@ WORKBOOK = (
     "IPython", "fastjsonschema", "ipykernel", "jinja2", "math_core", "matplotlib", "nbconvert", "nbformat", "papermill",
     "pygments", "triton", "yaml",
 )  # fmt: skip
-"""Modules that come with the extra `workbook`, and that labkit does without where nothing asks for them."""
+SWEEP = ("bokeh", "dask", "dask_jobqueue", "distributed", "pandas", "pyarrow")
+EXTRAS = dict.fromkeys(WORKBOOK, "workbook") | dict.fromkeys(SWEEP, "sweep")
+"""Modules that come with an extra, and that labkit does without where nothing asks for them."""
 
 
 @contextmanager
@@ -28,6 +30,6 @@ def extra(what: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         name = str(error.name).split(".")[0]
-        if name not in WORKBOOK:
+        if name not in EXTRAS:
             raise
-        raise UsageError(f"{what} needs {name}: pip install 'labkit[workbook]'") from None
+        raise UsageError(f"{what} needs {name}: pip install 'labkit[{EXTRAS[name]}]'") from None

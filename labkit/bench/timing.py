@@ -152,7 +152,7 @@ def cuda_times(run: Callable[[], Any]) -> list[float]:
     from triton.testing import do_bench
 
     once = do_bench(run, warmup=0, rep=0)  # milliseconds of a single call
-    return [1e3 * t for t in do_bench(run, warmup=25, rep=max(200, 11 * once), quantiles=list(QUANTILES))]
+    return [1e3 * t for t in do_bench(run, warmup=25, rep=max(80, 11 * once), quantiles=list(QUANTILES))]
 
 
 def graph_times(run: Callable[[], Any]) -> list[float]:
@@ -222,17 +222,14 @@ def bench(name: str, request: str, out: Path) -> Path:
         "version": " ".join(f"{key}-{value}" for key, value in versions().items()),
         "kernels_hash": made_by(f"import {module}"),
     }
-    rows = []
-    for case in cases:
-        found = [row | common for row in measure(case, device)]
-        print(table(found), flush=True)
-        rows += found
-    path = out / f"{Path(name).name}{'' if device.is_cuda else '_cpu'}.csv"
-    text = io.StringIO(newline="")
+    path, text = out / f"{Path(name).name}{'' if device.is_cuda else '_cpu'}.csv", io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
+    for case in cases:
+        rows = [row | common for row in measure(case, device)]
+        print(table(rows), flush=True)
+        writer.writerows(rows)
+        write_text(path, text.getvalue())  # what there is, should the next case be cut off
     return path
 
 

@@ -66,14 +66,14 @@ def _reason(does: Callable[[], None], kernel: AsyncKernelManager) -> str:
     try:
         does()
         return ""
-    except papermill.exceptions.PapermillExecutionError as error:
-        words = f"cell {error.exec_count}: {error.ename}: {error.evalue}"
-    except DeadKernelError:
-        words = f"the kernel {ended(kernel.provisioner.process.returncode)}"  # type: ignore[union-attr]
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
-    print(hidden(traceback.format_exc()), file=sys.stderr)
-    return " ".join(hidden(words).split())[:200]
+        if isinstance(error, papermill.exceptions.PapermillExecutionError):
+            words = f"cell {error.exec_count}: {error.ename}: {error.evalue}"
+        elif isinstance(error, DeadKernelError):
+            words = f"the kernel {ended(kernel.provisioner.process.returncode)}"  # type: ignore[union-attr]
+        print(hidden(traceback.format_exc()), file=sys.stderr)
+        return " ".join(hidden(words).split())[:200]
 
 
 if __name__ == "__main__":
