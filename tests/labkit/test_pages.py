@@ -288,7 +288,7 @@ def test_a_run_whose_folder_is_its_own_is_ok_and_without_its_report_is_not(tmp_p
 
 
 def test_the_checked_verdicts_are_those_of_claims():
-    schema = json.loads((pages.PAGES / "result.schema.json").read_text())
+    schema = json.loads((ROOT / "labkit" / "session" / "result.schema.json").read_text())
     assert schema["properties"]["claims"]["additionalProperties"]["properties"]["verdict"]["enum"] == [*pages.VERDICTS]
 
 
