@@ -93,8 +93,7 @@ def rerun(golden: Golden, observed: Trace) -> dict[str, Tensor]:
         number = golden.steps[name]
         inputs = {other: x for other, x in before.items() if other != number}
         operations = golden.program.cone({number}, inputs)
-        device = before[number].device
-        again[name] = golden.program.run(operations, inputs, {number}, device=device)[number]
+        again[name] = golden.program.run(operations, inputs, {number})[number]
     return again
 
 

@@ -189,6 +189,7 @@ def explain(
         line = golden.program.nodes[golden.steps[step]].site
         result.verdict, result.causes = CAUSE, [Cause("race", says, line, 0.0)]
         return result
+    golden = golden.to("cpu")  # where an index outside of its tensor raises, and does not end the process as on a GPU
     trace = renamed(as_trace("observed", runs[k]), golden, dict(names or {}))
     with few_threads(golden[step].numel()):
         _Search(golden, trace, report.precision, seconds, result).run()

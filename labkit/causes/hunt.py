@@ -30,7 +30,7 @@ from labkit.numerics.precision import Precision
 from labkit.tables import printable
 from labkit.trace.findings import Localisation
 from labkit.trace.golden import Golden, golden
-from labkit.trace.localise import localise
+from labkit.trace.localise import FALSE_ALARM, localise
 from labkit.trace.repetition import poisoned, same_bits
 from labkit.trace.watching import OUTPUT, tensors_of
 
@@ -204,7 +204,9 @@ def hunt(
         except Exception:
             return "discarded"
         long = sum(recorded[name].numel() for name in recorded.names) > 4 * most  # an outer product of long ones
-        return "discarded" if long else _failure(kernel, recorded, inputs, precision, out, refuses)
+        if long:
+            return "discarded"
+        return _failure(kernel, recorded, inputs, precision, out, refuses, FALSE_ALARM / (2 * examples))  # two calls
 
     def fails(case: tuple[Inputs, dict[Any, str]]) -> bool:
         key, count = str(case[1]), report.examples + report.refused + report.discarded
@@ -338,8 +340,9 @@ def _guarded(x: Tensor) -> Tensor:
 
 
 def _failure(
-    kernel: Any, recorded: Golden, inputs: Inputs, precision: Precision | None, out: Names, refuses: Names
-) -> Failure | str:
+    kernel: Any, recorded: Golden, inputs: Inputs, precision: Precision | None, out: Names, refuses: Names,
+    false_alarm: float = FALSE_ALARM,
+) -> Failure | str:  # fmt: skip
     """What is wrong with the kernel on these inputs: first what it does to memory, then its results.
 
     Else what they count as.
@@ -399,7 +402,7 @@ def _failure(
         if so and len(same) == len(results):
             break
         failure.observed |= {name: x.clone() for name, x in results.items()}
-        failure.localisation = found = localise(failure.observed, recorded, precision)
+        failure.localisation = found = localise(failure.observed, recorded, precision, false_alarm=false_alarm)
         if found.first is not None:
             finding = found.findings[found.first]
             looks = f"; as it looks, {finding.signature}" * bool(finding.signature)

@@ -10,7 +10,6 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from labkit.trace.golden import Golden
-from labkit.trace.operations import FACTORIES
 from labkit.trace.program import CONSTANT, INPUT, Node, Program, Ref, call, filled, float64_by_default
 from labkit.trace.recorder import Recorder
 from labkit.trace.steps import Trace
@@ -74,7 +73,7 @@ class Part:
                 number[k] = program.add(CONSTANT, value=value)
                 program.nodes[-1].dtype = node.dtype
             else:
-                number[k] = _append(program, node, number, golden[step].device)
+                number[k] = _append(program, node, number)
                 if node.func in (INPUT, CONSTANT):
                     program.values[number[k]] = golden.program.values[k]
             if k in golden.program.inside:
@@ -185,10 +184,8 @@ def taken(x: Tensor, places: Iterable[Tensor]) -> Tensor:
     return x
 
 
-def _append(program: Program, node: Node, number: Mapping[int, int], device: torch.device | None = None) -> int:
-    """A copy of an operation at the end of a program, its references by `number`; what it makes anew is on `device`."""
+def _append(program: Program, node: Node, number: Mapping[int, int]) -> int:
+    """A copy of an operation at the end of a program, its references by `number`."""
     args, kwargs = tree_map_only(Ref, lambda r: Ref(number[r.id]), (node.args, node.kwargs))
-    if device and node.op in FACTORIES and not node.parents:
-        kwargs = {**kwargs, "device": device}
     program.nodes.append(Node(len(program.nodes), node.func, args, kwargs, node.shape, node.dtype, node.site))
     return len(program.nodes) - 1

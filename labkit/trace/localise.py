@@ -41,6 +41,7 @@ def localise(
     names: Mapping[str, str] | None = None,
     say: Callable[[str], None] = lambda text: None,
     elements: bool = False,
+    false_alarm: float = FALSE_ALARM,
 ) -> Localisation:
     """Hold each observed step against the golden's, within what the promised precision allows.
 
@@ -50,6 +51,7 @@ def localise(
     divergences, not exceptions. `names` maps the golden's steps to the observed's where they are called differently.
     `say` hears beforehand of a re-run that takes long. With `elements` each finding keeps the share of the tolerance of
     every element, 4 bytes each; without, :attr:`Localisation.detailed` gets them, in the same time once more.
+    `false_alarm` is the probability that a right trace is called wrong: who judges N traces divides it by N.
 
     Raises UsageError for arguments of another kind, for a name that neither has, and for an observed without a single
     step of the golden.
@@ -58,7 +60,7 @@ def localise(
         raise UsageError("observed: is a recorded golden; wanted the observed steps first, then the golden")
     if precision is not None and not isinstance(precision, Precision):
         raise UsageError(f"precision: {precision!r:.60} is not right; wanted labkit.Precision(storage=...)")
-    again = partial(localise, observed, golden, precision, names, say, elements=True)
+    again = partial(localise, observed, golden, precision, names, say, elements=True, false_alarm=false_alarm)
     golden = golden if isinstance(golden, Golden) else as_trace("golden", golden)
     there = renamed(as_trace("observed", observed), golden, dict(names or {}))
     steps = [name for name in golden.names if name in there] + _operations(golden, there)
@@ -73,7 +75,7 @@ def localise(
         raise UsageError(f"precision: steps names {unknown[0]!r}; {hint}wanted a step's name")
     result = Localisation(rules, precision is None, again=None if elements else again)
     result.unexpected = [name for name in there.names if name not in ours and "/" not in name]
-    chance = FALSE_ALARM / (2.0 * len(steps))
+    chance = false_alarm / (2.0 * len(steps))
     largest = max(seen.read(name).numel() for name in steps)
     if largest < SMALL and isinstance(golden, Golden):
         golden = golden.to("cpu")  # there, an operation on few elements takes less than a launch
