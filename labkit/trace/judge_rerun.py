@@ -405,7 +405,8 @@ class Simulated:
             if nearest:
                 last = last.round() if self._storage in INTEGERS else stored(last, self._storage)
             else:  # rounded either way: where it is promised to be narrower than it is, it need not be rounded at all
-                last = last + (torch.rand_like(last) - 0.5) * (2.0 * half_ulp(last, self._storage))
+                half = half_ulp(last, self._storage, flush=self._rule.flush)
+                last = last + (torch.rand_like(last) - 0.5) * (2.0 * half)
             self._null.add(self._error(last), nearest)
 
     def _error(self, value: Tensor) -> Tensor:

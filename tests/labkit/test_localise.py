@@ -886,3 +886,15 @@ def test_a_wrong_step_after_a_long_chain_is_run_again_few_times(monkeypatch):
         operations.append(0)
         localise({"x": x, "y": recorded["y"].float() * factor}, recorded, Precision("float32"))
     assert operations[1] < 25 * operations[0]
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-37, 1e-36])
+def test_low_parts_that_are_flushed_are_no_structure_where_that_is_promised(scale):
+    """Tensor cores that take subnormal numbers for zero lose the low part of a number near the smallest normal one."""
+    q = torch.randn(8192, 1, 1, generator=torch.Generator().manual_seed(0)) * scale
+    high = ((q.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    y = torch.where((q - high).abs() < 2.0**-126, high, q)
+    recorded = golden(lambda q, k: {"y": q @ k.mT}, q=q, k=torch.ones_like(q))
+    observed = {"q": q, "k": torch.ones_like(q), "y": y}
+    assert localise(observed, recorded, Precision(products="tf32x3", flush=True)).first is None
+    assert localise(observed, recorded, Precision(products="tf32x3")).first == "y"
