@@ -265,6 +265,8 @@ def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None
         except Exception as error:  # a type that an operation has not, or a shape that depends on rounded values
             why = f"recorded as if all were float64, without casts to narrower types: {_line(error)}"
     found = found or _run(reference, inputs, named, loss, wide=True)
+    if OUTPUT in found.inputs and f"{OUTPUT}#2" in found.steps:
+        raise UsageError(f"golden: an input is called {OUTPUT}, as the result is; wanted another name for it")
     found.notes += [why] * bool(why)
     made = [name for name in found.names if name not in found.inputs]
     if not made:

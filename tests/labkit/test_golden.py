@@ -270,6 +270,12 @@ def test_running_sums_and_products_are_right_where_they_are(name):
         assert localise({"x": x, "y": y * 1.01}, found).own == ["y"]
 
 
+def test_an_input_may_not_have_the_name_of_the_result():
+    """Else what a kernel gives under that name would be held to the input."""
+    with pytest.raises(UsageError, match="an input is called output, as the result is; wanted another name"):
+        golden(lambda output: output.sum(), output=torch.ones(3))
+
+
 @pytest.mark.gpu
 def test_a_reference_that_makes_its_own_gradient_is_recorded_on_a_gpu():
     """There torch makes it in a thread of its own, which no line of the reference has called."""
