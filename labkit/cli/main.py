@@ -196,7 +196,10 @@ def _run(options: argparse.Namespace) -> int:
     writable(options.out, "--out")
     run.run(runs, options.jobs, options.force, _show, options.timeout)
     _show(f"\n{run.table(runs)}\n\n{run.pages(runs)}\n")
-    _show(f"Runs: {os.path.relpath(pages.gallery(options.out))}")
+    try:
+        _show(f"Runs: {os.path.relpath(pages.gallery(options.out))}")
+    except UsageError as error:  # a disk that is full: what the runs gave stays what it is
+        print(f"labkit: {printable(str(error))}", file=sys.stderr)
     return 0 if all(one.result for one in runs) else 1
 
 

@@ -85,7 +85,7 @@ def test_a_finished_run_has_its_four_files_and_is_not_repeated(books, tmp_path):
     assert (result["schema"], result["status"], result["notebook"]) == (1, "ok", "good")
     assert result["parameters"] == {"heads": 3, "scale": 1e-05, "device": "cpu"}
     assert result["provenance"]["versions"]["torch"]
-    assert set(result["provenance"]["sources"]) == {"notebook", "labkit"}
+    assert set(result["provenance"]["sources"]) == {"notebook", "kernels", "labkit"}
     code, said, _ = finish(labkit_run("good", "--out", out, "-p", "heads=3"))
     assert code == 0
     assert "reused" in said
@@ -303,7 +303,8 @@ def forged(books, tmp_path):
     books("good", FINISH)
     (one,) = planned("good", tmp_path / "runs")
     result = {"schema": 1, "status": "ok", "notebook": "good", "date": "2026-01-01", "seconds": 1.0, "metrics": {}}
-    result |= {"parameters": one.parameters, "device": {"kind": "cpu", "name": "X"}, "verdict": {"cause": None}}
+    result |= {"parameters": one.parameters, "device": {"kind": "cpu", "name": "X"}}
+    result |= {"verdict": {"cause": None, "first_divergence": None, "explains": [], "refuted": []}}
     result |= {"claims": {}, "provenance": {"sources": one.sources}}
     done = {"execution_count": 1, "metadata": {"papermill": {"status": "completed"}}}
     content = one.book.content | {"cells": [cell | done for cell in one.book.content["cells"]]}
