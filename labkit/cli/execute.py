@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -72,7 +73,8 @@ def _reason(does: Callable[[], None], kernel: AsyncKernelManager) -> str:
             words = f"cell {error.exec_count}: {error.ename}: {error.evalue}"
         elif isinstance(error, DeadKernelError):
             words = f"the kernel {ended(kernel.provisioner.process.returncode)}"  # type: ignore[union-attr]
-        print(hidden(traceback.format_exc()), file=sys.stderr)
+        with suppress(OSError):  # a log on a disk that is full
+            print(hidden(traceback.format_exc()), file=sys.stderr, flush=True)
         return " ".join(hidden(words).split())[:200]
 
 
@@ -85,5 +87,6 @@ if __name__ == "__main__":
         os.dup2(2, 1)
         why = main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), parent)
         print(why, file=parent)
-    print(why, file=sys.stderr)  # the last line of the log
+    with suppress(OSError):
+        print(why, file=sys.stderr, flush=True)  # the last line of the log
     sys.exit(bool(why))
