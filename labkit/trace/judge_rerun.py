@@ -103,22 +103,33 @@ class Rerun:
         """
         made = [i for i in self._given if self._program.nodes[i].func != INPUT]
         parts = {i: self._program.cone([i], self._given) for i in made}
-        simulated = self._simulated(parts) if parts else {}
-        found = {name: self._finding(name, i, simulated[i]) for i in made for name in self._names[i]}
-        doubtful = {i: parts[i] for i in made if any(found[name].wrong for name in self._names[i])}
-        again = self._simulated(doubtful, rounded=True) if doubtful else {}
+        found = self._held(parts)
+        doubtful = {i: part for i, part in parts.items() if any(found[name].wrong for name in self._names[i])}
+        found |= {name: one for name, one in self._held(doubtful, rounded=True).items() if not one.wrong}
         tainted: set[int] = set()
         for i in made:
             inherits = not tainted.isdisjoint(self._program.before(i, self._given))
             for name in self._names[i]:
                 one = found[name]
-                if one.wrong:
-                    other = self._finding(name, i, again[i], ROUNDED)
-                    one = one if other.wrong else other
                 if inherits and not one.wrong and one.total is not None and not one.total.ok:
-                    one = replace(one, diverges=True, words=INHERITED)
+                    one = found[name] = replace(one, diverges=True, words=INHERITED)
                 tainted |= {i} if one.diverges else set()
-                found[name] = one
+        return found
+
+    def _held(self, parts: dict[int, list[int]], rounded: bool = False) -> dict[str, Finding]:
+        """A finding for each step of `parts`.
+
+        What has structure by errors that do not depend on each other is held to that of more simulated runs, in whose
+        errors there may be as much.
+        """
+        found: dict[str, Finding] = {}
+        for whole in (False, True):
+            simulated = self._simulated(parts, rounded=rounded, whole=whole) if parts else {}
+            held = {
+                i: [self._finding(name, i, simulated[i], ROUNDED * rounded) for name in self._names[i]] for i in parts
+            }
+            found |= {one.name: one for several in held.values() for one in several}
+            parts = {i: parts[i] for i, several in held.items() if any(one.wrong and one.structure for one in several)}
         return found
 
     def _input(self, name: str) -> Finding:
@@ -219,9 +230,9 @@ class Rerun:
         return [k for k in self._program.before(i, self._given) if eager or nodes[k].func != INPUT]
 
     def _simulated(
-        self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0
+        self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0, whole: bool = False
     ) -> dict[int, Simulated]:
-        """The parts together: once exactly, and 3 RUNS times with random rounding; RUNS where `scale` is not 1."""
+        """The parts together: once exactly, and RUNS times with random rounding; thrice as often as a `whole`."""
         program, device, given = self._program, self._device, self._given
         order = sorted({k for part in parts.values() for k in part})
         rules: dict[int, Precision] = {}
@@ -263,16 +274,16 @@ class Rerun:
             program.run(order, start | on, (), rule=rounding, seen=substituting(results, on))
             return results
 
-        largest = program.largest(order)
+        largest, count = program.largest(order), (3 if whole else 1) * RUNS
         if not brief:  # a simulated run says how long all of them will take
             begun = time.perf_counter()
             list(simulate(run, 1, 0, largest, device))
-            seconds, memory = (time.perf_counter() - begun) * 3 * RUNS, 8 * LIVE * largest / 2**20
+            seconds, memory = (time.perf_counter() - begun) * count, 8 * LIVE * largest / 2**20
             if seconds > LONG:
                 words = f"about {seconds:.0f} s and {memory:.0f} MiB"
-                self._say(f"{len(order)} operations are run {3 * RUNS} times: {words}")
+                self._say(f"{len(order)} operations are run {count} times: {words}")
 
-        for nearest, runs in ((False, 2 * RUNS), (True, RUNS)) if scale == 1.0 else ((False, RUNS),):
+        for nearest, runs in ((False, 2 * RUNS), (True, RUNS)) if whole else ((False, RUNS),):
             for i, results in simulate(partial(run, nearest), runs, int(nearest), largest, device):
                 found[i].add(results, nearest)
         return found

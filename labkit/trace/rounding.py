@@ -113,9 +113,10 @@ class Exact:
     `summed` are products that are written out and then summed (:func:`terms`). `cut`: which factors of a product are
     not exact in the promised format; none is if what goes in is `moved`. `spread`: the standard deviation of what a sum
     errs. `lost`: what it errs in torch's own float32. A part of that is common to every order: terms that vanish beside
-    a few large ones. `tiny`: operations with results so small that a subnormal unit counts, `huge` with some that
-    overflow. `whole`: operations whose error is simulated by moving what they take, as :meth:`Rounding._as_taken` says:
-    algorithms, and whatever computes with complex numbers.
+    a few large ones. `flushed`: its terms below the smallest normal number, all of which may be zero. `tiny`: the
+    operations with results so small that a subnormal unit counts, `huge` with some that overflow. `whole`: those whose
+    error is simulated by moving what they take, as :meth:`Rounding._as_taken` says: algorithms, and whatever computes
+    with complex numbers.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Exact:
         self.cut: dict[int, list[bool]] = {}
         self.spread: dict[int, Any] = {}
         self.lost: dict[int, Any] = {}
+        self.flushed: dict[int, Any] = {}
         self.tiny: set[int] = set()
         self.huge: set[int] = set()
         self.whole: set[int] = set()
@@ -150,6 +152,8 @@ class Exact:
             squares = call(node, _each(torch.square, args), kwargs, self.device)
             least = _least(precision) if op in PRODUCTS else 0.0
             by_chance = _each(lambda x, q: _spread(node, args, x, q, self.unit(node), least), out, squares)
+            if precision.flush:
+                self.flushed[node.id] = _each(lambda x, q: _flushed(_length(node, args, x), q, precision), out, squares)
             self.spread[node.id] = self._in_order(node, args, kwargs, by_chance)
             if precision.accumulate == "float32":
                 self.lost[node.id] = self._in_float32(node, args, kwargs)
@@ -244,6 +248,11 @@ def _spread(node: Node, args: Any, x: Tensor, squares: Tensor, u: float, least: 
     inexact = equal & (last != last.round()) & (length > 2)
     variance = variance + inexact * (length * u * total / 4.0).square()
     return torch.where(x.isfinite(), variance.sqrt() / count, 0.0)
+
+
+def _flushed(length: int, squares: Tensor, precision: Precision) -> Tensor:
+    """What the terms of a sum that are below the smallest normal number add up to, at most."""
+    return (length * squares).sqrt().clamp(max=length * _least(precision))
 
 
 def _moments(x: Tensor, variance: Tensor, mean: Tensor, u: float) -> list[Tensor]:
@@ -387,6 +396,9 @@ class Rounding:
                 out = out + torch.cumsum(self.jitter(out, added) - out, args[1])
             else:
                 out = _each(lambda x, spread: self._summed_up(x, spread, drift), out, self._exact.spread[node.id])
+        if node.id in self._exact.flushed:
+            share = self._one(1.0)
+            out = _each(lambda x, lost: x + torch.sign(x) * lost * share, out, self._exact.flushed[node.id])
         if self._nearest and node.id in self._exact.lost:
             share = torch.rand((), dtype=torch.float64, device=self._exact.device) * self._scale
             out = _each(lambda x, lost: x + lost * share, out, self._exact.lost[node.id])
@@ -493,9 +505,10 @@ def _lost(number: Any, name: str) -> float:
 
 
 def _least(precision: Precision) -> float:
-    """The smallest subnormal number between operations: what one of them may lose to underflow."""
-    kept = SMALLEST.get(precision.storage or "", 0.0) if precision.eager else 0.0
-    return max(SMALLEST[precision.accumulate], kept)
+    """What one operation may lose to underflow: the smallest number, or the smallest normal one where flushed."""
+    formats = [precision.accumulate, *([precision.storage] if precision.eager and precision.storage else [])]
+    share = {name: 0.5 / UNIT_ROUNDOFF[name] if precision.flush else 1.0 for name in formats if name in SMALLEST}
+    return max(SMALLEST[name] * factor for name, factor in share.items())
 
 
 def _largest(precision: Precision) -> float:

@@ -898,3 +898,37 @@ def test_low_parts_that_are_flushed_are_no_structure_where_that_is_promised(scal
     observed = {"q": q, "k": torch.ones_like(q), "y": y}
     assert localise(observed, recorded, Precision(products="tf32x3", flush=True)).first is None
     assert localise(observed, recorded, Precision(products="tf32x3")).first == "y"
+
+
+def _flushed(x):
+    return torch.where(x.abs() < 2.0**-126, 0.0, x)
+
+
+def _atomically(terms):
+    """Added in one order to what is in memory, whose sum and terms are flushed."""
+    total = torch.zeros(len(terms))
+    for term in terms.mT:
+        total = _flushed(total + _flushed(term))
+    return total
+
+
+@pytest.mark.parametrize("scale", [1e-39, 1e-38, 1e-37])
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("written", ["matmul", "sum", "index_add"])
+def test_products_inside_a_sum_may_be_flushed_where_that_is_promised(written, signed, scale):
+    """So do additions to memory on a GPU (PTX ISA, red with .add.f32), and products of tensor cores."""
+    draw = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(64, 300, generator=draw) * scale**0.5 for _ in range(2))
+    a, b = (a, b) if signed else (a.abs(), b.abs())
+    place = torch.arange(64).repeat_interleave(300)
+    how = {
+        "matmul": lambda a, b: {"y": (a.unsqueeze(1) @ b.unsqueeze(2)).flatten()},
+        "sum": lambda a, b: {"y": (a * b).sum(-1)},
+        "index_add": lambda a, b: {"y": torch.zeros(64, dtype=a.dtype).index_add(0, place, (a * b).flatten())},
+    }
+    recorded = golden(how[written], a=a, b=b)
+    observed = {"a": a, "b": b, "y": _atomically(a * b)}
+    assert localise(observed, recorded, Precision(flush=True)).first is None
+    assert localise(observed, recorded, Precision()).first == "y"
+    wrong = {**observed, "y": recorded["y"].float() + 1e-30}
+    assert localise(wrong, recorded, Precision(flush=True)).first == "y"
