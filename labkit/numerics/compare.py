@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
 from labkit.numerics.precision import name_of
-from labkit.numerics.statistics import Statistics
+from labkit.numerics.statistics import Statistics, pieces
 from labkit.tables import number
 
 WIDE = {torch.uint16, torch.uint32, torch.uint64, torch.int64}
@@ -165,12 +166,19 @@ def told_apart(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def _rescaled(found: Statistics, o: torch.Tensor, g: torch.Tensor) -> Statistics:
-    """Squares overflow, or vanish: the sums of what both are in units of the golden's largest number, or theirs."""
-    a, b = (torch.where(x.isfinite(), x.double(), 0.0) for x in (o, g))
-    unit = max(float(a.abs().max()), float(b.abs().max())) or 1.0
-    a, b = a / unit, b / unit
-    d = a - b
-    return found._replace(sum_dd=float(d.square().sum()), sum_gg=float(b.square().sum()), sum_dg=float((d * b).sum()))
+    """Squares overflow, or vanish: the sums of what both are in units of their largest number, a piece at a time."""
+
+    def finite() -> Iterator[list[torch.Tensor]]:
+        for _, piece in pieces((0, [o, g]), MANY):
+            both = piece[0].isfinite() & piece[1].isfinite()
+            yield [torch.where(both, x.double(), 0.0) for x in piece]
+
+    unit = float(torch.stack([x.abs().max() for piece in finite() for x in piece]).max()) or 1.0
+    sums = torch.zeros(3, dtype=torch.float64, device=o.device)
+    for a, b in finite():
+        a, b = a / unit, b / unit
+        sums += torch.stack([(x * y).sum() for x, y in ((a - b, a - b), (b, b), (a - b, b))])
+    return found._replace(**dict(zip(("sum_dd", "sum_gg", "sum_dg"), sums.tolist(), strict=True)))
 
 
 def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) -> Comparison:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numba
 import numpy as np
 import torch
 
-from labkit.numerics.statistics import Statistics, combine
+from labkit.numerics.statistics import Piece, Statistics, combine, pieces
 
 PIECE = 1 << 15
 """Elements at a time: 256 KiB a tensor, and no more than torch converts on one thread."""
@@ -24,8 +23,6 @@ RUN = 32 * PIECE
 """Elements that a thread takes at a time."""
 
 Array = np.ndarray
-Part = tuple[int, list[torch.Tensor]]
-"""The place of its first element, and what there is of each tensor."""
 
 
 def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> Statistics:
@@ -39,9 +36,9 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
     tensors = [o, g, allowed] if isinstance(allowed, torch.Tensor) else [o, g]
     number = np.array([0.0 if allowed is None or len(tensors) == 3 else allowed])
 
-    def run(part: Part) -> Statistics:
+    def run(part: Piece) -> Statistics:
         found = []
-        for start, piece in _parts(part, PIECE):
+        for start, piece in pieces(part, PIECE):
             x, y, *bound = (t.to("cpu", torch.float64).reshape(-1).numpy() for t in piece)
             found.append(_gather(x, y, bound[0] if bound else number, start, ulps, half, overflow, top))
         return combine(found) if len(found) > 1 else found[0]
@@ -49,21 +46,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
     if o.numel() <= RUN:
         return run((0, tensors))
     with ThreadPoolExecutor(min(torch.get_num_threads(), os.cpu_count() or 1)) as pool:
-        return combine(list(pool.map(run, _parts((0, tensors), RUN))))
-
-
-def _parts(part: Part, most: int) -> Iterator[Part]:
-    """Row-major runs of at most `most` elements."""
-    start, tensors = part
-    count, rows = tensors[0].numel(), len(tensors[0]) if tensors[0].ndim else 0
-    if count <= most:
-        yield part
-    elif rows == 1:
-        yield from _parts((start, [t[0] for t in tensors]), most)
-    else:
-        several = max(1, most * rows // count)
-        for i in range(0, rows, several):
-            yield from _parts((start + i * (count // rows), [t[i : i + several] for t in tensors]), most)
+        return combine(list(pool.map(run, pieces((0, tensors), RUN))))
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

@@ -4,7 +4,7 @@ A few programs a multiprocessor stride through the tiles. A tile is first taken 
 thread, then float64 from tile to tile; and four maxima. When these say that something in the tile needs care (NaN or
 Inf, a mismatch or nearly one, a range that float32 cannot square), the whole program takes the tile again from the
 cache, exactly, in float64. So nothing is decided in float32: counts, indices and values are exact, sums have about
-seven digits, and max_rel six. Each program writes its statistics, and the host combines them.
+seven digits, and max_rel six. Each program writes its statistics, and one more combines them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 
-from labkit.numerics.gpu_kernels import SCALE, one_pass
-from labkit.numerics.statistics import FIELDS, Statistics, combine
+from labkit.numerics.gpu_kernels import SCALE, combined, statistics_of_tiles
+from labkit.numerics.launching import Compiled, aligned, launch
+from labkit.numerics.statistics import FIELDS, Statistics
 
 TILE, WARPS, PROGRAMS_PER_SM = 2048, 4, 4
+_COMPILED: Compiled = {}
 
 
 def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> Statistics:
     """Every statistic of `o` against `g`; `allowed` is a number, a tensor of their shape or None: see compare."""
-    return combine(launch(o, g, allowed).T.cpu().numpy())
+    return Statistics(*one_pass(o, g, allowed).tolist())
 
 
-def launch(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> torch.Tensor:
-    """As :func:`measure`, without waiting: the statistics of each program, float64 [FIELDS, programs] on the device."""
+def one_pass(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> torch.Tensor:
+    """As :func:`measure`, without waiting: every statistic, float64 [FIELDS] on the device."""
     info = torch.finfo(o.dtype) if o.is_floating_point() else None
     o, g = _readable(o), _readable(g)
     mode = 2 if isinstance(allowed, torch.Tensor) else 0 if allowed is None else 1
@@ -38,15 +41,22 @@ def launch(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | Non
     multiprocessors = torch.cuda.get_device_properties(o.device).multi_processor_count if o.is_cuda else 1
     programs = min(-(-o.numel() // TILE), multiprocessors * PROGRAMS_PER_SM)
     parts = torch.empty((len(FIELDS), programs), dtype=torch.float64, device=o.device)
+    found = parts.new_empty(len(FIELDS))
+    bits = int(np.float64(number).view(np.int64))  # a kernel would take a Python float as float32
+    kind = o.device, o.dtype, g.dtype, mode, bits < 2**31, aligned(o, g, bound), *shape
     with torch.cuda.device_of(o):
-        one_pass[(programs,)](
+        launch(
+            _COMPILED,
+            kind,
+            statistics_of_tiles,
+            (programs, 1, 1),
             o,
             g,
             bound,
             parts,
             o.numel(),
             programs,
-            int(np.float64(number).view(np.int64)),  # a kernel would take a Python float as float32
+            bits,
             min(number * SCALE * (1.0 - 1e-6), 3e38),
             *shape,
             WIDE=not (o.is_floating_point() and g.is_floating_point()) or max(o.itemsize, g.itemsize) > 4,
@@ -67,7 +77,8 @@ def launch(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | Non
             FAST=os.environ.get("TRITON_INTERPRET") != "1",
             num_warps=WARPS,
         )
-    return parts
+        combined[(1,)](parts, found, programs, LANES=triton.next_power_of_2(programs))
+    return found
 
 
 def walk(shape: torch.Size, *given: tuple[int, ...]) -> list[tuple[Any, ...]]:

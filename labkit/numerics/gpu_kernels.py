@@ -1,4 +1,4 @@
-"""The Triton kernel of :mod:`labkit.numerics.gpu`, one pass over the tiles, and what it does to a tile."""
+"""The Triton kernels of :mod:`labkit.numerics.gpu`, one pass over the tiles, and what it does to a tile."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def in_ulps(d, g, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["number_bits"])
-def one_pass(
+def statistics_of_tiles(
     o_ptr,
     g_ptr,
     b_ptr,
@@ -277,3 +277,28 @@ def one_pass(
     )
     for k in tl.static_range(len(found)):
         tl.store(parts_ptr + k * programs + program, found[k].to(tl.float64))
+
+
+@triton.jit
+def combined(parts_ptr, found_ptr, programs, LANES: tl.constexpr):
+    """The statistics of the whole from what each program stored: see labkit.numerics.statistics, and its order."""
+    lanes = tl.arange(0, LANES)
+    there = lanes < programs
+    largest = tl.load(parts_ptr + 8 * programs + lanes, mask=there, other=0.0)
+    for k in tl.static_range(22):
+        values = tl.load(parts_ptr + k * programs + lanes, mask=there, other=0.0)
+        if k == 0 or k > 11:
+            tl.store(found_ptr + k, tl.sum(values, axis=0))
+        elif k > 7:
+            tl.store(found_ptr + k, tl.max(values, axis=0))
+        elif k < 4:
+            candidate = there & (values >= 0.0)
+            if k == 2:
+                candidate = candidate & (largest == tl.max(largest, axis=0))
+            place = tl.min(tl.where(candidate, values, _NONE), axis=0)
+            tl.store(found_ptr + k, tl.where(place < _NONE, place, -1.0))
+            if k > 1:  # the two values there
+                for j in tl.static_range(2):
+                    at = parts_ptr + (2 * k + j) * programs + lanes
+                    value = tl.load(at, mask=candidate & (values == place), other=0.0)
+                    tl.store(found_ptr + 2 * k + j, tl.sum(value, axis=0))

@@ -1,10 +1,15 @@
-"""What one pass over two tensors gathers, and how parts of it are combined."""
+"""What one pass over two tensors gathers, how they are cut into pieces, and how what was gathered is combined."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+
+Piece = tuple[int, list[torch.Tensor]]
+"""The place of its first element, and what there is of each tensor."""
 
 
 class Statistics(NamedTuple):
@@ -50,3 +55,17 @@ def combine(parts: Any) -> Statistics:
         row = np.where((column[name] >= 0.0) & candidates, column[name], np.inf).argmin()
         found |= {key: float(column[key][row]) for key in (name, f"{name}_observed", f"{name}_golden") if key in found}
     return Statistics(**found)
+
+
+def pieces(whole: Piece, most: int) -> Iterator[Piece]:
+    """Row-major runs of at most `most` elements."""
+    start, tensors = whole
+    count, rows = tensors[0].numel(), len(tensors[0]) if tensors[0].ndim else 0
+    if count <= most:
+        yield whole
+    elif rows == 1:
+        yield from pieces((start, [t[0] for t in tensors]), most)
+    else:
+        several = max(1, most * rows // count)
+        for i in range(0, rows, several):
+            yield from pieces((start + i * (count // rows), [t[i : i + several] for t in tensors]), most)

@@ -3,11 +3,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import labkit
 from labkit import Bound, compare
 from labkit.errors import UsageError
-from labkit.numerics.compare import within
+from labkit.numerics.compare import MANY, within
 
 FIELDS = (
     "shape",
@@ -186,3 +187,32 @@ def test_the_cosine_of_sums_whose_product_underflows():
     golden = torch.full((4,), 1e-100, dtype=torch.float64)
     assert compare(golden * 0.5, golden, 1.0).cosine == pytest.approx(1.0)
     assert compare(-golden * 0.5, golden, 1.0).cosine == pytest.approx(-1.0)
+
+
+class _Largest(TorchDispatchMode):
+    """The most elements of what any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not any(
+            made.data_ptr() == a.data_ptr() for a in args if isinstance(a, torch.Tensor)
+        ):
+            self.elements = max(self.elements, made.numel())
+        return made
+
+
+@pytest.mark.parametrize("scale", [1e-250, 1e250])
+@pytest.mark.parametrize("shape", [(3 << 20,), (7, 1 << 19), (1, 3, 1 << 20)])
+def test_squares_that_vanish_or_overflow_are_taken_in_pieces(shape, scale):
+    g = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    o = g + 0.01 * torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    o.view(-1)[5], g.view(-1)[7] = math.inf, math.nan
+    usual = compare(o, g)
+    with _Largest() as made:
+        a, b = o * scale, g * scale
+        made.elements = 0
+        found = compare(a, b)
+    assert 0 < made.elements <= MANY
+    assert (found.rms_ratio, found.cosine) == pytest.approx((usual.rms_ratio, usual.cosine), rel=1e-12)
