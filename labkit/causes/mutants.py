@@ -236,6 +236,10 @@ class Context:
         self.names = {i: names[number] for i, number in part.origin.items() if number in names}
         inside = part.program.inside
         self.wholes = {k: name for i, name in self.names.items() for k in self.composite(i)[0] if k in inside}
+        divisors = (node.args[1] for node in nodes if node.op == "div")
+        self.divisors = {a.id for a in divisors if isinstance(a, Ref)}
+        for node in reversed(nodes):
+            self.divisors.update(node.parents if node.id in self.divisors and node.op in MOVES else ())
         self.only_masks: set[int] = set()
         for i in (*reversed(self.computed), *part.given()):
             users = part.users.get(i, ())
@@ -329,6 +333,7 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     moved = node.op in MOVES - {"getitem", "slice", "select"} and not last
     for kind, what, change in c.changes(x, numbers=not (moved and real)):
         kind = "drop_term" if kind == "zero" and not last else kind
+        kind = "ddof" if kind == "constant" and ids[0] in c.divisors else kind
         yield kind, f"{name} is {what}", result_of(ids, change), 1 + (kind in RARE)
     further = itertools.chain(() if real else far(c.sizes), left_out(tuple(x.shape), c.sizes))
     for kind, what, change in further if x.dtype != torch.bool and not moved else ():
@@ -430,7 +435,8 @@ def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Itera
     elif is_epsilon(op, old):
         usual = set(EPSILONS)
     else:
-        usual = {0.0, 1.0, -old, 2 * old, old / 2, 10 * old, old / 10, 1 - old, old + 1, old - 1, old * old, *c.numbers}
+        usual = {0.0, 1.0, -old, 2 * old, old / 2, 10 * old, old / 10, 1 - old, 2 - old, old + 1, old - 1, old * old}
+        usual |= {*c.numbers}
         usual |= {1 / old, abs(old) ** 0.5, abs(old) ** -0.5} if old else set()
         if op != "pow":  # exponents have nothing to do with sizes
             usual |= {f for n in sizes for f in (old * n, old / n)}
@@ -501,7 +507,10 @@ def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
 
 
 def along(c: Context) -> Iterator[Way]:
-    """Reductions that run along one dimension, along another, or over all: those of a line, and all alike."""
+    """Reductions that run over other dimensions, any of them: those of a line, and all alike.
+
+    Normalisations differ in just that: batch, layer, instance and group (Wu and He, "Group Normalization", 2018).
+    """
     part, lines = c.part, dict[Any, list[int]]()
     for node in (node for node in part.nodes if node.op in REDUCTIONS):
         ndim = part.values[node.parents[0]].ndim
@@ -510,9 +519,9 @@ def along(c: Context) -> Iterator[Way]:
             lines.setdefault(key, []).append(node.id)
     for (_, old), ids in {(key[1], tuple(ids)): (key, ids) for key, ids in lines.items()}.values():
         ndim = part.values[part.nodes[ids[0]].parents[0]].ndim
-        for over in [*([d] for d in range(ndim)), *([list(range(ndim))] if ndim > 1 else [])]:
-            if tuple(over) != old:
-                edits = {k: edit for i in ids for k, edit in _along(part, i, over).items()}
+        for over in (some for count in range(ndim) for some in itertools.combinations(range(ndim), count + 1)):
+            if over != old:
+                edits = {k: edit for i in ids for k, edit in _along(part, i, list(over)).items()}
                 words = f"runs over dimension {', '.join(map(str, over))}, not {', '.join(map(str, old))}"
                 yield "axis", f"{c.wholes.get(ids[0], c.operation(ids[0]))} {words}", edits
 
@@ -521,21 +530,26 @@ def _along(part: Part, i: int, dims: list[int]) -> dict[int, Edit]:
     """A reduction along other dimensions; a division by how many they were is by how many they are."""
     node, x = part.nodes[i], part.values[part.nodes[i].parents[0]]
     over: Any = dims[0] if len(node.args) > 1 and isinstance(node.args[1], int) else dims
+    old = _dims(node, x.ndim)
 
     def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
         if len(node.args) == 1:  # over all, to a number
             return getattr(torch, node.op)(args[0], dim=over, keepdim=True)
         y = call(node, [args[0], over, *node.args[2:]], kwargs)
-        return y if y.ndim == len(node.shape) or not node.shape else y.expand(node.shape)  # what is kept broadcasts
+        return y if y.ndim == len(node.shape) else dropped(call(node, [args[0], over, True], kwargs))
 
     def moments(args: list[Any], kwargs: dict[str, Any], user: Node) -> Any:
         y = call(node, [args[0], over, *node.args[2:]], node.kwargs | {"keepdim": True})[user.args[1]]
-        return y if y.ndim == len(user.shape) or not user.shape else y.expand(user.shape)
+        return y if y.ndim == len(user.shape) else dropped(y)
+
+    def dropped(y: Tensor) -> Tensor:
+        """What was kept, for each element of a result without the dimensions that it was to run over."""
+        return y.expand(x.shape)[tuple(0 if d in old else slice(None) for d in range(x.ndim))]
 
     users = [part.nodes[u] for u in part.users.get(i, ())]
     if node.op == "var_mean":
         return {u.id: Edit(partial(moments, user=u), (node.args[0],)) for u in users}
-    before, now = (math.prod(x.shape[d] for d in some) for some in (_dims(node, x.ndim), dims))
+    before, now = (math.prod(x.shape[d] for d in some) for some in (old, dims))
     counted = [u.id for u in users if node.op == "sum" and u.op == "div" and u.args[1] == before]
     return {i: Edit(run)} | argument(part, counted, 1, lambda _: now)
 
@@ -622,8 +636,9 @@ def composites(c: Context) -> Iterator[Way]:
     for i, name in c.names.items():
         inside, frontier = c.composite(i)
         if len(frontier) == 1 < len(inside) and c.part.nodes[min(frontier)].shape == c.part.nodes[i].shape:
-            for words, f in INSTEAD.items():
-                edit = Edit(lambda args, kwargs, f=f: f(args[0]), (Ref(min(frontier)),))
+            others = (words for words in INSTEAD if words.lower().replace(" ", "_") != name)
+            for words in others:  # and not the same with torch's own numbers
+                edit = Edit(lambda args, kwargs, f=INSTEAD[words]: f(args[0]), (Ref(min(frontier)),))
                 yield "function", f"{words} in place of {name}", {i: edit}, 0
 
 
@@ -713,7 +728,7 @@ def kind_of_number(op: str, c: float, new: float, sizes: Iterable[int] = ()) -> 
         return "shift"
     if abs(new - c) == 1.0 and c > 2 and c == int(c) and any(c % n == 0 for n in sizes):
         return "ddof"
-    if new == -c:
+    if new == -c or (op == "mul" and new == 2 - c):  # 1 + x for 1 - x
         return "sign"
     simple = {c * f for n in sizes for f in (n, 1 / n, n**0.5, n**-0.5)} | {2 * c, c / 2, 1.0}
     return "scale" if op in ("mul", "div") and new in simple else "constant"
