@@ -53,7 +53,7 @@ def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: Tex
             if (text := path.read_text(encoding="utf-8")) != hidden(text):
                 write_text(path, hidden(text))
         run = card(folder, notebook.stem, os.environ.get("LABKIT_RESULT", "result.json"))
-        write_text(folder / "report.html", as_page(executed, run))
+        write_text(folder / "report.html", as_page(executed, run, failed=failed))
 
     failed = _reason(execute, kernel)
     if kernel.has_kernel:
@@ -78,8 +78,13 @@ def _reason(does: Callable[[], None], kernel: AsyncKernelManager) -> str:
         return " ".join(hidden(words).split())[:200]
 
 
-if __name__ == "__main__":
+def end_with_parent() -> None:
+    """From now on this process ends when the one that started it does."""
     ctypes.CDLL(None).prctl(*END_WITH_PARENT)
+
+
+if __name__ == "__main__":
+    end_with_parent()
     if os.getppid() != int(sys.argv[4]):  # it ended before that
         sys.exit("the parent has ended")
     # What the kernel prints itself goes to the log; this end of the pipe stays here.
@@ -87,6 +92,4 @@ if __name__ == "__main__":
         os.dup2(2, 1)
         why = main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), parent)
         print(why, file=parent)
-    with suppress(OSError):
-        print(why, file=sys.stderr, flush=True)  # the last line of the log
     sys.exit(bool(why))

@@ -12,8 +12,8 @@ import jinja2
 import numpy as np
 import torch
 
-from labkit.errors import UsageError
 from labkit.plots import SHARES
+from labkit.session.record import writing
 from labkit.tables import printable
 from labkit.trace.diff import EQUAL, WHOLE, Report
 from labkit.trace.elements import BINS, CELLS, WITHIN, Elements
@@ -49,11 +49,8 @@ def page(found: Report, path: Path) -> Path:
         colours=SHARES,
         within=WITHIN,
     )
-    try:
+    with writing(path, "--html"):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        wanted = "wanted a file in a folder that is there"
-        raise UsageError(f"--html: {path} cannot be written ({error.strerror}); {wanted}") from None
     return path
 
 

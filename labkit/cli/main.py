@@ -10,6 +10,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -194,7 +195,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError(f"-p {twice[0]}: it is given twice; wanted each parameter once")
     runs = run.plan(options.names, dict(options.p), options.device, options.out)
     writable(options.out, "--out")
-    run.run(runs, options.jobs, options.force, _show, options.timeout)
+    run.run(runs, options.jobs, options.force, _show, partial(run.execute, timeout=options.timeout))
     _show(f"\n{run.table(runs)}\n\n{run.pages(runs)}\n")
     try:
         _show(f"Runs: {os.path.relpath(pages.gallery(options.out))}")

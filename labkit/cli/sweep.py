@@ -7,35 +7,30 @@ which saves seconds a run; the notebook itself has a kernel of its own, as ever.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import json
 import logging
 import math
 import multiprocessing
 import os
 import random
-import runpy
 import signal
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from labkit.cli import run
 from labkit.errors import UsageError
-from labkit.session.catalogue import Parameter, notebook, resolve
+from labkit.session.catalogue import Parameter, notebook, read_yaml, resolve
 
 MOST = 1_000_000
 """Points of a sweep, and values of a range, above which it is taken for a mistake."""
@@ -44,7 +39,8 @@ CLUSTERS = "local, slurm, pbs, or tcp://HOST:PORT of a scheduler that runs"
 CONNECT = 20.0
 """Seconds in which a scheduler has to answer."""
 
-WARM = ["papermill", "nbconvert.exporters", "labkit.cli.sweep"]
+WARM = ["labkit.cli.execute", "labkit.cli.sweep"]
+"""What the server imports, of which each run's process is a fork: papermill with it."""
 DASK = {
     "distributed.worker.daemon": False,  # a daemon may have no children, and a run is one
     "distributed.nanny.pre-spawn-environ": {},  # it would hold every run to one thread
@@ -121,8 +117,6 @@ def sweep(
         say(f"{name}: {len(points)} points; dashboard: {client.dashboard_link}")
         client.subscribe_topic("labkit", lambda event: attempts.update([event[1]]))
         for point, status in completed(client, partial(_execute, name, out.resolve(), held), points, retries):
-            if point is None:
-                continue
             outcomes.append((point, status))
             counts[status.partition(":")[0]] += 1
             if status.startswith("failed"):
@@ -143,9 +137,8 @@ def completed(
 ) -> Iterator[tuple[Any, Any]]:
     """Call `function` on each of `arguments`, as many at a time as there are workers, and yield them as they are done.
 
-    With each comes what the function returned, or what went wrong; (None, "") comes each second in which nothing is
-    done. Only what is being worked on is with the scheduler, so that its memory does not grow with the number, and the
-    death of a worker is on the account of no other.
+    With each comes what the function returned, or what went wrong. Only what is being worked on is with the scheduler,
+    so that its memory does not grow with the number, and the death of a worker is on the account of no other.
     """
     from distributed import KilledWorker, wait
 
@@ -159,8 +152,7 @@ def completed(
                 return
             try:
                 finished = wait(list(pending), timeout=1, return_when="FIRST_COMPLETED").done
-            except TimeoutError:
-                yield None, ""
+            except TimeoutError:  # there may be more workers by now
                 continue
             for future in finished:
                 error = future.exception()
@@ -220,14 +212,7 @@ def _client(
 
 
 def _settings(path: Path | None) -> dict[str, Any]:
-    import yaml
-
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8")) if path else {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UsageError(
-            f"--settings: {path} cannot be read ({str(error).splitlines()[0][:60]}); wanted YAML"
-        ) from None
+    given = read_yaml(path, "--settings") if path else {}
     if not isinstance(given, dict):
         raise UsageError(f"--settings: {path} is not right; wanted `name: value` lines, such as queue, cores, memory")
     return given
@@ -284,76 +269,44 @@ def _execute(name: str, out: Path, held: Sequence[Mapping[str, str]], point: Poi
     if held:
         os.environ |= held[int(worker.name)]
         os.sched_setaffinity(0, map(int, os.environ["LABKIT_CORES"].split(",")))
-    if not multiprocessing.current_process().daemon:
-        run.START = _fork
     (one,) = run.plan([name], {key: str(value) for key, value in point.items()}, "auto", out)
     if not one.finished():
         worker.log_event("labkit", one.directory.name)
-    run.run([one], say=lambda text: None)
-    if one.result is None and not _raised(one.directory / "notebook.ipynb"):
+    run.run([one], say=lambda text: None, how=None if multiprocessing.current_process().daemon else _fork)
+    if one.result is None and not one.status.startswith("failed: cell "):  # which it will do again
         raise RuntimeError(one.status)
     return one.status
 
 
-def _raised(executed: Path) -> bool:
-    """Whether a cell of the executed notebook raised, which it will do again."""
-    try:
-        cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
-    except (OSError, ValueError):
-        return False
-    return any(output["output_type"] == "error" for cell in cells for output in cell.get("outputs", ()))
-
-
-@dataclass
-class _Forked:
-    """A process of multiprocessing's with what asyncio's have: stdout, pid, returncode, wait."""
-
-    process: Any
-    stdout: asyncio.StreamReader
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self.process.exitcode
-
-    async def wait(self) -> int | None:
-        await asyncio.to_thread(self.process.join)
-        return self.returncode
-
-
-async def _fork(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> _Forked:
-    """Start ``python -m words`` as a fork of a server that has papermill imported."""
+async def _fork(one: run.Run, folder: Path, environment: dict[str, str], say: run.Say) -> str:
+    """Execute a run's notebook in a fork of a server that has papermill imported. Returns why it failed, or nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(WARM)
-    read, write = os.pipe()
-    # As connections they are handed on with the request for a fork, and closed here.
-    files = [Connection(file, readable=False) for file in (write, os.dup(log.fileno()))]
-    process = context.Process(target=_child, args=(list(words), dict(environment), *files))
+    answer, write = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(one.book.path, folder, one.parameters, environment, write))
     process.start()
-    for file in files:
-        file.close()
-    stdout = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(stdout), os.fdopen(read, "rb")
-    )
-    return _Forked(process, stdout)
+    write.close()
+    process.join()
+    try:
+        return answer.recv()
+    except EOFError:
+        return f"its process {run.ended(process.exitcode)}"
 
 
-def _child(words: list[str], environment: dict[str, str], stdout: Connection, log: Connection) -> None:
+def _child(notebook: Path, folder: Path, parameters: dict[str, Any], environment: dict[str, str], answer: Any) -> None:
     """The fork. It holds the pipe by which its server would see that the worker has ended, so it looks itself."""
 
     def end_with_worker() -> None:
         multiprocessing.parent_process().join()  # type: ignore[union-attr]
         os.kill(os.getpid(), signal.SIGKILL)
 
+    from labkit.cli.execute import end_with_parent, main
+
+    end_with_parent()
     threading.Thread(target=end_with_worker, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
-    os.dup2(stdout.fileno(), 1)
-    os.dup2(log.fileno(), 2)
-    stdout.close()
-    sys.argv = [*words[:-1], str(os.getppid())]  # the server, with which it ends too
-    runpy.run_module(words[0], run_name="__main__")
+    with (folder / "log.txt").open("ab") as log, open(os.devnull, "w") as nowhere:
+        for output in (1, 2):
+            os.dup2(log.fileno(), output)
+        answer.send(main(notebook, folder, parameters, nowhere))
