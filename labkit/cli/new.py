@@ -15,17 +15,7 @@ from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
 
 TEMPLATE = Path(__file__).parent / "template"
-PLACES = {
-    "__init__.txt": "kernels/NAME/__init__.py",
-    "golden.txt": "kernels/NAME/golden.py",
-    "faulty.txt": "kernels/NAME/faulty.py",
-    "claims.txt": "kernels/NAME/claims.py",
-    "README.md": "kernels/NAME/README.md",
-    "claims.yaml": "data/claims/NAME.yaml",
-    "test.txt": "tests/kernels/test_NAME.py",
-    "notebook.txt": "notebooks/NAME.ipynb",
-}
-"""Where each file of the template goes."""
+"""The files where the checkout has them; NAME stands for the name, and .txt at the end keeps a file from the linter."""
 
 
 def new(name: str) -> list[Path]:
@@ -35,22 +25,23 @@ def new(name: str) -> list[Path]:
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UsageError(f"NAME: {name!r} is not right; wanted a Python name in small letters, such as softmax_rows")
-    targets = {source: ROOT / place.replace("NAME", name) for source, place in PLACES.items()}
-    if there := [path for path in targets.values() if path.exists()] or [
-        path for path in (ROOT / "kernels" / name, ROOT / "kernels" / f"{name}.py") if path.exists()
-    ]:
-        raise UsageError(f"NAME: {there[0].relative_to(ROOT)} is there already; wanted a name that is not in use")
-    for source, path in targets.items():
-        text = (TEMPLATE / source).read_text(encoding="utf-8").replace("NAME", name)
+    sources = [path for path in sorted(TEMPLATE.rglob("*")) if path.is_file()]
+    places = [str(path.relative_to(TEMPLATE)).removesuffix(".txt").replace("NAME", name) for path in sources]
+    for place in (*places, f"kernels/{name}", f"kernels/{name}.py"):
+        if (ROOT / place).exists():
+            raise UsageError(f"NAME: {place} is there already; wanted a name that is not in use")
+    targets = [ROOT / place for place in places]
+    for source, path in zip(sources, targets, strict=True):
+        text = source.read_text(encoding="utf-8").replace("NAME", name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(nbformat.writes(notebook(text, name)) + "\n" if source == "notebook.txt" else text, "utf-8")
+        path.write_text(nbformat.writes(notebook(text, name)) + "\n" if path.suffix == ".ipynb" else text, "utf-8")
     refresh = [sys.executable, str(ROOT / ".ci" / "answers.py"), name]
     execute = "jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False"
-    for command in (refresh, [sys.executable, "-m", *execute.split(), str(targets["notebook.txt"])]):
+    for command in (refresh, [sys.executable, "-m", *execute.split(), f"notebooks/{name}.ipynb"]):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{Path(command[-1]).name}: {done.stderr.strip().splitlines()[-1]}")
-    return list(targets.values())
+    return targets
 
 
 def notebook(text: str, name: str) -> nbformat.NotebookNode:
