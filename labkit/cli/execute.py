@@ -41,10 +41,9 @@ def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: Tex
     executed, kernel = folder / "notebook.ipynb", AsyncKernelManager(kernel_name="python3")
 
     def execute() -> None:
+        first = f"__import__('ctypes').CDLL(None).prctl{END_WITH_PARENT};"  # of what the kernel runs
         options = {"progress_bar": False, "execution_timeout": CELL_TIMEOUT, "km": kernel}
-        options["extra_arguments"] = [
-            f"--IPKernelApp.exec_lines=__import__('ctypes').CDLL(None).prctl{END_WITH_PARENT};"
-        ]
+        options["extra_arguments"] = [f"--IPKernelApp.exec_lines={first}"]
         options["on_cell_executed"] = lambda cell, cell_index, **_: print(cell_index + 1, file=progress, flush=True)
         papermill.execute_notebook(notebook, executed, parameters, cwd=notebook.parent, **options)
 

@@ -207,13 +207,13 @@ def _run(options: argparse.Namespace) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     from labkit.cli import sweep
 
-    given = {name: getattr(options, name) for name in ("out", "cluster", "workers", "gpus", "settings", "retries")}
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: it ends the workers, and jobs on a cluster
         signal.signal(number, signal.default_int_handler)
     points = sweep.grid(options.name, options.p, options.sample)
-    outcomes = sweep.sweep(options.name, points, **given, say=_show)
+    with sweep.cluster(options.cluster, options.workers, options.gpus, options.settings, options.retries) as connected:
+        counts = sweep.sweep(*connected, options.name, points, options.out, options.retries, _show)
     print(f"Runs: {os.path.relpath(options.out)}; labkit table {options.name} has them as a table")
-    return 0 if all(status.startswith("ok") for _, status in outcomes) else 1
+    return 1 if counts["failed"] else 0
 
 
 def _table(options: argparse.Namespace) -> int:

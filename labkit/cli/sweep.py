@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from labkit.cli import run
+from labkit.cli.run import Say
 from labkit.errors import UsageError
 from labkit.session.catalogue import Parameter, notebook, read_yaml, resolve
 
@@ -87,48 +88,40 @@ def _span(declared: Parameter | None, name: str, text: str) -> Iterable[str]:
     except (InvalidOperation, ValueError, OverflowError):
         count = 0
     if not 0 < count <= MOST:
-        raise UsageError(
-            f"parameter {name}: {text!r} is not right; wanted low..high or low..high..step, at most {MOST:,}"
-        )
+        raise UsageError(f"parameter {name}: {text!r} is not right; wanted low..high..step, at most {MOST:,} values")
     return (f"{low + i * step:f}" for i in range(count))
 
 
 def sweep(
+    client: Any,
+    held: Sequence[Mapping[str, str]],
     name: str,
     points: Sequence[Point],
     out: Path,
-    cluster: str = "local",
-    workers: int | None = None,
-    gpus: bool = False,
-    settings: Path | None = None,
-    retries: int = 2,
-    say: Callable[[str], None] = print,
-) -> list[tuple[Point, str]]:
-    """Make the run of each point. Returns the points with their status, as :class:`labkit.cli.run.Run` has it.
+    retries: int,
+    say: Say,
+) -> Counter[str]:
+    """Make the run of each point on the workers of :func:`cluster`. Returns how many ended ok, ok (reused), failed.
 
     A run whose process or kernel died, or whose worker did, is made again up to `retries` times; one in which a cell
-    raised is not. Progress goes to `say`. `settings` is a YAML file with keyword arguments of Dask's cluster. Raises
-    UsageError for a cluster that cannot be had.
+    raised is not. Progress goes to `say`.
     """
-    begun = shown = time.monotonic()
-    outcomes, counts, attempts = list[tuple[Point, str]](), Counter[str](), Counter[str]()
-    with _client(cluster, workers, gpus, settings, retries) as (client, held):
-        say(f"{name}: {len(points)} points; dashboard: {client.dashboard_link}")
-        client.subscribe_topic("labkit", lambda event: attempts.update([event[1]]))
-        for point, status in completed(client, partial(_execute, name, out.resolve(), held), points, retries):
-            outcomes.append((point, status))
-            counts[status.partition(":")[0]] += 1
-            if status.startswith("failed"):
-                say(f"{' '.join(f'{key}={value}' for key, value in point.items())}: {status}")
-            done, passed = len(outcomes), time.monotonic() - begun
-            if done == len(points) or begun + passed - shown > 10:
-                shown = begun + passed
-                left = passed * (len(points) - done) / max(1, done - counts["ok (reused)"])
-                words = ", ".join(f"{count} {word}" for word, count in counts.items())
-                took = f"after {timedelta(seconds=round(passed))}, about {timedelta(seconds=round(left))} left"
-                say(f"{done} of {len(points)} ({words}), {len(client.nthreads())} workers, {took}")
+    begun, shown, counts, attempts = time.monotonic(), 0.0, Counter[str](), Counter[str]()
+    say(f"{name}: {len(points)} points; dashboard: {client.dashboard_link}")
+    client.subscribe_topic("labkit", lambda event: attempts.update([event[1]]))
+    for point, status in completed(client, partial(_execute, name, out.resolve(), held), points, retries):
+        counts[status.partition(":")[0]] += 1
+        if status.startswith("failed"):
+            say(f"{' '.join(f'{key}={value}' for key, value in point.items())}: {status}")
+        done, passed = counts.total(), time.monotonic() - begun
+        if done == len(points) or passed - shown > 10:
+            shown = passed
+            left = passed * (len(points) - done) / max(1, done - counts["ok (reused)"])
+            words = ", ".join(f"{count} {word}" for word, count in counts.items())
+            took = f"after {timedelta(seconds=round(passed))}, about {timedelta(seconds=round(left))} left"
+            say(f"{done} of {len(points)} ({words}), {len(client.nthreads())} workers, {took}")
     say(f"{sum(attempts.values()) - len(attempts)} attempts were lost with their process and made again")
-    return outcomes
+    return counts
 
 
 def completed(
@@ -149,25 +142,26 @@ def completed(
                 pending[client.submit(function, argument, key=key, pure=False, retries=retries)] = argument
             if not pending:
                 return
-            try:
-                finished = wait(list(pending), timeout=1, return_when="FIRST_COMPLETED").done
-            except TimeoutError:  # there may be more workers by now
-                continue
-            for future in finished:
-                error = future.exception()
-                words = "its worker was killed each time" if isinstance(error, KilledWorker) else str(error)
-                outcome = future.result() if error is None else f"failed: {words.removeprefix('failed: ')}"
-                future.release()
-                yield pending.pop(future), outcome
+            with suppress(TimeoutError):  # after which there may be more workers
+                for future in wait(list(pending), timeout=1, return_when="FIRST_COMPLETED").done:
+                    error = future.exception()
+                    words = "its worker was killed each time" if isinstance(error, KilledWorker) else str(error)
+                    outcome = future.result() if error is None else f"failed: {words.removeprefix('failed: ')}"
+                    future.release()
+                    yield pending.pop(future), outcome
     finally:
         client.cancel(list(pending))
 
 
 @contextmanager
-def _client(
+def cluster(
     kind: str, workers: int | None, gpus: bool, settings: Path | None, retries: int
 ) -> Iterator[tuple[Any, list[dict[str, str]]]]:
-    """A client of the cluster, and what each local worker is held to: variables of the environment, cores."""
+    """A client of a cluster, and what each local worker is held to: variables of the environment, cores.
+
+    `settings` is a YAML file with keyword arguments of Dask's cluster. A worker that dies of a task more than `retries`
+    times fails it. Raises UsageError for a cluster that cannot be had.
+    """
     import dask
     from distributed import Client, LocalCluster
 
@@ -236,9 +230,8 @@ def jobs(kind: str, given: Mapping[str, Any]) -> Any:
     try:
         return make(**options, job_script_prologue=prologue, worker_extra_args=extra)
     except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"--settings: {str(error).splitlines()[0]}; wanted keyword arguments of dask-jobqueue's {make.__name__}"
-        ) from None
+        wanted = f"wanted keyword arguments of dask-jobqueue's {make.__name__}"
+        raise UsageError(f"--settings: {str(error).splitlines()[0]}; {wanted}") from None
 
 
 def _execute(name: str, out: Path, held: Sequence[Mapping[str, str]], point: Point) -> str:
@@ -258,7 +251,7 @@ def _execute(name: str, out: Path, held: Sequence[Mapping[str, str]], point: Poi
     return one.status
 
 
-async def _fork(one: run.Run, folder: Path, environment: dict[str, str], say: run.Say) -> str:
+async def _fork(one: run.Run, folder: Path, environment: dict[str, str], say: Say) -> str:
     """Execute a run's notebook in a fork of a server that has papermill imported. Returns why it failed, or nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(WARM)
