@@ -1,6 +1,6 @@
 """Reports and the gallery of runs: what they say of runs of every kind, and that nothing in a run becomes code.
 
-The tests in a real Chromium, offline, are skipped where Playwright or a Chromium is missing.
+The tests in a real Chromium, offline, are skipped where Playwright or a Chromium is missing (see conftest.py).
 """
 
 import base64
@@ -9,7 +9,6 @@ import io
 import json
 import os
 import re
-import shutil
 import time
 from functools import cache
 from html import unescape
@@ -120,7 +119,9 @@ def test_a_report_begins_with_verdict_answer_and_ledger(tmp_path):
     page = page_of(a_notebook(folder / "notebook.ipynb", text, "## A part\n\nSome words.", labkit=about))
     seen = text_of(page)
     first = seen[: seen.index("Contents")]
-    for words in ("A title", "Which size?", "a tile too narrow", "Every odd one.", "3 confirmed", "1 refuted", "a CPU"):
+    assert "Verdict a tile too narrow" in first
+    weighed = "hypotheses weighed: 2 fit, 1 refuted"  # as many as verdict.explains and verdict.refuted have
+    for words in ("A title", "Which size?", weighed, "Every odd one.", "3 confirmed", "1 refuted", "a CPU"):
         assert words in first, words
     assert seen.count("Which size?") == 1, "the header says it already"
     assert "Little." in seen
@@ -434,19 +435,6 @@ def test_values_that_are_too_many_for_an_axis_share_places(tmp_path, known):
 
 
 # In a browser
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
-    there = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    with api.sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=there, args=["--no-sandbox"])
-        except api.Error as error:
-            pytest.skip(f"needs a Chromium: `playwright install chromium`, or your system's ({str(error)[:80]})")
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
