@@ -8,14 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
-
-from labkit.cli.pages import HIDDEN
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
 
 TEMPLATE = Path(__file__).parent / "template"
-"""The files where the checkout has them; NAME stands for the name, and .txt at the end keeps a file from the linter."""
+"""The files where the checkout has them. NAME stands for the name, and .txt at the end says that it is no code yet."""
 
 
 def new(name: str) -> list[Path]:
@@ -32,9 +29,8 @@ def new(name: str) -> list[Path]:
             raise UsageError(f"NAME: {place} is there already; wanted a name that is not in use")
     targets = [ROOT / place for place in places]
     for source, path in zip(sources, targets, strict=True):
-        text = source.read_text(encoding="utf-8").replace("NAME", name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(nbformat.writes(notebook(text, name)) + "\n" if path.suffix == ".ipynb" else text, "utf-8")
+        path.write_text(source.read_text(encoding="utf-8").replace("NAME", name), encoding="utf-8")
     refresh = [sys.executable, str(ROOT / ".ci" / "answers.py"), name]
     execute = "jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False"
     for command in (refresh, [sys.executable, "-m", *execute.split(), f"notebooks/{name}.ipynb"]):
@@ -42,17 +38,3 @@ def new(name: str) -> list[Path]:
         if done.returncode:
             raise RuntimeError(f"{Path(command[-1]).name}: {done.stderr.strip().splitlines()[-1]}")
     return targets
-
-
-def notebook(text: str, name: str) -> nbformat.NotebookNode:
-    """A notebook from its text. A cell begins with ``# %%`` and its tags, or ``[markdown]``."""
-    cells: list[nbformat.NotebookNode] = []
-    for tags, source in re.findall(r"(?ms)^# %%(.*?)\n(.*?)(?=^# %%|\Z)", text):
-        make = nbformat.v4.new_markdown_cell if "[markdown]" in tags else nbformat.v4.new_code_cell
-        metadata = {} if "[markdown]" in tags or not tags.strip() else {"tags": tags.split()}
-        if HIDDEN in tags:
-            metadata["jupyter"] = {"source_hidden": True}
-        cells.append(make(source.strip(), id=f"cell-{len(cells)}", metadata=metadata))
-    about = {"labkit": {"kernels": name}}
-    about["kernelspec"] = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-    return nbformat.v4.new_notebook(cells=cells, metadata=about)

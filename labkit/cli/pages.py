@@ -37,8 +37,6 @@ from labkit.session.record import as_result, failure, raised, run_id, write_text
 from labkit.session.secrets import KNOWN
 from labkit.tables import number, printable
 
-HIDDEN = "hide-input"
-"""The tag of cells whose source is glue: Lab folds them, a page leaves them out."""
 PAGES = Path(__file__).parent / "pages"
 CARDS = 12
 """Settings of one notebook that have a card each; more are shown as a sweep."""

@@ -112,10 +112,8 @@ class Ledger:
 
         `without` leaves out claims of times, which a busy machine may turn.
         """
-        of_report_first = sorted(self.claims.values(), key=lambda claim: claim.kind == "ours")
-        shown = [claim for claim in of_report_first if claim.id not in without]
-        rows = [(claim.id, claim.kind, self.settled.get(claim.id, OPEN).verdict) for claim in shown]
-        return Table(("claim", "kind", "verdict"), rows)
+        rows = [(claim.id, claim.kind, settled.verdict) for rows in self._groups().values() for claim, settled in rows]
+        return Table(("claim", "kind", "verdict"), [row for row in rows if row[0] not in without])
 
     def as_json(self) -> dict[str, dict[str, Any]]:
         """The claims of result.json: kind, where, reported, and verdict, measured, because, given, source of each.

@@ -199,9 +199,8 @@ def outcomes(name: str) -> list[tuple[str, str]]:
     with suppress(UsageError):
         last = max(runs, key=lambda path: path.stat().st_mtime, default=None)
         found += [("last run", complete(last.parent))] if last else []
-    ran = [f"{result['date']} on {result['device']['name']}, {result['seconds']:.0f} s" for _, result in found]
-    said = ["; ".join(filter(None, summary(result))) for _, result in found]
-    return [(when, f"{where}: {what}") for (when, _), where, what in zip(found, ran, said, strict=True)]
+    words = "{date} on {device[name]}, {seconds:.0f} s: "
+    return [(when, words.format(**result) + "; ".join(filter(None, summary(result)))) for when, result in found]
 
 
 def summary(result: dict[str, Any]) -> tuple[str | None, str]:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from labkit.cli import pages
 from labkit.cli.main import main
-from labkit.cli.pages import HIDDEN, as_page, card, gallery
+from labkit.cli.pages import as_page, card, gallery
 from labkit.session.catalogue import ROOT, notebooks
 from labkit.session.record import as_result, run_id
 
@@ -157,7 +157,7 @@ def test_a_result_written_before_a_cell_that_failed_or_did_not_run_is_not_shown_
 def test_code_is_folded_and_glue_has_none(tmp_path):
     path = a_notebook(tmp_path / "n.ipynb", ("draw()", picture()), ("import glue",))
     book = nbformat.read(path, 4)
-    book.cells[1].metadata["tags"] = [HIDDEN]
+    book.cells[1].metadata["tags"] = ["hide-input"]
     nbformat.write(book, path)
     page = page_of(path)
     assert re.findall(r'<details class="code".*?>', page) == ['<details class="code">'], (

@@ -395,12 +395,12 @@ def test_the_table_counts_the_claims_as_the_notebook_does(books, tmp_path):
 
 
 def test_a_page_leaves_out_glue_and_says_what_a_figure_shows(tmp_path):
-    from labkit.cli.pages import HIDDEN, as_page, card
+    from labkit.cli.pages import as_page, card
 
     alt = {"image/png": {"alt": "A row of bars"}}
     picture = nbformat.v4.new_output("display_data", {"image/png": "iVBORw0KGgo="}, metadata=alt)
     cells = [
-        nbformat.v4.new_code_cell("import glue", metadata={"tags": [HIDDEN]}),
+        nbformat.v4.new_code_cell("import glue", metadata={"tags": ["hide-input"]}),
         nbformat.v4.new_code_cell("draw()", outputs=[picture]),
     ]
     path = tmp_path / "n.ipynb"
