@@ -170,7 +170,9 @@ def floors(case: Case, device: devices.Device) -> dict[str, float]:
     if not device.is_cuda:
         return {}
     found = {name: 1e6 * count / copy_rate() for name, count in {"traffic floor": case.bytes, **case.floors}.items()}
-    if case.operations and (peak := _peak_float32()):
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if case.operations and (gpu.major, gpu.minor) == (9, 0):  # the lanes of other generations are not entered here
+        peak = gpu.multi_processor_count * 128 * 2 * 1e3 * float(gpu.clock_rate)
         found["arithmetic floor, fp32"] = 1e6 * case.operations / peak
     return found
 
@@ -181,13 +183,6 @@ def copy_rate() -> float:
     source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     return 2.0 * source.numel() / (1e-6 * cuda_times(lambda: target.copy_(source))[0])
-
-
-def _peak_float32() -> float | None:
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    if (properties.major, properties.minor) != (9, 0):
-        return None  # the lanes of other generations are not entered here, so no floor is claimed
-    return properties.multi_processor_count * 128 * 2 * 1e3 * float(properties.clock_rate)
 
 
 def bench(name: str, request: str, out: Path) -> Path:

@@ -32,10 +32,8 @@ def page(found: Report, path: Path) -> Path:
     shown = found.shown.detailed
     pictures = {k: f.elements for k, f in enumerate(shown.findings.values()) if f.elements and f.elements.share.numel()}
     cells = _cells({k: one.share.numel() for k, one in pictures.items()})
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGES), undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True
-    )
-    made.filters["printable"] = printable
+    made = jinja2.Environment(loader=jinja2.FileSystemLoader(PAGES), undefined=jinja2.StrictUndefined, autoescape=True)
+    made.trim_blocks, made.filters["printable"] = True, printable
     text = made.get_template("diff.html").render(
         found=found,
         shown=shown,

@@ -223,10 +223,9 @@ def index(cards: Iterable[Card], out: Path, title: str = "Runs") -> Path:
         groups[one.name].append(one)
     shown = [one.compare() for one, *_ in stacks.values() if len(groups[one.name]) <= CARDS]
     sweeps = [_sweep(group) for group in groups.values() if len(group) > CARDS]
-    text = _page("index.html", title=title, cards=shown, sweeps=sweeps)
     path = out / "index.html"
     with writing(path, "--out"):
-        write_text(path, text)
+        write_text(path, _page("index.html", title=title, cards=shown, sweeps=sweeps))
     return path
 
 
