@@ -259,7 +259,9 @@ def _diff(options: argparse.Namespace) -> int:
     from labkit.trace.diff import report
 
     precision = from_words(options.precision) if options.precision is not None else None
-    names = _names(options.names) if options.names else {}
+    names = read_json(options.names, "--names") if options.names else {}
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise UsageError(f"--names: {options.names} is not right; wanted a JSON object of names")
 
     def say(text: str) -> None:
         _show(text, sys.stderr)
@@ -283,13 +285,6 @@ def _diff(options: argparse.Namespace) -> int:
     else:
         _show("\n".join(map(str, [found, *(["", why] if why is not None else [])])))
     return 1 if found.alarm else 0
-
-
-def _names(path: Path) -> dict[str, str]:
-    names = read_json(path, "--names")
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise UsageError(f"--names: {path} is not right; wanted a JSON object of names")
-    return names
 
 
 def _explained(found: Any, options: argparse.Namespace, precision: Any, names: dict[str, str]) -> Any:

@@ -165,7 +165,11 @@ def cluster(
     import dask
     from distributed import Client, LocalCluster
 
-    given, held = _settings(settings), list[dict[str, str]]()
+    given, held = read_yaml(settings, "--settings") if settings else {}, list[dict[str, str]]()
+    if not isinstance(given, dict):
+        raise UsageError(
+            f"--settings: {settings} is not right; wanted `name: value` lines, such as queue, cores"
+        )
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(DASK | {"distributed.scheduler.allowed-failures": retries}))
         address: Any = kind
@@ -183,13 +187,6 @@ def cluster(
         except OSError as error:
             raise UsageError(f"--cluster: {kind} does not answer ({str(error)[:80]}); wanted {CLUSTERS}") from None
         yield stack.enter_context(client), held
-
-
-def _settings(path: Path | None) -> dict[str, Any]:
-    given = read_yaml(path, "--settings") if path else {}
-    if not isinstance(given, dict):
-        raise UsageError(f"--settings: {path} is not right; wanted `name: value` lines, such as queue, cores, memory")
-    return given
 
 
 def places(workers: int | None, gpus: bool) -> list[dict[str, str]]:
