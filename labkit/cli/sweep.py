@@ -167,9 +167,7 @@ def cluster(
 
     given, held = read_yaml(settings, "--settings") if settings else {}, list[dict[str, str]]()
     if not isinstance(given, dict):
-        raise UsageError(
-            f"--settings: {settings} is not right; wanted `name: value` lines, such as queue, cores"
-        )
+        raise UsageError(f"--settings: {settings} is not right; wanted `name: value` lines, such as queue, cores")
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(DASK | {"distributed.scheduler.allowed-failures": retries}))
         address: Any = kind
