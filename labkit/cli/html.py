@@ -34,18 +34,13 @@ def page(found: Report, path: Path) -> Path:
     cells = _cells({k: one.share.numel() for k, one in pictures.items()})
     made = jinja2.Environment(loader=jinja2.FileSystemLoader(PAGES), undefined=jinja2.StrictUndefined, autoescape=True)
     made.trim_blocks, made.filters["printable"] = True, printable
+    made.globals |= {"equal": EQUAL, "bins": BINS, "colours": SHARES, "within": WITHIN, "zip": zip, "log1p": math.log1p}
     text = made.get_template("diff.html").render(
         found=found,
         shown=shown,
         lines=[*shown.notes, *([] if any(f.separated for f in shown.findings.values()) else [WHOLE])],
-        equal=EQUAL,
         pictures=pictures,
-        bins=BINS,
-        zip=zip,
-        log1p=math.log1p,
         data={k: _picture(one, cells[k]) for k, one in pictures.items()},
-        colours=SHARES,
-        within=WITHIN,
     )
     with writing(path, "--html"):
         path.write_text(text, encoding="utf-8")
