@@ -71,13 +71,8 @@ def _reason(error: Exception, kernel: AsyncKernelManager) -> str:
     return " ".join(hidden(words).split())[:200]
 
 
-def end_with_parent() -> None:
-    """From now on this process ends when the one that started it does."""
-    ctypes.CDLL(None).prctl(*END_WITH_PARENT)
-
-
 if __name__ == "__main__":
-    end_with_parent()
+    ctypes.CDLL(None).prctl(*END_WITH_PARENT)
     if os.getppid() != int(sys.argv[4]):  # it ended before that
         sys.exit("the parent has ended")
     # What the kernel prints itself goes to the log; this end of the pipe stays here.

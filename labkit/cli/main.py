@@ -228,8 +228,7 @@ def _bench(options: argparse.Namespace) -> int:
 
     is_folder = (ROOT / "kernels" / options.name / "__init__.py").is_file()
     folder = options.name if is_folder else notebook(options.name).about.get("kernels", options.name)
-    path = bench(folder, options.device, options.out)
-    _show(f"\nwritten: {os.path.relpath(path)}")
+    _show(f"\nwritten: {os.path.relpath(bench(folder, options.device, options.out))}")
     return 0
 
 
@@ -272,8 +271,7 @@ def _diff(options: argparse.Namespace) -> int:
     if options.plot:
         from labkit.cli.diff_plots import pictures
 
-        drawn = pictures(found, options.plot)
-        say("\n".join(f"picture: {path}" for path in drawn))
+        say("\n".join(f"picture: {path}" for path in pictures(found, options.plot)))
     if options.html:
         from labkit.cli.html import page
 

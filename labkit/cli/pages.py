@@ -231,10 +231,8 @@ def index(cards: Iterable[Card], out: Path, title: str = "Runs") -> Path:
 
 def _sweep(runs: list[Card]) -> dict[str, Any]:
     """Runs of one notebook by the two parameters that vary most, a picture for each value of the third."""
-    values: dict[str, set[Any]] = defaultdict(set)
-    for one in runs:
-        for name, value in one.parameters.items():
-            values[name].add(value)
+    names = dict.fromkeys([*(name for one in runs for name in one.parameters), ""])
+    values = {name: {one.parameters[name] for one in runs if name in one.parameters} for name in names}
     varying = sorted((name for name in values if len(values[name]) > 1), key=lambda name: -len(values[name]))
     axes = [*varying, "", "", ""][:3]
     axes[2] = axes[2] if len(values[axes[2]]) <= FACETS else ""
@@ -242,9 +240,8 @@ def _sweep(runs: list[Card]) -> dict[str, Any]:
     for one in runs:
         at = (place.get(one.parameters.get(name), "") for place, name in zip(places, axes, strict=True))
         cells[tuple(at)].append(one)
-    labels = [
-        [one for one in [*place.values(), ""] if any(at[k] == one for at in cells)] for k, place in enumerate(places)
-    ]
+    used = [set(along) for along in zip(*cells, strict=True)]
+    labels = [[one for one in [*place.values(), ""] if one in along] for place, along in zip(places, used, strict=True)]
     ends, reasons = Counter(one.ends for one in runs), Counter(one.reason for one in runs if one.reason)
     causes = [end for end, _ in ends.most_common() if end not in ANSWERS]
     marks = ANSWERS | dict.fromkeys(causes, "✚") | dict(zip(causes, CAUSES, strict=False))

@@ -7,6 +7,7 @@ which saves seconds a run; the notebook itself has a kernel of its own, as ever.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
 import math
@@ -124,22 +125,20 @@ def sweep(
     return counts
 
 
-def completed(
-    client: Any, function: Callable[[Any], Any], arguments: Iterable[Any], retries: int
-) -> Iterator[tuple[Any, Any]]:
-    """Call `function` on each of `arguments`, as many at a time as there are workers, and yield them as they are done.
+def completed(client: Any, work: Callable[[Any], str], items: Iterable[Any], retries: int) -> Iterator[tuple[Any, str]]:
+    """Call `work` on each of `items`, as many at a time as there are workers, and yield them as they are done.
 
-    With each comes what the function returned, or what went wrong. Only what is being worked on is with the scheduler,
+    With each comes what `work` returned, or what went wrong. Only what is being worked on is with the scheduler,
     so that its memory does not grow with the number, and the death of a worker is on the account of no other.
     """
     from distributed import KilledWorker, wait
 
-    numbered, pending = enumerate(arguments), dict[Any, Any]()
+    numbered, pending = enumerate(items), dict[Any, Any]()
     try:
         while True:
-            for number, argument in itertools.islice(numbered, max(1, sum(client.nthreads().values())) - len(pending)):
+            for number, item in itertools.islice(numbered, max(1, sum(client.nthreads().values())) - len(pending)):
                 key = f"labkit-{os.getpid()}-{number}"
-                pending[client.submit(function, argument, key=key, pure=False, retries=retries)] = argument
+                pending[client.submit(work, item, key=key, pure=False, retries=retries)] = item
             if not pending:
                 return
             with suppress(TimeoutError):  # after which there may be more workers
@@ -268,9 +267,9 @@ def _child(notebook: Path, folder: Path, parameters: dict[str, Any], environment
         multiprocessing.parent_process().join()  # type: ignore[union-attr]
         os.kill(os.getpid(), signal.SIGKILL)
 
-    from labkit.cli.execute import end_with_parent, main
+    from labkit.cli.execute import END_WITH_PARENT, main
 
-    end_with_parent()
+    ctypes.CDLL(None).prctl(*END_WITH_PARENT)
     threading.Thread(target=end_with_worker, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
