@@ -188,7 +188,7 @@ async def _attempt(one: Run, keep: bool, cores: int, say: Say, how: Execute) -> 
         for path in folder.glob("result.*json"):
             path.unlink()
         with suppress(OSError), (folder / "log.txt").open("a", encoding="utf-8") as log:  # on a disk that is full
-            print(error, file=log)
+            print("", error, sep="\n", file=log)
     if error and keep:
         return f"{error}; the earlier result stays; see {os.path.relpath(folder / 'log.txt')}"
     for path in folder.iterdir():
