@@ -45,8 +45,7 @@ def digits(value: float, significant: int = 2) -> str:
     if math.isfinite(value) and abs(value) >= MANY:
         return "over a million" if value > 0 else "below minus a million"
     short = f"{value:.{significant}g}"
-    large = "e+" in short
-    return f"{float(short):.0f}" if large and math.isfinite(value) else short
+    return f"{float(short):.0f}" if "e+" in short else short
 
 
 @dataclass(repr=False)

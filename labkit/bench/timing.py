@@ -30,22 +30,6 @@ from labkit.session.catalogue import ROOT
 from labkit.session.record import made_by, versions, writable, write_text
 from labkit.tables import Table
 
-COLUMNS = (
-    "kernel_name",
-    "kernel_provider",
-    "kernel_operation_mode",
-    "metric_name",
-    "metric_unit",
-    "x_name",
-    "x_value",
-    "y_value_50",
-    "y_value_20",
-    "y_value_80",
-    "gpu_name",
-    "timestamp",
-    "version",
-    "kernels_hash",
-)
 QUANTILES = (0.5, 0.2, 0.8)
 ROUNDS = 3
 
@@ -123,8 +107,9 @@ def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
 
 
 def _row(case: Case, provider: str, metric: str, unit: str, values: Sequence[float]) -> dict[str, Any]:
-    names = (case.kernel, provider, case.mode, metric, unit, case.x_name, case.x_value)
-    return dict(zip(COLUMNS, (*names, *(f"{value:.6g}" for value in values)), strict=False))
+    row = {"kernel_name": case.kernel, "kernel_provider": provider, "kernel_operation_mode": case.mode}
+    row |= {"metric_name": metric, "metric_unit": unit, "x_name": case.x_name, "x_value": case.x_value}
+    return row | {f"y_value_{k}": f"{value:.6g}" for k, value in zip((50, 20, 80), values, strict=True)}
 
 
 def extra_memory(run: Callable[[], Any], device: devices.Device) -> float:
@@ -185,7 +170,9 @@ def floors(case: Case, device: devices.Device) -> dict[str, float]:
     if not device.is_cuda:
         return {}
     found = {name: 1e6 * count / copy_rate() for name, count in {"traffic floor": case.bytes, **case.floors}.items()}
-    if case.operations and (peak := _peak_float32()):
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if case.operations and (gpu.major, gpu.minor) == (9, 0):  # the lanes of other generations are not entered here
+        peak = gpu.multi_processor_count * 128 * 2 * 1e3 * float(gpu.clock_rate)
         found["arithmetic floor, fp32"] = 1e6 * case.operations / peak
     return found
 
@@ -196,13 +183,6 @@ def copy_rate() -> float:
     source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     return 2.0 * source.numel() / (1e-6 * cuda_times(lambda: target.copy_(source))[0])
-
-
-def _peak_float32() -> float | None:
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    if (properties.major, properties.minor) != (9, 0):
-        return None  # the lanes of other generations are not entered here, so no floor is claimed
-    return properties.multi_processor_count * 128 * 2 * 1e3 * float(properties.clock_rate)
 
 
 def bench(name: str, request: str, out: Path) -> Path:
@@ -222,12 +202,14 @@ def bench(name: str, request: str, out: Path) -> Path:
         "version": " ".join(f"{key}-{value}" for key, value in versions().items()),
         "kernels_hash": made_by(f"import {module}"),
     }
-    path, text = out / f"{Path(name).name}{'' if device.is_cuda else '_cpu'}.csv", io.StringIO(newline="")
-    writer = csv.DictWriter(text, COLUMNS)
-    writer.writeheader()
+    path, rows = out / f"{Path(name).name}{'' if device.is_cuda else '_cpu'}.csv", list[dict[str, Any]]()
     for case in cases:
-        rows = [row | common for row in measure(case, device)]
-        print(table(rows), flush=True)
+        measured = [row | common for row in measure(case, device)]
+        print(table(measured), flush=True)
+        rows += measured
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(rows[0]))
+        writer.writeheader()
         writer.writerows(rows)
         write_text(path, text.getvalue())  # what there is, should the next case be cut off
     return path

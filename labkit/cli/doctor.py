@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from labkit.errors import WORKBOOK
 from labkit.session.catalogue import CHECKOUT, ROOT
@@ -15,14 +16,12 @@ from labkit.session.device import decide
 from labkit.session.record import records, stale, versions
 
 
-def problems() -> list[str]:
-    """What is wrong here, a line each with its remedy; empty where all is well."""
-    found = []
+def problems() -> Iterator[str]:
+    """What is wrong here, a line each with its remedy; nothing where all is well."""
     if any(importlib.metadata.distributions(name="kernels")):
-        found.append("the unrelated PyPI package `kernels` is installed: `pip uninstall kernels`")
+        yield "the unrelated PyPI package `kernels` is installed: `pip uninstall kernels`"
     if decide().is_cuda and importlib.util.find_spec("nvmath") is None:
-        found.append("there is a GPU but no nvmath-python, which calls cuBLAS: `pip install nvmath-python`")
-    return found
+        yield "there is a GPU but no nvmath-python, which calls cuBLAS: `pip install nvmath-python`"
 
 
 def absent() -> list[str]:
@@ -58,9 +57,9 @@ def report() -> bool:
     if none := without_wheel(absent()):
         version = ".".join(map(str, sys.version_info[:2]))
         print(f"no wheel for Python {version} where pip looks: {', '.join(none)}; wanted Python 3.11 to 3.14")
-    found = problems() if CHECKOUT else []
+    found = list(problems()) if CHECKOUT else []
     for problem in found:
         print(f"problem: {problem}")
-    words = f"{len(stale())} of {len(list(records()))} records are not up to date" if stale() else "all is well"
+    words = f"{len(stale())} records are not up to date" if stale() else "all is well"
     print(f"{len(found)} to mend" if found else words)
     return not found

@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -38,44 +37,38 @@ END_WITH_PARENT = (1, int(signal.SIGKILL))
 
 def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: TextIO) -> str:
     """Write FOLDER/notebook.ipynb as it is executed, and FOLDER/report.html. Returns why that failed, or nothing."""
-    executed, kernel = folder / "notebook.ipynb", AsyncKernelManager(kernel_name="python3")
-
-    def execute() -> None:
-        options = {"progress_bar": False, "execution_timeout": CELL_TIMEOUT, "km": kernel}
-        options["extra_arguments"] = [
-            f"--IPKernelApp.exec_lines=__import__('ctypes').CDLL(None).prctl{END_WITH_PARENT};"
-        ]
-        options["on_cell_executed"] = lambda cell, cell_index, **_: print(cell_index + 1, file=progress, flush=True)
+    executed, kernel, failed = folder / "notebook.ipynb", AsyncKernelManager(kernel_name="python3"), ""
+    first = f"__import__('ctypes').CDLL(None).prctl{END_WITH_PARENT};"  # of what the kernel runs
+    options = {"progress_bar": False, "execution_timeout": CELL_TIMEOUT, "km": kernel}
+    options["extra_arguments"] = [f"--IPKernelApp.exec_lines={first}"]
+    options["on_cell_executed"] = lambda cell, cell_index, **_: print(cell_index + 1, file=progress, flush=True)
+    try:
         papermill.execute_notebook(notebook, executed, parameters, cwd=notebook.parent, **options)
-
-    def render() -> None:
+    except Exception as error:
+        failed = _reason(error, kernel)
+    if kernel.has_kernel:
+        run_sync(kernel.shutdown_kernel)(now=bool(failed))
+    try:
         for path in (executed, *folder.glob("result.*.json")):
             if (text := path.read_text(encoding="utf-8")) != hidden(text):
                 write_text(path, hidden(text))
         run = card(folder, notebook.stem, os.environ.get("LABKIT_RESULT", "result.json"))
-        write_text(folder / "report.html", as_page(executed, run))
-
-    failed = _reason(execute, kernel)
-    if kernel.has_kernel:
-        run_sync(kernel.shutdown_kernel)(now=bool(failed))
-    unseen = _reason(render, kernel)
-    return failed or unseen
-
-
-def _reason(does: Callable[[], None], kernel: AsyncKernelManager) -> str:
-    """Why it raised, in a line, and the whole of it on stderr; an empty string where it did not."""
-    try:
-        does()
-        return ""
+        write_text(folder / "report.html", as_page(executed, run, failed=failed))
     except Exception as error:
-        words = f"{type(error).__name__}: {error}"
-        if isinstance(error, papermill.exceptions.PapermillExecutionError):
-            words = f"cell {error.exec_count}: {error.ename}: {error.evalue}"
-        elif isinstance(error, DeadKernelError):
-            words = f"the kernel {ended(kernel.provisioner.process.returncode)}"  # type: ignore[union-attr]
-        with suppress(OSError):  # a log on a disk that is full
-            print(hidden(traceback.format_exc()), file=sys.stderr, flush=True)
-        return " ".join(hidden(words).split())[:200]
+        failed = failed or _reason(error, kernel)
+    return failed
+
+
+def _reason(error: Exception, kernel: AsyncKernelManager) -> str:
+    """An error in a line, and the whole of it on stderr."""
+    words = f"{type(error).__name__}: {error}"
+    if isinstance(error, papermill.exceptions.PapermillExecutionError):
+        words = f"cell {error.exec_count}: {error.ename}: {error.evalue}"
+    elif isinstance(error, DeadKernelError):
+        words = f"the kernel {ended(kernel.provisioner.process.returncode)}"  # type: ignore[union-attr]
+    with suppress(OSError):  # a log on a disk that is full
+        print(hidden("".join(traceback.format_exception(error))), file=sys.stderr, flush=True)
+    return " ".join(hidden(words).split())[:200]
 
 
 if __name__ == "__main__":
@@ -87,6 +80,4 @@ if __name__ == "__main__":
         os.dup2(2, 1)
         why = main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), parent)
         print(why, file=parent)
-    with suppress(OSError):
-        print(why, file=sys.stderr, flush=True)  # the last line of the log
     sys.exit(bool(why))

@@ -12,8 +12,8 @@ import jinja2
 import numpy as np
 import torch
 
-from labkit.errors import UsageError
 from labkit.plots import SHARES
+from labkit.session.record import writing
 from labkit.tables import printable
 from labkit.trace.diff import EQUAL, WHOLE, Report
 from labkit.trace.elements import BINS, CELLS, WITHIN, Elements
@@ -32,28 +32,18 @@ def page(found: Report, path: Path) -> Path:
     shown = found.shown.detailed
     pictures = {k: f.elements for k, f in enumerate(shown.findings.values()) if f.elements and f.elements.share.numel()}
     cells = _cells({k: one.share.numel() for k, one in pictures.items()})
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGES), undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True
-    )
-    made.filters["printable"] = printable
+    made = jinja2.Environment(loader=jinja2.FileSystemLoader(PAGES), undefined=jinja2.StrictUndefined, autoescape=True)
+    made.trim_blocks, made.filters["printable"] = True, printable
+    made.globals |= {"equal": EQUAL, "bins": BINS, "colours": SHARES, "within": WITHIN, "zip": zip, "log1p": math.log1p}
     text = made.get_template("diff.html").render(
         found=found,
         shown=shown,
         lines=[*shown.notes, *([] if any(f.separated for f in shown.findings.values()) else [WHOLE])],
-        equal=EQUAL,
         pictures=pictures,
-        bins=BINS,
-        zip=zip,
-        log1p=math.log1p,
         data={k: _picture(one, cells[k]) for k, one in pictures.items()},
-        colours=SHARES,
-        within=WITHIN,
     )
-    try:
+    with writing(path, "--html"):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        wanted = "wanted a file in a folder that is there"
-        raise UsageError(f"--html: {path} cannot be written ({error.strerror}); {wanted}") from None
     return path
 
 

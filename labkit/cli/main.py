@@ -10,6 +10,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -68,7 +69,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(prog="labkit", description="Find out why a kernel's or a model's numbers are wrong, and prove it.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, does: Callable[[argparse.Namespace], int], about: str, *examples: str) -> Any:
+    def command(name: str, does: Callable[[argparse.Namespace], int], *examples: str) -> Any:
+        about = str(does.__doc__)[0].lower() + str(does.__doc__)[1:].rstrip(".")
         lines = [f"  labkit {name} {example}".rstrip() for example in examples or ("",)]
         if {"-h", "--help"} & {*words} and name in words[:1]:  # with the notebooks that were named
             lines += [f"\n{_block(book)}" for book in notebooks().values() if book.name in words]
@@ -80,10 +82,10 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     device = {"default": "auto", "choices": ("auto", "cpu", "cuda"), "help": "where kernels run"}
     folder = {"type": Path, "metavar": "DIR"}
 
-    command("list", _list, "investigations, their question and their parameters")
+    command("list", _list)
 
     examples = "attention_matmul -p heads=3 -p n=37", "--jobs 2 --timeout 600", "attention_matmul --help"
-    option = command("run", _run, "run notebooks headless; all of them without a name", *examples)
+    option = command("run", _run, *examples)
     option("names", nargs="*", metavar="NAME", help="a notebook's name")
     option("-p", action="append", default=[], type=_pair, metavar="name=value", help="a parameter, repeatable")
     option("--device", **device)
@@ -92,11 +94,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     option("--force", action="store_true", help="run again what is finished")
     option("--timeout", type=_positive, metavar="SECONDS", help="end a run that takes longer")
 
-    what = "run a notebook at each point of a grid of parameters, on Dask"
-    option = command(
-        *("sweep", _sweep, what, "dalpha_atomics -p tile=8,16,32 -p seed=0..9 --workers 2"),
-        "attention_matmul -p heads=1..16 -p n=1..4096 --sample 100 --cluster slurm --settings slurm.yaml",
-    )
+    drawn = "attention_matmul -p heads=1..16 -p n=1..4096 --sample 100 --cluster slurm --settings slurm.yaml"
+    option = command("sweep", _sweep, "dalpha_atomics -p tile=8,16,32 -p seed=0..9 --workers 2", drawn)
     option("name", metavar="NAME", help="a notebook's name")
     spans = "values of a parameter, repeatable: heads=1..16, tile=8,16,32, level=0..1..0.25"
     option("-p", action="append", default=[], type=_pair, metavar="name=values", help=spans)
@@ -108,23 +107,20 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     option("--retries", type=int, choices=range(10), default=2, metavar="N", help="new attempts after a death (2)")
     option("--out", **folder, default=ROOT / "runs", help="where runs go (runs/)")
 
-    option = command("table", _table, "all runs of a notebook as one table", "dalpha_atomics --out runs.parquet")
+    option = command("table", _table, "dalpha_atomics --out runs.parquet")
     option("name", metavar="NAME", help="a notebook's name")
     option("--runs", **folder, default=ROOT / "runs", help="where its runs are (runs/)")
     option("--out", type=Path, metavar="FILE", help="write all columns as .parquet or .csv")
 
-    what = "time the providers of a kernel side by side, correct ones only"
-    option = command("bench", _bench, what, "attention", "mhc/reductions --device cpu --out /tmp")
+    option = command("bench", _bench, "attention", "mhc/reductions --device cpu --out /tmp")
     option("name", metavar="NAME", help="a notebook or a folder under kernels/")
     option("--device", **device)
     option("--out", **folder, default=ROOT / "data" / "benchmarks", help="where the CSV goes")
 
-    what = "keep a run's result as one flat file under data/results/"
-    option = command("record", _record, what, "runs/attention_matmul/0123456789ab")
+    option = command("record", _record, "runs/attention_matmul/0123456789ab")
     option("run_dir", nargs="+", type=Path, metavar="RUN_DIR", help="the folder of a finished run")
 
-    what = "where a trace, or a tensor, leaves its golden; exit 0 nowhere, 1 somewhere"
-    option = command("diff", _diff, what, "golden.safetensors observed.safetensors --explain --html page.html")
+    option = command("diff", _diff, "golden.safetensors observed.safetensors --explain --html page.html")
     steps = "steps: safetensors, .npy, .npz, .pt, a folder"
     option("golden", type=Path, metavar="GOLDEN", help=f"a recorded golden; or {steps}")
     option("observed", type=Path, nargs="+", metavar="OBSERVED", help=f"{steps}; several are runs of one program")
@@ -136,11 +132,10 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     option("--plot", **folder, help="write pictures of the error there")
     option("--html", type=Path, metavar="PAGE", help="write one page with all of it, for a pull request or a colleague")
 
-    what = "an investigation of one's own: notebook, kernels' folder, claims and tests"
-    option = command("new", _new, what, "softmax_rows")
+    option = command("new", _new, "softmax_rows")
     option("name", metavar="NAME", help="its name, a Python name in small letters")
 
-    command("doctor", _doctor, "what is installed, what runs where, what is missing")
+    command("doctor", _doctor)
     return parser
 
 
@@ -158,6 +153,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _list(options: argparse.Namespace) -> int:
+    """Investigations, their question and their parameters."""
     wrong = 0
     for book in notebooks().values():
         try:
@@ -186,6 +182,7 @@ def _block(book: Notebook) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Run notebooks headless; all of them without a name."""
     from labkit.cli import pages, run
     from labkit.session.record import writable
 
@@ -194,7 +191,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError(f"-p {twice[0]}: it is given twice; wanted each parameter once")
     runs = run.plan(options.names, dict(options.p), options.device, options.out)
     writable(options.out, "--out")
-    run.run(runs, options.jobs, options.force, _show, options.timeout)
+    run.run(runs, options.jobs, options.force, _show, partial(run.execute, timeout=options.timeout))
     _show(f"\n{run.table(runs)}\n\n{run.pages(runs)}\n")
     try:
         _show(f"Runs: {os.path.relpath(pages.gallery(options.out))}")
@@ -204,18 +201,20 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
+    """Run a notebook at each point of a grid of parameters, on Dask."""
     from labkit.cli import sweep
 
-    given = {name: getattr(options, name) for name in ("out", "cluster", "workers", "gpus", "settings", "retries")}
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: it ends the workers, and jobs on a cluster
         signal.signal(number, signal.default_int_handler)
     points = sweep.grid(options.name, options.p, options.sample)
-    outcomes = sweep.sweep(options.name, points, **given, say=_show)
+    with sweep.cluster(options.cluster, options.workers, options.gpus, options.settings, options.retries) as connected:
+        counts = sweep.sweep(*connected, options.name, points, options.out, options.retries, _show)
     print(f"Runs: {os.path.relpath(options.out)}; labkit table {options.name} has them as a table")
-    return 0 if all(status.startswith("ok") for _, status in outcomes) else 1
+    return 1 if counts["failed"] else 0
 
 
 def _table(options: argparse.Namespace) -> int:
+    """All runs of a notebook as one table."""
     from labkit.cli import table
 
     frame = table.runs(options.name, options.runs)
@@ -224,16 +223,17 @@ def _table(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
+    """Time the providers of a kernel side by side, correct ones only."""
     from labkit.bench.timing import bench
 
     is_folder = (ROOT / "kernels" / options.name / "__init__.py").is_file()
     folder = options.name if is_folder else notebook(options.name).about.get("kernels", options.name)
-    path = bench(folder, options.device, options.out)
-    _show(f"\nwritten: {os.path.relpath(path)}")
+    _show(f"\nwritten: {os.path.relpath(bench(folder, options.device, options.out))}")
     return 0
 
 
 def _record(options: argparse.Namespace) -> int:
+    """Keep a run's result as one flat file under data/results/."""
     from labkit.session.record import record
 
     for directory in options.run_dir:
@@ -242,6 +242,7 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _new(options: argparse.Namespace) -> int:
+    """An investigation of one's own: notebook, kernels' folder, claims and tests."""
     from labkit.cli.new import new
 
     _show("\n".join(f"written: {os.path.relpath(path)}" for path in new(options.name)))
@@ -250,13 +251,16 @@ def _new(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
+    """Where a trace, or a tensor, leaves its golden; exit 0 nowhere, 1 somewhere."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait must not take the cores of others
     from labkit.numerics.precision import from_words
     from labkit.session.record import writable
     from labkit.trace.diff import report
 
     precision = from_words(options.precision) if options.precision is not None else None
-    names = _names(options.names) if options.names else {}
+    names = read_json(options.names, "--names") if options.names else {}
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise UsageError(f"--names: {options.names} is not right; wanted a JSON object of names")
 
     def say(text: str) -> None:
         _show(text, sys.stderr)
@@ -267,8 +271,7 @@ def _diff(options: argparse.Namespace) -> int:
     if options.plot:
         from labkit.cli.diff_plots import pictures
 
-        drawn = pictures(found, options.plot)
-        say("\n".join(f"picture: {path}" for path in drawn))
+        say("\n".join(f"picture: {path}" for path in pictures(found, options.plot)))
     if options.html:
         from labkit.cli.html import page
 
@@ -280,13 +283,6 @@ def _diff(options: argparse.Namespace) -> int:
     else:
         _show("\n".join(map(str, [found, *(["", why] if why is not None else [])])))
     return 1 if found.alarm else 0
-
-
-def _names(path: Path) -> dict[str, str]:
-    names = read_json(path, "--names")
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise UsageError(f"--names: {path} is not right; wanted a JSON object of names")
-    return names
 
 
 def _explained(found: Any, options: argparse.Namespace, precision: Any, names: dict[str, str]) -> Any:
@@ -301,6 +297,7 @@ def _explained(found: Any, options: argparse.Namespace, precision: Any, names: d
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    """What is installed, what runs where, what is missing."""
     from labkit.cli.doctor import report
 
     return 0 if report() else 1

@@ -33,12 +33,10 @@ from PIL import Image
 from labkit.errors import UsageError
 from labkit.session.catalogue import notebooks
 from labkit.session.claims import VERDICTS
-from labkit.session.record import as_result, run_id, write_text
+from labkit.session.record import as_result, failure, raised, run_id, write_text, writing
 from labkit.session.secrets import KNOWN
 from labkit.tables import number, printable
 
-HIDDEN = "hide-input"
-"""The tag of cells whose source is glue: Lab folds them, a page leaves them out."""
 PAGES = Path(__file__).parent / "pages"
 CARDS = 12
 """Settings of one notebook that have a card each; more are shown as a sweep."""
@@ -52,10 +50,6 @@ INTERACTIVE = "interactive"
 """The folder of runs from Lab, nbval and plain papermill: the result of the last one, and no page."""
 BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError)
 """What reading a file that is not as it should be may raise."""
-RAISED = re.compile(
-    r"^(?:[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*|.*\b(?:died|[Kk]illed|signal)\b.*)$", re.MULTILINE
-)
-"""A line of a log that says why a run failed."""
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 """What no text has: characters that steer a terminal, and halves of characters."""
 TITLE = re.compile("<h1>(.*?)</h1>", re.DOTALL)
@@ -152,10 +146,11 @@ def _markdown(source: str, attachments: Any = None) -> str:
     return made.render(source)
 
 
-def as_page(notebook: Path, run: Card, home: str = "../../index.html") -> str:
+def as_page(notebook: Path, run: Card, home: str = "../../index.html", failed: str = "") -> str:
     """An executed notebook as HTML, without the source of glue, under what `run` says of it.
 
-    A notebook with a cell that raised or did not run is shown as failed. `home` is where the gallery lies from here.
+    A notebook with a cell that raised or did not run is shown as failed, and one of which `failed` says why it ended.
+    `home` is where the gallery lies from here.
     """
     book = nbformat.read(notebook, as_version=4)
     options = {"template_name": "basic", "template_file": str(PAGES / "cells.html.j2")}
@@ -164,10 +159,10 @@ def as_page(notebook: Path, run: Card, home: str = "../../index.html") -> str:
     run = run.compare()
     run.about |= book.metadata.get("labkit", {})
     code = [cell for cell in book.cells if cell.cell_type == "code" and cell.source.strip()]
-    done, error = sum(cell.execution_count is not None for cell in code), _error(book.cells)
-    if error or done < len(code):
+    done, reason = sum(cell.execution_count is not None for cell in code), raised(book.cells) or failed
+    if reason or done < len(code):
         run.state, run.result = "failed", {}
-        run.reason = error or f"{done} of {len(code)} cells ran, and none says why it ended"
+        run.reason = reason or f"{done} of {len(code)} cells ran, and none says why it ended"
     title, contents = TITLE.search(body), list[tuple[str, str, Markup]]()
 
     def anchored(heading: re.Match[str]) -> str:
@@ -197,27 +192,16 @@ def card(folder: Path, attempt: str = "", result: str = "result.json") -> Card:
             raise ValueError("it is not of this folder's run")
         made.state, made.result, made.parameters = "ok", found, found["parameters"]
     except FileNotFoundError:
-        made.state, made.reason = "failed", "it did not come to lab.finish, so there is no result.json"
-        with suppress(*BROKEN):
-            made.reason = RAISED.findall((folder / "log.txt").read_text(encoding="utf-8", errors="replace"))[-1]
-        with suppress(*BROKEN):
-            executed = _read(made.notebook)
-            made.reason = _error(executed["cells"]) or made.reason
-            given = executed["metadata"]["papermill"]["parameters"].items()
-            made.parameters = {name: value for name, value in given if isinstance(value, str | int | float)}
+        reason, given = failure(folder)
+        made.state, made.reason = "failed", reason or "it did not come to lab.finish, so there is no result.json"
+        made.parameters = {name: value for name, value in given.items() if isinstance(value, str | int | float)}
     except BROKEN as error:
         made.reason = f"result.json is not as a run writes it: {error}"
     return made
 
 
 def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"), parse_constant=int)  # NaN is no number of JSON: ValueError
-
-
-def _error(cells: Iterable[Any]) -> str:
-    """What a cell raised, in a line."""
-    raised = [o for cell in cells for o in cell.get("outputs", ()) if o.get("output_type") == "error"]
-    return f"{raised[-1]['ename']}: {str(raised[-1]['evalue']).strip().partition(chr(10))[0]}" if raised else ""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def gallery(out: Path) -> Path:
@@ -239,21 +223,16 @@ def index(cards: Iterable[Card], out: Path, title: str = "Runs") -> Path:
         groups[one.name].append(one)
     shown = [one.compare() for one, *_ in stacks.values() if len(groups[one.name]) <= CARDS]
     sweeps = [_sweep(group) for group in groups.values() if len(group) > CARDS]
-    text = _page("index.html", title=title, cards=shown, sweeps=sweeps)
     path = out / "index.html"
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}); wanted a folder with space for it") from None
+    with writing(path, "--out"):
+        write_text(path, _page("index.html", title=title, cards=shown, sweeps=sweeps))
     return path
 
 
 def _sweep(runs: list[Card]) -> dict[str, Any]:
     """Runs of one notebook by the two parameters that vary most, a picture for each value of the third."""
-    values: dict[str, set[Any]] = defaultdict(set)
-    for one in runs:
-        for name, value in one.parameters.items():
-            values[name].add(value)
+    names = dict.fromkeys([*(name for one in runs for name in one.parameters), ""])
+    values = {name: {one.parameters[name] for one in runs if name in one.parameters} for name in names}
     varying = sorted((name for name in values if len(values[name]) > 1), key=lambda name: -len(values[name]))
     axes = [*varying, "", "", ""][:3]
     axes[2] = axes[2] if len(values[axes[2]]) <= FACETS else ""
@@ -261,9 +240,8 @@ def _sweep(runs: list[Card]) -> dict[str, Any]:
     for one in runs:
         at = (place.get(one.parameters.get(name), "") for place, name in zip(places, axes, strict=True))
         cells[tuple(at)].append(one)
-    labels = [
-        [one for one in [*place.values(), ""] if any(at[k] == one for at in cells)] for k, place in enumerate(places)
-    ]
+    used = [set(along) for along in zip(*cells, strict=True)]
+    labels = [[one for one in [*place.values(), ""] if one in along] for place, along in zip(places, used, strict=True)]
     ends, reasons = Counter(one.ends for one in runs), Counter(one.reason for one in runs if one.reason)
     causes = [end for end, _ in ends.most_common() if end not in ANSWERS]
     marks = ANSWERS | dict.fromkeys(causes, "✚") | dict(zip(causes, CAUSES, strict=False))

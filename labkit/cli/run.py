@@ -24,7 +24,7 @@ import textwrap
 import threading
 import time
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -40,6 +40,8 @@ from labkit.tables import Table
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 FILES = ("notebook.ipynb", "report.html", "log.txt")
 Say = Callable[[str], None]
+Execute = Callable[["Run", Path, dict[str, str], Say], Awaitable[str]]
+"""Executes a run's notebook in a process with a folder and an environment of its own. See :func:`execute`."""
 
 
 @dataclass
@@ -99,19 +101,17 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
     return runs
 
 
-def run(
-    runs: Sequence[Run], jobs: int = 1, force: bool = False, say: Say = print, timeout: float | None = None
-) -> None:
+def run(runs: Sequence[Run], jobs: int = 1, force: bool = False, say: Say = print, how: Execute | None = None) -> None:
     """Execute the runs, `jobs` at a time, each held to its share of the cores. Fills in their results.
 
-    One that takes longer than `timeout` seconds is ended and has failed. An interrupt (from the keyboard, SIGTERM,
-    SIGHUP) ends what is running and raises KeyboardInterrupt.
+    An interrupt (from the keyboard, SIGTERM, SIGHUP) ends what is running and raises KeyboardInterrupt. `how` is
+    :func:`execute` or what stands in for it.
     """
     cores = max(1, len(os.sched_getaffinity(0)) // max(1, min(jobs, len(runs))))
 
     async def in_turn(turn: asyncio.Semaphore, one: Run) -> None:
         async with turn:
-            await _one(one, cores, force, say, timeout)
+            await _one(one, cores, force, say, how or execute)
 
     async def all_runs() -> None:
         turn, this = asyncio.Semaphore(jobs), asyncio.current_task()
@@ -126,7 +126,7 @@ def run(
         raise KeyboardInterrupt from None
 
 
-async def _one(one: Run, cores: int, force: bool, say: Say, timeout: float | None) -> None:
+async def _one(one: Run, cores: int, force: bool, say: Say, how: Execute) -> None:
     begun = time.perf_counter()
     try:
         one.directory.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ async def _one(one: Run, cores: int, force: bool, say: Say, timeout: float | Non
                 return
             begun, error = time.perf_counter(), "notebook, kernels or labkit changed since the command began"
             if sources(Notebook(one.book.path)) == one.sources:
-                error = await _attempt(one, earlier is not None, cores, say, timeout)
+                error = await _attempt(one, earlier is not None, cores, say, how)
     except OSError as failure:  # a full disk, or a folder that cannot be written
         error = f"{failure.strerror}: {os.path.relpath(failure.filename or one.directory)}"
     one.status = f"failed: {error}" if error else "ok"
@@ -165,10 +165,10 @@ async def _locked(one: Run, lock: IO[str], say: Say) -> bool:
     return waited > 0
 
 
-async def _attempt(one: Run, keep: bool, cores: int, say: Say, timeout: float | None) -> str:
+async def _attempt(one: Run, keep: bool, cores: int, say: Say, how: Execute) -> str:
     """Execute the notebook, check what came out, and move it up. Returns what went wrong, or an empty string.
 
-    A failure moves up the files of FILES alone, and with `keep` nothing.
+    What went wrong is the last line of the log. A failure moves up the files of FILES alone, and with `keep` nothing.
     """
     folder, name = one.directory / "attempt", f"result.{secrets.token_hex(8)}.json"
     folder.mkdir(exist_ok=True)
@@ -176,16 +176,19 @@ async def _attempt(one: Run, keep: bool, cores: int, say: Say, timeout: float | 
         if not path.is_dir():  # such as a training's states, which it resumes from
             path.unlink(missing_ok=True)
     environment = _environment(cores) | {"LABKIT_RUN_DIR": str(folder), "LABKIT_RESULT": name}
-    error = await _execute(one, folder, environment, say, timeout)
+    error = await how(one, folder, environment, say)
     if "died before replying to kernel_info" in error:  # kernels that start together may have been given one port
-        error = await _execute(one, folder, environment, say, timeout)
+        error = await how(one, folder, environment, say)
     try:
         one.result = None if error else one.checked(folder, name)
     except UsageError as wrong:
         missing = not (folder / name).exists()
         error = "it ended without lab.finish" if missing else str(wrong).removeprefix(f"{folder}: ")
-    for path in folder.glob("result.*json") if error else ():
-        path.unlink()
+    if error:
+        for path in folder.glob("result.*json"):
+            path.unlink()
+        with suppress(OSError), (folder / "log.txt").open("a", encoding="utf-8") as log:  # on a disk that is full
+            print("", error, sep="\n", file=log)
     if error and keep:
         return f"{error}; the earlier result stays; see {os.path.relpath(folder / 'log.txt')}"
     for path in folder.iterdir():
@@ -220,25 +223,20 @@ def _environment(cores: int) -> dict[str, str]:
     return environment
 
 
-async def _start(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> Any:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", *words), env=environment, stdin=DEVNULL, stdout=PIPE, stderr=log
-    )
+async def execute(one: Run, folder: Path, environment: dict[str, str], say: Say, timeout: float | None = None) -> str:
+    """Execute a run's notebook in a new Python, and say how many cells are done. Returns why it failed, or nothing.
 
-
-START = _start
-"""How a run's process is started; a worker of a sweep forks it from one that has papermill imported."""
-
-
-async def _execute(one: Run, folder: Path, environment: dict[str, str], say: Say, timeout: float | None) -> str:
-    """Execute it in a process of its own, and say how many cells are done. Returns why it failed, or nothing."""
+    One that takes longer than `timeout` seconds is ended and has failed.
+    """
     words = ["labkit.cli.execute", str(one.book.path), str(folder), json.dumps(one.parameters), str(os.getpid())]
     count, line, shown = len(one.book.content["cells"]) + bool(one.parameters), "", time.monotonic()
     with (folder / "log.txt").open("ab") as log:
-        process = await START(words, environment, log)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", *words), env=environment, stdin=DEVNULL, stdout=PIPE, stderr=log
+        )
     try:
         async with asyncio.timeout(timeout):
-            async for written in process.stdout:
+            async for written in process.stdout:  # type: ignore[union-attr]
                 line = written.decode(errors="replace").strip()
                 if line.isdecimal() and time.monotonic() > shown + 1.0:
                     say(f"{one.book.name}: {line} of {count} cells")

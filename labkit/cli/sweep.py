@@ -7,35 +7,31 @@ which saves seconds a run; the notebook itself has a kernel of its own, as ever.
 
 from __future__ import annotations
 
-import asyncio
+import ctypes
 import itertools
-import json
 import logging
 import math
 import multiprocessing
 import os
 import random
-import runpy
 import signal
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from labkit.cli import run
+from labkit.cli.run import Say
 from labkit.errors import UsageError
-from labkit.session.catalogue import Parameter, notebook, resolve
+from labkit.session.catalogue import Parameter, notebook, read_yaml, resolve
 
 MOST = 1_000_000
 """Points of a sweep, and values of a range, above which it is taken for a mistake."""
@@ -44,7 +40,8 @@ CLUSTERS = "local, slurm, pbs, or tcp://HOST:PORT of a scheduler that runs"
 CONNECT = 20.0
 """Seconds in which a scheduler has to answer."""
 
-WARM = ["papermill", "nbconvert.exporters", "labkit.cli.sweep"]
+WARM = ["labkit.cli.execute", "labkit.cli.sweep"]
+"""What the server imports, of which each run's process is a fork: papermill with it."""
 DASK = {
     "distributed.worker.daemon": False,  # a daemon may have no children, and a run is one
     "distributed.nanny.pre-spawn-environ": {},  # it would hold every run to one thread
@@ -92,114 +89,84 @@ def _span(declared: Parameter | None, name: str, text: str) -> Iterable[str]:
     except (InvalidOperation, ValueError, OverflowError):
         count = 0
     if not 0 < count <= MOST:
-        raise UsageError(
-            f"parameter {name}: {text!r} is not right; wanted low..high or low..high..step, at most {MOST:,}"
-        )
+        raise UsageError(f"parameter {name}: {text!r} is not right; wanted low..high..step, at most {MOST:,} values")
     return (f"{low + i * step:f}" for i in range(count))
 
 
 def sweep(
+    client: Any,
+    held: Sequence[Mapping[str, str]],
     name: str,
     points: Sequence[Point],
     out: Path,
-    cluster: str = "local",
-    workers: int | None = None,
-    gpus: bool = False,
-    settings: Path | None = None,
-    retries: int = 2,
-    say: Callable[[str], None] = print,
-) -> list[tuple[Point, str]]:
-    """Make the run of each point. Returns the points with their status, as :class:`labkit.cli.run.Run` has it.
+    retries: int,
+    say: Say,
+) -> Counter[str]:
+    """Make the run of each point on the workers of :func:`cluster`. Returns how many ended ok, ok (reused), failed.
 
     A run whose process or kernel died, or whose worker did, is made again up to `retries` times; one in which a cell
-    raised is not. Progress goes to `say`. `settings` is a YAML file with keyword arguments of Dask's cluster. Raises
-    UsageError for a cluster that cannot be had.
+    raised is not. Progress goes to `say`.
     """
-    begun = shown = time.monotonic()
-    outcomes, counts, attempts = list[tuple[Point, str]](), Counter[str](), Counter[str]()
-    with _client(cluster, workers, gpus, settings, retries) as (client, held):
-        say(f"{name}: {len(points)} points; dashboard: {client.dashboard_link}")
-        client.subscribe_topic("labkit", lambda event: attempts.update([event[1]]))
-        for point, status in completed(client, partial(_execute, name, out.resolve(), held), points, retries):
-            if point is None:
-                continue
-            outcomes.append((point, status))
-            counts[status.partition(":")[0]] += 1
-            if status.startswith("failed"):
-                say(f"{' '.join(f'{key}={value}' for key, value in point.items())}: {status}")
-            done, passed = len(outcomes), time.monotonic() - begun
-            if done == len(points) or begun + passed - shown > 10:
-                shown = begun + passed
-                left = passed * (len(points) - done) / max(1, done - counts["ok (reused)"])
-                words = ", ".join(f"{count} {word}" for word, count in counts.items())
-                took = f"after {timedelta(seconds=round(passed))}, about {timedelta(seconds=round(left))} left"
-                say(f"{done} of {len(points)} ({words}), {len(client.nthreads())} workers, {took}")
+    begun, shown, counts, attempts = time.monotonic(), 0.0, Counter[str](), Counter[str]()
+    say(f"{name}: {len(points)} points; dashboard: {client.dashboard_link}")
+    client.subscribe_topic("labkit", lambda event: attempts.update([event[1]]))
+    for point, status in completed(client, partial(_execute, name, out.resolve(), held), points, retries):
+        counts[status.partition(":")[0]] += 1
+        if status.startswith("failed"):
+            say(f"{' '.join(f'{key}={value}' for key, value in point.items())}: {status}")
+        done, passed = counts.total(), time.monotonic() - begun
+        if done == len(points) or passed - shown > 10:
+            shown = passed
+            left = passed * (len(points) - done) / max(1, done - counts["ok (reused)"])
+            words = ", ".join(f"{count} {word}" for word, count in counts.items())
+            took = f"after {timedelta(seconds=round(passed))}, about {timedelta(seconds=round(left))} left"
+            say(f"{done} of {len(points)} ({words}), {len(client.nthreads())} workers, {took}")
     say(f"{sum(attempts.values()) - len(attempts)} attempts were lost with their process and made again")
-    return outcomes
+    return counts
 
 
-def completed(
-    client: Any, function: Callable[[Any], Any], arguments: Iterable[Any], retries: int
-) -> Iterator[tuple[Any, Any]]:
-    """Call `function` on each of `arguments`, as many at a time as there are workers, and yield them as they are done.
+def completed(client: Any, work: Callable[[Any], str], items: Iterable[Any], retries: int) -> Iterator[tuple[Any, str]]:
+    """Call `work` on each of `items`, as many at a time as there are workers, and yield them as they are done.
 
-    With each comes what the function returned, or what went wrong; (None, "") comes each second in which nothing is
-    done. Only what is being worked on is with the scheduler, so that its memory does not grow with the number, and the
-    death of a worker is on the account of no other.
+    With each comes what `work` returned, or what went wrong. Only what is being worked on is with the scheduler,
+    so that its memory does not grow with the number, and the death of a worker is on the account of no other.
     """
     from distributed import KilledWorker, wait
 
-    numbered, pending = enumerate(arguments), dict[Any, Any]()
+    numbered, pending = enumerate(items), dict[Any, Any]()
     try:
         while True:
-            for number, argument in itertools.islice(numbered, max(1, sum(client.nthreads().values())) - len(pending)):
+            for number, item in itertools.islice(numbered, max(1, sum(client.nthreads().values())) - len(pending)):
                 key = f"labkit-{os.getpid()}-{number}"
-                pending[client.submit(function, argument, key=key, pure=False, retries=retries)] = argument
+                pending[client.submit(work, item, key=key, pure=False, retries=retries)] = item
             if not pending:
                 return
-            try:
-                finished = wait(list(pending), timeout=1, return_when="FIRST_COMPLETED").done
-            except TimeoutError:
-                yield None, ""
-                continue
-            for future in finished:
-                error = future.exception()
-                words = "its worker was killed each time" if isinstance(error, KilledWorker) else str(error)
-                outcome = future.result() if error is None else f"failed: {words.removeprefix('failed: ')}"
-                future.release()
-                yield pending.pop(future), outcome
+            with suppress(TimeoutError):  # after which there may be more workers
+                for future in wait(list(pending), timeout=1, return_when="FIRST_COMPLETED").done:
+                    error = future.exception()
+                    words = "its worker was killed each time" if isinstance(error, KilledWorker) else str(error)
+                    outcome = future.result() if error is None else f"failed: {words.removeprefix('failed: ')}"
+                    future.release()
+                    yield pending.pop(future), outcome
     finally:
         client.cancel(list(pending))
 
 
-def hunt(client: Any, kernel: Any, reference: Any, inputs: Any, *, seeds: Iterable[int], **options: Any) -> Any:
-    """:func:`labkit.hunt` on a Dask client: a hunt from each of `seeds`, which draw other cases, up to a failure.
-
-    Returns the hunt that found one, or the last, with the counts of all. Raises RuntimeError where a worker died of it.
-    """
-    from labkit.causes.hunt import Hunt, hunt
-
-    total, counted = Hunt(kernel, reference, (), 0), ("examples", "refused", "discarded")
-    for seed, report in completed(client, lambda seed: hunt(kernel, reference, inputs, seed=seed, **options), seeds, 0):
-        if isinstance(report, str):
-            if report:
-                raise RuntimeError(f"hunt from seed {seed}: {report}")
-            continue
-        total = replace(report, **{name: getattr(total, name) + getattr(report, name) for name in counted})
-        if total.found:
-            break
-    return total
-
-
 @contextmanager
-def _client(
+def cluster(
     kind: str, workers: int | None, gpus: bool, settings: Path | None, retries: int
 ) -> Iterator[tuple[Any, list[dict[str, str]]]]:
-    """A client of the cluster, and what each local worker is held to: variables of the environment, cores."""
+    """A client of a cluster, and what each local worker is held to: variables of the environment, cores.
+
+    `settings` is a YAML file with keyword arguments of Dask's cluster. A worker that dies of a task more than `retries`
+    times fails it. Raises UsageError for a cluster that cannot be had.
+    """
     import dask
     from distributed import Client, LocalCluster
 
-    given, held = _settings(settings), list[dict[str, str]]()
+    given, held = read_yaml(settings, "--settings") if settings else {}, list[dict[str, str]]()
+    if not isinstance(given, dict):
+        raise UsageError(f"--settings: {settings} is not right; wanted `name: value` lines, such as queue, cores")
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(DASK | {"distributed.scheduler.allowed-failures": retries}))
         address: Any = kind
@@ -217,20 +184,6 @@ def _client(
         except OSError as error:
             raise UsageError(f"--cluster: {kind} does not answer ({str(error)[:80]}); wanted {CLUSTERS}") from None
         yield stack.enter_context(client), held
-
-
-def _settings(path: Path | None) -> dict[str, Any]:
-    import yaml
-
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8")) if path else {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UsageError(
-            f"--settings: {path} cannot be read ({str(error).splitlines()[0][:60]}); wanted YAML"
-        ) from None
-    if not isinstance(given, dict):
-        raise UsageError(f"--settings: {path} is not right; wanted `name: value` lines, such as queue, cores, memory")
-    return given
 
 
 def places(workers: int | None, gpus: bool) -> list[dict[str, str]]:
@@ -271,9 +224,8 @@ def jobs(kind: str, given: Mapping[str, Any]) -> Any:
     try:
         return make(**options, job_script_prologue=prologue, worker_extra_args=extra)
     except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"--settings: {str(error).splitlines()[0]}; wanted keyword arguments of dask-jobqueue's {make.__name__}"
-        ) from None
+        wanted = f"wanted keyword arguments of dask-jobqueue's {make.__name__}"
+        raise UsageError(f"--settings: {str(error).splitlines()[0]}; {wanted}") from None
 
 
 def _execute(name: str, out: Path, held: Sequence[Mapping[str, str]], point: Point) -> str:
@@ -284,76 +236,44 @@ def _execute(name: str, out: Path, held: Sequence[Mapping[str, str]], point: Poi
     if held:
         os.environ |= held[int(worker.name)]
         os.sched_setaffinity(0, map(int, os.environ["LABKIT_CORES"].split(",")))
-    if not multiprocessing.current_process().daemon:
-        run.START = _fork
     (one,) = run.plan([name], {key: str(value) for key, value in point.items()}, "auto", out)
     if not one.finished():
         worker.log_event("labkit", one.directory.name)
-    run.run([one], say=lambda text: None)
-    if one.result is None and not _raised(one.directory / "notebook.ipynb"):
+    run.run([one], say=lambda text: None, how=None if multiprocessing.current_process().daemon else _fork)
+    if one.result is None and not one.status.startswith("failed: cell "):  # which it will do again
         raise RuntimeError(one.status)
     return one.status
 
 
-def _raised(executed: Path) -> bool:
-    """Whether a cell of the executed notebook raised, which it will do again."""
-    try:
-        cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
-    except (OSError, ValueError):
-        return False
-    return any(output["output_type"] == "error" for cell in cells for output in cell.get("outputs", ()))
-
-
-@dataclass
-class _Forked:
-    """A process of multiprocessing's with what asyncio's have: stdout, pid, returncode, wait."""
-
-    process: Any
-    stdout: asyncio.StreamReader
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self.process.exitcode
-
-    async def wait(self) -> int | None:
-        await asyncio.to_thread(self.process.join)
-        return self.returncode
-
-
-async def _fork(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> _Forked:
-    """Start ``python -m words`` as a fork of a server that has papermill imported."""
+async def _fork(one: run.Run, folder: Path, environment: dict[str, str], say: Say) -> str:
+    """Execute a run's notebook in a fork of a server that has papermill imported. Returns why it failed, or nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(WARM)
-    read, write = os.pipe()
-    # As connections they are handed on with the request for a fork, and closed here.
-    files = [Connection(file, readable=False) for file in (write, os.dup(log.fileno()))]
-    process = context.Process(target=_child, args=(list(words), dict(environment), *files))
+    answer, write = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(one.book.path, folder, one.parameters, environment, write))
     process.start()
-    for file in files:
-        file.close()
-    stdout = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(stdout), os.fdopen(read, "rb")
-    )
-    return _Forked(process, stdout)
+    write.close()
+    process.join()
+    try:
+        return answer.recv()
+    except EOFError:
+        return f"its process {run.ended(process.exitcode)}"
 
 
-def _child(words: list[str], environment: dict[str, str], stdout: Connection, log: Connection) -> None:
+def _child(notebook: Path, folder: Path, parameters: dict[str, Any], environment: dict[str, str], answer: Any) -> None:
     """The fork. It holds the pipe by which its server would see that the worker has ended, so it looks itself."""
 
     def end_with_worker() -> None:
         multiprocessing.parent_process().join()  # type: ignore[union-attr]
         os.kill(os.getpid(), signal.SIGKILL)
 
+    from labkit.cli.execute import END_WITH_PARENT, main
+
+    ctypes.CDLL(None).prctl(*END_WITH_PARENT)
     threading.Thread(target=end_with_worker, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
-    os.dup2(stdout.fileno(), 1)
-    os.dup2(log.fileno(), 2)
-    stdout.close()
-    sys.argv = [*words[:-1], str(os.getppid())]  # the server, with which it ends too
-    runpy.run_module(words[0], run_name="__main__")
+    with (folder / "log.txt").open("ab") as log, open(os.devnull, "w") as nowhere:
+        for output in (1, 2):
+            os.dup2(log.fileno(), output)
+        answer.send(main(notebook, folder, parameters, nowhere))

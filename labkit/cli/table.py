@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pandas  # type: ignore[import-untyped]
 
 from labkit.errors import UsageError
 from labkit.session.catalogue import Notebook, notebook
-from labkit.session.record import complete
+from labkit.session.record import complete, complete_file, failure, writing
 from labkit.tables import Table, number
 
 LONGEST = 32
@@ -44,30 +42,15 @@ def _as_text(value: Any) -> Any:
 
 
 def _row(book: Notebook, folder: Path) -> dict[str, Any]:
-    given = dict.fromkeys(book.parameters)
     try:
         result = complete(folder)
     except UsageError as error:
-        return {"run": folder.name, "status": f"failed: {_reason(folder, given) or error}"[:200], "parameters": given}
+        reason, given = failure(folder)
+        parameters = dict.fromkeys(book.parameters) | given
+        return {"run": folder.name, "status": f"failed: {reason or error}"[:200], "parameters": parameters}
     claims = {claim: settled["verdict"] for claim, settled in result["claims"].items()}
     kept = {part: result[part] for part in ("parameters", "verdict", "metrics", "device", "seconds", "date")}
     return {"run": folder.name, "status": "ok", "claims": claims, "commit": result["provenance"].get("commit")} | kept
-
-
-def _reason(folder: Path, given: dict[str, Any]) -> str:
-    """Why a run failed, as far as its folder says; `given` is filled with its parameters."""
-    reason = ""
-    for part in (folder / "attempt", folder):  # the first is there where it was cut off
-        with suppress(OSError):
-            log = (part / "log.txt").read_text("utf-8", errors="replace")
-            reason = next(iter(reversed(log.strip().splitlines())), "")
-        with suppress(OSError, ValueError, KeyError):
-            executed = json.loads((part / "notebook.ipynb").read_text(encoding="utf-8"))
-            given |= executed["metadata"]["papermill"]["parameters"]
-            outputs = (output for cell in executed["cells"] for output in cell.get("outputs", ()))
-            for error in (output for output in outputs if output["output_type"] == "error"):
-                reason = f"{error['ename']}: {error['evalue']}"
-    return reason
 
 
 def printed(frame: pandas.DataFrame) -> str:
@@ -92,13 +75,6 @@ def write(frame: pandas.DataFrame, path: Path) -> Path:
     """Write it as Parquet or CSV, whole or not at all. Raises UsageError for another suffix and an unwritable path."""
     if path.suffix not in (".parquet", ".csv"):
         raise UsageError(f"--out: {path} is not right; wanted a name that ends in .parquet or .csv")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with writing(path, "--out"), complete_file(path) as temporary:
         frame.to_parquet(temporary) if path.suffix == ".parquet" else frame.to_csv(temporary, index=False)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UsageError(
-            f"--out: {path} cannot be written ({error.strerror or error}); wanted a place that can"
-        ) from None
     return path

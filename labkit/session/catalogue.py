@@ -14,7 +14,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,11 +30,22 @@ CHECKOUT = (ROOT / "pyproject.toml").is_file()
 
 def read_json(path: Path, what: str) -> Any:
     """What a JSON file holds. Raises UsageError, which begins with `what`, for a file that is none."""
+    return _read(path, what, json.loads, "JSON", ValueError)
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """What a YAML file holds. Raises UsageError, which begins with `what`, for a file that is none."""
+    import yaml
+
+    return _read(path, what, yaml.safe_load, "YAML", yaml.YAMLError)
+
+
+def _read(path: Path, what: str, parse: Callable[[str], Any], wanted: str, wrong: type[Exception]) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or str(error)[:80]
-        raise UsageError(f"{what}: {path} cannot be read ({why}); wanted JSON") from None
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, wrong) as error:
+        why = getattr(error, "strerror", None) or " ".join(str(error)[:80].split())
+        raise UsageError(f"{what}: {path} cannot be read ({why}); wanted {wanted}") from None
 
 
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import UsageError
-from labkit.session.catalogue import ROOT
+from labkit.session.catalogue import ROOT, read_yaml
 from labkit.session.record import Record, recorded
 from labkit.session.wording import fields, fill
 from labkit.tables import Table
@@ -112,10 +112,8 @@ class Ledger:
 
         `without` leaves out claims of times, which a busy machine may turn.
         """
-        of_report_first = sorted(self.claims.values(), key=lambda claim: claim.kind == "ours")
-        shown = [claim for claim in of_report_first if claim.id not in without]
-        rows = [(claim.id, claim.kind, self.settled.get(claim.id, OPEN).verdict) for claim in shown]
-        return Table(("claim", "kind", "verdict"), rows)
+        rows = [(claim.id, claim.kind, settled.verdict) for rows in self._groups().values() for claim, settled in rows]
+        return Table(("claim", "kind", "verdict"), [row for row in rows if row[0] not in without])
 
     def as_json(self) -> dict[str, dict[str, Any]]:
         """The claims of result.json: kind, where, reported, and verdict, measured, because, given, source of each.
@@ -177,14 +175,7 @@ def described(name: str) -> dict[str, Any]:
     path = claims_file(name)
     if not path.exists():
         raise UsageError(f"claims: {path.relative_to(ROOT)} is not there; wanted the claims of {name!r}")
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UsageError(
-            f"claims: {path.relative_to(ROOT)} cannot be read ({' '.join(str(error).split())[:120]})"
-        ) from None
+    found = read_yaml(path, "claims")
     if not (isinstance(found, dict) and isinstance(found.get("claims"), list)):
         raise UsageError(f"claims: {path.relative_to(ROOT)} is not right; wanted question, answer and a list of claims")
     return found

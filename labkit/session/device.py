@@ -69,10 +69,8 @@ def choose(request: str = "auto") -> Device:
     wanted = "0" if device.is_cuda else "1"
     decorated = any(name.startswith("kernels.") and hasattr(made, "triton") for name, made in list(sys.modules.items()))
     if decorated and os.environ.get("TRITON_INTERPRET", "0") != wanted:
-        raise UsageError(
-            f"device: kernels of this process are already set for the other device than {device.kind!r}; "
-            "restart the process (in Jupyter: the kernel)"
-        )
+        restart = "restart the process (in Jupyter: the kernel)"
+        raise UsageError(f"device: kernels of this process are set for another device than {device.kind!r}; {restart}")
     os.environ["TRITON_INTERPRET"] = wanted
     if CHECKOUT and str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))

@@ -109,9 +109,8 @@ def start(name: str, /, **parameters: Any) -> Lab:
     values = catalogue.resolve(name, book.parameters, parameters)
     lab = Lab(book, values, device.choose(values.get("device", "auto")))
     print(f"{name} on {lab.device.banner}; seed {lab.seed}")
-    defaults = {given: parameter.default for given, parameter in book.parameters.items() if given != "device"}
-    if other := [
-        f"{given} = {values[given]} ({default})" for given, default in defaults.items() if values[given] != default
-    ]:
-        print(f"The answer above was reached for other parameters: here {', '.join(other)}.")
+    other = [one for one in book.parameters.values() if one.name != "device" and values[one.name] != one.default]
+    if other:
+        here = ", ".join(f"{one.name} = {values[one.name]} ({one.default})" for one in other)
+        print(f"The answer above was reached for other parameters: here {here}.")
     return lab

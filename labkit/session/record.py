@@ -12,14 +12,14 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import UsageError
-from labkit.session.catalogue import CHECKOUT, ROOT, Notebook, notebook, read_json
+from labkit.session.catalogue import CHECKOUT, ROOT, Notebook, notebook, read_json, read_yaml
 from labkit.session.secrets import refuse_secrets
 
 SCHEMA = 1
@@ -126,23 +126,38 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole file or none: to a temporary name beside `path`, then moved into place."""
+    """Write a whole file or none, and its folder where that is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    with complete_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
+
+
+@contextmanager
+def complete_file(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`, moved into place when what is written to it is complete, and else removed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8", newline="")
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def writing(path: Path, what: str) -> Iterator[None]:
+    """Where `path` cannot be written, raise UsageError, which begins with `what`."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(f"{what}: {path} cannot be written ({why}); wanted a place that can") from None
+
+
 def writable(folder: Path, what: str) -> Path:
     """The folder, made if it is not there. Raises UsageError, which begins with `what`, if nothing can be written."""
-    try:
+    with writing(folder, what):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise UsageError(f"{what}: {folder} cannot be written ({error.strerror}); wanted a folder that can") from None
     return folder
 
 
@@ -184,9 +199,8 @@ def outcomes(name: str) -> list[tuple[str, str]]:
     with suppress(UsageError):
         last = max(runs, key=lambda path: path.stat().st_mtime, default=None)
         found += [("last run", complete(last.parent))] if last else []
-    ran = [f"{result['date']} on {result['device']['name']}, {result['seconds']:.0f} s" for _, result in found]
-    said = ["; ".join(filter(None, summary(result))) for _, result in found]
-    return [(when, f"{where}: {what}") for (when, _), where, what in zip(found, ran, said, strict=True)]
+    words = "{date} on {device[name]}, {seconds:.0f} s: "
+    return [(when, words.format(**result) + "; ".join(filter(None, summary(result)))) for when, result in found]
 
 
 def summary(result: dict[str, Any]) -> tuple[str | None, str]:
@@ -197,11 +211,7 @@ def summary(result: dict[str, Any]) -> tuple[str | None, str]:
 
 def stale() -> dict[str, str]:
     """Records of earlier kernels, or not made yet, by their path below the checkout: why each is not up to date."""
-    if not CHECKOUT:
-        return {}
-    import yaml
-
-    return yaml.safe_load((RESULTS / "stale.yaml").read_text(encoding="utf-8")) or {}
+    return read_yaml(RESULTS / "stale.yaml", "records") or {} if CHECKOUT else {}
 
 
 @cache
@@ -239,6 +249,29 @@ def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
         if cell["cell_type"] == "code" and "".join(cell["source"]).strip() and not done:
             raise UsageError(f"{run_directory}: cell {number} did not complete; wanted a run of which every cell did")
     return result
+
+
+def failure(run_directory: Path) -> tuple[str, dict[str, Any]]:
+    """Why a run failed, in a line, and its parameters, as far as the files in its folder say.
+
+    A cell that raised comes before the last line of the log. The folder `attempt` is there where a run was cut off.
+    """
+    reason, parameters = "", dict[str, Any]()
+    for folder in (run_directory / "attempt", run_directory):
+        with suppress(OSError):
+            log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+            reason = log.strip().rpartition("\n")[2]
+        with suppress(ValueError, LookupError, TypeError, AttributeError):
+            executed = Notebook(folder / "notebook.ipynb").content
+            reason = raised(executed["cells"]) or reason
+            parameters |= executed["metadata"]["papermill"]["parameters"]
+    return reason, parameters
+
+
+def raised(cells: Iterable[Any]) -> str:
+    """What the last cell that raised did raise, in a line; an empty string where none did."""
+    errors = [o for cell in cells for o in cell.get("outputs", ()) if o.get("output_type") == "error"]
+    return f"{errors[-1]['ename']}: {str(errors[-1]['evalue']).strip().partition(chr(10))[0]}" if errors else ""
 
 
 def record(run_directory: Path) -> Path:

@@ -66,8 +66,6 @@ def fill(what: str, text: str, values: Mapping[str, Any]) -> str:
     from jinja2 import TemplateError
 
     try:
-        if missing := sorted(fields(text) - values.keys()):
-            raise UsageError(f"{what}: its text needs {missing[0]}; measured are {', '.join(values) or 'none'}")
         return " ".join(environment().from_string(text).render(values).split())
     except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(f"{what}: its text cannot be filled in: {error}") from None

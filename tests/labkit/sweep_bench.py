@@ -52,9 +52,10 @@ def main(count, folder):
             if "dashboard" in text:
                 first.append(time.monotonic() - begun)
 
-        outcomes = sweep.sweep(name, points, folder / "runs", workers=WORKERS, say=say)
+        with sweep.cluster("local", WORKERS, False, None, 2) as connected:
+            counts = sweep.sweep(*connected, name, points, folder / "runs", 2, say)
         wall, ideal = time.monotonic() - begun, serial * count / WORKERS
-        assert all(status == "ok" for _, status in outcomes), outcomes
+        assert counts == {"ok": count}, counts
         yield name, count, f"{serial:.2f}", f"{ideal:.1f}", f"{wall:.1f}", f"{first[0]:.1f}", f"{ideal / wall:.3f}"
 
 

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -49,7 +51,9 @@ def test_a_folder_without_a_bench_is_refused(tmp_path):
 def test_a_gpu_whose_peak_is_not_known_has_no_arithmetic_floor(monkeypatch):
     monkeypatch.setattr(bench, "copy_rate", lambda: 1e12)
     case = bench.Case("k", "forward", "n", "1", [], bytes=1000, operations=1, floors={"compulsory traffic": 500})
-    monkeypatch.setattr(bench, "_peak_float32", lambda: None)
+    gpu = SimpleNamespace(major=8, minor=0, multi_processor_count=10, clock_rate=1e5)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
     assert bench.floors(case, Device("cuda", "test")) == {"traffic floor": 1e-3, "compulsory traffic": 5e-4}
-    monkeypatch.setattr(bench, "_peak_float32", lambda: 1e12)
-    assert bench.floors(case, Device("cuda", "test"))["arithmetic floor, fp32"] == 1e-6
+    gpu.major = 9
+    assert bench.floors(case, Device("cuda", "test"))["arithmetic floor, fp32"] == 1e6 / (10 * 256 * 1e8)

@@ -5,7 +5,6 @@ Skipped where Playwright or a Chromium is missing: neither is a dependency, so t
 
 import importlib.util
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -23,23 +22,10 @@ from labkit.session.catalogue import ROOT
 HOSTILE = "<img src=x onerror=document.title='run'><script>document.title='run'</script>"
 
 
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
-    there = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    with api.sync_playwright() as playwright:
-        try:
-            chromium = playwright.chromium.launch(executable_path=there, args=["--no-sandbox"])
-        except api.Error as error:
-            pytest.skip(f"needs a Chromium: `playwright install chromium`, or your system's ({str(error)[:80]})")
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def tab(browser):
+def tab(chromium):
     """A tab, what it asked for, and what went wrong in it."""
-    page = browser.new_page(viewport={"width": 1200, "height": 1000})
+    page = chromium.new_page(viewport={"width": 1200, "height": 1000})
     page.asked, page.wrong = [], []
     page.on("request", lambda request: page.asked.append(request.url))
     page.on("pageerror", lambda error: page.wrong.append(str(error)))

@@ -156,18 +156,17 @@ def test_one_failure_among_runs_fails_the_command_and_keeps_the_rest(books, tmp_
     assert "ZeroDivisionError" in said
 
 
-def test_a_kernel_that_did_not_start_is_started_once_more(books, tmp_path, monkeypatch):
-    real, calls = run._execute, []
+def test_a_kernel_that_did_not_start_is_started_once_more(books, tmp_path):
+    calls = []
 
     async def execute(*rest):
         calls.append(rest)
         failed = "RuntimeError: Kernel died before replying to kernel_info"
-        return failed if len(calls) == 1 else await real(*rest)
+        return failed if len(calls) == 1 else await run.execute(*rest)
 
-    monkeypatch.setattr(run, "_execute", execute)
     books("good", FINISH)
     (one,) = runs = run.plan(["good"], {}, "cpu", tmp_path / "runs")
-    run.run(runs, jobs=1, say=lambda text: None)
+    run.run(runs, say=lambda text: None, how=execute)
     assert one.result, one.status
     assert len(calls) == 2
 
@@ -250,6 +249,8 @@ def test_a_run_that_takes_too_long_is_ended_and_said_so(books, tmp_path):
     code, said, _ = finish(labkit_run("slow", "--out", tmp_path / "runs", "--timeout", "1"))
     assert code == 1
     assert "slow: failed: it took longer than 1 s (--timeout) and was ended; see " in said
+    (log,) = (tmp_path / "runs").glob("slow/*/log.txt")
+    assert log.read_text().splitlines()[-1] == "it took longer than 1 s (--timeout) and was ended"
 
 
 TOKEN = "hf_" + "aB3" * 12
@@ -394,12 +395,12 @@ def test_the_table_counts_the_claims_as_the_notebook_does(books, tmp_path):
 
 
 def test_a_page_leaves_out_glue_and_says_what_a_figure_shows(tmp_path):
-    from labkit.cli.pages import HIDDEN, as_page, card
+    from labkit.cli.pages import as_page, card
 
     alt = {"image/png": {"alt": "A row of bars"}}
     picture = nbformat.v4.new_output("display_data", {"image/png": "iVBORw0KGgo="}, metadata=alt)
     cells = [
-        nbformat.v4.new_code_cell("import glue", metadata={"tags": [HIDDEN]}),
+        nbformat.v4.new_code_cell("import glue", metadata={"tags": ["hide-input"]}),
         nbformat.v4.new_code_cell("draw()", outputs=[picture]),
     ]
     path = tmp_path / "n.ipynb"

@@ -82,7 +82,7 @@ def installed(wheel, tmp_path_factory):
 def test_the_wheel_holds_labkit_alone(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"labkit"}
-    assert "labkit/cli/template/notebook.txt" in names
+    assert "labkit/cli/template/notebooks/NAME.ipynb" in names
 
 
 @pytest.mark.long
