@@ -19,7 +19,6 @@ from labkit.session.record import writable
 
 CACHE = "LABKIT_CACHE"
 """Environment variable: where what was built is kept; by default labkit/ in the user's cache directory."""
-SUFFIXES = {".cu", ".cuh", ".h"}
 
 
 def cache() -> Path:
@@ -54,7 +53,7 @@ def build(source: Path, host: Path, device: Device, architecture: str | None = N
     except OSError as error:
         raise UsageError(f"{source.name}: {compiler} cannot be run ({error.strerror}); wanted a compiler") from None
     digest = hashlib.sha256("\0".join((made_for, version, *flags)).encode())
-    for path in sorted(path for folder in folders for path in folder.iterdir() if path.suffix in SUFFIXES):
+    for path in sorted(at for folder in folders for at in folder.iterdir() if at.suffix in {".cu", ".cuh", ".h"}):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     name = f"{source.stem}-{digest.hexdigest()[:16]}"
     with (writable(cache(), CACHE) / f"{source.stem}.lock").open("w") as lock:
