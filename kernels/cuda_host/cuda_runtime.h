@@ -86,10 +86,8 @@ struct State {
     }
 };
 
-inline State& state() {
-    static State one;
-    return one;
-}
+inline State shared;  // made when the library is loaded, so that static tensors, made later, free theirs before it ends
+inline State& state() { return shared; }
 
 inline cudaError_t fail(cudaError_t error) {
     if (error != cudaSuccess) state().last = error;

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,8 @@ class Program:
     ids: Array
     golden: dict[str, Array]
     allowed: dict[str, Array]
+    idle: dict[Device, list[subprocess.Popen[str]]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Processes that have this program and wait for sets of switches: on a GPU, starting one takes seconds."""
 
     @property
     def elements(self) -> int:
@@ -141,10 +144,10 @@ class Program:
 
 
 def prepare(device: Device) -> None:
-    """Build what the notebook needs, both libraries at a time; nothing is done where they are built."""
-    with ThreadPoolExecutor(2) as pool:
-        for made in [pool.submit(build, FOLDER / name, HOST, device) for name in ("api.cu", "faulty.cu")]:
-            made.result()
+    """Begin to build what the notebook needs, both libraries at a time; who needs one waits for it in :func:`build`."""
+    pool = ThreadPoolExecutor(2)
+    for name in ("faulty.cu", "api.cu"):
+        pool.submit(build, FOLDER / name, HOST, device)
 
 
 def program(
@@ -216,18 +219,17 @@ def in_words(names: Iterable[str]) -> str:
 def run(p: Program, rows: Array, device: Device, processes: int = 2, progress: bool = False) -> Array:
     """An outcome [OUTCOME] for each program, in so many processes; one that dies is begun again after it.
 
-    With `progress`, each quarter that is done is printed.
+    Those that live wait for the next call, which takes them up. With `progress`, each quarter that is done is printed.
     """
-    request = _request(p, device)
     parts = np.array_split(np.asarray(rows, np.int32), max(1, min(processes, len(rows))))
     with tempfile.TemporaryDirectory() as folder:
-        workers = [_Worker(Path(folder), i, request | {"switches": part}) for i, part in enumerate(parts)]
+        workers = [_Worker(Path(folder) / str(i), p, part, device) for i, part in enumerate(parts)]
         quarters = 0
         while sum(worker.advance() for worker in workers) < len(workers):  # each of them is to advance
             while progress and 4 * sum(worker.done() for worker in workers) >= (quarters + 1) * len(rows):
                 quarters += 1
                 print(f"{quarters * len(rows) // 4:,} of {len(rows):,} programs are run", flush=True)
-            next(worker for worker in workers if not worker.finished).wait(1.0)
+            time.sleep(0.01)
         return np.concatenate([worker.outcomes() for worker in workers])
 
 
@@ -326,10 +328,9 @@ def sanitized(p: Program, row: Array, device: Device, tool: str, *options: str) 
     device.needs_cuda("compute-sanitizer", "the host runtime has guards of its own")
     program = _sanitizer()
     with tempfile.TemporaryDirectory() as folder:
-        request, out = Path(folder) / "request.npz", Path(folder) / "out.raw"
-        np.savez(request, **_request(p, device) | {"switches": row[None]})  # type: ignore[arg-type]
-        worker = [sys.executable, str(FOLDER / "worker.py"), str(request), str(out), "0"]
-        done = subprocess.run([program, "--tool", tool, *options, *worker], capture_output=True, text=True, check=False)
+        out = Path(folder) / "0"
+        command = [program, "--tool", tool, *options, *_command(p, device, out)]
+        done = subprocess.run(command, input=_task(row[None], out), capture_output=True, text=True, check=False)
     lines = [line.removeprefix("=========").strip() for line in done.stdout.splitlines() if line.startswith("=====")]
     summary = next((line for line in lines if "SUMMARY" in line and "not printed" not in line), "")
     count = [int(word) for word in summary.split() if word.isdigit()]
@@ -337,13 +338,26 @@ def sanitized(p: Program, row: Array, device: Device, tool: str, *options: str) 
     return (count[0] if count else -1), [*dict.fromkeys(reports), summary][:8]
 
 
-class _Worker:
-    """Rows of one worker, which is begun again after each row that it did not survive."""
+def _command(p: Program, device: Device, out: Path) -> list[str]:
+    """What starts a process of worker.py with this program."""
+    program = out.with_suffix(".program.npz")
+    np.savez(program, **_request(p, device))  # type: ignore[arg-type]
+    return [sys.executable, str(FOLDER / "worker.py"), str(program)]
 
-    def __init__(self, folder: Path, index: int, request: Mapping[str, object]) -> None:
-        self.rows = len(request["switches"])  # type: ignore[arg-type]
-        self.request, self.out = folder / f"{index}.npz", folder / f"{index}.raw"
-        np.savez(self.request, **request)  # type: ignore[arg-type]
+
+def _task(rows: Array, out: Path) -> str:
+    """The line that has worker.py run these programs and add their outcomes to `out`."""
+    switches = out.with_suffix(".npy")
+    np.save(switches, rows)
+    return json.dumps([str(switches), str(out)]) + "\n"
+
+
+class _Worker:
+    """Rows of one worker process, another one after each row that it did not survive."""
+
+    def __init__(self, out: Path, p: Program, rows: Array, device: Device) -> None:
+        self.out, self.p, self.rows, self.device = out, p, rows, device
+        self.idle = p.idle.setdefault(device, [])
         self.out.touch()
         self.process: subprocess.Popen[str] | None = None
         self.finished = False
@@ -353,34 +367,41 @@ class _Worker:
 
     def advance(self) -> bool:
         """Begin, or begin again, if need be. True once every row has its outcome."""
-        if self.finished:
-            return True
-        if self.process is not None:
-            if self.process.poll() is None:
+        if self.process and not self.finished:
+            status = self.process.poll()
+            if self.out.stat().st_size > len(self.rows) * OUTCOME.itemsize:  # it says so, and waits for more
+                self.idle.append(self.process)
+            elif status is None:
                 return False
-            text = self.process.stderr.read() if self.process.stderr else ""
-            if self.process.returncode == 2:
+            elif status == 2:
+                text = self.process.stderr.read() if self.process.stderr else ""
                 raise RuntimeError(f"the program under investigation could not start: {text.strip()}")
-            if self.process.returncode not in (0, 3):  # died within a row
+            elif status != 3:  # died within a row
                 lost = np.zeros(1, OUTCOME)
                 lost["status"] = LOST
                 with self.out.open("ab") as file:
                     file.write(lost.tobytes())
-        if self.done() >= self.rows:
+        if self.done() >= len(self.rows):
             self.finished = True
-            return True
-        command = [sys.executable, str(FOLDER / "worker.py"), str(self.request), str(self.out), str(self.done())]
-        environment = {"OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
-        return False
+        else:
+            self.begin()
+        return self.finished
 
-    def wait(self, seconds: float) -> None:
-        if self.process:
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(seconds)
+    def begin(self) -> None:
+        """Give what is left to a process that waits, or to a new one."""
+        waiting = [process for process in self.idle if process.poll() is None]
+        self.idle[:] = waiting[1:]
+        self.process = waiting[0] if waiting else self.started()
+        assert self.process.stdin
+        print(_task(self.rows[self.done() :], self.out), end="", file=self.process.stdin, flush=True)
+
+    def started(self) -> subprocess.Popen[str]:
+        environment, pipe = os.environ | {"OMP_NUM_THREADS": "1"}, subprocess.PIPE
+        command = _command(self.p, self.device, self.out)
+        return subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True, env=environment)
 
     def outcomes(self) -> Array:
-        return np.fromfile(self.out, OUTCOME)
+        return np.fromfile(self.out, OUTCOME, len(self.rows))
 
 
 def observations(o: Array, p: Program, debug_print: str = "a fixed number") -> dict[str, Array]:

@@ -18,8 +18,7 @@ def counts_beside(here: Counts, device: str, other: Record | None) -> labkit.Tab
 
     `here` as :func:`kernels.tinyllm.fault_sets.counts_by_memory` gives it.
     """
-    stored = other.result["metrics"]["facts"] if other else {}
-    there = stored.get("memory") or stored.get("worlds") or {}
+    there = other.result["metrics"]["facts"]["memory"] if other else {}
     rows = [
         (memory, what, here_counts[what], there_counts.get(what, "not recorded"))
         for memory in here

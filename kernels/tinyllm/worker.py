@@ -1,12 +1,12 @@
 """Runs sets of switches one after another in a process of its own, which may die.
 
-`python worker.py REQUEST.npz OUT FIRST` imports nothing but NumPy, so that starting again costs little. Each outcome is
-written before the next run begins.
+`python worker.py PROGRAM.npz` imports nothing but NumPy, so that starting again costs little. It reads lines [path of
+rows of switches, path of outcomes]. Each outcome is written before the next run begins, and a byte after the last.
 """
 
 import ctypes
+import json
 import sys
-from pathlib import Path
 
 import numpy as np
 
@@ -14,8 +14,8 @@ ZEROS, RECYCLED = 1, 1  # the host runtime's memory is zero at first, and comes 
 
 
 def main() -> int:
-    """Exit 0 when every run is done, 3 when the device cannot be used any more."""
-    request, out, first = np.load(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    """Exit 0 when there is nothing more to read, 2 without a model, 3 when the device cannot be used any more."""
+    request = np.load(sys.argv[1])
     library = ctypes.CDLL(str(request["library"]))
     library.faulty_new.restype = ctypes.c_void_p
     library.faulty_outcome_size.restype = ctypes.c_size_t
@@ -30,15 +30,17 @@ def main() -> int:
     if not model:
         print(library.faulty_error().decode(), file=sys.stderr)
         return 2
-    switches = np.ascontiguousarray(request["switches"], np.int32)
     outcome = (ctypes.c_char * library.faulty_outcome_size())()
-    with out.open("ab") as file:
-        for row in switches[first:]:
-            lost = library.faulty_run(ctypes.c_void_p(model), ctypes.c_void_p(row.ctypes.data), outcome)
-            file.write(outcome.raw)
-            file.flush()
-            if lost:
-                return 3
+    for line in sys.stdin:
+        switches, out = json.loads(line)
+        with open(out, "ab") as file:
+            for row in np.load(switches):
+                lost = library.faulty_run(ctypes.c_void_p(model), ctypes.c_void_p(row.ctypes.data), outcome)
+                file.write(outcome.raw)
+                file.flush()
+                if lost:
+                    return 3
+            file.write(b"\0")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import re
@@ -18,7 +19,6 @@ from labkit.session.record import writable
 
 CACHE = "LABKIT_CACHE"
 """Environment variable: where what was built is kept; by default labkit/ in the user's cache directory."""
-SUFFIXES = {".cu", ".cuh", ".h"}
 
 
 def cache() -> Path:
@@ -33,6 +33,7 @@ def build(source: Path, host: Path, device: Device, architecture: str | None = N
     On a CPU the headers in `host` stand in for CUDA's. `architecture` (sm_75, say) replaces the GPU's own. Raises
     UsageError where there is no compiler, with the compiler's first error where it refuses, and where the cache cannot
     be written. A library's name ends with the hash of its content: one that was cut off or exchanged is built again.
+    Who asks for what another process or thread is building waits for it.
     """
     if device.is_cuda:
         import torch
@@ -40,7 +41,7 @@ def build(source: Path, host: Path, device: Device, architecture: str | None = N
         compiler = _find("nvcc", "NVCC", "the CUDA toolkit, or set NVCC")
         number = (architecture or "{}{}".format(*torch.cuda.get_device_capability())).removeprefix("sm_")
         target = f"-gencode=arch=compute_{number},code=sm_{number}"  # and no PTX that another GPU could compile
-        flags = ["-std=c++17", "-O3", target, "-shared", "-Xcompiler", "-fPIC"]
+        flags = ["-std=c++17", "-O1", target, "-shared", "-Xcompiler", "-fPIC"]  # -O1 is the host's code alone
         folders, libraries, made_for = [source.parent], ["-lcublas"], device.name
     else:
         compiler = _find("c++", "CXX", "a C++ compiler (Debian: g++), or set CXX")
@@ -52,14 +53,16 @@ def build(source: Path, host: Path, device: Device, architecture: str | None = N
     except OSError as error:
         raise UsageError(f"{source.name}: {compiler} cannot be run ({error.strerror}); wanted a compiler") from None
     digest = hashlib.sha256("\0".join((made_for, version, *flags)).encode())
-    for path in sorted(path for folder in folders for path in folder.iterdir() if path.suffix in SUFFIXES):
+    for path in sorted(at for folder in folders for at in folder.iterdir() if at.suffix in {".cu", ".cuh", ".h"}):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     name = f"{source.stem}-{digest.hexdigest()[:16]}"
-    for built in writable(cache(), CACHE).glob(f"{name}-*.so"):
-        if built == _named(built, name):
-            return built
-        built.unlink(missing_ok=True)  # not as it was built
-    return _compile([compiler, *flags, str(source), *libraries], name, source)
+    with (writable(cache(), CACHE) / f"{source.stem}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for built in cache().glob(f"{name}-*.so"):
+            if built == _named(built, name):
+                return built
+            built.unlink(missing_ok=True)  # not as it was built
+        return _compile([compiler, *flags, str(source), *libraries], name, source)
 
 
 def _named(library: Path, name: str) -> Path:
@@ -94,8 +97,6 @@ def _compile(command: list[str], name: str, source: Path) -> Path:
                 return made.replace(_named(made, name))
     except OSError as error:
         raise UsageError(f"{source.name}: it could not be built: {error.strerror}: {error.filename}") from None
-    lines = (done.stderr or done.stdout).splitlines()
-    first = next(
-        (line for line in lines if re.search("error|failed|No space", line)), lines[0] if lines else "no message"
-    )
+    lines = (done.stderr or done.stdout).splitlines() or ["no message"]
+    first = next((line for line in lines if re.search("error|failed|No space", line)), lines[0])
     raise UsageError(f"{source.name}: {Path(command[0]).name} could not build it: {first}")

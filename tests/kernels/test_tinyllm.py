@@ -165,6 +165,16 @@ def test_the_copies_that_the_benchmark_times_bring_everything(where, rng):
     np.testing.assert_array_equal(back, sent)
 
 
+def test_a_process_whose_first_call_is_a_copy_ends_without_an_error(where):
+    code = (
+        "import ctypes, sys; three = ctypes.c_float * 3; sent, back = three(1, 2, 3), three(); "
+        "ctypes.CDLL(sys.argv[1]).tinyllm_round_trip(ctypes.c_size_t(3), sent, back); print(*back)"
+    )
+    command = [sys.executable, "-c", code, str(build(tinyllm.FOLDER / "api.cu", tinyllm.HOST, where))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1.0 2.0 3.0\n", "")
+
+
 @pytest.mark.gpu
 def test_the_sanitizer_finds_no_leak_and_no_error_in_what_is_right(where, rng):
     assert any("ERROR SUMMARY: 0 errors" in line for line in faulty.leak_check(where))
@@ -251,11 +261,26 @@ def test_what_lies_beside_buffers_decides_only_how_programs_end_that_write_beyon
     found = []
     for byte in ("A5", "3F"):
         monkeypatch.setenv("CUDA_HOST_GUARD", byte)
-        found.append(faulty.run(small, rows, where))
+        found.append(faulty.run(replace(small), rows, where))  # in new processes
     differs = faulty.steady(*found)["status"] == faulty.UNSTEADY
     beyond = rows[:, faulty.NAMES.index("size_in_elements")] == 1
     assert differs[beyond].mean() > 0.5
     assert not differs[~beyond].any()
+
+
+def test_a_process_waits_for_the_next_run_and_one_that_died_is_replaced(where, small):
+    p, row = replace(small), faulty.row(*faulty.PRINTED)[None]
+    first = faulty.run(p, row, where)
+    (process,) = p.idle[where]
+    again = faulty.run(p, row, where)
+    assert p.idle[where] == [process]
+    process.kill()
+    process.wait()
+    third = faulty.run(p, row, where)
+    assert process not in p.idle[where]
+    assert len(p.idle[where]) == 1
+    for other in (again, third):
+        assert faulty.steady(first, other)["status"] == first["status"] == faulty.FINISHED
 
 
 def test_a_program_that_writes_far_beyond_its_buffers_harms_no_other(where):
@@ -656,7 +681,7 @@ def test_the_answer_says_what_was_measured(cured):
 
 def test_counts_of_an_earlier_record_stand_beside_those_of_this_run(swept):
     counts = fault_sets.counts_by_memory(swept[0])
-    facts = {"worlds": {"zeros": counts["zeros"]}}
+    facts = {"memory": {"zeros": counts["zeros"]}}
     result = {"notebook": "d2h_sizing", "device": {"name": "a GPU"}, "date": "2026-11-24"}
     result |= {"metrics": {"facts": facts}, "provenance": {"sources": {}}}
     rows = tables.counts_beside(counts, "here", Record(Path("x.json"), result)).rows
