@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -150,6 +151,25 @@ def completed(client: Any, work: Callable[[Any], str], items: Iterable[Any], ret
                     yield pending.pop(future), outcome
     finally:
         client.cancel(list(pending))
+
+
+def hunt(client: Any, kernel: Any, reference: Any, inputs: Any, *, seeds: Iterable[int], **options: Any) -> Any:
+    """:func:`labkit.hunt` on a Dask client: a hunt from each of `seeds`, which draw other cases, up to a failure.
+
+    Returns the hunt that found one, or the last, with the counts of all. Raises RuntimeError where a worker died of it.
+    """
+    from labkit.causes.hunt import Hunt, hunt
+
+    total, counted = Hunt(kernel, reference, (), 0), ("examples", "refused", "discarded")
+    for seed, report in completed(client, lambda seed: hunt(kernel, reference, inputs, seed=seed, **options), seeds, 0):
+        if isinstance(report, str):
+            if report:
+                raise RuntimeError(f"hunt from seed {seed}: {report}")
+            continue
+        total = replace(report, **{name: getattr(total, name) + getattr(report, name) for name in counted})
+        if total.found:
+            break
+    return total
 
 
 @contextmanager

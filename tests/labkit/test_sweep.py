@@ -216,6 +216,22 @@ def test_a_notebook_without_runs_has_no_table(books, tmp_path, capsys):
     assert "holds no runs" in capsys.readouterr().err
 
 
+def test_a_hunt_on_a_cluster_stops_at_a_failure_and_counts_all(tmp_path):
+    torch = pytest.importorskip("torch")
+    distributed = pytest.importorskip("distributed")
+
+    def wrong(x):
+        return x * 2 + (x.shape[0] > 30)
+
+    with distributed.Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None) as client:
+        x = torch.ones(8)
+        found = sweep.hunt(client, wrong, lambda x: x * 2, {"x": x}, seeds=range(8), examples=5)
+        right = sweep.hunt(client, lambda x: x * 2, lambda x: x * 2, {"x": x}, seeds=range(3), examples=5)
+    assert found.found
+    assert not right.found
+    assert right.examples >= 10, "the counts of three hunts"
+
+
 def test_faults_at_random_moments_lose_no_run_and_make_none_falsely_ok(tmp_path):
     """`python tests/labkit/sweep_faults.py 500` is the long form."""
     struck, wrong, _ = inject(12, tmp_path, seed=1)
