@@ -11,7 +11,6 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 from kernels.attention.calls import Call
 from kernels.attention.survey import Likelihood
 from labkit import plots
-from labkit.session.record import made_by
 
 
 def products(right: np.ndarray, wrong: np.ndarray, title: str, name: str, largest: float = 30.0) -> Figure:
@@ -68,13 +67,6 @@ def differences(judged: Sequence[Likelihood], level: float, reported: tuple[floa
     axis.set_xlabel("largest |Q K^T - right| in a head, mean over draws")
     axis.set_title(f"{len(fits)} of {len(judged)} different wrong products pass for the report's")
     return figure
-
-
-def recorded_where(table: Sequence[dict[str, str]]) -> str:
-    """The GPU and the date of a benchmark, and whether what it measured has changed since."""
-    changed = made_by("import kernels.attention.bench") != table[0]["kernels_hash"]
-    where = f"recorded on {table[0]['gpu_name']}, {table[0]['timestamp']} UTC"
-    return where + " (kernels changed since)" * changed
 
 
 def speed(table: Sequence[dict[str, str]], sizes: int = 5) -> Figure:

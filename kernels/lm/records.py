@@ -13,7 +13,6 @@ from kernels.lm import metrics, preflight
 from kernels.lm.analyse import of_report
 from kernels.lm.report import PEAK, PRINTED, REPORT, STEPS, as_the_report
 from labkit import bench
-from labkit.session.record import made_by
 from labkit.tables import Table
 
 FIRST_STEPS = 20
@@ -65,9 +64,7 @@ def step_times(path: Path) -> Table | None:
         values.setdefault(key, {})[row["metric_name"]] = float(row["y_value_50"])
     names = ("step_ms", "bytes_per_second", "share_of_peak", "share_of_peak_lingua")
     shown = [(key[1], *(value.get(name) for name in names)) for key, value in values.items() if "step_ms" in value]
-    changed = rows[0]["kernels_hash"] != made_by("import kernels.lm.bench")
-    title = f"A training step, recorded on {rows[0]['gpu_name']}, {rows[0]['timestamp']} UTC"
-    title += " (kernels changed since)" * changed
+    title = f"A training step, {bench.recorded_where(rows, 'lm')}"
     columns = ("provider", "ms", "bytes a second", f"share of {PEAK / 1e12:.0f} TFLOP/s", "the same, Lingua's count")
     return Table(columns, shown, title=title)
 

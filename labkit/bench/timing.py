@@ -221,6 +221,12 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def recorded_where(rows: Sequence[Mapping[str, str]], name: str) -> str:
+    """The GPU and the date of a benchmark of kernels/`name`, and whether what it measures has changed since."""
+    changed = " (kernels changed since)" * (rows[0]["kernels_hash"] != made_by(f"import kernels.{name}.bench"))
+    return f"recorded on {rows[0]['gpu_name']}, {rows[0]['timestamp']} UTC{changed}"
+
+
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """Medians of one or more cases: a row a provider, a column a metric."""
     metrics = list(dict.fromkeys(f"{row['metric_name']} ({row['metric_unit']})" for row in rows))

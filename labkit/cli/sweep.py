@@ -126,7 +126,7 @@ def sweep(
     return counts
 
 
-def completed(client: Any, work: Callable[[Any], str], items: Iterable[Any], retries: int) -> Iterator[tuple[Any, str]]:
+def completed(client: Any, work: Callable[[Any], Any], items: Iterable[Any], retries: int) -> Iterator[tuple[Any, Any]]:
     """Call `work` on each of `items`, as many at a time as there are workers, and yield them as they are done.
 
     With each comes what `work` returned, or what went wrong. Only what is being worked on is with the scheduler,
@@ -163,9 +163,7 @@ def hunt(client: Any, kernel: Any, reference: Any, inputs: Any, *, seeds: Iterab
     total, counted = Hunt(kernel, reference, (), 0), ("examples", "refused", "discarded")
     for seed, report in completed(client, lambda seed: hunt(kernel, reference, inputs, seed=seed, **options), seeds, 0):
         if isinstance(report, str):
-            if report:
-                raise RuntimeError(f"hunt from seed {seed}: {report}")
-            continue
+            raise RuntimeError(f"hunt from seed {seed}: {report}")
         total = replace(report, **{name: getattr(total, name) + getattr(report, name) for name in counted})
         if total.found:
             break

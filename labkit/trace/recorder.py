@@ -96,6 +96,11 @@ class Watcher(TorchDispatchMode):
         """Results of kernels that add up in the narrow type of what they give."""
         self._on_step = on_step
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Asked by torch, which would import its compiler to leave the next function out of it: two seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.report(func, args, out)
