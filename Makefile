@@ -16,6 +16,9 @@ PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 m
 DOWNLOAD = $(BIN)/pip download -qq -d wheelhouse -c constraints.txt --only-binary=:all: --implementation cp \
 	--python-version $(PYTHON) $(addprefix --platform ,$(PLATFORMS))
 
+# Where it is set, each of some hundred processes would compile what it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup run test test-long lab refresh book wheelhouse clean
 
 run: setup
