@@ -356,7 +356,7 @@ def _site() -> str:
 
     A gradient on a GPU is made in a thread of torch's own, where no line of the reference stands.
     """
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe(1).f_back  # none, where torch calls from a thread of its own
     while frame and ((module := frame.f_globals.get("__name__", "")).startswith("torch.") or module in _BETWEEN):
         frame = frame.f_back
     if not frame or module.startswith("labkit."):
