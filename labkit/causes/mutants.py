@@ -536,15 +536,18 @@ def _along(part: Part, i: int, dims: list[int]) -> dict[int, Edit]:
         if len(node.args) == 1:  # over all, to a number
             return getattr(torch, node.op)(args[0], dim=over, keepdim=True)
         y = call(node, [args[0], over, *node.args[2:]], kwargs)
-        return y if y.ndim == len(node.shape) else dropped(call(node, [args[0], over, True], kwargs))
+        return y if y.ndim == len(node.shape) else dropped(call(node, [args[0], over, True], kwargs), node)
 
     def moments(args: list[Any], kwargs: dict[str, Any], user: Node) -> Any:
         y = call(node, [args[0], over, *node.args[2:]], node.kwargs | {"keepdim": True})[user.args[1]]
-        return y if y.ndim == len(user.shape) else dropped(y)
+        return y if y.ndim == len(user.shape) else dropped(y, user)
 
-    def dropped(y: Tensor) -> Tensor:
-        """What was kept, for each element of a result without the dimensions that it was to run over."""
-        return y.expand(x.shape)[tuple(0 if d in old else slice(None) for d in range(x.ndim))]
+    def dropped(y: Tensor, result: Node) -> Tensor:
+        """What was kept, for each element of a result without the dimensions that it was to run over.
+
+        One number is taken wherever it goes, and so is what is in its place.
+        """
+        return y.expand(x.shape)[tuple(0 if d in old else slice(None) for d in range(x.ndim))] if result.shape else y
 
     users = [part.nodes[u] for u in part.users.get(i, ())]
     if node.op == "var_mean":
