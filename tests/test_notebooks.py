@@ -93,6 +93,7 @@ def test_it_names_no_path_of_a_machine(book):
     assert str(ROOT) not in json.dumps(book.content)
 
 
+@pytest.mark.long
 def test_other_sizes_at_which_blas_rejects_the_call_end_ok_with_every_claim(tmp_path):
     sizes = {"heads": 2, "n": 20, "m": 53, "d_k": 29, "seeds": 3, "defect": "q_leading_dimension"}
     given = [f"-p{name}={value}" for name, value in sizes.items()]
@@ -104,10 +105,10 @@ def test_other_sizes_at_which_blas_rejects_the_call_end_ok_with_every_claim(tmp_
 
 
 def test_plain_papermill_runs_a_notebook_too(tmp_path):
-    parameters = ["-p", "times", "3", "-p", "device", "cpu"]
-    (ROOT / "runs" / "pipeliner_race" / "interactive" / "result.json").unlink(missing_ok=True)
-    command = [sys.executable, "-m", "papermill", "--no-progress-bar", "notebooks/pipeliner_race.ipynb"]
+    parameters = ["-p", "seed", "3", "-p", "device", "cpu"]
+    (ROOT / "runs" / "sweep_atlas" / "interactive" / "result.json").unlink(missing_ok=True)
+    command = [sys.executable, "-m", "papermill", "--no-progress-bar", "notebooks/sweep_atlas.ipynb"]
     subprocess.run([*command, tmp_path / "out.ipynb", *parameters], cwd=ROOT, check=True, capture_output=True)
-    result = json.loads((ROOT / "runs" / "pipeliner_race" / "interactive" / "result.json").read_text())
-    assert result["parameters"]["times"] == 3
-    assert len(result["claims"]) == 12
+    result = json.loads((ROOT / "runs" / "sweep_atlas" / "interactive" / "result.json").read_text())
+    assert result["parameters"]["seed"] == 3
+    assert len(result["claims"]) == 5

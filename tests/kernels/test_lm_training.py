@@ -337,7 +337,7 @@ def test_the_first_step_updates_nothing_and_training_learns(raw):
     assert found[-1]["loss"] < found[0]["loss"] - 1.0
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
 def test_two_processes_give_the_losses_of_one_and_either_goes_on_from_the_other(raw, tmp_path, parallel):
     raw |= {"precision": "float64", "parallel": parallel, "validation": "none", "stop": 16, "dumps": {"every": 6}}
     one = lines(training.train(parsed(raw | {"folder": str(tmp_path / "one")})))
@@ -408,7 +408,8 @@ training.train(config.load(config.Path(path)))
 """
 
 
-@pytest.mark.parametrize("parallel", ["fsdp", pytest.param("ddp", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("parallel", ["fsdp", "ddp"])
 def test_a_rank_that_saw_another_batch_is_told_from_the_others(raw, tmp_path, parallel, capsys):
     (tmp_path / "wrong.py").write_text(WRONG)
     raw |= {"validation": "none", "parallel": parallel, "stop": 4, "dumps": {"every": 1}}

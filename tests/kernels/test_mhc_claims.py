@@ -101,7 +101,9 @@ def settled(case, n, d, tile, tokens, seed):
     return {name for name in (*faulty.rivals(n, d, tile), identify.NO_FAULT) if same(name)}
 
 
-@pytest.mark.parametrize("first", range(0, 50, 5))
+@pytest.mark.parametrize(
+    "first", [0, 25, *(pytest.param(n, marks=pytest.mark.long) for n in range(50) if n % 25 and not n % 5)]
+)
 def test_blind_faults_are_named_or_none_of_these_or_undecidable_between_equals(device, first):
     """Fifty seeds, a fifth of them not on the list; the streams too are drawn, and with one some faults are equal."""
     for seed in range(first, first + 5):

@@ -384,7 +384,7 @@ ALIKE = {
 }
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ALIKE)
 def test_right_results_whose_errors_are_alike_are_not_called_systematic(name, seed):
     """What rounding does to x + c follows from x and c: such errors do not average out, and are no fault."""

@@ -186,7 +186,11 @@ def test_runs_are_isolated_deaths_are_made_good_and_the_rest_goes_on(books, tmp_
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL],
+    ids=lambda number: number.name,
+)
 def test_nothing_lives_on_when_a_sweep_ends(books, tmp_path, number):
     """SIGINT goes to all of its processes, as from a keyboard."""
     books("slow", "import time; time.sleep(600)")
