@@ -1,7 +1,7 @@
 """Every kernel of the workbook that can be called, right and faulty, as a list of cases; and what hunting them found.
 
-    python tests/kernels/hunted.py OUT.csv --draws N [--device cpu|cuda] [--seconds S] [--jobs N] [--only NAME,..]
-        [--explain]
+    python tests/kernels/hunted.py OUT.csv --draws N [--device cpu|cuda] [--seconds S] [--jobs N] [--explain]
+        [--only NAME ..]
 
 writes a row as each case ends. Cases run in `--jobs` processes; one that dies, or takes far longer than `--seconds`, is
 a row with the reason, and its process is begun again.
@@ -574,16 +574,15 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--explain", action="store_true")
     parser.add_argument("--worker", action="store_true")
     given = parser.parse_args()
     if given.worker:
         worker(given.draws, given.seconds, given.explain)
         return 0
-    wanted = [name for name in CASES if not given.only or name in given.only.split(",")]
     names: queue.Queue[str] = queue.Queue()
-    for name in wanted:
+    for name in given.only:
         names.put(name)
     command = [sys.executable, __file__, "--worker", "--device", DEVICE.kind, "--draws", str(given.draws)]
     command += ["--seconds", str(given.seconds), *["--explain"] * given.explain]
