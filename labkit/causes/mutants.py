@@ -292,6 +292,16 @@ class Context:
 
     def changes(self, x: Tensor, numbers: bool = True) -> Iterator[tuple[str, str, Change]]:
         """Changes of a value, those of its numbers only where these are wanted."""
+        if x.is_complex():
+            yield "sign", "conjugated", torch.conj_physical
+            for kind, what, change in self.changes(torch.view_as_real(x), numbers):
+                parts = lambda x, change=change: change(torch.view_as_real(x.resolve_conj())).contiguous()  # noqa: E731
+                yield (
+                    kind,
+                    f"{what} (dimension {x.ndim} has its two parts)",
+                    lambda x, p=parts: torch.view_as_complex(p(x)),
+                )
+            return
         if not x.is_floating_point():
             yield from whole(x)
         elif numbers:

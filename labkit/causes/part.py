@@ -146,7 +146,7 @@ class Part:
                 number[node.id] = self._splice(program, node, edits[node.id], number)
             if node.id in self.program.inside:
                 program.inside.add(number[node.id])
-            if node.id == given[-1]:  # these may take each other's place
+            if [node.id] == given[-1:]:  # these may take each other's place
                 number |= {i: self._splice(program, self.nodes[i], edits[i], number) for i in given if i in edits}
         steps = {self.names[i]: k for k, i in enumerate(given) if i in self.names}
         return Golden(program, {**steps, self.names[self.target]: number[self.target]}, {})

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from labkit.numerics.bounds import lost_terms, variance_of_sum, worst_case
 from labkit.numerics.precision import INTEGERS, SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, representable, stored
@@ -116,7 +117,7 @@ class Exact:
     a few large ones. `flushed`: its terms below the smallest normal number, all of which may be zero. `tiny`: the
     operations with results so small that a subnormal unit counts, `huge` with some that overflow. `whole`: those whose
     error is simulated by moving what they take, as :meth:`Rounding._as_taken` says: algorithms, and whatever computes
-    with complex numbers.
+    with complex numbers. `_sums`: of a sum, wherever it is moved to, its terms' squares and how many they are.
     """
 
     def __init__(
@@ -130,11 +131,14 @@ class Exact:
         self.tiny: set[int] = set()
         self.huge: set[int] = set()
         self.whole: set[int] = set()
+        self._sums: Any = WeakTensorKeyDictionary()
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
         op, precision = node.op, self.rules[node.id]
         out = call(node, args, kwargs, self.device)
+        if not precision.eager:
+            self._one_sum(node, args, kwargs, out)
         if op in ALGORITHMS or (op not in MOVES and any(isinstance(a, Tensor) and a.is_complex() for a in args)):
             self.whole.add(node.id)
         if op in _MOVED or node.id in self.whole:
@@ -150,19 +154,40 @@ class Exact:
             self.spread[node.id] = precision.unit * (1.0 + magnitude(out)) * max(args[0].shape, default=1) ** 0.5
         elif (op in PRODUCTS or op in SUMS) and not (op == "index_put" and not (len(args) > 3 and args[3])):
             squares = call(node, _each(torch.square, args), kwargs, self.device)
+            if isinstance(out, Tensor) and (op in PRODUCTS or op == "sum"):
+                self._sums[out] = squares, _length(node, args, out)
             least = _least(precision) if op in PRODUCTS else 0.0
             by_chance = _each(lambda x, q: _spread(node, args, x, q, self.unit(node), least), out, squares)
             if precision.flush:
                 self.flushed[node.id] = _each(lambda x, q: _flushed(_length(node, args, x), q, precision), out, squares)
             self.spread[node.id] = self._in_order(node, args, kwargs, by_chance)
-            if precision.accumulate == "float32":
-                self.lost[node.id] = self._in_float32(node, args, kwargs)
+            if precision.accumulate == "float32":  # of terms that are mostly alike the errors are too
+                self.lost[node.id] = lost = self._in_float32(node, args, kwargs)
+                self.spread[node.id] = _each(lambda x, y: torch.maximum(x, y.abs()), self.spread[node.id], lost)
         parts = [x for x in _list(out) if isinstance(x, Tensor) and x.is_floating_point()]
         if any(bool(((x != 0.0) & (x.abs() < _least(precision) / precision.unit)).any()) for x in parts):
             self.tiny.add(node.id)
         if any(bool((x.abs() > _largest(precision)).any()) for x in parts):
             self.huge.add(node.id)
         return out
+
+    def _one_sum(self, node: Node, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """What is added one after the other is one sum, in any order: a kernel may begin a product with its bias.
+
+        A number times a sum is one too, and so is a sum whose elements are in other places.
+        """
+        if kwargs or not isinstance(out, Tensor) or not out.is_floating_point():
+            return
+        known = self._sums.get(args[0]) if args and isinstance(args[0], Tensor) else None
+        if node.op in ("add", "sub"):
+            of = [self._sums.get(a) or (a.square(), 1) if isinstance(a, Tensor) else (a * a, 1) for a in args]
+            self._sums[out] = squares, length = of[0][0] + of[1][0], of[0][1] + of[1][1]
+            if length > 2:
+                variance = variance_of_sum(out, squares, length, self.unit(node)).clamp(min=0.0)
+                self.spread[node.id] = torch.where(out.isfinite(), variance.sqrt(), 0.0)
+        elif known and (node.op in MOVES | {"neg"} or (node.op == "mul" and len(node.parents) == 1)):
+            squares = known[0] if node.op == "neg" else call(node, [known[0], *args[1:]], kwargs, self.device)
+            self._sums[out] = squares * args[1] if node.op == "mul" else squares, known[1]
 
     def _in_order(self, node: Node, args: Any, kwargs: dict[str, Any], by_chance: Any) -> Any:
         """The spread of sums whose terms are added as they lie, where that is more than `by_chance`, in any order.
@@ -410,7 +435,10 @@ class Rounding:
             out = out + torch.sign(out) * (self._computed(torch.ones_like(out), 2.0 * FUNCTION_ULPS * u) - 1.0)
         if self._nearest:
             formats = [precision.accumulate, precision.storage or ""][: 1 + bool(kept)]
-            return _each(lambda x: _nearest(x, formats), out)
+            rounded = _each(lambda x: _nearest(x, formats), out)
+            if op == "mul" and not kept and out.is_floating_point():  # which may be exact where it is added at once
+                return torch.where(self._either() > 0.0, out, rounded)
+            return rounded
         least = 0.0
         if node.id in self._exact.tiny:  # few libraries compute functions below the normal numbers
             least = torch.finfo(dtype_of(precision.accumulate)).tiny if op in FUNCTIONS else _least(precision)

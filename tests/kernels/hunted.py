@@ -475,11 +475,6 @@ LLM = [
 ]
 
 CASES = {case.name: case for case in (*ATTENTION, *BERT, *MHC, *TINYLLM, *LM, *START, *COMPARE, *LLM)}
-ACCUSED = {
-    "cross_entropy in torch": "labkit's error: of 33 terms all but one are equal, so they are not rounded by chance"
-}
-"""Right kernels that are known to fall, and why."""
-
 COLUMNS = (
     "name", "kernel", "language", "fault_exists_on", "why_there", "device", "draws", "refused", "discarded", "seconds",
     "outcome", "as_expected", "words", "smallest_input", "cause",

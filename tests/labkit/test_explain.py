@@ -216,6 +216,19 @@ def test_a_factor_of_a_few_numbers_is_found_and_one_number_has_no_cause():
         assert [cause.kind for cause in found.causes] == causes, found
 
 
+def test_a_step_that_no_input_enters_is_explained():
+    def turned(x):
+        angles = labkit.step("angles", 0.3 * torch.arange(9, dtype=x.dtype))
+        return labkit.step("turned", x * torch.cos(angles))
+
+    x = inputs(columns=9)["w"]
+    angles = 0.3 * torch.arange(1, 10, dtype=torch.float32)
+    observed = {"x": x, "angles": angles, "turned": x * torch.cos(angles)}
+    found = labkit.explain(observed, labkit.golden(turned, x), F32)
+    assert (found.step, found.verdict) == ("angles", "cause"), found
+    assert "torch.arange(9" in found.causes[0].line
+
+
 def test_the_command_line_says_it_and_json_has_it(golden, tmp_path, capsys):
     golden.save(tmp_path / "golden.safetensors")
     labkit.Trace(port(**inputs(), fault="over columns")).save(tmp_path / "observed.safetensors")

@@ -931,3 +931,58 @@ def test_products_inside_a_sum_may_be_flushed_where_that_is_promised(written, si
     assert localise(observed, recorded, Precision()).first == "y"
     wrong = {**observed, "y": recorded["y"].float() + 1e-30}
     assert localise(wrong, recorded, Precision(flush=True)).first == "y"
+
+
+def _fused(a, b, c):
+    """a b + c of float32 numbers, rounded once."""
+    return (a.double() * b.double() + c.double()).float()
+
+
+def test_a_sum_may_begin_with_what_is_added_to_it():
+    generator = torch.Generator().manual_seed(0)
+    x, w, bias = (torch.randn(shape, generator=generator) for shape in ((61, 300), (300, 40), (40,)))
+    bias = 1000.0 * bias
+    recorded = golden(lambda x, w, bias: (x @ w + bias) - 3.0, x, w, bias)
+    total = bias.expand(61, 40)
+    for k in range(300):
+        total = _fused(x[:, k : k + 1], w[k], total)
+    observed = {"x": x, "w": w, "bias": bias, "output": total - 3.0}
+    assert localise(observed, recorded).first is None
+    one_short = observed | {"output": total - x[:, -1:] * w[-1] - 3.0}
+    assert localise(one_short, recorded).first == "output"
+
+
+def test_what_is_added_may_be_added_in_another_order():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(511, 9, generator=generator) * torch.exp2(torch.arange(9.0))
+    labels = x.argmax(-1)
+    recorded = golden(lambda x, labels: torch.nn.functional.cross_entropy(x, labels, reduction="none"), x, labels)
+    top = x.amax(-1)
+    logarithm = torch.log(torch.exp(x - top[:, None]).sum(-1))
+    loss = top + logarithm - x.gather(1, labels[:, None])[:, 0]  # less exact than the logarithm alone, and common
+    assert localise({"x": x, "labels": labels, "output": loss}, recorded).first is None
+    assert localise({"x": x, "labels": labels, "output": loss + 1e-4 * top}, recorded).first == "output"
+
+
+def test_a_product_that_is_added_may_be_exact_and_equal_rows_err_alike():
+    def turned(x, cos, sin):
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+    inputs = {}
+    for k, (name, width) in enumerate((("x", 14), ("cos", 7), ("sin", 7))):
+        values = torch.randn(61 * width, generator=torch.Generator().manual_seed(31 + k), dtype=torch.float64)
+        inputs[name] = ((1000 * values).round() / 1000).float().view(61, width)[:1].expand(61, width)
+    recorded = golden(turned, **inputs)
+    (a, b), cos, sin = inputs["x"].chunk(2, -1), inputs["cos"], inputs["sin"]
+    output = torch.cat((_fused(a, cos, -(b * sin)), _fused(a, sin, b * cos)), -1)
+    report = localise(inputs | {"output": output}, recorded, false_alarm=1e-6)
+    assert report.first is None, report
+
+
+def test_sums_of_terms_that_are_mostly_alike_err_alike():
+    terms = torch.full((33, 116), 1 / (33 * 116))
+    terms[torch.arange(33), torch.arange(33) * 3] -= 1 / 33
+    recorded = golden(lambda x, h: x.T @ h, terms, torch.ones(33, 1))
+    observed = {"x": terms, "h": torch.ones(33, 1), "output": terms.T @ torch.ones(33, 1)}
+    assert localise(observed, recorded).first is None
