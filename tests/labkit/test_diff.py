@@ -185,7 +185,7 @@ def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
         (["old.pt"], "cannot be read"),
     ],
 )
-def test_what_is_no_divergence_exits_2_with_one_line(tmp_path, diff, arguments, message):
+def test_what_is_no_divergence_exits_2_with_one_line(tmp_path, diff, recwarn, arguments, message):
     traces(tmp_path, {"x": torch.ones(2), "y": torch.ones(2)}, {"x": torch.ones(2), "y": torch.ones(2)})
     save_file({"p": torch.ones(2), "q": torch.ones(2)}, tmp_path / "other.safetensors")
     (tmp_path / "old.pt").write_bytes(pickle.dumps(Path, protocol=4))  # of which torch warns
@@ -194,6 +194,7 @@ def test_what_is_no_divergence_exits_2_with_one_line(tmp_path, diff, arguments, 
     assert code == 2
     assert message in err
     assert err.strip().count("\n") == 0
+    assert not recwarn.list
 
 
 def test_an_error_of_the_program_itself_exits_2_and_never_1(tmp_path, diff, monkeypatch):
