@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from labkit.plots import SHARES
-from labkit.session.record import writing
+from labkit.session.record import write_text, writing
 from labkit.tables import printable
 from labkit.trace.diff import EQUAL, WHOLE, Report
 from labkit.trace.elements import BINS, CELLS, WITHIN, Elements
@@ -43,7 +43,7 @@ def page(found: Report, path: Path) -> Path:
         data={k: _picture(one, cells[k]) for k, one in pictures.items()},
     )
     with writing(path, "--html"):
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text)
     return path
 
 

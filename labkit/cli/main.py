@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser(words).parse_args(words)
         if not (CHECKOUT or options.command in (_diff, _doctor)):
             raise UsageError(f"{options.called} needs a checkout of the workbook; diff and doctor do not")
-        with extra(options.called):
+        with extra(options.called), warnings.catch_warnings(action="ignore"):  # of libraries, with what files say
             code = options.command(options)
         sys.stdout.flush()
         return code
@@ -203,11 +204,13 @@ def _run(options: argparse.Namespace) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     """Run a notebook at each point of a grid of parameters, on Dask."""
     from labkit.cli import sweep
+    from labkit.session.record import writable
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: it ends the workers, and jobs on a cluster
         signal.signal(number, signal.default_int_handler)
     points = sweep.grid(options.name, options.p, options.sample)
     with sweep.cluster(options.cluster, options.workers, options.gpus, options.settings, options.retries) as connected:
+        writable(options.out, "--out")
         counts = sweep.sweep(*connected, options.name, points, options.out, options.retries, _show)
     print(f"Runs: {os.path.relpath(options.out)}; labkit table {options.name} has them as a table")
     return 1 if counts["failed"] else 0
@@ -255,45 +258,42 @@ def _diff(options: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait must not take the cores of others
     from labkit.numerics.precision import from_words
     from labkit.session.record import writable
-    from labkit.trace.diff import report
+    from labkit.trace.diff import open_golden, report
+    from labkit.trace.golden import Golden
 
     precision = from_words(options.precision) if options.precision is not None else None
     names = read_json(options.names, "--names") if options.names else {}
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise UsageError(f"--names: {options.names} is not right; wanted a JSON object of names")
 
-    def say(text: str) -> None:
-        _show(text, sys.stderr)
-
-    if options.plot:
-        writable(options.plot, "--plot")
+    say = partial(_show, file=sys.stderr)
+    golden = open_golden(options.golden) if options.explain else None
+    if golden and not isinstance(golden, Golden):
+        raise UsageError(f"--explain: {options.golden} has no operations; wanted a golden that labkit.golden recorded")
     found = report(options.golden, options.observed, precision, say, names, elements=bool(options.html or options.plot))
+    why = _explained(found, golden, precision, names) if golden and found.alarm else None
+    if options.json:
+        print(json.dumps(found.as_json() | ({"explain": why.as_json()} if why else {}), indent=1, allow_nan=False))
+    else:
+        _show("\n".join(map(str, [found, *(["", why] if why else [])])))
     if options.plot:
         from labkit.cli.diff_plots import pictures
 
-        say("\n".join(f"picture: {path}" for path in pictures(found, options.plot)))
+        say("\n".join(f"picture: {path}" for path in pictures(found, writable(options.plot, "--plot"))))
     if options.html:
         from labkit.cli.html import page
 
         say(f"page: {page(found, options.html)}")
-    why = _explained(found, options, precision, names) if options.explain and found.alarm else None
-    if options.json:
-        said = {"explain": why.as_json()} if why is not None else {}
-        print(json.dumps(found.as_json() | said, indent=1, allow_nan=False))
-    else:
-        _show("\n".join(map(str, [found, *(["", why] if why is not None else [])])))
     return 1 if found.alarm else 0
 
 
-def _explained(found: Any, options: argparse.Namespace, precision: Any, names: dict[str, str]) -> Any:
+def _explained(found: Any, golden: Any, precision: Any, names: dict[str, str]) -> Any:
     """Why the run that is shown diverges; of several that differ between each other, that."""
     from labkit.causes.explain import explain
-    from labkit.trace.diff import open_golden
     from labkit.trace.dumps import open_dump
 
-    golden, runs = open_golden(options.golden), [found.run, *(run for run in found.runs if run != found.run)]
-    precision = precision or found.shown.precision
-    return explain([open_dump(Path(run)) for run in runs], golden, precision, names, report=found.shown)
+    runs = [open_dump(Path(run)) for run in dict.fromkeys([found.run, *found.runs])]
+    return explain(runs, golden, precision or found.shown.precision, names, report=found.shown)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -60,8 +60,9 @@ class Run:
     def finished(self) -> dict[str, Any] | None:
         """The result of a complete run in this folder, or None."""
         try:
-            return self.checked(self.directory, "result.json") if (self.directory / "report.html").exists() else None
-        except UsageError:
+            whole = (self.directory / "report.html").read_bytes().rstrip().endswith(b"</html>")
+            return self.checked(self.directory, "result.json") if whole else None
+        except (UsageError, OSError):
             return None
 
     def checked(self, folder: Path, name: str) -> dict[str, Any]:
@@ -141,7 +142,7 @@ async def _one(one: Run, cores: int, force: bool, say: Say, how: Execute) -> Non
             if sources(Notebook(one.book.path)) == one.sources:
                 error = await _attempt(one, earlier is not None, cores, say, how)
     except OSError as failure:  # a full disk, or a folder that cannot be written
-        error = f"{failure.strerror}: {os.path.relpath(failure.filename or one.directory)}"
+        one.result, error = None, f"{failure.strerror}: {os.path.relpath(failure.filename or one.directory)}"
     one.status = f"failed: {error}" if error else "ok"
     say(f"{one.book.name}: {one.status} after {time.perf_counter() - begun:.0f} s")
 
@@ -199,7 +200,7 @@ async def _attempt(one: Run, keep: bool, cores: int, say: Say, how: Execute) -> 
     if error:
         return f"{error}; see {os.path.relpath(one.directory / 'log.txt')}"
     (folder / name).replace(one.directory / "result.json")
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # what a cell has started may still write there
     return ""
 
 

@@ -86,7 +86,7 @@ def _span(declared: Parameter | None, name: str, text: str) -> Iterable[str]:
     try:
         low, high, *steps = map(Decimal, text.split(".."))
         (step,) = steps or [Decimal(1)]
-        count = int((high - low) // step) + 1 if step > 0 else 0
+        count = int((high - low) // step) + 1 if step > 0 and low <= high and "..." not in text else 0
     except (InvalidOperation, ValueError, OverflowError):
         count = 0
     if not 0 < count <= MOST:

@@ -12,7 +12,7 @@ import torch
 
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
-from labkit.numerics.precision import name_of
+from labkit.numerics.precision import CHOICES, name_of
 from labkit.numerics.statistics import Statistics, pieces
 from labkit.tables import number
 
@@ -113,11 +113,11 @@ def as_tensor(name: str, values: Any) -> torch.Tensor:
     """A tensor of real or whole numbers, sharing memory where it can. Raises UsageError for anything else."""
     if not isinstance(values, torch.Tensor):
         array = np.asarray(values)
-        if array.dtype.kind not in "fiub":
-            raise UsageError(f"{name}: {array.dtype} is not right; wanted a tensor, an array or a number")
+        if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+            raise UsageError(f"{name}: {array.dtype} is not right; wanted real numbers or whole ones, 64 bits at most")
         whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
         return torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
-    other = values.is_complex(), values.is_quantized, values.is_meta, values.is_nested
+    other = name_of(values.dtype) not in CHOICES["storage"], values.is_meta, values.is_nested
     if values.layout != torch.strided or any(other):
         kind = f"{name_of(values.dtype)}, {values.layout}, {values.device.type}"
         raise UsageError(f"{name}: {kind} is not right; wanted dense real numbers (of complex ones the two parts)")

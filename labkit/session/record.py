@@ -107,7 +107,7 @@ def commit() -> tuple[str | None, bool | None]:
     """The checkout's commit and whether it has uncommitted changes; LABKIT_COMMIT names that of a copy."""
     if given := os.environ.get("LABKIT_COMMIT"):
         return given, None
-    command = ["git", "status", "--porcelain=v2", "--branch"]
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch"]
     try:
         lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):

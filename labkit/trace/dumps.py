@@ -46,7 +46,7 @@ def open_dump(path: Path) -> Trace:
     if path.suffix == ".npz":
         archive = _load(path)
         names = list(archive.files)
-        return _in_order(path, names, lambda name: _tensor(path, archive[name]), {"order": names})
+        return _in_order(path, names, lambda name: _tensor(path, _load(path, lambda: archive[name])), {"order": names})
     if path.suffix in SUFFIXES:
         return Trace(_flattened(_load(path), path))
     raise UsageError(f"{path}: is of no kind that is known; {wanted}")
@@ -78,13 +78,10 @@ def _folder(path: Path) -> Trace:
     if not files or others:
         raise UsageError(f"{path}: wanted one tensor a file, .npy or .pt, or a single file of all; has {len(others)}")
     about: dict[str, Any] = {}
-    if (path / "metadata.json").exists():
-        try:
-            about = json.loads((path / "metadata.json").read_text(encoding="utf-8"))
-        except (ValueError, RecursionError, OSError) as error:
-            raise UsageError(f"{path / 'metadata.json'}: is not JSON ({str(error)[:60]})") from None
+    if (beside := path / "metadata.json").exists():
+        about = _load(beside, lambda: json.loads(beside.read_text(encoding="utf-8")))
         if not isinstance(about, dict):
-            raise UsageError(f"{path / 'metadata.json'}: is {type(about).__name__}; wanted an object")
+            raise UsageError(f"{beside}: is {type(about).__name__}; wanted an object")
     about = metadata(about, f"{path}: ")
 
     def read(name: str) -> Tensor:
@@ -112,10 +109,13 @@ def _in_order(path: Path, names: list[str], read: Callable[[str], Tensor], about
     return lazily(names, False)
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path, read: Callable[[], Any] | None = None) -> Any:
+    """What a file holds, or what `read` takes from it. Raises UsageError for what cannot be read."""
     if not path.is_file():
         raise UsageError(f"{path}: is no regular file; wanted one that can be read again")
     try:
+        if read:
+            return read()
         if path.suffix in (".npy", ".npz"):
             # pages of the file, which torch takes for memory that may be written to
             return np.load(path, mmap_mode="c" if path.suffix == ".npy" else None, allow_pickle=False)
@@ -129,10 +129,9 @@ def _tensor(path: Path, value: Any) -> Tensor:
     """An array as a tensor that shares its memory where it can; a tensor as it is."""
     if isinstance(value, Tensor):
         return value.detach()
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        return as_tensor(str(path), value)
-    kind = getattr(value, "dtype", type(value).__name__)
-    raise UsageError(f"{path}: holds {kind}; wanted real numbers or whole ones")
+    if not isinstance(value, np.ndarray):
+        raise UsageError(f"{path}: holds {type(value).__name__}; wanted real numbers or whole ones")
+    return as_tensor(str(path), value)
 
 
 def _flattened(loaded: Any, path: Path, prefix: str = "") -> dict[str, Tensor]:

@@ -64,6 +64,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys, path):
         ["run", "start_here", "--device", "cpu", "--out", out],
         ["bench", "compare", "--device", "cpu", "--out", out],
         ["diff", dump, dump, "--plot", out],
+        ["diff", dump, dump, "--html", f"{out}/page.html"],
     ):
         assert main(command) == 2, command
         error = capsys.readouterr().err

@@ -164,6 +164,7 @@ def test_complex_numbers_and_bounds_of_another_shape_are_refused():
         torch.zeros(2).to_sparse(),
         torch.zeros(2, device="meta"),
         torch.zeros(2, dtype=torch.complex64),
+        torch.zeros(2, dtype=torch.float8_e4m3fnuz),
         torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8),
         torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.strided),
     ],

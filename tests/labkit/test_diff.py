@@ -1,8 +1,10 @@
 """`labkit diff` as people and programs call it: exit codes, JSON, several runs, pictures; what was found by attack."""
 
 import json
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -179,16 +181,20 @@ def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
         (["o.safetensors", "--precision", "storage=bf17"], "storage='bf17' is not right"),
         (["o.safetensors", "o.safetensors"], "the same path twice"),
         (["other.safetensors"], "shares no step with"),
+        (["o.safetensors", "--explain"], "--explain: "),
+        (["old.pt"], "cannot be read"),
     ],
 )
-def test_what_is_no_divergence_exits_2_with_one_line(tmp_path, diff, arguments, message):
+def test_what_is_no_divergence_exits_2_with_one_line(tmp_path, diff, recwarn, arguments, message):
     traces(tmp_path, {"x": torch.ones(2), "y": torch.ones(2)}, {"x": torch.ones(2), "y": torch.ones(2)})
     save_file({"p": torch.ones(2), "q": torch.ones(2)}, tmp_path / "other.safetensors")
-    given = [tmp_path / a if a.endswith((".npy", ".safetensors")) else a for a in arguments]
+    (tmp_path / "old.pt").write_bytes(pickle.dumps(Path, protocol=4))  # of which torch warns
+    given = [tmp_path / a if a.endswith((".npy", ".pt", ".safetensors")) else a for a in arguments]
     code, _, err = diff(tmp_path / "g.safetensors", *given)
     assert code == 2
     assert message in err
     assert err.strip().count("\n") == 0
+    assert not recwarn.list
 
 
 def test_an_error_of_the_program_itself_exits_2_and_never_1(tmp_path, diff, monkeypatch):

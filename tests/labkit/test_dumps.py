@@ -100,6 +100,12 @@ def write(path, text):
     return path
 
 
+def flipped(path):
+    np.savez(path, x=np.ones(8))
+    path.write_bytes(path.read_bytes().replace(np.ones(1).tobytes(), np.zeros(1).tobytes(), 1))
+    return path
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -109,7 +115,10 @@ def write(path, text):
         (lambda p: write(p / "x.npy", "no array"), "cannot be read"),
         (lambda p: os.mkfifo(p / "x.npy") or p / "x.npy", "is no regular file"),
         (lambda p: p, "wanted one tensor a file"),
-        (lambda p: (np.save(p / "x.npy", np.ones(2, complex)), p / "x.npy")[1], "holds complex128; wanted real"),
+        (lambda p: (np.save(p / "x.npy", np.ones(2, complex)), p / "x.npy")[1], "complex128 is not right; wanted real"),
+        (lambda p: (np.save(p / "x.npy", np.ones(2, np.longdouble)), p / "x.npy")[1], "is not right; wanted real"),
+        (lambda p: (np.savez(p / "x.npz", x=np.array([{}])), p / "x.npz")[1], r"x\.npz: cannot be read"),
+        (lambda p: flipped(p / "x.npz"), r"x\.npz: cannot be read \(Bad CRC"),
         (lambda p: (torch.save({"x": {1, 2}}, p / "x.pt"), p / "x.pt")[1], "x is set; wanted tensors"),
         (lambda p: (torch.save({"x": "text"}, p / "x.pt"), p / "x.pt")[1], "holds no tensor"),
         (lambda p: os.mkfifo(p / "x.npy") or p, "is no regular file"),
@@ -124,7 +133,11 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path, make, message):
 
 def test_clashing_files_and_bad_metadata_are_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.ones(1))
-    for text, message in (("[1]", "is list; wanted an object"), ("{", "is not JSON"), ("[" * 100000, "is not JSON")):
+    for text, message in (
+        ("[1]", "is list; wanted an object"),
+        ("{", "cannot be read"),
+        ("[" * 100000, "cannot be read"),
+    ):
         (tmp_path / "metadata.json").write_text(text)
         with pytest.raises(UsageError, match=message):
             open_dump(tmp_path)

@@ -268,3 +268,12 @@ def test_the_gpu_tests_on_record_passed_with_the_kernels_as_they_are(name):
         texts = [file.read_text() for file in (ROOT / "tests" / "kernels").glob(f"test_{name}*.py")]
         now = record.made_by(*texts, without=record.WORDS)
         held_to(f"data/results/gpu-tests/{name}.xml", made_by[f"kernels/{name}"] == now)
+
+
+def test_the_commit_is_read_without_a_lock_which_a_run_that_is_killed_would_leave_behind(tmp_path, monkeypatch):
+    """A stand-in for git, which needs no lock where it is told so, answers with the words that it is called with."""
+    (tmp_path / "git").write_text('#!/bin/sh\nprintf "# branch.oid %s\\n" "$1"\n')
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("LABKIT_COMMIT", raising=False)
+    assert record.commit() == ("--no-optional-locks", False)

@@ -235,10 +235,7 @@ def test_what_ends_the_command_ends_its_processes_and_frees_the_lock(books, tmp_
     if number != signal.SIGTERM:
         assert code == (-9 if number == signal.SIGKILL else 130)
         assert ("interrupted" in err) == (number != signal.SIGKILL)
-    ended = (kernel, executor) if number == signal.SIGKILL else (kernel, executor, child)
-    wait_for(lambda: not any(map(alive, ended)), "they live on")
-    if number == signal.SIGKILL:
-        os.kill(int(child), number)
+    wait_for(lambda: not any(map(alive, (kernel, executor, child))), "they live on")
     assert not list(out.glob("slow/*/result.json"))
     with open(next(out.glob("slow/*/.lock"))) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -310,7 +307,7 @@ def forged(books, tmp_path):
     done = {"execution_count": 1, "metadata": {"papermill": {"status": "completed"}}}
     content = one.book.content | {"cells": [cell | done for cell in one.book.content["cells"]]}
     one.directory.mkdir(parents=True)
-    (one.directory / "report.html").touch()
+    (one.directory / "report.html").write_text("<html></html>\n")
 
     def write(result=result, content=content):
         (one.directory / "result.json").write_text(json.dumps(result))
@@ -332,9 +329,29 @@ def test_only_a_result_of_this_very_run_is_reused(forged):
     for whole in ([], {}, None, "ok"):
         write(whole)
         assert one.finished() is None
+    write()
+    for cut in ("", "<html>"):
+        (one.directory / "report.html").write_text(cut)
+        assert one.finished() is None
+    (one.directory / "report.html").write_text("<html></html>")
+    assert one.finished() == result
     content["cells"][-1]["metadata"]["papermill"]["status"] = "pending"
     write(content=content)
     assert one.finished() is None
+
+
+def test_a_result_that_cannot_be_put_in_its_place_fails_the_command(books, tmp_path, capsys):
+    books("good", FINISH)
+    (planned("good", tmp_path / "runs")[0].directory / "result.json").mkdir(parents=True)
+    assert main(["run", "good", "--device", "cpu", "--out", str(tmp_path / "runs")]) == 1
+    assert "good: failed: Is a directory: " in capsys.readouterr().out
+
+
+def test_what_a_cell_leaves_behind_does_not_fail_a_run(books, tmp_path, capsys):
+    away = tmp_path / "away"
+    books("good", f"import os; lab.directory.rename({str(away)!r}); os.symlink({str(away)!r}, lab.directory)", FINISH)
+    assert main(["run", "good", "--device", "cpu", "--out", str(tmp_path / "runs")]) == 0
+    assert "good: ok after " in capsys.readouterr().out
 
 
 def test_what_changed_since_the_command_began_is_not_run(forged, books):

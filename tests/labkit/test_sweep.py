@@ -85,6 +85,9 @@ def test_a_sample_is_drawn_always_the_same_and_more_have_the_fewer_among_them(bo
         (["heads=1..200"], "parameter heads: 129 is not right; wanted int in [1, 128]"),
         (["heads=1,x"], "parameter heads: 'x' is not right"),
         (["heads=5..1"], "parameter heads: '5..1' is not right; wanted low..high"),
+        (["heads=5..4.5"], "parameter heads: '5..4.5' is not right; wanted low..high"),
+        (["heads=1...3"], "parameter heads: '1...3' is not right; wanted low..high"),
+        (["scale=0...5"], "parameter scale: '0...5' is not right; wanted low..high"),
         (["heads=1..8..0"], "parameter heads: '1..8..0' is not right"),
         (["heads=1..2..3..4"], "is not right; wanted low..high"),
         (["heads=1..nan"], "parameter heads: '1..nan' is not right"),
@@ -107,6 +110,12 @@ def test_what_is_wrong_is_one_line_before_anything_starts(books, tmp_path, capsy
     assert words in said
     assert said.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_and_no_failed_run(books, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["sweep", "brief", "-p", "heads=1", "--workers", "1", "--out", str(tmp_path / "file")]) == 2
+    assert "labkit: --out: " in capsys.readouterr().err
 
 
 def test_local_workers_share_cores_and_gpus(monkeypatch):
