@@ -165,6 +165,36 @@ def left_out(shape: tuple[int, ...], sizes: Iterable[int] = ()) -> Iterator[tupl
             yield "truncate", words, partial(_zeroed, d=d, a=a, b=b)
 
 
+def addressed(shape: tuple[int, ...], sizes: Iterable[int], written: bool) -> Iterator[tuple[str, str, Change]]:
+    """A matrix, or each of several, read from or written to other addresses; zeros are behind its end."""
+    if len(shape) < 2 or 1 in shape[-2:]:
+        return
+    columns, how = shape[-1], "written" if written else "read"
+    for apart in sorted({*sizes, *shape[-2:], columns - 1, columns + 1, 2 * columns} - {columns}):
+        words = f"{how} with a leading dimension of {apart}, not {columns}"
+        yield "layout", words, partial(_written if written else _read, apart=apart)
+    if not written:
+        yield "layout", "read with every second element left out", lambda x: _read(x, columns, 2)
+    for by in (1, -1):
+        change = lambda x, by=by: _moved(x.flatten(-2), x.ndim - 2, by, 0.0).view(x.shape)  # noqa: E731
+        yield "shift", f"{how} one address too {'early' if (by > 0) != written else 'late'}", change
+
+
+def _read(x: Tensor, apart: int, next_to: int = 1) -> Tensor:
+    rows, columns = (torch.arange(n, device=x.device) for n in x.shape[-2:])
+    at = rows[:, None] * apart + columns * next_to
+    return F.pad(x.flatten(-2), (0, max(0, int(at[-1, -1]) + 1 - x.shape[-2] * x.shape[-1])))[..., at]
+
+
+def _written(x: Tensor, apart: int) -> Tensor:
+    """What lies where the rows should: the row that was written there last."""
+    at = torch.arange(x.shape[-2] * x.shape[-1], device=x.device)
+    row = (at // apart).clamp(max=x.shape[-2] - 1)
+    column = at - row * apart
+    there = x[..., row, column.clamp(max=x.shape[-1] - 1)]
+    return torch.where(column < x.shape[-1], there, 0).view(x.shape)
+
+
 def _rounded(x: Tensor, name: str) -> Tensor:
     if name != "tf32":
         return stored(x, name)
@@ -278,7 +308,10 @@ class Context:
         """Operations whose result is made from that of `i` and has its shape, the nearest first."""
         nodes = self.part.nodes
         below = (k for k in self.part.downstream(i) if k != i and nodes[k].shape == nodes[i].shape)
-        return list(itertools.islice((k for k in below if isinstance(self.part.values[k], Tensor)), near))
+        inside = self.part.program.inside
+        return list(
+            itertools.islice((k for k in below if k not in inside and isinstance(self.part.values[k], Tensor)), near)
+        )
 
     def groups(self) -> list[list[int]]:
         """Operations that one line runs several times on one shape, as a loop does; the target's, then steps first."""
@@ -346,6 +379,8 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         kind = "ddof" if kind == "constant" and ids[0] in c.divisors else kind
         yield kind, f"{name} is {what}", result_of(ids, change), 1 + (kind in RARE)
     further = itertools.chain(() if real else far(c.sizes), left_out(tuple(x.shape), c.sizes))
+    if given or last:
+        further = itertools.chain(further, addressed(tuple(x.shape), c.sizes, written=last))
     for kind, what, change in further if x.dtype != torch.bool and not moved else ():
         yield kind, f"{name} is {what}", result_of(ids, change), 2
     if given and real:
@@ -470,7 +505,11 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
             change = lambda v, d=d, keep=keep: v.index_select(d, keep)  # noqa: E731
             yield "truncate", f"{what} leaves out {a} to {b - 1} of {x.shape[d]}", argument(part, ids, 0, change)
     count = math.prod(x.shape[d] for d in dims)
+    if len(dims) == 1 and node.op in ("sum", "mean", "amax", "amin"):
+        yield from padding(c, ids, what, dims[0] - x.ndim)
     if node.op == "mean" and count > 1:
+        for n in tiled(count):
+            yield "scale", f"{what}: over {n}, not {count}", result_of(ids, lambda y, n=n: y * count / n), 2
         yield "scale", f"{what}: the sum, not the mean", result_of(ids, lambda y: y * count)
         yield "ddof", f"{what}: over {count - 1}, not {count}", result_of(ids, lambda y: y * count / (count - 1))
     if node.op == "sum" and count > 1:
@@ -480,6 +519,52 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
         yield "shift", f"{what} leaves out the element itself", less
         back = lambda args, d=dims[0]: args[0].flip(d).cumsum(d).flip(d)  # noqa: E731
         yield "flip", f"{what} runs backwards", _instead(ids, back)
+
+
+def tiled(n: int) -> list[int]:
+    """To what a kernel may pad a dimension: the next power of two, and whole tiles."""
+    return sorted({1 << (n - 1).bit_length(), *(-(-n // tile) * tile for tile in (8, 16, 32, 64, 128))} - {n})
+
+
+def padding(c: Context, ids: list[int], what: str, d: int) -> Iterator[Way]:
+    """A reduction over a padded dimension, in whose padding something is zero that is not the reduction's own."""
+    part, node = c.part, c.part.nodes[ids[0]]
+    x, n = node.parents[0], c.part.values[node.parents[0]].shape[d]
+
+    def long(i: int) -> bool:
+        value = part.values[i]
+        return isinstance(value, Tensor) and value.ndim >= -d and value.shape[d] == n
+
+    def computed(i: int) -> bool:
+        return long(i) and part.nodes[i].op in ARITHMETIC | FUNCTIONS | CHOICES and part.nodes[i].op not in REDUCTIONS
+
+    chain, waiting = list[int](), [x]
+    while waiting and computed(x):
+        i = waiting.pop()
+        if i not in chain:
+            chain.append(i)
+            waiting += [p for p in part.nodes[i].parents if computed(p)]
+    chain.sort()
+    sides = sorted({p for i in chain for p in part.nodes[i].parents if not long(p)})
+    loaded = sorted({p for i in chain for p in part.nodes[i].parents if long(p)} - {x})
+
+    def run(args: list[Any], kwargs: dict[str, Any], zero: int, up_to: int) -> Any:
+        """The reduction with further elements: what the operations of `chain` give where `zero` is zero."""
+        elements, *beside = args[: len(sides) + 1]
+        of = dict(zip(sides, beside, strict=True))
+        for i in (zero, *(k for k in (*loaded, *chain) if k != zero)):
+            if i in chain and i != zero:
+                of[i] = call(part.nodes[i], [of[a.id] if isinstance(a, Ref) else a for a in part.nodes[i].args], {})
+            else:
+                of[i] = torch.zeros_like(part.values[i].narrow(d, 0, 1))
+        more = of[x].expand(*elements.shape[: elements.ndim + d], up_to - n, *elements.shape[elements.ndim + d + 1 :])
+        y = call(node, [torch.cat([elements, more], d), *node.args[1:]], node.kwargs)
+        return y * up_to / n if node.op == "mean" else y
+
+    for zero, up_to in itertools.product(loaded, tiled(n)):
+        edit = Edit(partial(run, zero=zero, up_to=up_to), (Ref(x), *map(Ref, sides)))
+        says = f"{what} counts the padding of dimension {d} up to {up_to}, where {c.called(zero)} is zero"
+        yield "mask", says, dict.fromkeys(ids[:1], edit), 2
 
 
 def variances(c: Context) -> Iterator[Way]:
@@ -494,6 +579,14 @@ def variances(c: Context) -> Iterator[Way]:
             factor = (count - 1) / count if unbiased else count / (count - 1)
             says = f"the variance is over {count if unbiased else count - 1}"
             yield "ddof", says, result_of(firsts, lambda v, factor=factor: v * factor)
+        for n in tiled(count) if firsts else ():
+
+            def counted(args: list[Any], kwargs: dict[str, Any], node: Node = node, more: float = n / count - 1) -> Any:
+                variance, mean = call(node, args, node.kwargs)
+                return variance + more * mean.square()
+
+            says = f"the variance counts the padding up to {n}, where what is normalised is zero"
+            yield "mask", says, dict.fromkeys(firsts, Edit(counted, node.args)), 2
 
 
 def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
@@ -575,7 +668,7 @@ def counts(c: Context) -> Iterator[Way]:
         found.add(math.prod(shape[d] for d in _dims(node, len(shape))))
     places = [(n, j, a) for n in part.nodes if n.op in ("mul", "div") for j, a in enumerate(n.args) if _is_number(a)]
     for count in found - {0, 1}:
-        for new in {count - 1, *(n for n in c.sizes if count % n == 0)} - {0, count}:
+        for new in {count - 1, *tiled(count), *(n for n in c.sizes if count % n == 0)} - {0, count}:
             edits: dict[int, Edit] = {}
             for (node, j, a), power in itertools.product(places, (1, -1)):
                 if abs(a * count**power) in (1.0, 2.0, 0.5):

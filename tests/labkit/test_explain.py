@@ -229,6 +229,91 @@ def test_a_step_that_no_input_enters_is_explained():
     assert "torch.arange(9" in found.causes[0].line
 
 
+def kernels():
+    """What kernels get wrong that a library never does: the reference, what was observed, the kind and its words."""
+    generator = torch.Generator().manual_seed(0)
+    x, w, b = (torch.randn(shape, generator=generator) for shape in ((9, 50), (50, 22), (22,)))
+    x += 0.7
+    mean, long = x.mean(-1, keepdim=True), torch.nn.functional.pad(x, (0, 14))
+    memory = torch.cat([x.flatten(), torch.zeros(100)])
+
+    def mean_square(x):
+        return (x - x.mean(-1, keepdim=True)).square().mean(-1)
+
+    def variance(x):
+        return torch.var_mean(x, -1, correction=0)[0]
+
+    def product(x, w):
+        return x @ w
+
+    def biased(x, w, b):
+        return torch.nn.functional.gelu(x @ w + b)
+
+    def written(value):
+        return torch.cat([value[:6], torch.full_like(value[6:], torch.nan)])
+
+    padded = (long - mean).square().sum(-1) / 50
+    late = torch.nn.functional.gelu(x @ w) + b
+    read = (
+        memory.as_strided((9, 50), (22, 1)),
+        memory.as_strided((9, 50), (52, 1)),
+        memory.as_strided((9, 50), (50, 1), 1),
+    )
+    stored = torch.zeros(9 * 22 + 8).index_copy(
+        0, (torch.arange(9)[:, None] * 23 + torch.arange(22)).flatten(), (x @ w).flatten()
+    )
+    yield mean_square, (x,), padded, "mask", "the padding of dimension -1 up to 64, where x is zero"
+    yield variance, (x,), padded, "mask", "the variance counts the padding up to 64"
+    yield mean_square, (x,), mean_square(x) * 50 / 64, "scale", "over 64, not 50"
+    yield (
+        lambda x: torch.softmax(x, -1),
+        (x,),
+        torch.softmax(long, -1)[:, :50],
+        "mask",
+        "the sum of softmax counts the padding",
+    )
+    yield product, (x, w), read[0] @ w, "layout", "x is read with a leading dimension of 22, not 50"
+    yield product, (x, w), read[1] @ w, "none", ""
+    yield product, (x, w), read[2] @ w, "shift", "x is read one address too late"
+    yield (
+        product,
+        (x, w),
+        stored[: 9 * 22].view(9, 22),
+        "layout",
+        "output is written with a leading dimension of 23, not 22",
+    )
+    yield biased, (x, w, b), late, "other", "add comes after"
+    yield (
+        biased,
+        (x, w, b),
+        written(biased(x, w, b)),
+        "zero",
+        "output is NaN, as memory is that nobody wrote, but only in 6 to 8",
+    )
+
+
+@pytest.mark.parametrize("case", range(10))
+def test_what_kernels_do_wrong_with_memory_is_named(case):
+    reference, given, output, kind, words = list(kernels())[case]
+    recorded = labkit.golden(reference, **dict(zip(("x", "w", "b"), given, strict=False)))
+    observed = {name: recorded[name].float() for name in recorded.inputs} | {"output": output}
+    found = labkit.explain(observed, recorded)
+    if kind == "none":  # a leading dimension that is no size of the program
+        assert found.verdict == "none of these", found
+    else:
+        assert (found.verdict, found.causes[0].kind) == ("cause", kind), found
+        assert words in found.causes[0].says
+
+
+def test_the_parts_of_complex_numbers_are_broken_too():
+    x = inputs()["x"]
+    recorded = labkit.golden(lambda x: torch.fft.irfft(labkit.step("spectrum", torch.fft.rfft(x)) * 1j, n=23), x)
+    spectrum = torch.fft.rfft(x).conj().resolve_conj()
+    observed = {"x": x, "spectrum": torch.view_as_real(spectrum), "output": torch.fft.irfft(spectrum * 1j, n=23)}
+    found = labkit.explain(observed, recorded)
+    assert (found.step, found.verdict, found.causes[0].kind) == ("spectrum", "cause", "sign"), found
+
+
 def test_the_command_line_says_it_and_json_has_it(golden, tmp_path, capsys):
     golden.save(tmp_path / "golden.safetensors")
     labkit.Trace(port(**inputs(), fault="over columns")).save(tmp_path / "observed.safetensors")
