@@ -129,11 +129,11 @@ def settle_epsilon(ledger: Ledger, effects: Mapping[str, EpsilonEffect]) -> None
     ledger.settle("eps_changes_gradients", max(gradients) > FLOAT64, gradients=gradients, rounding=FLOAT64)
 
 
-def settle_gradients(ledger: Ledger, pairs: Mapping[str, Sequence[tuple[Norms, Norms]]]) -> None:
-    """Of models by name: norms of gradients without and with the embedding LayerNorm, a pair a draw."""
+def settle_gradients(ledger: Ledger, draws: Mapping[str, Sequence[tuple[Norms, Norms, float]]]) -> None:
+    """`draws`: of models by name, what :func:`~kernels.bert.experiments.norms_without_and_with` gives."""
     fields = ("input", "tokens", "tokens_by_input")
     ratios = {
-        field: {name: [getattr(a, field) / getattr(b, field) for a, b in draws] for name, draws in pairs.items()}
+        field: {name: [getattr(a, field) / getattr(b, field) for a, b, _ in each] for name, each in draws.items()}
         for field in fields
     }
     ends = {field: {name: [min(r), max(r)] for name, r in by.items()} for field, by in ratios.items()}

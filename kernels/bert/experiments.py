@@ -173,6 +173,23 @@ def _varying(places: Tensor) -> float:
     return float(places.var(0, correction=0).mean() / places.var(correction=0))
 
 
+def trained_input_std(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The mean standard deviation of the encoder's input in trained models, from their rows; None without rows."""
+    std = [row["input"]["std"] for row in rows]
+    return sum(std) / len(std) if std else None
+
+
+def gradient_ratios(draws: Sequence[tuple[Norms, Norms, float]]) -> dict[str, list[float]]:
+    """Of what :func:`norms_without_and_with` gives: the norms without the LayerNorm over those with it, a value a
+    draw; and 1 over the input's standard deviation."""
+    return {
+        "at the input": [without.input / normed.input for without, normed, _ in draws],
+        "of the token table": [without.tokens / normed.tokens for without, normed, _ in draws],
+        "of it, through the input": [without.tokens_by_input / normed.tokens_by_input for without, normed, _ in draws],
+        "1 / input's deviation": [1.0 / std for _, _, std in draws],
+    }
+
+
 def scales(model: MaskedLM, length: int) -> dict[str, float]:
     """Standard deviations, over all elements, of the token embeddings and of sinusoids of this length."""
     places = sinusoids(length, model.config.hidden)

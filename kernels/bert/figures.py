@@ -1,22 +1,28 @@
-"""The notebook's pictures: one message each, which the title says."""
+"""The notebook's pictures, one message each, which the title says; and its table of speed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from kernels.bert.ablation import DIFFERENCES, PLATEAU, Trainings, corrected, tokens_seen
+from kernels.bert.ablation import DIFFERENCES, PLATEAU, WORDS, WORSE, Trainings, corrected, tokens_seen
 from kernels.bert.inputs import Inputs
 from kernels.bert.reported import LOSSES, OWN, THEIRS
-from labkit import plots
+from labkit import Table, bench, plots
+from labkit.session.catalogue import ROOT
+from labkit.session.record import stale
+from labkit.tables import digits
 
 FREQUENCIES = 6.904
 """Nats: the held-out loss of the frequencies of the training text's tokens (`python -m kernels.bert facts`)."""
-APART = 0.18
+APART = 0.2
 """Nats between two names in a picture of curves, so that they can be read."""
+STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
+"""Lines that can be distinguished within one colour."""
 
 
 def plot_losses() -> Figure:
@@ -45,10 +51,17 @@ def plot_losses() -> Figure:
 def plot_errors(
     errors: Mapping[str, Mapping[str, float]], steps: Mapping[str, str], title: str, caption: str
 ) -> Figure:
-    """Relative RMS error of each step, a row a difference, a line above the last; `steps`: those shown, and labels."""
+    """Relative RMS error of each step as a colour and, from 1%, a number: a row a difference, a line above the last.
+
+    `steps`: those shown, and labels.
+    """
     figure, axes = plots.figure(width=9.0, height=0.27 * len(errors) + 1.9)
     grid = np.array([[by_step.get(step, np.nan) for step in steps] for by_step in errors.values()])
-    image = plots.error_map(axes, np.nan_to_num(grid, nan=1.0), title, 1.0, 1e-5)
+    grid = np.nan_to_num(grid, nan=1.0)
+    image = plots.error_map(axes, grid, title, 10.0, 1e-5)
+    for (row, column), error in np.ndenumerate(grid):
+        if error >= 0.01:
+            axes.text(column, row, digits(error), fontsize=7, ha="center", va="center")
     axes.axhline(len(errors) - 1.5, color="white", lw=4)
     axes.set_yticks(range(len(errors)), list(errors), fontsize=8)
     axes.set_xticks(range(len(steps)), list(steps.values()), rotation=40, ha="right", fontsize=8)
@@ -92,6 +105,7 @@ def plot_gains(t: Trainings, caption: str) -> Figure:
     axes.axvline(0.0, color="0.5", lw=0.8)
     for y, contrast in enumerate(rows.values()):
         verdict, colour = words[contrast.gains_enough]
+        verdict = WORDS[WORSE] if contrast.outcome == WORSE else verdict
         axes.plot([contrast.low, contrast.high], [y, y], color=colour, lw=2.2)
         axes.plot(contrast.mean, y, "o", color=colour, ms=5)
         axes.text(max(contrast.high, t.plan.margin) + 0.012, y, verdict, color=colour, fontsize=8, va="center")
@@ -108,24 +122,44 @@ def plot_gains(t: Trainings, caption: str) -> Figure:
 
 
 def plot_plateaus(t: Trainings, names: Sequence[str], caption: str) -> Figure:
-    """Training loss against tokens, the mean over seeds of each configuration, red where :meth:`Trainings.stalled`."""
+    """Training loss against tokens, the mean over seeds of each configuration; red-orange where
+    :meth:`Trainings.stalled`. A line in the curve's style leads from its end to its name."""
     figure, axes = plots.figure(width=8.0, height=4.2)
     stalled = t.stalled(*[(name, name) for name in names])
-    ends = {}
-    for name in names:
-        rows = t.of_preset(name)
-        curve = np.mean([row["curve"] for row in rows], 0)
-        axes.plot(tokens_seen(rows[0]), curve, color=plots.RED if name in stalled else plots.BLUE, lw=1.4)
-        ends[name] = curve[-1]
-    last, free = tokens_seen(t.rows[0])[-1], -math.inf
-    for name, end in sorted(ends.items(), key=lambda item: item[1]):
-        free = max(end, free + APART)
-        colour = plots.RED if name in stalled else plots.BLUE
-        axes.text(last * 1.01, free, name, color=colour, fontsize=8, va="center")
+    curves = {name: np.mean([row["curve"] for row in t.of_preset(name)], 0) for name in names}
+    seen, free = tokens_seen(t.rows[0]), -math.inf
+    last = seen[-1]
+    for number, (name, curve) in enumerate(sorted(curves.items(), key=lambda item: item[1][-1])):
+        free = max(curve[-1], free + APART)
+        style = {"color": plots.RED if name in stalled else plots.BLUE, "ls": STYLES[number % len(STYLES)], "lw": 1.3}
+        axes.plot([*seen, last * 1.08], [*curve, free], **style)
+        axes.text(last * 1.09, free, name, color=style["color"], fontsize=8, va="center")
     for level, words in ((FREQUENCIES, "frequencies of tokens alone"), (PLATEAU, "below: left the plateau")):
         axes.axhline(level, color="0.5", ls="--", lw=0.9)
-        axes.text(last * 1.5, level + 0.05, words, fontsize=7, ha="right", color="0.4")
-    axes.set(xlim=(0.0, last * 1.5), ylim=(3.3, 7.4), xlabel="tokens, millions", ylabel="training loss, nats")
-    axes.set_title(f"{len(stalled)} of {len(names)} models stay on a plateau for more than half of the training (red)")
+        axes.text(last * 1.6, level + 0.05, words, fontsize=7, ha="right", color="0.4")
+    axes.set(xlim=(0.0, last * 1.6), ylim=(3.3, 7.4), xlabel="tokens, millions", ylabel="training loss, nats")
+    axes.set_xticks(range(0, math.ceil(last), 20))
+    where = "stay on a plateau for more than half of the training (red-orange)"
+    axes.set_title(f"{len(stalled)} of {len(names)} models {where}")
     plots.caption(figure, caption)
     return figure
+
+
+def embedding_times(path: Path) -> Table:
+    """Microseconds of the fused embedding and its peers, forward / forward and backward, from a benchmark's CSV: a row
+    a case, a column a provider. In a CUDA graph, but for the traffic floor."""
+    rows = bench.read(path)
+    cases: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        metric = "time" if row["kernel_provider"] == "traffic floor" else "time_in_graph"
+        if row["kernel_name"] == "bert_embedding" and row["metric_name"] == metric:
+            providers = cases.setdefault(row["x_value"], {})
+            providers.setdefault(row["kernel_provider"], []).append(f"{float(row['y_value_50']):.0f}")
+    title = f"recorded on {rows[0]['gpu_name']}, {rows[0]['timestamp'][:10]}{age(path)}"
+    shown = [(case, *map(" / ".join, providers.values())) for case, providers in cases.items()]
+    return Table(("batch x length, ids, type", *next(iter(cases.values()))), shown, title=title)
+
+
+def age(path: Path) -> str:
+    """Words for a caption, where a record was made by code that has changed since."""
+    return ", by an earlier version of the code" if str(path.relative_to(ROOT)) in stale() else ""

@@ -146,11 +146,13 @@ def settle_error(ledger: Ledger, searches: Sequence[Search]) -> None:
     ledger.settle("zero_division_cause", bool(trained) and all(right), **measured)
 
 
-def settle_training(ledger: Ledger, once: LoopRun, again: LoopRun, apart: LoopRun) -> None:
-    """Settle whether the training succeeds: `once` as configured, `again` from there, `apart` with async_eval_gpus."""
+def settle_training(ledger: Ledger, once: LoopRun, again: LoopRun, apart: LoopRun, short: LoopRun) -> None:
+    """Settle whether the training succeeds: `once` as configured, `again` from there, `apart` with async_eval_gpus,
+    `short` where no more steps are asked for than the report names. Left open where `once` and `short` differ."""
+    complete = [loop.last == loop.steps for loop in (once, short)]
     ledger.settle(
         "training_succeeded",
-        once.last == once.steps,
+        complete[0] if len(set(complete)) == 1 else None,
         steps=once.steps,
         made=once.last,
         saved=once.saved,

@@ -88,9 +88,10 @@ def draw_time_axis(axes: Any, report: Mapping[str, Any], steps: int) -> None:
 
 
 def draw_runs(axes: Any, report: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """The report's losses, and those of the same run on a GPU of ours (`run` as repeat_on_gpu gives it)."""
+    """The report's losses, and those of a run of its sizes on a GPU of ours (`run` as repeat_on_gpu gives it): at the
+    report's steps, and at the first."""
     stated = {row["step"]: float(row["loss"]) for row in report["steps"]}
-    repeated = {line["step"]: line["loss"] for line in run["lines"]}
+    repeated = {line["step"]: line["loss"] for line in run["lines"] if line["step"] in {1, *stated}}
     series: Sequence[tuple[str, Mapping[int, float], str, str]] = (
         ("the report, H100", stated, "o-", plots.BLUE),
         (f"here, {run['gpu']}, another text", repeated, "s--", plots.ORANGE),

@@ -13,6 +13,7 @@ from kernels.lm import metrics, preflight
 from kernels.lm.analyse import of_report
 from kernels.lm.report import PEAK, PRINTED, REPORT, STEPS, as_the_report
 from labkit import bench
+from labkit.session.record import stale
 from labkit.tables import Table
 
 FIRST_STEPS = 20
@@ -45,7 +46,11 @@ def beside_the_report(run: Mapping[str, Any]) -> Table:
             f"{run['flops_per_second'] / PEAK:.0%}",
         ),
         ("power, W", " to ".join(printed["power_watts"]), f"{run['power_watts']:.0f}"),
-        ("largest active memory, share", f"{share:.0%}", f"{run['memory_share']:.0%} of {run['capacity_gib']:.0f} GiB"),
+        (
+            "largest active memory, share",
+            f"{share:.0%} of {capacity:.0f} GiB",
+            f"{run['memory_share']:.0%} of {run['capacity_gib']:.0f} GiB",
+        ),
         ("the same in GiB", f"{share * capacity:.0f}", f"{run['memory_active_gib']:.1f}"),
         ("the least by the preflight's arithmetic, GiB", "", f"{least:.1f}"),
         ("pause for one checkpoint, s", "", f"{run['checkpoint_pause']:.1f}"),
@@ -64,7 +69,8 @@ def step_times(path: Path) -> Table | None:
         values.setdefault(key, {})[row["metric_name"]] = float(row["y_value_50"])
     names = ("step_ms", "bytes_per_second", "share_of_peak", "share_of_peak_lingua")
     shown = [(key[1], *(value.get(name) for name in names)) for key, value in values.items() if "step_ms" in value]
-    title = f"A training step, {bench.recorded_where(rows, 'lm')}"
+    age = ", by an earlier version of the code" if f"data/benchmarks/{path.name}" in stale() else ""
+    title = f"A training step, recorded on {rows[0]['gpu_name']}, {rows[0]['timestamp']} UTC{age}"
     columns = ("provider", "ms", "bytes a second", f"share of {PEAK / 1e12:.0f} TFLOP/s", "the same, Lingua's count")
     return Table(columns, shown, title=title)
 

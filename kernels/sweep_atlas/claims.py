@@ -2,7 +2,7 @@
 
 import pandas
 
-from kernels.sweep_atlas.experiments import SILENT, TOLD_APART
+from kernels.sweep_atlas.experiments import DISTINGUISHED, SILENT
 from labkit import Ledger
 
 
@@ -27,7 +27,7 @@ def settle_silent(ledger: Ledger, matrix: pandas.DataFrame) -> None:
 
 def settle_depends(ledger: Ledger, matrix: pandas.DataFrame) -> None:
     """Does it depend on the setting whether a cause that exists there is told apart?"""
-    mixed = [str(cause) for cause, row in matrix.iterrows() if {TOLD_APART, SILENT} <= {*row.dropna()}]
+    mixed = [str(cause) for cause, row in matrix.iterrows() if {DISTINGUISHED, SILENT} <= {*row.dropna()}]
     ledger.settle("depends", bool(mixed), causes=mixed)
 
 

@@ -8,7 +8,7 @@ import pandas
 from labkit.errors import UsageError
 from labkit.session.record import RESULTS
 
-RULED_OUT, TOLD_APART, SILENT = "ruled out", "told apart by the experiment", "not told apart"
+RULED_OUT, DISTINGUISHED, SILENT = "ruled out", "distinguished by the experiment", "not distinguished"
 """Of a cause: the report's numbers exclude it; they do not, but a further experiment does; or neither does."""
 
 
@@ -44,8 +44,8 @@ def over(frame: pandas.DataFrame, down: str, across: str, further: str) -> panda
         raise UsageError(f"parameters down, across: several runs have one {down} and {across}; wanted others")
     runs["ok"] = runs["status"] == "ok"
     runs["left"] = runs["explains"].map(len)
-    told = [json.loads(text) if isinstance(text, str) else [] for text in runs[wanted[2]]]
-    runs["apart"] = [sorted({*found} & {*left}) for found, left in zip(told, runs["explains"], strict=True)]
+    distinguished = [json.loads(text) if isinstance(text, str) else [] for text in runs[wanted[2]]]
+    runs["apart"] = [sorted({*names} & {*left}) for names, left in zip(distinguished, runs["explains"], strict=True)]
     return runs.reset_index(drop=True)
 
 
@@ -56,15 +56,15 @@ def grid(runs: pandas.DataFrame, values: str) -> pandas.DataFrame:
 
 
 def causes(runs: pandas.DataFrame) -> pandas.DataFrame:
-    """For each cause (a row) and each ok run (a column of its name): RULED_OUT, TOLD_APART, SILENT, or None.
+    """For each cause (a row) and each ok run (a column of its name): RULED_OUT, DISTINGUISHED, SILENT, or None.
 
-    None where the cause does not exist in that setting. Those that are told apart most often come first.
+    None where the cause does not exist in that setting. Those that are distinguished most often come first.
     """
-    said = {}
+    by_run = {}
     for run in runs[runs["ok"]].itertuples():
         verdicts = dict.fromkeys(run.refuted, RULED_OUT) | dict.fromkeys(run.explains, SILENT)
-        said[run.run] = verdicts | dict.fromkeys(run.apart, TOLD_APART)
-    matrix = pandas.DataFrame(said, dtype=object)
+        by_run[run.run] = verdicts | dict.fromkeys(run.apart, DISTINGUISHED)
+    matrix = pandas.DataFrame(by_run, dtype=object)
     matrix = matrix.where(matrix.notna(), None)
-    silent, apart = (matrix == SILENT).sum(axis=1), (matrix == TOLD_APART).sum(axis=1)
+    silent, apart = (matrix == SILENT).sum(axis=1), (matrix == DISTINGUISHED).sum(axis=1)
     return matrix.loc[sorted(matrix.index, key=lambda cause: (silent[cause], -apart[cause], cause))]

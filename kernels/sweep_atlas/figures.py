@@ -6,10 +6,10 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from kernels.sweep_atlas.experiments import RULED_OUT, SILENT, TOLD_APART
+from kernels.sweep_atlas.experiments import DISTINGUISHED, RULED_OUT, SILENT
 from labkit import plots
 
-COLOURS = {RULED_OUT: "#dddddd", TOLD_APART: plots.BLUE, SILENT: plots.ORANGE}
+COLOURS = {RULED_OUT: "#dddddd", DISTINGUISHED: plots.BLUE, SILENT: plots.ORANGE}
 
 
 def plot_counts(maps: dict[str, pandas.DataFrame], down: str, across: str, caption: str) -> Figure:
@@ -30,7 +30,7 @@ def plot_counts(maps: dict[str, pandas.DataFrame], down: str, across: str, capti
 
 
 def plot_causes(matrix: pandas.DataFrame, runs: pandas.DataFrame, down: str, across: str, caption: str) -> Figure:
-    """A row a cause, a column a setting: excluded, told apart by the experiment, or not; white where it is no fault."""
+    """A row a cause, a column a setting: ruled out, distinguished, or not; white where it is no candidate."""
     codes = {verdict: number for number, verdict in enumerate(COLOURS)}
     values = np.array([[codes.get(verdict, np.nan) for verdict in row] for row in matrix.to_numpy()], float)
     figure, axes = plots.figure(height=1.5 + 0.22 * len(matrix))

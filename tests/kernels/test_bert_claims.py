@@ -317,7 +317,7 @@ def lower(**changes):
 
 
 def norms(*values):
-    return [(Norms(a, a, a), Norms(1.0, 1.0, 1.0)) for a in values]
+    return [(Norms(a, a, a), Norms(1.0, 1.0, 1.0), 1.0) for a in values]
 
 
 def by_gradients(**pairs):
@@ -381,7 +381,7 @@ WITHOUT_TRAINING = {
     "small_std_weakens_embedding_gradients": [
         (by_gradients(m=norms(0.5), n=norms(0.9)), "confirmed"),
         (by_gradients(m=norms(1.0), n=norms(1.1)), "refuted"),
-        (by_gradients(m=[(Norms(1.0, 1.0, 0.5), Norms(1.0, 1.0, 1.0))]), "undecidable"),
+        (by_gradients(m=[(Norms(1.0, 1.0, 0.5), Norms(1.0, 1.0, 1.0), 1.0)]), "undecidable"),
     ],
 }
 

@@ -1003,8 +1003,9 @@ def test_an_evaluation_that_fails_ends_the_training_after_its_checkpoint_unless_
     apart = experiments.run_loop(tmp_path / "b", 30, 10, async_eval_gpus=8)
     assert (apart.last, apart.saved, apart.ended) == (30, [10, 20, 30], "normally")
     assert apart.evaluations == [claims.NO_FILE] * 3
-    training = settled(claims.settle_training, once, again, apart)["training_succeeded"]
-    assert training.verdict == "refuted"
+    short = experiments.run_loop(tmp_path / "c", 10, 10)
+    training = settled(claims.settle_training, once, again, apart, short)["training_succeeded"]
+    assert training.verdict == "undecidable"  # it depends on whether 30 or 10 steps were asked for
     assert (training.measured["made"], training.measured["made_again"], training.measured["apart_made"]) == (10, 10, 30)
 
 
@@ -1013,14 +1014,20 @@ def test_a_training_whose_evaluations_validate_nothing_makes_all_its_steps(tmp_p
     pytest.importorskip("omegaconf")
     loop = experiments.run_loop(tmp_path, 25, 10, async_eval_gpus=gpus, section="validation: null")
     assert (loop.last, loop.saved, loop.results, loop.ended) == (25, [10, 20, 25], 2, "normally")
-    assert settled(claims.settle_training, loop, loop, loop)["training_succeeded"].verdict == "confirmed"
+    assert settled(claims.settle_training, loop, loop, loop, loop)["training_succeeded"].verdict == "confirmed"
 
 
 def test_a_training_that_ends_at_its_first_evaluation_is_complete(tmp_path):
     pytest.importorskip("omegaconf")
     loop = experiments.run_loop(tmp_path, 10, 10)
     assert loop.ended == claims.NO_FILE
-    assert settled(claims.settle_training, loop, loop, loop)["training_succeeded"].verdict == "confirmed"
+    assert settled(claims.settle_training, loop, loop, loop, loop)["training_succeeded"].verdict == "confirmed"
+
+
+def test_a_training_whose_evaluation_comes_too_early_for_any_number_of_steps_did_not_succeed(tmp_path):
+    pytest.importorskip("omegaconf")
+    loop = experiments.run_loop(tmp_path, 10, 5)
+    assert settled(claims.settle_training, loop, loop, loop, loop)["training_succeeded"].verdict == "refuted"
 
 
 FIXES = ("fix_comment_out", "fix_data_folder", "fix_zero_check")

@@ -95,10 +95,12 @@ def settle_spare_runs(ledger: Ledger, repeats: Mapping[str, Pair]) -> None:
     """Settle whether the overwrite is what makes runs differ, from the runs of both texts of each kernel on a GPU.
 
     Confirmed where no run differs or is wrong with the buffer used, and that has a chance below CHANCE if its use made
-    no difference; refuted where one differs; undecidable otherwise; untestable without runs. `limit` is the largest
-    share of runs that may differ with the buffer used, at 95% confidence, where none did.
+    no difference; refuted where one differs; undecidable otherwise; untestable without runs. `decide` are the kernels
+    whose runs differ with the buffer unused; the others decide nothing. `limit` is the largest share of runs of these
+    that may differ with the buffer used, at 95% confidence, where none did.
     """
     runs = [pair.used.times for pair in repeats.values()]
+    decide = {name: pair.used.times for name, pair in repeats.items() if pair.unused.uncommon}
     unused, used = ([pair[side].uncommon for pair in repeats.values()] for side in (0, 1))
     chance = chance_without_effect(repeats)
     error = max((pair.used.error / pair.used.bound for pair in repeats.values()), default=0.0)
@@ -110,7 +112,9 @@ def settle_spare_runs(ledger: Ledger, repeats: Mapping[str, Pair]) -> None:
         used=used,
         times=sum(runs),
         chance=chance,
-        limit=1.0 - 0.05 ** (1.0 / sum(runs)) if runs else 1.0,
+        decide=list(decide),
+        quiet=[name for name in repeats if name not in decide],
+        limit=1.0 - 0.05 ** (1.0 / sum(decide.values())) if decide else 1.0,
         error_of_bound=error,
     )
 
