@@ -407,7 +407,7 @@ class Rounding:
         out = self._with_literals(node, args, kwargs)
         if op in NOT_UNIQUE:
             out = self._turned(out)
-        if op in RESAMPLERS:  # polynomials in positions, which may cancel
+        if op in RESAMPLERS | TRANSFORMS:  # polynomials in positions, and sums of waves, which may cancel
             out = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), out)
         if node.id in self._exact.huge:
             out = _each(lambda x: torch.where(x.abs() > _largest(precision), x * math.inf, x), out)

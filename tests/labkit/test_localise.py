@@ -986,3 +986,13 @@ def test_sums_of_terms_that_are_mostly_alike_err_alike():
     recorded = golden(lambda x, h: x.T @ h, terms, torch.ones(33, 1))
     observed = {"x": terms, "h": torch.ones(33, 1), "output": terms.T @ torch.ones(33, 1)}
     assert localise(observed, recorded).first is None
+
+
+def test_a_transform_may_be_a_product_with_its_matrix():
+    x = torch.randn(30, 10, generator=torch.Generator().manual_seed(0))
+    turn = torch.exp(-2j * torch.pi * torch.outer(torch.arange(10.0), torch.arange(6.0)) / 10)
+    recorded = golden(torch.fft.rfft, x)
+    spectrum = torch.view_as_real(x.to(turn.dtype) @ turn)  # the imaginary parts of its ends are not quite zero
+    assert localise({"input": x, "output": spectrum}, recorded).first is None
+    half = torch.view_as_real(x.to(turn.dtype) @ turn.to(torch.complex32).to(turn.dtype))
+    assert localise({"input": x, "output": half}, recorded).first == "output"
