@@ -20,7 +20,7 @@ APART = 3.05e-4
 NEAR = 1.5
 """A draw's dalpha_res is of the report's size if it is so many times as large or as small at most."""
 LEVEL = 0.01
-"""Of pairs of right sums, the least share that lies as far apart, for rounding to be what such a distance is from."""
+"""The least share of pairs of right sums that lie so far apart, for the distance to count as rounding."""
 IMPROVED = 0.9
 """Of the plain sum's RMS error: what a better way of adding has at most."""
 QUOTIENT = 1e-6

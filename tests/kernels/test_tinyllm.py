@@ -683,9 +683,9 @@ def test_the_answer_says_what_was_measured(cured):
     parts = {"claims": {"fix_resolves_90": {"verdict": fix.verdict, "measured": fix.measured}}}
     parts |= {"metrics": {"facts": {"candidates": candidates}}}
     answer = fill("answer", described("d2h_sizing")["answer"], parts)
-    assert "44 sets of faults, some without the accused line, show" in answer
+    assert "44 fault sets, some without the resize, show" in answer
     parts["metrics"]["facts"]["candidates"] = candidates[:1]
-    assert "44 sets of faults show" in fill("answer", described("d2h_sizing")["answer"], parts)
+    assert "44 fault sets show" in fill("answer", described("d2h_sizing")["answer"], parts)
     assert f"cures {({0: 'none', 44: 'all'} | {4: '4'})[cured]} of them" in answer
     assert len(answer.split()) <= 30
 
