@@ -73,7 +73,12 @@ def gemm(
     error = abs(product.astype(np.float64) - exact)
     right = error <= bound.absolute
     figure, axes = plots.figure(1, 3, width=11.0, height=4.2)
-    figure.suptitle(f"{words}\n{int(right.sum())} of {right.size} scores are right", x=0.01, ha="left", fontsize=10)
+    figure.suptitle(
+        f"{words}\n{int(right.sum())} of {right.size} scores are right on uniform inputs",
+        x=0.01,
+        ha="left",
+        fontsize=10,
+    )
     colours = plots.plt.get_cmap("viridis", 16).with_extremes(bad=plots.RED)
     look = {"cmap": colours, "vmin": 0.0, "vmax": float(2.0 * exact.max()), "aspect": "auto"}
     figure.colorbar(axes[0].imshow(np.where(np.isfinite(product), product, np.nan), **look), ax=axes[0])
@@ -85,7 +90,9 @@ def gemm(
     axes[1].imshow(shown, cmap=ListedColormap([plots.RED]), aspect="auto")
     _read_from(axes[2], read)
     for axis, what in zip(
-        axes, ("", " (black: right, to rounding; red: NaN)", " (row, column of K; blue: right)"), strict=True
+        axes,
+        ("", " (black: right, to rounding; orange: NaN)", " (blue: the right one; amber: another; orange: none)"),
+        strict=True,
     ):
         axis.set(xlabel=f"key{what}", xticks=range(0, SIZES.m, 2), yticks=range(0, SIZES.n, 2))
     axes[0].set_ylabel("query")
@@ -97,7 +104,7 @@ def gemm(
 
 def _read_from(axes: Axes, read: np.ndarray) -> None:
     """Which element of an index-coded K each score is; score (i, j) should be K[j, i mod d_k]."""
-    axes.set_title("the element of K that was read")
+    axes.set_title("row, column of K read, by one-hot inputs")
     colours = ListedColormap([plots.BLUE, plots.ORANGE, plots.RED])
     kinds = np.empty(read.shape, int)
     for (i, j), value in np.ndenumerate(read):

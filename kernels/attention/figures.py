@@ -78,9 +78,12 @@ def speed(table: Sequence[dict[str, str]], sizes: int = 5) -> Figure:
         here = [row for row in rows if row["x_value"] == size]
         floors = {r["kernel_provider"]: float(r["y_value_50"]) for r in here if "floor" in r["kernel_provider"]}
         timed = {r["kernel_provider"]: float(r["y_value_50"]) for r in here if r["metric_name"] == "time_in_graph"}
-        plots.bars(axis, timed, "us, in a CUDA graph", floors)
+        plots.bars(axis, timed, "\u00b5s, in a CUDA graph", floors)
         axis.set_title(size)
         axis.tick_params(labelleft=axis is axes[0])
+    low, high = zip(*(axis.get_xlim() for axis in axes), strict=True)
+    for axis in axes:  # the same length is the same time in each panel
+        axis.set_xlim(min(low), max(high))
     figure.suptitle("One batch of all heads takes less time than a loop over them", x=0.01, ha="left")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=2, fontsize=8)

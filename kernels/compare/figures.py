@@ -60,19 +60,23 @@ def plot_detection(done: Sequence[Trial], where: str) -> Figure:
         "labkit, stored values": detection(done, LABKIT, STORED),
         "assert_close, re-run": detection(done, "torch.testing.assert_close"),
     }
-    by_shape = {shape: detection(done, LABKIT, shape=shape) for shape in SHAPES}
+    by_shape = {}
+    for shape in SHAPES:
+        faults = sum(t.shape == shape and t.strength == TENFOLD for t in done)
+        by_shape[f"{shape}: {faults} faults"] = detection(done, LABKIT, shape=shape)
     for axes, series in ((left, curves), (right, by_shape)):
         for (name, points), colour, mark in zip(series.items(), plots.COLOURS, "os^", strict=False):
             axes.plot(*zip(*points, strict=True), marker=mark, color=colour, label=name)
         axes.axvline(1.0, color="0.5", linestyle=":", linewidth=1)
         axes.text(1.05, 0.97, "a test that knows\nthe shape sees half", fontsize=7, color="0.4", va="top")
         axes.set(xscale="log", ylim=(-0.03, 1.03), xlabel="strength of the fault")
-        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(0.0, 0.55))
     at = {name: dict(points).get(TENFOLD, math.nan) for name, points in (curves | by_shape).items()}
     left.set(ylabel="faults identified at their step (share)")
     left.set_title(f"At strength 10 labkit identifies {percent(at['labkit, re-run'])}")
-    few, _, many = (at[shape] for shape in SHAPES)
-    right.set_title(f"In few elements it identifies {percent(few)}, nearly everywhere {percent(many)}")
+    few, _, many = (percent(at[name]) for name in by_shape)
+    right.set_title(f"In few elements it identifies {few}, nearly everywhere {many}")
+    left.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0.2, 0.85))
+    right.legend(fontsize=7, loc="lower right")
     plots.caption(figure, f"{sum(t.strength is not None for t in done)} faults scaled down; {where}")
     return _finished(figure)
 
@@ -113,9 +117,10 @@ def plot_largest_shares(tallies: Sequence[Tally], where: str) -> Figure:
     plots.lines(axes, list(tallies[0].used), {way: list(by_length.values()) for way, by_length in shares.items()})
     axes.axhline(1.0, color=plots.RED, linewidth=1.2)
     axes.text(1.0, 1.05, "what rounding allows", color=plots.RED, fontsize=8, va="bottom")
-    largest = max(max(by_length.values()) for by_length in shares.values())
+    longest = list(tallies[0].used)[-1]
+    used = [by_length[longest] for by_length in shares.values()]
     accusations = alarms(tallies)
-    message = f"The largest error of a right product is {percent(largest)} of what rounding allows"
+    message = f"The longest sums use {percent(min(used))} to {percent(max(used))} of what rounding allows"
     axes.set_title(f"{accusations} right products are accused" if accusations else message)
     axes.set(xlabel="length K of the sums", ylabel="largest error (share of the bound)", ylim=(None, 2.0))
     axes.legend(fontsize=7, loc="lower left")
@@ -128,17 +133,26 @@ def plot_smallest_faults(
 ) -> Figure:
     """The smallest relative error that each instrument reports against the length K; a panel a storage type."""
     figure, axes = plots.figure(1, len(smallest), width=9.5, height=3.2)
+    best = []
     for panel, (dtype, by_length) in zip(axes, smallest.items(), strict=True):
         plots.lines(panel, lengths, {name: [errors[name] for errors in by_length] for name in INSTRUMENTS})
-        last = by_length[-1]
-        gain = last["elements, all scaled"] / last["slope"]
-        smaller = f"{digits(gain)} times smaller" if gain > 1.0 else "no smaller"
-        panel.set_title(f"In {dtype} the slope sees a fault {smaller}")
+        gains = [errors["elements, all scaled"] / errors["slope"] for errors in by_length]
+        most = max(gains)
+        behind = max((i for i, gain in enumerate(gains) if gain <= 1.0), default=-1)
+        always = behind + 1 < len(gains)
+        sees = (
+            f"a smaller scale from K = {count(lengths[behind + 1])} on" if always else "no smaller scale at the longest"
+        )
+        panel.set_title(f"In {dtype} the slope sees {sees}")
+        best.append(f"{digits(most)} times smaller at K = {count(lengths[gains.index(most)])} in {dtype}")
         panel.set_xlabel("length K of the sums")
     _same_limits(axes)
     axes[0].set_ylabel("smallest relative error reported")
     axes[0].legend(fontsize=7)
-    plots.caption(figure, f"titles at K = {count(lengths[-1])}; products [64, K] x [K, 64], summed in float32; {where}")
+    plots.caption(
+        figure,
+        f"slope against elements, at most {', '.join(best)}\nproducts [64, K] x [K, 64], summed in float32; {where}",
+    )
     return _finished(figure)
 
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from scipy.stats import binom
+
 from labkit.session.catalogue import ROOT
 from labkit.trace.localise import FALSE_ALARM
 
@@ -23,6 +25,15 @@ def accused(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """For float32, float16 and bfloat16 storage: `count` accused `of` right programs, and the 95% `interval`."""
     rates = record["accused by"]["storage"]
     return {storage: rates[storage] for storage in ("float32", "float16", "bfloat16")}
+
+
+def by_chance(record: Mapping[str, Any]) -> float:
+    """The p-value of the difference between the storage types accused most and least, two-sided and conditional."""
+    rates = sorted(accused(record).values(), key=lambda rate: rate["count"] / rate["of"])
+    least, most = rates[0], rates[-1]
+    total = least["count"] + most["count"]
+    share = most["of"] / (least["of"] + most["of"])
+    return min(1.0, 2.0 * float(binom.sf(most["count"] - 1, total, share)))
 
 
 def identified(record: Mapping[str, Any]) -> dict[str, dict[float, float]]:

@@ -70,6 +70,8 @@ def tiles(tile: int = 32, columns: int = 128, tokens: int = 6, seed: int = 0, de
     axes[2].set_title(f"wrong: {', '.join(wrong) or 'none'}")
     off = digits(100.0 * error[0] / abs(float(exact["dalpha"][0])))
     plots.caption(
-        figure, f"{tokens} tokens, {STREAMS} streams, D = {columns}; dalpha_pre is {off}% off; no error: 0.0001"
+        figure,
+        f"{tokens} tokens, {STREAMS} streams, D = {columns}; dalpha_pre is {off}% off; broken line: the largest error "
+        "that rounding allows; an error of zero is drawn at 0.0001",
     )
     return figure

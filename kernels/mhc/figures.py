@@ -79,7 +79,8 @@ def draw_likelihoods(axes: Axes, comparison: Comparison, given: str, most: int =
         axes.plot(comparison.ratio[name], row, "o", color=colour, ms=5)
         axes.text(comparison.high[name] * 1.4, row, digits(comparison.ratio[name]), va="center", fontsize=8, bbox=PLAIN)
     axes.axvline(comparison.needed, color=plots.GREY, ls="--", lw=1.2)
-    axes.text(comparison.needed * 1.1, -0.8, "refuted from here on", color=plots.GREY, fontsize=8)
+    words = f"refuted from {digits(comparison.needed)} times on"
+    axes.text(comparison.needed * 1.1, -0.8, words, color=plots.GREY, fontsize=8)
     axes.set(xscale="log", xlim=(1.0, 20.0 * max([comparison.needed, *comparison.high.values()])))
     axes.set_yticks(range(len(names)), [f"{name} (given)" if name == given else name for name in names], fontsize=8)
     axes.set_ylim(len(names) - 0.4, -1.2)

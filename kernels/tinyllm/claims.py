@@ -128,10 +128,19 @@ def settle_errors(ledger: Ledger, names: Collection[str], outcomes: Array, p: Pr
 
 
 def settle_training(
-    ledger: Ledger, curve: Sequence[tuple[int, float, float]], logits: Array, predicted: set[int], vocabulary: int
+    ledger: Ledger,
+    curve: Sequence[tuple[int, float, float]],
+    logits: Array,
+    predicted: set[int],
+    vocabulary: int,
+    frequencies: float,
 ) -> None:
-    """A training curve (step, training loss, validation loss), the last logits, the tokens predicted; 0 is <pad>."""
+    """A training curve (step, training loss, validation loss), the last logits, the tokens predicted; 0 is <pad>.
+
+    `frequencies`: the validation loss of a model that knows how often each byte stands, and nothing else.
+    """
     first, last, even = curve[0][2], curve[-1][2], float(np.log(vocabulary))
     largest, others = float(np.abs(logits).max()), len(predicted - {0})
     learns = largest > 0 and others > 0 and last < min(first, even)
-    ledger.settle("fixed_model_learns", learns, first=first, last=last, even=even, largest=largest, others=others)
+    measured = {"first": first, "last": last, "even": even, "frequencies": frequencies}
+    ledger.settle("fixed_model_learns", learns, **measured, largest=largest, others=others)

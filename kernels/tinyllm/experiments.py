@@ -229,6 +229,12 @@ def predictions(model: TinyLLM, text: Array) -> set[int]:
     return {int(byte) for byte in np.unique(model.logits().argmax(-1))}
 
 
+def loss_by_frequencies(training: Array, validation: Array) -> float:
+    """Nats a byte of `validation` where each is predicted by its share of `training`, every byte counted once more."""
+    counts = np.bincount(training, minlength=256) + 1.0
+    return float(np.log(counts.sum()) - np.log(counts[validation]).mean())
+
+
 def log(outcome: Any, debug_print: str = "a fixed number") -> list[str]:
     """The lines that the report's program prints, from an outcome, with one of :data:`faulty.DEBUG_PRINTS`."""
     ff = "ff_before" if "before" in debug_print else "ff_after" if "after" in debug_print else "ff_first"

@@ -48,9 +48,10 @@ def switches(
     other = "otherwise" if outcomes[0]["status"] == faulty.FINISHED else "otherwise, or the run had ended"
     pairs = zip(REPORT_LOG, log(outcomes[0], debug_print), seen, strict=True)
     for y, (reported, here, shown) in enumerate(pairs):
+        alike = "as the report" if y else "right, as the report's; other weights"
         words: Any = {"fontsize": 7.5, "family": "monospace", "va": "top"}
         axes[1].text(0.0, 0.98 - 0.2 * y, f"report  {reported}", color=plots.GREY, **words)
-        colour, mark = (plots.BLUE, "as the report") if shown else (plots.RED, other)
+        colour, mark = (plots.BLUE, alike) if shown else (plots.RED, other)
         axes[1].text(0.0, 0.91 - 0.2 * y, f"here    {here}\n        ({mark})", color=colour, **words)
     axes[1].axis("off")
     o = outcomes[0]

@@ -216,19 +216,15 @@ def in_words(names: Iterable[str]) -> str:
     return " + ".join(sorted(names)) or "no fault"
 
 
-def run(p: Program, rows: Array, device: Device, processes: int = 2, progress: bool = False) -> Array:
+def run(p: Program, rows: Array, device: Device, processes: int = 2) -> Array:
     """An outcome [OUTCOME] for each program, in so many processes; one that dies is begun again after it.
 
-    Those that live wait for the next call, which takes them up. With `progress`, each quarter that is done is printed.
+    Those that live wait for the next call, which takes them up.
     """
     parts = np.array_split(np.asarray(rows, np.int32), max(1, min(processes, len(rows))))
     with tempfile.TemporaryDirectory() as folder:
         workers = [_Worker(Path(folder) / str(i), p, part, device) for i, part in enumerate(parts)]
-        quarters = 0
         while sum(worker.advance() for worker in workers) < len(workers):  # each of them is to advance
-            while progress and 4 * sum(worker.done() for worker in workers) >= (quarters + 1) * len(rows):
-                quarters += 1
-                print(f"{quarters * len(rows) // 4:,} of {len(rows):,} programs are run", flush=True)
             time.sleep(0.01)
         return np.concatenate([worker.outcomes() for worker in workers])
 
@@ -261,7 +257,7 @@ def sweep(p: Program, device: Device, others: Array) -> tuple[Sweep, Array]:
     for i, part in enumerate(rows):
         part[:, COLUMNS.index("memory")] = i
     every = np.concatenate([*rows, others])
-    run_once = run(p, every, device, progress=True)
+    run_once = run(p, every, device)
     if device.is_cuda:
         run_once = steady(run_once, run(p, every[::-1], device)[::-1])
     at = np.searchsorted(code(unchecked), code(np.column_stack([bits[:, :-1], np.ones(len(bits), int)])))

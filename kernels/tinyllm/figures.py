@@ -43,22 +43,6 @@ def draw_path(axes: Any) -> None:
     axes.axis("off")
 
 
-PLAIN = {
-    "assignment_by_host_size": "assignment uploads h_data.size()",
-    "h2d_by_host_size": "h2d uploads h_data.size()",
-    "resize_by_size": "the resize",
-    "shallow_assignment": "assignment shares the buffer",
-    "no_other_d2h": "embedding, logits not downloaded",
-    "no_layer_d2h": "ff_out not downloaded",
-    "zero_host": "h_data starts as zeros",
-    "shallow_constructor": "copy constructor shares the buffer",
-    "constructor_by_host_size": "copy constructor uploads h_data.size()",
-    "assignment_omits_shape": "assignment omits the shape",
-    "size_in_elements": "size in elements",
-}
-"""Switches in a few words; `prefer_host` and `unchecked`, which all candidates have, are left out."""
-
-
 def draw_candidates(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     """A row a set of faults, a column a debug print: whether it shows all that the report saw; whether it is cured.
 
@@ -81,7 +65,7 @@ def draw_candidates(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     for old, new in breaks.items():
         columns = [name.replace(old, new) for name in columns]
     axes.set_xticks(at, columns, fontsize=7)
-    axes.set_yticks(np.arange(len(rows)) + 0.5, [in_plain_words(row["faults"]) for row in rows], fontsize=7.5)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, [_label(row["faults"]) for row in rows], fontsize=7.5)
     axes.set_xlim(-0.1, len(columns) + 0.35)
     axes.set_ylim(len(rows), -0.6)
     axes.tick_params(length=0)
@@ -92,21 +76,23 @@ def draw_candidates(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 _HEAD: Any = {"ha": "center", "fontsize": 8, "color": plots.GREY}
 
 
-def in_plain_words(faults: str) -> str:
-    """A set of faults as a label: the switches beside `prefer_host` and `unchecked`."""
-    words = [PLAIN.get(name, name) for name in faults.split(" + ") if name not in ("prefer_host", "unchecked")]
+def _label(faults: str) -> str:
+    """A set of faults beside the lines as printed: its switches, without two that all candidates have."""
+    names = [name for name in faults.split(" + ") if name not in ("prefer_host", "unchecked")]
     if faults == in_words(PRINTED):
         return "the lines as printed"
-    return " + ".join(words[:2]) + ("\n+ " + " + ".join(words[2:]) if words[2:] else "")
+    return " + ".join(names[:2]) + ("\n+ " + " + ".join(names[2:]) if names[2:] else "")
 
 
 def draw_curve(axes: Any, curves: Mapping[str, Curve], vocabulary: int) -> None:
-    """Validation loss against steps, a curve a model; (step, training loss, validation loss) in nats a byte."""
+    """Validation loss against steps, from the second point on; a curve has (step, training loss, validation loss)."""
+    starts, ends = zip(*((curve[1][0], curve[-1][0]) for curve in curves.values()), strict=True)
     for (name, curve), colour in zip(curves.items(), (plots.BLUE, plots.ORANGE), strict=False):
-        at = [max(1, step) for step, _, _ in curve]
-        axes.plot(at, [loss for _, _, loss in curve], color=colour, marker="o", ms=3)
-        axes.annotate(name, (at[-1], curve[-1][2]), (6, 0), textcoords="offset points", color=colour, va="center")
+        at, losses = zip(*((step, held) for step, _, held in curve[1:]), strict=True)
+        axes.plot(at, losses, color=colour, marker="o", ms=3)
+        axes.annotate(name, (at[-1], losses[-1]), (6, 0), textcoords="offset points", color=colour, va="center")
     axes.axhline(np.log(vocabulary), color=plots.GREY, ls="--", lw=1)
-    axes.text(1.1, np.log(vocabulary) + 0.08, f"ln {vocabulary}: every byte as likely", color=plots.GREY, fontsize=8)
-    axes.set(xscale="log", xlabel="step", ylabel="nats a byte", ylim=(0, np.log(vocabulary) + 0.6))
-    axes.set_xlim(0.9, 12 * max(step for curve in curves.values() for step, _, _ in curve))
+    words = f"ln {vocabulary}: every byte as likely"
+    axes.text(min(starts), np.log(vocabulary) + 0.08, words, color=plots.GREY, fontsize=8)
+    axes.set(xscale="log", xlabel="step", ylabel="validation loss (nats per byte)", ylim=(0, np.log(vocabulary) + 0.6))
+    axes.set_xlim(0.8 * min(starts), 4 * max(ends))

@@ -14,7 +14,7 @@ Counts = Mapping[str, Mapping[str, Any]]
 
 
 def counts_beside(here: Counts, device: str, other: Record | None) -> labkit.Table:
-    """How all sets end in each kind of memory: the counts of this run, and those of another device's record.
+    """How all sets end in each kind of memory, each counted once: in this run, and in another device's record.
 
     `here` as :func:`kernels.tinyllm.fault_sets.counts_by_memory` gives it.
     """
@@ -36,6 +36,7 @@ def _in_words(counts: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "right": counts["right"],
         "stopped": sum(counts["ends"].get(faulty.ENDS[status], 0) for status in faulty.STOPS),
+        "wrong": counts["ends"][faulty.ENDS[faulty.FINISHED]] - counts["right"] - zero,
         "otherwise when run again": counts["ends"].get(faulty.ENDS[faulty.UNSTEADY], 0),
         "logits all 0 (with the accused line; cured)": f"{zero} ({accused}; {cured})",
     }

@@ -337,6 +337,26 @@ def test_the_titles_of_figures_are_made_from_what_they_show():
     assert right.get_title(loc="left") == "Of faults of 32 roundings at least 50% are identified"
 
 
+def test_titles_say_from_which_length_on_the_slope_sees_more_than_the_elements_do():
+    def faults(*gains):
+        return [dict.fromkeys(calibration.INSTRUMENTS, 1e-3) | {"elements, all scaled": 1e-3 * gain} for gain in gains]
+
+    smallest = {"float32": faults(0.5, 3.0, 2.0), "bfloat16": faults(2.0, 3.0, 1.0)}
+    figure = figures.plot_smallest_faults((1, 2, 4), smallest, "here")
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == [
+        "In float32 the slope sees a smaller scale from K = 2 on",
+        "In bfloat16 the slope sees no smaller scale at the longest",
+    ]
+    assert "3 times smaller at K = 2 in float32" in figure.get_supxlabel()
+
+
+def test_seven_against_one_is_what_chance_gives_in_seven_of_a_hundred():
+    """The sum of two binomial tails, 9 / 256 each, where as many programs of each type were drawn."""
+    rates = {name: {"count": count, "of": 1000} for name, count in (("float32", 7), ("float16", 3), ("bfloat16", 1))}
+    assert right_programs.by_chance({"accused by": {"storage": rates}}) == pytest.approx(18 / 256)
+
+
 def test_the_figure_of_what_is_identified_names_the_best_of_the_checks():
     """And it has no share for labkit where that accuses a right run."""
     done = [trial("qk", "qk"), trial(None, "qk", 0.4)]

@@ -407,6 +407,13 @@ def test_candidates_are_the_smallest_sets_that_fit_and_the_printed_lines(swept):
     assert fault_sets.first_wrong(rows) == "x or logits"
 
 
+def test_byte_frequencies_alone_cost_their_cross_entropy():
+    even = np.arange(256, dtype=np.uint8)
+    assert experiments.loss_by_frequencies(even, even) == pytest.approx(np.log(256))
+    often = np.repeat(np.array([7], np.uint8), 255)
+    assert experiments.loss_by_frequencies(often, often) == pytest.approx(np.log(511 / 256))
+
+
 def test_a_set_that_shows_everything_is_the_cause_only_when_it_is_alone(swept):
     rows = fault_sets.candidates(swept[0])
     fit = sum(fault_sets.show_all(row, name) for row in rows for name in faulty.DEBUG_PRINTS)
@@ -630,11 +637,11 @@ OUTCOMES = [
     ),
     ("out_parameter_avoids_it", "confirmed", claims.settle_returns, (lives((4, 4)), {"NaN": [8, 0, 1]}), {"out": [0]}),
     ("out_parameter_avoids_it", "refuted", claims.settle_returns, (lives((4, 4)), {"NaN": [8, 0, 0]}), {"sets": [8]}),
-    ("fixed_model_learns", "confirmed", claims.settle_training, (CURVE, np.ones(3), {0, 32}, 256), {"last": 2.25}),
-    ("fixed_model_learns", "refuted", claims.settle_training, (CURVE[:1] * 2, np.ones(3), {32}, 100), {"others": 1}),
-    ("fixed_model_learns", "refuted", claims.settle_training, (CURVE[:1] * 2, np.ones(3), {32}, 256), {}),
-    ("fixed_model_learns", "refuted", claims.settle_training, (CURVE, np.ones(3), {0}, 256), {"others": 0}),
-    ("fixed_model_learns", "refuted", claims.settle_training, (CURVE, np.zeros(3), {32}, 256), {"largest": 0.0}),
+    ("fixed_model_learns", "confirmed", claims.settle_training, (CURVE, np.ones(3), {0, 32}, 256, 3.3), {"last": 2.25}),
+    ("fixed_model_learns", "refuted", claims.settle_training, (CURVE[:1] * 2, np.ones(3), {32}, 100, 3), {"others": 1}),
+    ("fixed_model_learns", "refuted", claims.settle_training, (CURVE[:1] * 2, np.ones(3), {32}, 256, 3.3), {}),
+    ("fixed_model_learns", "refuted", claims.settle_training, (CURVE, np.ones(3), {0}, 256, 3.3), {"others": 0}),
+    ("fixed_model_learns", "refuted", claims.settle_training, (CURVE, np.zeros(3), {32}, 256, 3.3), {"largest": 0.0}),
 ]
 
 
@@ -672,9 +679,13 @@ def test_the_answer_says_what_was_measured(cured):
     ledger = labkit.claims("d2h_sizing")
     claims.settle_fix(ledger, fit(44, cured), RIGHT_ENDS, 3072)
     fix = ledger.settled["fix_resolves_90"]
+    candidates = [{"faults": "resize_by_size + unchecked"}, {"faults": "shallow_assignment + unchecked"}]
     parts = {"claims": {"fix_resolves_90": {"verdict": fix.verdict, "measured": fix.measured}}}
+    parts |= {"metrics": {"facts": {"candidates": candidates}}}
     answer = fill("answer", described("d2h_sizing")["answer"], parts)
-    assert "44 sets" in answer
+    assert "44 fault sets, some without the resize, show" in answer
+    parts["metrics"]["facts"]["candidates"] = candidates[:1]
+    assert "44 fault sets show" in fill("answer", described("d2h_sizing")["answer"], parts)
     assert f"cures {({0: 'none', 44: 'all'} | {4: '4'})[cured]} of them" in answer
     assert len(answer.split()) <= 30
 
@@ -686,6 +697,9 @@ def test_counts_of_an_earlier_record_stand_beside_those_of_this_run(swept):
     result |= {"metrics": {"facts": facts}, "provenance": {"sources": {}}}
     rows = tables.counts_beside(counts, "here", Record(Path("x.json"), result)).rows
     assert all(row[2] == row[3] for row in rows if row[0] == "zeros")
+    ends = dict(row[1:3] for row in rows if row[0] == "zeros")
+    zero = int(ends.pop("logits all 0 (with the accused line; cured)").split()[0])
+    assert sum(ends.values()) + zero == len(swept[0].bits), "each set is counted once"
     assert all(row[3] == "not recorded" for row in rows if row[0] != "zeros")
 
 
