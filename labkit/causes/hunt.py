@@ -22,7 +22,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from labkit.causes.explain import Explanation, explain
 from labkit.errors import UsageError
@@ -107,8 +109,8 @@ class Hunt:
     """What :func:`hunt` found.
 
     `examples` were tried, up to the first failure; besides, the kernel `refused` some, and some were `discarded` since
-    the reference fails on them, or makes more than four times `most` of them. `made` has the text that makes each input
-    of the failure, by its name.
+    the reference fails on them, or makes a tensor or results of more than four times `most` elements. `made` has the
+    text that makes each input of the failure, by its name.
     """
 
     kernel: Callable[..., Any]
@@ -164,7 +166,8 @@ def hunt(
     tensors without axes, and what is no tensor, stay as they are. `sizes` says otherwise, a tuple of names and fixed
     lengths for an argument: ``{"x": ("rows", 64), "gain": (64,)}``. `dtypes` are drawn for its floating-point tensors,
     `layouts` of :data:`LAYOUTS`, `values` of :data:`VALUES` (NaN and infinite ones only where they are asked for);
-    `most` is how many elements all inputs may have together. Two inputs of the same kind may be one tensor.
+    `most` is how many elements all inputs may have together; the product of all different lengths is 64 times as much
+    at most. Two inputs of the same kind may be one tensor.
 
     `kernel` takes the arguments of `reference` and gives a tensor, a tuple, or a dict by the golden's names, or it
     writes into those of its arguments that `out` names (which the reference is not given). Each case runs in poisoned
@@ -200,11 +203,10 @@ def hunt(
 
     def judge(inputs: Inputs) -> Failure | str:
         try:
-            recorded = _record(reference, inputs, out)
+            recorded = _record(reference, inputs, out) if _longest(reference, inputs, out) <= 4 * most else None
         except Exception:
-            return "discarded"
-        long = sum(recorded[name].numel() for name in recorded.names) > 4 * most  # an outer product of long ones
-        if long:
+            recorded = None
+        if recorded is None or sum(recorded[name].numel() for name in recorded.names) > 4 * most:
             return "discarded"
         return _failure(kernel, recorded, inputs, precision, out, refuses, FALSE_ALARM / (2 * examples))  # two calls
 
@@ -274,15 +276,16 @@ def _cases(
         axes.setdefault(name, tuple(1 if n == 1 else called.get(n, str(n)) for n in x.shape))
     free = sorted({one for said in axes.values() for one in said if isinstance(one, str)})
 
-    def elements(lengths: dict[Any, int]) -> int:
-        return sum(math.prod(n if isinstance(n, int) else lengths.get(n, 1) for n in said) for said in axes.values())
+    def fits(lengths: dict[Any, int]) -> bool:
+        shapes = [[n if isinstance(n, int) else lengths.get(n, 1) for n in said] for said in axes.values()]
+        return sum(map(math.prod, shapes)) <= most and math.prod(lengths.values()) <= 64 * most
 
     def case(draw: Any) -> tuple[Inputs, dict[Any, str]]:
         one_of = lambda choices: draw(strategies.sampled_from(choices))  # noqa: E731
         lengths: dict[Any, int] = {}
         for name in sorted(free, key=one_of(free).__eq__, reverse=True) if free else ():
             longest = one_of(SIZES)  # always as many choices: fewer would seem to be simpler
-            lengths[name] = max(n for n in SIZES if n == 1 or (n <= longest and elements(lengths | {name: n}) <= most))
+            lengths[name] = max(n for n in SIZES if n == 1 or (n <= longest and fits(lengths | {name: n})))
         wanted = one_of(dtypes) if dtypes else None
         lying = one_of((layouts[:1], layouts))
         inputs, texts = dict(example), {n: _literal(x) for n, x in example.items() if n not in tensors}
@@ -308,6 +311,26 @@ def _cases(
         return inputs, {name: texts[name] for name in inputs}
 
     return strategies.composite(case)()
+
+
+class _Longest(TorchDispatchMode):
+    """The most elements of a tensor that is made, as it lies in memory."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        several = [x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(made) if isinstance(x, Tensor)]
+        self.elements = max(self.elements, *several, 0)
+        return made
+
+
+def _longest(reference: Any, inputs: Inputs, out: Names) -> int:
+    """The most elements of a tensor that the reference makes, as far as it gets without any numbers."""
+    with suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True) as fake, _Longest() as longest:
+        given = {name: fake.from_tensor(x) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        _called(reference, {name: x for name, x in given.items() if name not in out})
+    return longest.elements
 
 
 class _Allocations(TorchDispatchMode):

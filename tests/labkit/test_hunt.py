@@ -1,5 +1,6 @@
 """Inputs are drawn until a kernel fails; the failure is small, says why, and runs by itself."""
 
+import math
 import runpy
 import subprocess
 import sys
@@ -151,6 +152,36 @@ def test_a_case_whose_result_is_too_long_is_discarded():
     assert not found.found
     assert found.discarded > 0
     assert max(longest) <= 4 << 10
+
+
+def test_lengths_are_not_long_together():
+    seen = []
+
+    def reference(a, b):
+        seen.append((*a.shape, b.shape[1]))
+        if len(seen) > 1:
+            raise MemoryError
+        return a @ b
+
+    labkit.hunt(torch.matmul, reference, (torch.randn(4, 9), torch.randn(9, 5)), examples=10, most=1 << 17)
+    assert len(set(seen)) > 20
+    assert max(max(lengths) for lengths in seen) > 1 << 16
+    assert max(math.prod(lengths) for lengths in seen) <= 64 << 17
+
+
+def test_no_reference_makes_a_tensor_too_long_on_its_way():
+    lengths = set()
+
+    def attention(x):
+        return torch.softmax(x @ x.mT, -1) @ x
+
+    def kernel(x):
+        lengths.add(len(x))
+        return attention(x)
+
+    found = labkit.hunt(kernel, attention, torch.randn(4, 3), examples=30, most=1 << 8)
+    assert (found.found, found.discarded > 0) == (False, True)
+    assert 16 < max(lengths) <= 32, "their square is 4 times 256 at most"
 
 
 def test_a_case_that_the_reference_fails_on_is_discarded():
