@@ -7,6 +7,7 @@ recorded on its inputs, and the kernel is held to what the promised precision al
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 import tempfile
@@ -154,7 +155,7 @@ class Hunt:
 
 def hunt(
     kernel: Callable[..., Any], reference: Any, inputs: Any, precision: Precision | None = None, *,
-    examples: int = 50, seconds: float = math.inf, seed: int = 0, most: int = 1 << 17, sizes: Any = None, out: Any = (),
+    examples: int = 50, seconds: float = math.inf, seed: int = 0, most: int = 0, sizes: Any = None, out: Any = (),
     dtypes: Iterable[torch.dtype] = (), layouts: Iterable[str] = LAYOUTS, values: Iterable[str] = tuple(VALUES)[:-2],
     refuses: tuple[type[Exception], ...] = (ValueError, AssertionError, NotImplementedError),
 ) -> Hunt:  # fmt: skip
@@ -166,8 +167,9 @@ def hunt(
     tensors without axes, and what is no tensor, stay as they are. `sizes` says otherwise, a tuple of names and fixed
     lengths for an argument: ``{"x": ("rows", 64), "gain": (64,)}``. `dtypes` are drawn for its floating-point tensors,
     `layouts` of :data:`LAYOUTS`, `values` of :data:`VALUES` (NaN and infinite ones only where they are asked for);
-    `most` is how many elements all inputs may have together; the product of all different lengths is 64 times as much
-    at most. Two inputs of the same kind may be one tensor.
+    `most` is how many elements all inputs may have together, by default 2^17, and 2^9 where Triton's kernels are
+    interpreted (TRITON_INTERPRET), which takes some ms a program; the product of all different lengths is 64 times as
+    much at most. Two inputs of the same kind may be one tensor.
 
     `kernel` takes the arguments of `reference` and gives a tensor, a tuple, or a dict by the golden's names, or it
     writes into those of its arguments that `out` names (which the reference is not given). Each case runs in poisoned
@@ -189,6 +191,7 @@ def hunt(
         raise UsageError(f"kernel, reference: {kernel!r:.40}, {reference!r:.40} are not right; wanted two functions")
     if not isinstance(examples, int) or examples < 1:
         raise UsageError(f"examples: {examples!r} is not right; wanted a whole number from 1")
+    most = most or 1 << (17 if os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
     out, layouts, values = _names(out), tuple(layouts), tuple(values)
     for what, some, known in (("values", values, VALUES), ("layouts", layouts, LAYOUTS)):
         if not some or not set(some) <= set(known):

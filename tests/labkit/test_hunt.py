@@ -89,7 +89,8 @@ def test_sizes_may_be_named_and_fixed():
     assert len({shape[0] for shape in seen}) > 5
 
 
-def test_sides_go_beyond_two_to_the_16_where_memory_allows():
+def test_sides_go_beyond_two_to_the_16_where_memory_allows(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
     seen = set()
 
     def kernel(x):
@@ -100,6 +101,18 @@ def test_sides_go_beyond_two_to_the_16_where_memory_allows():
     assert max(seen) > 1 << 16
     assert 1 in seen
     assert seen <= set(SIZES)
+
+
+def test_sides_are_short_where_triton_is_interpreted(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    lengths = set()
+
+    def kernel(x):
+        lengths.add(len(x))
+        return x + 1
+
+    labkit.hunt(kernel, lambda x: x + 1, torch.randn(5), seed=1)
+    assert 128 < max(lengths) <= 512
 
 
 def test_whole_numbers_stay_within_the_range_of_the_example():
