@@ -178,8 +178,8 @@ def hunt(
     raises: what is among `refuses` is not a failure, and neither is a case that the reference fails on. A kernel that
     reads or writes further than :data:`GUARD` elements outside may still end the process.
 
-    The same seed draws the same cases, up to `examples` of them, of which none begins after `seconds`; nothing is
-    written. Raises UsageError for arguments that are not right, and where Hypothesis is not installed.
+    The same seed draws the same cases, up to `examples` of them, of which none begins after `seconds`; a failure is made
+    smaller in as much time again at most. Nothing is written: :meth:`Hunt.script` gives a test of the failure. Raises UsageError for arguments that are not right, and where Hypothesis is not installed.
     """
     try:
         import hypothesis
@@ -214,6 +214,7 @@ def hunt(
         return _failure(kernel, recorded, inputs, precision, out, refuses, FALSE_ALARM / (2 * examples))  # two calls
 
     def fails(case: tuple[Inputs, dict[Any, str]]) -> bool:
+        nonlocal end
         key, count = str(case[1]), report.examples + report.refused + report.discarded
         if key not in judged:
             if time.monotonic() > end or len(judged) >= count + SHRINKS:
@@ -222,6 +223,7 @@ def hunt(
             vars(report)[found if isinstance(found, str) else "examples"] += not report.found
         found = judged[key]
         if isinstance(found, Failure):
+            end = end if report.found else time.monotonic() + seconds
             report.failure, report.made = found, case[1]
         hypothesis.assume(found not in ("refused", "discarded"))
         return isinstance(found, Failure)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -213,6 +214,23 @@ def test_no_case_begins_after_the_seconds_given():
     start = time.monotonic()
     assert hunted("slow_and_wrong", seconds=1.0).found
     assert time.monotonic() - start < 10.0
+
+
+@pytest.mark.parametrize("takes", [0.0, 10.0])
+def test_a_failure_is_made_smaller_in_as_much_time_again(takes, monkeypatch):
+    """By a clock that the first failure moves beyond the end, and each later one by so many seconds that it `takes`."""
+    clock, wrong = [0.0], []
+
+    def kernel(x):
+        if x.shape[1] > 8:
+            clock[0] += takes if wrong else 100.0
+            wrong.append(tuple(x.shape))
+        return kernels.unwritten_tail(x)
+
+    monkeypatch.setattr("labkit.causes.hunt.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    found = labkit.hunt(kernel, kernels.reference, EXAMPLE, seconds=60.0, **TRIED)
+    assert (tuple(found.failure.inputs["x"].shape) == (1, 9)) == (takes == 0.0)
+    assert clock[0] <= 100.0 + takes * 10
 
 
 def test_why_is_asked_of_the_failure():
