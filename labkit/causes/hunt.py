@@ -156,7 +156,7 @@ class Hunt:
 def hunt(
     kernel: Callable[..., Any], reference: Any, inputs: Any, precision: Precision | None = None, *,
     examples: int = 50, seconds: float = math.inf, seed: int = 0, most: int = 0, sizes: Any = None, out: Any = (),
-    dtypes: Iterable[torch.dtype] = (), layouts: Iterable[str] = LAYOUTS, values: Iterable[str] = tuple(VALUES)[:-2],
+    dtypes: Iterable[torch.dtype] = (), layouts: str | Iterable[str] = LAYOUTS, values: str | Iterable[str] = tuple(VALUES)[:-2],
     refuses: tuple[type[Exception], ...] = (ValueError, AssertionError, NotImplementedError),
 ) -> Hunt:  # fmt: skip
     """Draw inputs until `kernel` is not what `reference` is, within what `precision` allows; shrink the failure.
@@ -192,10 +192,7 @@ def hunt(
     if not isinstance(examples, int) or examples < 1:
         raise UsageError(f"examples: {examples!r} is not right; wanted a whole number from 1")
     most = most or 1 << (17 if os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
-    out, layouts, values = _names(out), tuple(layouts), tuple(values)
-    for what, some, known in (("values", values, VALUES), ("layouts", layouts, LAYOUTS)):
-        if not some or not set(some) <= set(known):
-            raise UsageError(f"{what}: {some} is not right; wanted some of {', '.join(known)}")
+    out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, VALUES)
     if isinstance(inputs, strategies.SearchStrategy):
         cases = inputs.map(lambda case: (_by_name(case), {n: _literal(x) for n, x in _by_name(case).items()}))
     else:
@@ -460,6 +457,14 @@ def _by_name(inputs: Any) -> Inputs:
 
 def _names(out: Any) -> Names:
     return tuple(out) if isinstance(out, (tuple, list)) else (out,)
+
+
+def _chosen(what: str, some: str | Iterable[str], known: Iterable[str]) -> Names:
+    """Names of those known, one or several, in any case."""
+    some, names = (some,) if isinstance(some, str) else tuple(some), {name.lower(): name for name in known}
+    if not some or not {str(one).lower() for one in some} <= set(names):
+        raise UsageError(f"{what}: {some} is not right; wanted some of {', '.join(names.values())}")
+    return tuple(names[one.lower()] for one in some)
 
 
 def _called(function: Callable[..., Any], inputs: Mapping[Any, Any]) -> Any:
