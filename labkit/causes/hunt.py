@@ -156,7 +156,7 @@ class Hunt:
 def hunt(
     kernel: Callable[..., Any], reference: Any, inputs: Any, precision: Precision | None = None, *,
     examples: int = 50, seconds: float = math.inf, seed: int = 0, most: int = 0, sizes: Any = None, out: Any = (),
-    dtypes: Iterable[torch.dtype] = (), layouts: str | Iterable[str] = LAYOUTS, values: str | Iterable[str] = tuple(VALUES)[:-2],
+    dtypes: Iterable[torch.dtype] = (), layouts: Iterable[str] = LAYOUTS, values: Iterable[str] = tuple(VALUES)[:-2],
     refuses: tuple[type[Exception], ...] = (ValueError, AssertionError, NotImplementedError),
 ) -> Hunt:  # fmt: skip
     """Draw inputs until `kernel` is not what `reference` is, within what `precision` allows; shrink the failure.
@@ -167,9 +167,9 @@ def hunt(
     tensors without axes, and what is no tensor, stay as they are. `sizes` says otherwise, a tuple of names and fixed
     lengths for an argument: ``{"x": ("rows", 64), "gain": (64,)}``. `dtypes` are drawn for its floating-point tensors,
     `layouts` of :data:`LAYOUTS`, `values` of :data:`VALUES` (NaN and infinite ones only where they are asked for);
-    `most` is how many elements all inputs may have together, by default 2^17, and 2^9 where Triton's kernels are
-    interpreted (TRITON_INTERPRET), which takes some ms a program; the product of all different lengths is 64 times as
-    much at most. Two inputs of the same kind may be one tensor.
+    `most` is how many elements all inputs may have together: by default (0) 2^17, but 2^9 where Triton's kernels are
+    interpreted (TRITON_INTERPRET), some ms a program, and no strategy draws. The product of all different
+    lengths is 64 times as much at most. Two inputs of the same kind may be one tensor.
 
     `kernel` takes the arguments of `reference` and gives a tensor, a tuple, or a dict by the golden's names, or it
     writes into those of its arguments that `out` names (which the reference is not given). Each case runs in poisoned
@@ -178,8 +178,9 @@ def hunt(
     raises: what is among `refuses` is not a failure, and neither is a case that the reference fails on. A kernel that
     reads or writes further than :data:`GUARD` elements outside may still end the process.
 
-    The same seed draws the same cases, up to `examples` of them, of which none begins after `seconds`; a failure is made
-    smaller in as much time again at most. Nothing is written: :meth:`Hunt.script` gives a test of the failure. Raises UsageError for arguments that are not right, and where Hypothesis is not installed.
+    The same seed draws the same cases, up to `examples` of them, of which none begins after `seconds`; a failure is
+    made smaller in as much time again at most. Nothing is written: :meth:`Hunt.script` gives the text of a test. Raises
+    UsageError for arguments that are not right, and where Hypothesis is not installed.
     """
     try:
         import hypothesis
@@ -191,9 +192,10 @@ def hunt(
         raise UsageError(f"kernel, reference: {kernel!r:.40}, {reference!r:.40} are not right; wanted two functions")
     if not isinstance(examples, int) or examples < 1:
         raise UsageError(f"examples: {examples!r} is not right; wanted a whole number from 1")
-    most = most or 1 << (17 if os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
+    strategy = isinstance(inputs, strategies.SearchStrategy)
+    most = most or 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
     out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, VALUES)
-    if isinstance(inputs, strategies.SearchStrategy):
+    if strategy:
         cases = inputs.map(lambda case: (_by_name(case), {n: _literal(x) for n, x in _by_name(case).items()}))
     else:
         _record(reference, _by_name(inputs), out)  # which says what is wrong with a reference that fails
@@ -459,7 +461,7 @@ def _names(out: Any) -> Names:
     return tuple(out) if isinstance(out, (tuple, list)) else (out,)
 
 
-def _chosen(what: str, some: str | Iterable[str], known: Iterable[str]) -> Names:
+def _chosen(what: str, some: Iterable[str], known: Iterable[str]) -> Names:
     """Names of those known, one or several, in any case."""
     some, names = (some,) if isinstance(some, str) else tuple(some), {name.lower(): name for name in known}
     if not some or not {str(one).lower() for one in some} <= set(names):
