@@ -81,7 +81,8 @@ class Failure:
     """A case that fails. `inputs` are what the kernel was given, by name or position; `words` say what is wrong.
 
     `observed` has the inputs and the kernel's results by the golden's names, so that they can be explained with
-    `golden` and `precision`. `localisation` is None where there is nothing to judge.
+    `golden` and `precision`. `localisation` is None where there is nothing to judge. `informative` judges the kernel
+    on inputs of the same shapes, dtypes and layouts with normal values.
     """
 
     inputs: Inputs
@@ -90,12 +91,17 @@ class Failure:
     precision: Precision | None
     observed: dict[str, Tensor] = field(default_factory=dict)
     localisation: Localisation | None = None
+    informative: Callable[[], Failure | str] | None = None
 
     def explain(self, seconds: float = 20.0) -> Explanation:
-        """Why, by :func:`labkit.explain`. Raises UsageError where there are no wrong numbers to explain."""
-        if self.localisation is None or self.localisation.first is None:
-            raise UsageError(f"failure: {self.words}; there are no wrong numbers to explain")
-        return explain(self.observed, self.golden, self.precision, seconds=seconds)
+        """Why, by :func:`labkit.explain`: on normal values where the kernel fails on them too, else on its inputs.
+
+        Raises UsageError where there are no wrong numbers to explain.
+        """
+        for case in (self.informative() if self.informative else self, self):
+            if isinstance(case, Failure) and case.localisation is not None and case.localisation.first is not None:
+                return explain(case.observed, case.golden, case.precision, seconds=seconds)
+        raise UsageError(f"failure: {self.words}; there are no wrong numbers to explain")
 
     def __repr__(self) -> str:
         lines = [self.words]
@@ -196,7 +202,7 @@ def hunt(
     most = most or 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
     out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, VALUES)
     if strategy:
-        cases = inputs.map(lambda case: (_by_name(case), {n: _literal(x) for n, x in _by_name(case).items()}))
+        cases = inputs.map(lambda case: (_by_name(case), {n: _literal(x) for n, x in _by_name(case).items()}, {}))
     else:
         _record(reference, _by_name(inputs), out)  # which says what is wrong with a reference that fails
         cases = _cases(strategies, _by_name(inputs), sizes, out, tuple(dtypes), layouts, values, most)
@@ -212,7 +218,7 @@ def hunt(
             return "discarded"
         return _failure(kernel, recorded, inputs, precision, out, refuses, FALSE_ALARM / (2 * examples))  # two calls
 
-    def fails(case: tuple[Inputs, dict[Any, str]]) -> bool:
+    def fails(case: tuple[Inputs, dict[Any, str], Inputs]) -> bool:
         nonlocal end
         key, count = str(case[1]), report.examples + report.refused + report.discarded
         if key not in judged:
@@ -224,6 +230,7 @@ def hunt(
         if isinstance(found, Failure):
             end = end if report.found else time.monotonic() + seconds
             report.failure, report.made = found, case[1]
+            found.informative = lambda: judge(case[0] | case[2])
         hypothesis.assume(found not in ("refused", "discarded"))
         return isinstance(found, Failure)
 
@@ -268,7 +275,7 @@ def drawn(
 def _cases(
     strategies: Any, example: Inputs, sizes: Any, out: Names, dtypes: Names, layouts: Names, values: Names, most: int
 ) -> Any:
-    """The strategy of an example: inputs, and the text that makes each."""
+    """The strategy of an example: inputs, the text that makes each, and normal values for those of floating-point."""
     tensors = {name: x for name, x in _tensors(example).items() if x.dim()}
     axes: Inputs = dict(_by_name(sizes or {}))
     called: dict[int, str] = {}
@@ -284,7 +291,7 @@ def _cases(
         shapes = [[n if isinstance(n, int) else lengths.get(n, 1) for n in said] for said in axes.values()]
         return sum(map(math.prod, shapes)) <= most and math.prod(lengths.values()) <= 64 * most
 
-    def case(draw: Any) -> tuple[Inputs, dict[Any, str]]:
+    def case(draw: Any) -> tuple[Inputs, dict[Any, str], Inputs]:
         one_of = lambda choices: draw(strategies.sampled_from(choices))  # noqa: E731
         lengths: dict[Any, int] = {}
         for name in sorted(free, key=one_of(free).__eq__, reverse=True) if free else ():
@@ -292,7 +299,7 @@ def _cases(
             lengths[name] = max(n for n in SIZES if n == 1 or (n <= longest and fits(lengths | {name: n})))
         wanted = one_of(dtypes) if dtypes else None
         lying = one_of((layouts[:1], layouts))
-        inputs, texts = dict(example), {n: _literal(x) for n, x in example.items() if n not in tensors}
+        inputs, normal, texts = dict(example), {}, {n: _literal(x) for n, x in example.items() if n not in tensors}
         seed = one_of(range(1000))  # integers() would draw numbers of the modules that are loaded
         for i, (name, x) in enumerate(tensors.items()):
             shape = tuple(n if isinstance(n, int) else lengths[n] for n in axes[name])
@@ -302,8 +309,9 @@ def _cases(
             if not x.is_floating_point():
                 how |= {"low": int(x.min()), "high": int(x.max())}
             elif name not in out:
-                how["values"] = one_of((*values, *(["normal"] * 3 if "normal" in values else [])))
                 how |= {"low": 0.0} if x.min() >= 0 else {}
+                normal[name] = drawn(shape, dtype, "normal", **how)
+                how["values"] = one_of((*values, *(["normal"] * 3 if "normal" in values else [])))
                 how |= {"seed": 0} if how["values"] in ("ones", "zeros", "counting") else {}  # the same case is one
             inputs[name] = drawn(shape, dtype, **how)
             said = "".join(f", {key}={value!r}" for key, value in how.items() if value != "cpu")
@@ -312,7 +320,7 @@ def _cases(
         for a, b in combinations(read, 2):
             if (inputs[a].shape, inputs[a].dtype) == (inputs[b].shape, inputs[b].dtype) and one_of(range(8)) == 7:
                 inputs[b], texts[b] = inputs[a], f"inputs[{a!r}]"
-        return inputs, {name: texts[name] for name in inputs}
+        return inputs, {name: texts[name] for name in inputs}, normal
 
     return strategies.composite(case)()
 

@@ -239,6 +239,16 @@ def test_why_is_asked_of_the_failure():
         hunted("in_place").failure.explain()
 
 
+def test_why_is_asked_on_normal_values_of_the_same_sizes():
+    def kernel(a, b):
+        return a[:, :32] @ b[:32]
+
+    found = labkit.hunt(kernel, torch.matmul, (torch.randn(4, 9), torch.randn(9, 5)), values="ones", **TRIED)
+    assert [list(x.shape) for x in found.failure.inputs.values()] == [[1, 33], [33, 1]]
+    why = found.failure.explain()
+    assert (why.verdict, why.causes[0].says) == ("cause", "input.0 is zero in 32 to 32 of dimension 1, of 33")
+
+
 def test_what_the_kernel_refuses_is_counted_and_no_failure():
     found = hunted("small_alone")
     assert (found.found, found.refused > 0, found.examples > 0) == (False, True, True)
