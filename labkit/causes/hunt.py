@@ -142,7 +142,9 @@ class Hunt:
     def script(self) -> str:
         """A test for pytest that also runs by itself, and then exits with 1 while the smallest failure is there.
 
-        Raises UsageError where there is no failure, and for a kernel or reference that cannot be imported by its name.
+        It imports kernel and reference by their names; of a script, what is not below ``if __name__ == "__main__":``
+        runs again then. Raises UsageError where there is no failure, and for what cannot be imported: a lambda, a
+        function within another, one that was typed in.
         """
         if self.failure is None:
             raise UsageError("hunt: found no failure; wanted one to write down")
@@ -495,11 +497,12 @@ def _name(function: Any) -> str:
 
 
 def _imported(what: str, function: Any) -> tuple[str, str]:
-    """Where the module of a function is found, and the line that imports it."""
-    module, name = getattr(function, "__module__", ""), getattr(function, "__name__", "")
-    path = getattr(sys.modules.get(module), "__file__", None)
-    if path is None or module == "__main__" or getattr(sys.modules[module], name, None) is not function:
-        raise UsageError(f"{what}: {_name(function)} of {module} cannot be imported; wanted a function of a module")
+    """Where the module of a function is found, and the line that imports it; a script has its file's name."""
+    of, name = sys.modules.get(getattr(function, "__module__", "")), getattr(function, "__name__", "")
+    path = getattr(of, "__file__", None) or ""
+    module = getattr(getattr(of, "__spec__", None), "name", Path(path).stem) if path else ""
+    if not all(map(str.isidentifier, module.split("."))) or getattr(of, name, None) is not function:
+        raise UsageError(f"{what}: {_name(function)} cannot be imported; wanted a function at the top level of a file")
     root = Path(path).resolve().parents[module.count(".") + (Path(path).stem == "__init__")]
     return str(root), f"from {module} import {name} as {what}  # noqa: E402"
 

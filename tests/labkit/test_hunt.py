@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -315,6 +316,21 @@ def test_the_script_is_a_test_and_runs_by_itself(tmp_path):
     runpy.run_path(str(path), run_name="__main__")
 
 
+@pytest.mark.parametrize("how", [["path"], ["-m", "my_kernel"]])
+def test_functions_of_a_script_are_imported_by_its_name(how, tmp_path):
+    path = tmp_path / "my_kernel.py"
+    path.write_text(
+        "import labkit, torch\ndef double(x): return x * 2\ndef wrong(x): return x * 3\n"
+        "if __name__ == '__main__': print(labkit.hunt(wrong, double, torch.ones(3), most=99).script())\n"
+    )
+    run = partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path, check=False)
+    script = run([sys.executable, *(path if one == "path" else one for one in how)])
+    assert "from my_kernel import wrong as kernel" in script.stdout, script.stderr
+    (tmp_path / "again.py").write_text(script.stdout)
+    again = run([sys.executable, "again.py"])
+    assert "AssertionError: output: own error" in again.stderr
+
+
 def test_a_script_makes_the_very_inputs_again():
     found = hunted("without_strides", values=["normal"], sizes={"x": ("rows", 61)})
     made = eval(found.made["x"], {"torch": torch, "drawn": drawn})
@@ -353,7 +369,7 @@ def test_bad_arguments_are_named():
         hunted("right", sizes={"y": (3,)})
     with pytest.raises(UsageError, match="found no failure"):
         hunted("right", examples=1).script()
-    with pytest.raises(UsageError, match=r"kernel: .* cannot be imported"):
+    with pytest.raises(UsageError, match=r"kernel: .*<lambda> cannot be imported; wanted a function at the top"):
         labkit.hunt(lambda x: x * 2, kernels.reference, EXAMPLE, **TRIED).script()
 
 
