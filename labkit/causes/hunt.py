@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit.causes.explain import Explanation, explain
 from labkit.errors import UsageError
@@ -334,16 +334,15 @@ class _Longest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        several = [x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(made) if isinstance(x, Tensor)]
-        self.elements = max(self.elements, *several, 0)
+        for x in filter(torch.is_tensor, tree_leaves(made)):
+            self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
         return made
 
 
 def _longest(reference: Any, inputs: Inputs, out: Names) -> int:
     """The most elements of a tensor that the reference makes, as far as it gets without any numbers."""
     with suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True) as fake, _Longest() as longest:
-        given = {name: fake.from_tensor(x) if isinstance(x, Tensor) else x for name, x in inputs.items()}
-        _called(reference, {name: x for name, x in given.items() if name not in out})
+        _called(reference, tree_map_only(Tensor, fake.from_tensor, {n: x for n, x in inputs.items() if n not in out}))
     return longest.elements
 
 
