@@ -7,6 +7,7 @@ recorded on its inputs, and the kernel is held to what the promised precision al
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 import tempfile
@@ -22,7 +23,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit.causes.explain import Explanation, explain
 from labkit.errors import UsageError
@@ -78,7 +81,8 @@ class Failure:
     """A case that fails. `inputs` are what the kernel was given, by name or position; `words` say what is wrong.
 
     `observed` has the inputs and the kernel's results by the golden's names, so that they can be explained with
-    `golden` and `precision`. `localisation` is None where there is nothing to judge.
+    `golden` and `precision`. `localisation` is None where there is nothing to judge. `informative` judges the kernel
+    on inputs of the same shapes, dtypes and layouts with normal values.
     """
 
     inputs: Inputs
@@ -87,12 +91,17 @@ class Failure:
     precision: Precision | None
     observed: dict[str, Tensor] = field(default_factory=dict)
     localisation: Localisation | None = None
+    informative: Callable[[], Failure | str] | None = None
 
     def explain(self, seconds: float = 20.0) -> Explanation:
-        """Why, by :func:`labkit.explain`. Raises UsageError where there are no wrong numbers to explain."""
-        if self.localisation is None or self.localisation.first is None:
-            raise UsageError(f"failure: {self.words}; there are no wrong numbers to explain")
-        return explain(self.observed, self.golden, self.precision, seconds=seconds)
+        """Why, by :func:`labkit.explain`: on normal values where the kernel fails on them too, else on its inputs.
+
+        Raises UsageError where there are no wrong numbers to explain.
+        """
+        for case in (self.informative() if self.informative else self, self):
+            if isinstance(case, Failure) and case.localisation is not None and case.localisation.first is not None:
+                return explain(case.observed, case.golden, case.precision, seconds=seconds)
+        raise UsageError(f"failure: {self.words}; there are no wrong numbers to explain")
 
     def __repr__(self) -> str:
         lines = [self.words]
@@ -107,8 +116,8 @@ class Hunt:
     """What :func:`hunt` found.
 
     `examples` were tried, up to the first failure; besides, the kernel `refused` some, and some were `discarded` since
-    the reference fails on them, or makes more than four times `most` of them. `made` has the text that makes each input
-    of the failure, by its name.
+    the reference fails on them, or makes a tensor or results of more than four times `most` elements. `made` has the
+    text that makes each input of the failure, by its name.
     """
 
     kernel: Callable[..., Any]
@@ -133,7 +142,9 @@ class Hunt:
     def script(self) -> str:
         """A test for pytest that also runs by itself, and then exits with 1 while the smallest failure is there.
 
-        Raises UsageError where there is no failure, and for a kernel or reference that cannot be imported by its name.
+        It imports kernel and reference by their names; of a script, what is not below ``if __name__ == "__main__":``
+        runs again then. Raises UsageError where there is no failure, and for what cannot be imported: a lambda, a
+        function within another, one that was typed in.
         """
         if self.failure is None:
             raise UsageError("hunt: found no failure; wanted one to write down")
@@ -152,7 +163,7 @@ class Hunt:
 
 def hunt(
     kernel: Callable[..., Any], reference: Any, inputs: Any, precision: Precision | None = None, *,
-    examples: int = 50, seconds: float = math.inf, seed: int = 0, most: int = 1 << 17, sizes: Any = None, out: Any = (),
+    examples: int = 50, seconds: float = math.inf, seed: int = 0, most: int = 0, sizes: Any = None, out: Any = (),
     dtypes: Iterable[torch.dtype] = (), layouts: Iterable[str] = LAYOUTS, values: Iterable[str] = tuple(VALUES)[:-2],
     refuses: tuple[type[Exception], ...] = (ValueError, AssertionError, NotImplementedError),
 ) -> Hunt:  # fmt: skip
@@ -164,7 +175,9 @@ def hunt(
     tensors without axes, and what is no tensor, stay as they are. `sizes` says otherwise, a tuple of names and fixed
     lengths for an argument: ``{"x": ("rows", 64), "gain": (64,)}``. `dtypes` are drawn for its floating-point tensors,
     `layouts` of :data:`LAYOUTS`, `values` of :data:`VALUES` (NaN and infinite ones only where they are asked for);
-    `most` is how many elements all inputs may have together. Two inputs of the same kind may be one tensor.
+    `most` is how many elements all inputs may have together: by default (0) 2^17, but 2^9 where Triton's kernels are
+    interpreted (TRITON_INTERPRET), some ms a program, and no strategy draws. The product of all different
+    lengths is 64 times as much at most. Two inputs of the same kind may be one tensor.
 
     `kernel` takes the arguments of `reference` and gives a tensor, a tuple, or a dict by the golden's names, or it
     writes into those of its arguments that `out` names (which the reference is not given). Each case runs in poisoned
@@ -173,8 +186,9 @@ def hunt(
     raises: what is among `refuses` is not a failure, and neither is a case that the reference fails on. A kernel that
     reads or writes further than :data:`GUARD` elements outside may still end the process.
 
-    The same seed draws the same cases, up to `examples` of them, of which none begins after `seconds`; nothing is
-    written. Raises UsageError for arguments that are not right, and where Hypothesis is not installed.
+    The same seed draws the same cases, up to `examples` of them, of which none begins after `seconds`; a failure is
+    made smaller in as much time again at most. Nothing is written: :meth:`Hunt.script` gives the text of a test. Raises
+    UsageError for arguments that are not right, and where Hypothesis is not installed.
     """
     try:
         import hypothesis
@@ -186,12 +200,11 @@ def hunt(
         raise UsageError(f"kernel, reference: {kernel!r:.40}, {reference!r:.40} are not right; wanted two functions")
     if not isinstance(examples, int) or examples < 1:
         raise UsageError(f"examples: {examples!r} is not right; wanted a whole number from 1")
-    out, layouts, values = _names(out), tuple(layouts), tuple(values)
-    for what, some, known in (("values", values, VALUES), ("layouts", layouts, LAYOUTS)):
-        if not some or not set(some) <= set(known):
-            raise UsageError(f"{what}: {some} is not right; wanted some of {', '.join(known)}")
-    if isinstance(inputs, strategies.SearchStrategy):
-        cases = inputs.map(lambda case: (_by_name(case), {n: _literal(x) for n, x in _by_name(case).items()}))
+    strategy = isinstance(inputs, strategies.SearchStrategy)
+    most = most or 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
+    out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, VALUES)
+    if strategy:
+        cases = inputs.map(lambda case: (_by_name(case), {n: _literal(x) for n, x in _by_name(case).items()}, {}))
     else:
         _record(reference, _by_name(inputs), out)  # which says what is wrong with a reference that fails
         cases = _cases(strategies, _by_name(inputs), sizes, out, tuple(dtypes), layouts, values, most)
@@ -200,15 +213,15 @@ def hunt(
 
     def judge(inputs: Inputs) -> Failure | str:
         try:
-            recorded = _record(reference, inputs, out)
+            recorded = _record(reference, inputs, out) if _longest(reference, inputs, out) <= 4 * most else None
         except Exception:
-            return "discarded"
-        long = sum(recorded[name].numel() for name in recorded.names) > 4 * most  # an outer product of long ones
-        if long:
+            recorded = None
+        if recorded is None or sum(recorded[name].numel() for name in recorded.names) > 4 * most:
             return "discarded"
         return _failure(kernel, recorded, inputs, precision, out, refuses, FALSE_ALARM / (2 * examples))  # two calls
 
-    def fails(case: tuple[Inputs, dict[Any, str]]) -> bool:
+    def fails(case: tuple[Inputs, dict[Any, str], Inputs]) -> bool:
+        nonlocal end
         key, count = str(case[1]), report.examples + report.refused + report.discarded
         if key not in judged:
             if time.monotonic() > end or len(judged) >= count + SHRINKS:
@@ -217,7 +230,9 @@ def hunt(
             vars(report)[found if isinstance(found, str) else "examples"] += not report.found
         found = judged[key]
         if isinstance(found, Failure):
+            end = end if report.found else time.monotonic() + seconds
             report.failure, report.made = found, case[1]
+            found.informative = lambda: judge(case[0] | case[2])
         hypothesis.assume(found not in ("refused", "discarded"))
         return isinstance(found, Failure)
 
@@ -262,7 +277,7 @@ def drawn(
 def _cases(
     strategies: Any, example: Inputs, sizes: Any, out: Names, dtypes: Names, layouts: Names, values: Names, most: int
 ) -> Any:
-    """The strategy of an example: inputs, and the text that makes each."""
+    """The strategy of an example: inputs, the text that makes each, and normal values for those of floating-point."""
     tensors = {name: x for name, x in _tensors(example).items() if x.dim()}
     axes: Inputs = dict(_by_name(sizes or {}))
     called: dict[int, str] = {}
@@ -274,18 +289,19 @@ def _cases(
         axes.setdefault(name, tuple(1 if n == 1 else called.get(n, str(n)) for n in x.shape))
     free = sorted({one for said in axes.values() for one in said if isinstance(one, str)})
 
-    def elements(lengths: dict[Any, int]) -> int:
-        return sum(math.prod(n if isinstance(n, int) else lengths.get(n, 1) for n in said) for said in axes.values())
+    def fits(lengths: dict[Any, int]) -> bool:
+        shapes = [[n if isinstance(n, int) else lengths.get(n, 1) for n in said] for said in axes.values()]
+        return sum(map(math.prod, shapes)) <= most and math.prod(lengths.values()) <= 64 * most
 
-    def case(draw: Any) -> tuple[Inputs, dict[Any, str]]:
+    def case(draw: Any) -> tuple[Inputs, dict[Any, str], Inputs]:
         one_of = lambda choices: draw(strategies.sampled_from(choices))  # noqa: E731
         lengths: dict[Any, int] = {}
         for name in sorted(free, key=one_of(free).__eq__, reverse=True) if free else ():
             longest = one_of(SIZES)  # always as many choices: fewer would seem to be simpler
-            lengths[name] = max(n for n in SIZES if n == 1 or (n <= longest and elements(lengths | {name: n}) <= most))
+            lengths[name] = max(n for n in SIZES if n == 1 or (n <= longest and fits(lengths | {name: n})))
         wanted = one_of(dtypes) if dtypes else None
         lying = one_of((layouts[:1], layouts))
-        inputs, texts = dict(example), {n: _literal(x) for n, x in example.items() if n not in tensors}
+        inputs, normal, texts = dict(example), {}, {n: _literal(x) for n, x in example.items() if n not in tensors}
         seed = one_of(range(1000))  # integers() would draw numbers of the modules that are loaded
         for i, (name, x) in enumerate(tensors.items()):
             shape = tuple(n if isinstance(n, int) else lengths[n] for n in axes[name])
@@ -295,8 +311,9 @@ def _cases(
             if not x.is_floating_point():
                 how |= {"low": int(x.min()), "high": int(x.max())}
             elif name not in out:
-                how["values"] = one_of((*values, *(["normal"] * 3 if "normal" in values else [])))
                 how |= {"low": 0.0} if x.min() >= 0 else {}
+                normal[name] = drawn(shape, dtype, "normal", **how)
+                how["values"] = one_of((*values, *(["normal"] * 3 if "normal" in values else [])))
                 how |= {"seed": 0} if how["values"] in ("ones", "zeros", "counting") else {}  # the same case is one
             inputs[name] = drawn(shape, dtype, **how)
             said = "".join(f", {key}={value!r}" for key, value in how.items() if value != "cpu")
@@ -305,9 +322,28 @@ def _cases(
         for a, b in combinations(read, 2):
             if (inputs[a].shape, inputs[a].dtype) == (inputs[b].shape, inputs[b].dtype) and one_of(range(8)) == 7:
                 inputs[b], texts[b] = inputs[a], f"inputs[{a!r}]"
-        return inputs, {name: texts[name] for name in inputs}
+        return inputs, {name: texts[name] for name in inputs}, normal
 
     return strategies.composite(case)()
+
+
+class _Longest(TorchDispatchMode):
+    """The most elements of a tensor that is made, as it lies in memory."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for x in filter(torch.is_tensor, tree_leaves(made)):
+            self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
+        return made
+
+
+def _longest(reference: Any, inputs: Inputs, out: Names) -> int:
+    """The most elements of a tensor that the reference makes, as far as it gets without any numbers."""
+    with suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True) as fake, _Longest() as longest:
+        _called(reference, tree_map_only(Tensor, fake.from_tensor, {n: x for n, x in inputs.items() if n not in out}))
+    return longest.elements
 
 
 class _Allocations(TorchDispatchMode):
@@ -434,6 +470,14 @@ def _names(out: Any) -> Names:
     return tuple(out) if isinstance(out, (tuple, list)) else (out,)
 
 
+def _chosen(what: str, some: Iterable[str], known: Iterable[str]) -> Names:
+    """Names of those known, one or several, in any case."""
+    some, names = (some,) if isinstance(some, str) else tuple(some), {name.lower(): name for name in known}
+    if not some or not {str(one).lower() for one in some} <= set(names):
+        raise UsageError(f"{what}: {some} is not right; wanted some of {', '.join(names.values())}")
+    return tuple(names[one.lower()] for one in some)
+
+
 def _called(function: Callable[..., Any], inputs: Mapping[Any, Any]) -> Any:
     named = {name: x for name, x in inputs.items() if isinstance(name, str)}
     return function(*(x for name, x in inputs.items() if name not in named), **named)
@@ -452,11 +496,12 @@ def _name(function: Any) -> str:
 
 
 def _imported(what: str, function: Any) -> tuple[str, str]:
-    """Where the module of a function is found, and the line that imports it."""
-    module, name = getattr(function, "__module__", ""), getattr(function, "__name__", "")
-    path = getattr(sys.modules.get(module), "__file__", None)
-    if path is None or module == "__main__" or getattr(sys.modules[module], name, None) is not function:
-        raise UsageError(f"{what}: {_name(function)} of {module} cannot be imported; wanted a function of a module")
+    """Where the module of a function is found, and the line that imports it; a script has its file's name."""
+    of, name = sys.modules.get(getattr(function, "__module__", "")), getattr(function, "__name__", "")
+    path = getattr(of, "__file__", None) or ""
+    module = getattr(getattr(of, "__spec__", None), "name", Path(path).stem) if path else ""
+    if not all(map(str.isidentifier, module.split("."))) or getattr(of, name, None) is not function:
+        raise UsageError(f"{what}: {_name(function)} cannot be imported; wanted a function at the top level of a file")
     root = Path(path).resolve().parents[module.count(".") + (Path(path).stem == "__init__")]
     return str(root), f"from {module} import {name} as {what}  # noqa: E402"
 

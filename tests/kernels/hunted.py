@@ -514,8 +514,14 @@ def result(case: Case, draws: int, seconds: float, explain: bool) -> dict[str, A
             cause = "; ".join([why.verdict, *(one.says for one in why.causes[:3])])
         except Exception as error:
             cause = f"{type(error).__name__}: {error}"
-    lines = [line.strip() for line in repr(found.failure).splitlines()]
-    return row(case, "falls", **counts, words=found.failure.words, smallest_input="; ".join(lines[1:]), cause=cause)
+    return row(case, "falls", **counts, words=found.failure.words, smallest_input=smallest(found), cause=cause)
+
+
+def smallest(found: labkit.Hunt) -> str:
+    """The text that makes each input of the failure; of what a strategy drew, shapes where the text is long."""
+    shapes = [line.strip() for line in repr(found.failure).splitlines()[1:]]
+    text = "; ".join(f"{name}: {made}" for name, made in found.made.items())
+    return text if "drawn(" in text or len(text) < 500 else "; ".join(shapes)
 
 
 def worker(draws: int, seconds: float, explain: bool) -> None:

@@ -11,8 +11,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import hunted
+import torch  # noqa: F401
 from hunted import CASES
 
+import labkit
+from labkit.causes.hunt import check, drawn  # noqa: F401
 from labkit.session.catalogue import ROOT
 
 SHORT = {
@@ -70,7 +73,8 @@ def test_the_command_writes_a_row_a_case(tmp_path, monkeypatch):
     rows = [hunted.result(case, 2, 60.0, explain=False) for case in hunted.CASES.values()]
     assert [(row["outcome"], row["as_expected"]) for row in rows] == [("stands", "yes"), ("falls", "yes")]
     assert rows[0]["draws"] == 2
-    assert rows[1]["smallest_input"].startswith("values: float32 [")
+    made = {name: eval(text) for name, _, text in (x.partition(": ") for x in rows[1]["smallest_input"].split("; "))}
+    assert check(CASES[rows[1]["name"]].kernel, hunted.copied, made, labkit.Precision()) is not None
 
 
 def test_a_case_that_breaks_the_hunt_is_a_row():

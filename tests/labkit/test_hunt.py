@@ -1,10 +1,13 @@
 """Inputs are drawn until a kernel fails; the failure is small, says why, and runs by itself."""
 
+import math
 import runpy
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -88,7 +91,8 @@ def test_sizes_may_be_named_and_fixed():
     assert len({shape[0] for shape in seen}) > 5
 
 
-def test_sides_go_beyond_two_to_the_16_where_memory_allows():
+def test_sides_go_beyond_two_to_the_16_where_memory_allows(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
     seen = set()
 
     def kernel(x):
@@ -99,6 +103,18 @@ def test_sides_go_beyond_two_to_the_16_where_memory_allows():
     assert max(seen) > 1 << 16
     assert 1 in seen
     assert seen <= set(SIZES)
+
+
+def test_sides_are_short_where_triton_is_interpreted(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    lengths = set()
+
+    def kernel(x):
+        lengths.add(len(x))
+        return x + 1
+
+    labkit.hunt(kernel, lambda x: x + 1, torch.randn(5), seed=1)
+    assert 128 < max(lengths) <= 512
 
 
 def test_whole_numbers_stay_within_the_range_of_the_example():
@@ -153,6 +169,36 @@ def test_a_case_whose_result_is_too_long_is_discarded():
     assert max(longest) <= 4 << 10
 
 
+def test_lengths_are_not_long_together():
+    seen = []
+
+    def reference(a, b):
+        seen.append((*a.shape, b.shape[1]))
+        if len(seen) > 1:
+            raise MemoryError
+        return a @ b
+
+    labkit.hunt(torch.matmul, reference, (torch.randn(4, 9), torch.randn(9, 5)), examples=10, most=1 << 17)
+    assert len(set(seen)) > 20
+    assert max(max(lengths) for lengths in seen) > 1 << 16
+    assert max(math.prod(lengths) for lengths in seen) <= 64 << 17
+
+
+def test_no_reference_makes_a_tensor_too_long_on_its_way():
+    lengths = set()
+
+    def attention(x):
+        return torch.softmax(x @ x.mT, -1) @ x
+
+    def kernel(x):
+        lengths.add(len(x))
+        return attention(x)
+
+    found = labkit.hunt(kernel, attention, torch.randn(4, 3), examples=30, most=1 << 8)
+    assert (found.found, found.discarded > 0) == (False, True)
+    assert 16 < max(lengths) <= 32, "their square is 4 times 256 at most"
+
+
 def test_a_case_that_the_reference_fails_on_is_discarded():
     def reference(x):
         if len(x) % 2:
@@ -171,10 +217,37 @@ def test_no_case_begins_after_the_seconds_given():
     assert time.monotonic() - start < 10.0
 
 
+@pytest.mark.parametrize("takes", [0.0, 40.0])
+def test_a_failure_is_made_smaller_in_as_much_time_again(takes, monkeypatch):
+    """By a clock that the first wrong call moves beyond the end, and each later one by so many seconds."""
+    clock, wrong = [0.0], []
+
+    def kernel(x):
+        if x.shape[1] > 8:
+            clock[0] += takes if wrong else 100.0
+            wrong.append(tuple(x.shape))
+        return kernels.reference(x) + (x.shape[1] > 8)
+
+    monkeypatch.setattr("labkit.causes.hunt.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    found = labkit.hunt(kernel, kernels.reference, EXAMPLE, seconds=60.0, **TRIED)
+    assert (tuple(found.failure.inputs["x"].shape) == (1, 9)) == (takes == 0.0)
+    assert clock[0] <= 100.0 + takes + 60.0 + 2 * takes, "two calls a case"
+
+
 def test_why_is_asked_of_the_failure():
     assert hunted("overflowing", values=["large mean"]).failure.explain().verdict in ("cause", "none of these")
     with pytest.raises(UsageError, match="no wrong numbers to explain"):
         hunted("in_place").failure.explain()
+
+
+def test_why_is_asked_on_normal_values_of_the_same_sizes():
+    def kernel(a, b):
+        return a[:, :32] @ b[:32]
+
+    found = labkit.hunt(kernel, torch.matmul, (torch.randn(4, 9), torch.randn(9, 5)), values="ones", **TRIED)
+    assert [list(x.shape) for x in found.failure.inputs.values()] == [[1, 33], [33, 1]]
+    why = found.failure.explain()
+    assert (why.verdict, why.causes[0].says) == ("cause", "input.0 is zero in 32 to 32 of dimension 1, of 33")
 
 
 def test_what_the_kernel_refuses_is_counted_and_no_failure():
@@ -211,8 +284,8 @@ def test_nan_and_infinity_are_drawn_where_asked_for():
         return torch.nan_to_num(x)
 
     assert not labkit.hunt(kernel, lambda x: x * 1, torch.randn(4), **TRIED).found
-    for values in ("NaN", "infinite"):
-        assert labkit.hunt(kernel, lambda x: x * 1, torch.randn(4), values=[values], **TRIED).found
+    for values in (["NaN"], ["infinite"], "nan", ["Infinite", "ONES"]):
+        assert labkit.hunt(kernel, lambda x: x * 1, torch.randn(4), values=values, **TRIED).found
 
 
 def test_a_strategy_gives_what_it_likes():
@@ -241,6 +314,21 @@ def test_the_script_is_a_test_and_runs_by_itself(tmp_path):
         runpy.run_path(str(path))["test_unwritten_tail"]()
     path.write_text(path.read_text().replace("import unwritten_tail as", "import right as"))
     runpy.run_path(str(path), run_name="__main__")
+
+
+@pytest.mark.parametrize("how", [["path"], ["-m", "my_kernel"]])
+def test_functions_of_a_script_are_imported_by_its_name(how, tmp_path):
+    path = tmp_path / "my_kernel.py"
+    path.write_text(
+        "import labkit, torch\ndef double(x): return x * 2\ndef wrong(x): return x * 3\n"
+        "if __name__ == '__main__': print(labkit.hunt(wrong, double, torch.ones(3), most=99).script())\n"
+    )
+    run = partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path, check=False)
+    script = run([sys.executable, *(path if one == "path" else one for one in how)])
+    assert "from my_kernel import wrong as kernel" in script.stdout, script.stderr
+    (tmp_path / "again.py").write_text(script.stdout)
+    again = run([sys.executable, "again.py"])
+    assert "AssertionError: output: own error" in again.stderr
 
 
 def test_a_script_makes_the_very_inputs_again():
@@ -273,15 +361,15 @@ def test_the_promised_precision_is_what_counts():
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(UsageError, match=r"values: .*'nan'.* is not right"):
-        hunted("right", values=["nan"])
+    with pytest.raises(UsageError, match=r"values: .*'none'.* is not right"):
+        hunted("right", values="none")
     with pytest.raises(UsageError, match="examples: 0 is not right"):
         hunted("right", examples=0)
     with pytest.raises(UsageError, match="sizes: 'y'"):
         hunted("right", sizes={"y": (3,)})
     with pytest.raises(UsageError, match="found no failure"):
         hunted("right", examples=1).script()
-    with pytest.raises(UsageError, match=r"kernel: .* cannot be imported"):
+    with pytest.raises(UsageError, match=r"kernel: .*<lambda> cannot be imported; wanted a function at the top"):
         labkit.hunt(lambda x: x * 2, kernels.reference, EXAMPLE, **TRIED).script()
 
 
