@@ -136,11 +136,10 @@ def settle_checks(ledger: Ledger, final: Final, shifts: Mapping[float, bool]) ->
     """The report's own check after the repair, and the `shifts` of all scores that it accepts."""
     largest, failed = max(final.in_files.values()), [step for step, ok in final.passes.items() if not ok]
     nearest = largest < 10**-4.5
-    truth: Truth = False if largest >= 1e-4 or failed else True if nearest else None
-    ledger.settle("final_through_files", truth, difference=largest, failed=failed, nearest=nearest)
+    ok = largest < 1e-4 and not failed
+    ledger.settle("final_through_files", ok, difference=largest, failed=failed, nearest=nearest)
     parts = {"in_memory": final.in_memory["qk"], "text": final.text, "error": final.of_bound}
-    truth = False if final.of_bound > 1.0 else True if final.text < final.in_memory["qk"] else None
-    ledger.settle("final_is_float_rounding", truth, **parts)
+    ledger.settle("final_is_float_rounding", final.of_bound <= 1.0, **parts)
     most = max((shift for shift, ok in shifts.items() if ok), default=0.0)
     ledger.settle("check_is_absolute", most <= 1e-5, shift=most)
 

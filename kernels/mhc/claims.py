@@ -19,8 +19,6 @@ APART = 3.05e-4
 """Between the report's two values of dalpha_res."""
 NEAR = 1.5
 """A draw's dalpha_res is of the report's size if it is so many times as large or as small at most."""
-LEVEL = 0.01
-"""The least share of pairs of right sums that lie so far apart, for the distance to count as rounding."""
 IMPROVED = 0.9
 """Of the plain sum's RMS error: what a better way of adding has at most."""
 QUOTIENT = 1e-6
@@ -91,18 +89,15 @@ def settle_additions(
 
 
 def settle_res(ledger: Ledger, distances: np.ndarray, sizes: np.ndarray, allowed: np.ndarray) -> None:
-    """Settle whether dalpha_res's two values are right, by :func:`~kernels.mhc.experiments.pairs_of_right_sums`.
-
-    They are if pairs lie so far apart in a share of `LEVEL` or more, both scaled to the report's size and of that size.
-    """
+    """Settle whether dalpha_res's two values are right, by :func:`~kernels.mhc.experiments.pairs_of_right_sums`."""
     size = abs(REPORTED[PARTS[2]][0])
     beyond = distances * size >= APART
     near = (sizes >= size / NEAR) & (sizes <= size * NEAR)
-    share, scaled = float(beyond[near].mean()) if near.any() else 0.0, float(beyond.mean())
+    share = float(beyond[near].mean()) if near.any() else 0.0
     bounds = (allowed[near] if near.any() else allowed) * size
-    measured = {"apart": APART, "scaled": scaled, "near": share, "pairs": int(beyond[near].size)}
-    measured |= {"relative": APART / size, "criterion": LIMIT, "level": LEVEL}
-    truth = False if bounds.max() < APART else True if min(share, scaled) >= LEVEL else None
+    measured = {"apart": APART, "scaled": float(beyond.mean()), "near": share, "pairs": int(beyond[near].size)}
+    measured |= {"relative": APART / size, "criterion": LIMIT}
+    truth = False if bounds.max() < APART else True if share > 0.0 else None
     ends = [float(bounds.min()), float(bounds.max())]
     ledger.settle("res_difference_is_rounding", truth, allowed=ends, **measured)
 
