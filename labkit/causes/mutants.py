@@ -359,7 +359,7 @@ def mutants(part: Part, golden: Golden) -> Iterator[Mutant]:
         *(generator(c) for generator in (exchanged, along, counts, variances, composites)),
         *(of_result(c, ids) for ids in groups),
         *(of_operation(c, ids) for ids in made),
-        *(generator(c) for generator in (moved_on, between, regrouped)),
+        *(generator(c) for generator in (unscaled, moved_on, between, regrouped)),
         *(generator(c, some, words) for words, some in ends for generator in (of_result, of_operation)),
     )
     for kind, says, edits, *rank in ways:
@@ -687,6 +687,38 @@ def exchanged(c: Context) -> Iterator[Way]:
         a, b = part.values[i], part.values[j]
         if a.shape == b.shape and a.dtype == b.dtype:
             yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", _copied([i], j) | _copied([j], i)
+
+
+def unscaled(c: Context) -> Iterator[Way]:
+    """A softmax in tiles, by the largest number so far, that does not correct what earlier tiles gave for a larger one.
+
+    The correction is from Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+    """
+    part, nodes = c.part, c.part.nodes
+    for less in (nodes[p] for node in nodes if node.op == "exp" for p in node.parents if nodes[p].op == "sub"):
+        top = nodes[less.parents[-1]]
+        while top.op in MOVES and top.parents:
+            top = nodes[top.parents[-1 if top.op == "where" else 0]]
+        if top.op != "amax" or len(_dims(top, x_ndim := part.values[top.parents[0]].ndim)) != 1:
+            continue
+        exponential = next(u for u in part.users[less.id] if nodes[u].op == "exp")
+        sums = [u for u in part.users.get(exponential, ()) if nodes[u].op == "sum"]
+        d, x = _dims(top, x_ndim)[0], less.args[0]
+
+        def early(args: list[Any], kwargs: dict[str, Any], tile: int, node: Node | None, d: int = d) -> Tensor:
+            largest = torch.stack([part.amax(d) for part in args[0].split(tile, d)], d).cummax(d).values
+            terms = torch.exp(args[0] - largest.repeat_interleave(tile, d).narrow(d, 0, args[0].shape[d]))
+            return terms if node is None else call(node, [terms, *node.args[1:]], node.kwargs)
+
+        length = part.values[less.id].shape[d]
+        for tile in (2**k for k in range(1, (length - 1).bit_length())):
+            edit = lambda tile=tile, node=None, x=x: Edit(partial(early, tile=tile, node=node), (x,))  # noqa: E731
+            ways = {"a softmax": {exponential: edit()}}
+            for i in sums[:1]:
+                ways["the sum of a softmax"] = {i: edit(node=nodes[i])}
+                ways["what a softmax weighs"] = {exponential: edit(), i: edit(length, nodes[i])}
+            for what, edits in ways.items():
+                yield "factor", f"{what}, in tiles of {tile}, is not scaled down when a larger number comes", edits, 2
 
 
 def moved_on(c: Context) -> Iterator[Way]:

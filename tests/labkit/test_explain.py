@@ -292,6 +292,27 @@ def kernels():
     )
 
 
+@pytest.mark.parametrize(("scaled", "named"), [((0, 0), "a softmax"), ((0, 1), "what a"), ((1, 0), "the sum of")])
+def test_an_online_softmax_that_forgets_to_scale_is_named(scaled, named):
+    x, v = inputs()["x"] * 2.0, inputs(1)["w"]
+    largest, total, mixed = torch.full((19, 1), -1e30), 0.0, 0.0
+    for part, values in zip(x.split(8, 1), v.split(8), strict=True):
+        larger = torch.maximum(largest, part.amax(1, keepdim=True))
+        weights, less = torch.exp(part - larger), torch.exp(largest - larger)
+        total = total * (less if scaled[1] else 1.0) + weights.sum(1, keepdim=True)
+        mixed = mixed * (less if scaled[0] else 1.0) + weights @ values
+        largest = larger
+    recorded = labkit.golden(lambda x, v: torch.softmax(x, -1) @ v, x=x, v=v)
+    found = labkit.explain({"x": x, "v": v, "output": mixed / total}, recorded)
+    assert (found.verdict, found.causes[0].kind) == ("cause", "factor"), found
+    assert found.causes[0].says.startswith(named)
+    assert "tiles of 8" in found.causes[0].says
+    logarithm = labkit.golden(lambda x: torch.logsumexp(x, -1), x=x)
+    if scaled == (0, 0):
+        wrong = {"x": x, "output": (largest + total.log())[:, 0]}
+        assert labkit.explain(wrong, logarithm).causes[0].kind == "factor"
+
+
 @pytest.mark.parametrize("case", range(10))
 def test_what_kernels_do_wrong_with_memory_is_named(case):
     reference, given, output, kind, words = list(kernels())[case]
