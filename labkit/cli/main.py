@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import textwrap
@@ -209,7 +210,9 @@ def _sweep(options: argparse.Namespace) -> int:
     points = sweep.grid(options.name, options.p, options.sample)
     with sweep.cluster(options.cluster, options.workers, options.gpus, options.settings, options.retries) as connected:
         counts = sweep.sweep(*connected, options.name, points, options.out, options.retries, _show)
-    print(f"Runs: {os.path.relpath(options.out)}; labkit table {options.name} has them as a table")
+    folder = os.path.relpath(options.out)
+    where = f" --runs {shlex.quote(folder)}" * (options.out != ROOT / "runs")
+    print(f"Runs: {folder}; labkit table {options.name}{where} has them as a table")
     return 1 if counts["failed"] else 0
 
 
