@@ -9,6 +9,7 @@ changes nothing.
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -46,7 +47,7 @@ def open_dump(path: Path) -> Trace:
     if path.suffix == ".npz":
         archive = _load(path)
         names = list(archive.files)
-        return _in_order(path, names, lambda name: _tensor(path, archive[name]), {"order": names})
+        return _in_order(path, names, lambda name: _tensor(path, _load(path, lambda: archive[name])), {"order": names})
     if path.suffix in SUFFIXES:
         return Trace(_flattened(_load(path), path))
     raise UsageError(f"{path}: is of no kind that is known; {wanted}")
@@ -112,15 +113,21 @@ def _in_order(path: Path, names: list[str], read: Callable[[str], Tensor], about
     return lazily(names, False)
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path, read: Callable[[], Any] | None = None) -> Any:
+    """What a file holds, or what `read` takes from it. Raises UsageError for what cannot be read."""
     if not path.is_file():
         raise UsageError(f"{path}: is no regular file; wanted one that can be read again")
     try:
+        if read:
+            return read()
         if path.suffix in (".npy", ".npz"):
             # pages of the file, which torch takes for memory that may be written to
             return np.load(path, mmap_mode="c" if path.suffix == ".npy" else None, allow_pickle=False)
         mapped = zipfile.is_zipfile(path)  # what torch wrote before 1.6 cannot be read a tensor at a time
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError:  # torch's own words are a page long, and tell how to run what the file has
+        wanted = "wanted tensors alone, by name or in a list, as a module's state_dict()"
+        raise UsageError(f"{path}: holds what torch.load(weights_only=True) refuses; {wanted}") from None
     except Exception as error:
         raise UsageError(f"{path}: cannot be read ({(str(error).splitlines() or ['empty'])[0][:120]})") from None
 
