@@ -7,7 +7,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,12 @@ class Golden:
 
     def __contains__(self, name: object) -> bool:
         return name in self.steps
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
 
     def to(self, device: str | torch.device) -> Golden:
         """The same golden with its values on a device."""

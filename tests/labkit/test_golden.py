@@ -246,6 +246,13 @@ def test_what_depends_on_values_is_recorded_and_not_saved(tmp_path):
         found.save(tmp_path / "g.safetensors")
 
 
+def test_a_golden_is_gone_through_by_the_names_of_its_steps():
+    golden = labkit.golden(lambda x: {"y": x + 1.0, "z": x * 2.0}, x=torch.ones(3))
+    assert [*golden] == golden.names == ["x", "y", "z"]
+    assert len(golden) == 3
+    assert {name: golden[name].tolist()[0] for name in golden} == {"x": 1.0, "y": 2.0, "z": 2.0}
+
+
 def test_a_golden_says_what_it_holds():
     assert str(golden(lambda x: {"y": torch.dropout(x, 0.5, True)}, x=torch.ones(4))).startswith("golden: ")
 
