@@ -134,11 +134,8 @@ def report(
     dumps = {str(path): renamed(open_dump(path), reference, names) for path in observed}
     if len(dumps) < len(observed):
         raise UsageError("OBSERVED: the same path twice; wanted each run once")
-    known = set(reference.names) | set(getattr(reference, "operations", ()))
     runs = {}
     for path, dump in dumps.items():
-        if not set(dump.names) & known:
-            raise UsageError(f"{path}: shares no step with {golden}; wanted the same names")
         said = precision or dump.precision or getattr(reference, "precision", None)
         if isinstance(reference, Trace) and not reference.ordered and dump.ordered:
             names_by_run = [name for name in dump.names if name in reference]

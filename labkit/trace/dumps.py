@@ -49,7 +49,8 @@ def open_dump(path: Path) -> Trace:
         names = list(archive.files)
         return _in_order(path, names, lambda name: _tensor(path, _load(path, lambda: archive[name])), {"order": names})
     if path.suffix in SUFFIXES:
-        return Trace(_flattened(_load(path), path))
+        tensors = _flattened(_load(path), path)
+        return Trace.lazy({name: partial(tensors.get, name) for name in tensors}, {}, str(path), True)
     raise UsageError(f"{path}: is of no kind that is known; {wanted}")
 
 

@@ -56,8 +56,10 @@ def localise(
     Raises UsageError for arguments of another kind, for a name that neither has, and for an observed without a single
     step of the golden.
     """
-    if isinstance(observed, Golden):
-        raise UsageError("observed: is a recorded golden; wanted the observed steps first, then the golden")
+    where = getattr(observed, "source", "") or "observed"
+    if isinstance(observed, Golden) or "program" in getattr(observed, "about", ()):
+        wanted = "wanted the steps of an implementation, as of labkit.capture"
+        raise UsageError(f"{where}: is a recorded golden in the place of the observed; {wanted}")
     if precision is not None and not isinstance(precision, Precision):
         raise UsageError(f"precision: {precision!r:.60} is not right; wanted labkit.Precision(storage=...)")
     again = partial(localise, observed, golden, precision, names, say, elements=True, false_alarm=false_alarm)
@@ -65,7 +67,11 @@ def localise(
     there = renamed(as_trace("observed", observed), golden, dict(names or {}))
     steps = [name for name in golden.names if name in there] + _operations(golden, there)
     if not steps:
-        raise UsageError("observed: shares no step with the golden; wanted the same names")
+        sides = [", ".join(one.names[:3] + ["..."] * (len(one.names) > 3)) or "none" for one in (there, golden)]
+        wanted = "wanted the same names, or --names (names=), which labkit.propose_names proposes"
+        raise UsageError(
+            f"{where}: shares no step with the golden (it has {sides[0]}; the golden {sides[1]}); {wanted}"
+        )
     seen = there.named({name: name for name in steps})
     precision = precision or there.precision
     rules = precision or guess([seen.read(name).dtype for name in steps])

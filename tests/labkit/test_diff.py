@@ -191,6 +191,23 @@ def test_what_is_no_divergence_exits_2_with_one_line(tmp_path, diff, arguments, 
     assert err.strip().count("\n") == 0
 
 
+def test_without_a_step_in_common_names_of_both_sides_are_told_and_what_maps_them(recorded, diff):
+    golden = recorded / "golden.safetensors"
+    torch.save({"steps": {"hidden": torch.ones(2), "logits": torch.ones(3)}}, recorded / "nested.pt")
+    code, _, said = diff(golden, recorded / "nested.pt")
+    assert code == 2
+    both = (
+        "it has steps.hidden, steps.logits; the golden input.0, self_attn.in_proj_weight, self_attn.in_proj_bias, ..."
+    )
+    assert f"nested.pt: shares no step with the golden ({both}); wanted the same names, or --names" in said
+    assert "labkit.propose_names" in said
+    for first in (golden, recorded / "nested.pt"):
+        code, _, said = diff(first, golden)
+        assert code == 2
+        assert f"{golden}: is a recorded golden in the place of the observed; wanted the steps of" in said
+    assert said.count("\n") == 1
+
+
 def test_an_error_of_the_program_itself_exits_2_and_never_1(tmp_path, diff, monkeypatch):
     paths = traces(tmp_path, {"x": torch.ones(2)}, {"x": torch.ones(2)})
 
