@@ -50,7 +50,7 @@ class Report:
     @property
     def run(self) -> str:
         """The run to show: the one that diverges first, else the first."""
-        order = list(next(iter(self.runs.values())).findings)
+        order = list(dict.fromkeys(name for found in self.runs.values() for name in found.findings))
         places = {name: order.index(found.first) for name, found in self.runs.items() if found.first is not None}
         return min(places, key=places.__getitem__) if places else next(iter(self.runs))
 
@@ -66,7 +66,7 @@ class Report:
 
     def finding(self, name: str) -> str:
         """What a step that differs between runs says."""
-        wrong = [self.short(run) for run, found in self.runs.items() if found.findings[name].diverges]
+        wrong = [self.short(run) for run, found in self.runs.items() if name in found.divergent]
         if not wrong:
             return "order noise, within the bound"
         if len(wrong) < len(self.runs):

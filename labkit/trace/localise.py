@@ -19,7 +19,7 @@ import torch
 from labkit.errors import UsageError, did_you_mean
 from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, guess, representable
 from labkit.trace.findings import Localisation
-from labkit.trace.golden import Golden
+from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.judge_rerun import Rerun
 from labkit.trace.judge_values import Values
 from labkit.trace.steps import Trace, as_trace
@@ -88,6 +88,9 @@ def localise(
     with few_threads(largest):
         _judge(golden, seen, rules, chance, say, elements, result)
         result.notes += _narrower(seen, rules, result)
+    if (left := {name for name in result.findings if name.startswith(GRADIENT)}) and left.isdisjoint(steps):
+        result.findings = {name: one for name, one in result.findings.items() if name not in left}
+        result.notes.append("gradients: none observed")
     missing = [name for name in golden.names if name not in there]
     of_shape = {tuple(golden[name].shape): name for name in reversed(missing)}
     for name in result.unexpected:

@@ -165,6 +165,17 @@ def test_several_runs_are_held_against_each_other(tmp_path, diff, capsys):
     assert "every run gave the same bits in every step" in capsys.readouterr().out
 
 
+def test_runs_of_which_some_have_no_gradients_are_held_against_each_other(recorded, diff):
+    right = Trace.load(recorded / "right.safetensors")
+    steps = {name: right[name] for name in right.names if "/" not in name}
+    Trace({name: x for name, x in steps.items() if "grad:" not in name}).save(recorded / "forward.safetensors")
+    Trace(steps | {"grad:norm1.bias": 1.01 * steps["grad:norm1.bias"]}).save(recorded / "backward.safetensors")
+    runs = [recorded / f"{name}.safetensors" for name in ("right", "backward", "forward")]
+    for some in (runs, runs[::-1]):
+        code, said, _ = diff(recorded / "golden.safetensors", *some)
+        assert (code, said["first_divergent_step"], said["run"]) == (1, "grad:norm1.bias", str(runs[1]))
+
+
 def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
     g = {name: torch.ones(3, 3) for name in ("a/b", "a:b")}
     paths = traces(tmp_path, g, {name: 2 * value for name, value in g.items()})

@@ -762,7 +762,13 @@ def test_gradients_that_nobody_computed_are_not_missing():
     recorded = golden(lambda w, x, y: (step("r", x @ w) - y).square().mean(), w=w, x=x, y=y)
     r = x @ w - y
     observed = {"w": w, "x": x, "y": y, "r": x @ w, "output": r.square().mean(), "grad:w": x.T @ (2 * r / r.numel())}
-    assert localise(observed, recorded, FLOAT32).first is None
+    found = localise(observed, recorded, FLOAT32)
+    assert (found.first, found.findings["grad:x"].words) == (None, "not recorded in the observed")
+    del observed["grad:w"]
+    for reference in (recorded, recorded.trace()):
+        found = localise(observed, reference, FLOAT32)
+        assert (found.first, list(found.findings)) == (None, ["w", "x", "y", "r", "output"])
+        assert found.notes == ["gradients: none observed"]
 
 
 def test_a_mask_over_a_whole_row_is_a_mask_and_no_number_is():
