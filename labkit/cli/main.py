@@ -285,16 +285,22 @@ def _diff(options: argparse.Namespace) -> int:
         print(json.dumps(found.as_json() | said, indent=1, allow_nan=False))
     else:
         _show("\n".join(map(str, [found, *(["", why] if why is not None else [])])))
+    if options.explain and found.alarm and why is None:
+        record = "labkit.golden(reference, *inputs).save(FILE) writes one, which any step can be run again from"
+        say(f"--explain: {options.golden} has steps alone; wanted a recorded golden: {record}")
     return 1 if found.alarm else 0
 
 
 def _explained(found: Any, options: argparse.Namespace, precision: Any, names: dict[str, str]) -> Any:
-    """Why the run that is shown diverges; of several that differ between each other, that."""
+    """Why the run that is shown diverges; of several that differ between each other, that. None without a program."""
     from labkit.causes.explain import explain
     from labkit.trace.diff import open_golden
     from labkit.trace.dumps import open_dump
+    from labkit.trace.golden import Golden
 
     golden, runs = open_golden(options.golden), [found.run, *(run for run in found.runs if run != found.run)]
+    if not isinstance(golden, Golden):
+        return None
     precision = precision or found.shown.precision
     return explain([open_dump(Path(run)) for run in runs], golden, precision, names, report=found.shown)
 
