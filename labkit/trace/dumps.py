@@ -137,10 +137,10 @@ def _tensor(path: Path, value: Any) -> Tensor:
     """An array as a tensor that shares its memory where it can; a tensor as it is."""
     if isinstance(value, Tensor):
         return value.detach()
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiubc":
         return as_tensor(str(path), value)
     kind = getattr(value, "dtype", type(value).__name__)
-    raise UsageError(f"{path}: holds {kind}; wanted real numbers or whole ones")
+    raise UsageError(f"{path}: holds {kind}; wanted numbers")
 
 
 def _flattened(loaded: Any, path: Path, prefix: str = "") -> dict[str, Tensor]:

@@ -11,7 +11,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from labkit.errors import UsageError
-from labkit.trace.recorder import BACKWARD, Watcher, listening, real
+from labkit.numerics.compare import real
+from labkit.trace.recorder import BACKWARD, Watcher, listening
 
 Tensor = torch.Tensor
 
