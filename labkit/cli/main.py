@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import textwrap
@@ -212,7 +213,9 @@ def _sweep(options: argparse.Namespace) -> int:
     with sweep.cluster(options.cluster, options.workers, options.gpus, options.settings, options.retries) as connected:
         writable(options.out, "--out")
         counts = sweep.sweep(*connected, options.name, points, options.out, options.retries, _show)
-    print(f"Runs: {os.path.relpath(options.out)}; labkit table {options.name} has them as a table")
+    folder = os.path.relpath(options.out)
+    where = f" --runs {shlex.quote(folder)}" * (options.out != ROOT / "runs")
+    print(f"Runs: {folder}; labkit table {options.name}{where} has them as a table")
     return 1 if counts["failed"] else 0
 
 
@@ -258,8 +261,7 @@ def _diff(options: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait must not take the cores of others
     from labkit.numerics.precision import from_words
     from labkit.session.record import writable
-    from labkit.trace.diff import open_golden, report
-    from labkit.trace.golden import Golden
+    from labkit.trace.diff import report
 
     precision = from_words(options.precision) if options.precision is not None else None
     names = read_json(options.names, "--names") if options.names else {}
@@ -267,11 +269,8 @@ def _diff(options: argparse.Namespace) -> int:
         raise UsageError(f"--names: {options.names} is not right; wanted a JSON object of names")
 
     say = partial(_show, file=sys.stderr)
-    golden = open_golden(options.golden) if options.explain else None
-    if golden and not isinstance(golden, Golden):
-        raise UsageError(f"--explain: {options.golden} has no operations; wanted a golden that labkit.golden recorded")
     found = report(options.golden, options.observed, precision, say, names, elements=bool(options.html or options.plot))
-    why = _explained(found, golden, precision, names) if golden and found.alarm else None
+    why = _explained(found, options, precision, names) if options.explain and found.alarm else None
     if options.json:
         print(json.dumps(found.as_json() | ({"explain": why.as_json()} if why else {}), indent=1, allow_nan=False))
     else:
@@ -284,14 +283,21 @@ def _diff(options: argparse.Namespace) -> int:
         from labkit.cli.html import page
 
         say(f"page: {page(found, options.html)}")
+    if options.explain and found.alarm and why is None:
+        record = "labkit.golden(reference, *inputs).save(FILE) writes one, which any step can be run again from"
+        say(f"--explain: {options.golden} has steps alone; wanted a recorded golden: {record}")
     return 1 if found.alarm else 0
 
 
-def _explained(found: Any, golden: Any, precision: Any, names: dict[str, str]) -> Any:
-    """Why the run that is shown diverges; of several that differ between each other, that."""
+def _explained(found: Any, options: argparse.Namespace, precision: Any, names: dict[str, str]) -> Any:
+    """Why the run that is shown diverges; of several that differ between each other, that. None without a program."""
     from labkit.causes.explain import explain
+    from labkit.trace.diff import open_golden
     from labkit.trace.dumps import open_dump
+    from labkit.trace.golden import Golden
 
+    if not isinstance(golden := open_golden(options.golden), Golden):
+        return None
     runs = [open_dump(Path(run)) for run in dict.fromkeys([found.run, *found.runs])]
     return explain(runs, golden, precision or found.shown.precision, names, report=found.shown)
 

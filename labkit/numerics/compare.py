@@ -86,11 +86,11 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
     `bound` is a :class:`~labkit.numerics.bounds.Bound`, a number or an array of allowed absolute differences.
     None knows the dtypes only and allows half a unit in the last place of the observed dtype, and Inf or the largest
     number where the golden is beyond that dtype's range. An infinite bound allows anything, a NaN too. Equal NaNs and
-    Infs at equal places are equal. Different shapes are a divergence, not an error. The golden may be on another device
-    (it is copied); a NumPy array with negative strides is copied first. Whole numbers are compared exactly, whatever
-    their types; with real numbers on either side, as float64. Raises UsageError for a golden narrower than the
-    observed, for what holds no real numbers (complex, quantised, sparse, nested, meta, objects), and for a bound that
-    is negative or NaN.
+    Infs at equal places are equal. Complex numbers are compared by their two parts. Different shapes are a divergence,
+    not an error. The golden may be on another device (it is copied); a NumPy array with negative strides is copied
+    first. Whole numbers are compared exactly, whatever their types; with real numbers on either side, as float64.
+    Raises UsageError for a golden narrower than the observed, for what holds no dense numbers (quantised, sparse,
+    nested, meta, objects), and for a bound that is negative or NaN.
     """
     o, g = as_tensor("observed", observed), as_tensor("golden", golden)
     names = name_of(o.dtype), name_of(g.dtype)
@@ -110,18 +110,27 @@ def within(observed: Any, golden: Any, bound: Bound | float | Any | None = None)
 
 
 def as_tensor(name: str, values: Any) -> torch.Tensor:
-    """A tensor of real or whole numbers, sharing memory where it can. Raises UsageError for anything else."""
+    """A tensor of real or whole numbers, sharing memory where it can; complex ones as their parts, in a last dimension.
+
+    Raises UsageError for anything else.
+    """
     if not isinstance(values, torch.Tensor):
         array = np.asarray(values)
-        if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
-            raise UsageError(f"{name}: {array.dtype} is not right; wanted real numbers or whole ones, 64 bits at most")
+        if array.dtype.kind not in "fiubc" or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
+            raise UsageError(f"{name}: {array.dtype} is not right; wanted numbers, of 64 bits at most")
         whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
-        return torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
-    other = name_of(values.dtype) not in CHOICES["storage"], values.is_meta, values.is_nested
+        values = torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
+    known = values.is_complex() or name_of(values.dtype) in CHOICES["storage"]
+    other = not known, values.is_meta, values.is_nested
     if values.layout != torch.strided or any(other):
         kind = f"{name_of(values.dtype)}, {values.layout}, {values.device.type}"
-        raise UsageError(f"{name}: {kind} is not right; wanted dense real numbers (of complex ones the two parts)")
-    return values.detach().resolve_neg()
+        raise UsageError(f"{name}: {kind} is not right; wanted dense numbers")
+    return real(values.detach()).resolve_neg()
+
+
+def real(x: torch.Tensor) -> torch.Tensor:
+    """Of complex numbers the two parts, in a last dimension."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, str]:

@@ -9,6 +9,7 @@ changes nothing.
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -48,7 +49,8 @@ def open_dump(path: Path) -> Trace:
         names = list(archive.files)
         return _in_order(path, names, lambda name: _tensor(path, _load(path, lambda: archive[name])), {"order": names})
     if path.suffix in SUFFIXES:
-        return Trace(_flattened(_load(path), path))
+        tensors = _flattened(_load(path), path)
+        return Trace.lazy({name: partial(tensors.get, name) for name in tensors}, {}, str(path), True)
     raise UsageError(f"{path}: is of no kind that is known; {wanted}")
 
 
@@ -121,6 +123,9 @@ def _load(path: Path, read: Callable[[], Any] | None = None) -> Any:
             return np.load(path, mmap_mode="c" if path.suffix == ".npy" else None, allow_pickle=False)
         mapped = zipfile.is_zipfile(path)  # what torch wrote before 1.6 cannot be read a tensor at a time
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError:  # torch's own words are a page long, and tell how to run what the file has
+        wanted = "wanted tensors alone, by name or in a list, as a module's state_dict()"
+        raise UsageError(f"{path}: holds what torch.load(weights_only=True) refuses; {wanted}") from None
     except Exception as error:
         raise UsageError(f"{path}: cannot be read ({(str(error).splitlines() or ['empty'])[0][:120]})") from None
 
@@ -130,7 +135,7 @@ def _tensor(path: Path, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     if not isinstance(value, np.ndarray):
-        raise UsageError(f"{path}: holds {type(value).__name__}; wanted real numbers or whole ones")
+        raise UsageError(f"{path}: holds {type(value).__name__}; wanted numbers")
     return as_tensor(str(path), value)
 
 

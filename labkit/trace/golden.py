@@ -7,7 +7,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,12 @@ class Golden:
 
     def __contains__(self, name: object) -> bool:
         return name in self.steps
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
 
     def to(self, device: str | torch.device) -> Golden:
         """The same golden with its values on a device."""
@@ -246,14 +252,15 @@ def _numbers(names: dict[str, int], nodes: list[Node]) -> dict[str, int]:
 def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **named: Any) -> Golden:
     """Run `reference`, a torch module or a function of tensors, once, and keep what it did as a program in float64.
 
-    Inputs are tensors or arrays, on one device; floating-point ones become float64, their values as they are. Only a
-    module of bfloat16 or float16 runs in its own types, so that its casts are part of the program. Steps, in order,
-    are the inputs (``input.0``, or their keyword), a module's parameters, each submodule's output by its name in the
-    tree, each :func:`labkit.step`, and the result: ``output``, parts of a tuple or a dict with ``.0`` or ``.key``
-    behind it; a function's dict has names of its own. A second call of the same gets ``#2``. Of a module, with a
-    `loss` of the result, or where the result is one number, autograd's backward is recorded too: ``grad:`` and the
-    name of each input and parameter; without a loss it starts from the same fixed random numbers as
-    :func:`labkit.capture` takes. The module itself stays as it was.
+    Inputs are tensors or arrays, on one device, also inside dicts, tuples, lists and dataclasses; floating-point ones
+    become float64, their values as they are. Only a module of bfloat16 or float16 runs in its own types, so that its
+    casts are part of the program. Steps, in order, are the inputs (``input.0``, or their keyword, and what is inside as
+    ``batch.ids`` or ``pair.0``), a module's parameters, each submodule's output by its name in the tree, each
+    :func:`labkit.step`, and the result: ``output``, its parts with ``.0`` or ``.key`` behind it likewise; a function's
+    dict has names of its own. A second call of the same gets ``#2``. Of a module, with a `loss` of the result, or where
+    the result is one number, autograd's backward is recorded too: ``grad:`` and the name of each input and parameter;
+    without a loss it starts from the same fixed random numbers as :func:`labkit.capture` takes. The module itself stays
+    as it was.
 
     What is drawn at random is kept as it was drawn. Raises UsageError for what cannot be recorded, by its name.
     """
@@ -273,7 +280,7 @@ def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None
         raise UsageError("golden: the reference gives no tensor; wanted one at least")
     for name in (one for one in made if not one.startswith(GRADIENT)):
         if not any(found.program.nodes[i].func == INPUT for i in found.program.cone([found.steps[name]], ())):
-            found.notes.append(f"{name} depends on no input: something other than torch made it")
+            found.notes.append(f"{name} depends on no input: made outside of torch, or of tensors in another object")
     return found
 
 

@@ -19,7 +19,7 @@ import torch
 from labkit.errors import UsageError, did_you_mean
 from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, guess, representable
 from labkit.trace.findings import Localisation
-from labkit.trace.golden import Golden
+from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.judge_rerun import Rerun
 from labkit.trace.judge_values import Values
 from labkit.trace.steps import Trace, as_trace
@@ -27,8 +27,11 @@ from labkit.trace.steps import Trace, as_trace
 FALSE_ALARM = 1e-3
 """The probability that a right trace is called wrong anywhere: all steps share it, and both instruments."""
 
-NARROW = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16")
+NARROW = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
 """Types that data may be found to have, the narrowest first: those after it hold most of its numbers too."""
+
+WIDENED = "float64 of float32 numbers is taken as stored in float32 (else promise storage=float64,accumulate=float64)"
+"""What is said of a dump of float32 numbers as float64, where nothing was promised."""
 
 SMALL = 1 << 17
 """Elements below which an operation takes less time than it takes to wake a second thread, or to launch a kernel."""
@@ -56,8 +59,10 @@ def localise(
     Raises UsageError for arguments of another kind, for a name that neither has, and for an observed without a single
     step of the golden.
     """
-    if isinstance(observed, Golden):
-        raise UsageError("observed: is a recorded golden; wanted the observed steps first, then the golden")
+    where = getattr(observed, "source", "") or "observed"
+    if isinstance(observed, Golden) or "program" in getattr(observed, "about", ()):
+        wanted = "wanted the steps of an implementation, as of labkit.capture"
+        raise UsageError(f"{where}: is a recorded golden in the place of the observed; {wanted}")
     if precision is not None and not isinstance(precision, Precision):
         raise UsageError(f"precision: {precision!r:.60} is not right; wanted labkit.Precision(storage=...)")
     again = partial(localise, observed, golden, precision, names, say, elements=True, false_alarm=false_alarm)
@@ -65,10 +70,16 @@ def localise(
     there = renamed(as_trace("observed", observed), golden, dict(names or {}))
     steps = [name for name in golden.names if name in there] + _operations(golden, there)
     if not steps:
-        raise UsageError("observed: shares no step with the golden; wanted the same names")
+        sides = [", ".join(one.names[:3] + ["..."] * (len(one.names) > 3)) or "none" for one in (there, golden)]
+        wanted = "wanted the same names, or --names (names=), which labkit.propose_names proposes"
+        raise UsageError(
+            f"{where}: shares no step with the golden (it has {sides[0]}; the golden {sides[1]}); {wanted}"
+        )
     seen = there.named({name: name for name in steps})
     precision = precision or there.precision
     rules = precision or guess([seen.read(name).dtype for name in steps])
+    dumped_wide = precision is None and rules.accumulate == "float64" and _all_float32(seen)
+    rules = Precision(storage="float32") if dumped_wide else rules
     ours = {*golden.names, *getattr(golden, "operations", ())}
     if unknown := [name for name in rules.steps if name not in ours and name not in there]:
         hint = did_you_mean(unknown[0], [*ours, *there.names])
@@ -81,7 +92,10 @@ def localise(
         golden = golden.to("cpu")  # there, an operation on few elements takes less than a launch
     with few_threads(largest):
         _judge(golden, seen, rules, chance, say, elements, result)
-        result.notes += _narrower(seen, rules, result)
+        result.notes += [WIDENED] * dumped_wide + _narrower(seen, rules, result)
+    if (left := {name for name in result.findings if name.startswith(GRADIENT)}) and left.isdisjoint(steps):
+        result.findings = {name: one for name, one in result.findings.items() if name not in left}
+        result.notes.append("gradients: none observed")
     missing = [name for name in golden.names if name not in there]
     of_shape = {tuple(golden[name].shape): name for name in reversed(missing)}
     for name in result.unexpected:
@@ -121,6 +135,19 @@ def _judge(
     differs = (name for name, t in totals if t.observed_dtype == t.golden_dtype and t.max_abs > 0.0)
     if result.ordered and (name := next(differs, None)) is not None and name != result.first:
         result.notes.append(f"the first step that is not equal to the golden's is {name}; it may be so by rounding")
+
+
+def _all_float32(seen: Trace) -> bool:
+    """Whether all tensors have float32 numbers alone, and one at least has more digits than float16 holds.
+
+    Of the numbers that a float64 program computes one in 2^29 is a float32 number: a single step tells the two apart.
+    """
+    digits = False
+    for x in (x.double() for x in map(seen.read, seen.names) if x.is_floating_point()):
+        if not representable(x, "float32"):
+            return False
+        digits = digits or not representable(x, "float16")
+    return digits
 
 
 def _narrower(seen: Trace, rules: Precision, result: Localisation) -> list[str]:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from labkit.errors import UsageError
+from labkit.numerics.compare import real
 from labkit.trace.operations import (
     ALGORITHMS,
     ALLOWED,
@@ -56,11 +57,6 @@ def step(name: str, tensor: Tensor) -> Tensor:
     if _LISTENERS:
         _LISTENERS[-1](name, real(tensor))
     return tensor
-
-
-def real(x: Tensor) -> Tensor:
-    """Of complex numbers the two parts, in a last dimension."""
-    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 @contextmanager

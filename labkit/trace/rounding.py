@@ -117,7 +117,8 @@ class Exact:
     a few large ones. `flushed`: its terms below the smallest normal number, all of which may be zero. `tiny`: the
     operations with results so small that a subnormal unit counts, `huge` with some that overflow. `whole`: those whose
     error is simulated by moving what they take, as :meth:`Rounding._as_taken` says: algorithms, and whatever computes
-    with complex numbers. `_sums`: of a sum, wherever it is moved to, its terms' squares and how many they are.
+    with complex numbers. `_sums`: of a sum, wherever it is moved to, its terms' squares, how many they are, and the
+    variance of its error.
     """
 
     def __init__(
@@ -155,7 +156,8 @@ class Exact:
         elif (op in PRODUCTS or op in SUMS) and not (op == "index_put" and not (len(args) > 3 and args[3])):
             squares = call(node, _each(torch.square, args), kwargs, self.device)
             if isinstance(out, Tensor) and (op in PRODUCTS or op == "sum"):
-                self._sums[out] = squares, _length(node, args, out)
+                length = _length(node, args, out)
+                self._sums[out] = squares, length, variance_of_sum(out, squares, length, self.unit(node))
             least = _least(precision) if op in PRODUCTS else 0.0
             by_chance = _each(lambda x, q: _spread(node, args, x, q, self.unit(node), least), out, squares)
             if precision.flush:
@@ -174,20 +176,25 @@ class Exact:
     def _one_sum(self, node: Node, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """What is added one after the other is one sum, in any order: a kernel may begin a product with its bias.
 
-        A number times a sum is one too, and so is a sum whose elements are in other places.
+        A number times a sum is one too, and so is a sum whose elements are in other places. What its parts err by
+        themselves is not counted again.
         """
         if kwargs or not isinstance(out, Tensor) or not out.is_floating_point():
             return
         known = self._sums.get(args[0]) if args and isinstance(args[0], Tensor) else None
         if node.op in ("add", "sub"):
-            of = [self._sums.get(a) or (a.square(), 1) if isinstance(a, Tensor) else (a * a, 1) for a in args]
-            self._sums[out] = squares, length = of[0][0] + of[1][0], of[0][1] + of[1][1]
+            of = [self._sums.get(a) or (a * a, 1, 0.0) if isinstance(a, Tensor) else (a * a, 1, 0.0) for a in args]
+            squares, length, before = map(sum, zip(*of, strict=True))
+            variance = variance_of_sum(out, squares, length, self.unit(node))
+            self._sums[out] = squares, length, variance
             if length > 2:
-                variance = variance_of_sum(out, squares, length, self.unit(node)).clamp(min=0.0)
-                self.spread[node.id] = torch.where(out.isfinite(), variance.sqrt(), 0.0)
+                more = (variance - before).clamp(min=0.0)
+                self.spread[node.id] = torch.where(more < math.inf, more.sqrt(), 0.0)
         elif known and (node.op in MOVES | {"neg"} or (node.op == "mul" and len(node.parents) == 1)):
-            squares = known[0] if node.op == "neg" else call(node, [known[0], *args[1:]], kwargs, self.device)
-            self._sums[out] = squares * args[1] if node.op == "mul" else squares, known[1]
+            squares, length, variance = known
+            moved = lambda x: x if node.op == "neg" else call(node, [x, *args[1:]], kwargs, self.device)  # noqa: E731
+            factor = args[1] if node.op == "mul" else 1.0
+            self._sums[out] = factor * moved(squares), length, factor * moved(variance)
 
     def _in_order(self, node: Node, args: Any, kwargs: dict[str, Any], by_chance: Any) -> Any:
         """The spread of sums whose terms are added as they lie, where that is more than `by_chance`, in any order.

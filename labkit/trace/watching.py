@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from labkit.errors import UsageError
-from labkit.trace.recorder import BACKWARD, Watcher, listening, real
+from labkit.numerics.compare import real
+from labkit.trace.recorder import BACKWARD, Watcher, listening
 
 Tensor = torch.Tensor
 
@@ -45,19 +48,25 @@ def leaves_of(
     With `dtype`, floating-point inputs are of that dtype. Raises UsageError where two have one name.
     """
     leaves: dict[str, Tensor] = {}
-    given = {f"input.{i}": x for i, x in enumerate(inputs)} | named
-    for name, x in given.items():
-        if isinstance(x, np.ndarray):
-            x = torch.from_numpy(np.ascontiguousarray(x))
-        if isinstance(x, (list, tuple)) and any(isinstance(one, (int, float, list, tuple)) for one in x):
-            raise UsageError(f"{name}: a {type(x).__name__} of numbers is not right; wanted a tensor or an array")
-        if not isinstance(x, Tensor):
-            continue
+
+    def leaf(name: str, value: Any) -> Any:
+        x = torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
+        if name in leaves:
+            raise UsageError(f"{name}: names two inputs; wanted another keyword or key for one")
         if x.is_complex():
             raise UsageError(f"{name}: is complex; wanted its two parts, and torch.complex of them inside")
         floating = x.is_floating_point()
         copied = x.detach().clone() if dtype is None or not floating else x.detach().to(dtype, copy=True)
         leaves[name] = copied.requires_grad_(floating and differentiate)
+        return value
+
+    # a hunt takes those that are tensors themselves for the first
+    given = sorted(_arguments(inputs, named).items(), key=lambda one: not isinstance(one[1], Tensor))
+    _replaced("", dict(given), leaf)
+    for name, x in given:
+        numbers = isinstance(x, (list, tuple)) and any(isinstance(one, (int, float, list, tuple)) for one in x)
+        if numbers and not any(one.startswith(f"{name}.") for one in leaves):
+            raise UsageError(f"{name}: a {type(x).__name__} of numbers is not right; wanted a tensor or an array")
     if isinstance(subject, torch.nn.Module):
         for name, parameter in (*subject.named_parameters(), *subject.named_buffers()):
             if name in leaves:
@@ -84,8 +93,8 @@ def run_watched(
     handles = _hooks(subject, watcher, on_step) if module and watcher is not None else []
     try:
         with watcher or nullcontext(), listening(on_step):
-            args = [_writable(leaves.get(f"input.{i}", x)) for i, x in enumerate(inputs)]
-            output = subject(*args, **{name: _writable(leaves.get(name, x)) for name, x in named.items()})
+            given = _replaced("", _arguments(inputs, named), lambda name, _: _writable(leaves[name]))
+            output = subject(*list(given.values())[: len(inputs)], **{name: given[name] for name in named})
             if not handles:  # else its hook has told them
                 for name, value in tensors_of(OUTPUT if module or not isinstance(output, dict) else "", output):
                     on_step(name, value)
@@ -99,9 +108,37 @@ def run_watched(
     return output
 
 
-def _writable(x: Any) -> Any:
+def _writable(x: Tensor) -> Tensor:
     """A tensor that may be written to in place, which autograd does not allow what it differentiates by."""
-    return x.clone() if isinstance(x, Tensor) and x.requires_grad else x
+    return x.clone() if x.requires_grad else x
+
+
+def _arguments(inputs: Any, named: dict[str, Any]) -> dict[str, Any]:
+    return {f"input.{i}": x for i, x in enumerate(inputs)} | named
+
+
+def _replaced(name: str, value: Any, leaf: Callable[[str, Any], Any]) -> Any:
+    """`value` with `leaf(name, x)` in place of each tensor and array of numbers inside, by the names of tensors_of."""
+    if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "fiubc"):
+        return leaf(name, value)
+    parts = {k: _replaced(f"{name}.{k}" if name else str(k), part, leaf) for k, part in _parts(value).items()}
+    if all(part is parts[key] for key, part in _parts(value).items()):
+        return value
+    if isinstance(value, (tuple, list)):
+        return getattr(value, "_make", type(value))(parts.values())
+    copied = copy.copy(value)
+    for key, part in parts.items():
+        copied.__setitem__(key, part) if isinstance(value, dict) else object.__setattr__(copied, key, part)
+    return copied
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    """What a dict, a tuple, a list or a dataclass holds, by key, number or field; nothing of anything else."""
+    if isinstance(value, (tuple, list)):
+        return dict(enumerate(value))
+    if is_dataclass(value) and not isinstance(value, (dict, type)):
+        return {one.name: getattr(value, one.name) for one in fields(value) if hasattr(value, one.name)}
+    return value if isinstance(value, dict) else {}
 
 
 def _hooks(module: torch.nn.Module, watcher: Watcher, on_step: Callable[[str, Tensor], None]) -> list[Any]:
@@ -152,6 +189,5 @@ def tensors_of(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors in a result, nested as it may be, by name; without one by their keys or numbers alone."""
     if isinstance(value, Tensor):
         yield name, real(value)
-    elif isinstance(value, (dict, tuple, list)):
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from tensors_of(f"{name}.{key}" if name else str(key), part)
+    for key, part in _parts(value).items():
+        yield from tensors_of(f"{name}.{key}" if name else str(key), part)

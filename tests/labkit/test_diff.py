@@ -167,6 +167,17 @@ def test_several_runs_are_held_against_each_other(tmp_path, diff, capsys):
     assert "every run gave the same bits in every step" in capsys.readouterr().out
 
 
+def test_runs_of_which_some_have_no_gradients_are_held_against_each_other(recorded, diff):
+    right = Trace.load(recorded / "right.safetensors")
+    steps = {name: right[name] for name in right.names if "/" not in name}
+    Trace({name: x for name, x in steps.items() if "grad:" not in name}).save(recorded / "forward.safetensors")
+    Trace(steps | {"grad:norm1.bias": 1.01 * steps["grad:norm1.bias"]}).save(recorded / "backward.safetensors")
+    runs = [recorded / f"{name}.safetensors" for name in ("right", "backward", "forward")]
+    for some in (runs, runs[::-1]):
+        code, said, _ = diff(recorded / "golden.safetensors", *some)
+        assert (code, said["first_divergent_step"], said["run"]) == (1, "grad:norm1.bias", str(runs[1]))
+
+
 def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
     g = {name: torch.ones(3, 3) for name in ("a/b", "a:b")}
     paths = traces(tmp_path, g, {name: 2 * value for name, value in g.items()})
@@ -181,8 +192,7 @@ def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
         (["o.safetensors", "--precision", "storage=bf17"], "storage='bf17' is not right"),
         (["o.safetensors", "o.safetensors"], "the same path twice"),
         (["other.safetensors"], "shares no step with"),
-        (["o.safetensors", "--explain"], "--explain: "),
-        (["old.pt"], "cannot be read"),
+        (["old.pt"], "old.pt: holds what torch.load(weights_only=True) refuses"),
     ],
 )
 def test_what_is_no_divergence_exits_2_with_one_line(tmp_path, diff, recwarn, arguments, message):
@@ -195,6 +205,23 @@ def test_what_is_no_divergence_exits_2_with_one_line(tmp_path, diff, recwarn, ar
     assert message in err
     assert err.strip().count("\n") == 0
     assert not recwarn.list
+
+
+def test_without_a_step_in_common_names_of_both_sides_are_told_and_what_maps_them(recorded, diff):
+    golden = recorded / "golden.safetensors"
+    torch.save({"steps": {"hidden": torch.ones(2), "logits": torch.ones(3)}}, recorded / "nested.pt")
+    code, _, said = diff(golden, recorded / "nested.pt")
+    assert code == 2
+    both = (
+        "it has steps.hidden, steps.logits; the golden input.0, self_attn.in_proj_weight, self_attn.in_proj_bias, ..."
+    )
+    assert f"nested.pt: shares no step with the golden ({both}); wanted the same names, or --names" in said
+    assert "labkit.propose_names" in said
+    for first in (golden, recorded / "nested.pt"):
+        code, _, said = diff(first, golden)
+        assert code == 2
+        assert f"{golden}: is a recorded golden in the place of the observed; wanted the steps of" in said
+    assert said.count("\n") == 1
 
 
 def test_an_error_of_the_program_itself_exits_2_and_never_1(tmp_path, diff, monkeypatch):

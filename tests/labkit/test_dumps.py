@@ -115,20 +115,28 @@ def flipped(path):
         (lambda p: write(p / "x.npy", "no array"), "cannot be read"),
         (lambda p: os.mkfifo(p / "x.npy") or p / "x.npy", "is no regular file"),
         (lambda p: p, "wanted one tensor a file"),
-        (lambda p: (np.save(p / "x.npy", np.ones(2, complex)), p / "x.npy")[1], "complex128 is not right; wanted real"),
-        (lambda p: (np.save(p / "x.npy", np.ones(2, np.longdouble)), p / "x.npy")[1], "is not right; wanted real"),
+        (lambda p: (np.save(p / "x.npy", np.array(["a"])), p / "x.npy")[1], "<U1 is not right; wanted numbers"),
+        (lambda p: (np.save(p / "x.npy", np.ones(2, np.longdouble)), p / "x.npy")[1], "is not right; wanted numbers"),
         (lambda p: (np.savez(p / "x.npz", x=np.array([{}])), p / "x.npz")[1], r"x\.npz: cannot be read"),
         (lambda p: flipped(p / "x.npz"), r"x\.npz: cannot be read \(Bad CRC"),
         (lambda p: (torch.save({"x": {1, 2}}, p / "x.pt"), p / "x.pt")[1], "x is set; wanted tensors"),
         (lambda p: (torch.save({"x": "text"}, p / "x.pt"), p / "x.pt")[1], "holds no tensor"),
         (lambda p: os.mkfifo(p / "x.npy") or p, "is no regular file"),
+        (
+            lambda p: (np.savez(p / "x.npz", a=np.array([None])), p / "x.npz")[1],
+            r"x\.npz: cannot be read \(Object arrays",
+        ),
+        (
+            lambda p: (torch.save(torch.nn.Linear(2, 2), p / "x.pt"), p / "x.pt")[1],
+            r"x\.pt: holds what torch\.load\(weights_only=True\) refuses; wanted tensors alone",
+        ),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path, make, message):
     made = make(tmp_path)
     with pytest.raises(UsageError, match=message) as raised:
         [*map(open_dump(made).read, open_dump(made).names)]
-    assert "\n" not in str(raised.value)
+    assert str(raised.value).isprintable()
 
 
 def test_clashing_files_and_bad_metadata_are_refused(tmp_path):

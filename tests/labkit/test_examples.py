@@ -54,6 +54,20 @@ def test_the_readme_shows_what_the_command_says(arguments, output, status, tmp_p
     assert words(capsys.readouterr().out) == words(output)
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=["table", "json"])
+def test_why_is_asked_of_a_golden_that_is_not_recorded(more, capsys):
+    files = [str(FOLDER / f"attention_{name}.safetensors") for name in ("wrong", "right")]
+    assert main(["diff", *files, *more]) == 1
+    shown = capsys.readouterr().out
+    assert main(["diff", *files, *more, "--explain"]) == 1
+    said = capsys.readouterr()
+    assert said.out == shown
+    assert said.err.startswith(f"--explain: {files[0]} has steps alone; wanted a recorded golden: labkit.golden(")
+    assert said.err.count("\n") == 1
+    assert main(["diff", files[0], files[0], "--explain"]) == 0
+    assert not capsys.readouterr().err
+
+
 def test_the_readme_shows_a_fault_a_right_program_and_a_race():
     assert [status for *_, status in SHOWN] == ["1", "0", "1"]
     assert "first divergence: merged" in SHOWN[0][1]

@@ -1,6 +1,8 @@
 """What is recorded of a reference, that any part of it runs again, and that a file of it can do no harm."""
 
 import json
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 import labkit
 from labkit import Golden, capture, golden, localise, step
 from labkit.errors import UsageError
+from labkit.trace.watching import tensors_of
 
 
 def layer():
@@ -244,6 +247,57 @@ def test_what_depends_on_values_is_recorded_and_not_saved(tmp_path):
     assert localise(capture(lambda x: {"y": positive(x)["y"] * 1.001}, x=x), found).own == ["y"]
     with pytest.raises(UsageError, match="cannot be checked without its data and is not saved"):
         found.save(tmp_path / "g.safetensors")
+
+
+@dataclass(frozen=True)
+class Batch:
+    ids: torch.Tensor
+    scale: np.ndarray
+    name: str = "train"
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (lambda a, b: {"left": a, "right": b, "n": 3}, ["given.left", "given.right"]),
+        (lambda a, b: OrderedDict(left=a, right={"deep": b}), ["given.left", "given.right.deep"]),
+        (lambda a, b: (a, [b, None], 2), ["given.0", "given.1.0"]),
+        (Pair, ["given.0", "given.1"]),
+        (lambda a, b: Batch(a, b.numpy()), ["given.ids", "given.scale"]),
+    ],
+    ids=["dict", "nested", "tuple", "namedtuple", "dataclass"],
+)
+def test_tensors_inside_of_an_input_are_inputs_by_their_places(kind, names):
+    a, b = (torch.randn(4, 4, generator=torch.Generator().manual_seed(k)) for k in (0, 1))
+    like = type(kind(a, b))
+
+    def reference(given):
+        assert type(given) is like
+        parts = [x for _, x in tensors_of("", given)]
+        return (parts[0].double() @ parts[1].double()).sum()
+
+    recorded, seen = golden(reference, given=kind(a, b)), capture(reference, given=kind(a, b))
+    assert recorded.inputs == names
+    assert {name for name in recorded.names if "grad:" in name} == {f"grad:{name}" for name in names}
+    assert not recorded.notes
+    assert localise(seen, recorded).first is None
+    right = {name: recorded[name].float() for name in names}
+    found = labkit.explain(right | {"output": (a @ b.T).sum()}, recorded, labkit.Precision("float32"))
+    assert (found.verdict, found.causes[0].kind) == ("cause", "transpose")
+
+
+def test_a_dataclass_as_a_result_has_a_step_for_each_tensor():
+    assert golden(lambda x: Batch(x * 2.0, x + 1.0), x=torch.ones(3)).names == ["x", "output.ids", "output.scale"]
+
+
+def test_a_golden_is_gone_through_by_the_names_of_its_steps():
+    golden = labkit.golden(lambda x: {"y": x + 1.0, "z": x * 2.0}, x=torch.ones(3))
+    assert [*golden] == golden.names == ["x", "y", "z"]
+    assert len(golden) == 3
+    assert {name: golden[name].tolist()[0] for name in golden} == {"x": 1.0, "y": 2.0, "z": 2.0}
 
 
 def test_a_golden_says_what_it_holds():

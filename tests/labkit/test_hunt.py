@@ -377,3 +377,11 @@ def test_hypothesis_is_asked_for_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "hypothesis", None)
     with pytest.raises(UsageError, match=r"labkit\[hunt\]"):
         hunted("right")
+
+
+def test_tensors_inside_of_an_input_stay_as_they_are_and_are_given_to_both():
+    def scaled(weights, x):
+        return x * weights["gain"]
+
+    given = {"weights": {"gain": torch.tensor(3.0)}, "x": torch.randn(4)}
+    assert not labkit.hunt(scaled, scaled, given, labkit.Precision("float32"), examples=5).found

@@ -9,6 +9,7 @@ from labkit import Bound, Precision, Trace, bounded, capture, golden, localise, 
 from labkit.errors import UsageError
 from labkit.trace.judge_rerun import AS_GOLDEN, ROUNDED
 from labkit.trace.judge_values import BLOCK, PIECE
+from labkit.trace.localise import WIDENED
 from labkit.trace.program import Program
 
 FLOAT32 = Precision()
@@ -269,6 +270,27 @@ def test_nothing_said_is_a_guess_and_the_result_says_so():
     assert found.guessed
     assert "a guess from the dtypes" in str(found)
     assert not localise(run(x), golden(chain, **x), FLOAT32).guessed
+
+
+def test_float32_dumped_as_float64_is_judged_as_float32_and_float64_is_not():
+    x = drawn()
+    recorded = golden(chain, **x)
+    wide = {one.name: one.value.double() for one in run(x)}
+    found = localise(wide, recorded)
+    assert (found.first, found.guessed, found.precision.storage) == (None, True, "float32")
+    assert WIDENED in found.notes
+    assert localise(wide | {"p": (1.001 * wide["p"]).float().double()}, recorded).first == "p"
+    promised = localise(wide, recorded, Precision("float64", accumulate="float64"))
+    assert promised.first is not None
+    assert any("storage=float32" in note for note in promised.notes)
+
+    right = {name: recorded[name] for name in recorded.names}
+    assert localise(right, recorded).precision.storage is None
+    for wrong in (right["p"] * (1 + 1e-9), right["p"].float().double()):
+        found = localise(right | {"p": wrong}, recorded)
+        assert (found.first, found.precision.storage) == ("p", None), "an error of a float64 program stays one"
+    small = localise({"y": torch.tensor([2.0, 3.5, 0.0]).double()}, golden(lambda a: {"y": a + 1}, a=torch.ones(3)))
+    assert small.precision.storage is None, "small numbers say nothing"
 
 
 def test_the_stated_false_alarm_rate_is_kept():
@@ -762,7 +784,13 @@ def test_gradients_that_nobody_computed_are_not_missing():
     recorded = golden(lambda w, x, y: (step("r", x @ w) - y).square().mean(), w=w, x=x, y=y)
     r = x @ w - y
     observed = {"w": w, "x": x, "y": y, "r": x @ w, "output": r.square().mean(), "grad:w": x.T @ (2 * r / r.numel())}
-    assert localise(observed, recorded, FLOAT32).first is None
+    found = localise(observed, recorded, FLOAT32)
+    assert (found.first, found.findings["grad:x"].words) == (None, "not recorded in the observed")
+    del observed["grad:w"]
+    for reference in (recorded, recorded.trace()):
+        found = localise(observed, reference, FLOAT32)
+        assert (found.first, list(found.findings)) == (None, ["w", "x", "y", "r", "output"])
+        assert found.notes == ["gradients: none observed"]
 
 
 def test_a_mask_over_a_whole_row_is_a_mask_and_no_number_is():

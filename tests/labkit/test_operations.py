@@ -5,6 +5,7 @@ import runpy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import linalg
@@ -319,6 +320,16 @@ def test_complex_steps_are_their_two_parts():
     assert labkit.localise(seen, golden).first is None
     steps = {name: seen[name] for name in seen.names if "/" not in name}
     assert labkit.localise(steps | {"0": broken(steps["0"], 0.01)}, golden).first == "0"
+
+
+def test_complex_results_are_judged_as_they_are_given(tmp_path):
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    golden, right = labkit.golden(torch.fft.rfft, x), torch.fft.rfft(x)
+    labkit.assert_close(right, golden)
+    np.savez(tmp_path / "steps.npz", output=right.conj().resolve_conj())
+    torch.save({"output": right.conj()}, tmp_path / "steps.pt")
+    for observed in ({"output": right.conj()}, *(labkit.Trace.load(tmp_path / f"steps.{x}") for x in ("npz", "pt"))):
+        assert labkit.localise(observed, golden).first == "output"
 
 
 def test_a_complex_constant_and_a_complex_number_are_saved(tmp_path):

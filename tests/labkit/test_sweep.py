@@ -171,6 +171,8 @@ def test_runs_are_isolated_deaths_are_made_good_and_the_rest_goes_on(books, tmp_
     assert "heads=4: failed: the kernel was killed by SIGKILL" in said
     assert "2 attempts were lost with their process and made again" in said  # that of heads=2, and one of heads=4
     assert "dashboard: http://" in said
+    where = os.path.relpath(tmp_path / "runs")
+    assert said.splitlines()[-1] == f"Runs: {where}; labkit table mixed --runs {where} has them as a table"
 
     frame = table.runs("mixed", tmp_path / "runs")
     assert frame["parameters.heads"].tolist() == [1, 2, 3, 4, 5]
