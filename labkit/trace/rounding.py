@@ -58,6 +58,7 @@ BINS = 64
 _NUMBERED = ARITHMETIC | frozenset(["pow", "fmod", "remainder", "eq", "ne", "lt", "le", "gt", "ge"])
 """Operations whose numbers, which the program gives, count as they are rounded."""
 
+_BY_A_NUMBER = MOMENTS | {"mul", "div", "mean"}
 _ROUNDED = ARITHMETIC | PRODUCTS | SUMS
 _LINEAR = (MOVES | FACTORIES | ARITHMETIC | PRODUCTS | SUMS | {"neg"}) - {"view_as_real"}
 
@@ -434,7 +435,7 @@ class Rounding:
         if self._nearest and node.id in self._exact.lost:
             share = torch.rand((), dtype=torch.float64, device=self._exact.device) * self._scale
             out = _each(lambda x, lost: x + lost * share, out, self._exact.lost[node.id])
-        if op in ("mul", "div", "mean") and len(node.parents) == 1:  # by a number, or by its reciprocal
+        if op in _BY_A_NUMBER and len(node.parents) == 1:  # or by its reciprocal
             out = _each(lambda x: x * (1.0 + self._one(u)), out)
         if op in FUNCTIONS or op == "div":
             out = _each(lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u), out)

@@ -1024,3 +1024,13 @@ def test_a_transform_may_be_a_product_with_its_matrix():
     assert localise({"input": x, "output": spectrum}, recorded).first is None
     half = torch.view_as_real(x.to(turn.dtype) @ torch.view_as_complex(torch.view_as_real(turn).half().float()))
     assert localise({"input": x, "output": half}, recorded).first == "output"
+
+
+def test_a_mean_may_be_taken_by_the_reciprocal_of_its_count():
+    x = 1000.0 + torch.randn(4096, 3, generator=torch.Generator().manual_seed(1))
+    recorded = golden(lambda x: torch.nn.functional.layer_norm(x, (3,)), x)
+    third = torch.tensor(1.0) / 3.0
+    less = x - x.sum(-1, keepdim=True) * third  # the same error in every row
+    output = less * torch.rsqrt((less * less).sum(-1, keepdim=True) * third + 1e-5)
+    report = localise({"x": x, "output": output}, recorded, false_alarm=1e-6)
+    assert report.first is None, report
