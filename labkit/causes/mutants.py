@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812
 from labkit.causes.part import Edit, Part
 from labkit.numerics.precision import stored
 from labkit.trace.golden import Golden
-from labkit.trace.operations import ALGORITHMS, ARITHMETIC, CHOICES, FUNCTIONS, MOVES, PRODUCTS
+from labkit.trace.operations import ALGORITHMS, ARITHMETIC, CHOICES, FUNCTIONS, MOVES, PRODUCTS, TRANSFORMS
 from labkit.trace.program import CONSTANT, INPUT, Node, Ref, call
 
 Tensor = torch.Tensor
@@ -457,7 +457,8 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             others = {not number} if isinstance(number, bool) else {0, 1, number + 1, number - 1, 2 * number} - {number}
             for new in others:
                 says = f"{what} has the option {new} where the reference has {number}"
-                yield "other", says, argument(part, ids, j, lambda _, new=new: new)
+                kind = "scale" if node.op in TRANSFORMS else "other"
+                yield kind, says, argument(part, ids, j, lambda _, new=new: new)
 
 
 def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Iterator[Way]:
@@ -490,8 +491,9 @@ def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Itera
     for new in (*sorted(usual - {old}), *sorted(further - usual - {old})):
         number = int(new) if isinstance(old, int) and new == int(new) else new
         kind, says = kind_of_number(op, old, new, sizes), f"{what} has {new:.6g} where the reference has {old:.6g}"
-        rank = 0 if kind == "eps" else 1 if new in usual else 3
-        yield kind, says, numbered(c.part, ids, j, number), rank
+        rank, edits = 0 if kind == "eps" else 1 if new in usual else 3, numbered(c.part, ids, j, number)
+        kind = "drop_term" if new in (0.0, 1.0) and len(edits) > len(ids) else kind  # of an average only one
+        yield kind, says, edits, rank
 
 
 def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:

@@ -119,7 +119,7 @@ class Exact:
     operations with results so small that a subnormal unit counts, `huge` with some that overflow. `whole`: those whose
     error is simulated by moving what they take, as :meth:`Rounding._as_taken` says: algorithms, and whatever computes
     with complex numbers. `_sums`: of a sum, wherever it is moved to, its terms' squares, how many they are, and the
-    variance of its error.
+    variance of its error; `_scaled`: of a tensor times a number, both.
     """
 
     def __init__(
@@ -134,6 +134,7 @@ class Exact:
         self.huge: set[int] = set()
         self.whole: set[int] = set()
         self._sums: Any = WeakTensorKeyDictionary()
+        self._scaled: Any = WeakTensorKeyDictionary()
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
@@ -178,23 +179,31 @@ class Exact:
         """What is added one after the other is one sum, in any order: a kernel may begin a product with its bias.
 
         A number times a sum is one too, and so is a sum whose elements are in other places. What its parts err by
-        themselves is not counted again.
+        themselves is not counted again. An average, c a + (1 - c) b, may be a + (1 - c) (b - a).
         """
         if kwargs or not isinstance(out, Tensor) or not out.is_floating_point():
             return
         known = self._sums.get(args[0]) if args and isinstance(args[0], Tensor) else None
+        by_number = node.op == "mul" and not isinstance(args[1], Tensor)
         if node.op in ("add", "sub"):
             of = [self._sums.get(a) or (a * a, 1, 0.0) if isinstance(a, Tensor) else (a * a, 1, 0.0) for a in args]
             squares, length, before = map(sum, zip(*of, strict=True))
             variance = variance_of_sum(out, squares, length, self.unit(node))
+            (a, c), (b, d) = (self._scaled.get(x, (x, 0.0)) if isinstance(x, Tensor) else (x, 0.0) for x in args)
+            if (
+                average := node.op == "add" and abs(c + d - 1.0) < 1e-12 and 0.0 < c < 1.0
+            ):  # a difference, and a share of it
+                variance = variance + 2.0 / 3.0 * (self.unit(node) * (a - b)).square()
             self._sums[out] = squares, length, variance
-            if length > 2:
+            if length > 2 or average:
                 more = (variance - before).clamp(min=0.0)
                 self.spread[node.id] = torch.where(more < math.inf, more.sqrt(), 0.0)
-        elif known and (node.op in MOVES | {"neg"} or (node.op == "mul" and len(node.parents) == 1)):
+        elif by_number and known is None:
+            self._scaled[out] = args
+        elif known and (by_number or node.op in MOVES | {"neg"}):
             squares, length, variance = known
             moved = lambda x: x if node.op == "neg" else call(node, [x, *args[1:]], kwargs, self.device)  # noqa: E731
-            factor = args[1] if node.op == "mul" else 1.0
+            factor = args[1] if by_number else 1.0
             self._sums[out] = factor * moved(squares), length, factor * moved(variance)
 
     def _in_order(self, node: Node, args: Any, kwargs: dict[str, Any], by_chance: Any) -> Any:

@@ -39,15 +39,18 @@ Row = dict[str, str]
 
 
 def programs(folder: Path) -> ModuleType:
-    """The module `programs` of a folder; another folder may have modules of the same names."""
+    """The module `programs` of a folder, with what it imports from there and from the folder above.
+
+    Another folder may have modules of the same names.
+    """
     folder = folder.resolve()
-    sys.path.insert(0, str(folder))
+    sys.path[:0] = here = [str(folder), str(folder.parent)]
     try:
         return importlib.import_module("programs")
     finally:
-        sys.path.remove(str(folder))
+        del sys.path[: len(here)]
         for name, module in list(sys.modules.items()):
-            if Path(getattr(module, "__file__", None) or "/").parent == folder:
+            if str(Path(getattr(module, "__file__", None) or "/").parent) in here and module.__name__ != __name__:
                 del sys.modules[name]
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import labkit
 from labkit.session.catalogue import ROOT
 
 sys.path.insert(0, str(Path(__file__).parent))
 import explain_programs as ep
 
-BLIND, DEVELOPED = (ep.read(ROOT / "data" / "results" / f"explain_{name}.csv") for name in ("blind", "developed"))
+BLIND, SECOND, DEVELOPED = (
+    ep.read(ROOT / "data" / "results" / f"explain_{name}.csv") for name in ("blind", "second", "developed")
+)
 QUICK = 1.5
 """Seconds that a case took at most from which the ordinary test draws its three."""
 
@@ -20,6 +23,11 @@ QUICK = 1.5
 @pytest.fixture(scope="module")
 def programs():
     return ep.programs(Path(__file__).parent / "blind")
+
+
+@pytest.fixture(scope="module")
+def second():
+    return ep.programs(Path(__file__).parent / "blind" / "second")
 
 
 def labels(programs):
@@ -30,12 +38,20 @@ def no_worse(row, before):
     return ep.OUTCOMES.index(row["outcome"]) <= ep.OUTCOMES.index(before["outcome"])
 
 
-def test_the_record_is_of_every_defect_with_its_label(programs):
-    known = labels(programs)
-    assert [row["case"] for row in BLIND] == list(known)
-    for row in BLIND:
-        _, defect = known[row["case"]]
-        assert (row["kind"], row["accepted"]) == (defect.kind, " ".join((defect.kind, *defect.accept)))
+def test_the_record_is_of_every_defect_with_its_label(programs, second):
+    for rows, known in ((BLIND, labels(programs)), (SECOND, labels(second))):
+        assert [row["case"] for row in rows] == list(known)
+        for row in rows:
+            _, defect = known[row["case"]]
+            assert (row["kind"], row["accepted"]) == (defect.kind, " ".join((defect.kind, *defect.accept)))
+
+
+@pytest.mark.parametrize("name", ["r03", "r06", "r07"])
+def test_right_ports_of_the_second_set_are_not_accused(second, name):
+    for case in second.cases([name], defects=False):
+        recorded = labkit.golden(case["reference"], loss=case["loss"], **case["inputs"])
+        report = labkit.localise(case["observed"], recorded, labkit.Precision(**case["precision"]))
+        assert report.first is None, (case["id"], report)
 
 
 def test_the_outcomes_on_record_follow_from_its_columns(programs):
@@ -68,7 +84,9 @@ def test_an_answer_is_right_at_the_right_step_by_an_accepted_kind(step, verdict,
     assert ep.outcome(("sign", "flip"), "y", step, verdict, named) == expected
 
 
-def test_every_defect_shows_at_its_step(programs):
+@pytest.mark.parametrize("of", ["programs", "second"])
+def test_every_defect_shows_at_its_step(of, request):
+    programs = request.getfixturevalue(of)
     for p, defect in labels(programs).values():
         inputs = programs.inputs_of(p, p.variants[0], 0)
         right, wrong = (programs.run_port(p, inputs, p.variants[0], name).observed for name in (None, defect.name))

@@ -1034,3 +1034,13 @@ def test_a_mean_may_be_taken_by_the_reciprocal_of_its_count():
     output = less * torch.rsqrt((less * less).sum(-1, keepdim=True) * third + 1e-5)
     report = localise({"x": x, "output": output}, recorded, false_alarm=1e-6)
     assert report.first is None, report
+
+
+def test_an_average_may_go_from_one_end_to_the_other():
+    generator = torch.Generator().manual_seed(0)
+    far, near = torch.randn(2, 14, 22, generator=generator)
+    recorded = golden(lambda far, near: 0.95 * near + 0.05 * far, far=far, near=0.03 * near)
+    near = 0.03 * near
+    observed = {"far": far, "near": near, "output": far + 0.95 * (near - far)}
+    assert localise(observed, recorded).first is None
+    assert localise(observed | {"output": far + 0.94999 * (near - far)}, recorded).first == "output"

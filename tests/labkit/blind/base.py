@@ -3,7 +3,8 @@
 A program is a class with ``make`` (a generator's inputs), ``reference`` (PyTorch, with named steps), ``port`` (the same
 in NumPy, by other means) and ``defects``. The port asks at each place where it can go wrong whether that defect is on.
 A variant says in which format steps are stored: ``f32``, ``bf16`` or ``f16``; everything is computed in float32. The
-suffix ``reg`` is a fused kernel, which goes on with what it has in registers instead of what it has stored.
+suffix ``reg`` is a fused kernel, which goes on with what it has in registers instead of what it has stored. ``f64``
+computes and stores in float64, to check labels (see check.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ KINDS = (
     *("drop_term", "factor", "scale", "constant", "eps", "ddof", "sign", "function"),  # another formula
     *("precision", "other"),
 )
-FORMATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+FORMATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
 PROGRAMS: dict[str, Program] = {}
 
 
@@ -64,6 +65,8 @@ class Program:
 
     def storage(self, name: str, variant: str) -> torch.dtype:
         """The format of an input, or of a step however often it was passed (`name#2`)."""
+        if variant == "f64":
+            return torch.float64
         return FORMATS["f32" if name.split("#")[0] in self.wide else variant.removesuffix("reg")]
 
 
@@ -81,10 +84,9 @@ def program(id: str, **settings: Any) -> Callable[[type], type]:
 class Port:
     """What a port is given and what it stores. ``P["x"]`` is an input, in float32 or as the integers it is."""
 
-    ct = torch.float32
-
     def __init__(self, program: Program, inputs: dict[str, torch.Tensor], variant: str, defect: str | None) -> None:
         self.program, self.variant, self.defect = program, variant, defect
+        self.ct = torch.float64 if variant == "f64" else torch.float32
         self.inputs = {name: self._stored(name, x) for name, x in inputs.items()}
         self.observed: dict[str, torch.Tensor] = {}
         self.asked: set[str] = set()
@@ -93,7 +95,7 @@ class Port:
         return x.to(self.program.storage(name, self.variant)) if x.is_floating_point() else x
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return computed(self.inputs[name])
+        return computed(self.inputs[name], self.ct)
 
     def d(self, *names: str) -> bool:
         """Whether one of these defects is on."""
@@ -101,20 +103,20 @@ class Port:
         return self.defect in names
 
     def f(self, x: Any) -> np.ndarray:
-        """Constants and sums in float32."""
-        return np.asarray(x, np.float32)
+        """Constants and sums in the format that the port computes in."""
+        return np.asarray(x, np.float64 if self.variant == "f64" else np.float32)
 
     def put(self, name: str, x: Any) -> np.ndarray:
         """Store a step. What comes back is what the port goes on with."""
         count = sum(other.split("#")[0] == name for other in self.observed)
         name = f"{name}#{count + 1}" if count else name
         stored = self.observed[name] = self._stored(name, torch.from_numpy(np.array(x, order="C")))
-        return np.asarray(x) if self.variant.endswith("reg") else computed(stored)
+        return np.asarray(x) if self.variant.endswith("reg") else computed(stored, self.ct)
 
 
-def computed(x: torch.Tensor) -> np.ndarray:
-    """A copy in the format that ports compute in."""
-    return np.array(x.to(Port.ct) if x.is_floating_point() else x)
+def computed(x: torch.Tensor, ct: torch.dtype) -> np.ndarray:
+    """A copy in the format that the port computes in."""
+    return np.array(x.to(ct) if x.is_floating_point() else x)
 
 
 def bf16(x: Any) -> np.ndarray:
