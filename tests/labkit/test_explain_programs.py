@@ -116,8 +116,11 @@ def test_all_defects_are_explained_as_the_record_says_or_better(programs):
 def test_the_readme_says_what_was_recorded():
     right, low, high = ep.share(BLIND, "right")
     wrong = ep.share(BLIND, "wrong kind")[0]
+    second, least, most = ep.share(SECOND, "right")
+    wrong_then = ep.share(SECOND, "wrong kind")[0]
     sentence = (
         f"Of {len(BLIND)} defects whose author had not seen its search, `labkit.explain` named the right kind of cause"
-        f" in {right} (95% interval: {low:.0f}% to {high:.0f}%), a wrong one in {wrong}."
+        f" in {right} (95% interval: {low:.0f}% to {high:.0f}%), a wrong one in {wrong};"
+        f" of {len(SECOND)} by another author, in {second} ({least:.0f}% to {most:.0f}%) and {wrong_then}."
     )
     assert sentence in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
