@@ -33,7 +33,7 @@ from PIL import Image
 from labkit.errors import UsageError
 from labkit.session.catalogue import notebooks
 from labkit.session.claims import VERDICTS
-from labkit.session.record import as_result, failure, raised, run_id, write_text, writing
+from labkit.session.record import as_result, belongs, failure, raised, write_text, writing
 from labkit.session.secrets import KNOWN
 from labkit.tables import number, printable
 
@@ -186,8 +186,7 @@ def card(folder: Path, attempt: str = "", result: str = "result.json") -> Card:
         made.when = folder.stat().st_mtime
         found = as_result(_read(folder / result))
         made.when = (folder / result).stat().st_mtime
-        parts = found["parameters"], found["provenance"]["sources"], (found["device"]["kind"], found["device"]["name"])
-        of_folder = folder.name == INTERACTIVE or (made.link and run_id(made.name, *parts) == folder.name)
+        of_folder = folder.name == INTERACTIVE or (made.link and belongs(found, folder))
         if found["notebook"] != made.name or not (attempt or of_folder):
             raise ValueError("it is not of this folder's run")
         made.state, made.result, made.parameters = "ok", found, found["parameters"]

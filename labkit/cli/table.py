@@ -11,7 +11,7 @@ import pandas  # type: ignore[import-untyped]
 
 from labkit.errors import UsageError
 from labkit.session.catalogue import Notebook, notebook
-from labkit.session.record import complete, complete_file, failure, writing
+from labkit.session.record import belongs, complete, complete_file, failure, writing
 from labkit.tables import Table, number
 
 LONGEST = 32
@@ -43,7 +43,8 @@ def _as_text(value: Any) -> Any:
 
 def _row(book: Notebook, folder: Path) -> dict[str, Any]:
     try:
-        result = complete(folder)
+        if not belongs(result := complete(folder), folder):
+            return {"run": folder.name, "status": "failed: result.json is of another run", "parameters": {}}
     except UsageError as error:
         reason, given = failure(folder)
         parameters = dict.fromkeys(book.parameters) | given

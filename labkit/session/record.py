@@ -94,6 +94,13 @@ def run_id(name: str, parameters: Mapping[str, Any], hashes: Mapping[str, str], 
     return hashlib.sha256(identity.encode()).hexdigest()[:12]
 
 
+def belongs(result: Mapping[str, Any], folder: Path) -> bool:
+    """Whether a result is that of the run whose id is the folder's name."""
+    device = result["device"]["kind"], result["device"]["name"]
+    name = run_id(result["notebook"], result["parameters"], result["provenance"]["sources"], device)
+    return name == folder.name and result["notebook"] == folder.parent.name
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that numbers may depend on."""
     found = {"python": platform.python_version()}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -195,6 +196,11 @@ def test_runs_are_isolated_deaths_are_made_good_and_the_rest_goes_on(books, tmp_
     assert main([*command[:3], "heads=1,2,5", *command[4:]]) == 0
     assert "3 ok (reused)" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in made} == made
+
+    run = next(iter(made)).parent
+    shutil.copytree(run, run.with_name("copied"))
+    statuses = table.runs("mixed", tmp_path / "runs").set_index("run")["status"]
+    assert (statuses[run.name], statuses["copied"]) == ("ok", "failed: result.json is of another run")
 
 
 @pytest.mark.parametrize(
