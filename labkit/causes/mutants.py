@@ -736,7 +736,9 @@ def moved_on(c: Context) -> Iterator[Way]:
             moved = Edit(
                 partial(_applied, node=node, j=j), tuple(0 if k == j else a for k, a in enumerate(node.args)), True
             )
-            for k, where in [(k, "after") for k in later if nodes[k].op not in MOVES] + [(k, "before") for k in ready]:
+            for k, where in [(k, "after") for k in later if nodes[k].op not in MOVES - {"where"}] + [
+                (k, "before") for k in ready
+            ]:
                 small = any(
                     _is_number(a) and is_epsilon(n.op, a) for n in (node, nodes[k]) if n.op == "add" for a in n.args
                 )
