@@ -117,7 +117,7 @@ def as_tensor(name: str, values: Any) -> torch.Tensor:
     if not isinstance(values, torch.Tensor):
         array = np.asarray(values)
         if array.dtype.kind not in "fiubc" or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
-            raise UsageError(f"{name}: {array.dtype} is not right; wanted numbers, of 64 bits at most")
+            raise UsageError(f"{name}: {array.dtype} is not right; wanted a tensor or an array of 64 bits at most")
         whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
         values = torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
     known = values.is_complex() or name_of(values.dtype) in CHOICES["storage"]

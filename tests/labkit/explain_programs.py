@@ -43,14 +43,14 @@ def programs(folder: Path) -> ModuleType:
 
     Another folder may have modules of the same names.
     """
-    folder = folder.resolve()
+    folder, known = folder.resolve(), set(sys.modules)
     sys.path[:0] = here = [str(folder), str(folder.parent)]
     try:
         return importlib.import_module("programs")
     finally:
         del sys.path[: len(here)]
-        for name, module in list(sys.modules.items()):
-            if str(Path(getattr(module, "__file__", None) or "/").parent) in here and module.__name__ != __name__:
+        for name in set(sys.modules) - known:
+            if str(Path(getattr(sys.modules[name], "__file__", None) or "/").parent) in here:
                 del sys.modules[name]
 
 
