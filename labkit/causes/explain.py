@@ -255,7 +255,7 @@ class _Search:
         if not fits and self._allowed is not None:
             fits = self._fitting(t for t in self._tried(self._fitted(), same) if self._beyond_chance(t))
         if not fits and self._somewhere:
-            words = f"{self._step} is NaN, as memory is that nobody wrote"
+            words = f"{self._step} is NaN, like memory that nobody wrote"
             edits = result_of([self._part.target], lambda x: torch.full_like(x, math.nan))
             near += self._tried([Mutant("zero", words, edits)], same)
             fits = self._fitting(near, everywhere=False)

@@ -307,11 +307,9 @@ class Context:
     def later(self, i: int, near: int) -> list[int]:
         """Operations whose result is made from that of `i` and has its shape, the nearest first."""
         nodes = self.part.nodes
-        below = (k for k in self.part.downstream(i) if k != i and nodes[k].shape == nodes[i].shape)
         inside = self.part.program.inside
-        return list(
-            itertools.islice((k for k in below if k not in inside and isinstance(self.part.values[k], Tensor)), near)
-        )
+        below = (k for k in self.part.downstream(i) if k != i and k not in inside and nodes[k].shape == nodes[i].shape)
+        return list(itertools.islice((k for k in below if isinstance(self.part.values[k], Tensor)), near))
 
     def groups(self) -> list[list[int]]:
         """Operations that one line runs several times on one shape, as a loop does; the target's, then steps first."""
@@ -328,12 +326,7 @@ class Context:
         if x.is_complex():
             yield "sign", "conjugated", torch.conj_physical
             for kind, what, change in self.changes(torch.view_as_real(x), numbers):
-                parts = lambda x, change=change: change(torch.view_as_real(x.resolve_conj())).contiguous()  # noqa: E731
-                yield (
-                    kind,
-                    f"{what} (dimension {x.ndim} has its two parts)",
-                    lambda x, p=parts: torch.view_as_complex(p(x)),
-                )
+                yield kind, f"{what} (dimension {x.ndim} has its two parts)", partial(_of_parts, change=change)
             return
         if not x.is_floating_point():
             yield from whole(x)
@@ -529,44 +522,46 @@ def tiled(n: int) -> list[int]:
 
 
 def padding(c: Context, ids: list[int], what: str, d: int) -> Iterator[Way]:
-    """A reduction over a padded dimension, in whose padding something is zero that is not the reduction's own."""
-    part, node = c.part, c.part.nodes[ids[0]]
-    x, n = node.parents[0], c.part.values[node.parents[0]].shape[d]
+    """Reductions over a padded dimension, in whose padding something is zero that is not the reduction's own."""
+    n = c.part.values[c.part.nodes[ids[0]].parents[0]].shape[d]
+    for up_to in tiled(n):
+        for ways in zip(*(_padded(c, i, d, up_to) for i in ids), strict=False):
+            zero = c.called(ways[0][0])
+            says = f"{what} counts the padding of dimension {d} up to {up_to}, where {zero} is zero"
+            yield "mask", says, {i: edit for i, (_, edit) in zip(ids, ways, strict=True)}, 2
+
+
+def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[int, Edit]]:
+    """What may be zero in the padding, and the reduction with what the operations behind it give there."""
+    part, nodes, node = c.part, c.part.nodes, c.part.nodes[reduction]
+    x, n = node.parents[0], part.values[node.parents[0]].shape[d]
 
     def long(i: int) -> bool:
         value = part.values[i]
         return isinstance(value, Tensor) and value.ndim >= -d and value.shape[d] == n
 
     def computed(i: int) -> bool:
-        return long(i) and part.nodes[i].op in ARITHMETIC | FUNCTIONS | CHOICES and part.nodes[i].op not in REDUCTIONS
+        return long(i) and nodes[i].op in ARITHMETIC | FUNCTIONS | CHOICES and nodes[i].op not in REDUCTIONS
 
-    chain, waiting = list[int](), [x]
-    while waiting and computed(x):
-        i = waiting.pop()
-        if i not in chain:
-            chain.append(i)
-            waiting += [p for p in part.nodes[i].parents if computed(p)]
-    chain.sort()
-    sides = sorted({p for i in chain for p in part.nodes[i].parents if not long(p)})
-    loaded = sorted({p for i in chain for p in part.nodes[i].parents if long(p)} - {x})
+    found, waiting = set[int](), [x] if computed(x) else []
+    while waiting:
+        found.add(i := waiting.pop())
+        waiting += [p for p in nodes[i].parents if computed(p) and p not in found]
+    chain, taken_in = sorted(found), {p for i in found for p in nodes[i].parents}
+    sides, loaded = sorted(p for p in taken_in if not long(p)), sorted(p for p in taken_in if long(p) and p != x)
 
-    def run(args: list[Any], kwargs: dict[str, Any], zero: int, up_to: int) -> Any:
-        """The reduction with further elements: what the operations of `chain` give where `zero` is zero."""
-        elements, *beside = args[: len(sides) + 1]
+    def run(args: list[Any], kwargs: dict[str, Any], zero: int) -> Any:
+        elements, *beside = args
         of = dict(zip(sides, beside, strict=True))
-        for i in (zero, *(k for k in (*loaded, *chain) if k != zero)):
-            if i in chain and i != zero:
-                of[i] = call(part.nodes[i], [of[a.id] if isinstance(a, Ref) else a for a in part.nodes[i].args], {})
-            else:
-                of[i] = torch.zeros_like(part.values[i].narrow(d, 0, 1))
+        of |= {i: torch.zeros_like(part.values[i].narrow(d, 0, 1)) for i in loaded if i not in found or i == zero}
+        for i in (i for i in chain if i != zero):
+            of[i] = call(nodes[i], [of[a.id] if isinstance(a, Ref) else a for a in nodes[i].args], nodes[i].kwargs)
         more = of[x].expand(*elements.shape[: elements.ndim + d], up_to - n, *elements.shape[elements.ndim + d + 1 :])
         y = call(node, [torch.cat([elements, more], d), *node.args[1:]], node.kwargs)
         return y * up_to / n if node.op == "mean" else y
 
-    for zero, up_to in itertools.product(loaded, tiled(n)):
-        edit = Edit(partial(run, zero=zero, up_to=up_to), (Ref(x), *map(Ref, sides)))
-        says = f"{what} counts the padding of dimension {d} up to {up_to}, where {c.called(zero)} is zero"
-        yield "mask", says, dict.fromkeys(ids[:1], edit), 2
+    for zero in reversed(loaded):  # the nearest first: of a loop, those of one place in every pass
+        yield zero, Edit(partial(run, zero=zero), (Ref(x), *map(Ref, sides)))
 
 
 def variances(c: Context) -> Iterator[Way]:
@@ -835,6 +830,11 @@ def _lossy(args: list[Any], op: str, way: Callable[[Tensor, Any], Tensor]) -> Te
     if op == "index_add":
         return x + torch.zeros_like(x).index_copy(d, way(index, [0]), way(source, [d]))
     return x + torch.zeros_like(x).scatter(d, way(index, [d]), way(source, [d]))
+
+
+def _of_parts(x: Tensor, change: Change) -> Tensor:
+    """Complex numbers whose two parts, in a last dimension, are changed."""
+    return torch.view_as_complex(change(torch.view_as_real(x.resolve_conj())).contiguous())
 
 
 def _wrapped(x: Tensor) -> Tensor:

@@ -190,9 +190,8 @@ class Exact:
             squares, length, before = map(sum, zip(*of, strict=True))
             variance = variance_of_sum(out, squares, length, self.unit(node))
             (a, c), (b, d) = (self._scaled.get(x, (x, 0.0)) if isinstance(x, Tensor) else (x, 0.0) for x in args)
-            if (
-                average := node.op == "add" and abs(c + d - 1.0) < 1e-12 and 0.0 < c < 1.0
-            ):  # a difference, and a share of it
+            average = node.op == "add" and 0.0 < c < 1.0 and abs(c + d - 1.0) < 1e-12  # of float64 literals
+            if average:  # a difference, and a share of it
                 variance = variance + 2.0 / 3.0 * (self.unit(node) * (a - b)).square()
             self._sums[out] = squares, length, variance
             if length > 2 or average:

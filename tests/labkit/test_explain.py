@@ -288,8 +288,23 @@ def kernels():
         (x, w, b),
         written(biased(x, w, b)),
         "zero",
-        "output is NaN, as memory is that nobody wrote, but only in 6 to 8",
+        "output is NaN, like memory that nobody wrote, but only in 6 to 8",
     )
+
+
+def test_padding_that_a_loop_counts_each_time_is_one_cause():
+    def twice(x, padding=0):
+        for _ in range(2):
+            mean = x.mean(-1, keepdim=True)
+            square = ((x - mean).square().sum(-1, keepdim=True) + padding * mean.square()) / 50
+            x = (x - mean) * torch.rsqrt(square + 1e-5) + 0.3
+        return x
+
+    x = inputs(columns=9, inner=50)["x"] + 0.7
+    found = labkit.explain({"x": x, "output": twice(x, 14)}, labkit.golden(twice, x=x))
+    assert (found.verdict, found.causes[0].kind) == ("cause", "mask"), found
+    assert "up to 64" in found.causes[0].says
+    assert "time)" not in found.causes[0].says
 
 
 @pytest.mark.parametrize(("scaled", "named"), [((0, 0), "a softmax"), ((0, 1), "what a"), ((1, 0), "the sum of")])

@@ -289,6 +289,12 @@ def test_tensors_inside_of_an_input_are_inputs_by_their_places(kind, names):
     assert (found.verdict, found.causes[0].kind) == ("cause", "transpose")
 
 
+def test_two_inputs_of_one_name_are_one_line():
+    x = torch.ones(3)
+    with pytest.raises(UsageError, match="names two inputs"):
+        golden(lambda **given: given["batch"]["ids"] + given["batch.ids"], **{"batch": {"ids": x}, "batch.ids": x})
+
+
 def test_a_dataclass_as_a_result_has_a_step_for_each_tensor():
     assert golden(lambda x: Batch(x * 2.0, x + 1.0), x=torch.ones(3)).names == ["x", "output.ids", "output.scale"]
 
