@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DONE := $(VENV)/.done
 JOBS ?= 2
+# Tests wait a fifth of their time for processes that they start: one worker more than there are cores.
+WORKERS ?= $(shell expr $(JOBS) + 1)
 
 # Each of JOBS workers on a core of its own: libraries that take all cores would wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
@@ -28,8 +30,8 @@ test: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(ONE_THREAD) $(BIN)/pytest -n $(JOBS) --dist worksteal
-	@$(ONE_THREAD) $(BIN)/pytest -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env --nbval-cell-timeout=300 notebooks
+	@$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) --dist worksteal
+	@$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) --dist loadfile --nbval-lax --nbval-current-env --nbval-cell-timeout=300 notebooks
 
 # The long forms of the tests, hours of them; what they find is recorded under data/results.
 test-long: setup

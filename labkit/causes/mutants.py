@@ -21,7 +21,16 @@ import torch.nn.functional as F  # noqa: N812
 from labkit.causes.part import Edit, Part
 from labkit.numerics.precision import stored
 from labkit.trace.golden import Golden
-from labkit.trace.operations import ALGORITHMS, ARITHMETIC, CHOICES, FUNCTIONS, MOVES, PRODUCTS, TRANSFORMS
+from labkit.trace.operations import (
+    ALGORITHMS,
+    ARITHMETIC,
+    CHOICES,
+    FUNCTIONS,
+    MOVES,
+    POOLS,
+    PRODUCTS,
+    TRANSFORMS,
+)
 from labkit.trace.program import CONSTANT, INPUT, Node, Ref, call
 
 Tensor = torch.Tensor
@@ -58,6 +67,7 @@ NUMBERED |= {"eq", "lt", "le", "gt", "ge"}
 ON_TOP = ("sqrt", "square", "exp", "log", "reciprocal", "sigmoid", "tanh", "ReLU", "round", "abs")
 LEFT_OUT = {"mul": "factor", "div": "factor", "add": "drop_term", "sub": "drop_term", "where": "mask"}
 LEFT_OUT |= {"masked_fill": "mask", "neg": "sign", "t": "transpose", "transpose": "transpose", "permute": "layout"}
+LEFT_OUT |= dict.fromkeys(("gather", "index", "index_select", "scatter"), "permute")
 LEFT_OUT |= dict.fromkeys(("clone", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze"), "")
 GIVEN = (INPUT, CONSTANT)
 RARE = ("stale", "axis")
@@ -102,10 +112,15 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
             yield "shift", f"{where}, with zeros", lambda x, d=d, by=by: _moved(x, d, by, 0.0)
             yield "shift", f"{where}, the edge repeated", lambda x, d=d, by=by: _moved(x, d, by, None)
         yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", lambda x, d=d: x.flip(d)
-        yield "axis", f"the largest of dimension {d} in place of all", lambda x, d=d: x.amax(d, True).expand(x.shape)
         for k in dict.fromkeys((0, n - 1)):
             words = f"entry {k} of dimension {d} in place of all"
             yield "stale", words, lambda x, d=d, k=k: x.narrow(d, k, 1).expand(x.shape).clone()
+        for tile in (2**q for q in range(2, (n - 1).bit_length())):
+            index = torch.arange(n)  # of two buffers, one is not filled
+            index -= tile * (index // tile % 2)
+            words = f"every second tile of {tile} of dimension {d} is the one before it"
+            yield "stale", words, lambda x, d=d, index=index: x.index_select(d, index.to(x.device))
+        yield "axis", f"the largest of dimension {d} in place of all", lambda x, d=d: x.amax(d, True).expand(x.shape)
         if n % 2 == 0 and n > 2:
             yield "swap", f"halves of dimension {d} exchanged", lambda x, d=d, n=n: x.roll(n // 2, d)
             yield "swap", f"neighbours of dimension {d} exchanged", lambda x, d=d: _chunked(x, d, 2, (1, 0), inner=True)
@@ -117,6 +132,9 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
                 if list(order) != list(range(parts)):
                     words = f"{parts} parts of dimension {d} in the order {order}"
                     yield "permute", words, lambda x, d=d, p=parts, o=order: _chunked(x, d, p, o)
+    if large[-2:] == [len(shape) - 2, len(shape) - 1] and shape[-1] == shape[-2]:
+        for words, half in (("above", torch.tril), ("below", torch.triu)):  # BLAS writes one of a symmetric matrix
+            yield "zero", f"zero {words} the diagonal", lambda x, half=half: half(x)
     if len(large) > 1:
         yield "flip", f"reversed in dimensions {large[-2:]}", lambda x, two=large[-2:]: x.flip(two)
 
@@ -133,8 +151,10 @@ def _chunked(x: Tensor, d: int, parts: int, order: tuple[int, ...], inner: bool 
     return split.index_select(d + inner, torch.tensor(order, device=x.device)).flatten(d, d + 1)
 
 
-def amounts(sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
+def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
     """Other numbers in the same places."""
+    for d in (d for d, n in enumerate(shape) if n > 1):
+        yield "function", f"less its mean along dimension {d}", lambda x, d=d: x - x.mean(d, True)
     yield "zero", "zero, as if it were left out", torch.zeros_like
     yield "sign", "of the other sign", torch.neg
     yield "function", "its absolute value", torch.abs
@@ -234,6 +254,11 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
                 yield "shift", words, lambda x, d=d, by=by: _moved(x, d, by, True)
         return
     low, high = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
+    for d, n in enumerate(x.shape):
+        if n > 2 and torch.equal(x.sort(d).values, _counted(x, d)):
+            yield "permute", f"inverted as a permutation of dimension {d}", lambda x, d=d: x.argsort(d)
+        if n > 2:
+            yield "permute", f"the place in dimension {d} itself, not what stands there", partial(_counted, d=d)
     for by in (1, -1):
         yield "shift", f"{'one more' if by > 0 else 'one less'}", lambda x, by=by: x + by
         yield "shift", f"{by:+d}, within bounds", lambda x, by=by: (x + by).clamp(low, high)
@@ -243,6 +268,10 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
     yield "precision", "wrapped to 16 bits", lambda x: _wrapped(x.long())
     if -129 < low < 0 and high < 128:
         yield "sign", "read as bytes without a sign", lambda x: x.long().remainder(256)
+
+
+def _counted(x: Tensor, d: int) -> Tensor:
+    return torch.arange(x.shape[d], device=x.device, dtype=x.dtype).view([-1] + [1] * (x.ndim - d - 1)).expand(x.shape)
 
 
 class Context:
@@ -311,13 +340,19 @@ class Context:
         below = (k for k in self.part.downstream(i) if k != i and k not in inside and nodes[k].shape == nodes[i].shape)
         return list(itertools.islice((k for k in below if isinstance(self.part.values[k], Tensor)), near))
 
+    def alike(self, i: int) -> list[int]:
+        """What is given and has the shape and type of what operation `i` gives."""
+        x, values = self.part.values[i], self.part.values
+        others = (k for k in self.part.given() if k != i and isinstance(values[k], Tensor))
+        return [k for k in others if values[k].shape == x.shape and values[k].dtype == x.dtype]
+
     def groups(self) -> list[list[int]]:
         """Operations that one line runs several times on one shape, as a loop does; the target's, then steps first."""
         part, found = self.part, dict[Any, list[int]]()
         for i in (*part.given(), *self.computed):
             node = part.nodes[i]
             numbers = str([a for a in node.args if not isinstance(a, Ref)])
-            if isinstance(part.values[i], Tensor):
+            if isinstance(part.values[i], Tensor) and (i == part.target or i in part.users):
                 found.setdefault(i if node.func in GIVEN else (node.op, node.site, node.shape, numbers), []).append(i)
         return sorted(found.values(), key=lambda ids: (part.target not in ids, ids[0] not in part.names, ids[0]))
 
@@ -331,7 +366,7 @@ class Context:
         if not x.is_floating_point():
             yield from whole(x)
         elif numbers:
-            yield from amounts(self.sizes)
+            yield from amounts(tuple(x.shape), self.sizes)
         if numbers and x.dtype != torch.bool:
             yield from left_out(tuple(x.shape))
         yield from places(tuple(x.shape))
@@ -378,7 +413,8 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         yield kind, f"{name} is {what}", result_of(ids, change), 2
     if given and real:
         yield "factor", f"{name} is 1, as if it were left out", result_of(ids, torch.ones_like)
-    for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
+    counted = ((given or last) and x.numel() < c.largest) or node.op == "linspace"
+    for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if counted else ():
         for share, over in ((n / (n - 1), n - 1), ((n - 1) / n, n)) if real else ():
             says = f"{name} is over {over}, not {2 * n - 1 - over}"
             yield "ddof", says, result_of(ids, lambda x, share=share: x * share)
@@ -387,11 +423,9 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             yield "precision", f"{name} is wrapped to 16 bits", result_of(ids, _wrapped)
         for function in ON_TOP:
             yield "function", f"{function} is taken of {name}", result_of(ids, INSTEAD[function])
-    for other in part.given() if given or last else ():
-        value = part.values[other]
-        if other != i and isinstance(value, Tensor) and value.shape == x.shape and value.dtype == x.dtype:
-            kind = "swap" if {i, other} <= c.inputs else "stale"
-            yield kind, f"{c.called(other)} stands in place of {name}", _copied(ids, other), 1 + (kind in RARE)
+    for other in c.alike(i) if given or last else ():
+        kind = "swap" if {i, other} <= c.inputs else "stale"
+        yield kind, f"{c.called(other)} stands in place of {name}", _copied(ids, other), 1 + (kind in RARE)
 
 
 def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
@@ -405,11 +439,15 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         if len(part.users.get(refs[j], ())) > len(ids):  # others take it too
             for kind, how, change in c.changes(a):
                 yield kind, f"{what} takes {names[j]} {how}", argument(part, ids, j, change), 2
+            for other in c.alike(refs[j]):
+                args = tuple(Ref(other) if n == j else arg for n, arg in enumerate(node.args))
+                edits = dict.fromkeys(ids, Edit(partial(_called, node=node), args))
+                yield "stale", f"{what} takes {c.called(other)} in place of {names[j]}", edits, 2
         kind = LEFT_OUT.get(node.op, "function")
-        if kind and a.is_floating_point() and x.is_floating_point() and node.op not in PRODUCTS:
+        if kind and a.dtype == x.dtype and (a.is_floating_point() or kind == "permute") and node.op not in PRODUCTS:
             sign = -1 if node.op == "sub" and j == 1 else 1
             says = f"{what} is left out: {names[j]} passes {'as it is' if sign > 0 else 'with the other sign'}"
-            passes = lambda args, j=j, sign=sign: (args[j] * sign).expand(x.shape).clone()  # noqa: E731
+            passes = lambda args, j=j, sign=sign: (-args[j] if sign < 0 else args[j]).expand(x.shape).clone()  # noqa: E731
             yield kind, says, _instead(ids, passes)
         if node.op in ("mul", "add", "sub"):
             twice = lambda args, j=j: call(node, [call(node, args, node.kwargs), args[j]], {})  # noqa: E731
@@ -446,7 +484,7 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     for j, number in enumerate(node.args):
         if node.op in NUMBERED and _is_number(number):
             yield from numbers_of(c, ids, j, number, what)
-        elif isinstance(number, (bool, int)) and node.op in ALGORITHMS | {"convolution"}:
+        elif isinstance(number, (bool, int)) and node.op in ALGORITHMS | POOLS | {"convolution"}:
             others = {not number} if isinstance(number, bool) else {0, 1, number + 1, number - 1, 2 * number} - {number}
             for new in others:
                 says = f"{what} has the option {new} where the reference has {number}"
@@ -509,6 +547,10 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
         yield "ddof", f"{what}: over {count - 1}, not {count}", result_of(ids, lambda y: y * count / (count - 1))
     if node.op == "sum" and count > 1:
         yield "scale", f"{what}: the mean, not the sum", result_of(ids, lambda y: y / count)
+    if node.op in ("cumsum", "cumprod"):
+        for tile in (2**q for q in range(1, (x.shape[dims[0]] - 1).bit_length())):
+            anew = lambda args, d=dims[0], t=tile: torch.cat([call(node, [y, d], {}) for y in args[0].split(t, d)], d)  # noqa: E731
+            yield "stale", f"{what} begins anew in each tile of {tile}", _instead(ids, anew)
     if node.op == "cumsum":
         less = {i: Edit(lambda args, kwargs: args[0] - args[1], (node.args[0],), after=True) for i in ids}
         yield "shift", f"{what} leaves out the element itself", less
@@ -516,15 +558,15 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
         yield "flip", f"{what} runs backwards", _instead(ids, back)
 
 
-def tiled(n: int) -> list[int]:
-    """To what a kernel may pad a dimension: the next power of two, and whole tiles."""
-    return sorted({1 << (n - 1).bit_length(), *(-(-n // tile) * tile for tile in (8, 16, 32, 64, 128))} - {n})
+def tiled(n: int, sizes: Iterable[int] = ()) -> list[int]:
+    """To what a kernel may pad a dimension: the next power of two, and whole tiles, or blocks of one of `sizes`."""
+    return sorted({1 << (n - 1).bit_length(), *(-(-n // tile) * tile for tile in (8, 16, 32, 64, 128, *sizes))} - {n})
 
 
 def padding(c: Context, ids: list[int], what: str, d: int) -> Iterator[Way]:
     """Reductions over a padded dimension, in whose padding something is zero that is not the reduction's own."""
     n = c.part.values[c.part.nodes[ids[0]].parents[0]].shape[d]
-    for up_to in tiled(n):
+    for up_to in tiled(n, (size for size in c.sizes if 2 < size < n)):
         for ways in zip(*(_padded(c, i, d, up_to) for i in ids), strict=False):
             zero = c.called(ways[0][0])
             says = f"{what} counts the padding of dimension {d} up to {up_to}, where {zero} is zero"
@@ -684,6 +726,16 @@ def exchanged(c: Context) -> Iterator[Way]:
         a, b = part.values[i], part.values[j]
         if a.shape == b.shape and a.dtype == b.dtype:
             yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", _copied([i], j) | _copied([j], i)
+    numbers: dict[tuple[str, Any], list[tuple[int, int]]] = {}
+    for node in part.nodes:
+        for j, a in enumerate(node.args):
+            if node.op in NUMBERED and _is_number(a):
+                numbers.setdefault((node.op, a), []).append((node.id, j))
+    for (op, a), (other, b) in itertools.combinations(numbers, 2):
+        if op == other:
+            edits = {i: e for old, new in ((a, b), (b, a)) for i, j in numbers[op, old]
+                     for i, e in argument(part, [i], j, lambda _, new=new: new).items()}  # fmt: skip
+            yield "swap", f"{a:.6g} and {b:.6g} of {op} are exchanged", edits
 
 
 def unscaled(c: Context) -> Iterator[Way]:
@@ -708,12 +760,20 @@ def unscaled(c: Context) -> Iterator[Way]:
             return terms if node is None else call(node, [terms, *node.args[1:]], node.kwargs)
 
         length = part.values[less.id].shape[d]
-        for tile in (2**k for k in range(1, (length - 1).bit_length())):
+        for tile in sorted({2**k for k in range(1, (length - 1).bit_length())} | {n for n in c.sizes if n < length}):
             edit = lambda tile=tile, node=None, x=x: Edit(partial(early, tile=tile, node=node), (x,))  # noqa: E731
             ways = {"a softmax": {exponential: edit()}}
             for i in sums[:1]:
                 ways["the sum of a softmax"] = {i: edit(node=nodes[i])}
                 ways["what a softmax weighs"] = {exponential: edit(), i: edit(length, nodes[i])}
+            if sums:
+                parts = -(-length // tile)
+                mean = lambda args, kwargs, tile=tile, n=parts, d=d: torch.cat(  # noqa: E731
+                    [part.softmax(d) / n for part in args[0].split(tile, d)], d
+                )
+                one = lambda args, kwargs, node=nodes[sums[0]]: torch.ones_like(call(node, args, node.kwargs))  # noqa: E731
+                says = f"softmaxes of tiles of {tile} are averaged, not weighed by their sums"
+                yield "factor", says, {exponential: Edit(mean, (x,)), sums[0]: Edit(one)}, 2
             for what, edits in ways.items():
                 yield "factor", f"{what}, in tiles of {tile}, is not scaled down when a larger number comes", edits, 2
 
@@ -760,6 +820,18 @@ def regrouped(c: Context) -> Iterator[Way]:
                 edits |= result_of([k], partial(_regrouped, d=d, a=n // a))
                 taken = f"dimension {d} of {n} is taken as {n // a} x {a} in place of {a} x {n // a}"
                 yield "permute", f"from {c.called(i)} to {c.called(k)}, {taken}", edits, 2
+    for i in (i for i in (*given, *c.computed) if c.real(i)):
+        users = [part.nodes[u] for u in part.users.get(i, ()) if part.nodes[u].op == "slice"]
+        for d, cut in {(u.args[1], a) for u in users for a in u.args[2:4] if 0 < a < part.nodes[i].shape[u.args[1]]}:
+            for k in [k for k in c.later(i, 64) if part.nodes[k].op == "cat"][:1]:
+                edits = result_of([i], lambda x, d=d, by=cut: x.roll(by, d))
+                edits |= result_of([k], lambda x, d=d, by=cut: x.roll(-by, d))
+                yield (
+                    "shift",
+                    f"the part of {c.called(i)} up to {cut} of dimension {d} is counted from the end",
+                    edits,
+                    2,
+                )
     for d, n in enumerate(part.nodes[part.target].shape):
         long = [i for i in given if n > 2 and n in part.nodes[i].shape and isinstance(part.values[i], Tensor)]
         edits = result_of([part.target], lambda x, d=d: x.flip(d))
@@ -807,6 +879,10 @@ def numbered(part: Part, ids: Iterable[int], j: int, new: Any) -> dict[int, Edit
 
 def _instead(ids: Iterable[int], run: Callable[[list[Any]], Any]) -> dict[int, Edit]:
     return {i: Edit(lambda args, kwargs: run(list(args))) for i in ids}
+
+
+def _called(args: list[Any], kwargs: dict[str, Any], node: Node) -> Any:
+    return call(node, args, node.kwargs)
 
 
 def _copied(ids: Iterable[int], other: int) -> dict[int, Edit]:

@@ -84,8 +84,8 @@ class Precision:
             from_fields(said)
 
     def of(self, step: str) -> Precision:
-        """What holds for one step."""
-        return replace(self, steps={}, **self.steps.get(step, {}))
+        """What holds for one step, and for each time that it is passed (`step#2`) unless that is named."""
+        return replace(self, steps={}, **self.steps.get(step, self.steps.get(step.split("#")[0], {})))
 
     @property
     def unit(self) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from labkit.errors import UsageError, did_you_mean
-from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, guess, representable
+from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, guess, representable, stored
 from labkit.trace.findings import Localisation
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.judge_rerun import Rerun
@@ -177,6 +177,11 @@ def renamed(observed: Trace, golden: Golden | Trace, names: dict[str, str]) -> T
         if (ours in observed and ours not in names.values()) or list(names.values()).count(theirs) > 1:
             raise UsageError(f"names: {ours!r} and {theirs!r} are both there; wanted one observed step for each")
     back = {theirs: ours for ours, theirs in names.items()}
+    for name, later in ((name, f"{name}#2") for name in getattr(golden, "inputs", ())):
+        if name in observed and later in golden and later not in observed:
+            x, before = observed.read(name), golden[name]
+            if not any(torch.equal(x.double(), stored(before.double(), kind)) for kind in (*NARROW, "float64")):
+                back.setdefault(name, later)  # an update under the name of what it was, as a dump keeps it
     return observed.named({name: back.get(name, name) for name in observed.names})
 
 

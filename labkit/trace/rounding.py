@@ -178,13 +178,15 @@ class Exact:
     def _one_sum(self, node: Node, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """What is added one after the other is one sum, in any order: a kernel may begin a product with its bias.
 
-        A number times a sum is one too, and so is a sum whose elements are in other places. What its parts err by
-        themselves is not counted again. An average, c a + (1 - c) b, may be a + (1 - c) (b - a).
+        A number times a sum is one too, of terms that may have been multiplied one by one, and so is a sum whose
+        elements are in other places. What its parts err by themselves is not counted again. An average,
+        c a + (1 - c) b, may be a + (1 - c) (b - a).
         """
         if kwargs or not isinstance(out, Tensor) or not out.is_floating_point():
             return
         known = self._sums.get(args[0]) if args and isinstance(args[0], Tensor) else None
-        by_number = node.op == "mul" and not isinstance(args[1], Tensor)
+        by_number = node.op in ("mul", "div") and not isinstance(args[1], Tensor)
+        factor = 1.0 if not by_number else args[1] if node.op == "mul" else 1.0 / args[1] if args[1] else math.inf
         if node.op in ("add", "sub"):
             of = [self._sums.get(a) or (a * a, 1, 0.0) if isinstance(a, Tensor) else (a * a, 1, 0.0) for a in args]
             squares, length, before = map(sum, zip(*of, strict=True))
@@ -198,12 +200,14 @@ class Exact:
                 more = (variance - before).clamp(min=0.0)
                 self.spread[node.id] = torch.where(more < math.inf, more.sqrt(), 0.0)
         elif by_number and known is None:
-            self._scaled[out] = args
+            self._scaled[out] = args[0], factor
         elif known and (by_number or node.op in MOVES | {"neg"}):
             squares, length, variance = known
             moved = lambda x: x if node.op == "neg" else call(node, [x, *args[1:]], kwargs, self.device)  # noqa: E731
-            factor = args[1] if by_number else 1.0
-            self._sums[out] = factor * moved(squares), length, factor * moved(variance)
+            squares, variance = (factor * moved(x) for x in (squares, variance))
+            self._sums[out] = squares, length, variance
+            if by_number:
+                self.spread[node.id] = self.unit(node) * (squares / 3.0).sqrt()
 
     def _in_order(self, node: Node, args: Any, kwargs: dict[str, Any], by_chance: Any) -> Any:
         """The spread of sums whose terms are added as they lie, where that is more than `by_chance`, in any order.

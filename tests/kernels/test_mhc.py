@@ -16,7 +16,7 @@ from labkit import compare, localise, poisoned, repeat
 from labkit.errors import UsageError
 from labkit.numerics.bounds import sum_of_products
 
-SHAPES = [(128, 4, 128), (15, 2, 131), (5, 8, 37), (3, 1, 16), (33, 4, 300), (1, 4, 1), (65, 2, 64)]
+SHAPES = [(40, 4, 128), (15, 2, 131), (5, 8, 37), (3, 1, 16), (33, 4, 300), (1, 4, 1), (65, 2, 64)]
 C = Constants()
 
 
@@ -112,14 +112,14 @@ def test_every_step_is_within_its_bound_in_every_type(rng, shape, dtype):
 
 
 def test_a_scale_of_one_percent_in_the_projection_is_not_within_it(device, rng):
-    inputs = draw(64, 4, 64, rng).to(device)
+    inputs = draw(24, 4, 64, rng).to(device)
     observed = verification.observed(inputs, C)
     observed["mix"].mul_(1.01)
     assert localise(observed, verification.reference(inputs, C), verification.PROMISED[torch.float32]).first == "mix"
 
 
 def test_repeats_are_bit_identical_and_outputs_fully_written(device, rng):
-    inputs = draw(37, 4, 131, rng).to(device)
+    inputs = draw(19, 4, 67, rng).to(device)
     with poisoned():
         found = repeat(lambda: verification.observed(inputs, C), 3)
         observed = verification.observed(inputs, C)
@@ -229,7 +229,7 @@ def test_the_edge_that_carries_the_results_gradient_holds_no_value(device, rng):
 def test_a_module_wraps_any_layer_and_learns(device):
     torch.manual_seed(0)
     block = mhc.HyperConnection(torch.nn.Linear(16, 16), d=16, n=2).to(device)
-    x, target = torch.randn(2, 20, 2, 16, device=device).unbind(0)
+    x, target = torch.randn(2, 5, 2, 16, device=device).unbind(0)
     steps = torch.optim.Adam(block.parameters(), lr=0.05)
     losses = []
     for _ in range(8):

@@ -26,7 +26,7 @@ from labkit.session.catalogue import ROOT
 from labkit.session.record import complete
 
 KINDS = ("kernel", "executor", "worker", "labkit", "cut off", "full disk")
-POINTS = 12
+POINTS = 8
 """Runs of one sweep; when all are made, the next has others."""
 CELLS = (
     'batch: int = 0  # [0, 1000000] sweep\nseed: int = 0  # [0, 1000] point\ndevice: str = "cpu"  # {auto, cpu} where',

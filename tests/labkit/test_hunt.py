@@ -321,7 +321,7 @@ def test_functions_of_a_script_are_imported_by_its_name(how, tmp_path):
     path = tmp_path / "my_kernel.py"
     path.write_text(
         "import labkit, torch\ndef double(x): return x * 2\ndef wrong(x): return x * 3\n"
-        "if __name__ == '__main__': print(labkit.hunt(wrong, double, torch.ones(3), most=99).script())\n"
+        "if __name__ == '__main__': print(labkit.hunt(wrong, double, torch.ones(3), most=9, examples=3).script())\n"
     )
     run = partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path, check=False)
     script = run([sys.executable, *(path if one == "path" else one for one in how)])
