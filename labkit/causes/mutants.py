@@ -112,15 +112,14 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
             yield "shift", f"{where}, with zeros", lambda x, d=d, by=by: _moved(x, d, by, 0.0)
             yield "shift", f"{where}, the edge repeated", lambda x, d=d, by=by: _moved(x, d, by, None)
         yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", lambda x, d=d: x.flip(d)
-        for k in dict.fromkeys((0, n - 1)):
-            words = f"entry {k} of dimension {d} in place of all"
-            yield "stale", words, lambda x, d=d, k=k: x.narrow(d, k, 1).expand(x.shape).clone()
+        yield "stale", f"entry 0 of dimension {d} in place of all", partial(_repeated, d=d, k=0)
+        yield "axis", f"the largest of dimension {d} in place of all", lambda x, d=d: x.amax(d, True).expand(x.shape)
+        yield "stale", f"entry {n - 1} of dimension {d} in place of all", partial(_repeated, d=d, k=n - 1)
         for tile in (2**q for q in range(2, (n - 1).bit_length())):
             index = torch.arange(n)  # of two buffers, one is not filled
             index -= tile * (index // tile % 2)
             words = f"every second tile of {tile} of dimension {d} is the one before it"
             yield "stale", words, lambda x, d=d, index=index: x.index_select(d, index.to(x.device))
-        yield "axis", f"the largest of dimension {d} in place of all", lambda x, d=d: x.amax(d, True).expand(x.shape)
         if n % 2 == 0 and n > 2:
             yield "swap", f"halves of dimension {d} exchanged", lambda x, d=d, n=n: x.roll(n // 2, d)
             yield "swap", f"neighbours of dimension {d} exchanged", lambda x, d=d: _chunked(x, d, 2, (1, 0), inner=True)
@@ -146,6 +145,10 @@ def _moved(x: Tensor, d: int, by: int, fill: float | None) -> Tensor:
     return torch.cat([edge, rest] if by > 0 else [rest, edge], d)
 
 
+def _repeated(x: Tensor, d: int, k: int) -> Tensor:
+    return x.narrow(d, k, 1).expand(x.shape).clone()
+
+
 def _chunked(x: Tensor, d: int, parts: int, order: tuple[int, ...], inner: bool = False) -> Tensor:
     split = x.unflatten(d, (-1, parts) if inner else (parts, -1))
     return split.index_select(d + inner, torch.tensor(order, device=x.device)).flatten(d, d + 1)
@@ -153,8 +156,6 @@ def _chunked(x: Tensor, d: int, parts: int, order: tuple[int, ...], inner: bool 
 
 def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
     """Other numbers in the same places."""
-    for d in (d for d, n in enumerate(shape) if n > 1):
-        yield "function", f"less its mean along dimension {d}", lambda x, d=d: x - x.mean(d, True)
     yield "zero", "zero, as if it were left out", torch.zeros_like
     yield "sign", "of the other sign", torch.neg
     yield "function", "its absolute value", torch.abs
@@ -168,6 +169,8 @@ def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str,
     for name in FEWER_DIGITS:
         yield "precision", f"rounded to {name}", partial(_rounded, name=name)
     yield "precision", "cut to bfloat16", lambda x: (x.float().view(torch.int32) & ~0xFFFF).view(torch.float32).double()
+    for d in (d for d, n in enumerate(shape) if n > 1):
+        yield "function", f"less its mean along dimension {d}", lambda x, d=d: x - x.mean(d, True)
 
 
 def far(sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
@@ -404,7 +407,8 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     moved = node.op in MOVES - {"getitem", "slice", "select"} and not last
     for kind, what, change in c.changes(x, numbers=not (moved and real)):
         kind = "drop_term" if kind == "zero" and not last else kind
-        kind = "ddof" if kind == "constant" and ids[0] in c.divisors else kind
+        by_one = kind == "constant" or what in ("one more", "one less")
+        kind = "ddof" if by_one and ids[0] in c.divisors else kind
         yield kind, f"{name} is {what}", result_of(ids, change), 1 + (kind in RARE)
     further = itertools.chain(() if real else far(c.sizes), left_out(tuple(x.shape), c.sizes))
     if given or last:

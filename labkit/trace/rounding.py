@@ -116,10 +116,11 @@ class Exact:
     not exact in the promised format; none is if what goes in is `moved`. `spread`: the standard deviation of what a sum
     errs. `lost`: what it errs in torch's own float32. A part of that is common to every order: terms that vanish beside
     a few large ones. `flushed`: its terms below the smallest normal number, all of which may be zero. `tiny`: the
-    operations with results so small that a subnormal unit counts, `huge` with some that overflow. `whole`: those whose
-    error is simulated by moving what they take, as :meth:`Rounding._as_taken` says: algorithms, and whatever computes
-    with complex numbers. `_sums`: of a sum, wherever it is moved to, its terms' squares, how many they are, and the
-    variance of its error; `_scaled`: of a tensor times a number, both.
+    operations with results so small that a subnormal unit counts, `huge` with some that overflow. `counted`: those that
+    make whole numbers that fit of whole numbers, without error. `whole`: those whose error is simulated by moving what
+    they take, as :meth:`Rounding._as_taken` says: algorithms, and whatever computes with complex numbers. `_sums`: of a
+    sum, wherever it is moved to, its terms' squares, how many they are, and the variance of its error; `_scaled`: of a
+    tensor times a number, both.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Exact:
         self.tiny: set[int] = set()
         self.huge: set[int] = set()
         self.whole: set[int] = set()
+        self.counted: set[int] = set()
         self._sums: Any = WeakTensorKeyDictionary()
         self._scaled: Any = WeakTensorKeyDictionary()
 
@@ -146,6 +148,8 @@ class Exact:
             self.whole.add(node.id)
         if op in _MOVED or node.id in self.whole:
             return out
+        if op in _COUNTING and all(_fits(x, 1.0 / max(precision.unit, _kept(precision))) for x in (out, *args)):
+            self.counted.add(node.id)
         if precision.cut and (op in PRODUCTS or op == "mul"):
             real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
             self.cut[node.id] = [
@@ -243,6 +247,21 @@ class Exact:
 
 
 _MOVED = MOVES | FACTORIES | CHOICES
+_COUNTING = frozenset(["add", "sub", "rsub", "mul", "sum", "cumsum"])
+
+
+def _fits(x: Any, most: float) -> bool:
+    """Whether x has whole numbers alone, below `most`."""
+    if not isinstance(x, Tensor):
+        return not isinstance(x, float) or x.is_integer()
+    if not x.is_floating_point() or not x.numel():
+        return not x.is_complex()
+    return float(x.flatten()[0]).is_integer() and bool(((x == x.round()) & (x.abs() < most)).all())
+
+
+def _kept(precision: Precision) -> float:
+    """The unit round-off of what every operation stores, or 0 where they are not stored."""
+    return UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
 
 
 @contextmanager
@@ -410,6 +429,8 @@ class Rounding:
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation, its result off at random."""
         op, precision = node.op, self._exact.rules[node.id]
+        if node.id in self._exact.counted:
+            return call(node, args, kwargs, self._exact.device)
         args = [self._computed_anew(ref, a) for ref, a in zip(node.args, args, strict=True)] if self._again else args
         if node.id in self._nonlinear:
             args = [
@@ -417,7 +438,7 @@ class Rounding:
                 for ref, a in zip(node.args, args, strict=True)
             ]
         u, cut = precision.unit, self._exact.cut.get(node.id)
-        kept = UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
+        kept = _kept(precision)
         if cut and (op in PRODUCTS or node.id in self._exact.summed):
             args = [self._cut(a, precision.cut) if i < len(cut) and cut[i] else a for i, a in enumerate(args)]
         if op in _ARGUMENT:

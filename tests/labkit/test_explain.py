@@ -328,6 +328,57 @@ def test_an_online_softmax_that_forgets_to_scale_is_named(scaled, named):
         assert labkit.explain(wrong, logarithm).causes[0].kind == "factor"
 
 
+def further():
+    """What is read from another place, or put together otherwise: the reference, what was observed, kind and words."""
+    generator = torch.Generator().manual_seed(0)
+    x, w, b = (torch.randn(shape, generator=generator) for shape in ((9, 50), (50, 22), (9, 50)))
+    order, m = torch.randperm(9, generator=generator), torch.randn(2, 9, 9, generator=generator)
+    buffers = torch.arange(50) - 8 * (torch.arange(50) // 8 % 2)
+
+    def rms(x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+
+    def back(x):
+        return (2.0 * x)[order.argsort()]
+
+    def blend(x, b):
+        return x.clamp(-0.5, 0.5) + b.clamp(-0.25, 0.25)
+
+    def scaled(x, b):
+        return x * b / b.mean(-1, keepdim=True)
+
+    def rotated(x):
+        return torch.cat([x[:, :14].flip(1), x[:, 14:] * 3.0], 1)
+
+    def weighed(x, w):
+        e = torch.exp(x - x.amax(-1, keepdim=True))
+        return e / e.sum(-1, keepdim=True) @ w
+
+    tiles = [part.softmax(-1) / 4 for part in x.split(16, 1)]
+    yield lambda x: x @ x.mT, (m,), (m @ m.mT).tril(), "zero", "zero above the diagonal"
+    yield lambda x, w: x @ w, (x, w), x @ w[buffers], "stale", "every second tile of 8"
+    yield rms, (x,), rms(x - x.mean(-1, keepdim=True)), "function", "x is less its mean along dimension 1"
+    yield lambda x: x.cumsum(1), (x,), torch.cat([part.cumsum(1) for part in x.split(16, 1)], 1), "stale", "tile of 16"
+    yield back, (x,), 2.0 * x, "permute", "index is left out"
+    yield back, (x,), (2.0 * x)[order], "permute", "inverted as a permutation"
+    yield lambda x: x[order], (x,), x, "permute", "passes as it is"
+    yield lambda x: x[order[:5]], (x,), x[:5], "permute", "the place in dimension 0 itself"
+    yield blend, (x, b), x.clamp(-0.5, 0.25) + b.clamp(-0.25, 0.5), "swap", "0.5 and 0.25 of clamp are exchanged"
+    yield scaled, (x, b), x * x / b.mean(-1, keepdim=True), "stale", "mul takes x in place of b"
+    yield rotated, (x,), rotated(x.roll(14, 1)).roll(-14, 1), "shift", "up to 14 of dimension 1 is counted from the end"
+    yield weighed, (x, w), torch.cat(tiles, 1) @ w, "factor", "softmaxes of tiles of 16 are averaged"
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(case):
+    reference, given, output, kind, words = list(further())[case]
+    recorded = labkit.golden(reference, **dict(zip(reference.__code__.co_varnames, given, strict=False)))
+    observed = {name: recorded[name].float() for name in recorded.inputs} | {"output": output}
+    found = labkit.explain(observed, recorded)
+    assert (found.verdict, found.causes[0].kind) == ("cause", kind), found
+    assert words in " ".join([found.causes[0].says, *found.causes[0].also])
+
+
 @pytest.mark.parametrize("case", range(10))
 def test_what_kernels_do_wrong_with_memory_is_named(case):
     reference, given, output, kind, words = list(kernels())[case]

@@ -1036,6 +1036,55 @@ def test_a_mean_may_be_taken_by_the_reciprocal_of_its_count():
     assert report.first is None, report
 
 
+@pytest.mark.parametrize("root", [2**0.5, 3.0])
+def test_what_is_added_may_have_been_scaled_before(root):
+    a, b = torch.randn(2, 9, 4000, generator=torch.Generator().manual_seed(0))
+    b = 0.001 * b - a  # which cancels
+    recorded = golden(lambda a, b: (a + b) / root, a=a, b=b)
+    observed = {"a": a, "b": b, "output": a * (1 / root) + b * (1 / root)}
+    assert localise(observed, recorded).first is None
+    assert localise(observed | {"output": a * (1 / root) + b * (1.00001 / root)}, recorded).first == "output"
+
+
+@pytest.mark.parametrize("rules", [Precision(), Precision(storage="bfloat16", eager=True)], ids=["float32", "bfloat16"])
+def test_whole_numbers_do_not_err(rules):
+    """A remainder would jump from 0 to 23 if they did."""
+    x = torch.randn(2, 140, generator=torch.Generator().manual_seed(0)).to(getattr(torch, rules.storage or "float32"))
+    small = torch.arange(140, dtype=torch.float32).remainder(35)
+
+    def reference(x):
+        return (x * (small.to(x.dtype) * 7 % 23)).sum(-1)
+
+    recorded = golden(reference, x=x)
+    observed = {"x": x, "output": reference(x)}
+    assert localise(observed, recorded, rules).first is None
+    assert localise(observed | {"output": (reference(x) * 1.2).to(x.dtype)}, recorded, rules).first == "output"
+
+
+def test_what_is_updated_under_its_own_name_is_the_update():
+    """As a dump of an optimiser's state after the step, beside its gradient."""
+    state, gradient = torch.randn(2, 14, 22, generator=torch.Generator().manual_seed(0))
+
+    def update(state, gradient):
+        state = step("state", 0.999 * state + 0.001 * gradient)
+        return state.sqrt()
+
+    recorded = golden(update, state=state.abs(), gradient=gradient.abs())
+    after = 0.999 * state.abs() + 0.001 * gradient.abs()
+    observed = {"gradient": gradient.abs(), "state": after, "output": after.sqrt()}
+    assert localise(observed, recorded).first is None
+    promised = Precision(storage="float32", steps={"state": {"storage": "bfloat16"}})
+    stored = after.bfloat16().float()
+    assert localise(observed | {"state": stored, "output": stored.sqrt()}, recorded, promised).first is None
+    after = 0.99 * state.abs() + 0.001 * gradient.abs()
+    assert localise(observed | {"state": after, "output": after.sqrt()}, recorded).first == "state#2"
+    before = state.abs().bfloat16().float()  # the input is what it was, in whatever type
+    assert (
+        "not the golden's input"
+        not in localise(observed | {"state": before}, recorded, promised).findings["state"].words
+    )
+
+
 def test_an_average_may_go_from_one_end_to_the_other():
     generator = torch.Generator().manual_seed(0)
     far, near = torch.randn(2, 14, 22, generator=generator)
