@@ -144,12 +144,12 @@ class Exact:
         out = call(node, args, kwargs, self.device)
         if not precision.eager:
             self._one_sum(node, args, kwargs, out)
+        if op in _COUNTING and all(_fits(x, 1.0 / max(precision.unit, _kept(precision))) for x in (out, *args)):
+            self.counted.add(node.id)
         if op in ALGORITHMS or (op not in MOVES and any(isinstance(a, Tensor) and a.is_complex() for a in args)):
             self.whole.add(node.id)
         if op in _MOVED or node.id in self.whole:
             return out
-        if op in _COUNTING and all(_fits(x, 1.0 / max(precision.unit, _kept(precision))) for x in (out, *args)):
-            self.counted.add(node.id)
         if precision.cut and (op in PRODUCTS or op == "mul"):
             real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
             self.cut[node.id] = [
@@ -247,7 +247,7 @@ class Exact:
 
 
 _MOVED = MOVES | FACTORIES | CHOICES
-_COUNTING = frozenset(["add", "sub", "rsub", "mul", "sum", "cumsum"])
+_COUNTING = frozenset(["_to_copy", "add", "sub", "rsub", "mul", "sum", "cumsum"])
 
 
 def _fits(x: Any, most: float) -> bool:
