@@ -562,15 +562,15 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
         yield "flip", f"{what} runs backwards", _instead(ids, back)
 
 
-def tiled(n: int, sizes: Iterable[int] = ()) -> list[int]:
-    """To what a kernel may pad a dimension: the next power of two, and whole tiles, or blocks of one of `sizes`."""
-    return sorted({1 << (n - 1).bit_length(), *(-(-n // tile) * tile for tile in (8, 16, 32, 64, 128, *sizes))} - {n})
+def tiled(n: int) -> list[int]:
+    """To what a kernel may pad a dimension: the next power of two, and whole tiles."""
+    return sorted({1 << (n - 1).bit_length(), *(-(-n // tile) * tile for tile in (8, 16, 32, 64, 128))} - {n})
 
 
 def padding(c: Context, ids: list[int], what: str, d: int) -> Iterator[Way]:
     """Reductions over a padded dimension, in whose padding something is zero that is not the reduction's own."""
     n = c.part.values[c.part.nodes[ids[0]].parents[0]].shape[d]
-    for up_to in tiled(n, (size for size in c.sizes if 2 < size < n)):
+    for up_to in tiled(n):
         for ways in zip(*(_padded(c, i, d, up_to) for i in ids), strict=False):
             zero = c.called(ways[0][0])
             says = f"{what} counts the padding of dimension {d} up to {up_to}, where {zero} is zero"
@@ -764,20 +764,12 @@ def unscaled(c: Context) -> Iterator[Way]:
             return terms if node is None else call(node, [terms, *node.args[1:]], node.kwargs)
 
         length = part.values[less.id].shape[d]
-        for tile in sorted({2**k for k in range(1, (length - 1).bit_length())} | {n for n in c.sizes if n < length}):
+        for tile in (2**k for k in range(1, (length - 1).bit_length())):
             edit = lambda tile=tile, node=None, x=x: Edit(partial(early, tile=tile, node=node), (x,))  # noqa: E731
             ways = {"a softmax": {exponential: edit()}}
             for i in sums[:1]:
                 ways["the sum of a softmax"] = {i: edit(node=nodes[i])}
                 ways["what a softmax weighs"] = {exponential: edit(), i: edit(length, nodes[i])}
-            if sums:
-                parts = -(-length // tile)
-                mean = lambda args, kwargs, tile=tile, n=parts, d=d: torch.cat(  # noqa: E731
-                    [part.softmax(d) / n for part in args[0].split(tile, d)], d
-                )
-                one = lambda args, kwargs, node=nodes[sums[0]]: torch.ones_like(call(node, args, node.kwargs))  # noqa: E731
-                says = f"softmaxes of tiles of {tile} are averaged, not weighed by their sums"
-                yield "factor", says, {exponential: Edit(mean, (x,)), sums[0]: Edit(one)}, 2
             for what, edits in ways.items():
                 yield "factor", f"{what}, in tiles of {tile}, is not scaled down when a larger number comes", edits, 2
 
@@ -824,18 +816,6 @@ def regrouped(c: Context) -> Iterator[Way]:
                 edits |= result_of([k], partial(_regrouped, d=d, a=n // a))
                 taken = f"dimension {d} of {n} is taken as {n // a} x {a} in place of {a} x {n // a}"
                 yield "permute", f"from {c.called(i)} to {c.called(k)}, {taken}", edits, 2
-    for i in (i for i in (*given, *c.computed) if c.real(i)):
-        users = [part.nodes[u] for u in part.users.get(i, ()) if part.nodes[u].op == "slice"]
-        for d, cut in {(u.args[1], a) for u in users for a in u.args[2:4] if 0 < a < part.nodes[i].shape[u.args[1]]}:
-            for k in [k for k in c.later(i, 64) if part.nodes[k].op == "cat"][:1]:
-                edits = result_of([i], lambda x, d=d, by=cut: x.roll(by, d))
-                edits |= result_of([k], lambda x, d=d, by=cut: x.roll(-by, d))
-                yield (
-                    "shift",
-                    f"the part of {c.called(i)} up to {cut} of dimension {d} is counted from the end",
-                    edits,
-                    2,
-                )
     for d, n in enumerate(part.nodes[part.target].shape):
         long = [i for i in given if n > 2 and n in part.nodes[i].shape and isinstance(part.values[i], Tensor)]
         edits = result_of([part.target], lambda x, d=d: x.flip(d))
