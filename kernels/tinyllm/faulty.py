@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from kernels.tinyllm import golden
 from kernels.tinyllm.tinyllm import ENGINES, FOLDER, HOST, Config, initial
@@ -216,11 +217,12 @@ def in_words(names: Iterable[str]) -> str:
     return " + ".join(sorted(names)) or "no fault"
 
 
-def run(p: Program, rows: Array, device: Device, processes: int = 2) -> Array:
+def run(p: Program, rows: Array, device: Device, processes: int | None = None) -> Array:
     """An outcome [OUTCOME] for each program, in so many processes; one that dies is begun again after it.
 
-    Those that live wait for the next call, which takes them up.
+    None: 2 to 8, as many as torch has threads. Those that live wait for the next call, which takes them up.
     """
+    processes = processes or min(8, max(2, torch.get_num_threads()))
     parts = np.array_split(np.asarray(rows, np.int32), max(1, min(processes, len(rows))))
     with tempfile.TemporaryDirectory() as folder:
         workers = [_Worker(Path(folder) / str(i), p, part, device) for i, part in enumerate(parts)]
