@@ -9,6 +9,7 @@ from triton.language.extra.cuda import libdevice
 SCALE = 2.0**40
 _NONE = tl.constexpr(9.0e15)  # beyond any index; float64 holds indices exactly up to here
 _SCALE = tl.constexpr(SCALE)  # on differences in float32: they are small, and their squares smaller
+_VECTOR = tl.constexpr(4)  # elements that a thread takes at a time
 _LEAST, _MOST = tl.constexpr(1e-15), tl.constexpr(1e17)  # what float32 can square and sum
 
 
@@ -46,15 +47,15 @@ def walked(place, sizes, logical, DIMENSIONS: tl.constexpr, LINEAR: tl.constexpr
 
 
 @triton.jit
-def thread_sum(x, THREADS: tl.constexpr, VECTOR: tl.constexpr):
+def thread_sum(x, THREADS: tl.constexpr):
     """[TILE] -> [THREADS]: each thread adds what it holds, so nothing is exchanged."""
-    return tl.sum(tl.sum(tl.reshape(x, (x.shape[0] // (VECTOR * THREADS), THREADS, VECTOR)), axis=2), axis=0)
+    return tl.sum(tl.sum(tl.reshape(x, (x.shape[0] // (_VECTOR * THREADS), THREADS, _VECTOR)), axis=2), axis=0)
 
 
 @triton.jit
-def thread_max(x, THREADS: tl.constexpr, VECTOR: tl.constexpr):
+def thread_max(x, THREADS: tl.constexpr):
     """[TILE] -> [THREADS], as :func:`thread_sum`."""
-    return tl.max(tl.max(tl.reshape(x, (x.shape[0] // (VECTOR * THREADS), THREADS, VECTOR)), axis=2), axis=0)
+    return tl.max(tl.max(tl.reshape(x, (x.shape[0] // (_VECTOR * THREADS), THREADS, _VECTOR)), axis=2), axis=0)
 
 
 @triton.jit
@@ -80,7 +81,6 @@ def statistics_of_tiles(
     b_ptr,
     parts_ptr,
     count,
-    programs,
     number_bits,
     near,
     sizes,
@@ -88,29 +88,27 @@ def statistics_of_tiles(
     g_strides,
     b_strides,
     logical,
-    WIDE: tl.constexpr,
-    INTEGERS: tl.constexpr,
+    KIND: tl.constexpr,
     HAS_ULP: tl.constexpr,
     EXPONENT: tl.constexpr,
     MANTISSA: tl.constexpr,
     LARGEST: tl.constexpr,
-    OVERFLOW: tl.constexpr,
     MODE: tl.constexpr,
     LINEAR: tl.constexpr,
     LARGE: tl.constexpr,
     DIMENSIONS: tl.constexpr,
     TILE: tl.constexpr,
     THREADS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    STAGES: tl.constexpr,
     FAST: tl.constexpr,
 ):
     """Statistics of a strided share of the tiles, one row of `parts_ptr` a statistic, one column a program."""
-    program = tl.program_id(0).to(tl.int64)
+    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     lanes = tl.arange(0, TILE)
     threads = tl.arange(0, THREADS)
     inf = float("inf")
     number = number_bits.to(tl.int64).to(tl.float64, bitcast=True)
+    INTEGERS: tl.constexpr = tl.int64 == KIND
+    overflow: tl.constexpr = LARGEST * (1.0 + 2.0 ** -(MANTISSA + 2))  # a quarter of a unit beyond
 
     zero = tl.zeros([THREADS], tl.float64)
     sum_abs, sum_dd, sum_gg, sum_dg = zero, zero, zero, zero
@@ -122,36 +120,31 @@ def statistics_of_tiles(
     one_sided = first
 
     rounds = tl.cdiv(tl.cdiv(count, TILE) - program, programs).to(tl.int32)
-    for i in tl.range(0, rounds, num_stages=STAGES):
+    for i in tl.range(0, rounds, num_stages=3):
         start = (program + i * programs) * TILE
         inside = lanes < count - start
         index = start + lanes if LARGE or LINEAR else start.to(tl.int32) + lanes
         o = element(o_ptr, index, inside, sizes, o_strides, DIMENSIONS, LINEAR)
         g = element(g_ptr, index, inside, sizes, g_strides, DIMENSIONS, LINEAR)
-        if INTEGERS:
-            d = (o.to(tl.int64) - g.to(tl.int64)).to(tl.float32) * _SCALE
-        elif WIDE:
-            d = (o.to(tl.float64) - g.to(tl.float64)).to(tl.float32) * _SCALE
-        else:
-            d = (o.to(tl.float32) - g.to(tl.float32)) * _SCALE
+        d = (o.to(KIND) - g.to(KIND)).to(tl.float32) * _SCALE
         v = g.to(tl.float32)
         a = tl.abs(d)
-        most = thread_max(a.to(tl.int32, bitcast=True), THREADS, VECTOR)  # as integers: NaN is largest
+        most = thread_max(a.to(tl.int32, bitcast=True), THREADS)  # as integers: NaN is largest
         most = most.to(tl.float32, bitcast=True)
-        most_golden = thread_max(tl.abs(v), THREADS, VECTOR)
-        ratio = thread_max(quotient(a, tl.abs(v), FAST), THREADS, VECTOR)
+        most_golden = thread_max(tl.abs(v), THREADS)
+        ratio = thread_max(quotient(a, tl.abs(v), FAST), THREADS)
         care = ((most < _MOST) & (most_golden < _MOST)) == 0
         care = care | (ratio == inf)
         care = care | ((most > 0.0) & (most < _LEAST)) | ((most_golden > 0.0) & (most_golden < _LEAST))
         if HAS_ULP:
             biased = tl.maximum((v.to(tl.int32, bitcast=True) >> 23) & 255, EXPONENT + 127)
             power = ((255 - biased) << 23).to(tl.float32, bitcast=True)  # 2^(128 - biased)
-            share = thread_max(a * power, THREADS, VECTOR).to(tl.float64) * (2.0 ** (MANTISSA - 1) / _SCALE)
+            share = thread_max(a * power, THREADS).to(tl.float64) * (2.0 ** (MANTISSA - 1) / _SCALE)
             care = care | ((share < inf) == 0)
         if MODE == 2:
             allowed = tl.load(b_ptr + offsets(index, sizes, b_strides, DIMENSIONS, LINEAR), mask=inside, other=1.0)
             part = quotient(a, allowed.to(tl.float32) * _SCALE, FAST)
-            part = thread_max(tl.where(part == part, part, inf), THREADS, VECTOR)
+            part = thread_max(tl.where(part == part, part, inf), THREADS)
             care = care | (part >= 1.0 - 1e-5)
         elif MODE == 1:
             care = care | ((most >= near) & (most > 0.0))
@@ -178,7 +171,7 @@ def statistics_of_tiles(
                     of_limit, free = tl.abs(e) / limit, limit == inf
                 elif HAS_ULP:
                     of_limit = 2.0 * units
-                    free = (tl.abs(y) > OVERFLOW) & (((tl.abs(x) >= LARGEST) & ((x > 0.0) == (y > 0.0))) | (x != x))
+                    free = (tl.abs(y) > overflow) & (((tl.abs(x) >= LARGEST) & ((x > 0.0) == (y > 0.0))) | (x != x))
                 else:
                     of_limit, free = zero + inf, there == 0
                 of_limit = tl.where((finite == 0) | free | (e == 0.0), 0.0, of_limit)
@@ -210,12 +203,12 @@ def statistics_of_tiles(
             larger = size > largest
             largest = tl.where(larger, size, largest)
             at = tl.where(larger, i, at)
-            sum_abs += thread_sum(a, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE)
-            sum_dd += thread_sum(d * d, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE / _SCALE)
-            sum_gg += thread_sum(v * v, THREADS, VECTOR).to(tl.float64)
-            sum_dg += thread_sum(d * v, THREADS, VECTOR).to(tl.float64) * (1.0 / _SCALE)
-            o_zero += thread_sum((o == 0).to(tl.int32), THREADS, VECTOR)
-            g_zero += thread_sum((g == 0).to(tl.int32), THREADS, VECTOR)
+            sum_abs += thread_sum(a, THREADS).to(tl.float64) * (1.0 / _SCALE)
+            sum_dd += thread_sum(d * d, THREADS).to(tl.float64) * (1.0 / _SCALE / _SCALE)
+            sum_gg += thread_sum(v * v, THREADS).to(tl.float64)
+            sum_dg += thread_sum(d * v, THREADS).to(tl.float64) * (1.0 / _SCALE)
+            o_zero += thread_sum((o == 0).to(tl.int32), THREADS)
+            g_zero += thread_sum((g == 0).to(tl.int32), THREADS)
             relative = tl.maximum(relative, ratio.to(tl.float64) * (1.0 / _SCALE))
             if HAS_ULP:
                 ulps = tl.maximum(ulps, share)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from labkit.tables import digits
 
-Tensor = torch.Tensor
 FULL = 0.9
 """Share of an error that a signature has to account for, or of a box's elements that are wrong: the rest is chance."""
 BLOCK = 0.5

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound, quantile
@@ -33,7 +34,6 @@ from labkit.trace.program import INPUT, narrower
 from labkit.trace.rounding import LIVE, Exact, Rounding, linear, magnitude, simulate, terms
 from labkit.trace.steps import Trace
 
-Tensor = torch.Tensor
 Say = Callable[[str], None]
 
 RUNS = 24

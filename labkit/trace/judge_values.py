@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
 
 import torch
+from torch import Tensor
 
 from labkit.numerics.bounds import Bound, quantile
 from labkit.numerics.compare import compare, described, measure
@@ -31,8 +32,6 @@ from labkit.trace.findings import UNKNOWN, Finding, absent, reason
 from labkit.trace.masks import LOWEST, unmasked
 from labkit.trace.steps import Trace
 from labkit.trace.watching import GRADIENT
-
-Tensor = torch.Tensor
 
 MAGNIFIED = 8.0
 """How many times a step may magnify the RMS of the errors before it: its condition is not known. The larger of the

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,15 +28,13 @@ from labkit.trace.operations import (
     PRODUCTS,
     STORED_INSIDE,
     SUMS,
+    aten,
     decomposition,
     functional,
     instead,
     name_of,
 )
 from labkit.trace.program import CONSTANT, INPUT, ITEM, WIDE, Program, Ref, narrower, widened
-
-Tensor = torch.Tensor
-aten: Any = torch.ops.aten
 
 _LISTENERS: list[Callable[[str, Tensor], None]] = []
 """Who is told of a :func:`step`: the innermost recording."""
@@ -143,7 +142,8 @@ class Recorder(Watcher):
         self._inside = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = self._widened(args), {key: self._widened(value) for key, value in (kwargs or {}).items()}
+        args = _each(self._widened, args)
+        kwargs = {key: _each(self._widened, value) for key, value in (kwargs or {}).items()}
         name = name_of(func)
         if not self._inside:
             self.program.site = "" if self.path == BACKWARD else _site()
@@ -212,34 +212,28 @@ class Recorder(Watcher):
         return UsageError(f"golden: {what} at {self.path or 'the top'!r} {why}")
 
     def _widened(self, value: Any) -> Any:
-        """float64 in place of every narrower floating-point dtype and tensor."""
-        if isinstance(value, Tensor):
-            if value.is_quantized or value.layout != torch.strided:
-                kind = f"a {value.dtype} tensor of layout {value.layout}"
-                raise UsageError(f"golden: {kind} cannot be recorded; wanted dense numbers")
-            if self._as_written or value.dtype not in WIDE:
-                return value
-            key = _key(value)[0]
-            if key not in self._wide:
-                self._wide[key] = value.detach().to(WIDE[value.dtype])
-                self._alive.append(value)
-            return self._wide[key]
+        """float64 in place of a narrower floating-point dtype or tensor."""
         if isinstance(value, torch.dtype):
             return value if self._as_written else WIDE.get(value, value)
-        if isinstance(value, (tuple, list)):
-            return [self._widened(one) for one in value]
-        return value
-
-    def _reference(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return Ref(self.number(value))
-        if isinstance(value, (tuple, list)):
-            return [self._reference(one) for one in value]
-        return value
+        if not isinstance(value, Tensor):
+            return value
+        if value.is_quantized or value.layout != torch.strided:
+            kind = f"a {value.dtype} tensor of layout {value.layout}"
+            raise UsageError(f"golden: {kind} cannot be recorded; wanted dense numbers")
+        if self._as_written or value.dtype not in WIDE:
+            return value
+        key = _key(value)[0]
+        if key not in self._wide:
+            self._wide[key] = value.detach().to(WIDE[value.dtype])
+            self._alive.append(value)
+        return self._wide[key]
 
     def _keep(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        named = {key: self._reference(value) for key, value in kwargs.items() if key not in _PLACES}
-        number = self.program.add(func, self._reference(list(args)), named, out)
+        def reference(value: Any) -> Any:
+            return Ref(self.number(value)) if isinstance(value, Tensor) else value
+
+        named = {key: _each(reference, value) for key, value in kwargs.items() if key not in _PLACES}
+        number = self.program.add(func, _each(reference, args), named, out)
         if name_of(func) in NOT_UNIQUE:
             self.notes[f"{NOT_UNIQUE[name_of(func)]} are right with either sign: compare what is made of them"] = None
         if isinstance(out, Tensor):
@@ -281,9 +275,7 @@ class Recorder(Watcher):
 
     def _in_place(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """x.op_(...) becomes a new value, put into the memory that x is a view of."""
-        written = [
-            i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
-        ]
+        written = [i for i, argument in enumerate(func._schema.arguments) if argument.is_write]
         place = func._schema.arguments[written[0]].name
         target = args[written[0]] if written[0] < len(args) else kwargs.get(place)
         pure = functional(func)
@@ -337,6 +329,11 @@ class Recorder(Watcher):
                 how = (list(shape), list(stride), offset)
                 return self.program.add(aten.as_strided_scatter.default, (Ref(zeros), Ref(number), *how), shape=[count])
         return None
+
+
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """An argument, changed; of a tuple or a list what is in it."""
+    return [_each(change, one) for one in value] if isinstance(value, (tuple, list)) else change(value)
 
 
 _PLACES = ("device", "layout", "pin_memory", "memory_format", "generator", "non_blocking")
