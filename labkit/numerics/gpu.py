@@ -71,7 +71,6 @@ def one_pass(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | N
             MANTISSA=-int(math.log2(info.eps)) if info else 0,
             LARGEST=info.max if info else 0.0,
             MODE=mode,
-            LINEAR=all(strides == (1,) for strides in shape[1:]),
             LARGE=reach + tile >= 2**31,
             DIMENSIONS=len(shape[0]),
             TILE=tile,

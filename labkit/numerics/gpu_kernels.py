@@ -14,36 +14,30 @@ _LEAST, _MOST = tl.constexpr(1e-15), tl.constexpr(1e17)  # what float32 can squa
 
 
 @triton.jit
-def offsets(index, sizes, strides, DIMENSIONS: tl.constexpr, LINEAR: tl.constexpr):
+def offsets(index, sizes, strides, DIMENSIONS: tl.constexpr):
     """The offset of the element at `index` of the walk, for one tensor's strides."""
-    if LINEAR:
-        return index
-    else:
-        offset = index * 0
-        rest = index
-        for i in tl.static_range(DIMENSIONS - 1, 0, -1):
-            upper = rest // sizes[i]
-            offset += (rest - upper * sizes[i]) * strides[i]
-            rest = upper
-        return offset + rest * strides[0]
+    offset = index * 0
+    rest = index
+    for i in tl.static_range(DIMENSIONS - 1, 0, -1):
+        upper = rest // sizes[i]
+        offset += (rest - upper * sizes[i]) * strides[i]
+        rest = upper
+    return offset + rest * strides[0]
 
 
 @triton.jit
-def element(ptr, index, there, sizes, strides, DIMENSIONS: tl.constexpr, LINEAR: tl.constexpr):
+def element(ptr, index, there, sizes, strides, DIMENSIONS: tl.constexpr):
     """The values at `index` of the walk where they are `there`, else 0."""
-    return tl.load(ptr + offsets(index, sizes, strides, DIMENSIONS, LINEAR), mask=there, other=0)
+    return tl.load(ptr + offsets(index, sizes, strides, DIMENSIONS), mask=there, other=0)
 
 
 @triton.jit
-def walked(place, sizes, logical, DIMENSIONS: tl.constexpr, LINEAR: tl.constexpr):
+def walked(place, sizes, logical, DIMENSIONS: tl.constexpr):
     """The position in the walk of the element whose row-major index is `place`."""
-    if LINEAR:
-        return place
-    else:
-        found = place * 0
-        for i in tl.static_range(DIMENSIONS):
-            found = found * sizes[i] + (place // logical[i]) % sizes[i]
-        return found
+    found = place * 0
+    for i in tl.static_range(DIMENSIONS):
+        found = found * sizes[i] + (place // logical[i]) % sizes[i]
+    return found
 
 
 @triton.jit
@@ -94,7 +88,6 @@ def statistics_of_tiles(
     MANTISSA: tl.constexpr,
     LARGEST: tl.constexpr,
     MODE: tl.constexpr,
-    LINEAR: tl.constexpr,
     LARGE: tl.constexpr,
     DIMENSIONS: tl.constexpr,
     TILE: tl.constexpr,
@@ -123,9 +116,9 @@ def statistics_of_tiles(
     for i in tl.range(0, rounds, num_stages=3):
         start = (program + i * programs) * TILE
         inside = lanes < count - start
-        index = start + lanes if LARGE or LINEAR else start.to(tl.int32) + lanes
-        o = element(o_ptr, index, inside, sizes, o_strides, DIMENSIONS, LINEAR)
-        g = element(g_ptr, index, inside, sizes, g_strides, DIMENSIONS, LINEAR)
+        index = start + lanes if LARGE else start.to(tl.int32) + lanes
+        o = element(o_ptr, index, inside, sizes, o_strides, DIMENSIONS)
+        g = element(g_ptr, index, inside, sizes, g_strides, DIMENSIONS)
         d = (o.to(KIND) - g.to(KIND)).to(tl.float32) * _SCALE
         v = g.to(tl.float32)
         a = tl.abs(d)
@@ -142,7 +135,7 @@ def statistics_of_tiles(
             share = thread_max(a * power, THREADS).to(tl.float64) * (2.0 ** (MANTISSA - 1) / _SCALE)
             care = care | ((share < inf) == 0)
         if MODE == 2:
-            allowed = tl.load(b_ptr + offsets(index, sizes, b_strides, DIMENSIONS, LINEAR), mask=inside, other=1.0)
+            allowed = tl.load(b_ptr + offsets(index, sizes, b_strides, DIMENSIONS), mask=inside, other=1.0)
             part = quotient(a, allowed.to(tl.float32) * _SCALE, FAST)
             part = thread_max(tl.where(part == part, part, inf), THREADS)
             care = care | (part >= 1.0 - 1e-5)
@@ -156,8 +149,8 @@ def statistics_of_tiles(
             for j in range(TILE // THREADS):
                 spot = start + j * THREADS + threads
                 there = spot < count
-                o1 = element(o_ptr, spot, there, sizes, o_strides, DIMENSIONS, LINEAR)
-                g1 = element(g_ptr, spot, there, sizes, g_strides, DIMENSIONS, LINEAR)
+                o1 = element(o_ptr, spot, there, sizes, o_strides, DIMENSIONS)
+                g1 = element(g_ptr, spot, there, sizes, g_strides, DIMENSIONS)
                 x, y = o1.to(tl.float64), g1.to(tl.float64)
                 e = (o1.to(tl.int64) - g1.to(tl.int64)).to(tl.float64) if INTEGERS else x - y
                 finite = tl.abs(e) < inf
@@ -167,7 +160,7 @@ def statistics_of_tiles(
                 if MODE > 0:
                     limit = zero + number
                     if MODE == 2:
-                        limit = element(b_ptr, spot, there, sizes, b_strides, DIMENSIONS, LINEAR)
+                        limit = element(b_ptr, spot, there, sizes, b_strides, DIMENSIONS)
                     of_limit, free = tl.abs(e) / limit, limit == inf
                 elif HAS_ULP:
                     of_limit = 2.0 * units
@@ -178,7 +171,7 @@ def statistics_of_tiles(
                 used = tl.maximum(used, of_limit)
                 right = free | (x == y) | ((x != x) & (y != y)) | (finite & (of_limit <= 1.0))
                 wrong = there & (right == 0)
-                place = offsets(spot, sizes, logical, DIMENSIONS, LINEAR).to(tl.float64)
+                place = offsets(spot, sizes, logical, DIMENSIONS).to(tl.float64)
                 mismatches += wrong.to(tl.int32)
                 first = tl.minimum(first, tl.where(wrong, place, _NONE))
                 one_sided = tl.minimum(one_sided, tl.where(wrong & (finite == 0), place, _NONE))
@@ -226,8 +219,8 @@ def statistics_of_tiles(
     for j in range(TILE // THREADS):
         spot = start + j * THREADS + threads
         there = spot < count
-        o1 = element(o_ptr, spot, there, sizes, o_strides, DIMENSIONS, LINEAR)
-        g1 = element(g_ptr, spot, there, sizes, g_strides, DIMENSIONS, LINEAR)
+        o1 = element(o_ptr, spot, there, sizes, o_strides, DIMENSIONS)
+        g1 = element(g_ptr, spot, there, sizes, g_strides, DIMENSIONS)
         e = (o1.to(tl.int64) - g1.to(tl.int64)).to(tl.float64) if INTEGERS else o1.to(tl.float64) - g1.to(tl.float64)
         e = tl.abs(e)
         larger = there & (e < inf) & (e > exact)
@@ -238,10 +231,10 @@ def statistics_of_tiles(
         used = tl.where(best > 0.0, best / number, 0.0) + zero
 
     first, one = tl.min(first, axis=0), tl.min(one_sided, axis=0)
-    place = offsets(spot_of, sizes, logical, DIMENSIONS, LINEAR).to(tl.float64)
+    place = offsets(spot_of, sizes, logical, DIMENSIONS).to(tl.float64)
     worst = tl.min(tl.where((exact == best) & (exact > 0.0), place, _NONE), axis=0)
-    spot = walked(tl.where(worst < _NONE, worst, 0.0).to(tl.int64), sizes, logical, DIMENSIONS, LINEAR)
-    spot1 = walked(tl.where(one < _NONE, one, 0.0).to(tl.int64), sizes, logical, DIMENSIONS, LINEAR)
+    spot = walked(tl.where(worst < _NONE, worst, 0.0).to(tl.int64), sizes, logical, DIMENSIONS)
+    spot1 = walked(tl.where(one < _NONE, one, 0.0).to(tl.int64), sizes, logical, DIMENSIONS)
     # Lanes beyond the end were read as zeros on both sides.
     beyond = tl.where((tl.cdiv(count, TILE) - 1) % programs == program, tl.cdiv(count, TILE) * TILE - count, 0)
     found = (
@@ -249,10 +242,10 @@ def statistics_of_tiles(
         tl.where(first < _NONE, first, -1.0),
         tl.where(worst < _NONE, worst, -1.0),
         tl.where(one < _NONE, one, -1.0),
-        element(o_ptr, spot, spot >= 0, sizes, o_strides, DIMENSIONS, LINEAR),
-        element(g_ptr, spot, spot >= 0, sizes, g_strides, DIMENSIONS, LINEAR),
-        element(o_ptr, spot1, spot1 >= 0, sizes, o_strides, DIMENSIONS, LINEAR),
-        element(g_ptr, spot1, spot1 >= 0, sizes, g_strides, DIMENSIONS, LINEAR),
+        element(o_ptr, spot, spot >= 0, sizes, o_strides, DIMENSIONS),
+        element(g_ptr, spot, spot >= 0, sizes, g_strides, DIMENSIONS),
+        element(o_ptr, spot1, spot1 >= 0, sizes, o_strides, DIMENSIONS),
+        element(g_ptr, spot1, spot1 >= 0, sizes, g_strides, DIMENSIONS),
         best,
         tl.max(relative, axis=0),
         tl.max(ulps, axis=0),

@@ -67,8 +67,7 @@ def _where(o: Tensor, wrong: Tensor) -> Iterator[str]:
             yield "all is wrong but the diagonal"
     spans = []
     for k, size in enumerate(o.shape):
-        others = [j for j in range(o.ndim) if j != k]
-        places = (wrong.any(dim=others) if others else wrong).nonzero().flatten()
+        places = wrong.movedim(k, 0).reshape(size, -1).any(1).nonzero().flatten()
         spans.append((int(places[0]), int(places[-1]), size))
     box = math.prod(high - low + 1 for low, high, _ in spans)
     state = "zero" if bool((o[wrong] == 0.0).all()) else "wrong"

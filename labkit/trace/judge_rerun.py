@@ -93,7 +93,7 @@ class Rerun:
                 words = f"{OWN}: {reason(total, None)}"
                 found[name] = Finding(name, total, wrong=True, diverges=True, words=words)
             elif name not in self._seen and i not in self._names and nodes[i].func != INPUT:
-                found[name] = absent(name, gone=i > last and not name.startswith(GRADIENT))
+                found[name] = absent(name, after_all=i > last)
         return {name: found[name] for name in steps if name in found}
 
     def _judged(self) -> dict[str, Finding]:
@@ -125,11 +125,10 @@ class Rerun:
         found: dict[str, Finding] = {}
         for whole in (False, True):
             simulated = self._simulated(parts, rounded=rounded, whole=whole) if parts else {}
-            held = {
-                i: [self._finding(name, i, simulated[i], ROUNDED * rounded) for name in self._names[i]] for i in parts
-            }
-            found |= {one.name: one for several in held.values() for one in several}
-            parts = {i: parts[i] for i, several in held.items() if any(one.wrong and one.structure for one in several)}
+            for i in parts:
+                found |= {name: self._finding(name, i, simulated[i], ROUNDED * rounded) for name in self._names[i]}
+            structured = {one.name for one in found.values() if one.wrong and one.structure}
+            parts = {i: part for i, part in parts.items() if not structured.isdisjoint(self._names[i])}
         return found
 
     def _input(self, name: str) -> Finding:

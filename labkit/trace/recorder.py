@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import math
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,8 +135,7 @@ class Recorder(Watcher):
         self._as_written = as_written
         self.program = Program()
         self.notes: dict[str, None] = {}
-        self._at: dict[tuple[Any, ...], tuple[int, int]] = {}  # a tensor by its memory: number, and version of that
-        self._version: dict[int, int] = {}
+        self._at: dict[int, dict[tuple[Any, ...], int]] = defaultdict(dict)  # by storage: numbers of what is there now
         self._flat: dict[int, int] = {}  # storages that were written to: the number of their contents, in one row
         self._alive: list[Tensor] = []  # memory that is freed would be taken for what comes after it
         self._wide: dict[tuple[Any, ...], Tensor] = {}  # narrower tensors from outside, by their memory: in float64
@@ -183,15 +184,14 @@ class Recorder(Watcher):
 
     def number(self, tensor: Tensor) -> int:
         """The number of what a tensor holds now; a constant where nothing that was recorded made it."""
-        key, storage = _key(tensor)
-        found = self._at.get(key)
-        if found is not None and found[1] == self._version.get(storage, 0):
-            if found[0] in self._blank and bool(tensor.any()):
-                self.program.values[found[0]] = widened(tensor.detach().clone())
-            return found[0]
+        storage, place = _key(tensor)
+        found = self._at[storage].get(place)
+        if found is not None:
+            if found in self._blank and bool(tensor.any()):
+                self.program.values[found] = widened(tensor.detach().clone())
+            return found
         if storage in self._flat:  # written to through another view since
-            how = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
-            given = (Ref(self._flat[storage]), *how)
+            given = (Ref(self._flat[storage]), *place[:3])
             number = self.program.add(aten.as_strided.default, given, value=tensor.detach().clone())
         else:
             number = self.program.add(CONSTANT, value=real(tensor.detach()).clone())
@@ -204,8 +204,8 @@ class Recorder(Watcher):
 
     def bind(self, tensor: Tensor, number: int) -> None:
         """Take a tensor, as it is now, for what the operation of that number gave."""
-        key, storage = _key(tensor)
-        self._at[key] = number, self._version.get(storage, 0)
+        storage, place = _key(tensor)
+        self._at[storage][place] = number
         self._alive.append(tensor)
 
     def _refused(self, what: Any, why: str) -> UsageError:
@@ -222,7 +222,7 @@ class Recorder(Watcher):
             raise UsageError(f"golden: {kind} cannot be recorded; wanted dense numbers")
         if self._as_written or value.dtype not in WIDE:
             return value
-        key = _key(value)[0]
+        key = _key(value)
         if key not in self._wide:
             self._wide[key] = value.detach().to(WIDE[value.dtype])
             self._alive.append(value)
@@ -243,14 +243,18 @@ class Recorder(Watcher):
             if isinstance(part, Tensor):
                 self.bind(part, self.program.add(ITEM, (Ref(number), i), value=part))
 
-    def _composite(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        way, first = decomposition(func), len(self.program.nodes)
+    def _parts(self, run: Callable[[], Any]) -> Any:
+        """What `run` gives; its operations are recorded, and reported as the one that they are parts of."""
         self._inside += 1
         try:
             with self:
-                out = way(*args, **kwargs) if way is not None else func.decompose(*args, **kwargs)
+                return run()
         finally:
             self._inside -= 1
+
+    def _composite(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        first, way = len(self.program.nodes), decomposition(func) or func.decompose
+        out = self._parts(lambda: way(*args, **kwargs))
         if out is NotImplemented and not any(isinstance(x, Tensor) for x in tree_leaves((args, kwargs))):
             self.bind(out := func(*args, **kwargs), self.program.add(CONSTANT, value=out))  # a window, say
         if out is NotImplemented:
@@ -284,18 +288,15 @@ class Recorder(Watcher):
         if len(written) > 1 or not isinstance(target, Tensor) or not (pure or name in ("copy_", "zero_", "fill_")):
             raise self._refused(func, f"writes in place and cannot be recorded; write {instead(name)}")
         named = {key: value for key, value in kwargs.items() if key != place or name.endswith("_")}
-        self._inside += 1
-        try:
-            with self:
-                if name == "copy_":
-                    value = args[1].to(target.dtype).expand(target.shape).clone()
-                elif name in ("zero_", "fill_"):
-                    value = torch.full_like(target, 0) if name == "zero_" else torch.zeros_like(target) + args[1]
-                else:
-                    value = pure(*args, **named)
-        finally:
-            self._inside -= 1
-        number = self.number(value)
+
+        def value() -> Tensor:
+            if name == "copy_":
+                return args[1].to(target.dtype).expand(target.shape).clone()
+            if name in ("zero_", "fill_"):
+                return torch.full_like(target, 0) if name == "zero_" else torch.zeros_like(target) + args[1]
+            return pure(*args, **named)
+
+        number = self.number(self._parts(value))
         out = func(*args, **kwargs)
         self._written(target, number)
         if not self._inside:
@@ -304,31 +305,28 @@ class Recorder(Watcher):
 
     def _written(self, target: Tensor, number: int) -> None:
         """`target` was written to and holds what `number` computed; every view of its memory sees that."""
-        _, storage = _key(target)
+        storage, place = _key(target)
         count = target.untyped_storage().nbytes() // target.element_size()
-        how = (list(target.shape), list(target.stride()), target.storage_offset())
         before = self._flat.get(storage)
         if before is None and target.numel() < count:
-            whole = torch.empty(0, dtype=target.dtype, device=target.device).set_(
-                target.untyped_storage(), 0, (count,), (1,)
-            )
-            before = self._whole(storage, count) or self.program.add(CONSTANT, value=whole.clone())
-        if before is None:
-            before = self.program.add(aten.zeros.default, ([count],), {"dtype": target.dtype}, shape=[count])
-        flat = self.program.add(aten.as_strided_scatter.default, (Ref(before), Ref(number), *how), shape=[count])
-        self._flat[storage] = flat
-        self._version[storage] = self._version.get(storage, 0) + 1
+            before = self._whole(target, count)
+        self._flat[storage] = self._laid(number, place, count, before)
+        self._at[storage].clear()
         self.bind(target, number)
 
-    def _whole(self, storage: int, count: int) -> int | None:
-        """The contents of a whole storage, in one row, from a tensor that covers it."""
-        for (place, offset, shape, stride, dtype, *_), (number, version) in self._at.items():
-            size = torch.Size(shape).numel()
-            if place == storage and size == count and version == self._version.get(storage, 0):
-                zeros = self.program.add(aten.zeros.default, ([count],), {"dtype": dtype}, shape=[count])
-                how = (list(shape), list(stride), offset)
-                return self.program.add(aten.as_strided_scatter.default, (Ref(zeros), Ref(number), *how), shape=[count])
-        return None
+    def _whole(self, target: Tensor, count: int) -> int:
+        """The contents of a tensor's whole storage, in one row: from a tensor that covers it, else a constant."""
+        for place, number in self._at[_key(target)[0]].items():
+            if math.prod(place[0]) == count:
+                return self._laid(number, place, count)
+        whole = target.new_empty(0).set_(target.untyped_storage(), 0, (count,), (1,))
+        return self.program.add(CONSTANT, value=whole.clone())
+
+    def _laid(self, number: int, place: tuple[Any, ...], count: int, row: int | None = None) -> int:
+        """A row of `count` elements with a result in its place, and elsewhere what `row` has, or zeros."""
+        if row is None:
+            row = self.program.add(aten.zeros.default, ([count],), {"dtype": place[3]}, shape=[count])
+        return self.program.add(aten.as_strided_scatter.default, (Ref(row), Ref(number), *place[:3]), shape=[count])
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
@@ -358,7 +356,7 @@ def _site() -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: {text}"
 
 
-def _key(tensor: Tensor) -> tuple[tuple[Any, ...], int]:
-    storage = tensor.untyped_storage()._cdata
-    kind = (tensor.dtype, tensor.is_conj(), tensor.is_neg())
-    return (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), *kind), storage
+def _key(tensor: Tensor) -> tuple[int, tuple[Any, ...]]:
+    """A tensor's storage; and its shape, stride and offset there, its dtype, and whether it is a lazy conjugate."""
+    how = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    return tensor.untyped_storage()._cdata, (*how, tensor.dtype, tensor.is_conj(), tensor.is_neg())
