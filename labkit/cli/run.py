@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from labkit.errors import UsageError
-from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks, resolve
+from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks, read_json, resolve
 from labkit.session.claims import answer
 from labkit.session.record import complete, run_id, sources, summary
 from labkit.tables import Table
@@ -193,7 +193,7 @@ async def _attempt(one: Run, keep: bool, cores: int, say: Say, how: Execute) -> 
     if error and keep:
         return f"{error}; the earlier result stays; see {os.path.relpath(folder / 'log.txt')}"
     for path in folder.iterdir():
-        if path.name not in (name, "result.json") and (path.name in FILES if error else True):
+        if path.name not in (name, "result.json") and (path.name in FILES if error else True) and _whole(path):
             if (target := one.directory / path.name).is_dir():
                 shutil.rmtree(target)
             path.replace(target)
@@ -202,6 +202,14 @@ async def _attempt(one: Run, keep: bool, cores: int, say: Say, how: Execute) -> 
     (folder / name).replace(one.directory / "result.json")
     shutil.rmtree(folder, ignore_errors=True)  # what a cell has started may still write there
     return ""
+
+
+def _whole(path: Path) -> bool:
+    """False for a notebook that was cut off."""
+    try:
+        return path.suffix != ".ipynb" or bool(read_json(path, ""))
+    except UsageError:
+        return False
 
 
 def _environment(cores: int) -> dict[str, str]:

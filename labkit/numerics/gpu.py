@@ -38,7 +38,7 @@ def one_pass(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | N
     """As :func:`measure`, without waiting: every statistic, float64 [FIELDS] on the device."""
     info = torch.finfo(o.dtype) if o.is_floating_point() else None
     o, g = _readable(o), _readable(g)
-    mode = 2 if isinstance(allowed, torch.Tensor) else 0 if allowed is None else 1
+    mode = 2 if isinstance(allowed, torch.Tensor) else 0 if allowed is None and info else 1
     bound, number = (allowed, 0.0) if isinstance(allowed, torch.Tensor) else (o, allowed or 0.0)
     shape = walk(o.shape, o.stride(), g.stride(), bound.stride())
     reach = max(sum((n - 1) * s for n, s in zip(shape[0], strides, strict=True)) for strides in shape[1:])

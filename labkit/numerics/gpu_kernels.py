@@ -141,10 +141,8 @@ def statistics_of_tiles(
             care = care | (part >= 1.0 - 1e-5)
         elif MODE == 1:
             care = care | ((most >= near) & (most > 0.0))
-        elif HAS_ULP:
-            care = care | (share > 0.5 - 1e-6)
         else:
-            care = care | (most > 0.0)
+            care = care | (share > 0.5 - 1e-6)
         if tl.max(care.to(tl.int32), axis=0) > 0:
             for j in range(TILE // THREADS):
                 spot = start + j * THREADS + threads
@@ -162,11 +160,9 @@ def statistics_of_tiles(
                     if MODE == 2:
                         limit = element(b_ptr, spot, there, sizes, b_strides, DIMENSIONS)
                     of_limit, free = tl.abs(e) / limit, limit == inf
-                elif HAS_ULP:
+                else:
                     of_limit = 2.0 * units
                     free = (tl.abs(y) > overflow) & (((tl.abs(x) >= LARGEST) & ((x > 0.0) == (y > 0.0))) | (x != x))
-                else:
-                    of_limit, free = zero + inf, there == 0
                 of_limit = tl.where((finite == 0) | free | (e == 0.0), 0.0, of_limit)
                 used = tl.maximum(used, of_limit)
                 right = free | (x == y) | ((x != x) & (y != y)) | (finite & (of_limit <= 1.0))

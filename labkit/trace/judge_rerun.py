@@ -66,11 +66,11 @@ class Rerun:
             if name in seen:
                 self._names.setdefault(number, []).append(name)
         self._device = golden[next(iter(golden.steps))].device
-        self._given = {i: self._observed(names[0]) for i, names in self._names.items() if self._fits(names[0], i)}
+        self._given = {i: self._observed(names[0]) for i, names in self._names.items() if self._fits(names[0])}
         self._stored = _may_be_stored(golden)
         self._before_exp = set(self._program.cone((n.id for n in self._program.nodes if n.op in ("exp", "exp2")), ()))
 
-    def _fits(self, name: str, i: int) -> bool:
+    def _fits(self, name: str) -> bool:
         return tuple(self._seen.read(name).shape) == tuple(self._golden[name].shape)
 
     def _observed(self, name: str) -> Tensor:
@@ -88,7 +88,7 @@ class Rerun:
         found |= self._judged()
         last = max(steps[name] for name in self._seen.names)
         for name, i in steps.items():
-            if name in self._seen and not self._fits(name, i):
+            if name in self._seen and not self._fits(name):
                 total = compare(self._seen.read(name), self._golden[name])
                 words = f"{OWN}: {reason(total, None)}"
                 found[name] = Finding(name, total, wrong=True, diverges=True, words=words)

@@ -142,12 +142,11 @@ def _all_float32(seen: Trace) -> bool:
 
     Of the numbers that a float64 program computes one in 2^29 is a float32 number: a single step tells the two apart.
     """
-    digits = False
-    for x in (x.double() for x in map(seen.read, seen.names) if x.is_floating_point()):
-        if not representable(x, "float32"):
-            return False
-        digits = digits or not representable(x, "float16")
-    return digits
+
+    def all_are(kind: str) -> bool:
+        return all(representable(x.double(), kind) for x in map(seen.read, seen.names) if x.is_floating_point())
+
+    return all_are("float32") and not all_are("float16")
 
 
 def _narrower(seen: Trace, rules: Precision, result: Localisation) -> list[str]:
