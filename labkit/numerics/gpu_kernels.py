@@ -60,14 +60,6 @@ def quotient(a, b, FAST: tl.constexpr):
     return a / b
 
 
-@triton.jit
-def in_ulps(d, g, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
-    """|d| in units in the last place at g, all float64."""
-    biased = tl.maximum((g.to(tl.int64, bitcast=True) >> 52) & 2047, EXPONENT + 1023)
-    scale = ((2047 - biased) << 52).to(tl.float64, bitcast=True)  # 2^(1024 - biased)
-    return tl.abs(d) * scale * (2.0 ** (MANTISSA - 1))
-
-
 @triton.jit(do_not_specialize=["number_bits"])
 def statistics_of_tiles(
     o_ptr,
@@ -153,7 +145,9 @@ def statistics_of_tiles(
                 e = (o1.to(tl.int64) - g1.to(tl.int64)).to(tl.float64) if INTEGERS else x - y
                 finite = tl.abs(e) < inf
                 if HAS_ULP:
-                    units = tl.where(finite, in_ulps(e, y, EXPONENT, MANTISSA), 0.0)
+                    exponent = tl.maximum((y.to(tl.int64, bitcast=True) >> 52) & 2047, EXPONENT + 1023)
+                    inverse = ((2047 - exponent) << 52).to(tl.float64, bitcast=True)  # 2^(1024 - exponent)
+                    units = tl.where(finite, tl.abs(e) * inverse * (2.0 ** (MANTISSA - 1)), 0.0)
                     ulps = tl.maximum(ulps, units)
                 if MODE > 0:
                     limit = zero + number

@@ -41,7 +41,7 @@ FEW_ELEMENTS, FEW_FLOPS, PER_ELEMENT = 1 << 26, 10**10, 1 << 14
 class Golden:
     """A reference that was recorded. `steps` maps names to numbers of operations of `program`, in their order.
 
-    Inputs are among the steps, and `known` are values of steps that are not run again. `operations` maps the names of
+    Inputs are among the steps, and `known` are values that are not run again. `operations` maps the names of
     single operations likewise; they serve as steps where an observed trace has them too. `notes` say what is frozen as
     it was when it was recorded.
     """
@@ -67,13 +67,10 @@ class Golden:
         return [name for name, i in self.steps.items() if self.program.nodes[i].func == INPUT]
 
     def value(self, number: int) -> Tensor:
-        """What an operation gave in the golden run; steps are kept, others are run again."""
+        """What an operation gave in the golden run; it is kept, and so are all steps when one is asked for."""
         if number not in self.known:
             wanted = set(self.steps.values()) if number in self.steps.values() else {number}
-            found = self.program.run(self.program.cone(wanted, ()), {}, wanted)
-            if number not in self.steps.values():
-                return found[number]
-            self.known = found | self.known
+            self.known = self.program.run(self.program.cone(wanted, ()), {}, wanted) | self.known
         return self.known[number]
 
     def __getitem__(self, name: str) -> Tensor:

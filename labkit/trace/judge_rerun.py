@@ -364,12 +364,8 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     rules: dict[int, Precision] = {}
     for name, i in golden.steps.items():
         rules |= {k: precision.of(name) for k in program.cone([i], numbers) if k not in rules}
-    found = {
-        i: Simulated(x, rules[i].storage or "float32", rules[i])
-        for i, x in exact.items()
-        if x.is_floating_point() and program.nodes[i].func != INPUT
-    }
-
+    made = [i for i, x in exact.items() if x.is_floating_point() and program.nodes[i].func != INPUT]
+    found = {i: Simulated(exact[i], rules[i].storage or "float32", rules[i]) for i in made}
     factors = Exact(rules, terms(program, order), device)
     program.run(order, {}, (), rule=factors)
     run = partial(program.run, order, {}, found, rule=Rounding(factors))
