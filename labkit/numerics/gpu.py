@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from labkit.numerics.gpu_kernels import SCALE, combined, statistics_of_tiles
+from labkit.numerics.gpu_kernels import combined, statistics_of_tiles
 from labkit.numerics.launching import Compiled, aligned, launch
 from labkit.numerics.statistics import FIELDS, Statistics
 
@@ -63,7 +63,6 @@ def one_pass(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | N
             parts,
             o.numel(),
             bits,
-            min(number * SCALE * (1.0 - 1e-6), 3e38),
             *shape,
             KIND=difference,
             HAS_ULP=info is not None,

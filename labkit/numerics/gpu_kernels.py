@@ -6,9 +6,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
-SCALE = 2.0**40
 _NONE = tl.constexpr(9.0e15)  # beyond any index; float64 holds indices exactly up to here
-_SCALE = tl.constexpr(SCALE)  # on differences in float32: they are small, and their squares smaller
+_SCALE = tl.constexpr(2.0**40)  # on differences in float32: they are small, and their squares smaller
 _VECTOR = tl.constexpr(4)  # elements that a thread takes at a time
 _LEAST, _MOST = tl.constexpr(1e-15), tl.constexpr(1e17)  # what float32 can square and sum
 
@@ -68,7 +67,6 @@ def statistics_of_tiles(
     parts_ptr,
     count,
     number_bits,
-    near,
     sizes,
     o_strides,
     g_strides,
@@ -92,6 +90,7 @@ def statistics_of_tiles(
     threads = tl.arange(0, THREADS)
     inf = float("inf")
     number = number_bits.to(tl.int64).to(tl.float64, bitcast=True)
+    near = (number * (_SCALE * (1.0 - 1e-6))).to(tl.float32)
     INTEGERS: tl.constexpr = tl.int64 == KIND
     overflow: tl.constexpr = LARGEST * (1.0 + 2.0 ** -(MANTISSA + 2))  # a quarter of a unit beyond
 
@@ -135,7 +134,9 @@ def statistics_of_tiles(
             care = care | ((most >= near) & (most > 0.0))
         else:
             care = care | (share > 0.5 - 1e-6)
+        size = most.to(tl.float64) * (1.0 / _SCALE)
         if tl.max(care.to(tl.int32), axis=0) > 0:
+            size = zero
             for j in range(TILE // THREADS):
                 spot = start + j * THREADS + threads
                 there = spot < count
@@ -178,14 +179,8 @@ def statistics_of_tiles(
                 sum_gg += y * y
                 sum_dg += e * y
                 relative = tl.maximum(relative, tl.where(y != 0.0, tl.abs(e) / tl.abs(y), 0.0))
-                larger = tl.abs(e) > largest
-                largest = tl.where(larger, tl.abs(e), largest)
-                at = tl.where(larger, i, at)
+                size = tl.maximum(size, tl.abs(e))
         else:
-            size = most.to(tl.float64) * (1.0 / _SCALE)
-            larger = size > largest
-            largest = tl.where(larger, size, largest)
-            at = tl.where(larger, i, at)
             sum_abs += thread_sum(a, THREADS).to(tl.float64) * (1.0 / _SCALE)
             sum_dd += thread_sum(d * d, THREADS).to(tl.float64) * (1.0 / _SCALE / _SCALE)
             sum_gg += thread_sum(v * v, THREADS).to(tl.float64)
@@ -199,6 +194,9 @@ def statistics_of_tiles(
                     used = tl.maximum(used, 2.0 * share)
             if MODE == 2:
                 used = tl.maximum(used, part.to(tl.float64))
+        larger = size > largest
+        largest = tl.where(larger, size, largest)
+        at = tl.where(larger, i, at)
 
     # The largest difference of this program, exactly: its tile again.
     best = tl.max(largest, axis=0)
