@@ -27,19 +27,19 @@ def cache() -> Path:
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "labkit"
 
 
-def build(source: Path, host: Path, device: Device, architecture: str | None = None) -> Path:
+def build(source: Path, host: Path, device: Device) -> Path:
     """The shared library of `source` (a .cu file with its neighbours), built if it is not in the cache.
 
-    On a CPU the headers in `host` stand in for CUDA's. `architecture` (sm_75, say) replaces the GPU's own. Raises
-    UsageError where there is no compiler, with the compiler's first error where it refuses, and where the cache cannot
-    be written. A library's name ends with the hash of its content: one that was cut off or exchanged is built again.
+    On a CPU the headers in `host` stand in for CUDA's. Raises UsageError where there is no compiler, with the
+    compiler's first error where it refuses, and where the cache cannot be written. A library's name ends with the hash
+    of its content: one that was cut off or exchanged is built again.
     Who asks for what another process or thread is building waits for it.
     """
     if device.is_cuda:
         import torch
 
         compiler = _find("nvcc", "NVCC", "the CUDA toolkit, or set NVCC")
-        number = (architecture or "{}{}".format(*torch.cuda.get_device_capability())).removeprefix("sm_")
+        number = "{}{}".format(*torch.cuda.get_device_capability())
         target = f"-gencode=arch=compute_{number},code=sm_{number}"  # and no PTX that another GPU could compile
         flags = ["-std=c++17", "-O1", target, "-shared", "-Xcompiler", "-fPIC"]  # -O1 is the host's code alone
         folders, libraries, made_for = [source.parent], ["-lcublas"], device.name

@@ -8,7 +8,6 @@ in drawn orders, `y_value_20` and `y_value_80` are the least and the largest.
 from __future__ import annotations
 
 import csv
-import io
 import random
 import statistics
 import time
@@ -27,7 +26,7 @@ from labkit.errors import UsageError
 from labkit.numerics.compare import Comparison
 from labkit.session import device as devices
 from labkit.session.catalogue import ROOT
-from labkit.session.record import made_by, versions, writable, write_text
+from labkit.session.record import complete_file, made_by, versions, writable
 from labkit.tables import Table
 
 QUANTILES = (0.5, 0.2, 0.8)
@@ -207,11 +206,10 @@ def bench(name: str, request: str, out: Path) -> Path:
         measured = [row | common for row in measure(case, device)]
         print(table(measured), flush=True)
         rows += measured
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(path, text.getvalue())  # what there is, should the next case be cut off
+        with complete_file(path) as whole, whole.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)  # what there is, should the next case be cut off
     return path
 
 

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with extra(options.called), warnings.catch_warnings(action="ignore"):  # of libraries, with what files say
             code = options.command(options)
         sys.stdout.flush()
-        return code
+        return code or 0
     except BrokenPipeError:  # as of `labkit list | head`; nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -71,7 +71,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(prog="labkit", description="Find out why a kernel's or a model's numbers are wrong, and prove it.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, does: Callable[[argparse.Namespace], int], *examples: str) -> Any:
+    def command(name: str, does: Callable[[argparse.Namespace], int | None], *examples: str) -> Any:
         about = str(does.__doc__)[0].lower() + str(does.__doc__)[1:].rstrip(".")
         lines = [f"  labkit {name} {example}".rstrip() for example in examples or ("",)]
         if {"-h", "--help"} & {*words} and name in words[:1]:  # with the notebooks that were named
@@ -219,41 +219,37 @@ def _sweep(options: argparse.Namespace) -> int:
     return 1 if counts["failed"] else 0
 
 
-def _table(options: argparse.Namespace) -> int:
+def _table(options: argparse.Namespace) -> None:
     """All runs of a notebook as one table."""
     from labkit.cli import table
 
     frame = table.runs(options.name, options.runs)
     _show(f"written: {table.write(frame, options.out)}" if options.out else table.printed(frame))
-    return 0
 
 
-def _bench(options: argparse.Namespace) -> int:
+def _bench(options: argparse.Namespace) -> None:
     """Time the providers of a kernel side by side, correct ones only."""
     from labkit.bench.timing import bench
 
     is_folder = (ROOT / "kernels" / options.name / "__init__.py").is_file()
     folder = options.name if is_folder else notebook(options.name).about.get("kernels", options.name)
     _show(f"\nwritten: {os.path.relpath(bench(folder, options.device, options.out))}")
-    return 0
 
 
-def _record(options: argparse.Namespace) -> int:
+def _record(options: argparse.Namespace) -> None:
     """Keep a run's result as one flat file under data/results/."""
     from labkit.session.record import record
 
     for directory in options.run_dir:
         _show(f"recorded: {os.path.relpath(record(directory))}")
-    return 0
 
 
-def _new(options: argparse.Namespace) -> int:
+def _new(options: argparse.Namespace) -> None:
     """An investigation of one's own: notebook, kernels' folder, claims and tests."""
     from labkit.cli.new import new
 
     _show("\n".join(f"written: {os.path.relpath(path)}" for path in new(options.name)))
     _show("Read the notebook top to bottom and replace it cell by cell; CONTRIBUTING.md says what its tests ask.")
-    return 0
 
 
 def _diff(options: argparse.Namespace) -> int:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+import triton.language as tl
 
-from labkit.numerics.gpu_kernels import SCALE, combined, statistics_of_tiles
+from labkit.numerics.gpu_kernels import combined, statistics_of_tiles
 from labkit.numerics.launching import Compiled, aligned, launch
 from labkit.numerics.statistics import FIELDS, Statistics
 
@@ -37,7 +38,7 @@ def one_pass(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | N
     """As :func:`measure`, without waiting: every statistic, float64 [FIELDS] on the device."""
     info = torch.finfo(o.dtype) if o.is_floating_point() else None
     o, g = _readable(o), _readable(g)
-    mode = 2 if isinstance(allowed, torch.Tensor) else 0 if allowed is None else 1
+    mode = 2 if isinstance(allowed, torch.Tensor) else 0 if allowed is None and info else 1
     bound, number = (allowed, 0.0) if isinstance(allowed, torch.Tensor) else (o, allowed or 0.0)
     shape = walk(o.shape, o.stride(), g.stride(), bound.stride())
     reach = max(sum((n - 1) * s for n, s in zip(shape[0], strides, strict=True)) for strides in shape[1:])
@@ -46,6 +47,8 @@ def one_pass(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | N
     programs = min(-(-o.numel() // tile), multiprocessors * PROGRAMS_PER_SM)
     parts = torch.empty((len(FIELDS), programs), dtype=torch.float64, device=o.device)
     found = parts.new_empty(len(FIELDS))
+    real, narrow = [t.is_floating_point() for t in (o, g)], max(o.itemsize, g.itemsize) <= 4
+    difference = (tl.float32 if narrow else tl.float64) if all(real) else tl.float64 if any(real) else tl.int64
     bits = int(np.float64(number).view(np.int64))  # a kernel would take a Python float as float32
     kind = o.device, o.dtype, g.dtype, mode, bits < 2**31, aligned(o, g, bound), *shape
     with torch.cuda.device_of(o):
@@ -59,25 +62,18 @@ def one_pass(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | N
             bound,
             parts,
             o.numel(),
-            programs,
             bits,
-            min(number * SCALE * (1.0 - 1e-6), 3e38),
             *shape,
-            WIDE=not (o.is_floating_point() and g.is_floating_point()) or max(o.itemsize, g.itemsize) > 4,
-            INTEGERS=not (o.is_floating_point() or g.is_floating_point()),
+            KIND=difference,
             HAS_ULP=info is not None,
             EXPONENT=int(math.log2(info.tiny)) if info else 0,
             MANTISSA=-int(math.log2(info.eps)) if info else 0,
             LARGEST=info.max if info else 0.0,
-            OVERFLOW=info.max * (1.0 + 0.25 * info.eps) if info else 0.0,
             MODE=mode,
-            LINEAR=all(strides == (1,) for strides in shape[1:]),
             LARGE=reach + tile >= 2**31,
             DIMENSIONS=len(shape[0]),
             TILE=tile,
             THREADS=32 * warps,
-            VECTOR=4,
-            STAGES=3,
             FAST=os.environ.get("TRITON_INTERPRET") != "1",
             num_warps=warps,
         )

@@ -8,10 +8,9 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from labkit.errors import UsageError
-
-Tensor = torch.Tensor
 
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _INFO = {name: torch.finfo(getattr(torch, name)) for name in FLOATS}

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from labkit.tables import digits
 
-Tensor = torch.Tensor
 FULL = 0.9
 """Share of an error that a signature has to account for, or of a box's elements that are wrong: the rest is chance."""
 BLOCK = 0.5
@@ -43,20 +43,16 @@ def _as_a_whole(o: Tensor, e: Tensor, limit: Tensor) -> Iterator[str]:
         factor = float((o * e).sum() / e.square().sum().clamp(min=1e-300))
         if factor not in (0.0, 1.0) and alike(factor * e):
             yield f"every element is {factor:.6g} times what it should be"
-    for k, size in enumerate(o.shape):
-        for by in (1, -1):
-            if size > 2 and alike(torch.where(_edge(o, k, by), o, e.roll(by, k))):
+    for k in (k for k, size in enumerate(o.shape) if size > 2):
+        for by, edge in ((1, 0), (-1, -1)):
+            shifted = e.roll(by, k)
+            shifted.select(k, edge).copy_(o.select(k, edge))  # a shift by one brings in nothing there
+            if alike(shifted):
                 yield f"what belongs at each place stands one place {'later' if by > 0 else 'earlier'} in dimension {k}"
     for i in range(o.ndim):
         for j in range(i + 1, o.ndim):
             if 1 < o.shape[i] == o.shape[j] and alike(e.transpose(i, j)):
                 yield f"it is transposed in dimensions {i} and {j}"
-
-
-def _edge(o: Tensor, dimension: int, by: int) -> Tensor:
-    """Where a shift by one brings in nothing."""
-    place = torch.arange(o.shape[dimension], device=o.device) == (0 if by > 0 else o.shape[dimension] - 1)
-    return place.view([-1 if k == dimension else 1 for k in range(o.ndim)]).expand(o.shape)
 
 
 def _where(o: Tensor, wrong: Tensor) -> Iterator[str]:
@@ -67,8 +63,7 @@ def _where(o: Tensor, wrong: Tensor) -> Iterator[str]:
             yield "all is wrong but the diagonal"
     spans = []
     for k, size in enumerate(o.shape):
-        others = [j for j in range(o.ndim) if j != k]
-        places = (wrong.any(dim=others) if others else wrong).nonzero().flatten()
+        places = wrong.movedim(k, 0).reshape(size, -1).any(1).nonzero().flatten()
         spans.append((int(places[0]), int(places[-1]), size))
     box = math.prod(high - low + 1 for low, high, _ in spans)
     state = "zero" if bool((o[wrong] == 0.0).all()) else "wrong"

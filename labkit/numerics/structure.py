@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from labkit.numerics.bounds import Bound, quantile
-
-Tensor = torch.Tensor
 
 FALSE_ALARM = 1e-6
 """The probability that a right tensor, as a whole, is called systematically wrong."""

@@ -28,8 +28,8 @@ KINDS = ("asserted", "implied", "ours")
 class Claim:
     """Something that a report says, or that this workbook asks; `where` is its place, `settles` the experiment.
 
-    `confirmed` and the other three are the texts of its verdicts, `given` what they rest on untested. `only` says why
-    a claim can come out in one way, where it can.
+    `texts` are those of its verdicts, `given` what they rest on untested. `only` says why a claim can come out in one
+    way, where it can.
     """
 
     id: str
@@ -37,18 +37,10 @@ class Claim:
     where: str
     says: str
     settles: str
+    texts: dict[str, str]
     reported: Any = None
-    confirmed: str = ""
-    refuted: str = ""
-    undecidable: str = ""
-    untestable: str = ""
     given: str = ""
     only: str = ""
-
-    @property
-    def texts(self) -> dict[str, str]:
-        """The text of each verdict that has one."""
-        return {verdict: text for verdict in VERDICTS if (text := getattr(self, verdict))}
 
     @property
     def fields(self) -> set[str]:
@@ -186,9 +178,10 @@ def claims(name: str) -> Ledger:
     found: dict[str, Claim] = {}
     for entry in described(name)["claims"]:
         try:
-            claim = Claim(**{key: " ".join(v.split()) if isinstance(v, str) else v for key, v in entry.items()})
+            words = {key: " ".join(v.split()) if isinstance(v, str) else v for key, v in entry.items()}
+            texts = {verdict: text for verdict in VERDICTS if (text := words.pop(verdict, ""))}
+            claim = Claim(**words, texts=texts)
             right = claim.kind in KINDS and claim.id not in found and all((claim.id, claim.says, claim.settles))
-            texts = claim.texts
             right = right and (bool(claim.only) or {"confirmed", "refuted"} <= texts.keys())
             right = right and len(set(texts.values())) == len(texts) > 0
         except (TypeError, AttributeError):

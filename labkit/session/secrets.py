@@ -53,8 +53,6 @@ def secrets(text: str) -> list[tuple[int, str]] | None:
     random = (HexHighEntropyString(limit=3.0), Base64HighEntropyString(limit=4.0))
     with default_settings():
         for number, whole in enumerate(text.splitlines(), 1):
-            if not whole.strip():
-                continue
             line = NOTHING.sub(" ", whole)
             forms = line, re.sub(r"""([:=]\s*)([^\s"'#,{}]+)""", r'\1"\2"', line)  # YAML has no quotes
             kinds = {one.type for form in forms for one in scan_line(form) if "Entropy" not in one.type}  # every word

@@ -4,9 +4,12 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.utils.stateless import _reparametrize_module
 
 from labkit.errors import UsageError
 from labkit.numerics.precision import guess, name_of
@@ -15,8 +18,6 @@ from labkit.trace.recorder import Watcher, unique
 from labkit.trace.repetition import same_bits
 from labkit.trace.steps import Trace
 from labkit.trace.watching import check_subject, leaves_of, run_watched, snapshot
-
-Tensor = torch.Tensor
 
 
 def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **named: Any) -> Trace:
@@ -34,7 +35,6 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     buffers of a module are afterwards as they were. Raises UsageError where nothing gives a tensor.
     """
     check_subject("capture", subject, loss)
-    back = _state(subject)
     narrow: dict[str, dict[str, str]] = {}
 
     def run(differentiate: bool, watch: bool) -> tuple[dict[str, Tensor], Any]:
@@ -47,14 +47,15 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
                 narrow[name] = {"accumulate": name_of(tensor.dtype)}
 
         watcher = Watcher(on_step) if watch else None
-        try:
-            with torch.random.fork_rng():
-                leaves = leaves_of(subject, inputs, named, differentiate)
-                if watch:
-                    seen |= {name: snapshot(leaf) for name, leaf in leaves.items()}
-                result = run_watched(subject, inputs, named, leaves, loss, watcher, on_step)
-        finally:
-            back()
+        buffers: Any = nullcontext()
+        if isinstance(subject, torch.nn.Module):  # which may write to its buffers: while it runs these are copies
+            copies = {name: x.detach().clone() for name, x in subject.named_buffers()}
+            buffers = _reparametrize_module(subject, copies, tie_weights=True)
+        with torch.random.fork_rng(), buffers:
+            leaves = leaves_of(subject, inputs, named, differentiate)
+            if watch:
+                seen |= {name: snapshot(leaf) for name, leaf in leaves.items()}
+            result = run_watched(subject, inputs, named, leaves, loss, watcher, on_step)
         return seen, result
 
     seen = with_backward(lambda wanted: run(wanted, True), subject, loss)
@@ -66,18 +67,3 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     promised: dict[str, Any] = {"accumulate": guess([x.dtype for x in seen.values()]).accumulate, "eager": True}
     promised |= {"steps": narrow} if narrow else {}
     return Trace(seen, about | {"precision": promised})
-
-
-def _state(subject: Any) -> Callable[[], None]:
-    """Remember a module's buffers; what it returns puts them back, also those that changed their shape."""
-    places = [part._buffers for part in subject.modules()] if isinstance(subject, torch.nn.Module) else []
-    kept = [(place, name, b, b.detach().clone()) for place in places for name, b in place.items() if b is not None]
-
-    @torch.no_grad()
-    def back() -> None:
-        for place, name, buffer, value in kept:
-            if buffer.shape != value.shape:
-                buffer.resize_(value.shape)
-            place[name] = buffer.copy_(value)
-
-    return back

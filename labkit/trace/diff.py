@@ -39,8 +39,6 @@ class Report:
     """For each step that is not bit-identical in all runs, its results."""
     texts: dict[str, str]
     """Free text of the files, for the reader."""
-    names: dict[str, str]
-    """The golden's steps by the names that the observed have for them, where they are called differently."""
 
     @property
     def alarm(self) -> bool:
@@ -130,8 +128,7 @@ def report(
     Raises UsageError for what cannot be read or compared.
     """
     reference = open_golden(golden)
-    names = names or {}
-    dumps = {str(path): renamed(open_dump(path), reference, names) for path in observed}
+    dumps = {str(path): renamed(open_dump(path), reference, names or {}) for path in observed}
     if len(dumps) < len(observed):
         raise UsageError("OBSERVED: the same path twice; wanted each run once")
     runs = {}
@@ -143,7 +140,7 @@ def report(
             reference.ordered = True
         runs[path] = localise(dump, reference, said, say=say, elements=elements and len(dumps) == 1)
     texts = {key: text for one in (*dumps.values(), reference) for key, text in getattr(one, "texts", {}).items()}
-    return Report(runs, _repeats(list(dumps.values()), list(next(iter(runs.values())).findings)), texts, names)
+    return Report(runs, _repeats(list(dumps.values()), list(next(iter(runs.values())).findings)), texts)
 
 
 def open_golden(path: Path) -> Golden | Trace:

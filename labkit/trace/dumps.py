@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from labkit.errors import UsageError
 from labkit.numerics.compare import as_tensor
 from labkit.trace.steps import Trace, metadata
 
-Tensor = torch.Tensor
 SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth")
 
 

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from labkit.numerics.compare import WIDE, told_apart
 from labkit.tables import Table, number
-
-Tensor = torch.Tensor
 
 WORST = 10
 """Elements that are listed."""

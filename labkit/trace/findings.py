@@ -12,6 +12,7 @@ from labkit.numerics.precision import Precision
 from labkit.numerics.structure import Structure
 from labkit.tables import Table, digits, number, printable
 from labkit.trace.elements import Elements
+from labkit.trace.watching import GRADIENT
 
 OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
 MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
@@ -61,8 +62,10 @@ class Finding:
         return comparison_json(self.total) | found if self.total is not None else found
 
 
-def absent(name: str, *, gone: bool) -> Finding:
-    """A step that the observed has not: a divergence if nothing comes after it, else a fused kernel kept none."""
+def absent(name: str, *, after_all: bool) -> Finding:
+    """A step that the observed has not: a divergence if it comes `after_all` that are there, but for a gradient, which
+    need not be there; else a fused kernel kept none."""
+    gone = after_all and not name.startswith(GRADIENT)
     return Finding(name, None, wrong=gone, diverges=gone, words=MISSING if gone else NOT_RECORDED)
 
 

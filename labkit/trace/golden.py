@@ -9,10 +9,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from labkit.errors import UsageError
@@ -23,8 +25,6 @@ from labkit.trace.program import CONSTANT, INPUT, ITEM, Node, Program, Ref, floa
 from labkit.trace.recorder import NARROW, Recorder, unique
 from labkit.trace.steps import Trace, write_safetensors
 from labkit.trace.watching import GRADIENT, OUTPUT, check_subject, leaves_of, run_watched, snapshot, tensors_of
-
-Tensor = torch.Tensor
 
 VERSION = "golden 1"
 """What a file says that :meth:`Golden.save` wrote."""
@@ -37,26 +37,24 @@ FEW_ELEMENTS, FEW_FLOPS, PER_ELEMENT = 1 << 26, 10**10, 1 << 14
 """What any program may take, and how many times more an element that it is given: a small file asks for little."""
 
 
+@dataclass(eq=False, repr=False)
 class Golden:
     """A reference that was recorded. `steps` maps names to numbers of operations of `program`, in their order.
 
-    Inputs are among the steps, and `known` are values of steps that are not run again. `operations` maps the names of
+    Inputs are among the steps, and `known` are values that are not run again. `operations` maps the names of
     single operations likewise; they serve as steps where an observed trace has them too. `notes` say what is frozen as
     it was when it was recorded.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        steps: dict[str, int],
-        operations: dict[str, int],
-        notes: list[str] | None = None,
-        known: dict[int, Tensor] | None = None,
-    ) -> None:
-        self.program, self.notes = program, notes or []
-        self.steps = dict(sorted(steps.items(), key=lambda item: item[1]))
-        self.operations = dict(sorted(operations.items(), key=lambda item: item[1]))
-        self._values: dict[int, Tensor] = dict(known or {})
+    program: Program
+    steps: dict[str, int]
+    operations: dict[str, int]
+    notes: list[str] = field(default_factory=list)
+    known: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.steps = dict(sorted(self.steps.items(), key=lambda item: item[1]))
+        self.operations = dict(sorted(self.operations.items(), key=lambda item: item[1]))
 
     @property
     def names(self) -> list[str]:
@@ -69,14 +67,11 @@ class Golden:
         return [name for name, i in self.steps.items() if self.program.nodes[i].func == INPUT]
 
     def value(self, number: int) -> Tensor:
-        """What an operation gave in the golden run; steps are kept, others are run again."""
-        if number not in self._values:
+        """What an operation gave in the golden run; it is kept, and so are all steps when one is asked for."""
+        if number not in self.known:
             wanted = set(self.steps.values()) if number in self.steps.values() else {number}
-            found = self.program.run(self.program.cone(wanted, ()), {}, wanted)
-            if number not in self.steps.values():
-                return found[number]
-            self._values = found | self._values
-        return self._values[number]
+            self.known = self.program.run(self.program.cone(wanted, ()), {}, wanted) | self.known
+        return self.known[number]
 
     def __getitem__(self, name: str) -> Tensor:
         return self.value(self.steps[name] if name in self.steps else self.operations[name])
@@ -97,12 +92,12 @@ class Golden:
             return {i: v.to(device) if isinstance(v, Tensor) else v for i, v in values.items()}
 
         program = Program(self.program.nodes, moved(self.program.values), self.program.inside)
-        return Golden(program, self.steps, self.operations, self.notes, moved(self._values))
+        return Golden(program, self.steps, self.operations, self.notes, moved(self.known))
 
     def with_steps(self, names: Iterable[str]) -> Golden:
         """The same golden, with these single operations among its steps."""
         steps = self.steps | {name: self.operations[name] for name in names}
-        return Golden(self.program, steps, self.operations, self.notes, self._values)
+        return Golden(self.program, steps, self.operations, self.notes, self.known)
 
     def trace(self) -> Trace:
         """The steps as a trace, float64; of two names for one tensor the first."""
@@ -123,13 +118,11 @@ class Golden:
         except Exception as error:
             why = "its program cannot be checked without its data and is not saved"
             raise UsageError(f"golden: {why} ({error})") from None
-        nodes = [
-            [full_name(n.func), _encoded(list(n.args)), _encoded(n.kwargs), list(n.shape), n.dtype, n.site]
-            for n in self.program.nodes
-        ]
-        text: dict[str, Any] = {"nodes": nodes, "steps": self.steps, "operations": self.operations, "notes": self.notes}
-        text |= {"inside": sorted(self.program.inside)}
-        about = {"program": json.dumps(text), "labkit": VERSION, "torch": torch.__version__}
+        every, inside = self.program.nodes, sorted(self.program.inside)
+        nodes = [(full_name(n.func), n.args, {"named": n.kwargs}, n.shape, n.dtype, n.site) for n in every]
+        text = {"nodes": nodes, "inside": inside, "steps": self.steps, "operations": self.operations}
+        text |= {"notes": self.notes}
+        about = {"program": json.dumps(text, default=_encoded), "labkit": VERSION, "torch": torch.__version__}
         tensors = {str(i): v.detach().cpu() for i, v in self.program.values.items() if isinstance(v, Tensor)}
         return write_safetensors(Path(path), tensors, about)
 
@@ -203,19 +196,14 @@ def _run_without_data(program: Program) -> None:
 _DTYPES = {str(x): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: Any) -> dict[str, Any]:
+    """What JSON has not, as an object of one key: its kind."""
     if isinstance(value, Ref):
         return {"ref": value.id}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value)}
-    if isinstance(value, (list, tuple)):
-        return [_encoded(one) for one in value]
-    if isinstance(value, dict):
-        return {"named": {key: _encoded(one) for key, one in value.items()}}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
     raise UsageError(f"golden: {type(value).__name__} as an argument cannot be saved")
 
 

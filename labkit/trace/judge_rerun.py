@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound, quantile
@@ -33,7 +34,6 @@ from labkit.trace.program import INPUT, narrower
 from labkit.trace.rounding import LIVE, Exact, Rounding, linear, magnitude, simulate, terms
 from labkit.trace.steps import Trace
 
-Tensor = torch.Tensor
 Say = Callable[[str], None]
 
 RUNS = 24
@@ -66,11 +66,11 @@ class Rerun:
             if name in seen:
                 self._names.setdefault(number, []).append(name)
         self._device = golden[next(iter(golden.steps))].device
-        self._given = {i: self._observed(names[0]) for i, names in self._names.items() if self._fits(names[0], i)}
+        self._given = {i: self._observed(names[0]) for i, names in self._names.items() if self._fits(names[0])}
         self._stored = _may_be_stored(golden)
         self._before_exp = set(self._program.cone((n.id for n in self._program.nodes if n.op in ("exp", "exp2")), ()))
 
-    def _fits(self, name: str, i: int) -> bool:
+    def _fits(self, name: str) -> bool:
         return tuple(self._seen.read(name).shape) == tuple(self._golden[name].shape)
 
     def _observed(self, name: str) -> Tensor:
@@ -88,12 +88,12 @@ class Rerun:
         found |= self._judged()
         last = max(steps[name] for name in self._seen.names)
         for name, i in steps.items():
-            if name in self._seen and not self._fits(name, i):
+            if name in self._seen and not self._fits(name):
                 total = compare(self._seen.read(name), self._golden[name])
                 words = f"{OWN}: {reason(total, None)}"
                 found[name] = Finding(name, total, wrong=True, diverges=True, words=words)
             elif name not in self._seen and i not in self._names and nodes[i].func != INPUT:
-                found[name] = absent(name, gone=i > last and not name.startswith(GRADIENT))
+                found[name] = absent(name, after_all=i > last)
         return {name: found[name] for name in steps if name in found}
 
     def _judged(self) -> dict[str, Finding]:
@@ -125,11 +125,10 @@ class Rerun:
         found: dict[str, Finding] = {}
         for whole in (False, True):
             simulated = self._simulated(parts, rounded=rounded, whole=whole) if parts else {}
-            held = {
-                i: [self._finding(name, i, simulated[i], ROUNDED * rounded) for name in self._names[i]] for i in parts
-            }
-            found |= {one.name: one for several in held.values() for one in several}
-            parts = {i: parts[i] for i, several in held.items() if any(one.wrong and one.structure for one in several)}
+            for i in parts:
+                found |= {name: self._finding(name, i, simulated[i], ROUNDED * rounded) for name in self._names[i]}
+            structured = {one.name for one in found.values() if one.wrong and one.structure}
+            parts = {i: part for i, part in parts.items() if not structured.isdisjoint(self._names[i])}
         return found
 
     def _input(self, name: str) -> Finding:
@@ -365,12 +364,8 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     rules: dict[int, Precision] = {}
     for name, i in golden.steps.items():
         rules |= {k: precision.of(name) for k in program.cone([i], numbers) if k not in rules}
-    found = {
-        i: Simulated(x, rules[i].storage or "float32", rules[i])
-        for i, x in exact.items()
-        if x.is_floating_point() and program.nodes[i].func != INPUT
-    }
-
+    made = [i for i, x in exact.items() if x.is_floating_point() and program.nodes[i].func != INPUT]
+    found = {i: Simulated(exact[i], rules[i].storage or "float32", rules[i]) for i in made}
     factors = Exact(rules, terms(program, order), device)
     program.run(order, {}, (), rule=factors)
     run = partial(program.run, order, {}, found, rule=Rounding(factors))

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
 
 import torch
+from torch import Tensor
 
 from labkit.numerics.bounds import Bound, quantile
 from labkit.numerics.compare import compare, described, measure
@@ -30,9 +31,6 @@ from labkit.trace.elements import Block, Elements
 from labkit.trace.findings import UNKNOWN, Finding, absent, reason
 from labkit.trace.masks import LOWEST, unmasked
 from labkit.trace.steps import Trace
-from labkit.trace.watching import GRADIENT
-
-Tensor = torch.Tensor
 
 MAGNIFIED = 8.0
 """How many times a step may magnify the RMS of the errors before it: its condition is not known. The larger of the
@@ -103,11 +101,7 @@ class Values:
         golden, names = self.golden, self.golden.names
         there = [name for name in names if name in self.seen]
         after_last = set(names[names.index(there[-1]) :]) if self.ordered else ()
-        found = {
-            name: absent(name, gone=name in after_last and not name.startswith(GRADIENT))
-            for name in names
-            if name not in self.seen
-        }
+        found = {name: absent(name, after_all=name in after_last) for name in names if name not in self.seen}
         if not self.ordered:
             off_alone = {name: _measured(self.seen.read(name), golden.read(name)).relative for name in there}
             there.sort(key=off_alone.__getitem__)

@@ -142,25 +142,22 @@ def _all_float32(seen: Trace) -> bool:
 
     Of the numbers that a float64 program computes one in 2^29 is a float32 number: a single step tells the two apart.
     """
-    digits = False
-    for x in (x.double() for x in map(seen.read, seen.names) if x.is_floating_point()):
-        if not representable(x, "float32"):
-            return False
-        digits = digits or not representable(x, "float16")
-    return digits
+
+    def all_are(kind: str) -> bool:
+        return all(representable(x.double(), kind) for x in map(seen.read, seen.names) if x.is_floating_point())
+
+    return all_are("float32") and not all_are("float16")
 
 
 def _narrower(seen: Trace, rules: Precision, result: Localisation) -> list[str]:
     """The type that was not promised, where most of what diverges has nothing but numbers of it."""
     steps = [(name, found.total) for name, found in result.findings.items() if found.diverges and found.total]
-    floats = [(name, t.observed_dtype) for name, t in steps if t.observed_dtype in UNIT_ROUNDOFF and t.count > 1]
-    for kind in NARROW if floats else ():
-        promised = [UNIT_ROUNDOFF.get(rules.of(name).storage or own, 1.0) for name, own in floats]
-        fits = [
-            unit < UNIT_ROUNDOFF[kind] and representable(seen.read(name).reshape(-1)[:SMALL].double(), kind)
-            for (name, _), unit in zip(floats, promised, strict=True)
-        ]
-        if 2 * sum(fits) > len(fits):
+    floats = {name: t.observed_dtype for name, t in steps if t.observed_dtype in UNIT_ROUNDOFF and t.count > 1}
+    promised = {name: UNIT_ROUNDOFF.get(rules.of(name).storage or own, 1.0) for name, own in floats.items()}
+    for kind in NARROW if promised else ():
+        wider = (name for name, unit in promised.items() if unit < UNIT_ROUNDOFF[kind])
+        fits = [name for name in wider if representable(seen.read(name).reshape(-1)[:SMALL].double(), kind)]
+        if 2 * len(fits) > len(promised):
             how = f"--precision storage={kind} (or labkit.Precision(storage={kind!r}))"
             return [f"this looks like {kind}: promise it with {how}"]
     return []

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-
-Tensor = torch.Tensor
+from torch import Tensor
 
 LOWEST = -1e4
 """The highest mask in use, that of float16 models. So far below others an exponential is zero, in float64 too."""

@@ -12,9 +12,9 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._decomp import decomposition_table
 
-Tensor = torch.Tensor
 aten: Any = torch.ops.aten
 
 

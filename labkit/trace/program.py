@@ -10,12 +10,11 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit.numerics.precision import UNIT_ROUNDOFF
 from labkit.trace.operations import FACTORIES, name_of
-
-Tensor = torch.Tensor
 
 INPUT, CONSTANT, ITEM = "input", "constant", "getitem"
 

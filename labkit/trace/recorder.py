@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import linecache
+import math
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,15 +30,13 @@ from labkit.trace.operations import (
     PRODUCTS,
     STORED_INSIDE,
     SUMS,
+    aten,
     decomposition,
     functional,
     instead,
     name_of,
 )
 from labkit.trace.program import CONSTANT, INPUT, ITEM, WIDE, Program, Ref, narrower, widened
-
-Tensor = torch.Tensor
-aten: Any = torch.ops.aten
 
 _LISTENERS: list[Callable[[str, Tensor], None]] = []
 """Who is told of a :func:`step`: the innermost recording."""
@@ -134,8 +135,7 @@ class Recorder(Watcher):
         self._as_written = as_written
         self.program = Program()
         self.notes: dict[str, None] = {}
-        self._at: dict[tuple[Any, ...], tuple[int, int]] = {}  # a tensor by its memory: number, and version of that
-        self._version: dict[int, int] = {}
+        self._at: dict[int, dict[tuple[Any, ...], int]] = defaultdict(dict)  # by storage: numbers of what is there now
         self._flat: dict[int, int] = {}  # storages that were written to: the number of their contents, in one row
         self._alive: list[Tensor] = []  # memory that is freed would be taken for what comes after it
         self._wide: dict[tuple[Any, ...], Tensor] = {}  # narrower tensors from outside, by their memory: in float64
@@ -143,7 +143,8 @@ class Recorder(Watcher):
         self._inside = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = self._widened(args), {key: self._widened(value) for key, value in (kwargs or {}).items()}
+        args = _each(self._widened, args)
+        kwargs = {key: _each(self._widened, value) for key, value in (kwargs or {}).items()}
         name = name_of(func)
         if not self._inside:
             self.program.site = "" if self.path == BACKWARD else _site()
@@ -183,15 +184,14 @@ class Recorder(Watcher):
 
     def number(self, tensor: Tensor) -> int:
         """The number of what a tensor holds now; a constant where nothing that was recorded made it."""
-        key, storage = _key(tensor)
-        found = self._at.get(key)
-        if found is not None and found[1] == self._version.get(storage, 0):
-            if found[0] in self._blank and bool(tensor.any()):
-                self.program.values[found[0]] = widened(tensor.detach().clone())
-            return found[0]
+        storage, place = _key(tensor)
+        found = self._at[storage].get(place)
+        if found is not None:
+            if found in self._blank and bool(tensor.any()):
+                self.program.values[found] = widened(tensor.detach().clone())
+            return found
         if storage in self._flat:  # written to through another view since
-            how = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
-            given = (Ref(self._flat[storage]), *how)
+            given = (Ref(self._flat[storage]), *place[:3])
             number = self.program.add(aten.as_strided.default, given, value=tensor.detach().clone())
         else:
             number = self.program.add(CONSTANT, value=real(tensor.detach()).clone())
@@ -204,42 +204,36 @@ class Recorder(Watcher):
 
     def bind(self, tensor: Tensor, number: int) -> None:
         """Take a tensor, as it is now, for what the operation of that number gave."""
-        key, storage = _key(tensor)
-        self._at[key] = number, self._version.get(storage, 0)
+        storage, place = _key(tensor)
+        self._at[storage][place] = number
         self._alive.append(tensor)
 
     def _refused(self, what: Any, why: str) -> UsageError:
         return UsageError(f"golden: {what} at {self.path or 'the top'!r} {why}")
 
     def _widened(self, value: Any) -> Any:
-        """float64 in place of every narrower floating-point dtype and tensor."""
-        if isinstance(value, Tensor):
-            if value.is_quantized or value.layout != torch.strided:
-                kind = f"a {value.dtype} tensor of layout {value.layout}"
-                raise UsageError(f"golden: {kind} cannot be recorded; wanted dense numbers")
-            if self._as_written or value.dtype not in WIDE:
-                return value
-            key = _key(value)[0]
-            if key not in self._wide:
-                self._wide[key] = value.detach().to(WIDE[value.dtype])
-                self._alive.append(value)
-            return self._wide[key]
+        """float64 in place of a narrower floating-point dtype or tensor."""
         if isinstance(value, torch.dtype):
             return value if self._as_written else WIDE.get(value, value)
-        if isinstance(value, (tuple, list)):
-            return [self._widened(one) for one in value]
-        return value
-
-    def _reference(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return Ref(self.number(value))
-        if isinstance(value, (tuple, list)):
-            return [self._reference(one) for one in value]
-        return value
+        if not isinstance(value, Tensor):
+            return value
+        if value.is_quantized or value.layout != torch.strided:
+            kind = f"a {value.dtype} tensor of layout {value.layout}"
+            raise UsageError(f"golden: {kind} cannot be recorded; wanted dense numbers")
+        if self._as_written or value.dtype not in WIDE:
+            return value
+        key = _key(value)
+        if key not in self._wide:
+            self._wide[key] = value.detach().to(WIDE[value.dtype])
+            self._alive.append(value)
+        return self._wide[key]
 
     def _keep(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        named = {key: self._reference(value) for key, value in kwargs.items() if key not in _PLACES}
-        number = self.program.add(func, self._reference(list(args)), named, out)
+        def reference(value: Any) -> Any:
+            return Ref(self.number(value)) if isinstance(value, Tensor) else value
+
+        named = {key: _each(reference, value) for key, value in kwargs.items() if key not in _PLACES}
+        number = self.program.add(func, _each(reference, args), named, out)
         if name_of(func) in NOT_UNIQUE:
             self.notes[f"{NOT_UNIQUE[name_of(func)]} are right with either sign: compare what is made of them"] = None
         if isinstance(out, Tensor):
@@ -249,14 +243,18 @@ class Recorder(Watcher):
             if isinstance(part, Tensor):
                 self.bind(part, self.program.add(ITEM, (Ref(number), i), value=part))
 
-    def _composite(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        way, first = decomposition(func), len(self.program.nodes)
+    def _parts(self, run: Callable[[], Any]) -> Any:
+        """What `run` gives; its operations are recorded, and reported as the one that they are parts of."""
         self._inside += 1
         try:
             with self:
-                out = way(*args, **kwargs) if way is not None else func.decompose(*args, **kwargs)
+                return run()
         finally:
             self._inside -= 1
+
+    def _composite(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        first, way = len(self.program.nodes), decomposition(func) or func.decompose
+        out = self._parts(lambda: way(*args, **kwargs))
         if out is NotImplemented and not any(isinstance(x, Tensor) for x in tree_leaves((args, kwargs))):
             self.bind(out := func(*args, **kwargs), self.program.add(CONSTANT, value=out))  # a window, say
         if out is NotImplemented:
@@ -281,9 +279,7 @@ class Recorder(Watcher):
 
     def _in_place(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """x.op_(...) becomes a new value, put into the memory that x is a view of."""
-        written = [
-            i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
-        ]
+        written = [i for i, argument in enumerate(func._schema.arguments) if argument.is_write]
         place = func._schema.arguments[written[0]].name
         target = args[written[0]] if written[0] < len(args) else kwargs.get(place)
         pure = functional(func)
@@ -292,18 +288,15 @@ class Recorder(Watcher):
         if len(written) > 1 or not isinstance(target, Tensor) or not (pure or name in ("copy_", "zero_", "fill_")):
             raise self._refused(func, f"writes in place and cannot be recorded; write {instead(name)}")
         named = {key: value for key, value in kwargs.items() if key != place or name.endswith("_")}
-        self._inside += 1
-        try:
-            with self:
-                if name == "copy_":
-                    value = args[1].to(target.dtype).expand(target.shape).clone()
-                elif name in ("zero_", "fill_"):
-                    value = torch.full_like(target, 0) if name == "zero_" else torch.zeros_like(target) + args[1]
-                else:
-                    value = pure(*args, **named)
-        finally:
-            self._inside -= 1
-        number = self.number(value)
+
+        def value() -> Tensor:
+            if name == "copy_":
+                return args[1].to(target.dtype).expand(target.shape).clone()
+            if name in ("zero_", "fill_"):
+                return torch.full_like(target, 0) if name == "zero_" else torch.zeros_like(target) + args[1]
+            return pure(*args, **named)
+
+        number = self.number(self._parts(value))
         out = func(*args, **kwargs)
         self._written(target, number)
         if not self._inside:
@@ -312,31 +305,33 @@ class Recorder(Watcher):
 
     def _written(self, target: Tensor, number: int) -> None:
         """`target` was written to and holds what `number` computed; every view of its memory sees that."""
-        _, storage = _key(target)
+        storage, place = _key(target)
         count = target.untyped_storage().nbytes() // target.element_size()
-        how = (list(target.shape), list(target.stride()), target.storage_offset())
         before = self._flat.get(storage)
         if before is None and target.numel() < count:
-            whole = torch.empty(0, dtype=target.dtype, device=target.device).set_(
-                target.untyped_storage(), 0, (count,), (1,)
-            )
-            before = self._whole(storage, count) or self.program.add(CONSTANT, value=whole.clone())
-        if before is None:
-            before = self.program.add(aten.zeros.default, ([count],), {"dtype": target.dtype}, shape=[count])
-        flat = self.program.add(aten.as_strided_scatter.default, (Ref(before), Ref(number), *how), shape=[count])
-        self._flat[storage] = flat
-        self._version[storage] = self._version.get(storage, 0) + 1
+            before = self._whole(target, count)
+        self._flat[storage] = self._laid(number, place, count, before)
+        self._at[storage].clear()
         self.bind(target, number)
 
-    def _whole(self, storage: int, count: int) -> int | None:
-        """The contents of a whole storage, in one row, from a tensor that covers it."""
-        for (place, offset, shape, stride, dtype, *_), (number, version) in self._at.items():
-            size = torch.Size(shape).numel()
-            if place == storage and size == count and version == self._version.get(storage, 0):
-                zeros = self.program.add(aten.zeros.default, ([count],), {"dtype": dtype}, shape=[count])
-                how = (list(shape), list(stride), offset)
-                return self.program.add(aten.as_strided_scatter.default, (Ref(zeros), Ref(number), *how), shape=[count])
-        return None
+    def _whole(self, target: Tensor, count: int) -> int:
+        """The contents of a tensor's whole storage, in one row: from a tensor that covers it, else a constant."""
+        for place, number in self._at[_key(target)[0]].items():
+            if math.prod(place[0]) == count:
+                return self._laid(number, place, count)
+        whole = target.new_empty(0).set_(target.untyped_storage(), 0, (count,), (1,))
+        return self.program.add(CONSTANT, value=whole.clone())
+
+    def _laid(self, number: int, place: tuple[Any, ...], count: int, row: int | None = None) -> int:
+        """A row of `count` elements with a result in its place, and elsewhere what `row` has, or zeros."""
+        if row is None:
+            row = self.program.add(aten.zeros.default, ([count],), {"dtype": place[3]}, shape=[count])
+        return self.program.add(aten.as_strided_scatter.default, (Ref(row), Ref(number), *place[:3]), shape=[count])
+
+
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """An argument, changed; of a tuple or a list what is in it."""
+    return [_each(change, one) for one in value] if isinstance(value, (tuple, list)) else change(value)
 
 
 _PLACES = ("device", "layout", "pin_memory", "memory_format", "generator", "non_blocking")
@@ -361,7 +356,7 @@ def _site() -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: {text}"
 
 
-def _key(tensor: Tensor) -> tuple[tuple[Any, ...], int]:
-    storage = tensor.untyped_storage()._cdata
-    kind = (tensor.dtype, tensor.is_conj(), tensor.is_neg())
-    return (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), *kind), storage
+def _key(tensor: Tensor) -> tuple[int, tuple[Any, ...]]:
+    """A tensor's storage; and its shape, stride and offset there, its dtype, and whether it is a lazy conjugate."""
+    how = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    return tensor.untyped_storage()._cdata, (*how, tensor.dtype, tensor.is_conj(), tensor.is_neg())

@@ -14,6 +14,7 @@ from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
 from labkit.numerics.compare import as_tensor
 from labkit.numerics.precision import Precision, from_fields
+from labkit.session.record import complete_file
 
 ABOUT = {"order": list, "steps": dict, "precision": dict}
 """Metadata that are read, and what their JSON is; what else there is, is shown."""
@@ -162,16 +163,14 @@ def as_trace(what: str, given: Any) -> Trace:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> Path:
-    """Write beside the name first, then move into place, so that no half of a file is ever found there."""
+    """Write one file, whole or not at all. Raises UsageError where that cannot be done."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    temporary = path.with_name(f".{path.name}.part")
     whole = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}  # no shared memory
     try:
-        save_file(whole, temporary, dict(about))
-        temporary.replace(path)
+        with complete_file(path) as temporary:
+            save_file(whole, temporary, dict(about))
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         raise UsageError(f"{path}: cannot be written ({error}); wanted a file in a folder that is there") from None
     return path

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from labkit.errors import UsageError
 from labkit.numerics.compare import real
 from labkit.trace.recorder import BACKWARD, Watcher, listening
-
-Tensor = torch.Tensor
 
 OUTPUT = "output"
 """The name of a reference's result; the parts of a function's dict have names of their own."""
@@ -82,8 +81,8 @@ def run_watched(
     named: dict[str, Any],
     leaves: dict[str, Tensor],
     loss: Callable[[Any], Tensor] | None,
-    watcher: Watcher | None = None,
-    on_step: Callable[[str, Tensor], None] = lambda name, tensor: None,
+    watcher: Watcher | None,
+    on_step: Callable[[str, Tensor], None],
 ) -> Any:
     """One forward and, where there is what to differentiate, one backward, below `watcher`; `on_step` gets each step.
 
@@ -91,20 +90,18 @@ def run_watched(
     """
     module = isinstance(subject, torch.nn.Module)
     handles = _hooks(subject, watcher, on_step) if module and watcher is not None else []
-    try:
-        with watcher or nullcontext(), listening(on_step):
-            given = _replaced("", _arguments(inputs, named), lambda name, _: _writable(leaves[name]))
-            output = subject(*list(given.values())[: len(inputs)], **{name: given[name] for name in named})
-            if not handles:  # else its hook has told them
-                for name, value in tensors_of(OUTPUT if module or not isinstance(output, dict) else "", output):
-                    on_step(name, value)
-            if watcher is not None:
-                watcher.path = BACKWARD
-            for name, gradient in gradients(output, loss, leaves):
-                on_step(name, gradient)
-    finally:
+    with ExitStack() as stack, watcher or nullcontext(), listening(on_step):
         for handle in handles:
-            handle.remove()
+            stack.enter_context(handle)
+        given = _replaced("", _arguments(inputs, named), lambda name, _: _writable(leaves[name]))
+        output = subject(*list(given.values())[: len(inputs)], **{name: given[name] for name in named})
+        if not handles:  # else its hook has told them
+            for name, value in tensors_of(OUTPUT if module or not isinstance(output, dict) else "", output):
+                on_step(name, value)
+        if watcher is not None:
+            watcher.path = BACKWARD
+        for name, gradient in gradients(output, loss, leaves):
+            on_step(name, gradient)
     return output
 
 

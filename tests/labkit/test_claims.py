@@ -16,8 +16,8 @@ TEXTS = {"confirmed": "It is {{ x | digits }}.", "refuted": "Not so: {{ x | digi
 
 @pytest.fixture
 def ledger():
-    first = Claim("a", "asserted", "title", "it is so", "try it", 1.5, **TEXTS, given="{{ who }}'s repository")
-    ours = Claim("b", "ours", "", "it is not", "try", undecidable="Two causes fit.", only="nobody can tell")
+    first = Claim("a", "asserted", "title", "it is so", "try it", TEXTS, 1.5, given="{{ who }}'s repository")
+    ours = Claim("b", "ours", "", "it is not", "try", {"undecidable": "Two causes fit."}, only="nobody can tell")
     return Ledger("demo", {"a": first, "b": ours})
 
 
