@@ -260,8 +260,6 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
     for d, n in enumerate(x.shape):
         if n > 2 and torch.equal(x.sort(d).values, _counted(x, d)):
             yield "permute", f"inverted as a permutation of dimension {d}", lambda x, d=d: x.argsort(d)
-        if n > 2:
-            yield "permute", f"the place in dimension {d} itself, not what stands there", partial(_counted, d=d)
     for by in (1, -1):
         yield "shift", f"{'one more' if by > 0 else 'one less'}", lambda x, by=by: x + by
         yield "shift", f"{by:+d}, within bounds", lambda x, by=by: (x + by).clamp(low, high)
@@ -415,6 +413,9 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         further = itertools.chain(further, addressed(tuple(x.shape), c.sizes, written=last))
     for kind, what, change in further if x.dtype != torch.bool and not moved else ():
         yield kind, f"{name} is {what}", result_of(ids, change), 2
+    for d in (d for d, n in enumerate(x.shape) if n > 2) if given and not real and x.dtype != torch.bool else ():
+        says = f"{name} is the place in dimension {d} itself, not what stands there"
+        yield "permute", says, result_of(ids, partial(_counted, d=d))
     if given and real:
         yield "factor", f"{name} is 1, as if it were left out", result_of(ids, torch.ones_like)
     counted = ((given or last) and x.numel() < c.largest) or node.op == "linspace"
