@@ -333,13 +333,14 @@ def further():
     generator = torch.Generator().manual_seed(0)
     x, w, b = (torch.randn(shape, generator=generator) for shape in ((9, 50), (50, 22), (9, 50)))
     order, m = torch.randperm(9, generator=generator), torch.randn(2, 9, 9, generator=generator)
+    inverse = order.argsort()
     buffers = torch.arange(50) - 8 * (torch.arange(50) // 8 % 2)
 
     def rms(x):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
 
     def back(x):
-        return (2.0 * x)[order.argsort()]
+        return (2.0 * x)[inverse]
 
     def blend(x, b):
         return x.clamp(-0.5, 0.5) + b.clamp(-0.25, 0.25)
