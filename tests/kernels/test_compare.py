@@ -303,17 +303,20 @@ def test_the_record_of_right_programs_holds_each_precision():
         (Speed(900.0, 900.0, 990.0, 499.0, 1.0, 4.0), "refuted"),
     ],
 )
-def test_the_claims_on_speed_follow_the_times(ledger, times, verdict):
+def test_the_claims_on_speed_follow_the_times(ledger, monkeypatch, times, verdict):
+    monkeypatch.setattr(claims, "recorded_ratios", lambda: [10.5, 11.0])
     claims.settle_speed(ledger, times)
     assert verdicts(ledger) == dict.fromkeys(claims.SPEED, verdict)
 
 
-def test_the_records_of_speed_are_counted_as_records(ledger, monkeypatch):
+def test_the_claim_on_whole_calls_holds_where_it_does_in_each_record(ledger, monkeypatch):
     name = "torch.testing.assert_close"
     rows = [{"ours: labkit.compare": "500", name: "5500"}, {"ours: labkit.compare": "800", name: "5600"}]
     monkeypatch.setattr(speed, "records", lambda: rows)
     claims.settle_speed(ledger, Speed(500.0, 500.0, 5500.0, 499.0, 0.001, 3.25))
-    measured = ledger.settled["ten_times_assert_close"].measured
+    settled = ledger.settled["ten_times_assert_close"]
+    assert settled.verdict == "refuted"
+    measured = settled.measured
     assert (measured["records"], measured["recorded"], measured["reached"]) == (2, [7.0, 11.0], 1)
 
 
