@@ -347,3 +347,19 @@ def test_a_reference_that_makes_its_own_gradient_is_recorded_on_a_gpu():
 
     x = torch.randn(5, 3).cuda()
     assert torch.equal(golden(reference, x=x)["dx"], 2.0 * x.double())
+
+
+def test_a_product_of_groups_is_recorded_as_products():
+    """As the experts of a mixture in transformers are multiplied."""
+    generator = torch.Generator().manual_seed(0)
+    x, experts = (torch.randn(s, generator=generator).bfloat16() for s in ((16, 32), (3, 32, 24)))
+    ends = torch.tensor([4, 9, 16], dtype=torch.int32)
+
+    def mixture(x, experts):
+        return torch._grouped_mm(x, experts, offs=ends)
+
+    recorded = golden(mixture, x=x, experts=experts)
+    parts = [x[:4] @ experts[0], x[4:9] @ experts[1], x[9:] @ experts[2]]
+    observed = {"x": x, "experts": experts, "output": torch.cat(parts)}
+    assert localise(observed, recorded).first is None
+    assert localise(observed | {"output": torch.cat([*parts[:2], x[9:] @ experts[1]])}, recorded).first == "output"
