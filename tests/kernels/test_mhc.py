@@ -112,7 +112,7 @@ def test_every_step_is_within_its_bound_in_every_type(rng, shape, dtype):
 
 
 def test_a_scale_of_one_percent_in_the_projection_is_not_within_it(device, rng):
-    inputs = draw(24, 4, 64, rng).to(device)
+    inputs = draw(9, 4, 64, rng).to(device)
     observed = verification.observed(inputs, C)
     observed["mix"].mul_(1.01)
     assert localise(observed, verification.reference(inputs, C), verification.PROMISED[torch.float32]).first == "mix"
