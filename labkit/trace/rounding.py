@@ -189,8 +189,8 @@ class Exact:
         if kwargs or not isinstance(out, Tensor) or not out.is_floating_point():
             return
         known = self._sums.get(args[0]) if args and isinstance(args[0], Tensor) else None
-        by_number = node.op in ("mul", "div") and not isinstance(args[1], Tensor)
-        factor = 1.0 if not by_number else args[1] if node.op == "mul" else 1.0 / args[1] if args[1] else math.inf
+        by_number = node.op in ("mul", "div") and not isinstance(args[1], Tensor) and args[1] != 0
+        factor = 1.0 if not by_number else args[1] if node.op == "mul" else 1.0 / args[1]
         if node.op in ("add", "sub"):
             of = [self._sums.get(a) or (a * a, 1, 0.0) if isinstance(a, Tensor) else (a * a, 1, 0.0) for a in args]
             squares, length, before = map(sum, zip(*of, strict=True))
@@ -211,7 +211,7 @@ class Exact:
             squares, variance = (factor * moved(x) for x in (squares, variance))
             self._sums[out] = squares, length, variance
             if by_number:
-                self.spread[node.id] = self.unit(node) * (squares / 3.0).sqrt()
+                self.spread[node.id] = (self.unit(node) * (squares / 3.0).sqrt()).nan_to_num(0.0, 0.0, 0.0)
 
     def _in_order(self, node: Node, args: Any, kwargs: dict[str, Any], by_chance: Any) -> Any:
         """The spread of sums whose terms are added as they lie, where that is more than `by_chance`, in any order.
