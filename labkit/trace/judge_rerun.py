@@ -228,23 +228,38 @@ class Rerun:
         eager, nodes = self._rule(i).eager, self._program.nodes
         return [k for k in self._program.before(i, self._given) if eager or nodes[k].func != INPUT]
 
+    def _computed_twice(self, parts: Mapping[int, list[int]]) -> dict[int, list[int]]:
+        """The parts of observed steps before these, which a kernel may compute again where not all is stored."""
+        nodes = self._program.nodes
+        before = {k for i in parts if not self._rule(i).eager for k in self._before(i) if nodes[k].func != INPUT}
+        real = (k for k in before if k in self._given and self._given[k].is_floating_point())
+        return {k: self._program.cone([k], self._given) for k in real}
+
     def _simulated(
         self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0, whole: bool = False
     ) -> dict[int, Simulated]:
-        """The parts together: once exactly, and RUNS times with random rounding; thrice as often as a `whole`."""
+        """The parts together: once exactly, and RUNS times with random rounding; thrice as often as a `whole`.
+
+        With `rounded`, what was observed before a part errs as if the kernel had computed it again for this part.
+        """
         program, device, given = self._program, self._device, self._given
-        order = sorted({k for part in parts.values() for k in part})
+        twice = self._computed_twice(parts) if rounded else {}
+        judged, order = (
+            sorted({k for part in some for k in part}) for some in (parts.values(), (parts | twice).values())
+        )
         rules: dict[int, Precision] = {}
-        for i, part in parts.items():
+        for i, part in (parts | twice).items():
             rules = self._rules_of(i, part, rounded) | rules
         start = {k: v for k, v in given.items() if k not in parts}
         tolerances = self._input_tolerances(parts) if rounded else {}
+
+        values: dict[int, Any] = {}
 
         def substituting(results: dict[int, Any], replaced: Mapping[int, Any]) -> Callable[[int, Any], Any]:
             """Keep the result of each judged step, and go on with what replaces it, else with its observed value."""
 
             def seen(i: int, value: Any) -> Any:
-                if i in parts:
+                if i in parts or i in twice:
                     results[i] = value
                 return replaced.get(i, given.get(i, value))
 
@@ -252,11 +267,11 @@ class Rerun:
 
         shared = {k for part in parts.values() for k in self._shared(part)} if rounded else set()
         exact = Exact(rules, terms(program, order), device, moved=bool(tolerances))
-        values: dict[int, Any] = {}
         begun = time.perf_counter()
-        program.run(order, start, (), rule=exact, seen=substituting(values, {}))
+        inputs = {k: v for k, v in start.items() if k not in twice}
+        program.run(order, inputs, (), rule=exact, seen=substituting(values, {}))
         brief = time.perf_counter() - begun < LONG / 1000.0
-        found = {i: Simulated(value, self._storage(self._names[i][0]), rules[i]) for i, value in values.items()}
+        found = {i: Simulated(values[i], self._storage(self._names[i][0]), rules[i]) for i in parts}
         curved = (part for i, part in parts.items() if self._rule(i).normwise or not linear(program, part))
         nonlinear = {k for part in curved for k in part}
 
@@ -264,13 +279,18 @@ class Rerun:
             results: dict[int, Any] = {}
             on: dict[int, Any] = {}
 
-            def again(k: int, rounding: Rounding) -> Any:
+            def anew(k: int, rounding: Rounding) -> Any:
                 return program.run(program.cone([k], given), {**given, **on}, (k,), rule=rounding)[k]
 
-            rounding = Rounding(exact, nonlinear, given, scale, nearest, {k: partial(again, k) for k in shared})
+            rounding = Rounding(exact, nonlinear, given, scale, nearest, {k: partial(anew, k) for k in shared})
             entering = {k: given[k] if k in given else program.values[k] for k in tolerances}
             on |= {k: rounding.moved(entering[k], half) for k, half in tolerances.items()}
-            program.run(order, start | on, (), rule=rounding, seen=substituting(results, on))
+            for k, part in twice.items():
+                before = {j: v for j, v in given.items() if j != k}
+                apart = Rounding(exact, nonlinear, given, scale, nearest)
+                off = program.run(part, before, (k,), rule=apart)[k] - values[k]
+                on[k] = on.get(k, given[k]) + off.nan_to_num(0.0, 0.0, 0.0)
+            program.run(judged, start | on, (), rule=rounding, seen=substituting(results, on))
             return results
 
         largest, count = program.largest(order), (3 if whole else 1) * RUNS

@@ -1061,6 +1061,29 @@ def test_whole_numbers_do_not_err(rules):
     assert localise(observed | {"output": (reference(x) * 1.2).to(x.dtype)}, recorded, rules).first == "output"
 
 
+def test_what_was_observed_may_have_been_computed_once_more_for_the_next_step():
+    """A scan keeps its last state, and in chunks computes what it gives from the state before and products of all."""
+    generator = torch.Generator().manual_seed(8)
+    x, b, c = (torch.randn(21, n, generator=generator) for n in (24, 8, 8))
+    logs = -0.3 * torch.rand(21, generator=generator)
+
+    def scan(x, b, c, logs):
+        state, out = torch.zeros(8, 24, dtype=x.dtype), []
+        for t in range(21):
+            state = logs[t].exp() * state + b[t][:, None] * x[t]
+            out.append(c[t] @ state)
+        step("state", state)
+        return torch.stack(out)
+
+    recorded = golden(scan, x=x, b=b, c=c, logs=logs)
+    weights = torch.exp(logs.cumsum(0)[:, None] - logs.cumsum(0)).tril()
+    state = (b * weights[-1][:, None]).T @ x
+    observed = {"x": x, "b": b, "c": c, "logs": logs, "state": state, "output": (c @ b.T * weights) @ x}
+    assert localise(observed, recorded).first is None
+    weights[:, 3] *= 1.0001
+    assert localise(observed | {"output": (c @ b.T * weights) @ x}, recorded).first == "output"
+
+
 def test_what_is_updated_under_its_own_name_is_the_update():
     """As a dump of an optimiser's state after the step, beside its gradient."""
     state, gradient = torch.randn(2, 14, 22, generator=torch.Generator().manual_seed(0))
