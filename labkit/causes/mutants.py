@@ -418,8 +418,7 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         yield "permute", says, result_of(ids, partial(_counted, d=d))
     if given and real:
         yield "factor", f"{name} is 1, as if it were left out", result_of(ids, torch.ones_like)
-    counted = ((given or last) and x.numel() < c.largest) or node.op == "linspace"
-    for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if counted else ():
+    for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
         for share, over in ((n / (n - 1), n - 1), ((n - 1) / n, n)) if real else ():
             says = f"{name} is over {over}, not {2 * n - 1 - over}"
             yield "ddof", says, result_of(ids, lambda x, share=share: x * share)
@@ -724,22 +723,20 @@ def counts(c: Context) -> Iterator[Way]:
 
 
 def exchanged(c: Context) -> Iterator[Way]:
-    """Two given tensors of one shape, each in the other's place."""
+    """Two given tensors of one shape, or two numbers of one kind of operation, each in the other's place."""
     part = c.part
     given = [i for i in part.users if part.nodes[i].func in GIVEN and part.values[i].numel() > 1]
     for i, j in itertools.combinations(given, 2):
         a, b = part.values[i], part.values[j]
         if a.shape == b.shape and a.dtype == b.dtype:
             yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", _copied([i], j) | _copied([j], i)
-    numbers: dict[tuple[str, Any], list[tuple[int, int]]] = {}
-    for node in part.nodes:
-        for j, a in enumerate(node.args):
-            if node.op in NUMBERED and _is_number(a):
-                numbers.setdefault((node.op, a), []).append((node.id, j))
-    for (op, a), (other, b) in itertools.combinations(numbers, 2):
-        if op == other:
-            edits = {i: e for old, new in ((a, b), (b, a)) for i, j in numbers[op, old]
-                     for i, e in argument(part, [i], j, lambda _, new=new: new).items()}  # fmt: skip
+    numbers: dict[tuple[str, int, Any], list[int]] = {}
+    for node in (node for node in part.nodes if node.op in NUMBERED):
+        for j, a in ((j, a) for j, a in enumerate(node.args) if _is_number(a)):
+            numbers.setdefault((node.op, j, a), []).append(node.id)
+    for ((op, j, a), ids), ((other, k, b), others) in itertools.combinations(numbers.items(), 2):
+        if (op, j) == (other, k):
+            edits = argument(part, ids, j, lambda _, b=b: b) | argument(part, others, j, lambda _, a=a: a)
             yield "swap", f"{a:.6g} and {b:.6g} of {op} are exchanged", edits
 
 

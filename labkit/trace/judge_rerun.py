@@ -99,13 +99,20 @@ class Rerun:
     def _judged(self) -> dict[str, Finding]:
         """Judge each step on the steps observed before it; what fails, again as if these had been rounded otherwise.
 
+        Where elements are impossible, these may have been computed twice too; what is systematic in possible ones is
+        not looked for in so much noise.
+
         Passing either way clears a step. If it differs from the golden all the same, after a divergence, it inherits.
         """
         made = [i for i in self._given if self._program.nodes[i].func != INPUT]
         parts = {i: self._program.cone([i], self._given) for i in made}
         found = self._held(parts)
         doubtful = {i: part for i, part in parts.items() if any(found[name].wrong for name in self._names[i])}
-        found |= {name: one for name, one in self._held(doubtful, rounded=True).items() if not one.wrong}
+        own = {i: [found[name].own for name in self._names[i]] for i in doubtful}
+        impossible = {i for i, several in own.items() if any(one is not None and not one.ok for one in several)}
+        for twice in (False, True):
+            some = {i: part for i, part in doubtful.items() if (i in impossible) == twice}
+            found |= {n: one for n, one in self._held(some, rounded=True, twice=twice).items() if not one.wrong}
         tainted: set[int] = set()
         for i in made:
             inherits = not tainted.isdisjoint(self._program.before(i, self._given))
@@ -116,7 +123,7 @@ class Rerun:
                 tainted |= {i} if one.diverges else set()
         return found
 
-    def _held(self, parts: dict[int, list[int]], rounded: bool = False) -> dict[str, Finding]:
+    def _held(self, parts: dict[int, list[int]], rounded: bool = False, twice: bool = False) -> dict[str, Finding]:
         """A finding for each step of `parts`.
 
         What has structure by errors that do not depend on each other is held to that of more simulated runs, in whose
@@ -124,7 +131,7 @@ class Rerun:
         """
         found: dict[str, Finding] = {}
         for whole in (False, True):
-            simulated = self._simulated(parts, rounded=rounded, whole=whole) if parts else {}
+            simulated = self._simulated(parts, rounded=rounded, whole=whole, twice=twice) if parts else {}
             for i in parts:
                 found |= {name: self._finding(name, i, simulated[i], ROUNDED * rounded) for name in self._names[i]}
             structured = {one.name for one in found.values() if one.wrong and one.structure}
@@ -236,19 +243,20 @@ class Rerun:
         return {k: self._program.cone([k], self._given) for k in real}
 
     def _simulated(
-        self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0, whole: bool = False
-    ) -> dict[int, Simulated]:
+        self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0, whole: bool = False,
+        twice: bool = False,
+    ) -> dict[int, Simulated]:  # fmt: skip
         """The parts together: once exactly, and RUNS times with random rounding; thrice as often as a `whole`.
 
-        With `rounded`, what was observed before a part errs as if the kernel had computed it again for this part.
+        With `twice`, what was observed before them errs as if the kernel had computed it again for these parts.
         """
         program, device, given = self._program, self._device, self._given
-        twice = self._computed_twice(parts) if rounded else {}
+        again = self._computed_twice(parts) if twice else {}
         judged, order = (
-            sorted({k for part in some for k in part}) for some in (parts.values(), (parts | twice).values())
+            sorted({k for part in some for k in part}) for some in (parts.values(), (parts | again).values())
         )
         rules: dict[int, Precision] = {}
-        for i, part in (parts | twice).items():
+        for i, part in (parts | again).items():
             rules = self._rules_of(i, part, rounded) | rules
         start = {k: v for k, v in given.items() if k not in parts}
         tolerances = self._input_tolerances(parts) if rounded else {}
@@ -259,7 +267,7 @@ class Rerun:
             """Keep the result of each judged step, and go on with what replaces it, else with its observed value."""
 
             def seen(i: int, value: Any) -> Any:
-                if i in parts or i in twice:
+                if i in parts or i in again:
                     results[i] = value
                 return replaced.get(i, given.get(i, value))
 
@@ -268,7 +276,7 @@ class Rerun:
         shared = {k for part in parts.values() for k in self._shared(part)} if rounded else set()
         exact = Exact(rules, terms(program, order), device, moved=bool(tolerances))
         begun = time.perf_counter()
-        inputs = {k: v for k, v in start.items() if k not in twice}
+        inputs = {k: v for k, v in start.items() if k not in again}
         program.run(order, inputs, (), rule=exact, seen=substituting(values, {}))
         brief = time.perf_counter() - begun < LONG / 1000.0
         found = {i: Simulated(values[i], self._storage(self._names[i][0]), rules[i]) for i in parts}
@@ -285,7 +293,7 @@ class Rerun:
             rounding = Rounding(exact, nonlinear, given, scale, nearest, {k: partial(anew, k) for k in shared})
             entering = {k: given[k] if k in given else program.values[k] for k in tolerances}
             on |= {k: rounding.moved(entering[k], half) for k, half in tolerances.items()}
-            for k, part in twice.items():
+            for k, part in again.items():
                 before = {j: v for j, v in given.items() if j != k}
                 apart = Rounding(exact, nonlinear, given, scale, nearest)
                 off = program.run(part, before, (k,), rule=apart)[k] - values[k]
