@@ -236,11 +236,18 @@ class Rerun:
         return [k for k in self._program.before(i, self._given) if eager or nodes[k].func != INPUT]
 
     def _computed_twice(self, parts: Mapping[int, list[int]]) -> dict[int, list[int]]:
-        """The parts of observed steps before these, which a kernel may compute again where not all is stored."""
-        nodes = self._program.nodes
-        before = {k for i in parts if not self._rule(i).eager for k in self._before(i) if nodes[k].func != INPUT}
-        real = (k for k in before if k in self._given and self._given[k].is_floating_point())
-        return {k: self._program.cone([k], self._given) for k in real}
+        """The parts of observed steps before these that share operations with them, where not all is stored.
+
+        A kernel that has to compute those for the later step may never take the earlier one.
+        """
+        nodes, found = self._program.nodes, dict[int, list[int]]()
+        for i, part in parts.items():
+            for k in (k for k in self._before(i) if nodes[k].func != INPUT and self._given[k].is_floating_point()):
+                cone = self._program.cone([k], self._given)
+                shared = (n for n in {*cone} & {*part} - {k} if not isinstance(nodes[n].func, str))
+                if not self._rule(i).eager and any(nodes[n].op not in MOVES for n in shared):
+                    found[k] = cone
+        return found
 
     def _simulated(
         self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0, whole: bool = False,
