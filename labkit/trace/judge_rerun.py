@@ -99,20 +99,13 @@ class Rerun:
     def _judged(self) -> dict[str, Finding]:
         """Judge each step on the steps observed before it; what fails, again as if these had been rounded otherwise.
 
-        Where elements are impossible, these may have been computed twice too; what is systematic in possible ones is
-        not looked for in so much noise.
-
         Passing either way clears a step. If it differs from the golden all the same, after a divergence, it inherits.
         """
         made = [i for i in self._given if self._program.nodes[i].func != INPUT]
         parts = {i: self._program.cone([i], self._given) for i in made}
         found = self._held(parts)
         doubtful = {i: part for i, part in parts.items() if any(found[name].wrong for name in self._names[i])}
-        own = {i: [found[name].own for name in self._names[i]] for i in doubtful}
-        impossible = {i for i, several in own.items() if any(one is not None and not one.ok for one in several)}
-        for twice in (False, True):
-            some = {i: part for i, part in doubtful.items() if (i in impossible) == twice}
-            found |= {n: one for n, one in self._held(some, rounded=True, twice=twice).items() if not one.wrong}
+        found |= {name: one for name, one in self._held(doubtful, rounded=True).items() if not one.wrong}
         tainted: set[int] = set()
         for i in made:
             inherits = not tainted.isdisjoint(self._program.before(i, self._given))
@@ -123,7 +116,7 @@ class Rerun:
                 tainted |= {i} if one.diverges else set()
         return found
 
-    def _held(self, parts: dict[int, list[int]], rounded: bool = False, twice: bool = False) -> dict[str, Finding]:
+    def _held(self, parts: dict[int, list[int]], rounded: bool = False) -> dict[str, Finding]:
         """A finding for each step of `parts`.
 
         What has structure by errors that do not depend on each other is held to that of more simulated runs, in whose
@@ -131,7 +124,7 @@ class Rerun:
         """
         found: dict[str, Finding] = {}
         for whole in (False, True):
-            simulated = self._simulated(parts, rounded=rounded, whole=whole, twice=twice) if parts else {}
+            simulated = self._simulated(parts, rounded=rounded, whole=whole) if parts else {}
             for i in parts:
                 found |= {name: self._finding(name, i, simulated[i], ROUNDED * rounded) for name in self._names[i]}
             structured = {one.name for one in found.values() if one.wrong and one.structure}
@@ -250,15 +243,14 @@ class Rerun:
         return found
 
     def _simulated(
-        self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0, whole: bool = False,
-        twice: bool = False,
-    ) -> dict[int, Simulated]:  # fmt: skip
+        self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0, whole: bool = False
+    ) -> dict[int, Simulated]:
         """The parts together: once exactly, and RUNS times with random rounding; thrice as often as a `whole`.
 
-        With `twice`, what was observed before them errs as if the kernel had computed it again for these parts.
+        With `rounded`, what was observed and shares operations with a part errs as if the kernel had computed it again.
         """
         program, device, given = self._program, self._device, self._given
-        again = self._computed_twice(parts) if twice else {}
+        again = self._computed_twice(parts) if rounded else {}
         judged, order = (
             sorted({k for part in some for k in part}) for some in (parts.values(), (parts | again).values())
         )
