@@ -445,7 +445,7 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
                 yield kind, f"{what} takes {names[j]} {how}", argument(part, ids, j, change), 2
             for other in c.alike(refs[j]):
                 args = tuple(Ref(other) if n == j else arg for n, arg in enumerate(node.args))
-                edits = dict.fromkeys(ids, Edit(partial(_called, node=node), args))
+                edits = dict.fromkeys(ids, Edit(partial(call, node), args))
                 yield "stale", f"{what} takes {c.called(other)} in place of {names[j]}", edits, 2
         kind = LEFT_OUT.get(node.op, "function")
         if kind and a.dtype == x.dtype and (a.is_floating_point() or kind == "permute") and node.op not in PRODUCTS:
@@ -861,10 +861,6 @@ def numbered(part: Part, ids: Iterable[int], j: int, new: Any) -> dict[int, Edit
 
 def _instead(ids: Iterable[int], run: Callable[[list[Any]], Any]) -> dict[int, Edit]:
     return {i: Edit(lambda args, kwargs: run(list(args))) for i in ids}
-
-
-def _called(args: list[Any], kwargs: dict[str, Any], node: Node) -> Any:
-    return call(node, args, node.kwargs)
 
 
 def _copied(ids: Iterable[int], other: int) -> dict[int, Edit]:
