@@ -213,7 +213,7 @@ class _Search:
         self._until, self._last = time.monotonic() + seconds / 2.0, time.monotonic() + seconds
         self._part = Part.of(golden, seen, self._step)
         steps = [name for name in self._part.names.values() if name in seen]
-        self._rules = replace(rules, steps={name: rule for name, rule in rules.steps.items() if name in steps})
+        self._rules = replace(rules, steps={name: rules.said(name) for name in steps if rules.said(name)})
         self._seen = seen.named({name: name for name in steps})
         observed = seen.read(self._step)
         self._right = self._part.values[self._part.target]
@@ -223,7 +223,7 @@ class _Search:
         self._base = self._rms(off)
         wrong = [(off > 1.0).movedim(d, 0).reshape(n, -1).any(1) for d, n in enumerate(off.shape)]
         self._places = [one.nonzero().flatten() for one in wrong]
-        self._somewhere = not all(bool(one.all()) for one in wrong)
+        self._somewhere = bool((off > 1.0).any()) and not all(bool(one.all()) for one in wrong)
         self._inputs = {name: _drawn(golden[name], k) for k, name in enumerate(golden.inputs)}
 
     def _tolerance(self, storage: str) -> Tensor | None:

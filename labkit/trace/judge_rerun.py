@@ -126,7 +126,7 @@ class Rerun:
         for whole in (False, True):
             simulated = self._simulated(parts, rounded=rounded, whole=whole) if parts else {}
             for i in parts:
-                found |= {name: self._finding(name, i, simulated[i], ROUNDED * rounded) for name in self._names[i]}
+                found |= {name: self._finding(name, i, simulated[name], ROUNDED * rounded) for name in self._names[i]}
             structured = {one.name for one in found.values() if one.wrong and one.structure}
             parts = {i: part for i, part in parts.items() if not structured.isdisjoint(self._names[i])}
         return found
@@ -202,13 +202,13 @@ class Rerun:
             rule, storage = self._rule(i), self._storage(self._names[i][0])
             types = {k: storage for k in part if self._program.nodes[k].func == INPUT and k not in self._given}
             if not rule.eager:
-                types |= {k: self._storage(self._names[k][0]) for k in self._before(i)}
+                types |= {k: max(map(self._storage, self._names[k]), key=_unit) for k in self._before(i)}
             elif not self._as_written(i):
                 types |= dict.fromkeys(self._before(i), narrowest)
             for k, name in types.items():
                 value = self._given[k] if k in self._given else self._program.values[k]
                 registers = k in self._given and not rule.eager
-                if not value.is_floating_point() or (registers and UNIT_ROUNDOFF.get(name, 0.0) <= rule.unit):
+                if not value.is_floating_point() or (registers and _unit(name) <= rule.unit):
                     continue
                 copied = k in self._given and len(floats) > 1
                 known = value == stored(value, name)
@@ -244,8 +244,8 @@ class Rerun:
 
     def _simulated(
         self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0, whole: bool = False
-    ) -> dict[int, Simulated]:
-        """The parts together: once exactly, and RUNS times with random rounding; thrice as often as a `whole`.
+    ) -> dict[str, Simulated]:
+        """What ends the parts, all together: once exactly, and RUNS times with random rounding, thrice for a `whole`.
 
         With `rounded`, what was observed and shares operations with a part errs as if the kernel had computed it again.
         """
@@ -278,7 +278,7 @@ class Rerun:
         inputs = {k: v for k, v in start.items() if k not in again}
         program.run(order, inputs, (), rule=exact, seen=substituting(values, {}))
         brief = time.perf_counter() - begun < LONG / 1000.0
-        found = {i: Simulated(values[i], self._storage(self._names[i][0]), rules[i]) for i in parts}
+        found = {name: Simulated(values[i], self._storage(name), rules[i]) for i in parts for name in self._names[i]}
         curved = (part for i, part in parts.items() if self._rule(i).normwise or not linear(program, part))
         nonlinear = {k for part in curved for k in part}
 
@@ -311,7 +311,8 @@ class Rerun:
 
         for nearest, runs in ((False, 2 * RUNS), (True, RUNS)) if whole else ((False, RUNS),):
             for i, results in simulate(partial(run, nearest), runs, int(nearest), largest, device):
-                found[i].add(results, nearest)
+                for name in self._names[i]:
+                    found[name].add(results, nearest)
         return found
 
     def _finding(self, name: str, i: int, simulated: Simulated, reading: str = "") -> Finding:
@@ -352,13 +353,18 @@ class Rerun:
         if not own.ok:
             scale = quantile(self._chance / max(1, golden.numel()), math.inf)
             part = {i: self._program.cone([i], self._given)}
-            wide = self._simulated(part, rounded=True, scale=scale)[i]
+            wide = self._simulated(part, rounded=True, scale=scale)[name]
             value = observed.to(wide.low.dtype)
             wrong = not total.ok and bool(((value < wide.low) | (value > wide.high)).any())
             words = f"{OWN}: {reason(own, None)}" if wrong else "ok: ties that fell the other way"
         inherited = float(not compare(simulated.exact, golden).ok)
         every = self._elements(name, observed, simulated.exact, 0.0)
         return Finding(name, total, own, inherited, None, wrong, wrong, words, elements=every)
+
+
+def _unit(storage: str) -> float:
+    """The unit round-off of a format; whole numbers have none."""
+    return UNIT_ROUNDOFF.get(storage, 0.0)
 
 
 def _may_be_stored(golden: Golden) -> set[int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,6 +52,10 @@ _ARGUMENT = frozenset(
     ["exp", "exp2", "expm1", "sigmoid", "tanh", "erf", "erfc", "sinh", "cosh", "sin", "cos", "lgamma", "digamma"]
 )
 """Functions that are computed from a scaled argument, which is rounded first: exp(x) as 2^(x log2 e)."""
+
+_LESS = {"erf": 1.0, "sigmoid": 0.5}
+"""Functions that may be computed as this number and something of the same size: erf as torch's vector code has it
+(Abramowitz and Stegun 7.1.26), sigmoid(x) as 1/2 + tanh(x/2) / 2."""
 
 BINS = 64
 """Values that differ by less than 1 / BINS err alike: tables and polynomials of libraries have about as many pieces."""
@@ -109,6 +114,52 @@ def _each(change: Callable[..., Tensor], value: Any, *others: Any) -> Any:
     return change(value, *others) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
+@dataclass
+class _Sum:
+    """The squares of a sum's terms, how many they are, and the variance of its error.
+
+    `ends` are what those of its `written` terms add up to that are positive, and negative; of one term, itself.
+    """
+
+    squares: Tensor
+    length: int
+    variance: Tensor
+    ends: tuple[Tensor, Tensor]
+    written: int = 1
+
+    @staticmethod
+    def of(x: Any) -> _Sum:
+        """A sum of one term, a tensor or a number."""
+        x = torch.as_tensor(x)
+        return _Sum(x * x, 1, torch.zeros_like(x), (x, x))
+
+    def moved(self, change: Callable[[Tensor], Tensor]) -> _Sum:
+        """The same in other places."""
+        ends = change(self.ends[0]), change(self.ends[1])
+        return _Sum(change(self.squares), self.length, change(self.variance), ends, self.written)
+
+    def times(self, factor: Any) -> _Sum:
+        """Each term times a number or a tensor."""
+        (a, b), squared = (end * factor for end in self.ends), factor * factor
+        ends = torch.maximum(a, b), torch.minimum(a, b)
+        return _Sum(self.squares * squared, self.length, self.variance * squared, ends, self.written)
+
+    def plus(self, other: _Sum, out: Tensor, u: float) -> _Sum:
+        """This and another, which are `out`, added in any order.
+
+        More than two that are written out may be added by sign: half of the K additions go up to the sum of all that
+        is positive, or of all that is negative, and half come back; K/3 of its square is what their squares add up to.
+        """
+        length, written = self.length + other.length, self.written + other.written
+        squares = self.squares + other.squares
+        above = self.ends[0].clamp(min=0.0) + other.ends[0].clamp(min=0.0)
+        below = self.ends[1].clamp(max=0.0) + other.ends[1].clamp(max=0.0)
+        variance = variance_of_sum(out, squares, length, u)
+        if written > 2:
+            variance = torch.maximum(variance, u * u / 9.0 * written * torch.maximum(above, -below).square())
+        return _Sum(squares, length, variance, (above, below), written)
+
+
 class Exact:
     """Runs operations as they are, and keeps what the simulated runs need to know of each.
 
@@ -118,9 +169,8 @@ class Exact:
     a few large ones. `flushed`: its terms below the smallest normal number, all of which may be zero. `tiny`: the
     operations with results so small that a subnormal unit counts, `huge` with some that overflow. `counted`: those that
     make whole numbers that fit of whole numbers, without error. `whole`: those whose error is simulated by moving what
-    they take, as :meth:`Rounding._as_taken` says: algorithms, and whatever computes with complex numbers. `_sums`: of a
-    sum, wherever it is moved to, its terms' squares, how many they are, and the variance of its error; `_scaled`: of a
-    tensor times a number, both.
+    they take, as :meth:`Rounding._as_taken` says: algorithms, and whatever computes with complex numbers. `_sums`: what
+    is known of a sum, wherever it is moved to; `_scaled`: of a tensor times a number, both.
     """
 
     def __init__(
@@ -163,7 +213,8 @@ class Exact:
             squares = call(node, _each(torch.square, args), kwargs, self.device)
             if isinstance(out, Tensor) and (op in PRODUCTS or op == "sum"):
                 length = _length(node, args, out)
-                self._sums[out] = squares, length, variance_of_sum(out, squares, length, self.unit(node))
+                variance = variance_of_sum(out, squares, length, self.unit(node))
+                self._sums[out] = _Sum(squares, length, variance, (out, out))
             least = _least(precision) if op in PRODUCTS else 0.0
             by_chance = _each(lambda x, q: _spread(node, args, x, q, self.unit(node), least), out, squares)
             if precision.flush:
@@ -182,36 +233,39 @@ class Exact:
     def _one_sum(self, node: Node, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """What is added one after the other is one sum, in any order: a kernel may begin a product with its bias.
 
-        A number times a sum is one too, of terms that may have been multiplied one by one, and so is a sum whose
+        Something times a sum is one too, of terms that may have been multiplied one by one, and so is a sum whose
         elements are in other places. What its parts err by themselves is not counted again. An average,
         c a + (1 - c) b, may be a + (1 - c) (b - a).
         """
         if kwargs or not isinstance(out, Tensor) or not out.is_floating_point():
             return
-        known = self._sums.get(args[0]) if args and isinstance(args[0], Tensor) else None
-        by_number = node.op in ("mul", "div") and not isinstance(args[1], Tensor) and args[1] != 0
-        factor = 1.0 if not by_number else args[1] if node.op == "mul" else 1.0 / args[1]
+        a, b = (*args, None)[:2]
+        u, by_number = self.unit(node), node.op in ("mul", "div") and not isinstance(b, Tensor) and b != 0
+        if node.op == "mul" and self._sum(a) is None:
+            a, b = b, a
+        known = self._sum(a)
         if node.op in ("add", "sub"):
-            of = [self._sums.get(a) or (a * a, 1, 0.0) if isinstance(a, Tensor) else (a * a, 1, 0.0) for a in args]
-            squares, length, before = map(sum, zip(*of, strict=True))
-            variance = variance_of_sum(out, squares, length, self.unit(node))
-            (a, c), (b, d) = (self._scaled.get(x, (x, 0.0)) if isinstance(x, Tensor) else (x, 0.0) for x in args)
+            one, other = self._sum(a) or _Sum.of(a), self._sum(b) or _Sum.of(b)
+            found = one.plus(other if node.op == "add" else other.times(-1.0), out, u)
+            (x, c), (y, d) = (self._scaled.get(x, (x, 0.0)) if isinstance(x, Tensor) else (x, 0.0) for x in args)
             average = node.op == "add" and 0.0 < c < 1.0 and abs(c + d - 1.0) < 1e-12  # of float64 literals
             if average:  # a difference, and a share of it
-                variance = variance + 2.0 / 3.0 * (self.unit(node) * (a - b)).square()
-            self._sums[out] = squares, length, variance
-            if length > 2 or average:
-                more = (variance - before).clamp(min=0.0)
+                found.variance = found.variance + 2.0 / 3.0 * (u * (x - y)).square()
+            self._sums[out] = found
+            if found.length > 2 or average:
+                more = (found.variance - one.variance - other.variance).clamp(min=0.0)
                 self.spread[node.id] = torch.where(more < math.inf, more.sqrt(), 0.0)
-        elif by_number and known is None:
-            self._scaled[out] = args[0], factor
-        elif known and (by_number or node.op in MOVES | {"neg"}):
-            squares, length, variance = known
-            moved = lambda x: x if node.op == "neg" else call(node, [x, *args[1:]], kwargs, self.device)  # noqa: E731
-            squares, variance = (factor * moved(x) for x in (squares, variance))
-            self._sums[out] = squares, length, variance
-            if by_number:
-                self.spread[node.id] = (self.unit(node) * (squares / 3.0).sqrt()).nan_to_num(0.0, 0.0, 0.0)
+        elif known and (by_number or (node.op == "mul" and isinstance(b, Tensor))):
+            self._sums[out] = found = known.times(b if node.op == "mul" else 1.0 / b)
+            self.spread[node.id] = (u * (found.squares / 3.0).sqrt()).nan_to_num(0.0, 0.0, 0.0)
+        elif known and node.op in MOVES | {"neg"}:
+            move = lambda x: call(node, [x, *args[1:]], {}, self.device)  # noqa: E731
+            self._sums[out] = known.times(-1.0) if node.op == "neg" else known.moved(move)
+        elif by_number:
+            self._scaled[out] = args[0], args[1] if node.op == "mul" else 1.0 / args[1]
+
+    def _sum(self, x: Any) -> _Sum | None:
+        return self._sums.get(x) if isinstance(x, Tensor) else None
 
     def _in_order(self, node: Node, args: Any, kwargs: dict[str, Any], by_chance: Any) -> Any:
         """The spread of sums whose terms are added as they lie, where that is more than `by_chance`, in any order.
@@ -472,8 +526,9 @@ class Rounding:
             out = _each(lambda x: x * (1.0 + self._one(u)), out)
         if op in FUNCTIONS or op == "div":
             out = _each(lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u), out)
-        if op == "erf":  # 1 less something (Abramowitz and Stegun 7.1.26, which torch's vector code uses)
-            out = out + torch.sign(out) * (self._computed(torch.ones_like(out), 2.0 * FUNCTION_ULPS * u) - 1.0)
+        if op in _LESS:
+            one = torch.ones_like(out)
+            out = out + _LESS[op] * torch.sign(out) * (self._computed(one, 2.0 * FUNCTION_ULPS * u) - one)
         if self._nearest:
             formats = [precision.accumulate, precision.storage or ""][: 1 + bool(kept)]
             rounded = _each(lambda x: _nearest(x, formats), out)

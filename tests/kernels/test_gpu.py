@@ -1,5 +1,8 @@
 """Kernels that wait for each other are refused where they would not all run at once."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +13,7 @@ from kernels.mhc.reductions import reduction_kernels, sums
 from labkit import compare
 from labkit.errors import UsageError
 from labkit.numerics.bounds import sum_of_products
+from labkit.session.catalogue import ROOT
 
 
 @pytest.fixture
@@ -49,6 +53,48 @@ def test_flagged_sums_ask_before_they_launch_and_others_do_not(small_gpu, monkey
     with pytest.raises(UsageError, match="holds 20 of them at once"):
         sums.prepared("flagged", a, a, torch.zeros(1), programs=3)
     assert [programs <= 20 for (programs,) in asked] == [True, False]
+
+
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels.mhc.reductions.reduction_kernels import FLAGGED, sum_kernel
+
+pointers = {f"{name}_ptr": f"*{kind}" for name, kind in
+            {"a": "fp32", "b": "fp32", "out": "fp32", "partial": "i64", "counter": "i32"}.items()}
+for programs, block, warps in ((2, 2048, 32), (4, 1024, 16), (1056, 2048, 8)):
+    power = triton.next_power_of_2(programs)
+    fixed = {"PROGRAMS": programs, "STEPS": 1, "BLOCK": block, "BLOCK_P": power, "WAY": FLAGGED}
+    source = ASTSource(sum_kernel, {**pointers, "COUNT": "i32", **dict.fromkeys(fixed, "constexpr")}, fixed)
+    text = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm["ptx"]
+    after = text.rsplit("ld.volatile", 1)[1]
+    print("bar.sync" in after.partition("st.global.b64")[0], "st.global.b64" in after)
+"""
+
+
+def test_no_warp_that_waits_for_flags_may_find_them_cleared():
+    """Where each warp polls by itself, one that was late waited for ever on an H100: all meet before flags are zero."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, "-c", COMPILED], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ran.stdout.split() == ["True"] * 6, ran.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("programs", "block", "warps"), [(2, 2048, 32), (4, 1024, 16), (2, 2048, 8)])
+def test_few_programs_that_wait_for_each_other_end(programs, block, warps):
+    count = programs * block
+    a, out = torch.ones(count, device="cuda"), torch.zeros(1, device="cuda")
+    evict = torch.empty(1 << 26, device="cuda")
+    run = sums.prepared("flagged", a, a, out, programs, block, warps)
+    for _ in range(2000):
+        evict.zero_()  # as benchmarks do, so that words come from memory and warps see them at different times
+        run()
+    torch.cuda.synchronize()
+    assert float(out) == count
 
 
 @pytest.mark.gpu

@@ -13,8 +13,9 @@ from labkit.session.catalogue import ROOT
 sys.path.insert(0, str(Path(__file__).parent))
 import explain_programs as ep
 
-BLIND, SECOND, THIRD, DEVELOPED = (
-    ep.read(ROOT / "data" / "results" / f"explain_{name}.csv") for name in ("blind", "second", "third", "developed")
+BLIND, SECOND, THIRD, FOURTH, DEVELOPED = (
+    ep.read(ROOT / "data" / "results" / f"explain_{name}.csv")
+    for name in ("blind", "second", "third", "fourth", "developed")
 )
 QUICK = 1.5
 """Seconds that a case took at most from which the ordinary test draws its three."""
@@ -35,6 +36,11 @@ def third():
     return ep.programs(Path(__file__).parent / "blind" / "third")
 
 
+@pytest.fixture(scope="module")
+def fourth():
+    return ep.programs(Path(__file__).parent / "blind" / "fourth")
+
+
 def labels(programs):
     return {f"{p.id}/{d.name}/{p.variants[0]}/0": (p, d) for p in programs.PROGRAMS.values() for d in p.defects}
 
@@ -43,17 +49,18 @@ def no_worse(row, before):
     return ep.OUTCOMES.index(row["outcome"]) <= ep.OUTCOMES.index(before["outcome"])
 
 
-def test_the_record_is_of_every_defect_with_its_label(programs, second, third):
-    for rows, known in ((BLIND, labels(programs)), (SECOND, labels(second)), (THIRD, labels(third))):
+def test_the_record_is_of_every_defect_with_its_label(programs, second, third, fourth):
+    sets = zip((BLIND, SECOND, THIRD, FOURTH), map(labels, (programs, second, third, fourth)), strict=True)
+    for rows, known in sets:
         assert [row["case"] for row in rows] == list(known)
         for row in rows:
             _, defect = known[row["case"]]
             assert (row["kind"], row["accepted"]) == (defect.kind, " ".join((defect.kind, *defect.accept)))
 
 
-@pytest.mark.parametrize("name", ["r03", "r06", "r07", "s04", "s06", "s08"])
-def test_right_ports_that_were_accused_at_first_are_not(second, third, name):
-    for case in (second if name.startswith("r") else third).cases([name], defects=False):
+@pytest.mark.parametrize("name", ["r03", "r06", "r07", "s04", "s06", "s08", "u03", "u04", "u07"])
+def test_right_ports_that_were_accused_at_first_are_not(second, third, fourth, name):
+    for case in {"r": second, "s": third, "u": fourth}[name[0]].cases([name], defects=False):
         recorded = labkit.golden(case["reference"], loss=case["loss"], **case["inputs"])
         report = labkit.localise(case["observed"], recorded, labkit.Precision(**case["precision"]))
         assert report.first is None, (case["id"], report)
@@ -89,7 +96,7 @@ def test_an_answer_is_right_at_the_right_step_by_an_accepted_kind(step, verdict,
     assert ep.outcome(("sign", "flip"), "y", step, verdict, named) == expected
 
 
-@pytest.mark.parametrize("of", ["programs", "second", "third"])
+@pytest.mark.parametrize("of", ["programs", "second", "third", "fourth"])
 def test_every_defect_shows_at_its_step(of, request):
     programs = request.getfixturevalue(of)
     for p, defect in labels(programs).values():
@@ -121,11 +128,12 @@ def test_all_defects_are_explained_as_the_record_says_or_better(programs):
 def test_the_readme_says_what_was_recorded():
     right, low, high = ep.share(BLIND, "right")
     mistaken = ep.share(BLIND, "wrong kind")[0]
-    others = [(*ep.share(rows, "right"), ep.share(rows, "wrong kind")[0]) for rows in (SECOND, THIRD)]
-    second, third = (f"{count} ({low:.0f}% to {high:.0f}%) and {wrong}" for count, low, high, wrong in others)
+    others = [(*ep.share(rows, "right"), ep.share(rows, "wrong kind")[0]) for rows in (SECOND, THIRD, FOURTH)]
+    second, third, fourth = (f"{count} ({low:.0f}% to {high:.0f}%) and {wrong}" for count, low, high, wrong in others)
     sentence = (
         f"Of {len(BLIND)} defects whose author had not seen its search, `labkit.explain` named the right kind"
         f" in {right} (95% interval: {low:.0f}% to {high:.0f}%), a wrong one in {mistaken};"
-        f" of {len(SECOND)} by another, in {second}; of {len(THIRD)} by a third, in {third}."
+        f" of {len(SECOND)} by another, in {second}; of {len(THIRD)} by a third, in {third};"
+        f" of {len(FOURTH)} by two more, in {fourth}."
     )
     assert sentence in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())

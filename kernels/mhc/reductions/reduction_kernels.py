@@ -63,6 +63,7 @@ def sum_kernel(
             while there < PROGRAMS:
                 result, there = _arrived(partial_ptr, PROGRAMS, BLOCK_P)
             tl.store(out_ptr, result)
+            tl.debug_barrier()  # a warp that has all words polls alone: all warps have to see them before they are zero
             p = tl.arange(0, BLOCK_P)
             tl.store(partial_ptr + p, tl.zeros([BLOCK_P], tl.int64), mask=p < PROGRAMS)
     else:
