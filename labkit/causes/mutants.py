@@ -425,8 +425,9 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     if last and real:
         if x.numel() and bool((x == x.round()).all()):
             yield "precision", f"{name} is wrapped to 16 bits", result_of(ids, _wrapped)
-        for function in ON_TOP:
-            yield "function", f"{function} is taken of {name}", result_of(ids, INSTEAD[function])
+    for function in (ON_TOP if last else ON_TOP[:2]) if real and not moved else ():
+        says = f"{function} is taken of {name}"
+        yield "function", says, result_of(ids, INSTEAD[function]), 1 if last else 2
     for other in c.alike(i) if given or last else ():
         kind = "swap" if {i, other} <= c.inputs else "stale"
         yield kind, f"{c.called(other)} stands in place of {name}", _copied(ids, other), 1 + (kind in RARE)
@@ -477,12 +478,15 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     if node.op in ("permute", "transpose", "t"):
         says = f"{what} is left out: memory is read as it lies"
         yield "layout", says, _instead(ids, lambda args: args[0].reshape(x.shape))
+    for words, by in (("the other way", -1), ("twice as far", 2)) if node.op == "roll" else ():
+        yield "shift", f"{what} moves {words}", argument(part, ids, 1, lambda far, by=by: [by * n for n in far])
     if node.op in ("where", "masked_fill"):
         yield "mask", f"{what} fills in 0", argument(part, ids, 2, lambda a: a * 0)
     if node.op in ("index_add", "scatter_add") or (node.op == "index_put" and True in node.args[3:4]):
-        for which, way in (("last", lambda x, d: x), ("first", torch.flip)):
-            says = f"{what} loses updates: of those of one place the {which} survives"
-            yield "race", says, _instead(ids, partial(_lossy, op=node.op, way=way))
+        for tile, which in itertools.product((0, 32, 64, 128, 256), ("last", "first")):
+            each = f" in each {tile}" if tile else ""  # of which a block adds up, while blocks come one after the other
+            says = f"{what} loses updates: of those of one place{each} the {which} survives"
+            yield "race", says, _instead(ids, partial(_lossy, op=node.op, which=which, tile=tile))
     if node.op in ("convolution", "constant_pad_nd"):
         yield from padded(node, ids, what)
     for j, number in enumerate(node.args):
@@ -808,7 +812,7 @@ def regrouped(c: Context) -> Iterator[Way]:
     part, given = c.part, c.part.given()
     for i in (i for i in (*given, *c.computed) if (len(part.users.get(i, ())) > 1 or i in given) and c.real(i)):
         ends = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") or k == part.target]
-        for k, (d, n) in itertools.product(ends[-6:], enumerate(part.nodes[i].shape)):
+        for k, (d, n) in itertools.product(ends[-8:], enumerate(part.nodes[i].shape)):
             for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
                 edits = result_of([i], partial(_regrouped, d=d, a=a))
                 edits |= result_of([k], partial(_regrouped, d=d, a=n // a))
@@ -874,16 +878,23 @@ def _applied(args: list[Any], kwargs: dict[str, Any], node: Node, j: int) -> Any
     return call(node, [result if k == j else a for k, a in enumerate(rest)], node.kwargs)
 
 
-def _lossy(args: list[Any], op: str, way: Callable[[Tensor, Any], Tensor]) -> Tensor:
-    """An addition that is not atomic: of the terms of one place one survives, the last; `way` may turn them round."""
-    if op == "index_put":
-        x, index, source = args[:3]
-        there = [i if i is None else way(i, [0]) for i in index]
-        return x + torch.zeros_like(x).index_put(there, way(source, [0]))
-    x, d, index, source = args[:4]
-    if op == "index_add":
-        return x + torch.zeros_like(x).index_copy(d, way(index, [0]), way(source, [d]))
-    return x + torch.zeros_like(x).scatter(d, way(index, [d]), way(source, [d]))
+def _lossy(args: list[Any], op: str, which: str, tile: int) -> Tensor:
+    """An addition that is not atomic: of the terms of one place, in each `tile`, one survives."""
+    x, *places, source = args[:3] if op == "index_put" else args[:4]
+    d, index = (0, list(places[0])) if op == "index_put" else (int(places[0]), [places[1]])
+    along = 0 if op == "index_add" else d  # of the index
+    lengths = {i.shape[along] for i in index if i is not None} | {source.shape[d]}
+    tile = tile if tile and len(lengths) == 1 else max(lengths)
+    split = [[i] * -(-max(lengths) // tile) if i is None else i.split(tile, along) for i in index]
+    for *at, terms in zip(*split, source.split(tile, d), strict=True):
+        if which == "first":
+            at, terms = [i if i is None else i.flip(along) for i in at], terms.flip(d)
+        empty = torch.zeros_like(x)
+        if op == "index_put":
+            x = x + empty.index_put(at, terms)
+        else:
+            x = x + (empty.index_copy if op == "index_add" else empty.scatter)(d, at[0], terms)
+    return x
 
 
 def _of_parts(x: Tensor, change: Change) -> Tensor:

@@ -51,7 +51,7 @@ class Finding:
     def as_json(self) -> dict[str, Any]:
         """The step's part of what `labkit diff --json` prints."""
         found = {
-            "ok": None if self.words in (NOT_RECORDED, NOT_JUDGED) else not self.diverges,
+            "ok": None if self.words.startswith((NOT_RECORDED, NOT_JUDGED)) else not self.diverges,
             "separated": self.separated,
             "own": comparison_json(self.own) | {"ok": not self.wrong} if self.own is not None else NOT_SEPARATED,
             "inherited": plain(self.inherited) if self.separated else NOT_SEPARATED,

@@ -120,11 +120,21 @@ class Rerun:
         """A finding for each step of `parts`.
 
         What has structure by errors that do not depend on each other is held to that of more simulated runs, in whose
-        errors there may be as much.
+        errors there may be as much. What cannot be run on what was observed, since shapes depend on values, is judged
+        apart from the rest, and not judged itself.
         """
         found: dict[str, Finding] = {}
         for whole in (False, True):
-            simulated = self._simulated(parts, rounded=rounded, whole=whole) if parts else {}
+            try:
+                simulated = self._simulated(parts, rounded=rounded, whole=whole) if parts else {}
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                if len(parts) > 1:
+                    apart = (self._held({i: part}, rounded) for i, part in parts.items())
+                    return found | {name: one for each in apart for name, one in each.items()}
+                words = f"{NOT_JUDGED}: cannot be run on what was observed before it ({str(error).splitlines()[0]})"
+                return found | {name: Finding(name, None, words=words) for i in parts for name in self._names[i]}
             for i in parts:
                 found |= {name: self._finding(name, i, simulated[name], ROUNDED * rounded) for name in self._names[i]}
             structured = {one.name for one in found.values() if one.wrong and one.structure}

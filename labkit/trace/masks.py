@@ -17,7 +17,7 @@ ONE_MASK = 2.0**-7
 def unmasked(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Both sides, float64, with -Inf on both where both hold a mask: -Inf, or a number that no softmax tells from it.
 
-    Finite masks are about one number on a side, more than once; what is as low and is none stays as it is.
+    Finite masks that differ are about one number on a side, more than once; what is as low and is none stays as it is.
     """
     if not o.ndim or not o.numel():
         return o, g
@@ -27,7 +27,8 @@ def unmasked(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     hidden = (g < limit) & (o < limit)
     if not bool(hidden.any()):
         return o, g
-    if int(hidden.sum()) == 1 or not (_one_number(o[hidden]) and _one_number(g[hidden])):
+    differ = hidden & (o != g)
+    if int(differ.sum()) == 1 or not (_one_number(o[differ]) and _one_number(g[differ])):
         hidden = hidden & (o.isinf() != g.isinf())
     return o.masked_fill(hidden, -math.inf), g.masked_fill(hidden, -math.inf)
 

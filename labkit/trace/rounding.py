@@ -257,7 +257,8 @@ class Exact:
                 self.spread[node.id] = torch.where(more < math.inf, more.sqrt(), 0.0)
         elif known and (by_number or (node.op == "mul" and isinstance(b, Tensor))):
             self._sums[out] = found = known.times(b if node.op == "mul" else 1.0 / b)
-            self.spread[node.id] = (u * (found.squares / 3.0).sqrt()).nan_to_num(0.0, 0.0, 0.0)
+            off = (u * (found.squares / 3.0).sqrt()).nan_to_num(0.0, 0.0, 0.0)
+            self.spread[node.id] = torch.where(out == 0.0, 0.0, off)  # a c - a c is
         elif known and node.op in MOVES | {"neg"}:
             move = lambda x: call(node, [x, *args[1:]], {}, self.device)  # noqa: E731
             self._sums[out] = known.times(-1.0) if node.op == "neg" else known.moved(move)

@@ -358,9 +358,17 @@ def further():
     yield lambda x: x[order[:5]], (x,), x[:5], "permute", "the place in dimension 0 itself"
     yield blend, (x, b), x.clamp(-0.5, 0.25) + b.clamp(-0.25, 0.5), "swap", "0.5 and 0.25 of clamp are exchanged"
     yield scaled, (x, b), x * x / b.mean(-1, keepdim=True), "stale", "mul takes x in place of b"
+    yield lambda x: 2.0 * x.roll(3, 1), (x,), 2.0 * x.roll(-3, 1), "shift", "roll moves the other way"
+    yield lambda x: 1 / (x * x + 0.1), (x,), 1 / (x.abs() + 0.1), "function", "sqrt is taken of the result of mul"
+    place, lost = torch.arange(50) % 7, torch.zeros(7, 22)
+    for tile in (slice(0, 32), slice(32, 50)):  # NumPy's a[i] += b keeps the last of equal places
+        lost += torch.zeros(7, 22).index_copy(0, place[tile], w[tile])
+    empty = torch.zeros(7, 22, dtype=torch.float64)
+    yield lambda w: empty.index_add(0, place, w), (w,), lost, "race", "in each 32 the last survives"
+    yield lambda w: empty.index_put((place,), w, True), (w,), lost, "race", "in each 32 the last survives"
 
 
-@pytest.mark.parametrize("case", range(10))
+@pytest.mark.parametrize("case", range(14))
 def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(case):
     reference, given, output, kind, words = list(further())[case]
     recorded = labkit.golden(reference, **dict(zip(reference.__code__.co_varnames, given, strict=False)))

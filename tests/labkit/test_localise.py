@@ -1161,3 +1161,45 @@ def test_a_sigmoid_may_be_half_of_a_tanh():
     observed = {"input": x, "output": 0.5 + 0.5 * torch.tanh(0.5 * x)}
     assert localise(observed, recorded).first is None
     assert localise(observed | {"output": observed["output"] + 5e-7}, recorded).first == "output"
+
+
+def test_what_cannot_be_run_on_what_was_observed_is_not_judged_and_the_rest_is():
+    """As many elements as values say: here, one is of the other sign."""
+    x = torch.randn(200, generator=torch.Generator().manual_seed(0))
+
+    def reference(x):
+        y = step("y", 2.0 * x)
+        positive = step("positive", y[y > 0.0] + torch.ones(int((y > 0.0).sum()), dtype=y.dtype))
+        return step("squares", x * x) + positive.sum()
+
+    recorded = golden(reference, x=x)
+    y = 2.0 * x
+    observed = {"x": x, "y": y, "positive": y[y > 0.0] + 1.0, "squares": x * x}
+    observed["output"] = observed["squares"] + observed["positive"].sum()
+    assert localise(observed, recorded).first is None
+    y = y.clone()
+    y[int(y.argmax())] *= -1.0
+    report = localise(observed | {"y": y, "squares": 1.01 * x * x}, recorded)
+    assert report.first == "y"
+    assert report.findings["positive"].words.startswith("not judged: cannot be run on what was observed before it (")
+    assert report.findings["squares"].diverges
+
+
+def test_a_mask_upon_a_mask_may_be_the_lowest_number_of_each_sides_type():
+    """As in a causal window that has padding too, of torch.finfo(x.dtype).min."""
+    x = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
+    later, padded = torch.ones(6, 9, dtype=torch.bool).triu(2), torch.arange(9) > 6
+
+    def masked(x):
+        lowest = torch.finfo(x.dtype).min
+        x = step("causal", x.masked_fill(later, lowest))
+        return torch.softmax(step("both", x.masked_fill(padded, lowest)), -1)
+
+    recorded = golden(masked, x=x)
+    causal = x.masked_fill(later, torch.finfo(x.dtype).min)
+    both = causal.masked_fill(padded, torch.finfo(x.dtype).min)
+    observed = {"x": x, "causal": causal, "both": both, "output": torch.softmax(both, -1)}
+    assert localise(observed, recorded).first is None
+    both = both.clone()
+    both[4, 2] = -1e30
+    assert localise(observed | {"both": both}, recorded).first == "both"
