@@ -8,13 +8,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from html import escape
 from typing import Any
 
 import torch
 
-from labkit.causes.mutants import Mutant, kind_of_number, mutants, numbered, result_of
+from labkit.causes.mutants import Mutant, argument, kind_of_number, mutants, numbered, result_of, summed_over, zeroed
 from labkit.causes.part import Edit, Part, taken
 from labkit.errors import UsageError
 from labkit.numerics.precision import INTEGERS, Precision, half_ulp
@@ -374,6 +374,8 @@ class _Search:
             for j, number in enumerate(node.args):
                 if isinstance(number, float) and number and node.op in FITTED:
                     yield self._best_number(node, j, number)
+            for d in summed_over(node, self._part.values):
+                yield from self._best_ranges(node, d, self._part.values[node.parents[0]].shape[d])
 
     def _best_number(self, node: Node, j: int, c: float) -> Mutant:
         """The number that brings the step nearest to what was observed, in place of one of the program's."""
@@ -384,13 +386,34 @@ class _Search:
             return Mutant(kind_of_number(node.op, c, new), says, numbered(self._part, [node.id], j, new), 3)
 
         def off(new: float) -> float:
-            value = self._value(mutant(new)) if not self._late(self._until) else None
-            return math.inf if value is None else self._rms(self._off(value))
+            return self._distance(mutant(new))
 
         best = min([c * 10.0 ** (k / 4) for k in range(-16, 17)] + [10.0**k for k in range(-8, 9)], key=off)
         span = sorted((best * 10**-0.25, best * 10**0.25))
         found = minimize_scalar(off, bounds=span, method="bounded", options={"xatol": abs(best) * 1e-8})
         return mutant(min(best, float(found.x), key=off))
+
+    def _best_ranges(self, node: Node, d: int, n: int) -> Iterator[Mutant]:
+        """The end, and the beginning, that a sum over dimension `d` lacks to come nearest to what was observed."""
+
+        def mutant(a: int, b: int) -> Mutant:
+            says = f"{node.op} leaves out {a} to {b - 1} of {n}"
+            edits = argument(self._part, [node.id], 0, partial(zeroed, d=d, a=a, b=b))
+            return Mutant("truncate", says, edits, 3)
+
+        for part in (lambda k: (k, n)), (lambda k: (0, k)):
+            off = cache(lambda k, part=part: self._distance(mutant(*part(k))))
+            apart = max(1, n // 32)  # the more terms too many or too few, the further off
+            best = min(range(apart, n, apart), key=off, default=0)
+            while apart > 1:
+                apart = (apart + 1) // 2
+                best = min((k for k in (best, best - apart, best + apart) if 0 < k < n), key=off)
+            if best:
+                yield mutant(*part(best))
+
+    def _distance(self, mutant: Mutant) -> float:
+        value = self._value(mutant) if not self._late(self._until) else None
+        return math.inf if value is None else self._rms(self._off(value))
 
     def _cause(self, mutant: Mutant, share: float, also: Sequence[str] = ()) -> Cause:
         node = self._part.nodes[mutant.at]

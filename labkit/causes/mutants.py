@@ -185,7 +185,7 @@ def left_out(shape: tuple[int, ...], sizes: Iterable[int] = ()) -> Iterator[tupl
     for d, n in enumerate(shape):
         for a, b in sorted({*ranges(n, sizes)} - {*ranges(n)}) if sizes else ranges(n):
             words = f"zero in {a} to {b - 1} of dimension {d}, of {n}"
-            yield "truncate", words, partial(_zeroed, d=d, a=a, b=b)
+            yield "truncate", words, partial(zeroed, d=d, a=a, b=b)
 
 
 def addressed(shape: tuple[int, ...], sizes: Iterable[int], written: bool) -> Iterator[tuple[str, str, Change]]:
@@ -224,7 +224,8 @@ def _rounded(x: Tensor, name: str) -> Tensor:
     return ((x.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32).double()
 
 
-def _zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
+def zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
+    """Zero in `a` to `b` - 1 of dimension `d`."""
     keep = torch.ones(x.shape[d], dtype=x.dtype, device=x.device)
     keep[a:b] = 0
     return x * keep.view([-1 if k == d else 1 for k in range(x.ndim)])
@@ -347,6 +348,11 @@ class Context:
         others = (k for k in self.part.given() if k != i and isinstance(values[k], Tensor))
         return [k for k in others if values[k].shape == x.shape and values[k].dtype == x.dtype]
 
+    def mistaken(self, i: int, other: int) -> str:
+        """The kind of fault that it is to take another tensor: one that is the same but for its last digits, or not."""
+        x, y = self.part.values[i], self.part.values[other]
+        return "precision" if self.real(i) and bool(((y - x).abs() <= 2.0**-7 * x.abs()).all()) else "stale"
+
     def groups(self) -> list[list[int]]:
         """Operations that one line runs several times on one shape, as a loop does; the target's, then steps first."""
         part, found = self.part, dict[Any, list[int]]()
@@ -422,14 +428,13 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         for share, over in ((n / (n - 1), n - 1), ((n - 1) / n, n)) if real else ():
             says = f"{name} is over {over}, not {2 * n - 1 - over}"
             yield "ddof", says, result_of(ids, lambda x, share=share: x * share)
-    if last and real:
-        if x.numel() and bool((x == x.round()).all()):
-            yield "precision", f"{name} is wrapped to 16 bits", result_of(ids, _wrapped)
+    if last and real and x.numel() and bool((x == x.round()).all()):
+        yield "precision", f"{name} is wrapped to 16 bits", result_of(ids, _wrapped)
     for function in (ON_TOP if last else ON_TOP[:2]) if real and not moved else ():
         says = f"{function} is taken of {name}"
         yield "function", says, result_of(ids, INSTEAD[function]), 1 if last else 2
     for other in c.alike(i) if given or last else ():
-        kind = "swap" if {i, other} <= c.inputs else "stale"
+        kind = "swap" if {i, other} <= c.inputs else c.mistaken(i, other)
         yield kind, f"{c.called(other)} stands in place of {name}", _copied(ids, other), 1 + (kind in RARE)
 
 
@@ -447,7 +452,7 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             for other in c.alike(refs[j]):
                 args = tuple(Ref(other) if n == j else arg for n, arg in enumerate(node.args))
                 edits = dict.fromkeys(ids, Edit(partial(call, node), args))
-                yield "stale", f"{what} takes {c.called(other)} in place of {names[j]}", edits, 2
+                yield c.mistaken(refs[j], other), f"{what} takes {c.called(other)} in place of {names[j]}", edits, 2
         kind = LEFT_OUT.get(node.op, "function")
         if kind and a.dtype == x.dtype and (a.is_floating_point() or kind == "permute") and node.op not in PRODUCTS:
             sign = -1 if node.op == "sub" and j == 1 else 1
@@ -920,6 +925,13 @@ def _dims(node: Node, ndim: int) -> list[int]:
     """The dimensions of a reduction."""
     over = node.args[1] if len(node.args) > 1 and node.args[1] is not None else list(range(ndim))
     return sorted(d % max(1, ndim) for d in ([over] if isinstance(over, int) else over or range(ndim)))
+
+
+def summed_over(node: Node, values: Mapping[int, Any]) -> list[int]:
+    """The dimensions of what an operation takes first over which it sums."""
+    if node.op in ("sum", "mean"):
+        return _dims(node, values[node.parents[0]].ndim)
+    return [values[node.parents[0]].ndim - 1] if node.op in ("mm", "bmm", "mv") else []
 
 
 def is_epsilon(op: str, c: float) -> bool:

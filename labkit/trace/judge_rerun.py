@@ -212,13 +212,13 @@ class Rerun:
             rule, storage = self._rule(i), self._storage(self._names[i][0])
             types = {k: storage for k in part if self._program.nodes[k].func == INPUT and k not in self._given}
             if not rule.eager:
-                types |= {k: max(map(self._storage, self._names[k]), key=_unit) for k in self._before(i)}
+                types |= {k: self._storage(self._names[k][0]) for k in self._before(i)}
             elif not self._as_written(i):
                 types |= dict.fromkeys(self._before(i), narrowest)
             for k, name in types.items():
                 value = self._given[k] if k in self._given else self._program.values[k]
                 registers = k in self._given and not rule.eager
-                if not value.is_floating_point() or (registers and _unit(name) <= rule.unit):
+                if not value.is_floating_point() or (registers and UNIT_ROUNDOFF.get(name, 0.0) <= rule.unit):
                     continue
                 copied = k in self._given and len(floats) > 1
                 known = value == stored(value, name)
@@ -370,11 +370,6 @@ class Rerun:
         inherited = float(not compare(simulated.exact, golden).ok)
         every = self._elements(name, observed, simulated.exact, 0.0)
         return Finding(name, total, own, inherited, None, wrong, wrong, words, elements=every)
-
-
-def _unit(storage: str) -> float:
-    """The unit round-off of a format; whole numbers have none."""
-    return UNIT_ROUNDOFF.get(storage, 0.0)
 
 
 def _may_be_stored(golden: Golden) -> set[int]:

@@ -38,7 +38,7 @@ from labkit.trace.operations import (
 )
 from labkit.trace.program import CONSTANT, INPUT, ITEM, WIDE, Program, Ref, narrower, widened
 
-_LISTENERS: list[Callable[[str, Tensor], None]] = []
+_LISTENERS: list[tuple[Callable[[str, Tensor], None], dict[int, Tensor]]] = []
 """Who is told of a :func:`step`: the innermost recording."""
 
 BACKWARD = "backward"
@@ -51,19 +51,25 @@ NARROW = (torch.bfloat16, torch.float16)
 def step(name: str, tensor: Tensor) -> Tensor:
     """Name an intermediate tensor, so that it is a step. Outside a recording nothing happens. Returns the tensor.
 
+    A tensor that has a name is another step under another one: a copy of it, as the weights that a model takes may be a
+    narrower copy of those that an optimiser keeps. What takes the copy takes what is returned.
+
     Raises UsageError for what is no tensor, and a name that is no text.
     """
     if not isinstance(tensor, Tensor) or not isinstance(name, str):
         raise UsageError(f"step {name!r:.40}: a {type(tensor).__name__} is not right; wanted a name, then a tensor")
     if _LISTENERS:
-        _LISTENERS[-1](name, real(tensor))
+        on_step, named = _LISTENERS[-1]
+        tensor = tensor.clone() if id(tensor) in named else tensor
+        named[id(tensor)] = tensor  # kept, lest another has its id
+        on_step(name, real(tensor))
     return tensor
 
 
 @contextmanager
 def listening(on_step: Callable[[str, Tensor], None]) -> Iterator[None]:
     """Have `on_step(name, tensor)` called for each :func:`step` meanwhile."""
-    _LISTENERS.append(on_step)
+    _LISTENERS.append((on_step, {}))
     try:
         yield
     finally:

@@ -368,6 +368,32 @@ def further():
     yield lambda w: empty.index_put((place,), w, True), (w,), lost, "race", "in each 32 the last survives"
 
 
+def test_a_sum_that_lacks_an_end_that_no_list_has_is_named():
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(5, 203, generator=generator), torch.randn(203, 6, generator=generator)
+    recorded = labkit.golden(lambda x, w: x @ w, x=x, w=w)
+    for part, words in ((slice(0, 139), "leaves out 139 to 202"), (slice(77, 203), "leaves out 0 to 76")):
+        found = labkit.explain({"x": x, "w": w, "output": x[:, part] @ w[part]}, recorded)
+        assert (found.verdict, found.causes[0].kind) == ("cause", "truncate"), found
+        assert words in found.causes[0].says
+
+
+def test_a_narrower_copy_in_place_of_the_number_itself_is_a_matter_of_precision():
+    w, gradient = torch.randn(2, 14, 14, generator=torch.Generator().manual_seed(0))
+
+    def update(w, gradient):
+        master = labkit.step("master", w - 0.01 * gradient)
+        labkit.step("weight", master)
+        return 0.9 * w + 0.1 * master
+
+    recorded = labkit.golden(update, w=w, gradient=gradient)
+    master = w - 0.01 * gradient
+    observed = {"w": w, "gradient": gradient, "master": master, "weight": master.half()}
+    rules = labkit.Precision(steps={"weight": {"storage": "float16"}})
+    found = labkit.explain(observed | {"output": 0.9 * w + 0.1 * master.half().float()}, recorded, rules)
+    assert (found.verdict, found.causes[0].kind) == ("cause", "precision"), found
+
+
 @pytest.mark.parametrize("case", range(14))
 def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(case):
     reference, given, output, kind, words = list(further())[case]
