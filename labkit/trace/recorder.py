@@ -117,6 +117,8 @@ class Watcher(TorchDispatchMode):
         if name in IGNORED or (name in ALLOWED and name not in COMPUTING):
             return
         if name == "add" and self.path == BACKWARD:  # autograd adds gradients up in an order of its own
+            narrow = {x.data_ptr() for x in self.summed_in_storage}
+            self.summed_in_storage += [out] * any(a.data_ptr() in narrow for a in args if isinstance(a, Tensor))
             return
         parts = out if isinstance(out, (tuple, list)) else (out,)
         transposed = name == "convolution" and args[6]

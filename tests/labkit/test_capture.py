@@ -171,3 +171,20 @@ def test_a_result_of_another_shape_when_looked_at_is_reported():
             return self.inner(torch.cat([x, x]) if self.inner._forward_hooks else x)
 
     assert capture(Longer(), torch.ones(3)).about["observer"].startswith("differs when nothing is captured: output")
+
+
+def test_gradients_of_a_norm_that_is_used_twice_are_summed_as_those_of_one_that_is_used_once():
+    """In bfloat16, each time; autograd adds both up. As in ALBERT, whose layers are one."""
+
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = torch.nn.LayerNorm(16), torch.nn.Linear(16, 16)
+
+        def forward(self, x):
+            return self.norm(self.linear(self.norm(x)))
+
+    torch.manual_seed(0)
+    model, x = Twice().bfloat16(), torch.randn(4, 300, 16).bfloat16()
+    report = labkit.localise(labkit.capture(model, x), labkit.golden(model, x))
+    assert report.first is None, report
