@@ -186,5 +186,5 @@ def test_gradients_of_a_norm_that_is_used_twice_are_summed_as_those_of_one_that_
 
     torch.manual_seed(0)
     model, x = Twice().bfloat16(), torch.randn(4, 300, 16).bfloat16()
-    report = labkit.localise(labkit.capture(model, x), labkit.golden(model, x))
+    report = localise(capture(model, x), golden(model, x))
     assert report.first is None, report
