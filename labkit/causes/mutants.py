@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.utils._pytree import tree_map_only
 
 from labkit.causes.part import Edit, Part
 from labkit.numerics.precision import stored
@@ -351,7 +352,9 @@ class Context:
     def mistaken(self, i: int, other: int) -> str:
         """The kind of fault that it is to take another tensor: one that is the same but for its last digits, or not."""
         x, y = self.part.values[i], self.part.values[other]
-        return "precision" if self.real(i) and bool(((y - x).abs() <= 2.0**-7 * x.abs()).all()) else "stale"
+        if self.real(i) and bool(((y - x).abs() <= 2.0**-7 * x.abs()).all()):
+            return "precision"
+        return "swap" if {i, other} <= self.inputs else "stale"
 
     def groups(self) -> list[list[int]]:
         """Operations that one line runs several times on one shape, as a loop does; the target's, then steps first."""
@@ -434,7 +437,7 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         says = f"{function} is taken of {name}"
         yield "function", says, result_of(ids, INSTEAD[function]), 1 if last else 2
     for other in c.alike(i) if given or last else ():
-        kind = "swap" if {i, other} <= c.inputs else c.mistaken(i, other)
+        kind = c.mistaken(i, other)
         yield kind, f"{c.called(other)} stands in place of {name}", _copied(ids, other), 1 + (kind in RARE)
 
 
@@ -449,10 +452,6 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         if len(part.users.get(refs[j], ())) > len(ids):  # others take it too
             for kind, how, change in c.changes(a):
                 yield kind, f"{what} takes {names[j]} {how}", argument(part, ids, j, change), 2
-            for other in c.alike(refs[j]):
-                args = tuple(Ref(other) if n == j else arg for n, arg in enumerate(node.args))
-                edits = dict.fromkeys(ids, Edit(partial(call, node), args))
-                yield c.mistaken(refs[j], other), f"{what} takes {c.called(other)} in place of {names[j]}", edits, 2
         kind = LEFT_OUT.get(node.op, "function")
         if kind and a.dtype == x.dtype and (a.is_floating_point() or kind == "permute") and node.op not in PRODUCTS:
             sign = -1 if node.op == "sub" and j == 1 else 1
@@ -465,6 +464,11 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             yield again, f"{what}: {names[j]} is taken twice", _instead(ids, twice)
         if node.op in ARITHMETIC and a.ndim and a.shape != x.shape:
             yield from broadcast(c, ids, j, a, f"{what}: {names[j]}")
+    for p in {p for p in node.parents if len(part.users.get(p, ())) > len(ids) and isinstance(part.values[p], Tensor)}:
+        for other in c.alike(p):
+            args = tree_map_only(Ref, lambda ref, p=p, other=other: Ref(other) if ref.id == p else ref, node.args)
+            says = f"{what} takes {c.called(other)} in place of {c.called(p)}"
+            yield c.mistaken(p, other), says, dict.fromkeys(ids, Edit(partial(call, node), args)), 2
     if len(tensors) == 2 and node.op not in ("mul", "add"):
         j, k = tensors
         order = [k if n == j else j if n == k else n for n in range(len(node.args))]

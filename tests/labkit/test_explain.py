@@ -357,7 +357,7 @@ def further():
     yield lambda x: x[order], (x,), x, "permute", "passes as it is"
     yield lambda x: x[order[:5]], (x,), x[:5], "permute", "the place in dimension 0 itself"
     yield blend, (x, b), x.clamp(-0.5, 0.25) + b.clamp(-0.25, 0.5), "swap", "0.5 and 0.25 of clamp are exchanged"
-    yield scaled, (x, b), x * x / b.mean(-1, keepdim=True), "stale", "mul takes x in place of b"
+    yield scaled, (x, b), x * x / b.mean(-1, keepdim=True), "swap", "mul takes x in place of b"
     yield lambda x: 2.0 * x.roll(3, 1), (x,), 2.0 * x.roll(-3, 1), "shift", "roll moves the other way"
     yield lambda x: 1 / (x * x + 0.1), (x,), 1 / (x.abs() + 0.1), "function", "sqrt is taken of the result of mul"
     place, lost = torch.arange(50) % 7, torch.zeros(7, 22)
