@@ -117,11 +117,8 @@ class Picture:
         self._figure, panels = figure(1, 4, width=12.0, height=3.4)
         plt.close(self._figure)  # a notebook would show it once more
         value = _VALUE.with_extremes(bad="black", under=PURPLE, over=PURPLE)
-        looks = (
-            (_SHARE.with_extremes(under="white", over="black"), 3.0, "log10 of error / tolerance"),
-            (value, 1.0, f"golden / {self._limit:.3g}"),
-            (value, 1.0, f"observed / {self._limit:.3g}"),
-        )
+        looks = [(_SHARE.with_extremes(under="white", over="black"), 3.0, "log10 of error / tolerance")]
+        looks += [(value, 1.0, f"{side} / {self._limit:.3g}") for side in ("golden", "observed")]
         ylabel, xlabel = (f"{elements.axes[k]} ({shape[k]})" for k in self._shown)
         options: Any = {"aspect": "auto", "interpolation": "nearest", "animated": True, "extent": (0.0, 1.0, 1.0, 0.0)}
         self._maps = []
