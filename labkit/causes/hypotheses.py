@@ -70,13 +70,12 @@ class Weighing:
 
     def matrix(self) -> Table:
         """Hypotheses by settings: those left first, then the refuted ones, MOST rows in all."""
-        names = sorted(self.fits, key=lambda name: (name not in self.left, -len(self.fits[name])))
-        rows = [
-            (name, *(fits[s].words if s in fits else "not tried" for s in self.settings))
-            for name, fits in ((name, self.fits[name]) for name in names[:MOST])
-        ]
-        hidden = f" ({len(names) - MOST} more not shown)" if len(names) > MOST else ""
-        return Table(("hypothesis", *self.settings), rows, f"{len(self.left)} left, {self.rivals} refuted{hidden}")
+        left, settings = self.left, self.settings
+        ordered = sorted(self.fits.items(), key=lambda item: (item[0] not in left, -len(item[1])))
+        shown = ordered[:MOST]
+        rows = [(name, *(fits[s].words if s in fits else "not tried" for s in settings)) for name, fits in shown]
+        hidden = f" ({len(ordered) - MOST} more not shown)" if len(ordered) > MOST else ""
+        return Table(("hypothesis", *settings), rows, f"{len(left)} left, {self.rivals} refuted{hidden}")
 
     def _repr_html_(self) -> str:
         return self.matrix()._repr_html_()

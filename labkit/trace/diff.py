@@ -80,9 +80,10 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """What `labkit diff --json` prints; `steps` are those of :attr:`run`."""
         shown = self.shown
+        first = {run: {"first_divergent_step": one.first if one.ordered else None} for run, one in self.runs.items()}
         return {
             "alarm": self.alarm,
-            "first_divergent_step": shown.first if shown.ordered else None,
+            **first[self.run],
             "divergent_steps": shown.divergent,
             "order_known": shown.ordered,
             "precision": {"fields": asdict(shown.precision), "guessed": shown.guessed},
@@ -91,10 +92,7 @@ class Report:
             "notes": shown.notes,
             "texts": self.texts,
             "run": self.run,
-            "runs": {
-                name: {"first_divergent_step": found.first if found.ordered else None}
-                for name, found in self.runs.items()
-            },
+            "runs": first,
             "run_to_run": {
                 name: {"distinct": one.distinct, "spread": plain(one.spread), "finding": self.finding(name)}
                 for name, one in self.repeats.items()

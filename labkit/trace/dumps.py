@@ -85,11 +85,7 @@ def _folder(path: Path) -> Trace:
         if not isinstance(about, dict):
             raise UsageError(f"{beside}: is {type(about).__name__}; wanted an object")
     about = metadata(about, f"{path}: ")
-
-    def read(name: str) -> Tensor:
-        return _tensor(files[name], _load(files[name]))
-
-    return _in_order(path, list(files), read, about)
+    return _in_order(path, list(files), lambda name: _tensor(files[name], _load(files[name])), about)
 
 
 def _in_order(path: Path, names: list[str], read: Callable[[str], Tensor], about: dict[str, Any]) -> Trace:
