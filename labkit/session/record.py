@@ -103,11 +103,8 @@ def belongs(result: Mapping[str, Any], folder: Path) -> bool:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that numbers may depend on."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    installed = (name for name in PACKAGES if any(importlib.metadata.distributions(name=name)))
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in installed}
 
 
 def commit() -> tuple[str | None, bool | None]:
@@ -178,9 +175,8 @@ class Record:
     @property
     def changed(self) -> list[str]:
         """Which of notebook, kernels and labkit have changed since it was recorded."""
-        now = sources(notebook(self.result["notebook"]))
         then = self.result["provenance"]["sources"]
-        return [part for part in now if now[part] != then.get(part)]
+        return [part for part, now in sources(notebook(self.result["notebook"])).items() if now != then.get(part)]
 
     @property
     def where(self) -> str:
@@ -266,8 +262,7 @@ def failure(run_directory: Path) -> tuple[str, dict[str, Any]]:
     reason, parameters = "", dict[str, Any]()
     for folder in (run_directory / "attempt", run_directory):
         with suppress(OSError):
-            log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-            reason = log.strip().rpartition("\n")[2]
+            reason = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
         with suppress(ValueError, LookupError, TypeError, AttributeError):
             executed = Notebook(folder / "notebook.ipynb").content
             reason = raised(executed["cells"]) or reason
