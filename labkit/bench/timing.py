@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import random
 import statistics
-import time
+import timeit
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -99,8 +99,7 @@ def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
                     print(f"  cannot be captured in a graph: {provider.name}: {str(error).splitlines()[0]}")
     for (name, metric), found_times in times.items():
         if found_times:
-            values = (statistics.median(found_times), min(found_times), max(found_times))
-            yield _row(case, name, metric, "us", values)
+            yield _row(case, name, metric, "us", (statistics.median(found_times), min(found_times), max(found_times)))
     for name, microseconds in least.items():
         yield _row(case, name, "time", "us", [microseconds] * 3)
 
@@ -149,13 +148,8 @@ def graph_times(run: Callable[[], Any]) -> list[float]:
 def host_times(run: Callable[[], None], seconds: float = 1.0) -> list[float]:
     """Microseconds of one call on the CPU, after a warm-up, for about `seconds`."""
     run()
-    times: list[float] = []
-    stop = time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < stop:
-        begin = time.perf_counter()
-        run()
-        times.append(1e6 * (time.perf_counter() - begin))
-    return np.quantile(times, QUANTILES).tolist()
+    times = timeit.repeat(run, number=1, repeat=max(5, int(seconds / timeit.timeit(run, number=1))))
+    return (1e6 * np.quantile(times, QUANTILES)).tolist()
 
 
 def floors(case: Case, device: devices.Device) -> dict[str, float]:
