@@ -35,15 +35,11 @@ def page(found: Report, path: Path) -> Path:
     made = jinja2.Environment(loader=jinja2.FileSystemLoader(PAGES), undefined=jinja2.StrictUndefined, autoescape=True)
     made.trim_blocks, made.filters["printable"] = True, printable
     made.globals |= {"equal": EQUAL, "bins": BINS, "colours": SHARES, "within": WITHIN, "zip": zip, "log1p": math.log1p}
-    text = made.get_template("diff.html").render(
-        found=found,
-        shown=shown,
-        lines=[*shown.notes, *([] if any(f.separated for f in shown.findings.values()) else [WHOLE])],
-        pictures=pictures,
-        data={k: _picture(one, cells[k]) for k, one in pictures.items()},
-    )
+    lines = [*shown.notes, *([] if any(f.separated for f in shown.findings.values()) else [WHOLE])]
+    data = {k: _picture(one, cells[k]) for k, one in pictures.items()}
+    values = {"found": found, "shown": shown, "lines": lines, "pictures": pictures, "data": data}
     with writing(path, "--html"):
-        write_text(path, text)
+        write_text(path, made.get_template("diff.html").render(values))
     return path
 
 
