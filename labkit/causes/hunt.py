@@ -212,10 +212,9 @@ def hunt(
     judged: dict[str, Failure | str] = {}
 
     def judge(inputs: Inputs) -> Failure | str:
-        try:
+        recorded = None
+        with suppress(Exception):
             recorded = _record(reference, inputs, out) if _longest(reference, inputs, out) <= 4 * most else None
-        except Exception:
-            recorded = None
         if recorded is None or sum(recorded[name].numel() for name in recorded.names) > 4 * most:
             return "discarded"
         return _failure(kernel, recorded, inputs, precision, out, refuses, FALSE_ALARM / (2 * examples))  # two calls

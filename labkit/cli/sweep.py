@@ -214,12 +214,10 @@ def places(workers: int | None, gpus: bool) -> Held:
             raise UsageError("--gpus: torch sees no GPU here; wanted one at least")
     cores = sorted(os.sched_getaffinity(0))
     many, each = workers or len(devices) or len(cores), len(cores)
-    held = []
-    for i in range(many):
-        share = cores[i * each // many : (i + 1) * each // many] or [cores[i % each]]
-        held.append({"LABKIT_CORES": ",".join(map(str, share))})
-        held[i] |= {"CUDA_VISIBLE_DEVICES": devices[i % len(devices)]} if devices else {}
-    return held
+    shares = [cores[i * each // many : (i + 1) * each // many] or [cores[i % each]] for i in range(many)]
+    held = [{"LABKIT_CORES": ",".join(map(str, share))} for share in shares]
+    gpus_in_turn = zip(held, itertools.cycle(devices), strict=False)
+    return [one | {"CUDA_VISIBLE_DEVICES": gpu} for one, gpu in gpus_in_turn] if devices else held
 
 
 def jobs(kind: str, given: Mapping[str, Any]) -> Any:

@@ -143,10 +143,8 @@ class Ledger:
                 mark = f'<b style="color:{colour};display:inline-block;width:7em">{settled.verdict}</b>'
                 more = [f"<i>{claim.id}</i> ({claim.kind}; {html.escape(claim.where)}).", html.escape(reason(settled))]
                 more += [f"Reported: {html.escape(str(claim.reported))}."] * (claim.reported is not None)
-                lines.append(
-                    f"<details><summary>{mark} {html.escape(claim.says)}</summary>"
-                    f'<p style="margin-left:8.5em">{" ".join(more)}</p></details>'
-                )
+                body = f'<p style="margin-left:8.5em">{" ".join(more)}</p>'
+                lines.append(f"<details><summary>{mark} {html.escape(claim.says)}</summary>{body}</details>")
         return "\n".join(lines)
 
 
@@ -210,10 +208,8 @@ def answer(name: str, result: Mapping[str, Any] | None = None) -> str:
 
 def plain(value: Any) -> Any:
     """NumPy and torch scalars and arrays as JSON has them."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
-    return value
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value

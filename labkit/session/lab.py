@@ -22,15 +22,12 @@ class Lab:
     """One execution of a notebook. `device`, `parameters`, `seed` and `directory` are set by :func:`start`."""
 
     def __init__(self, book: catalogue.Notebook, parameters: dict[str, Any], chosen: device.Device) -> None:
-        self.name = book.name
-        self.parameters = parameters
-        self.device = chosen
+        self.name, self.parameters, self.device = book.name, parameters, chosen
         self.seed = int(parameters.get("seed", 0))
         # `labkit run` sets both; the second is a name that no cell knows until every cell has completed
         self.directory = Path(os.environ.get("LABKIT_RUN_DIR") or catalogue.ROOT / "runs" / book.name / "interactive")
         self._result = self.directory / os.environ.get("LABKIT_RESULT", "result.json")
-        self._sources = record.sources(book)
-        self._started = time.perf_counter()
+        self._sources, self._started = record.sources(book), time.perf_counter()
         self._result.unlink(missing_ok=True)  # of an earlier run: this one has not succeeded yet
 
     def rng(self, *stream: int) -> np.random.Generator:
