@@ -142,7 +142,8 @@ def _fit(name: str, observed: Any, expected: Any, thorough: bool) -> Fit:
     if (pairs and not bounds) or not all(isinstance(bound, Bound) for bound in bounds):
         wanted = "wanted (value, labkit.Bound), a Trace with bounds, or whole numbers"
         raise UsageError(f"hypothesis {name!r}: gives no bound; {wanted}")
-    if not any(_tests(bound) for _, value, bound in pairs if torch.as_tensor(value).numel()):
+    tests = [bound for _, value, bound in pairs if torch.as_tensor(value).numel()]
+    if not any(bound is None or bool(torch.as_tensor(bound.absolute).isfinite().any()) for bound in tests):
         return Fit(False, float("nan"), "not tested", tested=False)
     if not thorough:
         ok = all(within(*pair) for pair in pairs)
@@ -157,8 +158,3 @@ def _whole(value: Any) -> bool:
     """Whether a value holds whole numbers only, which are equal or not."""
     x = as_tensor("counterfactual", value).double()
     return bool((x == x.round()).all())
-
-
-def _tests(bound: Any) -> bool:
-    """Whether a bound could tell anything apart."""
-    return bound is None or bool(torch.isfinite(torch.as_tensor(bound.absolute)).any())

@@ -55,7 +55,9 @@ def _cells(sizes: Mapping[int, int]) -> dict[int, int]:
 def _picture(elements: Elements, cells: int) -> dict[str, Any]:
     """What the page's script draws: three arrays of bfloat16, which holds NaN, Inf and three digits of any number."""
     size, arrays = elements.reduced(cells)
-    words = [base64.b64encode(_narrow(array)).decode() for array in arrays]
+    most = torch.finfo(torch.bfloat16).max
+    finite = [torch.from_numpy(np.where(np.isfinite(x), x.clip(-most, most), x)) for x in arrays]
+    words = [base64.b64encode(x.bfloat16().view(torch.int16).numpy().tobytes()).decode() for x in finite]
     return {
         "shape": elements.shape,
         "size": size,
@@ -65,9 +67,3 @@ def _picture(elements: Elements, cells: int) -> dict[str, Any]:
         "marked": bool(elements.worst),
         **dict(zip(("share", "golden", "observed"), words, strict=True)),
     }
-
-
-def _narrow(values: np.ndarray) -> bytes:
-    most = torch.finfo(torch.bfloat16).max
-    finite = np.where(np.isfinite(values), values.clip(-most, most), values)
-    return torch.from_numpy(finite).bfloat16().view(torch.int16).numpy().tobytes()
