@@ -43,9 +43,8 @@ def turnable(draw: Callable[..., Figure], alt: str, widgets: bool | None = None,
     is open, or ipywidgets is missing, the one figure of the defaults is shown; `widgets` decides otherwise. Raises
     UsageError for widgets where ipywidgets is not installed.
     """
-    w = _ipywidgets(widgets)
     boxes = {name: how for name, how in controls.items() if isinstance(how, bool)}
-    if w is None:
+    if (w := _ipywidgets(widgets)) is None:
         show(draw(**boxes), alt)
         return
 

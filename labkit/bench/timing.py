@@ -189,12 +189,9 @@ def bench(name: str, request: str, out: Path) -> Path:
     writable(out, "--out")
     module = f"kernels.{name.replace('/', '.')}.bench"
     cases: Iterable[Case] = import_module(module).cases(device)
-    common = {
-        "gpu_name": device.name,
-        "timestamp": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"),
-        "version": " ".join(f"{key}-{value}" for key, value in versions().items()),
-        "kernels_hash": made_by(f"import {module}"),
-    }
+    version, timestamp = " ".join(map("-".join, versions().items())), f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
+    common = {"gpu_name": device.name, "timestamp": timestamp, "version": version}
+    common["kernels_hash"] = made_by(f"import {module}")
     path, rows = out / f"{Path(name).name}{'' if device.is_cuda else '_cpu'}.csv", list[dict[str, Any]]()
     for case in cases:
         measured = [row | common for row in measure(case, device)]

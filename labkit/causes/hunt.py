@@ -416,9 +416,8 @@ def _failure(
             value = copies if out[0] in recorded else found if len(out) > 1 else found[0]
             for name in out:
                 given[name].copy_(was[name])
-        for name, x in given.items():
-            if not same_bits(x, was[name]):
-                return {}, f"changed its input {name!r}"
+        if changed := [name for name, x in given.items() if not same_bits(x, was[name])]:
+            return {}, f"changed its input {changed[0]!r}"
         outside = not all(same_bits(edge, _edge(edge[:1])) for edge in allocated.edges)
         outside = outside or not all(same_bits(x, start[place]) for place, x in memory.items())
         return _results(recorded, value), "wrote outside of what it was given and of what it allocated" * outside

@@ -58,12 +58,6 @@ def _picture(elements: Elements, cells: int) -> dict[str, Any]:
     most = torch.finfo(torch.bfloat16).max
     finite = [torch.from_numpy(np.where(np.isfinite(x), x.clip(-most, most), x)) for x in arrays]
     words = [base64.b64encode(x.bfloat16().view(torch.int16).numpy().tobytes()).decode() for x in finite]
-    return {
-        "shape": elements.shape,
-        "size": size,
-        "grid": arrays[0].shape,
-        "axes": elements.axes,
-        "place": [i // k for i, k in zip(elements.place, size, strict=True)],
-        "marked": bool(elements.worst),
-        **dict(zip(("share", "golden", "observed"), words, strict=True)),
-    }
+    drawn: dict[str, Any] = {"shape": elements.shape, "size": size, "grid": arrays[0].shape, "axes": elements.axes}
+    drawn |= {"place": [i // k for i, k in zip(elements.place, size, strict=True)], "marked": bool(elements.worst)}
+    return drawn | dict(zip(("share", "golden", "observed"), words, strict=True))

@@ -61,6 +61,9 @@ class Lab:
         if claims_file(self.name).exists() and (ledger is None or ledger.name != self.name):
             raise UsageError(f"ledger: {ledger and ledger.name!r} is not right; wanted labkit.claims({self.name!r})")
         commit, dirty = record.commit()
+        gpu, driver = (self.device.name, device.driver()) if self.device.is_cuda else (None, None)
+        made: dict[str, Any] = {"commit": commit, "dirty": dirty, "versions": record.versions(), "gpu": gpu}
+        made |= {"driver": driver, "seed": self.seed, "sources": self._sources}  # as they were when the run began
         cause, left, refuted = (verdict.cause, verdict.left, [*verdict.refuted]) if verdict else (None, [], [])
         result: dict[str, Any] = {
             "schema": record.SCHEMA,
@@ -73,15 +76,7 @@ class Lab:
             "verdict": {"cause": cause, "first_divergence": first_divergence, "explains": left, "refuted": refuted},
             "claims": ledger.as_json() if ledger else {},
             "metrics": plain(metrics or {}),
-            "provenance": {
-                "commit": commit,
-                "dirty": dirty,
-                "versions": record.versions(),
-                "gpu": self.device.name if self.device.is_cuda else None,
-                "driver": device.driver() if self.device.is_cuda else None,
-                "seed": self.seed,
-                "sources": self._sources,  # as they were when the run began
-            },
+            "provenance": made,
         }
         record.write_json(self._result, result)
         print(f"result.json written: {len(result['claims'])} claims, cause {cause!r}")

@@ -32,12 +32,14 @@ WORDS = ("claims.py", "figures.py")
 """What a kernels' folder says and draws of what was measured: no test of a kernel on a GPU depends on it."""
 
 
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
 def _hash(files: Iterable[Path]) -> str:
     """Twelve hex digits over the names and contents of files of this checkout."""
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
+    named = (f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0" for path in sorted(files))
+    return _digest(b"".join(named))
 
 
 def hash_labkit() -> str:
@@ -83,15 +85,14 @@ def _used(path: Path, code: str) -> Iterator[Path]:
 
 def sources(book: Notebook) -> dict[str, str]:
     """Hashes of what a run depends on: the notebook's code, the kernels that it uses, labkit."""
-    code = hashlib.sha256("\0".join(book.code).encode()).hexdigest()[:12]
+    code = _digest("\0".join(book.code).encode())
     plain = ["".join(line for line in cell.splitlines(True) if line[0] not in "%!") for cell in book.code]  # no magics
     return {"notebook": code, "labkit": hash_labkit(), "kernels": made_by(*plain)}
 
 
 def run_id(name: str, parameters: Mapping[str, Any], hashes: Mapping[str, str], device: Sequence[str]) -> str:
     """The name of a run's folder, twelve hex digits: what was run, with what, and the device's kind and name."""
-    identity = json.dumps([name, parameters, hashes, *device], sort_keys=True)
-    return hashlib.sha256(identity.encode()).hexdigest()[:12]
+    return _digest(json.dumps([name, parameters, hashes, *device], sort_keys=True).encode())
 
 
 def belongs(result: Mapping[str, Any], folder: Path) -> bool:
@@ -221,8 +222,7 @@ def stale() -> dict[str, str]:
 def _schema() -> Callable[[Any], dict[str, Any]]:
     import fastjsonschema
 
-    text = (Path(__file__).parent / "result.schema.json").read_text(encoding="utf-8")
-    return fastjsonschema.compile(json.loads(text))
+    return fastjsonschema.compile(read_json(Path(__file__).parent / "result.schema.json", "schema"))
 
 
 def as_result(content: Any) -> dict[str, Any]:
