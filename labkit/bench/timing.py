@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +89,14 @@ def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
         timers["time_in_graph"] = graph_times
     order = random.Random(case.x_value)
     times: dict[tuple[str, str], list[float]] = {(one.name, metric): [] for one in right for metric in timers}
-    for _ in range(ROUNDS):
-        for provider in order.sample(right, len(right)):
-            for metric, timer in timers.items():
-                try:
-                    times[provider.name, metric].append(timer(provider.run)[0])
-                except RuntimeError as error:
-                    if metric == "time":
-                        raise
-                    print(f"  cannot be captured in a graph: {provider.name}: {str(error).splitlines()[0]}")
+    turns = [provider for _ in range(ROUNDS) for provider in order.sample(right, len(right))]
+    for provider, (metric, timer) in product(turns, timers.items()):
+        try:
+            times[provider.name, metric].append(timer(provider.run)[0])
+        except RuntimeError as error:
+            if metric == "time":
+                raise
+            print(f"  cannot be captured in a graph: {provider.name}: {str(error).splitlines()[0]}")
     for (name, metric), found_times in times.items():
         if found_times:
             yield _row(case, name, metric, "us", (statistics.median(found_times), min(found_times), max(found_times)))

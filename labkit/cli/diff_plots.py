@@ -20,7 +20,6 @@ MOST = 1e3
 
 def pictures(found: Report, directory: Path) -> list[Path]:
     """Write steps.png, the error of every step, and the maps of the first few divergent ones, as `explore` has them."""
-    directory.mkdir(parents=True, exist_ok=True)
     drawn = [directory / "steps.png"]
     _steps(found).savefig(drawn[0])
     wrong = [(name, f.elements) for name, f in found.shown.detailed.findings.items() if f.diverges and f.elements]

@@ -152,8 +152,6 @@ def _repeats(dumps: Sequence[Trace], names: Sequence[str]) -> dict[str, Repeated
         there = [dump for dump in dumps if name in dump]
         if len(there) > 1:
             repeated = Repeated(there[0].read(name))
-            for dump in there[1:]:
-                repeated.add(dump.read(name))
-            if repeated.distinct > 1:
+            if sum(repeated.add(dump.read(name)) for dump in there[1:]):
                 found[name] = repeated
     return found
