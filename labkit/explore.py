@@ -67,8 +67,7 @@ def explore(found: Localisation, widgets: bool | None = None) -> None:
     elif (w := _ipywidgets(widgets)) is not None:
         display(explorer(w, shown, steps, name))
     else:
-        picture = Picture(steps[name])
-        display(Image(picture.draw(*picture.start)), metadata={"image/png": {"alt": f"{name}. {_ALT}"}})
+        display(Image(Picture(steps[name]).draw()), metadata={"image/png": {"alt": f"{name}. {_ALT}"}})
         display(steps[name].table())
 
 
@@ -138,7 +137,11 @@ class Picture:
         self._still = self._canvas.copy_from_bbox(self._figure.bbox)
 
     def draw(self, *place: Any) -> bytes:
-        """A PNG; `place` has the first and the last index of each of the two axes, and the index of any other one."""
+        """A PNG; `place` has the first and the last index of each of the two axes, and the index of any other one.
+
+        Without it, that is :attr:`start`.
+        """
+        place = place or tuple(self.start)
         ends = [at if isinstance(at, tuple) else (at, at) for at in place]
         window = tuple(slice(at[0], at[1] + 1) if isinstance(at, tuple) else at for at in place)
         size, arrays = self._elements.reduced(window=window)

@@ -206,8 +206,7 @@ def bench(name: str, request: str, out: Path) -> Path:
 
 def read(path: Path) -> list[dict[str, str]]:
     """The rows of a benchmark's CSV."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 
 def recorded_where(rows: Sequence[Mapping[str, str]], name: str) -> str:

@@ -25,8 +25,7 @@ def pictures(found: Report, directory: Path) -> list[Path]:
     wrong = [(name, f.elements) for name, f in found.shown.detailed.findings.items() if f.diverges and f.elements]
     for i, (name, elements) in enumerate(wrong[:MOST_STEPS], 1):
         drawn.append(directory / f"{i}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.png")  # two names may give one
-        picture = Picture(elements)
-        drawn[-1].write_bytes(picture.draw(*picture.start))
+        drawn[-1].write_bytes(Picture(elements).draw())
     return drawn
 
 

@@ -154,8 +154,7 @@ def writing(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or error
-        raise UsageError(f"{what}: {path} cannot be written ({why}); wanted a place that can") from None
+        raise UsageError(f"{what}: {path} cannot be written ({error.strerror or error}); wanted one that can") from None
 
 
 def writable(folder: Path, what: str) -> Path:
