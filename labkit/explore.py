@@ -149,9 +149,8 @@ class Picture:
         share, golden, observed = (a.T if down > across else a for a in arrays)
         logs = np.log10(share.clip(1e-3, 1e3))  # matplotlib has no colour for Inf: what is beyond a scale has one
         values = [np.where(share == 0.0, -_BEYOND, np.where(share == np.inf, _BEYOND, logs))]
-        for x in (golden, observed):
-            within = x.clip(-self._limit, self._limit) / self._limit
-            values.append(np.where(np.isinf(x), np.copysign(_BEYOND, x), within))
+        most, sides = self._limit, (golden, observed)
+        values += [np.where(np.isinf(x), np.copysign(_BEYOND, x), x.clip(-most, most) / most) for x in sides]
         for image, cells in zip(self._maps, values, strict=True):
             image.set_data(cells)
         self.note = f"each cell is the worst of {' × '.join(map(str, size))}" if max(size) > 1 else ""

@@ -114,10 +114,8 @@ class Ledger:
         """
         if still_open := [claim_id for claim_id in self.claims if claim_id not in self.settled]:
             raise UsageError(f"ledger of {self.name}: no verdict yet for {', '.join(still_open)}")
-        return {
-            name: {"kind": claim.kind, "where": claim.where, "reported": claim.reported} | asdict(self.settled[name])
-            for name, claim in self.claims.items()
-        }
+        about = {name: {"kind": c.kind, "where": c.where, "reported": c.reported} for name, c in self.claims.items()}
+        return {name: about[name] | asdict(self.settled[name]) for name in self.claims}
 
     def _groups(self) -> dict[str, list[tuple[Claim, Settled]]]:
         """The report's claims, and apart from them the questions of this workbook."""
@@ -185,11 +183,9 @@ def claims(name: str) -> Ledger:
         except (TypeError, AttributeError):
             right = False
         if not right:
-            raise UsageError(
-                f"claims: data/claims/{name}.yaml has an entry {str(entry)[:80]}; wanted id (each once), kind "
-                f"({', '.join(KINDS)}), where, says, settles, texts for confirmed and refuted, each another (or "
-                "`only`, which says why there is one outcome), and reported where there is a figure"
-            )
+            wanted = f"id (each once), kind ({', '.join(KINDS)}), where, says, settles, texts for confirmed and refuted"
+            wanted += ", each another (or `only`, why there is one outcome), and reported where there is a figure"
+            raise UsageError(f"claims: data/claims/{name}.yaml has an entry {str(entry)[:80]}; wanted {wanted}")
         found[claim.id] = claim
     return Ledger(name, found)
 
