@@ -43,9 +43,8 @@ def turnable(draw: Callable[..., Figure], alt: str, widgets: bool | None = None,
     is open, or ipywidgets is missing, the one figure of the defaults is shown; `widgets` decides otherwise. Raises
     UsageError for widgets where ipywidgets is not installed.
     """
-    w = _ipywidgets(widgets)
     boxes = {name: how for name, how in controls.items() if isinstance(how, bool)}
-    if w is None:
+    if (w := _ipywidgets(widgets)) is None:
         show(draw(**boxes), alt)
         return
 
@@ -68,8 +67,7 @@ def explore(found: Localisation, widgets: bool | None = None) -> None:
     elif (w := _ipywidgets(widgets)) is not None:
         display(explorer(w, shown, steps, name))
     else:
-        picture = Picture(steps[name])
-        display(Image(picture.draw(*picture.start)), metadata={"image/png": {"alt": f"{name}. {_ALT}"}})
+        display(Image(Picture(steps[name]).draw()), metadata={"image/png": {"alt": f"{name}. {_ALT}"}})
         display(steps[name].table())
 
 
@@ -117,11 +115,8 @@ class Picture:
         self._figure, panels = figure(1, 4, width=12.0, height=3.4)
         plt.close(self._figure)  # a notebook would show it once more
         value = _VALUE.with_extremes(bad="black", under=PURPLE, over=PURPLE)
-        looks = (
-            (_SHARE.with_extremes(under="white", over="black"), 3.0, "log10 of error / tolerance"),
-            (value, 1.0, f"golden / {self._limit:.3g}"),
-            (value, 1.0, f"observed / {self._limit:.3g}"),
-        )
+        looks = [(_SHARE.with_extremes(under="white", over="black"), 3.0, "log10 of error / tolerance")]
+        looks += [(value, 1.0, f"{side} / {self._limit:.3g}") for side in ("golden", "observed")]
         ylabel, xlabel = (f"{elements.axes[k]} ({shape[k]})" for k in self._shown)
         options: Any = {"aspect": "auto", "interpolation": "nearest", "animated": True, "extent": (0.0, 1.0, 1.0, 0.0)}
         self._maps = []
@@ -142,7 +137,11 @@ class Picture:
         self._still = self._canvas.copy_from_bbox(self._figure.bbox)
 
     def draw(self, *place: Any) -> bytes:
-        """A PNG; `place` has the first and the last index of each of the two axes, and the index of any other one."""
+        """A PNG; `place` has the first and the last index of each of the two axes, and the index of any other one.
+
+        Without it, that is :attr:`start`.
+        """
+        place = place or tuple(self.start)
         ends = [at if isinstance(at, tuple) else (at, at) for at in place]
         window = tuple(slice(at[0], at[1] + 1) if isinstance(at, tuple) else at for at in place)
         size, arrays = self._elements.reduced(window=window)
@@ -150,9 +149,8 @@ class Picture:
         share, golden, observed = (a.T if down > across else a for a in arrays)
         logs = np.log10(share.clip(1e-3, 1e3))  # matplotlib has no colour for Inf: what is beyond a scale has one
         values = [np.where(share == 0.0, -_BEYOND, np.where(share == np.inf, _BEYOND, logs))]
-        for x in (golden, observed):
-            within = x.clip(-self._limit, self._limit) / self._limit
-            values.append(np.where(np.isinf(x), np.copysign(_BEYOND, x), within))
+        most, sides = self._limit, (golden, observed)
+        values += [np.where(np.isinf(x), np.copysign(_BEYOND, x), x.clip(-most, most) / most) for x in sides]
         for image, cells in zip(self._maps, values, strict=True):
             image.set_data(cells)
         self.note = f"each cell is the worst of {' × '.join(map(str, size))}" if max(size) > 1 else ""

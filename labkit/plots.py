@@ -19,20 +19,14 @@ COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)
 SHARES = ((-3.0, "#eef4f9"), (-1.0, "#9ecae1"), (0.0, BLUE), (0.0, ORANGE), (1.0, RED), (3.0, "#5a1a00"))
 """The decimal logarithm of an error over its tolerance, and its colour, which changes its hue at the tolerance."""
 
-_STYLE: Any = {
-    "figure.dpi": 90,
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-}
-
 
 def figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.0) -> tuple[Figure, Any]:
     """A figure in the workbook's style and its axes, as `plt.subplots` gives them."""
-    plt.rcParams.update(_STYLE)
+    plt.rc("figure", dpi=90)
+    plt.rc("font", size=9)
+    plt.rc("axes", titlesize=10, titlelocation="left")
+    plt.rc("axes.spines", top=False, right=False)
+    plt.rc("legend", frameon=False)
     return plt.subplots(rows, columns, figsize=(width, height), layout="constrained")
 
 
@@ -53,7 +47,7 @@ def error_map(axes: Axes, difference: np.ndarray, title: str, largest: float, sm
     Axes are row (down) and column (right).
     """
     colours = plt.get_cmap("viridis", 16).with_extremes(bad=RED)  # few colours: a small picture
-    shown = np.where(np.isnan(difference), np.nan, np.maximum(difference, smallest))
+    shown = np.maximum(difference, smallest)
     scale = LogNorm(smallest, max(largest, 10.0 * smallest))
     image = axes.imshow(shown, norm=scale, cmap=colours, interpolation="nearest", aspect="auto")
     axes.set(title=title, xticks=[], yticks=[])

@@ -29,15 +29,13 @@ def printable(text: str) -> str:
 
 def number(value: Any) -> str:
     """A value as a table shows it: three significant digits for a float, nothing for None, no brackets."""
-    if value is None:
-        return ""
     if isinstance(value, float):
         return f"{value:.3g}"
     if isinstance(value, (list, tuple)):
         return " to ".join(number(item) for item in value) if len(value) == 2 else ", ".join(map(number, value))
     if isinstance(value, dict):
         return "; ".join(f"{key}: {number(item)}" for key, item in value.items())
-    return str(value)
+    return "" if value is None else str(value)
 
 
 def digits(value: float, significant: int = 2) -> str:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import csv
 import random
 import statistics
-import time
+import timeit
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +89,17 @@ def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
         timers["time_in_graph"] = graph_times
     order = random.Random(case.x_value)
     times: dict[tuple[str, str], list[float]] = {(one.name, metric): [] for one in right for metric in timers}
-    for _ in range(ROUNDS):
-        for provider in order.sample(right, len(right)):
-            for metric, timer in timers.items():
-                try:
-                    times[provider.name, metric].append(timer(provider.run)[0])
-                except RuntimeError as error:
-                    if metric == "time":
-                        raise
-                    print(f"  cannot be captured in a graph: {provider.name}: {str(error).splitlines()[0]}")
+    turns = [provider for _ in range(ROUNDS) for provider in order.sample(right, len(right))]
+    for provider, (metric, timer) in product(turns, timers.items()):
+        try:
+            times[provider.name, metric].append(timer(provider.run)[0])
+        except RuntimeError as error:
+            if metric == "time":
+                raise
+            print(f"  cannot be captured in a graph: {provider.name}: {str(error).splitlines()[0]}")
     for (name, metric), found_times in times.items():
         if found_times:
-            values = (statistics.median(found_times), min(found_times), max(found_times))
-            yield _row(case, name, metric, "us", values)
+            yield _row(case, name, metric, "us", (statistics.median(found_times), min(found_times), max(found_times)))
     for name, microseconds in least.items():
         yield _row(case, name, "time", "us", [microseconds] * 3)
 
@@ -149,13 +148,8 @@ def graph_times(run: Callable[[], Any]) -> list[float]:
 def host_times(run: Callable[[], None], seconds: float = 1.0) -> list[float]:
     """Microseconds of one call on the CPU, after a warm-up, for about `seconds`."""
     run()
-    times: list[float] = []
-    stop = time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < stop:
-        begin = time.perf_counter()
-        run()
-        times.append(1e6 * (time.perf_counter() - begin))
-    return np.quantile(times, QUANTILES).tolist()
+    times = timeit.repeat(run, number=1, repeat=max(5, int(seconds / timeit.timeit(run, number=1))))
+    return (1e6 * np.quantile(times, QUANTILES)).tolist()
 
 
 def floors(case: Case, device: devices.Device) -> dict[str, float]:
@@ -195,12 +189,9 @@ def bench(name: str, request: str, out: Path) -> Path:
     writable(out, "--out")
     module = f"kernels.{name.replace('/', '.')}.bench"
     cases: Iterable[Case] = import_module(module).cases(device)
-    common = {
-        "gpu_name": device.name,
-        "timestamp": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"),
-        "version": " ".join(f"{key}-{value}" for key, value in versions().items()),
-        "kernels_hash": made_by(f"import {module}"),
-    }
+    version, timestamp = " ".join(map("-".join, versions().items())), f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
+    common = {"gpu_name": device.name, "timestamp": timestamp, "version": version}
+    common["kernels_hash"] = made_by(f"import {module}")
     path, rows = out / f"{Path(name).name}{'' if device.is_cuda else '_cpu'}.csv", list[dict[str, Any]]()
     for case in cases:
         measured = [row | common for row in measure(case, device)]
@@ -215,8 +206,7 @@ def bench(name: str, request: str, out: Path) -> Path:
 
 def read(path: Path) -> list[dict[str, str]]:
     """The rows of a benchmark's CSV."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 
 def recorded_where(rows: Sequence[Mapping[str, str]], name: str) -> str:

@@ -212,10 +212,9 @@ def hunt(
     judged: dict[str, Failure | str] = {}
 
     def judge(inputs: Inputs) -> Failure | str:
-        try:
+        recorded = None
+        with suppress(Exception):
             recorded = _record(reference, inputs, out) if _longest(reference, inputs, out) <= 4 * most else None
-        except Exception:
-            recorded = None
         if recorded is None or sum(recorded[name].numel() for name in recorded.names) > 4 * most:
             return "discarded"
         return _failure(kernel, recorded, inputs, precision, out, refuses, FALSE_ALARM / (2 * examples))  # two calls
@@ -417,9 +416,8 @@ def _failure(
             value = copies if out[0] in recorded else found if len(out) > 1 else found[0]
             for name in out:
                 given[name].copy_(was[name])
-        for name, x in given.items():
-            if not same_bits(x, was[name]):
-                return {}, f"changed its input {name!r}"
+        if changed := [name for name, x in given.items() if not same_bits(x, was[name])]:
+            return {}, f"changed its input {changed[0]!r}"
         outside = not all(same_bits(edge, _edge(edge[:1])) for edge in allocated.edges)
         outside = outside or not all(same_bits(x, start[place]) for place, x in memory.items())
         return _results(recorded, value), "wrote outside of what it was given and of what it allocated" * outside

@@ -70,13 +70,12 @@ class Weighing:
 
     def matrix(self) -> Table:
         """Hypotheses by settings: those left first, then the refuted ones, MOST rows in all."""
-        names = sorted(self.fits, key=lambda name: (name not in self.left, -len(self.fits[name])))
-        rows = [
-            (name, *(fits[s].words if s in fits else "not tried" for s in self.settings))
-            for name, fits in ((name, self.fits[name]) for name in names[:MOST])
-        ]
-        hidden = f" ({len(names) - MOST} more not shown)" if len(names) > MOST else ""
-        return Table(("hypothesis", *self.settings), rows, f"{len(self.left)} left, {self.rivals} refuted{hidden}")
+        left, settings = self.left, self.settings
+        ordered = sorted(self.fits.items(), key=lambda item: (item[0] not in left, -len(item[1])))
+        shown = ordered[:MOST]
+        rows = [(name, *(fits[s].words if s in fits else "not tried" for s in settings)) for name, fits in shown]
+        hidden = f" ({len(ordered) - MOST} more not shown)" if len(ordered) > MOST else ""
+        return Table(("hypothesis", *settings), rows, f"{len(left)} left, {self.rivals} refuted{hidden}")
 
     def _repr_html_(self) -> str:
         return self.matrix()._repr_html_()
@@ -143,7 +142,8 @@ def _fit(name: str, observed: Any, expected: Any, thorough: bool) -> Fit:
     if (pairs and not bounds) or not all(isinstance(bound, Bound) for bound in bounds):
         wanted = "wanted (value, labkit.Bound), a Trace with bounds, or whole numbers"
         raise UsageError(f"hypothesis {name!r}: gives no bound; {wanted}")
-    if not any(_tests(bound) for _, value, bound in pairs if torch.as_tensor(value).numel()):
+    tests = [bound for _, value, bound in pairs if torch.as_tensor(value).numel()]
+    if not any(bound is None or bool(torch.as_tensor(bound.absolute).isfinite().any()) for bound in tests):
         return Fit(False, float("nan"), "not tested", tested=False)
     if not thorough:
         ok = all(within(*pair) for pair in pairs)
@@ -158,8 +158,3 @@ def _whole(value: Any) -> bool:
     """Whether a value holds whole numbers only, which are equal or not."""
     x = as_tensor("counterfactual", value).double()
     return bool((x == x.round()).all())
-
-
-def _tests(bound: Any) -> bool:
-    """Whether a bound could tell anything apart."""
-    return bound is None or bool(torch.isfinite(torch.as_tensor(bound.absolute)).any())

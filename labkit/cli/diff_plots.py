@@ -20,14 +20,12 @@ MOST = 1e3
 
 def pictures(found: Report, directory: Path) -> list[Path]:
     """Write steps.png, the error of every step, and the maps of the first few divergent ones, as `explore` has them."""
-    directory.mkdir(parents=True, exist_ok=True)
     drawn = [directory / "steps.png"]
     _steps(found).savefig(drawn[0])
     wrong = [(name, f.elements) for name, f in found.shown.detailed.findings.items() if f.diverges and f.elements]
     for i, (name, elements) in enumerate(wrong[:MOST_STEPS], 1):
         drawn.append(directory / f"{i}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.png")  # two names may give one
-        picture = Picture(elements)
-        drawn[-1].write_bytes(picture.draw(*picture.start))
+        drawn[-1].write_bytes(Picture(elements).draw())
     return drawn
 
 

@@ -54,8 +54,7 @@ def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: Tex
         run_sync(kernel.shutdown_kernel)(now=bool(failed))
     try:
         for path in (executed, *folder.glob("result.*.json")):
-            if (text := path.read_text(encoding="utf-8")) != hidden(text):
-                write_text(path, hidden(text))
+            write_text(path, hidden(path.read_text(encoding="utf-8")))
         run = card(folder, notebook.stem, os.environ.get("LABKIT_RESULT", "result.json"))
         write_text(folder / "report.html", as_page(executed, run, failed=failed))
     except Exception as error:

@@ -35,15 +35,11 @@ def page(found: Report, path: Path) -> Path:
     made = jinja2.Environment(loader=jinja2.FileSystemLoader(PAGES), undefined=jinja2.StrictUndefined, autoescape=True)
     made.trim_blocks, made.filters["printable"] = True, printable
     made.globals |= {"equal": EQUAL, "bins": BINS, "colours": SHARES, "within": WITHIN, "zip": zip, "log1p": math.log1p}
-    text = made.get_template("diff.html").render(
-        found=found,
-        shown=shown,
-        lines=[*shown.notes, *([] if any(f.separated for f in shown.findings.values()) else [WHOLE])],
-        pictures=pictures,
-        data={k: _picture(one, cells[k]) for k, one in pictures.items()},
-    )
+    lines = [*shown.notes, *([] if any(f.separated for f in shown.findings.values()) else [WHOLE])]
+    data = {k: _picture(one, cells[k]) for k, one in pictures.items()}
+    values = {"found": found, "shown": shown, "lines": lines, "pictures": pictures, "data": data}
     with writing(path, "--html"):
-        write_text(path, text)
+        write_text(path, made.get_template("diff.html").render(values))
     return path
 
 
@@ -59,19 +55,9 @@ def _cells(sizes: Mapping[int, int]) -> dict[int, int]:
 def _picture(elements: Elements, cells: int) -> dict[str, Any]:
     """What the page's script draws: three arrays of bfloat16, which holds NaN, Inf and three digits of any number."""
     size, arrays = elements.reduced(cells)
-    words = [base64.b64encode(_narrow(array)).decode() for array in arrays]
-    return {
-        "shape": elements.shape,
-        "size": size,
-        "grid": arrays[0].shape,
-        "axes": elements.axes,
-        "place": [i // k for i, k in zip(elements.place, size, strict=True)],
-        "marked": bool(elements.worst),
-        **dict(zip(("share", "golden", "observed"), words, strict=True)),
-    }
-
-
-def _narrow(values: np.ndarray) -> bytes:
     most = torch.finfo(torch.bfloat16).max
-    finite = np.where(np.isfinite(values), values.clip(-most, most), values)
-    return torch.from_numpy(finite).bfloat16().view(torch.int16).numpy().tobytes()
+    finite = [torch.from_numpy(np.where(np.isfinite(x), x.clip(-most, most), x)) for x in arrays]
+    words = [base64.b64encode(x.bfloat16().view(torch.int16).numpy().tobytes()).decode() for x in finite]
+    drawn: dict[str, Any] = {"shape": elements.shape, "size": size, "grid": arrays[0].shape, "axes": elements.axes}
+    drawn |= {"place": [i // k for i, k in zip(elements.place, size, strict=True)], "marked": bool(elements.worst)}
+    return drawn | dict(zip(("share", "golden", "observed"), words, strict=True))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
+from labkit.session.record import write_text
 
 TEMPLATE = Path(__file__).parent / "template"
 """The files where the checkout has them. NAME stands for the name, and .txt at the end says that it is no code yet."""
@@ -29,8 +30,7 @@ def new(name: str) -> list[Path]:
             raise UsageError(f"NAME: {place} is there already; wanted a name that is not in use")
     targets = [ROOT / place for place in places]
     for source, path in zip(sources, targets, strict=True):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source.read_text(encoding="utf-8").replace("NAME", name), encoding="utf-8")
+        write_text(path, source.read_text(encoding="utf-8").replace("NAME", name))
     refresh = [sys.executable, str(ROOT / ".ci" / "answers.py"), name]
     execute = "jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False"
     for command in (refresh, [sys.executable, "-m", *execute.split(), f"notebooks/{name}.ipynb"]):

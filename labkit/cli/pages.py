@@ -140,8 +140,7 @@ class _Renderer(IPythonRenderer):
 
 
 def _markdown(source: str, attachments: Any = None) -> str:
-    renderer = _Renderer(escape=False, exclude_anchor_links=True, attachments=attachments)
-    made = MarkdownWithMath(renderer=renderer)
+    made = MarkdownWithMath(_Renderer(escape=False, exclude_anchor_links=True, attachments=attachments))
     table_in_quote(made)
     return made.render(source)
 
@@ -154,8 +153,8 @@ def as_page(notebook: Path, run: Card, home: str = "../../index.html", failed: s
     """
     book = nbformat.read(notebook, as_version=4)
     options = {"template_name": "basic", "template_file": str(PAGES / "cells.html.j2")}
-    exporter = HTMLExporter(**options, filters={"markdown2html": _markdown})
-    body = STEERING.sub("", exporter.from_notebook_node(book)[0])
+    cells, _ = HTMLExporter(**options, filters={"markdown2html": _markdown}).from_notebook_node(book)
+    body = STEERING.sub("", cells)
     run = run.compare()
     run.about |= book.metadata.get("labkit", {})
     code = [cell for cell in book.cells if cell.cell_type == "code" and cell.source.strip()]

@@ -110,16 +110,12 @@ def run(runs: Sequence[Run], jobs: int = 1, force: bool = False, say: Say = prin
     """
     cores = max(1, len(os.sched_getaffinity(0)) // max(1, min(jobs, len(runs))))
 
-    async def in_turn(turn: asyncio.Semaphore, one: Run) -> None:
-        async with turn:
-            await _one(one, cores, force, say, how or execute)
-
     async def all_runs() -> None:
         turn, this = asyncio.Semaphore(jobs), asyncio.current_task()
         for number in (signal.SIGTERM, signal.SIGHUP):
             if threading.current_thread() is threading.main_thread() and signal.getsignal(number) == signal.SIG_DFL:
                 asyncio.get_running_loop().add_signal_handler(number, this.cancel)  # type: ignore[union-attr]
-        await asyncio.gather(*(in_turn(turn, one) for one in runs))
+        await asyncio.gather(*(_one(one, turn, cores, force, say, how or execute) for one in runs))
 
     try:
         asyncio.run(all_runs())
@@ -127,24 +123,25 @@ def run(runs: Sequence[Run], jobs: int = 1, force: bool = False, say: Say = prin
         raise KeyboardInterrupt from None
 
 
-async def _one(one: Run, cores: int, force: bool, say: Say, how: Execute) -> None:
-    begun = time.perf_counter()
-    try:
-        one.directory.mkdir(parents=True, exist_ok=True)
-        with (one.directory / ".lock").open("a+") as lock:
-            waited = await _locked(one, lock, say)
-            earlier = one.finished()
-            if earlier and (not force or waited):
-                one.result, one.status = earlier, "ok (reused)"
-                say(f"{one.book.name}: finished before, reused (--force runs it again)")
-                return
-            begun, error = time.perf_counter(), "notebook, kernels or labkit changed since the command began"
-            if sources(Notebook(one.book.path)) == one.sources:
-                error = await _attempt(one, earlier is not None, cores, say, how)
-    except OSError as failure:  # a full disk, or a folder that cannot be written
-        one.result, error = None, f"{failure.strerror}: {os.path.relpath(failure.filename or one.directory)}"
-    one.status = f"failed: {error}" if error else "ok"
-    say(f"{one.book.name}: {one.status} after {time.perf_counter() - begun:.0f} s")
+async def _one(one: Run, turn: asyncio.Semaphore, cores: int, force: bool, say: Say, how: Execute) -> None:
+    async with turn:
+        begun = time.perf_counter()
+        try:
+            one.directory.mkdir(parents=True, exist_ok=True)
+            with (one.directory / ".lock").open("a+") as lock:
+                waited = await _locked(one, lock, say)
+                earlier = one.finished()
+                if earlier and (not force or waited):
+                    one.result, one.status = earlier, "ok (reused)"
+                    say(f"{one.book.name}: finished before, reused (--force runs it again)")
+                    return
+                begun, error = time.perf_counter(), "notebook, kernels or labkit changed since the command began"
+                if sources(Notebook(one.book.path)) == one.sources:
+                    error = await _attempt(one, earlier is not None, cores, say, how)
+        except OSError as failure:  # a full disk, or a folder that cannot be written
+            one.result, error = None, f"{failure.strerror}: {os.path.relpath(failure.filename or one.directory)}"
+        one.status = f"failed: {error}" if error else "ok"
+        say(f"{one.book.name}: {one.status} after {time.perf_counter() - begun:.0f} s")
 
 
 async def _locked(one: Run, lock: IO[str], say: Say) -> bool:
@@ -229,12 +226,11 @@ async def execute(one: Run, folder: Path, environment: dict[str, str], say: Say,
 
     One that takes longer than `timeout` seconds is ended and has failed.
     """
-    words = ["labkit.cli.execute", str(one.book.path), str(folder), json.dumps(one.parameters), str(os.getpid())]
+    words = [sys.executable, "-m", "labkit.cli.execute", str(one.book.path), str(folder)]
+    words += [json.dumps(one.parameters), str(os.getpid())]
     count, line, shown = len(one.book.content["cells"]) + bool(one.parameters), "", time.monotonic()
     with (folder / "log.txt").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", *words), env=environment, stdin=DEVNULL, stdout=PIPE, stderr=log
-        )
+        process = await asyncio.create_subprocess_exec(*words, env=environment, stdin=DEVNULL, stdout=PIPE, stderr=log)
     try:
         async with asyncio.timeout(timeout):
             async for written in process.stdout:  # type: ignore[union-attr]

@@ -51,6 +51,8 @@ DASK = {
 
 Point = dict[str, Any]
 """One value for each parameter that is swept."""
+Held = list[dict[str, str]]
+"""What each local worker is held to, its cores and its GPU, as variables of its environment."""
 
 
 def grid(name: str, given: Sequence[tuple[str, str]], sample: int | None = None) -> list[Point]:
@@ -95,13 +97,7 @@ def _span(declared: Parameter | None, name: str, text: str) -> Iterable[str]:
 
 
 def sweep(
-    client: Any,
-    held: Sequence[Mapping[str, str]],
-    name: str,
-    points: Sequence[Point],
-    out: Path,
-    retries: int,
-    say: Say,
+    client: Any, held: Held, name: str, points: Sequence[Point], out: Path, retries: int, say: Say
 ) -> Counter[str]:
     """Make the run of each point on the workers of :func:`cluster`. Returns how many ended ok, ok (reused), failed.
 
@@ -173,8 +169,8 @@ def hunt(client: Any, kernel: Any, reference: Any, inputs: Any, *, seeds: Iterab
 @contextmanager
 def cluster(
     kind: str, workers: int | None, gpus: bool, settings: Path | None, retries: int
-) -> Iterator[tuple[Any, list[dict[str, str]]]]:
-    """A client of a cluster, and what each local worker is held to: variables of the environment, cores.
+) -> Iterator[tuple[Any, Held]]:
+    """A client of a cluster, and what each local worker is held to.
 
     `settings` is a YAML file with keyword arguments of Dask's cluster. A worker that dies of a task more than `retries`
     times fails it. Raises UsageError for a cluster that cannot be had.
@@ -182,7 +178,7 @@ def cluster(
     import dask
     from distributed import Client, LocalCluster
 
-    given, held = read_yaml(settings, "--settings") if settings else {}, list[dict[str, str]]()
+    given, held = read_yaml(settings, "--settings") if settings else {}, Held()
     if not isinstance(given, dict):
         raise UsageError(f"--settings: {settings} is not right; wanted `name: value` lines, such as queue, cores")
     with ExitStack() as stack:
@@ -204,10 +200,10 @@ def cluster(
         yield stack.enter_context(client), held
 
 
-def places(workers: int | None, gpus: bool) -> list[dict[str, str]]:
-    """What each of the local workers is held to: its share of the cores, and one GPU where `gpus` are to be shared.
+def places(workers: int | None, gpus: bool) -> Held:
+    """Each local worker's share of the cores, and one GPU where `gpus` are to be shared.
 
-    As variables of its environment. Raises UsageError where there is no GPU to share.
+    Raises UsageError where there is no GPU to share.
     """
     devices = []
     if gpus:
@@ -218,12 +214,10 @@ def places(workers: int | None, gpus: bool) -> list[dict[str, str]]:
             raise UsageError("--gpus: torch sees no GPU here; wanted one at least")
     cores = sorted(os.sched_getaffinity(0))
     many, each = workers or len(devices) or len(cores), len(cores)
-    held = []
-    for i in range(many):
-        share = cores[i * each // many : (i + 1) * each // many] or [cores[i % each]]
-        held.append({"LABKIT_CORES": ",".join(map(str, share))})
-        held[i] |= {"CUDA_VISIBLE_DEVICES": devices[i % len(devices)]} if devices else {}
-    return held
+    shares = [cores[i * each // many : (i + 1) * each // many] or [cores[i % each]] for i in range(many)]
+    held = [{"LABKIT_CORES": ",".join(map(str, share))} for share in shares]
+    gpus_in_turn = zip(held, itertools.cycle(devices), strict=False)
+    return [one | {"CUDA_VISIBLE_DEVICES": gpu} for one, gpu in gpus_in_turn] if devices else held
 
 
 def jobs(kind: str, given: Mapping[str, Any]) -> Any:
@@ -246,7 +240,7 @@ def jobs(kind: str, given: Mapping[str, Any]) -> Any:
         raise UsageError(f"--settings: {str(error).splitlines()[0]}; {wanted}") from None
 
 
-def _execute(name: str, out: Path, held: Sequence[Mapping[str, str]], point: Point) -> str:
+def _execute(name: str, out: Path, held: Held, point: Point) -> str:
     """Make one run, on a worker, and return its status. Raises RuntimeError where another attempt may end otherwise."""
     from distributed import get_worker
 

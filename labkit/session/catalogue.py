@@ -188,6 +188,5 @@ def notebook(name: str) -> Notebook:
     """The notebook called `name`; a UsageError that lists the names if there is none."""
     known = notebooks()
     if name not in known:
-        hint = did_you_mean(name, known)
-        raise UsageError(f"no notebook is called {name!r}; {hint}there are: {', '.join(known)}")
+        raise UsageError(f"no notebook is called {name!r}; {did_you_mean(name, known)}there are: {', '.join(known)}")
     return known[name]

@@ -114,10 +114,8 @@ class Ledger:
         """
         if still_open := [claim_id for claim_id in self.claims if claim_id not in self.settled]:
             raise UsageError(f"ledger of {self.name}: no verdict yet for {', '.join(still_open)}")
-        return {
-            name: {"kind": claim.kind, "where": claim.where, "reported": claim.reported} | asdict(self.settled[name])
-            for name, claim in self.claims.items()
-        }
+        about = {name: {"kind": c.kind, "where": c.where, "reported": c.reported} for name, c in self.claims.items()}
+        return {name: about[name] | asdict(self.settled[name]) for name in self.claims}
 
     def _groups(self) -> dict[str, list[tuple[Claim, Settled]]]:
         """The report's claims, and apart from them the questions of this workbook."""
@@ -143,10 +141,8 @@ class Ledger:
                 mark = f'<b style="color:{colour};display:inline-block;width:7em">{settled.verdict}</b>'
                 more = [f"<i>{claim.id}</i> ({claim.kind}; {html.escape(claim.where)}).", html.escape(reason(settled))]
                 more += [f"Reported: {html.escape(str(claim.reported))}."] * (claim.reported is not None)
-                lines.append(
-                    f"<details><summary>{mark} {html.escape(claim.says)}</summary>"
-                    f'<p style="margin-left:8.5em">{" ".join(more)}</p></details>'
-                )
+                body = f'<p style="margin-left:8.5em">{" ".join(more)}</p>'
+                lines.append(f"<details><summary>{mark} {html.escape(claim.says)}</summary>{body}</details>")
         return "\n".join(lines)
 
 
@@ -187,11 +183,9 @@ def claims(name: str) -> Ledger:
         except (TypeError, AttributeError):
             right = False
         if not right:
-            raise UsageError(
-                f"claims: data/claims/{name}.yaml has an entry {str(entry)[:80]}; wanted id (each once), kind "
-                f"({', '.join(KINDS)}), where, says, settles, texts for confirmed and refuted, each another (or "
-                "`only`, which says why there is one outcome), and reported where there is a figure"
-            )
+            wanted = f"id (each once), kind ({', '.join(KINDS)}), where, says, settles, texts for confirmed and refuted"
+            wanted += ", each another (or `only`, why there is one outcome), and reported where there is a figure"
+            raise UsageError(f"claims: data/claims/{name}.yaml has an entry {str(entry)[:80]}; wanted {wanted}")
         found[claim.id] = claim
     return Ledger(name, found)
 
@@ -210,10 +204,8 @@ def answer(name: str, result: Mapping[str, Any] | None = None) -> str:
 
 def plain(value: Any) -> Any:
     """NumPy and torch scalars and arrays as JSON has them."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
-    return value
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -22,16 +22,12 @@ class Lab:
     """One execution of a notebook. `device`, `parameters`, `seed` and `directory` are set by :func:`start`."""
 
     def __init__(self, book: catalogue.Notebook, parameters: dict[str, Any], chosen: device.Device) -> None:
-        self.name = book.name
-        self.parameters = parameters
-        self.device = chosen
+        self.name, self.parameters, self.device = book.name, parameters, chosen
         self.seed = int(parameters.get("seed", 0))
-        interactive = catalogue.ROOT / "runs" / book.name / "interactive"
-        self.directory = Path(os.environ.get("LABKIT_RUN_DIR") or interactive)  # set by `labkit run`
-        # `labkit run` gives a name that no cell knows, and calls the result result.json once every cell has completed
+        # `labkit run` sets both; the second is a name that no cell knows until every cell has completed
+        self.directory = Path(os.environ.get("LABKIT_RUN_DIR") or catalogue.ROOT / "runs" / book.name / "interactive")
         self._result = self.directory / os.environ.get("LABKIT_RESULT", "result.json")
-        self._sources = record.sources(book)
-        self._started = time.perf_counter()
+        self._sources, self._started = record.sources(book), time.perf_counter()
         self._result.unlink(missing_ok=True)  # of an earlier run: this one has not succeeded yet
 
     def rng(self, *stream: int) -> np.random.Generator:
@@ -65,6 +61,10 @@ class Lab:
         if claims_file(self.name).exists() and (ledger is None or ledger.name != self.name):
             raise UsageError(f"ledger: {ledger and ledger.name!r} is not right; wanted labkit.claims({self.name!r})")
         commit, dirty = record.commit()
+        gpu, driver = (self.device.name, device.driver()) if self.device.is_cuda else (None, None)
+        made: dict[str, Any] = {"commit": commit, "dirty": dirty, "versions": record.versions(), "gpu": gpu}
+        made |= {"driver": driver, "seed": self.seed, "sources": self._sources}  # as they were when the run began
+        cause, left, refuted = (verdict.cause, verdict.left, [*verdict.refuted]) if verdict else (None, [], [])
         result: dict[str, Any] = {
             "schema": record.SCHEMA,
             "notebook": self.name,
@@ -73,26 +73,13 @@ class Lab:
             "seconds": round(time.perf_counter() - self._started, 2),
             "parameters": self.parameters,
             "device": {"kind": self.device.kind, "name": self.device.name},
-            "verdict": {
-                "cause": verdict.cause if verdict else None,
-                "first_divergence": first_divergence,
-                "explains": verdict.left if verdict else [],
-                "refuted": list(verdict.refuted) if verdict else [],
-            },
+            "verdict": {"cause": cause, "first_divergence": first_divergence, "explains": left, "refuted": refuted},
             "claims": ledger.as_json() if ledger else {},
             "metrics": plain(metrics or {}),
-            "provenance": {
-                "commit": commit,
-                "dirty": dirty,
-                "versions": record.versions(),
-                "gpu": self.device.name if self.device.is_cuda else None,
-                "driver": device.driver() if self.device.is_cuda else None,
-                "seed": self.seed,
-                "sources": self._sources,  # as they were when the run began
-            },
+            "provenance": made,
         }
         record.write_json(self._result, result)
-        print(f"result.json written: {len(result['claims'])} claims, cause {result['verdict']['cause']!r}")
+        print(f"result.json written: {len(result['claims'])} claims, cause {cause!r}")
 
 
 def start(name: str, /, **parameters: Any) -> Lab:
@@ -103,14 +90,12 @@ def start(name: str, /, **parameters: Any) -> Lab:
     range, and for a GPU that is asked for and not there.
     """
     book = catalogue.notebook(name)
-    missing = [parameter for parameter in book.parameters if parameter not in parameters]
-    if missing:
+    if missing := [parameter for parameter in book.parameters if parameter not in parameters]:
         raise UsageError(f"labkit.start: {name} declares {', '.join(missing)} too; wanted every parameter passed on")
     values = catalogue.resolve(name, book.parameters, parameters)
     lab = Lab(book, values, device.choose(values.get("device", "auto")))
     print(f"{name} on {lab.device.banner}; seed {lab.seed}")
-    other = [one for one in book.parameters.values() if one.name != "device" and values[one.name] != one.default]
-    if other:
-        here = ", ".join(f"{one.name} = {values[one.name]} ({one.default})" for one in other)
-        print(f"The answer above was reached for other parameters: here {here}.")
+    declared = [one for one in book.parameters.values() if one.name != "device"]
+    if here := [f"{p.name} = {values[p.name]} ({p.default})" for p in declared if values[p.name] != p.default]:
+        print(f"The answer above was reached for other parameters: here {', '.join(here)}.")
     return lab

@@ -32,12 +32,14 @@ WORDS = ("claims.py", "figures.py")
 """What a kernels' folder says and draws of what was measured: no test of a kernel on a GPU depends on it."""
 
 
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
 def _hash(files: Iterable[Path]) -> str:
     """Twelve hex digits over the names and contents of files of this checkout."""
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
+    named = (f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0" for path in sorted(files))
+    return _digest(b"".join(named))
 
 
 def hash_labkit() -> str:
@@ -83,15 +85,14 @@ def _used(path: Path, code: str) -> Iterator[Path]:
 
 def sources(book: Notebook) -> dict[str, str]:
     """Hashes of what a run depends on: the notebook's code, the kernels that it uses, labkit."""
-    code = hashlib.sha256("\0".join(book.code).encode()).hexdigest()[:12]
+    code = _digest("\0".join(book.code).encode())
     plain = ["".join(line for line in cell.splitlines(True) if line[0] not in "%!") for cell in book.code]  # no magics
     return {"notebook": code, "labkit": hash_labkit(), "kernels": made_by(*plain)}
 
 
 def run_id(name: str, parameters: Mapping[str, Any], hashes: Mapping[str, str], device: Sequence[str]) -> str:
     """The name of a run's folder, twelve hex digits: what was run, with what, and the device's kind and name."""
-    identity = json.dumps([name, parameters, hashes, *device], sort_keys=True)
-    return hashlib.sha256(identity.encode()).hexdigest()[:12]
+    return _digest(json.dumps([name, parameters, hashes, *device], sort_keys=True).encode())
 
 
 def belongs(result: Mapping[str, Any], folder: Path) -> bool:
@@ -103,11 +104,8 @@ def belongs(result: Mapping[str, Any], folder: Path) -> bool:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that numbers may depend on."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    installed = (name for name in PACKAGES if any(importlib.metadata.distributions(name=name)))
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in installed}
 
 
 def commit() -> tuple[str | None, bool | None]:
@@ -156,8 +154,7 @@ def writing(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or error
-        raise UsageError(f"{what}: {path} cannot be written ({why}); wanted a place that can") from None
+        raise UsageError(f"{what}: {path} cannot be written ({error.strerror or error}); wanted one that can") from None
 
 
 def writable(folder: Path, what: str) -> Path:
@@ -178,9 +175,8 @@ class Record:
     @property
     def changed(self) -> list[str]:
         """Which of notebook, kernels and labkit have changed since it was recorded."""
-        now = sources(notebook(self.result["notebook"]))
         then = self.result["provenance"]["sources"]
-        return [part for part in now if now[part] != then.get(part)]
+        return [part for part, now in sources(notebook(self.result["notebook"])).items() if now != then.get(part)]
 
     @property
     def where(self) -> str:
@@ -225,8 +221,7 @@ def stale() -> dict[str, str]:
 def _schema() -> Callable[[Any], dict[str, Any]]:
     import fastjsonschema
 
-    text = (Path(__file__).parent / "result.schema.json").read_text(encoding="utf-8")
-    return fastjsonschema.compile(json.loads(text))
+    return fastjsonschema.compile(read_json(Path(__file__).parent / "result.schema.json", "schema"))
 
 
 def as_result(content: Any) -> dict[str, Any]:
@@ -266,8 +261,7 @@ def failure(run_directory: Path) -> tuple[str, dict[str, Any]]:
     reason, parameters = "", dict[str, Any]()
     for folder in (run_directory / "attempt", run_directory):
         with suppress(OSError):
-            log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-            reason = log.strip().rpartition("\n")[2]
+            reason = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
         with suppress(ValueError, LookupError, TypeError, AttributeError):
             executed = Notebook(folder / "notebook.ipynb").content
             reason = raised(executed["cells"]) or reason

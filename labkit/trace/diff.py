@@ -23,7 +23,7 @@ from labkit.trace.dumps import open_dump
 from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import Golden
 from labkit.trace.localise import localise, renamed
-from labkit.trace.repetition import Repeated
+from labkit.trace.repetition import ORDER, Repeated
 from labkit.trace.steps import Trace
 
 WHOLE = "own and inherited errors are not told apart: that needs a golden that can be re-run, labkit.golden"
@@ -66,7 +66,7 @@ class Report:
         """What a step that differs between runs says."""
         wrong = [self.short(run) for run, found in self.runs.items() if name in found.divergent]
         if not wrong:
-            return "order noise, within the bound"
+            return ORDER
         if len(wrong) < len(self.runs):
             return f"beyond the bound in {', '.join(wrong)} only: a race or an uninitialised read"
         return "beyond the bound in every run, and not the same: a race or an uninitialised read, or noise upon a fault"
@@ -80,9 +80,10 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """What `labkit diff --json` prints; `steps` are those of :attr:`run`."""
         shown = self.shown
+        first = {run: {"first_divergent_step": one.first if one.ordered else None} for run, one in self.runs.items()}
         return {
             "alarm": self.alarm,
-            "first_divergent_step": shown.first if shown.ordered else None,
+            **first[self.run],
             "divergent_steps": shown.divergent,
             "order_known": shown.ordered,
             "precision": {"fields": asdict(shown.precision), "guessed": shown.guessed},
@@ -91,10 +92,7 @@ class Report:
             "notes": shown.notes,
             "texts": self.texts,
             "run": self.run,
-            "runs": {
-                name: {"first_divergent_step": found.first if found.ordered else None}
-                for name, found in self.runs.items()
-            },
+            "runs": first,
             "run_to_run": {
                 name: {"distinct": one.distinct, "spread": plain(one.spread), "finding": self.finding(name)}
                 for name, one in self.repeats.items()
@@ -105,11 +103,10 @@ class Report:
         shown = self.shown
         lines = [str(shown.table()), shown.assumed, *shown.notes]
         lines += [f"{key}, as the files have it: {text[:200]}" for key, text in self.texts.items()]
-        if not any(f.separated for f in shown.findings.values()):
-            lines.append(WHOLE)
+        lines += [] if any(f.separated for f in shown.findings.values()) else [WHOLE]
         if len(self.runs) > 1:
-            lines.append(f"shown: {self.short(self.run)}, of {len(self.runs)} runs")
-            lines.append(str(self.run_to_run) if self.repeats else EQUAL)
+            runs = f"shown: {self.short(self.run)}, of {len(self.runs)} runs"
+            lines += [runs, str(self.run_to_run) if self.repeats else EQUAL]
         return printable("\n\n".join([*lines, shown.verdict]))
 
 
@@ -155,8 +152,6 @@ def _repeats(dumps: Sequence[Trace], names: Sequence[str]) -> dict[str, Repeated
         there = [dump for dump in dumps if name in dump]
         if len(there) > 1:
             repeated = Repeated(there[0].read(name))
-            for dump in there[1:]:
-                repeated.add(dump.read(name))
-            if repeated.distinct > 1:
+            if sum(repeated.add(dump.read(name)) for dump in there[1:]):
                 found[name] = repeated
     return found

@@ -66,12 +66,10 @@ def _safetensors(path: Path) -> Trace:
 
 
 def _folder(path: Path) -> Trace:
-    files: dict[str, Path] = {}
-    for file in sorted(path.iterdir()):
-        if file.suffix in (".npy", ".pt", ".pth"):
-            if file.stem in files:
-                raise UsageError(f"{path}: has {files[file.stem].name} and {file.name}; wanted one file a step")
-            files[file.stem] = file
+    tensors = sorted(file for file in path.iterdir() if file.suffix in (".npy", ".pt", ".pth"))
+    files = {file.stem: file for file in tensors}
+    if twice := [file for file in tensors if files[file.stem] != file]:
+        raise UsageError(f"{path}: has {twice[0].name} and {files[twice[0].stem].name}; wanted one file a step")
     if inner := [p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")]:
         raise UsageError(f"{path}: has a folder {inner[0]!r}; wanted one tensor a file, and no folder of others")
     others = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".npz"))
@@ -79,17 +77,12 @@ def _folder(path: Path) -> Trace:
         return open_dump(others[0])
     if not files or others:
         raise UsageError(f"{path}: wanted one tensor a file, .npy or .pt, or a single file of all; has {len(others)}")
-    about: dict[str, Any] = {}
-    if (beside := path / "metadata.json").exists():
-        about = _load(beside, lambda: json.loads(beside.read_text(encoding="utf-8")))
-        if not isinstance(about, dict):
-            raise UsageError(f"{beside}: is {type(about).__name__}; wanted an object")
+    beside = path / "metadata.json"
+    about = _load(beside, lambda: json.loads(beside.read_text(encoding="utf-8"))) if beside.exists() else {}
+    if not isinstance(about, dict):
+        raise UsageError(f"{beside}: is {type(about).__name__}; wanted an object")
     about = metadata(about, f"{path}: ")
-
-    def read(name: str) -> Tensor:
-        return _tensor(files[name], _load(files[name]))
-
-    return _in_order(path, list(files), read, about)
+    return _in_order(path, list(files), lambda name: _tensor(files[name], _load(files[name])), about)
 
 
 def _in_order(path: Path, names: list[str], read: Callable[[str], Tensor], about: dict[str, Any]) -> Trace:
@@ -121,8 +114,8 @@ def _load(path: Path, read: Callable[[], Any] | None = None) -> Any:
         if path.suffix in (".npy", ".npz"):
             # pages of the file, which torch takes for memory that may be written to
             return np.load(path, mmap_mode="c" if path.suffix == ".npy" else None, allow_pickle=False)
-        mapped = zipfile.is_zipfile(path)  # what torch wrote before 1.6 cannot be read a tensor at a time
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        # what torch wrote before 1.6 is no archive, and cannot be read a tensor at a time
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError:  # torch's own words are a page long, and tell how to run what the file has
         wanted = "wanted tensors alone, by name or in a list, as a module's state_dict()"
         raise UsageError(f"{path}: holds what torch.load(weights_only=True) refuses; {wanted}") from None

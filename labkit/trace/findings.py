@@ -159,10 +159,9 @@ def _row(f: Finding, first: str | None) -> tuple[str, ...]:
     if f.total is None:
         return (f.name, "", "", "", "", words)
     share = digits(f.own.bound_used, 3) if f.own is not None else f"{digits(f.total.bound_used, 3)} (whole)"
-    inherited = "" if f.inherited is None else number(f.inherited)
     below = "" if f.structure is None else number(f.structure.worst.share)
     more = f.total.observed_nan - f.total.golden_nan
-    return (f.name, f"{more} NaN" if more > 0 else number(f.total.max_abs), share, below, inherited, words)
+    return (f.name, f"{more} NaN" if more > 0 else number(f.total.max_abs), share, below, number(f.inherited), words)
 
 
 def reason(found: Comparison, below: Structure | None) -> str:

@@ -82,10 +82,8 @@ class Repetition:
 
     def table(self) -> Table:
         """A row a step."""
-        rows = [
-            (name, s.distinct, number(s.spread), "" if math.isnan(s.of_bound) else number(s.of_bound), s.finding)
-            for name, s in self.steps.items()
-        ]
+        used = {name: "" if math.isnan(s.of_bound) else number(s.of_bound) for name, s in self.steps.items()}
+        rows = [(name, s.distinct, number(s.spread), used[name], s.finding) for name, s in self.steps.items()]
         return Table(("step", f"distinct of {self.times}", "spread", "spread / tolerance", "finding"), rows)
 
     def __repr__(self) -> str:
@@ -113,8 +111,7 @@ def repeat(
     if not isinstance(times, int) or times < 2:
         raise UsageError(f"times: {times!r} is not right; wanted a whole number from 2")
     if golden is not None and not isinstance(golden, (Golden, Trace, Bound)):
-        kind = type(golden).__name__
-        raise UsageError(f"golden: a {kind} is not right; wanted what labkit.golden recorded, a Trace or a Bound")
+        raise UsageError(f"golden: a {type(golden).__name__} is not right; wanted a Golden, a Trace or a Bound")
     first = _trace(run())
     result = Repetition(times, {name: Repeated(first.read(name).clone()) for name in first.names})
     for _ in range(times - 1):

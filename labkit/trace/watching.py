@@ -23,6 +23,11 @@ OUTPUT = "output"
 GRADIENT = "grad:"
 """What stands before the name of the input or the parameter that a gradient is of."""
 
+Named = dict[str, Any]
+Leaves = dict[str, Tensor]
+Loss = Callable[[Any], Tensor] | None
+OnStep = Callable[[str, Tensor], None]
+
 
 def snapshot(tensor: Tensor) -> Tensor:
     """A copy that no recording sees."""
@@ -39,14 +44,12 @@ def check_subject(what: str, subject: Any, loss: Any) -> None:
         raise UsageError(f"loss: {loss!r:.60} is not right; wanted a function of the result that gives one number")
 
 
-def leaves_of(
-    subject: Any, inputs: Any, named: dict[str, Any], differentiate: bool, dtype: torch.dtype | None = None
-) -> dict[str, Tensor]:
+def leaves_of(subject: Any, inputs: Any, named: Named, differentiate: bool, dtype: torch.dtype | None = None) -> Leaves:
     """Inputs, as copies that want gradients if they are to be differentiated, and parameters, by their names.
 
     With `dtype`, floating-point inputs are of that dtype. Raises UsageError where two have one name.
     """
-    leaves: dict[str, Tensor] = {}
+    leaves: Leaves = {}
 
     def leaf(name: str, value: Any) -> Any:
         x = torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
@@ -76,13 +79,7 @@ def leaves_of(
 
 
 def run_watched(
-    subject: Any,
-    inputs: Any,
-    named: dict[str, Any],
-    leaves: dict[str, Tensor],
-    loss: Callable[[Any], Tensor] | None,
-    watcher: Watcher | None,
-    on_step: Callable[[str, Tensor], None],
+    subject: Any, inputs: Any, named: Named, leaves: Leaves, loss: Loss, watcher: Watcher | None, on_step: OnStep
 ) -> Any:
     """One forward and, where there is what to differentiate, one backward, below `watcher`; `on_step` gets each step.
 
@@ -110,7 +107,7 @@ def _writable(x: Tensor) -> Tensor:
     return x.clone() if x.requires_grad else x
 
 
-def _arguments(inputs: Any, named: dict[str, Any]) -> dict[str, Any]:
+def _arguments(inputs: Any, named: Named) -> Named:
     return {f"input.{i}": x for i, x in enumerate(inputs)} | named
 
 
@@ -138,7 +135,7 @@ def _parts(value: Any) -> dict[Any, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _hooks(module: torch.nn.Module, watcher: Watcher, on_step: Callable[[str, Tensor], None]) -> list[Any]:
+def _hooks(module: torch.nn.Module, watcher: Watcher, on_step: OnStep) -> list[Any]:
     names, paths = {part: name for name, part in module.named_modules()}, [""]
 
     def enter(part: torch.nn.Module, _inputs: Any) -> None:
@@ -155,9 +152,7 @@ def _hooks(module: torch.nn.Module, watcher: Watcher, on_step: Callable[[str, Te
     return handles + [part.register_forward_hook(leave) for part in names]
 
 
-def gradients(
-    output: Any, loss: Callable[[Any], Tensor] | None, leaves: dict[str, Tensor]
-) -> Iterator[tuple[str, Tensor]]:
+def gradients(output: Any, loss: Loss, leaves: Leaves) -> Iterator[tuple[str, Tensor]]:
     """The gradient of each leaf by its name, ``grad:`` in front.
 
     Of `loss(output)`; without a loss of the output, from fixed random numbers of its parts' shapes, since ones hide
