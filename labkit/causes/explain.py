@@ -466,7 +466,7 @@ class _Search:
         return shows
 
     def _narrower(self) -> list[Cause]:
-        """The promise of fewer digits that the step would keep, where its error looks like theirs: as large, and noise.
+        """The promise of fewer digits that the step would keep, where its error looks like theirs: as large, in as many places, and noise.
 
         How large is chosen, not derived: each of the three limits may be halved, doubled or left out in 58 cases, but
         without 2 and 0.1 together there is a wrong cause.
@@ -483,8 +483,11 @@ class _Search:
             rules = replace(self._rules, steps={**self._rules.steps, self._step: said})
             share = self._share(Mutant("precision", "", {}), rules=rules)
             bound = bounded(self._part.broken({}), rules).step(self._step).bound if share is not None else None
-            noise = float(torch.as_tensor(bound.noise).expand(value.shape).norm()) if bound is not None else math.inf
-            if share is not None and noise / 8.0 <= off <= 2.0 * noise and noise < 0.1 * size:
+            each = torch.as_tensor(bound.noise if bound is not None else math.inf).expand(value.shape)
+            noise, allowed = float(each.norm()), torch.as_tensor(self._allowed)
+            beyond = torch.erfc(allowed / each.clamp(min=1e-300) / 2.0**0.5).mean()
+            many = bool((error.abs() > allowed).double().mean() > beyond / 4.0)  # noise is everywhere
+            if share is not None and many and noise / 8.0 <= off <= 2.0 * noise and noise < 0.1 * size:
                 words = ", ".join(f"{key}={value}" for key, value in promise.items())
                 says = f"consistent with: fewer digits than promised ({words})"
                 return [Cause("precision", says, self._part.nodes[self._part.target].site, share)]
