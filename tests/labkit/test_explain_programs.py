@@ -58,9 +58,18 @@ def test_the_record_is_of_every_defect_with_its_label(programs, second, third, f
             assert (row["kind"], row["accepted"]) == (defect.kind, " ".join((defect.kind, *defect.accept)))
 
 
-@pytest.mark.parametrize("name", ["r03", "r06", "r07", "s04", "s06", "s08", "u03", "u04", "u07"])
-def test_right_ports_that_were_accused_at_first_are_not(second, third, fourth, name):
-    for case in {"r": second, "s": third, "u": fourth}[name[0]].cases([name], defects=False):
+@pytest.mark.parametrize(
+    ("name", "seeds"),
+    [
+        *((name, 9) for name in ("r03", "r06", "r07", "s04", "s06", "s08")),
+        *((name, 1) for name in ("u03", "u04", "u07")),
+        *(pytest.param(name, 9, marks=pytest.mark.long) for name in ("u03", "u04", "u07")),
+    ],
+)
+def test_right_ports_that_were_accused_at_first_are_not(second, third, fourth, name, seeds):
+    """At so many of the first seeds of each variant."""
+    cases = {"r": second, "s": third, "u": fourth}[name[0]].cases([name], defects=False)
+    for case in (case for case in cases if int(case["id"].split("/")[-1]) < seeds):
         recorded = labkit.golden(case["reference"], loss=case["loss"], **case["inputs"])
         report = labkit.localise(case["observed"], recorded, labkit.Precision(**case["precision"]))
         assert report.first is None, (case["id"], report)
