@@ -59,17 +59,19 @@ def test_the_record_is_of_every_defect_with_its_label(programs, second, third, f
 
 
 @pytest.mark.parametrize(
-    ("name", "seeds"),
+    ("name", "seed"),
     [
-        *((name, 9) for name in ("r03", "r06", "r07", "s04", "s06", "s08")),
-        *((name, 1) for name in ("u03", "u04", "u07")),
-        *(pytest.param(name, 9, marks=pytest.mark.long) for name in ("u03", "u04", "u07")),
+        *((name, None) for name in ("r03", "r06", "r07", "s04", "s06", "s08")),
+        *(("u03", 0), ("u04", 2), ("u07", 0)),
+        *(pytest.param(name, None, marks=pytest.mark.long) for name in ("u03", "u04", "u07")),
     ],
 )
-def test_right_ports_that_were_accused_at_first_are_not(second, third, fourth, name, seeds):
-    """At so many of the first seeds of each variant."""
-    cases = {"r": second, "s": third, "u": fourth}[name[0]].cases([name], defects=False)
-    for case in (case for case in cases if int(case["id"].split("/")[-1]) < seeds):
+def test_right_ports_that_were_accused_at_first_are_not(second, third, fourth, name, seed):
+    """At one seed of each variant that has it, where the others take long, or at all."""
+    cases = list({"r": second, "s": third, "u": fourth}[name[0]].cases([name], defects=False))
+    chosen = [case for case in cases if seed is None or case["id"].endswith(f"/{seed}")]
+    assert chosen
+    for case in chosen:
         recorded = labkit.golden(case["reference"], loss=case["loss"], **case["inputs"])
         report = labkit.localise(case["observed"], recorded, labkit.Precision(**case["precision"]))
         assert report.first is None, (case["id"], report)
