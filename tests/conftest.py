@@ -1,5 +1,11 @@
 """Every test runs where kernels run here: a GPU if there is one, else Triton's interpreter and the host's BLAS."""
 
+import os
+
+# As in `make test`, however pytest is called: the arrays are small, and threads that wait for each other burn a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 

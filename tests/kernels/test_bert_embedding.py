@@ -18,8 +18,8 @@ from labkit.session.catalogue import ROOT
 
 TABLES = ("tokens", "positions", "kinds", "gain", "shift")
 SIZES = [
-    (3, 5, 7, 11, 2), (2, 23, 100, 50, 2), (2, 9, 768, 40, 1), (3, 7, 4, 33000, 4), (1, 1, 1, 1, 1),
-    (2, 3, 1500, 40, 3),
+    (3, 5, 7, 11, 2), (2, 23, 100, 50, 2), (2, 5, 768, 40, 1), (3, 7, 4, 33000, 4), (1, 1, 1, 1, 1),
+    (2, 2, 1500, 40, 3),
     *(pytest.param(shape, marks=pytest.mark.gpu) for shape in ((1, 200, 16, 3, 2), (1, 1100, 2, 1, 1))),
 ]  # fmt: skip
 """B, S, H, V, T; the last have runs of one id over many chunks, and one has ids beyond 15 bits."""
@@ -144,7 +144,7 @@ def test_dropout_keeps_a_share_and_the_backward_knows_which(device, rng, drop):
 
 def test_dropout_is_independent_of_row_column_and_part(device, rng):
     """The correlation of the mask with itself, one row, one column and one part on, is that of independent draws."""
-    ids, types, tables, _ = draw((2, 33, 512, 30, 2), rng)
+    ids, types, tables, _ = draw((2, 17, 512, 30, 2), rng)
     given = (ids.to(device), types.to(device), *(table.to(device) for table in tables))
     kept = (embedding.embed(*given, dropout=0.5, seed=3).cpu() != 0).double().flatten(0, 1) * 2 - 1
     for rows, columns in ((1, 0), (0, 1), (0, 128), (0, 256), (1, 1)):

@@ -1,5 +1,6 @@
 """Runs that are killed, resumed, split over processes, and compared."""
 
+import functools
 import io
 import json
 import os
@@ -51,8 +52,12 @@ def text(tmp_path_factory):
 @pytest.fixture
 def raw(tmp_path, text):
     torch.set_num_threads(1)
+    return given(tmp_path, text)
+
+
+def given(folder, text):
     return {
-        "folder": str(tmp_path / "run"),
+        "folder": str(folder / "run"),
         "data": {"folder": str(text), "batch": 4, "length": 32},
         "validation": {"folder": str(text), "every": 20, "batches": 2},
         "evaluation": "none",
@@ -337,19 +342,51 @@ def test_the_first_step_updates_nothing_and_training_learns(raw):
     assert found[-1]["loss"] < found[0]["loss"] - 1.0
 
 
+TOGETHER = """
+import json, sys
+from kernels.lm import config, training
+from kernels.lm.__main__ import main
+for folder in ("one", "one", "other", "third"):
+    found, _ = config.parse(json.loads(sys.argv[1]) | {"folder": f"{sys.argv[2]}/{folder}"})
+    training.train(found)
+sys.exit(main(["train", f"{sys.argv[2]}/two.yaml"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def torchrun(text, tmp_path_factory):
+    """By how it is split, the configuration of a run that two processes took from step 4 to 12, and its folder.
+
+    The same processes made four short trainings before, into the folders "one", "other" and "third".
+    """
+
+    @functools.cache
+    def run(parallel):
+        folder = tmp_path_factory.mktemp(parallel)
+        short = given(folder, text) | {"validation": "none", "stop": 4}
+        raw = short | {"precision": "float64", "parallel": parallel, "dumps": {"every": 6}}
+        training.train(parsed(raw))  # two processes go on from what one has saved
+        (folder / "two.yaml").write_text(yaml.safe_dump(raw | {"stop": 12}))
+        (folder / "together.py").write_text(TOGETHER)
+        command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(folder / "together.py")]
+        command = [sys.executable, "-m", *command, json.dumps(short), str(folder)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=180
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return raw | {"stop": 16}, folder
+
+    return run
+
+
 @pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
-def test_two_processes_give_the_losses_of_one_and_either_goes_on_from_the_other(raw, tmp_path, parallel):
-    raw |= {"precision": "float64", "parallel": parallel, "validation": "none", "stop": 16, "dumps": {"every": 6}}
+def test_two_processes_give_the_losses_of_one_and_either_goes_on_from_the_other(torchrun, tmp_path, parallel):
+    raw, folder = torchrun(parallel)
     one = lines(training.train(parsed(raw | {"folder": str(tmp_path / "one")})))
     narrow = lines(training.train(parsed(raw | {"folder": str(tmp_path / "narrow"), "precision": "float32"})))
-    training.train(parsed(raw | {"stop": 4}))  # two processes go on from what one has saved
-    path = tmp_path / "two.yaml"
-    path.write_text(yaml.safe_dump(raw | {"stop": 12}))
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "kernels.lm", "train", str(path)]
-    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert [line["ranks"] for line in metrics.read(tmp_path / "run" / "metrics.jsonl")] == [1] * 4 + [2] * 8
-    ranks = [str(tmp_path / "run" / "dumps" / f"rank{rank}") for rank in (0, 1)]
+    assert [line["ranks"] for line in metrics.read(folder / "run" / "metrics.jsonl")] == [1] * 4 + [2] * 8
+    ranks = [str(folder / "run" / "dumps" / f"rank{rank}") for rank in (0, 1)]
     assert labkit(["diff", *ranks]) == 0
     two = lines(training.train(parsed(raw)))  # and one from what two have
     # what rounding does to these losses is measured in float32, and scales with the unit round-off
@@ -357,6 +394,12 @@ def test_two_processes_give_the_losses_of_one_and_either_goes_on_from_the_other(
     bound = confidence(1, len(one)) * grown * UNIT_ROUNDOFF["float64"]
     assert all(abs(a["loss"] - b["loss"]) <= bound < 1e-9 for a, b in zip(one, two, strict=True))
     assert [line["place"] for line in two] == [line["place"] for line in one]
+
+
+def test_trainings_one_after_the_other_in_one_torchrun_end(torchrun):
+    _, folder = torchrun("fsdp")
+    first, *others = (lines(folder / name / "metrics.jsonl") for name in ("one", "other", "third"))
+    assert others == [first, first]
 
 
 def test_a_rank_whose_weights_have_drifted_is_told(raw, tmp_path, capsys):
@@ -371,27 +414,6 @@ def test_a_rank_whose_weights_have_drifted_is_told(raw, tmp_path, capsys):
     folders = [str(tmp_path / "run" / "dumps" / f"rank{rank}") for rank in (0, 1)]
     assert labkit(["diff", *folders]) == 1
     assert "first divergence: 000001.weight.blocks.1.down" in capsys.readouterr().out
-
-
-TWICE = """
-import json, sys
-from kernels.lm import config, training
-for folder in ("one", "one", "other", "third"):
-    found, _ = config.parse(json.loads(sys.argv[1]) | {"folder": f"{sys.argv[2]}/{folder}"})
-    training.train(found)
-"""
-
-
-def test_trainings_one_after_the_other_in_one_torchrun_end(raw, tmp_path):
-    (tmp_path / "twice.py").write_text(TWICE)
-    given = json.dumps(raw | {"stop": 4, "validation": "none"})
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "twice.py")]
-    command = [sys.executable, "-m", *command, given, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    first, *others = (lines(tmp_path / name / "metrics.jsonl") for name in ("one", "other", "third"))
-    assert others == [first, first]
 
 
 WRONG = """

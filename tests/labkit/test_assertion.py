@@ -118,7 +118,7 @@ def test_pytest_shows_the_caller_and_the_message_and_nothing_of_labkit(tmp_path)
         "import labkit, torch\n\ndef test_it():\n    labkit.assert_close(torch.ones(3), torch.zeros(3).double())\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 1
     assert "E       AssertionError: first divergence: output (3 of 3 elements" in run.stdout

@@ -20,7 +20,7 @@ RARE = 1e-6
 
 
 def test_draws_accused_are_as_rare_as_stated():
-    found = rp.summary(rp.run(range(300)))
+    found = rp.summary(rp.run(range(150)))
     print("\n".join(rp.printed(found)))
     assert not found["dishonest"]
     assert not found["crashes"]
