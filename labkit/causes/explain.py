@@ -469,7 +469,7 @@ class _Search:
         """The promise of fewer digits that the step would keep, where its error looks like theirs: as large, and noise.
 
         How large is chosen, not derived: each of the three limits may be halved, doubled or left out in 58 cases, but
-        without 2 and 0.1 together there is a wrong cause. Noise is in many places: in a quarter of those that it should.
+        without 2 and 0.1 together there is a wrong cause. Noise is in many places, a quarter of those of theirs.
         """
         error = (self._observed - self._right).nan_to_num(0.0, 0.0, 0.0)
         value = self._right.nan_to_num(0.0, 0.0, 0.0)
