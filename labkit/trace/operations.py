@@ -93,13 +93,16 @@ ALLOWED = MOVES | FACTORIES | CHOICES | ARITHMETIC | PRODUCTS | SUMS | MOMENTS |
 
 IN_STORAGE = _named("""
     native_layer_norm_backward embedding_dense_backward _embedding_bag_dense_backward index_put _index_put_impl
-    _unsafe_index_put convolution_backward col2im im2col
+    _unsafe_index_put convolution_backward col2im im2col index_add prod max_pool2d_with_indices_backward
+    max_pool3d_with_indices_backward avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward
+    _adaptive_avg_pool3d_backward _embedding_bag_backward
 """)
 """What torch's CPU kernels add up in the type of what they give, with more than half a unit of error."""
 
 STORED_INSIDE = _named("""
     logsumexp _log_softmax _log_softmax_backward_data mse_loss mse_loss_backward huber_loss_backward
-    smooth_l1_loss_backward native_batch_norm _native_batch_norm_legit native_batch_norm_backward
+    smooth_l1_loss_backward native_batch_norm _native_batch_norm_legit native_batch_norm_backward sigmoid_backward
+    glu_backward renorm
 """)
 """Of the operations that are made of others here, those whose torch kernels on a CPU store what is between them."""
 

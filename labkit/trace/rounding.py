@@ -507,7 +507,8 @@ class Rounding:
             out = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), out)
         if node.id in self._exact.huge:
             out = _each(lambda x: torch.where(x.abs() > _largest(precision), x * math.inf, x), out)
-        if op in _MOVED and not (op == "_to_copy" and precision.eager and out.is_floating_point()):
+        rounds = kept and (op == "_to_copy" or self._unstored(node)) and isinstance(out, Tensor)
+        if op in _MOVED and not (rounds and out.is_floating_point()):
             return out
         if node.id in self._exact.spread:
             length = _length(node, args, next(x for x in _list(out) if isinstance(x, Tensor)))
@@ -542,6 +543,10 @@ class Rounding:
         if precision.normwise:
             return _each(lambda x: self.jitter(x, 0.0, max(u, kept) * magnitude(x).amax()), out)
         return _each(lambda x: self.jitter(x, max(u, kept), least), out)
+
+    def _unstored(self, node: Node) -> bool:
+        """Whether what an operation takes is inside of a kernel, of which it is the result."""
+        return any(i in self._exact.rules and not self._exact.rules[i].eager for i in node.parents)
 
     def _with_literals(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operation with the literal numbers of the program's text exact, or rounded to the working format.

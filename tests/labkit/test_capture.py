@@ -188,3 +188,42 @@ def test_gradients_of_a_norm_that_is_used_twice_are_summed_as_those_of_one_that_
     model, x = Twice().bfloat16(), torch.randn(4, 300, 16).bfloat16()
     report = localise(capture(model, x), golden(model, x))
     assert report.first is None, report
+
+
+IN_TORCHS_OWN_WAY = {
+    "pools that overlap": lambda x: nn.functional.max_pool2d(x.view(4, 5, 50, 20), 3, 2),
+    "pools of a volume": lambda x: nn.functional.max_pool3d(x.view(4, 5, 10, 10, 10), 3, 2),
+    "averages that overlap": lambda x: nn.functional.avg_pool2d(x.view(4, 5, 50, 20), 3, 2),
+    "averages of unequal parts": lambda x: nn.functional.adaptive_avg_pool2d(x.view(4, 5, 50, 20), 7),
+    "sums by index": lambda x: torch.zeros(50, dtype=x.dtype).index_add(0, torch.arange(20000) % 50, x),
+    "a product of all": lambda x: (1.0 + 0.1 * x).view(-1, 100).prod(-1),
+    "bags": lambda x: nn.functional.embedding_bag(torch.arange(200).view(4, 50), x.view(200, 100)),
+    "a gate": lambda x: nn.functional.glu(x.view(-1, 100)),
+    "a sigmoid": torch.sigmoid,
+    "rows of a norm": lambda x: torch.renorm(x.view(-1, 100), 2, 0, 1.0),
+    "a slope that is learned": lambda x: nn.functional.prelu(x.view(200, 100), x[:100].abs()),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", IN_TORCHS_OWN_WAY)
+def test_what_torchs_narrow_kernels_store_as_they_go_is_no_error(name, dtype):
+    """Sums in the narrow type, results of a kernel that are rounded before others take them."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return IN_TORCHS_OWN_WAY[name](x * self.weight)
+
+    x = (2.0 * torch.randn(20000, generator=torch.Generator().manual_seed(1))).to(dtype)
+    model = Scaled().to(dtype)
+    recorded, seen = golden(model, x), capture(model, x)
+    report = localise(seen, recorded)
+    assert report.first is None, report
+    wrong = seen["output"].clone()
+    wrong.view(-1)[wrong.view(-1).double().abs().argmax()] *= 1.5
+    steps = {step: seen[step] for step in seen.names if "backward" not in step and "grad" not in step}
+    assert localise(steps | {"output": wrong}, recorded).first == "output"
