@@ -31,7 +31,7 @@ from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
 from labkit.trace.operations import MOVES, NOT_UNIQUE
 from labkit.trace.program import INPUT, narrower
-from labkit.trace.rounding import LIVE, Exact, Rounding, linear, magnitude, simulate, terms
+from labkit.trace.rounding import LIVE, Exact, Rounding, linear, magnitude, simulate
 from labkit.trace.steps import Trace
 
 Say = Callable[[str], None]
@@ -283,7 +283,7 @@ class Rerun:
             return seen
 
         shared = {k for part in parts.values() for k in self._shared(part)} if rounded else set()
-        exact = Exact(rules, terms(program, order), device, moved=bool(tolerances))
+        exact = Exact(rules, program, device, moved=bool(tolerances))
         begun = time.perf_counter()
         inputs = {k: v for k, v in start.items() if k not in again}
         program.run(order, inputs, (), rule=exact, seen=substituting(values, {}))
@@ -404,7 +404,7 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
         rules |= {k: precision.of(name) for k in program.cone([i], numbers) if k not in rules}
     made = [i for i, x in exact.items() if x.is_floating_point() and program.nodes[i].func != INPUT]
     found = {i: Simulated(exact[i], rules[i].storage or "float32", rules[i]) for i in made}
-    factors = Exact(rules, terms(program, order), device)
+    factors = Exact(rules, program, device)
     program.run(order, {}, (), rule=factors)
     run = partial(program.run, order, {}, found, rule=Rounding(factors))
     for i, results in simulate(run, RUNS, 0, program.largest(order), device):

@@ -77,6 +77,11 @@ def linear(program: Program, part: Iterable[int]) -> bool:
     return all(node.op in _LINEAR for node in nodes) and sum(node.op in PRODUCTS | SUMS for node in nodes) <= 1
 
 
+def ends(program: Program, part: Iterable[int]) -> set[int]:
+    """What a kernel gives, of the operations that it is made of."""
+    return {i for i in part if i not in program.inside and not program.inside.isdisjoint(program.nodes[i].parents)}
+
+
 def terms(program: Program, part: Iterable[int]) -> set[int]:
     """Products that are written out and then summed: a kernel may make a product of matrices of them."""
     users = [program.nodes[i] for i in part if program.nodes[i].op in ("sum", "add")]
@@ -163,20 +168,22 @@ class _Sum:
 class Exact:
     """Runs operations as they are, and keeps what the simulated runs need to know of each.
 
-    `summed` are products that are written out and then summed (:func:`terms`). `cut`: which factors of a product are
-    not exact in the promised format; none is if what goes in is `moved`. `spread`: the standard deviation of what a sum
-    errs. `lost`: what it errs in torch's own float32. A part of that is common to every order: terms that vanish beside
-    a few large ones. `flushed`: its terms below the smallest normal number, all of which may be zero. `tiny`: the
-    operations with results so small that a subnormal unit counts, `huge` with some that overflow. `counted`: those that
-    make whole numbers that fit of whole numbers, without error. `whole`: those whose error is simulated by moving what
-    they take, as :meth:`Rounding._as_taken` says: algorithms, and whatever computes with complex numbers. `_sums`: what
-    is known of a sum, wherever it is moved to; `_scaled`: of a tensor times a number, both.
+    `summed` are products that are written out and then summed (:func:`terms`), `ends` what kernels give. `cut`:
+    which factors of a product are not exact in the promised format; none is if what goes in is `moved`. `spread`:
+    the standard deviation of what a sum errs. `lost`: what it errs in torch's own float32. A part of that is common
+    to every order: terms that vanish beside a few large ones. `flushed`: its terms below the smallest normal
+    number, all of which may be zero. `tiny`: the operations with results so small that a subnormal unit counts,
+    `huge` with some that overflow. `counted`: those that make whole numbers that fit of whole numbers, without
+    error. `whole`: those whose error is simulated by moving what they take, as :meth:`Rounding._as_taken` says:
+    algorithms, and whatever computes with complex numbers. `_sums`: what is known of a sum, wherever it is moved
+    to; `_scaled`: of a tensor times a number, both.
     """
 
     def __init__(
-        self, rules: Mapping[int, Precision], summed: Collection[int], device: torch.device, moved: bool = False
+        self, rules: Mapping[int, Precision], program: Program, device: torch.device, moved: bool = False
     ) -> None:
-        self.rules, self.summed, self.device, self._moved = rules, summed, device, moved
+        self.rules, self.device, self._moved = rules, device, moved
+        self.summed, self.ends = terms(program, rules), ends(program, rules)
         self.cut: dict[int, list[bool]] = {}
         self.spread: dict[int, Any] = {}
         self.lost: dict[int, Any] = {}
@@ -507,7 +514,7 @@ class Rounding:
             out = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), out)
         if node.id in self._exact.huge:
             out = _each(lambda x: torch.where(x.abs() > _largest(precision), x * math.inf, x), out)
-        rounds = kept and (op == "_to_copy" or self._unstored(node)) and isinstance(out, Tensor)
+        rounds = kept and (op == "_to_copy" or node.id in self._exact.ends) and isinstance(out, Tensor)
         if op in _MOVED and not (rounds and out.is_floating_point()):
             return out
         if node.id in self._exact.spread:
@@ -543,10 +550,6 @@ class Rounding:
         if precision.normwise:
             return _each(lambda x: self.jitter(x, 0.0, max(u, kept) * magnitude(x).amax()), out)
         return _each(lambda x: self.jitter(x, max(u, kept), least), out)
-
-    def _unstored(self, node: Node) -> bool:
-        """Whether what an operation takes is inside of a kernel, of which it is the result."""
-        return any(i in self._exact.rules and not self._exact.rules[i].eager for i in node.parents)
 
     def _with_literals(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operation with the literal numbers of the program's text exact, or rounded to the working format.
