@@ -26,8 +26,10 @@ def problems() -> Iterator[str]:
 
 def absent() -> list[str]:
     """What labkit asks for, alone and with the extra `workbook`, and is not installed."""
-    installed = next(iter(importlib.metadata.distributions(name="labkit")), None)
-    asked = (installed.requires or []) if installed else []
+    try:
+        asked = importlib.metadata.requires("labkit") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
     mine = (one for one in asked if "extra ==" not in one or re.search(r"""extra == .workbook.""", one))
     names = (match[0] for one in mine if (match := re.match(r"[\w.-]+", one)))
     return [name for name in names if not any(importlib.metadata.distributions(name=name))]
