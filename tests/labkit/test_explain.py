@@ -378,6 +378,16 @@ def test_a_sum_that_lacks_an_end_that_no_list_has_is_named():
         assert words in found.causes[0].says
 
 
+def test_errors_that_are_wrong_together_alone_have_no_place_to_search():
+    """Each within its tolerance; a row's are one number."""
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(300, 500, generator=generator), torch.randn(500, 60, generator=generator)
+    recorded = labkit.golden(lambda x, w: x @ w, x=x, w=w)
+    rows = 4e-6 * torch.randn(300, 1, generator=generator, dtype=torch.float64)
+    found = labkit.explain({"x": x, "w": w, "output": (x.double() @ w.double() + rows).float()}, recorded)
+    assert (found.step, found.verdict) == ("output", "none of these"), found
+
+
 def test_errors_in_few_places_are_not_those_of_fewer_digits():
     """Of the size that fewer digits have all over, but these would be everywhere."""
     generator = torch.Generator().manual_seed(0)
