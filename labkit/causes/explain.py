@@ -213,7 +213,7 @@ class _Search:
         self._until, self._last = time.monotonic() + seconds / 2.0, time.monotonic() + seconds
         self._part = Part.of(golden, seen, self._step)
         steps = [name for name in self._part.names.values() if name in seen]
-        self._rules = replace(rules, steps={name: rules.said(name) for name in steps if rules.said(name)})
+        self._rules = replace(rules, steps={name: rule for name, rule in rules.steps.items() if name in steps})
         self._seen = seen.named({name: name for name in steps})
         observed = seen.read(self._step)
         self._right = self._part.values[self._part.target]

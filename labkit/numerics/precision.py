@@ -84,11 +84,7 @@ class Precision:
 
     def of(self, step: str) -> Precision:
         """What holds for one step, and for each time that it is passed (`step#2`) unless that is named."""
-        return replace(self, steps={}, **self.said(step))
-
-    def said(self, step: str) -> Mapping[str, Any]:
-        """The fields that one step has of its own."""
-        return self.steps.get(step, self.steps.get(step.split("#")[0], {}))
+        return replace(self, steps={}, **self.steps.get(step, self.steps.get(step.split("#")[0], {})))
 
     @property
     def unit(self) -> float:
