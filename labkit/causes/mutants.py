@@ -487,8 +487,8 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     if node.op in ("permute", "transpose", "t"):
         says = f"{what} is left out: memory is read as it lies"
         yield "layout", says, _instead(ids, lambda args: args[0].reshape(x.shape))
-    for words, by in (("the other way", -1), ("twice as far", 2)) if node.op == "roll" else ():
-        yield "shift", f"{what} moves {words}", argument(part, ids, 1, lambda far, by=by: [by * n for n in far])
+    if node.op == "roll":
+        yield "shift", f"{what} moves the other way", argument(part, ids, 1, lambda far: [-n for n in far])
     if node.op in ("where", "masked_fill"):
         yield "mask", f"{what} fills in 0", argument(part, ids, 2, lambda a: a * 0)
     if node.op in ("index_add", "scatter_add") or (node.op == "index_put" and True in node.args[3:4]):
@@ -821,7 +821,7 @@ def regrouped(c: Context) -> Iterator[Way]:
     part, given = c.part, c.part.given()
     for i in (i for i in (*given, *c.computed) if (len(part.users.get(i, ())) > 1 or i in given) and c.real(i)):
         ends = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") or k == part.target]
-        for k, (d, n) in itertools.product(ends[-8:], enumerate(part.nodes[i].shape)):
+        for k, (d, n) in itertools.product(ends[-6:], enumerate(part.nodes[i].shape)):
             for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
                 edits = result_of([i], partial(_regrouped, d=d, a=a))
                 edits |= result_of([k], partial(_regrouped, d=d, a=n // a))

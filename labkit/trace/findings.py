@@ -106,10 +106,17 @@ class Localisation:
         return [name for name, f in self.findings.items() if f.diverges and not f.wrong and f.separated]
 
     @property
+    def unjudged(self) -> list[str]:
+        """The steps of which nobody knows whether they are right."""
+        return [name for name, f in self.findings.items() if f.words.startswith(NOT_JUDGED)]
+
+    @property
     def verdict(self) -> str:
         """The first divergence in words."""
         if self.first is None:
-            return "no divergence"
+            return "no divergence" + f" in what was judged, and not judged: {', '.join(self.unjudged)}" * any(
+                self.unjudged
+            )
         if any(found.words == NOT_JUDGED for found in self.findings.values()):
             return f"the inputs differ: {', '.join(self.divergent)}; nothing else was judged"
         if self.ordered:

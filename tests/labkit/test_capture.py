@@ -194,6 +194,7 @@ IN_TORCHS_OWN_WAY = {
     "pools that overlap": lambda x: nn.functional.max_pool2d(x.view(4, 5, 50, 20), 3, 2),
     "pools of a volume": lambda x: nn.functional.max_pool3d(x.view(4, 5, 10, 10, 10), 3, 2),
     "averages that overlap": lambda x: nn.functional.avg_pool2d(x.view(4, 5, 50, 20), 3, 2),
+    "unequal parts of a volume": lambda x: nn.functional.adaptive_avg_pool3d(x.view(4, 5, 10, 10, 10), 7),
     "averages of unequal parts": lambda x: nn.functional.adaptive_avg_pool2d(x.view(4, 5, 50, 20), 7),
     "sums by index": lambda x: torch.zeros(50, dtype=x.dtype).index_add(0, torch.arange(20000) % 50, x),
     "a product of all": lambda x: (1.0 + 0.1 * x).view(-1, 100).prod(-1),

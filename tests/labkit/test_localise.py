@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from labkit import Bound, Precision, Trace, bounded, capture, golden, localise, step
+from labkit import Bound, Precision, Trace, assert_close, bounded, capture, golden, localise, step
 from labkit.errors import UsageError
 from labkit.trace.judge_rerun import AS_GOLDEN, ROUNDED
 from labkit.trace.judge_values import BLOCK, PIECE
@@ -1191,6 +1191,24 @@ def test_what_cannot_be_run_on_what_was_observed_is_not_judged_and_the_rest_is()
     assert report.first == "y"
     assert report.findings["positive"].words.startswith("not judged: cannot be run on what was observed before it (")
     assert report.findings["squares"].diverges
+
+
+def test_what_is_not_judged_does_not_pass():
+    """One element is zero where the golden's is 1e-9, which is right; how many are positive is another number then."""
+    x = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[0] = 1.0 + 1e-9
+
+    def reference(x):
+        y = step("y", x - 1.0)
+        return (y[y > 0.0] + torch.ones(int((y > 0.0).sum()), dtype=y.dtype)).sum()
+
+    recorded, y = golden(reference, x=x), x.float() - 1.0
+    observed = {"x": x.float(), "y": y, "output": (y[y > 0.0] + 1.0).sum()}
+    report = localise(observed, recorded)
+    assert (report.first, report.unjudged) == (None, ["output"])
+    assert report.verdict == "no divergence in what was judged, and not judged: output"
+    with pytest.raises(AssertionError, match="not judged: output"):
+        assert_close(observed, recorded)
 
 
 def test_a_mask_upon_a_mask_may_be_the_lowest_number_of_each_sides_type():
