@@ -1,4 +1,4 @@
-"""The fused embedding beside Hugging Face's and a plain one, and a training step beside those of two other models.
+"""`labkit bench bert`: the fused embedding beside Hugging Face's and a plain one.
 
 Embedding: batch x length tokens, hidden 768, vocabulary 30522; dropout 0.1 in every provider. Hugging Face's looks up a
 position and a type for each token; the plain one, compiled, adds one table of positions and one row of types to all
@@ -7,26 +7,17 @@ follow; and once uniformly, where hardly a row of the token table is in a cache 
 forward the rows of the token table that occur and the result, and backward the gradient of the result, those rows
 again, and the gradient of the whole token table; ids, positions and types besides. What an element's dropout did is
 read off the result (0 where it was dropped), so that a provider's own mask is what it is held to.
-
-Training step: forward, backward and AdamW of a model of 6 layers and 512 columns in bfloat16, batch 128 x 128, all
-compiled. Hugging Face's model is called as its users call it: it computes logits of all positions, and, once compiled,
-gives attention a mask that hides nothing. The plain one is ours with PyTorch's own embedding, and nothing else is
-different.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-import labkit
-from kernels.bert import embedding, golden, training
-from kernels.bert.masking import Masking, generator, mask, places
+from kernels.bert import embedding, golden
 from kernels.bert.model import BERT, Config
 from labkit.bench.timing import Case, Provider
 from labkit.numerics.bounds import confidence
@@ -39,14 +30,11 @@ ZIPF, UNIFORM = "Zipf", "uniform"
 SIZES = ((32, 512, ZIPF), (256, 512, ZIPF), (256, 512, UNIFORM))
 CONFIG = Config(layers=1)
 DROPOUT = 0.1
-CHECKED = 4
-"""Rows of the batch whose loss is checked: the golden keeps every operation in float64."""
-AUTOCAST = labkit.Precision(storage="bfloat16", products="bfloat16", eager=True)
 TABLES = ("tokens", "positions", "types", "gain", "shift")
 
 
 def cases(device: Device) -> Iterator[Case]:
-    """A case a size, type and mode, and one for the training step."""
+    """A case a size, type and mode."""
     device.needs_cuda("labkit bench bert", "the interpreter's times are none")
     for batch, length, law in SIZES:
         for dtype in (torch.float32, torch.bfloat16):
@@ -60,7 +48,6 @@ def cases(device: Device) -> Iterator[Case]:
                 )  # fmt: skip
             del given, providers
             torch.cuda.empty_cache()
-    yield _training()
 
 
 def _drawn(batch: int, length: int, dtype: torch.dtype, law: str) -> dict[str, Tensor]:
@@ -186,65 +173,3 @@ def _identical(called: Run, leaves: list[Tensor], dout: Tensor, times: int = 20)
 
     first = once()
     return all(all(torch.equal(a, b) for a, b in zip(first, once(), strict=True)) for _ in range(times - 1))
-
-
-def _training() -> Case:
-    run = training.Run(
-        hidden=512, layers=6, heads=8, batch=128, length=128, precision="bfloat16", compiled=True, device="cuda"
-    )
-    how = Masking(run.vocabulary, 4, range(5))
-    rng = np.random.default_rng(0)
-    ids = torch.from_numpy(rng.integers(5, run.vocabulary, (run.batch, run.length)))
-    given, labels = mask(ids, how, generator(0))
-    batch = [part.cuda() for part in (given, *places(labels, training.guesses(ids.numel(), how)))]
-    providers = [
-        _trained(name, replace(run, preset=preset), fused, batch, given.cuda(), labels.cuda(), how)
-        for name, preset, fused in (
-            ("kernels.bert", "bert", True),
-            ("hugging face", training.HUGGING_FACE, True),
-            ("plain", "bert", False),
-        )
-    ]
-    weights = sum(p.numel() for p in training.model_of(run, run.vocabulary).parameters())
-    return Case(
-        kernel="bert_training", mode="step", x_name="tokens", x_value=str(ids.numel()), providers=providers,
-        bytes=weights * 4 * 7, operations=0, graph=False, memory=True,
-    )  # fmt: skip
-
-
-def _model(run: training.Run, fused: bool) -> Any:
-    """The run's model; not `fused`, with PyTorch's own embedding."""
-    model: Any = training.model_of(run, run.vocabulary)
-    if not fused:
-        model.embeddings.fused = False
-    return model
-
-
-def _trained(
-    name: str, run: training.Run, fused: bool, batch: list[Tensor], ids: Tensor, labels: Tensor, how: Masking
-) -> Provider:
-    model = _model(run, fused).train()
-    optimizer = training.optimizer_of(model, run)
-    called = torch.compile(training.loss_of(model), dynamic=False)
-
-    def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = called(*batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    def check() -> Comparison:
-        """Without dropout, the loss of a few rows from the first weights, against Hugging Face's model in float64."""
-        fresh = _model(run, fused).eval()
-        few, wanted = ids[:CHECKED], labels[:CHECKED]
-        at, guessed = (part.cuda() for part in places(wanted.cpu(), training.guesses(few.numel(), how)))
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-            found = training.loss_of(fresh)(few, at, guessed).reshape(1)
-        theirs = training.model_of(replace(run, preset=training.HUGGING_FACE), run.vocabulary)
-        exact = labkit.bounded(golden.record(theirs, few, wanted), AUTOCAST).step("output.loss")
-        for _ in range(60):  # clocks and allocator settle
-            step()
-        return compare(found, exact.value.reshape(1), exact.bound.absolute.reshape(1))
-
-    return Provider(name, step, lambda: None, check)

@@ -11,12 +11,12 @@ import csv
 import random
 import statistics
 import timeit
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class Provider:
     check: Callable[[], Comparison]
     facts: Callable[[], Mapping[str, float]] = dict
     """Further numbers without a unit that `check` found, by name: a row of the CSV each."""
+    alone: Callable[[], Mapping[str, float]] | None = None
+    """Its times by metric, microseconds, each call in a process of its own; None: `run` is timed in this one."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +90,30 @@ def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
     if device.is_cuda and case.graph:
         timers["time_in_graph"] = graph_times
     order = random.Random(case.x_value)
-    times: dict[tuple[str, str], list[float]] = {(one.name, metric): [] for one in right for metric in timers}
-    turns = [provider for _ in range(ROUNDS) for provider in order.sample(right, len(right))]
-    for provider, (metric, timer) in product(turns, timers.items()):
+    times = defaultdict[tuple[str, str], list[float]](list)
+    for provider in [provider for _ in range(ROUNDS) for provider in order.sample(right, len(right))]:
+        for metric, took in _times(provider, timers):
+            times[provider.name, metric].append(took)
+    for (name, metric), found_times in times.items():
+        yield _row(case, name, metric, "us", (statistics.median(found_times), min(found_times), max(found_times)))
+    for name, microseconds in least.items():
+        yield _row(case, name, "time", "us", [microseconds] * 3)
+
+
+def _times(provider: Provider, timers: Mapping[str, Callable[..., list[float]]]) -> Iterator[tuple[str, float]]:
+    if provider.alone:
         try:
-            times[provider.name, metric].append(timer(provider.run)[0])
+            yield from provider.alone().items()
+        except RuntimeError as error:
+            print(f"  not timed: {provider.name}: {error}")
+        return
+    for metric, timer in timers.items():
+        try:
+            yield metric, timer(provider.run)[0]
         except RuntimeError as error:
             if metric == "time":
                 raise
             print(f"  cannot be captured in a graph: {provider.name}: {str(error).splitlines()[0]}")
-    for (name, metric), found_times in times.items():
-        if found_times:
-            yield _row(case, name, metric, "us", (statistics.median(found_times), min(found_times), max(found_times)))
-    for name, microseconds in least.items():
-        yield _row(case, name, "time", "us", [microseconds] * 3)
 
 
 def _row(case: Case, provider: str, metric: str, unit: str, values: Sequence[float]) -> dict[str, Any]:

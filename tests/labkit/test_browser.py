@@ -80,7 +80,8 @@ def test_pictures_show_the_chosen_step_and_slice(tab, written):
     shown.locator("input[type=range]").fill("5")
     assert colour(error, 7, 1) == black
     tab.click("text=flat")
-    assert tab.locator("section:visible h2").inner_text() == "flat"
+    tab.locator("section:visible h2", has_text="flat").wait_for()  # the browser follows the link in its own time
+    assert tab.locator("section:visible").count() == 1
     assert tab.locator("section:visible canvas").first.evaluate("c => [c.width, c.height]") == [9, 1]
     assert tab.wrong == []
 
