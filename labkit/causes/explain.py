@@ -23,7 +23,7 @@ from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import Golden
 from labkit.trace.judge_rerun import bounded
 from labkit.trace.localise import FALSE_ALARM, few_threads, localise, renamed
-from labkit.trace.program import INPUT, Node
+from labkit.trace.program import INPUT, Node, call
 from labkit.trace.steps import Trace, as_trace
 
 Tensor = torch.Tensor
@@ -46,6 +46,8 @@ CHECKED = 24
 """Mutants that are held to their own bound: the nearest of all that were tried. It bounds the time; 12, 48 and all give
 the same in 58 cases."""
 
+MOST_TILES = 64
+"""Of a sum, of which some elements lack one."""
 LESS_LIKELY = 2.0
 """The error that is left is noise, whose size many elements tell well: a cause that leaves twice as much is none. 1
 gives another answer in 4 of 58 cases, 4 and more the same after a longer time."""
@@ -254,11 +256,10 @@ class _Search:
         fits = self._fitting(near)
         if not fits and self._allowed is not None:
             fits = self._fitting(t for t in self._tried(self._fitted(), same) if self._beyond_chance(t))
+        if not fits and self._allowed is not None:
+            fits = self._fitting(self._tried(self._races(), same))
         if not fits and self._somewhere:
-            words = f"{self._step} is NaN, like memory that nobody wrote"
-            edits = result_of([self._part.target], lambda x: torch.full_like(x, math.nan))
-            near += self._tried([Mutant("zero", words, edits)], same)
-            fits = self._fitting(near, everywhere=False)
+            fits = self._fitting(self._tried(self._unwritten(), same)) or self._fitting(near, everywhere=False)
         if not fits:
             fits = self._fitting(t for t in tried if t.mutant.kind == "precision")[:1]
         result.causes = self._distinct(fits) if fits or self._allowed is None else self._narrower()
@@ -410,6 +411,47 @@ class _Search:
                 best = min((k for k in (best, best - apart, best + apart) if 0 < k < n), key=off)
             if best:
                 yield mutant(*part(best))
+
+    def _unwritten(self) -> Iterator[Mutant]:
+        """Elements of which all that are wrong are 0, or NaN."""
+        wrong, count = self._off(self._right) > 1.0, self._right.numel()
+        for fill in (0.0, math.nan):
+            says = f"{self._step} is {fill:g} in {int(wrong.sum())} of {count} elements, like memory that nobody wrote"
+            yield Mutant("zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(wrong, f)))
+
+    def _races(self) -> Iterator[Mutant]:
+        """Sums where some elements lack what one tile adds, whichever it is, or have nothing else: updates are lost."""
+        wrong = self._off(self._right).flatten() > 1.0
+        error = (self._observed - self._right).flatten()[wrong]
+        near = float(torch.as_tensor(self._allowed).flatten()[wrong].mean() / error.square().mean().sqrt())
+        enough = math.log(len(self._part.nodes) / FALSE_ALARM)
+        for node in (node for node in self._part.nodes if wrong.any() and math.prod(node.shape) == wrong.numel()):
+            for d, alone, k in itertools.product(summed_over(node, self._part.values), (False, True), range(16)):
+                count = -(-self._part.values[node.parents[0]].shape[d] // 2**k)
+                by_chance = min(1.0, max(1e-300, count * near))  # that one of the tiles fits an element
+                if not 1 + alone < count <= MOST_TILES or -math.log(by_chance) * int(wrong.sum()) < enough:
+                    continue
+                mutant, lost = partial(self._lossy, node, d, 2**k, alone), torch.full(node.shape, -1)
+                each = [self._value(mutant(torch.full_like(lost, tile))) for tile in range(count)]
+                off, which = torch.stack([self._off(one).flatten() for one in each if one is not None]).min(0)
+                if float(off[wrong].max()) <= 1.0:
+                    lost.view(-1)[wrong] = which[wrong]
+                    yield mutant(lost)
+
+    def _lossy(self, node: Node, d: int, tile: int, alone: bool, lost: Tensor) -> Mutant:
+        """A sum over dimension `d` in tiles, of which the one that `lost` [of the sum's shape] names is not in it."""
+
+        def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
+            result = call(node, args, kwargs)
+            for k in {*lost.flatten().tolist()} - {-1}:
+                rest = zeroed(args[0], d, k * tile, (k + 1) * tile)
+                rest = call(node, [args[0] - rest if alone else rest, *args[1:]], kwargs)
+                result = torch.where(lost == k, rest, result)
+            return result
+
+        words = "have nothing but what one tile" if alone else "lack what one tile"
+        says = f"updates are lost: elements of {node.op} {words} of {tile} gives"
+        return Mutant("race", says, {node.id: Edit(run)}, 2)
 
     def _distance(self, mutant: Mutant) -> float:
         value = self._value(mutant) if not self._late(self._until) else None

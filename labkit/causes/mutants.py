@@ -760,29 +760,28 @@ def unscaled(c: Context) -> Iterator[Way]:
     """
     part, nodes = c.part, c.part.nodes
     for less in (nodes[p] for node in nodes if node.op == "exp" for p in node.parents if nodes[p].op == "sub"):
-        top = nodes[less.parents[-1]]
-        while top.op in MOVES and top.parents:
-            top = nodes[top.parents[-1 if top.op == "where" else 0]]
-        if top.op != "amax" or len(_dims(top, x_ndim := part.values[top.parents[0]].ndim)) != 1:
-            continue
+        x, top = (part.values[p] for p in (less.parents[0], less.parents[-1]))
+        alone = [d for d, n in enumerate(x.shape) if n > 2 and top.ndim == x.ndim and top.shape[d] == 1]
         exponential = next(u for u in part.users[less.id] if nodes[u].op == "exp")
-        sums = [u for u in part.users.get(exponential, ()) if nodes[u].op == "sum"]
-        d, x = _dims(top, x_ndim)[0], less.args[0]
+        sums = [u for u in part.users.get(exponential, ()) if nodes[u].op == "sum"][:1]
 
-        def early(args: list[Any], kwargs: dict[str, Any], tile: int, node: Node | None, d: int = d) -> Tensor:
-            largest = torch.stack([part.amax(d) for part in args[0].split(tile, d)], d).cummax(d).values
-            terms = torch.exp(args[0] - largest.repeat_interleave(tile, d).narrow(d, 0, args[0].shape[d]))
-            return terms if node is None else call(node, [terms, *node.args[1:]], node.kwargs)
+        def early(args: list[Any], kwargs: dict[str, Any], tile: int, d: int, node: Node) -> Tensor:
+            less, x = args
+            largest = torch.stack([part.amax(d) for part in x.split(tile, d)], d).cummax(d).values
+            larger = x.amax(d, True) - largest.repeat_interleave(tile, d).narrow(d, 0, x.shape[d])
+            terms = torch.exp(less + torch.where(larger.isfinite(), larger, 0.0))  # of a masked tile nothing is left
+            return terms if node.op == "exp" else call(node, [terms, *node.args[1:]], node.kwargs)
 
-        length = part.values[less.id].shape[d]
-        for tile in (2**k for k in range(1, (length - 1).bit_length())):
-            edit = lambda tile=tile, node=None, x=x: Edit(partial(early, tile=tile, node=node), (x,))  # noqa: E731
-            ways = {"a softmax": {exponential: edit()}}
-            for i in sums[:1]:
-                ways["the sum of a softmax"] = {i: edit(node=nodes[i])}
-                ways["what a softmax weighs"] = {exponential: edit(), i: edit(length, nodes[i])}
-            for what, edits in ways.items():
-                yield "factor", f"{what}, in tiles of {tile}, is not scaled down when a larger number comes", edits, 2
+        def edits(
+            ids: list[int], tile: int, d: int, given: tuple[Any, ...] = (Ref(less.id), less.args[0])
+        ) -> dict[int, Edit]:
+            return {i: Edit(partial(early, tile=tile, d=d, node=nodes[i]), given) for i in ids}
+
+        for d, tile in ((d, 2**k) for k in range(1, 16) for d in alone if 2**k < x.shape[d]):
+            ways = {"a softmax": edits([exponential], tile, d), "the sum of a softmax": edits(sums, tile, d)}
+            ways["what a softmax weighs"] = ways["a softmax"] | edits(sums, x.shape[d], d)
+            for what, some in ways.items():
+                yield "factor", f"{what}, in tiles of {tile}, is not scaled down when a larger number comes", some, 2
 
 
 def moved_on(c: Context) -> Iterator[Way]:

@@ -246,6 +246,9 @@ def kernels():
     def product(x, w):
         return x @ w
 
+    def weighed(x, w):
+        return torch.exp(x - labkit.step("lse", torch.logsumexp(x, 1, keepdim=True))) @ w
+
     def biased(x, w, b):
         return torch.nn.functional.gelu(x @ w + b)
 
@@ -283,12 +286,24 @@ def kernels():
         "output is written with a leading dimension of 23, not 22",
     )
     yield biased, (x, w, b), late, "other", "add comes after"
+    some = torch.rand(9, 22, generator=generator)
+    yield product, (x, w), torch.where(some < 0.2, 0.0, x @ w), "zero", "output is 0 in"
+    tile = torch.tensor([0, 16, 32])[(3 * torch.rand(9, 22, generator=generator)).long()]
+    one = torch.stack([x[:, a : a + 16] @ w[a : a + 16] for a in (0, 16, 32)]).gather(0, tile[None] // 16)[0]
+    yield product, (x, w), x @ w - one * (some < 0.2), "race", "elements of mm lack what one tile of 16 gives"
+    yield product, (x, w), torch.where(some < 0.2, one, x @ w), "race", "have nothing but what one tile of 16 gives"
+    running = x.unflatten(1, (5, 10)).amax(2).cummax(1).values.repeat_interleave(10, 1)
+    unscaled = torch.exp(x - torch.logsumexp(x, 1, keepdim=True) + running[:, -1:] - running) @ w
+    yield weighed, (x, w), unscaled, "none", ""  # in tiles of 10
+    running = torch.cat([part.amax(1, keepdim=True).expand(part.shape) for part in x.split(16, 1)], 1).cummax(1).values
+    unscaled = torch.exp(x - torch.logsumexp(x, 1, keepdim=True) + running[:, -1:] - running) @ w
+    yield weighed, (x, w), unscaled, "factor", "a softmax, in tiles of 16, is not scaled down"
     yield (
         biased,
         (x, w, b),
         written(biased(x, w, b)),
         "zero",
-        "output is NaN, like memory that nobody wrote, but only in 6 to 8",
+        "output is nan in 66 of 198 elements, like memory that nobody wrote",
     )
 
 
@@ -426,11 +441,11 @@ def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(case
     assert words in " ".join([found.causes[0].says, *found.causes[0].also])
 
 
-@pytest.mark.parametrize("case", range(10))
+@pytest.mark.parametrize("case", range(15))
 def test_what_kernels_do_wrong_with_memory_is_named(case):
     reference, given, output, kind, words = list(kernels())[case]
     recorded = labkit.golden(reference, **dict(zip(("x", "w", "b"), given, strict=False)))
-    observed = {name: recorded[name].float() for name in recorded.inputs} | {"output": output}
+    observed = {name: recorded[name].float() for name in recorded.names} | {"output": output}
     found = labkit.explain(observed, recorded)
     if kind == "none":  # a leading dimension that is no size of the program
         assert found.verdict == "none of these", found
