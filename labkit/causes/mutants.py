@@ -90,6 +90,11 @@ class Mutant:
         """The operation that is broken, the first of several."""
         return min(self.edits)
 
+    @property
+    def simplicity(self) -> tuple[int, bool, bool]:
+        """What comes first of those that are the same: another number, and what is so everywhere."""
+        return self.rank, " where the reference has " not in self.says, self.kind == "truncate"
+
 
 def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
     """Elements in other places: kind, what happens, and how."""
@@ -373,6 +378,8 @@ class Context:
             for kind, what, change in self.changes(torch.view_as_real(x), numbers):
                 yield kind, f"{what} (dimension {x.ndim} has its two parts)", partial(_of_parts, change=change)
             return
+        if masks(x):
+            yield "mask", "1 everywhere, so that nothing is masked", torch.ones_like
         if not x.is_floating_point():
             yield from whole(x)
         elif numbers:
@@ -394,7 +401,7 @@ def mutants(part: Part, golden: Golden) -> Iterator[Mutant]:
         for words, some in ((" (the first time)", ids[:1]), (" (the last time)", ids[-1:]))
     ]
     ways = itertools.chain(
-        *(generator(c) for generator in (exchanged, along, counts, variances, composites)),
+        *(generator(c) for generator in (exchanged, along, counts, variances, composites, together, solves)),
         *(of_result(c, ids) for ids in groups),
         *(of_operation(c, ids) for ids in made),
         *(generator(c) for generator in (unscaled, moved_on, between, regrouped)),
@@ -453,7 +460,14 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             for kind, how, change in c.changes(a):
                 yield kind, f"{what} takes {names[j]} {how}", argument(part, ids, j, change), 2
         kind = LEFT_OUT.get(node.op, "function")
-        if kind and a.dtype == x.dtype and (a.is_floating_point() or kind == "permute") and node.op not in PRODUCTS:
+        if node.op == "mul" and any(
+            masks(*(part.values[part.nodes[n].args[k].id] for n in ids)) for k in {*refs} - {j}
+        ):
+            kind = "mask"
+        elif node.op in ("add", "sub") and not a.is_floating_point():
+            kind = "shift"
+        moves = kind in ("permute", "shift")  # of whole numbers too
+        if kind and a.dtype == x.dtype and (a.is_floating_point() or moves) and node.op not in PRODUCTS:
             sign = -1 if node.op == "sub" and j == 1 else 1
             says = f"{what} is left out: {names[j]} passes {'as it is' if sign > 0 else 'with the other sign'}"
             passes = lambda args, j=j, sign=sign: (-args[j] if sign < 0 else args[j]).expand(x.shape).clone()  # noqa: E731
@@ -753,6 +767,34 @@ def exchanged(c: Context) -> Iterator[Way]:
             yield "swap", f"{a:.6g} and {b:.6g} of {op} are exchanged", edits
 
 
+def together(c: Context) -> Iterator[Way]:
+    """A number of the program that is another one on every line, and indices that are coordinates of other points."""
+    part, found = c.part, dict[tuple[str, int, Any], list[int]]()
+    for node in (node for node in part.nodes if node.op in NUMBERED):
+        for j, a in ((j, a) for j, a in enumerate(node.args) if _is_number(a)):
+            found.setdefault((node.op, j, a), []).append(node.id)
+    for (op, j, a), ids in found.items():
+        if len({part.nodes[i].site for i in ids}) > 1 and op != "arange":
+            yield from ((*way[:3], 2) for way in numbers_of(c, ids, j, a, f"{op}, on each line,"))
+    counts = [i for i in c.computed if part.nodes[i].op == "arange"]
+    for some, by in itertools.product({(i,) for i in counts} | {tuple(counts)}, (0.5, -0.5)):
+        says = f"the result of arange is {by:+g}, as for centres and corners of pixels"
+        yield "shift", says, result_of(some, lambda x, by=by: x + by), 2
+
+
+def solves(c: Context) -> Iterator[Way]:
+    """Of the two triangular systems of a Cholesky factor, one left out, or with the factor where its transpose is."""
+    lower, upper = (partial(torch.linalg.solve_triangular, upper=way) for way in (False, True))
+    ways: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
+        "both systems are with the factor itself": ("transpose", lambda args: lower(args[1], lower(*args[1::-1]))),
+        "the system with the factor's transpose is left out": ("drop_term", lambda args: lower(*args[1::-1])),
+        "the system with the factor is left out": ("drop_term", lambda args: upper(args[1].mT, args[0])),
+    }
+    for node in (node for node in c.part.nodes if node.op == "cholesky_solve" and True not in node.args):
+        for says, (kind, run) in ways.items():
+            yield kind, f"{c.operation(node.id)}: {says}", _instead([node.id], run)
+
+
 def unscaled(c: Context) -> Iterator[Way]:
     """A softmax in tiles, by the largest number so far, that does not correct what earlier tiles gave for a larger one.
 
@@ -935,6 +977,12 @@ def summed_over(node: Node, values: Mapping[int, Any]) -> list[int]:
     if node.op in ("sum", "mean"):
         return _dims(node, values[node.parents[0]].ndim)
     return [values[node.parents[0]].ndim - 1] if node.op in ("mm", "bmm", "mv") else []
+
+
+def masks(*tensors: Tensor) -> bool:
+    """Whether numbers are 1 in some places and 0 in all others."""
+    x = torch.cat([x.flatten() for x in tensors])
+    return x.dtype != torch.bool and bool(((x == 0) | (x == 1)).all()) and bool(x.any() != x.all())
 
 
 def is_epsilon(op: str, c: float) -> bool:

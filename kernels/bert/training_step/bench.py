@@ -96,7 +96,7 @@ def _provider(name: str, run: training.Run) -> Provider:
 
 
 def times(name: str, run: training.Run) -> dict[str, float]:
-    """Microseconds of a step as called, of the GPU's work in it, and in a CUDA graph, of a process that ran no other."""
+    """Microseconds of a step in this process, which runs nothing else: as called, busy, and in a CUDA graph."""
     given, labels, how = _drawn(run)
     batch = [part.cuda() for part in (given, *places(labels, training.guesses(given.numel(), how)))]
     model = _model(name, run).train()
@@ -123,7 +123,7 @@ def times(name: str, run: training.Run) -> dict[str, float]:
 
 
 def _busy(step: Callable[[], None]) -> float:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         for _ in range(STEPS):
             step()
         torch.cuda.synchronize()
