@@ -477,7 +477,7 @@ class _Search:
             if (same := next(alike, None)) is None:
                 classes.append((value, same := []))
             same.append((mutant, share))
-        ordered = [sorted(same, key=lambda one: one[0].simplicity) for _, same in classes]
+        ordered = [sorted(same, key=lambda one: one[0].rank) for _, same in classes]
         simplest = min((same[0][0].rank for same in ordered), default=0)
         left: dict[tuple[str, str], Cause] = {}  # of one number, those that fit are one cause
         for (mutant, share), *rest in ordered:

@@ -90,11 +90,6 @@ class Mutant:
         """The operation that is broken, the first of several."""
         return min(self.edits)
 
-    @property
-    def simplicity(self) -> tuple[int, bool, bool]:
-        """What comes first of those that are the same: another number, and what is so everywhere."""
-        return self.rank, " where the reference has " not in self.says, self.kind == "truncate"
-
 
 def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
     """Elements in other places: kind, what happens, and how."""
@@ -423,7 +418,7 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         kind = "drop_term" if kind == "zero" and not last else kind
         by_one = kind == "constant" or what in ("one more", "one less")
         kind = "ddof" if by_one and ids[0] in c.divisors else kind
-        yield kind, f"{name} is {what}", result_of(ids, change), 1 + (kind in RARE)
+        yield kind, f"{name} is {what}", result_of(ids, change), 1 + (kind in RARE or (kind == "truncate" and not real))
     further = itertools.chain(() if real else far(c.sizes), left_out(tuple(x.shape), c.sizes))
     if given or last:
         further = itertools.chain(further, addressed(tuple(x.shape), c.sizes, written=last))
