@@ -37,6 +37,7 @@ from labkit.trace.program import CONSTANT, INPUT, Node, Ref, call
 Tensor = torch.Tensor
 Change = Callable[[Tensor], Tensor]
 Way = tuple[Any, ...]
+Edits = dict[int, Edit]
 
 FEWER_DIGITS = ("tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _FUNCTIONS = """sigmoid tanh exp exp2 log log2 log10 log1p expm1 sqrt rsqrt abs reciprocal square sin cos erf sign round
@@ -257,6 +258,9 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
             for by in (1, -1):
                 words = f"one place {'later' if by > 0 else 'earlier'} in dimension {d}, True at the edge"
                 yield "shift", words, lambda x, d=d, by=by: _moved(x, d, by, True)
+            for tile, some in itertools.product((2**k for k in range(1, 8) if 2**k < x.shape[d]), (True, False)):
+                words = f"{some} in each whole tile of {tile} of dimension {d} in which it is somewhere"
+                yield "mask", words, partial(_by_tiles, d=d, tile=tile, some=some)
         return
     low, high = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
     for d, n in enumerate(x.shape):
@@ -271,6 +275,11 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
     yield "precision", "wrapped to 16 bits", lambda x: _wrapped(x.long())
     if -129 < low < 0 and high < 128:
         yield "sign", "read as bytes without a sign", lambda x: x.long().remainder(256)
+
+
+def _by_tiles(x: Tensor, d: int, tile: int, some: bool) -> Tensor:
+    each = [(part == some).any(d, keepdim=True).expand(part.shape) for part in x.split(tile, d)]
+    return torch.cat(each, d) == some
 
 
 def _counted(x: Tensor, d: int) -> Tensor:
@@ -793,6 +802,7 @@ def solves(c: Context) -> Iterator[Way]:
 def unscaled(c: Context) -> Iterator[Way]:
     """A softmax in tiles, by the largest number so far, that does not correct what earlier tiles gave for a larger one.
 
+    Or one whose tiles are split among programs, each by its own largest number, and added up without a correction.
     The correction is from Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
     """
     part, nodes = c.part, c.part.nodes
@@ -802,23 +812,25 @@ def unscaled(c: Context) -> Iterator[Way]:
         exponential = next(u for u in part.users[less.id] if nodes[u].op == "exp")
         sums = [u for u in part.users.get(exponential, ()) if nodes[u].op == "sum"][:1]
 
-        def early(args: list[Any], kwargs: dict[str, Any], tile: int, d: int, node: Node) -> Tensor:
+        def early(args: list[Any], kwargs: dict[str, Any], tile: int, d: int, split: bool, node: Node) -> Tensor:
             less, x = args
-            largest = torch.stack([part.amax(d) for part in x.split(tile, d)], d).cummax(d).values
+            largest = torch.stack([part.amax(d) for part in x.split(tile, d)], d)
+            largest = largest if split else largest.cummax(d).values
             larger = x.amax(d, True) - largest.repeat_interleave(tile, d).narrow(d, 0, x.shape[d])
             terms = torch.exp(less + torch.where(larger.isfinite(), larger, 0.0))  # of a masked tile nothing is left
             return terms if node.op == "exp" else call(node, [terms, *node.args[1:]], node.kwargs)
 
-        def edits(
-            ids: list[int], tile: int, d: int, given: tuple[Any, ...] = (Ref(less.id), less.args[0])
-        ) -> dict[int, Edit]:
-            return {i: Edit(partial(early, tile=tile, d=d, node=nodes[i]), given) for i in ids}
+        def edits(ids: list[int], how: dict[str, Any], given: tuple[Any, ...] = (Ref(less.id), less.args[0])) -> Edits:
+            return {i: Edit(partial(early, **how, node=nodes[i]), given) for i in ids}
 
-        for d, tile in ((d, 2**k) for k in range(1, 16) for d in alone if 2**k < x.shape[d]):
-            ways = {"a softmax": edits([exponential], tile, d), "the sum of a softmax": edits(sums, tile, d)}
-            ways["what a softmax weighs"] = ways["a softmax"] | edits(sums, x.shape[d], d)
+        sizes = [(d, 2**k) for k in range(1, 16) for d in alone if 2**k < x.shape[d]]
+        for (d, tile), split in itertools.product(sizes, (False, True)):
+            how = {"tile": tile, "d": d, "split": split}
+            ways = {"a softmax": edits([exponential], how), "the sum of a softmax": edits(sums, how)}
+            ways["what a softmax weighs"] = ways["a softmax"] | edits(sums, how | {"tile": x.shape[d]})
+            when = "to the largest number of all" if split else "when a larger number comes"
             for what, some in ways.items():
-                yield "factor", f"{what}, in tiles of {tile}, is not scaled down when a larger number comes", some, 2
+                yield "factor", f"{what}, in tiles of {tile}, is not scaled down {when}", some, 2
 
 
 def moved_on(c: Context) -> Iterator[Way]:

@@ -480,3 +480,74 @@ def test_the_time_that_it_may_take_is_kept(golden):
     found = labkit.explain(port(**inputs(), fault="as it lies"), golden, F32, seconds=0.2)
     assert time.monotonic() - begun < 30.0
     assert found.tried < 3000
+
+
+def mistakes():
+    """What reports of several libraries' users tell: the reference, what was observed, the kind and its words."""
+    generator = torch.Generator().manual_seed(0)
+    x, other = torch.randn(6, 40, generator=generator), torch.randn(6, 40, generator=generator)
+    length = torch.tensor([38, 37, 21, 33, 9, 28])
+    seen = (torch.arange(40) < length[:, None]).float()
+    near = torch.randn(7, 7, generator=generator)
+    definite, lower = near @ near.T + 7 * torch.eye(7), torch.linalg.cholesky(near @ near.T + 7 * torch.eye(7))
+
+    def masked(x, seen):
+        return (x * seen).square().sum(1) / (1 + seen).sum(1)
+
+    def counted(x, length):
+        seen = (torch.arange(40) < length[:, None]).to(x.dtype)
+        return (x * seen).sum(1) / seen.sum(1)
+
+    def rotated(x, length):
+        return x * torch.cos(0.1 * (torch.arange(40) - length[:, None]))
+
+    def points(x):
+        across = torch.arange(40) + 0.5
+        down = torch.arange(6) + 0.5
+        return x * across / 40 + (down / 6)[:, None]
+
+    def corners(x):
+        return x * torch.arange(40) / 40 + torch.arange(6)[:, None] / 6
+
+    def solved(x, lower):
+        return torch.cholesky_solve(x[:, :7].T, lower)
+
+    def cut(x, length):
+        scores = x.masked_fill(torch.arange(40) >= length[:, None], -torch.inf)
+        return torch.logsumexp(scores, 1)
+
+    def weights(x, other):
+        return torch.softmax(x, 1) @ other.T
+
+    system = torch.linalg.solve_triangular
+    inner = system(lower, x[:, :7].T, upper=False)
+    tiles = torch.cat([part.amax(1, keepdim=True).expand(part.shape) for part in x.split(8, 1)], 1)
+    split = (torch.exp(x - tiles) @ other.T) / torch.exp(x - x.amax(1, keepdim=True)).sum(1, keepdim=True)
+    places, rounded = torch.arange(40), (length + 7) // 8 * 8
+    yield masked, (x, seen), x.square().sum(1) / (1 + seen).sum(1), "mask", "mul is left out"
+    yield counted, (x, length), (x * seen).sum(1) / 40, "mask", "1 everywhere, so that nothing is masked"
+    yield rotated, (x, length), x * torch.cos(0.1 * places).expand(6, 40), "shift", "sub is left out"
+    yield points, (x,), x * places / 40 + torch.arange(6)[:, None] / 6, "constant", "on each line, has 0"
+    yield corners, (x,), points(x), "shift", "as for centres and corners of pixels"
+    yield solved, (x, lower), system(lower, inner, upper=False), "transpose", "both systems are with the factor itself"
+    yield solved, (x, lower), inner, "drop_term", "the system with the factor's transpose is left out"
+    yield solved, (x, lower), system(lower.T, x[:, :7].T, upper=True), "drop_term", "with the factor is left out"
+    yield cut, (x, length), cut(x, rounded), "mask", "in each whole tile of 8 of dimension 1"
+    yield (
+        weights,
+        (x, other),
+        split,
+        "factor",
+        "what a softmax weighs, in tiles of 8, is not scaled down to the largest",
+    )
+    assert torch.allclose(lower @ lower.T, definite, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", range(10))
+def test_what_people_get_wrong_is_named(case):
+    reference, given, output, kind, words = list(mistakes())[case]
+    recorded = labkit.golden(reference, *given)
+    observed = {name: recorded[name].to(x.dtype) for name, x in zip(recorded.inputs, given, strict=True)}
+    found = labkit.explain(observed | {"output": output}, recorded)
+    assert (found.verdict, found.causes[0].kind) == ("cause", kind), found
+    assert words in found.causes[0].says

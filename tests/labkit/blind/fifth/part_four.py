@@ -10,9 +10,7 @@ import torch
 from base import D, Port, program, rand, randint, randn, step
 
 
-@program(
-    "w04", wide=("means", "quats", "log_scales", "view", "cam", "cov3d", "cov2d", "conic")
-)
+@program("w04", wide=("means", "quats", "log_scales", "view", "cam", "cov3d", "cov2d", "conic"))
 class gaussian_splatting:
     """Forward 3D Gaussian splatting; the port renders tiles of 4 by 4 pixels, Gaussians in batches of 8."""
 

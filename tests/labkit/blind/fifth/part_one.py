@@ -114,12 +114,48 @@ class latent_attention_decode:
         P.put("output", out)
 
     defects = [
-        D("query_rope_pairs_halves", "q_rope", "permute", "Query rotation pairs number i with i + 4 instead of its neighbour.", ("layout", "swap", "axis", "shift", "function", "other")),
-        D("cache_positions_from_one", "k_rope", "shift", "Cached keys are rotated for their position plus one.", ("constant", "function", "other")),
-        D("scale_from_latent_width", "scores", "factor", "Scores are divided by the root of the absorbed width, 30, instead of the head's width, 20.", ("scale", "constant")),
-        D("lse_left_in_base_two", "lse", "factor", "The log-sum-exp is stored in base two, without the factor ln 2.", ("scale", "function", "constant")),
-        D("last_block_beyond_length", "lse", "mask", "The last block of the cache is not cut at the sequence's length, so that old entries take part.", ("stale", "truncate", "drop_term")),
-        D("partial_contexts_not_rescaled", "context", "factor", "Partial contexts of the splits are added without scaling from their own maximum to the common one.", ("scale", "drop_term", "function", "other")),
+        D(
+            "query_rope_pairs_halves",
+            "q_rope",
+            "permute",
+            "Query rotation pairs number i with i + 4 instead of its neighbour.",
+            ("layout", "swap", "axis", "shift", "function", "other"),
+        ),
+        D(
+            "cache_positions_from_one",
+            "k_rope",
+            "shift",
+            "Cached keys are rotated for their position plus one.",
+            ("constant", "function", "other"),
+        ),
+        D(
+            "scale_from_latent_width",
+            "scores",
+            "factor",
+            "Scores are divided by the root of the absorbed width, 30, instead of the head's width, 20.",
+            ("scale", "constant"),
+        ),
+        D(
+            "lse_left_in_base_two",
+            "lse",
+            "factor",
+            "The log-sum-exp is stored in base two, without the factor ln 2.",
+            ("scale", "function", "constant"),
+        ),
+        D(
+            "last_block_beyond_length",
+            "lse",
+            "mask",
+            "The last block of the cache is not cut at the sequence's length, so that old entries take part.",
+            ("stale", "truncate", "drop_term"),
+        ),
+        D(
+            "partial_contexts_not_rescaled",
+            "context",
+            "factor",
+            "Partial contexts of the splits are added without scaling from their own maximum to the common one.",
+            ("scale", "drop_term", "function", "other"),
+        ),
     ]
 
 
@@ -215,12 +251,48 @@ class triangle_update:
         P.put("output", out)
 
     defects = [
-        D("variance_over_n_minus_one", "normed", "ddof", "The input norm divides the squares by 17 instead of 18.", ("factor", "scale")),
-        D("gates_of_the_two_sides_exchanged", "left", "swap", "Left projections are gated with the right gate and the other way round.", ("permute", "layout", "shift", "stale")),
-        D("incoming_edges_instead", "triangle", "transpose", "Products run over edges k to i and k to j instead of i to k and j to k.", ("axis", "permute", "swap", "layout")),
-        D("last_residue_tile_left_out", "triangle", "truncate", "The thirteenth residue, the only one in the last tile, is left out of the sum.", ("drop_term", "mask", "zero")),
-        D("second_norm_with_other_epsilon", "normed_out", "eps", "The second norm has 1e-3 for epsilon instead of 1e-5.", ("constant",)),
-        D("gate_without_bias", "gate", "drop_term", "The bias of the output gate is not added.", ("shift", "constant", "zero")),
+        D(
+            "variance_over_n_minus_one",
+            "normed",
+            "ddof",
+            "The input norm divides the squares by 17 instead of 18.",
+            ("factor", "scale"),
+        ),
+        D(
+            "gates_of_the_two_sides_exchanged",
+            "left",
+            "swap",
+            "Left projections are gated with the right gate and the other way round.",
+            ("permute", "layout", "shift", "stale"),
+        ),
+        D(
+            "incoming_edges_instead",
+            "triangle",
+            "transpose",
+            "Products run over edges k to i and k to j instead of i to k and j to k.",
+            ("axis", "permute", "swap", "layout"),
+        ),
+        D(
+            "last_residue_tile_left_out",
+            "triangle",
+            "truncate",
+            "The thirteenth residue, the only one in the last tile, is left out of the sum.",
+            ("drop_term", "mask", "zero"),
+        ),
+        D(
+            "second_norm_with_other_epsilon",
+            "normed_out",
+            "eps",
+            "The second norm has 1e-3 for epsilon instead of 1e-5.",
+            ("constant",),
+        ),
+        D(
+            "gate_without_bias",
+            "gate",
+            "drop_term",
+            "The bias of the output gate is not added.",
+            ("shift", "constant", "zero"),
+        ),
     ]
 
 
@@ -352,10 +424,40 @@ class gaussian_splatting:
         P.put("output", image)
 
     defects = [
-        D("quaternion_read_with_real_part_last", "cov3d", "permute", "Quaternions are read as x, y, z, w but are stored as w, x, y, z.", ("layout", "shift", "swap", "axis")),
-        D("screen_filter_missing", "cov2d", "drop_term", "The 0.3 of the screen-space filter is not added to the diagonal.", ("constant", "eps", "shift")),
+        D(
+            "quaternion_read_with_real_part_last",
+            "cov3d",
+            "permute",
+            "Quaternions are read as x, y, z, w but are stored as w, x, y, z.",
+            ("layout", "shift", "swap", "axis"),
+        ),
+        D(
+            "screen_filter_missing",
+            "cov2d",
+            "drop_term",
+            "The 0.3 of the screen-space filter is not added to the diagonal.",
+            ("constant", "eps", "shift"),
+        ),
         D("conic_cross_term_sign", "conic", "sign", "The mixed entry of the inverse covariance has the wrong sign."),
-        D("pixel_corner_for_its_centre", "alpha", "shift", "Gaussians are evaluated at pixel corners instead of centres half a pixel further.", ("constant", "drop_term")),
-        D("transmittance_updated_before_blending", "weights", "shift", "A Gaussian is dimmed by itself since the transmittance is updated before it is used.", ("factor", "race", "stale", "other", "function")),
-        D("background_not_dimmed", "output", "factor", "The background is added in full instead of times what light is left.", ("drop_term", "scale", "mask", "constant")),
+        D(
+            "pixel_corner_for_its_centre",
+            "alpha",
+            "shift",
+            "Gaussians are evaluated at pixel corners instead of centres half a pixel further.",
+            ("constant", "drop_term"),
+        ),
+        D(
+            "transmittance_updated_before_blending",
+            "weights",
+            "shift",
+            "A Gaussian is dimmed by itself since the transmittance is updated before it is used.",
+            ("factor", "race", "stale", "other", "function"),
+        ),
+        D(
+            "background_not_dimmed",
+            "output",
+            "factor",
+            "The background is added in full instead of times what light is left.",
+            ("drop_term", "scale", "mask", "constant"),
+        ),
     ]

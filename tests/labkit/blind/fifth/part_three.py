@@ -150,9 +150,7 @@ class latent_attention:
     ]  # fmt: skip
 
 
-@program(
-    "w02", wide=("old_logp", "ref_logp", "rewards", "logp", "advantage", "ratio", "kl", "token_loss", "output")
-)
+@program("w02", wide=("old_logp", "ref_logp", "rewards", "logp", "advantage", "ratio", "kl", "token_loss", "output"))
 class grpo_loss:
     """GRPO with the language-model head fused in; the port never has the logits, goes by tiles of 16 words."""
 

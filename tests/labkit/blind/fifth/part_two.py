@@ -130,11 +130,41 @@ class ppo_loss:
 
     defects = [
         D("logp_of_the_next_token", "logp", "shift", "Log-probabilities are picked for the token one position later."),
-        D("entropy_sum_not_rescaled", "entropy", "factor", "The running sum for the entropy is not rescaled when the running maximum grows.", ("scale", "drop_term", "stale", "function", "other")),
-        D("value_of_padding_after_the_end", "advantages", "mask", "The last token's advantage takes the value of the padding after the end instead of zero.", ("stale", "shift", "drop_term", "truncate")),
-        D("variance_over_n", "norm_adv", "ddof", "The variance of the advantages is over n instead of n - 1.", ("factor", "scale")),
-        D("larger_of_the_two_gains", "policy", "function", "The larger instead of the smaller of clipped and unclipped gain is taken.", ("sign", "swap", "mask", "other")),
-        D("mean_over_padding_too", "output", "factor", "The sum over real tokens is divided by the number of all positions.", ("scale", "mask", "constant")),
+        D(
+            "entropy_sum_not_rescaled",
+            "entropy",
+            "factor",
+            "The running sum for the entropy is not rescaled when the running maximum grows.",
+            ("scale", "drop_term", "stale", "function", "other"),
+        ),
+        D(
+            "value_of_padding_after_the_end",
+            "advantages",
+            "mask",
+            "The last token's advantage takes the value of the padding after the end instead of zero.",
+            ("stale", "shift", "drop_term", "truncate"),
+        ),
+        D(
+            "variance_over_n",
+            "norm_adv",
+            "ddof",
+            "The variance of the advantages is over n instead of n - 1.",
+            ("factor", "scale"),
+        ),
+        D(
+            "larger_of_the_two_gains",
+            "policy",
+            "function",
+            "The larger instead of the smaller of clipped and unclipped gain is taken.",
+            ("sign", "swap", "mask", "other"),
+        ),
+        D(
+            "mean_over_padding_too",
+            "output",
+            "factor",
+            "The sum over real tokens is divided by the number of all positions.",
+            ("scale", "mask", "constant"),
+        ),
     ]
 
 
@@ -224,11 +254,41 @@ class back_projection:
         P.put("output", image * P.f(math.pi / 16))
 
     defects = [
-        D("detector_centre_at_half_its_count", "weighted", "shift", "The cosine weight has its centre at 25 / 2 instead of 24 / 2, half a pixel off.", ("constant", "ddof")),
-        D("filter_goes_round_the_detector", "filtered", "other", "The filter is circular for want of padding: values of the far end of the detector take part.", ("mask", "shift", "stale", "function", "zero", "axis")),
-        D("rotation_sign", "position", "sign", "The sine term of the rotated coordinate is taken off instead of added.", ("flip", "transpose", "axis")),
-        D("interpolation_weights_exchanged", "sampled", "swap", "The weights of the lower and the upper detector pixel are exchanged.", ("flip", "function", "permute")),
-        D("two_blocks_add_without_atomics", "output", "race", "In some pixels one angle's share is lost since two blocks add to the image at once.", ("drop_term", "stale", "mask", "zero")),
+        D(
+            "detector_centre_at_half_its_count",
+            "weighted",
+            "shift",
+            "The cosine weight has its centre at 25 / 2 instead of 24 / 2, half a pixel off.",
+            ("constant", "ddof"),
+        ),
+        D(
+            "filter_goes_round_the_detector",
+            "filtered",
+            "other",
+            "The filter is circular for want of padding: values of the far end of the detector take part.",
+            ("mask", "shift", "stale", "function", "zero", "axis"),
+        ),
+        D(
+            "rotation_sign",
+            "position",
+            "sign",
+            "The sine term of the rotated coordinate is taken off instead of added.",
+            ("flip", "transpose", "axis"),
+        ),
+        D(
+            "interpolation_weights_exchanged",
+            "sampled",
+            "swap",
+            "The weights of the lower and the upper detector pixel are exchanged.",
+            ("flip", "function", "permute"),
+        ),
+        D(
+            "two_blocks_add_without_atomics",
+            "output",
+            "race",
+            "In some pixels one angle's share is lost since two blocks add to the image at once.",
+            ("drop_term", "stale", "mask", "zero"),
+        ),
         D("image_summed_in_half", "output", "precision", "The image is summed in float16."),
     ]
 
@@ -336,10 +396,45 @@ class gaussian_process:
         P.put("output", resid @ alpha / 2 + np.log(np.prod(np.diag(low))) + P.f(18.5 * math.log(2 * math.pi)))
 
     defects = [
-        D("length_not_squared", "sqdist", "factor", "Squared differences are divided by the length scales, not by their squares.", ("function", "scale", "drop_term")),
-        D("five_thirds_as_integers", "kernel", "constant", "The kernel has 1, from an integer division of 5 by 3, for 5/3.", ("factor", "truncate", "scale", "function")),
-        D("update_reads_unsolved_panel", "chol", "stale", "The third panel's trailing update reads the panel as it was before its triangular solve.", ("race", "shift", "function", "other")),
-        D("second_solve_not_transposed", "alpha", "transpose", "The second triangular solve is with the factor again instead of its transpose.", ("function", "axis", "swap", "other")),
-        D("prior_mean_not_added_back", "predicted", "drop_term", "Predictions lack the prior mean, which was taken off the observations.", ("shift", "constant")),
-        D("variance_grows_by_data", "variance", "sign", "What the data explain is added to the prior variance instead of taken off."),
+        D(
+            "length_not_squared",
+            "sqdist",
+            "factor",
+            "Squared differences are divided by the length scales, not by their squares.",
+            ("function", "scale", "drop_term"),
+        ),
+        D(
+            "five_thirds_as_integers",
+            "kernel",
+            "constant",
+            "The kernel has 1, from an integer division of 5 by 3, for 5/3.",
+            ("factor", "truncate", "scale", "function"),
+        ),
+        D(
+            "update_reads_unsolved_panel",
+            "chol",
+            "stale",
+            "The third panel's trailing update reads the panel as it was before its triangular solve.",
+            ("race", "shift", "function", "other"),
+        ),
+        D(
+            "second_solve_not_transposed",
+            "alpha",
+            "transpose",
+            "The second triangular solve is with the factor again instead of its transpose.",
+            ("function", "axis", "swap", "other"),
+        ),
+        D(
+            "prior_mean_not_added_back",
+            "predicted",
+            "drop_term",
+            "Predictions lack the prior mean, which was taken off the observations.",
+            ("shift", "constant"),
+        ),
+        D(
+            "variance_grows_by_data",
+            "variance",
+            "sign",
+            "What the data explain is added to the prior variance instead of taken off.",
+        ),
     ]
