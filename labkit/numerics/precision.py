@@ -46,8 +46,8 @@ class Precision:
     of the tensor at hand. `products` is the format to which the factors of matrix products and convolutions are cut
     before they are multiplied: ``ieee``, the default, leaves them as they are; ``tf32x3`` and ``bfloat16x2`` are
     factors in two parts. `accumulate` (``float32``) is the format of sums, and of what stands between the operations
-    inside a step. `eager` (False): each operation inside a step is stored, as an unfused program does; otherwise a
-    kernel may go on with what it has in registers. `flush` (False): results below the smallest normal number may be
+    inside a step. `eager` (False): each operation inside a step is stored, as an unfused program does, which may have
+    written out what torch has as one operation; otherwise a kernel may go on with what it has in registers. `flush` (False): results below the smallest normal number may be
     zero. `normwise` (False): errors are small beside the largest value of a tensor, not beside each of its elements, as
     those of Fourier transforms, of |x|^2 + |y|^2 - 2xy for a distance of points about 0, or of Strassen's products.
     `steps` gives other values for some steps, by name.
@@ -175,6 +175,11 @@ def _tf32(x: Tensor) -> Tensor:
 
 
 def guess(dtypes: list[torch.dtype]) -> Precision:
-    """What the dtypes of a trace can tell where nothing is promised: each step its own, sums no wider than float32."""
-    wide = dtypes and all(dtype == torch.float64 or not dtype.is_floating_point for dtype in dtypes)
-    return Precision(accumulate="float64" if wide else "float32")
+    """What the dtypes of a trace can tell where nothing is promised: each step its own, sums no wider than float32.
+
+    Nobody said that a step is one kernel, so where some are narrower what is between them may be, too.
+    """
+    real = [dtype for dtype in dtypes if dtype.is_floating_point]
+    wide = dtypes and all(dtype == torch.float64 for dtype in real)
+    eager = any(torch.finfo(dtype).bits < 32 for dtype in real)
+    return Precision(accumulate="float64" if wide else "float32", eager=eager)

@@ -169,9 +169,9 @@ class Rerun:
     def _rules_of(self, i: int, part: list[int], rounded: bool) -> dict[int, Precision]:
         """The precision of each operation in a step's part; `eager` means that its result is rounded to storage.
 
-        Where eager operations are promised, these are all but those inside one library kernel; otherwise none. With
-        `rounded` they are those in :attr:`_stored`, and a gradient's whole part, since a backward starts from what is
-        stored. A cast that was recorded in the observed dtype always rounds.
+        Where eager operations are promised, these are all, those that one of torch's is made of too: a program may have
+        written it out. Otherwise they are none, or, with `rounded`, those in :attr:`_stored`, and a gradient's whole
+        part, since a backward starts from what is stored. A cast that was recorded in the observed dtype always rounds.
         """
         rule, program = self._rule(i), self._program
         as_written = self._as_written(i)
@@ -181,11 +181,11 @@ class Rerun:
         def of(k: int) -> Precision:
             written = program.nodes[k].dtype if as_written and not rounded else ""
             storage = written or rule.storage or ""
-            outside, kept = k not in program.inside or k == i, rounded and k in stored and k != i
+            kept = rounded and k in stored and k != i
             if gradient and kept and narrower(self._rules.storage or "", storage):
                 storage = str(self._rules.storage)
-            eager = outside if rule.eager else kept
-            return replace(rule, storage=storage or None, eager=eager or (as_written and program.narrows(k)))
+            kept = kept or (as_written and program.narrows(k))
+            return replace(rule, storage=storage or None, eager=rule.eager or kept)
 
         return {k: of(k) for k in part}
 

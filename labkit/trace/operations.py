@@ -99,13 +99,6 @@ IN_STORAGE = _named("""
 """)
 """What torch's CPU kernels add up in the type of what they give, with more than half a unit of error."""
 
-STORED_INSIDE = _named("""
-    logsumexp _log_softmax _log_softmax_backward_data mse_loss mse_loss_backward huber_loss_backward
-    smooth_l1_loss_backward native_batch_norm _native_batch_norm_legit native_batch_norm_backward sigmoid_backward
-    glu_backward renorm
-""")
-"""Of the operations that are made of others here, those whose torch kernels on a CPU store what is between them."""
-
 IGNORED = _named("""detach alias lift_fresh lift is_same_size lift_fresh_copy _linalg_check_errors
     _record_function_enter_new _record_function_exit""")
 """The same values in the same place, or none."""
@@ -206,7 +199,14 @@ def _grouped_mm(a: Tensor, b: Tensor, offs: Any = None, bias: Any = None, out_dt
 _MADE_OF_OTHERS = ("_foreach_", "masked_scatter_backward")
 """How the names of operations begin that torch itself makes of others, in C++."""
 
+
+def _biased(x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Tensor:
+    """A convolution whose bias is added by itself, as an unfused program does."""
+    return torch.ops.aten.convolution(x, weight, None, *rest) + bias.view(-1, *[1] * (weight.ndim - 2))
+
+
 _OURS: dict[str, Callable[..., Any]] = {
+    "convolution": _biased,
     "histc": _histc,
     "_grouped_mm": _grouped_mm,
     "linalg_vector_norm": _norm,

@@ -105,7 +105,7 @@ class Program:
     nodes: list[Node] = field(default_factory=list)
     values: dict[int, Any] = field(default_factory=dict)
     inside: set[int] = field(default_factory=set)
-    """Operations inside of one that a library runs as one kernel: their results are not stored."""
+    """Operations inside of one of torch's."""
     site: str = ""
     """The line that calls what is added."""
 

@@ -28,7 +28,6 @@ from labkit.trace.operations import (
     IN_STORAGE,
     NOT_UNIQUE,
     PRODUCTS,
-    STORED_INSIDE,
     SUMS,
     aten,
     decomposition,
@@ -174,7 +173,7 @@ class Recorder(Watcher):
             return func(*args, **kwargs)
         if func._schema.is_mutable and not name.startswith("_foreach_"):
             return self._in_place(func, name, args, kwargs)
-        if name not in ALLOWED:
+        if name not in ALLOWED or (name == "convolution" and args[2] is not None):
             return self._composite(func, name, args, kwargs)
         if "unique" in name and args[0].is_floating_point():  # rounding would change how many there are
             raise self._refused(f"{func} of real numbers", "cannot be recorded; write it of whole numbers")
@@ -268,9 +267,8 @@ class Recorder(Watcher):
         if out is NotImplemented:
             raise self._refused(func, f"cannot be recorded; write {instead(name)}")
         if not self._inside:
-            if name not in STORED_INSIDE | IN_STORAGE:
-                results = {self.number(x) for x in tree_leaves(out) if isinstance(x, Tensor)}
-                self.program.inside |= set(range(first, len(self.program.nodes))) - results
+            results = {self.number(x) for x in tree_leaves(out) if isinstance(x, Tensor)}
+            self.program.inside |= set(range(first, len(self.program.nodes))) - results
             self.report(func, args, out)
         return out
 

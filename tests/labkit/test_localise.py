@@ -1229,3 +1229,51 @@ def test_a_mask_upon_a_mask_may_be_the_lowest_number_of_each_sides_type():
     both = both.clone()
     both[4, 2] = -1e30
     assert localise(observed | {"both": both}, recorded).first == "both"
+
+
+def written_out():
+    """Functions that torch has as one operation, the same of several, and what each takes."""
+
+    def gelu(x):
+        return x * 0.5 * (1 + torch.erf(x / 2**0.5))
+
+    def by_tanh(x):
+        return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+    def softmax(x):
+        weights = (x - x.amax(-1, keepdim=True)).exp()
+        return weights / weights.sum(-1, keepdim=True)
+
+    def norm(x):
+        x = x.unflatten(1, (2, -1))
+        less = x - x.mean(-1, keepdim=True)
+        return (less / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()).flatten(1)
+
+    f = torch.nn.functional
+    yield (
+        "convolution",
+        lambda x, w, b: f.conv1d(x, w, b),
+        lambda x, w, b: f.conv1d(x, w) + b[:, None],
+        ((3, 5, 60), (9, 5, 3), 9),
+    )
+    yield "linear", f.linear, lambda x, w, b: x @ w.T + b, ((50, 64), (30, 64), 30)
+    yield "lerp", lambda x, y: torch.lerp(x, y, 0.3), lambda x, y: x + 0.3 * (y - x), ((50, 64), (50, 64))
+    yield "gelu", f.gelu, gelu, ((50, 64),)
+    yield "gelu by tanh", lambda x: f.gelu(x, approximate="tanh"), by_tanh, ((50, 64),)
+    yield "softmax", lambda x: torch.softmax(x, -1), softmax, ((50, 64),)
+    yield "group norm", lambda x: f.group_norm(x, 2), norm, ((50, 64),)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("case", range(7))
+def test_what_torch_has_as_one_operation_may_be_written_out(case, dtype):
+    """Promised to be stored after each operation, or nothing promised at all."""
+    name, whole, parts, shapes = list(written_out())[case]
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    recorded = golden(whole, *(x.double() for x in given))
+    observed = {**dict(zip(recorded.inputs, given, strict=True)), "output": parts(*given)}
+    for promised in (Precision(eager=True), None):
+        assert localise(observed, recorded, promised).first is None, name
+    observed["output"] = observed["output"] * 1.0625
+    assert localise(observed, recorded).first == "output"

@@ -61,6 +61,7 @@ def test_a_sum_of_two_bfloat16_is_representable_as_two():
     assert not representable(high + 2.0**-9 + 2.0**-20, "bfloat16x2")
 
 
-def test_nothing_said_is_each_dtype_and_float32_sums_unless_all_is_float64():
+def test_nothing_said_is_each_dtype_and_float32_sums_and_narrow_ones_between_operations_too():
     assert guess([torch.float64, torch.int64]) == Precision(accumulate="float64")
-    assert guess([torch.float64, torch.bfloat16]) == Precision()
+    assert guess([torch.float64, torch.bfloat16]) == Precision(eager=True)
+    assert guess([torch.float32, torch.float64]) == Precision()
