@@ -47,9 +47,10 @@ class Precision:
     before they are multiplied: ``ieee``, the default, leaves them as they are; ``tf32x3`` and ``bfloat16x2`` are
     factors in two parts. `accumulate` (``float32``) is the format of sums, and of what stands between the operations
     inside a step. `eager` (False): each operation inside a step is stored, as an unfused program does, which may have
-    written out what torch has as one operation; otherwise a kernel may go on with what it has in registers. `flush` (False): results below the smallest normal number may be
-    zero. `normwise` (False): errors are small beside the largest value of a tensor, not beside each of its elements, as
-    those of Fourier transforms, of |x|^2 + |y|^2 - 2xy for a distance of points about 0, or of Strassen's products.
+    written out what torch has as one operation; otherwise a kernel may go on with what it has in registers. `flush`
+    (False): results below the smallest normal number may be zero. `normwise` (False): errors are small beside the
+    largest value of a tensor, not beside each of its elements, as those of Fourier transforms, of |x|^2 + |y|^2 - 2xy
+    for a distance of points about 0, or of Strassen's products.
     `steps` gives other values for some steps, by name.
 
     A format may be a torch dtype or another name of one, as ``bf16`` or ``half``. Raises UsageError for a field or a

@@ -169,9 +169,10 @@ class Rerun:
     def _rules_of(self, i: int, part: list[int], rounded: bool) -> dict[int, Precision]:
         """The precision of each operation in a step's part; `eager` means that its result is rounded to storage.
 
-        Where eager operations are promised, these are all, those that one of torch's is made of too: a program may have
-        written it out. Otherwise they are none, or, with `rounded`, those in :attr:`_stored`, and a gradient's whole
-        part, since a backward starts from what is stored. A cast that was recorded in the observed dtype always rounds.
+        Where eager operations are promised, these are all whose storage is narrower than what is between, those that
+        one of torch's is made of too: a program may have written it out. Otherwise they are none, or, with `rounded`,
+        those in :attr:`_stored`, and a gradient's whole part, since a backward starts from what is stored. A cast that
+        was recorded in the observed dtype always rounds.
         """
         rule, program = self._rule(i), self._program
         as_written = self._as_written(i)
@@ -185,7 +186,8 @@ class Rerun:
             if gradient and kept and narrower(self._rules.storage or "", storage):
                 storage = str(self._rules.storage)
             kept = kept or (as_written and program.narrows(k))
-            return replace(rule, storage=storage or None, eager=rule.eager or kept)
+            narrow = UNIT_ROUNDOFF.get(storage, 0.0) > rule.unit
+            return replace(rule, storage=storage or None, eager=kept or (rule.eager and narrow))
 
         return {k: of(k) for k in part}
 

@@ -199,7 +199,7 @@ class Exact:
         """Run one operation."""
         op, precision = node.op, self.rules[node.id]
         out = call(node, args, kwargs, self.device)
-        if _kept(precision) <= precision.unit:
+        if not precision.eager:
             self._one_sum(node, args, kwargs, out)
         if op in _COUNTING and all(_fits(x, 1.0 / max(precision.unit, _kept(precision))) for x in (out, *args)):
             self.counted.add(node.id)
