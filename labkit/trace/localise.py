@@ -8,8 +8,8 @@ program only the whole error is seen, and it is held to what steps before were o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from labkit.trace.findings import Localisation
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.judge_rerun import Rerun
 from labkit.trace.judge_values import Values
+from labkit.trace.program import meanwhile
 from labkit.trace.steps import Trace, as_trace
 
 FALSE_ALARM = 1e-3
@@ -71,9 +72,8 @@ def localise(
     if not steps:
         sides = [", ".join(one.names[:3] + ["..."] * (len(one.names) > 3)) or "none" for one in (there, golden)]
         wanted = "wanted the same names, or --names (names=), which labkit.propose_names proposes"
-        raise UsageError(
-            f"{where}: shares no step with the golden (it has {sides[0]}; the golden {sides[1]}); {wanted}"
-        )
+        have = f"it has {sides[0]}; the golden {sides[1]}"
+        raise UsageError(f"{where}: shares no step with the golden ({have}); {wanted}")
     seen = there.named({name: name for name in steps})
     precision = precision or there.precision
     rules = precision or guess([seen.read(name).dtype for name in steps])
@@ -90,7 +90,7 @@ def localise(
     if largest < SMALL and isinstance(golden, Golden):
         golden = golden.to("cpu")  # there, an operation on few elements takes less than a launch
     with few_threads(largest):
-        _judge(golden, seen, rules, chance, say, elements, result)
+        _judge(golden, seen, chance, say, elements, result)
         result.notes += [WIDENED] * dumped_wide + _narrower(seen, rules, result)
     if (left := {name for name in result.findings if name.startswith(GRADIENT)}) and left.isdisjoint(steps):
         result.findings = {name: one for name, one in result.findings.items() if name not in left}
@@ -108,26 +108,20 @@ def localise(
     return result
 
 
-@contextmanager
-def few_threads(elements: int) -> Iterator[None]:
+def few_threads(elements: int) -> AbstractContextManager[None]:
     """One thread for small tensors: several would wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if elements < SMALL else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return meanwhile(torch.get_num_threads, torch.set_num_threads, 1 if elements < SMALL else torch.get_num_threads())
 
 
-def _judge(
-    golden: Any, seen: Trace, rules: Precision, chance: float, say: Any, elements: bool, result: Localisation
-) -> None:
+def _judge(golden: Any, seen: Trace, chance: float, say: Any, elements: bool, result: Localisation) -> None:
     if isinstance(golden, Golden):
         result.notes = list(golden.notes)
-        result.findings = Rerun(golden, seen, rules, chance, say, elements).judge()
+        result.findings = Rerun(golden, seen, result.precision, chance, say, elements).judge()
         return
     result.ordered = golden.ordered or len(seen.names) == 1
-    result.findings = Values(golden, seen, rules, chance, result.ordered, elements).judge()
+    if result.guessed:  # nobody said that a step is one kernel
+        result.precision = replace(result.precision, eager=True)
+    result.findings = Values(golden, seen, result.precision, chance, result.ordered, elements).judge()
     totals = ((name, found.total) for name, found in result.findings.items() if found.total)
     differs = (name for name, t in totals if t.observed_dtype == t.golden_dtype and t.max_abs > 0.0)
     if result.ordered and (name := next(differs, None)) is not None and name != result.first:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from labkit.numerics.precision import UNIT_ROUNDOFF
+from labkit.numerics import precision
 from labkit.trace.operations import FACTORIES, name_of
 
 INPUT, CONSTANT, ITEM = "input", "constant", "getitem"
@@ -30,7 +31,7 @@ def widened(x: Any) -> Any:
 
 def narrower(a: str, b: str) -> bool:
     """Whether a dtype of that name has fewer digits than another."""
-    return UNIT_ROUNDOFF.get(a, 0.0) > UNIT_ROUNDOFF.get(b, math.inf)
+    return precision.UNIT_ROUNDOFF.get(a, 0.0) > precision.UNIT_ROUNDOFF.get(b, math.inf)
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,18 @@ def call(node: Node, args: Any, kwargs: dict[str, Any], device: torch.device | N
 
 
 @contextmanager
-def float64_by_default() -> Iterator[None]:
-    """float64 where a program asks for no dtype, as for positions that it counts, or whole numbers that it divides."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+def meanwhile(get: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    """Another value of a setting, which is afterwards as it was."""
+    before = get()
+    put(value)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        put(before)
+
+
+float64_by_default = partial(meanwhile, torch.get_default_dtype, torch.set_default_dtype, torch.float64)
+"""float64 where a program asks for no dtype, as for positions that it counts, or whole numbers that it divides."""
 
 
 @dataclass
@@ -114,8 +119,7 @@ class Program:
     ) -> int:
         """Append an operation, in float64, and return its number; values are kept of inputs and constants only."""
         shape = tuple(value.shape) if isinstance(value, Tensor) else tuple(shape)
-        real = isinstance(value, Tensor) and value.is_floating_point()
-        dtype = str(value.dtype).removeprefix("torch.") if real else ""
+        dtype = precision.name_of(value.dtype) if isinstance(value, Tensor) and value.is_floating_point() else ""
         args, kwargs = tree_map_only(torch.dtype, lambda x: WIDE.get(x, x), (tuple(args), kwargs or {}))
         node = Node(len(self.nodes), func, args, kwargs, shape, dtype, self.site)
         self.nodes.append(node)
@@ -130,19 +134,17 @@ class Program:
 
     def cone(self, targets: Iterable[int], known: Collection[int]) -> list[int]:
         """What has to run for `targets`, in order. It does not go on behind `known`, but for a target itself."""
-        open_nodes = list(dict.fromkeys(targets))
-        wanted = set(open_nodes)
-        while open_nodes:
-            for parent in self.nodes[open_nodes.pop()].parents:
-                if parent not in wanted and parent not in known:
-                    wanted.add(parent)
-                    open_nodes.append(parent)
+        wanted = set(targets)
+        waiting = list(wanted)
+        for i in waiting:  # which grows meanwhile
+            fresh = [p for p in self.nodes[i].parents if p not in wanted and p not in known]
+            wanted.update(fresh)
+            waiting += fresh
         return sorted(wanted)
 
     def before(self, target: int, known: Collection[int]) -> list[int]:
         """Those of `known` from which a target is computed, in order."""
-        found = {p for i in self.cone([target], known) for p in self.nodes[i].parents if p in known}
-        return sorted(found)
+        return sorted({p for i in self.cone([target], known) for p in self.nodes[i].parents if p in known})
 
     def largest(self, order: Iterable[int]) -> int:
         """The elements of the largest result of an operation."""

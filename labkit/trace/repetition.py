@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from labkit.numerics.compare import compare
 from labkit.numerics.precision import Precision
 from labkit.tables import Table, number
 from labkit.trace.golden import Golden
+from labkit.trace.program import meanwhile
 from labkit.trace.steps import Trace, as_trace
 
 SAME = "bit-identical"
@@ -179,15 +181,9 @@ def poisoned() -> Iterator[None]:
     That is torch's own fill of uninitialised memory, which works while its deterministic algorithms are asked for;
     those that have none run as usual.
     """
-    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
-    settings: Any = torch.utils.deterministic
-    fill = settings.fill_uninitialized_memory
-    with warnings.catch_warnings():
+    mode = meanwhile(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, "warn")
+    setting = torch.utils.deterministic, "fill_uninitialized_memory"
+    fill = meanwhile(partial(getattr, *setting), partial(setattr, *setting), True)
+    with warnings.catch_warnings(), mode, fill:
         warnings.filterwarnings("ignore", message=".*deterministic.*")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        settings.fill_uninitialized_memory = True
-        try:
-            yield
-        finally:
-            settings.fill_uninitialized_memory = fill
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        yield
