@@ -24,7 +24,7 @@ from labkit.trace.operations import ALGORITHMS, TRANSFORMS, full_name, resolve
 from labkit.trace.program import CONSTANT, INPUT, ITEM, Node, Program, Ref, float64_by_default
 from labkit.trace.recorder import NARROW, Recorder, unique
 from labkit.trace.steps import Trace, write_safetensors
-from labkit.trace.watching import GRADIENT, OUTPUT, check_subject, leaves_of, run_watched, snapshot, tensors_of
+from labkit.trace.watching import GRADIENT, OUTPUT, Named, check_subject, leaves_of, run_watched, snapshot, tensors_of
 
 VERSION = "golden 1"
 """What a file says that :meth:`Golden.save` wrote."""
@@ -292,9 +292,7 @@ def _run(reference: Any, inputs: Any, named: dict[str, Any], loss: Any, wide: bo
         return with_backward(lambda wanted: _recorded(subject, inputs, named, loss, wanted, wide), subject, loss)
 
 
-def _recorded(
-    subject: Any, inputs: Any, named: dict[str, Any], loss: Any, differentiate: bool, wide: bool
-) -> tuple[Golden, Any]:
+def _recorded(subject: Any, inputs: Any, named: Named, loss: Any, backward: bool, wide: bool) -> tuple[Golden, Any]:
     steps: dict[str, int] = {}
     operations: dict[str, int] = {}
     values: dict[str, Tensor] = {}
@@ -307,7 +305,7 @@ def _recorded(
         operations[unique(name, operations)] = recorder.number(tensor)
 
     recorder = Recorder(on_operation, as_written=not wide)
-    leaves = leaves_of(subject, inputs, named, differentiate, torch.float64 if wide else None)
+    leaves = leaves_of(subject, inputs, named, backward, torch.float64 if wide else None)
     for name, leaf in leaves.items():
         steps[name] = recorder.input(leaf)
     result = run_watched(subject, inputs, named, leaves, loss, recorder, on_step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import math
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from labkit.errors import UsageError
 from labkit.numerics.compare import real
@@ -77,11 +78,8 @@ def listening(on_step: Callable[[str, Tensor], None]) -> Iterator[None]:
 
 def unique(name: str, taken: Any) -> str:
     """`name`, or with #2, #3 and so on behind it where it is taken."""
-    count, found = 1, name
-    while found in taken:
-        count += 1
-        found = f"{name}#{count}"
-    return found
+    numbered = (f"{name}#{count}" for count in itertools.count(2))
+    return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
 
 class Watcher(TorchDispatchMode):
@@ -120,13 +118,11 @@ class Watcher(TorchDispatchMode):
             self.summed_in_storage += [out] * any(a.data_ptr() in narrow for a in args if isinstance(a, Tensor))
             return
         parts = out if isinstance(out, (tuple, list)) else (out,)
-        transposed = name == "convolution" and args[6]
-        if name in IN_STORAGE or transposed:
+        if name in IN_STORAGE or (name == "convolution" and args[6]):  # transposed
             self.summed_in_storage += [x for x in parts if isinstance(x, Tensor) and x.is_cpu and x.dtype in NARROW]
-        for value in parts[1:] if name == "_linalg_svd" else parts:  # its values; vectors may have another sign
-            if isinstance(value, Tensor) and value.is_floating_point():
-                self._on_step(f"{self.path}/{name}", value)
-                return  # the first is the result; others are kept for the backward
+        parts = parts[1:] if name == "_linalg_svd" else parts  # its values; vectors may have another sign
+        for value in [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()][:1]:
+            self._on_step(f"{self.path}/{name}", value)  # the result; others are kept for the backward
 
 
 COMPUTING = frozenset({"relu", "masked_fill", "where"}) | ARITHMETIC | PRODUCTS | SUMS | FUNCTIONS | ALGORITHMS
@@ -150,8 +146,7 @@ class Recorder(Watcher):
         self._inside = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args = _each(self._widened, args)
-        kwargs = {key: _each(self._widened, value) for key, value in (kwargs or {}).items()}
+        args, kwargs = tree_map(self._widened, (args, kwargs or {}))
         name = name_of(func)
         if not self._inside:
             self.program.site = "" if self.path == BACKWARD else _site()
@@ -192,8 +187,7 @@ class Recorder(Watcher):
     def number(self, tensor: Tensor) -> int:
         """The number of what a tensor holds now; a constant where nothing that was recorded made it."""
         storage, place = _key(tensor)
-        found = self._at[storage].get(place)
-        if found is not None:
+        if (found := self._at[storage].get(place)) is not None:
             if found in self._blank and bool(tensor.any()):
                 self.program.values[found] = widened(tensor.detach().clone())
             return found
@@ -236,16 +230,13 @@ class Recorder(Watcher):
         return self._wide[key]
 
     def _keep(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        def reference(value: Any) -> Any:
-            return Ref(self.number(value)) if isinstance(value, Tensor) else value
-
-        named = {key: _each(reference, value) for key, value in kwargs.items() if key not in _PLACES}
-        number = self.program.add(func, _each(reference, args), named, out)
+        named = {key: value for key, value in kwargs.items() if key not in _PLACES}
+        named, args = tree_map_only(Tensor, lambda x: Ref(self.number(x)), (named, args))
+        number = self.program.add(func, args, named, out)
         if name_of(func) in NOT_UNIQUE:
             self.notes[f"{NOT_UNIQUE[name_of(func)]} are right with either sign: compare what is made of them"] = None
         if isinstance(out, Tensor):
             self.bind(out, number)
-            return
         for i, part in enumerate(out if isinstance(out, (tuple, list)) else ()):
             if isinstance(part, Tensor):
                 self.bind(part, self.program.add(ITEM, (Ref(number), i), value=part))
@@ -313,8 +304,7 @@ class Recorder(Watcher):
         """`target` was written to and holds what `number` computed; every view of its memory sees that."""
         storage, place = _key(target)
         count = target.untyped_storage().nbytes() // target.element_size()
-        before = self._flat.get(storage)
-        if before is None and target.numel() < count:
+        if (before := self._flat.get(storage)) is None and target.numel() < count:
             before = self._whole(target, count)
         self._flat[storage] = self._laid(number, place, count, before)
         self._at[storage].clear()
@@ -333,11 +323,6 @@ class Recorder(Watcher):
         if row is None:
             row = self.program.add(aten.zeros.default, ([count],), {"dtype": place[3]}, shape=[count])
         return self.program.add(aten.as_strided_scatter.default, (Ref(row), Ref(number), *place[:3]), shape=[count])
-
-
-def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """An argument, changed; of a tuple or a list what is in it."""
-    return [_each(change, one) for one in value] if isinstance(value, (tuple, list)) else change(value)
 
 
 _PLACES = ("device", "layout", "pin_memory", "memory_format", "generator", "non_blocking")

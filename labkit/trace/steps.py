@@ -16,6 +16,7 @@ from labkit.numerics.compare import as_tensor
 from labkit.numerics.precision import Precision, from_fields
 from labkit.session.record import complete_file
 
+Read = Callable[[], Any]
 ABOUT = {"order": list, "steps": dict, "precision": dict}
 """Metadata that are read, and what their JSON is; what else there is, is shown."""
 
@@ -39,7 +40,7 @@ class Trace:
     """
 
     def __init__(self, steps: Mapping[str, Any] | None = None, about: Mapping[str, Any] | None = None) -> None:
-        self._steps: dict[str, tuple[Callable[[], Any], Bound | None]] = {}
+        self._steps: dict[str, tuple[Read, Bound | None]] = {}
         self.about, self.source, self.ordered = metadata(about or {}), "", True
         for name, value in (steps or {}).items():
             self.add(name, value)
@@ -52,9 +53,7 @@ class Trace:
         return value
 
     @classmethod
-    def lazy(
-        cls, steps: Mapping[str, Callable[[], Any]], about: Mapping[str, Any], source: str, ordered: bool
-    ) -> Trace:
+    def lazy(cls, steps: Mapping[str, Read], about: Mapping[str, Any], source: str, ordered: bool) -> Trace:
         """Steps that are read when they are looked at, each by a function of its own."""
         found = cls({}, about)
         found._steps = {name: (read, None) for name, read in steps.items()}
