@@ -11,7 +11,7 @@ how many ``distinct`` results, the ``spread`` and a ``finding``. NaN and Inf are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ def report(
             reference.ordered = True
         runs[path] = localise(dump, reference, said, say=say, elements=elements and len(dumps) == 1)
     texts = {key: text for one in (*dumps.values(), reference) for key, text in getattr(one, "texts", {}).items()}
-    return Report(runs, _repeats(list(dumps.values()), list(next(iter(runs.values())).findings)), texts)
+    return Report(runs, dict(_repeats(list(dumps.values()), next(iter(runs.values())).findings)), texts)
 
 
 def open_golden(path: Path) -> Golden | Trace:
@@ -146,12 +146,10 @@ def open_golden(path: Path) -> Golden | Trace:
     return Golden.load(path) if "program" in dump.about else dump
 
 
-def _repeats(dumps: Sequence[Trace], names: Sequence[str]) -> dict[str, Repeated]:
-    found = {}
+def _repeats(dumps: Sequence[Trace], names: Iterable[str]) -> Iterator[tuple[str, Repeated]]:
     for name in names:
         there = [dump for dump in dumps if name in dump]
         if len(there) > 1:
             repeated = Repeated(there[0].read(name))
             if sum(repeated.add(dump.read(name)) for dump in there[1:]):
-                found[name] = repeated
-    return found
+                yield name, repeated

@@ -50,15 +50,12 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         """The step's part of what `labkit diff --json` prints."""
-        found = {
-            "ok": None if self.words.startswith((NOT_RECORDED, NOT_JUDGED)) else not self.diverges,
-            "separated": self.separated,
-            "own": comparison_json(self.own) | {"ok": not self.wrong} if self.own is not None else NOT_SEPARATED,
-            "inherited": plain(self.inherited) if self.separated else NOT_SEPARATED,
-            "reasons": [] if self.words == "ok" else [self.words],
-            "reading": self.reading,
-            "signature": self.signature,
-        }
+        known = not self.words.startswith((NOT_RECORDED, NOT_JUDGED))
+        found: dict[str, Any] = {"ok": not self.diverges if known else None, "separated": self.separated}
+        found |= {"own": NOT_SEPARATED, "inherited": NOT_SEPARATED}
+        if self.own is not None:
+            found |= {"own": comparison_json(self.own) | {"ok": not self.wrong}, "inherited": plain(self.inherited)}
+        found |= {"reasons": [self.words] * (self.words != "ok"), "reading": self.reading, "signature": self.signature}
         return comparison_json(self.total) | found if self.total is not None else found
 
 
@@ -114,9 +111,8 @@ class Localisation:
     def verdict(self) -> str:
         """The first divergence in words."""
         if self.first is None:
-            return "no divergence" + f" in what was judged, and not judged: {', '.join(self.unjudged)}" * any(
-                self.unjudged
-            )
+            left = f" in what was judged, and not judged: {', '.join(self.unjudged)}"
+            return "no divergence" + left * bool(self.unjudged)
         if any(found.words == NOT_JUDGED for found in self.findings.values()):
             return f"the inputs differ: {', '.join(self.divergent)}; nothing else was judged"
         if self.ordered:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -133,22 +133,19 @@ def _rerun(golden: Golden, theirs: Trace, pairs: dict[str, str], wanted: Iterabl
     recorded = ((a, b) for a, b in pairs.items() if a in golden.steps)
     given = {golden.steps[a]: theirs.read(b).to(golden[a].device, golden[a].dtype) for a, b in recorded}
     numbers = {name: golden.steps[name] for name in wanted}
-    order = golden.program.cone(numbers.values(), given)
-    results = golden.program.run(order, given, set(numbers.values()))
+    results = golden.program.run(golden.program.cone(numbers.values(), given), given, set(numbers.values()))
     return {name: _Sample.of(results[i]) for name, i in numbers.items()}
 
 
-def _candidates(g: _Samples, o: _Samples, pairs: dict[str, str], ordered: bool) -> list[tuple[str, str]]:
+def _candidates(g: _Samples, o: _Samples, pairs: dict[str, str], ordered: bool) -> Iterator[tuple[str, str]]:
     """Steps of one shape that have no partner, and that lie between the same partners where the order is known."""
     place, taken, names = {name: k for k, name in enumerate(o)}, set(pairs.values()), list(g)
-    found = []
     for k, a in enumerate(names):
         before = next((place[pairs[x]] for x in reversed(names[:k]) if x in pairs), -1)
         after = next((place[pairs[x]] for x in names[k:] if x in pairs), len(o))
         first, last = (before, after) if ordered and before < after else (-1, len(o))
         free = (b for b in o if b not in taken and first < place[b] < last and g[a].shape == o[b].shape)
-        found += [(a, b) for b in free] if a not in pairs else []
-    return found
+        yield from ((a, b) for b in free if a not in pairs)
 
 
 def _nearest(g: _Samples, o: _Samples, pairs: dict[str, str], ordered: bool, reason: str) -> dict[str, str]:
@@ -174,7 +171,7 @@ def _followed(g: _Samples, o: _Samples, pairs: dict[str, str], golden: Golden, t
 
     That candidate would not do as well in the place of another golden step.
     """
-    candidates = _candidates(g, o, pairs, ordered=False)
+    candidates = list(_candidates(g, o, pairs, ordered=False))
     free = [b for b in o if b not in pairs.values()]
 
     def score(a: str, b: str) -> float:
