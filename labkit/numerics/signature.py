@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -49,10 +50,14 @@ def _as_a_whole(o: Tensor, e: Tensor, limit: Tensor) -> Iterator[str]:
             shifted.select(k, edge).copy_(o.select(k, edge))  # a shift by one brings in nothing there
             if alike(shifted):
                 yield f"what belongs at each place stands one place {'later' if by > 0 else 'earlier'} in dimension {k}"
-    for i in range(o.ndim):
-        for j in range(i + 1, o.ndim):
-            if 1 < o.shape[i] == o.shape[j] and alike(e.transpose(i, j)):
-                yield f"it is transposed in dimensions {i} and {j}"
+    for i, j in combinations(range(o.ndim), 2):
+        if 1 < o.shape[i] == o.shape[j] and alike(e.transpose(i, j)):
+            yield f"it is transposed in dimensions {i} and {j}"
+
+
+def along_each(mask: Tensor) -> list[Tensor]:
+    """The places along each dimension at which anything is true."""
+    return [mask.movedim(k, 0).reshape(size, -1).any(1).nonzero().flatten() for k, size in enumerate(mask.shape)]
 
 
 def _where(o: Tensor, wrong: Tensor) -> Iterator[str]:
@@ -61,18 +66,12 @@ def _where(o: Tensor, wrong: Tensor) -> Iterator[str]:
         diagonal = torch.eye(o.shape[-1], dtype=torch.bool, device=o.device).expand(o.shape)
         if not bool((wrong & diagonal).any()) and count >= FULL * int((~diagonal).sum()):
             yield "all is wrong but the diagonal"
-    spans = []
-    for k, size in enumerate(o.shape):
-        places = wrong.movedim(k, 0).reshape(size, -1).any(1).nonzero().flatten()
-        spans.append((int(places[0]), int(places[-1]), size))
+    spans = [(int(places[0]), int(places[-1]), size) for places, size in zip(along_each(wrong), o.shape, strict=True)]
     box = math.prod(high - low + 1 for low, high, _ in spans)
     state = "zero" if bool((o[wrong] == 0.0).all()) else "wrong"
     if count > 1 and box <= BLOCK * o.numel() and count >= FULL * box:
-        parts = [
-            f"{low} to {high} of dimension {k}" if high > low else f"{low} of dimension {k}"
-            for k, (low, high, size) in enumerate(spans)
-            if high - low + 1 < size
-        ]
+        several = [(k, low, high) for k, (low, high, size) in enumerate(spans) if high - low + 1 < size]
+        parts = (f"{low}{f' to {high}' if high > low else ''} of dimension {k}" for k, low, high in several)
         yield f"what is {state} is a block: {', '.join(parts)}"
     elif state == "zero":
         yield "what is wrong is zero"
