@@ -37,20 +37,14 @@ from labkit.trace.program import CONSTANT, INPUT, Node, Ref, call
 Tensor = torch.Tensor
 Change = Callable[[Tensor], Tensor]
 Way = tuple[Any, ...]
-Edits = dict[int, Edit]
 
-FEWER_DIGITS = ("tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _FUNCTIONS = """sigmoid tanh exp exp2 log log2 log10 log1p expm1 sqrt rsqrt abs reciprocal square sin cos erf sign round
     floor ceil trunc"""
 INSTEAD: dict[str, Change] = {
     "GELU by erf": F.gelu,
     "GELU by tanh": lambda x: F.gelu(x, approximate="tanh"),
     "x sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
-    "SiLU": F.silu,
-    "ReLU": F.relu,
-    "leaky ReLU": F.leaky_relu,
-    "ELU": F.elu,
-    "softplus": F.softplus,
+    **{name: getattr(F, name.lower().replace(" ", "_")) for name in ("SiLU", "ReLU", "leaky ReLU", "ELU", "softplus")},
     "hard sigmoid (x / 6 + 1/2)": F.hardsigmoid,
     "hard sigmoid (0.2 x + 1/2)": lambda x: (0.2 * x + 0.5).clamp(0.0, 1.0),
     "hard swish": F.hardswish,
@@ -62,7 +56,6 @@ INSTEAD: dict[str, Change] = {
 _PAIRS = """le lt, ge gt, eq ne, maximum minimum, amax amin, add sub, mul div, logical_and logical_or, argmax argmin,
     bitwise_and bitwise_or, sin cos"""
 OPPOSITE = {a: b for pair in _PAIRS.split(",") for a, b in (pair.split(), pair.split()[::-1])}
-KIND_OF = {"add": "sign", "sub": "sign", "mul": "function", "div": "function"}
 REDUCTIONS = ("sum", "mean", "amax", "amin", "argmax", "argmin", "cumsum", "cumprod", "logcumsumexp", "var_mean")
 NUMBERED = ARITHMETIC | {"pow", "clamp", "clamp_min", "clamp_max", "full", "fill", "remainder", "arange"}
 NUMBERED |= {"eq", "lt", "le", "gt", "ge"}
@@ -74,7 +67,6 @@ LEFT_OUT |= dict.fromkeys(("clone", "view", "_unsafe_view", "expand", "unsqueeze
 GIVEN = (INPUT, CONSTANT)
 RARE = ("stale", "axis")
 """What people do less often, by which what fits alike is ordered: without, two right causes of 67 are not named."""
-EPSILONS = (0.0, *(10.0**-k for k in range(2, 13)), 2.0**-23)
 
 
 @dataclass(frozen=True)
@@ -124,15 +116,15 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
             yield "stale", words, lambda x, d=d, index=index: x.index_select(d, index.to(x.device))
         if n % 2 == 0 and n > 2:
             yield "swap", f"halves of dimension {d} exchanged", lambda x, d=d, n=n: x.roll(n // 2, d)
-            yield "swap", f"neighbours of dimension {d} exchanged", lambda x, d=d: _chunked(x, d, 2, (1, 0), inner=True)
+            pairs = lambda x, d=d: x.unflatten(d, (-1, 2)).flip(d + 1).flatten(d, d + 1)  # noqa: E731
+            yield "swap", f"neighbours of dimension {d} exchanged", pairs
         for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
             words = f"dimension {d} of {n} taken as {n // a} x {a} in place of {a} x {n // a}"
             yield "permute", words, partial(_regrouped, d=d, a=a)
         for parts in (p for p in (3, 4) if n % p == 0):
-            for order in itertools.permutations(range(parts)):
-                if list(order) != list(range(parts)):
-                    words = f"{parts} parts of dimension {d} in the order {order}"
-                    yield "permute", words, lambda x, d=d, p=parts, o=order: _chunked(x, d, p, o)
+            for order in [*itertools.permutations(range(parts))][1:]:  # the first is as it was
+                words = f"{parts} parts of dimension {d} in the order {order}"
+                yield "permute", words, partial(_chunked, d=d, order=order)
     if large[-2:] == [len(shape) - 2, len(shape) - 1] and shape[-1] == shape[-2]:
         for words, half in (("above", torch.tril), ("below", torch.triu)):  # BLAS writes one of a symmetric matrix
             yield "zero", f"zero {words} the diagonal", lambda x, half=half: half(x)
@@ -151,9 +143,8 @@ def _repeated(x: Tensor, d: int, k: int) -> Tensor:
     return x.narrow(d, k, 1).expand(x.shape).clone()
 
 
-def _chunked(x: Tensor, d: int, parts: int, order: tuple[int, ...], inner: bool = False) -> Tensor:
-    split = x.unflatten(d, (-1, parts) if inner else (parts, -1))
-    return split.index_select(d + inner, torch.tensor(order, device=x.device)).flatten(d, d + 1)
+def _chunked(x: Tensor, d: int, order: tuple[int, ...]) -> Tensor:
+    return torch.cat([x.chunk(len(order), d)[k] for k in order], d)
 
 
 def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
@@ -168,7 +159,7 @@ def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str,
         factors |= {f"{n}": n, f"1/{n}": 1 / n, f"sqrt({n})": n**0.5, f"1/sqrt({n})": n**-0.5}
     for words, c in factors.items():
         yield "scale", f"{words} times as large", lambda x, c=c: x * c
-    for name in FEWER_DIGITS:
+    for name in ("tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
         yield "precision", f"rounded to {name}", partial(_rounded, name=name)
     yield "precision", "cut to bfloat16", lambda x: (x.float().view(torch.int32) & ~0xFFFF).view(torch.float32).double()
     for d in (d for d, n in enumerate(shape) if n > 1):
@@ -186,8 +177,7 @@ def left_out(shape: tuple[int, ...], sizes: Iterable[int] = ()) -> Iterator[tupl
     """Parts of a dimension that are zero; with `sizes`, those of :func:`ranges` that these alone give."""
     for d, n in enumerate(shape):
         for a, b in sorted({*ranges(n, sizes)} - {*ranges(n)}) if sizes else ranges(n):
-            words = f"zero in {a} to {b - 1} of dimension {d}, of {n}"
-            yield "truncate", words, partial(zeroed, d=d, a=a, b=b)
+            yield "truncate", f"zero in {a} to {b - 1} of dimension {d}, of {n}", partial(zeroed, d=d, a=a, b=b)
 
 
 def addressed(shape: tuple[int, ...], sizes: Iterable[int], written: bool) -> Iterator[tuple[str, str, Change]]:
@@ -216,8 +206,7 @@ def _written(x: Tensor, apart: int) -> Tensor:
     at = torch.arange(x.shape[-2] * x.shape[-1], device=x.device)
     row = (at // apart).clamp(max=x.shape[-2] - 1)
     column = at - row * apart
-    there = x[..., row, column.clamp(max=x.shape[-1] - 1)]
-    return torch.where(column < x.shape[-1], there, 0).view(x.shape)
+    return torch.where(column < x.shape[-1], x[..., row, column.clamp(max=x.shape[-1] - 1)], 0).view(x.shape)
 
 
 def _rounded(x: Tensor, name: str) -> Tensor:
@@ -294,7 +283,7 @@ class Context:
 
     def __init__(self, part: Part, golden: Golden) -> None:
         nodes, values, program = part.nodes, part.values, golden.program
-        tensors = [values[i] for i in (*part.given(), part.target) if isinstance(values[i], Tensor)]
+        tensors = [values[i] for i in (*part.given, part.target) if isinstance(values[i], Tensor)]
         shapes = [x.shape for x in tensors] + [program.nodes[golden.steps[name]].shape for name in golden.inputs]
         self.part = part
         self.sizes = sorted({n for shape in shapes for n in shape} - {0, 1})
@@ -302,20 +291,18 @@ class Context:
         numbers = {abs(float(c)) for n in program.nodes if n.op in NUMBERED for c in n.args if _is_number(c)}
         self.numbers = sorted(numbers - {0.0})[:16]
         self.computed = [n.id for n in nodes if n.func not in GIVEN and isinstance(values[n.id], Tensor)]
-        self.inputs = {i for i in part.given() if program.nodes[part.origin[i]].func == INPUT}
+        self.inputs = {i for i in part.given if program.nodes[part.origin[i]].func == INPUT}
         names = {number: name.split("/")[-1].split("#")[0].strip("_") for name, number in golden.operations.items()}
         self.names = {i: names[number] for i, number in part.origin.items() if number in names}
         inside = part.program.inside
         self.wholes = {k: name for i, name in self.names.items() for k in self.composite(i)[0] if k in inside}
-        divisors = (node.args[1] for node in nodes if node.op == "div")
-        self.divisors = {a.id for a in divisors if isinstance(a, Ref)}
+        self.divisors = {a.id for node in nodes if node.op == "div" for a in node.args[1:] if isinstance(a, Ref)}
         for node in reversed(nodes):
             self.divisors.update(node.parents if node.id in self.divisors and node.op in MOVES else ())
         self.only_masks: set[int] = set()
-        for i in (*reversed(self.computed), *part.given()):
-            users = part.users.get(i, ())
-            made = bool(users) and i in self.computed and values[i].dtype == torch.bool
-            if made or (users and all(u in self.only_masks for u in users)):
+        for i in (*reversed(self.computed), *part.given):
+            made = i in self.computed and values[i].dtype == torch.bool
+            if i in part.users and (made or self.only_masks.issuperset(part.users[i])):
                 self.only_masks.add(i)
 
     def called(self, i: int) -> str:
@@ -335,27 +322,21 @@ class Context:
 
     def composite(self, i: int) -> tuple[set[int], set[int]]:
         """The operations that torch's operation with that result is made of, and what these take from outside."""
-        inside, frontier, waiting = {i}, set[int](), [i]
-        while waiting:
-            for p in set(self.part.nodes[waiting.pop()].parents) - inside:
-                if p in self.part.program.inside:
-                    inside.add(p)
-                    waiting.append(p)
-                else:
-                    frontier.add(p)
-        return inside, frontier
+        nodes, found = self.part.nodes, [i]
+        for k in found:  # which grows meanwhile
+            found += [p for p in nodes[k].parents if p in self.part.program.inside and p not in found]
+        return set(found), {p for k in found for p in nodes[k].parents} - set(found)
 
     def later(self, i: int, near: int) -> list[int]:
         """Operations whose result is made from that of `i` and has its shape, the nearest first."""
-        nodes = self.part.nodes
-        inside = self.part.program.inside
+        nodes, inside = self.part.nodes, self.part.program.inside
         below = (k for k in self.part.downstream(i) if k != i and k not in inside and nodes[k].shape == nodes[i].shape)
         return list(itertools.islice((k for k in below if isinstance(self.part.values[k], Tensor)), near))
 
     def alike(self, i: int) -> list[int]:
         """What is given and has the shape and type of what operation `i` gives."""
         x, values = self.part.values[i], self.part.values
-        others = (k for k in self.part.given() if k != i and isinstance(values[k], Tensor))
+        others = (k for k in self.part.given if k != i and isinstance(values[k], Tensor))
         return [k for k in others if values[k].shape == x.shape and values[k].dtype == x.dtype]
 
     def mistaken(self, i: int, other: int) -> str:
@@ -368,12 +349,20 @@ class Context:
     def groups(self) -> list[list[int]]:
         """Operations that one line runs several times on one shape, as a loop does; the target's, then steps first."""
         part, found = self.part, dict[Any, list[int]]()
-        for i in (*part.given(), *self.computed):
+        for i in (*part.given, *self.computed):
             node = part.nodes[i]
             numbers = str([a for a in node.args if not isinstance(a, Ref)])
             if isinstance(part.values[i], Tensor) and (i == part.target or i in part.users):
                 found.setdefault(i if node.func in GIVEN else (node.op, node.site, node.shape, numbers), []).append(i)
         return sorted(found.values(), key=lambda ids: (part.target not in ids, ids[0] not in part.names, ids[0]))
+
+    def numbered(self) -> dict[tuple[str, int, Any], list[int]]:
+        """The operations that have a number of the program's as an argument, by their kind, its place and itself."""
+        found: dict[tuple[str, int, Any], list[int]] = {}
+        for node in (node for node in self.part.nodes if node.op in NUMBERED):
+            for j, a in ((j, a) for j, a in enumerate(node.args) if _is_number(a)):
+                found.setdefault((node.op, j, a), []).append(node.id)
+        return found
 
     def changes(self, x: Tensor, numbers: bool = True) -> Iterator[tuple[str, str, Change]]:
         """Changes of a value, those of its numbers only where these are wanted."""
@@ -398,18 +387,13 @@ def mutants(part: Part, golden: Golden) -> Iterator[Mutant]:
     c = Context(part, golden)
     groups = c.groups()
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
-    ends = [
-        (words, some)
-        for ids in groups
-        if 1 < len(ids) <= 8
-        for words, some in ((" (the first time)", ids[:1]), (" (the last time)", ids[-1:]))
-    ]
+    ends = [(ids[k], word) for ids in groups if 1 < len(ids) <= 8 for k, word in ((0, "first"), (-1, "last"))]
     ways = itertools.chain(
         *(generator(c) for generator in (exchanged, along, counts, variances, composites, together, solves)),
         *(of_result(c, ids) for ids in groups),
         *(of_operation(c, ids) for ids in made),
         *(generator(c) for generator in (unscaled, moved_on, between, regrouped)),
-        *(generator(c, some, words) for words, some in ends for generator in (of_result, of_operation)),
+        *(generator(c, [i], f" (the {word} time)") for i, word in ends for generator in (of_result, of_operation)),
     )
     for kind, says, edits, *rank in ways:
         kind = "mask" if edits.keys() <= c.only_masks and kind != "precision" else kind
@@ -428,9 +412,8 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         by_one = kind == "constant" or what in ("one more", "one less")
         kind = "ddof" if by_one and ids[0] in c.divisors else kind
         yield kind, f"{name} is {what}", result_of(ids, change), 1 + (kind in RARE or (kind == "truncate" and not real))
-    further = itertools.chain(() if real else far(c.sizes), left_out(tuple(x.shape), c.sizes))
-    if given or last:
-        further = itertools.chain(further, addressed(tuple(x.shape), c.sizes, written=last))
+    ends = addressed(tuple(x.shape), c.sizes, written=last) if given or last else ()
+    further = itertools.chain(() if real else far(c.sizes), left_out(tuple(x.shape), c.sizes), ends)
     for kind, what, change in further if x.dtype != torch.bool and not moved else ():
         yield kind, f"{name} is {what}", result_of(ids, change), 2
     for d in (d for d, n in enumerate(x.shape) if n > 2) if given and not real and x.dtype != torch.bool else ():
@@ -445,8 +428,7 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     if last and real and x.numel() and bool((x == x.round()).all()):
         yield "precision", f"{name} is wrapped to 16 bits", result_of(ids, _wrapped)
     for function in (ON_TOP if last else ON_TOP[:2]) if real and not moved else ():
-        says = f"{function} is taken of {name}"
-        yield "function", says, result_of(ids, INSTEAD[function]), 1 if last else 2
+        yield "function", f"{function} is taken of {name}", result_of(ids, INSTEAD[function]), 1 if last else 2
     for other in c.alike(i) if given or last else ():
         kind = c.mistaken(i, other)
         yield kind, f"{c.called(other)} stands in place of {name}", _copied(ids, other), 1 + (kind in RARE)
@@ -460,13 +442,11 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     tensors = {j: part.values[k] for j, k in refs.items() if isinstance(part.values[k], Tensor)}
     names = {j: c.called(refs[j]) for j in tensors}
     for j, a in tensors.items():
-        if len(part.users.get(refs[j], ())) > len(ids):  # others take it too
-            for kind, how, change in c.changes(a):
-                yield kind, f"{what} takes {names[j]} {how}", argument(part, ids, j, change), 2
+        for kind, how, change in c.changes(a) if len(part.users.get(refs[j], ())) > len(ids) else ():  # others take it
+            yield kind, f"{what} takes {names[j]} {how}", argument(part, ids, j, change), 2
         kind = LEFT_OUT.get(node.op, "function")
-        if node.op == "mul" and any(
-            masks(*(part.values[part.nodes[n].args[k].id] for n in ids)) for k in {*refs} - {j}
-        ):
+        beside = ([part.values[part.nodes[n].args[k].id] for n in ids] for k in {*refs} - {j})
+        if node.op == "mul" and any(masks(*factors) for factors in beside):
             kind = "mask"
         elif node.op in ("add", "sub") and not a.is_floating_point():
             kind = "shift"
@@ -491,11 +471,10 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         j, k = tensors
         order = [k if n == j else j if n == k else n for n in range(len(node.args))]
         swapped = _instead(ids, lambda args: call(node, [args[n] for n in order], node.kwargs))
-        kind = "sign" if node.op == "sub" else "swap"
-        yield kind, f"{what}: {names[j]} and {names[k]} are exchanged", swapped
+        yield "sign" if node.op == "sub" else "swap", f"{what}: {names[j]} and {names[k]} are exchanged", swapped
     if node.op in OPPOSITE:
         other = getattr(torch, OPPOSITE[node.op])
-        kind = KIND_OF.get(node.op, "mask" if x.dtype == torch.bool else "function")
+        kind = "sign" if node.op in ("add", "sub") else "mask" if x.dtype == torch.bool else "function"
         yield kind, f"{OPPOSITE[node.op]} in place of {what}", _instead(ids, lambda args: other(*args[:2]))
     if len(tensors) == 1 and node.op in FUNCTIONS | CHOICES and next(iter(tensors.values())).shape == x.shape:
         for name, f in INSTEAD.items():
@@ -545,11 +524,10 @@ def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Itera
     if op == "arange":  # whose numbers say how long it is
         usual = {old + 1, old - 1}
     elif is_epsilon(op, old):
-        usual = set(EPSILONS)
+        usual = {0.0, *(10.0**-k for k in range(2, 13)), 2.0**-23}
     else:
         usual = {0.0, 1.0, -old, 2 * old, old / 2, 10 * old, old / 10, 1 - old, 2 - old, old + 1, old - 1, old * old}
-        usual |= {*c.numbers}
-        usual |= {1 / old, abs(old) ** 0.5, abs(old) ** -0.5} if old else set()
+        usual |= {*c.numbers, *((1 / old, abs(old) ** 0.5, abs(old) ** -0.5) if old else ())}
         if op != "pow":  # exponents have nothing to do with sizes
             usual |= {f for n in sizes for f in (old * n, old / n)}
             further = {f for n in sizes for f in (n, n**0.5, n**-0.5, 1 / n, old * n / (n - 1), old * n / (n + 1))}
@@ -566,13 +544,13 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     """Sums and their like that leave something out, or count otherwise."""
     part, node = c.part, c.part.nodes[ids[0]]
     x = part.values[node.parents[0]]
-    dims = _dims(node, x.ndim)
+    dims = _dims(node, part.values)
     for d in dims:
         for a, b in ranges(x.shape[d], c.sizes):
             keep = torch.tensor([k for k in range(x.shape[d]) if not a <= k < b], device=x.device)
             change = lambda v, d=d, keep=keep: v.index_select(d, keep)  # noqa: E731
             yield "truncate", f"{what} leaves out {a} to {b - 1} of {x.shape[d]}", argument(part, ids, 0, change)
-    count = math.prod(x.shape[d] for d in dims)
+    count = _summed(node, part.values)
     if len(dims) == 1 and node.op in ("sum", "mean", "amax", "amin"):
         yield from padding(c, ids, what, dims[0] - x.ndim)
     if node.op == "mean" and count > 1:
@@ -600,11 +578,9 @@ def tiled(n: int) -> list[int]:
 
 def padding(c: Context, ids: list[int], what: str, d: int) -> Iterator[Way]:
     """Reductions over a padded dimension, in whose padding something is zero that is not the reduction's own."""
-    n = c.part.values[c.part.nodes[ids[0]].parents[0]].shape[d]
-    for up_to in tiled(n):
+    for up_to in tiled(c.part.values[c.part.nodes[ids[0]].parents[0]].shape[d]):
         for ways in zip(*(_padded(c, i, d, up_to) for i in ids), strict=False):
-            zero = c.called(ways[0][0])
-            says = f"{what} counts the padding of dimension {d} up to {up_to}, where {zero} is zero"
+            says = f"{what} counts the padding of dimension {d} up to {up_to}, where {c.called(ways[0][0])} is zero"
             yield "mask", says, {i: edit for i, (_, edit) in zip(ids, ways, strict=True)}, 2
 
 
@@ -620,18 +596,17 @@ def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[in
     def computed(i: int) -> bool:
         return long(i) and nodes[i].op in ARITHMETIC | FUNCTIONS | CHOICES and nodes[i].op not in REDUCTIONS
 
-    found, waiting = set[int](), [x] if computed(x) else []
-    while waiting:
-        found.add(i := waiting.pop())
-        waiting += [p for p in nodes[i].parents if computed(p) and p not in found]
-    chain, taken_in = sorted(found), {p for i in found for p in nodes[i].parents}
+    found = [x] if computed(x) else []
+    for i in found:  # which grows meanwhile
+        found += [p for p in nodes[i].parents if computed(p) and p not in found]
+    taken_in = {p for i in found for p in nodes[i].parents}
     sides, loaded = sorted(p for p in taken_in if not long(p)), sorted(p for p in taken_in if long(p) and p != x)
 
     def run(args: list[Any], kwargs: dict[str, Any], zero: int) -> Any:
         elements, *beside = args
         of = dict(zip(sides, beside, strict=True))
         of |= {i: torch.zeros_like(part.values[i].narrow(d, 0, 1)) for i in loaded if i not in found or i == zero}
-        for i in (i for i in chain if i != zero):
+        for i in (i for i in sorted(found) if i != zero):
             of[i] = call(nodes[i], [of[a.id] if isinstance(a, Ref) else a for a in nodes[i].args], nodes[i].kwargs)
         more = of[x].expand(*elements.shape[: elements.ndim + d], up_to - n, *elements.shape[elements.ndim + d + 1 :])
         y = call(node, [torch.cat([elements, more], d), *node.args[1:]], node.kwargs)
@@ -645,8 +620,7 @@ def variances(c: Context) -> Iterator[Way]:
     """Variances over one element more or less."""
     for node in (node for node in c.part.nodes if node.op == "var_mean"):
         yield from of_reduction(c, [node.id], "var_mean")
-        shape = c.part.nodes[node.parents[0]].shape
-        count = math.prod(shape[d] for d in _dims(node, len(shape)))
+        count = _summed(node, c.part.values)
         unbiased = node.kwargs.get("correction", node.args[2] if len(node.args) > 2 else 1)
         firsts = [u for u in c.part.users.get(node.id, ()) if c.part.nodes[u].args[1] == 0]
         if firsts and count > 1:
@@ -679,8 +653,7 @@ def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
         says = f"{what} is padded {tuple(moved)}, not {tuple(pads)}"
         yield "shift", says, _instead(ids, partial(run, pads=moved, mode="constant"))
     for mode in ("replicate", "reflect", "circular"):
-        says = f"{what} is padded by {mode}, not by zeros"
-        yield "other", says, _instead(ids, partial(run, pads=pads, mode=mode))
+        yield "other", f"{what} is padded by {mode}, not by zeros", _instead(ids, partial(run, pads=pads, mode=mode))
 
 
 def along(c: Context) -> Iterator[Way]:
@@ -690,8 +663,7 @@ def along(c: Context) -> Iterator[Way]:
     """
     part, lines = c.part, dict[Any, list[int]]()
     for node in (node for node in part.nodes if node.op in REDUCTIONS):
-        ndim = part.values[node.parents[0]].ndim
-        dims = tuple(_dims(node, ndim))
+        dims = tuple(_dims(node, part.values))
         for key in ((node.site, dims), ("", dims)):
             lines.setdefault(key, []).append(node.id)
     for (_, old), ids in {(key[1], tuple(ids)): (key, ids) for key, ids in lines.items()}.values():
@@ -707,7 +679,7 @@ def _along(part: Part, i: int, dims: list[int]) -> dict[int, Edit]:
     """A reduction along other dimensions; a division by how many they were is by how many they are."""
     node, x = part.nodes[i], part.values[part.nodes[i].parents[0]]
     over: Any = dims[0] if len(node.args) > 1 and isinstance(node.args[1], int) else dims
-    old = _dims(node, x.ndim)
+    old = _dims(node, part.values)
 
     def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
         if len(node.args) == 1:  # over all, to a number
@@ -729,17 +701,15 @@ def _along(part: Part, i: int, dims: list[int]) -> dict[int, Edit]:
     users = [part.nodes[u] for u in part.users.get(i, ())]
     if node.op == "var_mean":
         return {u.id: Edit(partial(moments, user=u), (node.args[0],)) for u in users}
-    before, now = (math.prod(x.shape[d] for d in some) for some in (old, dims))
-    counted = [u.id for u in users if node.op == "sum" and u.op == "div" and u.args[1] == before]
-    return {i: Edit(run)} | argument(part, counted, 1, lambda _: now)
+    divided = (u for u in users if node.op == "sum" and u.op == "div")
+    counted = [u.id for u in divided if u.args[1] == _summed(node, part.values)]
+    return {i: Edit(run)} | argument(part, counted, 1, lambda _: math.prod(x.shape[d] for d in dims))
 
 
 def counts(c: Context) -> Iterator[Way]:
     """Another number of elements, wherever a sum over them is divided by it, as in the backward of a mean."""
-    part, found = c.part, set[int]()
-    for node in (n for n in part.nodes if n.op in ("sum", "mean", "var_mean")):
-        shape = part.nodes[node.parents[0]].shape
-        found.add(math.prod(shape[d] for d in _dims(node, len(shape))))
+    part = c.part
+    found = {_summed(node, part.values) for node in part.nodes if node.op in ("sum", "mean", "var_mean")}
     places = [(n, j, a) for n in part.nodes if n.op in ("mul", "div") for j, a in enumerate(n.args) if _is_number(a)]
     for count in found - {0, 1}:
         for new in {count - 1, *tiled(count), *(n for n in c.sizes if count % n == 0)} - {0, count}:
@@ -761,11 +731,7 @@ def exchanged(c: Context) -> Iterator[Way]:
         a, b = part.values[i], part.values[j]
         if a.shape == b.shape and a.dtype == b.dtype:
             yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", _copied([i], j) | _copied([j], i)
-    numbers: dict[tuple[str, int, Any], list[int]] = {}
-    for node in (node for node in part.nodes if node.op in NUMBERED):
-        for j, a in ((j, a) for j, a in enumerate(node.args) if _is_number(a)):
-            numbers.setdefault((node.op, j, a), []).append(node.id)
-    for ((op, j, a), ids), ((other, k, b), others) in itertools.combinations(numbers.items(), 2):
+    for ((op, j, a), ids), ((other, k, b), others) in itertools.combinations(c.numbered().items(), 2):
         if (op, j) == (other, k):
             edits = argument(part, ids, j, lambda _, b=b: b) | argument(part, others, j, lambda _, a=a: a)
             yield "swap", f"{a:.6g} and {b:.6g} of {op} are exchanged", edits
@@ -773,14 +739,10 @@ def exchanged(c: Context) -> Iterator[Way]:
 
 def together(c: Context) -> Iterator[Way]:
     """A number of the program that is another one on every line, and indices that are coordinates of other points."""
-    part, found = c.part, dict[tuple[str, int, Any], list[int]]()
-    for node in (node for node in part.nodes if node.op in NUMBERED):
-        for j, a in ((j, a) for j, a in enumerate(node.args) if _is_number(a)):
-            found.setdefault((node.op, j, a), []).append(node.id)
-    for (op, j, a), ids in found.items():
-        if len({part.nodes[i].site for i in ids}) > 1 and op != "arange":
+    for (op, j, a), ids in c.numbered().items():
+        if len({c.part.nodes[i].site for i in ids}) > 1 and op != "arange":
             yield from ((*way[:3], 2) for way in numbers_of(c, ids, j, a, f"{op}, on each line,"))
-    counts = [i for i in c.computed if part.nodes[i].op == "arange"]
+    counts = [i for i in c.computed if c.part.nodes[i].op == "arange"]
     for some, by in itertools.product({(i,) for i in counts} | {tuple(counts)}, (0.5, -0.5)):
         says = f"the result of arange is {by:+g}, as for centres and corners of pixels"
         yield "shift", says, result_of(some, lambda x, by=by: x + by), 2
@@ -820,8 +782,8 @@ def unscaled(c: Context) -> Iterator[Way]:
             terms = torch.exp(less + torch.where(larger.isfinite(), larger, 0.0))  # of a masked tile nothing is left
             return terms if node.op == "exp" else call(node, [terms, *node.args[1:]], node.kwargs)
 
-        def edits(ids: list[int], how: dict[str, Any], given: tuple[Any, ...] = (Ref(less.id), less.args[0])) -> Edits:
-            return {i: Edit(partial(early, **how, node=nodes[i]), given) for i in ids}
+        def edits(ids: list[int], how: dict[str, Any], less: Node = less) -> dict[int, Edit]:
+            return {i: Edit(partial(early, **how, node=nodes[i]), (Ref(less.id), less.args[0])) for i in ids}
 
         sizes = [(d, 2**k) for k in range(1, 16) for d in alone if 2**k < x.shape[d]]
         for (d, tile), split in itertools.product(sizes, (False, True)):
@@ -843,22 +805,17 @@ def moved_on(c: Context) -> Iterator[Way]:
             others = [a.id for k, a in enumerate(node.args) if isinstance(a, Ref) and k != j]
             ready = [k for k in movable if i in movable[k] and all(nodes[r].func in GIVEN or r < k for r in others)]
             passes = Edit(lambda args, kwargs, j=j: args[j].clone())
-            moved = Edit(
-                partial(_applied, node=node, j=j), tuple(0 if k == j else a for k, a in enumerate(node.args)), True
-            )
-            for k, where in [(k, "after") for k in later if nodes[k].op not in MOVES - {"where"}] + [
-                (k, "before") for k in ready
-            ]:
-                small = any(
-                    _is_number(a) and is_epsilon(n.op, a) for n in (node, nodes[k]) if n.op == "add" for a in n.args
-                )
-                says = f"{c.operation(i)} comes {where} {c.operation(k)}"
-                yield "eps" if small else "other", says, {i: passes, k: moved}, 2
+            moved = Edit(partial(_applied, node=node, j=j), (*node.args[:j], *node.args[j + 1 :]), True)
+            after = [(k, "after") for k in later if nodes[k].op not in MOVES - {"where"}]
+            for k, where in after + [(k, "before") for k in ready]:
+                added = [a for n in (node, nodes[k]) if n.op == "add" for a in n.args if _is_number(a)]
+                kind = "eps" if any(is_epsilon("add", a) for a in added) else "other"
+                yield kind, f"{c.operation(i)} comes {where} {c.operation(k)}", {i: passes, k: moved}, 2
 
 
 def between(c: Context) -> Iterator[Way]:
     """Several operations in a row that are left out."""
-    for i in (i for i in c.part.given() + c.computed if c.real(i)):
+    for i in (i for i in c.part.given + c.computed if c.real(i)):
         for k in (k for k in c.later(i, 8) if Ref(i) not in c.part.nodes[k].args):
             says = f"{c.called(i)} stands in place of {c.called(k)}: what is between is left out"
             yield "function", says, _copied([k], i), 2
@@ -866,7 +823,7 @@ def between(c: Context) -> Iterator[Way]:
 
 def regrouped(c: Context) -> Iterator[Way]:
     """Elements in another order for what happens between two operations: groups and pairs taken otherwise."""
-    part, given = c.part, c.part.given()
+    part, given = c.part, c.part.given
     for i in (i for i in (*given, *c.computed) if (len(part.users.get(i, ())) > 1 or i in given) and c.real(i)):
         ends = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") or k == part.target]
         for k, (d, n) in itertools.product(ends[-6:], enumerate(part.nodes[i].shape)):
@@ -888,9 +845,9 @@ def composites(c: Context) -> Iterator[Way]:
     for i, name in c.names.items():
         inside, frontier = c.composite(i)
         if len(frontier) == 1 < len(inside) and c.part.nodes[min(frontier)].shape == c.part.nodes[i].shape:
-            others = (words for words in INSTEAD if words.lower().replace(" ", "_") != name)
-            for words in others:  # and not the same with torch's own numbers
-                edit = Edit(lambda args, kwargs, f=INSTEAD[words]: f(args[0]), (Ref(min(frontier)),))
+            others = {words: f for words, f in INSTEAD.items() if words.lower().replace(" ", "_") != name}
+            for words, f in others.items():  # and not the same with torch's own numbers
+                edit = Edit(lambda args, kwargs, f=f: f(args[0]), (Ref(min(frontier)),))
                 yield "function", f"{words} in place of {name}", {i: edit}, 0
 
 
@@ -908,9 +865,8 @@ def argument(part: Part, ids: Iterable[int], j: int, change: Callable[[Any], Any
     return {i: Edit(partial(edit, node=part.nodes[i])) for i in ids}
 
 
-def numbered(part: Part, ids: Iterable[int], j: int, new: Any) -> dict[int, Edit]:
+def numbered(part: Part, ids: list[int], j: int, new: Any) -> dict[int, Edit]:
     """Another number as the argument `j`, and its complement to 1 where that stands on the same line."""
-    ids = list(ids)
     node = part.nodes[ids[0]]
     c, edits = node.args[j], argument(part, ids, j, lambda _: new)
     for other in (n for n in part.nodes if n.site == node.site and n.op in NUMBERED and n.id not in ids and c != 0.5):
@@ -931,8 +887,8 @@ def _copied(ids: Iterable[int], other: int) -> dict[int, Edit]:
 
 def _applied(args: list[Any], kwargs: dict[str, Any], node: Node, j: int) -> Any:
     """An operation, of another's result as its argument `j`."""
-    result, *rest = args
-    return call(node, [result if k == j else a for k, a in enumerate(rest)], node.kwargs)
+    result, *others = args
+    return call(node, [*others[:j], result, *others[j:]], node.kwargs)
 
 
 def _lossy(args: list[Any], op: str, which: str, tile: int) -> Tensor:
@@ -973,16 +929,22 @@ def _is_number(c: Any) -> bool:
     return isinstance(c, (int, float)) and not isinstance(c, bool) and math.isfinite(c)
 
 
-def _dims(node: Node, ndim: int) -> list[int]:
+def _dims(node: Node, values: Mapping[int, Any]) -> list[int]:
     """The dimensions of a reduction."""
+    ndim = values[node.parents[0]].ndim
     over = node.args[1] if len(node.args) > 1 and node.args[1] is not None else list(range(ndim))
     return sorted(d % max(1, ndim) for d in ([over] if isinstance(over, int) else over or range(ndim)))
+
+
+def _summed(node: Node, values: Mapping[int, Any]) -> int:
+    """How many elements a reduction makes one of."""
+    return math.prod(values[node.parents[0]].shape[d] for d in _dims(node, values))
 
 
 def summed_over(node: Node, values: Mapping[int, Any]) -> list[int]:
     """The dimensions of what an operation takes first over which it sums."""
     if node.op in ("sum", "mean"):
-        return _dims(node, values[node.parents[0]].ndim)
+        return _dims(node, values)
     return [values[node.parents[0]].ndim - 1] if node.op in ("mm", "bmm", "mv") else []
 
 

@@ -37,12 +37,14 @@ class Part:
     """The operations from the steps observed before a step, which are constants here, to the step itself.
 
     `names` are the steps among them and `origin` every operation's number in the golden, both by number here; `target`
-    is the wrong step's number, `values` what each operation gives, float64.
+    is the wrong step's number, `given` those of what is not computed here (the steps before, inputs and constants), and
+    `values` what each operation gives, float64.
     """
 
     def __init__(self, program: Program, target: int, names: dict[int, str], origin: dict[int, int]) -> None:
         self.program, self.target, self.names, self.origin = program, target, names, origin
         self.nodes = program.nodes
+        self.given = [node.id for node in self.nodes if node.func in (INPUT, CONSTANT)]
         self.values: dict[int, Any] = program.run(range(len(self.nodes)), {}, range(len(self.nodes)))
         self.users: dict[int, list[int]] = {}
         for node in self.nodes:
@@ -76,23 +78,17 @@ class Part:
                 number[k] = _append(program, node, number)
                 if node.func in (INPUT, CONSTANT):
                     program.values[number[k]] = golden.program.values[k]
-            if k in golden.program.inside:
-                program.inside.add(number[k])
+        program.inside = {number[k] for k in golden.program.inside & number.keys()}
         names = {number[k]: known[k] for k in (*before, *rivals)}
         names[number[target]] = step
         return cls(program, number[target], names, {new: old for old, new in number.items()})
 
-    def given(self) -> list[int]:
-        """What is not computed here: the steps before, inputs and constants."""
-        return [node.id for node in self.nodes if node.func in (INPUT, CONSTANT)]
-
     def value(self, edits: Mapping[int, Edit], values: Mapping[int, Any] | None = None) -> Any:
         """The step with `edits` in place, by number; on `values` of all operations, where not on what was observed."""
-        values = self.values if values is None else values
-        start, nodes, given = dict(values), list(self.nodes), set[int]()
+        values = values or self.values
+        start, nodes = dict(values), list(self.nodes)
         for i, edit in edits.items():
-            if self.nodes[i].func in (INPUT, CONSTANT):
-                given.add(i)
+            if i in self.given:
                 start[i] = edit.run([*filled(self._arguments(i, edit), values)], {})
             else:
                 own = self.nodes[i].args if edit.after else ()
@@ -106,48 +102,44 @@ class Part:
                 return edit.run(list(args), kwargs)
             return edit.run([call(node, args[:own], kwargs), *args[own:]], {})
 
-        order = [i for i in self.downstream(*edits) if i not in given]
-        return Program(nodes).run(order, start, {self.target}, rule=rule)[self.target]
+        return Program(nodes).run(self.downstream(*edits), start, {self.target}, rule=rule)[self.target]
 
     def _arguments(self, i: int, edit: Edit) -> tuple[Any, ...]:
-        if self.nodes[i].func in (INPUT, CONSTANT):
+        if i in self.given:
             return (Ref(i),) if edit.takes is None else edit.takes
         if edit.takes is not None:
             return edit.takes
         return () if edit.after else self.nodes[i].args
 
     def _downstream(self, start: tuple[int, ...]) -> list[int]:
-        found, waiting = set(start), list(start)
-        while waiting:
-            fresh = [i for i in self.users.get(waiting.pop(), ()) if i not in found]
-            found.update(fresh)
-            waiting += fresh
+        found = set(start)
+        for node in self.nodes:  # each comes after what it takes
+            if not found.isdisjoint(node.parents):
+                found.add(node.id)
         return sorted(found)
 
     def fresh(self, golden: Golden, inputs: Mapping[str, Tensor]) -> dict[int, Any]:
         """What every operation here gives on other inputs of the golden."""
         given = {golden.steps[name]: value for name, value in inputs.items()}
-        wanted = {self.origin[i] for i in self.given()}
+        wanted = {self.origin[i] for i in self.given}
         found = golden.program.run(golden.program.cone(wanted, given), given, wanted)
-        start = {i: found[self.origin[i]] for i in self.given()}
-        order = [node.id for node in self.nodes if node.func not in (INPUT, CONSTANT)]
-        return self.program.run(order, start, range(len(self.nodes)))
+        start = {i: found[self.origin[i]] for i in self.given}
+        return self.program.run(range(len(self.nodes)), start, range(len(self.nodes)))
 
     def broken(self, edits: Mapping[int, Edit]) -> Golden:
         """This part as a golden with `edits` in place: recorded, so that their own rounding can be simulated."""
         program = Program()
         number: dict[int, int] = {}
-        given = self.given()
+        given = self.given
         for node in sorted(self.nodes, key=lambda node: node.id not in given):
             number[node.id] = _append(program, node, number)
             if node.id in given:
                 program.values[number[node.id]] = self.values[node.id]
             elif node.id in edits:
                 number[node.id] = self._splice(program, node, edits[node.id], number)
-            if node.id in self.program.inside:
-                program.inside.add(number[node.id])
             if [node.id] == given[-1:]:  # these may take each other's place
                 number |= {i: self._splice(program, self.nodes[i], edits[i], number) for i in given if i in edits}
+        program.inside |= {number[i] for i in self.program.inside}
         steps = {self.names[i]: k for k, i in enumerate(given) if i in self.names}
         return Golden(program, {**steps, self.names[self.target]: number[self.target]}, {})
 
@@ -155,19 +147,16 @@ class Part:
         """Append what an edit does, `outer` being the numbers of operations there; returns that of its result."""
         recorder = Recorder(lambda name, tensor: None)
         args, kwargs = self._arguments(node.id, edit), {} if edit.after else node.kwargs
-        if edit.after and node.func not in (INPUT, CONSTANT):
+        if edit.after and node.id not in self.given:
             args = (Ref(node.id), *args)
-        taken = Node(0, node.func, args, kwargs).parents
-        values = {p: self.values[p] for p in taken}
+        values = {p: self.values[p] for p in Node(0, node.func, args, kwargs).parents}
         inputs = {p: recorder.input(x) for p, x in values.items() if isinstance(x, Tensor)}
         with torch.no_grad(), float64_by_default(), recorder:
             result = edit.run(list(filled(args, values)), {key: filled(x, values) for key, x in kwargs.items()})
             result = result.clone() if any(result is x for x in values.values()) else result
         mini, last = recorder.program, recorder.number(result)
         number = {inner: outer[p] for p, inner in inputs.items()}
-        for each in mini.nodes[: last + 1]:
-            if each.id in number:
-                continue
+        for each in (each for each in mini.nodes[: last + 1] if each.id not in inputs.values()):
             number[each.id] = _append(program, each, number)
             if each.func == CONSTANT:
                 program.values[number[each.id]] = mini.values[each.id]
