@@ -6,7 +6,8 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
 from html import escape
@@ -18,6 +19,7 @@ from labkit.causes.mutants import Mutant, argument, kind_of_number, mutants, num
 from labkit.causes.part import Edit, Part, taken
 from labkit.errors import UsageError
 from labkit.numerics.precision import INTEGERS, Precision, half_ulp
+from labkit.numerics.signature import along_each
 from labkit.tables import Table, digits, printable
 from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import Golden
@@ -30,12 +32,10 @@ Tensor = torch.Tensor
 
 CAUSE, UNDECIDABLE, NONE = "cause", "undecidable", "none of these"
 
-NARROWER: list[dict[str, Any]] = [
-    *({"products": name} for name in ("tf32", "bfloat16", "float16")),
-    *({"accumulate": name} for name in ("float16", "bfloat16")),
-    *({"accumulate": name, "products": name} for name in ("bfloat16", "float16")),
-    *({"storage": name, "eager": True} for name in ("float16", "bfloat16")),
-]
+NARROWER: list[dict[str, Any]] = [{"products": name} for name in ("tf32", "bfloat16", "float16")]
+NARROWER += [{"accumulate": name} for name in ("float16", "bfloat16")]
+NARROWER += [{"accumulate": name, "products": name} for name in ("bfloat16", "float16")]
+NARROWER += [{"storage": name, "eager": True} for name in ("float16", "bfloat16")]
 """Promises of fewer digits, the widest first."""
 
 SAME = 8
@@ -111,10 +111,8 @@ class Explanation:
         return found | {key: getattr(self, key) for key in ("blind_to", "others", "tried", "notes")}
 
     def _sentences(self) -> Iterator[str]:
-        if self.step is not None:
-            yield f"why {self.step}: {self.verdict} ({self.tried} breaks of the reference tried)"
-        else:
-            yield self.verdict
+        why = f"why {self.step}: {self.verdict} ({self.tried} breaks of the reference tried)"
+        yield why if self.step is not None else self.verdict
         yield from self.notes
         if pages := dict.fromkeys(cause.page for cause in self.causes):
             yield f"more: {', '.join(pages)}"
@@ -225,9 +223,9 @@ class _Search:
         self._allowed = self._tolerance(str(observed.dtype).removeprefix("torch."))
         off = self._off(self._right)
         self._base = self._rms(off)
-        wrong = [(off > 1.0).movedim(d, 0).reshape(n, -1).any(1) for d, n in enumerate(off.shape)]
-        self._places = [one.nonzero().flatten() for one in wrong]
-        self._somewhere = bool((off > 1.0).any()) and not all(bool(one.all()) for one in wrong)
+        self._places = along_each(off > 1.0)
+        shares = [len(one) / n for one, n in zip(self._places, off.shape, strict=True)]
+        self._somewhere = 0.0 < min(shares, default=1.0) < 1.0
         self._inputs = {name: _drawn(golden[name], k) for k, name in enumerate(golden.inputs)}
 
     def _tolerance(self, storage: str) -> Tensor | None:
@@ -285,8 +283,7 @@ class _Search:
         for mutant in some:
             if self._late(self._until):
                 return
-            value = self._value(mutant)
-            if value is None:
+            if (value := self._value(mutant)) is None:
                 continue
             self._result.tried += 1
             if torch.equal(value, self._right):
@@ -306,11 +303,10 @@ class _Search:
 
     def _value(self, mutant: Mutant, values: Any = None) -> Tensor | None:
         """What a mutant gives; None where it cannot be run, or gives another shape."""
-        try:
+        with suppress(Exception):  # not every operation can be broken in every way
             value = self._part.value(mutant.edits, values)
             return value if value.shape == self._observed.shape else None
-        except Exception:  # not every operation can be broken in every way
-            return None
+        return None
 
     def _fitting(self, tried: Iterable[_Tried], everywhere: bool = True) -> list[tuple[Mutant, float]]:
         """Those that are within the bound of their own program, the nearest first.
@@ -318,10 +314,9 @@ class _Search:
         What leaves LESS_LIKELY times the error of the nearest is not the cause: that error is noise, and more is not.
         """
         off = (lambda t: t.off) if everywhere else (lambda t: t.off_there)
-        near = sorted(  # what differs by rounding alone stays in the order in which it was tried
-            (t for t in tried if off(t) < self._base / 2),
-            key=lambda t: (max(0, math.ceil(math.log2(off(t) + 1e-300))), t.mutant.rank),
-        )
+        near = [t for t in tried if off(t) < self._base / 2]
+        # what differs by rounding alone stays in the order in which it was tried
+        near.sort(key=lambda t: (max(0, math.ceil(math.log2(off(t) + 1e-300))), t.mutant.rank))
         found: list[tuple[_Tried, float]] = []
         least = math.inf
         for k, t in enumerate(near[:CHECKED]):
@@ -357,11 +352,10 @@ class _Search:
             edits[target] = Edit(lambda args, kwargs: taken(first.run(args, kwargs), self._places), *first[1:])
             there = taken(seen.read(self._step), [index.cpu() for index in self._places])
             seen = Trace({name: there if name == self._step else seen[name] for name in seen.names})
-        try:
+        with suppress(Exception):  # an edit that the recorder does not know
             found = localise(seen, self._part.broken(edits), rules or self._rules).findings[self._step]
-        except Exception:  # an edit that the recorder does not know
-            return None
-        return None if found.wrong or found.own is None else found.own.bound_used
+            return None if found.wrong or found.own is None else found.own.bound_used
+        return None
 
     def _fitted(self) -> Iterator[Mutant]:
         """Factors, offsets and numbers of the program that are looked for, not taken from a list."""
@@ -400,9 +394,8 @@ class _Search:
         """The end, and the beginning, that a sum over dimension `d` lacks to come nearest to what was observed."""
 
         def mutant(a: int, b: int) -> Mutant:
-            says = f"{node.op} leaves out {a} to {b - 1} of {n}"
             edits = argument(self._part, [node.id], 0, partial(zeroed, d=d, a=a, b=b))
-            return Mutant("truncate", says, edits, 3)
+            return Mutant("truncate", f"{node.op} leaves out {a} to {b - 1} of {n}", edits, 3)
 
         for part in (lambda k: (k, n)), (lambda k: (0, k)):
             off = cache(lambda k, part=part: self._distance(mutant(*part(k))))
@@ -459,54 +452,47 @@ class _Search:
         value = self._value(mutant) if not self._late(self._until) else None
         return math.inf if value is None else self._rms(self._off(value))
 
-    def _cause(self, mutant: Mutant, share: float, also: Sequence[str] = ()) -> Cause:
+    def _cause(self, mutant: Mutant, share: float) -> Cause:
         node = self._part.nodes[mutant.at]
         users = [self._part.nodes[u].site for u in self._part.users.get(mutant.at, [])]
         line = next(filter(None, [node.site, *users]), "")
         says = mutant.says if mutant.kind != "precision" else f"consistent with: {mutant.says}"
-        return Cause(mutant.kind, says, line, share, tuple(also))
+        return Cause(mutant.kind, says, line, share)
 
     def _distinct(self, fits: list[tuple[Mutant, float]]) -> list[Cause]:
         """One cause for all mutants that agree on fresh inputs, the simplest; what separates others is kept too."""
         classes: list[tuple[Tensor | None, list[tuple[Mutant, float]]]] = []
         for mutant, share in fits:
             value = self._value(mutant, self._fresh)
-            alike = (
-                same for other, same in classes if value is not None and other is not None and _alike(value, other)
-            )
-            if (same := next(alike, None)) is None:
+            if (same := next((same for other, same in classes if _alike(value, other)), None)) is None:
                 classes.append((value, same := []))
             same.append((mutant, share))
         ordered = [sorted(same, key=lambda one: one[0].rank) for _, same in classes]
         simplest = min((same[0][0].rank for same in ordered), default=0)
         left: dict[tuple[str, str], Cause] = {}  # of one number, those that fit are one cause
-        for (mutant, share), *rest in ordered:
+        for (mutant, share), *rest in (same for same in ordered if same[0][0].rank == simplest):
             number = mutant.says.partition(" has ")[0] if mutant.kind == "eps" else mutant.says
-            also = [f"{m.kind}: {m.says}" for m, _ in rest]
-            if mutant.rank == simplest and (known := left.get((mutant.kind, number))) is not None:
-                left[mutant.kind, number] = replace(known, also=(*known.also, *also))
-            elif mutant.rank == simplest:
-                left[mutant.kind, number] = self._cause(mutant, share, also)
-        if len(left) > 1 and self._fresh is not None:
+            cause = left.get((mutant.kind, number), self._cause(mutant, share))
+            also = (*cause.also, *(f"{m.kind}: {m.says}" for m, _ in rest))
+            left[mutant.kind, number] = replace(cause, also=also)
+        if len(left) > 1 and self._fresh:
             self._result.separate = self._inputs
         return list(left.values())
 
     @cached_property
-    def _fresh(self) -> dict[int, Any] | None:
-        """What every operation gives on drawn inputs; None where the reference does not take them."""
-        try:
+    def _fresh(self) -> dict[int, Any]:
+        """What every operation gives on drawn inputs; nothing where the reference does not take them."""
+        with suppress(Exception):
             return self._part.fresh(self._golden, self._inputs)
-        except Exception:
-            return None
+        return {}
 
     def _blind(self, same: Mapping[str, list[Mutant]]) -> dict[str, str]:
         """Of the mutants that changed nothing, those that change something on drawn inputs: one of each kind."""
-        fresh = self._fresh
         shows: dict[str, str] = {}
-        for mutant in itertools.chain(*same.values()) if fresh is not None else ():
-            value = self._value(mutant, fresh) if mutant.kind not in shows else None
-            if value is not None and fresh is not None and not _alike(value, fresh[self._part.target]):
-                shows[mutant.kind] = mutant.says
+        for kind, mutant in ((kind, mutant) for kind, some in same.items() for mutant in some if self._fresh):
+            value = self._value(mutant, self._fresh) if kind not in shows else None
+            if value is not None and not _alike(value, self._fresh[self._part.target]):
+                shows[kind] = mutant.says
         return shows
 
     def _narrower(self) -> list[Cause]:
@@ -539,11 +525,13 @@ class _Search:
         return []
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
+def _alike(a: Tensor | None, b: Tensor | None) -> bool:
     """Whether two results in float64 are equal but for the order of operations, which costs some of its 16 digits."""
+    if a is None or b is None or a.shape != b.shape:
+        return False
     kind = torch.promote_types(a.dtype, b.dtype)
-    if a.shape != b.shape or not (kind.is_floating_point or kind.is_complex):
-        return a.shape == b.shape and torch.equal(a, b)
+    if not (kind.is_floating_point or kind.is_complex):
+        return torch.equal(a, b)
     a, b = a.to(kind), b.to(kind)
     return torch.allclose(a, b, rtol=1e-7, atol=1e-10, equal_nan=True)
 
