@@ -119,8 +119,6 @@ def _judge(golden: Any, seen: Trace, chance: float, say: Any, elements: bool, re
         result.findings = Rerun(golden, seen, result.precision, chance, say, elements).judge()
         return
     result.ordered = golden.ordered or len(seen.names) == 1
-    if result.guessed:  # nobody said that a step is one kernel
-        result.precision = replace(result.precision, eager=True)
     result.findings = Values(golden, seen, result.precision, chance, result.ordered, elements).judge()
     totals = ((name, found.total) for name, found in result.findings.items() if found.total)
     differs = (name for name, t in totals if t.observed_dtype == t.golden_dtype and t.max_abs > 0.0)
