@@ -154,6 +154,6 @@ def test_the_readme_says_what_was_recorded():
     sentence = (
         f"Of {len(BLIND)} defects whose author had not seen its search, `labkit.explain` named the right kind"
         f" in {right} (95% interval: {low:.0f}% to {high:.0f}%), a wrong one in {mistaken};"
-        f" of others by other authors, {', '.join(said)}."
+        f" by other authors, {', '.join(said)}."
     )
     assert sentence in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
