@@ -49,7 +49,7 @@ the same in 58 cases."""
 NOISY = 8
 """Elements in which noise can be seen."""
 MOST_TILES = 64
-"""Of a sum, of which some elements lack one."""
+"""How many tiles a sum may have, of which some elements lack one."""
 LESS_LIKELY = 2.0
 """The error that is left is noise, whose size many elements tell well: a cause that leaves twice as much is none. 1
 gives another answer in 4 of 58 cases, 4 and more the same after a longer time."""
@@ -256,12 +256,12 @@ class _Search:
         fits = self._fitting(near)
         if not fits and self._allowed is not None:
             fits = self._fitting(t for t in self._tried(self._fitted(), same) if self._beyond_chance(t))
+        fits = fits or self._fitting(self._tried(self._unwritten(), same))
         if not fits and self._somewhere:
-            fits = self._fitting(self._tried(self._unwritten(), same)) or self._fitting(near, everywhere=False)
+            fits = self._fitting(near, everywhere=False)
         if not fits and self._allowed is not None:
             fits = self._fitting(self._tried(self._races(), same))
-        if not fits:
-            fits = self._fitting(t for t in tried if t.mutant.kind == "precision")[:1]
+        fits = fits or self._fitting(t for t in tried if t.mutant.kind == "precision")[:1]
         result.causes = self._distinct(fits) if fits or self._allowed is None else self._narrower()
         result.verdict = NONE if not result.causes else CAUSE if len(result.causes) == 1 else UNDECIDABLE
         if not result.causes and tried:
@@ -408,10 +408,10 @@ class _Search:
                 yield mutant(*part(best))
 
     def _unwritten(self) -> Iterator[Mutant]:
-        """Elements of which all that are wrong are 0, or NaN."""
+        """0, or NaN, in all elements that are wrong."""
         wrong, count = self._off(self._right) > 1.0, self._right.numel()
-        for fill in (0.0, math.nan):
-            says = f"{self._step} is {fill:g} in {int(wrong.sum())} of {count} elements, like memory that nobody wrote"
+        for name, fill in {"0": 0.0, "NaN": math.nan}.items() if 0 < int(wrong.sum()) < count else ():
+            says = f"{self._step} is {name} in {int(wrong.sum())} of {count} elements, like memory that nobody wrote"
             yield Mutant("zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(wrong, f)))
 
     def _races(self) -> Iterator[Mutant]:
@@ -427,8 +427,12 @@ class _Search:
                 if not 1 + alone < count <= MOST_TILES or -math.log(by_chance) * int(wrong.sum()) < enough:
                     continue
                 mutant, lost = partial(self._lossy, node, d, 2**k, alone), torch.full(node.shape, -1)
-                each = [self._value(mutant(torch.full_like(lost, tile))) for tile in range(count)]
-                off, which = torch.stack([self._off(one).flatten() for one in each if one is not None]).min(0)
+                tiles = itertools.takewhile(lambda _: not self._late(self._until), range(count))
+                values = (self._value(mutant(torch.full_like(lost, tile))) for tile in tiles)
+                each = [self._off(value).flatten() for value in values if value is not None]
+                if len(each) < count:
+                    continue
+                off, which = torch.stack(each).min(0)
                 if float(off[wrong].max()) <= 1.0:
                     lost.view(-1)[wrong] = which[wrong]
                     yield mutant(lost)
@@ -437,11 +441,11 @@ class _Search:
         """A sum over dimension `d` in tiles, of which the one that `lost` [of the sum's shape] names is not in it."""
 
         def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
-            result = call(node, args, kwargs)
+            result, n = call(node, args, kwargs), args[0].shape[d]
             for k in {*lost.flatten().tolist()} - {-1}:
-                rest = zeroed(args[0], d, k * tile, (k + 1) * tile)
-                rest = call(node, [args[0] - rest if alone else rest, *args[1:]], kwargs)
-                result = torch.where(lost == k, rest, result)
+                a, b = k * tile, (k + 1) * tile
+                rest = zeroed(zeroed(args[0], d, 0, a), d, b, n) if alone else zeroed(args[0], d, a, b)
+                result = torch.where(lost == k, call(node, [rest, *args[1:]], kwargs), result)
             return result
 
         words = "have nothing but what one tile" if alone else "lack what one tile"

@@ -395,7 +395,7 @@ def mutants(part: Part, golden: Golden) -> Iterator[Mutant]:
         *(generator(c) for generator in (unscaled, moved_on, between, regrouped)),
         *(generator(c, [i], f" (the {word} time)") for i, word in ends for generator in (of_result, of_operation)),
     )
-    for kind, says, edits, *rank in ways:
+    for kind, says, edits, *rank in (way for way in ways if way[2]):
         kind = "mask" if edits.keys() <= c.only_masks and kind != "precision" else kind
         inner = kind in LEFT_OUT.values() and all(i in part.program.inside for i in edits)
         yield Mutant(kind, says, edits, (rank[0] if rank else 1) + inner)
@@ -744,7 +744,7 @@ def together(c: Context) -> Iterator[Way]:
             yield from ((*way[:3], 2) for way in numbers_of(c, ids, j, a, f"{op}, on each line,"))
     counts = [i for i in c.computed if c.part.nodes[i].op == "arange"]
     for some, by in itertools.product({(i,) for i in counts} | {tuple(counts)}, (0.5, -0.5)):
-        says = f"the result of arange is {by:+g}, as for centres and corners of pixels"
+        says = f"{'each' if len(some) > 1 else 'the'} result of arange is {by:+g}, as for centres and corners of pixels"
         yield "shift", says, result_of(some, lambda x, by=by: x + by), 2
 
 
@@ -754,7 +754,7 @@ def solves(c: Context) -> Iterator[Way]:
     ways: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
         "both systems are with the factor itself": ("transpose", lambda args: lower(args[1], lower(*args[1::-1]))),
         "the system with the factor's transpose is left out": ("drop_term", lambda args: lower(*args[1::-1])),
-        "the system with the factor is left out": ("drop_term", lambda args: upper(args[1].mT, args[0])),
+        "the system with the factor is left out": ("drop_term", lambda args: upper(args[1].mH, args[0])),
     }
     for node in (node for node in c.part.nodes if node.op == "cholesky_solve" and True not in node.args):
         for says, (kind, run) in ways.items():
@@ -951,7 +951,7 @@ def summed_over(node: Node, values: Mapping[int, Any]) -> list[int]:
 def masks(*tensors: Tensor) -> bool:
     """Whether numbers are 1 in some places and 0 in all others."""
     x = torch.cat([x.flatten() for x in tensors])
-    return x.dtype != torch.bool and bool(((x == 0) | (x == 1)).all()) and bool(x.any() != x.all())
+    return x.dtype != torch.bool and bool(((x == 0) | (x == 1)).all()) and bool(x.any()) and not bool(x.all())
 
 
 def is_epsilon(op: str, c: float) -> bool:

@@ -46,11 +46,11 @@ class Precision:
     of the tensor at hand. `products` is the format to which the factors of matrix products and convolutions are cut
     before they are multiplied: ``ieee``, the default, leaves them as they are; ``tf32x3`` and ``bfloat16x2`` are
     factors in two parts. `accumulate` (``float32``) is the format of sums, and of what stands between the operations
-    inside a step. `eager` (False): each operation inside a step is stored, as an unfused program does, which may have
-    written out what torch has as one operation; otherwise a kernel may go on with what it has in registers. `flush`
-    (False): results below the smallest normal number may be zero. `normwise` (False): errors are small beside the
-    largest value of a tensor, not beside each of its elements, as those of Fourier transforms, of |x|^2 + |y|^2 - 2xy
-    for a distance of points about 0, or of Strassen's products.
+    inside a step. `eager` (False): each operation inside a step is stored, as in an unfused program, also those that
+    torch has as one and a program may have written out. Where it is not promised a kernel may go on with what it has in
+    registers. `flush` (False): results below the smallest normal number may be zero. `normwise` (False): errors are
+    small beside the largest value of a tensor, not beside each of its elements, as those of Fourier transforms, of
+    |x|^2 + |y|^2 - 2xy for a distance of points about 0, or of Strassen's products.
     `steps` gives other values for some steps, by name.
 
     A format may be a torch dtype or another name of one, as ``bf16`` or ``half``. Raises UsageError for a field or a
@@ -178,7 +178,7 @@ def _tf32(x: Tensor) -> Tensor:
 def guess(dtypes: list[torch.dtype]) -> Precision:
     """What the dtypes of a trace can tell where nothing is promised: each step its own, sums no wider than float32.
 
-    Nobody said that a step is one kernel, so where some are narrower what is between them may be, too.
+    Nobody said that a step is one kernel, so where some are narrower than float32, each operation may be stored.
     """
     real = [dtype for dtype in dtypes if dtype.is_floating_point]
     wide = dtypes and all(dtype == torch.float64 for dtype in real)

@@ -169,8 +169,8 @@ class Rerun:
     def _rules_of(self, i: int, part: list[int], rounded: bool) -> dict[int, Precision]:
         """The precision of each operation in a step's part; `eager` means that its result is rounded to storage.
 
-        Where eager operations are promised, these are all whose storage is narrower than what is between, those that
-        one of torch's is made of too: a program may have written it out. Otherwise they are none, or, with `rounded`,
+        Where eager operations are promised, these are all whose storage is narrower than what is between, also those
+        that one of torch's is made of: a program may have written it out. Otherwise they are none, or, with `rounded`,
         those in :attr:`_stored`, and a gradient's whole part, since a backward starts from what is stored. A cast that
         was recorded in the observed dtype always rounds.
         """

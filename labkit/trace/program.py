@@ -110,7 +110,7 @@ class Program:
     nodes: list[Node] = field(default_factory=list)
     values: dict[int, Any] = field(default_factory=dict)
     inside: set[int] = field(default_factory=set)
-    """Operations inside of one of torch's."""
+    """Operations that one of torch's was made of, but for what it gives."""
     site: str = ""
     """The line that calls what is added."""
 

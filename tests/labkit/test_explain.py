@@ -288,6 +288,9 @@ def kernels():
     yield biased, (x, w, b), late, "other", "add comes after"
     some = torch.rand(9, 22, generator=generator)
     yield product, (x, w), torch.where(some < 0.2, 0.0, x @ w), "zero", "output is 0 in"
+    wide = torch.randn(50, 400, generator=generator)
+    lost = (torch.rand(9, 400, generator=generator) < 0.2).float()
+    yield product, (x, wide), torch.where(lost > 0, torch.nan, x @ wide), "zero", "output is NaN in"
     tile = torch.tensor([0, 16, 32])[(3 * torch.rand(9, 22, generator=generator)).long()]
     one = torch.stack([x[:, a : a + 16] @ w[a : a + 16] for a in (0, 16, 32)]).gather(0, tile[None] // 16)[0]
     yield product, (x, w), x @ w - one * (some < 0.2), "race", "elements of mm lack what one tile of 16 gives"
@@ -303,7 +306,7 @@ def kernels():
         (x, w, b),
         written(biased(x, w, b)),
         "zero",
-        "output is nan in 66 of 198 elements, like memory that nobody wrote",
+        "output is NaN in 66 of 198 elements, like memory that nobody wrote",
     )
 
 
@@ -441,7 +444,7 @@ def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(case
     assert words in " ".join([found.causes[0].says, *found.causes[0].also])
 
 
-@pytest.mark.parametrize("case", range(15))
+@pytest.mark.parametrize("case", range(16))
 def test_what_kernels_do_wrong_with_memory_is_named(case):
     reference, given, output, kind, words = list(kernels())[case]
     recorded = labkit.golden(reference, **dict(zip(("x", "w", "b"), given, strict=False)))
@@ -480,6 +483,13 @@ def test_the_time_that_it_may_take_is_kept(golden):
     found = labkit.explain(port(**inputs(), fault="as it lies"), golden, F32, seconds=0.2)
     assert time.monotonic() - begun < 30.0
     assert found.tried < 3000
+
+
+def test_noise_in_a_sum_of_truth_values_has_no_cause():
+    x = torch.randn(30, 40, generator=torch.Generator().manual_seed(0))
+    recorded = labkit.golden(lambda x: (x > 0).sum(1).to(x.dtype) * 0.731, x)
+    wrong = recorded["output"].float() * (1 + 0.01 * torch.rand(30, generator=torch.Generator().manual_seed(1)))
+    assert labkit.explain({"input.0": x, "output": wrong}, recorded).verdict == "none of these"
 
 
 def mistakes():
