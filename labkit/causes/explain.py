@@ -419,8 +419,8 @@ class _Search:
         wrong = self._off(self._right).flatten() > 1.0
         error = (self._observed - self._right).flatten()[wrong]
         near = float(torch.as_tensor(self._allowed).flatten()[wrong].mean() / error.square().mean().sqrt())
-        enough = math.log(len(self._part.nodes) / FALSE_ALARM)
-        for node in (node for node in self._part.nodes if wrong.any() and math.prod(node.shape) == wrong.numel()):
+        enough, some = math.log(len(self._part.nodes) / FALSE_ALARM), 0 < int(wrong.sum()) < wrong.numel()
+        for node in (node for node in self._part.nodes if some and math.prod(node.shape) == wrong.numel()):
             for d, alone, k in itertools.product(summed_over(node, self._part.values), (False, True), range(16)):
                 count = -(-self._part.values[node.parents[0]].shape[d] // 2**k)
                 by_chance = min(1.0, max(1e-300, count * near))  # that one of the tiles fits an element

@@ -295,6 +295,7 @@ def kernels():
     one = torch.stack([x[:, a : a + 16] @ w[a : a + 16] for a in (0, 16, 32)]).gather(0, tile[None] // 16)[0]
     yield product, (x, w), x @ w - one * (some < 0.2), "race", "elements of mm lack what one tile of 16 gives"
     yield product, (x, w), torch.where(some < 0.2, one, x @ w), "race", "have nothing but what one tile of 16 gives"
+    yield product, (x, w), x @ w - one, "none", ""  # not some elements, but all
     running = x.unflatten(1, (5, 10)).amax(2).cummax(1).values.repeat_interleave(10, 1)
     unscaled = torch.exp(x - torch.logsumexp(x, 1, keepdim=True) + running[:, -1:] - running) @ w
     yield weighed, (x, w), unscaled, "none", ""  # in tiles of 10
@@ -444,13 +445,13 @@ def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(case
     assert words in " ".join([found.causes[0].says, *found.causes[0].also])
 
 
-@pytest.mark.parametrize("case", range(16))
+@pytest.mark.parametrize("case", range(17))
 def test_what_kernels_do_wrong_with_memory_is_named(case):
     reference, given, output, kind, words = list(kernels())[case]
     recorded = labkit.golden(reference, **dict(zip(("x", "w", "b"), given, strict=False)))
     observed = {name: recorded[name].float() for name in recorded.names} | {"output": output}
     found = labkit.explain(observed, recorded)
-    if kind == "none":  # a leading dimension that is no size of the program
+    if kind == "none":
         assert found.verdict == "none of these", found
     else:
         assert (found.verdict, found.causes[0].kind) == ("cause", kind), found
