@@ -562,3 +562,17 @@ def test_what_people_get_wrong_is_named(case):
     found = labkit.explain(observed | {"output": output}, recorded)
     assert (found.verdict, found.causes[0].kind) == ("cause", kind), found
     assert words in found.causes[0].says
+
+
+def test_noise_is_not_seen_in_a_few_numbers():
+    """As large as what fewer digits would give, and in each of two numbers, or of many."""
+
+    def scaled(x, w):
+        return (x * w).sum(1)
+
+    generator = torch.Generator().manual_seed(0)
+    for rows, verdict in ((2, "none of these"), (200, "cause")):
+        x, w = torch.randn(rows, 50, generator=generator), torch.randn(50, generator=generator)
+        wrong = (x.bfloat16().float() * w.bfloat16().float()).sum(1)
+        found = labkit.explain({"input.0": x, "input.1": w, "output": wrong}, labkit.golden(scaled, x, w))
+        assert found.verdict == verdict, found
