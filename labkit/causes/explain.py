@@ -426,7 +426,7 @@ class _Search:
                 by_chance = min(1.0, max(1e-300, count * near))  # that one of the tiles fits an element
                 if not 1 + alone < count <= MOST_TILES or -math.log(by_chance) * int(wrong.sum()) < enough:
                     continue
-                mutant, lost = partial(self._lossy, node, d, 2**k, alone), torch.full(node.shape, -1)
+                mutant, lost = partial(self._lacking, node, d, 2**k, alone), torch.full(node.shape, -1)
                 tiles = itertools.takewhile(lambda _: not self._late(self._until), range(count))
                 values = (self._value(mutant(torch.full_like(lost, tile))) for tile in tiles)
                 each = [self._off(value).flatten() for value in values if value is not None]
@@ -437,7 +437,7 @@ class _Search:
                     lost.view(-1)[wrong] = which[wrong]
                     yield mutant(lost)
 
-    def _lossy(self, node: Node, d: int, tile: int, alone: bool, lost: Tensor) -> Mutant:
+    def _lacking(self, node: Node, d: int, tile: int, alone: bool, lost: Tensor) -> Mutant:
         """A sum over dimension `d` in tiles, of which the one that `lost` [of the sum's shape] names is not in it."""
 
         def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -481,6 +481,8 @@ class _Search:
             left[mutant.kind, number] = replace(cause, also=also)
         if len(left) > 1 and self._fresh:
             self._result.separate = self._inputs
+        if any(cause.also for cause in left.values()) and not self._fresh:
+            self._result.notes.append("the reference takes no drawn inputs: causes that agree on these inputs are one")
         return list(left.values())
 
     @cached_property

@@ -10,7 +10,7 @@ import torch
 
 from labkit.errors import UsageError
 from labkit.numerics.bounds import EXACT, Bound
-from labkit.numerics.compare import as_tensor, compare, within
+from labkit.numerics.compare import as_tensor, compare
 from labkit.tables import Table, digits
 from labkit.trace.steps import Trace
 
@@ -146,7 +146,7 @@ def _fit(name: str, observed: Any, expected: Any, thorough: bool) -> Fit:
     if not any(bound is None or bool(torch.as_tensor(bound.absolute).isfinite().any()) for bound in tests):
         return Fit(False, float("nan"), "not tested", tested=False)
     if not thorough:
-        ok = all(within(*pair) for pair in pairs)
+        ok = all(compare(*pair).ok for pair in pairs)
         return Fit(ok, float("nan"), "fits" if ok else "beyond the bound")
     found = [compare(*pair) for pair in pairs]
     residual = max(comparison.bound_used for comparison in found)

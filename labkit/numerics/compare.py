@@ -104,11 +104,6 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
     return described(measure(o, g, allowed), o, names, why)
 
 
-def within(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> bool:
-    """Whether :func:`compare` says ok. Raises as it does."""
-    return compare(observed, golden, bound).ok
-
-
 def as_tensor(name: str, values: Any) -> torch.Tensor:
     """A tensor of real or whole numbers, sharing memory where it can; complex ones as their parts, in a last dimension.
 

@@ -493,6 +493,19 @@ def test_noise_in_a_sum_of_truth_values_has_no_cause():
     assert labkit.explain({"input.0": x, "output": wrong}, recorded).verdict == "none of these"
 
 
+def test_that_causes_could_not_be_told_apart_on_drawn_inputs_is_said():
+    def chosen(x, w):
+        v = torch.masked_select(x, x.cumsum(0) > 0).view(4, 6)
+        return v * w - v / w
+
+    x, w = torch.randn(24, generator=torch.Generator().manual_seed(0)), torch.full((4, 6), 2.0)
+    x[0] = 30.0  # in another place, not every sum is positive
+    recorded = labkit.golden(chosen, x, w)
+    v = x.view(4, 6)
+    found = labkit.explain({"input.0": x, "input.1": w, "output": 4 * v - v / 2}, recorded)
+    assert "the reference takes no drawn inputs: causes that agree on these inputs are one" in found.notes
+
+
 def mistakes():
     """What reports of several libraries' users tell: the reference, what was observed, the kind and its words."""
     generator = torch.Generator().manual_seed(0)
@@ -500,7 +513,7 @@ def mistakes():
     length = torch.tensor([38, 37, 21, 33, 9, 28])
     seen = (torch.arange(40) < length[:, None]).float()
     near = torch.randn(7, 7, generator=generator)
-    definite, lower = near @ near.T + 7 * torch.eye(7), torch.linalg.cholesky(near @ near.T + 7 * torch.eye(7))
+    lower = torch.linalg.cholesky(near @ near.T + 7 * torch.eye(7))
 
     def masked(x, seen):
         return (x * seen).square().sum(1) / (1 + seen).sum(1)
@@ -551,7 +564,6 @@ def mistakes():
         "factor",
         "what a softmax weighs, in tiles of 8, is not scaled down to the largest",
     )
-    assert torch.allclose(lower @ lower.T, definite, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", range(10))

@@ -150,10 +150,10 @@ def test_the_readme_says_what_was_recorded():
         (len(rows), *ep.share(rows, "right"), ep.share(rows, "wrong kind")[0])
         for rows in (SECOND, THIRD, FOURTH, FIFTH)
     ]
-    said = (f"of {of} in {count} ({least:.0f}% to {most:.0f}%) and {wrong}" for of, count, least, most, wrong in others)
+    said = (f"{count} of {of} ({least:.0f}% to {most:.0f}%) and {wrong}" for of, count, least, most, wrong in others)
     sentence = (
         f"Of {len(BLIND)} defects whose author had not seen its search, `labkit.explain` named the right kind"
         f" in {right} (95% interval: {low:.0f}% to {high:.0f}%), a wrong one in {mistaken};"
-        f" by other authors, {', '.join(said)}."
+        f" of those by other authors, right and wrong: {'; '.join(said)}."
     )
     assert sentence in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
