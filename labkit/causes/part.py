@@ -145,7 +145,7 @@ class Part:
 
     def _splice(self, program: Program, node: Node, edit: Edit, outer: Mapping[int, int]) -> int:
         """Append what an edit does, `outer` being the numbers of operations there; returns that of its result."""
-        recorder = Recorder(lambda name, tensor: None)
+        recorder = Recorder()
         args, kwargs = self._arguments(node.id, edit), {} if edit.after else node.kwargs
         if edit.after and node.id not in self.given:
             args = (Ref(node.id), *args)

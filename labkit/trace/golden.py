@@ -294,22 +294,18 @@ def _run(reference: Any, inputs: Any, named: dict[str, Any], loss: Any, wide: bo
 
 def _recorded(subject: Any, inputs: Any, named: Named, loss: Any, backward: bool, wide: bool) -> tuple[Golden, Any]:
     steps: dict[str, int] = {}
-    operations: dict[str, int] = {}
     values: dict[str, Tensor] = {}
 
     def on_step(name: str, tensor: Tensor) -> None:
         name = unique(name, steps)
         steps[name], values[name] = recorder.number(tensor), snapshot(tensor)
 
-    def on_operation(name: str, tensor: Tensor) -> None:
-        operations[unique(name, operations)] = recorder.number(tensor)
-
-    recorder = Recorder(on_operation, as_written=not wide)
+    recorder = Recorder(as_written=not wide)
     leaves = leaves_of(subject, inputs, named, backward, torch.float64 if wide else None)
     for name, leaf in leaves.items():
         steps[name] = recorder.input(leaf)
     result = run_watched(subject, inputs, named, leaves, loss, recorder, on_step)
-    found = Golden(recorder.program, steps, operations, list(recorder.notes))
+    found = Golden(recorder.program, steps, recorder.operations, list(recorder.notes))
     for name, value in values.items():
         if not name.startswith(GRADIENT):  # which may be nothing but noise
             replays(name, found[name], value)

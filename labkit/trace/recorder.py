@@ -85,16 +85,16 @@ def unique(name: str, taken: Any) -> str:
 class Watcher(TorchDispatchMode):
     """Calls `on_step(name, tensor)` for each floating-point operation that computes something, below a module.
 
+    It appends to `summed_in_storage` the results of kernels that add up in the narrow type of what they give.
+
     `path` is that module's, and ``backward`` while gradients are computed. Operations are named as they were called,
     whatever they are made of: ``layers.0.attention/_softmax``.
     """
 
-    def __init__(self, on_step: Callable[[str, Tensor], None]) -> None:
+    def __init__(self, on_step: Callable[[str, Tensor], None], summed_in_storage: list[Tensor]) -> None:
         super().__init__()
         self.path = ""
-        self.summed_in_storage: list[Tensor] = []
-        """Results of kernels that add up in the narrow type of what they give."""
-        self._on_step = on_step
+        self.on_step, self.summed_in_storage = on_step, summed_in_storage
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -110,7 +110,7 @@ class Watcher(TorchDispatchMode):
         """Report what an operation computed, if it is one that computes, or a cast that rounds."""
         name = name_of(func).removesuffix("_")
         if name == "_to_copy" and narrower(*(str(x.dtype).removeprefix("torch.") for x in (out, args[0]))):
-            self._on_step(f"{self.path}/to", out)
+            self.computed(f"{self.path}/to", out)
         if name in IGNORED or (name in ALLOWED and name not in COMPUTING):
             return
         if name == "add" and self.path == BACKWARD:  # autograd adds gradients up in an order of its own
@@ -122,7 +122,12 @@ class Watcher(TorchDispatchMode):
             self.summed_in_storage += [x for x in parts if isinstance(x, Tensor) and x.is_cpu and x.dtype in NARROW]
         parts = parts[1:] if name == "_linalg_svd" else parts  # its values; vectors may have another sign
         for value in [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()][:1]:
-            self._on_step(f"{self.path}/{name}", value)  # the result; others are kept for the backward
+            self.computed(f"{self.path}/{name}", value)  # the result; others are kept for the backward
+
+
+    def computed(self, name: str, tensor: Tensor) -> None:
+        """Called for each of these."""
+        self.on_step(name, tensor)
 
 
 COMPUTING = frozenset({"relu", "masked_fill", "where"}) | ARITHMETIC | PRODUCTS | SUMS | FUNCTIONS | ALGORITHMS
@@ -133,8 +138,10 @@ class Recorder(Watcher):
     """Records into `program`, which is in float64. Everything runs so too, whatever dtype the program asks for; or
     `as_written`, so that casts are seen."""
 
-    def __init__(self, on_step: Callable[[str, Tensor], None], as_written: bool = False) -> None:
-        super().__init__(on_step)
+    def __init__(self, as_written: bool = False) -> None:
+        super().__init__(lambda name, tensor: None, [])
+        self.operations: dict[str, int] = {}
+        """Numbers of what operations computed, by their names."""
         self._as_written = as_written
         self.program = Program()
         self.notes: dict[str, None] = {}
@@ -183,6 +190,10 @@ class Recorder(Watcher):
         number = self.program.add(INPUT, value=tensor.detach().clone())
         self.bind(tensor, number)
         return number
+
+    def computed(self, name: str, tensor: Tensor) -> None:
+        """Number what an operation computed. This is a method: a function that knows the recorder would keep its tensors."""
+        self.operations[unique(name, self.operations)] = self.number(tensor)
 
     def number(self, tensor: Tensor) -> int:
         """The number of what a tensor holds now; a constant where nothing that was recorded made it."""

@@ -1,5 +1,6 @@
 """What is recorded of a reference, that any part of it runs again, and that a file of it can do no harm."""
 
+import gc
 import json
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
@@ -154,6 +155,23 @@ def test_what_cannot_be_recorded_is_named():
     assert any("output depends on no input" in note for note in golden(through_numpy, torch.ones(4)).notes)
     number = golden(lambda x: x * x.sum().item(), torch.ones(4))
     assert any("Python number" in note for note in number.notes)
+
+
+def test_what_a_recording_held_is_freed_with_it():
+    """Tensors in a cycle stay until Python looks for cycles, which is seldom: on a GPU their memory is missed."""
+
+    def held():
+        return sum(type(each) is torch.Tensor for each in gc.get_objects())
+
+    module, x = layer(), torch.randn(2, 5, 16)
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        localise(capture(module, x), golden(module, x), precision=labkit.Precision())
+        assert held() == before
+    finally:
+        gc.enable()
 
 
 def test_a_step_outside_a_recording_is_the_tensor():
