@@ -124,7 +124,6 @@ class Watcher(TorchDispatchMode):
         for value in [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()][:1]:
             self.computed(f"{self.path}/{name}", value)  # the result; others are kept for the backward
 
-
     def computed(self, name: str, tensor: Tensor) -> None:
         """Called for each of these."""
         self.on_step(name, tensor)
@@ -192,7 +191,7 @@ class Recorder(Watcher):
         return number
 
     def computed(self, name: str, tensor: Tensor) -> None:
-        """Number what an operation computed. This is a method: a function that knows the recorder would keep its tensors."""
+        """Number what an operation computed. A function that knows the recorder would keep it, and all its tensors."""
         self.operations[unique(name, self.operations)] = self.number(tensor)
 
     def number(self, tensor: Tensor) -> int:
