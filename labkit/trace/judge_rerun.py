@@ -54,13 +54,17 @@ LONG = 10.0
 class Rerun:
     """A golden, and what was observed of its steps. `chance` is the false-alarm rate of one step and instrument.
 
+    `guessed` says that nobody promised the precision: a program that goes on with unrounded steps is right by it too.
     `_names` are the steps by the number of their operation, `_given` what was observed of them, float64.
     """
 
-    def __init__(self, golden: Golden, seen: Trace, rules: Precision, chance: float, say: Say, elements: bool) -> None:
+    def __init__(
+        self, golden: Golden, seen: Trace, rules: Precision, guessed: bool, chance: float, say: Say, elements: bool
+    ) -> None:
         golden = golden.with_steps(name for name in seen.names if name not in golden.steps)
         self._golden, self._program, self._seen, self._rules = golden, golden.program, seen, rules
         self._chance, self._say, self._keep = chance, say, elements
+        self._readings = (rules, replace(rules, eager=False)) if guessed else (rules,)
         self._names: dict[int, list[str]] = {}
         for name, number in golden.steps.items():
             if name in seen:
@@ -104,8 +108,10 @@ class Rerun:
         made = [i for i in self._given if self._program.nodes[i].func != INPUT]
         parts = {i: self._program.cone([i], self._given) for i in made}
         found = self._held(parts)
-        doubtful = {i: part for i, part in parts.items() if any(found[name].wrong for name in self._names[i])}
-        found |= {name: one for name, one in self._held(doubtful, rounded=True).items() if not one.wrong}
+        for rules in self._readings:
+            self._rules = rules
+            doubtful = {i: part for i, part in parts.items() if any(found[name].wrong for name in self._names[i])}
+            found |= {name: one for name, one in self._held(doubtful, rounded=True).items() if not one.wrong}
         tainted: set[int] = set()
         for i in made:
             inherits = not tainted.isdisjoint(self._program.before(i, self._given))

@@ -116,7 +116,7 @@ def few_threads(elements: int) -> AbstractContextManager[None]:
 def _judge(golden: Any, seen: Trace, chance: float, say: Any, elements: bool, result: Localisation) -> None:
     if isinstance(golden, Golden):
         result.notes = list(golden.notes)
-        result.findings = Rerun(golden, seen, result.precision, chance, say, elements).judge()
+        result.findings = Rerun(golden, seen, result.precision, result.guessed, chance, say, elements).judge()
         return
     result.ordered = golden.ordered or len(seen.names) == 1
     result.findings = Values(golden, seen, result.precision, chance, result.ordered, elements).judge()

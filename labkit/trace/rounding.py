@@ -72,9 +72,21 @@ def linear(program: Program, part: Iterable[int]) -> bool:
     """Whether a part only adds, multiplies, and divides by what is given, with one sum of many terms at most."""
     nodes = [program.nodes[i] for i in part if not isinstance(program.nodes[i].func, str)]
     divisors = [node.args[1].id for node in nodes if node.op == "div" and isinstance(node.args[1], Ref)]
-    if any(i in part and program.nodes[i].op in _ROUNDED for i in divisors):
+    divided = any(i in part and program.nodes[i].op in _ROUNDED for i in divisors)
+    if divided or any(node.op not in _LINEAR or _extreme(node) for node in nodes):
         return False
-    return all(node.op in _LINEAR for node in nodes) and sum(node.op in PRODUCTS | SUMS for node in nodes) <= 1
+    return sum(node.op in PRODUCTS | SUMS for node in nodes) <= 1
+
+
+def _takes(node: Node) -> bool:
+    """Whether an operation gives values as they are: it moves or chooses them, into places too, and adds nothing up."""
+    puts = node.op in ("put", "index_put") and True not in node.args[3:4]
+    return puts or node.op in _MOVED or _extreme(node)
+
+
+def _extreme(node: Node) -> bool:
+    """Whether what looks like a sum over places is the largest or smallest value there."""
+    return "amax" in node.args or "amin" in node.args
 
 
 def ends(program: Program, part: Iterable[int]) -> set[int]:
@@ -205,7 +217,7 @@ class Exact:
             self.counted.add(node.id)
         if op in ALGORITHMS or (op not in MOVES and any(isinstance(a, Tensor) and a.is_complex() for a in args)):
             self.whole.add(node.id)
-        if op in _MOVED or node.id in self.whole:
+        if _takes(node) or node.id in self.whole:
             return out
         if precision.cut and (op in PRODUCTS or op == "mul"):
             real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
@@ -216,7 +228,7 @@ class Exact:
             self.spread[node.id] = _moments(args[0], out[0], out[1], precision.unit)
         elif op == "logcumsumexp":  # each addition errs by a round-off of the logarithm, and of the 1 that it is of
             self.spread[node.id] = precision.unit * (1.0 + magnitude(out)) * max(args[0].shape, default=1) ** 0.5
-        elif (op in PRODUCTS or op in SUMS) and not (op == "index_put" and not (len(args) > 3 and args[3])):
+        elif op in PRODUCTS or op in SUMS:
             squares = call(node, _each(torch.square, args), kwargs, self.device)
             if isinstance(out, Tensor) and (op in PRODUCTS or op == "sum"):
                 length = _length(node, args, out)
@@ -515,7 +527,7 @@ class Rounding:
         if node.id in self._exact.huge:
             out = _each(lambda x: torch.where(x.abs() > _largest(precision), x * math.inf, x), out)
         rounds = kept and (op == "_to_copy" or node.id in self._exact.ends) and isinstance(out, Tensor)
-        if op in _MOVED and not (rounds and out.is_floating_point()):
+        if _takes(node) and not (rounds and out.is_floating_point()):
             return out
         if node.id in self._exact.spread:
             length = _length(node, args, next(x for x in _list(out) if isinstance(x, Tensor)))
