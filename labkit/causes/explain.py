@@ -224,6 +224,7 @@ class _Search:
         off = self._off(self._right)
         self._base = self._rms(off)
         self._places = along_each(off > 1.0)
+        self._enough = math.log(len(self._part.nodes) / FALSE_ALARM)
         shares = [len(one) / n for one, n in zip(self._places, off.shape, strict=True)]
         self._somewhere = 0.0 < min(shares, default=1.0) < 1.0
         self._inputs = {name: _drawn(golden[name], k) for k, name in enumerate(golden.inputs)}
@@ -257,6 +258,8 @@ class _Search:
         if not fits and self._allowed is not None:
             fits = self._fitting(t for t in self._tried(self._fitted(), same) if self._beyond_chance(t))
         fits = fits or self._fitting(self._tried(self._unwritten(), same))
+        if not fits and self._allowed is not None:
+            fits = self._fitting(self._tried(self._rearranged(), same))
         if not fits and self._somewhere:
             fits = self._fitting(near, everywhere=False)
         if not fits and self._allowed is not None:
@@ -299,7 +302,7 @@ class _Search:
         The likelihood ratio of normal errors before and after, against the false-alarm rate over all operations.
         """
         ratio = (self._right.numel() - 1) * math.log(self._base / max(fitted.off, 1e-300))
-        return ratio > math.log(len(self._part.nodes) / FALSE_ALARM)
+        return ratio > self._enough
 
     def _value(self, mutant: Mutant, values: Any = None) -> Tensor | None:
         """What a mutant gives; None where it cannot be run, or gives another shape."""
@@ -339,9 +342,11 @@ class _Search:
 
     def _there(self, mutant: Mutant) -> Mutant:
         """The same mutant, said of the wrong places alone."""
-        there = enumerate(zip(self._places, self._observed.shape, strict=True))
-        where = [f"{int(p[0])} to {int(p[-1])} of dimension {d}" for d, (p, n) in there if len(p) < n]
-        return replace(mutant, says=f"{mutant.says}, but only in {' and '.join(where)}", rank=mutant.rank + 2)
+        there = [(d, p, n) for d, (p, n) in enumerate(zip(self._places, self._observed.shape, strict=True)) if len(p) < n]
+        where = [f"{int(p[0])} to {int(p[-1])} of dimension {d}" for d, p, n in there]
+        tail = mutant.kind in ("factor", "drop_term") and any(int(p[-1]) == n - 1 for _, p, n in there)
+        kind, says = "truncate" if tail else mutant.kind, f"{mutant.says}, but only in {' and '.join(where)}"
+        return replace(mutant, kind=kind, says=says, rank=mutant.rank + 2)
 
     def _share(self, mutant: Mutant, everywhere: bool = True, rules: Precision | None = None) -> float | None:
         """The largest difference as a share of the mutant's own bound; None where it is beyond, or looks systematic."""
@@ -414,17 +419,48 @@ class _Search:
             says = f"{self._step} is {name} in {int(wrong.sum())} of {count} elements, like memory that nobody wrote"
             yield Mutant("zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(wrong, f)))
 
+    def _rearranged(self) -> Iterator[Mutant]:
+        """Other entries of a dimension, each looked for by itself, in those of the result: an order, or a table."""
+        part, nodes = self._part, [*self._part.users, self._part.target]
+        wrong = self._off(self._right) > 1.0
+        near = self._near(wrong)
+        for i in (i for i in nodes if isinstance(part.values[i], Tensor)):
+            shape = tuple(part.values[i].shape)
+            for d, n in ((d, n) for d, n in enumerate(shape) if 2 < n <= MOST_TILES and n in wrong.shape):
+                turned = (Mutant("", "", result_of([i], lambda x, k=k, d=d: x.roll(k, d))) for k in range(n))
+                values = (self._value(mutant) for mutant in turned if not self._late(self._until))
+                right = [self._off(value) <= 1.0 for value in values if value is not None]
+                for e in (e for e, m in enumerate(wrong.shape) if m == n == len(right)):
+                    each = torch.stack([x.movedim(e, 0).flatten(1).all(1) for x in right])  # [k, entry]
+                    count = int((~each[0]).sum())
+                    if bool(each.any(0).all()) and near * int(wrong.sum()) - count * math.log(n) > self._enough:
+                        index = (torch.arange(n) - each.double().argmax(0)) % n
+                        yield self._entries(i, d, index)
+
+    def _entries(self, i: int, d: int, index: Tensor) -> Mutant:
+        """Other entries of a dimension in place of what an operation gives."""
+        name = self._part.names.get(i) or f"the result of {self._part.nodes[i].op}"
+        changed = [f"{k} for {j}" for j, k in enumerate(index.tolist()) if j != k]
+        says = f"{name} has other entries of dimension {d}: {', '.join(changed[:6])}{', ...' * (len(changed) > 6)}"
+        kind = "permute" if len(set(index.tolist())) == len(index) else "shift"
+        return Mutant(kind, says, result_of([i], lambda x: x.index_select(d, index)), 2)
+
+    def _near(self, wrong: Tensor) -> float:
+        """Minus the logarithm of how likely it is that a number that is anything fits an element that is wrong."""
+        error = (self._observed - self._right)[wrong]
+        allowed = torch.as_tensor(self._allowed).expand(wrong.shape)[wrong].mean()
+        return -math.log(min(1.0, max(1e-300, float(allowed / error.square().mean().sqrt()))))
+
     def _races(self) -> Iterator[Mutant]:
         """Sums where some elements lack what one tile adds, whichever it is, or have nothing else: updates are lost."""
-        wrong = self._off(self._right).flatten() > 1.0
-        error = (self._observed - self._right).flatten()[wrong]
-        near = float(torch.as_tensor(self._allowed).flatten()[wrong].mean() / error.square().mean().sqrt())
-        enough, some = math.log(len(self._part.nodes) / FALSE_ALARM), 0 < int(wrong.sum()) < wrong.numel()
+        wrong = self._off(self._right) > 1.0
+        near, some = self._near(wrong), 0 < int(wrong.sum()) < wrong.numel()
+        wrong = wrong.flatten()
         for node in (node for node in self._part.nodes if some and math.prod(node.shape) == wrong.numel()):
             for d, alone, k in itertools.product(summed_over(node, self._part.values), (False, True), range(16)):
                 count = -(-self._part.values[node.parents[0]].shape[d] // 2**k)
-                by_chance = min(1.0, max(1e-300, count * near))  # that one of the tiles fits an element
-                if not 1 + alone < count <= MOST_TILES or -math.log(by_chance) * int(wrong.sum()) < enough:
+                by_chance = near - math.log(count)  # that one of the tiles fits an element
+                if not 1 + alone < count <= MOST_TILES or by_chance * int(wrong.sum()) < self._enough:
                     continue
                 mutant, lost = partial(self._lacking, node, d, 2**k, alone), torch.full(node.shape, -1)
                 tiles = itertools.takewhile(lambda _: not self._late(self._until), range(count))

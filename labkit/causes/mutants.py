@@ -255,6 +255,7 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
     for d, n in enumerate(x.shape):
         if n > 2 and torch.equal(x.sort(d).values, _counted(x, d)):
             yield "permute", f"inverted as a permutation of dimension {d}", lambda x, d=d: x.argsort(d)
+        yield "permute", f"in order along dimension {d}", lambda x, d=d: x.sort(d).values
     for by in (1, -1):
         yield "shift", f"{'one more' if by > 0 else 'one less'}", lambda x, by=by: x + by
         yield "shift", f"{by:+d}, within bounds", lambda x, by=by: (x + by).clamp(low, high)
@@ -495,6 +496,8 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             yield "race", says, _instead(ids, partial(_lossy, op=node.op, which=which, tile=tile))
     if node.op in ("convolution", "constant_pad_nd"):
         yield from padded(node, ids, what)
+    if node.op in ("getitem", "slice"):
+        yield from neighbours(c, ids, what)
     for j, number in enumerate(node.args):
         if node.op in NUMBERED and _is_number(number):
             yield from numbers_of(c, ids, j, number, what)
@@ -504,6 +507,21 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
                 says = f"{what} has the option {new} where the reference has {number}"
                 kind = "scale" if node.op in TRANSFORMS else "other"
                 yield kind, says, argument(part, ids, j, lambda _, new=new: new)
+
+
+def neighbours(c: Context, ids: list[int], what: str) -> Iterator[Way]:
+    """Another part of what is split into several, or one that begins earlier or later."""
+    node, values = c.part.nodes[ids[0]], c.part.values
+    x, whole = values[ids[0]], values[node.parents[0]]
+    if node.op == "getitem":
+        for k in (k for k, y in enumerate(whole) if isinstance(y, Tensor) and y.shape == x.shape and y.dtype == x.dtype):
+            yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(c.part, ids, 1, lambda _, k=k: k)
+    elif len(node.args) == 4:
+        (d, start), n = node.args[1:3], x.shape[node.args[1]]
+        for begin in (b for b in (start - n, start + n, start - 1, start + 1) if 0 <= b <= whole.shape[d] - n):
+            says = f"{what} takes {begin} to {begin + n - 1} of dimension {d}, not {start} to {start + n - 1}"
+            kind = "swap" if abs(begin - start) == n else "shift"
+            yield kind, says, _instead(ids, lambda args, begin=begin: args[0].narrow(d, begin, n))
 
 
 def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Iterator[Way]:
@@ -553,6 +571,9 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     count = _summed(node, part.values)
     if len(dims) == 1 and node.op in ("sum", "mean", "amax", "amin"):
         yield from padding(c, ids, what, dims[0] - x.ndim)
+        for k in (1, 2, 3, *(n - x.shape[dims[0]] for n in tiled(x.shape[dims[0]]))) if node.op in ("sum", "mean") else ():
+            says = f"{what} has the last of dimension {dims[0]} {k} times more, as where loads of a tail are clamped"
+            yield "mask", says, {i: Edit(partial(_clamped, node=part.nodes[i], d=dims[0], k=k)) for i in ids}, 2
     if node.op == "mean" and count > 1:
         for n in tiled(count):
             yield "scale", f"{what}: over {n}, not {count}", result_of(ids, lambda y, n=n: y * count / n), 2
@@ -724,13 +745,18 @@ def counts(c: Context) -> Iterator[Way]:
 
 
 def exchanged(c: Context) -> Iterator[Way]:
-    """Two given tensors of one shape, or two numbers of one kind of operation, each in the other's place."""
-    part = c.part
-    given = [i for i in part.users if part.nodes[i].func in GIVEN and part.values[i].numel() > 1]
-    for i, j in itertools.combinations(given, 2):
-        a, b = part.values[i], part.values[j]
-        if a.shape == b.shape and a.dtype == b.dtype:
-            yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", _copied([i], j) | _copied([j], i)
+    """Two given tensors of one shape, or of indices, or two numbers of one kind of operation, in each other's place."""
+    part, values = c.part, c.part.values
+    whole = (i for i in c.computed if not c.real(i) and not values[i].is_complex() and values[i].dtype != torch.bool)
+    some = [i for i in (*part.given, *whole) if i in part.users and values[i].numel() > 1]
+    for i, j in itertools.combinations(some, 2):
+        if values[i].shape == values[j].shape and values[i].dtype == values[j].dtype:
+            other = {i: Ref(j), j: Ref(i)}
+            edits = {
+                k: Edit(partial(call, part.nodes[k]), tree_map_only(Ref, lambda r: other.get(r.id, r), part.nodes[k].args))
+                for k in {*part.users[i], *part.users[j]}
+            }
+            yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", edits
     for ((op, j, a), ids), ((other, k, b), others) in itertools.combinations(c.numbered().items(), 2):
         if (op, j) == (other, k):
             edits = argument(part, ids, j, lambda _, b=b: b) | argument(part, others, j, lambda _, a=a: a)
@@ -742,6 +768,10 @@ def together(c: Context) -> Iterator[Way]:
     for (op, j, a), ids in c.numbered().items():
         if len({c.part.nodes[i].site for i in ids}) > 1 and op != "arange":
             yield from ((*way[:3], 2) for way in numbers_of(c, ids, j, a, f"{op}, on each line,"))
+    cut: dict[int, Edit] = {}
+    for (op, j, a), ids in c.numbered().items():
+        cut |= argument(c.part, ids, j, int) if a != int(a) and not is_epsilon(op, a) else {}
+    yield "constant", "all numbers are cut to whole ones, as where integers are divided", cut
     counts = [i for i in c.computed if c.part.nodes[i].op == "arange"]
     for some, by in itertools.product({(i,) for i in counts} | {tuple(counts)}, (0.5, -0.5)):
         says = f"{'each' if len(some) > 1 else 'the'} result of arange is {by:+g}, as for centres and corners of pixels"
@@ -908,6 +938,12 @@ def _lossy(args: list[Any], op: str, which: str, tile: int) -> Tensor:
         else:
             x = x + (empty.index_copy if op == "index_add" else empty.scatter)(d, at[0], terms)
     return x
+
+
+def _clamped(args: list[Any], kwargs: dict[str, Any], node: Node, d: int, k: int) -> Tensor:
+    """A sum, or a mean, with its last term `k` times more."""
+    last = call(node, [args[0].narrow(d, -1, 1), *args[1:]], kwargs)
+    return call(node, args, kwargs) + last * (k / args[0].shape[d] if node.op == "mean" else k)
 
 
 def _of_parts(x: Tensor, change: Change) -> Tensor:
