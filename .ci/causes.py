@@ -16,7 +16,7 @@ import torch
 import yaml
 
 import labkit
-from labkit.causes.mutants import Mutant, mutants
+from labkit.causes.mutants import Context, Mutant, mutants
 from labkit.causes.part import Part
 
 Tensor = torch.Tensor
@@ -49,7 +49,7 @@ def broken(kind: str, inputs: dict[str, Tensor]) -> tuple[labkit.Golden, Tensor,
     entry = CATALOGUE[kind]
     golden = labkit.golden(lambda **given: {"y": eval(entry["program"], {"torch": torch, **given})}, **inputs)
     part = Part.of(golden, labkit.Trace({name: golden[name] for name in (*inputs, "y")}), "y")
-    for mutant in mutants(part, golden):
+    for mutant in mutants(Context(part, golden)):
         if mutant.kind == kind and mutant.says.endswith(entry["break"]):
             return golden, part.value(mutant.edits), mutant
     raise LookupError(f"{kind}: no mutant of labkit's ends with {entry['break']!r}")

@@ -156,8 +156,9 @@ def embedding_times(path: Path) -> Table:
             providers = cases.setdefault(row["x_value"], {})
             providers.setdefault(row["kernel_provider"], []).append(f"{float(row['y_value_50']):.0f}")
     title = f"recorded on {rows[0]['gpu_name']}, {rows[0]['timestamp'][:10]}{age(path)}"
-    shown = [(case, *map(" / ".join, providers.values())) for case, providers in cases.items()]
-    return Table(("batch x length, ids, type", *next(iter(cases.values()))), shown, title=title)
+    names = list(next(iter(cases.values())))  # in other cases they were timed in another order
+    shown = [(case, *(" / ".join(providers[name]) for name in names)) for case, providers in cases.items()]
+    return Table(("batch x length, ids, type", *names), shown, title=title)
 
 
 def age(path: Path) -> str:

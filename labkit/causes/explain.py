@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from labkit.causes.mutants import Mutant, argument, kind_of_number, mutants, numbered, result_of, summed_over, zeroed
+from labkit.causes.mutants import Context, Mutant, argument, kind_of_number, mutants, numbered, result_of, summed_over, zeroed
 from labkit.causes.part import Edit, Part, taken
 from labkit.errors import UsageError
 from labkit.numerics.precision import INTEGERS, Precision, half_ulp
@@ -214,6 +214,7 @@ class _Search:
         self._golden, self._step, self._result = golden, str(result.step), result
         self._until, self._last = time.monotonic() + seconds / 2.0, time.monotonic() + seconds
         self._part = Part.of(golden, seen, self._step)
+        self._context = Context(self._part, golden)
         steps = [name for name in self._part.names.values() if name in seen]
         self._rules = replace(rules, steps={name: rule for name, rule in rules.steps.items() if name in steps})
         self._seen = seen.named({name: name for name in steps})
@@ -252,7 +253,7 @@ class _Search:
     def run(self) -> None:
         """Try all, hold the nearest to their bounds, and say what is left."""
         result, same = self._result, defaultdict[str, list[Mutant]](list)
-        tried = list(self._tried(mutants(self._part, self._golden), same))
+        tried = list(self._tried(mutants(self._context), same))
         near = [t for t in tried if t.mutant.kind != "precision"]
         fits = self._fitting(near)
         if not fits and self._allowed is not None:
@@ -431,7 +432,7 @@ class _Search:
                 values = (self._value(mutant) for mutant in turned if not self._late(self._until))
                 right = [self._off(value) <= 1.0 for value in values if value is not None]
                 for e in (e for e, m in enumerate(wrong.shape) if m == n == len(right)):
-                    each = torch.stack([x.movedim(e, 0).flatten(1).all(1) for x in right])  # [k, entry]
+                    each = torch.stack([x.movedim(e, 0).reshape(n, -1).all(1) for x in right])  # [k, entry]
                     count = int((~each[0]).sum())
                     if bool(each.any(0).all()) and near * int(wrong.sum()) - count * math.log(n) > self._enough:
                         index = (torch.arange(n) - each.double().argmax(0)) % n
@@ -439,7 +440,7 @@ class _Search:
 
     def _entries(self, i: int, d: int, index: Tensor) -> Mutant:
         """Other entries of a dimension in place of what an operation gives."""
-        name = self._part.names.get(i) or f"the result of {self._part.nodes[i].op}"
+        name = self._context.called(i)
         changed = [f"{k} for {j}" for j, k in enumerate(index.tolist()) if j != k]
         says = f"{name} has other entries of dimension {d}: {', '.join(changed[:6])}{', ...' * (len(changed) > 6)}"
         kind = "permute" if len(set(index.tolist())) == len(index) else "shift"

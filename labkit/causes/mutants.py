@@ -383,9 +383,9 @@ class Context:
         yield from places(tuple(x.shape))
 
 
-def mutants(part: Part, golden: Golden) -> Iterator[Mutant]:
+def mutants(c: Context) -> Iterator[Mutant]:
     """Every mutant of a part of a recorded golden, the usual ones first."""
-    c = Context(part, golden)
+    part = c.part
     groups = c.groups()
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
     ends = [(ids[k], word) for ids in groups if 1 < len(ids) <= 8 for k, word in ((0, "first"), (-1, "last"))]
@@ -510,7 +510,7 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
 
 
 def neighbours(c: Context, ids: list[int], what: str) -> Iterator[Way]:
-    """Another part of what is split into several, or one that begins earlier or later."""
+    """Another part of what is split into several."""
     node, values = c.part.nodes[ids[0]], c.part.values
     x, whole = values[ids[0]], values[node.parents[0]]
     if node.op == "getitem":
@@ -518,10 +518,9 @@ def neighbours(c: Context, ids: list[int], what: str) -> Iterator[Way]:
             yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(c.part, ids, 1, lambda _, k=k: k)
     elif len(node.args) == 4:
         (d, start), n = node.args[1:3], x.shape[node.args[1]]
-        for begin in (b for b in (start - n, start + n, start - 1, start + 1) if 0 <= b <= whole.shape[d] - n):
+        for begin in (b for b in (start - n, start + n) if 0 <= b <= whole.shape[d] - n):
             says = f"{what} takes {begin} to {begin + n - 1} of dimension {d}, not {start} to {start + n - 1}"
-            kind = "swap" if abs(begin - start) == n else "shift"
-            yield kind, says, _instead(ids, lambda args, begin=begin: args[0].narrow(d, begin, n))
+            yield "swap", says, _instead(ids, lambda args, begin=begin: args[0].narrow(d, begin, n))
 
 
 def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Iterator[Way]:
@@ -771,7 +770,7 @@ def together(c: Context) -> Iterator[Way]:
     cut: dict[int, Edit] = {}
     for (op, j, a), ids in c.numbered().items():
         cut |= argument(c.part, ids, j, int) if a != int(a) and not is_epsilon(op, a) else {}
-    yield "constant", "all numbers are cut to whole ones, as where integers are divided", cut
+    yield "constant", "all numbers are cut to whole ones, as where integers are divided", cut, 2
     counts = [i for i in c.computed if c.part.nodes[i].op == "arange"]
     for some, by in itertools.product({(i,) for i in counts} | {tuple(counts)}, (0.5, -0.5)):
         says = f"{'each' if len(some) > 1 else 'the'} result of arange is {by:+g}, as for centres and corners of pixels"

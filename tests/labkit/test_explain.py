@@ -543,6 +543,27 @@ def mistakes():
     def weights(x, other):
         return torch.softmax(x, 1) @ other.T
 
+    def parts(x, other):
+        _, key, value = x.split([8, 16, 16], 1)
+        return torch.tanh(key) * other[:, 4:20]
+
+    def polynomial(x):
+        return 1 + 4.5 * x.square() - 1.5 * x
+
+    def product(x, other):
+        return (x * other).sum(1)
+
+    def looked_up(x, order):
+        return torch.exp(x[:, order])
+
+    def gathered(x, to):
+        return torch.zeros(40, 6).index_add(0, torch.arange(40) // 2, x.T[to])
+
+    def gated(x, other):
+        return x * torch.sigmoid(other)
+
+    order, wrong = torch.randperm(40, generator=generator) // 2, [0, 1, 5, 3, 4, 2]
+    back = torch.zeros(40, 6).index_add(0, order, x.T[torch.arange(40) // 2])
     system = torch.linalg.solve_triangular
     inner = system(lower, x[:, :7].T, upper=False)
     tiles = torch.cat([part.amax(1, keepdim=True).expand(part.shape) for part in x.split(8, 1)], 1)
@@ -557,6 +578,14 @@ def mistakes():
     yield solved, (x, lower), inner, "drop_term", "the system with the factor's transpose is left out"
     yield solved, (x, lower), system(lower.T, x[:, :7].T, upper=True), "drop_term", "with the factor is left out"
     yield cut, (x, length), cut(x, rounded), "mask", "in each whole tile of 8 of dimension 1"
+    yield parts, (x, other), torch.tanh(x[:, 24:]) * other[:, 4:20], "swap", "takes part 2, not 1"
+    yield parts, (x, other), torch.tanh(x[:, 8:24]) * other[:, 20:36], "swap", "takes 20 to 35 of dimension 1, not 4"
+    yield polynomial, (x,), 1 + 4 * x.square() - x, "constant", "all numbers are cut to whole ones"
+    yield product, (x, other), product(x, other) + 24 * x[:, -1] * other[:, -1], "mask", "dimension 1 24 times more"
+    yield looked_up, (x, order), torch.exp(x[:, order.sort().values]), "permute", "in order along dimension 0"
+    yield gathered, (x, order), back, "swap", "are exchanged"
+    yield points, (x,), x * (places + 0.5) / 40 + (torch.tensor(wrong) + 0.5)[:, None] / 6, "permute", "5 for 2, 2 for 5"
+    yield gated, (x, other), torch.cat([gated(x, other)[:, :32], x[:, 32:]], 1), "truncate", "but only in 32 to 39"
     yield (
         weights,
         (x, other),
@@ -566,7 +595,7 @@ def mistakes():
     )
 
 
-@pytest.mark.parametrize("case", range(10))
+@pytest.mark.parametrize("case", range(18))
 def test_what_people_get_wrong_is_named(case):
     reference, given, output, kind, words = list(mistakes())[case]
     recorded = labkit.golden(reference, *given)
