@@ -15,7 +15,17 @@ from typing import Any
 
 import torch
 
-from labkit.causes.mutants import Context, Mutant, argument, kind_of_number, mutants, numbered, result_of, summed_over, zeroed
+from labkit.causes.mutants import (
+    Context,
+    Mutant,
+    argument,
+    kind_of_number,
+    mutants,
+    numbered,
+    result_of,
+    summed_over,
+    zeroed,
+)
 from labkit.causes.part import Edit, Part, taken
 from labkit.errors import UsageError
 from labkit.numerics.precision import INTEGERS, Precision, half_ulp
@@ -343,7 +353,9 @@ class _Search:
 
     def _there(self, mutant: Mutant) -> Mutant:
         """The same mutant, said of the wrong places alone."""
-        there = [(d, p, n) for d, (p, n) in enumerate(zip(self._places, self._observed.shape, strict=True)) if len(p) < n]
+        there = [
+            (d, p, n) for d, (p, n) in enumerate(zip(self._places, self._observed.shape, strict=True)) if len(p) < n
+        ]
         where = [f"{int(p[0])} to {int(p[-1])} of dimension {d}" for d, p, n in there]
         tail = mutant.kind in ("factor", "drop_term") and any(int(p[-1]) == n - 1 for _, p, n in there)
         kind, says = "truncate" if tail else mutant.kind, f"{mutant.says}, but only in {' and '.join(where)}"

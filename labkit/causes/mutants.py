@@ -514,7 +514,9 @@ def neighbours(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     node, values = c.part.nodes[ids[0]], c.part.values
     x, whole = values[ids[0]], values[node.parents[0]]
     if node.op == "getitem":
-        for k in (k for k, y in enumerate(whole) if isinstance(y, Tensor) and y.shape == x.shape and y.dtype == x.dtype):
+        for k in (
+            k for k, y in enumerate(whole) if isinstance(y, Tensor) and y.shape == x.shape and y.dtype == x.dtype
+        ):
             yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(c.part, ids, 1, lambda _, k=k: k)
     elif len(node.args) == 4:
         (d, start), n = node.args[1:3], x.shape[node.args[1]]
@@ -570,7 +572,9 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     count = _summed(node, part.values)
     if len(dims) == 1 and node.op in ("sum", "mean", "amax", "amin"):
         yield from padding(c, ids, what, dims[0] - x.ndim)
-        for k in (1, 2, 3, *(n - x.shape[dims[0]] for n in tiled(x.shape[dims[0]]))) if node.op in ("sum", "mean") else ():
+        for k in (
+            (1, 2, 3, *(n - x.shape[dims[0]] for n in tiled(x.shape[dims[0]]))) if node.op in ("sum", "mean") else ()
+        ):
             says = f"{what} has the last of dimension {dims[0]} {k} times more, as where loads of a tail are clamped"
             yield "mask", says, {i: Edit(partial(_clamped, node=part.nodes[i], d=dims[0], k=k)) for i in ids}, 2
     if node.op == "mean" and count > 1:
@@ -749,13 +753,9 @@ def exchanged(c: Context) -> Iterator[Way]:
     whole = (i for i in c.computed if not c.real(i) and not values[i].is_complex() and values[i].dtype != torch.bool)
     some = [i for i in (*part.given, *whole) if i in part.users and values[i].numel() > 1]
     for i, j in itertools.combinations(some, 2):
-        if values[i].shape == values[j].shape and values[i].dtype == values[j].dtype:
-            other = {i: Ref(j), j: Ref(i)}
-            edits = {
-                k: Edit(partial(call, part.nodes[k]), tree_map_only(Ref, lambda r: other.get(r.id, r), part.nodes[k].args))
-                for k in {*part.users[i], *part.users[j]}
-            }
-            yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", edits
+        apart = j not in part.downstream(i) and i not in part.downstream(j)
+        if apart and values[i].shape == values[j].shape and values[i].dtype == values[j].dtype:
+            yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", _exchanged(part, i, j)
     for ((op, j, a), ids), ((other, k, b), others) in itertools.combinations(c.numbered().items(), 2):
         if (op, j) == (other, k):
             edits = argument(part, ids, j, lambda _, b=b: b) | argument(part, others, j, lambda _, a=a: a)
@@ -912,6 +912,14 @@ def _instead(ids: Iterable[int], run: Callable[[list[Any]], Any]) -> dict[int, E
 def _copied(ids: Iterable[int], other: int) -> dict[int, Edit]:
     """What another operation gives, in place of what these give."""
     return dict.fromkeys(ids, Edit(lambda args, kwargs: args[0].clone(), (Ref(other),)))
+
+
+def _exchanged(part: Part, i: int, j: int) -> dict[int, Edit]:
+    """What two operations give, each in the other's place wherever it is taken."""
+    other = {i: Ref(j), j: Ref(i)}
+    takes = {k: part.nodes[k].args for k in {*part.users[i], *part.users[j]}}
+    args = tree_map_only(Ref, lambda r: other.get(r.id, r), takes)
+    return {k: Edit(partial(call, part.nodes[k]), args[k]) for k in takes}
 
 
 def _applied(args: list[Any], kwargs: dict[str, Any], node: Node, j: int) -> Any:

@@ -544,7 +544,7 @@ def mistakes():
         return torch.softmax(x, 1) @ other.T
 
     def parts(x, other):
-        _, key, value = x.split([8, 16, 16], 1)
+        key = x.split([8, 16, 16], 1)[1]
         return torch.tanh(key) * other[:, 4:20]
 
     def polynomial(x):
@@ -584,7 +584,13 @@ def mistakes():
     yield product, (x, other), product(x, other) + 24 * x[:, -1] * other[:, -1], "mask", "dimension 1 24 times more"
     yield looked_up, (x, order), torch.exp(x[:, order.sort().values]), "permute", "in order along dimension 0"
     yield gathered, (x, order), back, "swap", "are exchanged"
-    yield points, (x,), x * (places + 0.5) / 40 + (torch.tensor(wrong) + 0.5)[:, None] / 6, "permute", "5 for 2, 2 for 5"
+    yield (
+        points,
+        (x,),
+        x * (places + 0.5) / 40 + (torch.tensor(wrong) + 0.5)[:, None] / 6,
+        "permute",
+        "5 for 2, 2 for 5",
+    )
     yield gated, (x, other), torch.cat([gated(x, other)[:, :32], x[:, 32:]], 1), "truncate", "but only in 32 to 39"
     yield (
         weights,
