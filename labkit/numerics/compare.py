@@ -99,7 +99,8 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
     if o.is_floating_point() and torch.finfo(g.dtype).eps > torch.finfo(o.dtype).eps:
         raise UsageError(f"golden: {names[1]} is narrower than the observed {names[0]}; wanted at least as wide")
     if o.shape != g.shape:
-        return _shapes_differ(o, g, names)
+        shapes, count = f"observed {tuple(o.shape)}, golden {tuple(g.shape)}", max(o.numel(), g.numel())
+        return Comparison(tuple(o.shape), *names, count=-1, mismatches=count, bound=shapes)
     allowed, why = _allowed(o, bound)
     return described(measure(o, g, allowed), o, names, why)
 
@@ -224,8 +225,3 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
         ok=s.mismatches == 0,
         **counts,
     )
-
-
-def _shapes_differ(o: torch.Tensor, g: torch.Tensor, names: tuple[str, str]) -> Comparison:
-    text = f"observed {tuple(o.shape)}, golden {tuple(g.shape)}"
-    return Comparison(tuple(o.shape), *names, count=-1, mismatches=max(o.numel(), g.numel()), bound=text)

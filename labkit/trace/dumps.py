@@ -125,11 +125,7 @@ def _load(path: Path, read: Callable[[], Any] | None = None) -> Any:
 
 def _tensor(path: Path, value: Any) -> Tensor:
     """An array as a tensor that shares its memory where it can; a tensor as it is."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if not isinstance(value, np.ndarray):
-        raise UsageError(f"{path}: holds {type(value).__name__}; wanted numbers")
-    return as_tensor(str(path), value)
+    return value.detach() if isinstance(value, Tensor) else as_tensor(str(path), value)
 
 
 def _flattened(loaded: Any, path: Path, prefix: str = "") -> dict[str, Tensor]:
