@@ -117,8 +117,7 @@ def as_tensor(name: str, values: Any) -> torch.Tensor:
         whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
         values = torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
     known = values.is_complex() or name_of(values.dtype) in CHOICES["storage"]
-    other = not known, values.is_meta, values.is_nested
-    if values.layout != torch.strided or any(other):
+    if not known or values.is_meta or values.is_nested or values.layout != torch.strided:
         kind = f"{name_of(values.dtype)}, {values.layout}, {values.device.type}"
         raise UsageError(f"{name}: {kind} is not right; wanted dense numbers")
     return real(values.detach()).resolve_neg()

@@ -38,10 +38,8 @@ def open_dump(path: Path) -> Trace:
     if path.is_dir():
         return _folder(path)
     wanted = f"wanted a file ({', '.join(SUFFIXES)}) or a folder of them"
-    if not path.exists():
-        raise UsageError(f"{path}: is not there; {wanted}")
     if not path.is_file():
-        raise UsageError(f"{path}: is no regular file; {wanted}")
+        raise UsageError(f"{path}: is {'no regular file' if path.exists() else 'not there'}; {wanted}")
     if path.suffix == ".safetensors":
         return _safetensors(path)
     if path.suffix == ".npz":

@@ -124,7 +124,6 @@ class Watcher(TorchDispatchMode):
         for value in [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()][:1]:
             self.computed(f"{self.path}/{name}", value)  # the result; others are kept for the backward
 
-
     def computed(self, name: str, tensor: Tensor) -> None:
         """Called for each of these."""
         self.on_step(name, tensor)
