@@ -68,16 +68,13 @@ class Comparison:
             return f"shapes differ: {self.bound}"
         size = "x".join(map(str, self.shape)) or "scalar"
         if self.ok:
-            return (
-                f"ok: {size} {self.observed_dtype}, largest difference {number(self.max_abs)} "
-                f"({number(self.bound_used)} of the bound: {self.bound})"
-            )
+            most = f"largest difference {number(self.max_abs)} ({number(self.bound_used)} of the bound: {self.bound})"
+            return f"ok: {size} {self.observed_dtype}, {most}"
         nans = f", {self.observed_nan} NaN" if self.observed_nan != self.golden_nan else ""
-        return (
-            f"WRONG: {self.mismatches} of {self.count} elements of {size} {self.observed_dtype} beyond the bound{nans}"
-            f"; worst at {self.worst_index}: {number(self.worst_observed)} for {number(self.worst_golden)}; first at "
-            f"{self.first_index}; rms {number(self.rms_ratio)}, cosine {number(self.cosine)} (bound: {self.bound})"
-        )
+        many = f"{self.mismatches} of {self.count} elements of {size} {self.observed_dtype} beyond the bound{nans}"
+        worst = f"worst at {self.worst_index}: {number(self.worst_observed)} for {number(self.worst_golden)}"
+        whole = f"rms {number(self.rms_ratio)}, cosine {number(self.cosine)} (bound: {self.bound})"
+        return f"WRONG: {many}; {worst}; first at {self.first_index}; {whole}"
 
 
 def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> Comparison:
