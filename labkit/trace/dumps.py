@@ -123,6 +123,8 @@ def _load(path: Path, read: Callable[[], Any] | None = None) -> Any:
 
 def _tensor(path: Path, value: Any) -> Tensor:
     """An array as a tensor that shares its memory where it can; a tensor as it is."""
+    if not isinstance(value, (Tensor, np.ndarray)):
+        raise UsageError(f"{path}: holds {type(value).__name__}; wanted numbers")
     return value.detach() if isinstance(value, Tensor) else as_tensor(str(path), value)
 
 
