@@ -19,7 +19,7 @@ WORKBOOK = (
     "pygments", "triton", "yaml",
 )  # fmt: skip
 SWEEP = ("bokeh", "dask", "dask_jobqueue", "distributed", "pandas", "pyarrow")
-EXTRAS = dict.fromkeys(WORKBOOK, "workbook") | dict.fromkeys(SWEEP, "sweep")
+EXTRAS = dict.fromkeys(WORKBOOK, "workbook") | dict.fromkeys(SWEEP, "sweep") | {"hypothesis": "hunt"}
 """Modules that come with an extra, and that labkit does without where nothing asks for them."""
 
 

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit.causes.explain import Explanation, explain
-from labkit.errors import UsageError
+from labkit.errors import UsageError, extra
 from labkit.numerics.precision import Precision
 from labkit.tables import printable
 from labkit.trace.findings import Localisation
@@ -190,12 +190,10 @@ def hunt(
     made smaller in as much time again at most. Nothing is written: :meth:`Hunt.script` gives the text of a test. Raises
     UsageError for arguments that are not right, and where Hypothesis is not installed.
     """
-    try:
+    with extra("labkit.hunt"):
         import hypothesis
         from hypothesis import Phase, settings, strategies
         from hypothesis.errors import NoSuchExample, Unsatisfiable
-    except ImportError:
-        raise UsageError("hypothesis: is not installed; wanted pip install 'labkit[hunt]'") from None
     if not callable(kernel) or not callable(reference):
         raise UsageError(f"kernel, reference: {kernel!r:.40}, {reference!r:.40} are not right; wanted two functions")
     if not isinstance(examples, int) or examples < 1:

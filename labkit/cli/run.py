@@ -59,11 +59,10 @@ class Run:
 
     def finished(self) -> dict[str, Any] | None:
         """The result of a complete run in this folder, or None."""
-        try:
-            whole = (self.directory / "report.html").read_bytes().rstrip().endswith(b"</html>")
-            return self.checked(self.directory, "result.json") if whole else None
-        except (UsageError, OSError):
-            return None
+        with suppress(UsageError, OSError):
+            if (self.directory / "report.html").read_bytes().rstrip().endswith(b"</html>"):
+                return self.checked(self.directory, "result.json")
+        return None
 
     def checked(self, folder: Path, name: str) -> dict[str, Any]:
         """The result of a complete run in `folder`. Raises UsageError where it is not complete, or of another run."""
@@ -203,10 +202,9 @@ async def _attempt(one: Run, keep: bool, cores: int, say: Say, how: Execute) -> 
 
 def _whole(path: Path) -> bool:
     """False for a notebook that was cut off."""
-    try:
+    with suppress(UsageError):
         return path.suffix != ".ipynb" or bool(read_json(path, ""))
-    except UsageError:
-        return False
+    return False
 
 
 def _environment(cores: int) -> dict[str, str]:

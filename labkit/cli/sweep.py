@@ -85,12 +85,11 @@ def _span(declared: Parameter | None, name: str, text: str) -> Iterable[str]:
     """The values that ``a..b`` or ``a..b..step`` stands for, as text, both ends included; else the text itself."""
     if ".." not in text or declared is None or declared.type not in (int, float):
         return [text]
-    try:
+    count = 0
+    with suppress(InvalidOperation, ValueError, OverflowError):
         low, high, *steps = map(Decimal, text.split(".."))
         (step,) = steps or [Decimal(1)]
         count = int((high - low) // step) + 1 if step > 0 and low <= high and "..." not in text else 0
-    except (InvalidOperation, ValueError, OverflowError):
-        count = 0
     if not 0 < count <= MOST:
         raise UsageError(f"parameter {name}: {text!r} is not right; wanted low..high..step, at most {MOST:,} values")
     return (f"{low + i * step:f}" for i in range(count))
@@ -266,10 +265,9 @@ async def _fork(one: run.Run, folder: Path, environment: dict[str, str], say: Sa
     process.start()
     write.close()
     process.join()
-    try:
+    with suppress(EOFError):
         return answer.recv()
-    except EOFError:
-        return f"its process {run.ended(process.exitcode)}"
+    return f"its process {run.ended(process.exitcode)}"
 
 
 def _child(notebook: Path, folder: Path, parameters: dict[str, Any], environment: dict[str, str], answer: Any) -> None:

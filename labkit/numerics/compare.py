@@ -68,16 +68,13 @@ class Comparison:
             return f"shapes differ: {self.bound}"
         size = "x".join(map(str, self.shape)) or "scalar"
         if self.ok:
-            return (
-                f"ok: {size} {self.observed_dtype}, largest difference {number(self.max_abs)} "
-                f"({number(self.bound_used)} of the bound: {self.bound})"
-            )
+            most = f"largest difference {number(self.max_abs)} ({number(self.bound_used)} of the bound: {self.bound})"
+            return f"ok: {size} {self.observed_dtype}, {most}"
         nans = f", {self.observed_nan} NaN" if self.observed_nan != self.golden_nan else ""
-        return (
-            f"WRONG: {self.mismatches} of {self.count} elements of {size} {self.observed_dtype} beyond the bound{nans}"
-            f"; worst at {self.worst_index}: {number(self.worst_observed)} for {number(self.worst_golden)}; first at "
-            f"{self.first_index}; rms {number(self.rms_ratio)}, cosine {number(self.cosine)} (bound: {self.bound})"
-        )
+        many = f"{self.mismatches} of {self.count} elements of {size} {self.observed_dtype} beyond the bound{nans}"
+        worst = f"worst at {self.worst_index}: {number(self.worst_observed)} for {number(self.worst_golden)}"
+        whole = f"rms {number(self.rms_ratio)}, cosine {number(self.cosine)} (bound: {self.bound})"
+        return f"WRONG: {many}; {worst}; first at {self.first_index}; {whole}"
 
 
 def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> Comparison:
@@ -99,7 +96,8 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
     if o.is_floating_point() and torch.finfo(g.dtype).eps > torch.finfo(o.dtype).eps:
         raise UsageError(f"golden: {names[1]} is narrower than the observed {names[0]}; wanted at least as wide")
     if o.shape != g.shape:
-        return _shapes_differ(o, g, names)
+        shapes, count = f"observed {tuple(o.shape)}, golden {tuple(g.shape)}", max(o.numel(), g.numel())
+        return Comparison(tuple(o.shape), *names, count=-1, mismatches=count, bound=shapes)
     allowed, why = _allowed(o, bound)
     return described(measure(o, g, allowed), o, names, why)
 
@@ -116,8 +114,7 @@ def as_tensor(name: str, values: Any) -> torch.Tensor:
         whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
         values = torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
     known = values.is_complex() or name_of(values.dtype) in CHOICES["storage"]
-    other = not known, values.is_meta, values.is_nested
-    if values.layout != torch.strided or any(other):
+    if not known or values.is_meta or values.is_nested or values.layout != torch.strided:
         kind = f"{name_of(values.dtype)}, {values.layout}, {values.device.type}"
         raise UsageError(f"{name}: {kind} is not right; wanted dense numbers")
     return real(values.detach()).resolve_neg()
@@ -224,8 +221,3 @@ def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) 
         ok=s.mismatches == 0,
         **counts,
     )
-
-
-def _shapes_differ(o: torch.Tensor, g: torch.Tensor, names: tuple[str, str]) -> Comparison:
-    text = f"observed {tuple(o.shape)}, golden {tuple(g.shape)}"
-    return Comparison(tuple(o.shape), *names, count=-1, mismatches=max(o.numel(), g.numel()), bound=text)

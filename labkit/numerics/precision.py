@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
@@ -135,10 +135,8 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@cache
-def dtype_of(name: str) -> torch.dtype:
-    """The torch dtype of a name."""
-    return getattr(torch, name)
+dtype_of = partial(getattr, torch)
+"""The torch dtype of a name."""
 
 
 def half_ulp(x: Tensor, name: str, *, flush: bool = False) -> Tensor:

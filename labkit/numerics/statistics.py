@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,36 +12,16 @@ import torch
 Piece = tuple[int, list[torch.Tensor]]
 """The place of its first element, and what there is of each tensor."""
 
+Statistics = namedtuple(
+    "Statistics",
+    "mismatches first worst one_sided worst_observed worst_golden one_sided_observed one_sided_golden "
+    "max_abs max_rel max_ulp used sum_abs sum_dd sum_gg sum_dg "
+    "observed_nan golden_nan observed_inf golden_inf observed_zero golden_zero",
+)
+"""Numbers of d = observed - golden where both are finite. Places are row-major, -1 for none.
 
-class Statistics(NamedTuple):
-    """Of d = observed - golden where both are finite. Places are row-major, -1 for none.
-
-    `one_sided` is the first mismatch that is not finite on both sides, `used` the largest share of its bound.
-    """
-
-    mismatches: float
-    first: float
-    worst: float
-    one_sided: float
-    worst_observed: float
-    worst_golden: float
-    one_sided_observed: float
-    one_sided_golden: float
-    max_abs: float
-    max_rel: float
-    max_ulp: float
-    used: float
-    sum_abs: float
-    sum_dd: float
-    sum_gg: float
-    sum_dg: float
-    observed_nan: float
-    golden_nan: float
-    observed_inf: float
-    golden_inf: float
-    observed_zero: float
-    golden_zero: float
-
+`one_sided` is the first mismatch that is not finite on both sides, `used` the largest share of its bound.
+"""
 
 FIELDS = Statistics._fields
 _MAXIMA = [name in ("max_abs", "max_rel", "max_ulp", "used") for name in FIELDS]

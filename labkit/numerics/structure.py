@@ -195,8 +195,6 @@ def _grouped(x: Tensor) -> Tensor:
 def _strips(x: Tensor, dimension: int) -> Tensor:
     """Sums of TILE neighbours along a dimension, and of what is left."""
     count, rest = divmod(x.shape[dimension], TILE)
-    if not count:
-        return x.sum(dimension, keepdim=True)
     first, last = x.split([count * TILE, rest], dimension)
     first = first.unflatten(dimension, (count, TILE)).sum(dimension)
     return torch.cat([first, last.sum(dimension, keepdim=True)], dimension) if rest else first

@@ -132,8 +132,7 @@ def report(
     for path, dump in dumps.items():
         said = precision or dump.precision or getattr(reference, "precision", None)
         if isinstance(reference, Trace) and not reference.ordered and dump.ordered:
-            names_by_run = [name for name in dump.names if name in reference]
-            reference = reference.named({name: name for name in dict.fromkeys([*names_by_run, *reference.names])})
+            reference = reference.named({name: name for name in (*dump.names, *reference.names) if name in reference})
             reference.ordered = True
         runs[path] = localise(dump, reference, said, say=say, elements=elements and len(dumps) == 1)
     texts = {key: text for one in (*dumps.values(), reference) for key, text in getattr(one, "texts", {}).items()}

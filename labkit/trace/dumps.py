@@ -38,10 +38,8 @@ def open_dump(path: Path) -> Trace:
     if path.is_dir():
         return _folder(path)
     wanted = f"wanted a file ({', '.join(SUFFIXES)}) or a folder of them"
-    if not path.exists():
-        raise UsageError(f"{path}: is not there; {wanted}")
     if not path.is_file():
-        raise UsageError(f"{path}: is no regular file; {wanted}")
+        raise UsageError(f"{path}: is {'no regular file' if path.exists() else 'not there'}; {wanted}")
     if path.suffix == ".safetensors":
         return _safetensors(path)
     if path.suffix == ".npz":
@@ -125,11 +123,9 @@ def _load(path: Path, read: Callable[[], Any] | None = None) -> Any:
 
 def _tensor(path: Path, value: Any) -> Tensor:
     """An array as a tensor that shares its memory where it can; a tensor as it is."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, (Tensor, np.ndarray)):
         raise UsageError(f"{path}: holds {type(value).__name__}; wanted numbers")
-    return as_tensor(str(path), value)
+    return value.detach() if isinstance(value, Tensor) else as_tensor(str(path), value)
 
 
 def _flattened(loaded: Any, path: Path, prefix: str = "") -> dict[str, Tensor]:

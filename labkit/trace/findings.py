@@ -190,6 +190,4 @@ def comparison_json(c: Comparison) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """JSON has neither NaN nor Inf."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,10 +135,8 @@ def metadata(about: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """
     found: dict[str, Any] = dict(about)
     for key in found.keys() & ABOUT.keys():
-        try:
+        with suppress(ValueError, RecursionError):
             found[key] = json.loads(found[key]) if isinstance(found[key], str) else found[key]
-        except (ValueError, RecursionError):
-            found[key] = None
         if not isinstance(found[key], ABOUT[key]):
             raise UsageError(f"{where}metadata {key!r} is not right; wanted JSON, a {ABOUT[key].__name__}")
     if not all(isinstance(name, str) for name in found.get("order", ())):
