@@ -20,7 +20,16 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from labkit.numerics.bounds import lost_terms, variance_of_sum, worst_case
-from labkit.numerics.precision import INTEGERS, SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, representable, stored
+from labkit.numerics.precision import (
+    INTEGERS,
+    SMALLEST,
+    UNIT_ROUNDOFF,
+    Precision,
+    dtype_of,
+    half_ulp,
+    representable,
+    stored,
+)
 from labkit.trace.operations import (
     ALGORITHMS,
     ARITHMETIC,
@@ -487,12 +496,13 @@ class Rounding:
         return self._moved[ref.id]
 
     def _computed_anew(self, ref: Any, x: Any) -> Any:
-        """What several operations take, as each of them computes it, with an error of its own."""
+        """What several operations take, as each of them computes it, off by itself; or, by chance, as it is."""
         if not isinstance(ref, Ref) or ref.id not in self._again:
             return x
         again, self._again = self._again, {}
         try:
-            return again[ref.id](self)
+            anew = again[ref.id](self)
+            return torch.where(self._either() > 0.0, anew, x) if isinstance(x, Tensor) else anew
         finally:
             self._again = again
 
@@ -632,7 +642,9 @@ class Rounding:
         return self.jitter(a, u) * (1.0 + self._one(u))
 
     def _summed_up(self, x: Tensor, spread: Tensor, drift: float) -> Tensor:
-        normal = torch.erfinv(self._draw(x) * (2.0 - 2.0**-23) - (1.0 - 2.0**-24)) * 2.0**0.5
+        """A sum with its error, which with `nearest` depends on what is lost: all x + c of one c may err alike."""
+        by = (x - x.float()) / half_ulp(x, "float32") * 2.0**16 if self._nearest else x
+        normal = torch.erfinv(self._draw(by.round()) * (2.0 - 2.0**-23) - (1.0 - 2.0**-24)) * 2.0**0.5
         return (x + spread * normal * self._scale) * (1.0 + self._one(min(1.0, drift)))
 
 

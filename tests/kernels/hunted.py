@@ -275,7 +275,7 @@ def dot(a, b):
 
 CONNECTIONS = st.builds(connection, DRAWN, st.sampled_from([1, 2, 4]), DRAWN, SEEDS)
 PROBLEMS = st.builds(pre_problem, DRAWN, st.sampled_from([1, 2, 9, 17, 33, 65, 97, 129]), SEEDS)
-PIPELINED = st.builds(projected, st.sampled_from([64, 1000, 8192]), st.sampled_from([512, 1024, 4096]), SEEDS)
+PIPELINED = st.builds(projected, st.sampled_from([64, 1000, 2048]), st.sampled_from([512, 1024, 2048]), SEEDS)
 RACE = {"precision": labkit.Precision(products="bfloat16x2"), "exists": CUDA_ALONE}
 RACE |= {"why": "the compiler's pipeline, which the interpreter has not; its bfloat16 products are wrong"}
 MHC = [

@@ -1,5 +1,7 @@
 """The first wrong step: own against inherited error, what a promised precision allows, and how rarely it cries wolf."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -993,6 +995,36 @@ def test_a_sum_may_begin_with_what_is_added_to_it():
     assert localise(observed, recorded).first is None
     one_short = observed | {"output": total - x[:, -1:] * w[-1] - 3.0}
     assert localise(one_short, recorded).first == "output"
+
+
+def test_a_kernel_may_compute_scores_again_and_not_share_their_rounding():
+    """As a compiler's copy of an addition, fused once and once not: found by hunting a right kernel on an H200.
+
+    The largest score is 8660, where float32 has a number each 2^-10; the others are too small to count.
+    """
+    q = 1000.0 + torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    k, v = (torch.arange(15) % 7 + 1.0).view(5, 3), torch.ones(5, 3)
+    recorded = golden(lambda q, k, v: torch.softmax(q @ k.T * 3**-0.5, -1) @ v, q, k, v)
+    output = torch.ones(5, 3)
+    output[3, 2] = torch.exp(torch.tensor(2.0**-10))
+    observed = {"input.0": q, "input.1": k, "input.2": v, "output": output}
+    assert localise(observed, recorded).first is None
+    assert localise(observed | {"output": output + 0.01}, recorded).first == "output"
+
+
+def test_what_is_lost_of_a_number_that_is_added_to_a_whole_row_is_lost_alike():
+    """Each addition rounds, and of y + c with one c all may round to the same side: found by hunting a right kernel."""
+    generator = torch.Generator().manual_seed(2)
+    y, p = 1000.0 + torch.randn(4, 251, generator=generator), torch.randn(4, 4, generator=generator)
+    x = torch.ones(4, 251)
+    recorded = golden(lambda x, y, p: p.mT @ x + y, x, y, p)
+    for order in itertools.permutations(range(4)):
+        total = y
+        for t in order:
+            total = _fused(p[t, :, None], x[t], total)
+        assert localise({"input.0": x, "input.1": y, "input.2": p, "output": total}, recorded).first is None
+    found = localise({"input.0": x, "input.1": y, "input.2": p, "output": total + 2e-4}, recorded)
+    assert found.first == "output"
 
 
 def test_what_is_added_may_be_added_in_another_order():
