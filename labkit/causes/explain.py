@@ -18,7 +18,9 @@ import torch
 from labkit.causes.mutants import (
     Context,
     Mutant,
+    again,
     argument,
+    entries,
     kind_of_number,
     mutants,
     numbered,
@@ -35,7 +37,7 @@ from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import Golden
 from labkit.trace.judge_rerun import bounded
 from labkit.trace.localise import FALSE_ALARM, few_threads, localise, renamed
-from labkit.trace.program import INPUT, Node, call
+from labkit.trace.program import INPUT, Node, Ref
 from labkit.trace.steps import Trace, as_trace
 
 Tensor = torch.Tensor
@@ -366,8 +368,8 @@ class _Search:
         edits, seen = dict(mutant.edits), self._seen
         if not everywhere:
             target = self._part.target
-            first = edits.get(target, Edit(lambda args, kwargs: args[0], after=True))
-            edits[target] = Edit(lambda args, kwargs: taken(first.run(args, kwargs), self._places), *first[1:])
+            first = edits.get(target, Edit(torch.clone, (Ref(target),)))
+            edits[target] = Edit(lambda *args: taken(first.run(*args), self._places), first.takes)
             there = taken(seen.read(self._step), [index.cpu() for index in self._places])
             seen = Trace({name: there if name == self._step else seen[name] for name in seen.names})
         with suppress(Exception):  # an edit that the recorder does not know
@@ -456,7 +458,7 @@ class _Search:
         changed = [f"{k} for {j}" for j, k in enumerate(index.tolist()) if j != k]
         says = f"{name} has other entries of dimension {d}: {', '.join(changed[:6])}{', ...' * (len(changed) > 6)}"
         kind = "permute" if len(set(index.tolist())) == len(index) else "shift"
-        return Mutant(kind, says, result_of([i], lambda x: x.index_select(d, index)), 2)
+        return Mutant(kind, says, result_of([i], entries(d, index)), 2)
 
     def _near(self, wrong: Tensor) -> float:
         """Minus the logarithm of how likely it is that a number that is anything fits an element that is wrong."""
@@ -489,12 +491,12 @@ class _Search:
     def _lacking(self, node: Node, d: int, tile: int, alone: bool, lost: Tensor) -> Mutant:
         """A sum over dimension `d` in tiles, of which the one that `lost` [of the sum's shape] names is not in it."""
 
-        def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
-            result, n = call(node, args, kwargs), args[0].shape[d]
+        def run(*args: Any) -> Any:
+            result, n = again(node, *args), args[0].shape[d]
             for k in {*lost.flatten().tolist()} - {-1}:
                 a, b = k * tile, (k + 1) * tile
                 rest = zeroed(zeroed(args[0], d, 0, a), d, b, n) if alone else zeroed(args[0], d, a, b)
-                result = torch.where(lost == k, call(node, [rest, *args[1:]], kwargs), result)
+                result = torch.where(lost == k, again(node, rest, *args[1:]), result)
             return result
 
         words = "have nothing but what one tile" if alone else "lack what one tile"

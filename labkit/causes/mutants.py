@@ -99,32 +99,11 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
             words = f"stored as if dimensions {i} and {j} were in the other order"
             yield "layout", words, lambda x, i=i, j=j: x.reshape(x.transpose(i, j).shape).transpose(i, j)
     for d in large:
-        n = shape[d]
-        for by in (1, -1) if n > 2 else ():
-            where = f"one place {'later' if by > 0 else 'earlier'} in dimension {d}"
-            yield "shift", f"{where}, around the end", lambda x, d=d, by=by: x.roll(by, d)
-            yield "shift", f"{where}, with zeros", lambda x, d=d, by=by: _moved(x, d, by, 0.0)
-            yield "shift", f"{where}, the edge repeated", lambda x, d=d, by=by: _moved(x, d, by, None)
-        yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", lambda x, d=d: x.flip(d)
-        yield "stale", f"entry 0 of dimension {d} in place of all", partial(_repeated, d=d, k=0)
+        for kind, what, index in orders(shape[d], d):
+            yield kind, what, entries(d, index)
+        for by, where in ((1, "later"), (-1, "earlier")) if shape[d] > 2 else ():
+            yield "shift", f"one place {where} in dimension {d}, with zeros", partial(_moved, d=d, by=by, fill=0.0)
         yield "axis", f"the largest of dimension {d} in place of all", lambda x, d=d: x.amax(d, True).expand(x.shape)
-        yield "stale", f"entry {n - 1} of dimension {d} in place of all", partial(_repeated, d=d, k=n - 1)
-        for tile in (2**q for q in range(2, (n - 1).bit_length())):
-            index = torch.arange(n)  # of two buffers, one is not filled
-            index -= tile * (index // tile % 2)
-            words = f"every second tile of {tile} of dimension {d} is the one before it"
-            yield "stale", words, lambda x, d=d, index=index: x.index_select(d, index.to(x.device))
-        if n % 2 == 0 and n > 2:
-            yield "swap", f"halves of dimension {d} exchanged", lambda x, d=d, n=n: x.roll(n // 2, d)
-            pairs = lambda x, d=d: x.unflatten(d, (-1, 2)).flip(d + 1).flatten(d, d + 1)  # noqa: E731
-            yield "swap", f"neighbours of dimension {d} exchanged", pairs
-        for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
-            words = f"dimension {d} of {n} taken as {n // a} x {a} in place of {a} x {n // a}"
-            yield "permute", words, partial(_regrouped, d=d, a=a)
-        for parts in (p for p in (3, 4) if n % p == 0):
-            for order in [*itertools.permutations(range(parts))][1:]:  # the first is as it was
-                words = f"{parts} parts of dimension {d} in the order {order}"
-                yield "permute", words, partial(_chunked, d=d, order=order)
     if large[-2:] == [len(shape) - 2, len(shape) - 1] and shape[-1] == shape[-2]:
         for words, half in (("above", torch.tril), ("below", torch.triu)):  # BLAS writes one of a symmetric matrix
             yield "zero", f"zero {words} the diagonal", lambda x, half=half: half(x)
@@ -132,19 +111,41 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
         yield "flip", f"reversed in dimensions {large[-2:]}", lambda x, two=large[-2:]: x.flip(two)
 
 
-def _moved(x: Tensor, d: int, by: int, fill: float | None) -> Tensor:
-    edge = x.narrow(d, 0 if by > 0 else x.shape[d] - 1, 1)
-    edge = edge if fill is None else torch.full_like(edge, fill)
+def orders(n: int, d: int) -> Iterator[tuple[str, str, Tensor]]:
+    """Other entries of dimension `d`, of `n`, in the places of its own: kind, what happens, and their index."""
+    own = torch.arange(n)
+    for by, where in ((1, "later"), (-1, "earlier")) if n > 2 else ():
+        yield "shift", f"one place {where} in dimension {d}, around the end", (own - by) % n
+        yield "shift", f"one place {where} in dimension {d}, the edge repeated", (own - by).clamp(0, n - 1)
+    yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", own.flip(0)
+    for k in (0, n - 1):
+        yield "stale", f"entry {k} of dimension {d} in place of all", torch.full_like(own, k)
+    for tile in (2**q for q in range(2, (n - 1).bit_length())):
+        words = (
+            f"every second tile of {tile} of dimension {d} is the one before it"  # of two buffers, one is not filled
+        )
+        yield "stale", words, own - tile * (own // tile % 2)
+    if n % 2 == 0 and n > 2:
+        yield "swap", f"halves of dimension {d} exchanged", own.roll(n // 2)
+        yield "swap", f"neighbours of dimension {d} exchanged", own ^ 1
+    for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
+        words = f"dimension {d} of {n} taken as {n // a} x {a} in place of {a} x {n // a}"
+        yield "permute", words, own.view(a, -1).T.flatten()
+    for parts in (p for p in (3, 4) if n % p == 0):
+        for order in [*itertools.permutations(range(parts))][1:]:  # the first is as it was
+            index = own.view(parts, -1)[[*order]].flatten()
+            yield "permute", f"{parts} parts of dimension {d} in the order {order}", index
+
+
+def entries(d: int, index: Tensor) -> Change:
+    """Takes these entries of dimension `d`."""
+    return partial(torch.index_select, dim=d, index=index)
+
+
+def _moved(x: Tensor, d: int, by: int, fill: float) -> Tensor:
+    edge = torch.full_like(x.narrow(d, 0, 1), fill)
     rest = x.narrow(d, 0 if by > 0 else 1, x.shape[d] - 1)
     return torch.cat([edge, rest] if by > 0 else [rest, edge], d)
-
-
-def _repeated(x: Tensor, d: int, k: int) -> Tensor:
-    return x.narrow(d, k, 1).expand(x.shape).clone()
-
-
-def _chunked(x: Tensor, d: int, order: tuple[int, ...]) -> Tensor:
-    return torch.cat([x.chunk(len(order), d)[k] for k in order], d)
 
 
 def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
@@ -159,9 +160,10 @@ def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str,
         factors |= {f"{n}": n, f"1/{n}": 1 / n, f"sqrt({n})": n**0.5, f"1/sqrt({n})": n**-0.5}
     for words, c in factors.items():
         yield "scale", f"{words} times as large", lambda x, c=c: x * c
-    for name in ("tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        yield "precision", f"rounded to {name}", partial(_rounded, name=name)
-    yield "precision", "cut to bfloat16", lambda x: (x.float().view(torch.int32) & ~0xFFFF).view(torch.float32).double()
+    yield "precision", "rounded to tf32", partial(_cut, half=0x1000, off=0x1FFF)
+    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        yield "precision", f"rounded to {name}", partial(stored, name=name)
+    yield "precision", "cut to bfloat16", partial(_cut, half=0, off=0xFFFF)
     for d in (d for d, n in enumerate(shape) if n > 1):
         yield "function", f"less its mean along dimension {d}", lambda x, d=d: x - x.mean(d, True)
 
@@ -209,10 +211,9 @@ def _written(x: Tensor, apart: int) -> Tensor:
     return torch.where(column < x.shape[-1], x[..., row, column.clamp(max=x.shape[-1] - 1)], 0).view(x.shape)
 
 
-def _rounded(x: Tensor, name: str) -> Tensor:
-    if name != "tf32":
-        return stored(x, name)
-    return ((x.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32).double()
+def _cut(x: Tensor, half: int, off: int) -> Tensor:
+    """float32 without its last bits, rounded where `half` of what they hold at most is added before."""
+    return ((x.float().view(torch.int32) + half) & ~off).view(torch.float32).double()
 
 
 def zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
@@ -244,9 +245,9 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
         yield "mask", "false everywhere", torch.zeros_like
         yield "mask", "inverted", torch.logical_not
         for d in (d for d, n in enumerate(x.shape) if n > 1):
-            for by in (1, -1):
-                words = f"one place {'later' if by > 0 else 'earlier'} in dimension {d}, True at the edge"
-                yield "shift", words, lambda x, d=d, by=by: _moved(x, d, by, True)
+            for by, where in ((1, "later"), (-1, "earlier")):
+                words = f"one place {where} in dimension {d}, True at the edge"
+                yield "shift", words, partial(_moved, d=d, by=by, fill=True)
             for tile, some in itertools.product((2**k for k in range(1, 8) if 2**k < x.shape[d]), (True, False)):
                 words = f"{some} in each whole tile of {tile} of dimension {d} in which it is somewhere"
                 yield "mask", words, partial(_by_tiles, d=d, tile=tile, some=some)
@@ -455,36 +456,35 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         if kind and a.dtype == x.dtype and (a.is_floating_point() or moves) and node.op not in PRODUCTS:
             sign = -1 if node.op == "sub" and j == 1 else 1
             says = f"{what} is left out: {names[j]} passes {'as it is' if sign > 0 else 'with the other sign'}"
-            passes = lambda args, j=j, sign=sign: (-args[j] if sign < 0 else args[j]).expand(x.shape).clone()  # noqa: E731
+            passes = lambda *args, j=j, sign=sign: (-args[j] if sign < 0 else args[j]).expand(x.shape).clone()  # noqa: E731
             yield kind, says, _instead(ids, passes)
         if node.op in ("mul", "add", "sub"):
-            twice = lambda args, j=j: call(node, [call(node, args, node.kwargs), args[j]], {})  # noqa: E731
-            again = "factor" if node.op == "mul" else "scale"
-            yield again, f"{what}: {names[j]} is taken twice", _instead(ids, twice)
+            twice = lambda *args, j=j: again(node, again(node, *args), args[j])  # noqa: E731
+            kind = "factor" if node.op == "mul" else "scale"
+            yield kind, f"{what}: {names[j]} is taken twice", _instead(ids, twice)
         if node.op in ARITHMETIC and a.ndim and a.shape != x.shape:
             yield from broadcast(c, ids, j, a, f"{what}: {names[j]}")
     for p in {p for p in node.parents if len(part.users.get(p, ())) > len(ids) and isinstance(part.values[p], Tensor)}:
         for other in c.alike(p):
-            args = tree_map_only(Ref, lambda ref, p=p, other=other: Ref(other) if ref.id == p else ref, node.args)
             says = f"{what} takes {c.called(other)} in place of {c.called(p)}"
-            yield c.mistaken(p, other), says, dict.fromkeys(ids, Edit(partial(call, node), args)), 2
+            yield c.mistaken(p, other), says, _taking(part, ids, {p: other}), 2
     if len(tensors) == 2 and node.op not in ("mul", "add"):
         j, k = tensors
         order = [k if n == j else j if n == k else n for n in range(len(node.args))]
-        swapped = _instead(ids, lambda args: call(node, [args[n] for n in order], node.kwargs))
+        swapped = _instead(ids, lambda *args: again(node, *(args[n] for n in order)))
         yield "sign" if node.op == "sub" else "swap", f"{what}: {names[j]} and {names[k]} are exchanged", swapped
     if node.op in OPPOSITE:
         other = getattr(torch, OPPOSITE[node.op])
         kind = "sign" if node.op in ("add", "sub") else "mask" if x.dtype == torch.bool else "function"
-        yield kind, f"{OPPOSITE[node.op]} in place of {what}", _instead(ids, lambda args: other(*args[:2]))
+        yield kind, f"{OPPOSITE[node.op]} in place of {what}", _instead(ids, lambda *args: other(*args[:2]))
     if len(tensors) == 1 and node.op in FUNCTIONS | CHOICES and next(iter(tensors.values())).shape == x.shape:
         for name, f in INSTEAD.items():
-            yield "function", f"{name} in place of {what}", _instead(ids, lambda args, f=f: f(args[0]))
+            yield "function", f"{name} in place of {what}", _instead(ids, lambda x, *_, f=f: f(x))
     if node.op in REDUCTIONS:
         yield from of_reduction(c, ids, what)
     if node.op in ("permute", "transpose", "t"):
         says = f"{what} is left out: memory is read as it lies"
-        yield "layout", says, _instead(ids, lambda args: args[0].reshape(x.shape))
+        yield "layout", says, _instead(ids, lambda y, *_: y.reshape(x.shape))
     if node.op == "roll":
         yield "shift", f"{what} moves the other way", argument(part, ids, 1, lambda far: [-n for n in far])
     if node.op in ("where", "masked_fill"):
@@ -514,15 +514,14 @@ def neighbours(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     node, values = c.part.nodes[ids[0]], c.part.values
     x, whole = values[ids[0]], values[node.parents[0]]
     if node.op == "getitem":
-        for k in (
-            k for k, y in enumerate(whole) if isinstance(y, Tensor) and y.shape == x.shape and y.dtype == x.dtype
-        ):
-            yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(c.part, ids, 1, lambda _, k=k: k)
+        for k, y in enumerate(whole):
+            if isinstance(y, Tensor) and (y.shape, y.dtype) == (x.shape, x.dtype):
+                yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(c.part, ids, 1, lambda _, k=k: k)
     elif len(node.args) == 4:
         (d, start), n = node.args[1:3], x.shape[node.args[1]]
         for begin in (b for b in (start - n, start + n) if 0 <= b <= whole.shape[d] - n):
             says = f"{what} takes {begin} to {begin + n - 1} of dimension {d}, not {start} to {start + n - 1}"
-            yield "swap", says, _instead(ids, lambda args, begin=begin: args[0].narrow(d, begin, n))
+            yield "swap", says, _instead(ids, lambda y, *_, begin=begin: y.narrow(d, begin, n))
 
 
 def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Iterator[Way]:
@@ -566,15 +565,13 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     dims = _dims(node, part.values)
     for d in dims:
         for a, b in ranges(x.shape[d], c.sizes):
-            keep = torch.tensor([k for k in range(x.shape[d]) if not a <= k < b], device=x.device)
-            change = lambda v, d=d, keep=keep: v.index_select(d, keep)  # noqa: E731
-            yield "truncate", f"{what} leaves out {a} to {b - 1} of {x.shape[d]}", argument(part, ids, 0, change)
+            keep = entries(d, torch.tensor([k for k in range(x.shape[d]) if not a <= k < b]))
+            yield "truncate", f"{what} leaves out {a} to {b - 1} of {x.shape[d]}", argument(part, ids, 0, keep)
     count = _summed(node, part.values)
     if len(dims) == 1 and node.op in ("sum", "mean", "amax", "amin"):
         yield from padding(c, ids, what, dims[0] - x.ndim)
-        for k in (
-            (1, 2, 3, *(n - x.shape[dims[0]] for n in tiled(x.shape[dims[0]]))) if node.op in ("sum", "mean") else ()
-        ):
+        more = (1, 2, 3, *(n - x.shape[dims[0]] for n in tiled(x.shape[dims[0]])))
+        for k in more if node.op in ("sum", "mean") else ():
             says = f"{what} has the last of dimension {dims[0]} {k} times more, as where loads of a tail are clamped"
             yield "mask", says, {i: Edit(partial(_clamped, node=part.nodes[i], d=dims[0], k=k)) for i in ids}, 2
     if node.op == "mean" and count > 1:
@@ -586,12 +583,12 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
         yield "scale", f"{what}: the mean, not the sum", result_of(ids, lambda y: y / count)
     if node.op in ("cumsum", "cumprod"):
         for tile in (2**q for q in range(1, (x.shape[dims[0]] - 1).bit_length())):
-            anew = lambda args, d=dims[0], t=tile: torch.cat([call(node, [y, d], {}) for y in args[0].split(t, d)], d)  # noqa: E731
+            anew = lambda v, d, t=tile: torch.cat([call(node, [y, d], {}) for y in v.split(t, d)], d)  # noqa: E731
             yield "stale", f"{what} begins anew in each tile of {tile}", _instead(ids, anew)
     if node.op == "cumsum":
-        less = {i: Edit(lambda args, kwargs: args[0] - args[1], (node.args[0],), after=True) for i in ids}
+        less = {i: Edit(torch.sub, (Ref(i), node.args[0])) for i in ids}
         yield "shift", f"{what} leaves out the element itself", less
-        back = lambda args, d=dims[0]: args[0].flip(d).cumsum(d).flip(d)  # noqa: E731
+        back = lambda v, d: v.flip(d).cumsum(d).flip(d)  # noqa: E731
         yield "flip", f"{what} runs backwards", _instead(ids, back)
 
 
@@ -626,14 +623,13 @@ def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[in
     taken_in = {p for i in found for p in nodes[i].parents}
     sides, loaded = sorted(p for p in taken_in if not long(p)), sorted(p for p in taken_in if long(p) and p != x)
 
-    def run(args: list[Any], kwargs: dict[str, Any], zero: int) -> Any:
-        elements, *beside = args
+    def run(elements: Tensor, *beside: Any, zero: int) -> Any:
         of = dict(zip(sides, beside, strict=True))
         of |= {i: torch.zeros_like(part.values[i].narrow(d, 0, 1)) for i in loaded if i not in found or i == zero}
         for i in (i for i in sorted(found) if i != zero):
-            of[i] = call(nodes[i], [of[a.id] if isinstance(a, Ref) else a for a in nodes[i].args], nodes[i].kwargs)
+            of[i] = again(nodes[i], *(of[a.id] if isinstance(a, Ref) else a for a in nodes[i].args))
         more = of[x].expand(*elements.shape[: elements.ndim + d], up_to - n, *elements.shape[elements.ndim + d + 1 :])
-        y = call(node, [torch.cat([elements, more], d), *node.args[1:]], node.kwargs)
+        y = again(node, torch.cat([elements, more], d), *node.args[1:])
         return y * up_to / n if node.op == "mean" else y
 
     for zero in reversed(loaded):  # the nearest first: of a loop, those of one place in every pass
@@ -653,8 +649,8 @@ def variances(c: Context) -> Iterator[Way]:
             yield "ddof", says, result_of(firsts, lambda v, factor=factor: v * factor)
         for n in tiled(count) if firsts else ():
 
-            def counted(args: list[Any], kwargs: dict[str, Any], node: Node = node, more: float = n / count - 1) -> Any:
-                variance, mean = call(node, args, node.kwargs)
+            def counted(*args: Any, node: Node = node, more: float = n / count - 1) -> Any:
+                variance, mean = again(node, *args)
                 return variance + more * mean.square()
 
             says = f"the variance counts the padding up to {n}, where what is normalised is zero"
@@ -668,9 +664,9 @@ def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
     if not own and (node.args[6] or not any(pads)):
         return
 
-    def run(args: list[Any], pads: list[int], mode: str) -> Any:
-        x = F.pad(args[0], pads, mode)
-        return x if own else call(node, [x, *args[1:4], [0] * len(args[4]), *args[5:]], node.kwargs)
+    def run(x: Tensor, *args: Any, pads: list[int], mode: str) -> Any:
+        x = F.pad(x, pads, mode)
+        return x if own else again(node, x, *args[:3], [0] * len(args[3]), *args[4:])
 
     for k, by in itertools.product(range(0, len(pads), 2), (1, -1)):
         moved = [p + (by if n == k else -by if n == k + 1 else 0) for n, p in enumerate(pads)]
@@ -705,14 +701,14 @@ def _along(part: Part, i: int, dims: list[int]) -> dict[int, Edit]:
     over: Any = dims[0] if len(node.args) > 1 and isinstance(node.args[1], int) else dims
     old = _dims(node, part.values)
 
-    def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def run(x: Tensor, *_: Any) -> Any:
         if len(node.args) == 1:  # over all, to a number
-            return getattr(torch, node.op)(args[0], dim=over, keepdim=True)
-        y = call(node, [args[0], over, *node.args[2:]], kwargs)
-        return y if y.ndim == len(node.shape) else dropped(call(node, [args[0], over, True], kwargs), node)
+            return getattr(torch, node.op)(x, dim=over, keepdim=True)
+        y = again(node, x, over, *node.args[2:])
+        return y if y.ndim == len(node.shape) else dropped(again(node, x, over, True), node)
 
-    def moments(args: list[Any], kwargs: dict[str, Any], user: Node) -> Any:
-        y = call(node, [args[0], over, *node.args[2:]], node.kwargs | {"keepdim": True})[user.args[1]]
+    def moments(x: Tensor, user: Node) -> Any:
+        y = call(node, [x, over, *node.args[2:]], node.kwargs | {"keepdim": True})[user.args[1]]
         return y if y.ndim == len(user.shape) else dropped(y, user)
 
     def dropped(y: Tensor, result: Node) -> Tensor:
@@ -755,7 +751,11 @@ def exchanged(c: Context) -> Iterator[Way]:
     for i, j in itertools.combinations(some, 2):
         apart = j not in part.downstream(i) and i not in part.downstream(j)
         if apart and values[i].shape == values[j].shape and values[i].dtype == values[j].dtype:
-            yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", _exchanged(part, i, j)
+            yield (
+                "swap",
+                f"{c.called(i)} and {c.called(j)} are exchanged",
+                _taking(part, {*part.users[i], *part.users[j]}, {i: j, j: i}),
+            )
     for ((op, j, a), ids), ((other, k, b), others) in itertools.combinations(c.numbered().items(), 2):
         if (op, j) == (other, k):
             edits = argument(part, ids, j, lambda _, b=b: b) | argument(part, others, j, lambda _, a=a: a)
@@ -780,10 +780,10 @@ def together(c: Context) -> Iterator[Way]:
 def solves(c: Context) -> Iterator[Way]:
     """Of the two triangular systems of a Cholesky factor, one left out, or with the factor where its transpose is."""
     lower, upper = (partial(torch.linalg.solve_triangular, upper=way) for way in (False, True))
-    ways: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
-        "both systems are with the factor itself": ("transpose", lambda args: lower(args[1], lower(*args[1::-1]))),
-        "the system with the factor's transpose is left out": ("drop_term", lambda args: lower(*args[1::-1])),
-        "the system with the factor is left out": ("drop_term", lambda args: upper(args[1].mH, args[0])),
+    ways: dict[str, tuple[str, Callable[..., Any]]] = {
+        "both systems are with the factor itself": ("transpose", lambda b, a, *_: lower(a, lower(a, b))),
+        "the system with the factor's transpose is left out": ("drop_term", lambda b, a, *_: lower(a, b)),
+        "the system with the factor is left out": ("drop_term", lambda b, a, *_: upper(a.mH, b)),
     }
     for node in (node for node in c.part.nodes if node.op == "cholesky_solve" and True not in node.args):
         for says, (kind, run) in ways.items():
@@ -803,13 +803,12 @@ def unscaled(c: Context) -> Iterator[Way]:
         exponential = next(u for u in part.users[less.id] if nodes[u].op == "exp")
         sums = [u for u in part.users.get(exponential, ()) if nodes[u].op == "sum"][:1]
 
-        def early(args: list[Any], kwargs: dict[str, Any], tile: int, d: int, split: bool, node: Node) -> Tensor:
-            less, x = args
+        def early(less: Tensor, x: Tensor, tile: int, d: int, split: bool, node: Node) -> Tensor:
             largest = torch.stack([part.amax(d) for part in x.split(tile, d)], d)
             largest = largest if split else largest.cummax(d).values
             larger = x.amax(d, True) - largest.repeat_interleave(tile, d).narrow(d, 0, x.shape[d])
             terms = torch.exp(less + torch.where(larger.isfinite(), larger, 0.0))  # of a masked tile nothing is left
-            return terms if node.op == "exp" else call(node, [terms, *node.args[1:]], node.kwargs)
+            return terms if node.op == "exp" else again(node, terms, *node.args[1:])
 
         def edits(ids: list[int], how: dict[str, Any], less: Node = less) -> dict[int, Edit]:
             return {i: Edit(partial(early, **how, node=nodes[i]), (Ref(less.id), less.args[0])) for i in ids}
@@ -833,13 +832,13 @@ def moved_on(c: Context) -> Iterator[Way]:
         for j in (j for j, a in enumerate(node.args) if isinstance(a, Ref) and nodes[a.id].shape == node.shape):
             others = [a.id for k, a in enumerate(node.args) if isinstance(a, Ref) and k != j]
             ready = [k for k in movable if i in movable[k] and all(nodes[r].func in GIVEN or r < k for r in others)]
-            passes = Edit(lambda args, kwargs, j=j: args[j].clone())
-            moved = Edit(partial(_applied, node=node, j=j), (*node.args[:j], *node.args[j + 1 :]), True)
             after = [(k, "after") for k in later if nodes[k].op not in MOVES - {"where"}]
             for k, where in after + [(k, "before") for k in ready]:
                 added = [a for n in (node, nodes[k]) if n.op == "add" for a in n.args if _is_number(a)]
                 kind = "eps" if any(is_epsilon("add", a) for a in added) else "other"
-                yield kind, f"{c.operation(i)} comes {where} {c.operation(k)}", {i: passes, k: moved}, 2
+                moved = Edit(partial(again, node), (*node.args[:j], Ref(k), *node.args[j + 1 :]))
+                says = f"{c.operation(i)} comes {where} {c.operation(k)}"
+                yield kind, says, _copied([i], node.args[j].id) | {k: moved}, 2
 
 
 def between(c: Context) -> Iterator[Way]:
@@ -876,22 +875,26 @@ def composites(c: Context) -> Iterator[Way]:
         if len(frontier) == 1 < len(inside) and c.part.nodes[min(frontier)].shape == c.part.nodes[i].shape:
             others = {words: f for words, f in INSTEAD.items() if words.lower().replace(" ", "_") != name}
             for words, f in others.items():  # and not the same with torch's own numbers
-                edit = Edit(lambda args, kwargs, f=f: f(args[0]), (Ref(min(frontier)),))
-                yield "function", f"{words} in place of {name}", {i: edit}, 0
+                yield "function", f"{words} in place of {name}", {i: Edit(f, (Ref(min(frontier)),))}, 0
+
+
+def again(node: Node, *args: Any) -> Any:
+    """What an operation gives for other arguments."""
+    return call(node, args, node.kwargs)
 
 
 def result_of(ids: Iterable[int], change: Change) -> dict[int, Edit]:
     """`change` of what operations give."""
-    return {i: Edit(lambda args, kwargs: change(args[0]), after=True) for i in ids}
+    return {i: Edit(change, (Ref(i),)) for i in ids}
 
 
 def argument(part: Part, ids: Iterable[int], j: int, change: Callable[[Any], Any]) -> dict[int, Edit]:
     """`change` of the argument `j` of operations."""
 
-    def edit(args: list[Any], kwargs: dict[str, Any], node: Node) -> Any:
-        return call(node, [*args[:j], change(args[j]), *args[j + 1 :]], kwargs)
+    def run(*args: Any, node: Node) -> Any:
+        return again(node, *args[:j], change(args[j]), *args[j + 1 :])
 
-    return {i: Edit(partial(edit, node=part.nodes[i])) for i in ids}
+    return {i: Edit(partial(run, node=part.nodes[i])) for i in ids}
 
 
 def numbered(part: Part, ids: list[int], j: int, new: Any) -> dict[int, Edit]:
@@ -905,30 +908,22 @@ def numbered(part: Part, ids: list[int], j: int, new: Any) -> dict[int, Edit]:
     return edits
 
 
-def _instead(ids: Iterable[int], run: Callable[[list[Any]], Any]) -> dict[int, Edit]:
-    return {i: Edit(lambda args, kwargs: run(list(args))) for i in ids}
+def _instead(ids: Iterable[int], run: Callable[..., Any]) -> dict[int, Edit]:
+    return dict.fromkeys(ids, Edit(run))
 
 
 def _copied(ids: Iterable[int], other: int) -> dict[int, Edit]:
     """What another operation gives, in place of what these give."""
-    return dict.fromkeys(ids, Edit(lambda args, kwargs: args[0].clone(), (Ref(other),)))
+    return dict.fromkeys(ids, Edit(torch.clone, (Ref(other),)))
 
 
-def _exchanged(part: Part, i: int, j: int) -> dict[int, Edit]:
-    """What two operations give, each in the other's place wherever it is taken."""
-    other = {i: Ref(j), j: Ref(i)}
-    takes = {k: part.nodes[k].args for k in {*part.users[i], *part.users[j]}}
-    args = tree_map_only(Ref, lambda r: other.get(r.id, r), takes)
-    return {k: Edit(partial(call, part.nodes[k]), args[k]) for k in takes}
+def _taking(part: Part, ids: Iterable[int], others: Mapping[int, int]) -> dict[int, Edit]:
+    """Operations that take other results, by number, in place of some that they take."""
+    args = tree_map_only(Ref, lambda r: Ref(others.get(r.id, r.id)), {k: part.nodes[k].args for k in ids})
+    return {k: Edit(partial(again, part.nodes[k]), args[k]) for k in args}
 
 
-def _applied(args: list[Any], kwargs: dict[str, Any], node: Node, j: int) -> Any:
-    """An operation, of another's result as its argument `j`."""
-    result, *others = args
-    return call(node, [*others[:j], result, *others[j:]], node.kwargs)
-
-
-def _lossy(args: list[Any], op: str, which: str, tile: int) -> Tensor:
+def _lossy(*args: Any, op: str, which: str, tile: int) -> Tensor:
     """An addition that is not atomic: of the terms of one place, in each `tile`, one survives."""
     x, *places, source = args[:3] if op == "index_put" else args[:4]
     d, index = (0, list(places[0])) if op == "index_put" else (int(places[0]), [places[1]])
@@ -947,10 +942,10 @@ def _lossy(args: list[Any], op: str, which: str, tile: int) -> Tensor:
     return x
 
 
-def _clamped(args: list[Any], kwargs: dict[str, Any], node: Node, d: int, k: int) -> Tensor:
+def _clamped(*args: Any, node: Node, d: int, k: int) -> Tensor:
     """A sum, or a mean, with its last term `k` times more."""
-    last = call(node, [args[0].narrow(d, -1, 1), *args[1:]], kwargs)
-    return call(node, args, kwargs) + last * (k / args[0].shape[d] if node.op == "mean" else k)
+    last = again(node, args[0].narrow(d, -1, 1), *args[1:])
+    return again(node, *args) + last * (k / args[0].shape[d] if node.op == "mean" else k)
 
 
 def _of_parts(x: Tensor, change: Change) -> Tensor:

@@ -17,20 +17,21 @@ from labkit.trace.steps import Trace
 Tensor = torch.Tensor
 
 
+EDITED = "edited"
+
 RIVALS = 12
 """Observed steps of a shape that occurs in a part, which are not in it and may stand in place of what is."""
 
 
 class Edit(NamedTuple):
-    """What runs in place of an operation, `run(arguments, named arguments)`, or `after` it, `run([its result], {})`.
+    """What runs in place of an operation, `run(*takes)`: on its own arguments, where `takes` says nothing else.
 
-    In place of it, the arguments are the operation's own, or `takes`, which may refer to any operation before it. With
-    both, they are its result and what is taken. An input's or a constant's own argument is its value.
+    `takes` may refer to the operation itself, which is what it gave (an input or a constant: its value), and to any
+    before it.
     """
 
-    run: Callable[[list[Any], dict[str, Any]], Any]
+    run: Callable[..., Any]
     takes: tuple[Any, ...] | None = None
-    after: bool = False
 
 
 class Part:
@@ -85,31 +86,25 @@ class Part:
 
     def value(self, edits: Mapping[int, Edit], values: Mapping[int, Any] | None = None) -> Any:
         """The step with `edits` in place, by number; on `values` of all operations, where not on what was observed."""
-        values = values or self.values
-        start, nodes = dict(values), list(self.nodes)
+        start, nodes, order = dict(values or self.values), list(self.nodes), [*self.downstream(*edits)]
         for i, edit in edits.items():
+            takes = self._takes(i, edit)
             if i in self.given:
-                start[i] = edit.run([*filled(self._arguments(i, edit), values)], {})
-            else:
-                own = self.nodes[i].args if edit.after else ()
-                nodes[i] = Node(i, self.nodes[i].func, (*own, *self._arguments(i, edit)), self.nodes[i].kwargs)
+                start[i] = edit.run(*filled(takes, values or self.values))
+                continue
+            own = len(nodes)
+            nodes.append(self.nodes[i])
+            nodes[i] = Node(i, EDITED, tree_map_only(Ref, lambda r, i=i, own=own: Ref(own) if r.id == i else r, takes))
+            if own in nodes[i].parents:
+                order.insert(order.index(i), own)
 
         def rule(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
-            if node.id not in edits:
-                return call(node, args, kwargs)
-            edit, own = edits[node.id], len(self.nodes[node.id].args)
-            if not edit.after:
-                return edit.run(list(args), kwargs)
-            return edit.run([call(node, args[:own], kwargs), *args[own:]], {})
+            return edits[node.id].run(*args) if node.func == EDITED else call(node, args, kwargs)
 
-        return Program(nodes).run(self.downstream(*edits), start, {self.target}, rule=rule)[self.target]
+        return Program(nodes).run(order, start, {self.target}, rule=rule)[self.target]
 
-    def _arguments(self, i: int, edit: Edit) -> tuple[Any, ...]:
-        if i in self.given:
-            return (Ref(i),) if edit.takes is None else edit.takes
-        if edit.takes is not None:
-            return edit.takes
-        return () if edit.after else self.nodes[i].args
+    def _takes(self, i: int, edit: Edit) -> tuple[Any, ...]:
+        return self.nodes[i].args if edit.takes is None else edit.takes
 
     def _downstream(self, start: tuple[int, ...]) -> list[int]:
         found = set(start)
@@ -145,14 +140,11 @@ class Part:
 
     def _splice(self, program: Program, node: Node, edit: Edit, outer: Mapping[int, int]) -> int:
         """Append what an edit does, `outer` being the numbers of operations there; returns that of its result."""
-        recorder = Recorder()
-        args, kwargs = self._arguments(node.id, edit), {} if edit.after else node.kwargs
-        if edit.after and node.id not in self.given:
-            args = (Ref(node.id), *args)
-        values = {p: self.values[p] for p in Node(0, node.func, args, kwargs).parents}
+        recorder, takes = Recorder(), self._takes(node.id, edit)
+        values = {p: self.values[p] for p in Node(0, EDITED, takes).parents}
         inputs = {p: recorder.input(x) for p, x in values.items() if isinstance(x, Tensor)}
         with torch.no_grad(), float64_by_default(), recorder:
-            result = edit.run(list(filled(args, values)), {key: filled(x, values) for key, x in kwargs.items()})
+            result = edit.run(*filled(takes, values))
             result = result.clone() if any(result is x for x in values.values()) else result
         mini, last = recorder.program, recorder.number(result)
         number = {inner: outer[p] for p, inner in inputs.items()}
