@@ -355,9 +355,8 @@ class _Search:
 
     def _there(self, mutant: Mutant) -> Mutant:
         """The same mutant, said of the wrong places alone."""
-        there = [
-            (d, p, n) for d, (p, n) in enumerate(zip(self._places, self._observed.shape, strict=True)) if len(p) < n
-        ]
+        places = enumerate(zip(self._places, self._observed.shape, strict=True))
+        there = [(d, p, n) for d, (p, n) in places if len(p) < n]
         where = [f"{int(p[0])} to {int(p[-1])} of dimension {d}" for d, p, n in there]
         tail = mutant.kind in ("factor", "drop_term") and any(int(p[-1]) == n - 1 for _, p, n in there)
         kind, says = "truncate" if tail else mutant.kind, f"{mutant.says}, but only in {' and '.join(where)}"

@@ -121,10 +121,8 @@ def orders(n: int, d: int) -> Iterator[tuple[str, str, Tensor]]:
     for k in (0, n - 1):
         yield "stale", f"entry {k} of dimension {d} in place of all", torch.full_like(own, k)
     for tile in (2**q for q in range(2, (n - 1).bit_length())):
-        words = (
-            f"every second tile of {tile} of dimension {d} is the one before it"  # of two buffers, one is not filled
-        )
-        yield "stale", words, own - tile * (own // tile % 2)
+        words = f"every second tile of {tile} of dimension {d} is the one before it"
+        yield "stale", words, own - tile * (own // tile % 2)  # of two buffers, one is not filled
     if n % 2 == 0 and n > 2:
         yield "swap", f"halves of dimension {d} exchanged", own.roll(n // 2)
         yield "swap", f"neighbours of dimension {d} exchanged", own ^ 1
@@ -228,13 +226,11 @@ def ranges(n: int, sizes: Iterable[int] = ()) -> list[tuple[int, int]]:
 
     A dimension that was put together of others, whose sizes these are, may lack one of them, or its tail.
     """
-    found = {(n - 1, n), (0, 1), (n - n // 4, n)} if n > 1 else set()
-    for end in {n, *(m for m in sizes if 4 < m < n)}:
-        found |= {(end // 2**q * 2**q, end) for q in range(2, end.bit_length())}
-    for m in (m for m in sizes if m < n):
-        found |= {(m, n), (0, m), (n - m, n)}
+    found = {(n - 1, n), (0, 1), (n - n // 4, n)}
+    for m in (n, *sizes):
+        found |= {(m, n), (0, m), (n - m, n), *((m // 2**q * 2**q, m) for q in range(2, m.bit_length()))}
     for tile in (2**q for q in range(2, n.bit_length())):
-        found |= {(0, tile), (tile, n), (tile, min(n, 2 * tile))} if tile < n else set()
+        found |= {(0, tile), (tile, n), (tile, min(n, 2 * tile))}
     return sorted((a, b) for a, b in found if 0 <= a < b <= n and (a, b) != (0, n))
 
 
@@ -424,9 +420,8 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     if given and real:
         yield "factor", f"{name} is 1, as if it were left out", result_of(ids, torch.ones_like)
     for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
-        for share, over in ((n / (n - 1), n - 1), ((n - 1) / n, n)) if real else ():
-            says = f"{name} is over {over}, not {2 * n - 1 - over}"
-            yield "ddof", says, result_of(ids, lambda x, share=share: x * share)
+        for old, new in ((n, n - 1), (n - 1, n)) if real else ():
+            yield "ddof", f"{name} is over {new}, not {old}", result_of(ids, lambda x, by=old / new: x * by)
     if last and real and x.numel() and bool((x == x.round()).all()):
         yield "precision", f"{name} is wrapped to 16 bits", result_of(ids, _wrapped)
     for function in (ON_TOP if last else ON_TOP[:2]) if real and not moved else ():
@@ -529,9 +524,8 @@ def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Itera
     shape = c.part.values[ids[0]].shape
     long = [d + len(shape) - a.ndim for d, n in enumerate(a.shape) if n > 1]
     for d in (d for d, n in enumerate(shape) if len(long) == 1 and d != long[0] and n > 1):
-        index = torch.arange(shape[d], device=a.device) % a.numel()
-        view = [-1 if k == d else 1 for k in range(len(shape))]
-        change = lambda v, index=index, view=view: v.flatten()[index].view(view)  # noqa: E731
+        index = (torch.arange(shape[d]) % a.numel()).view([-1 if k == d else 1 for k in range(len(shape))])
+        change = lambda v, index=index: v.flatten()[index]  # noqa: E731
         yield "axis", f"{says} is applied along dimension {d}, not {long[0]}", argument(c.part, ids, j, change)
 
 
@@ -730,17 +724,15 @@ def counts(c: Context) -> Iterator[Way]:
     """Another number of elements, wherever a sum over them is divided by it, as in the backward of a mean."""
     part = c.part
     found = {_summed(node, part.values) for node in part.nodes if node.op in ("sum", "mean", "var_mean")}
-    places = [(n, j, a) for n in part.nodes if n.op in ("mul", "div") for j, a in enumerate(n.args) if _is_number(a)]
+    numbers = [(j, a, ids) for (op, j, a), ids in c.numbered().items() if op in ("mul", "div")]
     for count in found - {0, 1}:
         for new in {count - 1, *tiled(count), *(n for n in c.sizes if count % n == 0)} - {0, count}:
             edits: dict[int, Edit] = {}
-            for (node, j, a), power in itertools.product(places, (1, -1)):
+            for (j, a, ids), power in itertools.product(numbers, (1, -1)):
                 if abs(a * count**power) in (1.0, 2.0, 0.5):
-                    ratio = (count / new) ** power
-                    edits |= argument(part, [node.id], j, lambda a, ratio=ratio: a * ratio)
+                    edits |= argument(part, ids, j, lambda a, by=(count / new) ** power: a * by)
             kind = "ddof" if new == count - 1 else "factor"
-            if edits:
-                yield kind, f"{new} elements are counted where there are {count}", edits
+            yield kind, f"{new} elements are counted where there are {count}", edits
 
 
 def exchanged(c: Context) -> Iterator[Way]:
@@ -751,11 +743,8 @@ def exchanged(c: Context) -> Iterator[Way]:
     for i, j in itertools.combinations(some, 2):
         apart = j not in part.downstream(i) and i not in part.downstream(j)
         if apart and values[i].shape == values[j].shape and values[i].dtype == values[j].dtype:
-            yield (
-                "swap",
-                f"{c.called(i)} and {c.called(j)} are exchanged",
-                _taking(part, {*part.users[i], *part.users[j]}, {i: j, j: i}),
-            )
+            edits = _taking(part, {*part.users[i], *part.users[j]}, {i: j, j: i})
+            yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", edits
     for ((op, j, a), ids), ((other, k, b), others) in itertools.combinations(c.numbered().items(), 2):
         if (op, j) == (other, k):
             edits = argument(part, ids, j, lambda _, b=b: b) | argument(part, others, j, lambda _, a=a: a)
@@ -856,8 +845,8 @@ def regrouped(c: Context) -> Iterator[Way]:
         ends = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") or k == part.target]
         for k, (d, n) in itertools.product(ends[-6:], enumerate(part.nodes[i].shape)):
             for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
-                edits = result_of([i], partial(_regrouped, d=d, a=a))
-                edits |= result_of([k], partial(_regrouped, d=d, a=n // a))
+                order = torch.arange(n).view(a, -1).T.flatten()
+                edits = result_of([i], entries(d, order)) | result_of([k], entries(d, order.argsort()))
                 taken = f"dimension {d} of {n} is taken as {n // a} x {a} in place of {a} x {n // a}"
                 yield "permute", f"from {c.called(i)} to {c.called(k)}, {taken}", edits, 2
     for d, n in enumerate(part.nodes[part.target].shape):
@@ -958,11 +947,6 @@ def _wrapped(x: Tensor) -> Tensor:
     return (x + 2**15).remainder(2**16) - 2**15
 
 
-def _regrouped(x: Tensor, d: int, a: int) -> Tensor:
-    """A dimension of a groups as that of its transpose."""
-    return x.unflatten(d, (a, -1)).transpose(d, d + 1).flatten(d, d + 1)
-
-
 def _is_number(c: Any) -> bool:
     return isinstance(c, (int, float)) and not isinstance(c, bool) and math.isfinite(c)
 
@@ -970,7 +954,7 @@ def _is_number(c: Any) -> bool:
 def _dims(node: Node, values: Mapping[int, Any]) -> list[int]:
     """The dimensions of a reduction."""
     ndim = values[node.parents[0]].ndim
-    over = node.args[1] if len(node.args) > 1 and node.args[1] is not None else list(range(ndim))
+    over = node.args[1] if len(node.args) > 1 else None
     return sorted(d % max(1, ndim) for d in ([over] if isinstance(over, int) else over or range(ndim)))
 
 

@@ -76,9 +76,7 @@ class Part:
                 number[k] = program.add(CONSTANT, value=value)
                 program.nodes[-1].dtype = node.dtype
             else:
-                number[k] = _append(program, node, number)
-                if node.func in (INPUT, CONSTANT):
-                    program.values[number[k]] = golden.program.values[k]
+                number[k] = _append(program, node, number, golden.program.values)
         program.inside = {number[k] for k in golden.program.inside & number.keys()}
         names = {number[k]: known[k] for k in (*before, *rivals)}
         names[number[target]] = step
@@ -127,10 +125,8 @@ class Part:
         number: dict[int, int] = {}
         given = self.given
         for node in sorted(self.nodes, key=lambda node: node.id not in given):
-            number[node.id] = _append(program, node, number)
-            if node.id in given:
-                program.values[number[node.id]] = self.values[node.id]
-            elif node.id in edits:
+            number[node.id] = _append(program, node, number, self.values)
+            if node.id in edits and node.id not in given:
                 number[node.id] = self._splice(program, node, edits[node.id], number)
             if [node.id] == given[-1:]:  # these may take each other's place
                 number |= {i: self._splice(program, self.nodes[i], edits[i], number) for i in given if i in edits}
@@ -149,9 +145,7 @@ class Part:
         mini, last = recorder.program, recorder.number(result)
         number = {inner: outer[p] for p, inner in inputs.items()}
         for each in (each for each in mini.nodes[: last + 1] if each.id not in inputs.values()):
-            number[each.id] = _append(program, each, number)
-            if each.func == CONSTANT:
-                program.values[number[each.id]] = mini.values[each.id]
+            number[each.id] = _append(program, each, number, mini.values)
             program.nodes[-1].dtype = node.dtype if each.id == last else each.dtype
             if node.id in self.program.inside or (each.id in mini.inside and each.id != last):
                 program.inside.add(number[each.id])
@@ -165,8 +159,10 @@ def taken(x: Tensor, places: Iterable[Tensor]) -> Tensor:
     return x
 
 
-def _append(program: Program, node: Node, number: Mapping[int, int]) -> int:
-    """A copy of an operation at the end of a program, its references by `number`."""
+def _append(program: Program, node: Node, number: Mapping[int, int], values: Mapping[int, Any]) -> int:
+    """A copy of an operation at the end of a program, its references by `number`; an input's or a constant's value."""
     args, kwargs = tree_map_only(Ref, lambda r: Ref(number[r.id]), (node.args, node.kwargs))
     program.nodes.append(Node(len(program.nodes), node.func, args, kwargs, node.shape, node.dtype, node.site))
+    if node.func in (INPUT, CONSTANT):
+        program.values[len(program.nodes) - 1] = values[node.id]
     return len(program.nodes) - 1
