@@ -235,8 +235,8 @@ class _Search:
         self._observed = observed.to(self._right.device, self._right.dtype)
         self._allowed = self._tolerance(str(observed.dtype).removeprefix("torch."))
         off = self._off(self._right)
-        self._base = self._rms(off)
-        self._places = along_each(off > 1.0)
+        self._base, self._wrong = self._rms(off), off > 1.0
+        self._places = along_each(self._wrong)
         self._enough = math.log(len(self._part.nodes) / FALSE_ALARM)
         shares = [len(one) / n for one, n in zip(self._places, off.shape, strict=True)]
         self._somewhere = 0.0 < min(shares, default=1.0) < 1.0
@@ -428,22 +428,20 @@ class _Search:
 
     def _unwritten(self) -> Iterator[Mutant]:
         """0, or NaN, in all elements that are wrong."""
-        wrong, count = self._off(self._right) > 1.0, self._right.numel()
-        for name, fill in {"0": 0.0, "NaN": math.nan}.items() if 0 < int(wrong.sum()) < count else ():
-            says = f"{self._step} is {name} in {int(wrong.sum())} of {count} elements, like memory that nobody wrote"
-            yield Mutant("zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(wrong, f)))
+        wrong, count = int(self._wrong.sum()), self._wrong.numel()
+        for name, fill in (("0", 0.0), ("NaN", math.nan)) if 0 < wrong < count else ():
+            says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that nobody wrote"
+            yield Mutant("zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(self._wrong, f)))
 
     def _rearranged(self) -> Iterator[Mutant]:
         """Other entries of a dimension, each looked for by itself, in those of the result: an order, or a table."""
         part, nodes = self._part, [*self._part.users, self._part.target]
-        wrong = self._off(self._right) > 1.0
-        near = self._near(wrong)
+        wrong, near = self._wrong, self._near()
         for i in (i for i in nodes if isinstance(part.values[i], Tensor)):
             shape = tuple(part.values[i].shape)
             for d, n in ((d, n) for d, n in enumerate(shape) if 2 < n <= MOST_TILES and n in wrong.shape):
                 turned = (Mutant("", "", result_of([i], lambda x, k=k, d=d: x.roll(k, d))) for k in range(n))
-                values = (self._value(mutant) for mutant in turned if not self._late(self._until))
-                right = [self._off(value) <= 1.0 for value in values if value is not None]
+                right = [off <= 1.0 for off in self._offs(turned)]
                 for e in (e for e, m in enumerate(wrong.shape) if m == n == len(right)):
                     each = torch.stack([x.movedim(e, 0).reshape(n, -1).all(1) for x in right])  # [k, entry]
                     count = int((~each[0]).sum())
@@ -459,30 +457,27 @@ class _Search:
         kind = "permute" if len(set(index.tolist())) == len(index) else "shift"
         return Mutant(kind, says, result_of([i], entries(d, index)), 2)
 
-    def _near(self, wrong: Tensor) -> float:
+    def _near(self) -> float:
         """Minus the logarithm of how likely it is that a number that is anything fits an element that is wrong."""
-        error = (self._observed - self._right)[wrong]
-        allowed = torch.as_tensor(self._allowed).expand(wrong.shape)[wrong].mean()
+        error = (self._observed - self._right)[self._wrong]
+        allowed = torch.as_tensor(self._allowed)[self._wrong].mean()
         return -math.log(min(1.0, max(1e-300, float(allowed / error.square().mean().sqrt()))))
 
     def _races(self) -> Iterator[Mutant]:
         """Sums where some elements lack what one tile adds, whichever it is, or have nothing else: updates are lost."""
-        wrong = self._off(self._right) > 1.0
-        near, some = self._near(wrong), 0 < int(wrong.sum()) < wrong.numel()
-        wrong = wrong.flatten()
-        for node in (node for node in self._part.nodes if some and math.prod(node.shape) == wrong.numel()):
+        near, wrong = self._near(), self._wrong.flatten()
+        some = [node for node in self._part.nodes if math.prod(node.shape) == wrong.numel() and not wrong.all()]
+        for node in some:
             for d, alone, k in itertools.product(summed_over(node, self._part.values), (False, True), range(16)):
                 count = -(-self._part.values[node.parents[0]].shape[d] // 2**k)
                 by_chance = near - math.log(count)  # that one of the tiles fits an element
                 if not 1 + alone < count <= MOST_TILES or by_chance * int(wrong.sum()) < self._enough:
                     continue
                 mutant, lost = partial(self._lacking, node, d, 2**k, alone), torch.full(node.shape, -1)
-                tiles = itertools.takewhile(lambda _: not self._late(self._until), range(count))
-                values = (self._value(mutant(torch.full_like(lost, tile))) for tile in tiles)
-                each = [self._off(value).flatten() for value in values if value is not None]
+                each = self._offs(mutant(torch.full_like(lost, tile)) for tile in range(count))
                 if len(each) < count:
                     continue
-                off, which = torch.stack(each).min(0)
+                off, which = torch.stack(each).flatten(1).min(0)
                 if float(off[wrong].max()) <= 1.0:
                     lost.view(-1)[wrong] = which[wrong]
                     yield mutant(lost)
@@ -502,9 +497,13 @@ class _Search:
         says = f"updates are lost: elements of {node.op} {words} of {tile} gives"
         return Mutant("race", says, {node.id: Edit(run)}, 2)
 
+    def _offs(self, some: Iterable[Mutant]) -> list[Tensor]:
+        """How far off each element of each is, without those that cannot be run, or that the time is up for."""
+        values = (self._value(mutant) for mutant in some if not self._late(self._until))
+        return [self._off(value) for value in values if value is not None]
+
     def _distance(self, mutant: Mutant) -> float:
-        value = self._value(mutant) if not self._late(self._until) else None
-        return math.inf if value is None else self._rms(self._off(value))
+        return min(map(self._rms, self._offs([mutant])), default=math.inf)
 
     def _cause(self, mutant: Mutant, share: float) -> Cause:
         node = self._part.nodes[mutant.at]

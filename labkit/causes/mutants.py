@@ -254,7 +254,7 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
             yield "permute", f"inverted as a permutation of dimension {d}", lambda x, d=d: x.argsort(d)
         yield "permute", f"in order along dimension {d}", lambda x, d=d: x.sort(d).values
     for by in (1, -1):
-        yield "shift", f"{'one more' if by > 0 else 'one less'}", lambda x, by=by: x + by
+        yield "shift", "one more" if by > 0 else "one less", lambda x, by=by: x + by
         yield "shift", f"{by:+d}, within bounds", lambda x, by=by: (x + by).clamp(low, high)
     yield "shift", "counted from 0", lambda x: x - low
     yield "stale", "its first in place of all", lambda x: x.flatten()[0].expand(x.shape).clone()
@@ -577,7 +577,7 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
         yield "scale", f"{what}: the mean, not the sum", result_of(ids, lambda y: y / count)
     if node.op in ("cumsum", "cumprod"):
         for tile in (2**q for q in range(1, (x.shape[dims[0]] - 1).bit_length())):
-            anew = lambda v, d, t=tile: torch.cat([call(node, [y, d], {}) for y in v.split(t, d)], d)  # noqa: E731
+            anew = lambda v, d, t=tile: torch.cat([again(node, y, d) for y in v.split(t, d)], d)  # noqa: E731
             yield "stale", f"{what} begins anew in each tile of {tile}", _instead(ids, anew)
     if node.op == "cumsum":
         less = {i: Edit(torch.sub, (Ref(i), node.args[0])) for i in ids}
