@@ -273,8 +273,7 @@ class _Search:
         fits = fits or self._fitting(self._tried(self._unwritten(), same))
         if not fits and self._allowed is not None:
             fits = self._fitting(self._tried(self._rearranged(), same))
-        if not fits and self._somewhere:
-            fits = self._fitting(near, everywhere=False)
+        fits = fits or self._fitting(near, everywhere=False)
         if not fits and self._allowed is not None:
             fits = self._fitting(self._tried(self._races(), same))
         fits = fits or self._fitting(t for t in tried if t.mutant.kind == "precision")[:1]
@@ -515,15 +514,14 @@ class _Search:
     def _distinct(self, fits: list[tuple[Mutant, float]]) -> list[Cause]:
         """One cause for all mutants that agree on fresh inputs, the simplest; what separates others is kept too."""
         classes: list[tuple[Tensor | None, list[tuple[Mutant, float]]]] = []
-        for mutant, share in fits:
+        for mutant, share in sorted(fits, key=lambda one: one[0].rank):
             value = self._value(mutant, self._fresh)
             if (same := next((same for other, same in classes if _alike(value, other)), None)) is None:
                 classes.append((value, same := []))
             same.append((mutant, share))
-        ordered = [sorted(same, key=lambda one: one[0].rank) for _, same in classes]
-        simplest = min((same[0][0].rank for same in ordered), default=0)
+        simplest = min((mutant.rank for mutant, _ in fits), default=0)
         left: dict[tuple[str, str], Cause] = {}  # of one number, those that fit are one cause
-        for (mutant, share), *rest in (same for same in ordered if same[0][0].rank == simplest):
+        for (mutant, share), *rest in (same for _, same in classes if same[0][0].rank == simplest):
             number = mutant.says.partition(" has ")[0] if mutant.kind == "eps" else mutant.says
             cause = left.get((mutant.kind, number), self._cause(mutant, share))
             also = (*cause.also, *(f"{m.kind}: {m.says}" for m, _ in rest))

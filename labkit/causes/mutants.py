@@ -281,11 +281,11 @@ class Context:
 
     def __init__(self, part: Part, golden: Golden) -> None:
         nodes, values, program = part.nodes, part.values, golden.program
-        tensors = [values[i] for i in (*part.given, part.target) if isinstance(values[i], Tensor)]
+        tensors = [values[i] for i in (*part.given, part.target)]
         shapes = [x.shape for x in tensors] + [program.nodes[golden.steps[name]].shape for name in golden.inputs]
         self.part = part
         self.sizes = sorted({n for shape in shapes for n in shape} - {0, 1})
-        self.largest = max((x.numel() for x in tensors), default=1)
+        self.largest = max(x.numel() for x in tensors)
         numbers = {abs(float(c)) for n in program.nodes if n.op in NUMBERED for c in n.args if _is_number(c)}
         self.numbers = sorted(numbers - {0.0})[:16]
         self.computed = [n.id for n in nodes if n.func not in GIVEN and isinstance(values[n.id], Tensor)]
@@ -334,8 +334,7 @@ class Context:
     def alike(self, i: int) -> list[int]:
         """What is given and has the shape and type of what operation `i` gives."""
         x, values = self.part.values[i], self.part.values
-        others = (k for k in self.part.given if k != i and isinstance(values[k], Tensor))
-        return [k for k in others if values[k].shape == x.shape and values[k].dtype == x.dtype]
+        return [k for k in self.part.given if k != i and (values[k].shape, values[k].dtype) == (x.shape, x.dtype)]
 
     def mistaken(self, i: int, other: int) -> str:
         """The kind of fault that it is to take another tensor: one that is the same but for its last digits, or not."""
@@ -455,8 +454,7 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             yield kind, says, _instead(ids, passes)
         if node.op in ("mul", "add", "sub"):
             twice = lambda *args, j=j: again(node, again(node, *args), args[j])  # noqa: E731
-            kind = "factor" if node.op == "mul" else "scale"
-            yield kind, f"{what}: {names[j]} is taken twice", _instead(ids, twice)
+            yield "factor" if node.op == "mul" else "scale", f"{what}: {names[j]} is taken twice", _instead(ids, twice)
         if node.op in ARITHMETIC and a.ndim and a.shape != x.shape:
             yield from broadcast(c, ids, j, a, f"{what}: {names[j]}")
     for p in {p for p in node.parents if len(part.users.get(p, ())) > len(ids) and isinstance(part.values[p], Tensor)}:
@@ -850,10 +848,9 @@ def regrouped(c: Context) -> Iterator[Way]:
                 taken = f"dimension {d} of {n} is taken as {n // a} x {a} in place of {a} x {n // a}"
                 yield "permute", f"from {c.called(i)} to {c.called(k)}, {taken}", edits, 2
     for d, n in enumerate(part.nodes[part.target].shape):
-        long = [i for i in given if n > 2 and n in part.nodes[i].shape and isinstance(part.values[i], Tensor)]
-        edits = result_of([part.target], lambda x, d=d: x.flip(d))
-        edits |= result_of(long, lambda x, n=n: x.flip(tuple(x.shape).index(n)))
-        if len(edits) > 1:
+        if long := [i for i in given if n > 2 and n in part.nodes[i].shape]:
+            edits = result_of(long, lambda x, n=n: x.flip(tuple(x.shape).index(n)))
+            edits |= result_of([part.target], lambda x, d=d: x.flip(d))
             yield "flip", f"all runs backwards along dimension {d}", edits, 2
 
 
