@@ -56,27 +56,21 @@ class Part:
     @classmethod
     def of(cls, golden: Golden, seen: Trace, step: str) -> Part:
         """The part of a step of `golden`, where the steps of `seen` of the golden's shapes were observed."""
-        known: dict[int, str] = {}
-        for name, k in golden.steps.items():
-            fits = name in seen and tuple(seen.read(name).shape) == golden.program.nodes[k].shape
-            if fits and k != golden.steps[step]:
-                known.setdefault(k, name)
-        target = golden.steps[step]
+        target, nodes = golden.steps[step], golden.program.nodes
+        others = [(name, k) for name, k in golden.steps.items() if k != target and name in seen]
+        known = {k: name for name, k in others[::-1] if tuple(seen.read(name).shape) == nodes[k].shape}
         before = golden.program.before(target, known)
-        shapes = {golden.program.nodes[k].shape for k in (*before, target)}
-        rivals = [k for k in known if golden.program.nodes[k].shape in shapes and k not in before]
-        rivals = sorted(rivals, key=lambda k: abs(k - target))[:RIVALS]
+        shapes = {nodes[k].shape for k in (*before, target)}
+        rivals = [k for k in known if nodes[k].shape in shapes and k not in before]
+        rivals = sorted(rivals, key=lambda k: (abs(k - target), k))[:RIVALS]
         program = Program()
         number: dict[int, int] = {}
         for k in sorted({*before, *rivals, *golden.program.cone([target], known)}, key=lambda k: (k not in rivals, k)):
-            node = golden.program.nodes[k]
             if k in before or k in rivals:
-                value = seen.read(known[k]).to(golden[known[k]].device)
-                value = value.double() if golden[known[k]].is_floating_point() else value
-                number[k] = program.add(CONSTANT, value=value)
-                program.nodes[-1].dtype = node.dtype
+                number[k] = program.add(CONSTANT, value=seen.read(known[k]).to(golden[known[k]]))
+                program.nodes[-1].dtype = nodes[k].dtype
             else:
-                number[k] = _append(program, node, number, golden.program.values)
+                number[k] = _append(program, nodes[k], number, golden.program.values)
         program.inside = {number[k] for k in golden.program.inside & number.keys()}
         names = {number[k]: known[k] for k in (*before, *rivals)}
         names[number[target]] = step
