@@ -505,11 +505,10 @@ class _Search:
         return min(map(self._rms, self._offs([mutant])), default=math.inf)
 
     def _cause(self, mutant: Mutant, share: float) -> Cause:
-        node = self._part.nodes[mutant.at]
-        users = [self._part.nodes[u].site for u in self._part.users.get(mutant.at, [])]
-        line = next(filter(None, [node.site, *users]), "")
+        first = min(mutant.edits)
+        sites = [self._part.nodes[i].site for i in (first, *self._part.users.get(first, ()))]
         says = mutant.says if mutant.kind != "precision" else f"consistent with: {mutant.says}"
-        return Cause(mutant.kind, says, line, share)
+        return Cause(mutant.kind, says, next(filter(None, sites), ""), share)
 
     def _distinct(self, fits: list[tuple[Mutant, float]]) -> list[Cause]:
         """One cause for all mutants that agree on fresh inputs, the simplest; what separates others is kept too."""

@@ -78,11 +78,6 @@ class Mutant:
     edits: Mapping[int, Edit]
     rank: int = 1
 
-    @property
-    def at(self) -> int:
-        """The operation that is broken, the first of several."""
-        return min(self.edits)
-
 
 def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
     """Elements in other places: kind, what happens, and how."""
@@ -216,9 +211,8 @@ def _cut(x: Tensor, half: int, off: int) -> Tensor:
 
 def zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
     """Zero in `a` to `b` - 1 of dimension `d`."""
-    keep = torch.ones(x.shape[d], dtype=x.dtype, device=x.device)
-    keep[a:b] = 0
-    return x * keep.view([-1 if k == d else 1 for k in range(x.ndim)])
+    place = torch.arange(x.shape[d]).view([-1] + [1] * (x.ndim - d - 1))
+    return x * ((place < a) | (place >= b))
 
 
 def ranges(n: int, sizes: Iterable[int] = ()) -> list[tuple[int, int]]:
@@ -602,18 +596,13 @@ def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[in
     part, nodes, node = c.part, c.part.nodes, c.part.nodes[reduction]
     x, n = node.parents[0], part.values[node.parents[0]].shape[d]
 
-    def long(i: int) -> bool:
-        value = part.values[i]
-        return isinstance(value, Tensor) and value.ndim >= -d and value.shape[d] == n
-
-    def computed(i: int) -> bool:
-        return long(i) and nodes[i].op in ARITHMETIC | FUNCTIONS | CHOICES and nodes[i].op not in REDUCTIONS
-
-    found = [x] if computed(x) else []
+    long = {i for i, v in part.values.items() if isinstance(v, Tensor) and v.ndim >= -d and v.shape[d] == n}
+    computed = {i for i in long if nodes[i].op in (ARITHMETIC | FUNCTIONS | CHOICES) - {*REDUCTIONS}}
+    found = [x] if x in computed else []
     for i in found:  # which grows meanwhile
-        found += [p for p in nodes[i].parents if computed(p) and p not in found]
+        found += [p for p in nodes[i].parents if p in computed and p not in found]
     taken_in = {p for i in found for p in nodes[i].parents}
-    sides, loaded = sorted(p for p in taken_in if not long(p)), sorted(p for p in taken_in if long(p) and p != x)
+    sides, loaded = sorted(taken_in - long), sorted((taken_in & long) - {x})
 
     def run(elements: Tensor, *beside: Any, zero: int) -> Any:
         of = dict(zip(sides, beside, strict=True))
@@ -678,7 +667,7 @@ def along(c: Context) -> Iterator[Way]:
         dims = tuple(_dims(node, part.values))
         for key in ((node.site, dims), ("", dims)):
             lines.setdefault(key, []).append(node.id)
-    for (_, old), ids in {(key[1], tuple(ids)): (key, ids) for key, ids in lines.items()}.values():
+    for old, ids in dict.fromkeys((dims, tuple(ids)) for (_, dims), ids in lines.items()):
         ndim = part.values[part.nodes[ids[0]].parents[0]].ndim
         for over in (some for count in range(ndim) for some in itertools.combinations(range(ndim), count + 1)):
             if over != old:
