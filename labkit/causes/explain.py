@@ -266,18 +266,15 @@ class _Search:
         """Try all, hold the nearest to their bounds, and say what is left."""
         result, same = self._result, defaultdict[str, list[Mutant]](list)
         tried = list(self._tried(mutants(self._context), same))
-        near = [t for t in tried if t.mutant.kind != "precision"]
-        fits = self._fitting(near)
-        if not fits and self._allowed is not None:
-            fits = self._fitting(t for t in self._tried(self._fitted(), same) if self._beyond_chance(t))
+        near, numbers = [t for t in tried if t.mutant.kind != "precision"], self._allowed is not None
+        fitted = self._tried(self._fitted() if numbers else (), same)
+        fits = self._fitting(near) or self._fitting(t for t in fitted if self._beyond_chance(t))
         fits = fits or self._fitting(self._tried(self._unwritten(), same))
-        if not fits and self._allowed is not None:
-            fits = self._fitting(self._tried(self._rearranged(), same))
+        fits = fits or self._fitting(self._tried(self._rearranged() if numbers else (), same))
         fits = fits or self._fitting(near, everywhere=False)
-        if not fits and self._allowed is not None:
-            fits = self._fitting(self._tried(self._races(), same))
+        fits = fits or self._fitting(self._tried(self._races() if numbers else (), same))
         fits = fits or self._fitting(t for t in tried if t.mutant.kind == "precision")[:1]
-        result.causes = self._distinct(fits) if fits or self._allowed is None else self._narrower()
+        result.causes = self._distinct(fits) if fits or not numbers else self._narrower()
         result.verdict = NONE if not result.causes else CAUSE if len(result.causes) == 1 else UNDECIDABLE
         if not result.causes and tried:
             best = min(tried, key=lambda t: t.off)

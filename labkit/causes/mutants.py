@@ -163,9 +163,8 @@ def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str,
 
 def far(sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
     """Whole numbers that are counted from another place: from the end of what was there before, say."""
-    for n in sizes:
-        yield "shift", f"{n} less", lambda x, n=n: x - n
-        yield "shift", f"{n} more", lambda x, n=n: x + n
+    for n, by in ((n, by) for n in sizes for by in (-n, n)):
+        yield "shift", f"{n} {'less' if by < 0 else 'more'}", lambda x, by=by: x + by
 
 
 def left_out(shape: tuple[int, ...], sizes: Iterable[int] = ()) -> Iterator[tuple[str, str, Change]]:
