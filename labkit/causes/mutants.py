@@ -163,8 +163,8 @@ def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str,
 
 def far(sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
     """Whole numbers that are counted from another place: from the end of what was there before, say."""
-    for n, by in ((n, by) for n in sizes for by in (-n, n)):
-        yield "shift", f"{n} {'less' if by < 0 else 'more'}", lambda x, by=by: x + by
+    for by in (by for n in sizes for by in (-n, n)):
+        yield "shift", f"{abs(by)} {'less' if by < 0 else 'more'}", lambda x, by=by: x + by
 
 
 def left_out(shape: tuple[int, ...], sizes: Iterable[int] = ()) -> Iterator[tuple[str, str, Change]]:
@@ -374,8 +374,7 @@ class Context:
 
 def mutants(c: Context) -> Iterator[Mutant]:
     """Every mutant of a part of a recorded golden, the usual ones first."""
-    part = c.part
-    groups = c.groups()
+    part, groups = c.part, c.groups()
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
     ends = [(ids[k], word) for ids in groups if 1 < len(ids) <= 8 for k, word in ((0, "first"), (-1, "last"))]
     ways = itertools.chain(
