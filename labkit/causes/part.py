@@ -78,22 +78,19 @@ class Part:
 
     def value(self, edits: Mapping[int, Edit], values: Mapping[int, Any] | None = None) -> Any:
         """The step with `edits` in place, by number; on `values` of all operations, where not on what was observed."""
-        start, nodes, order = dict(values or self.values), list(self.nodes), [*self.downstream(*edits)]
+        nodes, order = list(self.nodes), [*self.downstream(*edits)]
         for i, edit in edits.items():
-            takes = self._takes(i, edit)
-            if i in self.given:
-                start[i] = edit.run(*filled(takes, values or self.values))
-                continue
-            own = len(nodes)
+            own = i if i in self.given else len(nodes)  # what it gives by itself
             nodes.append(self.nodes[i])
-            nodes[i] = Node(i, EDITED, tree_map_only(Ref, lambda r, i=i, own=own: Ref(own) if r.id == i else r, takes))
-            if own in nodes[i].parents:
+            takes = tree_map_only(Ref, lambda r, i=i, own=own: Ref(own) if r.id == i else r, self._takes(i, edit))
+            nodes[i] = Node(i, EDITED, takes)
+            if own in {*nodes[i].parents} - {i}:
                 order.insert(order.index(i), own)
 
         def rule(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
             return edits[node.id].run(*args) if node.func == EDITED else call(node, args, kwargs)
 
-        return Program(nodes).run(order, start, {self.target}, rule=rule)[self.target]
+        return Program(nodes).run(order, values or self.values, {self.target}, rule=rule)[self.target]
 
     def _takes(self, i: int, edit: Edit) -> tuple[Any, ...]:
         return self.nodes[i].args if edit.takes is None else edit.takes
