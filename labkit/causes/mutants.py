@@ -94,11 +94,7 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
             words = f"stored as if dimensions {i} and {j} were in the other order"
             yield "layout", words, lambda x, i=i, j=j: x.reshape(x.transpose(i, j).shape).transpose(i, j)
     for d in large:
-        for kind, what, index in orders(shape[d], d):
-            yield kind, what, entries(d, index)
-        for by, where in ((1, "later"), (-1, "earlier")) if shape[d] > 2 else ():
-            yield "shift", f"one place {where} in dimension {d}, with zeros", partial(_moved, d=d, by=by, fill=0.0)
-        yield "axis", f"the largest of dimension {d} in place of all", lambda x, d=d: x.amax(d, True).expand(x.shape)
+        yield from orders(shape[d], d)
     if large[-2:] == [len(shape) - 2, len(shape) - 1] and shape[-1] == shape[-2]:
         for words, half in (("above", torch.tril), ("below", torch.triu)):  # BLAS writes one of a symmetric matrix
             yield "zero", f"zero {words} the diagonal", lambda x, half=half: half(x)
@@ -106,28 +102,30 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
         yield "flip", f"reversed in dimensions {large[-2:]}", lambda x, two=large[-2:]: x.flip(two)
 
 
-def orders(n: int, d: int) -> Iterator[tuple[str, str, Tensor]]:
-    """Other entries of dimension `d`, of `n`, in the places of its own: kind, what happens, and their index."""
+def orders(n: int, d: int) -> Iterator[tuple[str, str, Change]]:
+    """Other entries of dimension `d`, of `n`, in the places of its own."""
     own = torch.arange(n)
     for by, where in ((1, "later"), (-1, "earlier")) if n > 2 else ():
-        yield "shift", f"one place {where} in dimension {d}, around the end", (own - by) % n
-        yield "shift", f"one place {where} in dimension {d}, the edge repeated", (own - by).clamp(0, n - 1)
-    yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", own.flip(0)
-    for k in (0, n - 1):
-        yield "stale", f"entry {k} of dimension {d} in place of all", torch.full_like(own, k)
+        yield "shift", f"one place {where} in dimension {d}, around the end", entries(d, (own - by) % n)
+        yield "shift", f"one place {where} in dimension {d}, with zeros", partial(_moved, d=d, by=by, fill=0.0)
+        yield "shift", f"one place {where} in dimension {d}, the edge repeated", entries(d, (own - by).clamp(0, n - 1))
+    yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", entries(d, own.flip(0))
+    yield "stale", f"entry 0 of dimension {d} in place of all", entries(d, own * 0)
+    yield "axis", f"the largest of dimension {d} in place of all", lambda x: x.amax(d, True).expand(x.shape)
+    yield "stale", f"entry {n - 1} of dimension {d} in place of all", entries(d, own * 0 + n - 1)
     for tile in (2**q for q in range(2, (n - 1).bit_length())):
         words = f"every second tile of {tile} of dimension {d} is the one before it"
-        yield "stale", words, own - tile * (own // tile % 2)  # of two buffers, one is not filled
+        yield "stale", words, entries(d, own - tile * (own // tile % 2))  # of two buffers, one is not filled
     if n % 2 == 0 and n > 2:
-        yield "swap", f"halves of dimension {d} exchanged", own.roll(n // 2)
-        yield "swap", f"neighbours of dimension {d} exchanged", own ^ 1
+        yield "swap", f"halves of dimension {d} exchanged", entries(d, own.roll(n // 2))
+        yield "swap", f"neighbours of dimension {d} exchanged", entries(d, own ^ 1)
     for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
         words = f"dimension {d} of {n} taken as {n // a} x {a} in place of {a} x {n // a}"
-        yield "permute", words, own.view(a, -1).T.flatten()
+        yield "permute", words, entries(d, own.view(a, -1).T.flatten())
     for parts in (p for p in (3, 4) if n % p == 0):
         for order in [*itertools.permutations(range(parts))][1:]:  # the first is as it was
             index = own.view(parts, -1)[[*order]].flatten()
-            yield "permute", f"{parts} parts of dimension {d} in the order {order}", index
+            yield "permute", f"{parts} parts of dimension {d} in the order {order}", entries(d, index)
 
 
 def entries(d: int, index: Tensor) -> Change:
