@@ -18,7 +18,9 @@ import torch
 from labkit.causes.mutants import (
     Context,
     Mutant,
+    again,
     argument,
+    entries,
     kind_of_number,
     mutants,
     numbered,
@@ -35,7 +37,7 @@ from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import Golden
 from labkit.trace.judge_rerun import bounded
 from labkit.trace.localise import FALSE_ALARM, few_threads, localise, renamed
-from labkit.trace.program import INPUT, Node, call
+from labkit.trace.program import INPUT, Node, Ref
 from labkit.trace.steps import Trace, as_trace
 
 Tensor = torch.Tensor
@@ -233,8 +235,8 @@ class _Search:
         self._observed = observed.to(self._right.device, self._right.dtype)
         self._allowed = self._tolerance(str(observed.dtype).removeprefix("torch."))
         off = self._off(self._right)
-        self._base = self._rms(off)
-        self._places = along_each(off > 1.0)
+        self._base, self._wrong = self._rms(off), off > 1.0
+        self._places = along_each(self._wrong)
         self._enough = math.log(len(self._part.nodes) / FALSE_ALARM)
         shares = [len(one) / n for one, n in zip(self._places, off.shape, strict=True)]
         self._somewhere = 0.0 < min(shares, default=1.0) < 1.0
@@ -264,19 +266,15 @@ class _Search:
         """Try all, hold the nearest to their bounds, and say what is left."""
         result, same = self._result, defaultdict[str, list[Mutant]](list)
         tried = list(self._tried(mutants(self._context), same))
-        near = [t for t in tried if t.mutant.kind != "precision"]
-        fits = self._fitting(near)
-        if not fits and self._allowed is not None:
-            fits = self._fitting(t for t in self._tried(self._fitted(), same) if self._beyond_chance(t))
+        near, numbers = [t for t in tried if t.mutant.kind != "precision"], self._allowed is not None
+        fitted = self._tried(self._fitted() if numbers else (), same)
+        fits = self._fitting(near) or self._fitting(t for t in fitted if self._beyond_chance(t))
         fits = fits or self._fitting(self._tried(self._unwritten(), same))
-        if not fits and self._allowed is not None:
-            fits = self._fitting(self._tried(self._rearranged(), same))
-        if not fits and self._somewhere:
-            fits = self._fitting(near, everywhere=False)
-        if not fits and self._allowed is not None:
-            fits = self._fitting(self._tried(self._races(), same))
+        fits = fits or self._fitting(self._tried(self._rearranged() if numbers else (), same))
+        fits = fits or self._fitting(near, everywhere=False)
+        fits = fits or self._fitting(self._tried(self._races() if numbers else (), same))
         fits = fits or self._fitting(t for t in tried if t.mutant.kind == "precision")[:1]
-        result.causes = self._distinct(fits) if fits or self._allowed is None else self._narrower()
+        result.causes = self._distinct(fits) if fits or not numbers else self._narrower()
         result.verdict = NONE if not result.causes else CAUSE if len(result.causes) == 1 else UNDECIDABLE
         if not result.causes and tried:
             best = min(tried, key=lambda t: t.off)
@@ -353,9 +351,8 @@ class _Search:
 
     def _there(self, mutant: Mutant) -> Mutant:
         """The same mutant, said of the wrong places alone."""
-        there = [
-            (d, p, n) for d, (p, n) in enumerate(zip(self._places, self._observed.shape, strict=True)) if len(p) < n
-        ]
+        places = enumerate(zip(self._places, self._observed.shape, strict=True))
+        there = [(d, p, n) for d, (p, n) in places if len(p) < n]
         where = [f"{int(p[0])} to {int(p[-1])} of dimension {d}" for d, p, n in there]
         tail = mutant.kind in ("factor", "drop_term") and any(int(p[-1]) == n - 1 for _, p, n in there)
         kind, says = "truncate" if tail else mutant.kind, f"{mutant.says}, but only in {' and '.join(where)}"
@@ -366,8 +363,8 @@ class _Search:
         edits, seen = dict(mutant.edits), self._seen
         if not everywhere:
             target = self._part.target
-            first = edits.get(target, Edit(lambda args, kwargs: args[0], after=True))
-            edits[target] = Edit(lambda args, kwargs: taken(first.run(args, kwargs), self._places), *first[1:])
+            first = edits.get(target, Edit(torch.clone, (Ref(target),)))
+            edits[target] = Edit(lambda *args: taken(first.run(*args), self._places), first.takes)
             there = taken(seen.read(self._step), [index.cpu() for index in self._places])
             seen = Trace({name: there if name == self._step else seen[name] for name in seen.names})
         with suppress(Exception):  # an edit that the recorder does not know
@@ -427,22 +424,20 @@ class _Search:
 
     def _unwritten(self) -> Iterator[Mutant]:
         """0, or NaN, in all elements that are wrong."""
-        wrong, count = self._off(self._right) > 1.0, self._right.numel()
-        for name, fill in {"0": 0.0, "NaN": math.nan}.items() if 0 < int(wrong.sum()) < count else ():
-            says = f"{self._step} is {name} in {int(wrong.sum())} of {count} elements, like memory that nobody wrote"
-            yield Mutant("zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(wrong, f)))
+        wrong, count = int(self._wrong.sum()), self._wrong.numel()
+        for name, fill in (("0", 0.0), ("NaN", math.nan)) if 0 < wrong < count else ():
+            says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that nobody wrote"
+            yield Mutant("zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(self._wrong, f)))
 
     def _rearranged(self) -> Iterator[Mutant]:
         """Other entries of a dimension, each looked for by itself, in those of the result: an order, or a table."""
         part, nodes = self._part, [*self._part.users, self._part.target]
-        wrong = self._off(self._right) > 1.0
-        near = self._near(wrong)
+        wrong, near = self._wrong, self._near()
         for i in (i for i in nodes if isinstance(part.values[i], Tensor)):
             shape = tuple(part.values[i].shape)
             for d, n in ((d, n) for d, n in enumerate(shape) if 2 < n <= MOST_TILES and n in wrong.shape):
                 turned = (Mutant("", "", result_of([i], lambda x, k=k, d=d: x.roll(k, d))) for k in range(n))
-                values = (self._value(mutant) for mutant in turned if not self._late(self._until))
-                right = [self._off(value) <= 1.0 for value in values if value is not None]
+                right = [off <= 1.0 for off in self._offs(turned)]
                 for e in (e for e, m in enumerate(wrong.shape) if m == n == len(right)):
                     each = torch.stack([x.movedim(e, 0).reshape(n, -1).all(1) for x in right])  # [k, entry]
                     count = int((~each[0]).sum())
@@ -456,32 +451,29 @@ class _Search:
         changed = [f"{k} for {j}" for j, k in enumerate(index.tolist()) if j != k]
         says = f"{name} has other entries of dimension {d}: {', '.join(changed[:6])}{', ...' * (len(changed) > 6)}"
         kind = "permute" if len(set(index.tolist())) == len(index) else "shift"
-        return Mutant(kind, says, result_of([i], lambda x: x.index_select(d, index)), 2)
+        return Mutant(kind, says, result_of([i], entries(d, index)), 2)
 
-    def _near(self, wrong: Tensor) -> float:
+    def _near(self) -> float:
         """Minus the logarithm of how likely it is that a number that is anything fits an element that is wrong."""
-        error = (self._observed - self._right)[wrong]
-        allowed = torch.as_tensor(self._allowed).expand(wrong.shape)[wrong].mean()
+        error = (self._observed - self._right)[self._wrong]
+        allowed = torch.as_tensor(self._allowed)[self._wrong].mean()
         return -math.log(min(1.0, max(1e-300, float(allowed / error.square().mean().sqrt()))))
 
     def _races(self) -> Iterator[Mutant]:
         """Sums where some elements lack what one tile adds, whichever it is, or have nothing else: updates are lost."""
-        wrong = self._off(self._right) > 1.0
-        near, some = self._near(wrong), 0 < int(wrong.sum()) < wrong.numel()
-        wrong = wrong.flatten()
-        for node in (node for node in self._part.nodes if some and math.prod(node.shape) == wrong.numel()):
+        near, wrong = self._near(), self._wrong.flatten()
+        some = [node for node in self._part.nodes if math.prod(node.shape) == wrong.numel() and not wrong.all()]
+        for node in some:
             for d, alone, k in itertools.product(summed_over(node, self._part.values), (False, True), range(16)):
                 count = -(-self._part.values[node.parents[0]].shape[d] // 2**k)
                 by_chance = near - math.log(count)  # that one of the tiles fits an element
                 if not 1 + alone < count <= MOST_TILES or by_chance * int(wrong.sum()) < self._enough:
                     continue
                 mutant, lost = partial(self._lacking, node, d, 2**k, alone), torch.full(node.shape, -1)
-                tiles = itertools.takewhile(lambda _: not self._late(self._until), range(count))
-                values = (self._value(mutant(torch.full_like(lost, tile))) for tile in tiles)
-                each = [self._off(value).flatten() for value in values if value is not None]
+                each = self._offs(mutant(torch.full_like(lost, tile)) for tile in range(count))
                 if len(each) < count:
                     continue
-                off, which = torch.stack(each).min(0)
+                off, which = torch.stack(each).flatten(1).min(0)
                 if float(off[wrong].max()) <= 1.0:
                     lost.view(-1)[wrong] = which[wrong]
                     yield mutant(lost)
@@ -489,41 +481,43 @@ class _Search:
     def _lacking(self, node: Node, d: int, tile: int, alone: bool, lost: Tensor) -> Mutant:
         """A sum over dimension `d` in tiles, of which the one that `lost` [of the sum's shape] names is not in it."""
 
-        def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
-            result, n = call(node, args, kwargs), args[0].shape[d]
+        def run(*args: Any) -> Any:
+            result, n = again(node, *args), args[0].shape[d]
             for k in {*lost.flatten().tolist()} - {-1}:
                 a, b = k * tile, (k + 1) * tile
                 rest = zeroed(zeroed(args[0], d, 0, a), d, b, n) if alone else zeroed(args[0], d, a, b)
-                result = torch.where(lost == k, call(node, [rest, *args[1:]], kwargs), result)
+                result = torch.where(lost == k, again(node, rest, *args[1:]), result)
             return result
 
         words = "have nothing but what one tile" if alone else "lack what one tile"
         says = f"updates are lost: elements of {node.op} {words} of {tile} gives"
         return Mutant("race", says, {node.id: Edit(run)}, 2)
 
+    def _offs(self, some: Iterable[Mutant]) -> list[Tensor]:
+        """How far off each element of each is, without those that cannot be run, or that the time is up for."""
+        values = (self._value(mutant) for mutant in some if not self._late(self._until))
+        return [self._off(value) for value in values if value is not None]
+
     def _distance(self, mutant: Mutant) -> float:
-        value = self._value(mutant) if not self._late(self._until) else None
-        return math.inf if value is None else self._rms(self._off(value))
+        return min(map(self._rms, self._offs([mutant])), default=math.inf)
 
     def _cause(self, mutant: Mutant, share: float) -> Cause:
-        node = self._part.nodes[mutant.at]
-        users = [self._part.nodes[u].site for u in self._part.users.get(mutant.at, [])]
-        line = next(filter(None, [node.site, *users]), "")
+        first = min(mutant.edits)
+        sites = [self._part.nodes[i].site for i in (first, *self._part.users.get(first, ()))]
         says = mutant.says if mutant.kind != "precision" else f"consistent with: {mutant.says}"
-        return Cause(mutant.kind, says, line, share)
+        return Cause(mutant.kind, says, next(filter(None, sites), ""), share)
 
     def _distinct(self, fits: list[tuple[Mutant, float]]) -> list[Cause]:
         """One cause for all mutants that agree on fresh inputs, the simplest; what separates others is kept too."""
         classes: list[tuple[Tensor | None, list[tuple[Mutant, float]]]] = []
-        for mutant, share in fits:
+        for mutant, share in sorted(fits, key=lambda one: one[0].rank):
             value = self._value(mutant, self._fresh)
             if (same := next((same for other, same in classes if _alike(value, other)), None)) is None:
                 classes.append((value, same := []))
             same.append((mutant, share))
-        ordered = [sorted(same, key=lambda one: one[0].rank) for _, same in classes]
-        simplest = min((same[0][0].rank for same in ordered), default=0)
+        simplest = min((mutant.rank for mutant, _ in fits), default=0)
         left: dict[tuple[str, str], Cause] = {}  # of one number, those that fit are one cause
-        for (mutant, share), *rest in (same for same in ordered if same[0][0].rank == simplest):
+        for (mutant, share), *rest in (same for _, same in classes if same[0][0].rank == simplest):
             number = mutant.says.partition(" has ")[0] if mutant.kind == "eps" else mutant.says
             cause = left.get((mutant.kind, number), self._cause(mutant, share))
             also = (*cause.also, *(f"{m.kind}: {m.says}" for m, _ in rest))

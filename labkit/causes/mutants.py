@@ -78,11 +78,6 @@ class Mutant:
     edits: Mapping[int, Edit]
     rank: int = 1
 
-    @property
-    def at(self) -> int:
-        """The operation that is broken, the first of several."""
-        return min(self.edits)
-
 
 def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
     """Elements in other places: kind, what happens, and how."""
@@ -99,32 +94,7 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
             words = f"stored as if dimensions {i} and {j} were in the other order"
             yield "layout", words, lambda x, i=i, j=j: x.reshape(x.transpose(i, j).shape).transpose(i, j)
     for d in large:
-        n = shape[d]
-        for by in (1, -1) if n > 2 else ():
-            where = f"one place {'later' if by > 0 else 'earlier'} in dimension {d}"
-            yield "shift", f"{where}, around the end", lambda x, d=d, by=by: x.roll(by, d)
-            yield "shift", f"{where}, with zeros", lambda x, d=d, by=by: _moved(x, d, by, 0.0)
-            yield "shift", f"{where}, the edge repeated", lambda x, d=d, by=by: _moved(x, d, by, None)
-        yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", lambda x, d=d: x.flip(d)
-        yield "stale", f"entry 0 of dimension {d} in place of all", partial(_repeated, d=d, k=0)
-        yield "axis", f"the largest of dimension {d} in place of all", lambda x, d=d: x.amax(d, True).expand(x.shape)
-        yield "stale", f"entry {n - 1} of dimension {d} in place of all", partial(_repeated, d=d, k=n - 1)
-        for tile in (2**q for q in range(2, (n - 1).bit_length())):
-            index = torch.arange(n)  # of two buffers, one is not filled
-            index -= tile * (index // tile % 2)
-            words = f"every second tile of {tile} of dimension {d} is the one before it"
-            yield "stale", words, lambda x, d=d, index=index: x.index_select(d, index.to(x.device))
-        if n % 2 == 0 and n > 2:
-            yield "swap", f"halves of dimension {d} exchanged", lambda x, d=d, n=n: x.roll(n // 2, d)
-            pairs = lambda x, d=d: x.unflatten(d, (-1, 2)).flip(d + 1).flatten(d, d + 1)  # noqa: E731
-            yield "swap", f"neighbours of dimension {d} exchanged", pairs
-        for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
-            words = f"dimension {d} of {n} taken as {n // a} x {a} in place of {a} x {n // a}"
-            yield "permute", words, partial(_regrouped, d=d, a=a)
-        for parts in (p for p in (3, 4) if n % p == 0):
-            for order in [*itertools.permutations(range(parts))][1:]:  # the first is as it was
-                words = f"{parts} parts of dimension {d} in the order {order}"
-                yield "permute", words, partial(_chunked, d=d, order=order)
+        yield from orders(shape[d], d)
     if large[-2:] == [len(shape) - 2, len(shape) - 1] and shape[-1] == shape[-2]:
         for words, half in (("above", torch.tril), ("below", torch.triu)):  # BLAS writes one of a symmetric matrix
             yield "zero", f"zero {words} the diagonal", lambda x, half=half: half(x)
@@ -132,19 +102,41 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
         yield "flip", f"reversed in dimensions {large[-2:]}", lambda x, two=large[-2:]: x.flip(two)
 
 
-def _moved(x: Tensor, d: int, by: int, fill: float | None) -> Tensor:
-    edge = x.narrow(d, 0 if by > 0 else x.shape[d] - 1, 1)
-    edge = edge if fill is None else torch.full_like(edge, fill)
+def orders(n: int, d: int) -> Iterator[tuple[str, str, Change]]:
+    """Other entries of dimension `d`, of `n`, in the places of its own."""
+    own = torch.arange(n)
+    for by, where in ((1, "later"), (-1, "earlier")) if n > 2 else ():
+        yield "shift", f"one place {where} in dimension {d}, around the end", entries(d, (own - by) % n)
+        yield "shift", f"one place {where} in dimension {d}, with zeros", partial(_moved, d=d, by=by, fill=0.0)
+        yield "shift", f"one place {where} in dimension {d}, the edge repeated", entries(d, (own - by).clamp(0, n - 1))
+    yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", entries(d, own.flip(0))
+    yield "stale", f"entry 0 of dimension {d} in place of all", entries(d, own * 0)
+    yield "axis", f"the largest of dimension {d} in place of all", lambda x: x.amax(d, True).expand(x.shape)
+    yield "stale", f"entry {n - 1} of dimension {d} in place of all", entries(d, own * 0 + n - 1)
+    for tile in (2**q for q in range(2, (n - 1).bit_length())):
+        words = f"every second tile of {tile} of dimension {d} is the one before it"
+        yield "stale", words, entries(d, own - tile * (own // tile % 2))  # of two buffers, one is not filled
+    if n % 2 == 0 and n > 2:
+        yield "swap", f"halves of dimension {d} exchanged", entries(d, own.roll(n // 2))
+        yield "swap", f"neighbours of dimension {d} exchanged", entries(d, own ^ 1)
+    for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
+        words = f"dimension {d} of {n} taken as {n // a} x {a} in place of {a} x {n // a}"
+        yield "permute", words, entries(d, own.view(a, -1).T.flatten())
+    for parts in (p for p in (3, 4) if n % p == 0):
+        for order in [*itertools.permutations(range(parts))][1:]:  # the first is as it was
+            index = own.view(parts, -1)[[*order]].flatten()
+            yield "permute", f"{parts} parts of dimension {d} in the order {order}", entries(d, index)
+
+
+def entries(d: int, index: Tensor) -> Change:
+    """Takes these entries of dimension `d`."""
+    return partial(torch.index_select, dim=d, index=index)
+
+
+def _moved(x: Tensor, d: int, by: int, fill: float) -> Tensor:
+    edge = torch.full_like(x.narrow(d, 0, 1), fill)
     rest = x.narrow(d, 0 if by > 0 else 1, x.shape[d] - 1)
     return torch.cat([edge, rest] if by > 0 else [rest, edge], d)
-
-
-def _repeated(x: Tensor, d: int, k: int) -> Tensor:
-    return x.narrow(d, k, 1).expand(x.shape).clone()
-
-
-def _chunked(x: Tensor, d: int, order: tuple[int, ...]) -> Tensor:
-    return torch.cat([x.chunk(len(order), d)[k] for k in order], d)
 
 
 def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
@@ -159,18 +151,18 @@ def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str,
         factors |= {f"{n}": n, f"1/{n}": 1 / n, f"sqrt({n})": n**0.5, f"1/sqrt({n})": n**-0.5}
     for words, c in factors.items():
         yield "scale", f"{words} times as large", lambda x, c=c: x * c
-    for name in ("tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        yield "precision", f"rounded to {name}", partial(_rounded, name=name)
-    yield "precision", "cut to bfloat16", lambda x: (x.float().view(torch.int32) & ~0xFFFF).view(torch.float32).double()
+    yield "precision", "rounded to tf32", partial(_cut, half=0x1000, off=0x1FFF)
+    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        yield "precision", f"rounded to {name}", partial(stored, name=name)
+    yield "precision", "cut to bfloat16", partial(_cut, half=0, off=0xFFFF)
     for d in (d for d, n in enumerate(shape) if n > 1):
         yield "function", f"less its mean along dimension {d}", lambda x, d=d: x - x.mean(d, True)
 
 
 def far(sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
     """Whole numbers that are counted from another place: from the end of what was there before, say."""
-    for n in sizes:
-        yield "shift", f"{n} less", lambda x, n=n: x - n
-        yield "shift", f"{n} more", lambda x, n=n: x + n
+    for by in (by for n in sizes for by in (-n, n)):
+        yield "shift", f"{abs(by)} {'less' if by < 0 else 'more'}", lambda x, by=by: x + by
 
 
 def left_out(shape: tuple[int, ...], sizes: Iterable[int] = ()) -> Iterator[tuple[str, str, Change]]:
@@ -209,17 +201,15 @@ def _written(x: Tensor, apart: int) -> Tensor:
     return torch.where(column < x.shape[-1], x[..., row, column.clamp(max=x.shape[-1] - 1)], 0).view(x.shape)
 
 
-def _rounded(x: Tensor, name: str) -> Tensor:
-    if name != "tf32":
-        return stored(x, name)
-    return ((x.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32).double()
+def _cut(x: Tensor, half: int, off: int) -> Tensor:
+    """float32 without its last bits, rounded where `half` of what they hold at most is added before."""
+    return ((x.float().view(torch.int32) + half) & ~off).view(torch.float32).double()
 
 
 def zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
     """Zero in `a` to `b` - 1 of dimension `d`."""
-    keep = torch.ones(x.shape[d], dtype=x.dtype, device=x.device)
-    keep[a:b] = 0
-    return x * keep.view([-1 if k == d else 1 for k in range(x.ndim)])
+    place = torch.arange(x.shape[d]).view([-1] + [1] * (x.ndim - d - 1))
+    return x * ((place < a) | (place >= b))
 
 
 def ranges(n: int, sizes: Iterable[int] = ()) -> list[tuple[int, int]]:
@@ -227,13 +217,11 @@ def ranges(n: int, sizes: Iterable[int] = ()) -> list[tuple[int, int]]:
 
     A dimension that was put together of others, whose sizes these are, may lack one of them, or its tail.
     """
-    found = {(n - 1, n), (0, 1), (n - n // 4, n)} if n > 1 else set()
-    for end in {n, *(m for m in sizes if 4 < m < n)}:
-        found |= {(end // 2**q * 2**q, end) for q in range(2, end.bit_length())}
-    for m in (m for m in sizes if m < n):
-        found |= {(m, n), (0, m), (n - m, n)}
+    found = {(n - 1, n), (0, 1), (n - n // 4, n)}
+    for m in (n, *sizes):
+        found |= {(m, n), (0, m), (n - m, n), *((m // 2**q * 2**q, m) for q in range(2, m.bit_length()))}
     for tile in (2**q for q in range(2, n.bit_length())):
-        found |= {(0, tile), (tile, n), (tile, min(n, 2 * tile))} if tile < n else set()
+        found |= {(0, tile), (tile, n), (tile, min(n, 2 * tile))}
     return sorted((a, b) for a, b in found if 0 <= a < b <= n and (a, b) != (0, n))
 
 
@@ -244,9 +232,9 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
         yield "mask", "false everywhere", torch.zeros_like
         yield "mask", "inverted", torch.logical_not
         for d in (d for d, n in enumerate(x.shape) if n > 1):
-            for by in (1, -1):
-                words = f"one place {'later' if by > 0 else 'earlier'} in dimension {d}, True at the edge"
-                yield "shift", words, lambda x, d=d, by=by: _moved(x, d, by, True)
+            for by, where in ((1, "later"), (-1, "earlier")):
+                words = f"one place {where} in dimension {d}, True at the edge"
+                yield "shift", words, partial(_moved, d=d, by=by, fill=True)
             for tile, some in itertools.product((2**k for k in range(1, 8) if 2**k < x.shape[d]), (True, False)):
                 words = f"{some} in each whole tile of {tile} of dimension {d} in which it is somewhere"
                 yield "mask", words, partial(_by_tiles, d=d, tile=tile, some=some)
@@ -257,7 +245,7 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
             yield "permute", f"inverted as a permutation of dimension {d}", lambda x, d=d: x.argsort(d)
         yield "permute", f"in order along dimension {d}", lambda x, d=d: x.sort(d).values
     for by in (1, -1):
-        yield "shift", f"{'one more' if by > 0 else 'one less'}", lambda x, by=by: x + by
+        yield "shift", "one more" if by > 0 else "one less", lambda x, by=by: x + by
         yield "shift", f"{by:+d}, within bounds", lambda x, by=by: (x + by).clamp(low, high)
     yield "shift", "counted from 0", lambda x: x - low
     yield "stale", "its first in place of all", lambda x: x.flatten()[0].expand(x.shape).clone()
@@ -284,11 +272,11 @@ class Context:
 
     def __init__(self, part: Part, golden: Golden) -> None:
         nodes, values, program = part.nodes, part.values, golden.program
-        tensors = [values[i] for i in (*part.given, part.target) if isinstance(values[i], Tensor)]
+        tensors = [values[i] for i in (*part.given, part.target)]
         shapes = [x.shape for x in tensors] + [program.nodes[golden.steps[name]].shape for name in golden.inputs]
         self.part = part
         self.sizes = sorted({n for shape in shapes for n in shape} - {0, 1})
-        self.largest = max((x.numel() for x in tensors), default=1)
+        self.largest = max(x.numel() for x in tensors)
         numbers = {abs(float(c)) for n in program.nodes if n.op in NUMBERED for c in n.args if _is_number(c)}
         self.numbers = sorted(numbers - {0.0})[:16]
         self.computed = [n.id for n in nodes if n.func not in GIVEN and isinstance(values[n.id], Tensor)]
@@ -337,8 +325,7 @@ class Context:
     def alike(self, i: int) -> list[int]:
         """What is given and has the shape and type of what operation `i` gives."""
         x, values = self.part.values[i], self.part.values
-        others = (k for k in self.part.given if k != i and isinstance(values[k], Tensor))
-        return [k for k in others if values[k].shape == x.shape and values[k].dtype == x.dtype]
+        return [k for k in self.part.given if k != i and (values[k].shape, values[k].dtype) == (x.shape, x.dtype)]
 
     def mistaken(self, i: int, other: int) -> str:
         """The kind of fault that it is to take another tensor: one that is the same but for its last digits, or not."""
@@ -385,8 +372,7 @@ class Context:
 
 def mutants(c: Context) -> Iterator[Mutant]:
     """Every mutant of a part of a recorded golden, the usual ones first."""
-    part = c.part
-    groups = c.groups()
+    part, groups = c.part, c.groups()
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
     ends = [(ids[k], word) for ids in groups if 1 < len(ids) <= 8 for k, word in ((0, "first"), (-1, "last"))]
     ways = itertools.chain(
@@ -423,9 +409,8 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     if given and real:
         yield "factor", f"{name} is 1, as if it were left out", result_of(ids, torch.ones_like)
     for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
-        for share, over in ((n / (n - 1), n - 1), ((n - 1) / n, n)) if real else ():
-            says = f"{name} is over {over}, not {2 * n - 1 - over}"
-            yield "ddof", says, result_of(ids, lambda x, share=share: x * share)
+        for old, new in ((n, n - 1), (n - 1, n)) if real else ():
+            yield "ddof", f"{name} is over {new}, not {old}", result_of(ids, lambda x, by=old / new: x * by)
     if last and real and x.numel() and bool((x == x.round()).all()):
         yield "precision", f"{name} is wrapped to 16 bits", result_of(ids, _wrapped)
     for function in (ON_TOP if last else ON_TOP[:2]) if real and not moved else ():
@@ -455,36 +440,34 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         if kind and a.dtype == x.dtype and (a.is_floating_point() or moves) and node.op not in PRODUCTS:
             sign = -1 if node.op == "sub" and j == 1 else 1
             says = f"{what} is left out: {names[j]} passes {'as it is' if sign > 0 else 'with the other sign'}"
-            passes = lambda args, j=j, sign=sign: (-args[j] if sign < 0 else args[j]).expand(x.shape).clone()  # noqa: E731
+            passes = lambda *args, j=j, sign=sign: (-args[j] if sign < 0 else args[j]).expand(x.shape).clone()  # noqa: E731
             yield kind, says, _instead(ids, passes)
         if node.op in ("mul", "add", "sub"):
-            twice = lambda args, j=j: call(node, [call(node, args, node.kwargs), args[j]], {})  # noqa: E731
-            again = "factor" if node.op == "mul" else "scale"
-            yield again, f"{what}: {names[j]} is taken twice", _instead(ids, twice)
+            twice = lambda *args, j=j: again(node, again(node, *args), args[j])  # noqa: E731
+            yield "factor" if node.op == "mul" else "scale", f"{what}: {names[j]} is taken twice", _instead(ids, twice)
         if node.op in ARITHMETIC and a.ndim and a.shape != x.shape:
             yield from broadcast(c, ids, j, a, f"{what}: {names[j]}")
     for p in {p for p in node.parents if len(part.users.get(p, ())) > len(ids) and isinstance(part.values[p], Tensor)}:
         for other in c.alike(p):
-            args = tree_map_only(Ref, lambda ref, p=p, other=other: Ref(other) if ref.id == p else ref, node.args)
             says = f"{what} takes {c.called(other)} in place of {c.called(p)}"
-            yield c.mistaken(p, other), says, dict.fromkeys(ids, Edit(partial(call, node), args)), 2
+            yield c.mistaken(p, other), says, _taking(part, ids, {p: other}), 2
     if len(tensors) == 2 and node.op not in ("mul", "add"):
         j, k = tensors
         order = [k if n == j else j if n == k else n for n in range(len(node.args))]
-        swapped = _instead(ids, lambda args: call(node, [args[n] for n in order], node.kwargs))
+        swapped = _instead(ids, lambda *args: again(node, *(args[n] for n in order)))
         yield "sign" if node.op == "sub" else "swap", f"{what}: {names[j]} and {names[k]} are exchanged", swapped
     if node.op in OPPOSITE:
         other = getattr(torch, OPPOSITE[node.op])
         kind = "sign" if node.op in ("add", "sub") else "mask" if x.dtype == torch.bool else "function"
-        yield kind, f"{OPPOSITE[node.op]} in place of {what}", _instead(ids, lambda args: other(*args[:2]))
+        yield kind, f"{OPPOSITE[node.op]} in place of {what}", _instead(ids, lambda *args: other(*args[:2]))
     if len(tensors) == 1 and node.op in FUNCTIONS | CHOICES and next(iter(tensors.values())).shape == x.shape:
         for name, f in INSTEAD.items():
-            yield "function", f"{name} in place of {what}", _instead(ids, lambda args, f=f: f(args[0]))
+            yield "function", f"{name} in place of {what}", _instead(ids, lambda x, *_, f=f: f(x))
     if node.op in REDUCTIONS:
         yield from of_reduction(c, ids, what)
     if node.op in ("permute", "transpose", "t"):
         says = f"{what} is left out: memory is read as it lies"
-        yield "layout", says, _instead(ids, lambda args: args[0].reshape(x.shape))
+        yield "layout", says, _instead(ids, lambda y, *_: y.reshape(x.shape))
     if node.op == "roll":
         yield "shift", f"{what} moves the other way", argument(part, ids, 1, lambda far: [-n for n in far])
     if node.op in ("where", "masked_fill"):
@@ -514,15 +497,14 @@ def neighbours(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     node, values = c.part.nodes[ids[0]], c.part.values
     x, whole = values[ids[0]], values[node.parents[0]]
     if node.op == "getitem":
-        for k in (
-            k for k, y in enumerate(whole) if isinstance(y, Tensor) and y.shape == x.shape and y.dtype == x.dtype
-        ):
-            yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(c.part, ids, 1, lambda _, k=k: k)
+        for k, y in enumerate(whole):
+            if isinstance(y, Tensor) and (y.shape, y.dtype) == (x.shape, x.dtype):
+                yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(c.part, ids, 1, lambda _, k=k: k)
     elif len(node.args) == 4:
         (d, start), n = node.args[1:3], x.shape[node.args[1]]
         for begin in (b for b in (start - n, start + n) if 0 <= b <= whole.shape[d] - n):
             says = f"{what} takes {begin} to {begin + n - 1} of dimension {d}, not {start} to {start + n - 1}"
-            yield "swap", says, _instead(ids, lambda args, begin=begin: args[0].narrow(d, begin, n))
+            yield "swap", says, _instead(ids, lambda y, *_, begin=begin: y.narrow(d, begin, n))
 
 
 def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Iterator[Way]:
@@ -530,9 +512,8 @@ def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Itera
     shape = c.part.values[ids[0]].shape
     long = [d + len(shape) - a.ndim for d, n in enumerate(a.shape) if n > 1]
     for d in (d for d, n in enumerate(shape) if len(long) == 1 and d != long[0] and n > 1):
-        index = torch.arange(shape[d], device=a.device) % a.numel()
-        view = [-1 if k == d else 1 for k in range(len(shape))]
-        change = lambda v, index=index, view=view: v.flatten()[index].view(view)  # noqa: E731
+        index = (torch.arange(shape[d]) % a.numel()).view([-1 if k == d else 1 for k in range(len(shape))])
+        change = lambda v, index=index: v.flatten()[index]  # noqa: E731
         yield "axis", f"{says} is applied along dimension {d}, not {long[0]}", argument(c.part, ids, j, change)
 
 
@@ -566,15 +547,13 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     dims = _dims(node, part.values)
     for d in dims:
         for a, b in ranges(x.shape[d], c.sizes):
-            keep = torch.tensor([k for k in range(x.shape[d]) if not a <= k < b], device=x.device)
-            change = lambda v, d=d, keep=keep: v.index_select(d, keep)  # noqa: E731
-            yield "truncate", f"{what} leaves out {a} to {b - 1} of {x.shape[d]}", argument(part, ids, 0, change)
+            keep = entries(d, torch.tensor([k for k in range(x.shape[d]) if not a <= k < b]))
+            yield "truncate", f"{what} leaves out {a} to {b - 1} of {x.shape[d]}", argument(part, ids, 0, keep)
     count = _summed(node, part.values)
     if len(dims) == 1 and node.op in ("sum", "mean", "amax", "amin"):
         yield from padding(c, ids, what, dims[0] - x.ndim)
-        for k in (
-            (1, 2, 3, *(n - x.shape[dims[0]] for n in tiled(x.shape[dims[0]]))) if node.op in ("sum", "mean") else ()
-        ):
+        more = (1, 2, 3, *(n - x.shape[dims[0]] for n in tiled(x.shape[dims[0]])))
+        for k in more if node.op in ("sum", "mean") else ():
             says = f"{what} has the last of dimension {dims[0]} {k} times more, as where loads of a tail are clamped"
             yield "mask", says, {i: Edit(partial(_clamped, node=part.nodes[i], d=dims[0], k=k)) for i in ids}, 2
     if node.op == "mean" and count > 1:
@@ -586,12 +565,12 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
         yield "scale", f"{what}: the mean, not the sum", result_of(ids, lambda y: y / count)
     if node.op in ("cumsum", "cumprod"):
         for tile in (2**q for q in range(1, (x.shape[dims[0]] - 1).bit_length())):
-            anew = lambda args, d=dims[0], t=tile: torch.cat([call(node, [y, d], {}) for y in args[0].split(t, d)], d)  # noqa: E731
+            anew = lambda v, d, t=tile: torch.cat([again(node, y, d) for y in v.split(t, d)], d)  # noqa: E731
             yield "stale", f"{what} begins anew in each tile of {tile}", _instead(ids, anew)
     if node.op == "cumsum":
-        less = {i: Edit(lambda args, kwargs: args[0] - args[1], (node.args[0],), after=True) for i in ids}
+        less = {i: Edit(torch.sub, (Ref(i), node.args[0])) for i in ids}
         yield "shift", f"{what} leaves out the element itself", less
-        back = lambda args, d=dims[0]: args[0].flip(d).cumsum(d).flip(d)  # noqa: E731
+        back = lambda v, d: v.flip(d).cumsum(d).flip(d)  # noqa: E731
         yield "flip", f"{what} runs backwards", _instead(ids, back)
 
 
@@ -613,27 +592,21 @@ def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[in
     part, nodes, node = c.part, c.part.nodes, c.part.nodes[reduction]
     x, n = node.parents[0], part.values[node.parents[0]].shape[d]
 
-    def long(i: int) -> bool:
-        value = part.values[i]
-        return isinstance(value, Tensor) and value.ndim >= -d and value.shape[d] == n
-
-    def computed(i: int) -> bool:
-        return long(i) and nodes[i].op in ARITHMETIC | FUNCTIONS | CHOICES and nodes[i].op not in REDUCTIONS
-
-    found = [x] if computed(x) else []
+    long = {i for i, v in part.values.items() if isinstance(v, Tensor) and v.ndim >= -d and v.shape[d] == n}
+    computed = {i for i in long if nodes[i].op in (ARITHMETIC | FUNCTIONS | CHOICES) - {*REDUCTIONS}}
+    found = [x] if x in computed else []
     for i in found:  # which grows meanwhile
-        found += [p for p in nodes[i].parents if computed(p) and p not in found]
+        found += [p for p in nodes[i].parents if p in computed and p not in found]
     taken_in = {p for i in found for p in nodes[i].parents}
-    sides, loaded = sorted(p for p in taken_in if not long(p)), sorted(p for p in taken_in if long(p) and p != x)
+    sides, loaded = sorted(taken_in - long), sorted((taken_in & long) - {x})
 
-    def run(args: list[Any], kwargs: dict[str, Any], zero: int) -> Any:
-        elements, *beside = args
+    def run(elements: Tensor, *beside: Any, zero: int) -> Any:
         of = dict(zip(sides, beside, strict=True))
         of |= {i: torch.zeros_like(part.values[i].narrow(d, 0, 1)) for i in loaded if i not in found or i == zero}
         for i in (i for i in sorted(found) if i != zero):
-            of[i] = call(nodes[i], [of[a.id] if isinstance(a, Ref) else a for a in nodes[i].args], nodes[i].kwargs)
+            of[i] = again(nodes[i], *(of[a.id] if isinstance(a, Ref) else a for a in nodes[i].args))
         more = of[x].expand(*elements.shape[: elements.ndim + d], up_to - n, *elements.shape[elements.ndim + d + 1 :])
-        y = call(node, [torch.cat([elements, more], d), *node.args[1:]], node.kwargs)
+        y = again(node, torch.cat([elements, more], d), *node.args[1:])
         return y * up_to / n if node.op == "mean" else y
 
     for zero in reversed(loaded):  # the nearest first: of a loop, those of one place in every pass
@@ -653,8 +626,8 @@ def variances(c: Context) -> Iterator[Way]:
             yield "ddof", says, result_of(firsts, lambda v, factor=factor: v * factor)
         for n in tiled(count) if firsts else ():
 
-            def counted(args: list[Any], kwargs: dict[str, Any], node: Node = node, more: float = n / count - 1) -> Any:
-                variance, mean = call(node, args, node.kwargs)
+            def counted(*args: Any, node: Node = node, more: float = n / count - 1) -> Any:
+                variance, mean = again(node, *args)
                 return variance + more * mean.square()
 
             says = f"the variance counts the padding up to {n}, where what is normalised is zero"
@@ -668,9 +641,9 @@ def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
     if not own and (node.args[6] or not any(pads)):
         return
 
-    def run(args: list[Any], pads: list[int], mode: str) -> Any:
-        x = F.pad(args[0], pads, mode)
-        return x if own else call(node, [x, *args[1:4], [0] * len(args[4]), *args[5:]], node.kwargs)
+    def run(x: Tensor, *args: Any, pads: list[int], mode: str) -> Any:
+        x = F.pad(x, pads, mode)
+        return x if own else again(node, x, *args[:3], [0] * len(args[3]), *args[4:])
 
     for k, by in itertools.product(range(0, len(pads), 2), (1, -1)):
         moved = [p + (by if n == k else -by if n == k + 1 else 0) for n, p in enumerate(pads)]
@@ -690,7 +663,7 @@ def along(c: Context) -> Iterator[Way]:
         dims = tuple(_dims(node, part.values))
         for key in ((node.site, dims), ("", dims)):
             lines.setdefault(key, []).append(node.id)
-    for (_, old), ids in {(key[1], tuple(ids)): (key, ids) for key, ids in lines.items()}.values():
+    for old, ids in dict.fromkeys((dims, tuple(ids)) for (_, dims), ids in lines.items()):
         ndim = part.values[part.nodes[ids[0]].parents[0]].ndim
         for over in (some for count in range(ndim) for some in itertools.combinations(range(ndim), count + 1)):
             if over != old:
@@ -705,14 +678,14 @@ def _along(part: Part, i: int, dims: list[int]) -> dict[int, Edit]:
     over: Any = dims[0] if len(node.args) > 1 and isinstance(node.args[1], int) else dims
     old = _dims(node, part.values)
 
-    def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def run(x: Tensor, *_: Any) -> Any:
         if len(node.args) == 1:  # over all, to a number
-            return getattr(torch, node.op)(args[0], dim=over, keepdim=True)
-        y = call(node, [args[0], over, *node.args[2:]], kwargs)
-        return y if y.ndim == len(node.shape) else dropped(call(node, [args[0], over, True], kwargs), node)
+            return getattr(torch, node.op)(x, dim=over, keepdim=True)
+        y = again(node, x, over, *node.args[2:])
+        return y if y.ndim == len(node.shape) else dropped(again(node, x, over, True), node)
 
-    def moments(args: list[Any], kwargs: dict[str, Any], user: Node) -> Any:
-        y = call(node, [args[0], over, *node.args[2:]], node.kwargs | {"keepdim": True})[user.args[1]]
+    def moments(x: Tensor, user: Node) -> Any:
+        y = call(node, [x, over, *node.args[2:]], node.kwargs | {"keepdim": True})[user.args[1]]
         return y if y.ndim == len(user.shape) else dropped(y, user)
 
     def dropped(y: Tensor, result: Node) -> Tensor:
@@ -734,17 +707,15 @@ def counts(c: Context) -> Iterator[Way]:
     """Another number of elements, wherever a sum over them is divided by it, as in the backward of a mean."""
     part = c.part
     found = {_summed(node, part.values) for node in part.nodes if node.op in ("sum", "mean", "var_mean")}
-    places = [(n, j, a) for n in part.nodes if n.op in ("mul", "div") for j, a in enumerate(n.args) if _is_number(a)]
+    numbers = [(j, a, ids) for (op, j, a), ids in c.numbered().items() if op in ("mul", "div")]
     for count in found - {0, 1}:
         for new in {count - 1, *tiled(count), *(n for n in c.sizes if count % n == 0)} - {0, count}:
             edits: dict[int, Edit] = {}
-            for (node, j, a), power in itertools.product(places, (1, -1)):
+            for (j, a, ids), power in itertools.product(numbers, (1, -1)):
                 if abs(a * count**power) in (1.0, 2.0, 0.5):
-                    ratio = (count / new) ** power
-                    edits |= argument(part, [node.id], j, lambda a, ratio=ratio: a * ratio)
+                    edits |= argument(part, ids, j, lambda a, by=(count / new) ** power: a * by)
             kind = "ddof" if new == count - 1 else "factor"
-            if edits:
-                yield kind, f"{new} elements are counted where there are {count}", edits
+            yield kind, f"{new} elements are counted where there are {count}", edits
 
 
 def exchanged(c: Context) -> Iterator[Way]:
@@ -755,7 +726,8 @@ def exchanged(c: Context) -> Iterator[Way]:
     for i, j in itertools.combinations(some, 2):
         apart = j not in part.downstream(i) and i not in part.downstream(j)
         if apart and values[i].shape == values[j].shape and values[i].dtype == values[j].dtype:
-            yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", _exchanged(part, i, j)
+            edits = _taking(part, {*part.users[i], *part.users[j]}, {i: j, j: i})
+            yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", edits
     for ((op, j, a), ids), ((other, k, b), others) in itertools.combinations(c.numbered().items(), 2):
         if (op, j) == (other, k):
             edits = argument(part, ids, j, lambda _, b=b: b) | argument(part, others, j, lambda _, a=a: a)
@@ -780,10 +752,10 @@ def together(c: Context) -> Iterator[Way]:
 def solves(c: Context) -> Iterator[Way]:
     """Of the two triangular systems of a Cholesky factor, one left out, or with the factor where its transpose is."""
     lower, upper = (partial(torch.linalg.solve_triangular, upper=way) for way in (False, True))
-    ways: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
-        "both systems are with the factor itself": ("transpose", lambda args: lower(args[1], lower(*args[1::-1]))),
-        "the system with the factor's transpose is left out": ("drop_term", lambda args: lower(*args[1::-1])),
-        "the system with the factor is left out": ("drop_term", lambda args: upper(args[1].mH, args[0])),
+    ways: dict[str, tuple[str, Callable[..., Any]]] = {
+        "both systems are with the factor itself": ("transpose", lambda b, a, *_: lower(a, lower(a, b))),
+        "the system with the factor's transpose is left out": ("drop_term", lambda b, a, *_: lower(a, b)),
+        "the system with the factor is left out": ("drop_term", lambda b, a, *_: upper(a.mH, b)),
     }
     for node in (node for node in c.part.nodes if node.op == "cholesky_solve" and True not in node.args):
         for says, (kind, run) in ways.items():
@@ -803,13 +775,12 @@ def unscaled(c: Context) -> Iterator[Way]:
         exponential = next(u for u in part.users[less.id] if nodes[u].op == "exp")
         sums = [u for u in part.users.get(exponential, ()) if nodes[u].op == "sum"][:1]
 
-        def early(args: list[Any], kwargs: dict[str, Any], tile: int, d: int, split: bool, node: Node) -> Tensor:
-            less, x = args
+        def early(less: Tensor, x: Tensor, tile: int, d: int, split: bool, node: Node) -> Tensor:
             largest = torch.stack([part.amax(d) for part in x.split(tile, d)], d)
             largest = largest if split else largest.cummax(d).values
             larger = x.amax(d, True) - largest.repeat_interleave(tile, d).narrow(d, 0, x.shape[d])
             terms = torch.exp(less + torch.where(larger.isfinite(), larger, 0.0))  # of a masked tile nothing is left
-            return terms if node.op == "exp" else call(node, [terms, *node.args[1:]], node.kwargs)
+            return terms if node.op == "exp" else again(node, terms, *node.args[1:])
 
         def edits(ids: list[int], how: dict[str, Any], less: Node = less) -> dict[int, Edit]:
             return {i: Edit(partial(early, **how, node=nodes[i]), (Ref(less.id), less.args[0])) for i in ids}
@@ -833,13 +804,13 @@ def moved_on(c: Context) -> Iterator[Way]:
         for j in (j for j, a in enumerate(node.args) if isinstance(a, Ref) and nodes[a.id].shape == node.shape):
             others = [a.id for k, a in enumerate(node.args) if isinstance(a, Ref) and k != j]
             ready = [k for k in movable if i in movable[k] and all(nodes[r].func in GIVEN or r < k for r in others)]
-            passes = Edit(lambda args, kwargs, j=j: args[j].clone())
-            moved = Edit(partial(_applied, node=node, j=j), (*node.args[:j], *node.args[j + 1 :]), True)
             after = [(k, "after") for k in later if nodes[k].op not in MOVES - {"where"}]
             for k, where in after + [(k, "before") for k in ready]:
                 added = [a for n in (node, nodes[k]) if n.op == "add" for a in n.args if _is_number(a)]
                 kind = "eps" if any(is_epsilon("add", a) for a in added) else "other"
-                yield kind, f"{c.operation(i)} comes {where} {c.operation(k)}", {i: passes, k: moved}, 2
+                moved = Edit(partial(again, node), (*node.args[:j], Ref(k), *node.args[j + 1 :]))
+                says = f"{c.operation(i)} comes {where} {c.operation(k)}"
+                yield kind, says, _copied([i], node.args[j].id) | {k: moved}, 2
 
 
 def between(c: Context) -> Iterator[Way]:
@@ -857,15 +828,14 @@ def regrouped(c: Context) -> Iterator[Way]:
         ends = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") or k == part.target]
         for k, (d, n) in itertools.product(ends[-6:], enumerate(part.nodes[i].shape)):
             for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
-                edits = result_of([i], partial(_regrouped, d=d, a=a))
-                edits |= result_of([k], partial(_regrouped, d=d, a=n // a))
+                order = torch.arange(n).view(a, -1).T.flatten()
+                edits = result_of([i], entries(d, order)) | result_of([k], entries(d, order.argsort()))
                 taken = f"dimension {d} of {n} is taken as {n // a} x {a} in place of {a} x {n // a}"
                 yield "permute", f"from {c.called(i)} to {c.called(k)}, {taken}", edits, 2
     for d, n in enumerate(part.nodes[part.target].shape):
-        long = [i for i in given if n > 2 and n in part.nodes[i].shape and isinstance(part.values[i], Tensor)]
-        edits = result_of([part.target], lambda x, d=d: x.flip(d))
-        edits |= result_of(long, lambda x, n=n: x.flip(tuple(x.shape).index(n)))
-        if len(edits) > 1:
+        if long := [i for i in given if n > 2 and n in part.nodes[i].shape]:
+            edits = result_of(long, lambda x, n=n: x.flip(tuple(x.shape).index(n)))
+            edits |= result_of([part.target], lambda x, d=d: x.flip(d))
             yield "flip", f"all runs backwards along dimension {d}", edits, 2
 
 
@@ -876,22 +846,26 @@ def composites(c: Context) -> Iterator[Way]:
         if len(frontier) == 1 < len(inside) and c.part.nodes[min(frontier)].shape == c.part.nodes[i].shape:
             others = {words: f for words, f in INSTEAD.items() if words.lower().replace(" ", "_") != name}
             for words, f in others.items():  # and not the same with torch's own numbers
-                edit = Edit(lambda args, kwargs, f=f: f(args[0]), (Ref(min(frontier)),))
-                yield "function", f"{words} in place of {name}", {i: edit}, 0
+                yield "function", f"{words} in place of {name}", {i: Edit(f, (Ref(min(frontier)),))}, 0
+
+
+def again(node: Node, *args: Any) -> Any:
+    """What an operation gives for other arguments."""
+    return call(node, args, node.kwargs)
 
 
 def result_of(ids: Iterable[int], change: Change) -> dict[int, Edit]:
     """`change` of what operations give."""
-    return {i: Edit(lambda args, kwargs: change(args[0]), after=True) for i in ids}
+    return {i: Edit(change, (Ref(i),)) for i in ids}
 
 
 def argument(part: Part, ids: Iterable[int], j: int, change: Callable[[Any], Any]) -> dict[int, Edit]:
     """`change` of the argument `j` of operations."""
 
-    def edit(args: list[Any], kwargs: dict[str, Any], node: Node) -> Any:
-        return call(node, [*args[:j], change(args[j]), *args[j + 1 :]], kwargs)
+    def run(*args: Any, node: Node) -> Any:
+        return again(node, *args[:j], change(args[j]), *args[j + 1 :])
 
-    return {i: Edit(partial(edit, node=part.nodes[i])) for i in ids}
+    return {i: Edit(partial(run, node=part.nodes[i])) for i in ids}
 
 
 def numbered(part: Part, ids: list[int], j: int, new: Any) -> dict[int, Edit]:
@@ -905,30 +879,22 @@ def numbered(part: Part, ids: list[int], j: int, new: Any) -> dict[int, Edit]:
     return edits
 
 
-def _instead(ids: Iterable[int], run: Callable[[list[Any]], Any]) -> dict[int, Edit]:
-    return {i: Edit(lambda args, kwargs: run(list(args))) for i in ids}
+def _instead(ids: Iterable[int], run: Callable[..., Any]) -> dict[int, Edit]:
+    return dict.fromkeys(ids, Edit(run))
 
 
 def _copied(ids: Iterable[int], other: int) -> dict[int, Edit]:
     """What another operation gives, in place of what these give."""
-    return dict.fromkeys(ids, Edit(lambda args, kwargs: args[0].clone(), (Ref(other),)))
+    return dict.fromkeys(ids, Edit(torch.clone, (Ref(other),)))
 
 
-def _exchanged(part: Part, i: int, j: int) -> dict[int, Edit]:
-    """What two operations give, each in the other's place wherever it is taken."""
-    other = {i: Ref(j), j: Ref(i)}
-    takes = {k: part.nodes[k].args for k in {*part.users[i], *part.users[j]}}
-    args = tree_map_only(Ref, lambda r: other.get(r.id, r), takes)
-    return {k: Edit(partial(call, part.nodes[k]), args[k]) for k in takes}
+def _taking(part: Part, ids: Iterable[int], others: Mapping[int, int]) -> dict[int, Edit]:
+    """Operations that take other results, by number, in place of some that they take."""
+    args = tree_map_only(Ref, lambda r: Ref(others.get(r.id, r.id)), {k: part.nodes[k].args for k in ids})
+    return {k: Edit(partial(again, part.nodes[k]), args[k]) for k in args}
 
 
-def _applied(args: list[Any], kwargs: dict[str, Any], node: Node, j: int) -> Any:
-    """An operation, of another's result as its argument `j`."""
-    result, *others = args
-    return call(node, [*others[:j], result, *others[j:]], node.kwargs)
-
-
-def _lossy(args: list[Any], op: str, which: str, tile: int) -> Tensor:
+def _lossy(*args: Any, op: str, which: str, tile: int) -> Tensor:
     """An addition that is not atomic: of the terms of one place, in each `tile`, one survives."""
     x, *places, source = args[:3] if op == "index_put" else args[:4]
     d, index = (0, list(places[0])) if op == "index_put" else (int(places[0]), [places[1]])
@@ -947,10 +913,10 @@ def _lossy(args: list[Any], op: str, which: str, tile: int) -> Tensor:
     return x
 
 
-def _clamped(args: list[Any], kwargs: dict[str, Any], node: Node, d: int, k: int) -> Tensor:
+def _clamped(*args: Any, node: Node, d: int, k: int) -> Tensor:
     """A sum, or a mean, with its last term `k` times more."""
-    last = call(node, [args[0].narrow(d, -1, 1), *args[1:]], kwargs)
-    return call(node, args, kwargs) + last * (k / args[0].shape[d] if node.op == "mean" else k)
+    last = again(node, args[0].narrow(d, -1, 1), *args[1:])
+    return again(node, *args) + last * (k / args[0].shape[d] if node.op == "mean" else k)
 
 
 def _of_parts(x: Tensor, change: Change) -> Tensor:
@@ -963,11 +929,6 @@ def _wrapped(x: Tensor) -> Tensor:
     return (x + 2**15).remainder(2**16) - 2**15
 
 
-def _regrouped(x: Tensor, d: int, a: int) -> Tensor:
-    """A dimension of a groups as that of its transpose."""
-    return x.unflatten(d, (a, -1)).transpose(d, d + 1).flatten(d, d + 1)
-
-
 def _is_number(c: Any) -> bool:
     return isinstance(c, (int, float)) and not isinstance(c, bool) and math.isfinite(c)
 
@@ -975,7 +936,7 @@ def _is_number(c: Any) -> bool:
 def _dims(node: Node, values: Mapping[int, Any]) -> list[int]:
     """The dimensions of a reduction."""
     ndim = values[node.parents[0]].ndim
-    over = node.args[1] if len(node.args) > 1 and node.args[1] is not None else list(range(ndim))
+    over = node.args[1] if len(node.args) > 1 else None
     return sorted(d % max(1, ndim) for d in ([over] if isinstance(over, int) else over or range(ndim)))
 
 

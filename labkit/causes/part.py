@@ -17,20 +17,21 @@ from labkit.trace.steps import Trace
 Tensor = torch.Tensor
 
 
+EDITED = "edited"
+
 RIVALS = 12
 """Observed steps of a shape that occurs in a part, which are not in it and may stand in place of what is."""
 
 
 class Edit(NamedTuple):
-    """What runs in place of an operation, `run(arguments, named arguments)`, or `after` it, `run([its result], {})`.
+    """What runs in place of an operation, `run(*takes)`: on its own arguments, where `takes` says nothing else.
 
-    In place of it, the arguments are the operation's own, or `takes`, which may refer to any operation before it. With
-    both, they are its result and what is taken. An input's or a constant's own argument is its value.
+    `takes` may refer to the operation itself, which is what it gave (an input or a constant: its value), and to any
+    before it.
     """
 
-    run: Callable[[list[Any], dict[str, Any]], Any]
+    run: Callable[..., Any]
     takes: tuple[Any, ...] | None = None
-    after: bool = False
 
 
 class Part:
@@ -55,29 +56,21 @@ class Part:
     @classmethod
     def of(cls, golden: Golden, seen: Trace, step: str) -> Part:
         """The part of a step of `golden`, where the steps of `seen` of the golden's shapes were observed."""
-        known: dict[int, str] = {}
-        for name, k in golden.steps.items():
-            fits = name in seen and tuple(seen.read(name).shape) == golden.program.nodes[k].shape
-            if fits and k != golden.steps[step]:
-                known.setdefault(k, name)
-        target = golden.steps[step]
+        target, nodes = golden.steps[step], golden.program.nodes
+        others = [(name, k) for name, k in golden.steps.items() if k != target and name in seen]
+        known = {k: name for name, k in others[::-1] if tuple(seen.read(name).shape) == nodes[k].shape}
         before = golden.program.before(target, known)
-        shapes = {golden.program.nodes[k].shape for k in (*before, target)}
-        rivals = [k for k in known if golden.program.nodes[k].shape in shapes and k not in before]
-        rivals = sorted(rivals, key=lambda k: abs(k - target))[:RIVALS]
+        shapes = {nodes[k].shape for k in (*before, target)}
+        rivals = [k for k in known if nodes[k].shape in shapes and k not in before]
+        rivals = sorted(rivals, key=lambda k: (abs(k - target), k))[:RIVALS]
         program = Program()
         number: dict[int, int] = {}
         for k in sorted({*before, *rivals, *golden.program.cone([target], known)}, key=lambda k: (k not in rivals, k)):
-            node = golden.program.nodes[k]
             if k in before or k in rivals:
-                value = seen.read(known[k]).to(golden[known[k]].device)
-                value = value.double() if golden[known[k]].is_floating_point() else value
-                number[k] = program.add(CONSTANT, value=value)
-                program.nodes[-1].dtype = node.dtype
+                number[k] = program.add(CONSTANT, value=seen.read(known[k]).to(golden[known[k]]))
+                program.nodes[-1].dtype = nodes[k].dtype
             else:
-                number[k] = _append(program, node, number)
-                if node.func in (INPUT, CONSTANT):
-                    program.values[number[k]] = golden.program.values[k]
+                number[k] = _append(program, nodes[k], number, golden.program.values)
         program.inside = {number[k] for k in golden.program.inside & number.keys()}
         names = {number[k]: known[k] for k in (*before, *rivals)}
         names[number[target]] = step
@@ -85,31 +78,22 @@ class Part:
 
     def value(self, edits: Mapping[int, Edit], values: Mapping[int, Any] | None = None) -> Any:
         """The step with `edits` in place, by number; on `values` of all operations, where not on what was observed."""
-        values = values or self.values
-        start, nodes = dict(values), list(self.nodes)
+        nodes, order = list(self.nodes), [*self.downstream(*edits)]
         for i, edit in edits.items():
-            if i in self.given:
-                start[i] = edit.run([*filled(self._arguments(i, edit), values)], {})
-            else:
-                own = self.nodes[i].args if edit.after else ()
-                nodes[i] = Node(i, self.nodes[i].func, (*own, *self._arguments(i, edit)), self.nodes[i].kwargs)
+            own = i if i in self.given else len(nodes)  # what it gives by itself
+            nodes.append(self.nodes[i])
+            takes = tree_map_only(Ref, lambda r, i=i, own=own: Ref(own) if r.id == i else r, self._takes(i, edit))
+            nodes[i] = Node(i, EDITED, takes)
+            if own in {*nodes[i].parents} - {i}:
+                order.insert(order.index(i), own)
 
         def rule(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
-            if node.id not in edits:
-                return call(node, args, kwargs)
-            edit, own = edits[node.id], len(self.nodes[node.id].args)
-            if not edit.after:
-                return edit.run(list(args), kwargs)
-            return edit.run([call(node, args[:own], kwargs), *args[own:]], {})
+            return edits[node.id].run(*args) if node.func == EDITED else call(node, args, kwargs)
 
-        return Program(nodes).run(self.downstream(*edits), start, {self.target}, rule=rule)[self.target]
+        return Program(nodes).run(order, values or self.values, {self.target}, rule=rule)[self.target]
 
-    def _arguments(self, i: int, edit: Edit) -> tuple[Any, ...]:
-        if i in self.given:
-            return (Ref(i),) if edit.takes is None else edit.takes
-        if edit.takes is not None:
-            return edit.takes
-        return () if edit.after else self.nodes[i].args
+    def _takes(self, i: int, edit: Edit) -> tuple[Any, ...]:
+        return self.nodes[i].args if edit.takes is None else edit.takes
 
     def _downstream(self, start: tuple[int, ...]) -> list[int]:
         found = set(start)
@@ -132,10 +116,8 @@ class Part:
         number: dict[int, int] = {}
         given = self.given
         for node in sorted(self.nodes, key=lambda node: node.id not in given):
-            number[node.id] = _append(program, node, number)
-            if node.id in given:
-                program.values[number[node.id]] = self.values[node.id]
-            elif node.id in edits:
+            number[node.id] = _append(program, node, number, self.values)
+            if node.id in edits and node.id not in given:
                 number[node.id] = self._splice(program, node, edits[node.id], number)
             if [node.id] == given[-1:]:  # these may take each other's place
                 number |= {i: self._splice(program, self.nodes[i], edits[i], number) for i in given if i in edits}
@@ -145,21 +127,16 @@ class Part:
 
     def _splice(self, program: Program, node: Node, edit: Edit, outer: Mapping[int, int]) -> int:
         """Append what an edit does, `outer` being the numbers of operations there; returns that of its result."""
-        recorder = Recorder()
-        args, kwargs = self._arguments(node.id, edit), {} if edit.after else node.kwargs
-        if edit.after and node.id not in self.given:
-            args = (Ref(node.id), *args)
-        values = {p: self.values[p] for p in Node(0, node.func, args, kwargs).parents}
+        recorder, takes = Recorder(), self._takes(node.id, edit)
+        values = {p: self.values[p] for p in Node(0, EDITED, takes).parents}
         inputs = {p: recorder.input(x) for p, x in values.items() if isinstance(x, Tensor)}
         with torch.no_grad(), float64_by_default(), recorder:
-            result = edit.run(list(filled(args, values)), {key: filled(x, values) for key, x in kwargs.items()})
+            result = edit.run(*filled(takes, values))
             result = result.clone() if any(result is x for x in values.values()) else result
         mini, last = recorder.program, recorder.number(result)
         number = {inner: outer[p] for p, inner in inputs.items()}
         for each in (each for each in mini.nodes[: last + 1] if each.id not in inputs.values()):
-            number[each.id] = _append(program, each, number)
-            if each.func == CONSTANT:
-                program.values[number[each.id]] = mini.values[each.id]
+            number[each.id] = _append(program, each, number, mini.values)
             program.nodes[-1].dtype = node.dtype if each.id == last else each.dtype
             if node.id in self.program.inside or (each.id in mini.inside and each.id != last):
                 program.inside.add(number[each.id])
@@ -173,8 +150,10 @@ def taken(x: Tensor, places: Iterable[Tensor]) -> Tensor:
     return x
 
 
-def _append(program: Program, node: Node, number: Mapping[int, int]) -> int:
-    """A copy of an operation at the end of a program, its references by `number`."""
+def _append(program: Program, node: Node, number: Mapping[int, int], values: Mapping[int, Any]) -> int:
+    """A copy of an operation at the end of a program, its references by `number`; an input's or a constant's value."""
     args, kwargs = tree_map_only(Ref, lambda r: Ref(number[r.id]), (node.args, node.kwargs))
     program.nodes.append(Node(len(program.nodes), node.func, args, kwargs, node.shape, node.dtype, node.site))
+    if node.func in (INPUT, CONSTANT):
+        program.values[len(program.nodes) - 1] = values[node.id]
     return len(program.nodes) - 1
