@@ -87,7 +87,11 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
             yield "transpose", f"transposed in dimensions {i} and {j}", lambda x, i=i, j=j: x.transpose(i, j)
         elif shape[i] % shape[j] == 0 and j == i + 1:
             words = f"transposed in each of {shape[i] // shape[j]} square blocks"
-            yield "transpose", words, lambda x, i=i, j=j: x.unflatten(i, (-1, x.shape[j])).mT.flatten(i, i + 1)
+            yield (
+                "transpose",
+                words,
+                lambda x, i=i, j=j: x.unflatten(i, (-1, x.shape[j])).transpose(i + 1, i + 2).flatten(i, i + 1),
+            )
         words = f"read as if dimensions {i} and {j} were stored in the other order"
         yield "layout", words, lambda x, i=i, j=j: x.transpose(i, j).reshape(x.shape)
         if shape[i] != shape[j]:
@@ -376,7 +380,7 @@ def mutants(c: Context) -> Iterator[Mutant]:
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
     ends = [(ids[k], word) for ids in groups if 1 < len(ids) <= 8 for k, word in ((0, "first"), (-1, "last"))]
     ways = itertools.chain(
-        *(generator(c) for generator in (exchanged, along, counts, variances, composites, together, solves)),
+        *(generator(c) for generator in (exchanged, along, counts, variances, composites, averaged, together, solves)),
         *(of_result(c, ids) for ids in groups),
         *(of_operation(c, ids) for ids in made),
         *(generator(c) for generator in (unscaled, moved_on, between, regrouped)),
@@ -847,6 +851,15 @@ def composites(c: Context) -> Iterator[Way]:
             others = {words: f for words, f in INSTEAD.items() if words.lower().replace(" ", "_") != name}
             for words, f in others.items():  # and not the same with torch's own numbers
                 yield "function", f"{words} in place of {name}", {i: Edit(f, (Ref(min(frontier)),))}, 0
+
+
+def averaged(c: Context) -> Iterator[Way]:
+    """The geometric mean of two in place of the arithmetic: both mix the sizes of atoms (Berthelot's rule, Lorentz's)."""
+    nodes = c.part.nodes
+    for node in (n for n in nodes if (n.op == "mul" and 0.5 in n.args) or (n.op == "div" and 2 in n.args)):
+        for total in (nodes[p] for p in node.parents if nodes[p].op == "add" and len(nodes[p].parents) == 2):
+            says = f"{c.operation(node.id)}: the geometric mean in place of half of the sum"
+            yield "function", says, {node.id: Edit(lambda a, b: (a * b).sqrt(), total.args[:2])}
 
 
 def again(node: Node, *args: Any) -> Any:

@@ -562,6 +562,9 @@ def mistakes():
     def gated(x, other):
         return x * torch.sigmoid(other)
 
+    def mixed(x, other):
+        return torch.log1p((x.abs() + other.abs()) / 2)
+
     order, wrong = torch.randperm(40, generator=generator) // 2, [0, 1, 5, 3, 4, 2]
     back = torch.zeros(40, 6).index_add(0, order, x.T[torch.arange(40) // 2])
     system = torch.linalg.solve_triangular
@@ -592,6 +595,8 @@ def mistakes():
         "5 for 2, 2 for 5",
     )
     yield gated, (x, other), torch.cat([gated(x, other)[:, :32], x[:, 32:]], 1), "truncate", "but only in 32 to 39"
+    mean = (x.abs() * other.abs()).sqrt()
+    yield mixed, (x, other), torch.log1p(mean), "function", "the geometric mean in place of half of the sum"
     yield (
         weights,
         (x, other),
@@ -601,7 +606,7 @@ def mistakes():
     )
 
 
-@pytest.mark.parametrize("case", range(18))
+@pytest.mark.parametrize("case", range(19))
 def test_what_people_get_wrong_is_named(case):
     reference, given, output, kind, words = list(mistakes())[case]
     recorded = labkit.golden(reference, *given)
