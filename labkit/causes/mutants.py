@@ -854,7 +854,7 @@ def composites(c: Context) -> Iterator[Way]:
 
 
 def averaged(c: Context) -> Iterator[Way]:
-    """The geometric mean of two in place of the arithmetic: both mix the sizes of atoms (Berthelot's rule, Lorentz's)."""
+    """The geometric mean of two in place of the arithmetic: both mix sizes of atoms (Berthelot, Lorentz)."""
     nodes = c.part.nodes
     for node in (n for n in nodes if (n.op == "mul" and 0.5 in n.args) or (n.op == "div" and 2 in n.args)):
         for total in (nodes[p] for p in node.parents if nodes[p].op == "add" and len(nodes[p].parents) == 2):
