@@ -380,7 +380,10 @@ def mutants(c: Context) -> Iterator[Mutant]:
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
     ends = [(ids[k], word) for ids in groups if 1 < len(ids) <= 8 for k, word in ((0, "first"), (-1, "last"))]
     ways = itertools.chain(
-        *(generator(c) for generator in (exchanged, along, counts, variances, composites, averaged, together, solves)),
+        *(
+            generator(c)
+            for generator in (exchanged, along, counts, variances, composites, averaged, of_terms, together, solves)
+        ),
         *(of_result(c, ids) for ids in groups),
         *(of_operation(c, ids) for ids in made),
         *(generator(c) for generator in (unscaled, moved_on, between, regrouped)),
@@ -860,6 +863,20 @@ def averaged(c: Context) -> Iterator[Way]:
         for total in (nodes[p] for p in node.parents if nodes[p].op == "add" and len(nodes[p].parents) == 2):
             says = f"{c.operation(node.id)}: the geometric mean in place of half of the sum"
             yield "function", says, {node.id: Edit(lambda a, b: (a * b).sqrt(), total.args[:2])}
+
+
+def of_terms(c: Context) -> Iterator[Way]:
+    """A function of each term of a sum in place of the whole: norms are added, not their squares."""
+    for node in (node for node in c.part.nodes if node.op in FUNCTIONS and len(node.parents) == 1):
+        total = c.part.nodes[node.parents[0]]
+        count = {"sum": 1, "mean": 1, "add": 2}.get(total.op, 0)
+        if 0 < count <= len(total.parents):
+
+            def run(*args: Any, node: Node = node, total: Node = total, count: int = count) -> Any:
+                return again(total, *(again(node, x, *node.args[1:]) for x in args[:count]), *args[count:])
+
+            says = f"{c.operation(node.id)} is taken of each term of {c.operation(total.id)}"
+            yield "function", says, {node.id: Edit(run, total.args)}
 
 
 def again(node: Node, *args: Any) -> Any:

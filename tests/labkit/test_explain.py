@@ -562,6 +562,9 @@ def mistakes():
     def gated(x, other):
         return x * torch.sigmoid(other)
 
+    def norm(x, other):
+        return torch.sqrt(x.square().sum(1) + other.square().sum(1))
+
     def mixed(x, other):
         return torch.log1p((x.abs() + other.abs()) / 2)
 
@@ -596,6 +599,7 @@ def mistakes():
     )
     yield gated, (x, other), torch.cat([gated(x, other)[:, :32], x[:, 32:]], 1), "truncate", "but only in 32 to 39"
     mean = (x.abs() * other.abs()).sqrt()
+    yield norm, (x, other), x.norm(dim=1) + other.norm(dim=1), "function", "sqrt is taken of each term of add"
     yield mixed, (x, other), torch.log1p(mean), "function", "the geometric mean in place of half of the sum"
     yield (
         weights,
@@ -606,7 +610,7 @@ def mistakes():
     )
 
 
-@pytest.mark.parametrize("case", range(19))
+@pytest.mark.parametrize("case", range(20))
 def test_what_people_get_wrong_is_named(case):
     reference, given, output, kind, words = list(mistakes())[case]
     recorded = labkit.golden(reference, *given)
