@@ -269,9 +269,8 @@ class Rerun:
         """
         program, device, given = self._program, self._device, self._given
         again = self._computed_twice(parts) if rounded else {}
-        judged, order = (
-            sorted({k for part in some for k in part}) for some in (parts.values(), (parts | again).values())
-        )
+        judged = sorted(set().union(*parts.values()))
+        order = sorted(set(judged).union(*again.values()))
         rules: dict[int, Precision] = {}
         for i, part in (parts | again).items():
             rules = self._rules_of(i, part, rounded) | rules

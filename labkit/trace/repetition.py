@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from labkit.numerics.compare import compare
 from labkit.numerics.precision import Precision
 from labkit.tables import Table, number
 from labkit.trace.golden import Golden
-from labkit.trace.program import meanwhile
+from labkit.trace.program import meanwhile, setting
 from labkit.trace.steps import Trace, as_trace
 
 SAME = "bit-identical"
@@ -184,8 +183,7 @@ def poisoned() -> Iterator[None]:
     asked = torch.are_deterministic_algorithms_enabled, torch.is_deterministic_algorithms_warn_only_enabled
     ask = lambda way: torch.use_deterministic_algorithms(way[0], warn_only=way[1])  # noqa: E731
     mode = meanwhile(lambda: [one() for one in asked], ask, [True, True])
-    setting = torch.utils.deterministic, "fill_uninitialized_memory"
-    fill = meanwhile(partial(getattr, *setting), partial(setattr, *setting), True)
+    fill = setting(torch.utils.deterministic, "fill_uninitialized_memory", True)
     with warnings.catch_warnings(), mode, fill:
         warnings.filterwarnings("ignore", message=".*deterministic.*")
         yield

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from labkit.numerics.bounds import lost_terms, variance_of_sum, worst_case
-from labkit.numerics.precision import INTEGERS, SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, representable, stored
+from labkit.numerics.precision import SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, representable, stored
 from labkit.trace.operations import (
     ALGORITHMS,
     ARITHMETIC,
@@ -39,7 +39,7 @@ from labkit.trace.operations import (
     SUMS,
     TRANSFORMS,
 )
-from labkit.trace.program import Node, Program, Ref, call
+from labkit.trace.program import Node, Program, Ref, call, setting
 
 Tensor = torch.Tensor
 Run = Callable[[], dict[int, Tensor]]
@@ -305,7 +305,8 @@ class Exact:
     def _in_float32(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """How far torch's float32 is from float64 of the same numbers, which float32 holds."""
         narrow = _each(torch.Tensor.float, args)
-        with _as_they_are():
+        matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+        with setting(matmul, "fp32_precision", "ieee"), setting(conv, "fp32_precision", "ieee"):  # no TF32 in its place
             found = call(node, narrow, kwargs, self.device)
         exact = call(node, _each(torch.Tensor.double, narrow), kwargs, self.device)
         return _each(lambda x, y: torch.nan_to_num(y.double() - x, 0.0, 0.0, 0.0), exact, found)
@@ -338,18 +339,9 @@ def _kept(precision: Precision) -> float:
     return UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
 
 
-@contextmanager
-def _as_they_are() -> Iterator[None]:
-    """A GPU's float32 products as such, whether or not its user lets it take TF32 for them."""
-    kinds: Any = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    before = [kind.fp32_precision for kind in kinds]
-    try:
-        for kind in kinds:
-            kind.fp32_precision = "ieee"
-        yield
-    finally:
-        for kind, precision in zip(kinds, before, strict=True):
-            kind.fp32_precision = precision
+def _formats(precision: Precision) -> list[str]:
+    """To what each operation's result is rounded, one after the other."""
+    return [precision.accumulate, precision.storage or ""][: 1 + (_kept(precision) > 0.0)]
 
 
 def _list(x: Any) -> list[Any]:
@@ -478,12 +470,13 @@ class Rounding:
         """Every element off by up to `half`."""
         return x + (self._draw(x) - 0.5) * (2.0 * self._scale) * half
 
-    def _into_nonlinear(self, ref: Any, x: Any, u: float, normwise: bool) -> Any:
+    def _into_nonlinear(self, ref: Any, x: Any, precision: Precision) -> Any:
         """What goes into a part that is not linear: off by a round-off, each element and all of them together."""
         if not isinstance(ref, Ref) or ref.id not in self._given or not x.is_floating_point():
             return x
         if ref.id not in self._moved:
-            self._moved[ref.id] = self.jitter(x, u, u * magnitude(x).amax() if normwise else 0.0) * (1.0 + self._one(u))
+            u, least = precision.unit, precision.unit * magnitude(x).amax() if precision.normwise else 0.0
+            self._moved[ref.id] = self.jitter(x, u, least) * (1.0 + self._one(u))
         return self._moved[ref.id]
 
     def _computed_anew(self, ref: Any, x: Any) -> Any:
@@ -507,10 +500,7 @@ class Rounding:
             return call(node, args, kwargs, self._exact.device)
         args = [self._computed_anew(ref, a) for ref, a in zip(node.args, args, strict=True)] if self._again else args
         if node.id in self._nonlinear:
-            args = [
-                self._into_nonlinear(ref, a, precision.unit, precision.normwise)
-                for ref, a in zip(node.args, args, strict=True)
-            ]
+            args = [self._into_nonlinear(ref, a, precision) for ref, a in zip(node.args, args, strict=True)]
         u, cut = precision.unit, self._exact.cut.get(node.id)
         kept = _kept(precision)
         if cut and (op in PRODUCTS or node.id in self._exact.summed):
@@ -551,8 +541,7 @@ class Rounding:
             one = torch.ones_like(out)
             out = out + _LESS[op] * torch.sign(out) * (self._computed(one, 2.0 * FUNCTION_ULPS * u) - one)
         if self._nearest:
-            formats = [precision.accumulate, precision.storage or ""][: 1 + bool(kept)]
-            rounded = _each(lambda x: _nearest(x, formats), out)
+            rounded = _each(lambda x: reduce(stored, _formats(precision), x), out)
             if op == "mul" and not kept and out.is_floating_point():  # which may be exact where it is added at once
                 return torch.where(self._either() > 0.0, out, rounded)
             return rounded
@@ -651,21 +640,12 @@ def _lost(number: Any, name: str) -> float:
 
 def _least(precision: Precision) -> float:
     """What one operation may lose to underflow: the smallest number, or the smallest normal one where flushed."""
-    formats = [precision.accumulate, *([precision.storage] if precision.eager and precision.storage else [])]
-    share = {name: 0.5 / UNIT_ROUNDOFF[name] if precision.flush else 1.0 for name in formats if name in SMALLEST}
-    return max(SMALLEST[name] * factor for name, factor in share.items())
+    return max(SMALLEST[name] * (0.5 / UNIT_ROUNDOFF[name] if precision.flush else 1.0) for name in _formats(precision))
 
 
 def _largest(precision: Precision) -> float:
     """The largest finite number between operations."""
-    formats = [precision.accumulate, *([precision.storage] if precision.eager and precision.storage else [])]
-    return min(torch.finfo(dtype_of(name)).max for name in formats if name not in INTEGERS)
-
-
-def _nearest(x: Tensor, formats: Iterable[str]) -> Tensor:
-    for name in formats:
-        x = x.to(dtype_of(name)).double()
-    return x
+    return min(torch.finfo(dtype_of(name)).max for name in _formats(precision))
 
 
 def magnitude(x: Tensor) -> Tensor:
