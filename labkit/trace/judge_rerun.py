@@ -279,21 +279,18 @@ class Rerun:
 
         values: dict[int, Any] = {}
 
-        def substituting(results: dict[int, Any], replaced: Mapping[int, Any]) -> Callable[[int, Any], Any]:
+        def seen(results: dict[int, Any], replaced: Mapping[int, Any], i: int, value: Any) -> Any:
             """Keep the result of each judged step, and go on with what replaces it, else with its observed value."""
-
-            def seen(i: int, value: Any) -> Any:
-                if i in parts or i in again:
-                    results[i] = value
-                return replaced.get(i, given.get(i, value))
-
-            return seen
+            if i in parts or i in again:
+                results[i] = value
+            return replaced.get(i, given.get(i, value))
 
         shared = {k for part in parts.values() for k in self._shared(part)} if rounded else set()
+        entering = program.values | given
         exact = Exact(rules, program, device, moved=bool(tolerances))
         begun = time.perf_counter()
         inputs = {k: v for k, v in start.items() if k not in again}
-        program.run(order, inputs, (), rule=exact, seen=substituting(values, {}))
+        program.run(order, inputs, (), rule=exact, seen=partial(seen, values, {}))
         brief = time.perf_counter() - begun < LONG / 1000.0
         found = {name: Simulated(values[i], self._storage(name), rules[i]) for i in parts for name in self._names[i]}
         curved = (part for i, part in parts.items() if self._rule(i).normwise or not linear(program, part))
@@ -301,20 +298,18 @@ class Rerun:
 
         def run(nearest: bool = False) -> dict[int, Any]:
             results: dict[int, Any] = {}
-            on: dict[int, Any] = {}
 
             def anew(k: int, rounding: Rounding) -> Any:
                 return program.run(program.cone([k], given), {**given, **on}, (k,), rule=rounding)[k]
 
             rounding = Rounding(exact, nonlinear, given, scale, nearest, {k: partial(anew, k) for k in shared})
-            entering = {k: given[k] if k in given else program.values[k] for k in tolerances}
-            on |= {k: rounding.moved(entering[k], half) for k, half in tolerances.items()}
+            on = {k: rounding.moved(entering[k], half) for k, half in tolerances.items()}
             for k, part in again.items():
                 before = {j: v for j, v in given.items() if j != k}
                 apart = Rounding(exact, nonlinear, given, scale, nearest)
                 off = program.run(part, before, (k,), rule=apart)[k] - values[k]
                 on[k] = on.get(k, given[k]) + off.nan_to_num(0.0, 0.0, 0.0)
-            program.run(judged, start | on, (), rule=rounding, seen=substituting(results, on))
+            program.run(judged, start | on, (), rule=rounding, seen=partial(seen, results, on))
             return results
 
         largest, count = program.largest(order), (3 if whole else 1) * RUNS
@@ -339,8 +334,7 @@ class Rerun:
         o, exact = self._observed(name), simulated.exact
         allowed = simulated.bound(o, self._chance)
         total = compare(observed, golden, allowed)
-        size, off = (float(x.nan_to_num(0.0, 0.0, 0.0).norm()) for x in (golden, exact - golden))
-        inherited = off / size if size else (math.inf if off else 0.0)
+        inherited = compare(exact, golden).rms_ratio
         own, below, wrong = self._against(i, o, exact, allowed)
         if wrong:  # what equals the golden is right, whatever the dump has of the steps before it
             *_, wrong = self._against(i, o, golden, allowed)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from labkit.numerics.bounds import Bound, quantile
 from labkit.numerics.compare import compare, described, measure
-from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of
+from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, half_ulp, name_of
 from labkit.numerics.statistics import Statistics, combine
 from labkit.numerics.structure import Structure, Test
 from labkit.trace.elements import Block, Elements
@@ -231,7 +231,6 @@ def _moved(part: Statistics, start: int) -> Statistics:
 
 def _bound(g: Tensor, size: Tensor, storage: str, rule: Precision, most: float, length: int, chance: float) -> Bound:
     """Half a unit of storage, a sum of `length` terms, cut factors; and what came before, magnified."""
-    g = g.clamp(-torch.finfo(dtype_of(storage)).max, torch.finfo(dtype_of(storage)).max)
     half = (half_ulp(g, storage, flush=rule.flush) * (2.0 if rule.eager else 1.0)).clamp(min=_underflow(storage, rule))
     spread = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut) * size
     inherited = MAGNIFIED * most * size
@@ -281,10 +280,8 @@ def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float
     unit = torch.where(counted, 1.0 / size.clamp(min=1e-300), 0.0)
     z, h = (torch.where(counted, x, 0.0) * unit for x in (r, g))
     along = [k for k, count in enumerate(z.shape) if count >= FEWEST]
-    groupings = [
-        torch.arange(z.shape[k], device=z.device).view(-1, *[1] * (z.ndim - k - 1)).expand(z.shape).flatten()
-        for k in along
-    ]
+    places = torch.unravel_index(torch.arange(z.numel(), device=z.device), z.shape)
+    groupings = [places[k] for k in along]
     if z.ndim > 2 or not along:  # rows, or where all dimensions are short, elements
         groupings.append(torch.arange(z.numel(), device=z.device) // (z.shape[-1] if along else 1))
     repeats = z.numel() / max(1, len(o.unique()))

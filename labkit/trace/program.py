@@ -64,11 +64,7 @@ class Node:
 
 def filled(value: Any, results: Mapping[int, Any]) -> Any:
     """Arguments with results in place of references."""
-    if isinstance(value, Ref):
-        return results[value.id]
-    if isinstance(value, (tuple, list)):
-        return [filled(one, results) for one in value]
-    return value
+    return tree_map_only(Ref, lambda ref: results[ref.id], value)
 
 
 def call(node: Node, args: Any, kwargs: dict[str, Any], device: torch.device | None = None) -> Any:
@@ -179,8 +175,7 @@ class Program:
             if node.func in (INPUT, CONSTANT):
                 value = results[i] if i in results else self.values[i]
             else:
-                args = filled(node.args, results)
-                kwargs = {key: filled(one, results) for key, one in node.kwargs.items()}
+                args, kwargs = filled((node.args, node.kwargs), results)
                 value = call(node, args, kwargs, device) if rule is None else rule(node, args, kwargs)
             results[i] = value if seen is None else seen(i, value)
             for parent in node.parents:
