@@ -94,8 +94,7 @@ class Rerun:
         for name, i in steps.items():
             if name in self._seen and not self._fits(name):
                 total = compare(self._seen.read(name), self._golden[name])
-                words = f"{OWN}: {reason(total, None)}"
-                found[name] = Finding(name, total, wrong=True, diverges=True, words=words)
+                found[name] = Finding(name, total, wrong=True, diverges=True, words=f"{OWN}: {reason(total, None)}")
             elif name not in self._seen and i not in self._names and nodes[i].func != INPUT:
                 found[name] = absent(name, after_all=i > last)
         return {name: found[name] for name in steps if name in found}
@@ -318,8 +317,7 @@ class Rerun:
             list(simulate(run, 1, 0, largest, device))
             seconds, memory = (time.perf_counter() - begun) * count, 8 * LIVE * largest / 2**20
             if seconds > LONG:
-                words = f"about {seconds:.0f} s and {memory:.0f} MiB"
-                self._say(f"{len(order)} operations are run {count} times: {words}")
+                self._say(f"{len(order)} operations are run {count} times: about {seconds:.0f} s and {memory:.0f} MiB")
 
         for nearest, runs in ((False, 2 * RUNS), (True, RUNS)) if whole else ((False, RUNS),):
             for i, results in simulate(partial(run, nearest), runs, int(nearest), largest, device):
@@ -363,8 +361,7 @@ class Rerun:
         wrong, words = False, "ok"
         if not own.ok:
             scale = quantile(self._chance / max(1, golden.numel()), math.inf)
-            part = {i: self._program.cone([i], self._given)}
-            wide = self._simulated(part, rounded=True, scale=scale)[name]
+            wide = self._simulated({i: self._program.cone([i], self._given)}, rounded=True, scale=scale)[name]
             value = observed.to(wide.low.dtype)
             wrong = not total.ok and bool(((value < wide.low) | (value > wide.high)).any())
             words = f"{OWN}: {reason(own, None)}" if wrong else "ok: ties that fell the other way"

@@ -207,9 +207,7 @@ def _blocks(o: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     width = o.shape[-1] if o.shape[-1] <= BLOCK else PIECE
     whole = o.numel() // width * width
     o, g = o.reshape(-1), g.reshape(-1)
-    for first in range(0, whole, rows := BLOCK // width * width):
-        last = min(first + rows, whole)
-        yield o[first:last].view(-1, width), g[first:last].view(-1, width)
+    yield from zip(*(x[:whole].view(-1, width).split(BLOCK // width) for x in (o, g)), strict=True)
     if whole < o.numel():
         yield o[whole:], g[whole:]
 
@@ -248,13 +246,11 @@ def _underflow(storage: str, rule: Precision) -> float:
 def _size(g: Tensor) -> Tensor:
     """The size that errors of an element go with: its own, or the RMS of its row or its column. Masks have none."""
     own = torch.where(g.isfinite(), g, 0.0)
-    if not g.ndim:
-        return own.abs()
     g = torch.where(g > 0.5 * LOWEST, own, 0.0)
     largest = g.abs().max().clamp(min=1e-300)
     scaled = g / largest  # squares may overflow
     rows = scaled.square().mean(-1, keepdim=True).sqrt()
-    columns = scaled.reshape(-1, g.shape[-1]).square().mean(0).sqrt()
+    columns = scaled.reshape(-1, *g.shape[-1:]).square().mean(0).sqrt()
     return torch.maximum(largest * torch.maximum(rows, columns), own.abs())
 
 
@@ -302,10 +298,9 @@ def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float
             of = [torch.bincount(at, x, parts * (int(place.max()) + 1)).view(shape) for x in (scatter, squares)]
             # how many terms of one weight would scatter as much (Kish)
             count = of[1].sum(-1).square() / of[1].square().sum(-1).clamp(min=1e-300)
-            enough = count >= FEWEST
             t = [quantile(0.5 * chance / parts, max(FEWEST, n) - 1.0) for n in count.tolist()]
             chances = torch.tensor(t, device=z.device) * (of[0].square().sum(-1) * count / (count - 1.0)).sqrt()
-            spread = torch.where(enough, torch.maximum(spread, chances), math.inf)
+            spread = torch.where(count >= FEWEST, torch.maximum(spread, chances), math.inf)
         share = value.abs() / (coherent + spread / total).clamp(min=1e-300)
         worst = int(share.argmax())
         tests.append(Test(name, float(share[worst]), float(value[worst]), worst if parts > 1 else None))

@@ -19,8 +19,7 @@ from labkit.trace.operations import FACTORIES, name_of
 
 INPUT, CONSTANT, ITEM = "input", "constant", "getitem"
 
-WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
-WIDE[torch.complex64] = torch.complex128
+WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64) | {torch.complex64: torch.complex128}
 """What a narrower dtype becomes."""
 
 
@@ -64,7 +63,11 @@ class Node:
 
 def filled(value: Any, results: Mapping[int, Any]) -> Any:
     """Arguments with results in place of references."""
-    return tree_map_only(Ref, lambda ref: results[ref.id], value)
+    if isinstance(value, Ref):
+        return results[value.id]
+    if isinstance(value, (tuple, list)):
+        return [filled(one, results) for one in value]
+    return value
 
 
 def call(node: Node, args: Any, kwargs: dict[str, Any], device: torch.device | None = None) -> Any:
@@ -175,7 +178,8 @@ class Program:
             if node.func in (INPUT, CONSTANT):
                 value = results[i] if i in results else self.values[i]
             else:
-                args, kwargs = filled((node.args, node.kwargs), results)
+                args = filled(node.args, results)
+                kwargs = {key: filled(one, results) for key, one in node.kwargs.items()}
                 value = call(node, args, kwargs, device) if rule is None else rule(node, args, kwargs)
             results[i] = value if seen is None else seen(i, value)
             for parent in node.parents:

@@ -180,9 +180,7 @@ def poisoned() -> Iterator[None]:
     That is torch's own fill of uninitialised memory, which works while its deterministic algorithms are asked for;
     those that have none run as usual.
     """
-    asked = torch.are_deterministic_algorithms_enabled, torch.is_deterministic_algorithms_warn_only_enabled
-    ask = lambda way: torch.use_deterministic_algorithms(way[0], warn_only=way[1])  # noqa: E731
-    mode = meanwhile(lambda: [one() for one in asked], ask, [True, True])
+    mode = meanwhile(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, "warn")
     fill = setting(torch.utils.deterministic, "fill_uninitialized_memory", True)
     with warnings.catch_warnings(), mode, fill:
         warnings.filterwarnings("ignore", message=".*deterministic.*")

@@ -65,7 +65,7 @@ _NUMBERED = ARITHMETIC | frozenset(["pow", "fmod", "remainder", "eq", "ne", "lt"
 
 _BY_A_NUMBER = MOMENTS | {"mul", "div", "mean"}
 _ROUNDED = ARITHMETIC | PRODUCTS | SUMS
-_LINEAR = (MOVES | FACTORIES | ARITHMETIC | PRODUCTS | SUMS | {"neg"}) - {"view_as_real"}
+_LINEAR = (MOVES | FACTORIES | _ROUNDED | {"neg"}) - {"view_as_real"}
 
 
 def linear(program: Program, part: Iterable[int]) -> bool:
@@ -313,8 +313,7 @@ class Exact:
 
     def truncates(self, node: Node) -> bool:
         """Whether an operation sums products, on tensor cores that may truncate as they add."""
-        summing = node.op in PRODUCTS or any(i in self.summed for i in node.parents)
-        return summing and self.rules[node.id].cut > 0.0
+        return self.rules[node.id].cut > 0.0 and (node.op in PRODUCTS or not self.summed.isdisjoint(node.parents))
 
     def unit(self, node: Node) -> float:
         """The round-off of an addition; to truncate is twice as far off as to round."""
@@ -420,13 +419,8 @@ def simulate(run: Run, runs: int, seed: int, elements: int, device: torch.device
             yield from found.items()
 
 
-def _draw(x: Tensor) -> Tensor:
-    """Numbers from 0 to 1 of the shape of x: 24 bits of them, which is a fraction of a round-off and half the time."""
-    return torch.rand_like(x, dtype=torch.float32).double()
-
-
 def _draw_by_value(x: Tensor) -> Tensor:
-    """As :func:`_draw`, but elements that are equal in float32 get equal numbers: a hash of bits and seed."""
+    """As :meth:`Rounding._draw`, but elements that are equal in float32 get equal numbers: a hash of bits and seed."""
     mixed = (x.float().view(torch.int32).long() ^ torch.randint(2**62, (), device=x.device)) * -0x61C8864680B583EB
     mixed = (mixed ^ (mixed >> 29)) * -0x40A7B892E31B1A47
     return (((mixed ^ (mixed >> 32)) & 0xFFFFFF).double() + 0.5) / 2.0**24
@@ -453,7 +447,8 @@ class Rounding:
     _moved: dict[int, Tensor] = field(default_factory=dict, init=False)
 
     def _draw(self, x: Tensor) -> Tensor:
-        return _draw_by_value(x) if self.nearest else _draw(x)
+        """Numbers from 0 to 1 of the shape of x: 24 bits of them, a fraction of a round-off and half the time."""
+        return _draw_by_value(x) if self.nearest else torch.rand_like(x, dtype=torch.float32).double()
 
     def jitter(self, x: Tensor, u: float, least: Any = 0.0) -> Tensor:
         """Every element off by up to u of itself, and by up to `least`, a number or a tensor of one."""
