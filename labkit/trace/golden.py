@@ -223,8 +223,7 @@ def _decoded(value: Any, before: int) -> Any:
 def _node(i: int, item: Any) -> Node:
     word, args, kwargs, shape, dtype, site = (*item, "", "")[:6]
     func = word if word in (INPUT, CONSTANT, ITEM) else resolve(word)
-    shape = tuple(int(n) for n in shape)
-    return Node(i, func, tuple(_decoded(args, i)), _decoded(kwargs, i), shape, str(dtype), str(site))
+    return Node(i, func, tuple(_decoded(args, i)), _decoded(kwargs, i), tuple(map(int, shape)), str(dtype), str(site))
 
 
 def _numbers(names: dict[str, int], nodes: list[Node]) -> dict[str, int]:

@@ -19,7 +19,8 @@ from labkit.trace.operations import FACTORIES, name_of
 
 INPUT, CONSTANT, ITEM = "input", "constant", "getitem"
 
-WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64) | {torch.complex64: torch.complex128}
+WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+WIDE[torch.complex64] = torch.complex128
 """What a narrower dtype becomes."""
 
 
