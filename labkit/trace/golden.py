@@ -9,13 +9,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from labkit.errors import UsageError
 from labkit.numerics.compare import compare
@@ -87,17 +88,12 @@ class Golden:
 
     def to(self, device: str | torch.device) -> Golden:
         """The same golden with its values on a device."""
-
-        def moved(values: dict[int, Any]) -> dict[int, Any]:
-            return {i: v.to(device) if isinstance(v, Tensor) else v for i, v in values.items()}
-
-        program = Program(self.program.nodes, moved(self.program.values), self.program.inside)
-        return Golden(program, self.steps, self.operations, self.notes, moved(self.known))
+        values, known = tree_map_only(Tensor, lambda v: v.to(device), (self.program.values, self.known))
+        return replace(self, program=replace(self.program, values=values), known=known)
 
     def with_steps(self, names: Iterable[str]) -> Golden:
         """The same golden, with these single operations among its steps."""
-        steps = self.steps | {name: self.operations[name] for name in names}
-        return Golden(self.program, steps, self.operations, self.notes, self.known)
+        return replace(self, steps=self.steps | {name: self.operations[name] for name in names})
 
     def trace(self) -> Trace:
         """The steps as a trace, float64; of two names for one tensor the first."""
@@ -227,8 +223,7 @@ def _decoded(value: Any, before: int) -> Any:
 def _node(i: int, item: Any) -> Node:
     word, args, kwargs, shape, dtype, site = (*item, "", "")[:6]
     func = word if word in (INPUT, CONSTANT, ITEM) else resolve(word)
-    shape = tuple(int(n) for n in shape)
-    return Node(i, func, tuple(_decoded(args, i)), _decoded(kwargs, i), shape, str(dtype), str(site))
+    return Node(i, func, tuple(_decoded(args, i)), _decoded(kwargs, i), tuple(map(int, shape)), str(dtype), str(site))
 
 
 def _numbers(names: dict[str, int], nodes: list[Node]) -> dict[str, int]:

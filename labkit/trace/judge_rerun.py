@@ -94,8 +94,7 @@ class Rerun:
         for name, i in steps.items():
             if name in self._seen and not self._fits(name):
                 total = compare(self._seen.read(name), self._golden[name])
-                words = f"{OWN}: {reason(total, None)}"
-                found[name] = Finding(name, total, wrong=True, diverges=True, words=words)
+                found[name] = Finding(name, total, wrong=True, diverges=True, words=f"{OWN}: {reason(total, None)}")
             elif name not in self._seen and i not in self._names and nodes[i].func != INPUT:
                 found[name] = absent(name, after_all=i > last)
         return {name: found[name] for name in steps if name in found}
@@ -269,9 +268,8 @@ class Rerun:
         """
         program, device, given = self._program, self._device, self._given
         again = self._computed_twice(parts) if rounded else {}
-        judged, order = (
-            sorted({k for part in some for k in part}) for some in (parts.values(), (parts | again).values())
-        )
+        judged = sorted(set().union(*parts.values()))
+        order = sorted(set(judged).union(*again.values()))
         rules: dict[int, Precision] = {}
         for i, part in (parts | again).items():
             rules = self._rules_of(i, part, rounded) | rules
@@ -280,21 +278,18 @@ class Rerun:
 
         values: dict[int, Any] = {}
 
-        def substituting(results: dict[int, Any], replaced: Mapping[int, Any]) -> Callable[[int, Any], Any]:
+        def seen(results: dict[int, Any], replaced: Mapping[int, Any], i: int, value: Any) -> Any:
             """Keep the result of each judged step, and go on with what replaces it, else with its observed value."""
-
-            def seen(i: int, value: Any) -> Any:
-                if i in parts or i in again:
-                    results[i] = value
-                return replaced.get(i, given.get(i, value))
-
-            return seen
+            if i in parts or i in again:
+                results[i] = value
+            return replaced.get(i, given.get(i, value))
 
         shared = {k for part in parts.values() for k in self._shared(part)} if rounded else set()
+        entering = program.values | given
         exact = Exact(rules, program, device, moved=bool(tolerances))
         begun = time.perf_counter()
         inputs = {k: v for k, v in start.items() if k not in again}
-        program.run(order, inputs, (), rule=exact, seen=substituting(values, {}))
+        program.run(order, inputs, (), rule=exact, seen=partial(seen, values, {}))
         brief = time.perf_counter() - begun < LONG / 1000.0
         found = {name: Simulated(values[i], self._storage(name), rules[i]) for i in parts for name in self._names[i]}
         curved = (part for i, part in parts.items() if self._rule(i).normwise or not linear(program, part))
@@ -302,20 +297,18 @@ class Rerun:
 
         def run(nearest: bool = False) -> dict[int, Any]:
             results: dict[int, Any] = {}
-            on: dict[int, Any] = {}
 
             def anew(k: int, rounding: Rounding) -> Any:
                 return program.run(program.cone([k], given), {**given, **on}, (k,), rule=rounding)[k]
 
             rounding = Rounding(exact, nonlinear, given, scale, nearest, {k: partial(anew, k) for k in shared})
-            entering = {k: given[k] if k in given else program.values[k] for k in tolerances}
-            on |= {k: rounding.moved(entering[k], half) for k, half in tolerances.items()}
+            on = {k: rounding.moved(entering[k], half) for k, half in tolerances.items()}
             for k, part in again.items():
                 before = {j: v for j, v in given.items() if j != k}
                 apart = Rounding(exact, nonlinear, given, scale, nearest)
                 off = program.run(part, before, (k,), rule=apart)[k] - values[k]
                 on[k] = on.get(k, given[k]) + off.nan_to_num(0.0, 0.0, 0.0)
-            program.run(judged, start | on, (), rule=rounding, seen=substituting(results, on))
+            program.run(judged, start | on, (), rule=rounding, seen=partial(seen, results, on))
             return results
 
         largest, count = program.largest(order), (3 if whole else 1) * RUNS
@@ -324,8 +317,7 @@ class Rerun:
             list(simulate(run, 1, 0, largest, device))
             seconds, memory = (time.perf_counter() - begun) * count, 8 * LIVE * largest / 2**20
             if seconds > LONG:
-                words = f"about {seconds:.0f} s and {memory:.0f} MiB"
-                self._say(f"{len(order)} operations are run {count} times: {words}")
+                self._say(f"{len(order)} operations are run {count} times: about {seconds:.0f} s and {memory:.0f} MiB")
 
         for nearest, runs in ((False, 2 * RUNS), (True, RUNS)) if whole else ((False, RUNS),):
             for i, results in simulate(partial(run, nearest), runs, int(nearest), largest, device):
@@ -340,8 +332,7 @@ class Rerun:
         o, exact = self._observed(name), simulated.exact
         allowed = simulated.bound(o, self._chance)
         total = compare(observed, golden, allowed)
-        size, off = (float(x.nan_to_num(0.0, 0.0, 0.0).norm()) for x in (golden, exact - golden))
-        inherited = off / size if size else (math.inf if off else 0.0)
+        inherited = compare(exact, golden).rms_ratio
         own, below, wrong = self._against(i, o, exact, allowed)
         if wrong:  # what equals the golden is right, whatever the dump has of the steps before it
             *_, wrong = self._against(i, o, golden, allowed)
@@ -370,8 +361,7 @@ class Rerun:
         wrong, words = False, "ok"
         if not own.ok:
             scale = quantile(self._chance / max(1, golden.numel()), math.inf)
-            part = {i: self._program.cone([i], self._given)}
-            wide = self._simulated(part, rounded=True, scale=scale)[name]
+            wide = self._simulated({i: self._program.cone([i], self._given)}, rounded=True, scale=scale)[name]
             value = observed.to(wide.low.dtype)
             wrong = not total.ok and bool(((value < wide.low) | (value > wide.high)).any())
             words = f"{OWN}: {reason(own, None)}" if wrong else "ok: ties that fell the other way"

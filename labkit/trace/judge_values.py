@@ -24,7 +24,7 @@ from torch import Tensor
 
 from labkit.numerics.bounds import Bound, quantile
 from labkit.numerics.compare import compare, described, measure
-from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of
+from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, half_ulp, name_of
 from labkit.numerics.statistics import Statistics, combine
 from labkit.numerics.structure import Structure, Test
 from labkit.trace.elements import Block, Elements
@@ -207,9 +207,7 @@ def _blocks(o: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     width = o.shape[-1] if o.shape[-1] <= BLOCK else PIECE
     whole = o.numel() // width * width
     o, g = o.reshape(-1), g.reshape(-1)
-    for first in range(0, whole, rows := BLOCK // width * width):
-        last = min(first + rows, whole)
-        yield o[first:last].view(-1, width), g[first:last].view(-1, width)
+    yield from zip(*(x[:whole].view(-1, width).split(BLOCK // width) for x in (o, g)), strict=True)
     if whole < o.numel():
         yield o[whole:], g[whole:]
 
@@ -231,7 +229,6 @@ def _moved(part: Statistics, start: int) -> Statistics:
 
 def _bound(g: Tensor, size: Tensor, storage: str, rule: Precision, most: float, length: int, chance: float) -> Bound:
     """Half a unit of storage, a sum of `length` terms, cut factors; and what came before, magnified."""
-    g = g.clamp(-torch.finfo(dtype_of(storage)).max, torch.finfo(dtype_of(storage)).max)
     half = (half_ulp(g, storage, flush=rule.flush) * (2.0 if rule.eager else 1.0)).clamp(min=_underflow(storage, rule))
     spread = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut) * size
     inherited = MAGNIFIED * most * size
@@ -249,13 +246,11 @@ def _underflow(storage: str, rule: Precision) -> float:
 def _size(g: Tensor) -> Tensor:
     """The size that errors of an element go with: its own, or the RMS of its row or its column. Masks have none."""
     own = torch.where(g.isfinite(), g, 0.0)
-    if not g.ndim:
-        return own.abs()
     g = torch.where(g > 0.5 * LOWEST, own, 0.0)
     largest = g.abs().max().clamp(min=1e-300)
     scaled = g / largest  # squares may overflow
     rows = scaled.square().mean(-1, keepdim=True).sqrt()
-    columns = scaled.reshape(-1, g.shape[-1]).square().mean(0).sqrt()
+    columns = scaled.reshape(-1, *g.shape[-1:]).square().mean(0).sqrt()
     return torch.maximum(largest * torch.maximum(rows, columns), own.abs())
 
 
@@ -281,10 +276,8 @@ def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float
     unit = torch.where(counted, 1.0 / size.clamp(min=1e-300), 0.0)
     z, h = (torch.where(counted, x, 0.0) * unit for x in (r, g))
     along = [k for k, count in enumerate(z.shape) if count >= FEWEST]
-    groupings = [
-        torch.arange(z.shape[k], device=z.device).view(-1, *[1] * (z.ndim - k - 1)).expand(z.shape).flatten()
-        for k in along
-    ]
+    places = torch.unravel_index(torch.arange(z.numel(), device=z.device), z.shape)
+    groupings = [places[k] for k in along]
     if z.ndim > 2 or not along:  # rows, or where all dimensions are short, elements
         groupings.append(torch.arange(z.numel(), device=z.device) // (z.shape[-1] if along else 1))
     repeats = z.numel() / max(1, len(o.unique()))
@@ -305,10 +298,9 @@ def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float
             of = [torch.bincount(at, x, parts * (int(place.max()) + 1)).view(shape) for x in (scatter, squares)]
             # how many terms of one weight would scatter as much (Kish)
             count = of[1].sum(-1).square() / of[1].square().sum(-1).clamp(min=1e-300)
-            enough = count >= FEWEST
             t = [quantile(0.5 * chance / parts, max(FEWEST, n) - 1.0) for n in count.tolist()]
             chances = torch.tensor(t, device=z.device) * (of[0].square().sum(-1) * count / (count - 1.0)).sqrt()
-            spread = torch.where(enough, torch.maximum(spread, chances), math.inf)
+            spread = torch.where(count >= FEWEST, torch.maximum(spread, chances), math.inf)
         share = value.abs() / (coherent + spread / total).clamp(min=1e-300)
         worst = int(share.argmax())
         tests.append(Test(name, float(share[worst]), float(value[worst]), worst if parts > 1 else None))

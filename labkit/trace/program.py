@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -97,6 +97,11 @@ def meanwhile(get: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> 
         yield
     finally:
         put(before)
+
+
+def setting(owner: Any, name: str, value: Any) -> AbstractContextManager[None]:
+    """Another value of an attribute meanwhile."""
+    return meanwhile(partial(getattr, owner, name), partial(setattr, owner, name), value)
 
 
 float64_by_default = partial(meanwhile, torch.get_default_dtype, torch.set_default_dtype, torch.float64)

@@ -7,9 +7,10 @@ import linecache
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,10 +37,10 @@ from labkit.trace.operations import (
     instead,
     name_of,
 )
-from labkit.trace.program import CONSTANT, INPUT, ITEM, WIDE, Program, Ref, narrower, widened
+from labkit.trace.program import CONSTANT, INPUT, ITEM, WIDE, Program, Ref, narrower, setting, widened
 
-_LISTENERS: list[tuple[Callable[[str, Tensor], None], dict[int, Tensor]]] = []
-"""Who is told of a :func:`step`: the innermost recording."""
+_TOLD = SimpleNamespace(listener=None)
+"""Who is told of a :func:`step`: the innermost recording, and the tensors that have a name there."""
 
 BACKWARD = "backward"
 """The path of operations that compute gradients."""
@@ -58,22 +59,17 @@ def step(name: str, tensor: Tensor) -> Tensor:
     """
     if not isinstance(tensor, Tensor) or not isinstance(name, str):
         raise UsageError(f"step {name!r:.40}: a {type(tensor).__name__} is not right; wanted a name, then a tensor")
-    if _LISTENERS:
-        on_step, named = _LISTENERS[-1]
+    if _TOLD.listener is not None:
+        on_step, named = _TOLD.listener
         tensor = tensor.clone() if id(tensor) in named else tensor
         named[id(tensor)] = tensor  # kept, lest another has its id
         on_step(name, real(tensor))
     return tensor
 
 
-@contextmanager
-def listening(on_step: Callable[[str, Tensor], None]) -> Iterator[None]:
+def listening(on_step: Callable[[str, Tensor], None]) -> AbstractContextManager[None]:
     """Have `on_step(name, tensor)` called for each :func:`step` meanwhile."""
-    _LISTENERS.append((on_step, {}))
-    try:
-        yield
-    finally:
-        _LISTENERS.pop()
+    return setting(_TOLD, "listener", (on_step, {}))
 
 
 def unique(name: str, taken: Any) -> str:
@@ -149,7 +145,7 @@ class Recorder(Watcher):
         self._alive: list[Tensor] = []  # memory that is freed would be taken for what comes after it
         self._wide: dict[tuple[Any, ...], Tensor] = {}  # narrower tensors from outside, by their memory: in float64
         self._blank: set[int] = set()  # new memory, into which C++ may put numbers that no operation shows
-        self._inside = 0
+        self._inside = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map(self._widened, (args, kwargs or {}))
@@ -253,12 +249,8 @@ class Recorder(Watcher):
 
     def _parts(self, run: Callable[[], Any]) -> Any:
         """What `run` gives; its operations are recorded, and reported as the one that they are parts of."""
-        self._inside += 1
-        try:
-            with self:
-                return run()
-        finally:
-            self._inside -= 1
+        with setting(self, "_inside", True), self:
+            return run()
 
     def _composite(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         first, way = len(self.program.nodes), decomposition(func) or func.decompose

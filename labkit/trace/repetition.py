@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from labkit.numerics.compare import compare
 from labkit.numerics.precision import Precision
 from labkit.tables import Table, number
 from labkit.trace.golden import Golden
-from labkit.trace.program import meanwhile
+from labkit.trace.program import meanwhile, setting
 from labkit.trace.steps import Trace, as_trace
 
 SAME = "bit-identical"
@@ -182,8 +181,7 @@ def poisoned() -> Iterator[None]:
     those that have none run as usual.
     """
     mode = meanwhile(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, "warn")
-    setting = torch.utils.deterministic, "fill_uninitialized_memory"
-    fill = meanwhile(partial(getattr, *setting), partial(setattr, *setting), True)
+    fill = setting(torch.utils.deterministic, "fill_uninitialized_memory", True)
     with warnings.catch_warnings(), mode, fill:
         warnings.filterwarnings("ignore", message=".*deterministic.*")
         yield

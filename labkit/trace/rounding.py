@@ -11,25 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from labkit.numerics.bounds import lost_terms, variance_of_sum, worst_case
-from labkit.numerics.precision import (
-    INTEGERS,
-    SMALLEST,
-    UNIT_ROUNDOFF,
-    Precision,
-    dtype_of,
-    half_ulp,
-    representable,
-    stored,
-)
+from labkit.numerics.precision import SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, representable, stored
 from labkit.trace.operations import (
     ALGORITHMS,
     ARITHMETIC,
@@ -48,9 +40,8 @@ from labkit.trace.operations import (
     SUMS,
     TRANSFORMS,
 )
-from labkit.trace.program import Node, Program, Ref, call
+from labkit.trace.program import Node, Program, Ref, call, setting
 
-Tensor = torch.Tensor
 Run = Callable[[], dict[int, Tensor]]
 
 FUNCTION_ULPS = 2.0
@@ -74,7 +65,7 @@ _NUMBERED = ARITHMETIC | frozenset(["pow", "fmod", "remainder", "eq", "ne", "lt"
 
 _BY_A_NUMBER = MOMENTS | {"mul", "div", "mean"}
 _ROUNDED = ARITHMETIC | PRODUCTS | SUMS
-_LINEAR = (MOVES | FACTORIES | ARITHMETIC | PRODUCTS | SUMS | {"neg"}) - {"view_as_real"}
+_LINEAR = (MOVES | FACTORIES | _ROUNDED | {"neg"}) - {"view_as_real"}
 
 
 def linear(program: Program, part: Iterable[int]) -> bool:
@@ -228,7 +219,7 @@ class Exact:
             self.whole.add(node.id)
         if _takes(node) or node.id in self.whole:
             return out
-        if precision.cut and (op in PRODUCTS or op == "mul"):
+        if precision.cut and (op in PRODUCTS or node.id in self.summed):
             real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
             self.cut[node.id] = [
                 a is not None and (self._moved or not representable(a, precision.products)) for a in real
@@ -251,7 +242,7 @@ class Exact:
             if precision.accumulate == "float32":  # of terms that are mostly alike the errors are too
                 self.lost[node.id] = lost = self._in_float32(node, args, kwargs)
                 self.spread[node.id] = _each(lambda x, y: torch.maximum(x, y.abs()), self.spread[node.id], lost)
-        parts = [x for x in _list(out) if isinstance(x, Tensor) and x.is_floating_point()]
+        parts = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point()]
         if any(bool(((x != 0.0) & (x.abs() < _least(precision) / precision.unit)).any()) for x in parts):
             self.tiny.add(node.id)
         if any(bool((x.abs() > _largest(precision)).any()) for x in parts):
@@ -302,8 +293,8 @@ class Exact:
         Neighbours that are alike, as the gradients of one image, make partial sums that chance would not. Each of K
         additions errs by at most u of its partial sum, which is taken from the ends of PIECES pieces.
         """
-        found = _list(by_chance)
-        pieces = [_list(call(node, piece, kwargs, self.device)) for piece in _pieces(node, args)]
+        found = tree_leaves(by_chance)
+        pieces = [tree_leaves(call(node, piece, kwargs, self.device)) for piece in _pieces(node, args)]
         for i, several in enumerate(zip(*pieces, strict=True)):
             if isinstance(several[0], Tensor) and several[0].shape == found[i].shape:
                 squares = torch.stack(several).cumsum(0).square().sum(0).nan_to_num(0.0)
@@ -314,15 +305,15 @@ class Exact:
     def _in_float32(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """How far torch's float32 is from float64 of the same numbers, which float32 holds."""
         narrow = _each(torch.Tensor.float, args)
-        with _as_they_are():
+        matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+        with setting(matmul, "fp32_precision", "ieee"), setting(conv, "fp32_precision", "ieee"):  # no TF32 in its place
             found = call(node, narrow, kwargs, self.device)
         exact = call(node, _each(torch.Tensor.double, narrow), kwargs, self.device)
         return _each(lambda x, y: torch.nan_to_num(y.double() - x, 0.0, 0.0, 0.0), exact, found)
 
     def truncates(self, node: Node) -> bool:
         """Whether an operation sums products, on tensor cores that may truncate as they add."""
-        summing = node.op in PRODUCTS or any(i in self.summed for i in node.parents)
-        return summing and self.rules[node.id].cut > 0.0
+        return self.rules[node.id].cut > 0.0 and (node.op in PRODUCTS or not self.summed.isdisjoint(node.parents))
 
     def unit(self, node: Node) -> float:
         """The round-off of an addition; to truncate is twice as far off as to round."""
@@ -347,22 +338,9 @@ def _kept(precision: Precision) -> float:
     return UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
 
 
-@contextmanager
-def _as_they_are() -> Iterator[None]:
-    """A GPU's float32 products as such, whether or not its user lets it take TF32 for them."""
-    kinds: Any = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    before = [kind.fp32_precision for kind in kinds]
-    try:
-        for kind in kinds:
-            kind.fp32_precision = "ieee"
-        yield
-    finally:
-        for kind, precision in zip(kinds, before, strict=True):
-            kind.fp32_precision = precision
-
-
-def _list(x: Any) -> list[Any]:
-    return list(x) if isinstance(x, (tuple, list)) else [x]
+def _formats(precision: Precision) -> list[str]:
+    """To what each operation's result is rounded, one after the other."""
+    return [precision.accumulate, precision.storage or ""][: 1 + (_kept(precision) > 0.0)]
 
 
 PIECES = 16
@@ -441,18 +419,14 @@ def simulate(run: Run, runs: int, seed: int, elements: int, device: torch.device
             yield from found.items()
 
 
-def _draw(x: Tensor) -> Tensor:
-    """Numbers from 0 to 1 of the shape of x: 24 bits of them, which is a fraction of a round-off and half the time."""
-    return torch.rand_like(x, dtype=torch.float32).double()
-
-
 def _draw_by_value(x: Tensor) -> Tensor:
-    """As :func:`_draw`, but elements that are equal in float32 get equal numbers: a hash of bits and seed."""
+    """As :meth:`Rounding._draw`, but elements that are equal in float32 get equal numbers: a hash of bits and seed."""
     mixed = (x.float().view(torch.int32).long() ^ torch.randint(2**62, (), device=x.device)) * -0x61C8864680B583EB
     mixed = (mixed ^ (mixed >> 29)) * -0x40A7B892E31B1A47
     return (((mixed ^ (mixed >> 32)) & 0xFFFFFF).double() + 0.5) / 2.0**24
 
 
+@dataclass(eq=False)
 class Rounding:
     """Runs operations with random rounding errors; inside :func:`simulate`, which draws them.
 
@@ -464,95 +438,89 @@ class Rounding:
     that several operations take: it computes the value again for each of them, as kernels do that do not share it.
     """
 
-    def __init__(
-        self,
-        exact: Exact,
-        nonlinear: Collection[int] = (),
-        given: Collection[int] = (),
-        scale: float = 1.0,
-        nearest: bool = False,
-        anew: Mapping[int, Callable[[Rounding], Any]] | None = None,
-    ) -> None:
-        self._exact, self._nonlinear, self._given, self._scale = exact, nonlinear, given, scale
-        self._nearest, self._draw, self._again = nearest, _draw_by_value if nearest else _draw, anew or {}
-        self._moved: dict[int, Tensor] = {}
+    exact: Exact
+    nonlinear: Collection[int] = ()
+    given: Collection[int] = ()
+    scale: float = 1.0
+    nearest: bool = False
+    anew: Mapping[int, Callable[[Rounding], Any]] = field(default_factory=dict)
+    _moved: dict[int, Tensor] = field(default_factory=dict, init=False)
+
+    def _draw(self, x: Tensor) -> Tensor:
+        """Numbers from 0 to 1 of the shape of x: 24 bits of them, a fraction of a round-off and half the time."""
+        return _draw_by_value(x) if self.nearest else torch.rand_like(x, dtype=torch.float32).double()
 
     def jitter(self, x: Tensor, u: float, least: Any = 0.0) -> Tensor:
         """Every element off by up to u of itself, and by up to `least`, a number or a tensor of one."""
-        u, least = self._scale * u, self._scale * least
+        u, least = self.scale * u, self.scale * least
         moved = x * (self._draw(x) * (2.0 * u) + (1.0 - u))
         return moved + (self._draw(x) - 0.5) * (2.0 * least) if isinstance(least, Tensor) or least else moved
 
     def moved(self, x: Tensor, half: Tensor) -> Tensor:
         """Every element off by up to `half`."""
-        return x + (self._draw(x) - 0.5) * (2.0 * self._scale) * half
+        return x + (self._draw(x) - 0.5) * (2.0 * self.scale) * half
 
-    def _into_nonlinear(self, ref: Any, x: Any, u: float, normwise: bool) -> Any:
+    def _into_nonlinear(self, ref: Any, x: Any, precision: Precision) -> Any:
         """What goes into a part that is not linear: off by a round-off, each element and all of them together."""
-        if not isinstance(ref, Ref) or ref.id not in self._given or not x.is_floating_point():
+        if not isinstance(ref, Ref) or ref.id not in self.given or not x.is_floating_point():
             return x
         if ref.id not in self._moved:
-            self._moved[ref.id] = self.jitter(x, u, u * magnitude(x).amax() if normwise else 0.0) * (1.0 + self._one(u))
+            u, least = precision.unit, precision.unit * magnitude(x).amax() if precision.normwise else 0.0
+            self._moved[ref.id] = self.jitter(x, u, least) * (1.0 + self._one(u))
         return self._moved[ref.id]
 
     def _computed_anew(self, ref: Any, x: Any) -> Any:
         """What several operations take, as each of them computes it, off by itself; or, by chance, as it is."""
-        if not isinstance(ref, Ref) or ref.id not in self._again:
+        if not isinstance(ref, Ref) or ref.id not in self.anew:
             return x
-        again, self._again = self._again, {}
-        try:
-            anew = again[ref.id](self)
-            return torch.where(self._either() > 0.0, anew, x) if isinstance(x, Tensor) else anew
-        finally:
-            self._again = again
+        again, self.anew = self.anew, {}
+        value = again[ref.id](self)
+        self.anew = again
+        return torch.where(self._either() > 0.0, value, x) if isinstance(x, Tensor) else value
 
     def _one(self, u: float) -> Tensor:
         """One number up to u for a whole tensor."""
-        return (torch.rand((), dtype=torch.float64, device=self._exact.device) - 0.5) * (2.0 * u * self._scale)
+        return (torch.rand((), dtype=torch.float64, device=self.exact.device) - 0.5) * (2.0 * u * self.scale)
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation, its result off at random."""
-        op, precision = node.op, self._exact.rules[node.id]
-        if node.id in self._exact.counted:
-            return call(node, args, kwargs, self._exact.device)
-        args = [self._computed_anew(ref, a) for ref, a in zip(node.args, args, strict=True)] if self._again else args
-        if node.id in self._nonlinear:
-            args = [
-                self._into_nonlinear(ref, a, precision.unit, precision.normwise)
-                for ref, a in zip(node.args, args, strict=True)
-            ]
-        u, cut = precision.unit, self._exact.cut.get(node.id)
-        kept = _kept(precision)
-        if cut and (op in PRODUCTS or node.id in self._exact.summed):
-            args = [self._cut(a, precision.cut) if i < len(cut) and cut[i] else a for i, a in enumerate(args)]
+        op, precision = node.op, self.exact.rules[node.id]
+        if node.id in self.exact.counted:
+            return call(node, args, kwargs, self.exact.device)
+        args = [self._computed_anew(ref, a) for ref, a in zip(node.args, args, strict=True)] if self.anew else args
+        if node.id in self.nonlinear:
+            args = [self._into_nonlinear(ref, a, precision) for ref, a in zip(node.args, args, strict=True)]
+        u, kept = precision.unit, _kept(precision)
+        if cut := self.exact.cut.get(node.id):
+            args = [self._cut(a, precision.cut) if inexact else a for a, inexact in zip(args, cut, strict=True)]
         if op in _ARGUMENT:
             args = [_each(lambda x: self.jitter(x, u), args[0]) * (1.0 + self._one(u)), *args[1:]]
-        if node.id in self._exact.whole:
+        if node.id in self.exact.whole:
             args = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), args)
         out = self._with_literals(node, args, kwargs)
         if op in NOT_UNIQUE:
             out = self._turned(out)
         if op in RESAMPLERS | TRANSFORMS:  # polynomials in positions, and sums of waves, which may cancel
             out = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), out)
-        if node.id in self._exact.huge:
+        if node.id in self.exact.huge:
             out = _each(lambda x: torch.where(x.abs() > _largest(precision), x * math.inf, x), out)
-        rounds = kept and (op == "_to_copy" or node.id in self._exact.ends) and isinstance(out, Tensor)
+        rounds = kept and (op == "_to_copy" or node.id in self.exact.ends) and isinstance(out, Tensor)
         if _takes(node) and not (rounds and out.is_floating_point()):
             return out
-        if node.id in self._exact.spread:
-            length = _length(node, args, next(x for x in _list(out) if isinstance(x, Tensor)))
-            added = self._exact.unit(node)
-            drift = worst_case(length, added) if self._exact.truncates(node) else lost_terms(length, added)
+        if node.id in self.exact.spread:
+            length = _length(node, args, next(x for x in tree_leaves(out) if isinstance(x, Tensor)))
+            added = self.exact.unit(node)
+            drift = worst_case(length, added) if self.exact.truncates(node) else lost_terms(length, added)
             if op == "cumsum" and out.is_floating_point():  # what an addition errs stays in all sums after it
                 out = out + torch.cumsum(self.jitter(out, added) - out, args[1])
             else:
-                out = _each(lambda x, spread: self._summed_up(x, spread, drift), out, self._exact.spread[node.id])
-        if node.id in self._exact.flushed:
+                out = _each(lambda x, spread: self._summed_up(x, spread, drift), out, self.exact.spread[node.id])
+        if node.id in self.exact.flushed:
             share = self._one(1.0)
-            out = _each(lambda x, lost: x + torch.sign(x) * lost * share, out, self._exact.flushed[node.id])
-        if self._nearest and node.id in self._exact.lost:
-            share = torch.rand((), dtype=torch.float64, device=self._exact.device) * self._scale
-            out = _each(lambda x, lost: x + lost * share, out, self._exact.lost[node.id])
+            out = _each(lambda x, lost: x + torch.sign(x) * lost * share, out, self.exact.flushed[node.id])
+        if self.nearest and node.id in self.exact.lost:
+            share = torch.rand((), dtype=torch.float64, device=self.exact.device) * self.scale
+            out = _each(lambda x, lost: x + lost * share, out, self.exact.lost[node.id])
         if op in _BY_A_NUMBER and len(node.parents) == 1:  # or by its reciprocal
             out = _each(lambda x: x * (1.0 + self._one(u)), out)
         if op in FUNCTIONS or op == "div":
@@ -560,14 +528,13 @@ class Rounding:
         if op in _LESS:
             one = torch.ones_like(out)
             out = out + _LESS[op] * torch.sign(out) * (self._computed(one, 2.0 * FUNCTION_ULPS * u) - one)
-        if self._nearest:
-            formats = [precision.accumulate, precision.storage or ""][: 1 + bool(kept)]
-            rounded = _each(lambda x: _nearest(x, formats), out)
+        if self.nearest:
+            rounded = _each(lambda x: reduce(stored, _formats(precision), x), out)
             if op == "mul" and not kept and out.is_floating_point():  # which may be exact where it is added at once
                 return torch.where(self._either() > 0.0, out, rounded)
             return rounded
         least = 0.0
-        if node.id in self._exact.tiny:  # few libraries compute functions below the normal numbers
+        if node.id in self.exact.tiny:  # few libraries compute functions below the normal numbers
             least = torch.finfo(dtype_of(precision.accumulate)).tiny if op in FUNCTIONS else _least(precision)
         if precision.normwise:
             return _each(lambda x: self.jitter(x, 0.0, max(u, kept) * magnitude(x).amax()), out)
@@ -576,13 +543,14 @@ class Rounding:
     def _with_literals(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operation with the literal numbers of the program's text exact, or rounded to the working format.
 
-        These are arguments, `alpha` and what a factory makes; each is rounded in half of the runs.
+        These are arguments, `alpha` and what a factory makes; each is rounded in half of the runs. The format is that
+        of what is stored, since many of torch's kernels take numbers in their tensors' type.
         """
-        op, kind = node.op, _format_of_numbers(self._exact.rules[node.id])
+        op, kind = node.op, _formats(self.exact.rules[node.id])[-1]
         lost = [_lost(a, kind) for a in args] if op in _NUMBERED else []
         alpha = _lost(kwargs.get("alpha", 1), kind)
         if not any(lost) and not alpha:
-            out = call(node, args, kwargs, self._exact.device)
+            out = call(node, args, kwargs, self.exact.device)
             if op not in FACTORIES or not out.is_floating_point():
                 return out
             return out + torch.nan_to_num(stored(out, kind) - out) * self._either()
@@ -613,19 +581,19 @@ class Rounding:
             factor = 1.0 + math.log2(max(1, x.numel())) if op in TRANSFORMS else factor
             size = size + factor * (size if op in KERNELS else size.square().mean(over, keepdim=True).sqrt())
         size = size.unsqueeze(-1) if x.is_complex() else size
-        moved = _each(lambda part: part + (self._draw(part) - 0.5) * size * (2.0 * u * self._scale), x)
+        moved = _each(lambda part: part + (self._draw(part) - 0.5) * size * (2.0 * u * self.scale), x)
         return moved * (1.0 + self._one(factor * u))
 
     def _turned(self, out: Any) -> Any:
         """Singular vectors, or eigenvectors, each with either sign; the same sign for both of one singular value."""
-        signs = torch.randint(2, (sum(x.shape[-1] for x in out),), device=self._exact.device) * 2.0 - 1.0
+        signs = torch.randint(2, (sum(x.shape[-1] for x in out),), device=self.exact.device) * 2.0 - 1.0
         if len(out) == 2:
             return out[0], out[1] * signs[: out[1].shape[-1]]
         return out[0] * signs[: out[0].shape[-1]], out[1], (out[2].mT * signs[: out[2].shape[-2]]).mT
 
     def _either(self) -> Tensor:
         """0 or 1, by chance."""
-        return torch.randint(2, (), device=self._exact.device) * self._scale
+        return torch.randint(2, (), device=self.exact.device) * self.scale
 
     def _computed(self, x: Tensor, u: float) -> Tensor:
         """What a library function gives: off by up to u, in equal parts by chance, by its value, and for all alike.
@@ -635,7 +603,7 @@ class Rounding:
         by_value = torch.rand(BINS, dtype=torch.float64, device=x.device) - 0.5
         values = torch.remainder(torch.floor(x * BINS), BINS).nan_to_num(0.0).long()
         error = self._draw(x) - 0.5 + by_value[values]
-        return x * (1.0 + error * (2.0 * u * self._scale / 3.0**0.5)) * (1.0 + self._one(u / 3.0**0.5))
+        return x * (1.0 + error * (2.0 * u * self.scale / 3.0**0.5)) * (1.0 + self._one(u / 3.0**0.5))
 
     def _cut(self, a: Tensor, u: float) -> Tensor:
         """Cut to nearest or truncated, nobody says which: up to two units, and of one sign for all if truncated."""
@@ -643,14 +611,9 @@ class Rounding:
 
     def _summed_up(self, x: Tensor, spread: Tensor, drift: float) -> Tensor:
         """A sum with its error, which with `nearest` depends on what is lost: all x + c of one c may err alike."""
-        by = (x - x.float()) / half_ulp(x, "float32") * 2.0**16 if self._nearest else x
+        by = (x - x.float()) / half_ulp(x, "float32") * 2.0**16 if self.nearest else x
         normal = torch.erfinv(self._draw(by.round()) * (2.0 - 2.0**-23) - (1.0 - 2.0**-24)) * 2.0**0.5
-        return (x + spread * normal * self._scale) * (1.0 + self._one(min(1.0, drift)))
-
-
-def _format_of_numbers(precision: Precision) -> str:
-    """To what a program's own numbers may be rounded: many of torch's kernels take them in their tensors' type."""
-    return precision.storage or precision.accumulate if precision.eager else precision.accumulate
+        return (x + spread * normal * self.scale) * (1.0 + self._one(min(1.0, drift)))
 
 
 def _lost(number: Any, name: str) -> float:
@@ -663,21 +626,12 @@ def _lost(number: Any, name: str) -> float:
 
 def _least(precision: Precision) -> float:
     """What one operation may lose to underflow: the smallest number, or the smallest normal one where flushed."""
-    formats = [precision.accumulate, *([precision.storage] if precision.eager and precision.storage else [])]
-    share = {name: 0.5 / UNIT_ROUNDOFF[name] if precision.flush else 1.0 for name in formats if name in SMALLEST}
-    return max(SMALLEST[name] * factor for name, factor in share.items())
+    return max(SMALLEST[name] * (0.5 / UNIT_ROUNDOFF[name] if precision.flush else 1.0) for name in _formats(precision))
 
 
 def _largest(precision: Precision) -> float:
     """The largest finite number between operations."""
-    formats = [precision.accumulate, *([precision.storage] if precision.eager and precision.storage else [])]
-    return min(torch.finfo(dtype_of(name)).max for name in formats if name not in INTEGERS)
-
-
-def _nearest(x: Tensor, formats: Iterable[str]) -> Tensor:
-    for name in formats:
-        x = x.to(dtype_of(name)).double()
-    return x
+    return min(torch.finfo(dtype_of(name)).max for name in _formats(precision))
 
 
 def magnitude(x: Tensor) -> Tensor:
