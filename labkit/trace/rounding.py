@@ -487,7 +487,8 @@ class Rounding:
         op, precision = node.op, self.exact.rules[node.id]
         if node.id in self.exact.counted:
             return call(node, args, kwargs, self.exact.device)
-        args = [self._computed_anew(ref, a) for ref, a in zip(node.args, args, strict=True)] if self.anew else args
+        if self.anew and op not in CHOICES:  # or one comparison would not be the opposite of another
+            args = [self._computed_anew(ref, a) for ref, a in zip(node.args, args, strict=True)]
         if node.id in self.nonlinear:
             args = [self._into_nonlinear(ref, a, precision) for ref, a in zip(node.args, args, strict=True)]
         u, kept = precision.unit, _kept(precision)
