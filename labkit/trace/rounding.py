@@ -469,9 +469,12 @@ class Rounding:
             self._moved[ref.id] = self.jitter(x, u, least) * (1.0 + self._one(u))
         return self._moved[ref.id]
 
-    def _computed_anew(self, ref: Any, x: Any) -> Any:
-        """What several operations take, as each of them computes it, off by itself; or, by chance, as it is."""
-        if not isinstance(ref, Ref) or ref.id not in self.anew:
+    def _taken(self, op: str, ref: Any, x: Any) -> Any:
+        """What several operations take, as each of them computes it, off by itself; or, by chance, as it is.
+
+        What is compared or chosen is as it is: else one comparison would not be the opposite of another.
+        """
+        if op in CHOICES or not isinstance(ref, Ref) or ref.id not in self.anew:
             return x
         again, self.anew = self.anew, {}
         value = again[ref.id](self)
@@ -487,8 +490,7 @@ class Rounding:
         op, precision = node.op, self.exact.rules[node.id]
         if node.id in self.exact.counted:
             return call(node, args, kwargs, self.exact.device)
-        if self.anew and op not in CHOICES:  # or one comparison would not be the opposite of another
-            args = [self._computed_anew(ref, a) for ref, a in zip(node.args, args, strict=True)]
+        args = [self._taken(op, ref, a) for ref, a in zip(node.args, args, strict=True)] if self.anew else args
         if node.id in self.nonlinear:
             args = [self._into_nonlinear(ref, a, precision) for ref, a in zip(node.args, args, strict=True)]
         u, kept = precision.unit, _kept(precision)

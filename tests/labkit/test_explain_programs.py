@@ -70,7 +70,7 @@ def test_without_a_promise_a_kernel_that_goes_on_from_its_registers_is_right():
 
 
 def test_a_gradient_in_bfloat16_is_not_what_a_comparison_computed_again_may_give():
-    """Of a gradient through a minimum; were less and greater decided by two roundings, it could be lost, or be twice."""
+    """Through a minimum: were less and greater decided by two roundings, it could be lost, or be twice."""
     (case,) = (c for c in programs("fifth").cases(["w02"], clean=False) if "weight_grad" in c["id"])
     recorded = labkit.golden(case["reference"], loss=case["loss"], **case["inputs"])
     report = labkit.localise(case["observed"], recorded, labkit.Precision(**case["precision"]))
