@@ -285,6 +285,7 @@ class Rerun:
             return replaced.get(i, given.get(i, value))
 
         shared = {k for part in parts.values() for k in self._shared(part)} if rounded else set()
+        nested = {k for k in shared if len(shared.intersection(program.cone([k], given))) > 1}
         entering = program.values | given
         exact = Exact(rules, program, device, moved=bool(tolerances))
         begun = time.perf_counter()
@@ -298,8 +299,11 @@ class Rerun:
         def run(nearest: bool = False) -> dict[int, Any]:
             results: dict[int, Any] = {}
 
-            def anew(k: int, rounding: Rounding) -> Any:
-                return program.run(program.cone([k], given), {**given, **on}, (k,), rule=rounding)[k]
+            def anew(k: int, rounding: Rounding, x: Any) -> Any:
+                """What is made of other such values may be made of its own, or of those that another took."""
+                value = program.run(program.cone([k], given), {**given, **on}, (k,), rule=rounding)[k]
+                some = k in nested and isinstance(x, Tensor)
+                return torch.where(rounding.either() > 0.0, value, x) if some else value
 
             rounding = Rounding(exact, nonlinear, given, scale, nearest, {k: partial(anew, k) for k in shared})
             on = {k: rounding.moved(entering[k], half) for k, half in tolerances.items()}

@@ -443,7 +443,7 @@ class Rounding:
     given: Collection[int] = ()
     scale: float = 1.0
     nearest: bool = False
-    anew: Mapping[int, Callable[[Rounding], Any]] = field(default_factory=dict)
+    anew: Mapping[int, Callable[[Rounding, Any], Any]] = field(default_factory=dict)
     _moved: dict[int, Tensor] = field(default_factory=dict, init=False)
 
     def _draw(self, x: Tensor) -> Tensor:
@@ -470,16 +470,16 @@ class Rounding:
         return self._moved[ref.id]
 
     def _taken(self, op: str, ref: Any, x: Any) -> Any:
-        """What several operations take, as each of them computes it, off by itself; or, by chance, as it is.
+        """What several operations take, as each of them computes it, off by itself.
 
         What is compared or chosen is as it is: else one comparison would not be the opposite of another.
         """
         if op in CHOICES or not isinstance(ref, Ref) or ref.id not in self.anew:
             return x
         again, self.anew = self.anew, {}
-        value = again[ref.id](self)
+        value = again[ref.id](self, x)
         self.anew = again
-        return torch.where(self._either() > 0.0, value, x) if isinstance(x, Tensor) else value
+        return value
 
     def _one(self, u: float) -> Tensor:
         """One number up to u for a whole tensor."""
@@ -534,7 +534,7 @@ class Rounding:
         if self.nearest:
             rounded = _each(lambda x: reduce(stored, _formats(precision), x), out)
             if op == "mul" and not kept and out.is_floating_point():  # which may be exact where it is added at once
-                return torch.where(self._either() > 0.0, out, rounded)
+                return torch.where(self.either() > 0.0, out, rounded)
             return rounded
         least = 0.0
         if node.id in self.exact.tiny:  # few libraries compute functions below the normal numbers
@@ -556,11 +556,11 @@ class Rounding:
             out = call(node, args, kwargs, self.exact.device)
             if op not in FACTORIES or not out.is_floating_point():
                 return out
-            return out + torch.nan_to_num(stored(out, kind) - out) * self._either()
-        args = [a + off * self._either() if off else a for a, off in zip(args, lost, strict=True)]
+            return out + torch.nan_to_num(stored(out, kind) - out) * self.either()
+        args = [a + off * self.either() if off else a for a, off in zip(args, lost, strict=True)]
         if alpha:
             scaled, number = 0 if op == "rsub" else 1, kwargs["alpha"]
-            args[scaled], kwargs = args[scaled] * (number + alpha * self._either()), {}
+            args[scaled], kwargs = args[scaled] * (number + alpha * self.either()), {}
         return getattr(torch, op)(*args, **kwargs)
 
     def _as_taken(self, node: Node, args: Any, x: Tensor, u: float) -> Tensor:
@@ -594,7 +594,7 @@ class Rounding:
             return out[0], out[1] * signs[: out[1].shape[-1]]
         return out[0] * signs[: out[0].shape[-1]], out[1], (out[2].mT * signs[: out[2].shape[-2]]).mT
 
-    def _either(self) -> Tensor:
+    def either(self) -> Tensor:
         """0 or 1, by chance."""
         return torch.randint(2, (), device=self.exact.device) * self.scale
 
