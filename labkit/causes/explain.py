@@ -455,9 +455,10 @@ class _Search:
 
     def _near(self) -> float:
         """Minus the logarithm of how likely it is that a number that is anything fits an element that is wrong."""
-        error = (self._observed - self._right)[self._wrong]
-        allowed = torch.as_tensor(self._allowed)[self._wrong].mean()
-        return -math.log(min(1.0, max(1e-300, float(allowed / error.square().mean().sqrt()))))
+        error = self._observed - self._right
+        known = self._wrong & error.isfinite()  # infinities that are equal are no evidence
+        size, allowed = error[known].square().mean().sqrt(), torch.as_tensor(self._allowed)[known].mean()
+        return -math.log(min(1.0, max(1e-300, float(allowed / size)))) if bool(known.any()) else 0.0
 
     def _races(self) -> Iterator[Mutant]:
         """Sums where some elements lack what one tile adds, whichever it is, or have nothing else: updates are lost."""

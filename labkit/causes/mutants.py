@@ -505,10 +505,11 @@ def neighbours(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     x, whole = values[ids[0]], values[node.parents[0]]
     if node.op == "getitem":
         for k, y in enumerate(whole):
-            if isinstance(y, Tensor) and (y.shape, y.dtype) == (x.shape, x.dtype):
+            if isinstance(y, Tensor) and y is not x and (y.shape, y.dtype) == (x.shape, x.dtype):
                 yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(c.part, ids, 1, lambda _, k=k: k)
     elif len(node.args) == 4:
-        (d, start), n = node.args[1:3], x.shape[node.args[1]]
+        d, n = node.args[1] % x.ndim, x.shape[node.args[1]]
+        start = range(whole.shape[d])[slice(node.args[2], None)].start
         for begin in (b for b in (start - n, start + n) if 0 <= b <= whole.shape[d] - n):
             says = f"{what} takes {begin} to {begin + n - 1} of dimension {d}, not {start} to {start + n - 1}"
             yield "swap", says, _instead(ids, lambda y, *_, begin=begin: y.narrow(d, begin, n))
@@ -571,11 +572,11 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     if node.op == "sum" and count > 1:
         yield "scale", f"{what}: the mean, not the sum", result_of(ids, lambda y: y / count)
     if node.op in ("cumsum", "cumprod"):
-        for tile in (2**q for q in range(1, (x.shape[dims[0]] - 1).bit_length())):
+        for tile in (2**q for d in dims for q in range(1, (x.shape[d] - 1).bit_length())):
             anew = lambda v, d, t=tile: torch.cat([again(node, y, d) for y in v.split(t, d)], d)  # noqa: E731
             yield "stale", f"{what} begins anew in each tile of {tile}", _instead(ids, anew)
     if node.op == "cumsum":
-        less = {i: Edit(torch.sub, (Ref(i), node.args[0])) for i in ids}
+        less = {i: Edit(torch.sub, (Ref(i), part.nodes[i].args[0])) for i in ids}
         yield "shift", f"{what} leaves out the element itself", less
         back = lambda v, d: v.flip(d).cumsum(d).flip(d)  # noqa: E731
         yield "flip", f"{what} runs backwards", _instead(ids, back)
@@ -731,7 +732,8 @@ def exchanged(c: Context) -> Iterator[Way]:
     whole = (i for i in c.computed if not c.real(i) and not values[i].is_complex() and values[i].dtype != torch.bool)
     some = [i for i in (*part.given, *whole) if i in part.users and values[i].numel() > 1]
     for i, j in itertools.combinations(some, 2):
-        apart = j not in part.downstream(i) and i not in part.downstream(j)
+        first = min(k for k in (*part.users[i], *part.users[j]))
+        apart = all(k in part.given or k < first for k in (i, j))  # both are there when one is taken
         if apart and values[i].shape == values[j].shape and values[i].dtype == values[j].dtype:
             edits = _taking(part, {*part.users[i], *part.users[j]}, {i: j, j: i})
             yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", edits
@@ -746,10 +748,9 @@ def together(c: Context) -> Iterator[Way]:
     for (op, j, a), ids in c.numbered().items():
         if len({c.part.nodes[i].site for i in ids}) > 1 and op != "arange":
             yield from ((*way[:3], 2) for way in numbers_of(c, ids, j, a, f"{op}, on each line,"))
-    cut: dict[int, Edit] = {}
-    for (op, j, a), ids in c.numbered().items():
-        cut |= argument(c.part, ids, j, int) if a != int(a) and not is_epsilon(op, a) else {}
-    yield "constant", "all numbers are cut to whole ones, as where integers are divided", cut, 2
+    cut = {i for (op, _, a), ids in c.numbered().items() if a != int(a) and op != "arange" for i in ids}
+    edits = {i: Edit(partial(_whole, c.part.nodes[i]), c.part.nodes[i].args) for i in cut}
+    yield "constant", "all numbers are cut to whole ones, as where integers are divided", edits, 2
     counts = [i for i in c.computed if c.part.nodes[i].op == "arange"]
     for some, by in itertools.product({(i,) for i in counts} | {tuple(counts)}, (0.5, -0.5)):
         says = f"{'each' if len(some) > 1 else 'the'} result of arange is {by:+g}, as for centres and corners of pixels"
@@ -859,8 +860,9 @@ def composites(c: Context) -> Iterator[Way]:
 def averaged(c: Context) -> Iterator[Way]:
     """The geometric mean of two in place of the arithmetic: both mix sizes of atoms (Berthelot, Lorentz)."""
     nodes = c.part.nodes
-    for node in (n for n in nodes if (n.op == "mul" and 0.5 in n.args) or (n.op == "div" and 2 in n.args)):
-        for total in (nodes[p] for p in node.parents if nodes[p].op == "add" and len(nodes[p].parents) == 2):
+    for node in (n for n in nodes if (n.op == "mul" and 0.5 in n.args) or (n.op == "div" and 2 in n.args[1:])):
+        sums = (nodes[p] for p in node.parents if nodes[p].op == "add" and not nodes[p].kwargs)
+        for total in (one for one in sums if len(one.parents) == 2):
             says = f"{c.operation(node.id)}: the geometric mean in place of half of the sum"
             yield "function", says, {node.id: Edit(lambda a, b: (a * b).sqrt(), total.args[:2])}
 
@@ -959,6 +961,11 @@ def _wrapped(x: Tensor) -> Tensor:
     return (x + 2**15).remainder(2**16) - 2**15
 
 
+def _whole(node: Node, *args: Any) -> Any:
+    """An operation without fractions in its numbers, but for what keeps others from zero."""
+    return again(node, *(int(a) if isinstance(a, float) and not is_epsilon(node.op, a) else a for a in args))
+
+
 def _is_number(c: Any) -> bool:
     return isinstance(c, (int, float)) and not isinstance(c, bool) and math.isfinite(c)
 
@@ -967,7 +974,7 @@ def _dims(node: Node, values: Mapping[int, Any]) -> list[int]:
     """The dimensions of a reduction."""
     ndim = values[node.parents[0]].ndim
     over = node.args[1] if len(node.args) > 1 else None
-    return sorted(d % max(1, ndim) for d in ([over] if isinstance(over, int) else over or range(ndim)))
+    return sorted(d % ndim for d in ([over] if isinstance(over, int) else over or range(ndim)) if ndim)
 
 
 def _summed(node: Node, values: Mapping[int, Any]) -> int:

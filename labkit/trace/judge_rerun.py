@@ -64,7 +64,7 @@ class Rerun:
         golden = golden.with_steps(name for name in seen.names if name not in golden.steps)
         self._golden, self._program, self._seen, self._rules = golden, golden.program, seen, rules
         self._chance, self._say, self._keep = chance, say, elements
-        self._readings = (rules, replace(rules, eager=False)) if guessed else (rules,)
+        self._readings = (rules, replace(rules, eager=False)) if guessed and rules.eager else (rules,)
         self._names: dict[int, list[str]] = {}
         for name, number in golden.steps.items():
             if name in seen:
@@ -285,7 +285,7 @@ class Rerun:
             return replaced.get(i, given.get(i, value))
 
         shared = {k for part in parts.values() for k in self._shared(part)} if rounded else set()
-        nested = {k for k in shared if len(shared.intersection(program.cone([k], given))) > 1}
+        nested = {k for k in shared if not rules[k].eager and len(shared.intersection(program.cone([k], given))) > 1}
         entering = program.values | given
         exact = Exact(rules, program, device, moved=bool(tolerances))
         begun = time.perf_counter()
@@ -300,7 +300,7 @@ class Rerun:
             results: dict[int, Any] = {}
 
             def anew(k: int, rounding: Rounding, x: Any) -> Any:
-                """What is made of other such values may be made of its own, or of those that another took."""
+                """A numerator and its sum may be of scores computed twice, if these are not stored."""
                 value = program.run(program.cone([k], given), {**given, **on}, (k,), rule=rounding)[k]
                 some = k in nested and isinstance(x, Tensor)
                 return torch.where(rounding.either() > 0.0, value, x) if some else value

@@ -121,7 +121,7 @@ class Watcher(TorchDispatchMode):
             self.computed(f"{self.path}/{name}", value)  # the result; others are kept for the backward
 
     def computed(self, name: str, tensor: Tensor) -> None:
-        """Called for each of these."""
+        """Called for each operation that computes something."""
         self.on_step(name, tensor)
 
 
@@ -187,7 +187,7 @@ class Recorder(Watcher):
         return number
 
     def computed(self, name: str, tensor: Tensor) -> None:
-        """Number what an operation computed. A function that knows the recorder would keep it, and all its tensors."""
+        """Number what an operation computed. A callback that refers to the recorder would keep it alive."""
         self.operations[unique(name, self.operations)] = self.number(tensor)
 
     def number(self, tensor: Tensor) -> int:

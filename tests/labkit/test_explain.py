@@ -547,6 +547,9 @@ def mistakes():
         key = x.split([8, 16, 16], 1)[1]
         return torch.tanh(key) * other[:, 4:20]
 
+    def last(x):
+        return torch.exp(x[:, -4:])
+
     def polynomial(x):
         return 1 + 4.5 * x.square() - 1.5 * x
 
@@ -586,6 +589,7 @@ def mistakes():
     yield cut, (x, length), cut(x, rounded), "mask", "in each whole tile of 8 of dimension 1"
     yield parts, (x, other), torch.tanh(x[:, 24:]) * other[:, 4:20], "swap", "takes part 2, not 1"
     yield parts, (x, other), torch.tanh(x[:, 8:24]) * other[:, 20:36], "swap", "takes 20 to 35 of dimension 1, not 4"
+    yield last, (x,), torch.exp(x[:, 32:36]), "swap", "takes 32 to 35 of dimension 1, not 36 to 39"
     yield polynomial, (x,), 1 + 4 * x.square() - x, "constant", "all numbers are cut to whole ones"
     yield product, (x, other), product(x, other) + 24 * x[:, -1] * other[:, -1], "mask", "dimension 1 24 times more"
     yield looked_up, (x, order), torch.exp(x[:, order.sort().values]), "permute", "in order along dimension 0"
@@ -610,7 +614,7 @@ def mistakes():
     )
 
 
-@pytest.mark.parametrize("case", range(20))
+@pytest.mark.parametrize("case", range(21))
 def test_what_people_get_wrong_is_named(case):
     reference, given, output, kind, words = list(mistakes())[case]
     recorded = labkit.golden(reference, *given)

@@ -1012,6 +1012,16 @@ def test_a_kernel_may_compute_scores_again_and_not_share_their_rounding():
     assert localise(observed | {"output": output + 0.01}, recorded).first == "output"
 
 
+@pytest.mark.parametrize("promised", [None, Precision("bfloat16"), Precision("bfloat16", eager=True)])
+def test_scores_that_are_stored_are_computed_once(promised):
+    for seed in range(4):
+        q = torch.randn(64, 64, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        output = torch.softmax(q @ q.T, -1) @ q
+        recorded = golden(lambda q: torch.softmax(q @ q.T, -1) @ q, q)
+        assert localise({"input.0": q, "output": output}, recorded, promised).first is None
+        assert localise({"input.0": q, "output": 1.1 * output}, recorded, promised).first == "output"
+
+
 def test_what_is_lost_of_a_number_that_is_added_to_a_whole_row_is_lost_alike():
     """Each addition rounds, and of y + c with one c all may round to the same side: found by hunting a right kernel."""
     generator = torch.Generator().manual_seed(2)
