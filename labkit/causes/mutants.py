@@ -732,7 +732,7 @@ def exchanged(c: Context) -> Iterator[Way]:
     whole = (i for i in c.computed if not c.real(i) and not values[i].is_complex() and values[i].dtype != torch.bool)
     some = [i for i in (*part.given, *whole) if i in part.users and values[i].numel() > 1]
     for i, j in itertools.combinations(some, 2):
-        first = min(k for k in (*part.users[i], *part.users[j]))
+        first = min(part.users[i] + part.users[j])
         apart = all(k in part.given or k < first for k in (i, j))  # both are there when one is taken
         if apart and values[i].shape == values[j].shape and values[i].dtype == values[j].dtype:
             edits = _taking(part, {*part.users[i], *part.users[j]}, {i: j, j: i})

@@ -613,7 +613,10 @@ class Rounding:
         return self.jitter(a, u) * (1.0 + self._one(u))
 
     def _summed_up(self, x: Tensor, spread: Tensor, drift: float) -> Tensor:
-        """A sum with its error, which with `nearest` depends on what is lost: all x + c of one c may err alike."""
+        """A sum with its error, which with `nearest` depends on what float32 loses of it: x + c of one c may err alike.
+
+        What is lost is taken to 2^-16 of half a unit, of which float64 still knows as much.
+        """
         by = (x - x.float()) / half_ulp(x, "float32") * 2.0**16 if self.nearest else x
         normal = torch.erfinv(self._draw(by.round()) * (2.0 - 2.0**-23) - (1.0 - 2.0**-24)) * 2.0**0.5
         return (x + spread * normal * self.scale) * (1.0 + self._one(min(1.0, drift)))

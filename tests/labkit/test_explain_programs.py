@@ -64,7 +64,6 @@ def test_right_ports_that_were_accused_at_first_are_not(name, seed):
 
 
 def test_without_a_promise_a_kernel_that_goes_on_from_its_registers_is_right():
-    """And one that stores every operation is, which the guess allows by itself."""
     (case,) = (c for c in programs("sixth").cases(["y01"], defects=False) if c["id"] == "y01/clean/bf16reg/2")
     assert labkit.localise(case["observed"], labkit.golden(case["reference"], **case["inputs"])).first is None
 
