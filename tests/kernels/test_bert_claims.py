@@ -1,5 +1,6 @@
 """What the BERT notebook concludes: contrasts of trainings, the truth of every claim, the hidden difference."""
 
+import csv
 import functools
 import math
 from dataclasses import replace
@@ -173,6 +174,19 @@ def test_of_the_record_no_training_is_near_the_line_between_late_and_early():
     late = set(t.stalled(*PLAN.contrasts))
     assert max(max(ends[name]) for name in ends if name not in late) < 0.3 * 76.8
     assert min(max(ends[name]) for name in late) > 0.55 * 76.8
+
+
+def test_what_the_first_trainings_showed_those_on_record_show_too():
+    """162 trainings by earlier code, then all of them again; only contrasts of which no model stalled give verdicts."""
+    lines = (ROOT / "data" / "results" / "bert_ablation_first.csv").read_text().splitlines()[1:]
+    before = [r | {name: float(r[name]) for name in ("seed", "validation_loss")} for r in csv.DictReader(lines)]
+    rows = training.rows(ablation.KEPT)
+    now = Trainings.of(rows, PLAN)
+    assert {(r["preset"], r["seed"]) for r in before} == {(r["preset"], r["seed"]) for r in rows}
+    first = ablation.contrasts(before, PLAN)
+    judged = [pair for pair in PLAN.contrasts if not now.stalled(pair)]
+    assert len(judged) >= 12
+    assert {pair: first[pair].outcome for pair in judged} == {pair: now.gains[pair].outcome for pair in judged}
 
 
 def test_rows_are_kept_once_and_in_order(tmp_path):
