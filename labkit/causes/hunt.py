@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -137,7 +138,8 @@ class Hunt:
 
     def __repr__(self) -> str:
         counts = f"{self.examples} tried, {self.refused} refused, {self.discarded} discarded; seed {self.seed}"
-        return f"{_name(self.kernel)}: {self.failure or 'no failure found'}\n  {counts}"
+        none = "no failure found" if self.examples else "nothing was tried"
+        return f"{_name(self.kernel)}: {self.failure or none}\n  {counts}"
 
     def script(self) -> str:
         """A test for pytest that also runs by itself, and then exits with 1 while the smallest failure is there.
@@ -188,7 +190,8 @@ def hunt(
 
     The same seed draws the same cases, up to `examples` of them, of which none begins after `seconds`; a failure is
     made smaller in as much time again at most. Nothing is written: :meth:`Hunt.script` gives the text of a test. Raises
-    UsageError for arguments that are not right, and where Hypothesis is not installed.
+    UsageError for arguments that are not right, where no input drawn suits the reference, and where Hypothesis is not
+    installed.
     """
     with extra("labkit.hunt"):
         import hypothesis
@@ -202,25 +205,32 @@ def hunt(
     most = most or 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
     out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, VALUES)
     if strategy:
-        cases = inputs.map(lambda case: (_by_name(case), {n: _literal(x) for n, x in _by_name(case).items()}, {}))
+        cases = inputs.map(lambda case: (_by_name(case), {}, {}))
     else:
         _record(reference, _by_name(inputs), out)  # which says what is wrong with a reference that fails
         cases = _cases(strategies, _by_name(inputs), sizes, out, tuple(dtypes), layouts, values, most)
     report, end = Hunt(kernel, reference, out, seed), time.monotonic() + seconds
     judged: dict[str, Failure | str] = {}
+    why = f"it makes tensors of more than {4 * most} elements, or results of as many together; see `most`"
 
     def judge(inputs: Inputs) -> Failure | str:
+        nonlocal why
         recorded = None
-        with suppress(Exception):
+        try:
             recorded = _record(reference, inputs, out) if _longest(reference, inputs, out) <= 4 * most else None
+        except Exception as error:
+            why = f"{type(error).__name__}: {_line(str(error))}"
         if recorded is None or sum(recorded[name].numel() for name in recorded.names) > 4 * most:
             return "discarded"
         return _failure(kernel, recorded, inputs, precision, out, refuses, FALSE_ALARM / (2 * examples))  # two calls
 
     def fails(case: tuple[Inputs, dict[Any, str], Inputs]) -> bool:
         nonlocal end
-        key, count = str(case[1]), report.examples + report.refused + report.discarded
+        key = str(case[1] or {name: _digest(x) for name, x in case[0].items()})
+        count = report.examples + report.refused + report.discarded
         if key not in judged:
+            if time.monotonic() > end and not report.found:
+                raise _TimeUp
             if time.monotonic() > end or len(judged) >= count + SHRINKS:
                 return False
             found = judged[key] = judge(case[0])
@@ -228,16 +238,18 @@ def hunt(
         found = judged[key]
         if isinstance(found, Failure):
             end = end if report.found else time.monotonic() + seconds
-            report.failure, report.made = found, case[1]
+            report.failure, report.made = found, case[1] or {name: _literal(x) for name, x in case[0].items()}
             found.informative = lambda: judge(case[0] | case[2])
         hypothesis.assume(found not in ("refused", "discarded"))
         return isinstance(found, Failure)
 
     how = settings(max_examples=examples, database=None, deadline=None, phases=(Phase.generate, Phase.shrink))
-    with tempfile.TemporaryDirectory() as folder, suppress(NoSuchExample, Unsatisfiable):
+    with tempfile.TemporaryDirectory() as folder, suppress(NoSuchExample, Unsatisfiable, _TimeUp):
         hypothesis.configuration.set_hypothesis_home_dir(folder)  # else it keeps numbers of the sources it sees
         hypothesis.find(cases, fails, settings=how, random=Random(seed))
     hypothesis.configuration.set_hypothesis_home_dir(None)
+    if report.discarded and not report.examples + report.refused:
+        raise UsageError(f"reference: none of {report.discarded} inputs drawn suits {_name(reference)}: {why}")
     return report
 
 
@@ -322,6 +334,10 @@ def _cases(
         return inputs, {name: texts[name] for name in inputs}, normal
 
     return strategies.composite(case)()
+
+
+class _TimeUp(BaseException):
+    """Ends Hypothesis's search, which takes an Exception for a failure."""
 
 
 class _Longest(TorchDispatchMode):
@@ -500,6 +516,14 @@ def _imported(what: str, function: Any) -> tuple[str, str]:
         raise UsageError(f"{what}: {_name(function)} cannot be imported; wanted a function at the top level of a file")
     root = Path(path).resolve().parents[module.count(".") + (Path(path).stem == "__init__")]
     return str(root), f"from {module} import {name} as {what}  # noqa: E402"
+
+
+def _digest(x: Any) -> str:
+    """Of all of a tensor's memory and how it lies there; what is no tensor stands for itself."""
+    if not isinstance(x, Tensor):
+        return repr(x)
+    content = _memory(x.detach()).view(torch.uint8).cpu().numpy().tobytes()
+    return f"{x.dtype} {x.shape} {x.stride()} {x.storage_offset()} {sha256(content).hexdigest()}"
 
 
 def _literal(x: Any) -> str:

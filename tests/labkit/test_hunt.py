@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import strategies
 
 import labkit
 from labkit.causes.hunt import LAYOUTS, SIZES, check, drawn
@@ -177,7 +178,8 @@ def test_lengths_are_not_long_together():
             raise MemoryError
         return a @ b
 
-    labkit.hunt(torch.matmul, reference, (torch.randn(4, 9), torch.randn(9, 5)), examples=10, most=1 << 11)
+    with pytest.raises(UsageError, match=r"inputs drawn suits .*: MemoryError"):
+        labkit.hunt(torch.matmul, reference, (torch.randn(4, 9), torch.randn(9, 5)), examples=10, most=1 << 11)
     assert len(set(seen)) > 20
     assert max(max(lengths) for lengths in seen) > 1 << 10
     assert max(math.prod(lengths) for lengths in seen) <= 64 << 11
@@ -287,10 +289,33 @@ def test_nan_and_infinity_are_drawn_where_asked_for():
         assert labkit.hunt(kernel, lambda x: x * 1, torch.randn(4), values=values, **TRIED).found
 
 
-def test_a_strategy_gives_what_it_likes():
-    from hypothesis import strategies as st
+def test_nothing_is_drawn_after_the_seconds_given_and_only_a_failure_is_written_as_text(monkeypatch):
+    """A hunt with a strategy of large matrices did not end: all were drawn, and each was written as text."""
+    monkeypatch.setattr("labkit.causes.hunt._literal", lambda x: pytest.fail("written down"))
+    made = []
 
-    cases = st.integers(1, 40).map(lambda n: {"x": torch.arange(float(n)).reshape(1, n)})
+    def case(seed):
+        made.append(seed)
+        return {"x": drawn((4, 9), torch.float32, "normal", seed=seed)}
+
+    inputs = strategies.builds(case, strategies.integers(0, 99))
+    found = labkit.hunt(kernels.right, kernels.reference, inputs, examples=1000, seconds=-1.0)
+    assert (found.examples, found.found, len(made) <= 2) == (0, False, True)
+    assert "nothing was tried" in repr(found)
+    assert labkit.hunt(kernels.right, kernels.reference, inputs, examples=5).examples == 5
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [({"y": torch.ones(3)}, "TypeError"), ({"x": torch.ones(1 << 12)}, "tensors of more than 64 elements")],
+)
+def test_a_reference_that_no_input_suits_is_said(inputs, why):
+    with pytest.raises(UsageError, match=f"reference: none of 1 inputs drawn suits reference: .*{why}"):
+        labkit.hunt(kernels.right, kernels.reference, strategies.just(inputs), most=16)
+
+
+def test_a_strategy_gives_what_it_likes():
+    cases = strategies.integers(1, 40).map(lambda n: {"x": torch.arange(float(n)).reshape(1, n)})
     found = labkit.hunt(kernels.unwritten_tail, kernels.reference, cases, **TRIED)
     assert tuple(found.failure.inputs["x"].shape) == (1, 9)
     assert "torch.tensor([[0.0, 1.0," in found.script()
