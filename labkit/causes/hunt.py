@@ -118,7 +118,7 @@ class Hunt:
 
     `examples` were tried, up to the first failure; besides, the kernel `refused` some, and some were `discarded` since
     the reference fails on them, or makes a tensor or results of more than four times `most` elements. `made` has the
-    text that makes each input of the failure, by its name.
+    text that makes each input of the failure, by its name; of a strategy's, which are written as they are, none.
     """
 
     kernel: Callable[..., Any]
@@ -151,13 +151,14 @@ class Hunt:
         if self.failure is None:
             raise UsageError("hunt: found no failure; wanted one to write down")
         imports = [_imported("kernel", self.kernel), _imported("reference", self.reference)]
+        made = self.made or {name: _literal(x) for name, x in self.failure.inputs.items()}
         test = "test_" + re.sub(r"\W+", "_", _name(self.kernel)).strip("_") + "()"
         title = f'"""{_name(self.kernel)}: {_line(self.failure.words)}"""'
         lines = [title, "", "import sys", "from math import inf, nan", "", "import torch", ""]
         lines += ["from labkit import Precision", "from labkit.causes.hunt import check, drawn"]
         lines += ["from labkit.session.device import choose", "", f"sys.path[:0] = {sorted({r for r, _ in imports})}"]
         lines += ['choose("auto")  # before Triton\'s kernels are imported', *(text for _, text in imports), "", ""]
-        lines += [f"def {test}:", "    inputs = {}", *(f"    inputs[{n!r}] = {text}" for n, text in self.made.items())]
+        lines += [f"def {test}:", "    inputs = {}", *(f"    inputs[{n!r}] = {text}" for n, text in made.items())]
         lines += [f"    failure = check(kernel, reference, inputs, {self.failure.precision!r}, {self.out})"]
         lines += ["    assert failure is None, failure", "", "", f'if __name__ == "__main__":\n    {test}', ""]
         return "\n".join(lines)
@@ -238,7 +239,7 @@ def hunt(
         found = judged[key]
         if isinstance(found, Failure):
             end = end if report.found else time.monotonic() + seconds
-            report.failure, report.made = found, case[1] or {name: _literal(x) for name, x in case[0].items()}
+            report.failure, report.made = found, case[1]
             found.informative = lambda: judge(case[0] | case[2])
         hypothesis.assume(found not in ("refused", "discarded"))
         return isinstance(found, Failure)

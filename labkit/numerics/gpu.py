@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,49 +37,53 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
 
 def one_pass(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> torch.Tensor:
     """As :func:`measure`, without waiting: every statistic, float64 [FIELDS] on the device."""
-    info = torch.finfo(o.dtype) if o.is_floating_point() else None
-    o, g = _readable(o), _readable(g)
-    mode = 2 if isinstance(allowed, torch.Tensor) else 0 if allowed is None and info else 1
+    dtype, o, g = o.dtype, _readable(o), _readable(g)
+    mode = 2 if isinstance(allowed, torch.Tensor) else 0 if allowed is None and dtype.is_floating_point else 1
     bound, number = (allowed, 0.0) if isinstance(allowed, torch.Tensor) else (o, allowed or 0.0)
-    shape = walk(o.shape, o.stride(), g.stride(), bound.stride())
-    reach = max(sum((n - 1) * s for n, s in zip(shape[0], strides, strict=True)) for strides in shape[1:])
-    multiprocessors = torch.cuda.get_device_properties(o.device).multi_processor_count if o.is_cuda else 1
-    tile, warps = SHAPES[max(o.itemsize, g.itemsize) > 4]
-    programs = min(-(-o.numel() // tile), multiprocessors * PROGRAMS_PER_SM)
+    which = o.device, dtype, o.dtype, g.dtype, mode, o.shape, o.stride(), g.stride(), bound.stride()
+    programs, walks, constants = _plan(*which)
     parts = torch.empty((len(FIELDS), programs), dtype=torch.float64, device=o.device)
     found = parts.new_empty(len(FIELDS))
-    real, narrow = [t.is_floating_point() for t in (o, g)], max(o.itemsize, g.itemsize) <= 4
-    difference = (tl.float32 if narrow else tl.float64) if all(real) else tl.float64 if any(real) else tl.int64
     bits = int(np.float64(number).view(np.int64))  # a kernel would take a Python float as float32
-    kind = o.device, o.dtype, g.dtype, mode, bits < 2**31, aligned(o, g, bound), *shape
+    kind = *which, bits < 2**31, aligned(o, g, bound)
     with torch.cuda.device_of(o):
-        launch(
-            _COMPILED,
-            kind,
-            statistics_of_tiles,
-            (programs, 1, 1),
-            o,
-            g,
-            bound,
-            parts,
-            o.numel(),
-            bits,
-            *shape,
-            KIND=difference,
-            HAS_ULP=info is not None,
-            EXPONENT=int(math.log2(info.tiny)) if info else 0,
-            MANTISSA=-int(math.log2(info.eps)) if info else 0,
-            LARGEST=info.max if info else 0.0,
-            MODE=mode,
-            LARGE=reach + tile >= 2**31,
-            DIMENSIONS=len(shape[0]),
-            TILE=tile,
-            THREADS=32 * warps,
-            FAST=os.environ.get("TRITON_INTERPRET") != "1",
-            num_warps=warps,
-        )
-        combined[(1,)](parts, found, programs, LANES=triton.next_power_of_2(programs))
+        given = o, g, bound, parts, o.numel(), bits, *walks
+        launch(_COMPILED, kind, statistics_of_tiles, (programs, 1, 1), *given, **constants)
+        lanes = triton.next_power_of_2(programs)
+        launch(_COMPILED, (o.device, programs), combined, (1, 1, 1), parts, found, programs, LANES=lanes)
     return found
+
+
+@lru_cache(maxsize=256)
+def _plan(
+    device: torch.device, dtype: torch.dtype, o: torch.dtype, g: torch.dtype, mode: int, shape: torch.Size,
+    *strides: tuple[int, ...],
+) -> tuple[int, list[tuple[Any, ...]], dict[str, Any]]:  # fmt: skip
+    """What follows from types, shape and strides alone: how many programs, what they walk, and their constants.
+
+    `dtype` is that of the observed as it was given, `o` as it is read.
+    """
+    info = torch.finfo(dtype) if dtype.is_floating_point else None
+    walks = walk(shape, *strides)
+    reach = max(sum((n - 1) * s for n, s in zip(walks[0], steps, strict=True)) for steps in walks[1:])
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    tile, warps = SHAPES[max(o.itemsize, g.itemsize) > 4]
+    real, narrow = [t.is_floating_point for t in (o, g)], max(o.itemsize, g.itemsize) <= 4
+    constants = {
+        "KIND": (tl.float32 if narrow else tl.float64) if all(real) else tl.float64 if any(real) else tl.int64,
+        "HAS_ULP": info is not None,
+        "EXPONENT": int(math.log2(info.tiny)) if info else 0,
+        "MANTISSA": -int(math.log2(info.eps)) if info else 0,
+        "LARGEST": info.max if info else 0.0,
+        "MODE": mode,
+        "LARGE": reach + tile >= 2**31,
+        "DIMENSIONS": len(walks[0]),
+        "TILE": tile,
+        "THREADS": 32 * warps,
+        "FAST": os.environ.get("TRITON_INTERPRET") != "1",
+        "num_warps": warps,
+    }
+    return min(-(-shape.numel() // tile), multiprocessors * PROGRAMS_PER_SM), walks, constants
 
 
 def walk(shape: torch.Size, *given: tuple[int, ...]) -> list[tuple[Any, ...]]:
