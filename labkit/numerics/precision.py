@@ -44,8 +44,9 @@ class Precision:
 
     `storage` is the dtype in which a step is kept, any float or integer dtype of torch; None, the default, means that
     of the tensor at hand. `products` is the format to which the factors of matrix products and convolutions are cut
-    before they are multiplied: ``ieee``, the default, leaves them as they are; ``tf32x3`` and ``bfloat16x2`` are
-    factors in two parts. `accumulate` (``float32``) is the format of sums, and of what stands between the operations
+    before they are multiplied: ``ieee`` leaves them as they are; ``tf32x3`` and ``bfloat16x2`` are factors in two
+    parts; None, the default, is that of `storage` where it is narrower than float32, as tensor cores take it, and else
+    ``ieee``. `accumulate` (``float32``) is the format of sums, and of what stands between the operations
     inside a step. `eager` (False): each operation inside a step is stored, as in an unfused program, also those that
     torch has as one and a program may have written out. Where it is not promised a kernel may go on with what it has in
     registers. `flush` (False): results below the smallest normal number may be zero. `normwise` (False): errors are
@@ -58,7 +59,7 @@ class Precision:
     """
 
     storage: str | None = None
-    products: str = "ieee"
+    products: str | None = None
     accumulate: str = "float32"
     eager: bool = False
     flush: bool = False
@@ -71,7 +72,7 @@ class Precision:
             value = name_of(value) if isinstance(value, torch.dtype) else value
             value = ALIASES.get(value.lower(), value.lower()) if isinstance(value, str) else value
             object.__setattr__(self, name, value)
-            if value not in choices and not (name == "storage" and value is None):
+            if value not in choices and (value is not None or name == "accumulate"):
                 raise UsageError(f"precision: {name}={value!r} is not right; wanted one of {', '.join(choices)}")
         for name in ("eager", "flush", "normwise"):
             if not isinstance(getattr(self, name), bool):
@@ -94,12 +95,13 @@ class Precision:
 
     @property
     def cut(self) -> float:
-        """The unit round-off to which factors are cut; 0 where they are taken as they are."""
-        return 0.0 if self.products == "ieee" else UNIT_ROUNDOFF[self.products]
+        """The unit round-off to which factors are cut; 0 where they are taken as they are, or as stored."""
+        return UNIT_ROUNDOFF.get(self.products or "ieee", 0.0)
 
     def __str__(self) -> str:
         storage = f"stored as {self.storage}" if self.storage else "stored in each tensor's own dtype"
-        words = [storage, f"{self.products} products", f"sums in {self.accumulate}"]
+        words = [storage, f"{self.products} products" if self.products else "products of such numbers"]
+        words.append(f"sums in {self.accumulate}")
         words += ["every operation stored"] * self.eager + ["denormals may be flushed"] * self.flush
         words += ["errors small beside the largest value"] * self.normwise
         if self.steps:

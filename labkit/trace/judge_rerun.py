@@ -22,7 +22,16 @@ from torch import Tensor
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound, quantile
 from labkit.numerics.compare import Comparison, compare
-from labkit.numerics.precision import INTEGERS, UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, name_of, stored
+from labkit.numerics.precision import (
+    CHOICES,
+    INTEGERS,
+    UNIT_ROUNDOFF,
+    Precision,
+    dtype_of,
+    half_ulp,
+    name_of,
+    stored,
+)
 from labkit.numerics.signature import signature
 from labkit.numerics.structure import Null, Structure, structure
 from labkit.trace.elements import Block, Elements
@@ -192,7 +201,9 @@ class Rerun:
                 storage = str(self._rules.storage)
             kept = kept or (as_written and program.narrows(k))
             narrow = UNIT_ROUNDOFF.get(storage, 0.0) > rule.unit
-            return replace(rule, storage=storage or None, eager=kept or (rule.eager and narrow))
+            factors = (one for one in (storage, self._rules.storage) if one in CHOICES["products"] and not rule.eager)
+            products = rule.products or next(factors, None)
+            return replace(rule, storage=storage or None, eager=kept or (rule.eager and narrow), products=products)
 
         return {k: of(k) for k in part}
 

@@ -222,7 +222,7 @@ class Exact:
         if precision.cut and (op in PRODUCTS or node.id in self.summed):
             real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
             self.cut[node.id] = [
-                a is not None and (self._moved or not representable(a, precision.products)) for a in real
+                a is not None and (self._moved or not representable(a, str(precision.products))) for a in real
             ]
         if op in MOMENTS:
             self.spread[node.id] = _moments(args[0], out[0], out[1], precision.unit)

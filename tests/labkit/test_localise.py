@@ -1,6 +1,7 @@
 """The first wrong step: own against inherited error, what a promised precision allows, and how rarely it cries wolf."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -204,6 +205,34 @@ def test_below_the_elementwise_bound_structure_is_seen():
     found = localise({"a": a, "b": b, "c": (1.001 * c).bfloat16()}, recorded, promised).findings["c"]
     assert found.own.ok, "no element is impossible"
     assert "systematic" in found.words
+
+
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("promised", [True, False], ids=["promised", "each its own dtype"])
+def test_where_steps_are_stored_in_16_bits_products_take_such_numbers(storage, promised):
+    """The probabilities of flash attention, and what stands before the second product of a feed-forward layer."""
+
+    def reference(q, k, v, w):
+        mixed = step("mixed", torch.softmax(q @ k.mT, -1) @ v)
+        return {"output": torch.relu(mixed @ w).square() @ w.mT}
+
+    precision = Precision(storage) if promised else Precision()
+    accused = {"as they are": [], "cut": [], "cut, ieee": []}
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        q, k, v = (torch.randn(4, 37, 16, generator=generator).to(storage) for _ in range(3))
+        given = {"q": q, "k": k, "v": v, "w": (torch.randn(16, 64, generator=generator) / 4.0).to(storage)}
+        recorded = golden(reference, **given)
+        for name, cut in (("as they are", lambda x: x), ("cut", lambda x: x.to(storage).float())):
+            a, b, c, w = (x.float() for x in given.values())
+            mixed = (cut(torch.softmax(a @ b.mT, -1)) @ c).to(storage)
+            output = (cut(torch.relu(mixed.float() @ w).square()) @ w.mT).to(storage)
+            observed = given | {"mixed": mixed, "output": output}
+            accused[name] += [localise(observed, recorded, precision).first]
+            if name == "cut":
+                accused["cut, ieee"] += [localise(observed, recorded, replace(precision, products="ieee")).first]
+    assert {*accused["as they are"], *accused["cut"]} == {None}
+    assert accused["cut, ieee"].count(None) <= 2, "a promise of products as they are is held to"
 
 
 @pytest.mark.parametrize("mask", [-torch.inf, -1e4, -1e9, torch.finfo(torch.float32).min])
