@@ -421,9 +421,13 @@ def simulate(run: Run, runs: int, seed: int, elements: int, device: torch.device
 
 def _draw_by_value(x: Tensor) -> Tensor:
     """As :meth:`Rounding._draw`, but elements that are equal in float32 get equal numbers: a hash of bits and seed."""
-    mixed = (x.float().view(torch.int32).long() ^ torch.randint(2**62, (), device=x.device)) * -0x61C8864680B583EB
-    mixed = (mixed ^ (mixed >> 29)) * -0x40A7B892E31B1A47
-    return (((mixed ^ (mixed >> 32)) & 0xFFFFFF).double() + 0.5) / 2.0**24
+    mixed = x.float().view(torch.int32).long() ^ torch.randint(2**62, (), device=x.device)
+    mixed *= -0x61C8864680B583EB
+    mixed ^= mixed >> 29
+    mixed *= -0x40A7B892E31B1A47
+    mixed ^= mixed >> 32
+    mixed &= 0xFFFFFF
+    return mixed.double().add_(0.5).div_(2.0**24)
 
 
 @dataclass(eq=False)
@@ -453,12 +457,12 @@ class Rounding:
     def jitter(self, x: Tensor, u: float, least: Any = 0.0) -> Tensor:
         """Every element off by up to u of itself, and by up to `least`, a number or a tensor of one."""
         u, least = self.scale * u, self.scale * least
-        moved = x * (self._draw(x) * (2.0 * u) + (1.0 - u))
+        moved = self._draw(x).mul_(2.0 * u).add_(1.0 - u).mul_(x)
         return moved + (self._draw(x) - 0.5) * (2.0 * least) if isinstance(least, Tensor) or least else moved
 
     def moved(self, x: Tensor, half: Tensor) -> Tensor:
         """Every element off by up to `half`."""
-        return x + (self._draw(x) - 0.5) * (2.0 * self.scale) * half
+        return self._draw(x).sub_(0.5).mul_(2.0 * self.scale).mul_(half).add_(x)
 
     def _into_nonlinear(self, ref: Any, x: Any, precision: Precision) -> Any:
         """What goes into a part that is not linear: off by a round-off, each element and all of them together."""
@@ -604,9 +608,9 @@ class Rounding:
         The same argument always errs the same, and so may neighbours, or all: an approximation has a bias.
         """
         by_value = torch.rand(BINS, dtype=torch.float64, device=x.device) - 0.5
-        values = torch.remainder(torch.floor(x * BINS), BINS).nan_to_num(0.0).long()
-        error = self._draw(x) - 0.5 + by_value[values]
-        return x * (1.0 + error * (2.0 * u * self.scale / 3.0**0.5)) * (1.0 + self._one(u / 3.0**0.5))
+        values = (x * BINS).floor_().remainder_(BINS).nan_to_num_(0.0).long()
+        error = self._draw(x).sub_(0.5).add_(by_value[values]).mul_(2.0 * u * self.scale / 3.0**0.5)
+        return error.add_(1.0).mul_(x).mul_(1.0 + self._one(u / 3.0**0.5))
 
     def _cut(self, a: Tensor, u: float) -> Tensor:
         """Cut to nearest or truncated, nobody says which: up to two units, and of one sign for all if truncated."""
@@ -618,8 +622,8 @@ class Rounding:
         What is lost is taken to 2^-16 of half a unit, of which float64 still knows as much.
         """
         by = (x - x.float()) / half_ulp(x, "float32") * 2.0**16 if self.nearest else x
-        normal = torch.erfinv(self._draw(by.round()) * (2.0 - 2.0**-23) - (1.0 - 2.0**-24)) * 2.0**0.5
-        return (x + spread * normal * self.scale) * (1.0 + self._one(min(1.0, drift)))
+        normal = self._draw(by.round()).mul_(2.0 - 2.0**-23).sub_(1.0 - 2.0**-24).erfinv_().mul_(2.0**0.5)
+        return normal.mul_(spread).mul_(self.scale).add_(x).mul_(1.0 + self._one(min(1.0, drift)))
 
 
 def _lost(number: Any, name: str) -> float:
