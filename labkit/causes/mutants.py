@@ -157,10 +157,10 @@ def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str,
         yield "function", f"less its mean along dimension {d}", lambda x, d=d: x - x.mean(d, True)
 
 
-def left_out(shape: tuple[int, ...], sizes: Iterable[int] = ()) -> Iterator[tuple[str, str, Change]]:
-    """Parts of a dimension that are zero; with `sizes`, those of :func:`ranges` that these alone give."""
+def left_out(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
+    """Parts of a dimension that are zero."""
     for d, n in enumerate(shape):
-        for a, b in sorted({*ranges(n, sizes)} - {*ranges(n)}) if sizes else ranges(n):
+        for a, b in ranges(n):
             yield "truncate", f"zero in {a} to {b - 1} of dimension {d}, of {n}", partial(zeroed, d=d, a=a, b=b)
 
 
@@ -185,16 +185,11 @@ def zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
     return x * ((place < a) | (place >= b))
 
 
-def ranges(n: int, sizes: Iterable[int] = ()) -> list[tuple[int, int]]:
-    """Parts of a dimension that a loop over tiles may leave out: tails, the first tile, the second.
-
-    A dimension that was put together of others, whose sizes these are, may lack one of them, or its tail.
-    """
+def ranges(n: int) -> list[tuple[int, int]]:
+    """Parts of a dimension that a loop over tiles may leave out: tails, the first tile, the second."""
     found = {(n - 1, n), (0, 1), (n - n // 4, n)}
-    for m in (n, *sizes):
-        found |= {(m, n), (0, m), (n - m, n), *((m // 2**q * 2**q, m) for q in range(2, m.bit_length()))}
     for tile in (2**q for q in range(2, n.bit_length())):
-        found |= {(0, tile), (tile, n), (tile, min(n, 2 * tile))}
+        found |= {(0, tile), (tile, n), (tile, min(n, 2 * tile)), (n // tile * tile, n)}
     return sorted((a, b) for a, b in found if 0 <= a < b <= n and (a, b) != (0, n))
 
 
@@ -320,11 +315,11 @@ class Context:
 
     def changes(self, x: Tensor, numbers: bool = True) -> Iterator[tuple[str, str, Change]]:
         """Changes of a value, those of its numbers only where these are wanted."""
-        if x.is_complex():
-            yield "sign", "conjugated", torch.conj_physical
         if masks(x):
             yield "mask", "1 everywhere, so that nothing is masked", torch.ones_like
-        if not (x.is_floating_point() or x.is_complex()):
+        if x.is_complex():
+            yield "sign", "conjugated", torch.conj_physical
+        elif not x.is_floating_point():
             yield from whole(x)
         elif numbers:
             yield from amounts(tuple(x.shape), self.sizes)
@@ -362,9 +357,7 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         by_one = kind == "constant" or what in ("one more", "one less")
         kind = "ddof" if by_one and ids[0] in c.divisors else kind
         yield kind, f"{name} is {what}", result_of(ids, change), 1 + (kind in RARE or (kind == "truncate" and not real))
-    ends = addressed(tuple(x.shape), c.sizes) if given else ()
-    further = itertools.chain(left_out(tuple(x.shape), c.sizes), ends)
-    for kind, what, change in further if x.dtype != torch.bool and not moved else ():
+    for kind, what, change in addressed(tuple(x.shape), c.sizes) if given and x.dtype != torch.bool else ():
         yield kind, f"{name} is {what}", result_of(ids, change), 2
     for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
         for old, new in ((n, n - 1), (n - 1, n)) if real else ():
@@ -485,7 +478,7 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     x = part.values[node.parents[0]]
     dims = _dims(node, part.values)
     for d in dims:
-        for a, b in ranges(x.shape[d], c.sizes):
+        for a, b in ranges(x.shape[d]):
             keep = entries(d, torch.tensor([k for k in range(x.shape[d]) if not a <= k < b]))
             yield "truncate", f"{what} leaves out {a} to {b - 1} of {x.shape[d]}", argument(part, ids, 0, keep)
     count = _summed(node, part.values)
