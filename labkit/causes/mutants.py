@@ -409,9 +409,9 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         swapped = _instead(ids, lambda *args: again(node, *(args[n] for n in order)))
         yield "sign" if node.op == "sub" else "swap", f"{what}: {names[j]} and {names[k]} are exchanged", swapped
     if node.op in OPPOSITE:
-        other = getattr(torch, OPPOSITE[node.op])
+        opposite = OPPOSITE[node.op]
         kind = "sign" if node.op in ("add", "sub") else "mask" if x.dtype == torch.bool else "function"
-        yield kind, f"{OPPOSITE[node.op]} in place of {what}", _instead(ids, lambda *args: other(*args[:2]))
+        yield kind, f"{opposite} in place of {what}", _instead(ids, getattr(torch, opposite))
     if len(tensors) == 1 and node.op in FUNCTIONS | CHOICES and next(iter(tensors.values())).shape == x.shape:
         for name, f in INSTEAD.items():
             yield "function", f"{name} in place of {what}", _instead(ids, lambda x, *_, f=f: f(x))

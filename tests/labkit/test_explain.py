@@ -332,6 +332,7 @@ def further():
     yield lambda x: x[order], (x,), x, "permute", "passes as it is"
     yield blend, (x, b), x.clamp(-0.5, 0.25) + b.clamp(-0.25, 0.5), "swap", "0.5 and 0.25 of clamp are exchanged"
     yield scaled, (x, b), x * x / b.mean(-1, keepdim=True), "swap", "mul takes x in place of b"
+    yield lambda x: x.exp() * x.amax(1, True), (x,), x.exp() * x.amin(1, True), "function", "amin in place of amax"
     yield lambda x: 1 / (x * x + 0.1), (x,), 1 / (x.abs() + 0.1), "function", "sqrt is taken of the result of mul"
     place, lost = torch.arange(50) % 7, torch.zeros(7, 22)
     for tile in (slice(0, 32), slice(32, 50)):  # NumPy's a[i] += b keeps the last of equal places
@@ -389,7 +390,7 @@ def test_a_narrower_copy_in_place_of_the_number_itself_is_a_matter_of_precision(
     assert (found.verdict, found.causes[0].kind) == ("cause", "precision"), found
 
 
-@pytest.mark.parametrize("case", range(12))
+@pytest.mark.parametrize("case", range(13))
 def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(case):
     reference, given, output, kind, words = list(further())[case]
     recorded = labkit.golden(reference, **dict(zip(reference.__code__.co_varnames, given, strict=False)))
