@@ -86,12 +86,8 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
         if shape[i] == shape[j]:
             yield "transpose", f"transposed in dimensions {i} and {j}", lambda x, i=i, j=j: x.transpose(i, j)
         elif shape[i] % shape[j] == 0 and j == i + 1:
-            words = f"transposed in each of {shape[i] // shape[j]} square blocks"
-            yield (
-                "transpose",
-                words,
-                lambda x, i=i, j=j: x.unflatten(i, (-1, x.shape[j])).transpose(i + 1, i + 2).flatten(i, i + 1),
-            )
+            change = lambda x, i=i, j=j: torch.cat([block.transpose(i, j) for block in x.split(x.shape[j], i)], i)  # noqa: E731
+            yield "transpose", f"transposed in each of {shape[i] // shape[j]} square blocks", change
         words = f"read as if dimensions {i} and {j} were stored in the other order"
         yield "layout", words, lambda x, i=i, j=j: x.transpose(i, j).reshape(x.shape)
         if shape[i] != shape[j]:
@@ -111,7 +107,7 @@ def orders(n: int, d: int) -> Iterator[tuple[str, str, Change]]:
     own = torch.arange(n)
     for by, where in ((1, "later"), (-1, "earlier")) if n > 2 else ():
         yield "shift", f"one place {where} in dimension {d}, around the end", entries(d, (own - by) % n)
-        yield "shift", f"one place {where} in dimension {d}, with zeros", partial(_moved, d=d, by=by, fill=0.0)
+        yield "shift", f"one place {where} in dimension {d}, with zeros", partial(_moved, d=d, by=by)
         yield "shift", f"one place {where} in dimension {d}, the edge repeated", entries(d, (own - by).clamp(0, n - 1))
     yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", entries(d, own.flip(0))
     yield "stale", f"entry 0 of dimension {d} in place of all", entries(d, own * 0)
@@ -137,8 +133,8 @@ def entries(d: int, index: Tensor) -> Change:
     return partial(torch.index_select, dim=d, index=index)
 
 
-def _moved(x: Tensor, d: int, by: int, fill: float) -> Tensor:
-    edge = torch.full_like(x.narrow(d, 0, 1), fill)
+def _moved(x: Tensor, d: int, by: int) -> Tensor:
+    edge = torch.zeros_like(x.narrow(d, 0, 1))
     rest = x.narrow(d, 0 if by > 0 else 1, x.shape[d] - 1)
     return torch.cat([edge, rest] if by > 0 else [rest, edge], d)
 
@@ -155,59 +151,32 @@ def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str,
         factors |= {f"{n}": n, f"1/{n}": 1 / n, f"sqrt({n})": n**0.5, f"1/sqrt({n})": n**-0.5}
     for words, c in factors.items():
         yield "scale", f"{words} times as large", lambda x, c=c: x * c
-    yield "precision", "rounded to tf32", partial(_cut, half=0x1000, off=0x1FFF)
     for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
         yield "precision", f"rounded to {name}", partial(stored, name=name)
-    yield "precision", "cut to bfloat16", partial(_cut, half=0, off=0xFFFF)
     for d in (d for d, n in enumerate(shape) if n > 1):
         yield "function", f"less its mean along dimension {d}", lambda x, d=d: x - x.mean(d, True)
 
 
-def far(sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
-    """Whole numbers that are counted from another place: from the end of what was there before, say."""
-    for by in (by for n in sizes for by in (-n, n)):
-        yield "shift", f"{abs(by)} {'less' if by < 0 else 'more'}", lambda x, by=by: x + by
-
-
-def left_out(shape: tuple[int, ...], sizes: Iterable[int] = ()) -> Iterator[tuple[str, str, Change]]:
-    """Parts of a dimension that are zero; with `sizes`, those of :func:`ranges` that these alone give."""
+def left_out(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
+    """Parts of a dimension that are zero."""
     for d, n in enumerate(shape):
-        for a, b in sorted({*ranges(n, sizes)} - {*ranges(n)}) if sizes else ranges(n):
+        for a, b in ranges(n):
             yield "truncate", f"zero in {a} to {b - 1} of dimension {d}, of {n}", partial(zeroed, d=d, a=a, b=b)
 
 
-def addressed(shape: tuple[int, ...], sizes: Iterable[int], written: bool) -> Iterator[tuple[str, str, Change]]:
-    """A matrix, or each of several, read from or written to other addresses; zeros are behind its end."""
+def addressed(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
+    """A matrix, or each of several, read from other addresses; zeros are behind its end."""
     if len(shape) < 2 or 1 in shape[-2:]:
         return
-    columns, how = shape[-1], "written" if written else "read"
+    columns = shape[-1]
     for apart in sorted({*sizes, *shape[-2:], columns - 1, columns + 1, 2 * columns} - {columns}):
-        words = f"{how} with a leading dimension of {apart}, not {columns}"
-        yield "layout", words, partial(_written if written else _read, apart=apart)
-    if not written:
-        yield "layout", "read with every second element left out", lambda x: _read(x, columns, 2)
-    for by in (1, -1):
-        change = lambda x, by=by: _moved(x.flatten(-2), x.ndim - 2, by, 0.0).view(x.shape)  # noqa: E731
-        yield "shift", f"{how} one address too {'early' if (by > 0) != written else 'late'}", change
+        yield "layout", f"read with a leading dimension of {apart}, not {columns}", partial(_read, apart=apart)
 
 
-def _read(x: Tensor, apart: int, next_to: int = 1) -> Tensor:
+def _read(x: Tensor, apart: int) -> Tensor:
     rows, columns = (torch.arange(n, device=x.device) for n in x.shape[-2:])
-    at = rows[:, None] * apart + columns * next_to
+    at = rows[:, None] * apart + columns
     return F.pad(x.flatten(-2), (0, max(0, int(at[-1, -1]) + 1 - x.shape[-2] * x.shape[-1])))[..., at]
-
-
-def _written(x: Tensor, apart: int) -> Tensor:
-    """What lies where the rows should: the row that was written there last."""
-    at = torch.arange(x.shape[-2] * x.shape[-1], device=x.device)
-    row = (at // apart).clamp(max=x.shape[-2] - 1)
-    column = at - row * apart
-    return torch.where(column < x.shape[-1], x[..., row, column.clamp(max=x.shape[-1] - 1)], 0).view(x.shape)
-
-
-def _cut(x: Tensor, half: int, off: int) -> Tensor:
-    """float32 without its last bits, rounded where `half` of what they hold at most is added before."""
-    return ((x.float().view(torch.int32) + half) & ~off).view(torch.float32).double()
 
 
 def zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
@@ -216,16 +185,11 @@ def zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
     return x * ((place < a) | (place >= b))
 
 
-def ranges(n: int, sizes: Iterable[int] = ()) -> list[tuple[int, int]]:
-    """Parts of a dimension that a loop over tiles may leave out: tails, the first tile, the second.
-
-    A dimension that was put together of others, whose sizes these are, may lack one of them, or its tail.
-    """
+def ranges(n: int) -> list[tuple[int, int]]:
+    """Parts of a dimension that a loop over tiles may leave out: tails, the first tile, the second."""
     found = {(n - 1, n), (0, 1), (n - n // 4, n)}
-    for m in (n, *sizes):
-        found |= {(m, n), (0, m), (n - m, n), *((m // 2**q * 2**q, m) for q in range(2, m.bit_length()))}
     for tile in (2**q for q in range(2, n.bit_length())):
-        found |= {(0, tile), (tile, n), (tile, min(n, 2 * tile))}
+        found |= {(0, tile), (tile, n), (tile, min(n, 2 * tile)), (n // tile * tile, n)}
     return sorted((a, b) for a, b in found if 0 <= a < b <= n and (a, b) != (0, n))
 
 
@@ -236,9 +200,6 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
         yield "mask", "false everywhere", torch.zeros_like
         yield "mask", "inverted", torch.logical_not
         for d in (d for d, n in enumerate(x.shape) if n > 1):
-            for by, where in ((1, "later"), (-1, "earlier")):
-                words = f"one place {where} in dimension {d}, True at the edge"
-                yield "shift", words, partial(_moved, d=d, by=by, fill=True)
             for tile, some in itertools.product((2**k for k in range(1, 8) if 2**k < x.shape[d]), (True, False)):
                 words = f"{some} in each whole tile of {tile} of dimension {d} in which it is somewhere"
                 yield "mask", words, partial(_by_tiles, d=d, tile=tile, some=some)
@@ -252,11 +213,7 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
         yield "shift", "one more" if by > 0 else "one less", lambda x, by=by: x + by
         yield "shift", f"{by:+d}, within bounds", lambda x, by=by: (x + by).clamp(low, high)
     yield "shift", "counted from 0", lambda x: x - low
-    yield "stale", "its first in place of all", lambda x: x.flatten()[0].expand(x.shape).clone()
     yield "precision", "rounded to bfloat16", lambda x: stored(x.double(), "bfloat16").to(x.dtype)
-    yield "precision", "wrapped to 16 bits", lambda x: _wrapped(x.long())
-    if -129 < low < 0 and high < 128:
-        yield "sign", "read as bytes without a sign", lambda x: x.long().remainder(256)
 
 
 def _by_tiles(x: Tensor, d: int, tile: int, some: bool) -> Tensor:
@@ -358,14 +315,11 @@ class Context:
 
     def changes(self, x: Tensor, numbers: bool = True) -> Iterator[tuple[str, str, Change]]:
         """Changes of a value, those of its numbers only where these are wanted."""
-        if x.is_complex():
-            yield "sign", "conjugated", torch.conj_physical
-            for kind, what, change in self.changes(torch.view_as_real(x), numbers):
-                yield kind, f"{what} (dimension {x.ndim} has its two parts)", partial(_of_parts, change=change)
-            return
         if masks(x):
             yield "mask", "1 everywhere, so that nothing is masked", torch.ones_like
-        if not x.is_floating_point():
+        if x.is_complex():
+            yield "sign", "conjugated", torch.conj_physical
+        elif not x.is_floating_point():
             yield from whole(x)
         elif numbers:
             yield from amounts(tuple(x.shape), self.sizes)
@@ -380,10 +334,7 @@ def mutants(c: Context) -> Iterator[Mutant]:
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
     ends = [(ids[k], word) for ids in groups if 1 < len(ids) <= 8 for k, word in ((0, "first"), (-1, "last"))]
     ways = itertools.chain(
-        *(
-            generator(c)
-            for generator in (exchanged, along, counts, variances, composites, averaged, of_terms, together, solves)
-        ),
+        *(generator(c) for generator in (exchanged, along, variances, composites, of_terms, centres)),
         *(of_result(c, ids) for ids in groups),
         *(of_operation(c, ids) for ids in made),
         *(generator(c) for generator in (unscaled, moved_on, between, regrouped)),
@@ -406,15 +357,8 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         by_one = kind == "constant" or what in ("one more", "one less")
         kind = "ddof" if by_one and ids[0] in c.divisors else kind
         yield kind, f"{name} is {what}", result_of(ids, change), 1 + (kind in RARE or (kind == "truncate" and not real))
-    ends = addressed(tuple(x.shape), c.sizes, written=last) if given or last else ()
-    further = itertools.chain(() if real else far(c.sizes), left_out(tuple(x.shape), c.sizes), ends)
-    for kind, what, change in further if x.dtype != torch.bool and not moved else ():
+    for kind, what, change in addressed(tuple(x.shape), c.sizes) if given and x.dtype != torch.bool else ():
         yield kind, f"{name} is {what}", result_of(ids, change), 2
-    for d in (d for d, n in enumerate(x.shape) if n > 2) if given and not real and x.dtype != torch.bool else ():
-        says = f"{name} is the place in dimension {d} itself, not what stands there"
-        yield "permute", says, result_of(ids, partial(_counted, d=d))
-    if given and real:
-        yield "factor", f"{name} is 1, as if it were left out", result_of(ids, torch.ones_like)
     for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
         for old, new in ((n, n - 1), (n - 1, n)) if real else ():
             yield "ddof", f"{name} is over {new}, not {old}", result_of(ids, lambda x, by=old / new: x * by)
@@ -435,8 +379,9 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     tensors = {j: part.values[k] for j, k in refs.items() if isinstance(part.values[k], Tensor)}
     names = {j: c.called(refs[j]) for j in tensors}
     for j, a in tensors.items():
-        for kind, how, change in c.changes(a) if len(part.users.get(refs[j], ())) > len(ids) else ():  # others take it
-            yield kind, f"{what} takes {names[j]} {how}", argument(part, ids, j, change), 2
+        if len(part.users.get(refs[j], ())) > len(ids) and masks(a):  # others mask by it
+            says = f"{what} takes {names[j]} 1 everywhere, so that nothing is masked"
+            yield "mask", says, argument(part, ids, j, torch.ones_like), 2
         kind = LEFT_OUT.get(node.op, "function")
         beside = ([part.values[part.nodes[n].args[k].id] for n in ids] for k in {*refs} - {j})
         if node.op == "mul" and any(masks(*factors) for factors in beside):
@@ -464,30 +409,25 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         swapped = _instead(ids, lambda *args: again(node, *(args[n] for n in order)))
         yield "sign" if node.op == "sub" else "swap", f"{what}: {names[j]} and {names[k]} are exchanged", swapped
     if node.op in OPPOSITE:
-        other = getattr(torch, OPPOSITE[node.op])
+        opposite = OPPOSITE[node.op]
         kind = "sign" if node.op in ("add", "sub") else "mask" if x.dtype == torch.bool else "function"
-        yield kind, f"{OPPOSITE[node.op]} in place of {what}", _instead(ids, lambda *args: other(*args[:2]))
+        yield kind, f"{opposite} in place of {what}", _instead(ids, getattr(torch, opposite))
     if len(tensors) == 1 and node.op in FUNCTIONS | CHOICES and next(iter(tensors.values())).shape == x.shape:
         for name, f in INSTEAD.items():
             yield "function", f"{name} in place of {what}", _instead(ids, lambda x, *_, f=f: f(x))
     if node.op in REDUCTIONS:
         yield from of_reduction(c, ids, what)
-    if node.op in ("permute", "transpose", "t"):
-        says = f"{what} is left out: memory is read as it lies"
-        yield "layout", says, _instead(ids, lambda y, *_: y.reshape(x.shape))
-    if node.op == "roll":
-        yield "shift", f"{what} moves the other way", argument(part, ids, 1, lambda far: [-n for n in far])
-    if node.op in ("where", "masked_fill"):
-        yield "mask", f"{what} fills in 0", argument(part, ids, 2, lambda a: a * 0)
     if node.op in ("index_add", "scatter_add") or (node.op == "index_put" and True in node.args[3:4]):
-        for tile, which in itertools.product((0, 32, 64, 128, 256), ("last", "first")):
+        for tile in (0, 32, 64, 128, 256):
             each = f" in each {tile}" if tile else ""  # of which a block adds up, while blocks come one after the other
-            says = f"{what} loses updates: of those of one place{each} the {which} survives"
-            yield "race", says, _instead(ids, partial(_lossy, op=node.op, which=which, tile=tile))
+            says = f"{what} loses updates: of those of one place{each} the last survives"
+            yield "race", says, _instead(ids, partial(_lossy, op=node.op, tile=tile))
     if node.op in ("convolution", "constant_pad_nd"):
         yield from padded(node, ids, what)
-    if node.op in ("getitem", "slice"):
-        yield from neighbours(c, ids, what)
+    if node.op == "getitem":
+        for k, y in enumerate(part.values[node.parents[0]]):
+            if isinstance(y, Tensor) and y is not x and (y.shape, y.dtype) == (x.shape, x.dtype):
+                yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(part, ids, 1, lambda _, k=k: k)
     for j, number in enumerate(node.args):
         if node.op in NUMBERED and _is_number(number):
             yield from numbers_of(c, ids, j, number, what)
@@ -497,22 +437,6 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
                 says = f"{what} has the option {new} where the reference has {number}"
                 kind = "scale" if node.op in TRANSFORMS else "other"
                 yield kind, says, argument(part, ids, j, lambda _, new=new: new)
-
-
-def neighbours(c: Context, ids: list[int], what: str) -> Iterator[Way]:
-    """Another part of what is split into several."""
-    node, values = c.part.nodes[ids[0]], c.part.values
-    x, whole = values[ids[0]], values[node.parents[0]]
-    if node.op == "getitem":
-        for k, y in enumerate(whole):
-            if isinstance(y, Tensor) and y is not x and (y.shape, y.dtype) == (x.shape, x.dtype):
-                yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(c.part, ids, 1, lambda _, k=k: k)
-    elif len(node.args) == 4:
-        d, n = node.args[1] % x.ndim, x.shape[node.args[1]]
-        start = range(whole.shape[d])[slice(node.args[2], None)].start
-        for begin in (b for b in (start - n, start + n) if 0 <= b <= whole.shape[d] - n):
-            says = f"{what} takes {begin} to {begin + n - 1} of dimension {d}, not {start} to {start + n - 1}"
-            yield "swap", says, _instead(ids, lambda y, *_, begin=begin: y.narrow(d, begin, n))
 
 
 def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Iterator[Way]:
@@ -554,21 +478,14 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     x = part.values[node.parents[0]]
     dims = _dims(node, part.values)
     for d in dims:
-        for a, b in ranges(x.shape[d], c.sizes):
+        for a, b in ranges(x.shape[d]):
             keep = entries(d, torch.tensor([k for k in range(x.shape[d]) if not a <= k < b]))
             yield "truncate", f"{what} leaves out {a} to {b - 1} of {x.shape[d]}", argument(part, ids, 0, keep)
     count = _summed(node, part.values)
-    if len(dims) == 1 and node.op in ("sum", "mean", "amax", "amin"):
-        yield from padding(c, ids, what, dims[0] - x.ndim)
-        more = (1, 2, 3, *(n - x.shape[dims[0]] for n in tiled(x.shape[dims[0]])))
-        for k in more if node.op in ("sum", "mean") else ():
-            says = f"{what} has the last of dimension {dims[0]} {k} times more, as where loads of a tail are clamped"
-            yield "mask", says, {i: Edit(partial(_clamped, node=part.nodes[i], d=dims[0], k=k)) for i in ids}, 2
     if node.op == "mean" and count > 1:
-        for n in tiled(count):
-            yield "scale", f"{what}: over {n}, not {count}", result_of(ids, lambda y, n=n: y * count / n), 2
-        yield "scale", f"{what}: the sum, not the mean", result_of(ids, lambda y: y * count)
-        yield "ddof", f"{what}: over {count - 1}, not {count}", result_of(ids, lambda y: y * count / (count - 1))
+        for n in {1, count - 1, *tiled(count)}:
+            kind = "ddof" if n == count - 1 else "scale"
+            yield kind, f"{what}: over {n}, not {count}", result_of(ids, lambda y, n=n: y * count / n), 1 + (n > count)
     if node.op == "sum" and count > 1:
         yield "scale", f"{what}: the mean, not the sum", result_of(ids, lambda y: y / count)
     if node.op in ("cumsum", "cumprod"):
@@ -576,8 +493,6 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
             anew = lambda v, d, t=tile: torch.cat([again(node, y, d) for y in v.split(t, d)], d)  # noqa: E731
             yield "stale", f"{what} begins anew in each tile of {tile}", _instead(ids, anew)
     if node.op == "cumsum":
-        less = {i: Edit(torch.sub, (Ref(i), part.nodes[i].args[0])) for i in ids}
-        yield "shift", f"{what} leaves out the element itself", less
         back = lambda v, d: v.flip(d).cumsum(d).flip(d)  # noqa: E731
         yield "flip", f"{what} runs backwards", _instead(ids, back)
 
@@ -585,40 +500,6 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
 def tiled(n: int) -> list[int]:
     """To what a kernel may pad a dimension: the next power of two, and whole tiles."""
     return sorted({1 << (n - 1).bit_length(), *(-(-n // tile) * tile for tile in (8, 16, 32, 64, 128))} - {n})
-
-
-def padding(c: Context, ids: list[int], what: str, d: int) -> Iterator[Way]:
-    """Reductions over a padded dimension, in whose padding something is zero that is not the reduction's own."""
-    for up_to in tiled(c.part.values[c.part.nodes[ids[0]].parents[0]].shape[d]):
-        for ways in zip(*(_padded(c, i, d, up_to) for i in ids), strict=False):
-            says = f"{what} counts the padding of dimension {d} up to {up_to}, where {c.called(ways[0][0])} is zero"
-            yield "mask", says, {i: edit for i, (_, edit) in zip(ids, ways, strict=True)}, 2
-
-
-def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[int, Edit]]:
-    """What may be zero in the padding, and the reduction with what the operations behind it give there."""
-    part, nodes, node = c.part, c.part.nodes, c.part.nodes[reduction]
-    x, n = node.parents[0], part.values[node.parents[0]].shape[d]
-
-    long = {i for i, v in part.values.items() if isinstance(v, Tensor) and v.ndim >= -d and v.shape[d] == n}
-    computed = {i for i in long if nodes[i].op in (ARITHMETIC | FUNCTIONS | CHOICES) - {*REDUCTIONS}}
-    found = [x] if x in computed else []
-    for i in found:  # which grows meanwhile
-        found += [p for p in nodes[i].parents if p in computed and p not in found]
-    taken_in = {p for i in found for p in nodes[i].parents}
-    sides, loaded = sorted(taken_in - long), sorted((taken_in & long) - {x})
-
-    def run(elements: Tensor, *beside: Any, zero: int) -> Any:
-        of = dict(zip(sides, beside, strict=True))
-        of |= {i: torch.zeros_like(part.values[i].narrow(d, 0, 1)) for i in loaded if i not in found or i == zero}
-        for i in (i for i in sorted(found) if i != zero):
-            of[i] = again(nodes[i], *(of[a.id] if isinstance(a, Ref) else a for a in nodes[i].args))
-        more = of[x].expand(*elements.shape[: elements.ndim + d], up_to - n, *elements.shape[elements.ndim + d + 1 :])
-        y = again(node, torch.cat([elements, more], d), *node.args[1:])
-        return y * up_to / n if node.op == "mean" else y
-
-    for zero in reversed(loaded):  # the nearest first: of a loop, those of one place in every pass
-        yield zero, Edit(partial(run, zero=zero), (Ref(x), *map(Ref, sides)))
 
 
 def variances(c: Context) -> Iterator[Way]:
@@ -632,33 +513,19 @@ def variances(c: Context) -> Iterator[Way]:
             factor = (count - 1) / count if unbiased else count / (count - 1)
             says = f"the variance is over {count if unbiased else count - 1}"
             yield "ddof", says, result_of(firsts, lambda v, factor=factor: v * factor)
-        for n in tiled(count) if firsts else ():
-
-            def counted(*args: Any, node: Node = node, more: float = n / count - 1) -> Any:
-                variance, mean = again(node, *args)
-                return variance + more * mean.square()
-
-            says = f"the variance counts the padding up to {n}, where what is normalised is zero"
-            yield "mask", says, dict.fromkeys(firsts, Edit(counted, node.args)), 2
 
 
 def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
-    """Padding that is moved by one, or filled with something else than zeros."""
+    """Padding with something else than zeros."""
     own = node.op == "constant_pad_nd"
     pads = list(node.args[1]) if own else [p for p in reversed(node.args[4]) for _ in (0, 1)]
-    if not own and (node.args[6] or not any(pads)):
-        return
 
-    def run(x: Tensor, *args: Any, pads: list[int], mode: str) -> Any:
+    def run(x: Tensor, *args: Any, mode: str) -> Any:
         x = F.pad(x, pads, mode)
         return x if own else again(node, x, *args[:3], [0] * len(args[3]), *args[4:])
 
-    for k, by in itertools.product(range(0, len(pads), 2), (1, -1)):
-        moved = [p + (by if n == k else -by if n == k + 1 else 0) for n, p in enumerate(pads)]
-        says = f"{what} is padded {tuple(moved)}, not {tuple(pads)}"
-        yield "shift", says, _instead(ids, partial(run, pads=moved, mode="constant"))
     for mode in ("replicate", "reflect", "circular"):
-        yield "other", f"{what} is padded by {mode}, not by zeros", _instead(ids, partial(run, pads=pads, mode=mode))
+        yield "other", f"{what} is padded by {mode}, not by zeros", _instead(ids, partial(run, mode=mode))
 
 
 def along(c: Context) -> Iterator[Way]:
@@ -711,21 +578,6 @@ def _along(part: Part, i: int, dims: list[int]) -> dict[int, Edit]:
     return {i: Edit(run)} | argument(part, counted, 1, lambda _: math.prod(x.shape[d] for d in dims))
 
 
-def counts(c: Context) -> Iterator[Way]:
-    """Another number of elements, wherever a sum over them is divided by it, as in the backward of a mean."""
-    part = c.part
-    found = {_summed(node, part.values) for node in part.nodes if node.op in ("sum", "mean", "var_mean")}
-    numbers = [(j, a, ids) for (op, j, a), ids in c.numbered().items() if op in ("mul", "div")]
-    for count in found - {0, 1}:
-        for new in {count - 1, *tiled(count), *(n for n in c.sizes if count % n == 0)} - {0, count}:
-            edits: dict[int, Edit] = {}
-            for (j, a, ids), power in itertools.product(numbers, (1, -1)):
-                if abs(a * count**power) in (1.0, 2.0, 0.5):
-                    edits |= argument(part, ids, j, lambda a, by=(count / new) ** power: a * by)
-            kind = "ddof" if new == count - 1 else "factor"
-            yield kind, f"{new} elements are counted where there are {count}", edits
-
-
 def exchanged(c: Context) -> Iterator[Way]:
     """Two given tensors of one shape, or of indices, or two numbers of one kind of operation, in each other's place."""
     part, values = c.part, c.part.values
@@ -743,31 +595,12 @@ def exchanged(c: Context) -> Iterator[Way]:
             yield "swap", f"{a:.6g} and {b:.6g} of {op} are exchanged", edits
 
 
-def together(c: Context) -> Iterator[Way]:
-    """A number of the program that is another one on every line, and indices that are coordinates of other points."""
-    for (op, j, a), ids in c.numbered().items():
-        if len({c.part.nodes[i].site for i in ids}) > 1 and op != "arange":
-            yield from ((*way[:3], 2) for way in numbers_of(c, ids, j, a, f"{op}, on each line,"))
-    cut = {i for (op, _, a), ids in c.numbered().items() if a != int(a) and op != "arange" for i in ids}
-    edits = {i: Edit(partial(_whole, c.part.nodes[i]), c.part.nodes[i].args) for i in cut}
-    yield "constant", "all numbers are cut to whole ones, as where integers are divided", edits, 2
+def centres(c: Context) -> Iterator[Way]:
+    """Indices that are coordinates of other points."""
     counts = [i for i in c.computed if c.part.nodes[i].op == "arange"]
     for some, by in itertools.product({(i,) for i in counts} | {tuple(counts)}, (0.5, -0.5)):
         says = f"{'each' if len(some) > 1 else 'the'} result of arange is {by:+g}, as for centres and corners of pixels"
         yield "shift", says, result_of(some, lambda x, by=by: x + by), 2
-
-
-def solves(c: Context) -> Iterator[Way]:
-    """Of the two triangular systems of a Cholesky factor, one left out, or with the factor where its transpose is."""
-    lower, upper = (partial(torch.linalg.solve_triangular, upper=way) for way in (False, True))
-    ways: dict[str, tuple[str, Callable[..., Any]]] = {
-        "both systems are with the factor itself": ("transpose", lambda b, a, *_: lower(a, lower(a, b))),
-        "the system with the factor's transpose is left out": ("drop_term", lambda b, a, *_: lower(a, b)),
-        "the system with the factor is left out": ("drop_term", lambda b, a, *_: upper(a.mH, b)),
-    }
-    for node in (node for node in c.part.nodes if node.op == "cholesky_solve" and True not in node.args):
-        for says, (kind, run) in ways.items():
-            yield kind, f"{c.operation(node.id)}: {says}", _instead([node.id], run)
 
 
 def unscaled(c: Context) -> Iterator[Way]:
@@ -840,11 +673,6 @@ def regrouped(c: Context) -> Iterator[Way]:
                 edits = result_of([i], entries(d, order)) | result_of([k], entries(d, order.argsort()))
                 taken = f"dimension {d} of {n} is taken as {n // a} x {a} in place of {a} x {n // a}"
                 yield "permute", f"from {c.called(i)} to {c.called(k)}, {taken}", edits, 2
-    for d, n in enumerate(part.nodes[part.target].shape):
-        if long := [i for i in given if n > 2 and n in part.nodes[i].shape]:
-            edits = result_of(long, lambda x, n=n: x.flip(tuple(x.shape).index(n)))
-            edits |= result_of([part.target], lambda x, d=d: x.flip(d))
-            yield "flip", f"all runs backwards along dimension {d}", edits, 2
 
 
 def composites(c: Context) -> Iterator[Way]:
@@ -855,16 +683,6 @@ def composites(c: Context) -> Iterator[Way]:
             others = {words: f for words, f in INSTEAD.items() if words.lower().replace(" ", "_") != name}
             for words, f in others.items():  # and not the same with torch's own numbers
                 yield "function", f"{words} in place of {name}", {i: Edit(f, (Ref(min(frontier)),))}, 0
-
-
-def averaged(c: Context) -> Iterator[Way]:
-    """The geometric mean of two in place of the arithmetic: both mix sizes of atoms (Berthelot, Lorentz)."""
-    nodes = c.part.nodes
-    for node in (n for n in nodes if (n.op == "mul" and 0.5 in n.args) or (n.op == "div" and 2 in n.args[1:])):
-        sums = (nodes[p] for p in node.parents if nodes[p].op == "add" and not nodes[p].kwargs)
-        for total in (one for one in sums if len(one.parents) == 2):
-            says = f"{c.operation(node.id)}: the geometric mean in place of half of the sum"
-            yield "function", says, {node.id: Edit(lambda a, b: (a * b).sqrt(), total.args[:2])}
 
 
 def of_terms(c: Context) -> Iterator[Way]:
@@ -926,8 +744,8 @@ def _taking(part: Part, ids: Iterable[int], others: Mapping[int, int]) -> dict[i
     return {k: Edit(partial(again, part.nodes[k]), args[k]) for k in args}
 
 
-def _lossy(*args: Any, op: str, which: str, tile: int) -> Tensor:
-    """An addition that is not atomic: of the terms of one place, in each `tile`, one survives."""
+def _lossy(*args: Any, op: str, tile: int) -> Tensor:
+    """An addition that is not atomic: of the terms of one place, in each `tile`, the last survives."""
     x, *places, source = args[:3] if op == "index_put" else args[:4]
     d, index = (0, list(places[0])) if op == "index_put" else (int(places[0]), [places[1]])
     along = 0 if op == "index_add" else d  # of the index
@@ -935,8 +753,6 @@ def _lossy(*args: Any, op: str, which: str, tile: int) -> Tensor:
     tile = tile if tile and len(lengths) == 1 else max(lengths)
     split = [[i] * -(-max(lengths) // tile) if i is None else i.split(tile, along) for i in index]
     for *at, terms in zip(*split, source.split(tile, d), strict=True):
-        if which == "first":
-            at, terms = [i if i is None else i.flip(along) for i in at], terms.flip(d)
         empty = torch.zeros_like(x)
         if op == "index_put":
             x = x + empty.index_put(at, terms)
@@ -945,25 +761,9 @@ def _lossy(*args: Any, op: str, which: str, tile: int) -> Tensor:
     return x
 
 
-def _clamped(*args: Any, node: Node, d: int, k: int) -> Tensor:
-    """A sum, or a mean, with its last term `k` times more."""
-    last = again(node, args[0].narrow(d, -1, 1), *args[1:])
-    return again(node, *args) + last * (k / args[0].shape[d] if node.op == "mean" else k)
-
-
-def _of_parts(x: Tensor, change: Change) -> Tensor:
-    """Complex numbers whose two parts, in a last dimension, are changed."""
-    return torch.view_as_complex(change(torch.view_as_real(x.resolve_conj())).contiguous())
-
-
 def _wrapped(x: Tensor) -> Tensor:
     """Whole numbers that are kept in 16 bits."""
     return (x + 2**15).remainder(2**16) - 2**15
-
-
-def _whole(node: Node, *args: Any) -> Any:
-    """An operation without fractions in its numbers, but for what keeps others from zero."""
-    return again(node, *(int(a) if isinstance(a, float) and not is_epsilon(node.op, a) else a for a in args))
 
 
 def _is_number(c: Any) -> bool:
@@ -1004,8 +804,6 @@ def kind_of_number(op: str, c: float, new: float, sizes: Iterable[int] = ()) -> 
     """What it is called to have `new` in place of a number of the program's."""
     if is_epsilon(op, c):
         return "eps"
-    if abs(new - c) == 1.0 and op.startswith("clamp"):
-        return "shift"
     if abs(new - c) == 1.0 and c > 2 and c == int(c) and any(c % n == 0 for n in sizes):
         return "ddof"
     if new == -c or (op == "mul" and new == 2 - c):  # 1 + x for 1 - x

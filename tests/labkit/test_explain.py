@@ -234,14 +234,10 @@ def kernels():
     generator = torch.Generator().manual_seed(0)
     x, w, b = (torch.randn(shape, generator=generator) for shape in ((9, 50), (50, 22), (22,)))
     x += 0.7
-    mean, long = x.mean(-1, keepdim=True), torch.nn.functional.pad(x, (0, 14))
     memory = torch.cat([x.flatten(), torch.zeros(100)])
 
     def mean_square(x):
         return (x - x.mean(-1, keepdim=True)).square().mean(-1)
-
-    def variance(x):
-        return torch.var_mean(x, -1, correction=0)[0]
 
     def product(x, w):
         return x @ w
@@ -255,36 +251,11 @@ def kernels():
     def written(value):
         return torch.cat([value[:6], torch.full_like(value[6:], torch.nan)])
 
-    padded = (long - mean).square().sum(-1) / 50
     late = torch.nn.functional.gelu(x @ w) + b
-    read = (
-        memory.as_strided((9, 50), (22, 1)),
-        memory.as_strided((9, 50), (52, 1)),
-        memory.as_strided((9, 50), (50, 1), 1),
-    )
-    stored = torch.zeros(9 * 22 + 8).index_copy(
-        0, (torch.arange(9)[:, None] * 23 + torch.arange(22)).flatten(), (x @ w).flatten()
-    )
-    yield mean_square, (x,), padded, "mask", "the padding of dimension -1 up to 64, where x is zero"
-    yield variance, (x,), padded, "mask", "the variance counts the padding up to 64"
+    read = memory.as_strided((9, 50), (22, 1)), memory.as_strided((9, 50), (52, 1))
     yield mean_square, (x,), mean_square(x) * 50 / 64, "scale", "over 64, not 50"
-    yield (
-        lambda x: torch.softmax(x, -1),
-        (x,),
-        torch.softmax(long, -1)[:, :50],
-        "mask",
-        "the sum of softmax counts the padding",
-    )
     yield product, (x, w), read[0] @ w, "layout", "x is read with a leading dimension of 22, not 50"
     yield product, (x, w), read[1] @ w, "none", ""
-    yield product, (x, w), read[2] @ w, "shift", "x is read one address too late"
-    yield (
-        product,
-        (x, w),
-        stored[: 9 * 22].view(9, 22),
-        "layout",
-        "output is written with a leading dimension of 23, not 22",
-    )
     yield biased, (x, w, b), late, "other", "add comes after"
     some = torch.rand(9, 22, generator=generator)
     yield product, (x, w), torch.where(some < 0.2, 0.0, x @ w), "zero", "output is 0 in"
@@ -309,21 +280,6 @@ def kernels():
         "zero",
         "output is NaN in 66 of 198 elements, like memory that nobody wrote",
     )
-
-
-def test_padding_that_a_loop_counts_each_time_is_one_cause():
-    def twice(x, padding=0):
-        for _ in range(2):
-            mean = x.mean(-1, keepdim=True)
-            square = ((x - mean).square().sum(-1, keepdim=True) + padding * mean.square()) / 50
-            x = (x - mean) * torch.rsqrt(square + 1e-5) + 0.3
-        return x
-
-    x = inputs(columns=9, inner=50)["x"] + 0.7
-    found = labkit.explain({"x": x, "output": twice(x, 14)}, labkit.golden(twice, x=x))
-    assert (found.verdict, found.causes[0].kind) == ("cause", "mask"), found
-    assert "up to 64" in found.causes[0].says
-    assert "time)" not in found.causes[0].says
 
 
 @pytest.mark.parametrize(("scaled", "named"), [((0, 0), "a softmax"), ((0, 1), "what a"), ((1, 0), "the sum of")])
@@ -374,10 +330,9 @@ def further():
     yield back, (x,), 2.0 * x, "permute", "index is left out"
     yield back, (x,), (2.0 * x)[order], "permute", "inverted as a permutation"
     yield lambda x: x[order], (x,), x, "permute", "passes as it is"
-    yield lambda x: x[order[:5]], (x,), x[:5], "permute", "the place in dimension 0 itself"
     yield blend, (x, b), x.clamp(-0.5, 0.25) + b.clamp(-0.25, 0.5), "swap", "0.5 and 0.25 of clamp are exchanged"
     yield scaled, (x, b), x * x / b.mean(-1, keepdim=True), "swap", "mul takes x in place of b"
-    yield lambda x: 2.0 * x.roll(3, 1), (x,), 2.0 * x.roll(-3, 1), "shift", "roll moves the other way"
+    yield lambda x: x.exp() * x.amax(1, True), (x,), x.exp() * x.amin(1, True), "function", "amin in place of amax"
     yield lambda x: 1 / (x * x + 0.1), (x,), 1 / (x.abs() + 0.1), "function", "sqrt is taken of the result of mul"
     place, lost = torch.arange(50) % 7, torch.zeros(7, 22)
     for tile in (slice(0, 32), slice(32, 50)):  # NumPy's a[i] += b keeps the last of equal places
@@ -435,7 +390,7 @@ def test_a_narrower_copy_in_place_of_the_number_itself_is_a_matter_of_precision(
     assert (found.verdict, found.causes[0].kind) == ("cause", "precision"), found
 
 
-@pytest.mark.parametrize("case", range(14))
+@pytest.mark.parametrize("case", range(13))
 def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(case):
     reference, given, output, kind, words = list(further())[case]
     recorded = labkit.golden(reference, **dict(zip(reference.__code__.co_varnames, given, strict=False)))
@@ -445,7 +400,7 @@ def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(case
     assert words in " ".join([found.causes[0].says, *found.causes[0].also])
 
 
-@pytest.mark.parametrize("case", range(17))
+@pytest.mark.parametrize("case", range(12))
 def test_what_kernels_do_wrong_with_memory_is_named(case):
     reference, given, output, kind, words = list(kernels())[case]
     recorded = labkit.golden(reference, **dict(zip(("x", "w", "b"), given, strict=False)))
@@ -512,8 +467,6 @@ def mistakes():
     x, other = torch.randn(6, 40, generator=generator), torch.randn(6, 40, generator=generator)
     length = torch.tensor([38, 37, 21, 33, 9, 28])
     seen = (torch.arange(40) < length[:, None]).float()
-    near = torch.randn(7, 7, generator=generator)
-    lower = torch.linalg.cholesky(near @ near.T + 7 * torch.eye(7))
 
     def masked(x, seen):
         return (x * seen).square().sum(1) / (1 + seen).sum(1)
@@ -533,9 +486,6 @@ def mistakes():
     def corners(x):
         return x * torch.arange(40) / 40 + torch.arange(6)[:, None] / 6
 
-    def solved(x, lower):
-        return torch.cholesky_solve(x[:, :7].T, lower)
-
     def cut(x, length):
         scores = x.masked_fill(torch.arange(40) >= length[:, None], -torch.inf)
         return torch.logsumexp(scores, 1)
@@ -546,15 +496,6 @@ def mistakes():
     def parts(x, other):
         key = x.split([8, 16, 16], 1)[1]
         return torch.tanh(key) * other[:, 4:20]
-
-    def last(x):
-        return torch.exp(x[:, -4:])
-
-    def polynomial(x):
-        return 1 + 4.5 * x.square() - 1.5 * x
-
-    def product(x, other):
-        return (x * other).sum(1)
 
     def looked_up(x, order):
         return torch.exp(x[:, order])
@@ -568,30 +509,17 @@ def mistakes():
     def norm(x, other):
         return torch.sqrt(x.square().sum(1) + other.square().sum(1))
 
-    def mixed(x, other):
-        return torch.log1p((x.abs() + other.abs()) / 2)
-
     order, wrong = torch.randperm(40, generator=generator) // 2, [0, 1, 5, 3, 4, 2]
     back = torch.zeros(40, 6).index_add(0, order, x.T[torch.arange(40) // 2])
-    system = torch.linalg.solve_triangular
-    inner = system(lower, x[:, :7].T, upper=False)
     tiles = torch.cat([part.amax(1, keepdim=True).expand(part.shape) for part in x.split(8, 1)], 1)
     split = (torch.exp(x - tiles) @ other.T) / torch.exp(x - x.amax(1, keepdim=True)).sum(1, keepdim=True)
     places, rounded = torch.arange(40), (length + 7) // 8 * 8
     yield masked, (x, seen), x.square().sum(1) / (1 + seen).sum(1), "mask", "mul is left out"
     yield counted, (x, length), (x * seen).sum(1) / 40, "mask", "1 everywhere, so that nothing is masked"
     yield rotated, (x, length), x * torch.cos(0.1 * places).expand(6, 40), "shift", "sub is left out"
-    yield points, (x,), x * places / 40 + torch.arange(6)[:, None] / 6, "constant", "on each line, has 0"
     yield corners, (x,), points(x), "shift", "as for centres and corners of pixels"
-    yield solved, (x, lower), system(lower, inner, upper=False), "transpose", "both systems are with the factor itself"
-    yield solved, (x, lower), inner, "drop_term", "the system with the factor's transpose is left out"
-    yield solved, (x, lower), system(lower.T, x[:, :7].T, upper=True), "drop_term", "with the factor is left out"
     yield cut, (x, length), cut(x, rounded), "mask", "in each whole tile of 8 of dimension 1"
     yield parts, (x, other), torch.tanh(x[:, 24:]) * other[:, 4:20], "swap", "takes part 2, not 1"
-    yield parts, (x, other), torch.tanh(x[:, 8:24]) * other[:, 20:36], "swap", "takes 20 to 35 of dimension 1, not 4"
-    yield last, (x,), torch.exp(x[:, 32:36]), "swap", "takes 32 to 35 of dimension 1, not 36 to 39"
-    yield polynomial, (x,), 1 + 4 * x.square() - x, "constant", "all numbers are cut to whole ones"
-    yield product, (x, other), product(x, other) + 24 * x[:, -1] * other[:, -1], "mask", "dimension 1 24 times more"
     yield looked_up, (x, order), torch.exp(x[:, order.sort().values]), "permute", "in order along dimension 0"
     yield gathered, (x, order), back, "swap", "are exchanged"
     yield (
@@ -602,9 +530,7 @@ def mistakes():
         "5 for 2, 2 for 5",
     )
     yield gated, (x, other), torch.cat([gated(x, other)[:, :32], x[:, 32:]], 1), "truncate", "but only in 32 to 39"
-    mean = (x.abs() * other.abs()).sqrt()
     yield norm, (x, other), x.norm(dim=1) + other.norm(dim=1), "function", "sqrt is taken of each term of add"
-    yield mixed, (x, other), torch.log1p(mean), "function", "the geometric mean in place of half of the sum"
     yield (
         weights,
         (x, other),
@@ -614,7 +540,7 @@ def mistakes():
     )
 
 
-@pytest.mark.parametrize("case", range(21))
+@pytest.mark.parametrize("case", range(12))
 def test_what_people_get_wrong_is_named(case):
     reference, given, output, kind, words = list(mistakes())[case]
     recorded = labkit.golden(reference, *given)
