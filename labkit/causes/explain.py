@@ -34,7 +34,7 @@ from labkit.numerics.precision import INTEGERS, Precision, half_ulp
 from labkit.numerics.signature import along_each
 from labkit.tables import Table, digits, printable
 from labkit.trace.findings import Localisation, plain
-from labkit.trace.golden import Golden
+from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.judge_rerun import bounded
 from labkit.trace.localise import FALSE_ALARM, few_threads, localise, renamed
 from labkit.trace.program import INPUT, Node, Ref
@@ -88,7 +88,7 @@ class Cause:
     of_bound: float
     """The largest difference that is left, as a share of what rounding allows there."""
     also: tuple[str, ...] = ()
-    """Other breaks that give the same on any input."""
+    """Other breaks that give the same on these inputs and on drawn ones, with their kinds."""
 
     @property
     def page(self) -> str:
@@ -126,6 +126,13 @@ class Explanation:
         why = f"why {self.step}: {self.verdict} ({self.tried} breaks of the reference tried)"
         yield why if self.step is not None else self.verdict
         yield from self.notes
+        for cause in self.causes:
+            kinds: dict[str, str] = {cause.kind: "", "": ""}
+            for each in cause.also:
+                kinds.setdefault(each.partition(":")[0], each)
+            if others := list(kinds.values())[2:5]:
+                more = f"; {len(cause.also) - len(others)} more in .also" * (len(cause.also) > len(others))
+                yield f"{cause.says}, as well as {'; '.join(others)}{more}"
         if pages := dict.fromkeys(cause.page for cause in self.causes):
             yield f"more: {', '.join(pages)}"
         if self.nearest is not None:
@@ -136,7 +143,7 @@ class Explanation:
         for kind, says in self.blind_to.items():
             yield f"these inputs would not show {kind}, such as: {says}"
         if self.others:
-            yield f"also wrong by themselves: {', '.join(self.others)} (explain(..., step=) looks at each)"
+            yield f"also wrong by themselves: {', '.join(self.others)} (step=, or --step, looks at each)"
 
     def table(self) -> Table:
         """A row a cause."""
@@ -286,7 +293,10 @@ class _Search:
 
     def _late(self, until: float) -> bool:
         """Whether the time is up, which is said once."""
-        words, late = "the time was up before all were tried: seconds= allows more", time.monotonic() > until
+        words, late = (
+            "the time was up before all were tried: seconds= (--seconds) allows more",
+            time.monotonic() > until,
+        )
         self._result.notes += [words] * (late and words not in self._result.notes)
         return late
 
@@ -506,7 +516,8 @@ class _Search:
         first = min(mutant.edits)
         sites = [self._part.nodes[i].site for i in (first, *self._part.users.get(first, ()))]
         says = mutant.says if mutant.kind != "precision" else f"consistent with: {mutant.says}"
-        return Cause(mutant.kind, says, next(filter(None, sites), ""), share)
+        nowhere = "in its backward" if self._step.startswith(GRADIENT) else ""
+        return Cause(mutant.kind, says, next(filter(None, sites), nowhere), share)
 
     def _distinct(self, fits: list[tuple[Mutant, float]]) -> list[Cause]:
         """One cause for all mutants that agree on fresh inputs, the simplest; what separates others is kept too."""
@@ -555,7 +566,10 @@ class _Search:
         error = (self._observed - self._right).nan_to_num(0.0, 0.0, 0.0)
         value = self._right.nan_to_num(0.0, 0.0, 0.0)
         off, size = float(error.norm()), float(value.norm())
-        if error.numel() < NOISY or abs(float((error * value).sum())) > UNLIKE * off * size:
+        if error.numel() < NOISY or _cosine(error, value) > UNLIKE:
+            return []
+        inside = [x for x in self._part.values.values() if isinstance(x, Tensor) and x.shape == error.shape]
+        if any(_cosine(error, x) > UNLIKE + 3.0 / error.numel() ** 0.5 for x in inside):
             return []
         for promise in NARROWER:
             if self._late(self._until):
@@ -573,6 +587,12 @@ class _Search:
                 says = f"consistent with: fewer digits than promised ({words})"
                 return [Cause("precision", says, self._part.nodes[self._part.target].site, share)]
         return []
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    """Of the angle between two, without its sign; 0 where one is zero."""
+    b = b.to(a.dtype).nan_to_num(0.0, 0.0, 0.0)
+    return abs(float((a * b).sum())) / max(float(a.norm() * b.norm()), 1e-300)
 
 
 def _alike(a: Tensor | None, b: Tensor | None) -> bool:

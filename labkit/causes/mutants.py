@@ -412,7 +412,8 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         opposite = OPPOSITE[node.op]
         kind = "sign" if node.op in ("add", "sub") else "mask" if x.dtype == torch.bool else "function"
         yield kind, f"{opposite} in place of {what}", _instead(ids, getattr(torch, opposite))
-    if len(tensors) == 1 and node.op in FUNCTIONS | CHOICES and next(iter(tensors.values())).shape == x.shape:
+    real = x.is_floating_point() and node.op in FUNCTIONS | CHOICES
+    if real and len(tensors) == 1 and next(iter(tensors.values())).shape == x.shape:
         for name, f in INSTEAD.items():
             yield "function", f"{name} in place of {what}", _instead(ids, lambda x, *_, f=f: f(x))
     if node.op in REDUCTIONS:

@@ -374,6 +374,39 @@ def test_errors_in_few_places_are_not_those_of_fewer_digits():
     assert labkit.explain({"x": x, "w": w, "output": narrow}, recorded).causes[0].kind == "precision"
 
 
+def test_an_error_that_is_like_a_value_of_the_step_is_not_that_of_fewer_digits():
+    """An update that is 5% too large, which is as large beside the parameter as what bfloat16 would lose."""
+
+    def adamw(p, m, v):
+        return p * (1.0 - 3e-6) - 3e-4 * (m / (1.0 - 0.9**7)) / ((v / (1.0 - 0.999**7)).sqrt() + 1e-8)
+
+    generator = torch.Generator().manual_seed(0)
+    p, m, v = (torch.randn(40, 30, generator=generator) for _ in range(3))
+    wrong = p * (1.0 - 3e-6) - 3e-4 * (m / (1.0 - 0.9**6)) / ((v**2 / (1.0 - 0.999**6)).sqrt() + 1e-8)
+    found = labkit.explain({"p": p, "m": m, "v": v**2, "output": wrong}, labkit.golden(adamw, p=p, m=m, v=v**2), F32)
+    assert found.step == "output"
+    assert "precision" not in [cause.kind for cause in found.causes], found
+
+
+def test_breaks_that_agree_are_said_beside_the_cause_and_where_a_backward_has_no_line():
+    x = torch.arange(24.0).view(6, 4)
+    recorded = labkit.golden(lambda x: x.square().sum(0), loss=lambda out: out.square().sum(), x=x)
+    found = labkit.explain({"x": x, "output": x.square().sum(0), "grad:x": torch.zeros(6, 4)}, recorded)
+    (cause,) = found.causes
+    assert (found.step, cause.kind, cause.line) == ("grad:x", "zero", "in its backward")
+    assert f"{cause.says}, as well as drop_term: x is zero, as if it were left out; constant: " in repr(found)
+    assert f"; {len(cause.also) - 3} more in .also" in repr(found)
+
+
+def test_nothing_that_gives_numbers_is_offered_in_place_of_a_truth_value():
+    x = torch.arange(12.0)
+    recorded = labkit.golden(lambda x, done: x + (~done).to(x.dtype), x=x, done=x > 5.0)
+    found = labkit.explain({"x": x, "done": x > 5.0, "output": x}, recorded)
+    offered = [each for cause in found.causes for each in (cause.says, *cause.also)]
+    assert "the result of bitwise_not is false everywhere" in " ".join(offered)
+    assert not any(" in place of bitwise_not" in each for each in offered), offered
+
+
 def test_a_narrower_copy_in_place_of_the_number_itself_is_a_matter_of_precision():
     w, gradient = torch.randn(2, 14, 14, generator=torch.Generator().manual_seed(0))
 
@@ -432,6 +465,14 @@ def test_the_command_line_says_it_and_json_has_it(golden, tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)["explain"]
     assert (said["step"], said["verdict"], said["causes"][0]["kind"]) == ("weights", "cause", "axis")
     assert "torch.softmax" in said["causes"][0]["line"]
+    assert main(["diff", "--explain", "--step", "weights", "--seconds", "5", *files]) == 1
+    assert "why weights: cause" in capsys.readouterr().out
+    for options, words in (
+        (["--explain"], "step: 'mixed' is not right; wanted a wrong one: weights"),
+        ([], "--step: "),
+    ):
+        assert main(["diff", *options, "--step", "mixed", *files]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_the_time_that_it_may_take_is_kept(golden):
