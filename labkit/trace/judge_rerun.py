@@ -349,9 +349,9 @@ class Rerun:
         total = compare(observed, golden, allowed)
         inherited = compare(exact, golden).rms_ratio
         own, below, wrong = self._against(i, o, exact, allowed)
-        if wrong:  # what equals the golden is right, whatever the dump has of the steps before it
-            *_, wrong = self._against(i, o, golden, allowed)
-            reading = reading if wrong else AS_GOLDEN
+        if wrong and not (as_golden := self._against(i, o, golden, allowed))[-1]:
+            own, below, wrong = as_golden  # it is right, whatever the dump has of the steps before it
+            reading = AS_GOLDEN
         words = f"{OWN}: {reason(own, below)}" if wrong else "ok"
         looks = signature(o, exact, allowed.absolute) if wrong and own.count > 0 else ""
         every = self._elements(name, *self._unmasked(i, o, golden if reading == AS_GOLDEN else exact), allowed.absolute)

@@ -145,11 +145,16 @@ def _narrower(seen: Trace, rules: Precision, result: Localisation) -> list[str]:
     promised = {name: UNIT_ROUNDOFF.get(rules.of(name).storage or own, 1.0) for name, own in floats.items()}
     for kind in NARROW if promised else ():
         wider = (name for name, unit in promised.items() if unit < UNIT_ROUNDOFF[kind])
-        fits = [name for name in wider if representable(seen.read(name).reshape(-1)[:SMALL].double(), kind)]
+        fits = [name for name in wider if _all_of(kind, seen.read(name).reshape(-1)[:SMALL].double())]
         if 2 * len(fits) > len(promised):
             how = f"--precision storage={kind} (or labkit.Precision(storage={kind!r}))"
             return [f"this looks like {kind}: promise it with {how}"]
     return []
+
+
+def _all_of(kind: str, x: torch.Tensor) -> bool:
+    """Whether x has nothing but numbers of a format, and more than NaN, 0 and 1, which all of them have."""
+    return representable(x, kind) and len(x[x.isfinite()].abs().unique()) > 2
 
 
 def renamed(observed: Trace, golden: Golden | Trace, names: dict[str, str]) -> Trace:

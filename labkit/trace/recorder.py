@@ -165,8 +165,8 @@ class Recorder(Watcher):
             self.bind(out.zero_(), number)
             return out
         if name in FROZEN:
-            made = f"the result of {self.program.nodes[self.number(args[0])].op} at {self.path or 'the top'!r}"
-            self.notes[f"{made} left the program as a Python number: what follows from it is frozen"] = None
+            says = "a tensor became a Python number: a branch or a size that it decides is the same for all inputs"
+            self.notes[f"{self._line}: {says}"] = None
             return func(*args, **kwargs)
         if func._schema.is_mutable and not name.startswith("_foreach_"):
             return self._in_place(func, name, args, kwargs)
@@ -216,7 +216,12 @@ class Recorder(Watcher):
         self._alive.append(tensor)
 
     def _refused(self, what: Any, why: str) -> UsageError:
-        return UsageError(f"golden: {what} at {self.path or 'the top'!r} {why}")
+        return UsageError(f"golden: {what} at {self._line} {why}")
+
+    @property
+    def _line(self) -> str:
+        """Where in the reference, without the line's text."""
+        return ":".join(self.program.site.split(":")[:2]) or "the backward"
 
     def _widened(self, value: Any) -> Any:
         """float64 in place of a narrower floating-point dtype or tensor."""

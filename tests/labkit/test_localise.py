@@ -890,9 +890,38 @@ def test_what_underflows_in_a_dump_without_a_program_is_no_error_and_is_inherite
     assert localise(wrong, exact, FLOAT32).first == "v1"
 
 
+def test_no_type_is_seen_in_what_has_no_digits():
+    """NaN, 0 and 1 are numbers of every type."""
+    x = torch.randn(16, generator=torch.Generator().manual_seed(0))
+    recorded = golden(lambda x: x * 3.0, x=x)
+    for dead in (torch.full((16,), torch.nan), torch.zeros(16), (x > 0).float()):
+        found = localise({"x": x, "output": dead}, recorded, FLOAT32)
+        assert found.first == "output"
+        assert not any("looks like" in note for note in found.notes), found.notes
+    narrow = localise({"x": x, "output": (3.0 * x).bfloat16().float()}, recorded, FLOAT32)
+    assert any("this looks like bfloat16" in note for note in narrow.notes)
+
+
+def test_the_row_of_a_step_that_equals_the_golden_says_how_far_it_is_from_that():
+    x = torch.rand(16, generator=torch.Generator().manual_seed(0)) + 1.0
+
+    def reference(x):
+        return {"y": step("h", x.exp()) * 2.0}
+
+    h = x.exp()
+    found = localise(
+        {"x": x, "h": h.bfloat16(), "y": 2.0 * h},
+        golden(reference, x=x),
+        Precision(steps={"h": {"storage": "bfloat16"}}),
+    )
+    assert (found.first, found.findings["y"].reading) == (None, "equal to the golden")
+    assert found.findings["y"].own.bound_used <= 1.0
+
+
 def test_a_number_that_left_the_program_is_named():
     recorded = golden(lambda x: {"y": x * float(x.amax())}, torch.rand(4, 4))
-    assert "amax" in recorded.notes[0]
+    assert recorded.notes[0].startswith("test_localise.py:")
+    assert "a tensor became a Python number" in recorded.notes[0]
 
 
 @pytest.mark.gpu
