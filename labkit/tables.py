@@ -80,3 +80,8 @@ class Table:
         table = f"<table>{title}<thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>"
         summary = f"<summary>{len(self.rows)} rows{': ' * bool(self.title)}{html.escape(self.title)}</summary>"
         return f"<details>{summary}{table}</details>" if len(self.rows) > LONG else table
+
+
+def tell(text: str) -> None:
+    """Say what takes long while it does, on standard error."""
+    print(f"labkit: {printable(text)}", file=sys.stderr)

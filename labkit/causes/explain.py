@@ -32,7 +32,7 @@ from labkit.causes.part import Edit, Part, taken
 from labkit.errors import UsageError
 from labkit.numerics.precision import INTEGERS, Precision, half_ulp
 from labkit.numerics.signature import along_each
-from labkit.tables import Table, digits, printable
+from labkit.tables import Table, digits, printable, tell
 from labkit.trace.findings import Localisation, plain
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.judge_rerun import bounded
@@ -167,7 +167,7 @@ def explain(
     step: str | None = None,
     seconds: float = 20.0,
     report: Localisation | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] = tell,
 ) -> Explanation:
     """Break the first wrong step of the recorded reference in every known way, and see which gives what was observed.
 

@@ -17,6 +17,7 @@ import torch
 
 from labkit.errors import UsageError, did_you_mean
 from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, guess, representable, stored
+from labkit.tables import tell
 from labkit.trace.findings import Localisation
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.judge_rerun import Rerun
@@ -42,7 +43,7 @@ def localise(
     golden: Any,
     precision: Precision | None = None,
     names: Mapping[str, str] | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] = tell,
     elements: bool = False,
     false_alarm: float = FALSE_ALARM,
 ) -> Localisation:
@@ -52,8 +53,9 @@ def localise(
     `precision` is what the implementation promised; without one it is what the observed file promises, else a guess
     from the dtypes, and the result says so. A missing step, a different shape and a NaN on one side only are
     divergences, not exceptions. `names` maps the golden's steps to the observed's where they are called differently.
-    `say` hears beforehand of a re-run that takes long. With `elements` each finding keeps the share of the tolerance of
-    every element, 4 bytes each; without, :attr:`Localisation.detailed` gets them, in the same time once more.
+    `say` hears beforehand of a re-run that takes long; by default it is said on standard error. With `elements` each
+    finding keeps the share of the tolerance of every element, 4 bytes each; without, :attr:`Localisation.detailed` gets
+    them, in the same time once more.
     `false_alarm` is the probability that a right trace is called wrong: who judges N traces divides it by N.
 
     Raises UsageError for arguments of another kind, for a name that neither has, and for an observed without a single

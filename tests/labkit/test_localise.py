@@ -603,7 +603,7 @@ def test_twice_the_steps_take_twice_the_operations(rng, monkeypatch):
     assert operations(40) < 2.2 * operations(20)
 
 
-def test_a_part_that_takes_long_says_beforehand_what_it_takes(rng, monkeypatch):
+def test_a_part_that_takes_long_says_beforehand_what_it_takes(rng, monkeypatch, capsys):
     x, w = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((200, 32), (32, 200)))
     f = lambda x, w: {"y": torch.softmax(torch.nn.functional.gelu(x @ w), -1)}  # noqa: E731
     recorded, observed, said = golden(f, x=x, w=w), {"x": x, "w": w, "y": f(x, w)["y"]}, []
@@ -616,6 +616,8 @@ def test_a_part_that_takes_long_says_beforehand_what_it_takes(rng, monkeypatch):
     assert [line.partition(": about")[0] for line in said] == [f"11 operations are run {n} times" for n in (24, 72)]
     assert all(line.endswith(" s and 10 MiB") for line in said)  # 32 results of 200 x 200 numbers
     assert torch.equal(torch.get_rng_state(), before)  # the random numbers are not the caller's
+    localise(observed, recorded, FLOAT32)
+    assert capsys.readouterr().err.startswith("labkit: 11 operations are run 24 times")
 
 
 class Residual(nn.Module):
