@@ -356,8 +356,7 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         kind = "drop_term" if kind == "zero" and not last else kind
         by_one = kind == "constant" or what in ("one more", "one less")
         kind = "ddof" if by_one and ids[0] in c.divisors else kind
-        less = kind in RARE or (kind == "truncate" and not real) or (kind == "scale" and given)
-        yield kind, f"{name} is {what}", result_of(ids, change), 1 + less
+        yield kind, f"{name} is {what}", result_of(ids, change), 1 + (kind in RARE or (kind == "truncate" and not real))
     for kind, what, change in addressed(tuple(x.shape), c.sizes) if given and x.dtype != torch.bool else ():
         yield kind, f"{name} is {what}", result_of(ids, change), 2
     for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
