@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,9 +107,8 @@ class Elements:
     def histogram(self) -> list[int]:
         """How many have no error, a share up to each of EDGES, more than the last, and one without
         a limit: NaN or Inf on one side only, or any error where none is tolerated."""
-        beyond = [self.share.numel(), *(int((self.share > edge).sum()) for edge in (0.0, *EDGES))]
-        beyond += [int(self.share.isinf().sum()), 0]
-        return [more - less for more, less in pairwise(beyond)]
+        borders = torch.tensor([0.0, *EDGES, torch.finfo(torch.float32).max])
+        return torch.bincount(torch.bucketize(self.share.flatten(), borders), minlength=len(BINS)).tolist()
 
     def table(self) -> Table:
         """A row for each of the :attr:`worst`; with what it was held to, where that is not the golden."""
