@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.errors import UsageError
+from labkit.errors import UsageError, first_line
 from labkit.numerics.compare import as_tensor
 from labkit.trace.steps import Trace, metadata
 
@@ -118,7 +118,7 @@ def _load(path: Path, read: Callable[[], Any] | None = None) -> Any:
         wanted = "wanted tensors alone, by name or in a list, as a module's state_dict()"
         raise UsageError(f"{path}: holds what torch.load(weights_only=True) refuses; {wanted}") from None
     except Exception as error:
-        raise UsageError(f"{path}: cannot be read ({(str(error).splitlines() or ['empty'])[0][:120]})") from None
+        raise UsageError(f"{path}: cannot be read ({first_line(error)})") from None
 
 
 def _flattened(loaded: Any, path: Path, prefix: str = "") -> dict[str, Tensor]:

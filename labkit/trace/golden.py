@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from labkit.errors import UsageError
+from labkit.errors import UsageError, first_line
 from labkit.numerics.compare import compare
 from labkit.trace.dumps import open_dump
 from labkit.trace.operations import ALGORITHMS, TRANSFORMS, full_name, resolve
@@ -149,12 +149,8 @@ class Golden:
                 if not isinstance(golden[name], Tensor) or golden[name].is_complex():
                     raise ValueError(f"step {name!r} is no tensor of real numbers")
         except Exception as error:
-            raise UsageError(f"{path}: is not right as a recorded golden ({_line(error)})") from None
+            raise UsageError(f"{path}: is not right as a recorded golden ({first_line(error)})") from None
         return golden
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def _run_without_data(program: Program) -> None:
@@ -253,7 +249,7 @@ def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None
         try:
             found = _run(reference, inputs, named, loss, wide=False)
         except Exception as error:  # a type that an operation has not, or a shape that depends on rounded values
-            why = f"recorded as if all were float64, without casts to narrower types: {_line(error)}"
+            why = f"recorded as if all were float64, without casts to narrower types: {first_line(error)}"
     found = found or _run(reference, inputs, named, loss, wide=True)
     if OUTPUT in found.inputs and f"{OUTPUT}#2" in found.steps:
         raise UsageError(f"golden: an input is called {OUTPUT}, as the result is; wanted another name for it")
