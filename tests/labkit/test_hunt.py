@@ -294,6 +294,18 @@ def test_a_strategy_gives_what_it_likes():
     found = labkit.hunt(kernels.unwritten_tail, kernels.reference, cases, **TRIED)
     assert tuple(found.failure.inputs["x"].shape) == (1, 9)
     assert "torch.tensor([[0.0, 1.0," in found.script()
+    assert repr(found.failure).endswith("\n  x: float32 [1, 9]")
+
+
+def test_a_strategys_tensor_is_written_down_as_it_lies():
+    from hypothesis import strategies as st
+
+    x = torch.arange(24.0).reshape(4, 6)[1:, ::2].T
+    found = labkit.hunt(kernels.without_strides, kernels.reference, st.just({"x": x}), **TRIED)
+    made = eval(found.made["x"], {"torch": torch})
+    assert torch.equal(made, x)
+    assert (made.stride(), made.storage_offset()) == (x.stride(), x.storage_offset())
+    assert repr(found.failure).endswith("\n  x: float32 [3, 3], strides (2, 6)")
 
 
 def test_the_same_seed_draws_the_same(tmp_path, monkeypatch):
