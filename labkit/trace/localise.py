@@ -96,14 +96,9 @@ def localise(
         result.findings = {name: one for name, one in result.findings.items() if name not in left}
         result.notes.append("gradients: none observed")
     missing = [name for name in golden.names if name not in there]
-    of_shape = {tuple(golden[name].shape): name for name in reversed(missing)}
+    how = "(names= maps the golden's steps to the observed's, and labkit.propose_names proposes it)"
     for name in result.unexpected:
-        hint = did_you_mean(name, missing)
-        of_shape = {shape: other for shape, other in of_shape.items() if f" {other}?" not in hint}
-        if not hint and (other := of_shape.pop(tuple(there.read(name).shape), None)):
-            hint = f"is it perhaps {other}, of its shape? "
-        if hint:
-            how = "(names= maps the golden's steps to the observed's)"
+        if hint := did_you_mean(name, missing):
             result.notes.append(f"{name} is not in the golden; {hint}{how}")
     return result
 
