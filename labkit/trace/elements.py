@@ -134,10 +134,7 @@ class Elements:
         while max(grid) > SIDE or math.prod(grid) > cells:
             size[widest := int(np.argmax(grid))] *= 2
             grid[widest] = -(-shape[widest] // size[widest])
-        axis = int(np.argmax(grid))  # in strips, which stay in the cache
-        strips = np.split(share.numpy(), range(size[axis], shape[axis], size[axis]), axis)
-        worst = np.concatenate([_worst_in_blocks(strip, size) for strip in strips], axis)
-        inside = np.unravel_index(worst, size)
+        inside = np.unravel_index(_worst_in_blocks(share.numpy(), size), size)
         at = [start * s + k for start, s, k in zip(np.indices(grid, sparse=True), size, inside, strict=True)]
         place = torch.from_numpy(np.ravel_multi_index(at, shape))
         known = (x.double() if x.dtype in WIDE else x for x in (share, golden, observed))
