@@ -373,6 +373,11 @@ def test_the_promised_precision_is_what_counts():
     assert not hunted("narrow_result", precision=labkit.Precision(storage="bfloat16")).found
 
 
+def test_a_reference_that_fails_on_the_example_says_why():
+    with pytest.raises(RuntimeError, match="no square"):
+        labkit.hunt(kernels.right, kernels.without_square, torch.randn(4, 4))
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(UsageError, match=r"values: .*'none'.* is not right"):
         hunted("right", values="none")
