@@ -96,9 +96,14 @@ def localise(
         result.findings = {name: one for name, one in result.findings.items() if name not in left}
         result.notes.append("gradients: none observed")
     missing = [name for name in golden.names if name not in there]
-    how = "(names= maps the golden's steps to the observed's, and labkit.propose_names proposes it)"
+    of_shape = {tuple(golden[name].shape): name for name in reversed(missing)}
     for name in result.unexpected:
-        if hint := did_you_mean(name, missing):
+        hint = did_you_mean(name, missing)
+        of_shape = {shape: other for shape, other in of_shape.items() if f" {other}?" not in hint}
+        if not hint and (other := of_shape.pop(tuple(there.read(name).shape), None)):
+            hint = f"is it perhaps {other}, of its shape? "
+        if hint:
+            how = "(names= maps the golden's steps to the observed's)"
             result.notes.append(f"{name} is not in the golden; {hint}{how}")
     return result
 
