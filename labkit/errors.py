@@ -14,6 +14,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return "".join(f"did you mean {near}? " for near in difflib.get_close_matches(name, known, n=1, cutoff=0.5))
 
 
+def first_line(error: object) -> str:
+    """The first line of an error or a text, 160 characters at most; the error's type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
 WORKBOOK = (
     "IPython", "fastjsonschema", "ipykernel", "jinja2", "math_core", "matplotlib", "nbconvert", "nbformat", "papermill",
     "pygments", "triton", "yaml",

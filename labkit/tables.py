@@ -56,15 +56,14 @@ class Table:
     wrap: int = 72
 
     def __repr__(self) -> str:
-        wrap, columns = self.wrap, [printable(column) for column in self.columns]
-        while True:  # in a terminal, columns of text grow narrower until a line fits
+        columns = [printable(column) for column in self.columns]
+        for wrap in range(self.wrap, min(self.wrap, NARROWEST) - 1, -4):  # in a terminal, narrower until a line fits
             cells = [[textwrap.wrap(printable(number(cell)), wrap) or [""] for cell in row] for row in self.rows]
             texts = [[column, *(line for row in cells for line in row[i])] for i, column in enumerate(columns)]
             widths = [max(map(len, column)) for column in texts]
             total = sum(widths) + 2 * len(widths) - 2
-            if wrap <= NARROWEST or not sys.stdout.isatty() or total <= shutil.get_terminal_size().columns:
+            if not sys.stdout.isatty() or total <= shutil.get_terminal_size().columns:
                 break
-            wrap = max(NARROWEST, min(wrap, max(widths)) - 4)
         lines: list[Sequence[str]] = [columns, ["-" * width for width in widths]]
         lines += [line for row in cells for line in zip_longest(*row, fillvalue="")]
         padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit.causes.explain import Explanation, explain
-from labkit.errors import UsageError, extra
+from labkit.errors import UsageError, extra, first_line
 from labkit.numerics.precision import Precision
 from labkit.tables import printable
 from labkit.trace.findings import Localisation
@@ -153,7 +153,7 @@ class Hunt:
         imports = [_imported("kernel", self.kernel), _imported("reference", self.reference)]
         made = self.made or {name: _literal(x) for name, x in self.failure.inputs.items()}
         test = "test_" + re.sub(r"\W+", "_", _name(self.kernel)).strip("_") + "()"
-        title = f'"""{_name(self.kernel)}: {_line(self.failure.words)}"""'
+        title = f'"""{_name(self.kernel)}: {first_line(self.failure.words)}"""'
         lines = [title, "", "import sys", "from math import inf, nan", "", "import torch", ""]
         lines += ["from labkit import Precision", "from labkit.causes.hunt import check, drawn"]
         lines += ["from labkit.session.device import choose", "", f"sys.path[:0] = {sorted({r for r, _ in imports})}"]
@@ -198,8 +198,6 @@ def hunt(
         import hypothesis
         from hypothesis import Phase, settings, strategies
         from hypothesis.errors import NoSuchExample, Unsatisfiable
-    if not callable(kernel) or not callable(reference):
-        raise UsageError(f"kernel, reference: {kernel!r:.40}, {reference!r:.40} are not right; wanted two functions")
     if not isinstance(examples, int) or examples < 1:
         raise UsageError(f"examples: {examples!r} is not right; wanted a whole number from 1")
     strategy = isinstance(inputs, strategies.SearchStrategy)
@@ -423,7 +421,7 @@ def _failure(
         except refused:
             return {}, "refused"
         except Exception as why:
-            return {}, f"raised {type(why).__name__}: {_line(str(why))}"
+            return {}, f"raised {type(why).__name__}: {first_line(why)}"
         was = views(start)
         if out:
             copies = {name: given[name].clone() for name in out}
@@ -498,10 +496,6 @@ def _called(function: Callable[..., Any], inputs: Mapping[Any, Any]) -> Any:
 
 def _record(reference: Any, inputs: Mapping[Any, Any], out: tuple[Any, ...]) -> Golden:
     return _called(partial(golden, reference), {name: x for name, x in inputs.items() if name not in out})
-
-
-def _line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[0][:120]
 
 
 def _name(function: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from labkit.errors import UsageError
 from labkit.numerics.bounds import Bound
 from labkit.numerics.precision import CHOICES, name_of
-from labkit.numerics.statistics import Statistics, pieces
+from labkit.numerics.statistics import Statistics, combine, pieces
 from labkit.tables import number
 
 WIDE = {torch.uint16, torch.uint32, torch.uint64, torch.int64}
@@ -155,7 +154,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
         o, g, allowed = o.cpu(), g.cpu(), allowed.cpu() if isinstance(allowed, torch.Tensor) else allowed
     found = one_pass(o, g, allowed)
     fine = all(_TINY < total < _HUGE or total == found.max_abs == 0.0 for total in (found.sum_dd, found.sum_gg))
-    return found if fine else _rescaled(found, o, g)
+    return found if fine else _rescaled(found, o, g, one_pass)
 
 
 def told_apart(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,20 +165,13 @@ def told_apart(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return torch.from_numpy(x).to(o.device), torch.from_numpy(y).to(o.device)
 
 
-def _rescaled(found: Statistics, o: torch.Tensor, g: torch.Tensor) -> Statistics:
+def _rescaled(found: Statistics, o: torch.Tensor, g: torch.Tensor, one_pass: Any) -> Statistics:
     """Squares overflow, or vanish: the sums of what both are in units of their largest number, a piece at a time."""
-
-    def finite() -> Iterator[list[torch.Tensor]]:
-        for _, piece in pieces((0, [o, g]), MANY):
-            both = piece[0].isfinite() & piece[1].isfinite()
-            yield [torch.where(both, x.double(), 0.0) for x in piece]
-
-    unit = float(torch.stack([x.abs().max() for piece in finite() for x in piece]).max()) or 1.0
-    sums = torch.zeros(3, dtype=torch.float64, device=o.device)
-    for a, b in finite():
-        a, b = a / unit, b / unit
-        sums += torch.stack([(x * y).sum() for x, y in ((a - b, a - b), (b, b), (a - b, b))])
-    return found._replace(**dict(zip(("sum_dd", "sum_gg", "sum_dg"), sums.tolist(), strict=True)))
+    parts = [piece for _, piece in pieces((0, [o, g]), MANY)]
+    sizes = (x.double().abs().nan_to_num(0.0, 0.0, 0.0) for piece in parts for x in piece)
+    unit = max(float(size.max()) for size in sizes) or 1.0
+    again = combine([one_pass(x.double() / unit, y.double() / unit, math.inf) for x, y in parts])
+    return found._replace(sum_dd=again.sum_dd, sum_gg=again.sum_gg, sum_dg=again.sum_dg)
 
 
 def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) -> Comparison:

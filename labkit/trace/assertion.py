@@ -8,7 +8,7 @@ from typing import Any
 from labkit.causes.explain import explain
 from labkit.numerics.compare import as_tensor
 from labkit.numerics.precision import Precision
-from labkit.tables import digits, number, printable
+from labkit.tables import printable
 from labkit.trace.findings import Finding, Localisation
 from labkit.trace.golden import Golden
 from labkit.trace.localise import localise
@@ -52,8 +52,6 @@ def _message(report: Localisation, first: Finding) -> str:
     """The verdict; the precision that was assumed; own against inherited errors; the worst elements."""
     lines = [f"{report.verdict} ({first.words})", report.assumed, *report.notes]
     if first.own is not None:
-        share = digits(first.own.bound_used, 3)
-        lines += [f"{first.name}: own error {share} times the tolerance; inherited (rms) {number(first.inherited)}"]
         lines += [f"own errors: {', '.join(report.own)}; inherited only: {', '.join(report.inherited) or 'none'}"]
     lines += [f"as it looks, {first.signature}"] * bool(first.signature)
     elements = report.detailed.findings[first.name].elements

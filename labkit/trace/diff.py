@@ -48,9 +48,8 @@ class Report:
     @property
     def run(self) -> str:
         """The run to show: the one that diverges first, else the first."""
-        order = list(dict.fromkeys(name for found in self.runs.values() for name in found.findings))
-        places = {name: order.index(found.first) for name, found in self.runs.items() if found.first is not None}
-        return min(places, key=places.__getitem__) if places else next(iter(self.runs))
+        order = [*dict.fromkeys(name for found in self.runs.values() for name in found.findings), None]
+        return min(self.runs, key=lambda run: order.index(self.runs[run].first))
 
     @property
     def shown(self) -> Localisation:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.errors import UsageError
+from labkit.errors import UsageError, first_line
 from labkit.numerics.compare import as_tensor
 from labkit.trace.steps import Trace, metadata
 
@@ -44,8 +44,8 @@ def open_dump(path: Path) -> Trace:
         return _safetensors(path)
     if path.suffix == ".npz":
         archive = _load(path)
-        names = list(archive.files)
-        return _in_order(path, names, lambda name: _tensor(path, _load(path, lambda: archive[name])), {"order": names})
+        about = {"order": list(archive.files)}
+        return _in_order(path, archive.files, lambda name: _load(path, lambda: as_tensor(name, archive[name])), about)
     if path.suffix in SUFFIXES:
         tensors = _flattened(_load(path), path)
         return Trace.lazy({name: partial(tensors.get, name) for name in tensors}, {}, str(path), True)
@@ -80,7 +80,7 @@ def _folder(path: Path) -> Trace:
     if not isinstance(about, dict):
         raise UsageError(f"{beside}: is {type(about).__name__}; wanted an object")
     about = metadata(about, f"{path}: ")
-    return _in_order(path, list(files), lambda name: _tensor(files[name], _load(files[name])), about)
+    return _in_order(path, list(files), lambda name: as_tensor(str(files[name]), _load(files[name])), about)
 
 
 def _in_order(path: Path, names: list[str], read: Callable[[str], Tensor], about: dict[str, Any]) -> Trace:
@@ -118,20 +118,13 @@ def _load(path: Path, read: Callable[[], Any] | None = None) -> Any:
         wanted = "wanted tensors alone, by name or in a list, as a module's state_dict()"
         raise UsageError(f"{path}: holds what torch.load(weights_only=True) refuses; {wanted}") from None
     except Exception as error:
-        raise UsageError(f"{path}: cannot be read ({(str(error).splitlines() or ['empty'])[0][:120]})") from None
-
-
-def _tensor(path: Path, value: Any) -> Tensor:
-    """An array as a tensor that shares its memory where it can; a tensor as it is."""
-    if not isinstance(value, (Tensor, np.ndarray)):
-        raise UsageError(f"{path}: holds {type(value).__name__}; wanted numbers")
-    return value.detach() if isinstance(value, Tensor) else as_tensor(str(path), value)
+        raise UsageError(f"{path}: cannot be read ({first_line(error)})") from None
 
 
 def _flattened(loaded: Any, path: Path, prefix: str = "") -> dict[str, Tensor]:
     """Tensors, arrays and numbers in nested dicts, lists and tuples, by name and in their own order."""
     if isinstance(loaded, (Tensor, np.ndarray)):
-        return {prefix or "tensor": _tensor(path, loaded)}
+        return {prefix or "tensor": as_tensor(str(path), loaded)}
     if isinstance(loaded, (bool, int, float)):
         return {prefix or "number": torch.tensor(loaded)}
     if loaded is None or isinstance(loaded, (str, bytes)):

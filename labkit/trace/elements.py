@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,9 +107,8 @@ class Elements:
     def histogram(self) -> list[int]:
         """How many have no error, a share up to each of EDGES, more than the last, and one without
         a limit: NaN or Inf on one side only, or any error where none is tolerated."""
-        beyond = [self.share.numel(), *(int((self.share > edge).sum()) for edge in (0.0, *EDGES))]
-        beyond += [int(self.share.isinf().sum()), 0]
-        return [more - less for more, less in pairwise(beyond)]
+        borders = torch.tensor([0.0, *EDGES, torch.finfo(torch.float32).max])
+        return torch.bincount(torch.bucketize(self.share.flatten(), borders), minlength=len(BINS)).tolist()
 
     def table(self) -> Table:
         """A row for each of the :attr:`worst`; with what it was held to, where that is not the golden."""
@@ -136,10 +134,7 @@ class Elements:
         while max(grid) > SIDE or math.prod(grid) > cells:
             size[widest := int(np.argmax(grid))] *= 2
             grid[widest] = -(-shape[widest] // size[widest])
-        axis = int(np.argmax(grid))  # in strips, which stay in the cache
-        strips = np.split(share.numpy(), range(size[axis], shape[axis], size[axis]), axis)
-        worst = np.concatenate([_worst_in_blocks(strip, size) for strip in strips], axis)
-        inside = np.unravel_index(worst, size)
+        inside = np.unravel_index(_worst_in_blocks(share.numpy(), size), size)
         at = [start * s + k for start, s, k in zip(np.indices(grid, sparse=True), size, inside, strict=True)]
         place = torch.from_numpy(np.ravel_multi_index(at, shape))
         known = (x.double() if x.dtype in WIDE else x for x in (share, golden, observed))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.errors import UsageError
+from labkit.errors import UsageError, first_line
 from labkit.numerics.bounds import Bound, quantile
 from labkit.numerics.compare import Comparison, compare
 from labkit.numerics.precision import (
@@ -147,7 +147,7 @@ class Rerun:
                 if len(parts) > 1:
                     apart = (self._held({i: part}, rounded) for i, part in parts.items())
                     return found | {name: one for each in apart for name, one in each.items()}
-                words = f"{NOT_JUDGED}: cannot be run on what was observed before it ({str(error).splitlines()[0]})"
+                words = f"{NOT_JUDGED}: cannot be run on what was observed before it ({first_line(error)})"
                 return found | {name: Finding(name, None, words=words) for i in parts for name in self._names[i]}
             for i in parts:
                 found |= {name: self._finding(name, i, simulated[name], ROUNDED * rounded) for name in self._names[i]}

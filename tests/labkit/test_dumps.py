@@ -33,6 +33,12 @@ def test_metadata_that_are_no_strings_are_refused_and_nothing_is_written(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def test_a_step_is_added_once():
+    trace = Trace({"x": torch.ones(1)})
+    with pytest.raises(ValueError, match="step 'x' is already there"):
+        trace.add("x", torch.zeros(1))
+
+
 def test_without_an_order_names_sort_as_people_sort():
     assert sorted(["s10", "s9", "s1a", "s1"], key=natural) == ["s1", "s1a", "s9", "s10"]
 

@@ -146,6 +146,12 @@ def test_what_cannot_be_recorded_is_named():
         golden(lambda x: torch.histogram(x, 4)[0], torch.ones(4))
     with pytest.raises(UsageError, match=r"_to_sparse\.default at test_golden\.py:\d+ cannot be recorded"):
         golden(lambda x: x.to_sparse().abs(), torch.ones(4))
+    adjacency = torch.eye(4).to_sparse()
+    with pytest.raises(UsageError, match=r"layout torch.sparse_coo cannot be recorded; wanted dense numbers"):
+        golden(lambda x: adjacency @ x, torch.ones(4, 4))
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # as cuDNN's LSTM on a GPU
+    with pytest.raises(UsageError, match="draws more than one tensor; not recorded"):
+        golden(lambda q: fused(q, q, q)[0], torch.ones(1, 1, 4, 8))
     with pytest.raises(UsageError, match="gives no tensor"):
         golden(lambda x: "nothing", torch.ones(4))
 

@@ -319,6 +319,18 @@ def test_a_strategy_gives_what_it_likes():
     found = labkit.hunt(kernels.unwritten_tail, kernels.reference, cases, **TRIED)
     assert tuple(found.failure.inputs["x"].shape) == (1, 9)
     assert "torch.tensor([[0.0, 1.0," in found.script()
+    assert repr(found.failure).endswith("\n  x: float32 [1, 9]")
+
+
+def test_a_strategys_tensor_is_written_down_as_it_lies():
+    from hypothesis import strategies as st
+
+    x = torch.arange(24.0).reshape(4, 6)[1:, ::2].T
+    found = labkit.hunt(kernels.without_strides, kernels.reference, st.just({"x": x}), **TRIED)
+    made = eval(found.made["x"], {"torch": torch})
+    assert torch.equal(made, x)
+    assert (made.stride(), made.storage_offset()) == (x.stride(), x.storage_offset())
+    assert repr(found.failure).endswith("\n  x: float32 [3, 3], strides (2, 6)")
 
 
 def test_the_same_seed_draws_the_same(tmp_path, monkeypatch):
@@ -384,6 +396,11 @@ def test_what_was_observed_can_be_judged_again():
 def test_the_promised_precision_is_what_counts():
     assert hunted("narrow_result").found
     assert not hunted("narrow_result", precision=labkit.Precision(storage="bfloat16")).found
+
+
+def test_a_reference_that_fails_on_the_example_says_why():
+    with pytest.raises(RuntimeError, match="no square"):
+        labkit.hunt(kernels.right, kernels.without_square, torch.randn(4, 4))
 
 
 def test_bad_arguments_are_named():

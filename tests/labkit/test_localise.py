@@ -380,7 +380,9 @@ def test_names_may_be_mapped_and_wrong_ones_are_refused():
     other = Trace({"q.k" if name == "scores" else name: seen[name] for name in seen.names})
     found = localise(other, recorded, FLOAT32, names={"scores": "q.k"})
     assert (found.first, found.unexpected) == (None, [])
-    assert localise(other, recorded, FLOAT32).unexpected == ["q.k"]
+    unmapped = localise(other, recorded, FLOAT32)
+    assert unmapped.unexpected == ["q.k"]
+    assert unmapped.table().rows[-1] == ("q.k", "", "", "", "", "not in the golden")
     with pytest.raises(UsageError, match="the observed has no step 'qk'"):
         localise(other, recorded, names={"scores": "qk"})
     with pytest.raises(UsageError, match="the golden has no step 'zero'"):

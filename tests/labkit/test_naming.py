@@ -197,3 +197,19 @@ def test_a_map_in_a_file_serves_the_command_and_its_pictures(tmp_path, capsys, m
         Path("names.json").write_text(text)
         assert main([*files, "--names", "names.json"]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_is_made_of_a_wrong_step_is_found_by_its_values():
+    """Without an order, and although all that follows differs from the golden."""
+
+    def reference(x):
+        a = labkit.step("a", x.cumsum(0))
+        labkit.step("b", torch.sin(a))
+        return labkit.step("c", a * a)
+
+    x, wrong = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+    observed = labkit.Trace({"x": x, "p": wrong, "q": torch.sin(wrong), "r": wrong * wrong})
+    observed.ordered = False
+    proposed = labkit.propose_names(observed, labkit.golden(reference, x=x))
+    assert proposed.names == {"a": "p", "b": "q", "c": "r"}
+    assert [one.reason for one in proposed.partners.values()] == ["what follows", "values", "values"]

@@ -208,6 +208,9 @@ WITH_BACKWARD: dict[str, tuple[Any, ...]] = {
     "stft": (windowed, normal(64)),
     "complex matmul": (lambda a, b: torch.complex(a, b) @ torch.complex(b, a).mH, normal(4, 5), normal(4, 5)),
     "state space": (state_space, positive(4), normal(6, 4)),
+    "norm, largest": (lambda x: linalg.vector_norm(x, torch.inf, 1), normal(3, 7)),
+    "norm, smallest": (lambda x: linalg.vector_norm(x, -torch.inf), normal(3, 7)),
+    "norm, 3": (lambda x: linalg.vector_norm(x, 3, keepdim=True), normal(3, 7)),
 }  # fmt: skip
 """What a reference does, and its inputs; the backward of a module that does it is recorded too."""
 
@@ -224,6 +227,7 @@ FORWARD: dict[str, tuple[Any, ...]] = {
     "bincount": (lambda i: torch.bincount(i, minlength=8), whole(8, 50)),
     "bincount, weights": (lambda i, w: torch.bincount(i, w, minlength=8), whole(8, 50), normal(50)),
     "searchsorted": (lambda a, x: torch.searchsorted(a.sort()[0], x), normal(9), normal(6)),
+    "norm, counted": (lambda x: linalg.vector_norm(x.relu(), 0, 1), normal(3, 7)),
     "mode": (lambda i: torch.mode(i, 1)[0], whole(4, 3, 9)),
     "unique": (torch.unique, whole(30, 20)),
     "unique, inverse": (lambda i: torch.unique(i, return_inverse=True)[1], whole(30, 20)),

@@ -14,6 +14,7 @@ from labkit.trace.repetition import UNWRITTEN, distance, same_bits
 def test_the_same_bits_each_time_are_said_to_be():
     found = repeat(lambda: torch.arange(5.0), 4)
     assert found.identical
+    assert found.steps["result"].finding == "bit-identical"
     assert found.ok
 
 

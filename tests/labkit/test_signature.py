@@ -68,3 +68,7 @@ def test_localise_says_what_the_first_wrong_step_looks_like():
     assert report.findings["variance"].signature == "every element is 9.9e-05 too large"
     assert "as it looks, every element" in str(report)
     assert report.findings["y"].signature == ""
+
+
+def test_of_two_numbers_everything_would_be_true_and_nothing_is_said():
+    assert signature(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 2.0]), 1e-6) == ""

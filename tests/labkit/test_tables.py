@@ -22,3 +22,13 @@ def test_nothing_in_a_table_steers_a_terminal():
     shown = str(Table(("a\x1b[2J", "b"), [("\x1b]0;x\x07", "\u202e")], "\x9b2J", wrap=40))
     assert shown.splitlines()[0] == "\\x9b2J"
     assert all(c.isprintable() or c == "\n" for c in shown)
+
+
+def test_in_a_terminal_columns_of_text_are_as_narrow_as_its_lines(monkeypatch):
+    table = Table(("step", "finding"), [("scores", "own error in most of the elements, the first of them at (0, 3)")])
+    assert max(map(len, str(table).splitlines())) > 60
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = str(table).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert " ".join(" ".join(lines[2:]).split()) == "scores " + table.rows[0][1]
