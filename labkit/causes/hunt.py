@@ -218,7 +218,7 @@ def hunt(
         try:
             recorded = _record(reference, inputs, out) if _longest(reference, inputs, out) <= 4 * most else None
         except Exception as error:
-            why = f"{type(error).__name__}: {_line(str(error))}"
+            why = f"{type(error).__name__}: {first_line(error)}"
         if recorded is None or sum(recorded[name].numel() for name in recorded.names) > 4 * most:
             return "discarded"
         return _failure(kernel, recorded, inputs, precision, out, refuses, FALSE_ALARM / (2 * examples))  # two calls

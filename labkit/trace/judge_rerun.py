@@ -38,7 +38,7 @@ from labkit.trace.elements import Block, Elements
 from labkit.trace.findings import INHERITED, NOT_JUDGED, OWN, Finding, absent, reason
 from labkit.trace.golden import GRADIENT, Golden
 from labkit.trace.masks import unmasked
-from labkit.trace.operations import MOVES, NOT_UNIQUE
+from labkit.trace.operations import MOVES, NOT_UNIQUE, PRODUCTS
 from labkit.trace.program import INPUT, narrower
 from labkit.trace.rounding import LIVE, Exact, Rounding, linear, magnitude, simulate
 from labkit.trace.steps import Trace
@@ -201,8 +201,8 @@ class Rerun:
                 storage = str(self._rules.storage)
             kept = kept or (as_written and program.narrows(k))
             narrow = UNIT_ROUNDOFF.get(storage, 0.0) > rule.unit
-            factors = (one for one in (storage, self._rules.storage) if one in CHOICES["products"] and not rule.eager)
-            products = rule.products or next(factors, None)
+            kinds = (storage, self._rules.storage) if program.nodes[k].op in PRODUCTS and not rule.eager else ()
+            products = rule.products or next((one for one in kinds if one in CHOICES["products"]), None)
             return replace(rule, storage=storage or None, eager=kept or (rule.eager and narrow), products=products)
 
         return {k: of(k) for k in part}
