@@ -53,9 +53,9 @@ def differences(judged: Sequence[Likelihood], level: float, reported: tuple[floa
     axis.text(reported[1] * 1.02, top * 1.18, f"the report's range, {reported[0]} to {reported[1]}", fontsize=9)
     if fits:
         axis.text(reported[1] * 1.05, top * 0.75, f"{len(fits)} fit", color=plots.BLUE, fontsize=9)
-    axis.text(22.0, top * 0.45, f"{len(others)} ruled out", color=plots.GREY, fontsize=9)
     beyond = len(judged) - len(fits) - len(others)
-    axis.text(right, top * 0.1, f"{beyond} larger or not finite \u2192", color=plots.GREY, ha="right", fontsize=9)
+    words = f"{len(judged) - len(fits)} ruled out ({beyond} not drawn: larger, or not finite)"
+    axis.text(right, top * 0.55, words, color=plots.GREY, ha="right", fontsize=9)
     diagnosed = [i.mean for i in judged if calls & set(i.outcome.calls) and left < i.mean < right]
     axis.plot(diagnosed, [top * 1.05] * len(diagnosed), "v", color="black", ms=7)
     for mean in diagnosed[:1]:

@@ -66,7 +66,7 @@ def plot_errors(
     axes.set_yticks(range(len(errors)), list(errors), fontsize=8)
     axes.set_xticks(range(len(steps)), list(steps.values()), rotation=40, ha="right", fontsize=8)
     figure.colorbar(image, ax=axes, shrink=0.9, pad=0.01, label="relative RMS error")
-    plots.caption(figure, caption)
+    plots.caption(figure, f"{caption}; errors below 0.01 have no number")
     return figure
 
 
@@ -99,13 +99,13 @@ def plot_gains(t: Trainings, caption: str) -> Figure:
         "author's repair": t.gains["author_fix", "report"]
     }
     rows = dict(sorted(rows.items(), key=lambda row: -row[1].mean))
-    words = {True: ("a gain", plots.BLUE), False: ("less than the margin", plots.RED), None: ("open", plots.GREY)}
+    words = {True: ("shown", plots.BLUE), False: ("excluded", plots.RED), None: ("open", plots.GREY)}
     figure, axes = plots.figure(width=8.0, height=3.4)
     axes.axvspan(-t.plan.margin, t.plan.margin, color=plots.ORANGE, alpha=0.25, lw=0)
     axes.axvline(0.0, color="0.5", lw=0.8)
     for y, contrast in enumerate(rows.values()):
         verdict, colour = words[contrast.gains_enough]
-        verdict = WORDS[WORSE] if contrast.outcome == WORSE else verdict
+        verdict += f": {WORDS[WORSE]}" * (contrast.outcome == WORSE)
         axes.plot([contrast.low, contrast.high], [y, y], color=colour, lw=2.2)
         axes.plot(contrast.mean, y, "o", color=colour, ms=5)
         axes.text(max(contrast.high, t.plan.margin) + 0.012, y, verdict, color=colour, fontsize=8, va="center")
@@ -123,7 +123,7 @@ def plot_gains(t: Trainings, caption: str) -> Figure:
 
 def plot_plateaus(t: Trainings, names: Sequence[str], caption: str) -> Figure:
     """Training loss against tokens, the mean over seeds of each configuration; red-orange where
-    :meth:`Trainings.stalled`. A line in the curve's style leads from its end to its name."""
+    :meth:`Trainings.stalled`. A thin grey line leads from a curve's end to its name."""
     figure, axes = plots.figure(width=8.0, height=4.2)
     stalled = t.stalled(*[(name, name) for name in names])
     curves = {name: np.mean([row["curve"] for row in t.of_preset(name)], 0) for name in names}
@@ -132,13 +132,15 @@ def plot_plateaus(t: Trainings, names: Sequence[str], caption: str) -> Figure:
     for number, (name, curve) in enumerate(sorted(curves.items(), key=lambda item: item[1][-1])):
         free = max(curve[-1], free + APART)
         style = {"color": plots.RED if name in stalled else plots.BLUE, "ls": STYLES[number % len(STYLES)], "lw": 1.3}
-        axes.plot([*seen, last * 1.08], [*curve, free], **style)
+        axes.plot(seen, curve, **style)
+        axes.plot([last * 1.005, last * 1.08], [curve[-1], free], color="0.7", lw=0.6)
         axes.text(last * 1.09, free, name, color=style["color"], fontsize=8, va="center")
-    for level, words in ((FREQUENCIES, "frequencies of tokens alone"), (PLATEAU, "below: left the plateau")):
+    for level in (FREQUENCIES, PLATEAU):
         axes.axhline(level, color="0.5", ls="--", lw=0.9)
-        axes.text(last * 1.6, level + 0.05, words, fontsize=7, ha="right", color="0.4")
+    axes.text(last * 1.6, FREQUENCIES + 0.05, "frequencies of tokens alone", fontsize=7, ha="right", color="0.4")
+    axes.text(last * 0.01, PLATEAU - 0.05, "below: left\nthe plateau", fontsize=7, va="top", color="0.4")
     axes.set(xlim=(0.0, last * 1.6), ylim=(3.3, 7.4), xlabel="tokens, millions", ylabel="training loss, nats")
-    axes.set_xticks(range(0, math.ceil(last), 20))
+    axes.set_xticks([*range(0, math.ceil(last * 0.9), 20), last], [*range(0, math.ceil(last * 0.9), 20), f"{last:.0f}"])
     where = "stay on a plateau for more than half of the training (red-orange)"
     axes.set_title(f"{len(stalled)} of {len(names)} models {where}")
     plots.caption(figure, caption)
@@ -163,4 +165,4 @@ def embedding_times(path: Path) -> Table:
 
 def age(path: Path) -> str:
     """Words for a caption, where a record was made by code that has changed since."""
-    return ", by an earlier version of the code" if str(path.relative_to(ROOT)) in stale() else ""
+    return ", kernels changed since" if str(path.relative_to(ROOT)) in stale() else ""

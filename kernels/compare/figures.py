@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.stats import fisher_exact
 
 from kernels.compare.calibration import INSTRUMENTS, Tally, alarms, largest_shares
 from kernels.compare.checks import CHECKS, LABKIT, REFERENCES, RERUN, STORED
@@ -36,8 +37,8 @@ def plot_identified(done: Sequence[Trial], where: str) -> Figure:
         stored, rerun = (100.0 * shares[which][name] for which in (STORED, RERUN))
         colour = plots.RED if name == LABKIT else plots.BLUE
         axes.plot([stored, rerun], [y, y], color="0.8", zorder=1)
-        axes.plot(stored, y, "o", color=colour, markerfacecolor="white", label="stored values" if not y else None)
-        axes.plot(rerun, y, "o", color=colour, label="re-run on what was observed" if not y else None)
+        axes.plot(stored, y, "o", color=colour, markerfacecolor="white")
+        axes.plot(rerun, y, "o", color=colour)
         if math.isfinite(rerun):
             x = max(rerun, stored)  # the first where the second is nan
             axes.annotate(f"{rerun:.0f}%", (x, y), (8, -3), textcoords="offset points", fontsize=8)
@@ -47,6 +48,8 @@ def plot_identified(done: Sequence[Trial], where: str) -> Figure:
     axes.set_title(f"With no right run accused, the other checks identify {percent(best)} of the faults at most")
     axes.set_xlabel("faults identified at their step, whole and scaled down (%)")
     axes.invert_yaxis()
+    axes.plot([], [], "o", color=plots.GREY, markerfacecolor="white", label="stored values")
+    axes.plot([], [], "o", color=plots.GREY, label="re-run on what was observed")
     axes.legend(title="reference", fontsize=8, title_fontsize=8, loc="lower right")
     plots.caption(figure, f"{len(done)} cases; each check at the smallest tolerance that accuses no right run; {where}")
     return _finished(figure)
@@ -60,12 +63,13 @@ def plot_detection(done: Sequence[Trial], where: str) -> Figure:
         "labkit, stored values": detection(done, LABKIT, STORED),
         "assert_close, re-run": detection(done, "torch.testing.assert_close"),
     }
-    by_shape = {}
-    for shape in SHAPES:
-        faults = sum(t.shape == shape and t.strength == TENFOLD for t in done)
-        by_shape[f"{shape}: {faults} faults"] = detection(done, LABKIT, shape=shape)
-    for axes, series in ((left, curves), (right, by_shape)):
-        for (name, points), colour, mark in zip(series.items(), plots.COLOURS, "os^", strict=False):
+    faults = [sum(t.shape == shape and t.strength == TENFOLD for t in done) for shape in SHAPES]
+    by_shape = {
+        f"{shape}: {n} faults": detection(done, LABKIT, shape=shape) for shape, n in zip(SHAPES, faults, strict=True)
+    }
+    looks = (curves, plots.COLOURS[:3], "os^"), (by_shape, plots.COLOURS[3:], "vDx")
+    for axes, (series, colours, marks) in zip((left, right), looks, strict=True):
+        for (name, points), colour, mark in zip(series.items(), colours, marks, strict=False):
             axes.plot(*zip(*points, strict=True), marker=mark, color=colour, label=name)
         axes.axvline(1.0, color="0.5", linestyle=":", linewidth=1)
         axes.text(1.05, 0.97, "a test that knows\nthe shape sees half", fontsize=7, color="0.4", va="top")
@@ -73,12 +77,20 @@ def plot_detection(done: Sequence[Trial], where: str) -> Figure:
     at = {name: dict(points).get(TENFOLD, math.nan) for name, points in (curves | by_shape).items()}
     left.set(ylabel="faults identified at their step (share)")
     left.set_title(f"At strength 10 labkit identifies {percent(at['labkit, re-run'])}")
-    few, _, many = (percent(at[name]) for name in by_shape)
-    right.set_title(f"In few elements it identifies {few}, nearly everywhere {many}")
+    few, _, many = (at[name] for name in by_shape)
+    differ = differ_by_chance(few, faults[0], many, faults[-1]) < 0.05
+    message = f"In few elements it identifies {percent(few)}, nearly everywhere {percent(many)}"
+    right.set_title(message if differ else "Spread makes no difference that can be shown")
     left.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0.2, 0.85))
     right.legend(fontsize=7, loc="lower right")
     plots.caption(figure, f"{sum(t.strength is not None for t in done)} faults scaled down; {where}")
     return _finished(figure)
+
+
+def differ_by_chance(first: float, of_first: int, second: float, of_second: int) -> float:
+    """Fisher's exact test: how probable two shares, `first` of `of_first` and so on, are so far apart by chance."""
+    hits = [(round(share * n), n) for share, n in ((first, of_first), (second, of_second)) if n]
+    return float(fisher_exact([[k, n - k] for k, n in hits]).pvalue) if len(hits) == 2 else 1.0
 
 
 def plot_right_programs(record: Mapping[str, Any]) -> Figure:
@@ -111,18 +123,18 @@ def plot_right_programs(record: Mapping[str, Any]) -> Figure:
 
 
 def plot_largest_shares(tallies: Sequence[Tally], where: str) -> Figure:
-    """The largest error of a right product, as a share of what rounding allows, against its length K."""
+    """The largest error of a right product, as a share of the tolerance, against its length K."""
     figure, axes = plots.figure(width=7.0, height=3.0)
     shares = largest_shares(tallies)
     plots.lines(axes, list(tallies[0].used), {way: list(by_length.values()) for way, by_length in shares.items()})
     axes.axhline(1.0, color=plots.RED, linewidth=1.2)
-    axes.text(1.0, 1.05, "what rounding allows", color=plots.RED, fontsize=8, va="bottom")
+    axes.text(1.0, 1.05, "tolerance", color=plots.RED, fontsize=8, va="bottom")
     longest = list(tallies[0].used)[-1]
     used = [by_length[longest] for by_length in shares.values()]
     accusations = alarms(tallies)
-    message = f"The longest sums use {percent(min(used))} to {percent(max(used))} of what rounding allows"
+    message = f"The longest sums use {percent(min(used))} to {percent(max(used))} of the tolerance"
     axes.set_title(f"{accusations} right products are accused" if accusations else message)
-    axes.set(xlabel="length K of the sums", ylabel="largest error (share of the bound)", ylim=(None, 2.0))
+    axes.set(xlabel="length K of the sums", ylabel="largest error (share of the tolerance)", ylim=(None, 2.0))
     axes.legend(fontsize=7, loc="lower left")
     plots.caption(figure, f"{count(sum(t.cases for t in tallies))} right products; {where}")
     return _finished(figure)
@@ -143,7 +155,7 @@ def plot_smallest_faults(
         sees = (
             f"a smaller scale from K = {count(lengths[behind + 1])} on" if always else "no smaller scale at the longest"
         )
-        panel.set_title(f"In {dtype} the slope sees {sees}")
+        panel.set_title(f"In {dtype} the slope sees\n{sees}")
         best.append(f"{digits(most)} times smaller at K = {count(lengths[gains.index(most)])} in {dtype}")
         panel.set_xlabel("length K of the sums")
     _same_limits(axes)

@@ -96,11 +96,9 @@ def draw_runs(axes: Any, report: Mapping[str, Any], run: Mapping[str, Any]) -> N
         ("the report, H100", stated, "o-", plots.BLUE),
         (f"here, {run['gpu']}, another text", repeated, "s--", plots.ORANGE),
     )
-    for row, (name, losses, style, colour) in enumerate(series):
-        axes.plot(list(losses), list(losses.values()), style, color=colour, ms=3)
-        axes.text(
-            0.98, 0.95 - 0.09 * row, name, color=colour, fontsize=8, transform=axes.transAxes, ha="right", va="top"
-        )
+    for name, losses, style, colour in series:
+        axes.plot(list(losses), list(losses.values()), style, color=colour, ms=3, label=name)
+    axes.legend(fontsize=8, loc="upper right")
     differences = [abs(repeated[step] - loss) for step, loss in stated.items() if step in repeated]
     axes.set(xlabel="step", ylabel="loss, nats per byte")
     if differences:

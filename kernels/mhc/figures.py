@@ -23,12 +23,12 @@ PLAIN = {"facecolor": "white", "lw": 0, "pad": 0.6}
 
 
 def draw_orders(axes: Axes, errors: np.ndarray, missing: float, allowed: float) -> None:
-    """The error of the sum in each order as a dot; lines at what rounding allows and at what is missing."""
+    """The error of the sum in each order as a dot; lines at the tolerance, `allowed`, and at what is missing."""
     sizes = np.abs(errors)
     rng = np.random.default_rng(0)
     axes.plot(np.maximum(sizes, 1e-9), rng.uniform(-0.8, 0.8, len(sizes)), ".", color=plots.BLUE, ms=4)
     axes.text(np.median(sizes), 1.0, f"{len(sizes)} orders", color=plots.BLUE, ha="center", fontsize=9)
-    for edge, words, colour in ((allowed, "allowed by rounding", plots.GREY), (missing, "missing", plots.RED)):
+    for edge, words, colour in ((allowed, "tolerance", plots.GREY), (missing, "missing", plots.RED)):
         axes.axvline(edge, color=colour, ls="--", lw=1.4)
         axes.text(edge / 1.15, 1.0, f"{words}: {digits(edge)}", color=colour, ha="right", fontsize=9)
     axes.set(xscale="log", yticks=[], ylim=(-1.2, 1.5), xlabel="|sum - exact sum| of the right products")
@@ -77,11 +77,12 @@ def draw_likelihoods(axes: Axes, comparison: Comparison, given: str, most: int =
         colour = plots.BLUE if name in comparison.left else plots.RED
         axes.plot([comparison.low[name], comparison.high[name]], [row, row], color=colour, lw=3.0)
         axes.plot(comparison.ratio[name], row, "o", color=colour, ms=5)
-        axes.text(comparison.high[name] * 1.4, row, digits(comparison.ratio[name]), va="center", fontsize=8, bbox=PLAIN)
+        beside = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
+        axes.text(1.01, row, digits(comparison.ratio[name]), **beside)
     axes.axvline(comparison.needed, color=plots.GREY, ls="--", lw=1.2)
     words = f"refuted from {digits(comparison.needed)} times on"
     axes.text(comparison.needed * 1.1, -0.8, words, color=plots.GREY, fontsize=8)
-    axes.set(xscale="log", xlim=(1.0, 20.0 * max([comparison.needed, *comparison.high.values()])))
+    axes.set(xscale="log", xlim=(1.0, 3.0 * max([comparison.needed, *comparison.high.values()])))
     axes.set_yticks(range(len(names)), [f"{name} (given)" if name == given else name for name in names], fontsize=8)
     axes.set_ylim(len(names) - 0.4, -1.2)
     axes.set_xlabel(f"likelihood of the likeliest ({comparison.best}), over this one's")
@@ -96,7 +97,7 @@ def draw_shares(axes: Axes, counts: Sequence[int], shares: Mapping[str, Sequence
     axes.axhline(0.95, color=plots.GREY, ls="--", lw=1.0)
     axes.set_xlabel("tests with inputs of their own that are reported")
     identified = [name for name, of_name in shares.items() if of_name[-1] >= 0.95]
-    what = f"{identified[0]}: over 95% of the likelihood" if identified else "none holds 95% of the likelihood"
+    what = f'"{identified[0]}" has over 95% of the likelihood' if identified else "none has 95% of the likelihood"
     axes.set_title(f"After {counts[-1]} tests, {what}")
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
@@ -116,7 +117,7 @@ def draw_speed(axes: Axes, rows: Sequence[Row], size: str, mode: str) -> None:
     axes.hlines(range(len(shown)), 1.0, over, color=plots.GREY, lw=0.6)
     axes.plot(over, range(len(shown)), "o", color=plots.BLUE, ms=6)
     for y, (took, ratio) in enumerate(zip(shown.values(), over, strict=True)):
-        axes.text(ratio * 1.08, y, f"{took:,.0f} us", va="center", fontsize=8, bbox=PLAIN)
+        axes.text(ratio * 1.08, y, f"{took:,.0f} \u00b5s", va="center", fontsize=8, bbox=PLAIN)
     axes.axvline(1.0, color=plots.GREY, ls="--", lw=1.2, label="compulsory floor")
     axes.axvline(schedule, color=plots.RED, ls=":", lw=1.6, label="our schedule's floor")
     axes.legend(loc="upper right", fontsize=8)
@@ -126,7 +127,7 @@ def draw_speed(axes: Axes, rows: Sequence[Row], size: str, mode: str) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_yticks(range(len(shown)), shown, fontsize=8)
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlabel(f"time over the compulsory floor, {floor:,.0f} us")
+    axes.set_xlabel(f"time over the compulsory floor, {floor:,.0f} \u00b5s")
     words = "Forward" if mode == "forward" else "Forward and backward"
     axes.set_title(f"{words}: ours takes {digits(times['ours'] / floor)} times the compulsory floor")
 
@@ -147,8 +148,7 @@ def draw_sums(axes: Axes, best: Mapping[str, Mapping[int, float]]) -> None:
     counts = sorted(best[ATOMIC])
     over = {name: [best[name][count] / best[ATOMIC][count] for count in counts] for name in FIXED}
     plots.lines(axes, counts, over)
-    axes.axhline(1.0, color=plots.GREY, ls="--", lw=1.2)
-    axes.text(counts[0], 1.02, "atomics", color=plots.GREY, fontsize=8)
+    axes.axhline(1.0, color=plots.GREY, ls="--", lw=1.2, label="atomics")
     axes.set(yscale="linear", ylim=(0.0, 1.1 * max(map(max, over.values()))))
     axes.set(xlabel="products", ylabel="time over that of atomics")
     worst = max(min(ratios) for ratios in zip(*over.values(), strict=True))

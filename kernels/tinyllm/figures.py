@@ -19,25 +19,25 @@ def draw_path(axes: Any) -> None:
     """Two tensors with a host vector and a device buffer each, and the copies between them, as the loop makes them."""
     places = {"ff_out (the layer's)": 0.0, "layer_out (the caller's)": 3.6, "x": 7.2}
     for name, left in places.items():
-        axes.text(left + 0.9, 2.95, name, ha="center", fontsize=8, weight="bold", color=plots.GREY)
+        axes.text(left + 0.9, 2.95, name, ha="center", fontsize=8, weight="bold")
         for bottom, label, colour in (
             (1.9, "h_data\nhost vector", plots.BLUE),
             (0.2, "d_data\ndevice buffer", plots.GREEN),
         ):
             axes.add_patch(Rectangle((left, bottom), 1.8, 0.75, fc=colour, alpha=0.25, ec=colour))
-            axes.text(left + 0.9, bottom + 0.375, label, ha="center", va="center", fontsize=7.5, color=plots.GREY)
+            axes.text(left + 0.9, bottom + 0.375, label, ha="center", va="center", fontsize=7.5)
     arrows = (
         ((0.9, 0.95), (0.9, 1.9), "1  d2h(): resize(size),\n    then `size` bytes", (1.0, 1.42), plots.RED),
         ((1.8, 2.27), (3.6, 2.27), "2  copy constructor\n    copies h_data", (1.85, 2.52), plots.GREY),
         ((4.5, 1.9), (4.5, 0.95), "    and uploads\n    `size` bytes", (4.5, 1.42), plots.GREY),
-        ((5.4, 2.27), (7.2, 2.27), "3  assignment\n    copies h_data", (5.45, 2.52), plots.ORANGE),
-        ((7.7, 1.9), (7.7, 0.95), "uploads: trace", (6.45, 1.42), plots.ORANGE),
+        ((5.4, 2.27), (7.2, 2.27), "3  assignment\n    copies h_data", (5.45, 2.52), plots.GREY),
+        ((7.7, 1.9), (7.7, 0.95), "uploads: trace", (6.45, 1.42), plots.GREY),
         ((8.5, 1.9), (8.5, 0.95), "4  x.h2d():\n    `size` bytes", (8.6, 1.42), plots.GREY),
         ((9.0, 0.57), (10.6, 0.57), "5  the next layer,\n    or the head", (9.1, 0.1), plots.GREY),
     )
     for start, end, text, at, colour in arrows:
         axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color=colour, lw=1.3))
-        axes.text(*at, text, fontsize=7, color=colour, va="center")
+        axes.text(*at, text, fontsize=7.5, color=colour if colour == plots.RED else "black", va="center")
     axes.set_xlim(-0.2, 10.9)
     axes.set_ylim(-0.15, 3.2)
     axes.axis("off")
@@ -84,15 +84,35 @@ def _label(faults: str) -> str:
     return " + ".join(names[:2]) + ("\n+ " + " + ".join(names[2:]) if names[2:] else "")
 
 
-def draw_curve(axes: Any, curves: Mapping[str, Curve], vocabulary: int) -> None:
-    """Validation loss against steps, from the second point on; a curve has (step, training loss, validation loss)."""
+_PLAIN: Any = {"facecolor": "white", "lw": 0, "pad": 0.6}
+"""Behind a name, so that no line runs through it."""
+
+
+def says_of_curves(curves: Mapping[str, Curve], frequencies: float) -> str:
+    """What the curves show: which end below three quarters of the loss that byte frequencies give."""
+    learned = [name for name, curve in curves.items() if curve[-1][2] < 0.75 * frequencies]
+    if learned:
+        only = "" if len(learned) == len(curves) else f": {' and '.join(learned)} only"
+        return f"Validation loss falls far below that of byte frequencies{only}"
+    return "Validation loss falls from that of an even guess to about that of byte frequencies"
+
+
+def draw_curve(axes: Any, curves: Mapping[str, Curve], vocabulary: int, frequencies: float) -> None:
+    """Validation loss against steps, the untrained model's first; a curve has (step, training loss, validation loss).
+
+    `frequencies` is the loss of a model that knows how often each byte stands, and nothing else.
+    """
     starts, ends = zip(*((curve[1][0], curve[-1][0]) for curve in curves.values()), strict=True)
     for (name, curve), colour in zip(curves.items(), (plots.BLUE, plots.ORANGE), strict=False):
-        at, losses = zip(*((step, held) for step, _, held in curve[1:]), strict=True)
+        at, losses = zip(*((step, held) for step, _, held in curve), strict=True)
         axes.plot(at, losses, color=colour, marker="o", ms=3)
-        axes.annotate(name, (at[-1], losses[-1]), (6, 0), textcoords="offset points", color=colour, va="center")
-    axes.axhline(np.log(vocabulary), color=plots.GREY, ls="--", lw=1)
-    words = f"ln {vocabulary}: every byte as likely"
-    axes.text(min(starts), np.log(vocabulary) + 0.08, words, color=plots.GREY, fontsize=8)
-    axes.set(xscale="log", xlabel="step", ylabel="validation loss (nats per byte)", ylim=(0, np.log(vocabulary) + 0.6))
-    axes.set_xlim(0.8 * min(starts), 4 * max(ends))
+        place: Any = {"textcoords": "offset points", "va": "center", "bbox": _PLAIN}
+        axes.annotate(name, (at[-1], losses[-1]), (6, 0), color=colour, **place)
+    axes.set_xscale("symlog", linthresh=min(starts), linscale=0.5)
+    axes.set(xlabel="step", ylabel="validation loss (nats per byte)", ylim=(0, np.log(vocabulary) + 0.6))
+    axes.set_xlim(-0.05 * min(starts), 8 * max(ends))
+    levels = (f"ln {vocabulary}: every byte as likely", np.log(vocabulary)), ("byte frequencies", frequencies)
+    for words, level in levels:
+        axes.axhline(level, color=plots.GREY, ls="--", lw=1)
+        at_right: Any = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "ha": "right"}
+        axes.annotate(words, (1.0, level), (0, 3), color=plots.GREY, fontsize=8, **at_right)

@@ -348,8 +348,8 @@ def test_titles_say_from_which_length_on_the_slope_sees_more_than_the_elements_d
     figure = figures.plot_smallest_faults((1, 2, 4), smallest, "here")
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == [
-        "In float32 the slope sees a smaller scale from K = 2 on",
-        "In bfloat16 the slope sees no smaller scale at the longest",
+        "In float32 the slope sees\na smaller scale from K = 2 on",
+        "In bfloat16 the slope sees\nno smaller scale at the longest",
     ]
     assert "3 times smaller at K = 2 in float32" in figure.get_supxlabel()
 

@@ -1126,7 +1126,7 @@ def test_a_run_on_a_gpu_is_shown_beside_the_report():
     assert "460000 to 480000" in shown
     figure, axes = plots.figure()
     figures.draw_runs(axes, REPORT, run)
-    assert [text.get_text() for text in axes.texts] == ["the report, H100", "here, X, another text"]
+    assert [text.get_text() for text in axes.get_legend().texts] == ["the report, H100", "here, X, another text"]
     assert "within 2.4 nats" in axes.get_title(loc="left")
     plots.plt.close(figure)
 

@@ -410,7 +410,7 @@ def test_the_picture_of_speed_says_what_its_floors_are():
     rows = [same | {"kernel_provider": name, "y_value_50": str(took)} for name, took in times.items()]
     _, axes = plots.figure()
     figures.draw_speed(axes, rows, "8 x 8", "forward")
-    assert axes.get_xlabel() == "time over the compulsory floor, 140 us"
+    assert axes.get_xlabel() == "time over the compulsory floor, 140 \u00b5s"
     assert axes.get_title(loc="left") == "Forward: ours takes 1.4 times the compulsory floor"
 
 

@@ -43,7 +43,7 @@ def draw_buffers(axes: Axes, text: Emitted, name: str, steps: int = 8) -> None:
 
 
 def draw_errors(axes: Axes, repeats: Mapping[str, Repeats]) -> None:
-    """The largest error of each variant's runs over the largest rounding error allowed; red where repeats differ.
+    """The largest error of each variant's runs over the tolerance; red where repeats differ.
 
     Those that differ come first; of the others as many as there is room for, :data:`ROWS` in all.
     """
@@ -56,7 +56,7 @@ def draw_errors(axes: Axes, repeats: Mapping[str, Repeats]) -> None:
     axes.set(xscale="log", xlim=(min(errors) / 3.0, 60.0 * max(1.0, *errors)))
     axes.set_yticks(range(len(shown)), shown, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("largest error, times the largest rounding error allowed (broken line: 1)")
+    axes.set_xlabel("largest error, times the tolerance (broken line: 1)")
     beyond = [error > 1.0 for error in errors]
     differ = [repeats[name].differ > 0 for name in shown]
     words = "The variants whose repeats differ are wrong by more than rounding; the others are not"
@@ -78,7 +78,8 @@ def checks(repeats: Mapping[str, Repeats]) -> labkit.Table:
         for name, runs in repeats.items()
         if runs.differ
     ]
-    checks = ("two runs, bit for bit", "each element of the projection", f"RMS of the layer's input, {TOLERANCE:.1e}")
+    layer = f"RMS error of the layer's input, at most {TOLERANCE:.1e}"
+    checks = ("two runs, bit for bit", "each element of the projection", layer)
     return labkit.Table(("variant", *checks, "that RMS error"), rows)
 
 
@@ -106,5 +107,5 @@ def spare_runs(pairs: Mapping[str, Pair]) -> labkit.Table:
         for name, pair in pairs.items()
         for side, runs in pair._asdict().items()
     ]
-    columns = ("kernel", "spare buffer", "runs unlike the most common", "error, times the rounding allowed")
+    columns = ("kernel", "spare buffer", "runs unlike the most common", "error, times the tolerance")
     return labkit.Table(columns, rows)
