@@ -226,10 +226,13 @@ def recorded_where(rows: Sequence[Mapping[str, str]], name: str) -> str:
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """Medians of one or more cases: a row a provider, a column a metric."""
-    metrics = list(dict.fromkeys(f"{row['metric_name']} ({row['metric_unit']})" for row in rows))
     cells: dict[tuple[str, str], dict[str, str]] = {}
+    metrics: dict[str, None] = {}
     for row in rows:
+        unit = str(row["metric_unit"]).replace("us", "µs")
+        metric, value = f"{row['metric_name']} ({unit})".removesuffix(" (1)"), float(row["y_value_50"])
+        metrics[metric] = None
         key = (str(row["x_value"]), str(row["kernel_provider"]))
-        cells.setdefault(key, {})[f"{row['metric_name']} ({row['metric_unit']})"] = f"{float(row['y_value_50']):.4g}"
+        cells.setdefault(key, {})[metric] = f"{value:.4g}" if value < 1000.0 else f"{value:,.0f}"
     names = [str(rows[0]["x_name"]), "provider", *metrics] if rows else ["provider"]
     return Table(names, [(*key, *(found.get(metric, "") for metric in metrics)) for key, found in cells.items()])
