@@ -483,6 +483,8 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
             keep = entries(d, torch.tensor([k for k in range(x.shape[d]) if not a <= k < b]))
             yield "truncate", f"{what} leaves out {a} to {b - 1} of {x.shape[d]}", argument(part, ids, 0, keep)
     count = _summed(node, part.values)
+    if len(dims) == 1 and node.op in ("sum", "mean", "amax", "amin"):
+        yield from padding(c, ids, what, dims[0] - x.ndim)
     if node.op == "mean" and count > 1:
         for n in {1, count - 1, *tiled(count)}:
             kind = "ddof" if n == count - 1 else "scale"
@@ -503,8 +505,42 @@ def tiled(n: int) -> list[int]:
     return sorted({1 << (n - 1).bit_length(), *(-(-n // tile) * tile for tile in (8, 16, 32, 64, 128))} - {n})
 
 
+def padding(c: Context, ids: list[int], what: str, d: int) -> Iterator[Way]:
+    """Reductions over a padded dimension, in whose padding something is zero that is not the reduction's own."""
+    for up_to in tiled(c.part.values[c.part.nodes[ids[0]].parents[0]].shape[d]):
+        for ways in zip(*(_padded(c, i, d, up_to) for i in ids), strict=False):
+            says = f"{what} counts the padding of dimension {d} up to {up_to}, where {c.called(ways[0][0])} is zero"
+            yield "mask", says, {i: edit for i, (_, edit) in zip(ids, ways, strict=True)}, 2
+
+
+def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[int, Edit]]:
+    """What may be zero in the padding, and the reduction with what the operations behind it give there."""
+    part, nodes, node = c.part, c.part.nodes, c.part.nodes[reduction]
+    x, n = node.parents[0], part.values[node.parents[0]].shape[d]
+
+    long = {i for i, v in part.values.items() if isinstance(v, Tensor) and v.ndim >= -d and v.shape[d] == n}
+    computed = {i for i in long if nodes[i].op in (ARITHMETIC | FUNCTIONS | CHOICES) - {*REDUCTIONS}}
+    found = [x] if x in computed else []
+    for i in found:  # which grows meanwhile
+        found += [p for p in nodes[i].parents if p in computed and p not in found]
+    taken_in = {p for i in found for p in nodes[i].parents}
+    sides, loaded = sorted(taken_in - long), sorted((taken_in & long) - {x})
+
+    def run(elements: Tensor, *beside: Any, zero: int) -> Any:
+        of = dict(zip(sides, beside, strict=True))
+        of |= {i: torch.zeros_like(part.values[i].narrow(d, 0, 1)) for i in loaded if i not in found or i == zero}
+        for i in (i for i in sorted(found) if i != zero):
+            of[i] = again(nodes[i], *(of[a.id] if isinstance(a, Ref) else a for a in nodes[i].args))
+        more = of[x].expand(*elements.shape[: elements.ndim + d], up_to - n, *elements.shape[elements.ndim + d + 1 :])
+        y = again(node, torch.cat([elements, more], d), *node.args[1:])
+        return y * up_to / n if node.op == "mean" else y
+
+    for zero in reversed(loaded):  # the nearest first: of a loop, those of one place in every pass
+        yield zero, Edit(partial(run, zero=zero), (Ref(x), *map(Ref, sides)))
+
+
 def variances(c: Context) -> Iterator[Way]:
-    """Variances over one element more or less."""
+    """Variances over one element more or less, or over the padding too."""
     for node in (node for node in c.part.nodes if node.op == "var_mean"):
         yield from of_reduction(c, [node.id], "var_mean")
         count = _summed(node, c.part.values)
@@ -514,6 +550,14 @@ def variances(c: Context) -> Iterator[Way]:
             factor = (count - 1) / count if unbiased else count / (count - 1)
             says = f"the variance is over {count if unbiased else count - 1}"
             yield "ddof", says, result_of(firsts, lambda v, factor=factor: v * factor)
+        for n in tiled(count) if firsts else ():
+
+            def counted(*args: Any, node: Node = node, more: float = n / count - 1) -> Any:
+                variance, mean = again(node, *args)
+                return variance + more * mean.square()
+
+            says = f"the variance counts the padding up to {n}, where what is normalised is zero"
+            yield "mask", says, dict.fromkeys(firsts, Edit(counted, node.args)), 2
 
 
 def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:

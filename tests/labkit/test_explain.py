@@ -234,10 +234,17 @@ def kernels():
     generator = torch.Generator().manual_seed(0)
     x, w, b = (torch.randn(shape, generator=generator) for shape in ((9, 50), (50, 22), (22,)))
     x += 0.7
+    mean, long = x.mean(-1, keepdim=True), torch.nn.functional.pad(x, (0, 14))
     memory = torch.cat([x.flatten(), torch.zeros(100)])
 
     def mean_square(x):
         return (x - x.mean(-1, keepdim=True)).square().mean(-1)
+
+    def variance(x):
+        return torch.var_mean(x, -1, correction=0)[0]
+
+    def softmax(x):
+        return torch.softmax(x, -1)
 
     def product(x, w):
         return x @ w
@@ -253,6 +260,10 @@ def kernels():
 
     late = torch.nn.functional.gelu(x @ w) + b
     read = memory.as_strided((9, 50), (22, 1)), memory.as_strided((9, 50), (52, 1))
+    padded, counted = (long - mean).square().sum(-1) / 50, softmax(long)[:, :50]
+    yield mean_square, (x,), padded, "mask", "the padding of dimension -1 up to 64, where x is zero"
+    yield variance, (x,), padded, "mask", "the variance counts the padding up to 64"
+    yield softmax, (x,), counted, "mask", "the sum of softmax counts the padding"
     yield mean_square, (x,), mean_square(x) * 50 / 64, "scale", "over 64, not 50"
     yield product, (x, w), read[0] @ w, "layout", "x is read with a leading dimension of 22, not 50"
     yield product, (x, w), read[1] @ w, "none", ""
@@ -280,6 +291,21 @@ def kernels():
         "zero",
         "output is NaN in 66 of 198 elements, like memory that nobody wrote",
     )
+
+
+def test_padding_that_a_loop_counts_each_time_is_one_cause():
+    def twice(x, padding=0):
+        for _ in range(2):
+            mean = x.mean(-1, keepdim=True)
+            square = ((x - mean).square().sum(-1, keepdim=True) + padding * mean.square()) / 50
+            x = (x - mean) * torch.rsqrt(square + 1e-5) + 0.3
+        return x
+
+    x = inputs(columns=9, inner=50)["x"] + 0.7
+    found = labkit.explain({"x": x, "output": twice(x, 14)}, labkit.golden(twice, x=x))
+    assert (found.verdict, found.causes[0].kind) == ("cause", "mask"), found
+    assert "up to 64" in found.causes[0].says
+    assert "time)" not in found.causes[0].says
 
 
 @pytest.mark.parametrize(("scaled", "named"), [((0, 0), "a softmax"), ((0, 1), "what a"), ((1, 0), "the sum of")])
