@@ -315,8 +315,8 @@ class Context:
 
     def changes(self, x: Tensor, numbers: bool = True) -> Iterator[tuple[str, str, Change]]:
         """Changes of a value, those of its numbers only where these are wanted."""
-        if masks(x):
-            yield "mask", "1 everywhere, so that nothing is masked", torch.ones_like
+        if x.dtype != torch.bool and masks(x):
+            yield "mask", "1 everywhere: nothing is masked", torch.ones_like
         if x.is_complex():
             yield "sign", "conjugated", torch.conj_physical
         elif not x.is_floating_point():
@@ -380,7 +380,7 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     names = {j: c.called(refs[j]) for j in tensors}
     for j, a in tensors.items():
         if len(part.users.get(refs[j], ())) > len(ids) and masks(a):  # others mask by it
-            says = f"{what} takes {names[j]} 1 everywhere, so that nothing is masked"
+            says = f"{what} takes {names[j]} {'true' if a.dtype == torch.bool else '1'} everywhere: nothing is masked"
             yield "mask", says, argument(part, ids, j, torch.ones_like), 2
         kind = LEFT_OUT.get(node.op, "function")
         beside = ([part.values[part.nodes[n].args[k].id] for n in ids] for k in {*refs} - {j})
@@ -835,9 +835,9 @@ def summed_over(node: Node, values: Mapping[int, Any]) -> list[int]:
 
 
 def masks(*tensors: Tensor) -> bool:
-    """Whether numbers are 1 in some places and 0 in all others."""
+    """Whether numbers are 1, or true, in some places and 0 in all others."""
     x = torch.cat([x.flatten() for x in tensors])
-    return x.dtype != torch.bool and bool(((x == 0) | (x == 1)).all()) and bool(x.any()) and not bool(x.all())
+    return bool(((x == 0) | (x == 1)).all()) and bool(x.any()) and not bool(x.all())
 
 
 def is_epsilon(op: str, c: float) -> bool:

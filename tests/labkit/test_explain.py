@@ -542,6 +542,10 @@ def mistakes():
         seen = (torch.arange(40) < length[:, None]).to(x.dtype)
         return (x * seen).sum(1) / seen.sum(1)
 
+    def valid(x, length):
+        seen = torch.arange(40) < length[:, None]
+        return torch.where(seen, x, 0.0).sum(1) / seen.sum(1)
+
     def rotated(x, length):
         return x * torch.cos(0.1 * (torch.arange(40) - length[:, None]))
 
@@ -582,7 +586,8 @@ def mistakes():
     split = (torch.exp(x - tiles) @ other.T) / torch.exp(x - x.amax(1, keepdim=True)).sum(1, keepdim=True)
     places, rounded = torch.arange(40), (length + 7) // 8 * 8
     yield masked, (x, seen), x.square().sum(1) / (1 + seen).sum(1), "mask", "mul is left out"
-    yield counted, (x, length), (x * seen).sum(1) / 40, "mask", "1 everywhere, so that nothing is masked"
+    yield counted, (x, length), (x * seen).sum(1) / 40, "mask", "1 everywhere: nothing is masked"
+    yield valid, (x, length), torch.where(seen > 0, x, 0.0).sum(1) / 40, "mask", "true everywhere: nothing is masked"
     yield rotated, (x, length), x * torch.cos(0.1 * places).expand(6, 40), "shift", "sub is left out"
     yield corners, (x,), points(x), "shift", "as for centres and corners of pixels"
     yield cut, (x, length), cut(x, rounded), "mask", "in each whole tile of 8 of dimension 1"
