@@ -569,7 +569,8 @@ class _Search:
         off, size = float(error.norm()), float(value.norm())
         if error.numel() < NOISY or _cosine(error, value) > UNLIKE:
             return []
-        inside = [x for x in self._part.values.values() if isinstance(x, Tensor) and x.shape == error.shape]
+        known = (x for x in self._part.values.values() if isinstance(x, Tensor) and not x.is_complex())
+        inside = [x for x in known if x.shape == error.shape]
         if any(_cosine(error, x) > UNLIKE + 3.0 / error.numel() ** 0.5 for x in inside):
             return []
         for promise in NARROWER:

@@ -118,7 +118,7 @@ class Hunt:
 
     `examples` were tried, up to the first failure; besides, the kernel `refused` some, and some were `discarded` since
     the reference fails on them, or makes a tensor or results of more than four times `most` elements. `made` has the
-    text that makes each input of the failure, by its name; of a strategy's, which are written as they are, none.
+    text that makes each input of the failure, by its name, but for a strategy's tensors, which :meth:`script` writes.
     """
 
     kernel: Callable[..., Any]
@@ -151,7 +151,7 @@ class Hunt:
         if self.failure is None:
             raise UsageError("hunt: found no failure; wanted one to write down")
         imports = [_imported("kernel", self.kernel), _imported("reference", self.reference)]
-        made = self.made or {name: _literal(x) for name, x in self.failure.inputs.items()}
+        made = {name: self.made.get(name) or _literal(x) for name, x in self.failure.inputs.items()}
         test = "test_" + re.sub(r"\W+", "_", _name(self.kernel)).strip("_") + "()"
         title = f'"""{_name(self.kernel)}: {first_line(self.failure.words)}"""'
         lines = [title, "", "import sys", "from math import inf, nan", "", "import torch", ""]
@@ -204,7 +204,9 @@ def hunt(
     most = most or 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
     out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, VALUES)
     if strategy:
-        cases = inputs.map(lambda case: (_by_name(case), {}, {}))
+        cases = inputs.map(_by_name).map(
+            lambda case: (case, {n: repr(x) for n, x in case.items() if n not in _tensors(case)}, {})
+        )
     else:
         _record(reference, _by_name(inputs), out)  # which says what is wrong with a reference that fails
         cases = _cases(strategies, _by_name(inputs), sizes, out, tuple(dtypes), layouts, values, most)
@@ -225,7 +227,7 @@ def hunt(
 
     def fails(case: tuple[Inputs, dict[Any, str], Inputs]) -> bool:
         nonlocal end
-        key = str(case[1] or {name: _digest(x) for name, x in case[0].items()})
+        key = str([case[1], *(_digest(x) for name, x in _tensors(case[0]).items() if name not in case[1])])
         count = report.examples + report.refused + report.discarded
         if key not in judged:
             if time.monotonic() > end and not report.found:
@@ -245,8 +247,10 @@ def hunt(
     how = settings(max_examples=examples, database=None, deadline=None, phases=(Phase.generate, Phase.shrink))
     with tempfile.TemporaryDirectory() as folder, suppress(NoSuchExample, Unsatisfiable, _TimeUp):
         hypothesis.configuration.set_hypothesis_home_dir(folder)  # else it keeps numbers of the sources it sees
-        hypothesis.find(cases, fails, settings=how, random=Random(seed))
-    hypothesis.configuration.set_hypothesis_home_dir(None)
+        try:
+            hypothesis.find(cases, fails, settings=how, random=Random(seed))
+        finally:
+            hypothesis.configuration.set_hypothesis_home_dir(None)
     if report.discarded and not report.examples + report.refused:
         raise UsageError(f"reference: none of {report.discarded} inputs drawn suits {_name(reference)}: {why}")
     return report
@@ -513,10 +517,8 @@ def _imported(what: str, function: Any) -> tuple[str, str]:
     return str(root), f"from {module} import {name} as {what}  # noqa: E402"
 
 
-def _digest(x: Any) -> str:
-    """Of all of a tensor's memory and how it lies there; what is no tensor stands for itself."""
-    if not isinstance(x, Tensor):
-        return repr(x)
+def _digest(x: Tensor) -> str:
+    """Of all of a tensor's memory, and how it lies there."""
     content = _memory(x.detach()).view(torch.uint8).cpu().numpy().tobytes()
     return f"{x.dtype} {x.shape} {x.stride()} {x.storage_offset()} {sha256(content).hexdigest()}"
 

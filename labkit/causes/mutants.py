@@ -151,8 +151,10 @@ def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str,
         factors |= {f"{n}": n, f"1/{n}": 1 / n, f"sqrt({n})": n**0.5, f"1/sqrt({n})": n**-0.5}
     for words, c in factors.items():
         yield "scale", f"{words} times as large", lambda x, c=c: x * c
+    yield "precision", "rounded to tf32", partial(_cut, half=0x1000, off=0x1FFF)
     for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
         yield "precision", f"rounded to {name}", partial(stored, name=name)
+    yield "precision", "cut to bfloat16", partial(_cut, half=0, off=0xFFFF)
     for d in (d for d, n in enumerate(shape) if n > 1):
         yield "function", f"less its mean along dimension {d}", lambda x, d=d: x - x.mean(d, True)
 
@@ -177,6 +179,11 @@ def _read(x: Tensor, apart: int) -> Tensor:
     rows, columns = (torch.arange(n, device=x.device) for n in x.shape[-2:])
     at = rows[:, None] * apart + columns
     return F.pad(x.flatten(-2), (0, max(0, int(at[-1, -1]) + 1 - x.shape[-2] * x.shape[-1])))[..., at]
+
+
+def _cut(x: Tensor, half: int, off: int) -> Tensor:
+    """float32 without its last bits, rounded where `half` of what they hold at most is added before."""
+    return ((x.float().view(torch.int32) + half) & ~off).view(torch.float32).double()
 
 
 def zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
@@ -564,6 +571,8 @@ def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
     """Padding with something else than zeros."""
     own = node.op == "constant_pad_nd"
     pads = list(node.args[1]) if own else [p for p in reversed(node.args[4]) for _ in (0, 1)]
+    if not own and (node.args[6] or not any(pads)):
+        return
 
     def run(x: Tensor, *args: Any, mode: str) -> Any:
         x = F.pad(x, pads, mode)

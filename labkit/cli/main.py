@@ -131,7 +131,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     option("--names", type=Path, metavar="FILE", help="JSON: the golden's names to the observed's, where they differ")
     option("--explain", action="store_true", help="look for the break of the recorded golden that gives these numbers")
     option("--step", metavar="NAME", help="explain this wrong step, not the first")
-    option("--seconds", type=_positive, default=20, help="about how long --explain may take (20)")
+    option("--seconds", type=_positive, metavar="S", help="about how long --explain may take (20)")
     option("--json", action="store_true", help="print JSON")
     option("--plot", **folder, help="write pictures of the error there")
     option("--html", type=Path, metavar="PAGE", help="write one page with all of it, for a pull request or a colleague")
@@ -266,8 +266,8 @@ def _diff(options: argparse.Namespace) -> int:
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise UsageError(f"--names: {options.names} is not right; wanted a JSON object of names")
 
-    if options.step and not options.explain:
-        raise UsageError(f"--step: {options.step} is what --explain looks at; wanted --explain beside it")
+    if (options.step or options.seconds) and not options.explain:
+        raise UsageError("--step, --seconds: are for --explain; wanted that beside them")
     say = partial(_show, file=sys.stderr)
     found = report(options.golden, options.observed, precision, say, names, elements=bool(options.html or options.plot))
     why = _explained(found, options, precision, names) if options.explain and found.alarm else None
@@ -299,7 +299,7 @@ def _explained(found: Any, options: argparse.Namespace, precision: Any, names: d
     if not isinstance(golden := open_golden(options.golden), Golden):
         return None
     runs = [open_dump(Path(run)) for run in dict.fromkeys([found.run, *found.runs])]
-    how = {"step": options.step, "seconds": options.seconds, "report": found.shown}
+    how = {"step": options.step, "seconds": options.seconds or 20.0, "report": found.shown}
     return explain(runs, golden, precision or found.shown.precision, names, **how)
 
 

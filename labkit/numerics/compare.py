@@ -168,8 +168,8 @@ def told_apart(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def _rescaled(found: Statistics, o: torch.Tensor, g: torch.Tensor, one_pass: Any) -> Statistics:
     """Squares overflow, or vanish: the sums of what both are in units of their largest number, a piece at a time."""
     parts = [piece for _, piece in pieces((0, [o, g]), MANY)]
-    sizes = (x.double().abs().nan_to_num(0.0, 0.0, 0.0) for piece in parts for x in piece)
-    unit = max(float(size.max()) for size in sizes) or 1.0
+    finite = ((x.isfinite() & y.isfinite(), z) for x, y in parts for z in (x, y))
+    unit = max(float(torch.where(both, z.double().abs(), 0.0).max()) for both, z in finite) or 1.0
     again = combine([one_pass(x.double() / unit, y.double() / unit, math.inf) for x, y in parts])
     return found._replace(sum_dd=again.sum_dd, sum_gg=again.sum_gg, sum_dg=again.sum_dg)
 

@@ -201,8 +201,7 @@ class Rerun:
                 storage = str(self._rules.storage)
             kept = kept or (as_written and program.narrows(k))
             narrow = UNIT_ROUNDOFF.get(storage, 0.0) > rule.unit
-            kinds = (storage, self._rules.storage) if program.nodes[k].op in PRODUCTS and not rule.eager else ()
-            products = rule.products or next((one for one in kinds if one in CHOICES["products"]), None)
+            products = kept_factors(rule, program.nodes[k].op, storage, self._rules.storage or self._narrowest)
             return replace(rule, storage=storage or None, eager=kept or (rule.eager and narrow), products=products)
 
         return {k: of(k) for k in part}
@@ -216,6 +215,15 @@ class Rerun:
         shared = (k for k, count in taken.items() if count > 1 and k not in self._given)
         return {k for k in shared if len(self._program.cone([k], self._given)) <= ANEW}
 
+    @cached_property
+    def _floats(self) -> set[str]:
+        """The floating-point dtypes of what was observed."""
+        return {name_of(value.dtype) for value in map(self._seen.read, self._seen.names)} & set(UNIT_ROUNDOFF)
+
+    @property
+    def _narrowest(self) -> str:
+        return max(self._floats, key=UNIT_ROUNDOFF.__getitem__, default="")
+
     def _input_tolerances(self, parts: Mapping[int, list[int]]) -> dict[int, Tensor]:
         """How far each value that enters a part may be from the observed: half a unit of the dtype it was rounded to.
 
@@ -223,8 +231,6 @@ class Rerun:
         may exist, unless the golden has recorded its casts. An input that the trace has not may have been stored in the
         dtype of the step that is made from it.
         """
-        floats = {name_of(value.dtype) for value in map(self._seen.read, self._seen.names)} & set(UNIT_ROUNDOFF)
-        narrowest = max(floats, key=UNIT_ROUNDOFF.__getitem__, default="")
         tolerances: dict[int, Tensor] = {}
         for i, part in parts.items():
             rule, storage = self._rule(i), self._storage(self._names[i][0])
@@ -232,13 +238,13 @@ class Rerun:
             if not rule.eager:
                 types |= {k: self._storage(self._names[k][0]) for k in self._before(i)}
             elif not self._as_written(i):
-                types |= dict.fromkeys(self._before(i), narrowest)
+                types |= dict.fromkeys(self._before(i), self._narrowest)
             for k, name in types.items():
                 value = self._given[k] if k in self._given else self._program.values[k]
                 registers = k in self._given and not rule.eager
                 if not value.is_floating_point() or (registers and UNIT_ROUNDOFF.get(name, 0.0) <= rule.unit):
                     continue
-                copied = k in self._given and len(floats) > 1
+                copied = k in self._given and len(self._floats) > 1
                 known = value == stored(value, name)
                 if registers or copied:  # a zero is one, unless others are so small that it may have been rounded to it
                     tiny = torch.finfo(dtype_of(name)).tiny
@@ -402,6 +408,15 @@ def _may_be_stored(golden: Golden) -> set[int]:
     return stored
 
 
+def kept_factors(rule: Precision, op: str, *storage: str | None) -> str | None:
+    """The format of an operation's factors: as promised, else that of what is stored, the first that is narrow.
+
+    The latter is so of products alone. Where each operation is stored, its factors are of such numbers anyway.
+    """
+    kinds = storage if op in PRODUCTS and not rule.eager else ()
+    return rule.products or next((one for one in kinds if one in CHOICES["products"]), None)
+
+
 def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> Trace:
     """The golden's steps with what each may be off in all, own and inherited, from the same inputs.
 
@@ -414,7 +429,10 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     device = next(iter(exact.values())).device
     rules: dict[int, Precision] = {}
     for name, i in golden.steps.items():
-        rules |= {k: precision.of(name) for k in program.cone([i], numbers) if k not in rules}
+        rule = precision.of(name)
+        for k in program.cone([i], numbers) - rules.keys():
+            products = kept_factors(rule, program.nodes[k].op, rule.storage, precision.storage)
+            rules[k] = replace(rule, products=products)
     made = [i for i, x in exact.items() if x.is_floating_point() and program.nodes[i].func != INPUT]
     found = {i: Simulated(exact[i], rules[i].storage or "float32", rules[i]) for i in made}
     factors = Exact(rules, program, device)

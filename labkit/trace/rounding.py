@@ -499,7 +499,7 @@ class Rounding:
             args = [self._into_nonlinear(ref, a, precision) for ref, a in zip(node.args, args, strict=True)]
         u, kept = precision.unit, _kept(precision)
         if cut := self.exact.cut.get(node.id):
-            args = [self._cut(a, precision.cut) if inexact else a for a, inexact in zip(args, cut, strict=True)]
+            args = [self._cut(a, precision) if inexact else a for a, inexact in zip(args, cut, strict=True)]
         if op in _ARGUMENT:
             args = [_each(lambda x: self.jitter(x, u), args[0]) * (1.0 + self._one(u)), *args[1:]]
         if node.id in self.exact.whole:
@@ -612,8 +612,12 @@ class Rounding:
         error = self._draw(x).sub_(0.5).add_(by_value[values]).mul_(2.0 * u * self.scale / 3.0**0.5)
         return error.add_(1.0).mul_(x).mul_(1.0 + self._one(u / 3.0**0.5))
 
-    def _cut(self, a: Tensor, u: float) -> Tensor:
-        """Cut to nearest or truncated, nobody says which: up to two units, and of one sign for all if truncated."""
+    def _cut(self, a: Tensor, precision: Precision) -> Tensor:
+        """Cut to TF32, to nearest or truncated, nobody says which: up to two units, of one sign for all if truncated.
+
+        To a type that is stored numbers are rounded, equal ones alike.
+        """
+        u = precision.cut if str(precision.products).startswith("tf32") else precision.cut / 2.0
         return self.jitter(a, u) * (1.0 + self._one(u))
 
     def _summed_up(self, x: Tensor, spread: Tensor, drift: float) -> Tensor:

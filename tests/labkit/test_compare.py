@@ -224,3 +224,10 @@ def test_squares_that_vanish_or_overflow_are_taken_in_pieces(shape, scale):
         found = compare(a, b)
     assert 0 < made.elements <= MANY
     assert (found.rms_ratio, found.cosine) == pytest.approx((usual.rms_ratio, usual.cosine), rel=1e-12)
+
+
+def test_what_is_not_finite_on_one_side_says_nothing_of_the_scale():
+    """Numbers whose squares vanish, beside a NaN or an infinity that stands opposite a large one."""
+    for pair in (([math.nan, 2e-300], [1e300, 1e-300]), ([1e300, 2e-300], [math.inf, 1e-300])):
+        observed, golden = (torch.tensor(x, dtype=torch.float64) for x in pair)
+        assert labkit.compare(observed, golden).rms_ratio == pytest.approx(1.0)

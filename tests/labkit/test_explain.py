@@ -433,6 +433,24 @@ def test_nothing_that_gives_numbers_is_offered_in_place_of_a_truth_value():
     assert not any(" in place of bitwise_not" in each for each in offered), offered
 
 
+def test_a_value_that_is_cut_to_another_format_is_named_by_it():
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(64, 48, generator=generator), torch.randn(48, 32, generator=generator)
+    recorded = labkit.golden(lambda x, w: x @ w, x=x, w=w)
+    bits = x.view(torch.int32)
+    for cut, words in ((bits & ~0xFFFF, "x is cut to bfloat16"), ((bits + 0x1000) & ~0x1FFF, "x is rounded to tf32")):
+        found = labkit.explain({"x": x, "w": w, "output": cut.view(torch.float32) @ w}, recorded, F32)
+        assert words in found.causes[0].says, found
+
+
+@pytest.mark.filterwarnings("error")
+def test_complex_values_on_the_way_do_not_matter_to_noise():
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    noise = 1.0 + 1e-3 * torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    recorded = labkit.golden(lambda x: torch.fft.fft(x).abs(), x=x)
+    assert labkit.explain({"x": x, "output": torch.fft.fft(x).abs() * noise}, recorded, F32).step == "output"
+
+
 def test_a_narrower_copy_in_place_of_the_number_itself_is_a_matter_of_precision():
     w, gradient = torch.randn(2, 14, 14, generator=torch.Generator().manual_seed(0))
 
@@ -495,7 +513,7 @@ def test_the_command_line_says_it_and_json_has_it(golden, tmp_path, capsys):
     assert "why weights: cause" in capsys.readouterr().out
     for options, words in (
         (["--explain"], "step: 'mixed' is not right; wanted a wrong one: weights"),
-        ([], "--step: "),
+        ([], "--step, --seconds: are for --explain"),
     ):
         assert main(["diff", *options, "--step", "mixed", *files]) == 2
         assert words in capsys.readouterr().err

@@ -332,6 +332,15 @@ def test_a_strategys_tensor_is_written_down_as_it_lies():
     assert repr(found.failure).endswith("\n  x: float32 [3, 3], strides (2, 6)")
 
 
+def test_the_script_has_what_was_drawn_and_not_what_a_kernel_made_of_it():
+    def kernel(x, seen):
+        seen.append(1)
+        return 2.0 * x
+
+    found = labkit.hunt(kernel, lambda x, seen: 1.0 * x, strategies.builds(lambda: {"x": torch.ones(3), "seen": []}))
+    assert found.made == {"seen": "[]"}
+
+
 def test_the_same_seed_draws_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [repr(hunted("narrow", seed=3)) for _ in range(2)]
