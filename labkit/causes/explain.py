@@ -522,8 +522,7 @@ class _Search:
     def _distinct(self, fits: list[tuple[Mutant, float]]) -> list[Cause]:
         """One cause for all mutants that agree on fresh inputs, the simplest; what separates others is kept too."""
         classes: list[tuple[Tensor | None, list[tuple[Mutant, float]]]] = []
-        given = self._part.given  # which a program seldom scales, where it may as well leave out an operation
-        for mutant, share in sorted(fits, key=lambda m: (m[0].rank, m[0].kind == "scale" and min(m[0].edits) in given)):
+        for mutant, share in sorted(fits, key=lambda one: one[0].rank):
             value = self._value(mutant, self._fresh)
             if (same := next((same for other, same in classes if _alike(value, other)), None)) is None:
                 classes.append((value, same := []))
