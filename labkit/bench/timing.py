@@ -229,7 +229,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     cells: dict[tuple[str, str], dict[str, str]] = {}
     metrics: dict[str, None] = {}
     for row in rows:
-        unit = str(row["metric_unit"]).replace("us", "µs")
+        unit = {"us": "µs"}.get(row["metric_unit"], row["metric_unit"])
         metric, value = f"{row['metric_name']} ({unit})".removesuffix(" (1)"), float(row["y_value_50"])
         metrics[metric] = None
         key = (str(row["x_value"]), str(row["kernel_provider"]))

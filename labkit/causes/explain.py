@@ -127,10 +127,10 @@ class Explanation:
         yield why if self.step is not None else self.verdict
         yield from self.notes
         for cause in self.causes:
-            kinds: dict[str, str] = {cause.kind: "", "": ""}
+            first: dict[str, str] = {}  # of each kind
             for each in cause.also:
-                kinds.setdefault(each.partition(":")[0], each)
-            if others := list(kinds.values())[2:5]:
+                first.setdefault(each.partition(":")[0], each)
+            if others := [each for kind, each in first.items() if kind not in ("", cause.kind)][:3]:
                 more = f"; {len(cause.also) - len(others)} more in .also" * (len(cause.also) > len(others))
                 yield f"{cause.says}, as well as {'; '.join(others)}{more}"
         if pages := dict.fromkeys(cause.page for cause in self.causes):
@@ -293,10 +293,8 @@ class _Search:
 
     def _late(self, until: float) -> bool:
         """Whether the time is up, which is said once."""
-        words, late = (
-            "the time was up before all were tried: seconds= (--seconds) allows more",
-            time.monotonic() > until,
-        )
+        late = time.monotonic() > until
+        words = "the time was up before all were tried: seconds= (--seconds) allows more"
         self._result.notes += [words] * (late and words not in self._result.notes)
         return late
 
@@ -570,7 +568,8 @@ class _Search:
             return []
         known = (x for x in self._part.values.values() if isinstance(x, Tensor) and not x.is_complex())
         inside = [x for x in known if x.shape == error.shape]
-        if any(_cosine(error, x) > UNLIKE + 3.0 / error.numel() ** 0.5 for x in inside):
+        by_chance = error.numel() ** -0.5  # the standard deviation of a cosine with noise
+        if any(_cosine(error, x) > UNLIKE + 3.0 * by_chance for x in inside):
             return []
         for promise in NARROWER:
             if self._late(self._until):

@@ -201,7 +201,7 @@ class Rerun:
                 storage = str(self._rules.storage)
             kept = kept or (as_written and program.narrows(k))
             narrow = UNIT_ROUNDOFF.get(storage, 0.0) > rule.unit
-            products = kept_factors(rule, program.nodes[k].op, storage, self._rules.storage or self._narrowest)
+            products = format_of_factors(rule, program.nodes[k].op, storage, self._rules.storage or self._narrowest)
             return replace(rule, storage=storage or None, eager=kept or (rule.eager and narrow), products=products)
 
         return {k: of(k) for k in part}
@@ -408,7 +408,7 @@ def _may_be_stored(golden: Golden) -> set[int]:
     return stored
 
 
-def kept_factors(rule: Precision, op: str, *storage: str | None) -> str | None:
+def format_of_factors(rule: Precision, op: str, *storage: str | None) -> str | None:
     """The format of an operation's factors: as promised, else that of what is stored, the first that is narrow.
 
     The latter is so of products alone. Where each operation is stored, its factors are of such numbers anyway.
@@ -431,7 +431,7 @@ def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> 
     for name, i in golden.steps.items():
         rule = precision.of(name)
         for k in program.cone([i], numbers) - rules.keys():
-            products = kept_factors(rule, program.nodes[k].op, rule.storage, precision.storage)
+            products = format_of_factors(rule, program.nodes[k].op, rule.storage, precision.storage)
             rules[k] = replace(rule, products=products)
     made = [i for i, x in exact.items() if x.is_floating_point() and program.nodes[i].func != INPUT]
     found = {i: Simulated(exact[i], rules[i].storage or "float32", rules[i]) for i in made}

@@ -615,7 +615,7 @@ class Rounding:
     def _cut(self, a: Tensor, precision: Precision) -> Tensor:
         """Cut to TF32, to nearest or truncated, nobody says which: up to two units, of one sign for all if truncated.
 
-        To a type that is stored numbers are rounded, equal ones alike.
+        To a type that is stored numbers are rounded: half a unit each by itself, and half all alike, as equal ones are.
         """
         u = precision.cut if str(precision.products).startswith("tf32") else precision.cut / 2.0
         return self.jitter(a, u) * (1.0 + self._one(u))

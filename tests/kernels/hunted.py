@@ -526,8 +526,9 @@ def result(case: Case, draws: int, seconds: float, explain: bool) -> dict[str, A
 
 def smallest(found: labkit.Hunt) -> str:
     """The text that makes each input of the failure; of what a strategy drew, its shape."""
-    shapes = "; ".join(line.strip() for line in repr(found.failure).splitlines()[1:])
-    return "; ".join(f"{name}: {made}" for name, made in found.made.items()) or shapes
+    texts = [f"{name}: {made}" for name, made in found.made.items()]
+    shapes = (line.strip() for line in repr(found.failure).splitlines()[1:])
+    return "; ".join([*texts, *(line for line in shapes if line.partition(":")[0] not in map(str, found.made))])
 
 
 def worker(draws: int, seconds: float, explain: bool) -> None:
