@@ -22,7 +22,7 @@ SIX_DIGITS = "%g"
 AT_ONCE = {"cuda": 1 << 26, "cpu": 1 << 20}
 """By device: scores whose golden and simulated roundings are held in memory at a time, at least one head's."""
 
-MOST = 1 << 27
+MOST = 1 << 26
 """Scores that are judged, in whole heads: 48 simulated runs of as many take seconds on a GPU."""
 
 

@@ -284,7 +284,7 @@ def on_gpu(p: faulty.Program, device: Device) -> dict[str, list[str]]:
         "size in elements, memcheck": (("size_in_elements", "unchecked"), "memcheck"),
         "shallow copies, memcheck": (("shallow_constructor", "shallow_assignment", "unchecked"), "memcheck"),
     }
-    with ThreadPoolExecutor(8) as pool:  # each of them is a process of its own that mostly starts up
+    with ThreadPoolExecutor(4) as pool:  # each of them is a process of its own that mostly starts up
         tasks = {
             name: pool.submit(faulty.sanitized, p, faulty.row(*switched, memory="as left"), device, tool)
             for name, (switched, tool) in cases.items()
