@@ -34,15 +34,18 @@ CELL_TIMEOUT = 3600
 END_WITH_PARENT = (1, int(signal.SIGKILL))
 """Arguments of Linux' prctl: PR_SET_PDEATHSIG, and the signal to this process when its parent has ended."""
 
-GUARD = "p=%d; while [ -e /proc/$p/exe ]; do sleep 1; done; kill -9 -$p"
-"""What a shell runs beside a kernel: when that has ended, so does its process group, with what its cells started."""
+GUARD = "p=%d; (while [ -e /proc/$p/exe ]; do sleep 1; done; kill -9 -$p) &"
+"""What a shell leaves running beside a kernel: when that has ended, so does its process group, with what its cells
+started. It is no child of the kernel's, which at its own end would wait for it for two seconds.
+"""
 
 
 def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: TextIO) -> str:
     """Write FOLDER/notebook.ipynb as it is executed, and FOLDER/report.html. Returns why that failed, or nothing."""
     executed, kernel, failed = folder / "notebook.ipynb", AsyncKernelManager(kernel_name="python3"), ""
     first = f"__import__('ctypes').CDLL(None).prctl{END_WITH_PARENT};"  # of what the kernel runs
-    first += f"(lambda os: os.posix_spawnp('sh', ['sh', '-c', {GUARD!r} % os.getpid()], {{}}))(__import__('os'));"
+    guard = f"os.posix_spawnp('sh', ['sh', '-c', {GUARD!r} % os.getpid()], {{}})"
+    first += f"(lambda os: os.waitpid({guard}, 0))(__import__('os'));"
     options = {"progress_bar": False, "execution_timeout": CELL_TIMEOUT, "km": kernel}
     options["extra_arguments"] = [f"--IPKernelApp.exec_lines={first}"]
     options["on_cell_executed"] = lambda cell, cell_index, **_: print(cell_index + 1, file=progress, flush=True)
