@@ -33,7 +33,7 @@ def test_an_import_brings_nothing_of_the_notebooks():
 
 @pytest.mark.parametrize(("theirs", "kept"), [("", "passive"), ("active", "active")])
 def test_threads_that_wait_sleep_unless_the_user_says_otherwise(theirs, kept):
-    """Torch's OpenMP reads this when it is loaded; beside other processes it decides whether localise takes 5 s or 25."""
+    """Torch's OpenMP reads this as it is loaded; beside other processes localise takes 5 s by it, and not 25."""
     code = "import labkit, os, sys; assert 'torch' not in sys.modules; print(os.environ['OMP_WAIT_POLICY'])"
     given = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     given |= {"OMP_WAIT_POLICY": theirs} if theirs else {}
