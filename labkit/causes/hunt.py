@@ -22,6 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -30,7 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit.causes.explain import Explanation, explain
 from labkit.errors import UsageError, extra, first_line
-from labkit.numerics.precision import Precision
+from labkit.numerics.precision import Precision, dtype_of
 from labkit.tables import printable
 from labkit.trace.findings import Localisation
 from labkit.trace.golden import Golden, golden
@@ -65,8 +66,9 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "denormal": lambda x: x * (torch.finfo(x.dtype).tiny / 8),
     "NaN": lambda x: x.index_fill(0, x.argmax(), math.nan),
     "infinite": lambda x: x.index_fill(0, x.argmax(), math.inf),
+    "minus infinite": lambda x: x.index_fill(0, x.argmin(), -math.inf),
 }
-"""Kinds of floating-point values, made of normal ones. Not every reference allows the last two."""
+"""Kinds of floating-point values, made of normal ones. Not every reference allows the last three."""
 
 GUARD = 1 << 12
 """Elements of the guard zones on both sides of what a kernel is given and of what it allocates."""
@@ -167,7 +169,7 @@ class Hunt:
 def hunt(
     kernel: Callable[..., Any], reference: Any, inputs: Any, precision: Precision | None = None, *,
     examples: int = 50, seconds: float = math.inf, seed: int = 0, most: int = 0, sizes: Any = None, out: Any = (),
-    dtypes: Iterable[torch.dtype] = (), layouts: Iterable[str] = LAYOUTS, values: Iterable[str] = tuple(VALUES)[:-2],
+    dtypes: Iterable[torch.dtype] = (), layouts: Iterable[str] = LAYOUTS, values: Iterable[str] = tuple(VALUES)[:-3],
     refuses: tuple[type[Exception], ...] = (ValueError, AssertionError, NotImplementedError),
 ) -> Hunt:  # fmt: skip
     """Draw inputs until `kernel` is not what `reference` is, within what `precision` allows; shrink the failure.
@@ -203,13 +205,20 @@ def hunt(
     strategy = isinstance(inputs, strategies.SearchStrategy)
     most = most or 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
     out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, VALUES)
+    dtypes = tuple(one if isinstance(one, torch.dtype) else dtype_of(Precision(one).storage) for one in dtypes)
     if strategy:
         cases = inputs.map(_by_name).map(
             lambda case: (case, {n: repr(x) for n, x in case.items() if n not in _tensors(case)}, {})
         )
     else:
-        _record(reference, _by_name(inputs), out)  # which says what is wrong with a reference that fails
-        cases = _cases(strategies, _by_name(inputs), sizes, out, tuple(dtypes), layouts, values, most)
+        if wrong := [name for name in out if name not in _tensors(_by_name(inputs))]:
+            raise UsageError(f"out: {wrong[0]!r} is not right; wanted one of {', '.join(map(repr, _by_name(inputs)))}")
+        try:
+            _record(reference, _by_name(inputs), out)  # which says what is wrong with a reference that fails
+        except TypeError as error:
+            wanted = "wanted one that takes every input but those that `out` names"
+            raise UsageError(f"reference: {first_line(error)}; {wanted}") from None
+        cases = _cases(strategies, _by_name(inputs), sizes, out, dtypes, layouts, values, most)
     report, end = Hunt(kernel, reference, out, seed), time.monotonic() + seconds
     judged: dict[str, Failure | str] = {}
     why = f"it makes tensors of more than {4 * most} elements, or results of as many together; see `most`"
@@ -295,7 +304,9 @@ def _cases(
     called: dict[int, str] = {}
     for name, said in axes.items():
         if name not in tensors or len(said) != tensors[name].dim():
-            raise UsageError(f"sizes: {name!r}: {said!r} is not right; wanted a name or a length for each axis")
+            known = ", ".join(f"{name!r} of {x.dim()}" for name, x in tensors.items())
+            wanted = f"wanted a name or a length for each axis of an input: {known}"
+            raise UsageError(f"sizes: {name!r}: {said!r} is not right; {wanted}")
         called |= {n: one for n, one in zip(tensors[name].shape, said, strict=True) if isinstance(one, str)}
     for name, x in tensors.items():
         axes.setdefault(name, tuple(1 if n == 1 else called.get(n, str(n)) for n in x.shape))
@@ -437,7 +448,10 @@ def _failure(
             return {}, f"changed its input {changed[0]!r}"
         outside = not all(same_bits(edge, _edge(edge[:1])) for edge in allocated.edges)
         outside = outside or not all(same_bits(x, start[place]) for place, x in memory.items())
-        return _results(recorded, value), "wrote outside of what it was given and of what it allocated" * outside
+        results = _results(recorded, value)
+        if not results:
+            return {}, f"gave {type(value).__name__} {value!r:.60}; wanted a tensor, several, or a dict of them"
+        return results, "wrote outside of what it was given and of what it allocated" * outside
 
     read = zip(recorded.inputs, (x for name, x in tensors.items() if name not in out), strict=False)
     failure = Failure(inputs, "", recorded, precision, dict(read))
@@ -466,9 +480,16 @@ def _failure(
 
 
 def _results(recorded: Golden, value: Any) -> dict[str, Tensor]:
-    """What a kernel gave, by the golden's names: a dict's own, else as of a reference's result."""
+    """What a kernel gave, by the golden's names: a dict's own, else as of a reference's result.
+
+    What has the name of an input is what the reference gives under that name.
+    """
+    value = tree_map_only(np.ndarray, torch.from_numpy, value)
     found = dict(tensors_of("" if isinstance(value, dict) else OUTPUT, value))
-    return {recorded.names[-1]: found[OUTPUT]} if OUTPUT in found and OUTPUT not in recorded else found
+    if OUTPUT in found and OUTPUT not in recorded:
+        return {recorded.names[-1]: found[OUTPUT]}
+    later = {name: f"{name}#2" for name in recorded.inputs if f"{name}#2" in recorded}
+    return {later.get(name, name): x for name, x in found.items()}
 
 
 def _tensors(inputs: Mapping[Any, Any]) -> dict[Any, Tensor]:

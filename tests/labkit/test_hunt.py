@@ -56,6 +56,28 @@ def test_each_fault_is_found_and_said(name, words):
     assert words in found.failure.words
 
 
+def updated(x, y):
+    return {"y": y + x}
+
+
+def test_a_result_may_have_the_name_of_an_input_and_be_equal_to_it():
+    found = labkit.hunt(updated, updated, {"x": torch.randn(5, 7), "y": torch.randn(5, 7)}, examples=50)
+    assert not found.found, found
+
+
+def test_what_a_kernel_gave_is_said_where_it_is_no_tensor():
+    given = {"x": torch.randn(3)}
+    for made, words in ((None, "gave NoneType None; wanted a tensor"), ([1.0], "gave list [1.0]; wanted a tensor")):
+        assert words in check(lambda x, made=made: made, torch.neg, given).words
+    assert check(lambda x: -x.numpy(), torch.neg, given) is None
+
+
+def test_infinities_of_both_signs_are_drawn_where_they_are_asked_for():
+    kernel = lambda x: torch.where(x == -math.inf, 1.0, torch.sigmoid(x))  # noqa: E731
+    for values, wrong in (("infinite", False), ("minus infinite", True)):
+        assert labkit.hunt(kernel, torch.sigmoid, (torch.randn(5, 7),), values=[values]).found == wrong
+
+
 def test_the_failure_is_the_smallest_and_plainest():
     shape = {
         name: tuple(hunted(name).failure.inputs["x"].shape) for name in ("overflowing", "unwritten_tail", "in_place")
@@ -416,7 +438,13 @@ def test_bad_arguments_are_named():
         hunted("right", values="none")
     with pytest.raises(UsageError, match="examples: 0 is not right"):
         hunted("right", examples=0)
-    with pytest.raises(UsageError, match="sizes: 'y'"):
+    with pytest.raises(UsageError, match="storage='nonsense' is not right"):
+        hunted("right", dtypes=["nonsense"])
+    with pytest.raises(UsageError, match="out: 'y' is not right; wanted one of 'x'"):
+        hunted("right", out="y")
+    with pytest.raises(UsageError, match="wanted one that takes every input but those that `out` names"):
+        hunted("right", out="x")
+    with pytest.raises(UsageError, match="sizes: 'y'.* of an input: 'x' of 2"):
         hunted("right", sizes={"y": (3,)})
     with pytest.raises(UsageError, match="found no failure"):
         hunted("right", examples=1).script()
