@@ -21,6 +21,7 @@ from labkit.causes.mutants import (
     again,
     argument,
     entries,
+    is_number,
     kind_of_number,
     mutants,
     numbered,
@@ -58,8 +59,8 @@ CHECKED = 24
 """Mutants that are held to their own bound: the nearest of all that were tried. It bounds the time; 12, 48 and all give
 the same in 58 cases."""
 
-NOISY = 8
-"""Elements in which noise can be seen."""
+NOISY, SAMPLES = 8, 64
+"""Elements in which noise can be seen, and in which an error that depends on the value can."""
 MOST_TILES = 64
 """How many tiles a sum may have, of which some elements lack one."""
 LESS_LIKELY = 2.0
@@ -72,6 +73,8 @@ cases, 0.6 a wrong cause in one."""
 
 FITTED = ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp", "rsub")
 """Operations of which a number is looked for that fits."""
+THRESHOLDS = ("lt", "le", "gt", "ge")
+"""Those that compare with a number, of which one between two of what is compared is looked for."""
 
 BEYOND = 1e9
 """How far off, in tolerances, what cannot be compared counts as."""
@@ -130,7 +133,8 @@ class Explanation:
             first: dict[str, str] = {}  # of each kind
             for each in cause.also:
                 first.setdefault(each.partition(":")[0], each)
-            if others := [each for kind, each in first.items() if kind not in ("", cause.kind)][:3]:
+            apart = ("", cause.kind) if len(self.causes) == 1 else ("",)
+            if others := [each for kind, each in first.items() if kind not in apart][:3]:
                 more = f"; {len(cause.also) - len(others)} more in .also" * (len(cause.also) > len(others))
                 yield f"{cause.says}, as well as {'; '.join(others)}{more}"
         if pages := dict.fromkeys(cause.page for cause in self.causes):
@@ -140,8 +144,8 @@ class Explanation:
             yield f"nearest: {self.nearest.says}; {off} times the tolerance off ({self.nearest.line})"
         if self.separate:
             yield f"they differ on other inputs: .separate has {', '.join(self.separate)}"
-        for kind, says in self.blind_to.items():
-            yield f"these inputs would not show {kind}, such as: {says}"
+        if self.blind_to:
+            yield f"these inputs would not show every {', '.join(self.blind_to)} (.blind_to has an example of each)"
         if self.others:
             yield f"also wrong by themselves: {', '.join(self.others)} (step=, or --step, looks at each)"
 
@@ -243,11 +247,17 @@ class _Search:
         self._allowed = self._tolerance(str(observed.dtype).removeprefix("torch."))
         off = self._off(self._right)
         self._base, self._wrong = self._rms(off), off > 1.0
-        self._places = along_each(self._wrong)
+        self._places = [torch.arange(int(p[0]), int(p[-1]) + 1) if len(p) else p for p in along_each(self._wrong)]
         self._enough = math.log(len(self._part.nodes) / FALSE_ALARM)
         shares = [len(one) / n for one, n in zip(self._places, off.shape, strict=True)]
-        self._somewhere = 0.0 < min(shares, default=1.0) < 1.0
+        there = taken(self._observed, self._places)
+        self._somewhere = 0.0 < min(shares, default=1.0) < 1.0 and self._telling(there)
         self._inputs = {name: _drawn(golden[name], k) for k, name in enumerate(golden.inputs)}
+
+    def _telling(self, some: Tensor) -> bool:
+        """Whether numbers are so many that hardly any others are the same: a few whole numbers are so by chance."""
+        whole = self._allowed is None or bool((some == some.round()).all())
+        return not whole or some.numel() * math.log(max(1, len(some.unique()))) > self._enough
 
     def _tolerance(self, storage: str) -> Tensor | None:
         """What each element may be off, at least; None for whole numbers."""
@@ -274,8 +284,10 @@ class _Search:
         result, same = self._result, defaultdict[str, list[Mutant]](list)
         tried = list(self._tried(mutants(self._context), same))
         near, numbers = [t for t in tried if t.mutant.kind != "precision"], self._allowed is not None
-        fitted = self._tried(self._fitted() if numbers else (), same)
-        fits = self._fitting(near) or self._fitting(t for t in fitted if self._beyond_chance(t))
+        fits = self._fitting(near)
+        if {mutant.kind for mutant, _ in fits} <= {"constant", "scale"}:  # none, or another number may fit better
+            near += [t for t in self._tried(self._fitted(), same) if self._beyond_chance(t)]
+            fits = self._fitting(near)
         fits = fits or self._fitting(self._tried(self._unwritten(), same))
         fits = fits or self._fitting(self._tried(self._rearranged() if numbers else (), same))
         fits = fits or self._fitting(near, everywhere=False)
@@ -319,7 +331,7 @@ class _Search:
         The likelihood ratio of normal errors before and after, against the false-alarm rate over all operations.
         """
         ratio = (self._right.numel() - 1) * math.log(self._base / max(fitted.off, 1e-300))
-        return ratio > self._enough
+        return ratio > self._enough and int(self._wrong.sum()) != 1  # of one element any number is right
 
     def _value(self, mutant: Mutant, values: Any = None) -> Tensor | None:
         """What a mutant gives; None where it cannot be run, or gives another shape."""
@@ -361,7 +373,7 @@ class _Search:
         """The same mutant, said of the wrong places alone."""
         places = enumerate(zip(self._places, self._observed.shape, strict=True))
         there = [(d, p, n) for d, (p, n) in places if len(p) < n]
-        where = [f"{int(p[0])} to {int(p[-1])} of dimension {d}" for d, p, n in there]
+        where = [f"{int(p[0])}{f' to {int(p[-1])}' * (len(p) > 1)} of dimension {d}" for d, p, n in there]
         tail = mutant.kind in ("factor", "drop_term") and any(int(p[-1]) == n - 1 for _, p, n in there)
         kind, says = "truncate" if tail else mutant.kind, f"{mutant.says}, but only in {' and '.join(where)}"
         return replace(mutant, kind=kind, says=says, rank=mutant.rank + 2)
@@ -384,7 +396,7 @@ class _Search:
         """Factors, offsets and numbers of the program that are looked for, not taken from a list."""
         good = self._observed.isfinite() & self._right.isfinite()
         o, v = self._observed[good], self._right[good]
-        if v.numel():
+        if v.numel() and self._allowed is not None:
             c, shift = float((o * v).sum() / v.square().sum().clamp(min=1e-300)), float((o - v).median())
             words = f"the result is {abs(shift):.6g} too {'large' if shift > 0 else 'small'}"
             yield Mutant("constant", words, result_of([self._part.target], lambda x: x + shift), 4)
@@ -392,18 +404,18 @@ class _Search:
             yield Mutant("scale", words, result_of([self._part.target], lambda x: x * c), 4)
         for node in self._part.nodes:
             for j, number in enumerate(node.args):
-                if isinstance(number, float) and number and node.op in FITTED:
+                if node.op in FITTED and is_number(number) and number and self._context.real(node.id):
                     yield self._best_number(node, j, number)
-            for d in summed_over(node, self._part.values):
+                elif node.op in THRESHOLDS and is_number(number) and self._telling(self._observed):
+                    yield self._best_threshold(node, j, number)
+            for d in summed_over(node, self._part.values) if self._allowed is not None else ():
                 yield from self._best_ranges(node, d, self._part.values[node.parents[0]].shape[d])
 
     def _best_number(self, node: Node, j: int, c: float) -> Mutant:
         """The number that brings the step nearest to what was observed, in place of one of the program's."""
         from scipy.optimize import minimize_scalar
 
-        def mutant(new: float) -> Mutant:
-            says = f"{node.op} has {new:.6g} where the reference has {c:.6g}"
-            return Mutant(kind_of_number(node.op, c, new), says, numbered(self._part, [node.id], j, new), 3)
+        mutant = partial(self._another, node, j, c)
 
         def off(new: float) -> float:
             return self._distance(mutant(new))
@@ -413,6 +425,18 @@ class _Search:
         found = minimize_scalar(off, bounds=span, method="bounded", options={"xatol": abs(best) * 1e-8})
         return mutant(min(best, float(found.x), key=off))
 
+    def _best_threshold(self, node: Node, j: int, c: float) -> Mutant:
+        """The same for a number that others are compared with: between two of these."""
+        each = self._part.values[node.parents[0]].double().unique()
+        each = each[each.isfinite()]
+        between = ((each[1:] + each[:-1]) / 2.0).tolist() or [c]
+        off = cache(lambda k: self._distance(self._another(node, j, c, between[k])))
+        return self._another(node, j, c, between[_lowest(off, 0, len(between))])
+
+    def _another(self, node: Node, j: int, c: float, new: float) -> Mutant:
+        says = f"{node.op} has about {new:.4g} where the reference has {c:.6g}"
+        return Mutant(kind_of_number(node.op, c, new), says, numbered(self._part, [node.id], j, new), 3)
+
     def _best_ranges(self, node: Node, d: int, n: int) -> Iterator[Mutant]:
         """The end, and the beginning, that a sum over dimension `d` lacks to come nearest to what was observed."""
 
@@ -421,19 +445,20 @@ class _Search:
             return Mutant("truncate", f"{node.op} leaves out {a} to {b - 1} of {n}", edits, 3)
 
         for part in (lambda k: (k, n)), (lambda k: (0, k)):
-            off = cache(lambda k, part=part: self._distance(mutant(*part(k))))
-            apart = max(1, n // 32)  # the more terms too many or too few, the further off
-            best = min(range(apart, n, apart), key=off, default=0)
-            while apart > 1:
-                apart = (apart + 1) // 2
-                best = min((k for k in (best, best - apart, best + apart) if 0 < k < n), key=off)
-            if best:
-                yield mutant(*part(best))
+            if n > 1:
+                yield mutant(*part(_lowest(cache(lambda k, part=part: self._distance(mutant(*part(k)))), 1, n)))
 
     def _unwritten(self) -> Iterator[Mutant]:
-        """0, or NaN, in all elements that are wrong."""
+        """0, or NaN, in all elements that are wrong, where these are a block, or the same along a dimension.
+
+        Those that are scattered may as well be computed: by another threshold, or as a quotient of zeros.
+        """
         wrong, count = int(self._wrong.sum()), self._wrong.numel()
-        for name, fill in (("0", 0.0), ("NaN", math.nan)) if 0 < wrong < count else ():
+        seen = self._wrong | (self._right == 0)  # a zero that nobody wrote is not seen
+        spread = [self._wrong.any(d, keepdim=True) for d, n in enumerate(seen.shape) if n > 1]
+        block = bool(taken(seen, self._places).all()) or any(bool((seen | ~one).all()) for one in spread)
+        fills = [("0", 0.0), ("NaN", math.nan)][: 1 + self._right.is_floating_point()]
+        for name, fill in fills if block and 0 < wrong < count else ():
             says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that nobody wrote"
             yield Mutant("zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(self._wrong, f)))
 
@@ -564,7 +589,7 @@ class _Search:
         error = (self._observed - self._right).nan_to_num(0.0, 0.0, 0.0)
         value = self._right.nan_to_num(0.0, 0.0, 0.0)
         off, size = float(error.norm()), float(value.norm())
-        if error.numel() < NOISY or _cosine(error, value) > UNLIKE:
+        if error.numel() < NOISY or _cosine(error, value) > UNLIKE or _smooth(error, value):
             return []
         known = (x for x in self._part.values.values() if isinstance(x, Tensor) and not x.is_complex())
         inside = [x for x in known if x.shape == error.shape]
@@ -587,6 +612,26 @@ class _Search:
                 says = f"consistent with: fewer digits than promised ({words})"
                 return [Cause("precision", says, self._part.nodes[self._part.target].site, share)]
         return []
+
+
+def _lowest(of: Callable[[int], float], a: int, b: int) -> int:
+    """Where in `a` to `b` - 1 a function is lowest that grows to both sides of that."""
+    apart = max(1, (b - a) // 32)
+    best = min(range(a, b, apart), key=of)
+    while apart > 1:
+        apart = (apart + 1) // 2
+        best = min((k for k in (best, best - apart, best + apart) if a <= k < b), key=of)
+    return best
+
+
+def _smooth(error: Tensor, value: Tensor) -> bool:
+    """Whether an error depends on the value, as that of another function does: those of neighbours are alike.
+
+    Neighbours are some way apart, since equal values are rounded alike: their correlation, of SAMPLES values in order.
+    """
+    order = value.flatten().argsort()[:: max(1, value.numel() // SAMPLES)]
+    e = error.flatten()[order] - error.flatten()[order].mean()
+    return float((e[1:] * e[:-1]).sum()) > 3.0 * len(e) ** -0.5 * float(e.square().sum())
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:

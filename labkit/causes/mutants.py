@@ -245,7 +245,7 @@ class Context:
         self.part = part
         self.sizes = sorted({n for shape in shapes for n in shape} - {0, 1})
         self.largest = max(x.numel() for x in tensors)
-        numbers = {abs(float(c)) for n in program.nodes if n.op in NUMBERED for c in n.args if _is_number(c)}
+        numbers = {abs(float(c)) for n in program.nodes if n.op in NUMBERED for c in n.args if is_number(c)}
         self.numbers = sorted(numbers - {0.0})[:16]
         self.computed = [n.id for n in nodes if n.func not in GIVEN and isinstance(values[n.id], Tensor)]
         self.inputs = {i for i in part.given if program.nodes[part.origin[i]].func == INPUT}
@@ -316,7 +316,7 @@ class Context:
         """The operations that have a number of the program's as an argument, by their kind, its place and itself."""
         found: dict[tuple[str, int, Any], list[int]] = {}
         for node in (node for node in self.part.nodes if node.op in NUMBERED):
-            for j, a in ((j, a) for j, a in enumerate(node.args) if _is_number(a)):
+            for j, a in ((j, a) for j, a in enumerate(node.args) if is_number(a)):
                 found.setdefault((node.op, j, a), []).append(node.id)
         return found
 
@@ -437,7 +437,7 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             if isinstance(y, Tensor) and y is not x and (y.shape, y.dtype) == (x.shape, x.dtype):
                 yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(part, ids, 1, lambda _, k=k: k)
     for j, number in enumerate(node.args):
-        if node.op in NUMBERED and _is_number(number):
+        if node.op in NUMBERED and is_number(number):
             yield from numbers_of(c, ids, j, number, what)
         elif isinstance(number, (bool, int)) and node.op in ALGORITHMS | POOLS | {"convolution"}:
             others = {not number} if isinstance(number, bool) else {0, 1, number + 1, number - 1, 2 * number} - {number}
@@ -701,7 +701,7 @@ def moved_on(c: Context) -> Iterator[Way]:
             ready = [k for k in movable if i in movable[k] and all(nodes[r].func in GIVEN or r < k for r in others)]
             after = [(k, "after") for k in later if nodes[k].op not in MOVES - {"where"}]
             for k, where in after + [(k, "before") for k in ready]:
-                added = [a for n in (node, nodes[k]) if n.op == "add" for a in n.args if _is_number(a)]
+                added = [a for n in (node, nodes[k]) if n.op == "add" for a in n.args if is_number(a)]
                 kind = "eps" if any(is_epsilon("add", a) for a in added) else "other"
                 moved = Edit(partial(again, node), (*node.args[:j], Ref(k), *node.args[j + 1 :]))
                 says = f"{c.operation(i)} comes {where} {c.operation(k)}"
@@ -778,7 +778,7 @@ def numbered(part: Part, ids: list[int], j: int, new: Any) -> dict[int, Edit]:
     c, edits = node.args[j], argument(part, ids, j, lambda _: new)
     for other in (n for n in part.nodes if n.site == node.site and n.op in NUMBERED and n.id not in ids and c != 0.5):
         for k, a in enumerate(other.args):
-            if _is_number(a) and abs(a - (1.0 - c)) < 1e-12:
+            if is_number(a) and abs(a - (1.0 - c)) < 1e-12:
                 edits |= argument(part, [other.id], k, lambda _: 1.0 - new)
     return edits
 
@@ -820,7 +820,8 @@ def _wrapped(x: Tensor) -> Tensor:
     return (x + 2**15).remainder(2**16) - 2**15
 
 
-def _is_number(c: Any) -> bool:
+def is_number(c: Any) -> bool:
+    """Whether an argument is a finite number."""
     return isinstance(c, (int, float)) and not isinstance(c, bool) and math.isfinite(c)
 
 
