@@ -60,6 +60,8 @@ REDUCTIONS = ("sum", "mean", "amax", "amin", "argmax", "argmin", "cumsum", "cump
 NUMBERED = ARITHMETIC | {"pow", "clamp", "clamp_min", "clamp_max", "full", "fill", "remainder", "arange"}
 NUMBERED |= {"eq", "lt", "le", "gt", "ge"}
 ON_TOP = ("sqrt", "square", "exp", "log", "reciprocal", "sigmoid", "tanh", "ReLU", "round", "abs")
+SMALL = ("div", "reciprocal", "sqrt", "rsqrt", "log")
+"""Operations that need another number than zero, the last that they take."""
 LEFT_OUT = {"mul": "factor", "div": "factor", "add": "drop_term", "sub": "drop_term", "where": "mask"}
 LEFT_OUT |= {"masked_fill": "mask", "neg": "sign", "t": "transpose", "transpose": "transpose", "permute": "layout"}
 LEFT_OUT |= dict.fromkeys(("gather", "index", "index_select", "scatter"), "permute")
@@ -339,7 +341,11 @@ def mutants(c: Context) -> Iterator[Mutant]:
     """Every mutant of a part of a recorded golden, the usual ones first."""
     part, groups = c.part, c.groups()
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
-    ends = [(ids[k], word) for ids in groups if 1 < len(ids) <= 8 for k, word in ((0, "first"), (-1, "last"))]
+    ends = [(ids[k], word) for ids in groups if 4 < len(ids) <= 8 for k, word in ((0, "first"), (-1, "last"))]
+    times = [["first", "second", "third"][: len(ids) - 1] + ["last"] for ids in groups]
+    ends += [
+        one for ids, each in zip(groups, times, strict=True) if 1 < len(ids) <= 4 for one in zip(ids, each, strict=True)
+    ]
     ways = itertools.chain(
         *(generator(c) for generator in (exchanged, along, variances, composites, of_terms, centres)),
         *(of_result(c, ids) for ids in groups),
@@ -423,6 +429,16 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     if real and len(tensors) == 1 and next(iter(tensors.values())).shape == x.shape:
         for name, f in INSTEAD.items():
             yield "function", f"{name} in place of {what}", _instead(ids, lambda x, *_, f=f: f(x))
+    j = max(tensors, default=0)
+    if (
+        node.op in SMALL
+        and j == len(node.args) - 1
+        and x.is_floating_point()
+        and not epsilon_before(part, refs.get(j, i))
+    ):
+        for e in (10.0**-k for k in range(2, 13)):
+            says = f"{what} has {e:.0e} added to {names[j]}"
+            yield "eps", says, argument(part, ids, j, lambda v, e=e: v + e), 2
     if node.op in REDUCTIONS:
         yield from of_reduction(c, ids, what)
     if node.op in ("index_add", "scatter_add") or (node.op == "index_put" and True in node.args[3:4]):
@@ -472,6 +488,11 @@ def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Itera
             usual |= {f for n in sizes for f in (old * n, old / n)}
             further = {f for n in sizes for f in (n, n**0.5, n**-0.5, 1 / n, old * n / (n - 1), old * n / (n + 1))}
             further |= {f for n in c.numbers for f in (old * n, old / n)}
+    if is_epsilon(op, old) and op in ("add", "clamp_min"):
+        plus = lambda *args: torch.add(args[1 - j], old)  # noqa: E731
+        larger = lambda *args: torch.clamp_min(args[1 - j], old)  # noqa: E731
+        words = "the larger of both, not the sum" if op == "add" else "the sum of both, not the larger"
+        yield "eps", f"{what} has {words}", _instead(ids, larger if op == "add" else plus), 0
     for new in (*sorted(usual - {old}), *sorted(further - usual - {old})):
         number = int(new) if isinstance(old, int) and new == int(new) else new
         kind, says = kind_of_number(op, old, new, sizes), f"{what} has {new:.6g} where the reference has {old:.6g}"
@@ -595,14 +616,17 @@ def along(c: Context) -> Iterator[Way]:
     for old, ids in dict.fromkeys((dims, tuple(ids)) for (_, dims), ids in lines.items()):
         ndim = part.values[part.nodes[ids[0]].parents[0]].ndim
         for over in (some for count in range(ndim) for some in itertools.combinations(range(ndim), count + 1)):
-            if over != old:
-                edits = {k: edit for i in ids for k, edit in _along(part, i, list(over)).items()}
+            for kept in (False, True) if over != old else ():
+                edits = {k: edit for i in ids for k, edit in _along(part, i, list(over), kept).items()}
                 words = f"runs over dimension {', '.join(map(str, over))}, not {', '.join(map(str, old))}"
                 yield "axis", f"{c.wholes.get(ids[0], c.operation(ids[0]))} {words}", edits
 
 
-def _along(part: Part, i: int, dims: list[int]) -> dict[int, Edit]:
-    """A reduction along other dimensions; a division by how many they were is by how many they are."""
+def _along(part: Part, i: int, dims: list[int], kept: bool) -> dict[int, Edit]:
+    """A reduction along other dimensions; a division by how many they were is by how many they are.
+
+    `kept`: what the reference makes smaller is of length 1 there, and goes to where it belongs.
+    """
     node, x = part.nodes[i], part.values[part.nodes[i].parents[0]]
     over: Any = dims[0] if len(node.args) > 1 and isinstance(node.args[1], int) else dims
     old = _dims(node, part.values)
@@ -622,7 +646,9 @@ def _along(part: Part, i: int, dims: list[int]) -> dict[int, Edit]:
 
         One number is taken wherever it goes, and so is what is in its place.
         """
-        return y.expand(x.shape)[tuple(0 if d in old else slice(None) for d in range(x.ndim))] if result.shape else y
+        if kept or not result.shape:
+            return y
+        return y.expand(x.shape)[tuple(0 if d in old else slice(None) for d in range(x.ndim))]
 
     users = [part.nodes[u] for u in part.users.get(i, ())]
     if node.op == "var_mean":
@@ -853,6 +879,11 @@ def masks(*tensors: Tensor) -> bool:
 def is_epsilon(op: str, c: float) -> bool:
     """Whether a number is there to keep another from zero."""
     return op in ("add", "sub", "clamp_min", "maximum") and isinstance(c, float) and 0.0 < abs(c) <= 1e-2
+
+
+def epsilon_before(part: Part, i: int) -> bool:
+    """Whether what an operation gives was kept from zero."""
+    return any(is_epsilon(part.nodes[i].op, a) for a in part.nodes[i].args if is_number(a))
 
 
 def kind_of_number(op: str, c: float, new: float, sizes: Iterable[int] = ()) -> str:
