@@ -266,8 +266,10 @@ class Context:
 
     def called(self, i: int) -> str:
         """What an operation's result is called in a sentence: a step's name, or the operation."""
-        named = "a constant" if self.part.nodes[i].func in GIVEN else f"the result of {self.operation(i)}"
-        return self.part.names.get(i, named)
+        node = self.part.nodes[i]
+        if i not in self.part.names and node.op == "select" and node.args[1] == 0:
+            return f"{self.called(node.parents[0])}[{node.args[2]}]"
+        return self.part.names.get(i, "a constant" if node.func in GIVEN else f"the result of {self.operation(i)}")
 
     def operation(self, i: int) -> str:
         """What an operation is called, by itself or as a part of one of torch's."""
@@ -342,10 +344,9 @@ def mutants(c: Context) -> Iterator[Mutant]:
     part, groups = c.part, c.groups()
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
     ends = [(ids[k], word) for ids in groups if 4 < len(ids) <= 8 for k, word in ((0, "first"), (-1, "last"))]
-    times = [["first", "second", "third"][: len(ids) - 1] + ["last"] for ids in groups]
-    ends += [
-        one for ids, each in zip(groups, times, strict=True) if 1 < len(ids) <= 4 for one in zip(ids, each, strict=True)
-    ]
+    few = [ids for ids in groups if 1 < len(ids) <= 4]
+    ends += [(i, word) for ids in few for i, word in zip(ids[:-1], ("first", "second", "third"), strict=False)]
+    ends += [(ids[-1], "last") for ids in few]
     ways = itertools.chain(
         *(generator(c) for generator in (exchanged, along, variances, composites, of_terms, centres)),
         *(of_result(c, ids) for ids in groups),
@@ -615,8 +616,9 @@ def along(c: Context) -> Iterator[Way]:
             lines.setdefault(key, []).append(node.id)
     for old, ids in dict.fromkeys((dims, tuple(ids)) for (_, dims), ids in lines.items()):
         ndim = part.values[part.nodes[ids[0]].parents[0]].ndim
+        smaller = any(len(part.nodes[i].shape) not in (0, ndim) for i in ids)
         for over in (some for count in range(ndim) for some in itertools.combinations(range(ndim), count + 1)):
-            for kept in (False, True) if over != old else ():
+            for kept in (False, True)[: 1 + smaller] if over != old else ():
                 edits = {k: edit for i in ids for k, edit in _along(part, i, list(over), kept).items()}
                 words = f"runs over dimension {', '.join(map(str, over))}, not {', '.join(map(str, old))}"
                 yield "axis", f"{c.wholes.get(ids[0], c.operation(ids[0]))} {words}", edits
@@ -635,11 +637,11 @@ def _along(part: Part, i: int, dims: list[int], kept: bool) -> dict[int, Edit]:
         if len(node.args) == 1:  # over all, to a number
             return getattr(torch, node.op)(x, dim=over, keepdim=True)
         y = again(node, x, over, *node.args[2:])
-        return y if y.ndim == len(node.shape) else dropped(again(node, x, over, True), node)
+        return y if y.ndim == len(node.shape) and not kept else dropped(again(node, x, over, True), node)
 
     def moments(x: Tensor, user: Node) -> Any:
         y = call(node, [x, over, *node.args[2:]], node.kwargs | {"keepdim": True})[user.args[1]]
-        return y if y.ndim == len(user.shape) else dropped(y, user)
+        return y if kept or y.ndim == len(user.shape) else dropped(y, user)
 
     def dropped(y: Tensor, result: Node) -> Tensor:
         """What was kept, for each element of a result without the dimensions that it was to run over.
