@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from labkit.causes.mutants import (
+    THRESHOLDS,
     Context,
     Mutant,
     again,
@@ -73,8 +74,6 @@ cases, 0.6 a wrong cause in one."""
 
 FITTED = ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp", "rsub")
 """Operations of which a number is looked for that fits."""
-THRESHOLDS = ("lt", "le", "gt", "ge")
-"""Those that compare with a number, of which one between two of what is compared is looked for."""
 
 BEYOND = 1e9
 """How far off, in tolerances, what cannot be compared counts as."""

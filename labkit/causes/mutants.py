@@ -60,6 +60,8 @@ REDUCTIONS = ("sum", "mean", "amax", "amin", "argmax", "argmin", "cumsum", "cump
 NUMBERED = ARITHMETIC | {"pow", "clamp", "clamp_min", "clamp_max", "full", "fill", "remainder", "arange"}
 NUMBERED |= {"eq", "lt", "le", "gt", "ge"}
 ON_TOP = ("sqrt", "square", "exp", "log", "reciprocal", "sigmoid", "tanh", "ReLU", "round", "abs")
+THRESHOLDS = ("lt", "le", "gt", "ge")
+"""Those that compare with a number, of which one between two of what is compared is looked for."""
 SMALL = ("div", "reciprocal", "sqrt", "rsqrt", "log")
 """Operations that need another number than zero, the last that they take."""
 LEFT_OUT = {"mul": "factor", "div": "factor", "add": "drop_term", "sub": "drop_term", "where": "mask"}
@@ -363,7 +365,8 @@ def mutants(c: Context) -> Iterator[Mutant]:
 def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     """What operations give, or are given, changed."""
     part, i = c.part, ids[-1]
-    x, node, name = part.values[i], part.nodes[i], c.called(i) + words
+    x, node = part.values[i], part.nodes[i]
+    name = c.called(i) + words * (node.op != "select")  # whose entry says which
     given, last, real = node.func in GIVEN, i == part.target, x.is_floating_point()
     moved = node.op in MOVES - {"getitem", "slice", "select"} and not last
     for kind, what, change in c.changes(x, numbers=not (moved and real)):
@@ -431,15 +434,10 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         for name, f in INSTEAD.items():
             yield "function", f"{name} in place of {what}", _instead(ids, lambda x, *_, f=f: f(x))
     j = max(tensors, default=0)
-    if (
-        node.op in SMALL
-        and j == len(node.args) - 1
-        and x.is_floating_point()
-        and not epsilon_before(part, refs.get(j, i))
-    ):
-        for e in (10.0**-k for k in range(2, 13)):
-            says = f"{what} has {e:.0e} added to {names[j]}"
-            yield "eps", says, argument(part, ids, j, lambda v, e=e: v + e), 2
+    small = node.op in SMALL and j == len(node.args) - 1 and x.is_floating_point()
+    for e in (10.0**-k for k in range(2, 13)) if small and not epsilon_before(part, refs[j]) else ():
+        says = f"{what} has {names[j]} + {e:.0e} where the reference has {names[j]}"
+        yield "eps", says, argument(part, ids, j, lambda v, e=e: v + e), 2
     if node.op in REDUCTIONS:
         yield from of_reduction(c, ids, what)
     if node.op in ("index_add", "scatter_add") or (node.op == "index_put" and True in node.args[3:4]):
@@ -485,7 +483,7 @@ def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Itera
     else:
         usual = {0.0, 1.0, -old, 2 * old, old / 2, 10 * old, old / 10, 1 - old, 2 - old, old + 1, old - 1, old * old}
         usual |= {*c.numbers, *((1 / old, abs(old) ** 0.5, abs(old) ** -0.5) if old else ())}
-        if op != "pow":  # exponents have nothing to do with sizes
+        if op not in ("pow", *THRESHOLDS):  # exponents have nothing to do with sizes; others are looked for
             usual |= {f for n in sizes for f in (old * n, old / n)}
             further = {f for n in sizes for f in (n, n**0.5, n**-0.5, 1 / n, old * n / (n - 1), old * n / (n + 1))}
             further |= {f for n in c.numbers for f in (old * n, old / n)}

@@ -652,3 +652,108 @@ def test_noise_is_not_seen_in_a_few_numbers():
         wrong = (x.bfloat16().float() * w.bfloat16().float()).sum(1)
         found = labkit.explain({"input.0": x, "input.1": w, "output": wrong}, labkit.golden(scaled, x, w))
         assert found.verdict == verdict, found
+
+
+def of_one(function, observed, **given):
+    """What explains a result that should be `function` of what is given."""
+    golden = labkit.golden(lambda **inputs: {"y": function(**inputs)}, **given)
+    return labkit.explain({**given, "y": observed}, golden, F32)
+
+
+def changed():
+    """By name: a function, what was computed in its place, the sentence that names the change, and what is given."""
+    torch.manual_seed(3)
+    x, a = torch.randn(11, 29), torch.rand(12, 19)
+    n = (1e-2 * torch.randn(23, 5)).norm(dim=-1)
+    count = lambda c: lambda x: (x > c).sum(-1)  # noqa: E731
+    kept = lambda c: lambda x: torch.where(x > c, x, 0.0)  # noqa: E731
+    twice = lambda c: lambda x: torch.tanh(x * 2 + c)  # noqa: E731
+    three = lambda c: lambda x: torch.exp(x) * 2 + torch.sin(x) * c + torch.cos(x) * 5  # noqa: E731
+    return {
+        "a threshold, counted": (count(0.5), count(0.4), "gt has about 0.4", {"x": x.repeat(3, 1)}),
+        "a threshold": (kept(0.5), kept(0.45), "gt has about 0.45", {"x": x}),
+        "a whole number": (twice(1), twice(1.13), "add has about 1.13 where", {"x": x}),
+        "the second of three": (three(3), three(0.37), "mul has about 0.37 where the reference has 3", {"x": x}),
+        "a step of three": (
+            lambda x: torch.exp(x) + torch.exp(x * x / 9) + torch.exp(-x),
+            lambda x: torch.exp(x) + torch.exp2(x * x / 9) + torch.exp(-x),
+            "exp2 in place of exp (the second time)",
+            {"x": x},
+        ),
+        "eps that was not there": (lambda n: 1 / n, lambda n: 1 / (n + 1e-5), "n + 1e-05 where", {"n": n}),
+        "eps as a bound": (
+            lambda n: 1 / (n + 1e-2),
+            lambda n: 1 / n.clamp(min=1e-2),
+            "has the larger of both, not the sum",
+            {"n": n},
+        ),
+        "eps as a term": (
+            lambda n: 1 / n.clamp_min(1e-2),
+            lambda n: 1 / (n + 1e-2),
+            "has the sum of both, not the larger",
+            {"n": n},
+        ),
+        "a mean that goes along the other side": (
+            lambda x: x - x.mean(0),
+            lambda x: x - x.mean(1, keepdim=True),
+            "mean runs over dimension 1, not 0",
+            {"x": x},
+        ),
+        "one entry": (
+            lambda x: torch.cat([x[0] * x[3], x[1] * x[4]]),
+            lambda x: torch.cat([x[0] * x[3], x[1] * 0]),
+            "x[4] is zero",
+            {"x": x},
+        ),
+        "rows": (lambda a: a * 3, lambda a: a * torch.tensor([3.0] * 4 + [2.0] * 5 + [3.0] * 3)[:, None], "", {"a": a}),
+    }
+
+
+@pytest.mark.parametrize("case", changed())
+def test_a_number_an_occurrence_or_a_place_is_found_by_itself(case):
+    function, other, words, given = changed()[case]
+    found = of_one(function, other(**given), **given)
+    assert found.verdict == "cause", found
+    assert any(words in each for each in (found.causes[0].says, *found.causes[0].also)), found
+    assert found.causes[0].says.endswith("only in 4 to 8 of dimension 0") == (case == "rows")
+
+
+def test_a_break_that_is_said_of_a_region_holds_in_all_of_it():
+    """Of every other row in a region, only those that are right contradict it."""
+    torch.manual_seed(4)
+    x = torch.randn(16, 9)
+    some = torch.zeros(16, 1).index_fill(0, torch.tensor([2, 5, 6, 11]), 1)
+    assert of_one(lambda x: x * 3, x * (3 - some), x=x).verdict == "none of these"
+
+
+def test_a_few_whole_numbers_are_no_evidence():
+    """Of an index that is any other, some break is right by chance."""
+    torch.manual_seed(5)
+    named = 0
+    for _ in range(12):
+        p = torch.rand(4, 19)
+        wrong = p.argmax(-1)
+        wrong[int(torch.randint(4, ()))] = int(torch.randint(19, ()))
+        named += of_one(lambda p: p.argmax(-1), wrong, p=p).verdict == "cause"
+    assert named <= 1
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_zeros_are_unwritten_memory_where_they_are_a_block_and_not_where_they_are_computed(rows):
+    torch.manual_seed(6)
+    x = torch.randn(24, 10)
+    y = (
+        x.sin() * torch.where(torch.arange(24) % 5 == 2, 0, 1)[:, None]
+        if rows
+        else torch.where(x.abs() < 0.3, 0, x.sin())
+    )
+    found = of_one(torch.sin, y, x=x)
+    assert (found.verdict == "cause") == rows, found
+    assert not rows or found.causes[0].kind == "zero"
+
+
+def test_an_error_that_depends_on_the_value_is_no_noise():
+    torch.manual_seed(7)
+    x = torch.randn(40, 30)
+    found = of_one(lambda x: x + 1, x + 1 + 1e-3 * torch.sin(3 * x), x=x)
+    assert found.verdict == "none of these", found
