@@ -40,14 +40,18 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     def run(differentiate: bool, watch: bool) -> tuple[dict[str, Tensor], Any]:
         seen: dict[str, Tensor] = {}
         summed: list[Tensor] = []
+        widened: list[tuple[Tensor, torch.dtype]] = []
 
         def on_step(name: str, tensor: Tensor) -> None:
             name = unique(name, seen)
             seen[name] = snapshot(tensor)
             if any(tensor.data_ptr() == one.data_ptr() for one in summed):
                 narrow[name] = {"accumulate": name_of(tensor.dtype)}
+            for one, dtype in widened:
+                if tensor.data_ptr() == one.data_ptr():
+                    narrow[name] = {"storage": name_of(dtype)}
 
-        watcher = Watcher(on_step, summed) if watch else None
+        watcher = Watcher(on_step, summed, widened) if watch else None
         buffers: Any = nullcontext()
         if isinstance(subject, torch.nn.Module):  # which may write to its buffers: while it runs these are copies
             copies = {name: x.detach().clone() for name, x in subject.named_buffers()}

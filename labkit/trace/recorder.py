@@ -81,16 +81,19 @@ def unique(name: str, taken: Any) -> str:
 class Watcher(TorchDispatchMode):
     """Calls `on_step(name, tensor)` for each floating-point operation that computes something, below a module.
 
-    It appends to `summed_in_storage` the results of kernels that add up in the narrow type of what they give.
+    It appends to `summed_in_storage` the results of kernels that add up in the narrow type of what they give, and to
+    `widened` the gradients that were computed in a narrow type, as below autocast, and then cast to a wider one.
 
     `path` is that module's, and ``backward`` while gradients are computed. Operations are named as they were called,
     whatever they are made of: ``layers.0.attention/_softmax``.
     """
 
-    def __init__(self, on_step: Callable[[str, Tensor], None], summed_in_storage: list[Tensor]) -> None:
+    def __init__(
+        self, on_step: Callable[[str, Tensor], None], summed_in_storage: list[Tensor], widened: list[Any]
+    ) -> None:
         super().__init__()
         self.path = ""
-        self.on_step, self.summed_in_storage = on_step, summed_in_storage
+        self.on_step, self.summed_in_storage, self.widened = on_step, summed_in_storage, widened
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -107,6 +110,8 @@ class Watcher(TorchDispatchMode):
         name = name_of(func).removesuffix("_")
         if name == "_to_copy" and narrower(*(str(x.dtype).removeprefix("torch.") for x in (out, args[0]))):
             self.computed(f"{self.path}/to", out)
+        if name == "_to_copy" and self.path == BACKWARD and args[0].dtype in NARROW and out.dtype not in NARROW:
+            self.widened.append((out, args[0].dtype))
         if name in IGNORED or (name in ALLOWED and name not in COMPUTING):
             return
         if name == "add" and self.path == BACKWARD:  # autograd adds gradients up in an order of its own
@@ -134,7 +139,7 @@ class Recorder(Watcher):
     `as_written`, so that casts are seen."""
 
     def __init__(self, as_written: bool = False) -> None:
-        super().__init__(lambda name, tensor: None, [])
+        super().__init__(lambda name, tensor: None, [], [])
         self.operations: dict[str, int] = {}
         """Numbers of what operations computed, by their names."""
         self._as_written = as_written

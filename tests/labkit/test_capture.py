@@ -228,3 +228,30 @@ def test_what_torchs_narrow_kernels_store_as_they_go_is_no_error(name, dtype):
     wrong.view(-1)[wrong.view(-1).double().abs().argmax()] *= 1.5
     steps = {step: seen[step] for step in seen.names if "backward" not in step and "grad" not in step}
     assert localise(steps | {"output": wrong}, recorded).first == "output"
+
+
+class Recurrent(nn.Module):
+    """h <- tanh(W x + U h + b) along time; below autocast autograd adds up the gradients of U in 16 bits."""
+
+    def __init__(self, dtype=None):
+        super().__init__()
+        self.take, self.keep, self.dtype = nn.Linear(6, 6), nn.Linear(6, 6), dtype
+
+    def forward(self, x):
+        with torch.autocast("cpu", self.dtype, enabled=self.dtype is not None):
+            h = torch.zeros(x.shape[0], 6)
+            for t in range(x.shape[1]):
+                h = torch.tanh(self.take(x[:, t]) + self.keep(h))
+            return h
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_that_autocast_adds_up_in_sixteen_bits_are_held_to_them(dtype):
+    torch.manual_seed(0)
+    plain, cast, x = Recurrent(), Recurrent(dtype), torch.randn(4, 12, 6)
+    cast.load_state_dict(plain.state_dict())
+    trace = capture(cast, x)
+    assert str(dtype).removeprefix("torch.") in str(trace.about["precision"]["steps"]["grad:keep.weight"])
+    assert localise(trace, golden(plain, x)).first is None
+    plain.keep.weight.data[2, 3] += 0.5
+    assert localise(trace, golden(plain, x)).first is not None
