@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections import defaultdict
@@ -19,9 +18,7 @@ from labkit.causes.mutants import (
     THRESHOLDS,
     Context,
     Mutant,
-    again,
     argument,
-    entries,
     is_number,
     kind_of_number,
     mutants,
@@ -62,8 +59,6 @@ the same in 58 cases."""
 
 NOISY, SAMPLES = 8, 64
 """Elements in which noise can be seen, and in which an error that depends on the value can."""
-MOST_TILES = 64
-"""How many tiles a sum may have, of which some elements lack one."""
 LESS_LIKELY = 2.0
 """The error that is left is noise, whose size many elements tell well: a cause that leaves twice as much is none. 1
 gives another answer in 4 of 58 cases, 4 and more the same after a longer time."""
@@ -248,9 +243,8 @@ class _Search:
         self._base, self._wrong = self._rms(off), off > 1.0
         self._places = [torch.arange(int(p[0]), int(p[-1]) + 1) if len(p) else p for p in along_each(self._wrong)]
         self._enough = math.log(len(self._part.nodes) / FALSE_ALARM)
-        shares = [len(one) / n for one, n in zip(self._places, off.shape, strict=True)]
-        there = taken(self._observed, self._places)
-        self._somewhere = 0.0 < min(shares, default=1.0) < 1.0 and self._telling(there)
+        some = taken(self._observed, self._places)
+        self._somewhere = 0 < some.numel() < off.numel() and self._telling(some)
         self._inputs = {name: _drawn(golden[name], k) for k, name in enumerate(golden.inputs)}
 
     def _telling(self, some: Tensor) -> bool:
@@ -288,9 +282,7 @@ class _Search:
             near += [t for t in self._tried(self._fitted(), same) if self._beyond_chance(t)]
             fits = self._fitting(near)
         fits = fits or self._fitting(self._tried(self._unwritten(), same))
-        fits = fits or self._fitting(self._tried(self._rearranged() if numbers else (), same))
         fits = fits or self._fitting(near, everywhere=False)
-        fits = fits or self._fitting(self._tried(self._races() if numbers else (), same))
         fits = fits or self._fitting(t for t in tried if t.mutant.kind == "precision")[:1]
         result.causes = self._distinct(fits) if fits or not numbers else self._narrower()
         result.verdict = NONE if not result.causes else CAUSE if len(result.causes) == 1 else UNDECIDABLE
@@ -443,88 +435,22 @@ class _Search:
             edits = argument(self._part, [node.id], 0, partial(zeroed, d=d, a=a, b=b))
             return Mutant("truncate", f"{node.op} leaves out {a} to {b - 1} of {n}", edits, 3)
 
-        for part in (lambda k: (k, n)), (lambda k: (0, k)):
-            if n > 1:
-                yield mutant(*part(_lowest(cache(lambda k, part=part: self._distance(mutant(*part(k)))), 1, n)))
+        for part in (lambda k: (k, n), lambda k: (0, k)) if n > 1 else ():
+            yield mutant(*part(_lowest(cache(lambda k, part=part: self._distance(mutant(*part(k)))), 1, n)))
 
     def _unwritten(self) -> Iterator[Mutant]:
-        """0, or NaN, in all elements that are wrong, where these are a block, or the same along a dimension.
+        """NaN in all elements that are wrong, or 0 where these are a block, or the same along a dimension.
 
-        Those that are scattered may as well be computed: by another threshold, or as a quotient of zeros.
+        Zeros that are scattered may as well be computed, as by another threshold.
         """
         wrong, count = int(self._wrong.sum()), self._wrong.numel()
         seen = self._wrong | (self._right == 0)  # a zero that nobody wrote is not seen
         spread = [self._wrong.any(d, keepdim=True) for d, n in enumerate(seen.shape) if n > 1]
         block = bool(taken(seen, self._places).all()) or any(bool((seen | ~one).all()) for one in spread)
-        fills = [("0", 0.0), ("NaN", math.nan)][: 1 + self._right.is_floating_point()]
-        for name, fill in fills if block and 0 < wrong < count else ():
+        fills = [("0", 0.0)] * block + [("NaN", math.nan)] * self._right.is_floating_point()
+        for name, fill in fills if 0 < wrong < count else ():
             says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that nobody wrote"
             yield Mutant("zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(self._wrong, f)))
-
-    def _rearranged(self) -> Iterator[Mutant]:
-        """Other entries of a dimension, each looked for by itself, in those of the result: an order, or a table."""
-        part, nodes = self._part, [*self._part.users, self._part.target]
-        wrong, near = self._wrong, self._near()
-        for i in (i for i in nodes if isinstance(part.values[i], Tensor)):
-            shape = tuple(part.values[i].shape)
-            for d, n in ((d, n) for d, n in enumerate(shape) if 2 < n <= MOST_TILES and n in wrong.shape):
-                turned = (Mutant("", "", result_of([i], lambda x, k=k, d=d: x.roll(k, d))) for k in range(n))
-                right = [off <= 1.0 for off in self._offs(turned)]
-                for e in (e for e, m in enumerate(wrong.shape) if m == n == len(right)):
-                    each = torch.stack([x.movedim(e, 0).reshape(n, -1).all(1) for x in right])  # [k, entry]
-                    count = int((~each[0]).sum())
-                    if bool(each.any(0).all()) and near * int(wrong.sum()) - count * math.log(n) > self._enough:
-                        index = (torch.arange(n) - each.double().argmax(0)) % n
-                        yield self._entries(i, d, index)
-
-    def _entries(self, i: int, d: int, index: Tensor) -> Mutant:
-        """Other entries of a dimension in place of what an operation gives."""
-        name = self._context.called(i)
-        changed = [f"{k} for {j}" for j, k in enumerate(index.tolist()) if j != k]
-        says = f"{name} has other entries of dimension {d}: {', '.join(changed[:6])}{', ...' * (len(changed) > 6)}"
-        kind = "permute" if len(set(index.tolist())) == len(index) else "shift"
-        return Mutant(kind, says, result_of([i], entries(d, index)), 2)
-
-    def _near(self) -> float:
-        """Minus the logarithm of how likely it is that a number that is anything fits an element that is wrong."""
-        error = self._observed - self._right
-        known = self._wrong & error.isfinite()  # infinities that are equal are no evidence
-        size, allowed = error[known].square().mean().sqrt(), torch.as_tensor(self._allowed)[known].mean()
-        return -math.log(min(1.0, max(1e-300, float(allowed / size)))) if bool(known.any()) else 0.0
-
-    def _races(self) -> Iterator[Mutant]:
-        """Sums where some elements lack what one tile adds, whichever it is, or have nothing else: updates are lost."""
-        near, wrong = self._near(), self._wrong.flatten()
-        some = [node for node in self._part.nodes if math.prod(node.shape) == wrong.numel() and not wrong.all()]
-        for node in some:
-            for d, alone, k in itertools.product(summed_over(node, self._part.values), (False, True), range(16)):
-                count = -(-self._part.values[node.parents[0]].shape[d] // 2**k)
-                by_chance = near - math.log(count)  # that one of the tiles fits an element
-                if not 1 + alone < count <= MOST_TILES or by_chance * int(wrong.sum()) < self._enough:
-                    continue
-                mutant, lost = partial(self._lacking, node, d, 2**k, alone), torch.full(node.shape, -1)
-                each = self._offs(mutant(torch.full_like(lost, tile)) for tile in range(count))
-                if len(each) < count:
-                    continue
-                off, which = torch.stack(each).flatten(1).min(0)
-                if float(off[wrong].max()) <= 1.0:
-                    lost.view(-1)[wrong] = which[wrong]
-                    yield mutant(lost)
-
-    def _lacking(self, node: Node, d: int, tile: int, alone: bool, lost: Tensor) -> Mutant:
-        """A sum over dimension `d` in tiles, of which the one that `lost` [of the sum's shape] names is not in it."""
-
-        def run(*args: Any) -> Any:
-            result, n = again(node, *args), args[0].shape[d]
-            for k in {*lost.flatten().tolist()} - {-1}:
-                a, b = k * tile, (k + 1) * tile
-                rest = zeroed(zeroed(args[0], d, 0, a), d, b, n) if alone else zeroed(args[0], d, a, b)
-                result = torch.where(lost == k, again(node, rest, *args[1:]), result)
-            return result
-
-        words = "have nothing but what one tile" if alone else "lack what one tile"
-        says = f"updates are lost: elements of {node.op} {words} of {tile} gives"
-        return Mutant("race", says, {node.id: Edit(run)}, 2)
 
     def _offs(self, some: Iterable[Mutant]) -> list[Tensor]:
         """How far off each element of each is, without those that cannot be run, or that the time is up for."""

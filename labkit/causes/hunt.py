@@ -304,8 +304,7 @@ def _cases(
     called: dict[int, str] = {}
     for name, said in axes.items():
         if name not in tensors or len(said) != tensors[name].dim():
-            known = ", ".join(f"{name!r} of {x.dim()}" for name, x in tensors.items())
-            wanted = f"wanted a name or a length for each axis of an input: {known}"
+            wanted = f"wanted a name or a length for each axis of {' or '.join(map(repr, tensors))}"
             raise UsageError(f"sizes: {name!r}: {said!r} is not right; {wanted}")
         called |= {n: one for n, one in zip(tensors[name].shape, said, strict=True) if isinstance(one, str)}
     for name, x in tensors.items():
@@ -484,8 +483,8 @@ def _results(recorded: Golden, value: Any) -> dict[str, Tensor]:
 
     What has the name of an input is what the reference gives under that name.
     """
-    value = tree_map_only(np.ndarray, torch.from_numpy, value)
-    found = dict(tensors_of("" if isinstance(value, dict) else OUTPUT, value))
+    found = tree_map_only(np.ndarray, torch.from_numpy, value)
+    found = dict(tensors_of("" if isinstance(value, dict) else OUTPUT, found))
     if OUTPUT in found and OUTPUT not in recorded:
         return {recorded.names[-1]: found[OUTPUT]}
     later = {name: f"{name}#2" for name in recorded.inputs if f"{name}#2" in recorded}

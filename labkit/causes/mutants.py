@@ -122,7 +122,6 @@ def orders(n: int, d: int) -> Iterator[tuple[str, str, Change]]:
         yield "stale", words, entries(d, own - tile * (own // tile % 2))  # of two buffers, one is not filled
     if n % 2 == 0 and n > 2:
         yield "swap", f"halves of dimension {d} exchanged", entries(d, own.roll(n // 2))
-        yield "swap", f"neighbours of dimension {d} exchanged", entries(d, own ^ 1)
     for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
         words = f"dimension {d} of {n} taken as {n // a} x {a} in place of {a} x {n // a}"
         yield "permute", words, entries(d, own.view(a, -1).T.flatten())
@@ -216,9 +215,7 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
                 yield "mask", words, partial(_by_tiles, d=d, tile=tile, some=some)
         return
     low, high = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
-    for d, n in enumerate(x.shape):
-        if n > 2 and torch.equal(x.sort(d).values, _counted(x, d)):
-            yield "permute", f"inverted as a permutation of dimension {d}", lambda x, d=d: x.argsort(d)
+    for d in range(x.ndim):
         yield "permute", f"in order along dimension {d}", lambda x, d=d: x.sort(d).values
     for by in (1, -1):
         yield "shift", "one more" if by > 0 else "one less", lambda x, by=by: x + by
@@ -230,10 +227,6 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
 def _by_tiles(x: Tensor, d: int, tile: int, some: bool) -> Tensor:
     each = [(part == some).any(d, keepdim=True).expand(part.shape) for part in x.split(tile, d)]
     return torch.cat(each, d) == some
-
-
-def _counted(x: Tensor, d: int) -> Tensor:
-    return torch.arange(x.shape[d], device=x.device, dtype=x.dtype).view([-1] + [1] * (x.ndim - d - 1)).expand(x.shape)
 
 
 class Context:
@@ -345,10 +338,8 @@ def mutants(c: Context) -> Iterator[Mutant]:
     """Every mutant of a part of a recorded golden, the usual ones first."""
     part, groups = c.part, c.groups()
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
-    ends = [(ids[k], word) for ids in groups if 4 < len(ids) <= 8 for k, word in ((0, "first"), (-1, "last"))]
-    few = [ids for ids in groups if 1 < len(ids) <= 4]
-    ends += [(i, word) for ids in few for i, word in zip(ids[:-1], ("first", "second", "third"), strict=False)]
-    ends += [(ids[-1], "last") for ids in few]
+    times = lambda ids: zip(ids[:-1], ("first", "second", "third")[: 3 if len(ids) <= 4 else 1], strict=False)  # noqa: E731
+    ends = [one for ids in groups if 1 < len(ids) <= 8 for one in (*times(ids), (ids[-1], "last"))]
     ways = itertools.chain(
         *(generator(c) for generator in (exchanged, along, variances, composites, of_terms, centres)),
         *(of_result(c, ids) for ids in groups),
@@ -567,7 +558,7 @@ def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[in
 
 
 def variances(c: Context) -> Iterator[Way]:
-    """Variances over one element more or less, or over the padding too."""
+    """Variances over one element more or less."""
     for node in (node for node in c.part.nodes if node.op == "var_mean"):
         yield from of_reduction(c, [node.id], "var_mean")
         count = _summed(node, c.part.values)
@@ -577,14 +568,6 @@ def variances(c: Context) -> Iterator[Way]:
             factor = (count - 1) / count if unbiased else count / (count - 1)
             says = f"the variance is over {count if unbiased else count - 1}"
             yield "ddof", says, result_of(firsts, lambda v, factor=factor: v * factor)
-        for n in tiled(count) if firsts else ():
-
-            def counted(*args: Any, node: Node = node, more: float = n / count - 1) -> Any:
-                variance, mean = again(node, *args)
-                return variance + more * mean.square()
-
-            says = f"the variance counts the padding up to {n}, where what is normalised is zero"
-            yield "mask", says, dict.fromkeys(firsts, Edit(counted, node.args)), 2
 
 
 def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
@@ -717,20 +700,17 @@ def unscaled(c: Context) -> Iterator[Way]:
 
 
 def moved_on(c: Context) -> Iterator[Way]:
-    """An operation that comes later, or earlier, than in the reference: an eps outside of a root, a late bias."""
+    """An operation that comes later than in the reference: an eps outside of a root, a late bias."""
     nodes = c.part.nodes
     movable = {i: c.later(i, 4) for i in c.computed if nodes[i].op in ARITHMETIC | FUNCTIONS | CHOICES}
     for i, later in movable.items():
         node = nodes[i]
         for j in (j for j, a in enumerate(node.args) if isinstance(a, Ref) and nodes[a.id].shape == node.shape):
-            others = [a.id for k, a in enumerate(node.args) if isinstance(a, Ref) and k != j]
-            ready = [k for k in movable if i in movable[k] and all(nodes[r].func in GIVEN or r < k for r in others)]
-            after = [(k, "after") for k in later if nodes[k].op not in MOVES - {"where"}]
-            for k, where in after + [(k, "before") for k in ready]:
+            for k in (k for k in later if nodes[k].op not in MOVES - {"where"}):
                 added = [a for n in (node, nodes[k]) if n.op == "add" for a in n.args if is_number(a)]
                 kind = "eps" if any(is_epsilon("add", a) for a in added) else "other"
                 moved = Edit(partial(again, node), (*node.args[:j], Ref(k), *node.args[j + 1 :]))
-                says = f"{c.operation(i)} comes {where} {c.operation(k)}"
+                says = f"{c.operation(i)} comes after {c.operation(k)}"
                 yield kind, says, _copied([i], node.args[j].id) | {k: moved}, 2
 
 

@@ -37,8 +37,6 @@ from labkit.session.claims import answer
 from labkit.session.record import complete, run_id, sources, summary
 from labkit.tables import Table
 
-MOST_CORES = 4
-"""Of a run: the notebooks' tensors on a CPU are small, and 16 threads took twice the time of 4."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 FILES = ("notebook.ipynb", "report.html", "log.txt")
 Say = Callable[[str], None]
@@ -109,7 +107,8 @@ def run(runs: Sequence[Run], jobs: int = 1, force: bool = False, say: Say = prin
     An interrupt (from the keyboard, SIGTERM, SIGHUP) ends what is running and raises KeyboardInterrupt. `how` is
     :func:`execute` or what stands in for it.
     """
-    cores = min(MOST_CORES, max(1, len(os.sched_getaffinity(0)) // max(1, min(jobs, len(runs)))))
+    share = len(os.sched_getaffinity(0)) // max(1, min(jobs, len(runs)))
+    cores = min(4, max(1, share))  # tensors on the CPU are small here, and 16 threads took twice the time of 4
 
     async def all_runs() -> None:
         turn, this = asyncio.Semaphore(jobs), asyncio.current_task()

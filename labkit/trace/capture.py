@@ -47,9 +47,8 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
             seen[name] = snapshot(tensor)
             if any(tensor.data_ptr() == one.data_ptr() for one in summed):
                 narrow[name] = {"accumulate": name_of(tensor.dtype)}
-            for one, dtype in widened:
-                if tensor.data_ptr() == one.data_ptr():
-                    narrow[name] = {"storage": name_of(dtype)}
+            for dtype in (dtype for one, dtype in widened if tensor.data_ptr() == one.data_ptr()):
+                narrow[name] = {"storage": name_of(dtype)}
 
         watcher = Watcher(on_step, summed, widened) if watch else None
         buffers: Any = nullcontext()

@@ -444,7 +444,7 @@ def test_bad_arguments_are_named():
         hunted("right", out="y")
     with pytest.raises(UsageError, match="wanted one that takes every input but those that `out` names"):
         hunted("right", out="x")
-    with pytest.raises(UsageError, match=r"sizes: 'y'.* of an input: 'x' of 2"):
+    with pytest.raises(UsageError, match=r"sizes: 'y'.* for each axis of 'x'"):
         hunted("right", sizes={"y": (3,)})
     with pytest.raises(UsageError, match="found no failure"):
         hunted("right", examples=1).script()
