@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -199,7 +200,7 @@ def hunt(
     with extra("labkit.hunt"):
         import hypothesis
         from hypothesis import Phase, settings, strategies
-        from hypothesis.errors import NoSuchExample, Unsatisfiable
+        from hypothesis.errors import HypothesisWarning, NoSuchExample, Unsatisfiable
     if not isinstance(examples, int) or examples < 1:
         raise UsageError(f"examples: {examples!r} is not right; wanted a whole number from 1")
     strategy = isinstance(inputs, strategies.SearchStrategy)
@@ -219,8 +220,8 @@ def hunt(
             wanted = "wanted one that takes every input but those that `out` names"
             raise UsageError(f"reference: {first_line(error)}; {wanted}") from None
         cases = _cases(strategies, _by_name(inputs), sizes, out, dtypes, layouts, values, most)
-    report, end = Hunt(kernel, reference, out, seed), time.monotonic() + seconds
-    judged: dict[str, Failure | str] = {}
+    report, end, judged = Hunt(kernel, reference, out, seed), time.monotonic() + seconds, dict[str, Failure | str]()
+    quiet = warnings.catch_warnings(action="ignore", category=HypothesisWarning)  # of long texts of tensors
     why = f"it makes tensors of more than {4 * most} elements, or results of as many together; see `most`"
 
     def judge(inputs: Inputs) -> Failure | str:
@@ -254,7 +255,7 @@ def hunt(
         return isinstance(found, Failure)
 
     how = settings(max_examples=examples, database=None, deadline=None, phases=(Phase.generate, Phase.shrink))
-    with tempfile.TemporaryDirectory() as folder, suppress(NoSuchExample, Unsatisfiable, _TimeUp):
+    with tempfile.TemporaryDirectory() as folder, quiet, suppress(NoSuchExample, Unsatisfiable, _TimeUp):
         hypothesis.configuration.set_hypothesis_home_dir(folder)  # else it keeps numbers of the sources it sees
         try:
             hypothesis.find(cases, fails, settings=how, random=Random(seed))

@@ -118,17 +118,17 @@ def orders(n: int, d: int) -> Iterator[tuple[str, str, Change]]:
     yield "axis", f"the largest of dimension {d} in place of all", lambda x: x.amax(d, True).expand(x.shape)
     yield "stale", f"entry {n - 1} of dimension {d} in place of all", entries(d, own * 0 + n - 1)
     for tile in (2**q for q in range(2, (n - 1).bit_length())):
-        words = f"every second tile of {tile} of dimension {d} is the one before it"
+        words = f"made of every other tile of {tile} of dimension {d}, each twice"
         yield "stale", words, entries(d, own - tile * (own // tile % 2))  # of two buffers, one is not filled
     if n % 2 == 0 and n > 2:
-        yield "swap", f"halves of dimension {d} exchanged", entries(d, own.roll(n // 2))
+        yield "swap", f"turned: the halves of dimension {d} are exchanged", entries(d, own.roll(n // 2))
     for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
-        words = f"dimension {d} of {n} taken as {n // a} x {a} in place of {a} x {n // a}"
+        words = f"read with dimension {d}, {n} = {a} x {n // a}, taken as {n // a} x {a}"
         yield "permute", words, entries(d, own.view(a, -1).T.flatten())
     for parts in (p for p in (3, 4) if n % p == 0):
         for order in [*itertools.permutations(range(parts))][1:]:  # the first is as it was
             index = own.view(parts, -1)[[*order]].flatten()
-            yield "permute", f"{parts} parts of dimension {d} in the order {order}", entries(d, index)
+            yield "permute", f"put together of {parts} parts of dimension {d} in the order {order}", entries(d, index)
 
 
 def entries(d: int, index: Tensor) -> Change:
@@ -219,7 +219,7 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
         yield "permute", f"in order along dimension {d}", lambda x, d=d: x.sort(d).values
     for by in (1, -1):
         yield "shift", "one more" if by > 0 else "one less", lambda x, by=by: x + by
-        yield "shift", f"{by:+d}, within bounds", lambda x, by=by: (x + by).clamp(low, high)
+        yield "shift", f"{by:+d}, but not beyond its smallest and largest", lambda x, by=by: (x + by).clamp(low, high)
     yield "shift", "counted from 0", lambda x: x - low
     yield "precision", "rounded to bfloat16", lambda x: stored(x.double(), "bfloat16").to(x.dtype)
 

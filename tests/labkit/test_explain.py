@@ -344,7 +344,7 @@ def further():
         return x * b / b.mean(-1, keepdim=True)
 
     yield lambda x: x @ x.mT, (m,), (m @ m.mT).tril(), "zero", "zero above the diagonal"
-    yield lambda x, w: x @ w, (x, w), x @ w[buffers], "stale", "every second tile of 8"
+    yield lambda x, w: x @ w, (x, w), x @ w[buffers], "stale", "made of every other tile of 8"
     yield rms, (x,), rms(x - x.mean(-1, keepdim=True)), "function", "x is less its mean along dimension 1"
     yield lambda x: x.cumsum(1), (x,), torch.cat([part.cumsum(1) for part in x.split(16, 1)], 1), "stale", "tile of 16"
     yield back, (x,), 2.0 * x, "permute", "index is left out"
