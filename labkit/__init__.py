@@ -11,9 +11,10 @@ from typing import Any
 
 from labkit.errors import extra
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-"""Where labkit is imported before torch: threads that wait for each other sleep. As they come they spin, which beside
-two busy processes on two cores made `localise` take 13 to 25 s and not 6 to 7 (4 s, either way, alone)."""
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+"""Where labkit is imported before torch, threads that wait for each other spin shortly, then sleep. As they come they
+spin for milliseconds: beside two busy processes on two cores `localise` took 13 to 25 s by that, and not 6."""
 
 _HOME = {
     "causes.explain": ("Cause", "Explanation", "explain"),

@@ -72,7 +72,6 @@ def _named(library: Path, name: str) -> Path:
 
 def load(path: Path, signatures: dict[str, tuple[type | None, Sequence[type]]]) -> ctypes.CDLL:
     """The library with the types of its functions: name -> (result, arguments)."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin between loops take the cores from others
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)

@@ -390,9 +390,9 @@ class _Search:
         if v.numel() and self._allowed is not None:
             c, shift = float((o * v).sum() / v.square().sum().clamp(min=1e-300)), float((o - v).median())
             words = f"the result is {abs(shift):.6g} too {'large' if shift > 0 else 'small'}"
-            yield Mutant("constant", words, result_of([self._part.target], lambda x: x + shift), 4)
+            yield Mutant("constant", words, result_of([self._part.target], lambda x: x + shift), 5)
             words = f"the result is {c:.6g} times what it should be"
-            yield Mutant("scale", words, result_of([self._part.target], lambda x: x * c), 4)
+            yield Mutant("scale", words, result_of([self._part.target], lambda x: x * c), 5)
         for node in self._part.nodes:
             for j, number in enumerate(node.args):
                 if node.op in FITTED and is_number(number) and number and self._context.real(node.id):
@@ -407,10 +407,7 @@ class _Search:
         from scipy.optimize import minimize_scalar
 
         mutant = partial(self._another, node, j, c)
-
-        def off(new: float) -> float:
-            return self._distance(mutant(new))
-
+        off = lambda new: self._distance(mutant(new))  # noqa: E731
         best = min([c * 10.0 ** (k / 4) for k in range(-16, 17)] + [10.0**k for k in range(-8, 9)], key=off)
         span = sorted((best * 10**-0.25, best * 10**0.25))
         found = minimize_scalar(off, bounds=span, method="bounded", options={"xatol": abs(best) * 1e-8})
@@ -419,14 +416,13 @@ class _Search:
     def _best_threshold(self, node: Node, j: int, c: float) -> Mutant:
         """The same for a number that others are compared with: between two of these."""
         each = self._part.values[node.parents[0]].double().unique()
-        each = each[each.isfinite()]
         between = ((each[1:] + each[:-1]) / 2.0).tolist() or [c]
         off = cache(lambda k: self._distance(self._another(node, j, c, between[k])))
         return self._another(node, j, c, between[_lowest(off, 0, len(between))])
 
     def _another(self, node: Node, j: int, c: float, new: float) -> Mutant:
-        says = f"{node.op} has about {new:.4g} where the reference has {c:.6g}"
-        return Mutant(kind_of_number(node.op, c, new), says, numbered(self._part, [node.id], j, new), 3)
+        says = f"{node.op} has about {new:.6g} where the reference has {c:.6g}"
+        return Mutant(kind_of_number(node.op, c, new), says, numbered(self._part, [node.id], j, new), 4)
 
     def _best_ranges(self, node: Node, d: int, n: int) -> Iterator[Mutant]:
         """The end, and the beginning, that a sum over dimension `d` lacks to come nearest to what was observed."""
@@ -447,6 +443,7 @@ class _Search:
         seen = self._wrong | (self._right == 0)  # a zero that nobody wrote is not seen
         spread = [self._wrong.any(d, keepdim=True) for d, n in enumerate(seen.shape) if n > 1]
         block = bool(taken(seen, self._places).all()) or any(bool((seen | ~one).all()) for one in spread)
+        block = block or not bool(taken(self._wrong, along_each(~self._wrong)).any())  # what was written may be one
         fills = [("0", 0.0)] * block + [("NaN", math.nan)] * self._right.is_floating_point()
         for name, fill in fills if 0 < wrong < count else ():
             says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that nobody wrote"
@@ -554,9 +551,10 @@ def _smooth(error: Tensor, value: Tensor) -> bool:
 
     Neighbours are some way apart, since equal values are rounded alike: their correlation, of SAMPLES values in order.
     """
-    order = value.flatten().argsort()[:: max(1, value.numel() // SAMPLES)]
+    v, order = (each[:: max(1, value.numel() // SAMPLES)] for each in value.flatten().sort())
     e = error.flatten()[order] - error.flatten()[order].mean()
-    return float((e[1:] * e[:-1]).sum()) > 3.0 * len(e) ** -0.5 * float(e.square().sum())
+    alike = (e[1:] * e[:-1])[v.diff() > 1e-9 * v.abs().max()]
+    return float(alike.sum()) > 3.0 * len(e) ** -0.5 * float(e.square().sum())
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:

@@ -35,7 +35,7 @@ from labkit.errors import UsageError, extra, first_line
 from labkit.numerics.precision import Precision, dtype_of
 from labkit.tables import printable
 from labkit.trace.findings import Localisation
-from labkit.trace.golden import Golden, golden
+from labkit.trace.golden import GRADIENT, Golden, golden
 from labkit.trace.localise import FALSE_ALARM, localise
 from labkit.trace.repetition import poisoned, same_bits
 from labkit.trace.watching import OUTPUT, tensors_of
@@ -206,7 +206,7 @@ def hunt(
     strategy = isinstance(inputs, strategies.SearchStrategy)
     most = most or 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
     out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, VALUES)
-    dtypes = tuple(one if isinstance(one, torch.dtype) else dtype_of(Precision(one).storage) for one in dtypes)
+    dtypes = tuple(one if isinstance(one, torch.dtype) else dtype_of(Precision(one).storage) for one in _names(dtypes))
     if strategy:
         cases = inputs.map(_by_name).map(
             lambda case: (case, {n: repr(x) for n, x in case.items() if n not in _tensors(case)}, {})
@@ -218,7 +218,7 @@ def hunt(
             _record(reference, _by_name(inputs), out)  # which says what is wrong with a reference that fails
         except TypeError as error:
             wanted = "wanted one that takes every input but those that `out` names"
-            raise UsageError(f"reference: {first_line(error)}; {wanted}") from None
+            raise UsageError(f"reference: {first_line(error)}; {wanted}") from error
         cases = _cases(strategies, _by_name(inputs), sizes, out, dtypes, layouts, values, most)
     report, end, judged = Hunt(kernel, reference, out, seed), time.monotonic() + seconds, dict[str, Failure | str]()
     quiet = warnings.catch_warnings(action="ignore", category=HypothesisWarning)  # of long texts of tensors
@@ -484,10 +484,10 @@ def _results(recorded: Golden, value: Any) -> dict[str, Tensor]:
 
     What has the name of an input is what the reference gives under that name.
     """
-    found = tree_map_only(np.ndarray, torch.from_numpy, value)
+    found = tree_map_only((np.ndarray, np.generic), lambda x: torch.from_numpy(np.array(x)), value)  # a copy
     found = dict(tensors_of("" if isinstance(value, dict) else OUTPUT, found))
     if OUTPUT in found and OUTPUT not in recorded:
-        return {recorded.names[-1]: found[OUTPUT]}
+        return {next(name for name in recorded.names[::-1] if not name.startswith(GRADIENT)): found[OUTPUT]}
     later = {name: f"{name}#2" for name in recorded.inputs if f"{name}#2" in recorded}
     return {later.get(name, name): x for name, x in found.items()}
 
@@ -503,7 +503,7 @@ def _by_name(inputs: Any) -> Inputs:
 
 
 def _names(out: Any) -> Names:
-    return tuple(out) if isinstance(out, (tuple, list)) else (out,)
+    return (out,) if out is None or isinstance(out, (str, int, torch.dtype)) else tuple(out)
 
 
 def _chosen(what: str, some: Iterable[str], known: Iterable[str]) -> Names:

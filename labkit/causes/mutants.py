@@ -259,10 +259,10 @@ class Context:
             if i in part.users and (made or self.only_masks.issuperset(part.users[i])):
                 self.only_masks.add(i)
 
-    def called(self, i: int) -> str:
+    def called(self, i: int, one: bool = True) -> str:
         """What an operation's result is called in a sentence: a step's name, or the operation."""
         node = self.part.nodes[i]
-        if i not in self.part.names and node.op == "select" and node.args[1] == 0:
+        if one and i not in self.part.names and node.op == "select" and node.args[1] == 0:
             return f"{self.called(node.parents[0])}[{node.args[2]}]"
         return self.part.names.get(i, "a constant" if node.func in GIVEN else f"the result of {self.operation(i)}")
 
@@ -357,7 +357,7 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     """What operations give, or are given, changed."""
     part, i = c.part, ids[-1]
     x, node = part.values[i], part.nodes[i]
-    name = c.called(i) + words * (node.op != "select")  # whose entry says which
+    name = c.called(i, len(ids) == 1) + words
     given, last, real = node.func in GIVEN, i == part.target, x.is_floating_point()
     moved = node.op in MOVES - {"getitem", "slice", "select"} and not last
     for kind, what, change in c.changes(x, numbers=not (moved and real)):
@@ -385,7 +385,7 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     node, x, what = part.nodes[i], part.values[i], c.operation(i) + words
     refs = {j: a.id for j, a in enumerate(node.args) if isinstance(a, Ref)}
     tensors = {j: part.values[k] for j, k in refs.items() if isinstance(part.values[k], Tensor)}
-    names = {j: c.called(refs[j]) for j in tensors}
+    names = {j: c.called(refs[j], len(ids) == 1) for j in tensors}
     for j, a in tensors.items():
         if len(part.users.get(refs[j], ())) > len(ids) and masks(a):  # others mask by it
             says = f"{what} takes {names[j]} {'true' if a.dtype == torch.bool else '1'} everywhere: nothing is masked"
@@ -478,7 +478,7 @@ def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Itera
             usual |= {f for n in sizes for f in (old * n, old / n)}
             further = {f for n in sizes for f in (n, n**0.5, n**-0.5, 1 / n, old * n / (n - 1), old * n / (n + 1))}
             further |= {f for n in c.numbers for f in (old * n, old / n)}
-    if is_epsilon(op, old) and op in ("add", "clamp_min"):
+    if is_epsilon(op, old) and op in ("add", "clamp_min", "clamp"):
         plus = lambda *args: torch.add(args[1 - j], old)  # noqa: E731
         larger = lambda *args: torch.clamp_min(args[1 - j], old)  # noqa: E731
         words = "the larger of both, not the sum" if op == "add" else "the sum of both, not the larger"
@@ -597,7 +597,7 @@ def along(c: Context) -> Iterator[Way]:
             lines.setdefault(key, []).append(node.id)
     for old, ids in dict.fromkeys((dims, tuple(ids)) for (_, dims), ids in lines.items()):
         ndim = part.values[part.nodes[ids[0]].parents[0]].ndim
-        smaller = any(len(part.nodes[i].shape) not in (0, ndim) for i in ids)
+        smaller = any(0 < len(part.nodes[k].shape) < ndim for i in ids for k in (i, *part.users.get(i, ())))
         for over in (some for count in range(ndim) for some in itertools.combinations(range(ndim), count + 1)):
             for kept in (False, True)[: 1 + smaller] if over != old else ():
                 edits = {k: edit for i in ids for k, edit in _along(part, i, list(over), kept).items()}
@@ -618,7 +618,8 @@ def _along(part: Part, i: int, dims: list[int], kept: bool) -> dict[int, Edit]:
         if len(node.args) == 1:  # over all, to a number
             return getattr(torch, node.op)(x, dim=over, keepdim=True)
         y = again(node, x, over, *node.args[2:])
-        return y if y.ndim == len(node.shape) and not kept else dropped(again(node, x, over, True), node)
+        whole = y.ndim == x.ndim or (y.ndim == len(node.shape) and not kept)
+        return y if whole else dropped(again(node, x, over, True), node)
 
     def moments(x: Tensor, user: Node) -> Any:
         y = call(node, [x, over, *node.args[2:]], node.kwargs | {"keepdim": True})[user.args[1]]
@@ -858,7 +859,7 @@ def masks(*tensors: Tensor) -> bool:
 
 def is_epsilon(op: str, c: float) -> bool:
     """Whether a number is there to keep another from zero."""
-    return op in ("add", "sub", "clamp_min", "maximum") and isinstance(c, float) and 0.0 < abs(c) <= 1e-2
+    return op in ("add", "sub", "clamp_min", "clamp", "maximum") and isinstance(c, float) and 0.0 < abs(c) <= 1e-2
 
 
 def epsilon_before(part: Part, i: int) -> bool:

@@ -256,7 +256,6 @@ def _new(options: argparse.Namespace) -> None:
 
 def _diff(options: argparse.Namespace) -> int:
     """Where a trace, or a tensor, leaves its golden; exit 0 nowhere, 1 somewhere."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait must not take the cores of others
     from labkit.numerics.precision import from_words
     from labkit.session.record import writable
     from labkit.trace.diff import report

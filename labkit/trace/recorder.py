@@ -81,19 +81,17 @@ def unique(name: str, taken: Any) -> str:
 class Watcher(TorchDispatchMode):
     """Calls `on_step(name, tensor)` for each floating-point operation that computes something, below a module.
 
-    It appends to `summed_in_storage` the results of kernels that add up in the narrow type of what they give, and to
+    It appends to `summed` the results of kernels that add up in the narrow type of what they give, and to
     `widened` the gradients that were computed in a narrow type, as below autocast, and then cast to a wider one.
 
     `path` is that module's, and ``backward`` while gradients are computed. Operations are named as they were called,
     whatever they are made of: ``layers.0.attention/_softmax``.
     """
 
-    def __init__(
-        self, on_step: Callable[[str, Tensor], None], summed_in_storage: list[Tensor], widened: list[Any]
-    ) -> None:
+    def __init__(self, on_step: Callable[[str, Tensor], None], summed: list[Tensor], widened: list[Any]) -> None:
         super().__init__()
         self.path = ""
-        self.on_step, self.summed_in_storage, self.widened = on_step, summed_in_storage, widened
+        self.on_step, self.summed_in_storage, self.widened = on_step, summed, widened
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -116,7 +114,9 @@ class Watcher(TorchDispatchMode):
             return
         if name == "add" and self.path == BACKWARD:  # autograd adds gradients up in an order of its own
             narrow = {x.data_ptr() for x in self.summed_in_storage}
-            self.summed_in_storage += [out] * any(a.data_ptr() in narrow for a in args if isinstance(a, Tensor))
+            of = {a.data_ptr() for a in args if isinstance(a, Tensor)}
+            self.widened += [(out, dtype) for x, dtype in self.widened if x.data_ptr() in of][:1]
+            self.summed_in_storage += [out] * (not of.isdisjoint(narrow))
             return
         parts = out if isinstance(out, (tuple, list)) else (out,)
         if name in IN_STORAGE or (name == "convolution" and args[6]):  # transposed

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import labkit
+from labkit.causes.explain import _smooth
 from labkit.cli.main import main
 from labkit.errors import UsageError
 
@@ -640,10 +641,10 @@ def test_noise_is_not_seen_in_a_few_numbers():
         assert found.verdict == verdict, found
 
 
-def of_one(function, observed, **given):
+def of_one(function, observed, precision=F32, **given):
     """What explains a result that should be `function` of what is given."""
     golden = labkit.golden(lambda **inputs: {"y": function(**inputs)}, **given)
-    return labkit.explain({**given, "y": observed}, golden, F32)
+    return labkit.explain({**given, "y": observed}, golden, precision)
 
 
 def changed():
@@ -685,6 +686,24 @@ def changed():
             "mean runs over dimension 1, not 0",
             {"x": x},
         ),
+        "eps as a bound, by clamp": (
+            lambda n: 1 / n.clamp(min=1e-2),
+            lambda n: 1 / (n + 1e-2),
+            "has the sum of both, not the larger",
+            {"n": n},
+        ),
+        "a number close by": (
+            lambda x: x.exp() * 0.9999 + x.cos(),
+            lambda x: x.exp() * 0.99996 + x.cos(),
+            "mul has about 0.99996",
+            {"x": x},
+        ),
+        "a deviation that goes along the other side": (
+            lambda s: s / s.std(0),
+            lambda s: s / s.std(1, keepdim=True),
+            "std runs over dimension 1, not 0",
+            {"s": x[:, :11]},
+        ),
         "one entry": (
             lambda x: torch.cat([x[0] * x[3], x[1] * x[4]]),
             lambda x: torch.cat([x[0] * x[3], x[1] * 0]),
@@ -722,6 +741,36 @@ def test_a_few_whole_numbers_are_no_evidence():
         wrong[int(torch.randint(4, ()))] = int(torch.randint(19, ()))
         named += of_one(lambda p: p.argmax(-1), wrong, p=p).verdict == "cause"
     assert named <= 1
+
+
+def test_a_number_of_the_list_and_the_same_one_looked_for_are_one_cause():
+    torch.manual_seed(8)
+    x = torch.randn(30, 48).bfloat16().float()
+    found = of_one(lambda x: x * 0.3, (x * 48**-0.5).bfloat16(), labkit.Precision("bfloat16"), x=x)
+    assert (found.verdict, found.causes[0].kind) == ("cause", "constant"), found
+
+
+def test_an_occurrence_is_said_where_entries_do_not_tell():
+    torch.manual_seed(9)
+    a, b = torch.rand(2, 12, 19)
+    for by, words in ((0, "b[0] (the last time) is one place"), (1, "the result of select is one place")):
+        wrong = (a[0].roll(by).exp() + b[0].roll(1).exp() * a[1]) * b[1]
+        found = of_one(lambda a, b: (a[0].exp() + b[0].exp() * a[1]) * b[1], wrong, a=a, b=b)
+        assert found.causes[0].says.startswith(words), found
+
+
+def test_zeros_around_what_was_written_are_unwritten():
+    torch.manual_seed(10)
+    x, w, y = torch.randn(23, 9), torch.randn(9, 25), torch.zeros(23, 25)
+    y[:16, :16] = (x @ w)[:16, :16]  # whole tiles alone
+    assert of_one(lambda x, w: x @ w, y, x=x, w=w).causes[0].kind == "zero"
+
+
+def test_values_that_repeat_are_rounded_alike_and_are_noise_all_the_same():
+    torch.manual_seed(11)
+    value, error = torch.randn(2, 40).double().repeat_interleave(8, 1)
+    assert not _smooth(error, value)
+    assert _smooth(torch.sin(3 * value), value)
 
 
 @pytest.mark.parametrize("rows", [False, True])

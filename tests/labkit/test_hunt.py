@@ -69,7 +69,14 @@ def test_what_a_kernel_gave_is_said_where_it_is_no_tensor():
     given = {"x": torch.randn(3)}
     for made, words in ((None, "gave NoneType None; wanted a tensor"), ([1.0], "gave list [1.0]; wanted a tensor")):
         assert words in check(lambda x, made=made: made, torch.neg, given).words
-    assert check(lambda x: -x.numpy(), torch.neg, given) is None
+    assert check(lambda x: -x.numpy()[::-1][::-1], torch.neg, given) is None
+    assert check(lambda x: x.numpy()[::-1], lambda x: x.flip(0), given) is None
+    assert check(lambda x: x.numpy().sum(), torch.sum, given) is None
+
+
+def test_a_tensor_is_the_result_of_a_dict_of_one_name_that_is_differentiated():
+    given = {"x": torch.ones(1, 1), "y": torch.ones(1, 1)}
+    assert check(lambda x, y: x + y, updated, given) is None
 
 
 def test_infinities_of_both_signs_are_drawn_where_they_are_asked_for():
