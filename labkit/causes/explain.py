@@ -124,11 +124,10 @@ class Explanation:
         yield why if self.step is not None else self.verdict
         yield from self.notes
         for cause in self.causes:
-            first: dict[str, str] = {}  # of each kind
+            first = {cause.kind: cause.says}  # of each kind
             for each in cause.also:
                 first.setdefault(each.partition(":")[0], each)
-            apart = ("", cause.kind) if len(self.causes) == 1 else ("",)
-            if others := [each for kind, each in first.items() if kind not in apart][:3]:
+            if others := [*first.values()][1:4]:
                 more = f"; {len(cause.also) - len(others)} more in .also" * (len(cause.also) > len(others))
                 yield f"{cause.says}, as well as {'; '.join(others)}{more}"
         if pages := dict.fromkeys(cause.page for cause in self.causes):
@@ -445,7 +444,7 @@ class _Search:
         block = bool(taken(seen, self._places).all()) or any(bool((seen | ~one).all()) for one in spread)
         block = block or not bool(taken(self._wrong, along_each(~self._wrong)).any())  # what was written may be one
         fills = [("0", 0.0)] * block + [("NaN", math.nan)] * self._right.is_floating_point()
-        for name, fill in fills if 0 < wrong < count else ():
+        for name, fill in fills if wrong < count else ():
             says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that nobody wrote"
             yield Mutant("zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(self._wrong, f)))
 
@@ -512,11 +511,6 @@ class _Search:
         value = self._right.nan_to_num(0.0, 0.0, 0.0)
         off, size = float(error.norm()), float(value.norm())
         if error.numel() < NOISY or _cosine(error, value) > UNLIKE or _smooth(error, value):
-            return []
-        known = (x for x in self._part.values.values() if isinstance(x, Tensor) and not x.is_complex())
-        inside = [x for x in known if x.shape == error.shape]
-        by_chance = error.numel() ** -0.5  # the standard deviation of a cosine with noise
-        if any(_cosine(error, x) > UNLIKE + 3.0 * by_chance for x in inside):
             return []
         for promise in NARROWER:
             if self._late(self._until):

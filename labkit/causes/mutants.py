@@ -209,7 +209,7 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
         yield "mask", "true everywhere", torch.ones_like
         yield "mask", "false everywhere", torch.zeros_like
         yield "mask", "inverted", torch.logical_not
-        for d in (d for d, n in enumerate(x.shape) if n > 1):
+        for d in range(x.ndim):
             for tile, some in itertools.product((2**k for k in range(1, 8) if 2**k < x.shape[d]), (True, False)):
                 words = f"{some} in each whole tile of {tile} of dimension {d} in which it is somewhere"
                 yield "mask", words, partial(_by_tiles, d=d, tile=tile, some=some)
@@ -349,8 +349,7 @@ def mutants(c: Context) -> Iterator[Mutant]:
     )
     for kind, says, edits, *rank in (way for way in ways if way[2]):
         kind = "mask" if edits.keys() <= c.only_masks and kind != "precision" else kind
-        inner = kind in LEFT_OUT.values() and all(i in part.program.inside for i in edits)
-        yield Mutant(kind, says, edits, (rank[0] if rank else 1) + inner)
+        yield Mutant(kind, says, edits, *rank)
 
 
 def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
@@ -439,15 +438,13 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     if node.op in ("convolution", "constant_pad_nd"):
         yield from padded(node, ids, what)
     if node.op == "getitem":
-        for k, y in enumerate(part.values[node.parents[0]]):
-            if isinstance(y, Tensor) and y is not x and (y.shape, y.dtype) == (x.shape, x.dtype):
-                yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(part, ids, 1, lambda _, k=k: k)
+        for k in {*range(len(part.values[node.parents[0]]))} - {node.args[1]}:
+            yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(part, ids, 1, lambda _, k=k: k)
     for j, number in enumerate(node.args):
         if node.op in NUMBERED and is_number(number):
             yield from numbers_of(c, ids, j, number, what)
         elif isinstance(number, (bool, int)) and node.op in ALGORITHMS | POOLS | {"convolution"}:
-            others = {not number} if isinstance(number, bool) else {0, 1, number + 1, number - 1, 2 * number} - {number}
-            for new in others:
+            for new in {0, 1, number + 1, number - 1, 2 * number} - {number}:
                 says = f"{what} has the option {new} where the reference has {number}"
                 kind = "scale" if node.op in TRANSFORMS else "other"
                 yield kind, says, argument(part, ids, j, lambda _, new=new: new)
@@ -537,7 +534,7 @@ def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[in
     x, n = node.parents[0], part.values[node.parents[0]].shape[d]
 
     long = {i for i, v in part.values.items() if isinstance(v, Tensor) and v.ndim >= -d and v.shape[d] == n}
-    computed = {i for i in long if nodes[i].op in (ARITHMETIC | FUNCTIONS | CHOICES) - {*REDUCTIONS}}
+    computed = {i for i in long if nodes[i].op in (ARITHMETIC | FUNCTIONS | CHOICES)}
     found = [x] if x in computed else []
     for i in found:  # which grows meanwhile
         found += [p for p in nodes[i].parents if p in computed and p not in found]
@@ -574,8 +571,6 @@ def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
     """Padding with something else than zeros."""
     own = node.op == "constant_pad_nd"
     pads = list(node.args[1]) if own else [p for p in reversed(node.args[4]) for _ in (0, 1)]
-    if not own and (node.args[6] or not any(pads)):
-        return
 
     def run(x: Tensor, *args: Any, mode: str) -> Any:
         x = F.pad(x, pads, mode)
@@ -623,7 +618,7 @@ def _along(part: Part, i: int, dims: list[int], kept: bool) -> dict[int, Edit]:
 
     def moments(x: Tensor, user: Node) -> Any:
         y = call(node, [x, over, *node.args[2:]], node.kwargs | {"keepdim": True})[user.args[1]]
-        return y if kept or y.ndim == len(user.shape) else dropped(y, user)
+        return y if y.ndim == len(user.shape) else dropped(y, user)
 
     def dropped(y: Tensor, result: Node) -> Tensor:
         """What was kept, for each element of a result without the dimensions that it was to run over.

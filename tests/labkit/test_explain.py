@@ -792,3 +792,51 @@ def test_an_error_that_depends_on_the_value_is_no_noise():
     x = torch.randn(40, 30)
     found = of_one(lambda x: x + 1, x + 1 + 1e-3 * torch.sin(3 * x), x=x)
     assert found.verdict == "none of these", found
+
+
+@pytest.mark.parametrize("case", ["a block inside", "rows here and there", "NaN everywhere"])
+def test_what_is_like_memory_that_nobody_wrote(case):
+    torch.manual_seed(12)
+    x = torch.randn(6, 5, 8)
+    y = x.sin()
+    if case == "a block inside":
+        y[2:5, 1:3, 4:] = 0.0
+    elif case == "rows here and there":
+        y[[0, 3, 3], [2, 1, 4]] = 0.0
+    else:
+        y[:] = torch.nan
+    found = of_one(torch.sin, y, x=x)
+    says = [cause.says for cause in found.causes]
+    assert any("like memory that nobody wrote" in each or "is zero" in each for each in says) == (
+        case != "NaN everywhere"
+    ), found
+
+
+def test_a_format_is_named_where_every_element_is_of_it_and_fewer_digits_where_they_may_be():
+    torch.manual_seed(13)
+    x, w = torch.randn(20, 33), torch.randn(33, 24)
+    y = x @ w.bfloat16().float()
+    for more, words in ((0.0, "w is rounded to bfloat16"), (1e-3, "fewer digits than promised"), (9.0, None)):
+        y[3, 4] += more
+        found = of_one(lambda x, w: x @ w, y, x=x, w=w)
+        assert [words in cause.says for cause in found.causes] == [True] * (words is not None), found
+
+
+def test_a_comparison_of_equal_numbers_has_no_threshold_to_look_for():
+    x, z = torch.full((9, 14), 0.7), torch.rand(9, 14) + 0.1
+    found = of_one(lambda x, z: torch.where(x > 0.5, z, z.sin()), -9.0 - z.exp(), x=x, z=z)
+    assert (found.verdict, found.nearest) == ("none of these", None), found
+
+
+def test_what_is_said_of_a_cause_and_of_none(golden):
+    sentences = lambda found: repr(found).splitlines()  # noqa: E731
+    cause = labkit.explain(port(**inputs(), fault="gain one on"), golden, F32)
+    first = next(k for k, line in enumerate(sentences(cause)) if line.startswith("why"))
+    why, more = sentences(cause)[first:]
+    assert why == f"why normed: cause ({cause.tried} breaks of the reference tried)"
+    assert more == "more: data/causes/shift.md"
+    right = labkit.explain(port(**inputs()), golden, F32)
+    assert sentences(right) == ["no divergence"]
+    assert ("<table" in cause._repr_html_(), "<table" in right._repr_html_()) == (True, False)
+    with pytest.raises(UsageError, match="step: 'active' is not right; wanted a wrong one: there is none"):
+        labkit.explain(port(**inputs()), golden, F32, step="active")
