@@ -334,6 +334,18 @@ def test_without_an_order_a_gap_in_the_errors_is_an_alarm_and_nothing_is_first(t
     assert said["divergent_steps"] == ["0.out", "0.p", "1.out", "1.p"]
 
 
+def test_without_an_order_errors_that_grow_from_step_to_step_are_no_gap_whatever_the_names(tmp_path, diff):
+    generator = torch.Generator().manual_seed(0)
+    g, o = {}, {}
+    for k in range(6):
+        name = "fedcba"[k]
+        g[name] = torch.randn(64, 64, dtype=torch.float64, generator=generator)
+        o[name] = (g[name] * (1.0 + 3e-8 * 8**k * torch.randn(64, 64, generator=generator))).float()
+    for name, steps in zip("go", (g, o), strict=True):
+        save_file(steps, tmp_path / f"{name}.safetensors")
+    assert diff(tmp_path / "g.safetensors", tmp_path / "o.safetensors")[0] == 0
+
+
 def test_inputs_that_are_given_are_all_that_a_step_inherits(tmp_path, diff):
     generator = torch.Generator().manual_seed(0)
     g = {name: torch.randn(64, 64, dtype=torch.float64, generator=generator) for name in ("a", "b", "c")}

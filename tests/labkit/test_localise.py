@@ -407,6 +407,9 @@ def test_names_may_be_mapped_and_wrong_ones_are_refused():
     unmapped = localise(other, recorded, FLOAT32)
     assert unmapped.unexpected == ["q.k"]
     assert unmapped.table().rows[-1] == ("q.k", "", "", "", "", "not in the golden")
+    turned = {"scores": "p", "p": "scores"}
+    exchanged = Trace({turned.get(name, name): seen[name] for name in seen.names})
+    assert localise(exchanged, recorded, FLOAT32, names=turned).first is None
     with pytest.raises(UsageError, match="the observed has no step 'qk'"):
         localise(other, recorded, names={"scores": "qk"})
     with pytest.raises(UsageError, match="the golden has no step 'zero'"):

@@ -153,6 +153,12 @@ def test_without_a_program_a_wrong_step_is_found_by_its_place_or_its_direction()
     by_place = labkit.propose_names({"p": a.float(), "q": drawn(4, 5, seed=9).float(), "r": c.float()}, golden)
     assert by_place.names == {"x": "p", "y": "q", "z": "r"}
     assert by_place.partners["y"].reason == "place"
+    two = {"p": a.float(), "q": drawn(4, 5, seed=9).float(), "r": c.float(), "s": drawn(4, 5, seed=8).float()}
+    between = labkit.propose_names(two, golden | {"u": drawn(4, 5, seed=7)})
+    assert between.names == {"x": "p", "y": "q", "z": "r", "u": "s"}, "each the only one between its neighbours"
+    unknown = labkit.Trace(two)
+    unknown.ordered = False
+    assert labkit.propose_names(unknown, golden | {"u": drawn(4, 5, seed=7)}).names == {"x": "p", "z": "r"}
     by_direction = labkit.propose_names({"p": -2.0 * a.float(), "q": drawn(4, 5, seed=9).float()}, golden)
     assert by_direction.names == {"x": "p"}
     assert by_direction.partners["x"].reason == "direction"

@@ -8,7 +8,7 @@ import labkit
 from kernels.compare import nondeterminism
 from labkit import Trace, poisoned, repeat
 from labkit.errors import UsageError
-from labkit.trace.repetition import UNWRITTEN, distance, same_bits
+from labkit.trace.repetition import BEYOND, UNWRITTEN, distance, same_bits
 
 
 def test_the_same_bits_each_time_are_said_to_be():
@@ -114,6 +114,8 @@ def test_runs_that_give_other_steps_or_shapes_are_told():
     sizes = iter((2, 3))
     found = repeat(lambda: torch.ones(next(sizes)), 2)
     assert (found.identical, found.steps["result"].spread) == (False, np.inf)
+    ends = iter((2.0, np.nan))
+    assert repeat(lambda: torch.tensor([1.0, next(ends)]), 2).steps["result"].finding == BEYOND
 
 
 def test_results_are_the_same_if_their_bits_shapes_and_types_are():
