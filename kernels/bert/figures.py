@@ -137,7 +137,8 @@ def plot_plateaus(t: Trainings, names: Sequence[str], caption: str) -> Figure:
         axes.text(last * 1.09, free, name, color=style["color"], fontsize=8, va="center")
     for level in (FREQUENCIES, PLATEAU):
         axes.axhline(level, color="0.5", ls="--", lw=0.9)
-    axes.text(last * 1.6, FREQUENCIES + 0.05, "frequencies of tokens alone", fontsize=7, ha="right", color="0.4")
+    words = "loss of a model that knows only how often each token occurs"
+    axes.text(last * 1.6, FREQUENCIES + 0.05, words, fontsize=7, ha="right", color="0.4")
     axes.text(last * 0.01, PLATEAU - 0.05, "below: left\nthe plateau", fontsize=7, va="top", color="0.4")
     axes.set(xlim=(0.0, last * 1.6), ylim=(3.3, 7.4), xlabel="tokens, millions", ylabel="training loss, nats")
     axes.set_xticks([*range(0, math.ceil(last * 0.9), 20), last], [*range(0, math.ceil(last * 0.9), 20), f"{last:.0f}"])

@@ -113,7 +113,7 @@ class Comparison:
     @property
     def needed(self) -> float:
         """The ratio at which a rival is refuted: with all of them there, the likeliest has a share of 95%."""
-        return len(self.ratio) / FAMILY
+        return len(self.ratio) * (1.0 - FAMILY) / FAMILY
 
     @property
     def left(self) -> list[str]:

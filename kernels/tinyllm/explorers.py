@@ -56,7 +56,7 @@ def switches(
     axes[1].axis("off")
     o = outcomes[0]
     calls = f"{o['failed_calls']} calls failed, {o['failed_uploads']} of them uploads ({o['failed_h2d']} in h2d)"
-    figure.text(0.01, 0.02, f"{calls}; red lines are otherwise than in a right Tensor", fontsize=7, color=plots.GREY)
+    figure.text(0.01, 0.02, f"{calls}; red: differs from a right Tensor", fontsize=7, color=plots.GREY)
     return figure
 
 
@@ -111,11 +111,9 @@ def _draw_path(axes: Axes, on: Set[str], way: str, o: Any, p: Program) -> None:
             arrow((left, 0.62), (left + 1.6, 0.62), "copies\nthe buffer")
     arrow((9.6, 2.0), (9.6, 1.05), f"h2d():\n{uploaded('h2d_by_host_size')}", "h2d_by_host_size", side=-1)
     arrow((10.4, 0.62), (12.0, 0.62), "norm, head")
-    arrow(
-        (13.2, 1.05),
-        (13.2, 2.0),
-        "returned, d2h()" if "no_other_d2h" not in on else "returned,\nnot downloaded",
-        "no_other_d2h",
-    )
+    assigned = way in WAYS[:2] and "prefer_host" in on
+    upload = f"assigned: uploads\n{uploaded('assignment_by_host_size')}\n" if assigned else "returned,\n"
+    download = "not downloaded" if "no_other_d2h" in on else "then d2h()"
+    arrow((13.2, 1.05), (13.2, 2.0), upload + download, "no_other_d2h", *["assignment_by_host_size"] * assigned)
     axes.set(xlim=(-0.1, 14.5), ylim=(0.0, 3.3))
     axes.axis("off")

@@ -84,10 +84,6 @@ def _label(faults: str) -> str:
     return " + ".join(names[:2]) + ("\n+ " + " + ".join(names[2:]) if names[2:] else "")
 
 
-_PLAIN: Any = {"facecolor": "white", "lw": 0, "pad": 0.6}
-"""Behind a name, so that no line runs through it."""
-
-
 def says_of_curves(curves: Mapping[str, Curve], frequencies: float) -> str:
     """What the curves show: which end below three quarters of the loss that byte frequencies give."""
     learned = [name for name, curve in curves.items() if curve[-1][2] < 0.75 * frequencies]
@@ -106,8 +102,8 @@ def draw_curve(axes: Any, curves: Mapping[str, Curve], vocabulary: int, frequenc
     for (name, curve), colour in zip(curves.items(), (plots.BLUE, plots.ORANGE), strict=False):
         at, losses = zip(*((step, held) for step, _, held in curve), strict=True)
         axes.plot(at, losses, color=colour, marker="o", ms=3)
-        place: Any = {"textcoords": "offset points", "va": "center", "bbox": _PLAIN}
-        axes.annotate(name, (at[-1], losses[-1]), (6, 0), color=colour, **place)
+        place: Any = {"textcoords": "offset points", "va": "top"}
+        axes.annotate(name, (at[-1], losses[-1]), (6, -3), color=colour, **place)
     axes.set_xscale("symlog", linthresh=min(starts), linscale=0.5)
     axes.set(xlabel="step", ylabel="validation loss (nats per byte)", ylim=(0, np.log(vocabulary) + 0.6))
     axes.set_xlim(-0.05 * min(starts), 8 * max(ends))
