@@ -182,7 +182,7 @@ def tally_table(tallies: Sequence[Tally]) -> Table:
         "different from all before",
         "accused, by elements",
         "accused, by structure",
-        "largest error, times what rounding allows",
+        "largest error / tolerance",
         *(f"missed at {times:g} times that" for times in BEYOND),
     )
     rows = [

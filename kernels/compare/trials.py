@@ -185,7 +185,7 @@ def faults_by_instrument() -> Table:
         rows.append(
             (name, "whole" if strength is None else strength, finding.own.bound_used, " and ".join(reported_by))
         )
-    return Table(("fault", "strength", "largest error, times what rounding allows", "reported by"), rows)
+    return Table(("fault", "strength", "largest error / tolerance", "reported by"), rows)
 
 
 def observed_clean(way: Difference, x: dict[str, Tensor]) -> Trace:

@@ -22,8 +22,8 @@ CONTROLS = {"tile": [8, 16, 32, 64, 128], "columns": (8, 128), "tokens": (1, 12)
 """What can be turned, and how far."""
 ALT = (
     "Left: the columns that the kernel adds up in each stream, blue, and those that it leaves out, orange. Middle: the "
-    "error of each token's and stream's term of dalpha_pre. Right: the errors of the three gradients over the largest "
-    "that rounding allows, on a logarithmic axis with a line at 1."
+    "error of each token's and stream's term of dalpha_pre. Right: the errors of the three gradients over their "
+    "tolerance, on a logarithmic axis with a line at 1."
 )
 
 
@@ -65,13 +65,13 @@ def tiles(tile: int = 32, columns: int = 128, tokens: int = 6, seed: int = 0, de
     axes[1].set(xlabel="stream", ylabel="token", xticks=range(STREAMS), yticks=range(tokens))
     figure.colorbar(image, ax=axes[1])
     values = {part: float(share) or 1e-4 for part, share in zip(PARTS, shares, strict=True)}
-    plots.bars(axes[2], values, "error / largest that rounding allows", {"allowed": 1.0})
+    plots.bars(axes[2], values, "error / tolerance", {"the tolerance": 1.0})
     wrong = [part for part, share in values.items() if share > 1.0]
     axes[2].set_title(f"wrong: {', '.join(wrong) or 'none'}")
     off = digits(100.0 * error[0] / abs(float(exact["dalpha"][0])))
     plots.caption(
         figure,
-        f"{tokens} tokens, {STREAMS} streams, D = {columns}; dalpha_pre is {off}% off; broken line: the largest error "
-        "that rounding allows; an error of zero is drawn at 0.0001",
+        f"{tokens} tokens, {STREAMS} streams, D = {columns}; dalpha_pre is {off}% off; broken line: the "
+        "tolerance; an error of zero is drawn at 0.0001",
     )
     return figure
