@@ -140,8 +140,8 @@ def test_readme_and_docs_say_what_was_recorded():
     together = [row for name in SETS for row in RECORDED[name]]
     right, low, high = ep.share(together, "right")
     sentence = (
-        f"Of {len(together)} defects in seven sets, each by an author who had not seen the search, `labkit.explain` named the"
-        f" right kind of {right} at first sight ({low:.0f}% to {high:.0f}%) and a wrong one of"
+        f"Of {len(together)} defects in seven sets, each by an author who had not seen the search, `labkit.explain`"
+        f" named the right kind of {right} at first sight ({low:.0f}% to {high:.0f}%) and a wrong one of"
         f" {ep.share(together, 'wrong kind')[0]};"
     )
     assert sentence in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
