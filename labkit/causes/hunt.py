@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -37,7 +36,8 @@ from labkit.tables import printable
 from labkit.trace.findings import Localisation
 from labkit.trace.golden import GRADIENT, Golden, golden
 from labkit.trace.localise import FALSE_ALARM, localise
-from labkit.trace.repetition import poisoned, same_bits
+from labkit.trace.program import meanwhile
+from labkit.trace.repetition import digest, poisoned, same_bits
 from labkit.trace.watching import OUTPUT, tensors_of
 
 Inputs = dict[Any, Any]
@@ -255,12 +255,9 @@ def hunt(
         return isinstance(found, Failure)
 
     how = settings(max_examples=examples, database=None, deadline=None, phases=(Phase.generate, Phase.shrink))
-    with tempfile.TemporaryDirectory() as folder, quiet, suppress(NoSuchExample, Unsatisfiable, _TimeUp):
-        hypothesis.configuration.set_hypothesis_home_dir(folder)  # else it keeps numbers of the sources it sees
-        try:
-            hypothesis.find(cases, fails, settings=how, random=Random(seed))
-        finally:
-            hypothesis.configuration.set_hypothesis_home_dir(None)
+    home = partial(meanwhile, lambda: None, hypothesis.configuration.set_hypothesis_home_dir)
+    with tempfile.TemporaryDirectory() as folder, home(folder), quiet, suppress(NoSuchExample, Unsatisfiable, _TimeUp):
+        hypothesis.find(cases, fails, settings=how, random=Random(seed))  # which keeps numbers of the sources it sees
     if report.discarded and not report.examples + report.refused:
         raise UsageError(f"reference: none of {report.discarded} inputs drawn suits {_name(reference)}: {why}")
     return report
@@ -540,8 +537,7 @@ def _imported(what: str, function: Any) -> tuple[str, str]:
 
 def _digest(x: Tensor) -> str:
     """Of all of a tensor's memory, and how it lies there."""
-    content = _memory(x.detach()).view(torch.uint8).cpu().numpy().tobytes()
-    return f"{x.dtype} {x.shape} {x.stride()} {x.storage_offset()} {sha256(content).hexdigest()}"
+    return f"{x.dtype} {x.shape} {x.stride()} {x.storage_offset()} {digest(_memory(x.detach()))}"
 
 
 def _literal(x: Any) -> str:
