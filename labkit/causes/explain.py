@@ -448,13 +448,10 @@ class _Search:
             says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that nobody wrote"
             yield Mutant("zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(self._wrong, f)))
 
-    def _offs(self, some: Iterable[Mutant]) -> list[Tensor]:
-        """How far off each element of each is, without those that cannot be run, or that the time is up for."""
-        values = (self._value(mutant) for mutant in some if not self._late(self._until))
-        return [self._off(value) for value in values if value is not None]
-
     def _distance(self, mutant: Mutant) -> float:
-        return min(map(self._rms, self._offs([mutant])), default=math.inf)
+        """How far off a mutant is; Inf where it cannot be run, or the time is up."""
+        value = self._value(mutant) if not self._late(self._until) else None
+        return self._rms(self._off(value)) if value is not None else math.inf
 
     def _cause(self, mutant: Mutant, share: float) -> Cause:
         first = min(mutant.edits)
@@ -510,7 +507,8 @@ class _Search:
         error = (self._observed - self._right).nan_to_num(0.0, 0.0, 0.0)
         value = self._right.nan_to_num(0.0, 0.0, 0.0)
         off, size = float(error.norm()), float(value.norm())
-        if error.numel() < NOISY or _cosine(error, value) > UNLIKE or _smooth(error, value):
+        alike = abs(float((error * value).sum())) > UNLIKE * off * size
+        if error.numel() < NOISY or alike or _smooth(error, value):
             return []
         for promise in NARROWER:
             if self._late(self._until):
@@ -549,12 +547,6 @@ def _smooth(error: Tensor, value: Tensor) -> bool:
     e = error.flatten()[order] - error.flatten()[order].mean()
     alike = (e[1:] * e[:-1])[v.diff() > 1e-9 * v.abs().max()]
     return float(alike.sum()) > 3.0 * len(e) ** -0.5 * float(e.square().sum())
-
-
-def _cosine(a: Tensor, b: Tensor) -> float:
-    """Of the angle between two, without its sign; 0 where one is zero."""
-    b = b.to(a.dtype).nan_to_num(0.0, 0.0, 0.0)
-    return abs(float((a * b).sum())) / max(float(a.norm() * b.norm()), 1e-300)
 
 
 def _alike(a: Tensor | None, b: Tensor | None) -> bool:
