@@ -346,18 +346,11 @@ class _Search:
                 break
             if off(t) > LESS_LIKELY * least:
                 continue
-            share = self._share(t.mutant, everywhere) if t.mutant.kind != "precision" else self._largest(t.mutant)
-            if share is not None:
+            if (share := self._share(t.mutant, everywhere)) is not None:
                 found.append((t, share))
                 least = min(least, off(t))
         likely = [(t.mutant, share) for t, share in found if off(t) <= LESS_LIKELY * least]
         return [(m if everywhere else self._there(m), share) for m, share in likely]
-
-    def _largest(self, mutant: Mutant) -> float | None:
-        """As :meth:`_share`, for what the recorder, which is in float64, has no operation for: a cast."""
-        value = self._value(mutant)
-        share = float(self._off(value).max()) if value is not None and value.numel() else math.inf
-        return share if share <= 1.0 else None
 
     def _there(self, mutant: Mutant) -> Mutant:
         """The same mutant, said of the wrong places alone."""
@@ -369,8 +362,14 @@ class _Search:
         return replace(mutant, kind=kind, says=says, rank=mutant.rank + 2)
 
     def _share(self, mutant: Mutant, everywhere: bool = True, rules: Precision | None = None) -> float | None:
-        """The largest difference as a share of the mutant's own bound; None where it is beyond, or looks systematic."""
+        """The largest difference as a share of the mutant's own bound; None where it is beyond, or looks systematic.
+
+        A cast is held to the right step's bound: the recorder, which is in float64, has no operation for it.
+        """
         edits, seen = dict(mutant.edits), self._seen
+        if mutant.kind == "precision":
+            share = float(self._off(self._part.value(edits)).max())
+            return share if share <= 1.0 else None
         if not everywhere:
             target = self._part.target
             first = edits.get(target, Edit(torch.clone, (Ref(target),)))
@@ -515,7 +514,7 @@ class _Search:
                 break
             said = {**self._rules.steps.get(self._step, {}), **promise}
             rules = replace(self._rules, steps={**self._rules.steps, self._step: said})
-            share = self._share(Mutant("precision", "", {}), rules=rules)
+            share = self._share(Mutant("", "", {}), rules=rules)
             bound = bounded(self._part.broken({}), rules).step(self._step).bound if share is not None else None
             each = torch.as_tensor(bound.noise if bound is not None else math.inf).expand(value.shape)
             noise, allowed = float(each.norm()), torch.as_tensor(self._allowed)
