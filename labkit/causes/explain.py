@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -214,8 +214,7 @@ def explain(
     return result
 
 
-@dataclass
-class _Tried:
+class _Tried(NamedTuple):
     """A mutant, and how far what it gives is from what was observed: everywhere, and where the step is wrong."""
 
     mutant: Mutant
@@ -291,7 +290,7 @@ class _Search:
         result.blind_to = self._blind(same)
 
     def _rms(self, off: Tensor) -> float:
-        return float(off.square().mean().sqrt()) if off.numel() else 0.0
+        return float(off.square().mean().sqrt())
 
     def _late(self, until: float) -> bool:
         """Whether the time is up, which is said once."""
@@ -552,11 +551,9 @@ def _alike(a: Tensor | None, b: Tensor | None) -> bool:
     """Whether two results in float64 are equal but for the order of operations, which costs some of its 16 digits."""
     if a is None or b is None or a.shape != b.shape:
         return False
-    kind = torch.promote_types(a.dtype, b.dtype)
-    if not (kind.is_floating_point or kind.is_complex):
+    if not torch.promote_types(a.dtype, b.dtype).is_floating_point:
         return torch.equal(a, b)
-    a, b = a.to(kind), b.to(kind)
-    return torch.allclose(a, b, rtol=1e-7, atol=1e-10, equal_nan=True)
+    return torch.allclose(a.double(), b.double(), rtol=1e-7, atol=1e-10, equal_nan=True)
 
 
 def _drawn(x: Tensor, seed: int) -> Tensor:
