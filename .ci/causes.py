@@ -48,8 +48,8 @@ def broken(kind: str, inputs: dict[str, Tensor]) -> tuple[labkit.Golden, Tensor,
     """The golden of a kind's program on some inputs, what its mutant gives in float64, and the mutant."""
     entry = CATALOGUE[kind]
     golden = labkit.golden(lambda **given: {"y": eval(entry["program"], {"torch": torch, **given})}, **inputs)
-    part = Part.of(golden, labkit.Trace({name: golden[name] for name in (*inputs, "y")}), "y")
-    for mutant in mutants(Context(part, golden)):
+    part = Part(golden, labkit.Trace({name: golden[name] for name in (*inputs, "y")}), "y")
+    for mutant in mutants(Context(part)):
         if mutant.kind == kind and mutant.says.endswith(entry["break"]):
             return golden, part.value(mutant.edits), mutant
     raise LookupError(f"{kind}: no mutant of labkit's ends with {entry['break']!r}")

@@ -226,10 +226,10 @@ class _Search:
     """The search for what broke one step. What it finds goes into `result`, all else is as it was at the start."""
 
     def __init__(self, golden: Golden, seen: Trace, rules: Precision, seconds: float, result: Explanation) -> None:
-        self._golden, self._step, self._result = golden, str(result.step), result
+        self._step, self._result = str(result.step), result
         self._until, self._last = time.monotonic() + seconds / 2.0, time.monotonic() + seconds
-        self._part = Part.of(golden, seen, self._step)
-        self._context = Context(self._part, golden)
+        self._part = Part(golden, seen, self._step)
+        self._context = Context(self._part)
         steps = [name for name in self._part.names.values() if name in seen]
         self._rules = replace(rules, steps={name: rule for name, rule in rules.steps.items() if name in steps})
         self._seen = seen.named({name: name for name in steps})
@@ -483,7 +483,7 @@ class _Search:
     def _fresh(self) -> dict[int, Any]:
         """What every operation gives on drawn inputs; nothing where the reference does not take them."""
         with suppress(Exception):
-            return self._part.fresh(self._golden, self._inputs)
+            return self._part.fresh(self._inputs)
         return {}
 
     def _blind(self, same: Mapping[str, list[Mutant]]) -> dict[str, str]:

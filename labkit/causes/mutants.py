@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_map_only
 
 from labkit.causes.part import Edit, Part
 from labkit.numerics.precision import stored
-from labkit.trace.golden import Golden
 from labkit.trace.operations import (
     ALGORITHMS,
     ARITHMETIC,
@@ -235,8 +234,8 @@ class Context:
     `names` are torch's operations by the number of their result; `wholes` has the name for each operation of theirs.
     """
 
-    def __init__(self, part: Part, golden: Golden) -> None:
-        nodes, values, program = part.nodes, part.values, golden.program
+    def __init__(self, part: Part) -> None:
+        nodes, values, golden, program = part.nodes, part.values, part.golden, part.golden.program
         tensors = [values[i] for i in (*part.given, part.target)]
         shapes = [x.shape for x in tensors] + [program.nodes[golden.steps[name]].shape for name in golden.inputs]
         self.part = part

@@ -35,27 +35,15 @@ class Edit(NamedTuple):
 
 
 class Part:
-    """The operations from the steps observed before a step, which are constants here, to the step itself.
+    """The operations of `golden` from the steps observed before a step, which are constants here, to the step itself.
 
-    `names` are the steps among them and `origin` every operation's number in the golden, both by number here; `target`
-    is the wrong step's number, `given` those of what is not computed here (the steps before, inputs and constants), and
-    `values` what each operation gives, float64.
+    The steps observed are those of `seen` that have the golden's shapes. `names` are the steps among the operations and
+    `origin` every operation's number in the golden, both by number here; `target` is the wrong step's number, `given`
+    those of what is not computed here (the steps before, inputs and constants), and `values` what each operation gives,
+    float64.
     """
 
-    def __init__(self, program: Program, target: int, names: dict[int, str], origin: dict[int, int]) -> None:
-        self.program, self.target, self.names, self.origin = program, target, names, origin
-        self.nodes = program.nodes
-        self.given = [node.id for node in self.nodes if node.func in (INPUT, CONSTANT)]
-        self.values: dict[int, Any] = program.run(range(len(self.nodes)), {}, range(len(self.nodes)))
-        self.users: dict[int, list[int]] = {}
-        for node in self.nodes:
-            for parent in node.parents:
-                self.users.setdefault(parent, []).append(node.id)
-        self.downstream = cache(lambda *start: self._downstream(start))
-
-    @classmethod
-    def of(cls, golden: Golden, seen: Trace, step: str) -> Part:
-        """The part of a step of `golden`, where the steps of `seen` of the golden's shapes were observed."""
+    def __init__(self, golden: Golden, seen: Trace, step: str) -> None:
         target, nodes = golden.steps[step], golden.program.nodes
         others = [(name, k) for name, k in golden.steps.items() if k != target and name in seen]
         known = {k: name for name, k in others[::-1] if tuple(seen.read(name).shape) == nodes[k].shape}
@@ -63,18 +51,23 @@ class Part:
         shapes = {nodes[k].shape for k in (*before, target)}
         rivals = [k for k in known if nodes[k].shape in shapes and k not in before]
         rivals = sorted(rivals, key=lambda k: (abs(k - target), k))[:RIVALS]
-        program = Program()
+        observed = {k: seen.read(known[k]).to(golden[known[k]]) for k in (*before, *rivals)}
+        self.golden, self.program, values = golden, Program(), golden.program.values | observed
         number: dict[int, int] = {}
-        for k in sorted({*before, *rivals, *golden.program.cone([target], known)}, key=lambda k: (k not in rivals, k)):
-            if k in before or k in rivals:
-                number[k] = program.add(CONSTANT, value=seen.read(known[k]).to(golden[known[k]]))
-                program.nodes[-1].dtype = nodes[k].dtype
-            else:
-                number[k] = _append(program, nodes[k], number, golden.program.values)
-        program.inside = {number[k] for k in golden.program.inside & number.keys()}
-        names = {number[k]: known[k] for k in (*before, *rivals)}
-        names[number[target]] = step
-        return cls(program, number[target], names, {new: old for old, new in number.items()})
+        for k in sorted({*observed, *golden.program.cone([target], known)}, key=lambda k: (k not in rivals, k)):
+            constant = Node(k, CONSTANT, shape=nodes[k].shape, dtype=nodes[k].dtype)
+            number[k] = _append(self.program, constant if k in observed else nodes[k], number, values)
+        self.program.inside = {number[k] for k in golden.program.inside & number.keys()}
+        self.names = {number[k]: known[k] for k in observed} | {number[target]: step}
+        self.target, self.origin = number[target], {new: old for old, new in number.items()}
+        self.nodes = self.program.nodes
+        self.given = [node.id for node in self.nodes if node.func in (INPUT, CONSTANT)]
+        self.values: dict[int, Any] = self.program.run(range(len(self.nodes)), {}, range(len(self.nodes)))
+        self.users: dict[int, list[int]] = {}
+        for node in self.nodes:
+            for parent in node.parents:
+                self.users.setdefault(parent, []).append(node.id)
+        self.downstream = cache(self._downstream)
 
     def value(self, edits: Mapping[int, Edit], values: Mapping[int, Any] | None = None) -> Any:
         """The step with `edits` in place, by number; on `values` of all operations, where not on what was observed."""
@@ -95,18 +88,18 @@ class Part:
     def _takes(self, i: int, edit: Edit) -> tuple[Any, ...]:
         return self.nodes[i].args if edit.takes is None else edit.takes
 
-    def _downstream(self, start: tuple[int, ...]) -> list[int]:
+    def _downstream(self, *start: int) -> list[int]:
         found = set(start)
         for node in self.nodes:  # each comes after what it takes
             if not found.isdisjoint(node.parents):
                 found.add(node.id)
         return sorted(found)
 
-    def fresh(self, golden: Golden, inputs: Mapping[str, Tensor]) -> dict[int, Any]:
+    def fresh(self, inputs: Mapping[str, Tensor]) -> dict[int, Any]:
         """What every operation here gives on other inputs of the golden."""
-        given = {golden.steps[name]: value for name, value in inputs.items()}
-        wanted = {self.origin[i] for i in self.given}
-        found = golden.program.run(golden.program.cone(wanted, given), given, wanted)
+        given = {self.golden.steps[name]: value for name, value in inputs.items()}
+        wanted, whole = {self.origin[i] for i in self.given}, self.golden.program
+        found = whole.run(whole.cone(wanted, given), given, wanted)
         start = {i: found[self.origin[i]] for i in self.given}
         return self.program.run(range(len(self.nodes)), start, range(len(self.nodes)))
 
