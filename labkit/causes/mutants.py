@@ -136,9 +136,8 @@ def entries(d: int, index: Tensor) -> Change:
 
 
 def _moved(x: Tensor, d: int, by: int) -> Tensor:
-    edge = torch.zeros_like(x.narrow(d, 0, 1))
-    rest = x.narrow(d, 0 if by > 0 else 1, x.shape[d] - 1)
-    return torch.cat([edge, rest] if by > 0 else [rest, edge], d)
+    ends = (1, -1) if by > 0 else (-1, 1)  # one zero more before, and one entry less behind, or the other way round
+    return F.pad(x, (0, 0) * (x.ndim - d - 1) + ends)
 
 
 def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
