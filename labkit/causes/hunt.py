@@ -310,12 +310,12 @@ def _cases(
     free = sorted({one for said in axes.values() for one in said if isinstance(one, str)})
 
     def fits(lengths: dict[Any, int]) -> bool:
-        shapes = [[n if isinstance(n, int) else lengths.get(n, 1) for n in said] for said in axes.values()]
+        shapes = [[lengths.get(n, n) for n in said] for said in axes.values()]
         return sum(map(math.prod, shapes)) <= most and math.prod(lengths.values()) <= 64 * most
 
     def case(draw: Any) -> tuple[Inputs, dict[Any, str], Inputs]:
         one_of = lambda choices: draw(strategies.sampled_from(choices))  # noqa: E731
-        lengths: dict[Any, int] = {}
+        lengths: dict[Any, int] = dict.fromkeys(free, 1)
         for name in sorted(free, key=one_of(free).__eq__, reverse=True) if free else ():
             longest = one_of(SIZES)  # always as many choices: fewer would seem to be simpler
             lengths[name] = max(n for n in SIZES if n == 1 or (n <= longest and fits(lengths | {name: n})))
@@ -324,7 +324,7 @@ def _cases(
         inputs, normal, texts = dict(example), {}, {n: _literal(x) for n, x in example.items() if n not in tensors}
         seed = one_of(range(1000))  # integers() would draw numbers of the modules that are loaded
         for i, (name, x) in enumerate(tensors.items()):
-            shape = tuple(n if isinstance(n, int) else lengths[n] for n in axes[name])
+            shape = tuple(lengths.get(n, n) for n in axes[name])
             dtype = wanted if wanted is not None and x.is_floating_point() else x.dtype
             how: dict[str, Any] = {"seed": seed + i, "device": str(x.device)}
             how["layout"] = one_of([one for one in lying if name not in out or one != "repeated"])
