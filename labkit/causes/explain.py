@@ -197,15 +197,15 @@ def explain(
     if (total := report.findings[step].total) is None or total.count < 0:
         result.notes.append(f"{step}: {report.findings[step].words}; there are no numbers to reproduce")
         return result
-    if golden.program.nodes[golden.steps.get(step, golden.operations.get(step, 0))].func == INPUT:
+    golden = golden.with_steps(name for name in report.findings if name not in golden.steps)
+    node = golden.program.nodes[golden.steps[step]]
+    if node.func == INPUT:
         result.notes.append(f"{step} is an input: give the golden what the program was given")
         return result
-    golden = golden.with_steps(name for name in report.findings if name not in golden.steps)
     right = [one for one in reports if step in one.findings and not one.findings[step].wrong]
     if right:
         says = f"{step} is wrong in {len(runs) - len(right)} of {len(runs)} runs: a race, or memory that nobody wrote"
-        line = golden.program.nodes[golden.steps[step]].site
-        result.verdict, result.causes = CAUSE, [Cause("race", says, line, 0.0)]
+        result.verdict, result.causes = CAUSE, [Cause("race", says, node.site, 0.0)]
         return result
     golden = golden.to("cpu")  # where an index outside of its tensor raises, and does not end the process as on a GPU
     trace = renamed(as_trace("observed", runs[k]), golden, dict(names or {}))
