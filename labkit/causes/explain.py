@@ -12,6 +12,7 @@ from functools import cache, cached_property, partial
 from html import escape
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from labkit.causes.mutants import (
@@ -27,7 +28,7 @@ from labkit.causes.mutants import (
     summed_over,
     zeroed,
 )
-from labkit.causes.part import Edit, Part, taken
+from labkit.causes.part import Edit, Part
 from labkit.errors import UsageError
 from labkit.numerics.precision import INTEGERS, Precision, half_ulp
 from labkit.numerics.signature import along_each
@@ -239,9 +240,9 @@ class _Search:
         self._allowed = self._tolerance(str(observed.dtype).removeprefix("torch."))
         off = self._off(self._right)
         self._base, self._wrong = self._rms(off), off > 1.0
-        self._places = [torch.arange(int(p[0]), int(p[-1]) + 1) if len(p) else p for p in along_each(self._wrong)]
+        self._box = tuple(slice(int(p[0]), int(p[-1]) + 1) if len(p) else slice(0) for p in along_each(self._wrong))
         self._enough = math.log(len(self._part.nodes) / FALSE_ALARM)
-        some = taken(self._observed, self._places)
+        some = self._observed[self._box]
         self._somewhere = 0 < some.numel() < off.numel() and self._telling(some)
         self._inputs = {name: _drawn(golden[name], k) for k, name in enumerate(golden.inputs)}
 
@@ -311,7 +312,7 @@ class _Search:
                 same[mutant.kind] += [mutant] * (len(same[mutant.kind]) < SAME)
             else:
                 off = self._off(value)
-                there = self._rms(taken(off, self._places)) if self._somewhere else math.inf
+                there = self._rms(off[self._box]) if self._somewhere else math.inf
                 yield _Tried(mutant, self._rms(off), there)
 
     def _beyond_chance(self, fitted: _Tried) -> bool:
@@ -353,10 +354,10 @@ class _Search:
 
     def _there(self, mutant: Mutant) -> Mutant:
         """The same mutant, said of the wrong places alone."""
-        places = enumerate(zip(self._places, self._observed.shape, strict=True))
-        there = [(d, p, n) for d, (p, n) in places if len(p) < n]
-        where = [f"{int(p[0])}{f' to {int(p[-1])}' * (len(p) > 1)} of dimension {d}" for d, p, n in there]
-        tail = mutant.kind in ("factor", "drop_term") and any(int(p[-1]) == n - 1 for _, p, n in there)
+        places = enumerate(zip(self._box, self._observed.shape, strict=True))
+        there = [(d, p.start, p.stop - 1, n) for d, (p, n) in places if p != slice(0, n)]
+        where = [f"{a}{f' to {b}' * (b > a)} of dimension {d}" for d, a, b, _ in there]
+        tail = mutant.kind in ("factor", "drop_term") and any(b == n - 1 for *_, b, n in there)
         kind, says = "truncate" if tail else mutant.kind, f"{mutant.says}, but only in {' and '.join(where)}"
         return replace(mutant, kind=kind, says=says, rank=mutant.rank + 2)
 
@@ -372,8 +373,8 @@ class _Search:
         if not everywhere:
             target = self._part.target
             first = edits.get(target, Edit(torch.clone, (Ref(target),)))
-            edits[target] = Edit(lambda *args: taken(first.run(*args), self._places), first.takes)
-            there = taken(seen.read(self._step), [index.cpu() for index in self._places])
+            edits[target] = Edit(lambda *args: first.run(*args)[self._box], first.takes)
+            there = seen.read(self._step)[self._box]
             seen = Trace({name: there if name == self._step else seen[name] for name in seen.names})
         with suppress(Exception):  # an edit that the recorder does not know
             found = localise(seen, self._part.broken(edits), rules or self._rules).findings[self._step]
@@ -439,8 +440,8 @@ class _Search:
         wrong, count = int(self._wrong.sum()), self._wrong.numel()
         seen = self._wrong | (self._right == 0)  # a zero that nobody wrote is not seen
         spread = [self._wrong.any(d, keepdim=True) for d, n in enumerate(seen.shape) if n > 1]
-        block = bool(taken(seen, self._places).all()) or any(bool((seen | ~one).all()) for one in spread)
-        block = block or not bool(taken(self._wrong, along_each(~self._wrong)).any())  # what was written may be one
+        block = bool(seen[self._box].all()) or any(bool((seen | ~one).all()) for one in spread)
+        block = block or not bool(self._wrong[np.ix_(*along_each(~self._wrong))].any())  # what was written may be one
         fills = [("0", 0.0)] * block + [("NaN", math.nan)] * self._right.is_floating_point()
         for name, fill in fills if wrong < count else ():
             says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that nobody wrote"

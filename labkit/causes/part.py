@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -134,13 +134,6 @@ class Part:
             if node.id in self.program.inside or (each.id in mini.inside and each.id != last):
                 program.inside.add(number[each.id])
         return number[last]
-
-
-def taken(x: Tensor, places: Iterable[Tensor]) -> Tensor:
-    """These places of each dimension."""
-    for d, index in enumerate(places):
-        x = x.index_select(d, index)
-    return x
 
 
 def _append(program: Program, node: Node, number: Mapping[int, int], values: Mapping[int, Any]) -> int:
