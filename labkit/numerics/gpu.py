@@ -71,7 +71,6 @@ def _plan(
     real, narrow = [t.is_floating_point for t in (o, g)], max(o.itemsize, g.itemsize) <= 4
     constants = {
         "KIND": (tl.float32 if narrow else tl.float64) if all(real) else tl.float64 if any(real) else tl.int64,
-        "HAS_ULP": info is not None,
         "EXPONENT": int(math.log2(info.tiny)) if info else 0,
         "MANTISSA": -int(math.log2(info.eps)) if info else 0,
         "LARGEST": info.max if info else 0.0,

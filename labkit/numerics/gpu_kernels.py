@@ -73,7 +73,6 @@ def statistics_of_tiles(
     b_strides,
     logical,
     KIND: tl.constexpr,
-    HAS_ULP: tl.constexpr,
     EXPONENT: tl.constexpr,
     MANTISSA: tl.constexpr,
     LARGEST: tl.constexpr,
@@ -120,11 +119,10 @@ def statistics_of_tiles(
         care = ((most < _MOST) & (most_golden < _MOST)) == 0
         care = care | (ratio == inf)
         care = care | ((most > 0.0) & (most < _LEAST)) | ((most_golden > 0.0) & (most_golden < _LEAST))
-        if HAS_ULP:
-            biased = tl.maximum((v.to(tl.int32, bitcast=True) >> 23) & 255, EXPONENT + 127)
-            power = ((255 - biased) << 23).to(tl.float32, bitcast=True)  # 2^(128 - biased)
-            share = thread_max(a * power, THREADS).to(tl.float64) * (2.0 ** (MANTISSA - 1) / _SCALE)
-            care = care | ((share < inf) == 0)
+        biased = tl.maximum((v.to(tl.int32, bitcast=True) >> 23) & 255, EXPONENT + 127)
+        power = ((255 - biased) << 23).to(tl.float32, bitcast=True)  # 2^(128 - biased)
+        share = thread_max(a * power, THREADS).to(tl.float64) * (2.0 ** (MANTISSA - 1) / _SCALE)
+        care = care | ((share < inf) == 0)
         if MODE == 2:
             allowed = tl.load(b_ptr + offsets(index, sizes, b_strides, DIMENSIONS), mask=inside, other=1.0)
             part = quotient(a, allowed.to(tl.float32) * _SCALE, FAST)
@@ -145,11 +143,10 @@ def statistics_of_tiles(
                 x, y = o1.to(tl.float64), g1.to(tl.float64)
                 e = (o1.to(tl.int64) - g1.to(tl.int64)).to(tl.float64) if INTEGERS else x - y
                 finite = tl.abs(e) < inf
-                if HAS_ULP:
-                    exponent = tl.maximum((y.to(tl.int64, bitcast=True) >> 52) & 2047, EXPONENT + 1023)
-                    inverse = ((2047 - exponent) << 52).to(tl.float64, bitcast=True)  # 2^(1024 - exponent)
-                    units = tl.where(finite, tl.abs(e) * inverse * (2.0 ** (MANTISSA - 1)), 0.0)
-                    ulps = tl.maximum(ulps, units)
+                exponent = tl.maximum((y.to(tl.int64, bitcast=True) >> 52) & 2047, EXPONENT + 1023)
+                inverse = ((2047 - exponent) << 52).to(tl.float64, bitcast=True)  # 2^(1024 - exponent)
+                units = tl.where(finite, tl.abs(e) * inverse * (2.0 ** (MANTISSA - 1)), 0.0)
+                ulps = tl.maximum(ulps, units)
                 if MODE > 0:
                     limit = zero + number
                     if MODE == 2:
@@ -188,10 +185,9 @@ def statistics_of_tiles(
             o_zero += thread_sum((o == 0).to(tl.int32), THREADS)
             g_zero += thread_sum((g == 0).to(tl.int32), THREADS)
             relative = tl.maximum(relative, ratio.to(tl.float64) * (1.0 / _SCALE))
-            if HAS_ULP:
-                ulps = tl.maximum(ulps, share)
-                if MODE == 0:
-                    used = tl.maximum(used, 2.0 * share)
+            ulps = tl.maximum(ulps, share)
+            if MODE == 0:
+                used = tl.maximum(used, 2.0 * share)
             if MODE == 2:
                 used = tl.maximum(used, part.to(tl.float64))
         larger = size > largest
