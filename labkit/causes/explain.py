@@ -30,7 +30,7 @@ from labkit.causes.mutants import (
 )
 from labkit.causes.part import Edit, Part
 from labkit.errors import UsageError
-from labkit.numerics.precision import INTEGERS, Precision, half_ulp
+from labkit.numerics.precision import INTEGERS, Precision, half_ulp, name_of
 from labkit.numerics.signature import along_each
 from labkit.tables import Table, digits, printable, tell
 from labkit.trace.findings import Localisation, plain
@@ -237,7 +237,7 @@ class _Search:
         observed = seen.read(self._step)
         self._right = self._part.values[self._part.target]
         self._observed = observed.to(self._right.device, self._right.dtype)
-        self._allowed = self._tolerance(str(observed.dtype).removeprefix("torch."))
+        self._allowed = self._tolerance(name_of(observed.dtype))
         off = self._off(self._right)
         self._base, self._wrong = self._rms(off), off > 1.0
         self._box = tuple(slice(int(p[0]), int(p[-1]) + 1) if len(p) else slice(0) for p in along_each(self._wrong))

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit.causes.explain import Explanation, explain
 from labkit.errors import UsageError, extra, first_line
-from labkit.numerics.precision import Precision, dtype_of
+from labkit.numerics.precision import Precision, dtype_of, name_of
 from labkit.tables import printable
 from labkit.trace.findings import Localisation
 from labkit.trace.golden import GRADIENT, Golden, golden
@@ -111,7 +111,7 @@ class Failure:
         lines = [self.words]
         for name, x in _tensors(self.inputs).items():
             lying = f", strides {x.stride()}" * (not x.is_contiguous())
-            lines.append(f"  {name}: {str(x.dtype)[6:]} {list(x.shape)}{lying}")
+            lines.append(f"  {name}: {name_of(x.dtype)} {list(x.shape)}{lying}")
         return printable("\n".join(lines))
 
 
@@ -206,7 +206,7 @@ def hunt(
     strategy = isinstance(inputs, strategies.SearchStrategy)
     most = most or 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
     out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, VALUES)
-    dtypes = tuple(one if isinstance(one, torch.dtype) else dtype_of(Precision(one).storage) for one in _names(dtypes))
+    dtypes = tuple(dtype_of(Precision(one).storage) for one in _names(dtypes))
     if strategy:
         cases = inputs.map(_by_name).map(
             lambda case: (case, {n: repr(x) for n, x in case.items() if n not in _tensors(case)}, {})
