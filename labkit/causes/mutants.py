@@ -100,7 +100,7 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
         yield from orders(shape[d], d)
     if large[-2:] == [len(shape) - 2, len(shape) - 1] and shape[-1] == shape[-2]:
         for words, half in (("above", torch.tril), ("below", torch.triu)):  # BLAS writes one of a symmetric matrix
-            yield "zero", f"zero {words} the diagonal", lambda x, half=half: half(x)
+            yield "zero", f"zero {words} the diagonal", half
     if len(large) > 1:
         yield "flip", f"reversed in dimensions {large[-2:]}", lambda x, two=large[-2:]: x.flip(two)
 
@@ -285,7 +285,7 @@ class Context:
         """Operations whose result is made from that of `i` and has its shape, the nearest first."""
         nodes, inside = self.part.nodes, self.part.program.inside
         below = (k for k in self.part.downstream(i) if k != i and k not in inside and nodes[k].shape == nodes[i].shape)
-        return list(itertools.islice((k for k in below if isinstance(self.part.values[k], Tensor)), near))
+        return [k for k in below if isinstance(self.part.values[k], Tensor)][:near]
 
     def alike(self, i: int) -> list[int]:
         """What is given and has the shape and type of what operation `i` gives."""
@@ -474,10 +474,9 @@ def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Itera
             further = {f for n in sizes for f in (n, n**0.5, n**-0.5, 1 / n, old * n / (n - 1), old * n / (n + 1))}
             further |= {f for n in c.numbers for f in (old * n, old / n)}
     if is_epsilon(op, old) and op in ("add", "clamp_min", "clamp"):
-        plus = lambda *args: torch.add(args[1 - j], old)  # noqa: E731
-        larger = lambda *args: torch.clamp_min(args[1 - j], old)  # noqa: E731
+        other = torch.clamp_min if op == "add" else torch.add
         words = "the larger of both, not the sum" if op == "add" else "the sum of both, not the larger"
-        yield "eps", f"{what} has {words}", _instead(ids, larger if op == "add" else plus), 0
+        yield "eps", f"{what} has {words}", _instead(ids, lambda *args: other(args[1 - j], old)), 0
     for new in (*sorted(usual - {old}), *sorted(further - usual - {old})):
         number = int(new) if isinstance(old, int) and new == int(new) else new
         kind, says = kind_of_number(op, old, new, sizes), f"{what} has {new:.6g} where the reference has {old:.6g}"
@@ -504,6 +503,12 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
             yield kind, f"{what}: over {n}, not {count}", result_of(ids, lambda y, n=n: y * count / n), 1 + (n > count)
     if node.op == "sum" and count > 1:
         yield "scale", f"{what}: the mean, not the sum", result_of(ids, lambda y: y / count)
+    if node.op == "var_mean" and count > 1:
+        unbiased = node.kwargs.get("correction", node.args[2] if len(node.args) > 2 else 1)
+        firsts = [u for u in part.users.get(node.id, ()) if part.nodes[u].args[1] == 0]
+        factor = (count - 1) / count if unbiased else count / (count - 1)
+        says = f"the variance is over {count if unbiased else count - 1}"
+        yield "ddof", says, result_of(firsts, lambda v: v * factor)
     if node.op in ("cumsum", "cumprod"):
         for tile in (2**q for d in dims for q in range(1, (x.shape[d] - 1).bit_length())):
             anew = lambda v, d, t=tile: torch.cat([again(node, y, d) for y in v.split(t, d)], d)  # noqa: E731
@@ -553,16 +558,9 @@ def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[in
 
 
 def variances(c: Context) -> Iterator[Way]:
-    """Variances over one element more or less."""
+    """Variances, which come with a mean, and so are no tensor of their own."""
     for node in (node for node in c.part.nodes if node.op == "var_mean"):
         yield from of_reduction(c, [node.id], "var_mean")
-        count = _summed(node, c.part.values)
-        unbiased = node.kwargs.get("correction", node.args[2] if len(node.args) > 2 else 1)
-        firsts = [u for u in c.part.users.get(node.id, ()) if c.part.nodes[u].args[1] == 0]
-        if firsts and count > 1:
-            factor = (count - 1) / count if unbiased else count / (count - 1)
-            says = f"the variance is over {count if unbiased else count - 1}"
-            yield "ddof", says, result_of(firsts, lambda v, factor=factor: v * factor)
 
 
 def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
