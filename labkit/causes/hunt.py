@@ -505,7 +505,7 @@ def _names(out: Any) -> Names:
 
 def _chosen(what: str, some: Iterable[str], known: Iterable[str]) -> Names:
     """Names of those known, one or several, in any case."""
-    some, names = (some,) if isinstance(some, str) else tuple(some), {name.lower(): name for name in known}
+    some, names = _names(some), {name.lower(): name for name in known}
     if not some or not {str(one).lower() for one in some} <= set(names):
         raise UsageError(f"{what}: {some} is not right; wanted some of {', '.join(names.values())}")
     return tuple(names[one.lower()] for one in some)
