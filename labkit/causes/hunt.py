@@ -207,6 +207,8 @@ def hunt(
     most = most or 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
     out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, VALUES)
     dtypes = tuple(dtype_of(Precision(one).storage) for one in _names(dtypes))
+    if wrong := [dtype for dtype in dtypes if not dtype.is_floating_point]:
+        raise UsageError(f"dtypes: {name_of(wrong[0])!r} is not right; wanted floating-point ones")
     if strategy:
         cases = inputs.map(_by_name).map(
             lambda case: (case, {n: repr(x) for n, x in case.items() if n not in _tensors(case)}, {})
@@ -298,6 +300,8 @@ def _cases(
 ) -> Any:
     """The strategy of an example: inputs, the text that makes each, and normal values for those of floating-point."""
     tensors = {name: x for name, x in _tensors(example).items() if x.dim()}
+    if empty := [name for name, x in tensors.items() if not x.numel()]:
+        raise UsageError(f"inputs: {empty[0]!r} has no element; wanted an example that shows a range of numbers")
     axes: Inputs = dict(_by_name(sizes or {}))
     called: dict[int, str] = {}
     for name, said in axes.items():
@@ -331,7 +335,7 @@ def _cases(
             if not x.is_floating_point():
                 how |= {"low": int(x.min()), "high": int(x.max())}
             elif name not in out:
-                how |= {"low": 0.0} if x.min() >= 0 else {}
+                how |= {"low": 0.0} if x.double().min() >= 0 else {}
                 normal[name] = drawn(shape, dtype, "normal", **how)
                 how["values"] = one_of((*values, *(["normal"] * 3 if "normal" in values else [])))
                 how |= {"seed": 0} if how["values"] in ("ones", "zeros", "counting") else {}  # the same case is one
@@ -417,11 +421,12 @@ def _failure(
 
     given = views(memory)
     for name in out:
-        given[name].fill_(math.nan if given[name].is_floating_point() else torch.iinfo(given[name].dtype).max)
+        with poisoned():
+            given[name].copy_(torch.empty_like(given[name]))
     before, others = ({place: x.clone() for place, x in memory.items()} for _ in range(2))
     for place in {at[name] for name, x in tensors.items() if name not in out and x.is_floating_point()}:
         x = others[place]  # no result takes these for the same, be it without mean and scale
-        x.mul_(x).add_(1 + torch.arange(len(x), device=x.device) % 3)
+        x.copy_(x.double().square() + 1 + torch.arange(len(x), device=x.device) % 3)
 
     def run(start: Mapping[int, Tensor], refused: Names = ()) -> tuple[dict[str, Tensor], str]:
         """The results of a call, and what it did that it must not do."""

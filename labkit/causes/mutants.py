@@ -190,7 +190,7 @@ def _cut(x: Tensor, half: int, off: int) -> Tensor:
 def zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
     """Zero in `a` to `b` - 1 of dimension `d`."""
     place = torch.arange(x.shape[d]).view([-1] + [1] * (x.ndim - d - 1))
-    return x * ((place < a) | (place >= b))
+    return x.masked_fill((place >= a) & (place < b), 0)
 
 
 def ranges(n: int) -> list[tuple[int, int]]:
@@ -435,6 +435,12 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             yield "race", says, _instead(ids, partial(_lossy, op=node.op, tile=tile))
     if node.op in ("convolution", "constant_pad_nd"):
         yield from padded(node, ids, what)
+    if node.op == "convolution" and set(node.args[5]) != {1}:
+        for where, share in (("its beginning", 0), ("its middle", 2)):
+            says = f"{what} has no dilation, and of what it gives {where} is taken"
+            yield "other", says, _instead(ids, partial(_undilated, node=node, share=share))
+    if node.op in PRODUCTS and len({a.shape for a in tensors.values()}) == 1:
+        yield "function", f"{what} multiplies element by element", _instead(ids, torch.mul)
     if node.op == "getitem":
         for k in {*range(len(part.values[node.parents[0]]))} - {node.args[1]}:
             yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(part, ids, 1, lambda _, k=k: k)
@@ -477,6 +483,10 @@ def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Itera
         other = torch.clamp_min if op == "add" else torch.add
         words = "the larger of both, not the sum" if op == "add" else "the sum of both, not the larger"
         yield "eps", f"{what} has {words}", _instead(ids, lambda *args: other(args[1 - j], old)), 0
+    roots = [k for i in ids for k in c.part.users.get(i, ()) if c.part.nodes[k].op == "rsqrt"]
+    if is_epsilon(op, old) and op == "add" and roots:
+        after = Edit(lambda x: 1.0 / (x.sqrt() + old), (c.part.nodes[ids[0]].args[1 - j],))
+        yield "eps", f"{what} comes after the root", dict.fromkeys(roots, after), 0
     for new in (*sorted(usual - {old}), *sorted(further - usual - {old})):
         number = int(new) if isinstance(old, int) and new == int(new) else new
         kind, says = kind_of_number(op, old, new, sizes), f"{what} has {new:.6g} where the reference has {old:.6g}"
@@ -564,16 +574,30 @@ def variances(c: Context) -> Iterator[Way]:
 
 
 def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
-    """Padding with something else than zeros."""
+    """Padding with something else than zeros, or with these elsewhere: on one side, as if causal, or on both."""
     own = node.op == "constant_pad_nd"
     pads = list(node.args[1]) if own else [p for p in reversed(node.args[4]) for _ in (0, 1)]
 
-    def run(x: Tensor, *args: Any, mode: str) -> Any:
+    def run(x: Tensor, *args: Any, mode: str = "constant", pads: list[int] = pads) -> Any:
         x = F.pad(x, pads, mode)
         return x if own else again(node, x, *args[:3], [0] * len(args[3]), *args[4:])
 
     for mode in ("replicate", "reflect", "circular"):
         yield "other", f"{what} is padded by {mode}, not by zeros", _instead(ids, partial(run, mode=mode))
+    for at in range(0, len(pads), 2):
+        before, both = pads[at], sum(pads[at : at + 2])
+        for new in {*range(both + 1)} - {before}:
+            says = f"{what} is padded by {new} before and {both - new} behind, not {before} and {both - before}"
+            yield "shift", says, _instead(ids, partial(run, pads=[*pads[:at], new, both - new, *pads[at + 2 :]]))
+
+
+def _undilated(*args: Any, node: Node, share: int) -> Tensor:
+    """A convolution whose taps stand side by side, as much of it as there was."""
+    y = again(node, *args[:5], [1] * len(args[5]), *args[6:])
+    for d in range(2, y.ndim):
+        more = y.shape[d] - node.shape[d]
+        y = y.narrow(d, more // share if share else 0, node.shape[d])
+    return y
 
 
 def along(c: Context) -> Iterator[Way]:

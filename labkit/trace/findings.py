@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from html import escape
 from typing import Any
 
 from labkit.numerics.compare import Comparison
@@ -150,7 +151,7 @@ class Localisation:
 
     def _repr_html_(self) -> str:
         lines = (self.assumed, *self.notes, self.verdict)
-        return self.table()._repr_html_() + "".join(f"<p>{line}</p>" for line in lines)
+        return self.table()._repr_html_() + "".join(f"<p>{escape(line)}</p>" for line in lines)
 
     def __repr__(self) -> str:
         return printable("\n".join([str(self.table()), self.assumed, *self.notes, self.verdict]))

@@ -692,6 +692,30 @@ def changed():
             "has the sum of both, not the larger",
             {"n": n},
         ),
+        "eps after a root of which one is divided by": (
+            lambda a: torch.nn.functional.layer_norm(a * 0.01, (19,), eps=1e-5),
+            lambda a: (a - a.mean(-1, keepdim=True)) / (a.std(-1, correction=0, keepdim=True) + 1e-3),
+            "comes after the root",
+            {"a": a},
+        ),
+        "no dilation": (
+            lambda s: torch.nn.functional.conv1d(s, s[..., 5:8], dilation=2),
+            lambda s: torch.nn.functional.conv1d(s, s[..., 5:8])[..., :-2],
+            "has no dilation, and of what it gives its beginning is taken",
+            {"s": x.view(1, 11, 29)},
+        ),
+        "padding on both sides": (
+            lambda s, w: torch.nn.functional.conv1d(torch.nn.functional.pad(s, (4, 0)), w),
+            lambda s, w: torch.nn.functional.conv1d(s, w, padding=2),
+            "is padded by 2 before and 2 behind, not 4 and 0",
+            {"s": x.view(1, 11, 29), "w": a[:11, :15].reshape(3, 11, 5)},
+        ),
+        "products of elements": (
+            lambda s: s @ s,
+            lambda s: s * s,
+            "mm multiplies element by element",
+            {"s": x[:, :11]},
+        ),
         "a number close by": (
             lambda x: x.exp() * 0.9999 + x.cos(),
             lambda x: x.exp() * 0.99996 + x.cos(),

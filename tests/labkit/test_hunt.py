@@ -471,3 +471,15 @@ def test_tensors_inside_of_an_input_stay_as_they_are_and_are_given_to_both():
 
     given = {"weights": {"gain": torch.tensor(3.0)}, "x": torch.randn(4)}
     assert not labkit.hunt(scaled, scaled, given, labkit.Precision("float32"), examples=5).found
+
+
+def test_truth_values_are_written_and_examples_without_a_range_are_refused():
+    def positive(x, out):
+        out.copy_(x > 0)
+
+    given = {"x": torch.randn(3, 4), "out": torch.empty(3, 4, dtype=torch.bool)}
+    assert not labkit.hunt(positive, lambda x: x > 0, given, out="out", examples=8).found
+    with pytest.raises(UsageError, match="inputs: 'input' has no element; wanted an example that shows a range"):
+        labkit.hunt(torch.sin, torch.sin, {"input": torch.empty(0, 3)})
+    with pytest.raises(UsageError, match="dtypes: 'int32' is not right; wanted floating-point ones"):
+        labkit.hunt(torch.sin, torch.sin, {"input": torch.ones(3)}, dtypes="int32")

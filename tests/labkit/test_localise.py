@@ -1423,3 +1423,8 @@ def test_what_torch_has_as_one_operation_may_be_written_out(case, dtype):
         assert localise(observed, recorded, promised).first is None, name
     observed["output"] = observed["output"] * 1.0625
     assert localise(observed, recorded).first == "output"
+
+
+def test_names_from_files_are_text_on_a_page():
+    name = "<img src=x>"
+    assert "<img" not in localise({name: torch.ones(3)}, {name: torch.zeros(3)})._repr_html_()
