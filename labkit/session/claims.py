@@ -191,15 +191,14 @@ def claims(name: str) -> Ledger:
 
 
 def answer(name: str, result: Mapping[str, Any] | None = None) -> str:
-    """The notebook's answer, filled in with `claims`, `metrics`, `parameters` and `device` of a result, or its record.
+    """The notebook's answer, filled in with `claims`, `metrics`, `parameters` and so on of a result, or its record.
 
     The record of a GPU comes before that of a CPU. `claims` gives for each id the verdict and what was measured.
     """
     if result is None:
         record = recorded(name) or recorded(name, "cpu")
         result = record.result if record else {}
-    parts = {part: result[part] for part in ("claims", "metrics", "parameters", "device", "verdict") if part in result}
-    return fill(f"answer of {name}", described(name)["answer"], parts)
+    return fill(f"answer of {name}", described(name)["answer"], result)
 
 
 def plain(value: Any) -> Any:
