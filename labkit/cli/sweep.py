@@ -129,12 +129,11 @@ def completed(client: Any, work: Callable[[Any], Any], items: Iterable[Any], ret
     """
     from distributed import KilledWorker, wait
 
-    numbered, pending = enumerate(items), dict[Any, Any]()
+    waiting, pending = iter(items), dict[Any, Any]()
     try:
         while True:
-            for number, item in itertools.islice(numbered, max(1, sum(client.nthreads().values())) - len(pending)):
-                key = f"labkit-{os.getpid()}-{number}"
-                pending[client.submit(work, item, key=key, pure=False, retries=retries)] = item
+            for item in itertools.islice(waiting, max(1, sum(client.nthreads().values())) - len(pending)):
+                pending[client.submit(work, item, pure=False, retries=retries)] = item
             if not pending:
                 return
             with suppress(TimeoutError):  # after which there may be more workers
