@@ -213,9 +213,8 @@ def places(workers: int | None, gpus: bool) -> Held:
     cores = sorted(os.sched_getaffinity(0))
     many, each = workers or len(devices) or len(cores), len(cores)
     shares = [cores[i * each // many : (i + 1) * each // many] or [cores[i % each]] for i in range(many)]
-    held = [{"LABKIT_CORES": ",".join(map(str, share))} for share in shares]
-    gpus_in_turn = zip(held, itertools.cycle(devices), strict=False)
-    return [one | {"CUDA_VISIBLE_DEVICES": gpu} for one, gpu in gpus_in_turn] if devices else held
+    gpu = itertools.cycle([{"CUDA_VISIBLE_DEVICES": name} for name in devices] or [{}])
+    return [{"LABKIT_CORES": ",".join(map(str, share))} | next(gpu) for share in shares]
 
 
 def jobs(kind: str, given: Mapping[str, Any]) -> Any:
