@@ -12,14 +12,13 @@ Filters beyond Jinja2's own, each the same on every machine:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import jinja2
+import jinja2.meta
 
 from labkit.errors import UsageError
 from labkit.tables import digits
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 
 def count(value: float) -> str:
@@ -44,28 +43,19 @@ def listed(items: Sequence[Any]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "none"
 
 
-@cache
-def environment() -> Environment:
-    """Jinja2 with the filters above, for which a field that is not there is an error."""
-    import jinja2
-
-    made = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
-    made.filters |= {function.__name__: function for function in (digits, count, percent, span, listed)}
-    return made
+ENVIRONMENT = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+"""Jinja2 with the filters above, for which a field that is not there is an error."""
+ENVIRONMENT.filters |= {function.__name__: function for function in (digits, count, percent, span, listed)}
 
 
 def fields(text: str) -> set[str]:
     """The names of the fields that a text needs."""
-    from jinja2 import meta
-
-    return meta.find_undeclared_variables(environment().parse(text))
+    return jinja2.meta.find_undeclared_variables(ENVIRONMENT.parse(text))
 
 
 def fill(what: str, text: str, values: Mapping[str, Any]) -> str:
     """The text with its fields filled in. Raises UsageError, which begins with `what`, for one that is missing."""
-    from jinja2 import TemplateError
-
     try:
-        return " ".join(environment().from_string(text).render(values).split())
-    except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        return " ".join(ENVIRONMENT.from_string(text).render(values).split())
+    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(f"{what}: its text cannot be filled in: {error}") from None
