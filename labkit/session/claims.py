@@ -42,11 +42,6 @@ class Claim:
     given: str = ""
     only: str = ""
 
-    @property
-    def fields(self) -> set[str]:
-        """What has to be measured for all of its texts."""
-        return set().union(*map(fields, [*self.texts.values(), self.given]))
-
 
 @dataclass(frozen=True)
 class Settled:
@@ -85,7 +80,8 @@ class Ledger:
             wanted = f"its texts are for {', '.join(claim.texts) or 'none'}"
             raise UsageError(f"claim {claim_id}: {verdict} has no text in data/claims/{self.name}.yaml; {wanted}")
         values = plain(measured)
-        if missing := sorted(claim.fields - values.keys()):
+        needed = set().union(*map(fields, [*claim.texts.values(), claim.given]))
+        if missing := sorted(needed - values.keys()):
             raise UsageError(f"claim {claim_id}: its texts need {missing[0]}; measured are {', '.join(values)}")
         because, given = (fill(f"claim {claim_id}", text, values) for text in (claim.texts[verdict], claim.given))
         self.settled[claim_id] = Settled(verdict, values, because, given)
