@@ -24,17 +24,16 @@ def new(name: str) -> list[Path]:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UsageError(f"NAME: {name!r} is not right; wanted a Python name in small letters, such as softmax_rows")
     sources = [path for path in sorted(TEMPLATE.rglob("*")) if path.is_file()]
-    places = [str(path.relative_to(TEMPLATE)).removesuffix(".txt").replace("NAME", name) for path in sources]
+    places = {str(path.relative_to(TEMPLATE)).removesuffix(".txt").replace("NAME", name): path for path in sources}
     for place in (*places, f"kernels/{name}", f"kernels/{name}.py"):
         if (ROOT / place).exists():
             raise UsageError(f"NAME: {place} is there already; wanted a name that is not in use")
-    targets = [ROOT / place for place in places]
-    for source, path in zip(sources, targets, strict=True):
-        write_text(path, source.read_text(encoding="utf-8").replace("NAME", name))
+    for place, source in places.items():
+        write_text(ROOT / place, source.read_text(encoding="utf-8").replace("NAME", name))
     refresh = [sys.executable, str(ROOT / ".ci" / "answers.py"), name]
     execute = "jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False"
     for command in (refresh, [sys.executable, "-m", *execute.split(), f"notebooks/{name}.ipynb"]):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{Path(command[-1]).name}: {done.stderr.strip().splitlines()[-1]}")
-    return targets
+    return [ROOT / place for place in places]
