@@ -21,9 +21,6 @@ from labkit.session.catalogue import CHECKOUT, ROOT, Notebook, notebook, noteboo
 from labkit.session.secrets import hidden
 from labkit.tables import printable
 
-WIDTH = 80
-"""Characters of a line of `labkit list`."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 where a run or a check failed, 2 for bad input."""
@@ -174,7 +171,7 @@ def _block(book: Notebook) -> str:
 
     def lines(first: str, text: object) -> str:
         rest = " " * len(first)
-        return textwrap.fill(" ".join(str(text).split()), WIDTH, initial_indent=first, subsequent_indent=rest)
+        return textwrap.fill(" ".join(str(text).split()), 80, initial_indent=first, subsequent_indent=rest)
 
     shown = [book.name]
     shown += [lines(f"  {part:8}  ", book.about[part]) for part in ("question", "answer") if book.about.get(part)]
