@@ -78,6 +78,8 @@ class Card:
     """The parameters that differ from the checkout's defaults, and these."""
     earlier: Sequence[Card] = ()
     """Runs before this one at the same setting."""
+    interactive: bool = False
+    """Whether it is the last run from Lab, nbval or plain papermill."""
 
     @property
     def ends(self) -> str:
@@ -88,11 +90,6 @@ class Card:
     def counts(self) -> Counter[str]:
         """How many claims have each verdict."""
         return Counter(claim["verdict"] for claim in self.result.get("claims", {}).values())
-
-    @property
-    def interactive(self) -> bool:
-        """Whether it is the last run from Lab, nbval or plain papermill."""
-        return self.notebook.parent.name == INTERACTIVE
 
     @property
     def device(self) -> str:
@@ -178,14 +175,15 @@ def card(folder: Path, attempt: str = "", result: str = "result.json") -> Card:
 
     Raises nothing for what its files are.
     """
-    kept = "result.json" if folder.name == INTERACTIVE else "report.html"
-    link = urllib.parse.quote(os.fsencode(Path(folder.parent.name, folder.name, kept)))
-    made = Card(attempt or folder.parent.name, folder / "notebook.ipynb", link if (folder / kept).is_file() else "")
+    made = Card(attempt or folder.parent.name, folder / "notebook.ipynb", interactive=folder.name == INTERACTIVE)
+    kept = folder / ("result.json" if made.interactive else "report.html")
+    if kept.is_file():
+        made.link = urllib.parse.quote(os.fsencode(kept.relative_to(folder.parent.parent)))
     try:
         made.when = folder.stat().st_mtime
         found = as_result(_read(folder / result))
         made.when = (folder / result).stat().st_mtime
-        of_folder = folder.name == INTERACTIVE or (made.link and belongs(found, folder))
+        of_folder = made.interactive or (made.link and belongs(found, folder))
         if found["notebook"] != made.name or not (attempt or of_folder):
             raise ValueError("it is not of this folder's run")
         made.state, made.result, made.parameters = "ok", found, found["parameters"]
