@@ -240,11 +240,11 @@ def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
     for needed in (path, book):
         if not needed.is_file():
             raise UsageError(f"{run_directory}: it holds no {needed.name}; wanted the folder of a finished run")
+    content = read_json(path, str(run_directory))
     try:
-        result = as_result(read_json(path, str(run_directory)))
+        result = as_result(content)
     except ValueError as error:
-        wrong = f"{path.name} is not an ok result of schema {SCHEMA}"
-        raise error if isinstance(error, UsageError) else UsageError(f"{run_directory}: {wrong} ({error})") from None
+        raise UsageError(f"{run_directory}: {path.name} is not an ok result of schema {SCHEMA} ({error})") from None
     for number, cell in enumerate(Notebook(book).content["cells"], 1):
         by = cell["metadata"].get("papermill")
         done = isinstance(by, dict) and by.get("status") == "completed" and cell.get("execution_count")
