@@ -41,8 +41,6 @@ CLUSTERS = "local, slurm, pbs, or tcp://HOST:PORT of a scheduler that runs"
 CONNECT = 20.0
 """Seconds in which a scheduler has to answer."""
 
-WARM = ["labkit.cli.execute", "labkit.cli.sweep"]
-"""What the server imports, of which each run's process is a fork: papermill with it."""
 DASK = {
     "distributed.worker.daemon": False,  # a daemon may have no children, and a run is one
     "distributed.nanny.pre-spawn-environ": {},  # it would hold every run to one thread
@@ -257,7 +255,7 @@ def _execute(name: str, out: Path, held: Held, point: Point) -> str:
 async def _fork(one: run.Run, folder: Path, environment: dict[str, str], say: Say) -> str:
     """Execute a run's notebook in a fork of a server that has papermill imported. Returns why it failed, or nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(WARM)
+    context.set_forkserver_preload(["labkit.cli.execute", "labkit.cli.sweep"])
     answer, write = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(one.book.path, folder, one.parameters, environment, write))
     process.start()
