@@ -207,7 +207,8 @@ def _sweep(options: argparse.Namespace) -> int:
     from labkit.session.record import writable
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: it ends the workers, and jobs on a cluster
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) == signal.SIG_DFL:  # and not ignored, as under nohup
+            signal.signal(number, signal.default_int_handler)
     points = sweep.grid(options.name, options.p, options.sample)
     with sweep.cluster(options.cluster, options.workers, options.gpus, options.settings, options.retries) as connected:
         writable(options.out, "--out")

@@ -35,5 +35,6 @@ def new(name: str) -> list[Path]:
     for command in (refresh, [sys.executable, "-m", *execute.split(), f"notebooks/{name}.ipynb"]):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"{Path(command[-1]).name}: {done.stderr.strip().splitlines()[-1]}")
+            words = done.stderr.strip().splitlines() or [f"ended with exit status {done.returncode}"]
+            raise RuntimeError(f"{Path(command[-1]).name}: {words[-1]}")
     return [ROOT / place for place in places]

@@ -48,8 +48,8 @@ CAUSES = "●▲■◆▼★"
 """Marks of the commonest causes."""
 INTERACTIVE = "interactive"
 """The folder of runs from Lab, nbval and plain papermill: the result of the last one, and no page."""
-BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError)
-"""What reading a file that is not as it should be may raise."""
+BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SyntaxError, UsageError)
+"""What reading a file that is not as it should be may raise; SyntaxError is Pillow's of a picture."""
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 """What no text has: characters that steer a terminal, and halves of characters."""
 TITLE = re.compile("<h1>(.*?)</h1>", re.DOTALL)
@@ -104,7 +104,7 @@ class Card:
     @property
     def figure(self) -> tuple[str, str] | None:
         """The first figure, scaled down, as an address that holds it, and its alternative text."""
-        with suppress(StopIteration, *BROKEN):
+        with suppress(StopIteration, Image.DecompressionBombError, *BROKEN):
             outputs = (output for cell in _read(self.notebook)["cells"] for output in cell.get("outputs", ()))
             shown = next(output for output in outputs if "image/png" in output.get("data", {}))
             with Image.open(io.BytesIO(base64.b64decode("".join(shown["data"]["image/png"])))) as picture:

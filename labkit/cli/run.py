@@ -34,7 +34,8 @@ from typing import IO, Any
 from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks, read_json, resolve
 from labkit.session.claims import answer
-from labkit.session.record import complete, run_id, sources, summary
+from labkit.session.record import complete, run_id, sources, summary, write_text
+from labkit.session.secrets import hidden
 from labkit.tables import Table
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -191,6 +192,8 @@ async def _attempt(one: Run, keep: bool, cores: int, say: Say, how: Execute) -> 
         return f"{error}; the earlier result stays; see {os.path.relpath(folder / 'log.txt')}"
     for path in folder.iterdir():
         if path.name not in (name, "result.json") and (path.name in FILES if error else True) and _whole(path):
+            if path.suffix == ".ipynb":  # of a run that was ended
+                write_text(path, hidden(path.read_text(encoding="utf-8")))
             if (target := one.directory / path.name).is_dir():
                 shutil.rmtree(target)
             path.replace(target)

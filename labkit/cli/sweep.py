@@ -177,6 +177,14 @@ def cluster(
     given, held = read_yaml(settings, "--settings") if settings else {}, Held()
     if not isinstance(given, dict):
         raise UsageError(f"--settings: {settings} is not right; wanted `name: value` lines, such as queue, cores")
+    running = kind.startswith("tcp://")
+    for option, useless in (
+        ("--gpus", gpus and kind != "local"),
+        ("--workers", workers and running),
+        ("--settings", given and running),
+    ):
+        if useless:
+            raise UsageError(f"{option}: does nothing for --cluster {kind}; wanted it left out")
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(DASK | {"distributed.scheduler.allowed-failures": retries}))
         address: Any = kind
@@ -187,7 +195,7 @@ def cluster(
         elif kind in ("slurm", "pbs"):
             address = stack.enter_context(jobs(kind, given))
             address.scale(workers or 1)
-        elif not kind.startswith("tcp://"):
+        elif not running:
             raise UsageError(f"--cluster: {kind!r} is not right; wanted {CLUSTERS}")
         try:
             client = Client(address, timeout=CONNECT)

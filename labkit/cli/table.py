@@ -42,16 +42,17 @@ def _as_text(value: Any) -> Any:
 
 
 def _row(book: Notebook, folder: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {"run": folder.name, "seconds": None, "parameters": dict.fromkeys(book.parameters)}
     try:
         if not belongs(result := complete(folder), folder):
-            return {"run": folder.name, "status": "failed: result.json is of another run", "parameters": {}}
+            return row | {"status": "failed: result.json is of another run"}
     except UsageError as error:
         reason, given = failure(folder)
-        parameters = dict.fromkeys(book.parameters) | given
-        return {"run": folder.name, "status": f"failed: {reason or error}"[:200], "parameters": parameters}
+        return row | {"status": f"failed: {reason or error}"[:200], "parameters": row["parameters"] | given}
     claims = {claim: settled["verdict"] for claim, settled in result["claims"].items()}
-    kept = {part: result[part] for part in ("parameters", "verdict", "metrics", "device", "seconds", "date")}
-    return {"run": folder.name, "status": "ok", "claims": claims, "commit": result["provenance"].get("commit")} | kept
+    row |= {part: result[part] for part in ("verdict", "metrics", "device", "seconds", "date")}
+    row["parameters"] |= result["parameters"]
+    return row | {"status": "ok", "claims": claims, "commit": result["provenance"].get("commit")}
 
 
 def printed(frame: pandas.DataFrame) -> str:
@@ -62,7 +63,7 @@ def printed(frame: pandas.DataFrame) -> str:
         texts = [number(value if pandas.notna(value) else None) for value in frame[name].tolist()]
         title = name.rpartition(".")[2] if name in head else name
         width = min(LONGEST, max(map(len, [title, *texts])))
-        if name != "run" and frame[name].nunique(dropna=name != "status") <= 1:
+        if name not in ("run", "status") and frame[name].nunique() <= 1:
             continue
         if width + 2 > room or (name != "status" and max(map(len, texts)) > LONGEST):
             left += 1

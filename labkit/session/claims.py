@@ -194,7 +194,7 @@ def answer(name: str, result: Mapping[str, Any] | None = None) -> str:
     if result is None:
         record = recorded(name) or recorded(name, "cpu")
         result = record.result if record else {}
-    return fill(f"answer of {name}", described(name)["answer"], result)
+    return fill(f"answer of {name}", described(name).get("answer", ""), result)
 
 
 def plain(value: Any) -> Any:

@@ -181,7 +181,7 @@ class Record:
     @property
     def where(self) -> str:
         """GPU (or CPU) and date, as captions show them, and what of the workbook has moved on since."""
-        age = f" ({', '.join(self.changed)} changed since)" if self.changed else ""
+        age = f" ({', '.join(changed)} changed since)" if (changed := self.changed) else ""
         return f"recorded on {self.result['device']['name']}, {self.result['date']}{age}"
 
 

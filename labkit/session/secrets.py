@@ -31,7 +31,8 @@ def hidden(text: str) -> str:
     """The text without tokens of a known form, and without what the environment's variables of such names hold."""
     for name, value in os.environ.items():
         if VARIABLE.search(name) and len(value) >= 8:
-            text = text.replace(value, f"<{name}>").replace(json.dumps(value)[1:-1], f"<{name}>")
+            for written in (value, *(json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (True, False))):
+                text = text.replace(written, f"<{name}>")
     return KNOWN.sub("<secret>", text)
 
 

@@ -242,13 +242,17 @@ def test_what_ends_the_command_ends_its_processes_and_frees_the_lock(books, tmp_
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_a_run_that_takes_too_long_is_ended_and_said_so(books, tmp_path):
-    books("slow", "import time; time.sleep(600)", FINISH)
-    code, said, _ = finish(labkit_run("slow", "--out", tmp_path / "runs", "--timeout", "1"))
+def test_a_run_that_takes_too_long_is_ended_and_said_so(books, tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", 'sagte"wörtlich')
+    books("slow", "import os; print(os.environ['MY_TOKEN'])", "import time; time.sleep(600)", FINISH)
+    code, said, _ = finish(labkit_run("slow", "--out", tmp_path / "runs", "--timeout", "8"))
     assert code == 1
-    assert "slow: failed: it took longer than 1 s (--timeout) and was ended; see " in said
+    assert "slow: failed: it took longer than 8 s (--timeout) and was ended; see " in said
     (log,) = (tmp_path / "runs").glob("slow/*/log.txt")
-    assert log.read_text().splitlines()[-1] == "it took longer than 1 s (--timeout) and was ended"
+    assert log.read_text().splitlines()[-1] == "it took longer than 8 s (--timeout) and was ended"
+    assert "<MY_TOKEN>" in log.with_name("notebook.ipynb").read_text(), (
+        "what was printed until then, without the secret"
+    )
 
 
 TOKEN = "hf_" + "aB3" * 12

@@ -101,6 +101,8 @@ def test_a_sample_is_drawn_always_the_same_and_more_have_the_fewer_among_them(bo
         (["heads=1", "--cluster", "tcp://127.0.0.1:1"], "--cluster: tcp://127.0.0.1:1 does not answer"),
         (["heads=1", "--settings", "none.yaml"], "--settings: none.yaml cannot be read"),
         (["heads=1", "--retries", "-1"], "--retries"),
+        (["heads=1", "--cluster", "slurm", "--gpus"], "--gpus: does nothing for --cluster slurm"),
+        (["heads=1", "--cluster", "tcp://127.0.0.1:1", "--workers", "2"], "--workers: does nothing for --cluster tcp:"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_anything_starts(books, tmp_path, capsys, given, words, monkeypatch):
@@ -232,6 +234,19 @@ def test_a_table_that_cannot_be_written_is_one_line(tmp_path, name, words):
     with pytest.raises(UsageError, match=rf"^--out: .*{words}"):
         table.write(pandas.DataFrame({"a": [1]}), tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def test_runs_that_failed_and_those_before_a_new_parameter_have_their_rows(books, tmp_path):
+    books("brief", "raise ValueError")
+    runs = tmp_path / "runs"
+    assert main(["run", "brief", "--out", str(runs)]) == 1
+    assert "failed: ValueError" in table.printed(table.runs("brief", runs))
+    books("brief", FINISH)
+    assert main(["run", "brief", "--out", str(runs)]) == 0
+    (book,) = tmp_path.glob("books/brief.ipynb")
+    book.write_text(book.read_text().replace('"heads: int', '"extra: int = 1  # [1, 2] new\\nheads: int'))
+    frame = table.runs("brief", runs)
+    assert (len(frame), frame["parameters.extra"].isna().all()) == (2, True)
 
 
 def test_a_notebook_without_runs_has_no_table(books, tmp_path, capsys):
