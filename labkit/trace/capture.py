@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.stateless import _reparametrize_module
 
 from labkit.errors import UsageError
-from labkit.numerics.precision import guess, name_of
+from labkit.numerics.precision import guess
 from labkit.trace.golden import with_backward
 from labkit.trace.recorder import Watcher, unique
 from labkit.trace.repetition import same_bits
@@ -39,18 +39,14 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
 
     def run(differentiate: bool, watch: bool) -> tuple[dict[str, Tensor], Any]:
         seen: dict[str, Tensor] = {}
-        summed: list[Tensor] = []
-        widened: list[tuple[Tensor, torch.dtype]] = []
+        computed: list[tuple[Tensor, dict[str, str]]] = []
 
         def on_step(name: str, tensor: Tensor) -> None:
             name = unique(name, seen)
             seen[name] = snapshot(tensor)
-            if any(tensor.data_ptr() == one.data_ptr() for one in summed):
-                narrow[name] = {"accumulate": name_of(tensor.dtype)}
-            for dtype in (dtype for one, dtype in widened if tensor.data_ptr() == one.data_ptr()):
-                narrow[name] = {"storage": name_of(dtype)}
+            narrow.update((name, said) for x, said in computed if x.data_ptr() == tensor.data_ptr())
 
-        watcher = Watcher(on_step, summed, widened) if watch else None
+        watcher = Watcher(on_step, computed) if watch else None
         buffers: Any = nullcontext()
         if isinstance(subject, torch.nn.Module):  # which may write to its buffers: while it runs these are copies
             copies = {name: x.detach().clone() for name, x in subject.named_buffers()}

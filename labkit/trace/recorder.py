@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from labkit.errors import UsageError
 from labkit.numerics.compare import real
+from labkit.numerics.precision import name_of as dtype_name
 from labkit.trace.operations import (
     ALGORITHMS,
     ALLOWED,
@@ -81,17 +82,18 @@ def unique(name: str, taken: Any) -> str:
 class Watcher(TorchDispatchMode):
     """Calls `on_step(name, tensor)` for each floating-point operation that computes something, below a module.
 
-    It appends to `summed` the results of kernels that add up in the narrow type of what they give, and to
-    `widened` the gradients that were computed in a narrow type, as below autocast, and then cast to a wider one.
+    It appends to `narrow` what was computed in a narrower way than its dtype says, and the fields of a Precision that
+    say so: results of kernels that add up in the narrow type of what they give, and gradients that were computed in a
+    narrow type, as below autocast, and then cast to a wider one.
 
     `path` is that module's, and ``backward`` while gradients are computed. Operations are named as they were called,
     whatever they are made of: ``layers.0.attention/_softmax``.
     """
 
-    def __init__(self, on_step: Callable[[str, Tensor], None], summed: list[Tensor], widened: list[Any]) -> None:
+    def __init__(self, on_step: Callable[[str, Tensor], None], narrow: list[tuple[Tensor, dict[str, str]]]) -> None:
         super().__init__()
         self.path = ""
-        self.on_step, self.summed_in_storage, self.widened = on_step, summed, widened
+        self.on_step, self.narrow = on_step, narrow
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -106,21 +108,20 @@ class Watcher(TorchDispatchMode):
     def report(self, func: Any, args: Any, out: Any) -> None:
         """Report what an operation computed, if it is one that computes, or a cast that rounds."""
         name = name_of(func).removesuffix("_")
-        if name == "_to_copy" and narrower(*(str(x.dtype).removeprefix("torch.") for x in (out, args[0]))):
+        if name == "_to_copy" and narrower(dtype_name(out.dtype), dtype_name(args[0].dtype)):
             self.computed(f"{self.path}/to", out)
         if name == "_to_copy" and self.path == BACKWARD and args[0].dtype in NARROW and out.dtype not in NARROW:
-            self.widened.append((out, args[0].dtype))
+            self.narrow.append((out, {"storage": dtype_name(args[0].dtype)}))
         if name in IGNORED or (name in ALLOWED and name not in COMPUTING):
             return
         if name == "add" and self.path == BACKWARD:  # autograd adds gradients up in an order of its own
-            narrow = {x.data_ptr() for x in self.summed_in_storage}
             of = {a.data_ptr() for a in args if isinstance(a, Tensor)}
-            self.widened += [(out, dtype) for x, dtype in self.widened if x.data_ptr() in of][:1]
-            self.summed_in_storage += [out] * (not of.isdisjoint(narrow))
+            self.narrow += [(out, said) for x, said in self.narrow if x.data_ptr() in of][:1]
             return
         parts = out if isinstance(out, (tuple, list)) else (out,)
         if name in IN_STORAGE or (name == "convolution" and args[6]):  # transposed
-            self.summed_in_storage += [x for x in parts if isinstance(x, Tensor) and x.is_cpu and x.dtype in NARROW]
+            summed = (x for x in parts if isinstance(x, Tensor) and x.is_cpu and x.dtype in NARROW)
+            self.narrow += [(x, {"accumulate": dtype_name(x.dtype)}) for x in summed]
         parts = parts[1:] if name == "_linalg_svd" else parts  # its values; vectors may have another sign
         for value in [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()][:1]:
             self.computed(f"{self.path}/{name}", value)  # the result; others are kept for the backward
@@ -139,7 +140,7 @@ class Recorder(Watcher):
     `as_written`, so that casts are seen."""
 
     def __init__(self, as_written: bool = False) -> None:
-        super().__init__(lambda name, tensor: None, [], [])
+        super().__init__(lambda name, tensor: None, [])
         self.operations: dict[str, int] = {}
         """Numbers of what operations computed, by their names."""
         self._as_written = as_written
