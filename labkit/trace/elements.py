@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from labkit.numerics.compare import WIDE, told_apart
@@ -134,17 +135,11 @@ class Elements:
         while max(grid) > SIDE or math.prod(grid) > cells:
             size[widest := int(np.argmax(grid))] *= 2
             grid[widest] = -(-shape[widest] // size[widest])
-        inside = np.unravel_index(_worst_in_blocks(share.numpy(), size), size)
+        missing = [(0, g * s - n) for g, s, n in zip(grid, size, shape, strict=True)]
+        padded = np.pad(share.numpy(), missing, constant_values=-1.0)
+        blocks = sliding_window_view(padded, size)[tuple(slice(None, None, s) for s in size)]
+        inside = np.unravel_index(blocks.reshape(*grid, -1).argmax(-1), size)
         at = [start * s + k for start, s, k in zip(np.indices(grid, sparse=True), size, inside, strict=True)]
         place = torch.from_numpy(np.ravel_multi_index(at, shape))
         known = (x.double() if x.dtype in WIDE else x for x in (share, golden, observed))
         return size, [x.take(place.to(x.device)).double().cpu().numpy() for x in known]
-
-
-def _worst_in_blocks(share: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """The place of the largest in each block of `size`, those at the end padded, row-major within its block."""
-    grid = [-(-n // s) for n, s in zip(share.shape, size, strict=True)]
-    missing = [(0, g * s - n) for g, s, n in zip(grid, size, share.shape, strict=True)]
-    padded = np.pad(share, missing, constant_values=-1.0)
-    blocks = padded.reshape([n for pair in zip(grid, size, strict=True) for n in pair])
-    return np.moveaxis(blocks, range(0, 2 * len(grid), 2), range(len(grid))).reshape(*grid, -1).argmax(-1)
