@@ -340,8 +340,8 @@ class Rerun:
             if seconds > LONG:
                 self._say(f"{len(order)} operations are run {count} times: about {seconds:.0f} s and {memory:.0f} MiB")
 
-        for nearest, runs in ((False, 2 * RUNS), (True, RUNS)) if whole else ((False, RUNS),):
-            for i, results in simulate(partial(run, nearest), runs, int(nearest), largest, device):
+        for seed, nearest in enumerate((None, True, False) if whole else (None,)):
+            for i, results in simulate(partial(run, bool(nearest)), RUNS, seed, largest, device):
                 for name in self._names[i]:
                     found[name].add(results, nearest)
         return found
@@ -455,14 +455,13 @@ class Simulated:
         self._squares: Tensor | float = 0.0
         real = storage not in INTEGERS and exact.is_floating_point()
         self._overflowed = exact.abs() > torch.finfo(dtype_of(storage)).max if real else torch.tensor(False)
-        self._counted = 0
         self._null: Null | None = None
 
-    def add(self, value: Tensor, nearest: bool = False) -> None:
-        """Take simulated results [runs, *shape], not yet rounded to storage, their errors independent or `nearest`.
+    def add(self, value: Tensor, nearest: bool | None = None) -> None:
+        """Take simulated results [runs, *shape], not yet rounded to storage.
 
-        The first RUNS with independent errors give each element's variance; all others, and all with `nearest`, are
-        what chance gives the tests of structure.
+        The first RUNS give each element's variance. Those with independent errors, or `nearest`, which are said to be,
+        are what chance gives the tests of structure.
         """
         if not self.exact.numel():
             return
@@ -470,19 +469,16 @@ class Simulated:
             self.low, self.high = torch.minimum(self.low, value.amin(0)), torch.maximum(self.high, value.amax(0))
             return
         self._overflowed = self._overflowed | ~(value.abs().amax(0) < math.inf)
-        own = 0 if nearest else min(len(value), RUNS - self._counted)
-        if own:
-            self._squares = self._squares + self._error(value[:own]).square().sum(0)
-            self._counted += own
-        if own < len(value):
-            self._null = self._null or Null(self.exact, self._noise)
-            last = value[own:]
-            if nearest:
-                last = last.round() if self._storage in INTEGERS else stored(last, self._storage)
-            else:  # rounded either way: where it is promised to be narrower than it is, it need not be rounded at all
-                half = half_ulp(last, self._storage, flush=self._rule.flush)
-                last = last + (torch.rand_like(last) - 0.5) * (2.0 * half)
-            self._null.add(self._error(last), nearest)
+        if nearest is None:
+            self._squares = self._squares + self._error(value).square().sum(0)
+            return
+        self._null = self._null or Null(self.exact, self._noise)
+        if nearest:
+            value = value.round() if self._storage in INTEGERS else stored(value, self._storage)
+        else:  # rounded either way: where it is promised to be narrower than it is, it need not be rounded at all
+            half = half_ulp(value, self._storage, flush=self._rule.flush)
+            value = value + (torch.rand_like(value) - 0.5) * (2.0 * half)
+        self._null.add(self._error(value), nearest)
 
     def _error(self, value: Tensor) -> Tensor:
         return (value - self.exact).nan_to_num(0.0, 0.0, 0.0)
