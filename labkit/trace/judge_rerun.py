@@ -359,7 +359,7 @@ class Rerun:
             own, below, wrong = as_golden  # it is right, whatever the dump has of the steps before it
             reading = AS_GOLDEN
         words = f"{OWN}: {reason(own, below)}" if wrong else "ok"
-        looks = signature(o, exact, allowed.absolute) if wrong and own.count > 0 else ""
+        looks = signature(o, exact, allowed.absolute) if wrong else ""
         every = self._elements(name, *self._unmasked(i, o, golden if reading == AS_GOLDEN else exact), allowed.absolute)
         return Finding(name, total, own, inherited, below, wrong, wrong, words, reading, looks, every)
 
@@ -463,8 +463,6 @@ class Simulated:
         The first RUNS give each element's variance. Those with independent errors, or `nearest`, which are said to be,
         are what chance gives the tests of structure.
         """
-        if not self.exact.numel():
-            return
         if not self.exact.is_floating_point():
             self.low, self.high = torch.minimum(self.low, value.amin(0)), torch.maximum(self.high, value.amax(0))
             return

@@ -25,8 +25,6 @@ def unmasked(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     half = 0.5 * LOWEST  # scores may have been added to a mask; a whole row may be hidden
     limit = half + torch.where(top > half, top.clamp(max=0.0), 0.0)
     hidden = (g < limit) & (o < limit)
-    if not bool(hidden.any()):
-        return o, g
     differ = hidden & (o != g)
     if int(differ.sum()) == 1 or not (_one_number(o[differ]) and _one_number(g[differ])):
         hidden = hidden & (o.isinf() != g.isinf())
