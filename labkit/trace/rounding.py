@@ -220,10 +220,8 @@ class Exact:
         if _takes(node) or node.id in self.whole:
             return out
         if precision.cut and (op in PRODUCTS or node.id in self.summed):
-            real = [a if isinstance(a, Tensor) and a.is_floating_point() else None for a in args]
-            self.cut[node.id] = [
-                a is not None and (self._moved or not representable(a, str(precision.products))) for a in real
-            ]
+            inexact = lambda a: self._moved or not representable(a, str(precision.products))  # noqa: E731
+            self.cut[node.id] = [isinstance(a, Tensor) and a.is_floating_point() and inexact(a) for a in args]
         if op in MOMENTS:
             self.spread[node.id] = _moments(args[0], out[0], out[1], precision.unit)
         elif op == "logcumsumexp":  # each addition errs by a round-off of the logarithm, and of the 1 that it is of
