@@ -12,7 +12,7 @@ import json
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,13 @@ def open_dump(path: Path) -> Trace:
         about = {"order": list(archive.files)}
         return _in_order(path, archive.files, lambda name: _load(path, lambda: as_tensor(name, archive[name])), about)
     if path.suffix in SUFFIXES:
-        tensors = _flattened(_load(path), path)
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in _flattened(_load(path), path):
+            if name in tensors:
+                raise UsageError(f"{path}: has two tensors of the name {name!r}; wanted one of each")
+            tensors[name] = tensor
+        if not tensors:
+            raise UsageError(f"{path}: holds no tensor")
         return Trace.lazy({name: partial(tensors.get, name) for name in tensors}, {}, str(path), True)
     raise UsageError(f"{path}: is of no kind that is known; {wanted}")
 
@@ -121,22 +127,14 @@ def _load(path: Path, read: Callable[[], Any] | None = None) -> Any:
         raise UsageError(f"{path}: cannot be read ({first_line(error)})") from None
 
 
-def _flattened(loaded: Any, path: Path, prefix: str = "") -> dict[str, Tensor]:
+def _flattened(loaded: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Tensors, arrays and numbers in nested dicts, lists and tuples, by name and in their own order."""
     if isinstance(loaded, (Tensor, np.ndarray)):
-        return {prefix or "tensor": as_tensor(str(path), loaded)}
-    if isinstance(loaded, (bool, int, float)):
-        return {prefix or "number": torch.tensor(loaded)}
-    if loaded is None or isinstance(loaded, (str, bytes)):
-        return {}
-    if not isinstance(loaded, (Mapping, list, tuple)):
+        yield prefix or "tensor", as_tensor(str(path), loaded)
+    elif isinstance(loaded, (bool, int, float)):
+        yield prefix or "number", torch.tensor(loaded)
+    elif isinstance(loaded, (Mapping, list, tuple)):
+        for key, value in loaded.items() if isinstance(loaded, Mapping) else enumerate(loaded):
+            yield from _flattened(value, path, f"{prefix}.{key}" if prefix else str(key))
+    elif loaded is not None and not isinstance(loaded, (str, bytes)):
         raise UsageError(f"{path}: {prefix or 'it'} is {type(loaded).__name__}; wanted tensors, by name or in a list")
-    found: dict[str, Tensor] = {}
-    for key, value in loaded.items() if isinstance(loaded, Mapping) else enumerate(loaded):
-        for name, tensor in _flattened(value, path, f"{prefix}.{key}" if prefix else str(key)).items():
-            if name in found:
-                raise UsageError(f"{path}: has two tensors of the name {name!r}; wanted one of each")
-            found[name] = tensor
-    if not found and not prefix:
-        raise UsageError(f"{path}: holds no tensor")
-    return found
