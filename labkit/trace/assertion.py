@@ -32,7 +32,7 @@ def assert_close(observed: Any, golden: Any, precision: Precision | None = None)
     """
     __tracebackhide__ = True
     steps = _steps(observed)
-    report = localise(steps, golden if isinstance(golden, Golden) else _steps(golden), precision)
+    report = localise(steps, _steps(golden), precision)
     if (name := report.first or next(iter(report.unjudged), None)) is not None:
         words = _message(report, report.findings[name])
         why = [repr(explain(steps, golden, precision, seconds=SECONDS))] if isinstance(golden, Golden) else []

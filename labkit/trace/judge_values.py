@@ -64,17 +64,12 @@ class Off:
 
     relative: float = 0.0
     """RMS, in units of the size that errors go with."""
-    absolute: float = 0.0
-    """RMS, in the step's own units."""
+    most: float = 0.0
+    """That, or the RMS in the step's own units if it is more: what an exponential or an angle makes of it."""
     coherent: float = 0.0
     """What does not average out: the mean or the slope of the whole."""
     unit: float = 0.0
     """The round-off of the type that it is stored in."""
-
-    @property
-    def most(self) -> float:
-        """What an exponential or an angle makes of it, if that is more."""
-        return max(self.relative, self.absolute)
 
 
 @dataclass(frozen=True)
@@ -231,11 +226,10 @@ def _bound(g: Tensor, size: Tensor, storage: str, rule: Precision, most: float, 
     """Half a unit of storage, a sum of `length` terms, cut factors; and what came before, magnified."""
     half = (half_ulp(g, storage, flush=rule.flush) * (2.0 if rule.eager else 1.0)).clamp(min=_underflow(storage, rule))
     spread = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut) * size
-    inherited = MAGNIFIED * most * size
     t = quantile(chance / max(1, g.numel()), math.inf)
     why = f"{t:.3g} sigma of a sum of {length} terms, steps before {most:.3g} off, and half a unit of {storage}"
     noise = (half.square() / 3.0 + spread.square()).sqrt()
-    return Bound(torch.nan_to_num(half + t * (spread + inherited), 0.0), why, noise, inherited)
+    return Bound(torch.nan_to_num(half + t * (spread + MAGNIFIED * most * size), 0.0), why, noise)
 
 
 def _underflow(storage: str, rule: Precision) -> float:
@@ -260,7 +254,8 @@ def _off(residual: Tensor, size: Tensor, unit: float) -> Off:
     largest = float(r.abs().max()) or 1.0
     z = torch.where(size > 0.0, r / size.clamp(min=1e-300), 0.0)
     relative, absolute = (float(x.square().mean().sqrt()) for x in (z, r / largest))
-    return Off(relative, largest * absolute, max(abs(float(z.mean())), relative / math.sqrt(r.numel())), unit)
+    coherent = max(abs(float(z.mean())), relative / math.sqrt(r.numel()))
+    return Off(relative, max(relative, largest * absolute), coherent, unit)
 
 
 def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float, chance: float) -> list[Test]:

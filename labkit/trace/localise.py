@@ -145,7 +145,7 @@ def _narrower(seen: Trace, rules: Precision, result: Localisation) -> list[str]:
     steps = [(name, found.total) for name, found in result.findings.items() if found.diverges and found.total]
     floats = {name: t.observed_dtype for name, t in steps if t.observed_dtype in UNIT_ROUNDOFF and t.count > 1}
     promised = {name: UNIT_ROUNDOFF.get(rules.of(name).storage or own, 1.0) for name, own in floats.items()}
-    for kind in NARROW if promised else ():
+    for kind in NARROW:
         wider = (name for name, unit in promised.items() if unit < UNIT_ROUNDOFF[kind])
         fits = [name for name in wider if _all_of(kind, seen.read(name).reshape(-1)[:SMALL].double())]
         if 2 * len(fits) > len(promised):
