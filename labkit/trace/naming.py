@@ -130,8 +130,7 @@ _Samples = dict[str, _Sample]
 
 def _rerun(golden: Golden, theirs: Trace, pairs: dict[str, str], wanted: Iterable[str]) -> _Samples:
     """The golden's steps as they follow from what was observed of their partners."""
-    recorded = ((a, b) for a, b in pairs.items() if a in golden.steps)
-    given = {golden.steps[a]: theirs.read(b).to(golden[a].device, golden[a].dtype) for a, b in recorded}
+    given = {golden.steps[a]: theirs.read(b).to(golden[a].device, golden[a].dtype) for a, b in pairs.items()}
     numbers = {name: golden.steps[name] for name in wanted}
     results = golden.program.run(golden.program.cone(numbers.values(), given), given, set(numbers.values()))
     return {name: _Sample.of(results[i]) for name, i in numbers.items()}
@@ -176,7 +175,7 @@ def _followed(g: _Samples, o: _Samples, pairs: dict[str, str], golden: Golden, t
 
     def score(a: str, b: str) -> float:
         """How near the nearest observed step is to one that takes `a` from `b`."""
-        known = {golden.steps[x] for x in pairs if x in golden.steps} | {golden.steps[a]}
+        known = {golden.steps[x] for x in (*pairs, a)}
         after = [x for x in g if x not in pairs and golden.steps[a] in golden.program.before(golden.steps[x], known)]
         again = _rerun(golden, theirs, {**pairs, a: b}, after).values()
         near = (max(s.distance(o[c]), o[c].noise) for s in again for c in free if c != b and o[c].shape == s.shape)
