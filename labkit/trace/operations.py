@@ -156,10 +156,9 @@ def functional(func: Any) -> Any:
 @cache
 def decomposition(func: Any) -> Callable[..., Any] | None:
     """How an operation that is not in the table is made of others; None where that is not known."""
-    way, key = _OURS.get(name_of(func)) or decomposition_table.get(func), torch._C.DispatchKey.CompositeExplicitAutograd
-    by_torch = name_of(func).startswith(_MADE_OF_OTHERS)
-    by_torch = by_torch and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
-    return way or (partial(func._op_dk, key) if by_torch else None)
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    by_torch = partial(func._op_dk, key) if name_of(func).startswith(_MADE_OF_OTHERS) else None
+    return _OURS.get(name_of(func)) or decomposition_table.get(func) or by_torch
 
 
 def _histc(x: Tensor, bins: int = 100, min: Any = 0.0, max: Any = 0.0) -> Tensor:
