@@ -94,7 +94,7 @@ def structure(residual: Tensor, golden: Tensor, bound: Bound, false_alarm: float
     # a sum of n squares: n + 2 sqrt(n t) + 2 t at most (Laurent and Massart 2000)
     t = _each(x.size_groups, lambda count: math.log(2.0 * count / chance), n)
     spread = _each(x.sum_groups, lambda count: quantile(0.5 * chance / count, math.inf), n)
-    sums = spread * x.squares.sqrt() + x.sums(common, x.weights.abs())
+    sums = spread * x.squares.sqrt() + _grouped(common * x.weights.abs())
     sizes = (n.square() + 2.0 * n * t.sqrt() + 2.0 * t).sqrt() + x.sizes(common)
     return Structure(x.tests(residual, torch.cat([sums, sizes]), n))
 
@@ -122,9 +122,9 @@ class _Scale:
         e = error.reshape(*error.shape[: error.ndim - self._dimensions], *self._unit.shape)
         return e.nan_to_num(0.0, 0.0, 0.0) * self._unit
 
-    def sums(self, z: Tensor, weights: Tensor | None = None) -> Tensor:
+    def sums(self, z: Tensor) -> Tensor:
         """The sums of z, for means, and of z times the golden, for slopes; of each run where there are several."""
-        return _grouped(z.unsqueeze(-3) * (self.weights if weights is None else weights))
+        return _grouped(z.unsqueeze(-3) * self.weights)
 
     @cached_property
     def squares(self) -> Tensor:
