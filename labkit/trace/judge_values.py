@@ -103,10 +103,9 @@ class Values:
         off: dict[str, Off] = {}
         length, tainted = 1, set[str]()
         for name in there:
-            said = golden.said(name)
-            inputs = said.get("inputs") if self.ordered else None
-            known = inputs is not None and all(x in off or x in tainted for x in inputs)  # a fused one is not recorded
-            sources = inputs if known and inputs is not None else [*off, *tainted]
+            said, known = golden.said(name), off.keys() | tainted
+            inputs = said.get("inputs", known) if self.ordered else known
+            sources = inputs if known.issuperset(inputs) else known  # a fused one is not recorded
             before = _worst(off[x] for x in sources if x in off)
             one, off[name] = self._step(name, before, said.get("K", length))
             if one.diverges:
