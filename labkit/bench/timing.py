@@ -230,7 +230,11 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     metrics: dict[str, None] = {}
     for row in rows:
         unit = {"us": "µs"}.get(row["metric_unit"], row["metric_unit"])
-        metric, value = f"{row['metric_name']} ({unit})".removesuffix(" (1)"), float(row["y_value_50"])
+        name, value = (
+            {"of_bound": "error / tolerance"}.get(row["metric_name"], row["metric_name"]),
+            float(row["y_value_50"]),
+        )
+        metric = f"{name} ({unit})".removesuffix(" (1)")
         metrics[metric] = None
         key = (str(row["x_value"]), str(row["kernel_provider"]))
         cells.setdefault(key, {})[metric] = f"{value:.4g}" if value < 1000.0 else f"{value:,.0f}"
