@@ -219,7 +219,7 @@ def distinguishing(search: Weighing, proof: Weighing, hidden: bool = False) -> T
     rows = {name: [_cell(fits.get(setting)) for setting in proof.settings] for name, fits in proof.fits.items()}
     same = [i for i in range(len(proof.settings)) if len({_kind(row[i]) for row in rows.values()}) <= 1]
     shown = [i for i in range(len(proof.settings)) if i not in same] or same
-    title = "error, as a multiple of the largest rounding error allowed"
+    title = "error / tolerance"
     if same and shown != same:
         title += f"; the same in every row, so no test: {', '.join(proof.settings[i] for i in same)}"
     table = [
