@@ -448,7 +448,8 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         if node.op in NUMBERED and is_number(number):
             yield from numbers_of(c, ids, j, number, what)
         elif isinstance(number, (bool, int)) and node.op in ALGORITHMS | POOLS | {"convolution"}:
-            for new in {0, 1, number + 1, number - 1, 2 * number} - {number}:
+            others = {not number} if isinstance(number, bool) else {0, 1, number + 1, number - 1, 2 * number} - {number}
+            for new in others:
                 says = f"{what} has the option {new} where the reference has {number}"
                 kind = "scale" if node.op in TRANSFORMS else "other"
                 yield kind, says, argument(part, ids, j, lambda _, new=new: new)
@@ -483,10 +484,11 @@ def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Itera
         other = torch.clamp_min if op == "add" else torch.add
         words = "the larger of both, not the sum" if op == "add" else "the sum of both, not the larger"
         yield "eps", f"{what} has {words}", _instead(ids, lambda *args: other(args[1 - j], old)), 0
-    roots = [k for i in ids for k in c.part.users.get(i, ()) if c.part.nodes[k].op == "rsqrt"]
-    if is_epsilon(op, old) and op == "add" and roots:
-        after = Edit(lambda x: 1.0 / (x.sqrt() + old), (c.part.nodes[ids[0]].args[1 - j],))
-        yield "eps", f"{what} comes after the root", dict.fromkeys(roots, after), 0
+    if is_epsilon(op, old) and op == "add":
+        roots = {k: i for i in ids for k in c.part.users.get(i, ()) if c.part.nodes[k].op == "rsqrt"}
+        after = lambda x: 1.0 / (x.sqrt() + old)  # noqa: E731
+        edits = {k: Edit(after, (c.part.nodes[i].args[1 - j],)) for k, i in roots.items()}
+        yield "eps", f"{what} comes after the root", edits, 0
     for new in (*sorted(usual - {old}), *sorted(further - usual - {old})):
         number = int(new) if isinstance(old, int) and new == int(new) else new
         kind, says = kind_of_number(op, old, new, sizes), f"{what} has {new:.6g} where the reference has {old:.6g}"
@@ -579,7 +581,8 @@ def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
     pads = list(node.args[1]) if own else [p for p in reversed(node.args[4]) for _ in (0, 1)]
 
     def run(x: Tensor, *args: Any, mode: str = "constant", pads: list[int] = pads) -> Any:
-        x = F.pad(x, pads, mode)
+        fill = args[1] if own and mode == "constant" and len(args) > 1 else None
+        x = F.pad(x, pads, mode, fill)
         return x if own else again(node, x, *args[:3], [0] * len(args[3]), *args[4:])
 
     for mode in ("replicate", "reflect", "circular"):

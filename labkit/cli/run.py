@@ -186,14 +186,17 @@ async def _attempt(one: Run, keep: bool, cores: int, say: Say, how: Execute) -> 
     if error:
         for path in folder.glob("result.*json"):
             path.unlink()
+        for path in folder.glob("*.ipynb"):  # of a run that was ended before it hid what is secret
+            try:
+                write_text(path, hidden(path.read_text(encoding="utf-8", errors="replace")))
+            except OSError:  # a full disk
+                path.unlink()
         with suppress(OSError), (folder / "log.txt").open("a", encoding="utf-8") as log:  # on a disk that is full
             print("", error, sep="\n", file=log)
     if error and keep:
         return f"{error}; the earlier result stays; see {os.path.relpath(folder / 'log.txt')}"
     for path in folder.iterdir():
         if path.name not in (name, "result.json") and (path.name in FILES if error else True) and _whole(path):
-            if path.suffix == ".ipynb":  # of a run that was ended
-                write_text(path, hidden(path.read_text(encoding="utf-8")))
             if (target := one.directory / path.name).is_dir():
                 shutil.rmtree(target)
             path.replace(target)

@@ -42,7 +42,12 @@ def _as_text(value: Any) -> Any:
 
 
 def _row(book: Notebook, folder: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {"run": folder.name, "seconds": None, "parameters": dict.fromkeys(book.parameters)}
+    row: dict[str, Any] = {
+        "run": folder.name,
+        "status": "",
+        "seconds": None,
+        "parameters": dict.fromkeys(book.parameters),
+    }
     try:
         if not belongs(result := complete(folder), folder):
             return row | {"status": "failed: result.json is of another run"}

@@ -17,9 +17,9 @@ VALUE = re.compile(
 )
 """A long word behind a name that calls it a secret. Without the name it is a hash, and those are everywhere."""
 KNOWN = re.compile(
-    r"\b(?:(?:hf_|gh[opsu]_|glpat-|sk-|xai-|nvapi-|github_pat_|wandb_v1_|(?<![+/])AIza)(?=[\w-]*[\dA-Z])|(?i:bearer)\s+(?=\S*\d))[\w.~+/=-]{20,}"
+    r"(?:\b|(?<=\\[nrt]))(?:(?:hf_|gh[opsu]_|glpat-|sk-|xai-|nvapi-|github_pat_|wandb_v1_|(?<![+/])AIza)(?=[\w-]*[\dA-Z])|(?i:bearer)\s+(?=\S*\d))[\w.~+/=-]{20,}"
 )
-"""Tokens by their form: Hugging Face's, OpenAI's and others', and what stands behind Bearer."""
+"""Tokens by their form: Hugging Face's, OpenAI's and others', and what stands behind Bearer; also after an escape."""
 NOTHING = re.compile(r"""[:=]\s*["']?(?:none|null|true|false|no|unset|~)["']?\s*(?=[,}\]#]|$)""", re.I)
 """A value that says that there is none."""
 
@@ -31,7 +31,7 @@ def hidden(text: str) -> str:
     """The text without tokens of a known form, and without what the environment's variables of such names hold."""
     for name, value in os.environ.items():
         if VARIABLE.search(name) and len(value) >= 8:
-            for written in (value, *(json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (True, False))):
+            for written in (*(json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (True, False)), value):
                 text = text.replace(written, f"<{name}>")
     return KNOWN.sub("<secret>", text)
 

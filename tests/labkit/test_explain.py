@@ -647,6 +647,12 @@ def of_one(function, observed, precision=F32, **given):
     return labkit.explain({**given, "y": observed}, golden, precision)
 
 
+def normed_twice(x, root):
+    for _ in range(2):
+        x = x * 1.7 * root(x.square().mean(-1, keepdim=True))
+    return x
+
+
 def changed():
     """By name: a function, what was computed in its place, the sentence that names the change, and what is given."""
     torch.manual_seed(3)
@@ -697,6 +703,18 @@ def changed():
             lambda a: (a - a.mean(-1, keepdim=True)) / (a.std(-1, correction=0, keepdim=True) + 1e-3),
             "comes after the root",
             {"a": a},
+        ),
+        "eps after a root, twice": (
+            lambda a: normed_twice(a, lambda v: torch.rsqrt(v + 1e-2)),
+            lambda a: normed_twice(a, lambda v: 1 / (v.sqrt() + 1e-2)),
+            "comes after the root",
+            {"a": a},
+        ),
+        "padding with ones, behind": (
+            lambda s: torch.nn.functional.pad(s, (2, 0), value=1.0),
+            lambda s: torch.nn.functional.pad(s, (0, 2), value=1.0),
+            "is padded by 0 before and 2 behind, not 2 and 0",
+            {"s": x},
         ),
         "no dilation": (
             lambda s: torch.nn.functional.conv1d(s, s[..., 5:8], dilation=2),

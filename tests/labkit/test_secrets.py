@@ -1,3 +1,4 @@
+import json
 import secrets as random
 import string
 import sys
@@ -5,7 +6,7 @@ import sys
 import pytest
 
 from labkit.errors import UsageError
-from labkit.session.secrets import MISSING, refuse_secrets, secrets
+from labkit.session.secrets import MISSING, hidden, refuse_secrets, secrets
 
 
 def test_a_secret_is_told_by_its_line_and_kind_and_never_printed():
@@ -54,3 +55,10 @@ def test_without_the_scanner_there_is_one_loud_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "detect_secrets.core.scan", None)
     refuse_secrets("x", f"api_key: '{random.token_hex(20)}'")
     assert capsys.readouterr().err.strip() == MISSING
+
+
+def test_what_is_hidden_in_json_leaves_it_json(monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "wörtlich\\")
+    texts = [["wörtlich\\"], "a\nhf_" + "aB3" * 12]
+    for ascii_only in (True, False):
+        assert json.loads(hidden(json.dumps(texts, ensure_ascii=ascii_only))) == [["<MY_API_KEY>"], "a\n<secret>"]
