@@ -140,7 +140,7 @@ def test_readme_and_docs_say_what_was_recorded():
     together = [row for name in SETS for row in RECORDED[name]]
     right, low, high = ep.share(together, "right")
     sentence = (
-        f"Of {len(together)} defects in seven sets, each by an author who had not seen the search, `labkit.explain`"
+        f"Of {len(together)} defects in seven sets, by authors who had not seen the search, `labkit.explain`"
         f" named the right kind of {right} at first sight ({low:.0f}% to {high:.0f}%) and a wrong one of"
         f" {ep.share(together, 'wrong kind')[0]};"
     )

@@ -1,0 +1,63 @@
+"""Numbers that prose and docs repeat from the code and from records are those."""
+
+import csv
+import json
+
+import pytest
+
+from kernels.compare.checks import CHECKS
+from labkit.session.catalogue import ROOT
+from labkit.trace.judge_rerun import RUNS
+
+
+def words(name):
+    """All text cells of a notebook, in a line."""
+    cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    return " ".join(" ".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown").split())
+
+
+def rows(name):
+    with (ROOT / "data" / "results" / name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", ["attention_matmul", "dalpha_atomics", "start_here"])
+def test_the_runs_from_which_the_tolerance_comes_are_counted_right(name):
+    assert f"{RUNS} {'times with its roundings drawn' if name == 'start_here' else 'runs of the step'}" in words(name)
+
+
+def test_the_tolerances_of_the_checks_are_said_as_they_are():
+    said = words("comparison_selftest")
+    for check, sentence in (
+        ("1 - cosine", "{:g} for 1 - cosine"),
+        ("1 - 2<x,y>/(|x|^2+|y|^2)", "{:g} for the relative metric"),
+        ("fixed tolerance", "1e-4 as a fixed tolerance"),
+    ):
+        assert sentence.format(CHECKS[check][1]) in said
+    assert (CHECKS["fixed tolerance"][1], CHECKS["L1 norms"][1]) == (1e-4, 5e-6), "six digits"
+
+
+def test_the_table_of_hunts_counts_what_is_on_record():
+    docs = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8").splitlines()
+    table = [line.split(" | ") for line in docs if line.startswith("| `") and "hunts" in line]
+    assert {cells[0].strip("| `") for cells in table} == {p.name for p in ROOT.glob("data/results/*hunts*.csv")}
+    for cells in table:
+        hunted = rows(cells[0].strip("| `"))
+        right, faulty = ([row for row in hunted if (row["kernel"] == "right") == so] for so in (True, False))
+        right, faulty = ([row for row in some if row["outcome"] != "not run"] for some in (right, faulty))
+        fell = [
+            sum(row["outcome"] == "falls" and "OutOfMemory" not in row["words"] for row in some)
+            for some in (right, faulty)
+        ]
+        assert f"up to {max(int(row['draws'] or 0) for row in right)}" in cells[2]
+        assert f"{fell[0]} of {len(right)}" in cells[4]
+        assert f"{fell[1]} of {len(faulty)}" in cells[3] or not faulty
+
+
+def test_the_table_of_sweeps_has_the_records():
+    docs = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    for name in ("sweep_bench.csv", "sweep_bench_first.csv"):
+        for row in rows(name):
+            what = f"{row['notebook']} 2 s" if row["notebook"] == "waits" else f"{row['notebook']} for 2 s"
+            times = f"{float(row['sweep s']):.0f} s | {float(row['ideal s']):.0f} s | {float(row['of the ideal']):.2f}"
+            assert f"| {what} | {row['runs']} | {times} | `{name}`" in docs
