@@ -277,7 +277,7 @@ class _Search:
         tried = list(self._tried(mutants(self._context), same))
         near, numbers = [t for t in tried if t.mutant.kind != "precision"], self._allowed is not None
         fits = self._fitting(near)
-        if {mutant.kind for mutant, _ in fits} <= {"constant", "scale"}:  # none, or another number may fit better
+        if {mutant.kind for mutant, _ in fits} <= {"constant", "scale", "ddof"}:  # none, or another number may fit
             near += [t for t in self._tried(self._fitted(), same) if self._beyond_chance(t)]
             fits = self._fitting(near)
         fits = fits or self._fitting(self._tried(self._unwritten(), same))

@@ -61,12 +61,25 @@ NUMBERED |= {"eq", "lt", "le", "gt", "ge"}
 ON_TOP = ("sqrt", "square", "exp", "log", "reciprocal", "sigmoid", "tanh", "ReLU", "round", "abs")
 THRESHOLDS = ("lt", "le", "gt", "ge")
 """Those that compare with a number, of which one between two of what is compared is looked for."""
+RUNNING, SPLIT, MEAN = (
+    "is not scaled down when a larger number comes",
+    "is not scaled down to the largest number of all",
+    "is averaged over these, each with the same weight",
+)
+"""Softmaxes in tiles that are not put together rightly."""
 SMALL = ("div", "reciprocal", "sqrt", "rsqrt", "log")
 """Operations that need another number than zero, the last that they take."""
 LEFT_OUT = {"mul": "factor", "div": "factor", "add": "drop_term", "sub": "drop_term", "where": "mask"}
 LEFT_OUT |= {"masked_fill": "mask", "neg": "sign", "t": "transpose", "transpose": "transpose", "permute": "layout"}
 LEFT_OUT |= dict.fromkeys(("gather", "index", "index_select", "scatter"), "permute")
 LEFT_OUT |= dict.fromkeys(("clone", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze"), "")
+PADDINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "replication": lambda at, n: at.clamp(0, n - 1),
+    "reflection": lambda at, n: _folded(at, 2 * n - 2, 2 * n - 2),
+    "reflection that repeats the edge": lambda at, n: _folded(at, 2 * n, 2 * n - 1),
+    "the other end": lambda at, n: at.remainder(n),
+}
+"""What stands at places outside of 0 to n - 1."""
 GIVEN = (INPUT, CONSTANT)
 RARE = ("stale", "axis")
 """What people do less often, by which what fits alike is ordered: without, two right causes of 67 are not named."""
@@ -119,6 +132,8 @@ def orders(n: int, d: int) -> Iterator[tuple[str, str, Change]]:
     for tile in (2**q for q in range(2, (n - 1).bit_length())):
         words = f"made of every other tile of {tile} of dimension {d}, each twice"
         yield "stale", words, entries(d, own - tile * (own // tile % 2))  # of two buffers, one is not filled
+        words = f"in the last tile of {tile} of dimension {d} what the tile before has"
+        yield "stale", words, entries(d, own - tile * (own // tile == (n - 1) // tile))
     if n % 2 == 0 and n > 2:
         yield "swap", f"turned: the halves of dimension {d} are exchanged", entries(d, own.roll(n // 2))
     for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
@@ -160,11 +175,13 @@ def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str,
         yield "function", f"less its mean along dimension {d}", lambda x, d=d: x - x.mean(d, True)
 
 
-def left_out(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
-    """Parts of a dimension that are zero."""
+def left_out(shape: tuple[int, ...], joined: Mapping[int, list[tuple[int, int]]]) -> Iterator[tuple[str, str, Change]]:
+    """Parts of a dimension that are zero. `joined` has the parts of what was put together, by its length."""
     for d, n in enumerate(shape):
-        for a, b in ranges(n):
-            yield "truncate", f"zero in {a} to {b - 1} of dimension {d}, of {n}", partial(zeroed, d=d, a=a, b=b)
+        whole = joined.get(n, [])
+        parts = {(k + a, k + b): "truncate" for k, end in [*whole, (0, n)] for a, b in ranges(end - k)}
+        for (a, b), kind in (parts | dict.fromkeys(whole, "drop_term")).items():
+            yield kind, f"zero in {a} to {b - 1} of dimension {d}, of {n}", partial(zeroed, d=d, a=a, b=b)
 
 
 def addressed(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
@@ -222,6 +239,16 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
     yield "precision", "rounded to bfloat16", lambda x: stored(x.double(), "bfloat16").to(x.dtype)
 
 
+def in_bits(x: Tensor) -> Iterator[tuple[str, str, Change]]:
+    """Whole numbers of few bits, of which the first is the sign, or is not."""
+    low, high = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
+    for bits, half in ((b, 2 ** (b - 1)) for b in (4, 8, 16)):
+        if high >= half:
+            yield "sign", f"kept in {bits} bits with a sign", lambda x, half=half: (x + half).remainder(2 * half) - half
+        if -half <= low < 0:
+            yield "sign", f"taken for {bits} bits without a sign", lambda x, half=half: x.remainder(2 * half)
+
+
 def _by_tiles(x: Tensor, d: int, tile: int, some: bool) -> Tensor:
     each = [(part == some).any(d, keepdim=True).expand(part.shape) for part in x.split(tile, d)]
     return torch.cat(each, d) == some
@@ -239,6 +266,11 @@ class Context:
         shapes = [x.shape for x in tensors] + [program.nodes[golden.steps[name]].shape for name in golden.inputs]
         self.part = part
         self.sizes = sorted({n for shape in shapes for n in shape} - {0, 1})
+        self.joined = dict[int, list[tuple[int, int]]]()
+        for node in (node for node in nodes if node.op == "cat"):
+            d = node.args[1] if len(node.args) > 1 else 0
+            ends = [0, *itertools.accumulate(values[p.id].shape[d] for p in node.args[0])]
+            self.joined[ends[-1]] = [*itertools.pairwise(ends)]
         self.largest = max(x.numel() for x in tensors)
         numbers = {abs(float(c)) for n in program.nodes if n.op in NUMBERED for c in n.args if is_number(c)}
         self.numbers = sorted(numbers - {0.0})[:16]
@@ -328,7 +360,7 @@ class Context:
         elif numbers:
             yield from amounts(tuple(x.shape), self.sizes)
         if numbers and x.dtype != torch.bool:
-            yield from left_out(tuple(x.shape))
+            yield from left_out(tuple(x.shape), self.joined)
         yield from places(tuple(x.shape))
 
 
@@ -342,7 +374,7 @@ def mutants(c: Context) -> Iterator[Mutant]:
         *(generator(c) for generator in (exchanged, along, variances, composites, of_terms, centres)),
         *(of_result(c, ids) for ids in groups),
         *(of_operation(c, ids) for ids in made),
-        *(generator(c) for generator in (unscaled, moved_on, between, regrouped)),
+        *(generator(c) for generator in (unscaled, moved_on, between, regrouped, reflections, backwards)),
         *(generator(c, [i], f" (the {word} time)") for i, word in ends for generator in (of_result, of_operation)),
     )
     for kind, says, edits, *rank in (way for way in ways if way[2]):
@@ -367,8 +399,9 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
         for old, new in ((n, n - 1), (n - 1, n)) if real else ():
             yield "ddof", f"{name} is over {new}, not {old}", result_of(ids, lambda x, by=old / new: x * by)
-    if last and real and x.numel() and bool((x == x.round()).all()):
-        yield "precision", f"{name} is wrapped to 16 bits", result_of(ids, _wrapped)
+    if x.dtype != torch.bool and not x.is_complex() and bool((x == x.round()).all()) and bool(x.isfinite().all()):
+        for kind, what, change in in_bits(x):
+            yield "precision" if last else kind, f"{name} is {what}", result_of(ids, change)
     for function in (ON_TOP if last else ON_TOP[:2]) if real and not moved else ():
         yield "function", f"{function} is taken of {name}", result_of(ids, INSTEAD[function]), 1 if last else 2
     for other in c.alike(i) if given or last else ():
@@ -433,6 +466,10 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             each = f" in each {tile}" if tile else ""  # of which a block adds up, while blocks come one after the other
             says = f"{what} loses updates: of those of one place{each} the last survives"
             yield "race", says, _instead(ids, partial(_lossy, op=node.op, tile=tile))
+    if node.op == "index_add":
+        for which, left in _of_segments(part.values[refs[2]]):
+            out = lambda x, d=node.args[1], left=left: x.index_fill(d, left, 0.0)  # noqa: E731
+            yield "truncate", f"{what} leaves out {which} of each place", argument(part, ids, 3, out)
     if node.op in ("convolution", "constant_pad_nd"):
         yield from padded(node, ids, what)
     if node.op == "convolution" and set(node.args[5]) != {1}:
@@ -441,6 +478,16 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             yield "other", says, _instead(ids, partial(_undilated, node=node, share=share))
     if node.op in PRODUCTS and len({a.shape for a in tensors.values()}) == 1:
         yield "function", f"{what} multiplies element by element", _instead(ids, torch.mul)
+    once = torch.linalg.solve_triangular
+    if node.op == "cholesky_solve":
+        half = lambda b, factor, upper=False: once(factor, b, upper=upper)  # noqa: E731
+        twice = lambda b, factor, *upper: half(half(b, factor, *upper), factor, *upper)  # noqa: E731
+        yield "transpose", f"{what} solves with {names[1]} twice, and not with its transpose", _instead(ids, twice)
+        yield "drop_term", f"{what} solves with {names[1]} once, and not with its transpose", _instead(ids, half)
+    if node.op == "linalg_solve_triangular":
+        flags = node.kwargs | {"upper": not node.kwargs["upper"]}
+        turned = lambda a, b, flags=flags: once(a.mT, b, **flags)  # noqa: E731
+        yield "transpose", f"{what} solves with the transpose of {names[0]}", _instead(ids, turned)
     if node.op == "getitem":
         for k in {*range(len(part.values[node.parents[0]]))} - {node.args[1]}:
             yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(part, ids, 1, lambda _, k=k: k)
@@ -455,6 +502,16 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
                 yield kind, says, argument(part, ids, j, lambda _, new=new: new)
 
 
+def _of_segments(index: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Terms of sums by index, that a loop over those of one place leaves out."""
+    same = index[:, None] == index
+    before, behind = same.tril(-1).sum(1), same.triu(1).sum(1)
+    yield "the first", (before == 0).nonzero()[:, 0]
+    yield "the last", (behind == 0).nonzero()[:, 0]
+    for n in (2**k for k in range(2, 8) if 2**k <= int(before.max())):
+        yield f"all but the first {n}", (before >= n).nonzero()[:, 0]
+
+
 def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Iterator[Way]:
     """An operand with one long dimension, applied along another."""
     shape = c.part.values[ids[0]].shape
@@ -463,6 +520,16 @@ def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Itera
         index = (torch.arange(shape[d]) % a.numel()).view([-1 if k == d else 1 for k in range(len(shape))])
         change = lambda v, index=index: v.flatten()[index]  # noqa: E731
         yield "axis", f"{says} is applied along dimension {d}, not {long[0]}", argument(c.part, ids, j, change)
+        if d == long[0] + 1:
+            both = (torch.arange(shape[d - 1] * shape[d]) % a.numel()).view(
+                shape[d - 1 : d + 1] + (1,) * (len(shape) - d - 1)
+            )
+            in_turn = lambda v, both=both: v.flatten()[both]  # noqa: E731
+            yield (
+                "layout",
+                f"{says} is repeated as a whole, not each element by itself",
+                argument(c.part, ids, j, in_turn),
+            )
 
 
 def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Iterator[Way]:
@@ -580,18 +647,45 @@ def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
     own = node.op == "constant_pad_nd"
     pads = list(node.args[1]) if own else [p for p in reversed(node.args[4]) for _ in (0, 1)]
 
-    def run(x: Tensor, *args: Any, mode: str = "constant", pads: list[int] = pads) -> Any:
-        fill = args[1] if own and mode == "constant" and len(args) > 1 else None
-        x = F.pad(x, pads, mode, fill)
+    def run(x: Tensor, *args: Any, mode: str = "", pads: list[int] = pads) -> Any:
+        fill = args[1] if own and len(args) > 1 else None
+        x = _beyond(x, pads, PADDINGS[mode]) if mode else F.pad(x, pads, value=fill)
         return x if own else again(node, x, *args[:3], [0] * len(args[3]), *args[4:])
 
-    for mode in ("replicate", "reflect", "circular"):
+    for mode in PADDINGS:
         yield "other", f"{what} is padded by {mode}, not by zeros", _instead(ids, partial(run, mode=mode))
     for at in range(0, len(pads), 2):
         before, both = pads[at], sum(pads[at : at + 2])
         for new in {*range(both + 1)} - {before}:
             says = f"{what} is padded by {new} before and {both - new} behind, not {before} and {both - before}"
             yield "shift", says, _instead(ids, partial(run, pads=[*pads[:at], new, both - new, *pads[at + 2 :]]))
+
+
+def _beyond(x: Tensor, pads: list[int], mode: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Padding of the last dimensions, as torch counts them, with elements that `mode` takes for places outside."""
+    for d, (before, behind) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        n = x.shape[-1 - d]
+        x = x.index_select(x.ndim - 1 - d, mode(torch.arange(-before, n + behind), n))
+    return x
+
+
+def reflections(c: Context) -> Iterator[Way]:
+    """Other elements in the padding of what torch pads with its own."""
+    for i, name in c.names.items():
+        inside, taken = c.composite(i)
+        ends = [c.part.nodes[k].args for k in sorted(inside, reverse=True) if c.part.nodes[k].op == "arange"]
+        if name.startswith(("reflection_pad", "replication_pad")) and len(taken) == 1 and ends:
+            (x,) = taken
+            shape = c.part.values[x].shape
+            pads = [n for d, (first, end) in enumerate(ends) for n in (-first, end - shape[-1 - d])]
+            for mode, places in PADDINGS.items():
+                kind = "shift" if "reflect" in mode else "other"
+                yield kind, f"{mode} in place of {name}", {i: Edit(partial(_beyond, pads=pads, mode=places), (Ref(x),))}
+
+
+def _folded(at: Tensor, period: int, last: int) -> Tensor:
+    """Places that are mirrored, again and again."""
+    return torch.minimum(at.remainder(period), last - at.remainder(period))
 
 
 def _undilated(*args: Any, node: Node, share: int) -> Tensor:
@@ -678,11 +772,33 @@ def exchanged(c: Context) -> Iterator[Way]:
 
 
 def centres(c: Context) -> Iterator[Way]:
-    """Indices that are coordinates of other points."""
+    """Indices that are coordinates of other points, or count from elsewhere."""
     counts = [i for i in c.computed if c.part.nodes[i].op == "arange"]
-    for some, by in itertools.product({(i,) for i in counts} | {tuple(counts)}, (0.5, -0.5)):
-        says = f"{'each' if len(some) > 1 else 'the'} result of arange is {by:+g}, as for centres and corners of pixels"
+    every = {(i,) for i in counts} | {tuple(counts)}
+    for some, by in itertools.product(every, (0.5, -0.5, *(sign * n for n in c.sizes for sign in (-1, 1)))):
+        why = "for centres and corners of pixels" if isinstance(by, float) else "where it begins elsewhere"
+        says = f"{'each' if len(some) > 1 else 'the'} result of arange is {by:+g}, as {why}"
         yield "shift", says, result_of(some, lambda x, by=by: x + by), 2
+    corners, asymmetric = dict[int, Edit](), dict[int, Edit]()
+    for node in (node for node in c.part.nodes if node.op == "sub" and node.args[1] == 0.5):
+        scaled = c.part.nodes[node.parents[0]]
+        centre = c.part.nodes[scaled.parents[0]] if scaled.op == "mul" and is_number(scaled.args[1]) else node
+        if centre.op == "add" and centre.args[1] == 0.5 and (n := centre.shape[0]) > 1:
+            share = scaled.args[1]
+            for edits, by in ((asymmetric, share), (corners, (share * n - 1.0) / (n - 1.0))):
+                edits[node.id] = Edit(lambda at, by=by: at * by, (centre.args[0],))
+    yield "shift", "corners of images lie on each other, not the corners of their pixels (align_corners)", corners, 2
+    yield "shift", "coordinates are those of corners of pixels, not of their centres", asymmetric, 2
+
+
+def backwards(c: Context) -> Iterator[Way]:
+    """What runs along a dimension, from its other end."""
+    part = c.part
+    for d, n in enumerate(part.nodes[part.target].shape):
+        taken = [(i, part.values[i].shape) for i in part.given if i in part.users]
+        edits = {i: Edit(partial(torch.flip, dims=[x.index(n)]), (Ref(i),)) for i, x in taken if x.count(n) == 1}
+        turned = result_of([part.target], partial(torch.flip, dims=[d])) if n > 2 and edits else {}
+        yield "flip", f"{c.called(part.target)} is computed from the other end of dimension {d}", edits | turned, 2
 
 
 def unscaled(c: Context) -> Iterator[Way]:
@@ -698,24 +814,27 @@ def unscaled(c: Context) -> Iterator[Way]:
         exponential = next(u for u in part.users[less.id] if nodes[u].op == "exp")
         sums = [u for u in part.users.get(exponential, ()) if nodes[u].op == "sum"][:1]
 
-        def early(less: Tensor, x: Tensor, tile: int, d: int, split: bool, node: Node) -> Tensor:
+        def early(less: Tensor, x: Tensor, tile: int, d: int, how: str, node: Node, sums: list[int] = sums) -> Tensor:
             largest = torch.stack([part.amax(d) for part in x.split(tile, d)], d)
-            largest = largest if split else largest.cummax(d).values
+            largest = largest.cummax(d).values if how == RUNNING else largest
             larger = x.amax(d, True) - largest.repeat_interleave(tile, d).narrow(d, 0, x.shape[d])
             terms = torch.exp(less + torch.where(larger.isfinite(), larger, 0.0))  # of a masked tile nothing is left
-            return terms if node.op == "exp" else again(node, terms, *node.args[1:])
+            if how == MEAN:
+                terms = torch.cat([(part / part.sum(d, True)).nan_to_num(0.0) for part in terms.split(tile, d)], d)
+            if node.op == "sum":
+                return again(node, terms, *node.args[1:])
+            return terms if how == RUNNING or sums else terms / terms.sum(d, True)
 
         def edits(ids: list[int], how: dict[str, Any], less: Node = less) -> dict[int, Edit]:
             return {i: Edit(partial(early, **how, node=nodes[i]), (Ref(less.id), less.args[0])) for i in ids}
 
         sizes = [(d, 2**k) for k in range(1, 16) for d in alone if 2**k < x.shape[d]]
-        for (d, tile), split in itertools.product(sizes, (False, True)):
-            how = {"tile": tile, "d": d, "split": split}
-            ways = {"a softmax": edits([exponential], how), "the sum of a softmax": edits(sums, how)}
-            ways["what a softmax weighs"] = ways["a softmax"] | edits(sums, how | {"tile": x.shape[d]})
-            when = "to the largest number of all" if split else "when a larger number comes"
+        for (d, tile), when in itertools.product(sizes, (RUNNING, SPLIT, MEAN)):
+            at: dict[str, Any] = {"tile": tile, "d": d, "how": when}
+            ways = {"a softmax": edits([exponential], at), "the sum of a softmax": edits(sums, at)}
+            ways["what a softmax weighs"] = ways["a softmax"] | edits(sums, at | {"tile": x.shape[d]})
             for what, some in ways.items():
-                yield "factor", f"{what}, in tiles of {tile}, is not scaled down {when}", some, 2
+                yield "factor", f"{what}, in tiles of {tile}, {when}", some, 2
 
 
 def moved_on(c: Context) -> Iterator[Way]:
@@ -742,16 +861,32 @@ def between(c: Context) -> Iterator[Way]:
 
 
 def regrouped(c: Context) -> Iterator[Way]:
-    """Elements in another order for what happens between two operations: groups and pairs taken otherwise."""
-    part, given = c.part, c.part.given
+    """Groups and pairs taken otherwise: elements in another order between two operations, or in one of torch's."""
+    part, given, shapes = c.part, c.part.given, {node.id: node.shape for node in c.part.nodes}
     for i in (i for i in (*given, *c.computed) if (len(part.users.get(i, ())) > 1 or i in given) and c.real(i)):
-        ends = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") or k == part.target]
-        for k, (d, n) in itertools.product(ends[-6:], enumerate(part.nodes[i].shape)):
-            for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
-                order = torch.arange(n).view(a, -1).T.flatten()
+        later = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") and k != part.target]
+        for d, order, words in _otherwise(shapes[i]):
+            ends = later[-6:] + [part.target] * (shapes[part.target][d : d + 1] == (len(order),))
+            for k in (k for k in ends if k != i and k in part.downstream(i)):
                 edits = result_of([i], entries(d, order)) | result_of([k], entries(d, order.argsort()))
-                taken = f"dimension {d} of {n} is taken as {n // a} x {a} in place of {a} x {n // a}"
-                yield "permute", f"from {c.called(i)} to {c.called(k)}, {taken}", edits, 2
+                yield "permute", f"from {c.called(i)} to {c.called(k)}, {words}", edits, 2
+    for i, name in c.names.items():
+        inside, taken = c.composite(i)
+        for d, order, words in _otherwise(shapes[i]) if len(inside) > 1 else ():
+            n = len(order)
+            dims = {p: d if shapes[p] == shapes[i] else shapes[p].index(n) for p in taken if n in (shapes[p] or ())}
+            edits = _changed(part, inside, {p: entries(of, order) for p, of in dims.items()})
+            last = edits.get(i, Edit(torch.clone, (Ref(i),)))
+            back = lambda *args, last=last, d=d, order=order: last.run(*args).index_select(d, order.argsort())  # noqa: E731
+            yield "permute", f"in {name}, {words}", edits | {i: Edit(back, last.takes)}, 2
+
+
+def _otherwise(shape: tuple[int, ...]) -> Iterator[tuple[int, Tensor, str]]:
+    """Dimensions, their elements in the order of other groups, and what is said of it."""
+    for d, n in enumerate(shape):
+        for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
+            words = f"dimension {d} of {n} is taken as {n // a} x {a} in place of {a} x {n // a}"
+            yield d, torch.arange(n).view(a, -1).T.flatten(), words
 
 
 def composites(c: Context) -> Iterator[Way]:
@@ -823,6 +958,18 @@ def _taking(part: Part, ids: Iterable[int], others: Mapping[int, int]) -> dict[i
     return {k: Edit(partial(again, part.nodes[k]), args[k]) for k in args}
 
 
+def _changed(part: Part, ids: Iterable[int], changes: Mapping[int, Change]) -> dict[int, Edit]:
+    """Operations for which some of what they take, by number, is changed."""
+
+    def run(*args: Any, node: Node) -> Any:
+        of = (changes.get(a.id) if isinstance(a, Ref) else None for a in node.args)
+        return again(node, *(change(x) if change else x for change, x in zip(of, args, strict=True)))
+
+    return {
+        k: Edit(partial(run, node=part.nodes[k])) for k in ids if not changes.keys().isdisjoint(part.nodes[k].parents)
+    }
+
+
 def _lossy(*args: Any, op: str, tile: int) -> Tensor:
     """An addition that is not atomic: of the terms of one place, in each `tile`, the last survives."""
     x, *places, source = args[:3] if op == "index_put" else args[:4]
@@ -838,11 +985,6 @@ def _lossy(*args: Any, op: str, tile: int) -> Tensor:
         else:
             x = x + (empty.index_copy if op == "index_add" else empty.scatter)(d, at[0], terms)
     return x
-
-
-def _wrapped(x: Tensor) -> Tensor:
-    """Whole numbers that are kept in 16 bits."""
-    return (x + 2**15).remainder(2**16) - 2**15
 
 
 def is_number(c: Any) -> bool:
