@@ -1,7 +1,7 @@
 """What is measured for each claim of notebook attention_matmul, and its truth. The words are in data/claims.
 
-Errors are multiples of the largest rounding error allowed, unless a name says otherwise; `level` is the rate at which
-the test of a reported range rules out the true call.
+Errors are multiples of the tolerance, unless a name says otherwise; `level` is the rate at which the test of a reported
+range rules out the true call.
 """
 
 from __future__ import annotations

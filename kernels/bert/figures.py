@@ -17,12 +17,8 @@ from labkit.session.catalogue import ROOT
 from labkit.session.record import stale
 from labkit.tables import digits
 
-FREQUENCIES = 6.904
-"""Nats: the held-out loss of the frequencies of the training text's tokens (`python -m kernels.bert facts`)."""
 APART = 0.2
 """Nats between two names in a picture of curves, so that they can be read."""
-STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
-"""Lines that can be distinguished within one colour."""
 
 
 def plot_losses() -> Figure:
@@ -121,29 +117,33 @@ def plot_gains(t: Trainings, caption: str) -> Figure:
     return figure
 
 
-def plot_plateaus(t: Trainings, names: Sequence[str], caption: str) -> Figure:
-    """Training loss against tokens, the mean over seeds of each configuration; red-orange where
-    :meth:`Trainings.stalled`. A thin grey line leads from a curve's end to its name."""
-    figure, axes = plots.figure(width=8.0, height=4.2)
-    stalled = t.stalled(*[(name, name) for name in names])
-    curves = {name: np.mean([row["curve"] for row in t.of_preset(name)], 0) for name in names}
-    seen, free = tokens_seen(t.rows[0]), -math.inf
+def plot_plateaus(t: Trainings, panels: Mapping[str, Sequence[str]], caption: str) -> Figure:
+    """Training loss against tokens, the mean over seeds of each configuration: `panels` has titles and what is in them.
+
+    Red-orange where :meth:`Trainings.stalled`, else blue; the report's model, in every panel, is black. A thin line
+    leads from a curve's end to its name.
+    """
+    figure, row = plots.figure(1, len(panels), width=10.5, height=3.4)
+    names = list(dict.fromkeys(name for some in panels.values() for name in some))
+    stalled, seen = t.stalled(*[(name, name) for name in names]), tokens_seen(t.rows[0])
     last = seen[-1]
-    for number, (name, curve) in enumerate(sorted(curves.items(), key=lambda item: item[1][-1])):
-        free = max(curve[-1], free + APART)
-        style = {"color": plots.RED if name in stalled else plots.BLUE, "ls": STYLES[number % len(STYLES)], "lw": 1.3}
-        axes.plot(seen, curve, **style)
-        axes.plot([last * 1.005, last * 1.08], [curve[-1], free], color="0.7", lw=0.6)
-        axes.text(last * 1.09, free, name, color=style["color"], fontsize=8, va="center")
-    for level in (FREQUENCIES, PLATEAU):
-        axes.axhline(level, color="0.5", ls="--", lw=0.9)
-    words = "loss of a model that knows only how often each token occurs"
-    axes.text(last * 1.6, FREQUENCIES + 0.05, words, fontsize=7, ha="right", color="0.4")
-    axes.text(last * 0.01, PLATEAU - 0.05, "below: left\nthe plateau", fontsize=7, va="top", color="0.4")
-    axes.set(xlim=(0.0, last * 1.6), ylim=(3.3, 7.4), xlabel="tokens, millions", ylabel="training loss, nats")
-    axes.set_xticks([*range(0, math.ceil(last * 0.9), 20), last], [*range(0, math.ceil(last * 0.9), 20), f"{last:.0f}"])
+    for axes, (title, some) in zip(row, panels.items(), strict=True):
+        free = -math.inf
+        curves = {name: np.mean([line["curve"] for line in t.of_preset(name)], 0) for name in some}
+        for name, curve in sorted(curves.items(), key=lambda item: item[1][-1]):
+            free = max(curve[-1], free + APART)
+            colour = "black" if name == "report" else plots.RED if name in stalled else plots.BLUE
+            axes.plot(seen, curve, color=colour, lw=1.3)
+            axes.plot([last * 1.01, last * 1.1], [curve[-1], free], color="0.7", lw=0.6)
+            axes.text(last * 1.12, free, name, color=colour, fontsize=8, va="center")
+        axes.axhline(PLATEAU, xmax=1 / 1.85, color="0.5", ls="--", lw=0.9)
+        ticks = [*range(0, math.ceil(last * 0.9), 20), last]
+        axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
+        axes.set(xlim=(0.0, last * 1.85), ylim=(3.3, 7.2), xlabel="tokens, millions", title=title)
+    row[0].set_ylabel("training loss, nats")
+    row[1].text(last, PLATEAU + 0.06, "above: the plateau", fontsize=7, ha="right", color="0.4")
     where = "stay on a plateau for more than half of the training (red-orange)"
-    axes.set_title(f"{len(stalled)} of {len(names)} models {where}")
+    figure.suptitle(f"{len(stalled)} of {len(names)} models {where}", fontsize=10, x=0.01, ha="left")
     plots.caption(figure, caption)
     return figure
 

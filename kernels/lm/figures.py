@@ -23,6 +23,7 @@ def draw_losses(axes: Any, report: Mapping[str, Any]) -> None:
         left.axhline(height, color=colour, ls="--", lw=0.8)
         left.text(last, height, words, color=colour, fontsize=7, ha="right", va="bottom")
     left.set(xlabel="step", ylabel="loss, nats per byte", title="The loss falls at every reading ...")
+    left.set_ylim(top=math.log(vocabulary) + 0.5)
     warmup, peak = facts["warmup"], facts["rate"]
     right.plot([0, warmup], [0.0, peak], "--", color=plots.GREY, lw=1)
     right.text(0.68 * warmup, 0.7 * peak, "warm-up of debug.yaml", color=plots.GREY, fontsize=7, ha="right")

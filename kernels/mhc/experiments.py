@@ -38,7 +38,7 @@ ORDERS = 200
 
 
 def dh_pre2_error(p: Problem, observed: Trace) -> tuple[float, float]:
-    """Largest difference of the kernel's dh_pre2 [T, n] from float64; and over the largest rounding error allowed."""
+    """Largest difference of the kernel's dh_pre2 [T, n] from float64; and over its tolerance."""
     right = counterfactual.backward(p).step("g_pre")
     comparison = compare(observed["g_pre"], right.value, right.bound)
     return comparison.max_abs, comparison.bound_used
@@ -72,7 +72,7 @@ def debug_kernel_is_right(p: Problem, tile: int) -> bool:
 
 
 def sum_errors(p: Problem, observed: Trace) -> dict[str, float]:
-    """Each part of dalpha against the exact sum of the factors that the kernel itself has, over that sum's bound."""
+    """Each part of dalpha against the exact sum of the factors that the kernel itself has, over its tolerance."""
     value, bound = counterfactual.dalpha_of(p, observed["g_pre"].double(), observed["mix_pre"].double())
     times = (observed["dalpha"].double() - value).abs() / bound.absolute
     return dict(zip(PARTS, times.tolist(), strict=True))
@@ -204,8 +204,8 @@ def pairs_of_right_sums(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Distances of right float32 sums for dalpha_res, relative: the kernel's order against torch's, 20 orders a draw.
 
-    Returns the distances [draw, 20], the sizes [draw] of dalpha_res, and the largest relative error [draw] that
-    rounding allows a sum of that length.
+    Returns the distances [draw, 20], the sizes [draw] of dalpha_res, and the tolerance [draw] of a sum of that length,
+    relative to it.
     """
     distances, sizes, allowed = [], [], []
     for seed in seeds:
@@ -269,7 +269,7 @@ def table_of_residuals(weighing: Weighing) -> Table:
         verdict = f"refuted at {beyond} of {len(residuals)} settings" if beyond else "left"
         rows.append((name, verdict, *ends))
     columns = ("hypothesis", "verdict", "smallest residual", "largest residual")
-    return Table(columns, rows, "residuals are times the largest rounding error allowed")
+    return Table(columns, rows, "residuals are times the tolerance")
 
 
 def tests_until_identified(
