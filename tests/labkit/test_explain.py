@@ -882,3 +882,132 @@ def test_what_is_said_of_a_cause_and_of_none(golden):
     assert ("<table" in cause._repr_html_(), "<table" in right._repr_html_()) == (True, False)
     with pytest.raises(UsageError, match="step: 'active' is not right; wanted a wrong one: there is none"):
         labkit.explain(port(**inputs()), golden, F32, step="active")
+
+
+def textbook():
+    """What textbooks and manuals name: the reference, what it takes, what was observed, the kind and its words."""
+    generator = torch.Generator().manual_seed(1)
+    normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    x, q, k, d = normal(2, 12, 5), normal(2, 6, 8), normal(2, 2, 7, 8), normal(4)
+    weight, bias, image, rows = normal(12), normal(12), normal(2, 3, 5, 7), normal(40, 6)
+    place, target = torch.randint(0, 6, (40,), generator=generator), normal(9)
+    whole = torch.randint(-100, 120, (8, 12), generator=generator, dtype=torch.int8)
+    nibbles = torch.randint(0, 16, (8, 12), generator=generator, dtype=torch.int8)
+    root = torch.linalg.cholesky(torch.cov(normal(9, 20)) + torch.eye(9))
+    nodes, norm = normal(6, 5), normal(46)
+    taken, values, reward, done = 3 * normal(4, 32), normal(32, 3), normal(19), (torch.arange(19) % 5 == 4).float()
+
+    def groups(x, weight, bias):
+        return torch.nn.functional.group_norm(x, 3, weight, bias)
+
+    def heads(q, k):
+        return torch.einsum("bgnd,bgsd->bgns", q.view(2, 2, 3, 8), k).flatten(1, 2)
+
+    def skip(x, d):
+        return x.view(2, 4, 3, 5) * d[:, None, None]
+
+    def solve(target, root):
+        return torch.cholesky_solve(target[:, None], root)[:, 0]
+
+    def back(target, root):
+        return torch.linalg.solve_triangular(root.T, target[:, None], upper=True)[:, 0]
+
+    def softmax(x, other):
+        return torch.softmax(x, 1) @ other
+
+    def weighed(x, lse):
+        return torch.exp(x - lse[:, None])
+
+    def positions(x):
+        return x * torch.cos(0.1 * torch.arange(31, 36))
+
+    def resized(image):
+        return torch.nn.functional.interpolate(image, size=(9, 10), mode="bilinear", align_corners=False)
+
+    def returns(reward, done):
+        total, found = torch.zeros(()), []
+        for t in reversed(range(19)):
+            total = reward[t] + 0.9 * (1 - done[t]) * total
+            found.append(total)
+        return torch.stack(found[::-1])
+
+    def summed(rows, place):
+        return torch.zeros(6, 6).index_add(0, place, rows)
+
+    def reflected(image):
+        return torch.nn.functional.pad(image, (2, 1, 1, 2), mode="reflect").square()
+
+    def product(x, whole):
+        return x.flatten(0, 1)[:8].T @ whole.to(x.dtype)
+
+    def graph(x, norm, place):
+        loops = torch.arange(6)
+        messages = x[torch.cat([place // 2, loops])] * norm[:, None]
+        return torch.zeros(6, 5).index_add(0, torch.cat([place, loops]), messages)
+
+    def tiled(x):
+        return torch.cos(x)
+
+    order = torch.arange(12).view(4, 3).T.flatten()  # channel c is in group c % 3
+    grouped = groups(x[:, order], weight[order], bias[order])[:, order.argsort()]
+    turn = torch.arange(6) % 2
+    ours = torch.einsum("bnd,bnsd->bns", q, k[:, turn])
+    once = torch.linalg.solve_triangular(root, target[:, None], upper=False)
+    twice = torch.linalg.solve_triangular(root, once, upper=False)[:, 0]
+    mean = sum(torch.softmax(part, 1) @ o for part, o in zip(taken.split(8, 1), values.split(8), strict=True)) / 4
+    own = torch.cat([torch.exp(part - part.amax(1, keepdim=True)) for part in taken.split(16, 1)], 1)
+    aligned = torch.nn.functional.interpolate(image, size=(9, 10), mode="bilinear", align_corners=True)
+    first = torch.stack([(place[:n] == place[n]).sum() for n in range(40)])
+    last = torch.stack([(place[n + 1 :] == place[n]).any() for n in range(40)])
+    repeated = torch.cat([image[..., :2].flip(-1), image, image[..., -1:]], -1)
+    repeated = torch.cat([repeated[..., :1, :], repeated, repeated[..., -2:, :].flip(-2)], -2)
+    edge = torch.nn.functional.pad(image, (2, 1, 1, 2), mode="replicate")
+    stale = torch.cos(x)
+    stale[:, 8:] = stale[:, 4:8]
+    forward, total = [], torch.zeros(())
+    for t in range(19):
+        total = reward[t] + 0.9 * (1 - done[t]) * total
+        forward.append(total)
+    yield groups, (x, weight, bias), grouped, "permute", "in native_group_norm, dimension 1 of 12 is taken as 3 x 4"
+    yield heads, (q, k), ours, "permute", "dimension 1 of 6 is taken as 2 x 3 in place of 3 x 2"
+    yield skip, (x, d), (x * d.repeat(3)[:, None]).view(2, 4, 3, 5), "layout", "is repeated as a whole"
+    yield solve, (target, root), twice, "transpose", "twice, and not with its transpose"
+    yield solve, (target, root), once[:, 0], "drop_term", "once, and not with its transpose"
+    yield back, (target, root), once[:, 0], "transpose", "solves with the transpose"
+    yield softmax, (taken, values), mean, "factor", "in tiles of 8, is averaged over these"
+    yield weighed, (taken, taken.logsumexp(1)), own / own.sum(1, keepdim=True), "factor", "to the largest number of all"
+    yield positions, (x,), x * torch.cos(0.1 * torch.arange(31 - 12, 36 - 12)), "shift", "arange is -12"
+    yield resized, (image,), aligned, "shift", "align_corners"
+    yield resized, (image,), corners_of(image), "shift", "corners of pixels, not of their centres"
+    yield returns, (reward, done), torch.stack(forward), "flip", "from the other end of dimension 0"
+    yield summed, (rows, place), summed(rows * (first < 4)[:, None], place), "truncate", "all but the first 4 of each"
+    yield summed, (rows, place), summed(rows * last[:, None], place), "truncate", "the last of each place"
+    yield reflected, (image,), repeated.square(), "shift", "reflection that repeats the edge"
+    yield reflected, (image,), edge.square(), "other", "replication in place of reflection_pad2d"
+    yield product, (x, whole), product(x, whole.to(x.dtype) % 256), "sign", "8 bits without a sign"
+    yield product, (x, nibbles), product(x, nibbles - 16 * (nibbles > 7)), "sign", "4 bits with a sign"
+    for a, b, kind in ((40, 45, "drop_term"), (32, 39, "truncate")):
+        cut = norm.masked_fill((torch.arange(46) >= a) & (torch.arange(46) <= b), 0.0)
+        yield graph, (nodes, norm, place), graph(nodes, cut, place), kind, f"zero in {a} to {b} of dimension 0, of 46"
+    yield tiled, (x,), stale, "stale", "in the last tile of 4 of dimension 1 what the tile before has"
+
+
+def corners_of(image):
+    """Bilinear resizing to 9 x 10 with coordinates that are not of the pixels' centres."""
+    for d, n in ((2, 9), (3, 10)):
+        m = image.shape[d]
+        at = torch.arange(n) * (m / n)
+        low, share = at.long(), (at - at.floor()).view([-1] + [1] * (3 - d))
+        next_one = image.index_select(d, (low + 1).clamp(max=m - 1))
+        image = image.index_select(d, low) * (1 - share) + next_one * share
+    return image
+
+
+@pytest.mark.parametrize("case", range(21))
+def test_what_textbooks_warn_of_is_named(case):
+    reference, given, output, kind, words = list(textbook())[case]
+    recorded = labkit.golden(reference, *given)
+    observed = {name: recorded[name].to(x.dtype) for name, x in zip(recorded.inputs, given, strict=True)}
+    found = labkit.explain(observed | {"output": output}, recorded)
+    assert (found.verdict, found.causes[0].kind) == ("cause", kind), found
+    assert words in found.causes[0].says
