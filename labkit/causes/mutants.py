@@ -504,12 +504,13 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
 
 def _of_segments(index: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Terms of sums by index, that a loop over those of one place leaves out."""
-    same = index[:, None] == index
-    before, behind = same.tril(-1).sum(1), same.triu(1).sum(1)
-    yield "the first", (before == 0).nonzero()[:, 0]
-    yield "the last", (behind == 0).nonzero()[:, 0]
-    for n in (2**k for k in range(2, 8) if 2**k <= int(before.max())):
-        yield f"all but the first {n}", (before >= n).nonzero()[:, 0]
+    in_order = index.sort(stable=True)
+    place, values = torch.arange(len(index)), in_order.values.contiguous()
+    before, end = place - torch.searchsorted(values, values), torch.searchsorted(values, values, right=True)
+    yield "the first", in_order.indices[before == 0]
+    yield "the last", in_order.indices[place + 1 == end]
+    for n in (2**k for k in range(2, 8) if bool((before >= 2**k).any())):
+        yield f"all but the first {n}", in_order.indices[before >= n]
 
 
 def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Iterator[Way]:
@@ -521,15 +522,10 @@ def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Itera
         change = lambda v, index=index: v.flatten()[index]  # noqa: E731
         yield "axis", f"{says} is applied along dimension {d}, not {long[0]}", argument(c.part, ids, j, change)
         if d == long[0] + 1:
-            both = (torch.arange(shape[d - 1] * shape[d]) % a.numel()).view(
-                shape[d - 1 : d + 1] + (1,) * (len(shape) - d - 1)
-            )
-            in_turn = lambda v, both=both: v.flatten()[both]  # noqa: E731
-            yield (
-                "layout",
-                f"{says} is repeated as a whole, not each element by itself",
-                argument(c.part, ids, j, in_turn),
-            )
+            ones = [1] * (len(shape) - d - 1)
+            both = (torch.arange(shape[d - 1] * shape[d]) % a.numel()).view(*shape[d - 1 : d + 1], *ones)
+            in_turn = argument(c.part, ids, j, lambda v, both=both: v.flatten()[both])
+            yield "layout", f"{says} is repeated as a whole, not each element by itself", in_turn
 
 
 def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Iterator[Way]:
@@ -965,9 +961,8 @@ def _changed(part: Part, ids: Iterable[int], changes: Mapping[int, Change]) -> d
         of = (changes.get(a.id) if isinstance(a, Ref) else None for a in node.args)
         return again(node, *(change(x) if change else x for change, x in zip(of, args, strict=True)))
 
-    return {
-        k: Edit(partial(run, node=part.nodes[k])) for k in ids if not changes.keys().isdisjoint(part.nodes[k].parents)
-    }
+    taking = {k for p in changes for k in part.users[p]}.intersection(ids)
+    return {k: Edit(partial(run, node=part.nodes[k])) for k in taking}
 
 
 def _lossy(*args: Any, op: str, tile: int) -> Tensor:
