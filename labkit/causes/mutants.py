@@ -371,7 +371,7 @@ def mutants(c: Context) -> Iterator[Mutant]:
     times = lambda ids: zip(ids[:-1], ("first", "second", "third")[: 3 if len(ids) <= 4 else 1], strict=False)  # noqa: E731
     ends = [one for ids in groups if 1 < len(ids) <= 8 for one in (*times(ids), (ids[-1], "last"))]
     ways = itertools.chain(
-        *(generator(c) for generator in (exchanged, along, variances, composites, of_terms, centres)),
+        *(generator(c) for generator in (exchanged, parts, along, variances, composites, of_terms, means, centres)),
         *(of_result(c, ids) for ids in groups),
         *(of_operation(c, ids) for ids in made),
         *(generator(c) for generator in (unscaled, moved_on, between, regrouped, reflections, backwards)),
@@ -488,6 +488,9 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         flags = node.kwargs | {"upper": not node.kwargs["upper"]}
         turned = lambda a, b, flags=flags: once(a.mT, b, **flags)  # noqa: E731
         yield "transpose", f"{what} solves with the transpose of {names[0]}", _instead(ids, turned)
+    if node.op == "cat":
+        behind = lambda some, *d: again(node, some[::-1], *d)  # noqa: E731
+        yield "swap", f"{what} has its parts in the other order", _instead(ids, behind)
     if node.op == "getitem":
         for k in {*range(len(part.values[node.parents[0]]))} - {node.args[1]}:
             yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(part, ids, 1, lambda _, k=k: k)
@@ -730,7 +733,7 @@ def _along(part: Part, i: int, dims: list[int], kept: bool) -> dict[int, Edit]:
         return y if whole else dropped(again(node, x, over, True), node)
 
     def moments(x: Tensor, user: Node) -> Any:
-        y = call(node, [x, over, *node.args[2:]], node.kwargs | {"keepdim": True})[user.args[1]]
+        y = call(node, [x, over, *node.args[2:3]], node.kwargs | {"keepdim": True})[user.args[1]]
         return y if y.ndim == len(user.shape) else dropped(y, user)
 
     def dropped(y: Tensor, result: Node) -> Tensor:
@@ -765,6 +768,19 @@ def exchanged(c: Context) -> Iterator[Way]:
         if (op, j) == (other, k):
             edits = argument(part, ids, j, lambda _, b=b: b) | argument(part, others, j, lambda _, a=a: a)
             yield "swap", f"{a:.6g} and {b:.6g} of {op} are exchanged", edits
+
+
+def parts(c: Context) -> Iterator[Way]:
+    """Parts of what is split that are taken for each other, wherever something is split into so many."""
+    split: dict[int, dict[int, list[int]]] = {}
+    for node in (node for node in c.part.nodes if node.op == "getitem"):
+        count = len(c.part.values[node.parents[0]])
+        split.setdefault(count, {}).setdefault(node.args[1], []).append(node.id)
+    for count, ids in split.items():
+        for a, b in itertools.combinations(range(count), 2):
+            edits = argument(c.part, ids.get(a, []), 1, lambda _, b=b: b)
+            edits |= argument(c.part, ids.get(b, []), 1, lambda _, a=a: a)
+            yield "swap", f"parts {a} and {b} of {count} are taken for each other", edits
 
 
 def centres(c: Context) -> Iterator[Way]:
@@ -861,7 +877,8 @@ def regrouped(c: Context) -> Iterator[Way]:
     part, given, shapes = c.part, c.part.given, {node.id: node.shape for node in c.part.nodes}
     for i in (i for i in (*given, *c.computed) if (len(part.users.get(i, ())) > 1 or i in given) and c.real(i)):
         later = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") and k != part.target]
-        for d, order, words in _otherwise(shapes[i]):
+        slices = [part.nodes[k].args[1:] for k in part.users.get(i, ()) if part.nodes[k].op == "slice"]
+        for d, order, words in _otherwise(shapes[i], slices):
             ends = later[-6:] + [part.target] * (shapes[part.target][d : d + 1] == (len(order),))
             for k in (k for k in ends if k != i and k in part.downstream(i)):
                 edits = result_of([i], entries(d, order)) | result_of([k], entries(d, order.argsort()))
@@ -877,12 +894,25 @@ def regrouped(c: Context) -> Iterator[Way]:
             yield "permute", f"in {name}, {words}", edits | {i: Edit(back, last.takes)}, 2
 
 
-def _otherwise(shape: tuple[int, ...]) -> Iterator[tuple[int, Tensor, str]]:
-    """Dimensions, their elements in the order of other groups, and what is said of it."""
+def _otherwise(shape: tuple[int, ...], slices: Iterable[Any] = ()) -> Iterator[tuple[int, Tensor, str]]:
+    """Dimensions, or what is between two ends of slices, in the order of other groups, and what is said of it."""
     for d, n in enumerate(shape):
-        for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
-            words = f"dimension {d} of {n} is taken as {n // a} x {a} in place of {a} x {n // a}"
-            yield d, torch.arange(n).view(a, -1).T.flatten(), words
+        ends = {0, n} | {min(end, n) for along, *both in slices for end in both[:2] if along == d}
+        for first, last in itertools.combinations(sorted(ends), 2):
+            m, own = last - first, torch.arange(n)
+            of = f"dimension {d} of {n}" if m == n else f"{first} to {last - 1} of dimension {d}"
+            for a in (a for a in range(2, m // 2 + 1) if m % a == 0):
+                order = torch.cat([own[:first], own[first:last].view(a, -1).T.flatten(), own[last:]])
+                yield d, order, f"{of} is taken as {m // a} x {a} in place of {a} x {m // a}"
+
+
+def means(c: Context) -> Iterator[Way]:
+    """The geometric mean of two numbers, as in the rules by which parameters of two kinds of atoms are mixed."""
+    nodes = c.part.nodes
+    for node in (node for node in nodes if (node.op, *node.args[1:]) in (("div", 2), ("mul", 0.5))):
+        total = nodes[node.parents[0]]
+        edits = {node.id: Edit(lambda a, b: (a * b).sqrt(), total.args)} if total.op == "add" else {}
+        yield "function", f"{c.called(node.id)} is the geometric mean, not the arithmetic one", edits
 
 
 def composites(c: Context) -> Iterator[Way]:

@@ -188,7 +188,7 @@ class Exact:
     `huge` with some that overflow. `counted`: those that make whole numbers that fit of whole numbers, without
     error. `whole`: those whose error is simulated by moving what they take, as :meth:`Rounding._as_taken` says:
     algorithms, and whatever computes with complex numbers. `_sums`: what is known of a sum, wherever it is moved
-    to; `_scaled`: of a tensor times a number, both.
+    to; `_scaled`: of a product, what it is of.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Exact:
 
         Something times a sum is one too, of terms that may have been multiplied one by one, and so is a sum whose
         elements are in other places. What its parts err by themselves is not counted again. An average,
-        c a + (1 - c) b, may be a + (1 - c) (b - a).
+        c a + (1 - c) b, may be a + (1 - c) (b - a), as the last line of a GRU is written by many.
         """
         if kwargs or not isinstance(out, Tensor) or not out.is_floating_point():
             return
@@ -264,12 +264,12 @@ class Exact:
         if node.op in ("add", "sub"):
             one, other = self._sum(a) or _Sum.of(a), self._sum(b) or _Sum.of(b)
             found = one.plus(other if node.op == "add" else other.times(-1.0), out, u)
-            (x, c), (y, d) = (self._scaled.get(x, (x, 0.0)) if isinstance(x, Tensor) else (x, 0.0) for x in args)
-            average = node.op == "add" and 0.0 < c < 1.0 and abs(c + d - 1.0) < 1e-12  # of float64 literals
-            if average:  # a difference, and a share of it
-                found.variance = found.variance + 2.0 / 3.0 * (u * (x - y)).square()
+            scaled = [self._scaled.get(x, []) if isinstance(x, Tensor) and node.op == "add" else [] for x in args]
+            averaged = next(((x, y) for x, c in scaled[0] for y, d in scaled[1] if _shares(c, d)), ())
+            if averaged:  # a difference, and a share of it
+                found.variance = found.variance + 2.0 / 3.0 * (u * (averaged[0] - averaged[1])).square()
             self._sums[out] = found
-            if found.length > 2 or average:
+            if found.length > 2 or averaged:
                 more = (found.variance - one.variance - other.variance).clamp(min=0.0)
                 self.spread[node.id] = torch.where(more < math.inf, more.sqrt(), 0.0)
         elif known and (by_number or (node.op == "mul" and isinstance(b, Tensor))):
@@ -279,8 +279,10 @@ class Exact:
         elif known and node.op in MOVES | {"neg"}:
             move = lambda x: call(node, [x, *args[1:]], {}, self.device)  # noqa: E731
             self._sums[out] = known.times(-1.0) if node.op == "neg" else known.moved(move)
-        elif by_number:
-            self._scaled[out] = args[0], args[1] if node.op == "mul" else 1.0 / args[1]
+        if by_number:
+            self._scaled[out] = [(args[0], args[1] if node.op == "mul" else 1.0 / args[1])]
+        elif node.op == "mul" and isinstance(b, Tensor):
+            self._scaled[out] = [(a, b), (b, a)]
 
     def _sum(self, x: Any) -> _Sum | None:
         return self._sums.get(x) if isinstance(x, Tensor) else None
@@ -626,6 +628,12 @@ class Rounding:
         by = (x - x.float()) / half_ulp(x, "float32") * 2.0**16 if self.nearest else x
         normal = self._draw(by.round()).mul_(2.0 - 2.0**-23).sub_(1.0 - 2.0**-24).erfinv_().mul_(2.0**0.5)
         return normal.mul_(spread).mul_(self.scale).add_(x).mul_(1.0 + self._one(min(1.0, drift)))
+
+
+def _shares(c: Any, d: Any) -> bool:
+    """Whether weights, numbers or tensors, are from 0 to 1 and add up to 1: to all digits of float64."""
+    c, d = torch.as_tensor(c), torch.as_tensor(d)
+    return c.shape == d.shape and bool(((c + d - 1.0).abs() < 1e-12).all() & (c >= 0.0).all() & (d >= 0.0).all())
 
 
 def _lost(number: Any, name: str) -> float:
