@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit.causes.explain import Explanation, explain
 from labkit.errors import UsageError, extra, first_line
+from labkit.numerics.compare import as_tensor
 from labkit.numerics.precision import Precision, dtype_of, name_of
 from labkit.tables import printable
 from labkit.trace.findings import Localisation
@@ -199,6 +200,7 @@ def hunt(
     """
     with extra("labkit.hunt"):
         import hypothesis
+        import hypothesis.configuration as config
         from hypothesis import Phase, settings, strategies
         from hypothesis.errors import HypothesisWarning, NoSuchExample, Unsatisfiable
     if not isinstance(examples, int) or examples < 1:
@@ -257,7 +259,7 @@ def hunt(
         return isinstance(found, Failure)
 
     how = settings(max_examples=examples, database=None, deadline=None, phases=(Phase.generate, Phase.shrink))
-    home = partial(meanwhile, lambda: None, hypothesis.configuration.set_hypothesis_home_dir)
+    home = partial(meanwhile, lambda: vars(config)["__hypothesis_home_directory"], config.set_hypothesis_home_dir)
     with tempfile.TemporaryDirectory() as folder, home(folder), quiet, suppress(NoSuchExample, Unsatisfiable, _TimeUp):
         hypothesis.find(cases, fails, settings=how, random=Random(seed))  # which keeps numbers of the sources it sees
     if report.discarded and not report.examples + report.refused:
@@ -287,10 +289,12 @@ def drawn(
     noise, count = torch.Generator().manual_seed(seed), math.prod(shape)
     if dtype.is_floating_point:
         normal = (1000 * torch.randn(count, generator=noise, dtype=torch.float64)).round() / 1000
-        x, gap = VALUES[values](normal.to(dtype)), math.nan
+        x, gap = VALUES[values](normal.to(torch.float32 if dtype.itemsize == 1 else dtype)), math.nan
         x = x.abs() if low >= 0 else x
+        x = x.clamp(-448, 448) if dtype == torch.float8_e4m3fn else x  # beyond that it has NaN alone
     else:
-        x, gap = torch.randint(int(low), int(high) + 1, (count,), generator=noise), low
+        end = min(int(high), 2**63 - 2) + 1  # which torch does not draw, and which must be a number of int64 too
+        x, gap = torch.randint(min(int(low), end - 1), end, (count,), generator=noise), low
     x = x.to(device, dtype).reshape(shape)
     return LAYOUTS[layout](x, torch.full_like(x[:1].flatten()[:1], gap))
 
@@ -300,12 +304,14 @@ def _cases(
 ) -> Any:
     """The strategy of an example: inputs, the text that makes each, and normal values for those of floating-point."""
     tensors = {name: x for name, x in _tensors(example).items() if x.dim()}
+    if not tensors:
+        raise UsageError("inputs: no tensor with axes is among them; wanted one, of which sizes and values are drawn")
     if empty := [name for name, x in tensors.items() if not x.numel() and not (name in out and x.is_floating_point())]:
         raise UsageError(f"inputs: {empty[0]!r} has no element; wanted an example that shows a range of numbers")
     axes: Inputs = dict(_by_name(sizes or {}))
     called: dict[int, str] = {}
     for name, said in axes.items():
-        if name not in tensors or len(said) != tensors[name].dim():
+        if name not in tensors or len(said) != tensors[name].dim() or any(isinstance(n, int) and n < 1 for n in said):
             wanted = f"wanted a name or a length for each axis of {' or '.join(map(repr, tensors))}"
             raise UsageError(f"sizes: {name!r}: {said!r} is not right; {wanted}")
         called |= {n: one for n, one in zip(tensors[name].shape, said, strict=True) if isinstance(one, str)}
@@ -333,7 +339,7 @@ def _cases(
             how: dict[str, Any] = {"seed": seed + i, "device": str(x.device)}
             how["layout"] = one_of([one for one in lying if name not in out or one != "repeated"])
             if not x.is_floating_point():
-                how |= {"low": int(x.min()), "high": int(x.max())}
+                how |= {"low": int(x.long().min()), "high": int(x.long().max())}
             elif name not in out:
                 how |= {"low": 0.0} if x.double().min() >= 0 else {}
                 normal[name] = drawn(shape, dtype, "normal", **how)
@@ -389,7 +395,7 @@ class _Allocations(TorchDispatchMode):
 
 
 def _edge(x: Tensor) -> Tensor:
-    return torch.full((GUARD,), math.nan if x.is_floating_point() else x.min().item(), dtype=x.dtype, device=x.device)
+    return x.new_full((GUARD,), math.nan if x.is_floating_point() else int(x.long().min()))
 
 
 def _memory(x: Tensor) -> Tensor:
@@ -486,7 +492,7 @@ def _results(recorded: Golden, value: Any) -> dict[str, Tensor]:
 
     What has the name of an input is what the reference gives under that name.
     """
-    found = tree_map_only((np.ndarray, np.generic), lambda x: torch.from_numpy(np.array(x)), value)  # a copy
+    found = tree_map_only((np.ndarray, np.generic), lambda x: as_tensor("result", np.array(x)), value)  # a copy
     found = dict(tensors_of("" if isinstance(value, dict) else OUTPUT, found))
     if OUTPUT in found and OUTPUT not in recorded:
         return {next(name for name in recorded.names[::-1] if not name.startswith(GRADIENT)): found[OUTPUT]}

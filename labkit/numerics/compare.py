@@ -90,13 +90,13 @@ def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None
     """
     o, g = as_tensor("observed", observed), as_tensor("golden", golden)
     names = name_of(o.dtype), name_of(g.dtype)
+    if o.shape != g.shape:
+        shapes, count = f"observed {tuple(o.shape)}, golden {tuple(g.shape)}", max(o.numel(), g.numel())
+        return Comparison(tuple(o.shape), *names, count=-1, mismatches=count, bound=shapes)
     if o.is_floating_point() and not g.is_floating_point():
         g = g.double()
     if o.is_floating_point() and torch.finfo(g.dtype).eps > torch.finfo(o.dtype).eps:
         raise UsageError(f"golden: {names[1]} is narrower than the observed {names[0]}; wanted at least as wide")
-    if o.shape != g.shape:
-        shapes, count = f"observed {tuple(o.shape)}, golden {tuple(g.shape)}", max(o.numel(), g.numel())
-        return Comparison(tuple(o.shape), *names, count=-1, mismatches=count, bound=shapes)
     allowed, why = _allowed(o, bound)
     return described(measure(o, g, allowed), o, names, why)
 

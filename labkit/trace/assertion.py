@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from numbers import Number
 from typing import Any
+
+from numpy import generic, ndarray
+from torch.utils._pytree import tree_map_only
 
 from labkit.causes.explain import explain
 from labkit.numerics.compare import as_tensor
@@ -13,7 +18,7 @@ from labkit.trace.findings import Finding, Localisation
 from labkit.trace.golden import Golden
 from labkit.trace.localise import localise
 from labkit.trace.steps import Trace
-from labkit.trace.watching import OUTPUT
+from labkit.trace.watching import OUTPUT, tensors_of
 
 SECONDS = 5.0
 """How long a failing test may look for the cause."""
@@ -43,9 +48,7 @@ def _steps(given: Any) -> Any:
     """A result alone as steps, by the names that :func:`labkit.golden` gives a result and its parts."""
     if isinstance(given, (Trace, Mapping, Golden)):
         return given
-    if isinstance(given, (tuple, list)):
-        return {f"{OUTPUT}.{k}": as_tensor(f"{OUTPUT}.{k}", part) for k, part in enumerate(given)}
-    return {OUTPUT: as_tensor(OUTPUT, given)}
+    return dict(tensors_of(OUTPUT, tree_map_only((ndarray, generic, Number), partial(as_tensor, OUTPUT), given)))
 
 
 def _message(report: Localisation, first: Finding) -> str:

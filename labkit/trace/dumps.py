@@ -45,7 +45,7 @@ def open_dump(path: Path) -> Trace:
     if path.suffix == ".npz":
         archive = _load(path)
         about = {"order": list(archive.files)}
-        return _in_order(path, archive.files, lambda name: _load(path, lambda: as_tensor(name, archive[name])), about)
+        return _in_order(path, archive.files, lambda n: _load(path, lambda: as_tensor(n, archive[n]), f"{n} "), about)
     if path.suffix in SUFFIXES:
         tensors: dict[str, Tensor] = {}
         for name, tensor in _flattened(_load(path), path):
@@ -65,7 +65,7 @@ def _safetensors(path: Path) -> Trace:
         file = safe_open(path, "pt")  # stays open: tensors are pages of the file, read when they are looked at
         names, about = list(file.keys()), dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
-        raise UsageError(f"{path}: is not a safetensors file ({error})") from None
+        raise UsageError(f"{path}: is cut, damaged or no safetensors file ({error})") from None
     return _in_order(path, names, file.get_tensor, metadata(about, f"{path}: "))
 
 
@@ -108,8 +108,8 @@ def _in_order(path: Path, names: list[str], read: Callable[[str], Tensor], about
     return lazily(names, False)
 
 
-def _load(path: Path, read: Callable[[], Any] | None = None) -> Any:
-    """What a file holds, or what `read` takes from it. Raises UsageError for what cannot be read."""
+def _load(path: Path, read: Callable[[], Any] | None = None, name: str = "") -> Any:
+    """What a file holds, or what `read` takes from it, called `name`. Raises UsageError for what cannot be read."""
     if not path.is_file():
         raise UsageError(f"{path}: is no regular file; wanted one that can be read again")
     try:
@@ -124,7 +124,7 @@ def _load(path: Path, read: Callable[[], Any] | None = None) -> Any:
         wanted = "wanted tensors alone, by name or in a list, as a module's state_dict()"
         raise UsageError(f"{path}: holds what torch.load(weights_only=True) refuses; {wanted}") from None
     except Exception as error:
-        raise UsageError(f"{path}: cannot be read ({first_line(error)})") from None
+        raise UsageError(f"{path}: {name}is cut, damaged or of another kind ({first_line(error)})") from None
 
 
 def _flattened(loaded: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -123,6 +123,7 @@ class Values:
             return self._whole(name, o, g, before), _measured(o, g)
         own, given = name_of(o.dtype), self.golden.step(name).bound
         storage = rule.storage if rule.storage in UNIT_ROUNDOFF else own
+        storage = max(storage, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # no golden knows more digits
         unit = UNIT_ROUNDOFF[storage]
         between = max(before.unit, unit * rule.eager)
         most = max(before.most, between, HIDDEN * rule.unit)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
+from statistics import multimode
 from typing import Any
 
 import torch
 
 from labkit.errors import UsageError, did_you_mean
+from labkit.numerics.compare import as_tensor
 from labkit.numerics.precision import UNIT_ROUNDOFF, Precision, guess, representable, stored
 from labkit.tables import tell
 from labkit.trace.findings import Localisation
@@ -52,7 +54,8 @@ def localise(
     `observed` is a Trace or a dict of arrays by name; `golden` is what :func:`labkit.golden` recorded, or steps alone.
     `precision` is what the implementation promised; without one it is what the observed file promises, else a guess
     from the dtypes, and the result says so. A missing step, a different shape and a NaN on one side only are
-    divergences, not exceptions. `names` maps the golden's steps to the observed's where they are called differently.
+    divergences, not exceptions. `names` maps the golden's steps to the observed's where they are called differently;
+    where no name is shared, a prefix that the names of one side have is found, and a note says so.
     `say` hears beforehand of a re-run that takes long; by default it is said on standard error. With `elements` each
     finding keeps the share of the tolerance of every element, 4 bytes each; without, :attr:`Localisation.detailed` gets
     them, in the same time once more.
@@ -78,7 +81,7 @@ def localise(
         raise UsageError(f"{where}: shares no step with the golden ({have}); {wanted}")
     seen = there.named({name: name for name in steps})
     precision = precision or there.precision
-    rules = precision or guess([seen.read(name).dtype for name in steps])
+    rules = precision or guess([x.read(name).dtype for x in (seen, golden) if isinstance(x, Trace) for name in steps])
     dumped_wide = precision is None and rules.accumulate == "float64" and _all_float32(seen)
     rules = Precision(storage="float32") if dumped_wide else rules
     ours = {*golden.names, *getattr(golden, "operations", ())}
@@ -93,20 +96,20 @@ def localise(
         golden = golden.to("cpu")  # there, an operation on few elements takes less than a launch
     with few_threads(largest):
         _judge(golden, seen, chance, say, elements, result)
-        result.notes += [WIDENED] * dumped_wide + _narrower(seen, rules, result)
+        result.notes += [there.note] * bool(there.note) + [WIDENED] * dumped_wide + _narrower(seen, rules, result)
     if (left := {name for name in result.findings if name.startswith(GRADIENT)}) and left.isdisjoint(steps):
         result.findings = {name: one for name, one in result.findings.items() if name not in left}
         result.notes.append("gradients: none observed")
     missing = [name for name in golden.names if name not in there]
-    of_shape = {tuple(golden[name].shape): name for name in reversed(missing)}
+    of_shape = {tuple(as_tensor(name, golden[name]).shape): name for name in reversed(missing)}
     for name in result.unexpected:
         hint = did_you_mean(name, missing)
         of_shape = {shape: other for shape, other in of_shape.items() if f" {other}?" not in hint}
-        if not hint and (other := of_shape.pop(tuple(there.read(name).shape), None)):
-            hint = f"is it perhaps {other}, of its shape? "
+        with suppress(UsageError):  # of a text, which has no shape
+            if not hint and (other := of_shape.pop(tuple(there.read(name).shape), None)):
+                hint = f"is it perhaps {other}, of its shape? "
         if hint:
-            how = "(names= maps the golden's steps to the observed's)"
-            result.notes.append(f"{name} is not in the golden; {hint}{how}")
+            result.notes.append(f"{name} is not in the golden; {hint}(names= maps the golden's steps to others)")
     return result
 
 
@@ -122,7 +125,9 @@ def _judge(golden: Any, seen: Trace, chance: float, say: Any, elements: bool, re
         return
     result.ordered = golden.ordered or len(seen.names) == 1
     result.findings = Values(golden, seen, result.precision, chance, result.ordered, elements).judge()
-    totals = ((name, found.total) for name, found in result.findings.items() if found.total)
+    totals = [(name, found.total) for name, found in result.findings.items() if found.total]
+    less = sum(UNIT_ROUNDOFF.get(t.golden_dtype, 0.0) > UNIT_ROUNDOFF.get(t.observed_dtype, 1.0) for _, t in totals)
+    result.notes += [f"in {less} steps the golden is narrower than the observed: its rounding is allowed"] * (less > 0)
     differs = (name for name, t in totals if t.observed_dtype == t.golden_dtype and t.max_abs > 0.0)
     if result.ordered and (name := next(differs, None)) is not None and name != result.first:
         result.notes.append(f"the first step that is not equal to the golden's is {name}; it may be so by rounding")
@@ -161,6 +166,8 @@ def _all_of(kind: str, x: torch.Tensor) -> bool:
 
 def renamed(observed: Trace, golden: Golden | Trace, names: dict[str, str]) -> Trace:
     """The observed by the golden's names. Raises UsageError for a name that neither has, or that is there twice."""
+    if not names and not any(name in golden for name in observed.names):
+        observed = _by_prefix(observed, golden)
     for ours, theirs in names.items():
         if ours not in golden or theirs not in observed:
             side, name, known = ("golden", ours, golden) if ours not in golden else ("observed", theirs, observed)
@@ -176,6 +183,19 @@ def renamed(observed: Trace, golden: Golden | Trace, names: dict[str, str]) -> T
             if not any(torch.equal(x.double(), stored(before.double(), kind)) for kind in (*NARROW, "float64")):
                 back.setdefault(name, later)  # an update under the name of what it was, as a dump keeps it
     return observed.named({name: back.get(name, name) for name in observed.names})
+
+
+def _by_prefix(observed: Trace, golden: Golden | Trace) -> Trace:
+    """The observed by the golden's names, where those of one side have a prefix, as in a container or a wrapper.
+
+    It is as it was where there is none, and where several would do for as many names.
+    """
+    off = [(o.removesuffix(g), o, g) for o in observed.names for g in golden.names if o.endswith(f".{g}")]
+    on = [(g.removesuffix(o), o, g) for o in observed.names for g in golden.names if g.endswith(f".{o}")]
+    most = multimode(prefix for prefix, *_ in off or on)
+    new = {o: g for prefix, o, g in off or on if [prefix] == most}
+    note = f"names: {len(new)} of the observed are taken with{'out' * bool(off)} {''.join(most)!r} before them"
+    return observed.named({name: new.get(name, name) for name in observed.names}, note * bool(new))
 
 
 def _operations(golden: Golden | Trace, there: Trace) -> list[str]:

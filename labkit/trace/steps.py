@@ -37,12 +37,13 @@ class Step:
 class Trace:
     """Steps in the order in which they were computed, in memory or in a file, which is read a step at a time.
 
-    `about` is a file's metadata, `source` the file, and `ordered` says whether the order is known to be the program's.
+    `about` is a file's metadata, `source` the file, and `ordered` says whether the order is known to be the program's;
+    `note` says how the steps were named.
     """
 
     def __init__(self, steps: Mapping[str, Any] | None = None, about: Mapping[str, Any] | None = None) -> None:
         self._steps: dict[str, tuple[Read, Bound | None]] = {}
-        self.about, self.source, self.ordered = metadata(about or {}), "", True
+        self.about, self.source, self.ordered, self.note = metadata(about or {}), "", True, ""
         for name, value in (steps or {}).items():
             self.add(name, value)
 
@@ -61,10 +62,10 @@ class Trace:
         found.source, found.ordered = source, ordered
         return found
 
-    def named(self, names: Mapping[str, str]) -> Trace:
-        """The steps that `names` maps to others, by these, in its order."""
+    def named(self, names: Mapping[str, str], note: str = "") -> Trace:
+        """The steps that `names` maps to others, by these, in its order; `note` says why."""
         found = self.lazy({}, self.about, self.source, self.ordered)
-        found._steps = {new: self._steps[old] for old, new in names.items()}
+        found._steps, found.note = {new: self._steps[old] for old, new in names.items()}, note or self.note
         return found
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from labkit.errors import UsageError
-from labkit.numerics.compare import real
+from labkit.numerics.compare import as_tensor, real
 from labkit.trace.recorder import BACKWARD, Watcher, listening
 
 OUTPUT = "output"
@@ -52,11 +52,11 @@ def leaves_of(subject: Any, inputs: Any, named: Named, differentiate: bool, dtyp
     leaves: Leaves = {}
 
     def leaf(name: str, value: Any) -> Any:
-        x = torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
         if name in leaves:
             raise UsageError(f"{name}: names two inputs; wanted another keyword or key for one")
-        if x.is_complex():
+        if "complex" in str(value.dtype):
             raise UsageError(f"{name}: is complex; wanted its two parts, and torch.complex of them inside")
+        x = value if isinstance(value, Tensor) else as_tensor(name, value)
         floating = x.is_floating_point()
         copied = x.detach().clone() if dtype is None or not floating else x.detach().to(dtype, copy=True)
         leaves[name] = copied.requires_grad_(floating and differentiate)

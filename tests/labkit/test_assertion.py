@@ -48,6 +48,16 @@ def test_a_correct_result_passes_against_every_kind_of_golden(golden):
     labkit.assert_close((output, Q), (golden["output"], Q.double()))
 
 
+def test_a_result_may_have_parts_of_parts():
+    x = torch.randn(5, 1, 3, generator=GENERATOR)
+    module = torch.nn.LSTM(3, 4)  # gives output, (h, c)
+    recorded = labkit.golden(module, x)
+    labkit.assert_close(module(x), recorded)
+    output, (h, c) = module(x)
+    assert message((output, (h, 1.1 * c)), recorded).startswith("first divergence: output.1.1")
+    labkit.assert_close((np.float32(1.0), [2.0, None]), (np.float64(1.0), [2.0, None]))
+
+
 def test_the_first_line_is_the_verdict_and_a_recorded_golden_separates_own_from_inherited(golden):
     text = message(steps(1.001), golden)
     assert text.startswith("first divergence: scores (own error: ")

@@ -87,6 +87,65 @@ def test_the_first_step_that_is_not_equal_is_named_where_rounding_may_explain_it
     assert diff(files[0], files[0])[1]["notes"] == []
 
 
+WEIGHTS = {"fc.weight": torch.ones(4, 3), "weight": torch.ones(2), "out": torch.ones(4)}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "container"),
+    [
+        ("module.", lambda steps: steps),
+        ("_orig_mod.module.", lambda steps: steps),
+        ("state_dict.", lambda steps: {"state_dict": steps, "optimizer": {"lr": 0.1}, "epoch": 3}),
+    ],
+)
+def test_a_prefix_that_one_side_alone_has_is_taken_off_and_that_is_said(tmp_path, diff, prefix, container):
+    """As of a module in a wrapper, and of a checkpoint that holds more."""
+    inner = prefix if container(1) == 1 else ""
+    torch.save(WEIGHTS, tmp_path / "plain.pt")
+    torch.save(container({inner + name: x for name, x in WEIGHTS.items()}), tmp_path / "right.pt")
+    torch.save(container({inner + n: 1.1 * x if n == "out" else x for n, x in WEIGHTS.items()}), tmp_path / "wrong.pt")
+    code, said, _ = diff(tmp_path / "plain.pt", tmp_path / "right.pt")
+    assert (code, list(said["steps"])) == (0, list(WEIGHTS))
+    assert said["notes"] == [f"names: 3 of the observed are taken without {prefix!r} before them"]
+    code, said, _ = diff(tmp_path / "plain.pt", tmp_path / "right.pt", tmp_path / "wrong.pt")
+    assert (code, said["first_divergent_step"], list(said["run_to_run"])) == (1, "out", ["out"])
+    code, said, _ = diff(tmp_path / "wrong.pt", tmp_path / "plain.pt")
+    assert (code, said["notes"][0]) == (1, f"names: 3 of the observed are taken with {prefix!r} before them")
+    assert f"{prefix}out" in said["divergent_steps"]
+
+
+def test_of_two_prefixes_none_is_guessed(tmp_path, diff):
+    torch.save(WEIGHTS, tmp_path / "plain.pt")
+    torch.save({"model": WEIGHTS, "average": WEIGHTS}, tmp_path / "two.pt")
+    code, _, err = diff(tmp_path / "plain.pt", tmp_path / "two.pt")
+    assert (code, "shares no step with the golden (it has model.fc.weight" in err) == (2, True)
+
+
+def test_text_in_an_npz_that_the_golden_lacks_spoils_nothing(tmp_path, diff):
+    np.savez(tmp_path / "g.npz", x=np.ones(3))
+    np.savez(tmp_path / "o.npz", x=np.ones(3), config=np.array([{"lr": 1}]), note=np.array("text"))
+    code, said, _ = diff(tmp_path / "g.npz", tmp_path / "o.npz")
+    assert (code, said["unexpected"]) == (0, ["config", "note"])
+
+
+@pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16])
+def test_a_golden_that_is_narrower_than_the_observed_may_be_off_by_its_own_rounding(tmp_path, diff, narrow):
+    x, w = torch.randn(2, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(4)).to(narrow)
+
+    def steps(x, w, factor=1.0):
+        a = x @ w
+        b = torch.softmax(a, -1) * factor
+        return {"x": x, "a": a, "b": b, "c": b @ w}
+
+    code, said, _ = diff(*traces(tmp_path, steps(x, w), steps(x.double(), w.double())))
+    assert (code, said["first_divergent_step"]) == (0, None)
+    assert said["notes"] == ["in 4 steps the golden is narrower than the observed: its rounding is allowed"]
+    code, said, _ = diff(*traces(tmp_path, steps(x, w), steps(x.double(), w.double(), 1.1)))
+    assert (code, said["first_divergent_step"]) == (1, "b")
+    code, said, _ = diff(*traces(tmp_path, {"x": x}, {"x": x[:5].double()}))
+    assert (code, said["steps"]["x"]["reasons"]) == (1, ["shape: observed (5, 32), golden (32, 32)"])
+
+
 def test_prose_changes_nothing(tmp_path, diff):
     """A fault of 1e-3 in float32 is one, whatever a note says was tried."""
     g = torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(2))

@@ -112,25 +112,35 @@ def flipped(path):
     return path
 
 
+def cut(path):
+    torch.save({"x": torch.ones(100)}, path)
+    path.write_bytes(path.read_bytes()[:-100])
+    return path
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda p: p / "nothing.npy", "is not there"),
         (lambda p: write(p / "x.txt", "1 2 3"), "is of no kind that is known"),
-        (lambda p: write(p / "x.safetensors", "no tensors"), "is not a safetensors file"),
-        (lambda p: write(p / "x.npy", "no array"), "cannot be read"),
+        (lambda p: write(p / "x.safetensors", "no tensors"), "is cut, damaged or no safetensors file"),
+        (lambda p: write(p / "x.npy", "no array"), r"x\.npy: is cut, damaged or of another kind"),
         (lambda p: os.mkfifo(p / "x.npy") or p / "x.npy", "is no regular file"),
         (lambda p: p, "wanted one tensor a file"),
         (lambda p: (np.save(p / "x.npy", np.array(["a"])), p / "x.npy")[1], "<U1 is not right; wanted a tensor"),
         (lambda p: (np.save(p / "x.npy", np.ones(2, np.longdouble)), p / "x.npy")[1], "is not right; wanted a tensor"),
-        (lambda p: (np.savez(p / "x.npz", x=np.array([{}])), p / "x.npz")[1], r"x\.npz: cannot be read"),
-        (lambda p: flipped(p / "x.npz"), r"x\.npz: cannot be read \(Bad CRC"),
+        (lambda p: flipped(p / "x.npz"), r"x\.npz: x is cut, damaged or of another kind \(Bad CRC"),
+        (lambda p: cut(p / "x.pt"), r"x\.pt: is cut, damaged or of another kind"),
+        (
+            lambda p: (np.savez(p / "x.npz", note=np.array("text")), p / "x.npz")[1],
+            r"x\.npz: note is .*<U4 is not right",
+        ),
         (lambda p: (torch.save({"x": {1, 2}}, p / "x.pt"), p / "x.pt")[1], "x is set; wanted tensors"),
         (lambda p: (torch.save({"x": "text"}, p / "x.pt"), p / "x.pt")[1], "holds no tensor"),
         (lambda p: os.mkfifo(p / "x.npy") or p, "is no regular file"),
         (
             lambda p: (np.savez(p / "x.npz", a=np.array([None])), p / "x.npz")[1],
-            r"x\.npz: cannot be read \(Object arrays",
+            r"x\.npz: a is cut, damaged or of another kind \(Object arrays",
         ),
         (
             lambda p: (torch.save(torch.nn.Linear(2, 2), p / "x.pt"), p / "x.pt")[1],
@@ -149,8 +159,8 @@ def test_clashing_files_and_bad_metadata_are_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.ones(1))
     for text, message in (
         ("[1]", "is list; wanted an object"),
-        ("{", "cannot be read"),
-        ("[" * 100000, "cannot be read"),
+        ("{", "is cut, damaged or of another kind"),
+        ("[" * 100000, "is cut, damaged or of another kind"),
     ):
         (tmp_path / "metadata.json").write_text(text)
         with pytest.raises(UsageError, match=message):

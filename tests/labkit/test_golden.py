@@ -242,6 +242,16 @@ def test_a_file_can_name_only_pure_operations_of_a_right_size(tmp_path, monkeypa
         Golden.load(path)
 
 
+@pytest.mark.parametrize("run", [golden, capture])
+def test_an_array_of_another_byte_order_is_an_input_and_one_of_more_digits_is_refused(run):
+    x = np.arange(3.0).astype(">f4")
+    assert run(torch.exp, x)["input.0"].tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(UsageError, match=r"input\.0: float128 is not right; wanted a tensor or an array of 64 bits"):
+        run(torch.exp, x.astype(np.longdouble))
+    with pytest.raises(UsageError, match=r"input\.0: is complex"):
+        run(torch.exp, x.astype(np.complex64))
+
+
 def test_an_input_and_a_parameter_of_one_name_are_refused():
     with pytest.raises(UsageError, match="names an input and a parameter"):
         golden(nn.Linear(3, 3), weight=torch.ones(3))

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import hypothesis
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies
@@ -453,10 +455,54 @@ def test_bad_arguments_are_named():
         hunted("right", out="x")
     with pytest.raises(UsageError, match=r"sizes: 'y'.* for each axis of 'x'"):
         hunted("right", sizes={"y": (3,)})
+    with pytest.raises(UsageError, match=r"sizes: 'x': \('n', 0\) is not right"):
+        hunted("right", sizes={"x": ("n", 0)})
+    with pytest.raises(UsageError, match="inputs: no tensor with axes is among them"):
+        labkit.hunt(np.negative, np.negative, np.ones(3))
     with pytest.raises(UsageError, match="found no failure"):
         hunted("right", examples=1).script()
     with pytest.raises(UsageError, match=r"kernel: .*<lambda> cannot be imported; wanted a function at the top"):
         labkit.hunt(lambda x: x * 2, kernels.reference, EXAMPLE, **TRIED).script()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_is_drawn_without_nan_and_a_fault_found(dtype):
+    def faulty(x):
+        return torch.where(x.float() > 300.0, 0.0, 2.0 * x.float())
+
+    given = {"x": torch.ones(7).to(dtype)}
+    twice = lambda x: 2.0 * x.to(torch.get_default_dtype())  # noqa: E731
+    assert not labkit.hunt(twice, twice, given, examples=20).found
+    found = labkit.hunt(faulty, twice, given, examples=20)
+    assert "times the tolerance" in found.failure.words
+    assert not found.failure.inputs["x"].float().isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint16, torch.uint32])
+def test_whole_numbers_of_the_whole_range_of_their_type_are_drawn(dtype):
+    ends = torch.tensor([torch.iinfo(dtype).min, torch.iinfo(dtype).max]).to(dtype)
+    half = lambda x: x.long() >> 1  # noqa: E731
+    assert not labkit.hunt(half, half, {"x": ends}, examples=10).found
+    assert labkit.hunt(lambda x: x.long(), half, {"x": ends}, examples=10).found
+    assert drawn((5,), torch.int64, low=2**63 - 1, high=2**63 - 1).min() > 2**62
+
+
+def test_the_home_of_hypothesis_is_afterwards_what_it_was(tmp_path):
+    config = hypothesis.configuration
+    before = vars(config)["__hypothesis_home_directory"]
+    config.set_hypothesis_home_dir(tmp_path)
+    try:
+        hunted("right", examples=1)
+        assert vars(config)["__hypothesis_home_directory"] == tmp_path
+    finally:
+        config.set_hypothesis_home_dir(before)
+
+
+def test_an_array_of_another_byte_order_is_a_result_and_one_of_more_digits_is_refused():
+    swapped, long = (lambda x, to=to: (-x).numpy().astype(to) for to in (">f4", np.longdouble))
+    assert check(swapped, torch.neg, {"x": torch.ones(3)}) is None
+    with pytest.raises(UsageError, match="result: float128 is not right"):
+        check(long, torch.neg, {"x": torch.ones(3)})
 
 
 def test_hypothesis_is_asked_for_where_it_is_missing(monkeypatch):
