@@ -265,14 +265,16 @@ class Rerun:
     def _computed_twice(self, parts: Mapping[int, list[int]]) -> dict[int, list[int]]:
         """The parts of observed steps before these that share operations with them, where not all is stored.
 
-        A kernel that has to compute those for the later step may never take the earlier one.
+        A kernel that has to compute those for the later step may never take the earlier one. Before a gradient these
+        are all: its formula may hold for what was not rounded alone, as that deviations from a mean add up to zero.
         """
         nodes, found = self._program.nodes, dict[int, list[int]]()
         for i, part in parts.items():
             for k in (k for k in self._before(i) if nodes[k].func != INPUT and self._given[k].is_floating_point()):
                 cone = self._program.cone([k], self._given)
                 shared = (n for n in {*cone} & {*part} - {k} if not isinstance(nodes[n].func, str))
-                if not self._rule(i).eager and any(nodes[n].op not in MOVES for n in shared):
+                twice = not self._rule(i).eager and any(nodes[n].op not in MOVES for n in shared)
+                if twice or self._names[i][0].startswith(GRADIENT):
                     found[k] = cone
         return found
 

@@ -948,6 +948,22 @@ def textbook():
     def tiled(x):
         return torch.cos(x)
 
+    def rotary(x, q):
+        a, b = q[..., :3], q[..., 3:6]
+        angle = torch.arange(6.0)[:, None] * 5.0 ** (-torch.arange(3.0) / 3)
+        c, s = angle.cos(), angle.sin()
+        return torch.cat([a * c - b * s, b * c + a * s, q[..., 6:]], -1)
+
+    def skip_last(image, x):
+        return torch.cat([image.flatten(2), x[:, :4].repeat(1, 1, 7)], 1).cumsum(1)
+
+    def gates(rows, nodes):
+        (one, two, _), (a, b, c) = rows.chunk(3, 1), rows.square().chunk(3, 1)
+        return torch.sigmoid(one + a) * torch.tanh(two - b) + c
+
+    def mixed(d, target):
+        return ((d.abs()[:, None] + target.abs()) / 2) ** 6
+
     order = torch.arange(12).view(4, 3).T.flatten()  # channel c is in group c % 3
     grouped = groups(x[:, order], weight[order], bias[order])[:, order.argsort()]
     turn = torch.arange(6) % 2
@@ -989,6 +1005,16 @@ def textbook():
     for a, b, kind in ((40, 45, "drop_term"), (32, 39, "truncate")):
         cut = norm.masked_fill((torch.arange(46) >= a) & (torch.arange(46) <= b), 0.0)
         yield graph, (nodes, norm, place), graph(nodes, cut, place), kind, f"zero in {a} to {b} of dimension 0, of 46"
+    turned = q[:, :, [0, 2, 4, 1, 3, 5, 6, 7]]
+    swapped = rows[:, [2, 3, 0, 1, 4, 5]]
+    instance = torch.nn.functional.instance_norm(x) * weight[:, None] + bias[:, None]
+    other = torch.cat([x[:, :4].repeat(1, 1, 7), image.flatten(2)], 1).cumsum(1)
+    words = "0 to 5 of dimension 2 is taken as 2 x 3 in place of 3 x 2"
+    yield rotary, (x, q), rotary(x, turned)[:, :, [0, 3, 1, 4, 2, 5, 6, 7]], "permute", words
+    yield groups, (x, weight, bias), instance, "axis", "native_group_norm runs over dimension 3, not 2, 3"
+    yield skip_last, (image, x), other, "swap", "cat has its parts in the other order"
+    yield gates, (rows, nodes), gates(swapped, nodes), "swap", "parts 0 and 1 of 3 are taken for each other"
+    yield mixed, (d, target), (d.abs()[:, None] * target.abs()) ** 3, "function", "geometric mean, not the arithmetic"
     yield tiled, (x,), stale, "stale", "in the last tile of 4 of dimension 1 what the tile before has"
 
 
@@ -1003,7 +1029,7 @@ def corners_of(image):
     return image
 
 
-@pytest.mark.parametrize("case", range(21))
+@pytest.mark.parametrize("case", range(26))
 def test_what_textbooks_warn_of_is_named(case):
     reference, given, output, kind, words = list(textbook())[case]
     recorded = labkit.golden(reference, *given)

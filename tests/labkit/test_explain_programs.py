@@ -68,6 +68,13 @@ def test_without_a_promise_a_kernel_that_goes_on_from_its_registers_is_right():
     assert labkit.localise(case["observed"], labkit.golden(case["reference"], **case["inputs"])).first is None
 
 
+def test_the_gradient_of_a_norm_whose_mean_was_rounded_is_right():
+    """It leaves out a sum of deviations, which is zero for a mean that was not rounded alone."""
+    (case,) = (c for c in programs("eighth").cases(["a03"], defects=False) if c["id"] == "a03/clean/f32/0")
+    recorded = labkit.golden(case["reference"], loss=case["loss"], **case["inputs"])
+    assert labkit.localise(case["observed"], recorded, labkit.Precision(**case["precision"])).first is None
+
+
 def test_a_gradient_in_bfloat16_is_not_what_a_comparison_computed_again_may_give():
     """Through a minimum: were less and greater decided by two roundings, it could be lost, or be twice."""
     (case,) = (c for c in programs("fifth").cases(["w02"], clean=False) if "weight_grad" in c["id"])

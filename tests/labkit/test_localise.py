@@ -1263,6 +1263,16 @@ def test_an_average_may_go_from_one_end_to_the_other():
     assert localise(observed, recorded).first is None
     assert localise(observed | {"output": far + 0.94999 * (near - far)}, recorded).first == "output"
 
+    def gru(far, near, gate):
+        return (1 - gate) * far + gate * near
+
+    gate = torch.sigmoid(4.0 + torch.randn(14, 22, generator=generator))
+    recorded = golden(gru, far, near, gate)
+    observed = {"far": far, "near": near, "gate": gate, "output": far + gate * (near - far)}
+    assert localise(observed, recorded).first is None
+    assert localise(observed | {"output": far + 0.99999 * gate * (near - far)}, recorded).first == "output"
+    assert localise(observed | {"output": gru(near, far, gate)}, recorded).first == "output"
+
 
 def test_a_value_under_two_names_is_two_steps_and_what_is_returned_says_which_is_taken():
     """As the master weights of an optimiser, and a narrower copy that the model takes; an average is of the former."""
