@@ -780,7 +780,7 @@ def parts(c: Context) -> Iterator[Way]:
         for a, b in itertools.combinations(range(count), 2):
             edits = argument(c.part, ids.get(a, []), 1, lambda _, b=b: b)
             edits |= argument(c.part, ids.get(b, []), 1, lambda _, a=a: a)
-            yield "swap", f"parts {a} and {b} of {count} are taken for each other", edits
+            yield "swap", f"parts {a} and {b} of {count} are taken for each other", edits if len(edits) > 1 else {}
 
 
 def centres(c: Context) -> Iterator[Way]:
