@@ -38,7 +38,8 @@ CHOICES = _named("""abs neg relu clamp clamp_min clamp_max maximum minimum amax 
     argmax argmin sort topk argsort any all round floor ceil trunc remainder fmod fill copysign hardtanh threshold
     cummax max_pool2d_with_indices nonzero bucketize searchsorted cummin median nanmedian kthvalue mode
     unique_consecutive unique_dim _unique _unique2 repeat_interleave max_pool3d_with_indices adaptive_max_pool2d
-    adaptive_max_pool3d gcd lcm __lshift__ __rshift__ bitwise_left_shift bitwise_right_shift _int_mm""")
+    adaptive_max_pool3d gcd lcm __lshift__ __rshift__ bitwise_left_shift bitwise_right_shift _int_mm _is_all_true
+    _is_any_true""")
 """Exact, and not linear: which value is taken, or counted where, may depend on a rounding before."""
 
 ARITHMETIC = _named("add sub mul div rsub")

@@ -53,9 +53,9 @@ _ARGUMENT = frozenset(
 )
 """Functions that are computed from a scaled argument, which is rounded first: exp(x) as 2^(x log2 e)."""
 
-_LESS = {"erf": 1.0, "sigmoid": 0.5}
+_LESS = {"erf": 1.0, "sigmoid": 0.5, "tanh": 1.0}
 """Functions that may be computed as this number and something of the same size: erf as torch's vector code has it
-(Abramowitz and Stegun 7.1.26), sigmoid(x) as 1/2 + tanh(x/2) / 2."""
+(Abramowitz and Stegun 7.1.26), sigmoid(x) as 1/2 + tanh(x/2) / 2, tanh(x) as 1 - 2 sigmoid(-2 x)."""
 
 BINS = 64
 """Values that differ by less than 1 / BINS err alike: tables and polynomials of libraries have about as many pieces."""
