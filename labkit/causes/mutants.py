@@ -826,7 +826,7 @@ def unscaled(c: Context) -> Iterator[Way]:
         exponential = next(u for u in part.users[less.id] if nodes[u].op == "exp")
         sums = [u for u in part.users.get(exponential, ()) if nodes[u].op == "sum"][:1]
 
-        def early(less: Tensor, x: Tensor, tile: int, d: int, how: str, node: Node, sums: list[int] = sums) -> Tensor:
+        def early(less: Tensor, x: Tensor, tile: int, d: int, how: str, normal: bool, node: Node) -> Tensor:
             largest = torch.stack([part.amax(d) for part in x.split(tile, d)], d)
             largest = largest.cummax(d).values if how == RUNNING else largest
             larger = x.amax(d, True) - largest.repeat_interleave(tile, d).narrow(d, 0, x.shape[d])
@@ -835,15 +835,16 @@ def unscaled(c: Context) -> Iterator[Way]:
                 terms = torch.cat([(part / part.sum(d, True)).nan_to_num(0.0) for part in terms.split(tile, d)], d)
             if node.op == "sum":
                 return again(node, terms, *node.args[1:])
-            return terms if how == RUNNING or sums else terms / terms.sum(d, True)
+            return terms / terms.sum(d, True) if normal else terms
 
         def edits(ids: list[int], how: dict[str, Any], less: Node = less) -> dict[int, Edit]:
             return {i: Edit(partial(early, **how, node=nodes[i]), (Ref(less.id), less.args[0])) for i in ids}
 
         sizes = [(d, 2**k) for k in range(1, 16) for d in alone if 2**k < x.shape[d]]
         for (d, tile), when in itertools.product(sizes, (RUNNING, SPLIT, MEAN)):
-            at: dict[str, Any] = {"tile": tile, "d": d, "how": when}
+            at: dict[str, Any] = {"tile": tile, "d": d, "how": when, "normal": when == MEAN}
             ways = {"a softmax": edits([exponential], at), "the sum of a softmax": edits(sums, at)}
+            ways["a softmax, divided by its sum,"] = {} if sums else edits([exponential], at | {"normal": True})
             ways["what a softmax weighs"] = ways["a softmax"] | edits(sums, at | {"tile": x.shape[d]})
             for what, some in ways.items():
                 yield "factor", f"{what}, in tiles of {tile}, {when}", some, 2
