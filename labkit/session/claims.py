@@ -115,7 +115,7 @@ class Ledger:
 
     def _groups(self) -> dict[str, list[tuple[Claim, Settled]]]:
         """The report's claims, and apart from them the questions of this workbook."""
-        titles = {"What the report says": False, "What this workbook asks beyond it": True}
+        titles = {"What the report says": False, "What this workbook asks": True}
         rows = [(claim, self.settled.get(claim.id, OPEN)) for claim in self.claims.values()]
         groups = {title: [row for row in rows if (row[0].kind == "ours") is ours] for title, ours in titles.items()}
         return {title: rows for title, rows in groups.items() if rows}
