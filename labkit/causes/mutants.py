@@ -878,7 +878,7 @@ def regrouped(c: Context) -> Iterator[Way]:
     part, given, shapes = c.part, c.part.given, {node.id: node.shape for node in c.part.nodes}
     for i in (i for i in (*given, *c.computed) if (len(part.users.get(i, ())) > 1 or i in given) and c.real(i)):
         later = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") and k != part.target]
-        slices = [part.nodes[k].args[1:] for k in part.users.get(i, ()) if part.nodes[k].op == "slice"]
+        slices = [part.nodes[k].args[1:] or (0,) for k in part.users.get(i, ()) if part.nodes[k].op == "slice"]
         for d, order, words in _otherwise(shapes[i], slices):
             ends = later[-6:] + [part.target] * (shapes[part.target][d : d + 1] == (len(order),))
             for k in (k for k in ends if k != i and k in part.downstream(i)):
@@ -898,7 +898,8 @@ def regrouped(c: Context) -> Iterator[Way]:
 def _otherwise(shape: tuple[int, ...], slices: Iterable[Any] = ()) -> Iterator[tuple[int, Tensor, str]]:
     """Dimensions, or what is between two ends of slices, in the order of other groups, and what is said of it."""
     for d, n in enumerate(shape):
-        ends = {0, n} | {min(end, n) for along, *both in slices for end in both[:2] if along == d}
+        taken = (slice(*[*both, None, None][:2]) for along, *both in slices if along % len(shape) == d)
+        ends = {0, n}.union(*(each.indices(n)[:2] for each in taken))
         for first, last in itertools.combinations(sorted(ends), 2):
             m, own = last - first, torch.arange(n)
             of = f"dimension {d} of {n}" if m == n else f"{first} to {last - 1} of dimension {d}"

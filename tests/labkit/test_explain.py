@@ -949,7 +949,7 @@ def textbook():
         return torch.cos(x)
 
     def rotary(x, q):
-        a, b = q[..., :3], q[..., 3:6]
+        a, b = q[..., :3], q[..., 3:-2]
         angle = torch.arange(6.0)[:, None] * 5.0 ** (-torch.arange(3.0) / 3)
         c, s = angle.cos(), angle.sin()
         return torch.cat([a * c - b * s, b * c + a * s, q[..., 6:]], -1)
