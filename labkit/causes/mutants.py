@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -59,6 +60,9 @@ REDUCTIONS = ("sum", "mean", "amax", "amin", "argmax", "argmin", "cumsum", "cump
 NUMBERED = ARITHMETIC | {"pow", "clamp", "clamp_min", "clamp_max", "full", "fill", "remainder", "arange"}
 NUMBERED |= {"eq", "lt", "le", "gt", "ge"}
 ON_TOP = ("sqrt", "square", "exp", "log", "reciprocal", "sigmoid", "tanh", "ReLU", "round", "abs")
+SPLITS = ("split", "split_with_sizes", "unbind")
+FEW = 9
+"""Ends of the parts of a dimension up to which these are tried in pairs: of more there are too many."""
 THRESHOLDS = ("lt", "le", "gt", "ge")
 """Those that compare with a number, of which one between two of what is compared is looked for."""
 RUNNING, SPLIT, MEAN = (
@@ -243,7 +247,7 @@ def in_bits(x: Tensor) -> Iterator[tuple[str, str, Change]]:
     """Whole numbers of few bits, of which the first is the sign, or is not."""
     low, high = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
     for bits, half in ((b, 2 ** (b - 1)) for b in (4, 8, 16)):
-        if high >= half:
+        if high >= half or low < -half:
             yield "sign", f"kept in {bits} bits with a sign", lambda x, half=half: (x + half).remainder(2 * half) - half
         if -half <= low < 0:
             yield "sign", f"taken for {bits} bits without a sign", lambda x, half=half: x.remainder(2 * half)
@@ -269,8 +273,8 @@ class Context:
         self.joined = dict[int, list[tuple[int, int]]]()
         for node in (node for node in nodes if node.op == "cat"):
             d = node.args[1] if len(node.args) > 1 else 0
-            ends = [0, *itertools.accumulate(values[p.id].shape[d] for p in node.args[0])]
-            self.joined[ends[-1]] = [*itertools.pairwise(ends)]
+            ends = [0, *itertools.accumulate(x.shape[d] for p in node.args[0] if (x := values[p.id]).numel())]
+            self.joined |= {ends[-1]: [*itertools.pairwise(ends)]} if len(ends) <= FEW else {}
         self.largest = max(x.numel() for x in tensors)
         numbers = {abs(float(c)) for n in program.nodes if n.op in NUMBERED for c in n.args if is_number(c)}
         self.numbers = sorted(numbers - {0.0})[:16]
@@ -370,16 +374,25 @@ def mutants(c: Context) -> Iterator[Mutant]:
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
     times = lambda ids: zip(ids[:-1], ("first", "second", "third")[: 3 if len(ids) <= 4 else 1], strict=False)  # noqa: E731
     ends = [one for ids in groups if 1 < len(ids) <= 8 for one in (*times(ids), (ids[-1], "last"))]
-    ways = itertools.chain(
-        *(generator(c) for generator in (exchanged, parts, along, variances, composites, of_terms, means, centres)),
-        *(of_result(c, ids) for ids in groups),
-        *(of_operation(c, ids) for ids in made),
-        *(generator(c) for generator in (unscaled, moved_on, between, regrouped, reflections, backwards)),
-        *(generator(c, [i], f" (the {word} time)") for i, word in ends for generator in (of_result, of_operation)),
+    ways: Iterator[Way] = itertools.chain(
+        *(
+            _possible(generator(c))
+            for generator in (exchanged, parts, along, variances, composites, of_terms, means, centres)
+        ),
+        *(_possible(of_result(c, ids)) for ids in groups),
+        *(_possible(of_operation(c, ids)) for ids in made),
+        *(_possible(generator(c)) for generator in (unscaled, moved_on, between, regrouped, reflections, backwards)),
+        *(_possible(of(c, [i], f" (the {word} time)")) for i, word in ends for of in (of_result, of_operation)),
     )
     for kind, says, edits, *rank in (way for way in ways if way[2]):
         kind = "mask" if edits.keys() <= c.only_masks and kind != "precision" else kind
         yield Mutant(kind, says, edits, *rank)
+
+
+def _possible(ways: Iterable[Way]) -> Iterator[Way]:
+    """These, up to one that cannot be made for this part: that ends no search."""
+    with suppress(Exception):
+        yield from ways
 
 
 def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
@@ -467,9 +480,13 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             says = f"{what} loses updates: of those of one place{each} the last survives"
             yield "race", says, _instead(ids, partial(_lossy, op=node.op, tile=tile))
     if node.op == "index_add":
-        for which, left in _of_segments(part.values[refs[2]]):
-            out = lambda x, d=node.args[1], left=left: x.index_fill(d, left, 0.0)  # noqa: E731
-            yield "truncate", f"{what} leaves out {which} of each place", argument(part, ids, 3, out)
+        for which in dict(_of_segments(part.values[refs[2]])):
+
+            def fewer(*args: Any, which: str = which) -> Any:
+                left = dict(_of_segments(args[2])).get(which, args[2][:0])
+                return again(node, *args[:3], args[3].index_fill(args[1], left, 0.0))
+
+            yield "truncate", f"{what} leaves out {which} of each place", _instead(ids, fewer)
     if node.op in ("convolution", "constant_pad_nd"):
         yield from padded(node, ids, what)
     if node.op == "convolution" and set(node.args[5]) != {1}:
@@ -773,11 +790,12 @@ def exchanged(c: Context) -> Iterator[Way]:
 def parts(c: Context) -> Iterator[Way]:
     """Parts of what is split that are taken for each other, wherever something is split into so many."""
     split: dict[int, dict[int, list[int]]] = {}
-    for node in (node for node in c.part.nodes if node.op == "getitem"):
+    nodes = c.part.nodes
+    for node in (node for node in nodes if node.op == "getitem" and nodes[node.parents[0]].op in SPLITS):
         count = len(c.part.values[node.parents[0]])
         split.setdefault(count, {}).setdefault(node.args[1], []).append(node.id)
     for count, ids in split.items():
-        for a, b in itertools.combinations(range(count), 2):
+        for a, b in itertools.combinations(range(count), 2) if count < FEW else ():
             edits = argument(c.part, ids.get(a, []), 1, lambda _, b=b: b)
             edits |= argument(c.part, ids.get(b, []), 1, lambda _, a=a: a)
             yield "swap", f"parts {a} and {b} of {count} are taken for each other", edits if len(edits) > 1 else {}
@@ -795,8 +813,8 @@ def centres(c: Context) -> Iterator[Way]:
     for node in (node for node in c.part.nodes if node.op == "sub" and node.args[1] == 0.5):
         scaled = c.part.nodes[node.parents[0]]
         centre = c.part.nodes[scaled.parents[0]] if scaled.op == "mul" and is_number(scaled.args[1]) else node
-        if centre.op == "add" and centre.args[1] == 0.5 and (n := centre.shape[0]) > 1:
-            share = scaled.args[1]
+        if centre.op == "add" and centre.args[1] == 0.5 and centre.shape and centre.shape[0] > 1:
+            share, n = scaled.args[1], centre.shape[0]
             for edits, by in ((asymmetric, share), (corners, (share * n - 1.0) / (n - 1.0))):
                 edits[node.id] = Edit(lambda at, by=by: at * by, (centre.args[0],))
     yield "shift", "corners of images lie on each other, not the corners of their pixels (align_corners)", corners, 2
@@ -809,8 +827,8 @@ def backwards(c: Context) -> Iterator[Way]:
     for d, n in enumerate(part.nodes[part.target].shape):
         taken = [(i, part.values[i].shape) for i in part.given if i in part.users]
         edits = {i: Edit(partial(torch.flip, dims=[x.index(n)]), (Ref(i),)) for i, x in taken if x.count(n) == 1}
-        turned = result_of([part.target], partial(torch.flip, dims=[d])) if n > 2 and edits else {}
-        yield "flip", f"{c.called(part.target)} is computed from the other end of dimension {d}", edits | turned, 2
+        edits |= result_of([part.target], partial(torch.flip, dims=[d])) if edits else {}
+        yield "flip", f"{c.called(part.target)} is computed from the other end of dimension {d}", edits, 2
 
 
 def unscaled(c: Context) -> Iterator[Way]:
@@ -843,9 +861,11 @@ def unscaled(c: Context) -> Iterator[Way]:
         sizes = [(d, 2**k) for k in range(1, 16) for d in alone if 2**k < x.shape[d]]
         for (d, tile), when in itertools.product(sizes, (RUNNING, SPLIT, MEAN)):
             at: dict[str, Any] = {"tile": tile, "d": d, "how": when, "normal": when == MEAN}
-            ways = {"a softmax": edits([exponential], at), "the sum of a softmax": edits(sums, at)}
-            ways["a softmax, divided by its sum,"] = {} if sums else edits([exponential], at | {"normal": True})
-            ways["what a softmax weighs"] = ways["a softmax"] | edits(sums, at | {"tile": x.shape[d]})
+            ways = {"a softmax": edits([exponential], at)}
+            if when != MEAN:
+                ways["the sum of a softmax"] = edits(sums, at)
+                ways["a softmax, divided by its sum"] = {} if sums else edits([exponential], at | {"normal": True})
+                ways["what a softmax weighs"] = ways["a softmax"] | edits(sums, at | {"tile": x.shape[d]})
             for what, some in ways.items():
                 yield "factor", f"{what}, in tiles of {tile}, {when}", some, 2
 
@@ -900,6 +920,7 @@ def _otherwise(shape: tuple[int, ...], slices: Iterable[Any] = ()) -> Iterator[t
     for d, n in enumerate(shape):
         taken = (slice(*[*both, None, None][:2]) for along, *both in slices if along % len(shape) == d)
         ends = {0, n}.union(*(each.indices(n)[:2] for each in taken))
+        ends = ends if len(ends) <= FEW else {0, n}
         for first, last in itertools.combinations(sorted(ends), 2):
             m, own = last - first, torch.arange(n)
             of = f"dimension {d} of {n}" if m == n else f"{first} to {last - 1} of dimension {d}"
@@ -913,7 +934,8 @@ def means(c: Context) -> Iterator[Way]:
     nodes = c.part.nodes
     for node in (node for node in nodes if (node.op, *node.args[1:]) in (("div", 2), ("mul", 0.5))):
         total = nodes[node.parents[0]]
-        edits = {node.id: Edit(lambda a, b: (a * b).sqrt(), total.args)} if total.op == "add" else {}
+        two = total.op == "add" and len(total.parents) == 2
+        edits = {node.id: Edit(lambda a, b: (a * b).sqrt(), total.args)} if two else {}
         yield "function", f"{c.called(node.id)} is the geometric mean, not the arithmetic one", edits
 
 

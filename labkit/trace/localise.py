@@ -81,7 +81,7 @@ def localise(
         raise UsageError(f"{where}: shares no step with the golden ({have}); {wanted}")
     seen = there.named({name: name for name in steps})
     precision = precision or there.precision
-    rules = precision or guess([x.read(name).dtype for x in (seen, golden) if isinstance(x, Trace) for name in steps])
+    rules = precision or guess([seen.read(name).dtype for name in steps])
     dumped_wide = precision is None and rules.accumulate == "float64" and _all_float32(seen)
     rules = Precision(storage="float32") if dumped_wide else rules
     ours = {*golden.names, *getattr(golden, "operations", ())}
@@ -188,12 +188,13 @@ def renamed(observed: Trace, golden: Golden | Trace, names: dict[str, str]) -> T
 def _by_prefix(observed: Trace, golden: Golden | Trace) -> Trace:
     """The observed by the golden's names, where those of one side have a prefix, as in a container or a wrapper.
 
-    It is as it was where there is none, and where several would do for as many names.
+    It is as it was where there is none, where several would do for as many names, and where most names have none.
     """
     off = [(o.removesuffix(g), o, g) for o in observed.names for g in golden.names if o.endswith(f".{g}")]
     on = [(g.removesuffix(o), o, g) for o in observed.names for g in golden.names if g.endswith(f".{o}")]
     most = multimode(prefix for prefix, *_ in off or on)
     new = {o: g for prefix, o, g in off or on if [prefix] == most}
+    new = new if 2 * len(new) >= min(len(observed.names), len(golden.names)) else {}
     note = f"names: {len(new)} of the observed are taken with{'out' * bool(off)} {''.join(most)!r} before them"
     return observed.named({name: new.get(name, name) for name in observed.names}, note * bool(new))
 

@@ -265,9 +265,10 @@ class Exact:
             one, other = self._sum(a) or _Sum.of(a), self._sum(b) or _Sum.of(b)
             found = one.plus(other if node.op == "add" else other.times(-1.0), out, u)
             scaled = [self._scaled.get(x, []) if isinstance(x, Tensor) and node.op == "add" else [] for x in args]
-            averaged = next(((x, y) for x, c in scaled[0] for y, d in scaled[1] if _shares(c, d)), ())
-            if averaged:  # a difference, and a share of it
-                found.variance = found.variance + 2.0 / 3.0 * (u * (averaged[0] - averaged[1])).square()
+            averaged = next(((x - y, c * d) for x, c in scaled[0] for y, d in scaled[1] if _shares(c, d)), ())
+            if averaged:  # a difference, and a share of it: of 0 or 1 it is none
+                off, product = (torch.as_tensor(each) for each in averaged)
+                found.variance = found.variance + torch.where(product == 0.0, 0.0, 2.0 / 3.0 * (u * off).square())
             self._sums[out] = found
             if found.length > 2 or averaged:
                 more = (found.variance - one.variance - other.variance).clamp(min=0.0)

@@ -119,6 +119,9 @@ def test_of_two_prefixes_none_is_guessed(tmp_path, diff):
     torch.save({"model": WEIGHTS, "average": WEIGHTS}, tmp_path / "two.pt")
     code, _, err = diff(tmp_path / "plain.pt", tmp_path / "two.pt")
     assert (code, "shares no step with the golden (it has model.fc.weight" in err) == (2, True)
+    torch.save({"block.out": WEIGHTS["out"], "a": torch.ones(2), "b": torch.ones(2)}, tmp_path / "one.pt")
+    code, _, err = diff(tmp_path / "plain.pt", tmp_path / "one.pt")
+    assert (code, "shares no step with the golden (it has block.out, a, b" in err) == (2, True), err
 
 
 def test_text_in_an_npz_that_the_golden_lacks_spoils_nothing(tmp_path, diff):
@@ -142,6 +145,8 @@ def test_a_golden_that_is_narrower_than_the_observed_may_be_off_by_its_own_round
     assert said["notes"] == ["in 4 steps the golden is narrower than the observed: its rounding is allowed"]
     code, said, _ = diff(*traces(tmp_path, steps(x, w), steps(x.double(), w.double(), 1.1)))
     assert (code, said["first_divergent_step"]) == (1, "b")
+    other = {"x": x, "y": w.float()}, {"x": x.float(), "y": 1.0003 * w.float()}  # a step that is not narrower
+    assert diff(*traces(tmp_path, *other))[1]["first_divergent_step"] == "y"
     code, said, _ = diff(*traces(tmp_path, {"x": x}, {"x": x[:5].double()}))
     assert (code, said["steps"]["x"]["reasons"]) == (1, ["shape: observed (5, 32), golden (32, 32)"])
 

@@ -1037,3 +1037,58 @@ def test_what_textbooks_warn_of_is_named(case):
     found = labkit.explain(observed | {"output": output}, recorded)
     assert (found.verdict, found.causes[0].kind) == ("cause", kind), found
     assert words in found.causes[0].says
+
+
+def test_what_no_mutant_can_be_made_of_ends_no_search():
+    """A part without elements, numbers without a dimension, an index of one number."""
+    x, s = torch.randn(6, 4, generator=torch.Generator().manual_seed(3)), torch.tensor(1.5)
+
+    def odd(x, s):
+        joined = torch.cat([torch.tensor([]), x], 0)
+        return torch.zeros(4).index_add(0, torch.tensor(2), joined.sum()[None]) + joined.square().sum(0) * (
+            (s + 0.5) * 2 - 0.5
+        )
+
+    recorded = labkit.golden(odd, x, s)
+    found = labkit.explain({"input.0": x, "input.1": s, "output": odd(x, s) + x.square().sum(0)}, recorded)
+    assert found.causes, found
+
+
+def test_each_pass_of_a_loop_leaves_out_the_last_of_its_own():
+    generator = torch.Generator().manual_seed(4)
+    rows, where = torch.randn(2, 30, 5, generator=generator), torch.randint(0, 4, (2, 30), generator=generator)
+
+    def summed(rows, where):
+        total = torch.zeros(4, 5)
+        for k in range(2):
+            total = total.index_add(0, where[k], rows[k])
+        return total
+
+    last = torch.stack([(where[:, n + 1 :] == where[:, n : n + 1]).any(1) for n in range(30)], 1)
+    recorded = labkit.golden(summed, rows, where)
+    output = summed(rows * last[..., None], where)
+    found = labkit.explain({"input.0": rows, "input.1": where, "output": output}, recorded)
+    assert (found.verdict, "leaves out the last of each place" in found.causes[0].says) == ("cause", True), found
+
+
+def test_whole_numbers_below_zero_are_wrapped_too():
+    x = torch.arange(-40, 0)[:, None] * torch.tensor([1.0, 30.0, 1000.0])
+    recorded = labkit.golden(lambda x: x * 1.0, x)
+    found = labkit.explain({"input.0": x, "output": x.to(torch.int16).float()}, recorded)
+    assert (found.verdict, "kept in 16 bits with a sign" in found.causes[0].says) == ("cause", True), found
+
+
+def test_many_parts_and_slices_leave_time_for_other_breaks():
+    x, w = torch.randn(150, 8, generator=torch.Generator().manual_seed(5)), torch.randn(8, 8)
+
+    def chain(x, w):
+        state = torch.zeros(8)
+        for k in range(75):
+            state = torch.tanh(x[2 * k : 2 * k + 2].sum(0) + w.T @ state)
+        for row in x:
+            state = state + 0.1 * row
+        return state
+
+    recorded = labkit.golden(chain, x, w)
+    found = labkit.explain({"input.0": x, "input.1": w, "output": chain(x, w.T)}, recorded, seconds=8.0)
+    assert (found.verdict, found.causes[0].kind) == ("cause", "transpose"), found

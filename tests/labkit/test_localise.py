@@ -1273,6 +1273,18 @@ def test_an_average_may_go_from_one_end_to_the_other():
     assert localise(observed | {"output": far + 0.99999 * gate * (near - far)}, recorded).first == "output"
     assert localise(observed | {"output": gru(near, far, gate)}, recorded).first == "output"
 
+    mask, hidden = (gate > 0.98).float(), torch.full((14, 22), -1e9)  # of which nothing is shared
+    recorded = golden(gru, far, hidden, mask)
+    observed = {"far": far, "near": hidden, "gate": mask}
+    assert localise(observed | {"output": gru(far, hidden, mask)}, recorded).first is None
+    assert localise(observed | {"output": gru(2 * far, hidden, mask)}, recorded).first == "output"
+
+    def switched_off(far, gate):
+        return gate * 0.0 + (1 - gate) * 0.0 + far
+
+    observed = {"far": far, "gate": gate, "output": far}
+    assert localise(observed, golden(switched_off, far, gate)).first is None
+
 
 def test_a_value_under_two_names_is_two_steps_and_what_is_returned_says_which_is_taken():
     """As the master weights of an optimiser, and a narrower copy that the model takes; an average is of the former."""
