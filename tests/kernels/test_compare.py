@@ -279,7 +279,11 @@ def test_a_fault_at_another_step_and_a_right_run_accused_refute_them(ledger):
 
 @pytest.mark.parametrize(
     ("stated", "verdict", "undecided"),
-    [(3e-3, "confirmed", []), (1e-3, "undecidable", ["float32", "float16"]), (1e-4, "refuted", ["bfloat16"])],
+    [
+        (3e-3, "confirmed", []),
+        (1e-3, "undecidable", ["float32", "bfloat16"]),
+        (1e-4, "refuted", ["float16", "bfloat16"]),
+    ],
 )
 def test_the_stated_rate_is_held_against_the_interval_of_each_precision(ledger, stated, verdict, undecided):
     claims.settle_right_programs(ledger, right_programs.read_record(), stated)
@@ -331,7 +335,7 @@ def test_every_record_of_the_whole_call_is_there():
 def test_the_titles_of_figures_are_made_from_what_they_show():
     record = right_programs.read_record()
     left, right = figures.plot_right_programs(record).axes
-    assert left.get_title(loc="left") == "Of 20,000 right programs 11 are accused"
+    assert left.get_title(loc="left") == "Of 20,000 right programs 8 are accused"
     record["accused"] = {"count": 40, "of": 30_000}
     for storage in record["power"].values():
         storage["32 roundings"]["right first step"] = {"count": 1, "of": 2}
