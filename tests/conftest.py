@@ -8,6 +8,7 @@ os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
+import torch
 
 from labkit.session.catalogue import ROOT
 from labkit.session.device import choose
@@ -36,6 +37,14 @@ def provenance(record_testsuite_property):
     for name in sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py")):
         texts = [path.read_text() for path in (ROOT / "tests" / "kernels").glob(f"test_{name}*.py")]
         record_testsuite_property(f"kernels/{name}", made_by(*texts, without=WORDS))
+
+
+@pytest.fixture(autouse=True)
+def memory_is_given_back():
+    """What torch keeps of a GPU's memory after a test, so that another process may have it."""
+    yield
+    if DEVICE.is_cuda:
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session")
