@@ -7,9 +7,12 @@ import pytest
 import torch
 
 import labkit
+from labkit.causes import mutants
 from labkit.causes.explain import _smooth
+from labkit.causes.part import Part
 from labkit.cli.main import main
 from labkit.errors import UsageError
+from labkit.trace.steps import as_trace
 
 F32 = labkit.Precision(storage="float32")
 
@@ -1092,3 +1095,13 @@ def test_many_parts_and_slices_leave_time_for_other_breaks():
     recorded = labkit.golden(chain, x, w)
     found = labkit.explain({"input.0": x, "input.1": w, "output": chain(x, w.T)}, recorded, seconds=8.0)
     assert (found.verdict, found.causes[0].kind) == ("cause", "transpose"), found
+
+
+def test_every_break_of_these_can_be_made(monkeypatch):
+    """Where one cannot, the search goes on without those after it, which nobody would see."""
+    monkeypatch.setattr(mutants, "_possible", iter)
+    for reference, given, *_ in (*mistakes(), *textbook()):
+        recorded = labkit.golden(reference, *given)
+        observed = {name: recorded[name] for name in (*recorded.inputs, "output")}
+        part = Part(recorded, as_trace("observed", observed), "output")
+        assert len(list(mutants.mutants(mutants.Context(part)))) > 50
