@@ -59,7 +59,7 @@ CHECKED = 24
 the same in 58 cases."""
 
 NOISY, SAMPLES = 8, 64
-"""Elements in which noise can be seen, and in which an error that depends on the value can."""
+"""Elements in which noise can be seen and a rank decide, and those in which an error that depends on the value can."""
 LESS_LIKELY = 2.0
 """The error that is left is noise, whose size many elements tell well: a cause that leaves twice as much is none. 1
 gives another answer in 4 of 58 cases, 4 and more the same after a longer time."""
@@ -469,7 +469,8 @@ class _Search:
             same.append((mutant, share))
         simplest = min((mutant.rank for mutant, _ in fits), default=0)
         left: dict[tuple[str, str], Cause] = {}  # of one number, those that fit are one cause
-        for (mutant, share), *rest in (same for _, same in classes if same[0][0].rank == simplest):
+        few = self._observed.numel() < NOISY  # of a few numbers the simplest that fits is no evidence
+        for (mutant, share), *rest in (same for _, same in classes if few or same[0][0].rank == simplest):
             number = mutant.says.partition(" has ")[0] if mutant.kind == "eps" else mutant.says
             cause = left.get((mutant.kind, number), self._cause(mutant, share))
             also = (*cause.also, *(f"{m.kind}: {m.says}" for m, _ in rest))
@@ -565,4 +566,5 @@ def _drawn(x: Tensor, seed: int) -> Tensor:
     mixed = x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)
     noise = torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)
     constant = x.numel() > 1 and bool((x == x.flatten()[0]).all())
+    mixed = -mixed if x.numel() < NOISY and bool((x < 0.0).any()) else mixed  # else a few would keep their signs
     return mixed * (1.0 + 0.25 * noise) + (0.5 * noise if constant else 0.0)

@@ -1105,3 +1105,15 @@ def test_every_break_of_these_can_be_made(monkeypatch):
         observed = {name: recorded[name] for name in (*recorded.inputs, "output")}
         part = Part(recorded, as_trace("observed", observed), "output")
         assert len(list(mutants.mutants(mutants.Context(part)))) > 50
+
+
+def test_of_one_number_the_simplest_break_that_fits_is_no_cause():
+    """Nothing is added to x: by a product that lost its only term, as by many a function of a negative number."""
+
+    def block(x, gate, up, down):
+        return x + (torch.nn.functional.silu(x @ gate) * (x @ up)) @ down
+
+    given = [torch.tensor([[v]]) for v in (0.7, -0.4, 1.3, 0.9)]
+    recorded = labkit.golden(block, *given)
+    observed = dict(zip(recorded.inputs, given, strict=True)) | {"output": given[0]}
+    assert labkit.explain(observed, recorded).verdict == "undecidable"
