@@ -620,16 +620,6 @@ def mistakes():
     )
 
 
-@pytest.mark.parametrize("case", range(12))
-def test_what_people_get_wrong_is_named(case):
-    reference, given, output, kind, words = list(mistakes())[case]
-    recorded = labkit.golden(reference, *given)
-    observed = {name: recorded[name].to(x.dtype) for name, x in zip(recorded.inputs, given, strict=True)}
-    found = labkit.explain(observed | {"output": output}, recorded)
-    assert (found.verdict, found.causes[0].kind) == ("cause", kind), found
-    assert words in found.causes[0].says
-
-
 def test_noise_is_not_seen_in_a_few_numbers():
     """As large as what fewer digits would give, and in each of two numbers, or of many."""
 
@@ -887,6 +877,17 @@ def test_what_is_said_of_a_cause_and_of_none(golden):
         labkit.explain(port(**inputs()), golden, F32, step="active")
 
 
+def corners_of(image):
+    """Bilinear resizing to 9 x 10 with coordinates that are not of the pixels' centres."""
+    for d, n in ((2, 9), (3, 10)):
+        m = image.shape[d]
+        at = torch.arange(n) * (m / n)
+        low, share = at.long(), (at - at.floor()).view([-1] + [1] * (3 - d))
+        next_one = image.index_select(d, (low + 1).clamp(max=m - 1))
+        image = image.index_select(d, low) * (1 - share) + next_one * share
+    return image
+
+
 def textbook():
     """What textbooks and manuals name: the reference, what it takes, what was observed, the kind and its words."""
     generator = torch.Generator().manual_seed(1)
@@ -1021,20 +1022,13 @@ def textbook():
     yield tiled, (x,), stale, "stale", "in the last tile of 4 of dimension 1 what the tile before has"
 
 
-def corners_of(image):
-    """Bilinear resizing to 9 x 10 with coordinates that are not of the pixels' centres."""
-    for d, n in ((2, 9), (3, 10)):
-        m = image.shape[d]
-        at = torch.arange(n) * (m / n)
-        low, share = at.long(), (at - at.floor()).view([-1] + [1] * (3 - d))
-        next_one = image.index_select(d, (low + 1).clamp(max=m - 1))
-        image = image.index_select(d, low) * (1 - share) + next_one * share
-    return image
+NAMED = [*mistakes(), *textbook()]
 
 
-@pytest.mark.parametrize("case", range(26))
-def test_what_textbooks_warn_of_is_named(case):
-    reference, given, output, kind, words = list(textbook())[case]
+@pytest.mark.parametrize(
+    ("reference", "given", "output", "kind", "words"), NAMED, ids=[f"{case[0].__name__}: {case[4]}" for case in NAMED]
+)
+def test_what_people_get_wrong_and_textbooks_warn_of_is_named(reference, given, output, kind, words):
     recorded = labkit.golden(reference, *given)
     observed = {name: recorded[name].to(x.dtype) for name, x in zip(recorded.inputs, given, strict=True)}
     found = labkit.explain(observed | {"output": output}, recorded)
@@ -1100,7 +1094,7 @@ def test_many_parts_and_slices_leave_time_for_other_breaks():
 def test_every_break_of_these_can_be_made(monkeypatch):
     """Where one cannot, the search goes on without those after it, which nobody would see."""
     monkeypatch.setattr(mutants, "_possible", iter)
-    for reference, given, *_ in (*mistakes(), *textbook()):
+    for reference, given, *_ in NAMED:
         recorded = labkit.golden(reference, *given)
         observed = {name: recorded[name] for name in (*recorded.inputs, "output")}
         part = Part(recorded, as_trace("observed", observed), "output")
