@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class UsageError(ValueError):
@@ -12,6 +13,12 @@ class UsageError(ValueError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``did you mean heads? `` for the known name that is nearest, or an empty string."""
     return "".join(f"did you mean {near}? " for near in difflib.get_close_matches(name, known, n=1, cutoff=0.5))
+
+
+def check_number(name: str, value: Any, least: float = 0, kind: Any = (int, float)) -> None:
+    """Raise UsageError for what is no number of that kind, or below `least`."""
+    if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:
+        raise UsageError(f"{name}: {value!r} is not right; wanted a {'whole ' * (kind is int)}number from {least}")
 
 
 def first_line(error: object) -> str:

@@ -29,8 +29,8 @@ from labkit.causes.mutants import (
     zeroed,
 )
 from labkit.causes.part import Edit, Part
-from labkit.errors import UsageError
-from labkit.numerics.precision import INTEGERS, Precision, half_ulp, name_of
+from labkit.errors import UsageError, check_number
+from labkit.numerics.precision import INTEGERS, Precision, half_ulp, name_of, representable
 from labkit.numerics.signature import along_each
 from labkit.tables import Table, digits, printable, tell
 from labkit.trace.findings import Localisation, plain
@@ -87,6 +87,8 @@ class Cause:
     """The largest difference that is left, as a share of what rounding allows there."""
     also: tuple[str, ...] = ()
     """Other breaks that give the same on these inputs and on drawn ones, with their kinds."""
+    elsewhere: tuple[str, ...] = ()
+    """Other lines of the reference in which these are."""
 
     @property
     def page(self) -> str:
@@ -125,12 +127,10 @@ class Explanation:
         yield why if self.step is not None else self.verdict
         yield from self.notes
         for cause in self.causes:
-            first = {cause.kind: cause.says}  # of each kind
-            for each in cause.also:
-                first.setdefault(each.partition(":")[0], each)
-            if others := [*first.values()][1:4]:
-                more = f"; {len(cause.also) - len(others)} more in .also" * (len(cause.also) > len(others))
-                yield f"{cause.says}, as well as {'; '.join(others)}{more}"
+            kinds = {each.partition(":")[0]: each for each in reversed(cause.also)}  # the first of each
+            others = [says for kind, says in kinds.items() if kind != cause.kind][-3:]
+            if others := [*others, *(f"a break in {line}" for line in cause.elsewhere)]:
+                yield f"{cause.says}, as well as {'; '.join(others)} (.also has all {len(cause.also)})"
         if pages := dict.fromkeys(cause.page for cause in self.causes):
             yield f"more: {', '.join(pages)}"
         if self.nearest is not None:
@@ -181,6 +181,7 @@ def explain(
     """
     if not isinstance(golden, Golden):
         raise UsageError(f"golden: a {type(golden).__name__} is not right; wanted what labkit.golden recorded")
+    check_number("seconds", seconds)
     runs = list(observed) if isinstance(observed, (list, tuple)) else [observed]
     if not runs:
         raise UsageError("observed: [] is not right; wanted one run at least")
@@ -244,7 +245,7 @@ class _Search:
         self._enough = math.log(len(self._part.nodes) / FALSE_ALARM)
         some = self._observed[self._box]
         self._somewhere = 0 < some.numel() < off.numel() and self._telling(some)
-        self._inputs = {name: _drawn(golden[name], k) for k, name in enumerate(golden.inputs)}
+        self._inputs = dict[str, Tensor]()
 
     def _telling(self, some: Tensor) -> bool:
         """Whether numbers are so many that hardly any others are the same: a few whole numbers are so by chance."""
@@ -474,7 +475,9 @@ class _Search:
             number = mutant.says.partition(" has ")[0] if mutant.kind == "eps" else mutant.says
             cause = left.get((mutant.kind, number), self._cause(mutant, share))
             also = (*cause.also, *(f"{m.kind}: {m.says}" for m, _ in rest))
-            left[mutant.kind, number] = replace(cause, also=also)
+            lines = [":".join(self._cause(m, 0.0).line.split(":")[:2]) for m, _ in rest]
+            there = {line: None for line in (*cause.elsewhere, *lines) if line and not cause.line.startswith(line)}
+            left[mutant.kind, number] = replace(cause, also=also, elsewhere=tuple(there))
         if len(left) > 1 and self._fresh:
             self._result.separate = self._inputs
         if any(cause.also for cause in left.values()) and not self._fresh:
@@ -483,9 +486,17 @@ class _Search:
 
     @cached_property
     def _fresh(self) -> dict[int, Any]:
-        """What every operation gives on drawn inputs; nothing where the reference does not take them."""
-        with suppress(Exception):
-            return self._part.fresh(self._inputs)
+        """What every operation gives on drawn inputs; nothing where the reference does not take them.
+
+        Whole numbers are drawn too, unless that makes what is no number, or none that the reference takes.
+        """
+        for whole in (True, False):
+            with suppress(Exception):
+                given = {name: self._part.golden[name] for name in self._part.golden.inputs}
+                self._inputs = {name: _drawn(x, k, whole) for k, (name, x) in enumerate(given.items())}
+                found = self._part.fresh(self._inputs)
+                if bool(found[self._part.target].isfinite().all() or not self._right.isfinite().all()) or not whole:
+                    return found
         return {}
 
     def _blind(self, same: Mapping[str, list[Mutant]]) -> dict[str, str]:
@@ -502,15 +513,21 @@ class _Search:
 
         How large is chosen, not derived: each of the three limits may be halved, doubled or left out in 58 cases, but
         without 2 and 0.1 together there is a wrong cause. Noise is in many places, a quarter of those of theirs, and a
-        few numbers are not enough to see it: one of three errors that are anything is as large.
+        few numbers are not enough to see it: one of three errors that are anything is as large. What is summed or
+        stored with fewer digits has no more than these.
         """
         error = (self._observed - self._right).nan_to_num(0.0, 0.0, 0.0)
         value = self._right.nan_to_num(0.0, 0.0, 0.0)
         off, size = float(error.norm()), float(value.norm())
-        alike = abs(float((error * value).sum())) > UNLIKE * off * size
+        of_shape = (x for x in self._part.values.values() if isinstance(x, Tensor) and x.shape == value.shape)
+        results = [x.double().nan_to_num(0.0, 0.0, 0.0) for x in of_shape if x.is_floating_point()]
+        alike = any(abs(float((error * x).sum())) > UNLIKE * off * float(x.norm()) for x in results)
         if error.numel() < NOISY or alike or _smooth(error, value):
             return []
-        for promise in NARROWER:
+        kept = [
+            one for one in NARROWER if representable(self._observed, one.get("storage", one.get("accumulate", "ieee")))
+        ]
+        for promise in kept:
             if self._late(self._until):
                 break
             said = {**self._rules.steps.get(self._step, {}), **promise}
@@ -558,11 +575,15 @@ def _alike(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.allclose(a.double(), b.double(), rtol=1e-7, atol=1e-10, equal_nan=True)
 
 
-def _drawn(x: Tensor, seed: int) -> Tensor:
-    """Values like those of x in other places, none constant; whole numbers stay."""
-    if not x.is_floating_point() or not x.numel():
-        return x
+def _drawn(x: Tensor, seed: int, whole: bool) -> Tensor:
+    """Values like those of x in other places, none constant; `whole` numbers between its own, in order where it is."""
     generator = torch.Generator().manual_seed(seed)
+    if not x.numel() or x.dtype == torch.bool or x.is_complex() or not (whole or x.is_floating_point()):
+        return x
+    if not x.is_floating_point():
+        low, high = int(x.min()), int(x.max())
+        other = torch.randint(min(low, 1) if low == high else low, high + 1, x.shape, generator=generator).to(x)
+        return other.sort(-1).values if torch.equal(x, x.sort(-1).values) else other
     mixed = x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)
     noise = torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)
     constant = x.numel() > 1 and bool((x == x.flatten()[0]).all())

@@ -6,6 +6,7 @@ recorded on its inputs, and the kernel is held to what the promised precision al
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -30,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit.causes.explain import Explanation, explain
-from labkit.errors import UsageError, extra, first_line
+from labkit.errors import UsageError, check_number, extra, first_line
 from labkit.numerics.compare import as_tensor
 from labkit.numerics.precision import Precision, dtype_of, name_of
 from labkit.tables import printable
@@ -203,8 +204,11 @@ def hunt(
         import hypothesis.configuration as config
         from hypothesis import Phase, settings, strategies
         from hypothesis.errors import HypothesisWarning, NoSuchExample, Unsatisfiable
-    if not isinstance(examples, int) or examples < 1:
-        raise UsageError(f"examples: {examples!r} is not right; wanted a whole number from 1")
+    for what, value, least in (("examples", examples, 1), ("seed", seed, 0), ("most", most, 0)):
+        check_number(what, value, least, int)
+    check_number("seconds", seconds)
+    if wrong := [one for one in _names(refuses) if not (isinstance(one, type) and issubclass(one, Exception))]:
+        raise UsageError(f"refuses: {wrong[0]!r} is not right; wanted exceptions, as (ValueError,)")
     strategy = isinstance(inputs, strategies.SearchStrategy)
     most = most or 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
     out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, VALUES)
@@ -226,7 +230,7 @@ def hunt(
         cases = _cases(strategies, _by_name(inputs), sizes, out, dtypes, layouts, values, most)
     report, end, judged = Hunt(kernel, reference, out, seed), time.monotonic() + seconds, dict[str, Failure | str]()
     quiet = warnings.catch_warnings(action="ignore", category=HypothesisWarning)  # of long texts of tensors
-    why = f"it makes tensors of more than {4 * most} elements, or results of as many together; see `most`"
+    why = f"it makes tensors of more than {4 * most} elements, or results of as many together, four times most={most}"
 
     def judge(inputs: Inputs) -> Failure | str:
         nonlocal why
@@ -305,14 +309,15 @@ def _cases(
     """The strategy of an example: inputs, the text that makes each, and normal values for those of floating-point."""
     tensors = {name: x for name, x in _tensors(example).items() if x.dim()}
     if not tensors:
-        raise UsageError("inputs: no tensor with axes is among them; wanted one, of which sizes and values are drawn")
+        raise UsageError("inputs: no torch.Tensor with axes is among them; wanted one, as of torch.from_numpy(array)")
     if empty := [name for name, x in tensors.items() if not x.numel() and not (name in out and x.is_floating_point())]:
         raise UsageError(f"inputs: {empty[0]!r} has no element; wanted an example that shows a range of numbers")
     axes: Inputs = dict(_by_name(sizes or {}))
     called: dict[int, str] = {}
     for name, said in axes.items():
         if name not in tensors or len(said) != tensors[name].dim() or any(isinstance(n, int) and n < 1 for n in said):
-            wanted = f"wanted a name or a length for each axis of {' or '.join(map(repr, tensors))}"
+            shapes = ", ".join(f"{n!r}: {tuple(x.shape)}" for n, x in tensors.items())
+            wanted = f"wanted a name or a length for each axis of one of the tensors, which are {{{shapes}}}"
             raise UsageError(f"sizes: {name!r}: {said!r} is not right; {wanted}")
         called |= {n: one for n, one in zip(tensors[name].shape, said, strict=True) if isinstance(one, str)}
     for name, x in tensors.items():
@@ -375,7 +380,8 @@ class _Longest(TorchDispatchMode):
 
 def _longest(reference: Any, inputs: Inputs, out: Names) -> int:
     """The most elements of a tensor that the reference makes, as far as it gets without any numbers."""
-    with suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True) as fake, _Longest() as longest:
+    silent = meanwhile(lambda: logging.root.manager.disable, logging.disable, logging.CRITICAL)  # of what has no fake
+    with suppress(Exception), silent, FakeTensorMode(allow_non_fake_inputs=True) as fake, _Longest() as longest:
         _called(reference, tree_map_only(Tensor, fake.from_tensor, {n: x for n, x in inputs.items() if n not in out}))
     return longest.elements
 

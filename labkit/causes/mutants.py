@@ -71,8 +71,6 @@ RUNNING, SPLIT, MEAN = (
     "is averaged over these, each with the same weight",
 )
 """Softmaxes in tiles that are not put together rightly."""
-SMALL = ("div", "reciprocal", "sqrt", "rsqrt", "log")
-"""Operations that need another number than zero, the last that they take."""
 LEFT_OUT = {"mul": "factor", "div": "factor", "add": "drop_term", "sub": "drop_term", "where": "mask"}
 LEFT_OUT |= {"masked_fill": "mask", "neg": "sign", "t": "transpose", "transpose": "transpose", "permute": "layout"}
 LEFT_OUT |= dict.fromkeys(("gather", "index", "index_select", "scatter"), "permute")
@@ -284,6 +282,7 @@ class Context:
         self.names = {i: names[number] for i, number in part.origin.items() if number in names}
         inside = part.program.inside
         self.wholes = {k: name for i, name in self.names.items() for k in self.composite(i)[0] if k in inside}
+        self.steps = {number: name for name, number in reversed(golden.steps.items())}
         self.divisors = {a.id for node in nodes if node.op == "div" for a in node.args[1:] if isinstance(a, Ref)}
         for node in reversed(nodes):
             self.divisors.update(node.parents if node.id in self.divisors and node.op in MOVES else ())
@@ -294,11 +293,14 @@ class Context:
                 self.only_masks.add(i)
 
     def called(self, i: int, one: bool = True) -> str:
-        """What an operation's result is called in a sentence: a step's name, or the operation."""
+        """What an operation's result, or each of several, is called in a sentence: a step's name, or the operation."""
         node = self.part.nodes[i]
+        if i not in self.part.names and one and self.part.origin[i] in self.steps:
+            return self.steps[self.part.origin[i]]
         if one and i not in self.part.names and node.op == "select" and node.args[1] == 0:
             return f"{self.called(node.parents[0])}[{node.args[2]}]"
-        return self.part.names.get(i, "a constant" if node.func in GIVEN else f"the result of {self.operation(i)}")
+        made = f"{'the' if one else 'each'} result of {self.operation(i)}"
+        return self.part.names.get(i, f"a constant of shape {list(node.shape)}" if node.func in GIVEN else made)
 
     def operation(self, i: int) -> str:
         """What an operation is called, by itself or as a part of one of torch's."""
@@ -425,14 +427,11 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
 def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     """What operations take is changed, they are left out, or others run in their place."""
     part, i = c.part, ids[0]
-    node, x, what = part.nodes[i], part.values[i], c.operation(i) + words
+    node, x, what = part.nodes[i], part.values[i], "each " * (len(ids) > 1) + c.operation(i) + words
     refs = {j: a.id for j, a in enumerate(node.args) if isinstance(a, Ref)}
     tensors = {j: part.values[k] for j, k in refs.items() if isinstance(part.values[k], Tensor)}
     names = {j: c.called(refs[j], len(ids) == 1) for j in tensors}
     for j, a in tensors.items():
-        if len(part.users.get(refs[j], ())) > len(ids) and masks(a):  # others mask by it
-            says = f"{what} takes {names[j]} {'true' if a.dtype == torch.bool else '1'} everywhere: nothing is masked"
-            yield "mask", says, argument(part, ids, j, torch.ones_like), 2
         kind = LEFT_OUT.get(node.op, "function")
         beside = ([part.values[part.nodes[n].args[k].id] for n in ids] for k in {*refs} - {j})
         if node.op == "mul" and any(masks(*factors) for factors in beside):
@@ -467,11 +466,6 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     if real and len(tensors) == 1 and next(iter(tensors.values())).shape == x.shape:
         for name, f in INSTEAD.items():
             yield "function", f"{name} in place of {what}", _instead(ids, lambda x, *_, f=f: f(x))
-    j = max(tensors, default=0)
-    small = node.op in SMALL and j == len(node.args) - 1 and x.is_floating_point()
-    for e in (10.0**-k for k in range(2, 13)) if small and not epsilon_before(part, refs[j]) else ():
-        says = f"{what} has {names[j]} + {e:.0e} where the reference has {names[j]}"
-        yield "eps", says, argument(part, ids, j, lambda v, e=e: v + e), 2
     if node.op in REDUCTIONS:
         yield from of_reduction(c, ids, what)
     if node.op in ("index_add", "scatter_add") or (node.op == "index_put" and True in node.args[3:4]):
@@ -489,22 +483,10 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             yield "truncate", f"{what} leaves out {which} of each place", _instead(ids, fewer)
     if node.op in ("convolution", "constant_pad_nd"):
         yield from padded(node, ids, what)
-    if node.op == "convolution" and set(node.args[5]) != {1}:
-        for where, share in (("its beginning", 0), ("its middle", 2)):
-            says = f"{what} has no dilation, and of what it gives {where} is taken"
-            yield "other", says, _instead(ids, partial(_undilated, node=node, share=share))
-    if node.op in PRODUCTS and len({a.shape for a in tensors.values()}) == 1:
-        yield "function", f"{what} multiplies element by element", _instead(ids, torch.mul)
-    once = torch.linalg.solve_triangular
     if node.op == "cholesky_solve":
-        half = lambda b, factor, upper=False: once(factor, b, upper=upper)  # noqa: E731
-        twice = lambda b, factor, *upper: half(half(b, factor, *upper), factor, *upper)  # noqa: E731
-        yield "transpose", f"{what} solves with {names[1]} twice, and not with its transpose", _instead(ids, twice)
-        yield "drop_term", f"{what} solves with {names[1]} once, and not with its transpose", _instead(ids, half)
-    if node.op == "linalg_solve_triangular":
-        flags = node.kwargs | {"upper": not node.kwargs["upper"]}
-        turned = lambda a, b, flags=flags: once(a.mT, b, **flags)  # noqa: E731
-        yield "transpose", f"{what} solves with the transpose of {names[0]}", _instead(ids, turned)
+        solve = torch.linalg.solve_triangular
+        again_so = lambda b, c, upper=False: solve(c, solve(c, b, upper=upper), upper=upper)  # noqa: E731
+        yield "transpose", f"{what} solves with {names[1]} twice, and not with its transpose", _instead(ids, again_so)
     if node.op == "cat":
         behind = lambda some, *d: again(node, some[::-1], *d)  # noqa: E731
         yield "swap", f"{what} has its parts in the other order", _instead(ids, behind)
@@ -539,13 +521,8 @@ def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Itera
     long = [d + len(shape) - a.ndim for d, n in enumerate(a.shape) if n > 1]
     for d in (d for d, n in enumerate(shape) if len(long) == 1 and d != long[0] and n > 1):
         index = (torch.arange(shape[d]) % a.numel()).view([-1 if k == d else 1 for k in range(len(shape))])
-        change = lambda v, index=index: v.flatten()[index]  # noqa: E731
-        yield "axis", f"{says} is applied along dimension {d}, not {long[0]}", argument(c.part, ids, j, change)
-        if d == long[0] + 1:
-            ones = [1] * (len(shape) - d - 1)
-            both = (torch.arange(shape[d - 1] * shape[d]) % a.numel()).view(*shape[d - 1 : d + 1], *ones)
-            in_turn = argument(c.part, ids, j, lambda v, both=both: v.flatten()[both])
-            yield "layout", f"{says} is repeated as a whole, not each element by itself", in_turn
+        change = argument(c.part, ids, j, lambda v, index=index: v.flatten()[index])
+        yield "axis", f"{says} is applied along dimension {d}, not {long[0]}", change
 
 
 def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Iterator[Way]:
@@ -572,7 +549,8 @@ def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Itera
         after = lambda x: 1.0 / (x.sqrt() + old)  # noqa: E731
         edits = {k: Edit(after, (c.part.nodes[i].args[1 - j],)) for k, i in roots.items()}
         yield "eps", f"{what} comes after the root", edits, 0
-    for new in (*sorted(usual - {old}), *sorted(further - usual - {old})):
+    nearest = partial(sorted, key=lambda new: abs(new - old))
+    for new in (*nearest(usual - {old}), *nearest(further - usual - {old})):
         number = int(new) if isinstance(old, int) and new == int(new) else new
         kind, says = kind_of_number(op, old, new, sizes), f"{what} has {new:.6g} where the reference has {old:.6g}"
         rank, edits = 0 if kind == "eps" else 1 if new in usual else 3, numbered(c.part, ids, j, number)
@@ -585,10 +563,6 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     part, node = c.part, c.part.nodes[ids[0]]
     x = part.values[node.parents[0]]
     dims = _dims(node, part.values)
-    for d in dims:
-        for a, b in ranges(x.shape[d]):
-            keep = entries(d, torch.tensor([k for k in range(x.shape[d]) if not a <= k < b]))
-            yield "truncate", f"{what} leaves out {a} to {b - 1} of {x.shape[d]}", argument(part, ids, 0, keep)
     count = _summed(node, part.values)
     if len(dims) == 1 and node.op in ("sum", "mean", "amax", "amin"):
         yield from padding(c, ids, what, dims[0] - x.ndim)
@@ -596,8 +570,6 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
         for n in {1, count - 1, *tiled(count)}:
             kind = "ddof" if n == count - 1 else "scale"
             yield kind, f"{what}: over {n}, not {count}", result_of(ids, lambda y, n=n: y * count / n), 1 + (n > count)
-    if node.op == "sum" and count > 1:
-        yield "scale", f"{what}: the mean, not the sum", result_of(ids, lambda y: y / count)
     if node.op == "var_mean" and count > 1:
         unbiased = node.kwargs.get("correction", node.args[2] if len(node.args) > 2 else 1)
         firsts = [u for u in part.users.get(node.id, ()) if part.nodes[u].args[1] == 0]
@@ -608,9 +580,6 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
         for tile in (2**q for d in dims for q in range(1, (x.shape[d] - 1).bit_length())):
             anew = lambda v, d, t=tile: torch.cat([again(node, y, d) for y in v.split(t, d)], d)  # noqa: E731
             yield "stale", f"{what} begins anew in each tile of {tile}", _instead(ids, anew)
-    if node.op == "cumsum":
-        back = lambda v, d: v.flip(d).cumsum(d).flip(d)  # noqa: E731
-        yield "flip", f"{what} runs backwards", _instead(ids, back)
 
 
 def tiled(n: int) -> list[int]:
@@ -702,15 +671,6 @@ def reflections(c: Context) -> Iterator[Way]:
 def _folded(at: Tensor, period: int, last: int) -> Tensor:
     """Places that are mirrored, again and again."""
     return torch.minimum(at.remainder(period), last - at.remainder(period))
-
-
-def _undilated(*args: Any, node: Node, share: int) -> Tensor:
-    """A convolution whose taps stand side by side, as much of it as there was."""
-    y = again(node, *args[:5], [1] * len(args[5]), *args[6:])
-    for d in range(2, y.ndim):
-        more = y.shape[d] - node.shape[d]
-        y = y.narrow(d, more // share if share else 0, node.shape[d])
-    return y
 
 
 def along(c: Context) -> Iterator[Way]:
@@ -1069,11 +1029,6 @@ def masks(*tensors: Tensor) -> bool:
 def is_epsilon(op: str, c: float) -> bool:
     """Whether a number is there to keep another from zero."""
     return op in ("add", "sub", "clamp_min", "clamp", "maximum") and isinstance(c, float) and 0.0 < abs(c) <= 1e-2
-
-
-def epsilon_before(part: Part, i: int) -> bool:
-    """Whether what an operation gives was kept from zero."""
-    return any(is_epsilon(part.nodes[i].op, a) for a in part.nodes[i].args if is_number(a))
 
 
 def kind_of_number(op: str, c: float, new: float, sizes: Iterable[int] = ()) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from labkit.errors import UsageError, first_line
+from labkit.errors import UsageError, did_you_mean, first_line
 from labkit.numerics.compare import compare
 from labkit.trace.dumps import open_dump
 from labkit.trace.operations import ALGORITHMS, TRANSFORMS, full_name, resolve
@@ -74,6 +74,8 @@ class Golden:
         return self.known[number]
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self.steps and name not in self.operations:
+            raise KeyError(f"{name!r} is no step; {did_you_mean(name, self.steps)}it has {', '.join(self.steps)}")
         return self.value(self.steps[name] if name in self.steps else self.operations[name])
 
     def __contains__(self, name: object) -> bool:
@@ -119,7 +121,7 @@ class Golden:
         text |= {"notes": self.notes}
         about = {"program": json.dumps(text, default=_encoded), "labkit": VERSION, "torch": torch.__version__}
         tensors = {str(i): v.detach().cpu() for i, v in self.program.values.items() if isinstance(v, Tensor)}
-        return write_safetensors(Path(path), tensors, about)
+        return write_safetensors(path, tensors, about)
 
     @classmethod
     def load(cls, path: Path | str) -> Golden:
@@ -256,7 +258,7 @@ def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None
         raise UsageError("golden: the reference gives no tensor; wanted one at least")
     for name in (one for one in made if not one.startswith(GRADIENT)):
         if not any(found.program.nodes[i].func == INPUT for i in found.program.cone([found.steps[name]], ())):
-            found.notes.append(f"{name} depends on no input: made outside of torch, or of tensors in another object")
+            found.notes.append(f"{name} depends on no input: it is a constant, or made outside of torch")
     return found
 
 

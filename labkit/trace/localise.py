@@ -70,6 +70,10 @@ def localise(
         raise UsageError(f"{where}: is a recorded golden in the place of the observed; {wanted}")
     if precision is not None and not isinstance(precision, Precision):
         raise UsageError(f"precision: {precision!r:.60} is not right; wanted labkit.Precision(storage=...)")
+    if not isinstance(names or {}, Mapping):
+        raise UsageError(f"names: {names!r:.60} is not right; wanted the golden's names mapped to the observed's")
+    if not (isinstance(false_alarm, float) and 0.0 < false_alarm < 1.0):
+        raise UsageError(f"false_alarm: {false_alarm!r} is not right; wanted a probability, above 0 and below 1")
     again = partial(localise, observed, golden, precision, names, say, elements=True, false_alarm=false_alarm)
     golden = golden if isinstance(golden, Golden) else as_trace("golden", golden)
     there = renamed(as_trace("observed", observed), golden, dict(names or {}))

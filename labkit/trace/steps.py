@@ -119,7 +119,7 @@ class Trace:
         if wrong := {key: value for key, value in about.items() if not isinstance(value, str)}:
             raise UsageError(f"about: {wrong} is not right; wanted strings")
         tensors = {name: self.read(name).cpu() for name in self.names}
-        return write_safetensors(Path(path), tensors, {**about, "order": json.dumps(self.names)})
+        return write_safetensors(path, tensors, {**about, "order": json.dumps(self.names)})
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
@@ -161,8 +161,11 @@ def as_trace(what: str, given: Any) -> Trace:
     return Trace(given)
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> Path:
+def write_safetensors(path: Path | str, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> Path:
     """Write one file, whole or not at all. Raises UsageError where that cannot be done."""
+    if not str(path).endswith(".safetensors"):
+        raise UsageError(f"path: {str(path)!r} is not right; wanted a name that ends in .safetensors")
+    path = Path(path)
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -28,6 +28,7 @@ TOKEN = "hf_" + "aB3" * 12
         (["--jobs", "0"], "argument --jobs: '0' is not right; wanted a whole number from 1"),
         (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
         (["attention_matmu"], "did you mean attention_matmul?"),
+        (["--explian"], "unrecognized arguments: --explian; labkit run --help shows what there is"),
         (["x" * 300], "no notebook is called"),
         (["attention_matmul", "-p", "x" * 300 + "=3"], "attention_matmul has none of that name"),
         (["attention_matmul", "-p", "heads=3", "-p", "heads=4"], "-p heads: it is given twice"),

@@ -34,6 +34,15 @@ def test_steps_are_inputs_modules_results_and_gradients_in_float64():
     torch.testing.assert_close(found["output"], exact, rtol=0, atol=1e-13)  # float64 both, a few hundred roundings
 
 
+def test_a_step_that_is_not_there_and_a_file_that_could_not_be_read_again(tmp_path):
+    found = golden(lambda x: step("outer", x.exp()), torch.ones(3))
+    with pytest.raises(KeyError, match="'outr' is no step; did you mean outer"):
+        found["outr"]
+    for path in (tmp_path / "golden.foo", 3):
+        with pytest.raises(UsageError, match=r"is not right; wanted a name that ends in \.safetensors"):
+            found.save(path)
+
+
 def test_names_are_those_of_capture_and_so_are_the_seeds_of_the_backward():
     model, x = layer(), torch.randn(2, 5, 16)
     found, seen = golden(model, x), capture(model, x)

@@ -330,7 +330,7 @@ def test_nothing_is_drawn_after_the_seconds_given_and_only_a_failure_is_written_
         return {"x": drawn((4, 9), torch.float32, "normal", seed=seed)}
 
     inputs = strategies.builds(case, strategies.integers(0, 99))
-    found = labkit.hunt(kernels.right, kernels.reference, inputs, examples=1000, seconds=-1.0)
+    found = labkit.hunt(kernels.right, kernels.reference, inputs, examples=1000, seconds=0.0)
     assert (found.examples, found.found, len(made) <= 2) == (0, False, True)
     assert "nothing was tried" in repr(found)
     assert labkit.hunt(kernels.right, kernels.reference, inputs, examples=5).examples == 5
@@ -453,11 +453,17 @@ def test_bad_arguments_are_named():
         hunted("right", out="y")
     with pytest.raises(UsageError, match="wanted one that takes every input but those that `out` names"):
         hunted("right", out="x")
-    with pytest.raises(UsageError, match=r"sizes: 'y'.* for each axis of 'x'"):
+    with pytest.raises(UsageError, match=r"sizes: 'y'.* for each axis of one of the tensors"):
         hunted("right", sizes={"y": (3,)})
     with pytest.raises(UsageError, match=r"sizes: 'x': \('n', 0\) is not right"):
         hunted("right", sizes={"x": ("n", 0)})
-    with pytest.raises(UsageError, match="inputs: no tensor with axes is among them"):
+    for wrong in ({"seed": -1}, {"most": "x"}, {"examples": 0}, {"seconds": -1}):
+        ((name, value),) = wrong.items()
+        with pytest.raises(UsageError, match=f"{name}: {value!r} is not right; wanted a (whole )?number from"):
+            hunted("right", **wrong)
+    with pytest.raises(UsageError, match=r"refuses: 'sorted' is not right; wanted exceptions"):
+        hunted("right", refuses="sorted")
+    with pytest.raises(UsageError, match=r"inputs: no torch\.Tensor .* as of torch\.from_numpy\(array\)"):
         labkit.hunt(np.negative, np.negative, np.ones(3))
     with pytest.raises(UsageError, match="found no failure"):
         hunted("right", examples=1).script()

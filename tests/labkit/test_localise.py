@@ -466,6 +466,64 @@ ALIKE = {
 }
 
 
+def in_turn(x):
+    """Sums of all that came before, added one after the other."""
+    total, found = torch.zeros(x.shape[:-1]), []
+    for column in x.unbind(-1):
+        total = total + column
+        found.append(total)
+    return torch.stack(found, -1)
+
+
+def in_logarithms(x):
+    """The same of exponentials, in logarithms."""
+    found = [x[..., 0]]
+    for column in x[..., 1:].unbind(-1):
+        found.append(torch.logaddexp(found[-1], column))
+    return torch.stack(found, -1)
+
+
+def by_sign(*several):
+    """The sum of what is positive and that of what is negative, added."""
+    above, below = (sum(x.clamp(**side) for x in several) for side in ({"min": 0.0}, {"max": 0.0}))
+    return above + below
+
+
+RIGHT_WAYS = {
+    "a scan": (lambda x: x.cumsum(-1), in_turn, lambda g: torch.rand(4, 1000, generator=g)),
+    "a scan of logarithms": (lambda x: x.logcumsumexp(-1), in_logarithms, of(6, 500)),
+    "a sum of one number": (lambda x: x.sum(-1), lambda x: in_turn(x)[..., -1], lambda g: torch.full((4, 1000), 0.1)),
+    "a sum up and down again": (
+        lambda x: x.sum(-1),
+        lambda x: in_turn(x)[..., -1],
+        lambda g: torch.cat([torch.rand(4, 1000, generator=g), -torch.rand(4, 1000, generator=g) - 0.1], -1),
+    ),
+    "sixteen terms by sign": (
+        lambda *terms: sum(terms),
+        by_sign,
+        *[lambda g, sign=sign: sign * (3.0 + torch.randn(40, 50, generator=g)) for sign in 8 * (1.0, -1.0)],
+    ),
+}
+"""What a kernel may do otherwise than torch: reference, kernel, and how each input is drawn."""
+
+
+@pytest.mark.parametrize("name", RIGHT_WAYS)
+def test_a_right_kernel_may_add_in_its_own_order(name):
+    reference, kernel, *drawn = RIGHT_WAYS[name]
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        inputs = [one(generator) for one in drawn]
+        recorded = golden(reference, *inputs)
+        assert localise({"output": kernel(*inputs)}, recorded, FLOAT32).first is None
+        assert localise({"output": kernel(*inputs) * (1.0 + 1e-3)}, recorded, FLOAT32).first == "output"
+
+
+@pytest.mark.parametrize("wrong", [0, 1.0, "rare"])
+def test_a_false_alarm_rate_is_a_probability(wrong):
+    with pytest.raises(UsageError, match=f"false_alarm: {wrong!r} is not right; wanted a probability"):
+        localise({"output": torch.ones(3)}, golden(torch.exp, torch.zeros(3)), false_alarm=wrong)
+
+
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ALIKE)
 def test_right_results_whose_errors_are_alike_are_not_called_systematic(name, seed):
