@@ -129,7 +129,7 @@ class Explanation:
         for cause in self.causes:
             kinds = {each.partition(":")[0]: each for each in reversed(cause.also)}  # the first of each
             others = [says for kind, says in kinds.items() if kind != cause.kind][-3:]
-            if others := [*others, *(f"a break in {line}" for line in cause.elsewhere)]:
+            if others := [*others, *(f"one at {line}" for line in cause.elsewhere)]:
                 yield f"{cause.says}, as well as {'; '.join(others)} (.also has all {len(cause.also)})"
         if pages := dict.fromkeys(cause.page for cause in self.causes):
             yield f"more: {', '.join(pages)}"
@@ -475,9 +475,9 @@ class _Search:
             number = mutant.says.partition(" has ")[0] if mutant.kind == "eps" else mutant.says
             cause = left.get((mutant.kind, number), self._cause(mutant, share))
             also = (*cause.also, *(f"{m.kind}: {m.says}" for m, _ in rest))
-            lines = [":".join(self._cause(m, 0.0).line.split(":")[:2]) for m, _ in rest]
-            there = {line: None for line in (*cause.elsewhere, *lines) if line and not cause.line.startswith(line)}
-            left[mutant.kind, number] = replace(cause, also=also, elsewhere=tuple(there))
+            lines = dict.fromkeys((*cause.elsewhere, *(self._cause(m, 0.0).line for m, _ in rest)))
+            elsewhere = tuple(line for line in lines if ":" in line and line != cause.line)
+            left[mutant.kind, number] = replace(cause, also=also, elsewhere=elsewhere)
         if len(left) > 1 and self._fresh:
             self._result.separate = self._inputs
         if any(cause.also for cause in left.values()) and not self._fresh:
@@ -519,15 +519,15 @@ class _Search:
         error = (self._observed - self._right).nan_to_num(0.0, 0.0, 0.0)
         value = self._right.nan_to_num(0.0, 0.0, 0.0)
         off, size = float(error.norm()), float(value.norm())
+        like = lambda x, most: abs(float((error * x).sum())) > most * off * float(x.norm())  # noqa: E731
         of_shape = (x for x in self._part.values.values() if isinstance(x, Tensor) and x.shape == value.shape)
         results = [x.double().nan_to_num(0.0, 0.0, 0.0) for x in of_shape if x.is_floating_point()]
-        alike = any(abs(float((error * x).sum())) > UNLIKE * off * float(x.norm()) for x in results)
+        by_chance = max(UNLIKE, 4.0 * error.numel() ** -0.5)  # of many results
+        alike = like(value, UNLIKE) or any(like(x, by_chance) for x in results)
         if error.numel() < NOISY or alike or _smooth(error, value):
             return []
-        kept = [
-            one for one in NARROWER if representable(self._observed, one.get("storage", one.get("accumulate", "ieee")))
-        ]
-        for promise in kept:
+        kept = lambda p: representable(self._observed, p.get("storage", p.get("accumulate", "ieee")))  # noqa: E731
+        for promise in filter(kept, NARROWER):
             if self._late(self._until):
                 break
             said = {**self._rules.steps.get(self._step, {}), **promise}
@@ -582,6 +582,8 @@ def _drawn(x: Tensor, seed: int, whole: bool) -> Tensor:
         return x
     if not x.is_floating_point():
         low, high = int(x.min()), int(x.max())
+        if low < 0 or high < 2:  # a number with a meaning of its own, as -100 for no label, and masks
+            return x
         other = torch.randint(min(low, 1) if low == high else low, high + 1, x.shape, generator=generator).to(x)
         return other.sort(-1).values if torch.equal(x, x.sort(-1).values) else other
     mixed = x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)

@@ -204,9 +204,8 @@ def hunt(
         import hypothesis.configuration as config
         from hypothesis import Phase, settings, strategies
         from hypothesis.errors import HypothesisWarning, NoSuchExample, Unsatisfiable
-    for what, value, least in (("examples", examples, 1), ("seed", seed, 0), ("most", most, 0)):
-        check_number(what, value, least, int)
-    check_number("seconds", seconds)
+    for one in (("examples", examples, 1, int), ("seed", seed, 0, int), ("most", most, 0, int), ("seconds", seconds)):
+        check_number(*one)
     if wrong := [one for one in _names(refuses) if not (isinstance(one, type) and issubclass(one, Exception))]:
         raise UsageError(f"refuses: {wrong[0]!r} is not right; wanted exceptions, as (ValueError,)")
     strategy = isinstance(inputs, strategies.SearchStrategy)
