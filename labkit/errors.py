@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -15,10 +16,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return "".join(f"did you mean {near}? " for near in difflib.get_close_matches(name, known, n=1, cutoff=0.5))
 
 
-def check_number(name: str, value: Any, least: float = 0, kind: Any = (int, float)) -> None:
-    """Raise UsageError for what is no number of that kind, or below `least`."""
-    if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:
-        raise UsageError(f"{name}: {value!r} is not right; wanted a {'whole ' * (kind is int)}number from {least}")
+def check_number(name: str, value: Any, least: float = 0, whole: bool = False) -> None:
+    """Raise UsageError for what is no number, or no `whole` one, or below `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real) or not value >= least:
+        raise UsageError(f"{name}: {value!r} is not right; wanted a {'whole ' * whole}number from {least}")
 
 
 def first_line(error: object) -> str:

@@ -51,13 +51,13 @@ PRODUCTS = _named("mm bmm mv dot convolution convolution_backward")
 POOLS = _named("""avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d_backward
     _adaptive_avg_pool3d _adaptive_avg_pool3d_backward upsample_nearest1d_backward upsample_nearest2d_backward
     upsample_nearest3d_backward upsample_linear1d_backward upsample_bilinear2d_backward
-    upsample_trilinear3d_backward""")
+    upsample_trilinear3d_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward
+    adaptive_max_pool2d_backward adaptive_max_pool3d_backward""")
 """Sums of neighbours with fixed weights from 0 to 1."""
 
 SUMS = POOLS | _named("""sum mean cumsum index_add index_put scatter_add embedding_dense_backward index_reduce
     scatter_reduce put bincount _embedding_bag _embedding_bag_forward_only _embedding_bag_backward
-    _embedding_bag_dense_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward
-    adaptive_max_pool3d_backward""")
+    _embedding_bag_dense_backward""")
 """Sums in an order that is not known."""
 
 MOMENTS = frozenset({"var_mean"})
