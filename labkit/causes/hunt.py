@@ -204,13 +204,8 @@ def hunt(
         import hypothesis.configuration as config
         from hypothesis import Phase, settings, strategies
         from hypothesis.errors import HypothesisWarning, NoSuchExample, Unsatisfiable
-    for one in (
-        ("examples", examples, 1, True),
-        ("seed", seed, 0, True),
-        ("most", most, 0, True),
-        ("seconds", seconds),
-    ):
-        check_number(*one)
+    for name, given in {"examples": examples, "seed": seed, "most": most, "seconds": seconds}.items():
+        check_number(name, given, least=int(name == "examples"), whole=name != "seconds")
     if wrong := [one for one in _names(refuses) if not (isinstance(one, type) and issubclass(one, Exception))]:
         raise UsageError(f"refuses: {wrong[0]!r} is not right; wanted exceptions, as (ValueError,)")
     strategy = isinstance(inputs, strategies.SearchStrategy)
