@@ -6,6 +6,7 @@ recorded on its inputs, and the kernel is held to what the promised precision al
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,7 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from labkit.causes.explain import Explanation, explain
+from labkit.causes.explain import CAUSE, Cause, Explanation, explain
 from labkit.errors import UsageError, check_number, extra, first_line
 from labkit.numerics.compare import as_tensor
 from labkit.numerics.precision import Precision, dtype_of, name_of
@@ -88,7 +89,8 @@ class Failure:
 
     `observed` has the inputs and the kernel's results by the golden's names, so that they can be explained with
     `golden` and `precision`. `localisation` is None where there is nothing to judge. `informative` judges the kernel
-    on inputs of the same shapes, dtypes and layouts with normal values.
+    on the example, and on the largest inputs on which it failed, with normal values. `strided`: it is right on
+    contiguous copies of these inputs.
     """
 
     inputs: Inputs
@@ -97,24 +99,34 @@ class Failure:
     precision: Precision | None
     observed: dict[str, Tensor] = field(default_factory=dict)
     localisation: Localisation | None = None
-    informative: Callable[[], Failure | str] | None = None
+    informative: Callable[[], Iterable[Failure | str]] = tuple
+    strided: bool = False
 
     def explain(self, seconds: float = 20.0) -> Explanation:
-        """Why, by :func:`labkit.explain`: on normal values where the kernel fails on them too, else on its inputs.
+        """Why, by :func:`labkit.explain`: the smallest inputs show little, so on `informative` where these fail too.
 
-        Raises UsageError where there are no wrong numbers to explain.
+        A kernel that is right on contiguous copies takes no strides. Raises UsageError where there are no wrong numbers
+        to explain.
         """
-        for case in (self.informative() if self.informative else self, self):
+        if self.strided and self.localisation is not None:
+            cause = Cause("layout", "strides are not followed: on contiguous copies of its inputs it is right", "", 0.0)
+            return Explanation(self.localisation.first, CAUSE, [cause], report=self.localisation)
+        for case in chain(self.informative(), [self]):
             if isinstance(case, Failure) and case.localisation is not None and case.localisation.first is not None:
-                return explain(case.observed, case.golden, case.precision, seconds=seconds)
+                found = explain(case.observed, case.golden, case.precision, seconds=seconds)
+                found.notes += [f"looked at on these inputs: {case.given}"] * (case is not self)
+                return found
         raise UsageError(f"failure: {self.words}; there are no wrong numbers to explain")
 
+    @property
+    def given(self) -> str:
+        """The inputs in words."""
+        tensors = _tensors(self.inputs).items()
+        lying = {name: f", strides {x.stride()}" * (not x.is_contiguous()) for name, x in tensors}
+        return "; ".join(f"{name}: {name_of(x.dtype)} {list(x.shape)}{lying[name]}" for name, x in tensors)
+
     def __repr__(self) -> str:
-        lines = [self.words]
-        for name, x in _tensors(self.inputs).items():
-            lying = f", strides {x.stride()}" * (not x.is_contiguous())
-            lines.append(f"  {name}: {name_of(x.dtype)} {list(x.shape)}{lying}")
-        return printable("\n".join(lines))
+        return printable("\n  ".join([self.words, *self.given.split("; ")]))
 
 
 @dataclass(repr=False)
@@ -226,8 +238,13 @@ def hunt(
         except TypeError as error:
             wanted = "wanted one that takes every input but those that `out` names"
             raise UsageError(f"reference: {first_line(error)}; {wanted}") from error
+        taken = [name for name in _by_name(inputs) if name not in out]
+        with suppress(TypeError, ValueError):  # of what has no signature: by position arguments have their names too
+            called = dict(zip(inspect.signature(reference).parameters, taken, strict=False))
+            sizes = {n if n in taken else called.get(n, n): said for n, said in _by_name(sizes or {}).items()}
         cases = _cases(strategies, _by_name(inputs), sizes, out, dtypes, layouts, values, most)
     report, end, judged = Hunt(kernel, reference, out, seed), time.monotonic() + seconds, dict[str, Failure | str]()
+    largest: Inputs = {}
     quiet = warnings.catch_warnings(action="ignore", category=HypothesisWarning)  # of long texts of tensors
     why = f"it makes tensors of more than {4 * most} elements, or results of as many together, four times most={most}"
 
@@ -243,7 +260,7 @@ def hunt(
         return _failure(kernel, recorded, inputs, precision, out, refuses, FALSE_ALARM / (2 * examples))  # two calls
 
     def fails(case: tuple[Inputs, dict[Any, str], Inputs]) -> bool:
-        nonlocal end
+        nonlocal end, largest
         key = str([case[1], *(_digest(x) for name, x in _tensors(case[0]).items() if name not in case[1])])
         count = report.examples + report.refused + report.discarded
         if key not in judged:
@@ -257,7 +274,8 @@ def hunt(
         if isinstance(found, Failure):
             end = end if report.found else time.monotonic() + seconds
             report.failure, report.made = found, case[1]
-            found.informative = lambda: judge(case[0] | case[2])
+            largest = max(largest, case[0] | case[2], key=lambda one: sum(x.numel() for x in _tensors(one).values()))
+            found.informative = lambda: (judge(given) for given in ({} if strategy else _by_name(inputs), largest))
         hypothesis.assume(found not in ("refused", "discarded"))
         return isinstance(found, Failure)
 
@@ -265,6 +283,10 @@ def hunt(
     home = partial(meanwhile, lambda: vars(config)["__hypothesis_home_directory"], config.set_hypothesis_home_dir)
     with tempfile.TemporaryDirectory() as folder, home(folder), quiet, suppress(NoSuchExample, Unsatisfiable, _TimeUp):
         hypothesis.find(cases, fails, settings=how, random=Random(seed))  # which keeps numbers of the sources it sees
+    if failed := report.failure:
+        copies = {name: x.contiguous() for name, x in _tensors(failed.inputs).items() if not x.is_contiguous()}
+        failed.strided = bool(copies) and judge(failed.inputs | copies) == "examples"
+        failed.words += "; on contiguous copies of its inputs it is right" * failed.strided
     if report.discarded and not report.examples + report.refused:
         raise UsageError(f"reference: none of {report.discarded} inputs drawn suits {_name(reference)}: {why}")
     return report

@@ -183,7 +183,11 @@ def left_out(shape: tuple[int, ...], joined: Mapping[int, list[tuple[int, int]]]
         whole = joined.get(n, [])
         parts = {(k + a, k + b): "truncate" for k, end in [*whole, (0, n)] for a, b in ranges(end - k)}
         for (a, b), kind in (parts | dict.fromkeys(whole, "drop_term")).items():
-            yield kind, f"zero in {a} to {b - 1} of dimension {d}, of {n}", partial(zeroed, d=d, a=a, b=b)
+            yield (
+                kind,
+                f"zero in {a}{f' to {b - 1}' * (b > a + 1)} of dimension {d}, of {n}",
+                partial(zeroed, d=d, a=a, b=b),
+            )
 
 
 def addressed(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
@@ -213,10 +217,10 @@ def zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
 
 
 def ranges(n: int) -> list[tuple[int, int]]:
-    """Parts of a dimension that a loop over tiles may leave out: tails, the first tile, the second."""
+    """Parts of a dimension that a loop over tiles may leave out: tails, the first, the second, all but the last."""
     found = {(n - 1, n), (0, 1), (n - n // 4, n)}
     for tile in (2**q for q in range(2, n.bit_length())):
-        found |= {(0, tile), (tile, n), (tile, min(n, 2 * tile)), (n // tile * tile, n)}
+        found |= {(0, tile), (tile, n), (tile, min(n, 2 * tile)), (n // tile * tile, n), (0, (n - 1) // tile * tile)}
     return sorted((a, b) for a, b in found if 0 <= a < b <= n and (a, b) != (0, n))
 
 
@@ -377,10 +381,7 @@ def mutants(c: Context) -> Iterator[Mutant]:
     times = lambda ids: zip(ids[:-1], ("first", "second", "third")[: 3 if len(ids) <= 4 else 1], strict=False)  # noqa: E731
     ends = [one for ids in groups if 1 < len(ids) <= 8 for one in (*times(ids), (ids[-1], "last"))]
     ways: Iterator[Way] = itertools.chain(
-        *(
-            _possible(generator(c))
-            for generator in (exchanged, parts, along, variances, composites, of_terms, means, centres)
-        ),
+        *(_possible(generator(c)) for generator in (exchanged, parts, along, variances, composites, of_terms, centres)),
         *(_possible(of_result(c, ids)) for ids in groups),
         *(_possible(of_operation(c, ids)) for ids in made),
         *(_possible(generator(c)) for generator in (unscaled, moved_on, between, regrouped, reflections, backwards)),
@@ -447,8 +448,6 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         if node.op in ("mul", "add", "sub"):
             twice = lambda *args, j=j: again(node, again(node, *args), args[j])  # noqa: E731
             yield "factor" if node.op == "mul" else "scale", f"{what}: {names[j]} is taken twice", _instead(ids, twice)
-        if node.op in ARITHMETIC and a.ndim and a.shape != x.shape:
-            yield from broadcast(c, ids, j, a, f"{what}: {names[j]}")
     for p in {p for p in node.parents if len(part.users.get(p, ())) > len(ids) and isinstance(part.values[p], Tensor)}:
         for other in c.alike(p):
             says = f"{what} takes {c.called(other)} in place of {c.called(p)}"
@@ -483,13 +482,6 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             yield "truncate", f"{what} leaves out {which} of each place", _instead(ids, fewer)
     if node.op in ("convolution", "constant_pad_nd"):
         yield from padded(node, ids, what)
-    if node.op == "cholesky_solve":
-        solve = torch.linalg.solve_triangular
-        again_so = lambda b, c, upper=False: solve(c, solve(c, b, upper=upper), upper=upper)  # noqa: E731
-        yield "transpose", f"{what} solves with {names[1]} twice, and not with its transpose", _instead(ids, again_so)
-    if node.op == "cat":
-        behind = lambda some, *d: again(node, some[::-1], *d)  # noqa: E731
-        yield "swap", f"{what} has its parts in the other order", _instead(ids, behind)
     if node.op == "getitem":
         for k in {*range(len(part.values[node.parents[0]]))} - {node.args[1]}:
             yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(part, ids, 1, lambda _, k=k: k)
@@ -513,16 +505,6 @@ def _of_segments(index: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "the last", in_order.indices[place + 1 == end]
     for n in (2**k for k in range(2, 8) if bool((before >= 2**k).any())):
         yield f"all but the first {n}", in_order.indices[before >= n]
-
-
-def broadcast(c: Context, ids: list[int], j: int, a: Tensor, says: str) -> Iterator[Way]:
-    """An operand with one long dimension, applied along another."""
-    shape = c.part.values[ids[0]].shape
-    long = [d + len(shape) - a.ndim for d, n in enumerate(a.shape) if n > 1]
-    for d in (d for d, n in enumerate(shape) if len(long) == 1 and d != long[0] and n > 1):
-        index = (torch.arange(shape[d]) % a.numel()).view([-1 if k == d else 1 for k in range(len(shape))])
-        change = argument(c.part, ids, j, lambda v, index=index: v.flatten()[index])
-        yield "axis", f"{says} is applied along dimension {d}, not {long[0]}", change
 
 
 def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Iterator[Way]:
@@ -576,6 +558,10 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
         factor = (count - 1) / count if unbiased else count / (count - 1)
         says = f"the variance is over {count if unbiased else count - 1}"
         yield "ddof", says, result_of(firsts, lambda v: v * factor)
+        for up_to in tiled(count):
+            says = f"the variance counts the padding up to {up_to}, which is zero less the mean"
+            more = lambda both, up_to=up_to: both[0] + (up_to - count) / count * both[1] ** 2  # noqa: E731
+            yield "mask", says, dict.fromkeys(firsts, Edit(more, (Ref(node.id),))), 2
     if node.op in ("cumsum", "cumprod"):
         for tile in (2**q for d in dims for q in range(1, (x.shape[d] - 1).bit_length())):
             anew = lambda v, d, t=tile: torch.cat([again(node, y, d) for y in v.split(t, d)], d)  # noqa: E731
@@ -887,16 +873,6 @@ def _otherwise(shape: tuple[int, ...], slices: Iterable[Any] = ()) -> Iterator[t
             for a in (a for a in range(2, m // 2 + 1) if m % a == 0):
                 order = torch.cat([own[:first], own[first:last].view(a, -1).T.flatten(), own[last:]])
                 yield d, order, f"{of} is taken as {m // a} x {a} in place of {a} x {m // a}"
-
-
-def means(c: Context) -> Iterator[Way]:
-    """The geometric mean of two numbers, as in the rules by which parameters of two kinds of atoms are mixed."""
-    nodes = c.part.nodes
-    for node in (node for node in nodes if (node.op, *node.args[1:]) in (("div", 2), ("mul", 0.5))):
-        total = nodes[node.parents[0]]
-        two = total.op == "add" and len(total.parents) == 2
-        edits = {node.id: Edit(lambda a, b: (a * b).sqrt(), total.args)} if two else {}
-        yield "function", f"{c.called(node.id)} is the geometric mean, not the arithmetic one", edits
 
 
 def composites(c: Context) -> Iterator[Way]:

@@ -272,14 +272,53 @@ def test_why_is_asked_of_the_failure():
         hunted("in_place").failure.explain()
 
 
-def test_why_is_asked_on_normal_values_of_the_same_sizes():
+def test_why_is_asked_on_normal_values_of_the_largest_that_failed():
     def kernel(a, b):
         return a[:, :32] @ b[:32]
 
     found = labkit.hunt(kernel, torch.matmul, (torch.randn(4, 9), torch.randn(9, 5)), values="ones", **TRIED)
     assert [list(x.shape) for x in found.failure.inputs.values()] == [[1, 33], [33, 1]]
     why = found.failure.explain()
-    assert (why.verdict, why.causes[0].says) == ("cause", "input.0 is zero in 32 to 32 of dimension 1, of 33")
+    assert (why.verdict, why.causes[0].says) == ("cause", "input.0 is zero in 32 to 511 of dimension 1, of 512")
+    assert "looked at on these inputs: 0: float32 [" in repr(why)
+
+
+def test_why_is_asked_on_the_example_where_the_kernel_fails_there():
+    """A shift of rows cannot be told from a constant one where there are two rows, as in the smallest failure."""
+    example = (torch.randn(7, 5),)
+    found = labkit.hunt(lambda x: x[[0, *range(len(x) - 1)]].exp(), torch.exp, example, **TRIED)
+    assert found.failure.inputs[0].shape[0] == 2
+    why = found.failure.explain()
+    assert why.causes[0].says == "output is one place later in dimension 0, the edge repeated"
+    assert "0: float32 [7, 5]" in repr(why)
+
+
+def test_a_kernel_that_takes_no_strides_is_right_on_copies():
+    def kernel(x):
+        flat = x.as_strided((x.numel(),), (1,), x.storage_offset())  # as if rows lay one behind the other
+        return flat.view(x.shape).exp()
+
+    found = labkit.hunt(kernel, torch.exp, (torch.randn(6, 5),), values=["normal"], **TRIED)
+    assert found.failure.words.endswith("; on contiguous copies of its inputs it is right")
+    why = found.failure.explain()
+    assert (why.step, why.verdict, why.causes[0].kind) == ("output", "cause", "layout")
+
+
+def test_sizes_may_be_said_by_the_names_of_the_reference():
+    seen = set()
+
+    def kernel(x, gain):
+        seen.add(tuple(x.shape[1:]) + tuple(gain.shape))
+        return x * gain
+
+    def scaled(rows, by):
+        return rows * by
+
+    example = (torch.randn(6, 8), torch.randn(8))
+    assert not labkit.hunt(kernel, scaled, example, sizes={"rows": ("n", 8), "by": (8,)}, **TRIED).found
+    assert seen == {(8, 8)}
+    with pytest.raises(UsageError, match=r"sizes: 'x': \('n', 8\) is not right; .*which are {0: \(6, 8\), 1: \(8,\)}"):
+        labkit.hunt(kernel, scaled, example, sizes={"x": ("n", 8)}, **TRIED)
 
 
 def test_what_the_kernel_refuses_is_counted_and_no_failure():
