@@ -276,9 +276,7 @@ class _Search:
         """Try all, hold the nearest to their bounds, and say what is left."""
         result, same = self._result, defaultdict[str, list[Mutant]](list)
         if not bool((self._observed.isfinite() | ~self._right.isfinite()).any()):
-            result.notes.append(
-                f"{self._step} has no number where the reference has one, as of memory that nobody wrote"
-            )
+            result.notes += [f"{self._step} has no number where the reference has one, as of unwritten memory"]
             return
         tried = list(self._tried(mutants(self._context), same))
         near, numbers = [t for t in tried if t.mutant.kind != "precision"], self._allowed is not None

@@ -183,11 +183,8 @@ def left_out(shape: tuple[int, ...], joined: Mapping[int, list[tuple[int, int]]]
         whole = joined.get(n, [])
         parts = {(k + a, k + b): "truncate" for k, end in [*whole, (0, n)] for a, b in ranges(end - k)}
         for (a, b), kind in (parts | dict.fromkeys(whole, "drop_term")).items():
-            yield (
-                kind,
-                f"zero in {a}{f' to {b - 1}' * (b > a + 1)} of dimension {d}, of {n}",
-                partial(zeroed, d=d, a=a, b=b),
-            )
+            says = f"zero in {a}{f' to {b - 1}' * (b > a + 1)} of dimension {d}, of {n}"
+            yield kind, says, partial(zeroed, d=d, a=a, b=b)
 
 
 def addressed(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:

@@ -30,9 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("an argument has bytes that are no UTF-8; wanted text")
         options, unknown = _parser(words).parse_known_args(words)
         if unknown:
-            raise UsageError(
-                f"unrecognized arguments: {' '.join(unknown)}; {options.called} --help shows what there is"
-            )
+            _Parser(prog=options.called).error(f"unrecognized arguments: {' '.join(unknown)}")
         if not (CHECKOUT or options.command in (_diff, _doctor)):
             raise UsageError(f"{options.called} needs a checkout of the workbook; diff and doctor do not")
         with extra(options.called), warnings.catch_warnings(action="ignore"):  # of libraries, with what files say
