@@ -445,6 +445,11 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         if node.op in ("mul", "add", "sub"):
             twice = lambda *args, j=j: again(node, again(node, *args), args[j])  # noqa: E731
             yield "factor" if node.op == "mul" else "scale", f"{what}: {names[j]} is taken twice", _instead(ids, twice)
+        long = [d + x.ndim - a.ndim for d, n in enumerate(a.shape) if n > 1]
+        for d in (d for d, n in enumerate(x.shape) if len(long) == 1 < n and d != long[0] and node.op in ARITHMETIC):
+            index = (torch.arange(x.shape[d]) % a.numel()).view([-1 if k == d else 1 for k in range(x.ndim)])
+            along_it = argument(part, ids, j, lambda v, index=index: v.flatten()[index])
+            yield "axis", f"{what}: {names[j]} is applied along dimension {d}, not {long[0]}", along_it
     for p in {p for p in node.parents if len(part.users.get(p, ())) > len(ids) and isinstance(part.values[p], Tensor)}:
         for other in c.alike(p):
             says = f"{what} takes {c.called(other)} in place of {c.called(p)}"
