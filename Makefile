@@ -59,7 +59,7 @@ book: setup
 setup: $(DONE)
 
 # uv, which takes a third of pip's time, where it is there or can be had; from where pip is configured to take packages.
-$(DONE): pyproject.toml constraints.txt
+$(DONE): pyproject.toml labkit/pyproject.toml constraints.txt
 	@command -v git >/dev/null || { echo "make: git is missing; install it (Debian: apt-get install git)"; exit 1; }
 	@command -v c++ >/dev/null || { echo "make: a C++ compiler is missing; install one (Debian: apt-get install g++)"; exit 1; }
 	@for name in $(INTERPRETER) python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -69,7 +69,7 @@ $(DONE): pyproject.toml constraints.txt
 	$$found -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $$found has no venv module; install it (Debian: apt-get install python3-venv)"; exit 1; }; \
 	echo "setting up $(VENV) with $$($$found --version); this happens once"; \
 	$$found -m venv --clear $(VENV)
-	@extras=workbook,lab,dev,sweep; nvidia-smi -L >/dev/null 2>&1 && extras=$$extras,gpu; \
+	@extras=lab,sweep; nvidia-smi -L >/dev/null 2>&1 && extras=$$extras,gpu; \
 	pip="$(BIN)/python -m pip"; install="$$pip install -q --disable-pip-version-check"; \
 	uv=$$(command -v uv) || { $$install -c constraints.txt uv 2>/dev/null && uv=$(BIN)/uv; }; \
 	if [ -n "$$uv" ]; then \
@@ -79,7 +79,7 @@ $(DONE): pyproject.toml constraints.txt
 		index=$$(of index-url) && export UV_DEFAULT_INDEX="$$index"; \
 		export UV_INDEX_STRATEGY=unsafe-best-match; install="$$uv pip install -q --python $(BIN)/python"; \
 	fi; \
-	$$install -c constraints.txt -e ".[$$extras]"
+	$$install -c constraints.txt -e ".[fuzz,page,lab,dev]" -e "./labkit[$$extras]"
 	@touch $(DONE)
 
 wheelhouse: setup
@@ -92,4 +92,4 @@ wheelhouse: setup
 	@du -sh wheelhouse
 
 clean:
-	@rm -rf $(VENV) wheelhouse runs book build *.egg-info
+	@rm -rf $(VENV) wheelhouse runs book build *.egg-info labkit/*.egg-info

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import yaml
 
-import labkit
-from labkit.causes.mutants import Context, Mutant, mutants
-from labkit.causes.part import Part
+import whywrong
+from whywrong.explaining.mutations import Context, Mutant, mutants
+from whywrong.explaining.part import Part
 
 Tensor = torch.Tensor
 HERE = Path(__file__).resolve().parent
@@ -44,11 +44,11 @@ def tensors(inputs: dict[str, str]) -> dict[str, Tensor]:
     }
 
 
-def broken(kind: str, inputs: dict[str, Tensor]) -> tuple[labkit.Golden, Tensor, Mutant]:
+def broken(kind: str, inputs: dict[str, Tensor]) -> tuple[whywrong.Golden, Tensor, Mutant]:
     """The golden of a kind's program on some inputs, what its mutant gives in float64, and the mutant."""
     entry = CATALOGUE[kind]
-    golden = labkit.golden(lambda **given: {"y": eval(entry["program"], {"torch": torch, **given})}, **inputs)
-    part = Part(golden, labkit.Trace({name: golden[name] for name in (*inputs, "y")}), "y")
+    golden = whywrong.golden(lambda **given: {"y": eval(entry["program"], {"torch": torch, **given})}, **inputs)
+    part = Part(golden, whywrong.Trace({name: golden[name] for name in (*inputs, "y")}), "y")
     for mutant in mutants(Context(part)):
         if mutant.kind == kind and mutant.says.endswith(entry["break"]):
             return golden, part.value(mutant.edits), mutant
@@ -118,7 +118,7 @@ def contents() -> str:
     """The list of all kinds."""
     rows = [f"| [{kind}]({kind}.md) | {entry['title']} |" for kind, entry in CATALOGUE.items()]
     start = (
-        "# Kinds of causes\n\nWritten by `.ci/causes.py`; do not edit. `labkit.explain` gives a cause one of these "
+        "# Kinds of causes\n\nWritten by `.ci/causes.py`; do not edit. `whywrong.explain` gives a cause one of these "
         "kinds. Each page\nhas a picture of the error, what hides it, and what tells it from its neighbours.\n"
     )
     return "\n".join([start, "| kind | |\n|---|---|", *rows, ""])

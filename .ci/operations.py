@@ -1,4 +1,4 @@
-"""Write docs/operations.md from the table in labkit/trace/operations.py. Run by `make refresh`."""
+"""Write docs/operations.md from the table in whywrong/recording/operations.py. Run by `make refresh`."""
 
 import ast
 import inspect
@@ -6,7 +6,7 @@ import itertools
 import textwrap
 from pathlib import Path
 
-from labkit.trace import operations
+from whywrong.recording import operations
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 
@@ -19,9 +19,9 @@ TITLES = {
 
 START = """# Operations that a golden can hold
 
-Written by `.ci/operations.py` from `labkit/trace/operations.py`; do not edit.
+Written by `.ci/operations.py` from `whywrong/recording/operations.py`; do not edit.
 
-`labkit.golden` records the ATen operations that a reference runs. What stands below is recorded as one operation, and
+`whywrong.golden` records the ATen operations that a reference runs. What stands below is recorded as one operation, and
 is all that a file may hold. What is not here is decomposed into it by torch's own table (softmax, norms, losses, most
 activations, every optimizer but the fused ones), or refused in a line that says what to write instead. Each heading
 says what rounding does to its operations, which is how they are judged.

@@ -15,7 +15,7 @@ from pydoc_data import topics
 import numpy as np
 
 from labkit.bench import native
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 FOLDERS = ("test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3")
 TEXT = (".txt", ".md", ".rst")

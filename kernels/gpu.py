@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 INTERPRETED = 64
 """Multiprocessors that the interpreter is taken to have, so that what is split on a GPU is split there too."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
+from whywrong.errors import UsageError
 
 
 @dataclass(repr=False)

@@ -12,7 +12,7 @@ import torch
 
 from labkit.session.catalogue import ROOT
 from labkit.session.device import choose
-from labkit.session.record import WORDS, hash_labkit, made_by
+from labkit.session.record import WORDS, hash_of, made_by
 
 DEVICE = choose("auto")  # before any kernel is imported
 
@@ -33,7 +33,8 @@ def pytest_collection_modifyitems(config, items):
 def provenance(record_testsuite_property):
     """What a JUnit file was made by: hashes of labkit and of what the tests of each kernels' folder use; the device."""
     record_testsuite_property("device", DEVICE.name)
-    record_testsuite_property("labkit", hash_labkit())
+    for package in ("labkit", "whywrong"):
+        record_testsuite_property(package, hash_of(package))
     for name in sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py")):
         texts = [path.read_text() for path in (ROOT / "tests" / "kernels").glob(f"test_{name}*.py")]
         record_testsuite_property(f"kernels/{name}", made_by(*texts, without=WORDS))

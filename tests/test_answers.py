@@ -43,7 +43,7 @@ README_WORDS = 900
 def test_the_lines_of_python_in_the_readme_find_what_it_says(capsys):
     """The findings, that is: the last digits of errors are the processor's."""
     text = (ROOT / "README.md").read_text()
-    lines = text[text.index("    import torch, labkit") : text.index("In files, `golden.save")]
+    lines = text[text.index("    import torch, whywrong") : text.index("In files, `golden.save")]
     blocks = [block for block in BLOCK.findall(lines) if block.strip()]
     names = {}
     for code, printed in zip(blocks[::2], blocks[1::2], strict=True):

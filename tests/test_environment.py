@@ -15,13 +15,16 @@ from packaging.version import Version
 
 from labkit.session.catalogue import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECTS = [tomllib.loads((ROOT / of / "pyproject.toml").read_text())["project"] for of in ("", "labkit")]
 PINS = dict(
     line.lower().replace("_", "-").split("==")
     for line in (ROOT / "constraints.txt").read_text().splitlines()
     if line and not line.startswith("#")
 )
-ASKED = [*PROJECT["dependencies"], *(one for extra in PROJECT["optional-dependencies"].values() for one in extra)]
+EXTRAS = [project["optional-dependencies"] for project in PROJECTS]
+ASKED = [one for project in PROJECTS for one in project["dependencies"] if one != "whywrong"]
+ASKED += [one for extras in EXTRAS for extra in extras.values() for one in extra]
+PYTHON = Requirement(f"python{PROJECTS[0]['requires-python']}").specifier
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
 
 
@@ -44,21 +47,22 @@ def test_what_is_installed_is_what_is_pinned():
     if not (ROOT / ".venv").exists():
         pytest.skip("not an environment that `make setup` made")
     installed = {d.metadata["Name"].lower().replace("_", "-"): d.version.split("+")[0] for d in distributions()}
-    ours = {"labkit", "pip", "setuptools", "wheel"}
+    ours = {"whywrong", "whywrong-workbook", "pip", "setuptools", "wheel"}
     unpinned = {name: v for name, v in installed.items() if name not in ours and PINS.get(name) != v}
     assert not unpinned
 
 
 def test_conda_users_get_the_same_set_through_pip():
     (through_pip,) = [entry["pip"] for entry in CONDA if isinstance(entry, dict)]
-    extras = set(re.search(r"\[(.*)\]", through_pip[1])[1].split(","))
     assert through_pip[0] == "-c constraints.txt"
-    assert extras == set(PROJECT["optional-dependencies"]) - {"gpu"}
+    for line, folder, extras in zip(through_pip[1:], (".", "./labkit"), EXTRAS, strict=True):
+        where, named = re.fullmatch(r"-e (\S+)\[(.*)\]", line).groups()
+        assert (where, set(named.split(","))) == (folder, set(extras) - {"gpu"})
 
 
 def test_conda_gives_a_supported_python_and_the_pinned_jupyterlab():
     conda = dict(entry.split("=") for entry in CONDA if isinstance(entry, str) and "=" in entry)
-    assert f"{conda['python']}.0" in Requirement(f"python{PROJECT['requires-python']}").specifier
+    assert f"{conda['python']}.0" in PYTHON
     assert PINS["jupyterlab"].startswith(f"{Version(conda['jupyterlab'])}.")
 
 
@@ -68,7 +72,8 @@ PURE = ("rouge-score", "sqlitedict", "word2number")
 
 @pytest.mark.parametrize("version", PYTHONS)
 def test_no_pinned_package_refuses_a_python_that_we_say_we_have(version):
-    assert f"{version}.0" in Requirement(f"python{PROJECT['requires-python']}").specifier
+    assert f"{version}.0" in PYTHON
+    assert PROJECTS[1]["requires-python"] == PROJECTS[0]["requires-python"]
     installed = [d for d in importlib.metadata.distributions() if d.metadata["Name"].lower().replace("_", "-") in PINS]
     asked = {d.metadata["Name"]: d.metadata["Requires-Python"] or ">=3" for d in installed}
     assert len(asked) > 100
@@ -81,10 +86,10 @@ def test_the_pins_resolve_to_wheels_for_each_python(version, tmp_path):
     """All but PURE have one. Asks the registry of packages, and installs nothing."""
     if not (uv := shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable))):
         pytest.skip("uv is not installed")
-    extras = [word for extra in PROJECT["optional-dependencies"] for word in ("--extra", extra)]
+    (tmp_path / "asked").write_text("\n".join(ASKED))
     wheels = ["--only-binary", ":all:", *(word for name in PURE for word in ("--no-binary", name))]
     where = ["--python-version", version, "--python-platform", "x86_64-manylinux_2_28", "-c", "constraints.txt"]
-    command = [uv, "pip", "compile", "-q", *where, *wheels, *extras, "pyproject.toml", "-o", str(tmp_path / "found")]
+    command = [uv, "pip", "compile", "-q", *where, *wheels, str(tmp_path / "asked"), "-o", str(tmp_path / "found")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"(?m)^([\w.-]+)==(\S+)", (tmp_path / "found").read_text())
@@ -126,7 +131,7 @@ def test_make_installs_with_uv_where_it_can_be_had_and_with_pip_else(tmp_path, i
     subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, check=True)
     calls = log.read_text().splitlines()
     assert calls[-1].startswith(f"{by} ")
-    assert calls[-1].endswith("-c constraints.txt -e .[workbook,lab,dev,sweep]")
+    assert calls[-1].endswith("-c constraints.txt -e .[fuzz,page,lab,dev] -e ./labkit[lab,sweep]")
     assert any(call.endswith("-c constraints.txt uv") for call in calls) is not installed
     assert (made / ".done").exists()
 
@@ -146,9 +151,12 @@ def test_doctor_names_what_has_no_wheel_for_this_python(monkeypatch, capsys):
     assert told == [f"no wheel for Python {version} where pip looks: numba; wanted Python 3.11 to 3.14"]
 
 
-def test_what_labkit_asks_for_and_is_not_there_is_told_from_what_is(monkeypatch):
+def test_what_is_asked_for_and_is_not_there_is_told_from_what_is(monkeypatch):
     from labkit.cli import doctor
 
-    asked = ["numpy>=2.0", "not-there>=1", "nor-that>=1; extra == 'workbook'", "other>=1; extra == 'gpu'"]
-    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _: asked)
+    asked = {
+        "whywrong": ["numpy>=2.0", "not-there>=1"],
+        "whywrong-workbook": ["nor-that>=1", "other>=1; extra == 'gpu'"],
+    }
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", asked.get)
     assert doctor.absent() == ["not-there", "nor-that"]

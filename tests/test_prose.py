@@ -7,7 +7,7 @@ import pytest
 
 from kernels.compare.checks import CHECKS
 from labkit.session.catalogue import ROOT
-from labkit.trace.judge_rerun import RUNS
+from whywrong.checking.with_program import RUNS
 
 
 def words(name):

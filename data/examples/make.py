@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import labkit
+import whywrong
 
 SEQUENCE, HEADS, HEAD_WIDTH = 21, 3, 8
 WIDTH = HEADS * HEAD_WIDTH
@@ -64,10 +64,10 @@ def tiled(order, lost=()):
 def make(folder):
     """Write the five files into `folder`."""
     given = inputs()
-    labkit.golden(attention, **given).save(folder / "attention_golden.safetensors")
+    whywrong.golden(attention, **given).save(folder / "attention_golden.safetensors")
 
     def save(name, steps, about=None):
-        labkit.Trace({**given, **steps}, about).save(folder / f"{name}.safetensors")
+        whywrong.Trace({**given, **steps}, about).save(folder / f"{name}.safetensors")
 
     def in_bfloat16(step):
         return step.bfloat16().float()

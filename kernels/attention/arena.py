@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 MODES = ("poison", "adjacent")
 ALIGNMENT = 64  # float32 elements: 256 bytes

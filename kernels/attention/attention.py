@@ -11,7 +11,7 @@ from kernels.attention.arena import Layout, allocate
 from kernels.attention.blas import CuBlas, HostBlas, blas_for
 from kernels.attention.golden import plan
 from kernels.attention.problem import Inputs
-from labkit.trace.steps import Trace
+from whywrong.recording.steps import Trace
 
 
 def upload(inputs: Inputs, layout: Layout, device: str) -> torch.Tensor:

@@ -21,9 +21,9 @@ from kernels.attention.attention import transpose
 from kernels.attention.blas import blas_for
 from kernels.attention.problem import Sizes, uniform
 from labkit.bench import Case, Provider
-from labkit.numerics.bounds import Bound, sum_of_products
-from labkit.numerics.compare import Comparison, compare
 from labkit.session.device import Device
+from whywrong.comparing.bounds import Bound, sum_of_products
+from whywrong.comparing.comparison import Comparison, compare
 
 CUDA_SIZES = (
     Sizes(12, 128, 128, 64),

@@ -19,7 +19,7 @@ from kernels.attention.faulty import Suspect
 from kernels.attention.golden import plan
 from kernels.attention.problem import REPORT, Inputs, Sizes
 from kernels.attention.survey import every_call, exceeded_operands
-from labkit.causes.hypotheses import UNDECIDABLE, Weighing
+from whywrong.explaining.hypotheses import UNDECIDABLE, Weighing
 
 NONE = "none of these"
 """What a weighing's cause is where no hypothesis is left."""

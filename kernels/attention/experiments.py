@@ -29,7 +29,7 @@ from kernels.attention.survey import (
     survey,
     suspects,
 )
-from labkit import compare
+from whywrong import compare
 
 Range = tuple[float, float]
 

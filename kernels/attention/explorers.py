@@ -12,7 +12,7 @@ from kernels.attention.arena import escapes
 from kernels.attention.blas import Gemm, GemmRejectedError, blas_for
 from kernels.attention.faulty import prepare
 from kernels.attention.problem import Inputs, Sizes, decode, index_coded, uniform
-from labkit import plots
+from whywrong.drawing import plots
 
 SIZES = Sizes(heads=1, n=13, m=11, d_k=7)
 """13 queries and 11 keys of 7 numbers: small, and no two alike, so that no two arguments stand for each other."""

@@ -14,7 +14,7 @@ from kernels.attention.arena import Escapes, Layout, escapes
 from kernels.attention.blas import CuBlas, Gemm, GemmRejectedError, HostBlas, blas_for, check
 from kernels.attention.golden import plan
 from kernels.attention.problem import Inputs, Sizes
-from labkit.trace.steps import Trace
+from whywrong.recording.steps import Trace
 
 
 class Program(Protocol):

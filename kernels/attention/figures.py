@@ -10,7 +10,7 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from kernels.attention.calls import Call
 from kernels.attention.survey import Likelihood
-from labkit import plots
+from whywrong.drawing import plots
 
 
 def products(right: np.ndarray, wrong: np.ndarray, title: str, name: str, largest: float = 30.0) -> Figure:

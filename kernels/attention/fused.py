@@ -20,9 +20,9 @@ from kernels.attention import tf32x3
 from kernels.attention.elementwise import heads_of_rows, laid_out
 from kernels.attention.scores import MOST_COLUMNS
 from kernels.operations import differentiable, operation, shapes_of
-from labkit.errors import UsageError
-from labkit.numerics.bounds import UNIT_ROUNDOFF, Bound, gamma, worst_case
-from labkit.numerics.launching import Compiled, aligned, launch
+from whywrong.comparing.bounds import UNIT_ROUNDOFF, Bound, gamma, worst_case
+from whywrong.comparing.launching import Compiled, aligned, launch
+from whywrong.errors import UsageError
 
 PADDING = 64
 """Keys are padded with zeros to a multiple of this, the most that a tile has."""

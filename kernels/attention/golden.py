@@ -17,8 +17,8 @@ from kernels.attention.arena import ALIGNMENT, Layout
 from kernels.attention.blas import Gemm, check
 from kernels.attention.calls import Call
 from kernels.attention.problem import Inputs, Sizes
-from labkit import Bound, Golden, Precision, golden
-from labkit.numerics.bounds import sum_of_products
+from whywrong import Bound, Golden, Precision, golden
+from whywrong.comparing.bounds import sum_of_products
 
 Tensor = torch.Tensor
 Array = Any

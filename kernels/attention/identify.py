@@ -16,11 +16,11 @@ from kernels.attention.blas import Gemm, GemmRejectedError
 from kernels.attention.calls import Call, other_forms
 from kernels.attention.problem import Inputs, Sizes, index_coded, uniform
 from kernels.attention.survey import survey
-from labkit import Weighing, weigh
-from labkit.causes.hypotheses import Fit
-from labkit.numerics.bounds import Bound
 from labkit.session.wording import digits
-from labkit.tables import Table
+from whywrong import Weighing, weigh
+from whywrong.comparing.bounds import Bound
+from whywrong.explaining.hypotheses import Fit
+from whywrong.tables import Table
 
 PRIMES = (29, 37, 53)
 
@@ -130,7 +130,8 @@ class Candidates:
         return found
 
     def _weigh(self, observe: Callable[[str], np.ndarray | RefusedError], hypotheses: Hypotheses) -> Weighing:
-        """As :func:`labkit.weigh`; a setting that cannot test a call does not count where others tested its numbers."""
+        """As :func:`whywrong.weigh`; a setting that cannot test a call does not count where others tested its
+        numbers."""
 
         def ran(setting: str) -> np.ndarray:
             if isinstance(seen := observe(setting), RefusedError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 
 @dataclass(frozen=True, order=True)

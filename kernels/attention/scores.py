@@ -13,9 +13,9 @@ from kernels.attention import tf32x3
 from kernels.attention.elementwise import heads_of_rows, laid_out
 from kernels.gpu import multiprocessors
 from kernels.operations import differentiable, operation, shapes_of
-from labkit.errors import UsageError
-from labkit.numerics.bounds import Bound
-from labkit.numerics.launching import Compiled, aligned, launch
+from whywrong.comparing.bounds import Bound
+from whywrong.comparing.launching import Compiled, aligned, launch
+from whywrong.errors import UsageError
 
 TILE = 64
 """Queries and keys of a tile."""

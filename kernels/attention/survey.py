@@ -17,7 +17,7 @@ from kernels.attention.arena import Layout
 from kernels.attention.blas import CuBlas, Gemm, GemmRejectedError, HostBlas, blas_for, check
 from kernels.attention.calls import Call, blocked_calls, diagnosis, single_calls
 from kernels.attention.problem import Inputs, Sizes, uniform
-from labkit.causes.hypotheses import Fit, Weighing
+from whywrong.explaining.hypotheses import Fit, Weighing
 
 MOST = {"cuda": 1 << 24, "cpu": 1 << 19}
 """By device: elements of the arena that holds several draws at a time. Few on a CPU, whose caches are small."""

@@ -14,7 +14,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from labkit.numerics.bounds import UNIT_ROUNDOFF, Bound, worst_case
+from whywrong.comparing.bounds import UNIT_ROUNDOFF, Bound, worst_case
 
 SPLIT = 2.0**-20 * (1.0 + 2.0**-11) + 2.0**-22
 """What a product loses, relative to |a||b|. A low part is at most 2^-11 of its number, and the tensor core may cut a

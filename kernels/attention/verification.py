@@ -13,8 +13,8 @@ from kernels.attention import golden, product
 from kernels.attention.attention import attention, transpose, upload
 from kernels.attention.blas import blas_for
 from kernels.attention.problem import Inputs, Sizes, uniform
-from labkit import Trace, compare, localise
 from labkit.bench.timing import cuda_times
+from whywrong import Trace, compare, localise
 
 SIX_DIGITS = "%g"
 """How a C++ stream prints a float by default: six significant digits."""

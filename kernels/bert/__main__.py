@@ -10,8 +10,8 @@ from typing import Any
 
 from kernels.bert import ablation, corpus, experiments, scheduling, training
 from labkit.bench import native
-from labkit.errors import UsageError
 from labkit.session.device import choose
+from whywrong.errors import UsageError
 
 ROWS = Path("runs/bert/ablation.jsonl")
 OWN = ("preset", "seed", "compiled", "device")

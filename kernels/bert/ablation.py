@@ -19,8 +19,8 @@ import numpy as np
 from scipy import stats
 
 from kernels.bert import training
-from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
+from whywrong.errors import UsageError
 
 PLAN = Path(__file__).with_suffix(".yaml")
 KEPT = ROOT / "data" / "results" / "bert_ablation.jsonl"

@@ -20,10 +20,10 @@ from torch.nn import functional
 from kernels.bert import embedding, golden
 from kernels.bert.model import BERT, Config
 from labkit.bench.timing import Case, Provider
-from labkit.numerics.bounds import confidence
-from labkit.numerics.compare import Comparison, compare
-from labkit.numerics.precision import UNIT_ROUNDOFF
 from labkit.session.device import Device
+from whywrong.comparing.bounds import confidence
+from whywrong.comparing.comparison import Comparison, compare
+from whywrong.comparing.precision import UNIT_ROUNDOFF
 
 Tensor = torch.Tensor
 ZIPF, UNIFORM = "Zipf", "uniform"

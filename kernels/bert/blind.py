@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-import labkit
+import whywrong
 from kernels.bert import experiments
 from kernels.bert.model import BERT, DIFFERENCES, Config, MaskedLM, Switches, preset
-from labkit.causes.hypotheses import Weighing
-from labkit.numerics.bounds import Bound
+from whywrong.comparing.bounds import Bound
+from whywrong.explaining.hypotheses import Weighing
 
 Tensor = torch.Tensor
 NONE = "none"
@@ -49,7 +49,7 @@ STEPS = {
 }
 """The steps of a forward pass that the notebook shows, and what each is."""
 CONFIG = Config(vocabulary=97, hidden=24, layers=1, heads=4, inner=40, positions=41)
-FLOAT32 = labkit.Precision("float32")
+FLOAT32 = whywrong.Precision("float32")
 
 
 class Setting(NamedTuple):
@@ -90,7 +90,7 @@ def observe(switches: Switches, setting: Setting) -> Any:
     if setting.dropout:
         return dropouts(made, ids)
     steps = experiments.forward(made, ids, labels)
-    return labkit.Trace({"ids": ids} | steps | {"output": steps["loss"]})
+    return whywrong.Trace({"ids": ids} | steps | {"output": steps["loss"]})
 
 
 def step_errors(others: dict[str, Switches], setting: Setting) -> dict[str, dict[str, float]]:
@@ -105,7 +105,7 @@ def expect(switches: Switches, setting: Setting) -> Any:
     made = experiments.twin(model.double(), switches)
     if setting.dropout:
         return dropouts(made, ids), Bound(torch.zeros(2, dtype=torch.float64), "exact")
-    return labkit.bounded(labkit.golden(lambda ids: made.loss(ids, labels), ids=ids), FLOAT32)
+    return whywrong.bounded(whywrong.golden(lambda ids: made.loss(ids, labels), ids=ids), FLOAT32)
 
 
 def dropouts(model: MaskedLM, ids: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def dropouts(model: MaskedLM, ids: Tensor) -> Tensor:
 
 def identify(switches: Switches) -> Weighing:
     """Every hypothesis against a model with these switches, dropped at the first setting that refutes it."""
-    return labkit.weigh(
+    return whywrong.weigh(
         lambda setting: observe(switches, setting),
         {name: (lambda setting, one=one: expect(one, setting)) for name, one in HYPOTHESES.items()},
         SETTINGS,

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit.bench import native
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 PIECE = 8000
 """Characters of a piece: consecutive paragraphs of one file are held out together or not at all."""

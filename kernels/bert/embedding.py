@@ -9,8 +9,8 @@ from torch.autograd.function import once_differentiable
 
 from kernels.bert import embedding_kernels as kernels
 from kernels.operations import differentiable, operation, shapes_of
-from labkit.errors import UsageError
-from labkit.numerics.launching import Compiled, aligned, launch
+from whywrong.comparing.launching import Compiled, aligned, launch
+from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
 FLOATS = (torch.bfloat16, torch.float32)

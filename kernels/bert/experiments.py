@@ -13,9 +13,9 @@ from kernels.bert import golden
 from kernels.bert.inputs import Inputs, measure
 from kernels.bert.model import IGNORED, Config, MaskedLM, Switches, scaled, sinusoids
 from kernels.bert.training import Data
-from labkit.trace.golden import GRADIENT
-from labkit.trace.recorder import listening
-from labkit.trace.steps import Trace
+from whywrong.recording.golden import GRADIENT
+from whywrong.recording.recorder import listening
+from whywrong.recording.steps import Trace
 
 Tensor = torch.Tensor
 

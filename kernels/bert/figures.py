@@ -12,10 +12,12 @@ from matplotlib.figure import Figure
 from kernels.bert.ablation import DIFFERENCES, PLATEAU, WORDS, WORSE, Trainings, corrected, tokens_seen
 from kernels.bert.inputs import Inputs
 from kernels.bert.reported import LOSSES, OWN, THEIRS
-from labkit import Table, bench, plots
+from labkit import bench
 from labkit.session.catalogue import ROOT
 from labkit.session.record import stale
-from labkit.tables import digits
+from whywrong import Table
+from whywrong.drawing import plots
+from whywrong.tables import digits
 
 APART = 0.2
 """Nats between two names in a picture of curves, so that they can be read."""

@@ -1,6 +1,6 @@
 """Hugging Face's BertForMaskedLM in float64 as the reference: the same weights by a map, the same steps by name.
 
-Nothing of Hugging Face's is patched: :func:`record` runs it under `labkit.golden`, and :func:`observed` gives our
+Nothing of Hugging Face's is patched: :func:`record` runs it under `whywrong.golden`, and :func:`observed` gives our
 model's steps, parameters and gradients the names that they have there.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-import labkit
+import whywrong
 from kernels.bert.model import BERT, Config, MaskedLM, Switches
-from labkit.errors import UsageError
-from labkit.trace.golden import GRADIENT
-from labkit.trace.recorder import listening
+from whywrong.errors import UsageError
+from whywrong.recording.golden import GRADIENT
+from whywrong.recording.recorder import listening
 
 Tensor = torch.Tensor
 Named = dict[str, Tensor]
@@ -199,15 +199,15 @@ def steps(
 
 def observed(
     model: MaskedLM, ids: Tensor, labels: Tensor, types: Tensor | None = None, attend: Tensor | None = None
-) -> labkit.Trace:
-    """The same by Hugging Face's names, with the parameters: what :func:`labkit.localise` holds against the golden.
+) -> whywrong.Trace:
+    """The same by Hugging Face's names, with the parameters: what :func:`whywrong.localise` holds against the golden.
 
     Where the mask leaves positions out the scores stay away: theirs are the lowest number there, which depends on the
     type. Steps that theirs has not keep our names.
     """
     found = steps(model, ids, labels, types, attend)
     places = step_map(model.config)
-    trace = labkit.Trace(_theirs(parameters(model), model.config))
+    trace = whywrong.Trace(_theirs(parameters(model), model.config))
     for name, tensor in found.items():
         if name.endswith(".qkv"):
             for one, part in zip(("query", "key", "value"), tensor.chunk(3, -1), strict=True):
@@ -222,13 +222,13 @@ def observed(
 
 def record(
     theirs: Any, ids: Tensor, labels: Tensor, types: Tensor | None = None, attend: Tensor | None = None
-) -> labkit.Golden:
+) -> whywrong.Golden:
     """Hugging Face's model, taken in eval mode with its eager attention, recorded in float64, forward and backward."""
     theirs.eval()
     theirs.set_attn_implementation("eager")
     given = {"input_ids": ids, "token_type_ids": types, "attention_mask": attend, "labels": labels}
     given = {name: tensor for name, tensor in given.items() if tensor is not None}
-    return labkit.golden(theirs, loss=lambda result: result.loss, **given)
+    return whywrong.golden(theirs, loss=lambda result: result.loss, **given)
 
 
 def step_map(config: Config) -> dict[str, str]:

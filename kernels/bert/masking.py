@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.bert.model import IGNORED
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from labkit import step
-from labkit.errors import UsageError
+from whywrong import step
+from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
 IGNORED = -100
@@ -268,7 +268,7 @@ class Head(nn.Module):
 
 class MaskedLM(nn.Module):
     """The model. `fused` takes the Triton embedding (on a GPU, with its LayerNorm) and torch's fused attention; without
-    it every step is computed by its formula, and :func:`labkit.step` names them all."""
+    it every step is computed by its formula, and :func:`whywrong.step` names them all."""
 
     def __init__(self, config: Config, switches: Switches = BERT, fused: bool = False) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ import torch
 
 from kernels.bert import tokens
 from kernels.bert.corpus import Corpus
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
 HOLE = "[MASK]"

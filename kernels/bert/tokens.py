@@ -17,7 +17,7 @@ import numpy as np
 from kernels.bert.corpus import DIGESTS, Corpus
 from kernels.bert.masking import Masking
 from labkit.bench import native
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNKNOWN, START, END, MASK = range(len(SPECIAL))

@@ -27,8 +27,8 @@ from kernels.bert.corpus import Corpus, corpus
 from kernels.bert.masking import Masking, generator, mask, places
 from kernels.bert.model import BERT, IGNORED, Config, MaskedLM, Switches, cross_entropy, preset
 from kernels.bert.sentences import REPORT, Sentence, held_out, predict, sentence_ids
-from labkit.errors import UsageError
-from labkit.session.record import hash_labkit, made_by
+from labkit.session.record import hash_of, made_by
+from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
 HUGGING_FACE = "hugging_face"
@@ -93,7 +93,7 @@ def code() -> str:
 
 def sources() -> dict[str, str]:
     """Hashes of the code that a row was made by: of :func:`code`, and of labkit."""
-    return {"training": code(), "labkit": hash_labkit()}
+    return {"training": code(), "labkit": hash_of("labkit"), "whywrong": hash_of("whywrong")}
 
 
 def key(run: Run) -> str:

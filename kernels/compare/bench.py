@@ -1,4 +1,4 @@
-"""labkit.compare beside the checks that are in use, on equal work: is this pair equal within 1e-5, and where not?
+"""whywrong.compare beside the checks that are in use, on equal work: is this pair equal within 1e-5, and where not?
 
 Two gibibytes of float32 are read once at the least; `read both` does that and no more, so it is the floor that was
 measured in the same run. A provider is right if it passes a clean pair and reports one wrong element in it. Times are
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from labkit.bench import Case, Provider
-from labkit.numerics.compare import Comparison, compare
 from labkit.session.device import Device
+from whywrong.comparing.comparison import Comparison, compare
 
 ALLOWED = 1e-5
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -43,7 +43,7 @@ def cases(device: Device) -> Iterator[Case]:
 
 def _case(name: str, pair: Pair, device: Device) -> Case:
     observed, golden = pair
-    peers: dict[str, Callable[[], Any]] = {"ours: labkit.compare": lambda: compare(observed, golden, ALLOWED).ok}
+    peers: dict[str, Callable[[], Any]] = {"ours: whywrong.compare": lambda: compare(observed, golden, ALLOWED).ok}
     if device.is_cuda:
         peers["ours, kernels only"] = partial(kernels_alone, observed, golden)
         peers["torch.compile of the same statistics"] = partial(_compiled(), observed, golden)
@@ -83,8 +83,8 @@ def _provider(name: str, run: Callable[[], Any], observed: torch.Tensor) -> Prov
 
 
 def kernels_alone(observed: torch.Tensor, golden: torch.Tensor) -> Any:
-    """Launch what labkit.compare launches on a GPU, and do not wait for it."""
-    from labkit.numerics.gpu import one_pass
+    """Launch what whywrong.compare launches on a GPU, and do not wait for it."""
+    from whywrong.comparing.gpu import one_pass
 
     return _LazyVerdict(one_pass(observed, golden, ALLOWED))
 

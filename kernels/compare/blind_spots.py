@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kernels.compare.checks import cosine, relative_metric
-from labkit.numerics.compare import compare
+from whywrong.comparing.comparison import compare
 
 COSINE, METRIC = 0.99, 1e-3
 """The cosine that msprobe asks for at least, and the relative metric that DeepSeek's kernel tests allow at most."""
@@ -29,7 +29,7 @@ class Passes:
     metric: float
     """The largest."""
     reported: int
-    """By labkit.compare."""
+    """By whywrong.compare."""
 
 
 def one_row_times(golden: torch.Tensor, factor: float) -> Passes:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from labkit.numerics.bounds import Bound, roundings, sum_of_products
-from labkit.numerics.compare import compare
-from labkit.numerics.structure import structure
-from labkit.tables import Table
+from whywrong.comparing.bounds import Bound, roundings, sum_of_products
+from whywrong.comparing.comparison import compare
+from whywrong.comparing.structure import structure
+from whywrong.tables import Table
 
 LENGTHS = tuple(2**k for k in range(17))
 DATA = ("mixed signs", "positive", "cancelling", "denormal products")

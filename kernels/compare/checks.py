@@ -1,9 +1,9 @@
-"""labkit.localise and the checks in common use, side by side, each against the same two references.
+"""whywrong.localise and the checks in common use, side by side, each against the same two references.
 
 A reference is *stored*, its values as they were computed once, or *re-run*: each step computed again in float64 on what
-was observed before it. `labkit.localise` reports the first wrong step. A check gives every step a number that is larger
-the more it differs, told what precision was promised; what it calls wrong is the first step above a threshold, so that
-a sweep of thresholds is one pass.
+was observed before it. `whywrong.localise` reports the first wrong step. A check gives every step a number that is
+larger the more it differs, told what precision was promised; what it calls wrong is the first step above a threshold,
+so that a sweep of thresholds is one pass.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from labkit import Golden, Precision, Trace, localise
+from whywrong import Golden, Precision, Trace, localise
 
 Tensor = torch.Tensor
 Difference = Callable[[Tensor, Tensor, str], float]
@@ -21,14 +21,14 @@ Difference = Callable[[Tensor, Tensor, str], float]
 
 STORED, RERUN = "stored", "re-run"
 REFERENCES = (STORED, RERUN)
-LABKIT = "labkit.localise"
+LABKIT = "whywrong.localise"
 
 TOLERANCES = {"float32": (1.3e-6, 1e-5), "float16": (1e-3, 1e-5), "tf32": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5)}
 """Relative and absolute, torch.testing.assert_close's own; TF32 has as many digits as float16."""
 
 
 def first_wrong(observed: Trace, golden: Golden, promised: Precision, reference: str = RERUN) -> str | None:
-    """The first step that `labkit.localise` calls wrong, against the re-run reference or its stored values alone."""
+    """The first step that `whywrong.localise` calls wrong, against the re-run reference or its stored values alone."""
     return localise(observed, golden if reference == RERUN else golden.trace(), promised).first
 
 

@@ -74,7 +74,7 @@ def settle_products(ledger: Ledger, tallies: Sequence[Tally]) -> None:
 
 
 def settle_localising(ledger: Ledger, done: Sequence[Trial]) -> None:
-    """Settle what planted faults and right runs show of labkit.localise, and the right runs of assert_close."""
+    """Settle what planted faults and right runs show of whywrong.localise, and the right runs of assert_close."""
     at_once = score(at_full_strength(done), LABKIT)
     sizes, draws = sizes_and_draws(done)
     counts = {"right_step": at_once.right_step, "reported": at_once.reported, "faults": at_once.faults}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.compare.systems import Tensor
-from labkit import Precision
+from whywrong import Precision
 
 Way = Callable[[Tensor, "dict[str, Tensor]"], Tensor]
 

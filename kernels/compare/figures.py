@@ -18,8 +18,8 @@ from kernels.compare.calibration import INSTRUMENTS, Tally, alarms, largest_shar
 from kernels.compare.checks import CHECKS, LABKIT, REFERENCES, RERUN, STORED
 from kernels.compare.right_programs import STATED, accused, identified
 from kernels.compare.trials import SHAPES, Trial, detection, without_accusing
-from labkit import plots
 from labkit.session.wording import count, digits, percent
+from whywrong.drawing import plots
 
 TENFOLD = 10.0
 """The strength that titles speak of."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from labkit.numerics.bounds import Bound, sum_of_products
+from whywrong.comparing.bounds import Bound, sum_of_products
 
 Run = tuple[Callable[[], torch.Tensor], Bound]
 

@@ -9,15 +9,15 @@ from typing import Any
 from scipy.stats import binom
 
 from labkit.session.catalogue import ROOT
-from labkit.trace.localise import FALSE_ALARM
+from whywrong.checking.localise import FALSE_ALARM
 
 RECORD = ROOT / "data" / "results" / "right_programs.json"
 STATED = FALSE_ALARM
-"""The rate of false alarms that labkit.localise states, a run."""
+"""The rate of false alarms that whywrong.localise states, a run."""
 
 
 def read_record() -> dict[str, Any]:
-    """What `tests/labkit/right_programs.py` measured last in its long form."""
+    """What `tests/whywrong/right_programs.py` measured last in its long form."""
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 

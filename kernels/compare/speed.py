@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from kernels.compare.bench import ALLOWED, assert_close, kernels_alone, read
-from labkit import Table
 from labkit.bench import cuda_times, extra_memory
-from labkit.numerics.compare import compare
 from labkit.session.catalogue import ROOT
 from labkit.session.device import Device
+from whywrong import Table
+from whywrong.comparing.comparison import compare
 
 RECORDS = ROOT / "data" / "results" / "compare_hosts.csv"
 """The first case of every record of `labkit bench compare`, none left out: us of a pair of 1 GiB each."""
@@ -54,8 +54,8 @@ def records() -> list[dict[str, str]]:
 
 
 def recorded_ratios() -> list[float]:
-    """How many times as fast as assert_close a whole call of labkit.compare was, in every record."""
-    return [float(row["torch.testing.assert_close"]) / float(row["ours: labkit.compare"]) for row in records()]
+    """How many times as fast as assert_close a whole call of whywrong.compare was, in every record."""
+    return [float(row["torch.testing.assert_close"]) / float(row["ours: whywrong.compare"]) for row in records()]
 
 
 def records_table() -> Table:

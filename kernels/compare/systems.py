@@ -1,7 +1,7 @@
 """Attention, layer normalisation, cross-entropy with its gradient, and Adam, step by step, in any precision.
 
 Each system is one function `system(at, **inputs)` that returns its steps by name, in order. Recorded by
-`labkit.golden` in float64 it is the golden; on float32, bfloat16 or float16 inputs it is the implementation, run by
+`whywrong.golden` in float64 it is the golden; on float32, bfloat16 or float16 inputs it is the implementation, run by
 torch's kernels. `at(name, value, steps)` sees each step before it is kept and used further, and may return another
 value: that is how a fault is planted or another right way is taken.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-import labkit
+import whywrong
 
 Tensor = torch.Tensor
 Steps = dict[str, Tensor]
@@ -129,11 +129,11 @@ def inputs(system: str, size: Size, generator: torch.Generator, dtype: torch.dty
     return {"p": 0.1 * normal(n, d)} | {f"g{t}": 0.01 * normal(n, d) for t in (1, 2, 3)}
 
 
-def golden(system: str, x: Steps) -> labkit.Golden:
+def golden(system: str, x: Steps) -> whywrong.Golden:
     """The system recorded in float64, from the values as the implementation got them."""
-    return labkit.golden(SYSTEMS[system], **x)
+    return whywrong.golden(SYSTEMS[system], **x)
 
 
-def run(system: str, x: Steps, at: At = unchanged) -> labkit.Trace:
+def run(system: str, x: Steps, at: At = unchanged) -> whywrong.Trace:
     """The system as it is run: its inputs and its steps."""
-    return labkit.Trace(x | SYSTEMS[system](at, **x))
+    return whywrong.Trace(x | SYSTEMS[system](at, **x))

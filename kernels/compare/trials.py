@@ -1,4 +1,5 @@
-"""Every fault, whole and scaled down, and every clean difference, at every size, before labkit.localise and the checks.
+"""Every fault, whole and scaled down, and every clean difference, at every size, before whywrong.localise and the
+checks.
 
 A strength says how large a fault is beside the noise that rounding makes. An observer who knows the fault's shape and
 tests for it alone adds up d = |change / sigma|, the norm over all elements of the change in units of each element's
@@ -29,8 +30,8 @@ from kernels.compare.checks import (
 from kernels.compare.clean import CLEAN, FP32, Difference
 from kernels.compare.faulty import FAULTS, Fault
 from kernels.compare.systems import SIZES, SYSTEMS, Size, Tensor, golden, inputs, run
-from labkit import Golden, Precision, Table, Trace, localise
-from labkit.trace.localise import few_threads
+from whywrong import Golden, Precision, Table, Trace, localise
+from whywrong.checking.localise import few_threads
 
 SMALLEST = NormalDist().inv_cdf(1.0 - 1e-3 / 2.0)
 """3.29: what d has to be for a test of one known shape, two-sided, at a false-alarm rate of 1e-3."""
@@ -40,7 +41,7 @@ STRENGTHS = (0.5, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 @dataclass(frozen=True)
 class Trial:
-    """One case. labkit.localise reports the first wrong step, the checks give each step a number.
+    """One case. whywrong.localise reports the first wrong step, the checks give each step a number.
 
     `truth` is the step of the fault, None for a clean difference; `strength` that of a fault which is scaled down, None
     for a whole one; `shape` says whether it changes a few elements or many. What labkit reports, `localised`, and the

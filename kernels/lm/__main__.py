@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -20,9 +20,9 @@ import yaml
 
 from kernels.lm import metrics
 from kernels.lm.config import Config, Model, count, flops_per_token, learning_rate, parse
-from labkit.errors import UsageError
 from labkit.session.secrets import refuse_secrets
-from labkit.tables import Table
+from whywrong.errors import UsageError
+from whywrong.tables import Table
 
 Interval = tuple[float, float]
 LINGUA = {

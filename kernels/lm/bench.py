@@ -34,9 +34,9 @@ from kernels.lm.config import Config, count, flops_per_token
 from kernels.lm.data import Sequences
 from kernels.lm.model import Decoder, build, positions, rotated
 from labkit.bench import Case, Provider
-from labkit.errors import UsageError
-from labkit.numerics.compare import Comparison, compare
 from labkit.session.device import Device
+from whywrong.comparing.comparison import Comparison, compare
+from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
 STEPS, ORDERS = 24, 3

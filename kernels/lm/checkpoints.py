@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 NAME = re.compile(r"^step_(\d+)$")
 HIDDEN = ".step_"

@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
-from labkit.errors import UsageError
 from labkit.session.secrets import KNOWN
+from whywrong.errors import UsageError
 
 BYTES = 256
 BEGIN, END = 256, 257
@@ -120,7 +120,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Dumps:
-    """Per-step dumps for `labkit diff`: every so many steps (0: none), with the gradients of the parameters named."""
+    """Per-step dumps for `whywrong diff`: every so many steps (0: none), with the gradients of the parameters named."""
 
     every: int = 0
     tensors: list[str] = field(default_factory=list)

@@ -23,7 +23,7 @@ import torch
 from kernels.lm.config import BEGIN, END, Data
 from kernels.lm.jsonl import files, packed
 from kernels.lm.model import IGNORED
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
 

@@ -14,7 +14,7 @@ from kernels.lm.config import BEGIN, END, Evaluation
 from kernels.lm.jsonl import encode
 from kernels.lm.model import Decoder
 from kernels.lm.tasks import FOLDER, INSTALLED, known
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 
 def evaluate(model: Decoder, given: Evaluation, length: int) -> dict[str, Any]:

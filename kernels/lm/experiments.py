@@ -23,9 +23,9 @@ from kernels.lm import checkpoints, faulty, jsonl, metrics, preflight, training
 from kernels.lm import config as configs
 from kernels.lm.config import Config
 from kernels.lm.report import as_the_report, sample
-from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
 from labkit.session.secrets import secrets
+from whywrong.errors import UsageError
 
 LONG = 200
 """Steps of a small run above which it shows its progress."""
@@ -268,7 +268,7 @@ def drop_last_checkpoint(config: Config) -> int:
 
 def first_difference(run: Path, other: Path) -> tuple[int, str] | None:
     """The first step, and the first tensor of it, in which two runs' folders of dumps differ in any bit."""
-    from labkit.trace.dumps import open_dump
+    from whywrong.recording.dumps import open_dump
 
     ours, theirs = open_dump(run), open_dump(other)
     for name in ours.names:

@@ -20,7 +20,7 @@ from unittest import mock
 
 import yaml
 
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 SHOWN = """
 generator: {max_tokens: 8192, dtype: bf16, temperature: 1.0, top_p: 0.95}

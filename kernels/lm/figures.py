@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit import plots
+from whywrong.drawing import plots
 
 
 def draw_losses(axes: Any, report: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kernels.lm.config import BEGIN, END
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 GLANCE = 1 << 20
 """Bytes at the head and at the tail of a file that a glance reads."""

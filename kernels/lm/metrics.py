@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 FILE, VALIDATION = "metrics.jsonl", "validation.jsonl"
 FORMULA = "6 (N - V D) + 3 x 4 L S D / 2"

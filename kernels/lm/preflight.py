@@ -16,7 +16,7 @@ from typing import Any
 
 from kernels.lm import config as configs
 from kernels.lm.config import Config, Finding, shown
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 GIB = 2.0**30
 

@@ -18,7 +18,7 @@ from torch import nn
 from kernels.lm import bench, training
 from kernels.lm.config import Config
 from kernels.lm.data import Sequences
-from labkit.tables import Table
+from whywrong.tables import Table
 
 KINDS = {
     "compiled": r"^triton_",

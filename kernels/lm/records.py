@@ -14,7 +14,7 @@ from kernels.lm.analyse import of_report
 from kernels.lm.report import PEAK, PRINTED, REPORT, STEPS, as_the_report
 from labkit import bench
 from labkit.session.record import stale
-from labkit.tables import Table
+from whywrong.tables import Table
 
 FIRST_STEPS = 20
 """Steps at a run's begin that its speed leaves out: compilation, and clocks that rise."""

@@ -30,9 +30,9 @@ from kernels.lm.config import Config, as_dict, flops_per_token, learning_rate
 from kernels.lm.data import Sequences, crc
 from kernels.lm.model import DTYPES, Decoder, build
 from kernels.lm.preflight import launched
-from labkit.errors import UsageError
 from labkit.session.device import decide
 from labkit.session.record import write_json
+from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
 
@@ -109,7 +109,7 @@ def distributed(model: Decoder, config: Config, device: torch.device) -> nn.Modu
 
 
 class Dumps:
-    """What a step gave, one .npy a tensor, in a folder for each rank that `labkit diff` reads: `000010.loss`.
+    """What a step gave, one .npy a tensor, in a folder for each rank that `whywrong diff` reads: `000010.loss`.
 
     `loss` and a gradient's `norm.<name>` and `grad.<name>` are those of all ranks together. `weight.<name>`, the norm
     of a parameter before the update, is that of this rank's copy, so ranks that have drifted apart are told. What

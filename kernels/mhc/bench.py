@@ -23,8 +23,8 @@ import torch
 from kernels.mhc import golden, peers
 from kernels.mhc.problem import Constants, Inputs, draw
 from labkit.bench import Case, Provider
-from labkit.numerics.compare import Comparison, compare
 from labkit.session.device import Device
+from whywrong.comparing.comparison import Comparison, compare
 
 Tensor = torch.Tensor
 STREAMS = 4

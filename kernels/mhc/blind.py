@@ -12,7 +12,7 @@ import numpy as np
 
 from kernels.mhc import faulty
 from kernels.mhc.faulty import RIGHT, Access, Problem
-from labkit import Trace
+from whywrong import Trace
 
 
 @dataclass(frozen=True)

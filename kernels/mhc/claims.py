@@ -11,7 +11,8 @@ from kernels.mhc import counterfactual, experiments
 from kernels.mhc.experiments import ORDERS, PARTS, RATIO, REPORTED
 from kernels.mhc.faulty import Problem
 from kernels.mhc.likelihood import Ratios
-from labkit import Ledger, Trace
+from labkit import Ledger
+from whywrong import Trace
 
 LIMIT = 1e-3
 """The report's own criterion for a repaired kernel, absolute for dalpha_pre and relative for all."""

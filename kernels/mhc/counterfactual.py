@@ -10,9 +10,9 @@ from dataclasses import fields, replace
 import torch
 
 from kernels.mhc.faulty import RIGHT, Access, Problem
-from labkit import Bound, Golden, Trace, golden
-from labkit.numerics.bounds import EXACT, roundings, sum_of_products
-from labkit.numerics.precision import UNIT_ROUNDOFF
+from whywrong import Bound, Golden, Trace, golden
+from whywrong.comparing.bounds import EXACT, roundings, sum_of_products
+from whywrong.comparing.precision import UNIT_ROUNDOFF
 
 Tensor = torch.Tensor
 
@@ -82,7 +82,7 @@ def dalpha(p: Problem, access: Access = RIGHT) -> Tensor:
 
 
 def recorded(p: Problem) -> Golden:
-    """The right backward, recorded: what `labkit.localise` holds the kernel under investigation against."""
+    """The right backward, recorded: what `whywrong.localise` holds the kernel under investigation against."""
     tensors = {f.name: getattr(p, f.name) for f in fields(p) if isinstance(getattr(p, f.name), Tensor)}
     return golden(lambda **given: steps(replace(p, **given)), **tensors)
 

@@ -18,12 +18,12 @@ from kernels.mhc.faulty import PRIORS, RIGHT, Access, Problem
 from kernels.mhc.identify import Kernel
 from kernels.mhc.likelihood import Comparison, Ratios
 from kernels.mhc.problem import Constants, Inputs
-from labkit import Trace, Weighing
-from labkit.causes.hypotheses import Fit
-from labkit.numerics.bounds import sum_of_products
-from labkit.numerics.compare import compare
 from labkit.session.wording import digits
-from labkit.tables import Table
+from whywrong import Trace, Weighing
+from whywrong.comparing.bounds import sum_of_products
+from whywrong.comparing.comparison import compare
+from whywrong.explaining.hypotheses import Fit
+from whywrong.tables import Table
 
 Tensor = torch.Tensor
 PARTS = ("dalpha_pre", "dalpha_post", "dalpha_res")

@@ -13,8 +13,8 @@ from kernels.mhc import counterfactual, faulty
 from kernels.mhc.experiments import PARTS, in_words
 from kernels.mhc.faulty import Access, Problem
 from kernels.mhc.problem import Constants
-from labkit import plots
 from labkit.session.wording import digits
+from whywrong.drawing import plots
 
 STREAMS, BITS = 4, 24
 """Residual streams; and the columns that one sum can name: the bits of a float32's significand."""

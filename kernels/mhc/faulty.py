@@ -16,7 +16,7 @@ import triton.language as tl
 
 from kernels.mhc import golden
 from kernels.mhc.problem import Constants
-from labkit.trace.steps import Trace
+from whywrong.recording.steps import Trace
 
 Tensor = torch.Tensor
 

@@ -11,8 +11,8 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 from kernels.mhc.bench import UNITS
 from kernels.mhc.experiments import in_words, right_columns
 from kernels.mhc.likelihood import Comparison
-from labkit import plots
 from labkit.session.wording import digits
+from whywrong.drawing import plots
 
 Row = Mapping[str, str]
 SCHEDULE, ATOMIC = "traffic floor", "atomic_add"

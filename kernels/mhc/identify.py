@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import labkit
+import whywrong
 from kernels.mhc import counterfactual
 from kernels.mhc.faulty import RIGHT, Problem, rivals
 from kernels.mhc.problem import Constants
-from labkit import Trace
+from whywrong import Trace
 
 Kernel = Callable[[Problem], Trace]
 NO_FAULT = "no fault"
@@ -32,7 +32,7 @@ def settings(n: int, d: int, tokens: int, seed: int, device: str) -> dict[str, P
     }
 
 
-def identify(kernel: Kernel, n: int, d: int, tile: int, tokens: int, seed: int, device: str) -> labkit.Weighing:
+def identify(kernel: Kernel, n: int, d: int, tile: int, tokens: int, seed: int, device: str) -> whywrong.Weighing:
     """Hold `kernel` against each fault of the list and the right kernel, element by element, at each setting."""
 
     def counterfactually(name: str) -> Kernel:
@@ -41,4 +41,4 @@ def identify(kernel: Kernel, n: int, d: int, tile: int, tokens: int, seed: int, 
         return lambda p: counterfactual.backward(p, rivals(n, p.x.shape[2], tile)[name])
 
     hypotheses = {name: counterfactually(name) for name in (*rivals(n, d, tile), NO_FAULT)}
-    return labkit.weigh(kernel, hypotheses, settings(n, d, tokens, seed, device))
+    return whywrong.weigh(kernel, hypotheses, settings(n, d, tokens, seed, device))

@@ -12,7 +12,7 @@ import torch
 from kernels.gpu import multiprocessors
 from kernels.mhc import backward_kernels, forward_kernels
 from kernels.mhc.problem import Constants
-from labkit.numerics.launching import Compiled, aligned, launch
+from whywrong.comparing.launching import Compiled, aligned, launch
 
 Tensor = torch.Tensor
 PROJECTION_K = 64

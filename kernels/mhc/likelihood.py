@@ -18,8 +18,8 @@ import torch
 
 from kernels.mhc.faulty import PRIORS, RIGHT, Access, Priors, Problem
 from kernels.mhc.problem import Constants
-from labkit.numerics.bounds import gamma
-from labkit.numerics.precision import UNIT_ROUNDOFF
+from whywrong.comparing.bounds import gamma
+from whywrong.comparing.precision import UNIT_ROUNDOFF
 
 Tensor = torch.Tensor
 ORDER = "right products, added in another order"

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from kernels.mhc import launch
 from kernels.mhc.problem import STREAMS, Constants
 from kernels.operations import differentiable, operation, shapes_of
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
 Layer = Callable[[Tensor], Tensor]

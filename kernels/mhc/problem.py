@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 STREAMS = (1, 2, 4, 8)
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import torch
 
-import labkit
+import whywrong
 from kernels.mhc import golden, launch
 from kernels.mhc.problem import Constants, Inputs
 
 Tensor = torch.Tensor
 
 PROMISED = {
-    torch.float32: labkit.Precision(products="tf32x3"),
-    torch.float16: labkit.Precision(products="bfloat16x2"),
-    torch.bfloat16: labkit.Precision(products="bfloat16x2"),
+    torch.float32: whywrong.Precision(products="tf32x3"),
+    torch.float16: whywrong.Precision(products="bfloat16x2"),
+    torch.bfloat16: whywrong.Precision(products="bfloat16x2"),
 }
 """By x's dtype: a step is kept in its own dtype; a float32 factor goes into tensor cores in two parts or three."""
 
 
-def observed(inputs: Inputs, c: Constants) -> labkit.Trace:
+def observed(inputs: Inputs, c: Constants) -> whywrong.Trace:
     """Every step of the Triton kernels, forward and backward, on the inputs' device."""
     x, phi, b, alpha = inputs.x, inputs.phi, inputs.b, inputs.alpha
     s = launch.forward(x, phi, b, alpha, c)
-    trace = labkit.Trace({name: getattr(inputs, name) for name in inputs.__dataclass_fields__})
+    trace = whywrong.Trace({name: getattr(inputs, name) for name in inputs.__dataclass_fields__})
     for name in ("r", "mix", "pre", "post", "p", "x_in"):
         trace.add(name, s[name])
     trace.add("out", launch.expand(x, inputs.y, s["post"], s["p"]))
@@ -43,12 +43,12 @@ def _steps(i: Inputs, c: Constants) -> dict[str, Tensor]:
     return {name: value for name, value in s.items() if name != "y"} | golden.backward(i, s, c)
 
 
-def reference(inputs: Inputs, c: Constants) -> labkit.Golden:
+def reference(inputs: Inputs, c: Constants) -> whywrong.Golden:
     """The same, recorded, so that any step can be run again."""
     given = {name: getattr(inputs, name) for name in inputs.__dataclass_fields__}
-    return labkit.golden(lambda **tensors: _steps(Inputs(**tensors), c), **given)
+    return whywrong.golden(lambda **tensors: _steps(Inputs(**tensors), c), **given)
 
 
-def held(inputs: Inputs, c: Constants) -> labkit.Localisation:
+def held(inputs: Inputs, c: Constants) -> whywrong.Localisation:
     """The kernels, step by step, against the golden within what they promise."""
-    return labkit.localise(observed(inputs, c), reference(inputs, c), PROMISED[inputs.x.dtype])
+    return whywrong.localise(observed(inputs, c), reference(inputs, c), PROMISED[inputs.x.dtype])

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from kernels.start_here.faulty import FAULTS, NONE
-from labkit import Explanation, Hunt, Ledger, Localisation
+from labkit import Ledger
+from whywrong import Explanation, Hunt, Localisation
 
 
 def settle_first_step(ledger: Ledger, report: Localisation, name: str) -> None:

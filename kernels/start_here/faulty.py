@@ -1,7 +1,7 @@
 """Faults as people make them, each in a part of the kernel, and which of them a seed draws.
 
 A fault changes one thing of the part in kernel.py that it stands for. FAIR has the kinds, in the words of
-:func:`labkit.explain`, by which each may rightly be called; they were written down before anything was explained.
+:func:`whywrong.explain`, by which each may rightly be called; they were written down before anything was explained.
 """
 
 import random
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.start_here.kernel import RIGHT, Parts, run
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
 NONE, BLIND = "none", "blind"

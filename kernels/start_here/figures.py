@@ -3,7 +3,7 @@
 import torch
 from matplotlib.figure import Figure
 
-from labkit import plots
+from whywrong.drawing import plots
 
 Tensor = torch.Tensor
 

@@ -1,10 +1,10 @@
-"""The reference of start_here, plain PyTorch in five named steps; :func:`labkit.golden` records it in float64."""
+"""The reference of start_here, plain PyTorch in five named steps; :func:`whywrong.golden` records it in float64."""
 
 from collections.abc import Callable
 
 import torch
 
-from labkit import step
+from whywrong import step
 
 Tensor = torch.Tensor
 EPS = 1e-5

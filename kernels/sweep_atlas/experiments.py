@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas
 
-from labkit.errors import UsageError
 from labkit.session.record import RESULTS
+from whywrong.errors import UsageError
 
 RULED_OUT, DISTINGUISHED, SILENT = "ruled out", "distinguished by the experiment", "not distinguished"
 """Of a cause: the report's numbers exclude it; they do not, but a further experiment does; or neither does."""

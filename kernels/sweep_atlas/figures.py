@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from kernels.sweep_atlas.experiments import DISTINGUISHED, RULED_OUT, SILENT
-from labkit import plots
+from whywrong.drawing import plots
 
 COLOURS = {RULED_OUT: "#dddddd", DISTINGUISHED: plots.BLUE, SILENT: plots.ORANGE}
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-import labkit
+import whywrong
 from kernels.corpus import corpus
 from kernels.tinyllm import golden
 from kernels.tinyllm.peers import Trainer
 from kernels.tinyllm.tinyllm import Config, TinyLLM, batches, initial, layout, library
 from labkit.bench import Case, Provider
-from labkit.numerics.bounds import EXACT
-from labkit.numerics.compare import Comparison, compare
 from labkit.session.device import Device
+from whywrong.comparing.bounds import EXACT
+from whywrong.comparing.comparison import Comparison, compare
 
 CONFIG = Config()
 COPIED = 1 << 26
@@ -39,8 +39,8 @@ def _training(device: Device, tf32: bool) -> Case:
     tokens, targets = batches(corpus().split()[0], c, rng)()
     ids, wanted = (torch.tensor(v, dtype=torch.long, device="cuda") for v in (tokens, targets))
     torch.backends.cuda.matmul.allow_tf32 = False
-    promised = labkit.Precision(products="tf32" if tf32 else "ieee")
-    exact = labkit.bounded(golden.reference(parameters, ids, wanted, c), promised)
+    promised = whywrong.Precision(products="tf32" if tf32 else "ieee")
+    exact = whywrong.bounded(golden.reference(parameters, ids, wanted, c), promised)
     steps = [exact.step(f"d {name}") for name in layout(c)]
     whole = torch.cat([step.value.flatten() for step in steps]).cpu()
     allowed = torch.cat([step.bound.absolute.flatten() for step in steps]).cpu()

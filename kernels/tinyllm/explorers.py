@@ -13,8 +13,8 @@ from kernels.tinyllm import faulty
 from kernels.tinyllm.experiments import REPORT_LOG, log
 from kernels.tinyllm.fault_sets import ending
 from kernels.tinyllm.faulty import DEBUG_PRINTS, MEMORY, NAMES, PRINTED, WAYS, Program
-from labkit import plots
 from labkit.session.device import Device
+from whywrong.drawing import plots
 
 CONTROLS: dict[str, Any] = {
     **{name: name in PRINTED for name in NAMES},

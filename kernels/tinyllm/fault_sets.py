@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-import labkit
+import whywrong
 from kernels.tinyllm import faulty
 from kernels.tinyllm.faulty import DEBUG_PRINTS, MEMORY, NAMES, OBSERVATIONS, PRINTED, Sweep, in_words
 
@@ -119,7 +119,7 @@ def _candidate(sweep: Sweep, names: frozenset[str], memory: str) -> dict[str, An
     }
 
 
-def weigh_candidates(rows: list[dict[str, Any]]) -> labkit.Weighing:
+def weigh_candidates(rows: list[dict[str, Any]]) -> whywrong.Weighing:
     """Each of the :func:`candidates` with each debug print as a hypothesis, each observation as an experiment."""
     hypotheses = {
         f"{row['faults']}; prints: {name}; memory: {row['memory']}": lambda what, shown=shown: np.array(
@@ -128,7 +128,7 @@ def weigh_candidates(rows: list[dict[str, Any]]) -> labkit.Weighing:
         for row in rows
         for name, shown in row["shows"].items()
     }
-    return labkit.weigh(lambda _: np.array([1]), hypotheses, {what: what for what in OBSERVATIONS}, thorough=False)
+    return whywrong.weigh(lambda _: np.array([1]), hypotheses, {what: what for what in OBSERVATIONS}, thorough=False)
 
 
 def show_all(row: Mapping[str, Any], debug_print: str) -> bool:

@@ -21,10 +21,10 @@ import torch
 
 from kernels.tinyllm import golden
 from kernels.tinyllm.tinyllm import ENGINES, FOLDER, HOST, Config, initial
-from labkit import Precision, bounded
 from labkit.bench.native import build
-from labkit.errors import UsageError
 from labkit.session.device import Device
+from whywrong import Precision, bounded
+from whywrong.errors import UsageError
 
 Array = np.ndarray
 SWITCHES = {

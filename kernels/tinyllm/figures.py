@@ -10,7 +10,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from kernels.tinyllm.fault_sets import show_all
 from kernels.tinyllm.faulty import DEBUG_PRINTS, PRINTED, in_words
-from labkit import plots
+from whywrong.drawing import plots
 
 Curve = Sequence[tuple[int, float, float]]
 

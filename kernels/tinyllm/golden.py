@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-import labkit
+import whywrong
 from kernels.tinyllm.tinyllm import Config
 
 Tensor = torch.Tensor
@@ -85,7 +85,7 @@ def everything(w: Weights, tokens: Tensor, targets: Tensor, config: Config) -> d
 
 def reference(
     parameters: dict[str, np.ndarray], tokens: Any, targets: Any, config: Config, gradients: bool = True
-) -> labkit.Golden:
+) -> whywrong.Golden:
     """The model and its gradients, recorded in float64 from the float32 parameters, where tokens and targets are.
 
     Parameters are inputs by their names, and so are `tokens` and `targets` [sequences, tokens], whole numbers. Without
@@ -100,4 +100,4 @@ def reference(
         return everything(leaves, tokens, targets, config)
 
     given = {name: torch.as_tensor(value, device=ids.device) for name, value in parameters.items()}
-    return labkit.golden(run, tokens=ids, targets=wanted, **given)
+    return whywrong.golden(run, tokens=ids, targets=wanted, **given)

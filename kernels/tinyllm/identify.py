@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-import labkit
+import whywrong
 from kernels.tinyllm import faulty
 from kernels.tinyllm.faulty import MEMORY, UNSTEADY, Sweep
 
 Array = np.ndarray
-NOTHING = labkit.Bound(math.inf, "another value when run again")
+NOTHING = whywrong.Bound(math.inf, "another value when run again")
 
 
-def identify(s: Sweep, observed: Mapping[str, Any]) -> labkit.Weighing:
+def identify(s: Sweep, observed: Mapping[str, Any]) -> whywrong.Weighing:
     """Which sets of switches, calls unchecked, print in every kind of memory what an unknown program printed.
 
     `observed[memory]` is one outcome. The hypotheses are all sets of the sweep; all counts and sizes are compared, once
@@ -34,20 +34,20 @@ def identify(s: Sweep, observed: Mapping[str, Any]) -> labkit.Weighing:
 
     settings = {memory: memory for memory in MEMORY if observed[memory]["status"] != UNSTEADY}
     hypotheses = {names[i]: counterfactual(i) for i in first}
-    weighing = labkit.weigh(
+    weighing = whywrong.weigh(
         lambda memory: _counts(np.atleast_1d(observed[memory]))[0], hypotheses, settings, thorough=False
     )
     fits = {name: weighing.fits[names[i]] for name, i in zip(names, first[alike], strict=True)}
-    return labkit.Weighing(weighing.settings, fits)
+    return whywrong.Weighing(weighing.settings, fits)
 
 
-def wrongly_identified(truth: str, weighing: labkit.Weighing) -> bool:
+def wrongly_identified(truth: str, weighing: whywrong.Weighing) -> bool:
     """Whether another set than the true one was identified, or the true one, being in the list, was ruled out."""
     identified = weighing.cause in weighing.fits and weighing.cause != truth
     return identified or truth in weighing.refuted
 
 
-def outcome_in_words(weighing: labkit.Weighing) -> str:
+def outcome_in_words(weighing: whywrong.Weighing) -> str:
     """`identified`, `undecidable` or `none of these`."""
     return weighing.cause if weighing.cause in ("undecidable", "none of these") else "identified"
 

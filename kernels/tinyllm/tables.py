@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import labkit
+import whywrong
 from kernels.tinyllm import faulty
 from kernels.tinyllm.tinyllm import Config
 from labkit.session.record import Record
@@ -13,7 +13,7 @@ from labkit.session.record import Record
 Counts = Mapping[str, Mapping[str, Any]]
 
 
-def counts_beside(here: Counts, device: str, other: Record | None) -> labkit.Table:
+def counts_beside(here: Counts, device: str, other: Record | None) -> whywrong.Table:
     """How all sets end in each kind of memory, each counted once: in this run, and in another device's record.
 
     `here` as :func:`kernels.tinyllm.fault_sets.counts_by_memory` gives it.
@@ -26,7 +26,7 @@ def counts_beside(here: Counts, device: str, other: Record | None) -> labkit.Tab
         for what in here_counts
     ]
     where = other.where if other else "no other device"
-    return labkit.Table(("fresh memory", "how the sets end", device, where), rows)
+    return whywrong.Table(("fresh memory", "how the sets end", device, where), rows)
 
 
 def _in_words(counts: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _in_words(counts: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def speeds(times: Sequence[Mapping[str, str]]) -> labkit.Table:
+def speeds(times: Sequence[Mapping[str, str]]) -> whywrong.Table:
     """The benchmark's file: what, provider, time, rate, and how many times the first peer's rate that is."""
     taken = {
         (row["kernel_operation_mode"], row["kernel_provider"]): float(row["y_value_50"])
@@ -55,4 +55,4 @@ def speeds(times: Sequence[Mapping[str, str]]) -> labkit.Table:
         step = "step" in mode
         rate = f"{tokens / us:.2f} million tokens/s" if step else f"{2**28 / us / 1e3:.1f} GB/s"
         rows.append((mode, provider, us / 1e3, rate, taken[mode, "torch eager" if step else "torch, pinned"] / us))
-    return labkit.Table(("what", "provider", "ms", "rate", "times the first peer's rate"), rows)
+    return whywrong.Table(("what", "provider", "ms", "rate", "times the first peer's rate"), rows)

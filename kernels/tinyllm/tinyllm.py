@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from labkit.bench.native import build, load
-from labkit.errors import UsageError
 from labkit.session.device import Device
-from labkit.trace.steps import Trace
+from whywrong.errors import UsageError
+from whywrong.recording.steps import Trace
 
 FOLDER = Path(__file__).parent
 HOST = FOLDER.parent / "cuda_host"

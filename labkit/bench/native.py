@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.errors import UsageError
 from labkit.session.device import Device, cpu_name
-from labkit.session.record import writable
+from whywrong.errors import UsageError
+from whywrong.files import writable
 
 CACHE = "LABKIT_CACHE"
 """Environment variable: where what was built is kept; by default labkit/ in the user's cache directory."""

@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.errors import UsageError
-from labkit.numerics.compare import Comparison
 from labkit.session import device as devices
 from labkit.session.catalogue import ROOT
-from labkit.session.record import complete_file, made_by, versions, writable
-from labkit.tables import Table
+from labkit.session.record import made_by, versions
+from whywrong.comparing.comparison import Comparison
+from whywrong.errors import UsageError
+from whywrong.files import complete_file, writable
+from whywrong.tables import Table
 
 QUANTILES = (0.5, 0.2, 0.8)
 ROUNDS = 3

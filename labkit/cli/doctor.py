@@ -9,29 +9,36 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-from labkit.errors import WORKBOOK
-from labkit.session.catalogue import CHECKOUT, ROOT
+import labkit
+from labkit.requirements import WORKBOOK
+from labkit.session.catalogue import ROOT
 from labkit.session.device import decide
 from labkit.session.record import records, stale, versions
+
+OURS = ("whywrong", "whywrong-workbook")
+"""The distributions of this checkout."""
 
 
 def problems() -> Iterator[str]:
     """What is wrong here, a line each with its remedy; nothing where all is well."""
-    if any(importlib.metadata.distributions(name="kernels")):
-        yield "the unrelated PyPI package `kernels` is installed: `pip uninstall kernels`"
+    for name in ("kernels", "labkit"):  # ours is called whywrong-workbook where it is installed
+        if any(Path(str(one.locate_file(""))) != ROOT for one in importlib.metadata.distributions(name=name)):
+            yield f"the unrelated PyPI package `{name}` is installed: `pip uninstall {name}`"
+    if not (where := Path(labkit.__file__)).is_relative_to(ROOT):
+        yield f"labkit is imported from {where.parent}; wanted {ROOT / 'labkit'}: `make setup`"
     if decide().is_cuda and importlib.util.find_spec("nvmath") is None:
         yield "there is a GPU but no nvmath-python, which calls cuBLAS: `pip install nvmath-python`"
 
 
 def absent() -> list[str]:
-    """What labkit asks for, alone and with the extra `workbook`, and is not installed."""
+    """What whywrong and labkit ask for and is not installed."""
     try:
-        asked = importlib.metadata.requires("labkit") or []
+        asked = [one for name in OURS for one in importlib.metadata.requires(name) or ()]
     except importlib.metadata.PackageNotFoundError:
         return []
-    mine = (one for one in asked if "extra ==" not in one or re.search(r"""extra == .workbook.""", one))
-    names = (match[0] for one in mine if (match := re.match(r"[\w.-]+", one)))
+    names = (match[0] for one in asked if "extra ==" not in one and (match := re.match(r"[\w.-]+", one)))
     return [name for name in names if not any(importlib.metadata.distributions(name=name))]
 
 
@@ -53,11 +60,11 @@ def report() -> bool:
     for path, why in stale().items():
         print(f"not up to date: {path}: {why}")
     if missing := [name for name in WORKBOOK if importlib.util.find_spec(name) is None]:
-        print(f"not installed, for notebooks and pictures: {', '.join(missing)}: pip install 'labkit[workbook]'")
+        print(f"not installed, for notebooks and pictures: {', '.join(missing)}: `make setup` installs them")
     if none := without_wheel(absent()):
         version = ".".join(map(str, sys.version_info[:2]))
         print(f"no wheel for Python {version} where pip looks: {', '.join(none)}; wanted Python 3.11 to 3.14")
-    found = list(problems()) if CHECKOUT else []
+    found = list(problems())
     for problem in found:
         print(f"problem: {problem}")
     words = f"{len(stale())} records are not up to date" if stale() else "all is well"

@@ -25,8 +25,8 @@ from nbclient.exceptions import DeadKernelError
 
 from labkit.cli.pages import as_page, card
 from labkit.cli.run import ended
-from labkit.session.record import write_text
 from labkit.session.secrets import hidden
+from whywrong.files import write_text
 
 CELL_TIMEOUT = 3600
 """Seconds that one cell may take."""

@@ -3,71 +3,46 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 import shlex
 import signal
 import sys
 import textwrap
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
-from labkit.errors import UsageError, extra
-from labkit.session.catalogue import CHECKOUT, ROOT, Notebook, notebook, notebooks, read_json
+from labkit.requirements import needs
+from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks
 from labkit.session.secrets import hidden
-from labkit.tables import printable
+from whywrong import console
+from whywrong.console import Parser, positive
+from whywrong.errors import UsageError
+from whywrong.tables import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 where a run or a check failed, 2 for bad input."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    try:
-        if "\0".join(words).encode("utf-8", "replace").decode() != "\0".join(words):
-            raise UsageError("an argument has bytes that are no UTF-8; wanted text")
-        options, unknown = _parser(words).parse_known_args(words)
-        if unknown:
-            _Parser(prog=options.called).error(f"unrecognized arguments: {' '.join(unknown)}")
-        if not (CHECKOUT or options.command in (_diff, _doctor)):
-            raise UsageError(f"{options.called} needs a checkout of the workbook; diff and doctor do not")
-        with extra(options.called), warnings.catch_warnings(action="ignore"):  # of libraries, with what files say
-            code = options.command(options)
-        sys.stdout.flush()
-        return code or 0
-    except BrokenPipeError:  # as of `labkit list | head`; nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except UsageError as error:
-        _show(f"labkit: {' '.join(str(error).split())}", sys.stderr)
-        return 2
-    except Exception as error:
-        if os.environ.get("LABKIT_TRACEBACK"):
-            raise
-        first = (str(error).strip().splitlines() or [""])[0][:300]
-        _show(f"labkit: {type(error).__name__}: {first} (LABKIT_TRACEBACK=1 shows where)", sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("labkit: interrupted; finished runs are kept, the same command takes up the rest", file=sys.stderr)
-        return 130
+    left = "interrupted; finished runs are kept, the same command takes up the rest"
+    return console.run("labkit", sys.argv[1:] if arguments is None else list(arguments), _main, left, _show)
+
+
+def _main(words: Sequence[str]) -> int | None:
+    options, unknown = _parser(words).parse_known_args(words)
+    if unknown:
+        Parser(prog=options.called).error(f"unrecognized arguments: {' '.join(unknown)}")
+    with needs(options.called):
+        return options.command(options)
 
 
 def _show(text: object, file: TextIO | None = None) -> None:
     """Print what came from files, names and people: nothing that steers a terminal, and no secret."""
-    print(printable(hidden(str(text))), file=file, flush=True)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as every other error does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; {self.prog} --help shows what there is")
+    console.show(hidden(str(text)), file)
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    parser = _Parser(prog="labkit", description="Find out why a kernel's or a model's numbers are wrong, and prove it.")
+    parser = Parser(prog="labkit", description="Find out why a kernel's or a model's numbers are wrong, and prove it.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, does: Callable[[argparse.Namespace], int | None], *examples: str) -> Any:
@@ -91,18 +66,18 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     option("-p", action="append", default=[], type=_pair, metavar="name=value", help="a parameter, repeatable")
     option("--device", **device)
     option("--out", **folder, default=ROOT / "runs", help="where runs go (runs/)")
-    option("--jobs", type=_positive, default=1, metavar="N", help="how many at a time (1)")
+    option("--jobs", type=positive, default=1, metavar="N", help="how many at a time (1)")
     option("--force", action="store_true", help="run again what is finished")
-    option("--timeout", type=_positive, metavar="SECONDS", help="end a run that takes longer")
+    option("--timeout", type=positive, metavar="SECONDS", help="end a run that takes longer")
 
     drawn = "attention_matmul -p heads=1..16 -p n=1..4096 --sample 100 --cluster slurm --settings slurm.yaml"
     option = command("sweep", _sweep, "dalpha_atomics -p tile=8,16,32 -p seed=0..9 --workers 2", drawn)
     option("name", metavar="NAME", help="a notebook's name")
     spans = "values of a parameter, repeatable: heads=1..16, tile=8,16,32, level=0..1..0.25"
     option("-p", action="append", default=[], type=_pair, metavar="name=values", help=spans)
-    option("--sample", type=_positive, metavar="N", help="draw so many points of the grid; always the same")
+    option("--sample", type=positive, metavar="N", help="draw so many points of the grid; always the same")
     option("--cluster", default="local", metavar="WHERE", help="local, slurm, pbs, or tcp://HOST:PORT (local)")
-    option("--workers", type=_positive, metavar="N", help="processes or jobs (local: one a core or GPU)")
+    option("--workers", type=positive, metavar="N", help="processes or jobs (local: one a core or GPU)")
     option("--gpus", action="store_true", help="give each local worker a GPU of its own")
     option("--settings", type=Path, metavar="FILE", help="YAML: keyword arguments of Dask's cluster")
     option("--retries", type=int, choices=range(10), default=2, metavar="N", help="new attempts after a death (2)")
@@ -121,31 +96,11 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     option = command("record", _record, "runs/attention_matmul/0123456789ab")
     option("run_dir", nargs="+", type=Path, metavar="RUN_DIR", help="the folder of a finished run")
 
-    option = command("diff", _diff, "golden.safetensors observed.safetensors --explain --html page.html")
-    steps = "steps: safetensors, .npy, .npz, .pt, a folder"
-    option("golden", type=Path, metavar="GOLDEN", help=f"a recorded golden; or {steps}")
-    option("observed", type=Path, nargs="+", metavar="OBSERVED", help=f"{steps}; several are runs of one program")
-    promised = "what the observed were promised: storage, products, accumulate, eager, flush (else what the files say)"
-    option("--precision", metavar="name=value,...", help=promised)
-    option("--names", type=Path, metavar="FILE", help="JSON: the golden's names to the observed's, where they differ")
-    option("--explain", action="store_true", help="look for the break of the recorded golden that gives these numbers")
-    option("--step", metavar="NAME", help="explain this wrong step, not the first")
-    option("--seconds", type=_positive, metavar="S", help="about how long --explain may take (20)")
-    option("--json", action="store_true", help="print JSON")
-    option("--plot", **folder, help="write pictures of the error there")
-    option("--html", type=Path, metavar="PAGE", help="write one page with all of it, for a pull request or a colleague")
-
     option = command("new", _new, "softmax_rows")
     option("name", metavar="NAME", help="its name, a Python name in small letters")
 
     command("doctor", _doctor)
     return parser
-
-
-def _positive(text: str) -> int:
-    if not re.fullmatch("[1-9][0-9]{0,8}", text):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not right; wanted a whole number from 1")
-    return int(text)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -187,7 +142,7 @@ def _block(book: Notebook) -> str:
 def _run(options: argparse.Namespace) -> int:
     """Run notebooks headless; all of them without a name."""
     from labkit.cli import pages, run
-    from labkit.session.record import writable
+    from whywrong.files import writable
 
     names = [name for name, _ in options.p]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -206,7 +161,7 @@ def _run(options: argparse.Namespace) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     """Run a notebook at each point of a grid of parameters, on Dask."""
     from labkit.cli import sweep
-    from labkit.session.record import writable
+    from whywrong.files import writable
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: it ends the workers, and jobs on a cluster
         if signal.getsignal(number) == signal.SIG_DFL:  # and not ignored, as under nohup
@@ -252,54 +207,6 @@ def _new(options: argparse.Namespace) -> None:
 
     _show("\n".join(f"written: {os.path.relpath(path)}" for path in new(options.name)))
     _show("Read the notebook top to bottom and replace it cell by cell; CONTRIBUTING.md says what its tests ask.")
-
-
-def _diff(options: argparse.Namespace) -> int:
-    """Where a trace, or a tensor, leaves its golden; exit 0 nowhere, 1 somewhere."""
-    from labkit.numerics.precision import from_words
-    from labkit.session.record import writable
-    from labkit.trace.diff import report
-
-    precision = from_words(options.precision) if options.precision is not None else None
-    names = read_json(options.names, "--names") if options.names else {}
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise UsageError(f"--names: {options.names} is not right; wanted a JSON object of names")
-
-    if (options.step or options.seconds) and not options.explain:
-        raise UsageError("--step, --seconds: are for --explain; wanted that beside them")
-    say = partial(_show, file=sys.stderr)
-    found = report(options.golden, options.observed, precision, say, names, elements=bool(options.html or options.plot))
-    why = _explained(found, options, precision, names) if options.explain and found.alarm else None
-    if options.json:
-        print(json.dumps(found.as_json() | ({"explain": why.as_json()} if why else {}), indent=1, allow_nan=False))
-    else:
-        _show("\n".join(map(str, [found, *(["", why] if why else [])])))
-    if options.plot:
-        from labkit.cli.diff_plots import pictures
-
-        say("\n".join(f"picture: {path}" for path in pictures(found, writable(options.plot, "--plot"))))
-    if options.html:
-        from labkit.cli.html import page
-
-        say(f"page: {page(found, options.html)}")
-    if options.explain and found.alarm and why is None:
-        record = "labkit.golden(reference, *inputs).save(FILE) writes one, which any step can be run again from"
-        say(f"--explain: {options.golden} has steps alone; wanted a recorded golden: {record}")
-    return 1 if found.alarm else 0
-
-
-def _explained(found: Any, options: argparse.Namespace, precision: Any, names: dict[str, str]) -> Any:
-    """Why the run that is shown diverges; of several that differ between each other, that. None without a program."""
-    from labkit.causes.explain import explain
-    from labkit.trace.diff import open_golden
-    from labkit.trace.dumps import open_dump
-    from labkit.trace.golden import Golden
-
-    if not isinstance(golden := open_golden(options.golden), Golden):
-        return None
-    runs = [open_dump(Path(run)) for run in dict.fromkeys([found.run, *found.runs])]
-    how = {"step": options.step, "seconds": options.seconds or 20.0, "report": found.shown}
-    return explain(runs, golden, precision or found.shown.precision, names, **how)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
-from labkit.session.record import write_text
+from whywrong.errors import UsageError
+from whywrong.files import write_text
 
 TEMPLATE = Path(__file__).parent / "template"
 """The files where the checkout has them. NAME stands for the name, and .txt at the end says that it is no code yet."""

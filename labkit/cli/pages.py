@@ -30,12 +30,13 @@ from nbconvert.exporters import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from PIL import Image
 
-from labkit.errors import UsageError
 from labkit.session.catalogue import notebooks
 from labkit.session.claims import VERDICTS
-from labkit.session.record import as_result, belongs, failure, raised, write_text, writing
+from labkit.session.record import as_result, belongs, failure, raised
 from labkit.session.secrets import KNOWN
-from labkit.tables import number, printable
+from whywrong.errors import UsageError
+from whywrong.files import write_text, writing
+from whywrong.tables import number, printable
 
 PAGES = Path(__file__).parent / "pages"
 CARDS = 12

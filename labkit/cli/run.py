@@ -31,12 +31,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks, read_json, resolve
 from labkit.session.claims import answer
-from labkit.session.record import complete, run_id, sources, summary, write_text
+from labkit.session.record import complete, run_id, sources, summary
 from labkit.session.secrets import hidden
-from labkit.tables import Table
+from whywrong.errors import UsageError
+from whywrong.files import write_text
+from whywrong.tables import Table
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 FILES = ("notebook.ipynb", "report.html", "log.txt")

@@ -31,8 +31,8 @@ import numpy as np
 
 from labkit.cli import run
 from labkit.cli.run import Say
-from labkit.errors import UsageError
 from labkit.session.catalogue import Parameter, notebook, read_yaml, resolve
+from whywrong.errors import UsageError
 
 MOST = 1_000_000
 """Points of a sweep, and values of a range, above which it is taken for a mistake."""
@@ -146,11 +146,11 @@ def completed(client: Any, work: Callable[[Any], Any], items: Iterable[Any], ret
 
 
 def hunt(client: Any, kernel: Any, reference: Any, inputs: Any, *, seeds: Iterable[int], **options: Any) -> Any:
-    """:func:`labkit.hunt` on a Dask client: a hunt from each of `seeds`, which draw other cases, up to a failure.
+    """:func:`whywrong.hunt` on a Dask client: a hunt from each of `seeds`, which draw other cases, up to a failure.
 
     Returns the hunt that found one, or the last, with the counts of all. Raises RuntimeError where a worker died of it.
     """
-    from labkit.causes.hunt import Hunt, hunt
+    from whywrong.fuzzing.fuzz import Hunt, hunt
 
     total, counted = Hunt(kernel, reference, (), 0), ("examples", "refused", "discarded")
     for seed, report in completed(client, lambda seed: hunt(kernel, reference, inputs, seed=seed, **options), seeds, 0):

@@ -9,10 +9,11 @@ from typing import Any
 
 import pandas  # type: ignore[import-untyped]
 
-from labkit.errors import UsageError
 from labkit.session.catalogue import Notebook, notebook
-from labkit.session.record import belongs, complete, complete_file, failure, writing
-from labkit.tables import Table, number
+from labkit.session.record import belongs, complete, failure
+from whywrong.errors import UsageError
+from whywrong.files import complete_file, writing
+from whywrong.tables import Table, number
 
 LONGEST = 32
 """Characters above which a cell is not shown on a terminal; the file has it whole."""

@@ -20,12 +20,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import UsageError, did_you_mean
 from labkit.session.secrets import is_secret
+from whywrong.errors import UsageError, did_you_mean
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-CHECKOUT = (ROOT / "pyproject.toml").is_file()
-"""Whether labkit runs from a checkout of the workbook; installed from a wheel it has neither notebooks nor kernels."""
 
 
 def read_json(path: Path, what: str) -> Any:

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT, read_yaml
 from labkit.session.record import Record, recorded
 from labkit.session.wording import fields, fill
-from labkit.tables import Table
+from whywrong.errors import UsageError
+from whywrong.tables import Table
 
 VERDICTS = {"confirmed": "#0072b2", "refuted": "#d55e00", "undecidable": "#8a6d00", "untestable": "#666666"}
 """The verdicts, and the colour in which a ledger shows each."""

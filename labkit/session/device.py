@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.errors import UsageError
-from labkit.session.catalogue import CHECKOUT, ROOT
+from labkit.session.catalogue import ROOT
+from whywrong.errors import UsageError
 
 CHOICES = ("auto", "cpu", "cuda")
 
@@ -72,7 +72,7 @@ def choose(request: str = "auto") -> Device:
         restart = "restart the process (in Jupyter: the kernel)"
         raise UsageError(f"device: kernels of this process are set for another device than {device.kind!r}; {restart}")
     os.environ["TRITON_INTERPRET"] = wanted
-    if CHECKOUT and str(ROOT) not in sys.path:
+    if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     return device
 

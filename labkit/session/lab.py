@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.errors import UsageError
 from labkit.session import catalogue, device, record
 from labkit.session.claims import Ledger, claims_file, plain
+from whywrong.errors import UsageError
 
 if TYPE_CHECKING:
-    from labkit.causes.hypotheses import Weighing
+    from whywrong.explaining.hypotheses import Weighing
 
 
 class Lab:
@@ -54,7 +54,7 @@ class Lab:
     ) -> None:
         """Write result.json as the notebook's last act.
 
-        `verdict` is what :func:`labkit.weigh` found: its cause, what is left and what is refuted; None where nothing
+        `verdict` is what :func:`whywrong.weigh` found: its cause, what is left and what is refuted; None where nothing
         was weighed. `ledger` is that of the notebook's own claims file, where there is one, every claim settled.
         Raises UsageError otherwise, and nothing is written.
         """

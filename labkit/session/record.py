@@ -10,17 +10,17 @@ import os
 import platform
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import UsageError
-from labkit.session.catalogue import CHECKOUT, ROOT, Notebook, notebook, read_json, read_yaml
+from labkit.session.catalogue import ROOT, Notebook, notebook, read_json, read_yaml
 from labkit.session.secrets import refuse_secrets
+from whywrong.errors import UsageError
+from whywrong.files import write_text
 
 SCHEMA = 1
 RESULTS = ROOT / "data" / "results"
@@ -42,9 +42,9 @@ def _hash(files: Iterable[Path]) -> str:
     return _digest(b"".join(named))
 
 
-def hash_labkit() -> str:
-    """A hash of all of labkit's code."""
-    return _hash((ROOT / "labkit").rglob("*.py"))
+def hash_of(package: str) -> str:
+    """A hash of all of the code of a package of this checkout."""
+    return _hash((ROOT / package).rglob("*.py"))
 
 
 def made_by(*code: str, without: Collection[str] = ()) -> str:
@@ -84,10 +84,10 @@ def _used(path: Path, code: str) -> Iterator[Path]:
 
 
 def sources(book: Notebook) -> dict[str, str]:
-    """Hashes of what a run depends on: the notebook's code, the kernels that it uses, labkit."""
+    """Hashes of what a run depends on: the notebook's code, the kernels that it uses, labkit and whywrong."""
     code = _digest("\0".join(book.code).encode())
     plain = ["".join(line for line in cell.splitlines(True) if line[0] not in "%!") for cell in book.code]  # no magics
-    return {"notebook": code, "labkit": hash_labkit(), "kernels": made_by(*plain)}
+    return {"notebook": code, "labkit": hash_of("labkit"), "whywrong": hash_of("whywrong"), "kernels": made_by(*plain)}
 
 
 def run_id(name: str, parameters: Mapping[str, Any], hashes: Mapping[str, str], device: Sequence[str]) -> str:
@@ -130,41 +130,6 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, text + "\n")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file or none, and its folder where that is not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with complete_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="")
-
-
-@contextmanager
-def complete_file(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`, moved into place when what is written to it is complete, and else removed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def writing(path: Path, what: str) -> Iterator[None]:
-    """Where `path` cannot be written, raise UsageError, which begins with `what`."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{what}: {path} cannot be written ({error.strerror or error}); wanted one that can") from None
-
-
-def writable(folder: Path, what: str) -> Path:
-    """The folder, made if it is not there. Raises UsageError, which begins with `what`, if nothing can be written."""
-    with writing(folder, what):
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    return folder
-
-
 @dataclass(frozen=True)
 class Record:
     """A result recorded elsewhere, usually on a GPU, and kept under data/results/."""
@@ -174,7 +139,7 @@ class Record:
 
     @property
     def changed(self) -> list[str]:
-        """Which of notebook, kernels and labkit have changed since it was recorded."""
+        """Which of notebook, kernels, labkit and whywrong have changed since it was recorded."""
         then = self.result["provenance"]["sources"]
         return [part for part, now in sources(notebook(self.result["notebook"])).items() if now != then.get(part)]
 
@@ -214,7 +179,7 @@ def summary(result: dict[str, Any]) -> tuple[str | None, str]:
 
 def stale() -> dict[str, str]:
     """Records of earlier kernels, or not made yet, by their path below the checkout: why each is not up to date."""
-    return read_yaml(RESULTS / "stale.yaml", "records") or {} if CHECKOUT else {}
+    return read_yaml(RESULTS / "stale.yaml", "records") or {}
 
 
 @cache

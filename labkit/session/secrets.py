@@ -8,7 +8,7 @@ import os
 import re
 import sys
 
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 MISSING = "NOT SCANNED FOR SECRETS: detect-secrets is not installed; wanted it: pip install -e '.[lm]'"
 VALUE = re.compile(

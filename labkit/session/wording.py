@@ -17,8 +17,8 @@ from typing import Any
 import jinja2
 import jinja2.meta
 
-from labkit.errors import UsageError
-from labkit.tables import digits
+from whywrong.errors import UsageError
+from whywrong.tables import digits
 
 
 def count(value: float) -> str:

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "labkit")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "whywrong")]
 
 from labkit.session.device import choose  # noqa: E402
 
@@ -36,7 +36,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-import labkit  # noqa: E402
+import whywrong  # noqa: E402
 from kernels.attention import attention, calls, elementwise, fused, problem, scores  # noqa: E402
 from kernels.attention import faulty as attention_faults  # noqa: E402
 from kernels.attention import golden as attention_golden  # noqa: E402
@@ -61,10 +61,10 @@ from kernels.tinyllm import tinyllm  # noqa: E402
 Tensor = torch.Tensor
 TRITON, CUDA, BLAS, TORCH = "Triton", "CUDA C++", "BLAS", "torch"
 BOTH, CUDA_ALONE = "both", "cuda"
-PLAIN, EAGER = labkit.Precision(), labkit.Precision(eager=True)
-SPLIT = labkit.Precision(products="tf32x3", flush=True)
+PLAIN, EAGER = whywrong.Precision(), whywrong.Precision(eager=True)
+SPLIT = whywrong.Precision(products="tf32x3", flush=True)
 """Of a number near the smallest normal one, tensor cores lose the low part."""
-FLUSHED = {"atomic_add": labkit.Precision(flush=True)}
+FLUSHED = {"atomic_add": whywrong.Precision(flush=True)}
 """Adding to memory atomically flushes subnormal numbers to zero (PTX ISA, atom and red with .add.f32)."""
 C = Constants()
 DRAWN = st.sampled_from([1, 2, 3, 5, 7, 8, 9, 16, 17, 31, 33, 37, 64, 65])
@@ -82,7 +82,7 @@ class Case(NamedTuple):
     kernel: Callable[..., Any]
     reference: Callable[..., Any]
     inputs: Any
-    precision: labkit.Precision = PLAIN
+    precision: whywrong.Precision = PLAIN
     how: dict[str, Any] = {}  # noqa: RUF012
     faulty: bool = False
     exists: str = BOTH
@@ -94,14 +94,14 @@ class Case(NamedTuple):
         """Whether there is anything to see of it on this device."""
         return self.exists in (BOTH, DEVICE.kind)
 
-    def hunt(self, examples: int, seconds: float = float("inf"), most: int = 1 << 14) -> labkit.Hunt:
+    def hunt(self, examples: int, seconds: float = float("inf"), most: int = 1 << 14) -> whywrong.Hunt:
         """On this device."""
         if isinstance(self.inputs, st.SearchStrategy):  # which has sizes of its own
             most = 1 << 14
         elif self.language == TRITON and not DEVICE.is_cuda:
             most = min(most, self.interpreted)
         how = {"most": most, "examples": examples, "seconds": seconds} | self.how
-        return labkit.hunt(self.kernel, self.reference, there(self.inputs), self.precision, **how)
+        return whywrong.hunt(self.kernel, self.reference, there(self.inputs), self.precision, **how)
 
 
 def there(inputs):
@@ -280,7 +280,7 @@ def dot(a, b):
 CONNECTIONS = st.builds(connection, DRAWN, st.sampled_from([1, 2, 4]), DRAWN, SEEDS)
 PROBLEMS = st.builds(pre_problem, DRAWN, st.sampled_from([1, 2, 9, 17, 33, 65, 97, 129]), SEEDS)
 PIPELINED = st.builds(projected, st.sampled_from([64, 1000, 16384]), st.sampled_from([512, 2048, 16384]), SEEDS)
-RACE = {"precision": labkit.Precision(products="bfloat16x2"), "exists": CUDA_ALONE}
+RACE = {"precision": whywrong.Precision(products="bfloat16x2"), "exists": CUDA_ALONE}
 RACE |= {
     "how": {"most": 1 << 26},
     "why": "the compiler's pipeline, which the interpreter has not; its bfloat16 products are wrong",
@@ -524,7 +524,7 @@ def result(case: Case, draws: int, seconds: float, explain: bool) -> dict[str, A
     return row(case, "falls", **counts, words=found.failure.words, smallest_input=smallest(found), cause=cause)
 
 
-def smallest(found: labkit.Hunt) -> str:
+def smallest(found: whywrong.Hunt) -> str:
     """The text that makes each input of the failure; of what a strategy drew, its shape."""
     texts = [f"{name}: {made}" for name, made in found.made.items()]
     shapes = (line.strip() for line in repr(found.failure).splitlines()[1:])

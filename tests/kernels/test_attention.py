@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import labkit
+import whywrong
 from kernels.attention import attention, elementwise, golden, product, verification
 from kernels.attention.problem import REPORT, Inputs, Sizes, decode, index_coded, uniform
-from labkit import compare, localise, poisoned, repeat
-from labkit.errors import UsageError
+from whywrong import compare, localise, poisoned, repeat
+from whywrong.errors import UsageError
 
 FLOAT32 = golden.PROMISED["float32"]
 SIZES = [REPORT, Sizes(3, 37, 53, 29), Sizes(2, 1, 7, 3), Sizes(1, 1, 1, 1), Sizes(1, 257, 509, 64), Sizes(2, 5, 1, 61)]
@@ -70,7 +70,7 @@ def test_the_bounds_hold_at_96_heads_of_4096_by_4096():
 @pytest.mark.parametrize("columns", [1, 2, 31, 128, 4096, 4097, 10_000])
 def test_softmax_takes_any_width(device, rng, columns):
     x = (4 * rng.standard_normal((2, 3, columns))).astype(np.float32)
-    recorded = labkit.golden(lambda x: {"softmax": torch.softmax(x, -1)}, x=x)
+    recorded = whywrong.golden(lambda x: {"softmax": torch.softmax(x, -1)}, x=x)
     found = localise({"x": x, "softmax": elementwise.softmax(torch.from_numpy(x).to(device)).cpu()}, recorded, FLOAT32)
     assert found.first is None, str(found)
 

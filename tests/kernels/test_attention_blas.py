@@ -8,9 +8,9 @@ from kernels.attention import golden
 from kernels.attention.arena import Layout, allocate, escapes, poison
 from kernels.attention.blas import Gemm, GemmRejectedError, blas_for, check, scalars
 from kernels.attention.problem import Sizes
-from labkit import compare
-from labkit.errors import UsageError
-from labkit.numerics.bounds import sum_of_products
+from whywrong import compare
+from whywrong.comparing.bounds import sum_of_products
+from whywrong.errors import UsageError
 
 
 def random_gemm(rng, transa, transb, m, n, k, pad=0):

@@ -14,8 +14,8 @@ from kernels.attention import blind, calls, faulty, golden, identify, survey
 from kernels.attention.blas import GemmRejectedError
 from kernels.attention.calls import Call
 from kernels.attention.problem import REPORT, Sizes, uniform
-from labkit import Weighing
-from labkit.causes.hypotheses import UNDECIDABLE, Fit
+from whywrong import Weighing
+from whywrong.explaining.hypotheses import UNDECIDABLE, Fit
 
 BLOCK = 32
 SIZES = [*(Sizes(1, *order) for order in permutations((31, 43, 61))), Sizes(1, 43, 43, 31), replace(REPORT, heads=1)]

@@ -13,8 +13,8 @@ from kernels.attention.experiments import SCALINGS, Counted, Exchange, Final
 from kernels.attention.identify import Candidates, distinguishing, separating_settings
 from kernels.attention.problem import REPORT, Sizes, uniform
 from kernels.attention.survey import Fate, Likelihood, Outcome
-from labkit import Weighing
-from labkit.causes.hypotheses import Fit
+from whywrong import Weighing
+from whywrong.explaining.hypotheses import Fit
 
 LEVEL = 0.01
 CONFIRMED, REFUTED, UNDECIDABLE, UNTESTABLE = "confirmed", "refuted", "undecidable", "untestable"

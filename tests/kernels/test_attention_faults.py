@@ -10,7 +10,7 @@ from kernels.attention.blas import GemmRejectedError, blas_for
 from kernels.attention.calls import Call
 from kernels.attention.problem import REPORT, Sizes, uniform
 from kernels.attention.survey import Fate
-from labkit import compare
+from whywrong import compare
 
 BLOCK = 32
 

@@ -11,8 +11,8 @@ import triton.language as tl
 from kernels.attention import fused, scores, tf32x3
 from kernels.attention.arena import Layout, allocate, escapes
 from kernels.attention.problem import Sizes, uniform
-from labkit import compare, poisoned, repeat
-from labkit.errors import UsageError
+from whywrong import compare, poisoned, repeat
+from whywrong.errors import UsageError
 
 SIZES = [
     Sizes(3, 37, 53, 29),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import labkit
+import whywrong
 from kernels.bert import experiments, golden
 from kernels.bert.masking import Masking, generator, mask, places
 from kernels.bert.model import (
@@ -26,11 +26,11 @@ from kernels.bert.model import (
     preset,
     sinusoids,
 )
-from labkit.errors import UsageError
-from labkit.numerics.bounds import confidence
+from whywrong.comparing.bounds import confidence
+from whywrong.errors import UsageError
 
 SMALL = Config(vocabulary=97, hidden=24, layers=3, heads=4, inner=40, positions=41)
-FLOAT64, FLOAT32 = labkit.Precision("float64", accumulate="float64"), labkit.Precision("float32")
+FLOAT64, FLOAT32 = whywrong.Precision("float64", accumulate="float64"), whywrong.Precision("float32")
 OTHERS = [Config(53, 12, 1, 1, positions=9), Config(31, 10, 2, 5, 7, 12, 3, 4), Config(64, 32, 2, 8, positions=16)]
 
 
@@ -63,9 +63,9 @@ def twin(theirs, config, switches=BERT):
 
 def beyond(mine, theirs, *given):
     """The steps, of those that both have, that are further from Hugging Face's in float64 than float64 allows."""
-    allowed = labkit.bounded(golden.record(theirs, *given), FLOAT64)
+    allowed = whywrong.bounded(golden.record(theirs, *given), FLOAT64)
     there = [step for step in allowed if step.bound is not None and step.name in mine]
-    return [step.name for step in there if not labkit.compare(mine[step.name], step.value, step.bound).ok]
+    return [step.name for step in there if not whywrong.compare(mine[step.name], step.value, step.bound).ok]
 
 
 def assert_every_step_agrees(theirs, ours, given):
@@ -87,7 +87,7 @@ def test_in_float32_no_step_has_an_error_of_its_own(rng):
     theirs, ours = pair(OTHERS[1])
     ids, labels, types, _ = batch(OTHERS[1], rng)
     run = golden.record(theirs, ids, labels, types)
-    found = labkit.localise(golden.observed(ours.float(), ids, labels, types), run, FLOAT32)
+    found = whywrong.localise(golden.observed(ours.float(), ids, labels, types), run, FLOAT32)
     assert found.first is None, str(found)
     assert found.findings["bert.encoder.layer.0.attention.self/mul"].own.ok
 
@@ -114,7 +114,7 @@ def test_a_switch_that_is_set_otherwise_diverges_where_it_acts(rng, field, first
     changed = twin(theirs, OTHERS[1], replace(BERT, **{field: getattr(REPORT, field)})).float()
     ids, labels, *_ = batch(OTHERS[1], rng)
     seen = experiments.steps_alone(golden.observed(changed, ids, labels))
-    found = labkit.localise(seen, golden.record(theirs, ids, labels), FLOAT32)
+    found = whywrong.localise(seen, golden.record(theirs, ids, labels), FLOAT32)
     assert found.first == found.own[0] == first
 
 

@@ -17,9 +17,9 @@ from kernels.bert.experiments import EpsilonEffect, Norms
 from kernels.bert.inputs import Inputs
 from kernels.bert.model import AUTHOR_FIX, BERT, REPORT, Config, MaskedLM, preset
 from kernels.bert.reported import LOSSES, OWN, distances
-from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
 from labkit.session.record import stale
+from whywrong.errors import UsageError
 
 PLAN = ablation.plan()
 SMALL = Config(vocabulary=97, hidden=24, layers=2, heads=4, inner=40, positions=41)

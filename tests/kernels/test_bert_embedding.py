@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-import labkit
+import whywrong
 from kernels.bert import embedding
-from labkit import poisoned
-from labkit.errors import UsageError
-from labkit.numerics.bounds import confidence
 from labkit.session.catalogue import ROOT
+from whywrong import poisoned
+from whywrong.comparing.bounds import confidence
+from whywrong.errors import UsageError
 
 TABLES = ("tokens", "positions", "kinds", "gain", "shift")
 SIZES = [
@@ -71,10 +71,10 @@ def wrong(found, ids, types, tables, dout, eps=1e-6, padding=-1, keep=None):
         return {"out": functional.layer_norm(x, (tokens.shape[1],), gain, shift, eps) * keep}
 
     given = dict(zip(TABLES, tables, strict=True)) | {"keep": keep}
-    golden = labkit.golden(formula, loss=lambda result: (result["out"] * dout.double()).sum(), **given)
+    golden = whywrong.golden(formula, loss=lambda result: (result["out"] * dout.double()).sum(), **given)
     named = dict(zip(("out", *(f"grad:{name}" for name in TABLES)), found, strict=True))
     storage = str(dout.dtype).removeprefix("torch.")
-    report = labkit.localise(given | named, golden, labkit.Precision(storage=storage))
+    report = whywrong.localise(given | named, golden, whywrong.Precision(storage=storage))
     assert {name for name, finding in report.findings.items() if finding.own is not None} >= set(named)
     return report.divergent
 

@@ -17,8 +17,8 @@ import torch
 from kernels.bert import __main__ as command
 from kernels.bert import ablation, corpus, experiments, sentences, tokens, training
 from kernels.bert.model import IGNORED, MaskedLM
-from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
+from whywrong.errors import UsageError
 
 TINY = training.Run(hidden=16, layers=1, heads=2, length=24, batch=4, steps=6)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import labkit
+import whywrong
 from kernels.compare import blind_spots, calibration, claims, figures, right_programs, speed, trials
 from kernels.compare.checks import (
     CHECKS,
@@ -23,9 +24,9 @@ from kernels.compare.clean import CLEAN, FP32
 from kernels.compare.faulty import FAULTS
 from kernels.compare.speed import Speed
 from kernels.compare.systems import SIZES, golden, inputs, run
-from labkit import Precision, Trace, localise
-from labkit.numerics.structure import Null
-from labkit.trace.judge_rerun import Simulated
+from whywrong import Precision, Trace, localise
+from whywrong.checking.with_program import Simulated
+from whywrong.comparing.structure import Null
 
 
 def _names(kinds):
@@ -101,7 +102,7 @@ def test_the_checks_do_what_they_are_known_for():
     g = 0.1 * torch.randn(2048, 64, generator=generator, dtype=torch.float64)
     o = g.float()
     o[99] = 0.0
-    reference = labkit.golden(lambda a: {"x": a + 0.0}, a=g)
+    reference = whywrong.golden(lambda a: {"x": a + 0.0}, a=g)
     numbers = differences(Trace({"x": o}), {"x": reference["x"]}, FP32)
     first = {check: first_above(numbers[check], threshold) for check, (_, threshold) in CHECKS.items()}
     assert first_wrong(Trace({"x": o}), reference, FP32) == first["torch.testing.assert_close"] == "x"
@@ -315,7 +316,7 @@ def test_the_claims_on_speed_follow_the_times(ledger, monkeypatch, times, verdic
 
 def test_the_claim_on_whole_calls_holds_where_it_does_in_each_record(ledger, monkeypatch):
     name = "torch.testing.assert_close"
-    rows = [{"ours: labkit.compare": "500", name: "5500"}, {"ours: labkit.compare": "800", name: "5600"}]
+    rows = [{"ours: whywrong.compare": "500", name: "5500"}, {"ours: whywrong.compare": "800", name: "5600"}]
     monkeypatch.setattr(speed, "records", lambda: rows)
     claims.settle_speed(ledger, Speed(500.0, 500.0, 5500.0, 499.0, 0.001, 3.25))
     settled = ledger.settled["ten_times_assert_close"]

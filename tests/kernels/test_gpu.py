@@ -10,10 +10,10 @@ import torch
 
 from kernels import gpu
 from kernels.mhc.reductions import reduction_kernels, sums
-from labkit import compare
-from labkit.errors import UsageError
-from labkit.numerics.bounds import sum_of_products
 from labkit.session.catalogue import ROOT
+from whywrong import compare
+from whywrong.comparing.bounds import sum_of_products
+from whywrong.errors import UsageError
 
 
 @pytest.fixture

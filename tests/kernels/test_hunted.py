@@ -14,9 +14,9 @@ import hunted
 import torch  # noqa: F401
 from hunted import CASES
 
-import labkit
-from labkit.causes.hunt import check, drawn  # noqa: F401
+import whywrong
 from labkit.session.catalogue import ROOT
+from whywrong.fuzzing.fuzz import check, drawn  # noqa: F401
 
 SHORT = {
     "softmax": 3,
@@ -74,7 +74,7 @@ def test_the_command_writes_a_row_a_case(tmp_path, monkeypatch):
     assert [(row["outcome"], row["as_expected"]) for row in rows] == [("stands", "yes"), ("falls", "yes")]
     assert rows[0]["draws"] == 2
     made = {name: eval(text) for name, _, text in (x.partition(": ") for x in rows[1]["smallest_input"].split("; "))}
-    assert check(CASES[rows[1]["name"]].kernel, hunted.copied, made, labkit.Precision()) is not None
+    assert check(CASES[rows[1]["name"]].kernel, hunted.copied, made, whywrong.Precision()) is not None
 
 
 def test_a_case_that_breaks_the_hunt_is_a_row():

@@ -37,9 +37,9 @@ from kernels.lm.__main__ import main
 from kernels.lm.data import Sequences
 from kernels.lm.model import IGNORED, Decoder, build
 from kernels.lm.report import REPORT, sample
-from labkit import plots
-from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
+from whywrong.drawing import plots
+from whywrong.errors import UsageError
 
 SIZES = {"dim": 24, "layers": 2, "heads": 2, "hidden": 40}
 

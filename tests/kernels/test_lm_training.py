@@ -17,11 +17,11 @@ import yaml
 from kernels.lm import checkpoints, config, experiments, jsonl, metrics, preflight, training
 from kernels.lm.__main__ import main
 from kernels.lm.model import build
-from labkit.cli.main import main as labkit
-from labkit.errors import UsageError
-from labkit.numerics.bounds import confidence
-from labkit.numerics.precision import UNIT_ROUNDOFF
 from labkit.session.catalogue import ROOT
+from whywrong.comparing.bounds import confidence
+from whywrong.comparing.precision import UNIT_ROUNDOFF
+from whywrong.errors import UsageError
+from whywrong.reporting.command import main as whywrong_command
 
 STEPS = 40
 
@@ -387,7 +387,7 @@ def test_two_processes_give_the_losses_of_one_and_either_goes_on_from_the_other(
     narrow = lines(training.train(parsed(raw | {"folder": str(tmp_path / "narrow"), "precision": "float32"})))
     assert [line["ranks"] for line in metrics.read(folder / "run" / "metrics.jsonl")] == [1] * 4 + [2] * 8
     ranks = [str(folder / "run" / "dumps" / f"rank{rank}") for rank in (0, 1)]
-    assert labkit(["diff", *ranks]) == 0
+    assert whywrong_command(["diff", *ranks]) == 0
     two = lines(training.train(parsed(raw)))  # and one from what two have
     # what rounding does to these losses is measured in float32, and scales with the unit round-off
     grown = max(abs(a["loss"] - b["loss"]) for a, b in zip(one, narrow, strict=True)) / UNIT_ROUNDOFF["float32"]
@@ -412,7 +412,7 @@ def test_a_rank_whose_weights_have_drifted_is_told(raw, tmp_path, capsys):
         own = {"batch": torch.tensor(rank), "loss": torch.tensor(1.0 + rank)}  # these differ by right
         training.Dumps(settings, rank, 2, 0).write(1, own, torch.tensor(2.0), torch.tensor(1.0), model)
     folders = [str(tmp_path / "run" / "dumps" / f"rank{rank}") for rank in (0, 1)]
-    assert labkit(["diff", *folders]) == 1
+    assert whywrong_command(["diff", *folders]) == 1
     assert "first divergence: 000001.weight.blocks.1.down" in capsys.readouterr().out
 
 
@@ -443,7 +443,7 @@ def test_a_rank_that_saw_another_batch_is_told_from_the_others(raw, tmp_path, pa
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
     right, wrong = (tmp_path / what / "dumps" for what in ("right", "batch"))
-    assert labkit(["diff", str(right / "rank0"), str(right / "rank1")]) == 0
+    assert whywrong_command(["diff", str(right / "rank0"), str(right / "rank1")]) == 0
     assert experiments.first_difference(right / "rank1", wrong / "rank1") == (3, "rank1of2.batch")
     assert experiments.first_difference(right / "rank0", wrong / "rank0") == (3, "loss")
 
@@ -456,8 +456,8 @@ def test_two_runs_that_part_are_told_by_the_first_step_and_tensor(raw, tmp_path,
         training.train(parsed(given))
         paths.append(tmp_path / name / "dumps" / "rank0")
     one, same, other = paths
-    assert labkit(["diff", str(one), str(same)]) == 0
-    assert labkit(["diff", str(one), str(other)]) == 1
+    assert whywrong_command(["diff", str(one), str(same)]) == 0
+    assert whywrong_command(["diff", str(one), str(other)]) == 1
     # the rate of step 1 is 0, and step 3 begins with the first change
     assert experiments.first_difference(one, other) == (4, "weight.embedding.table")
     assert (one / "000002.grad.head.output.npy").exists()

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-import labkit
+import whywrong
 from kernels.mhc import counterfactual, faulty, golden, launch, mhc, peers, verification
 from kernels.mhc.problem import Constants, Inputs, draw
 from kernels.mhc.race import variants
 from kernels.mhc.reductions import sums
-from labkit import compare, localise, poisoned, repeat
-from labkit.errors import UsageError
-from labkit.numerics.bounds import sum_of_products
+from whywrong import compare, localise, poisoned, repeat
+from whywrong.comparing.bounds import sum_of_products
+from whywrong.errors import UsageError
 
 SHAPES = [(40, 4, 128), (15, 2, 131), (5, 8, 37), (3, 1, 16), (33, 4, 300), (1, 4, 1), (65, 2, 64)]
 C = Constants()
@@ -183,7 +183,7 @@ def test_the_operator_around_a_layer_has_autograds_gradients(device, rng, lead):
     out = mhc.hyper_connection(shaped, lambda v: 2 * v, phi, b, alpha, C)
     out.backward(inputs.dout.to(device).view(out.shape))
     ours = {"out": out.view(x.shape), "dx": x.grad, "dphi": phi.grad, "db": b.grad, "dalpha": alpha.grad}
-    recorded = labkit.golden(whole_golden, *given[:4], inputs.dout.to(device))
+    recorded = whywrong.golden(whole_golden, *given[:4], inputs.dout.to(device))
     found = localise(ours, recorded, verification.PROMISED[torch.float32])
     assert found.first is None, str(found)
 

@@ -12,8 +12,8 @@ from kernels.mhc import blind, claims, counterfactual, experiments, faulty, figu
 from kernels.mhc.faulty import RIGHT, Access, Problem
 from kernels.mhc.likelihood import ORDER
 from kernels.mhc.problem import Constants, draw
-from labkit import plots
 from labkit.session.catalogue import ROOT
+from whywrong.drawing import plots
 
 C = Constants()
 TILE = 32

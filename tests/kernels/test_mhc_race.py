@@ -13,10 +13,10 @@ from kernels.mhc.race import claims, emitted, explanations, figures, spare_buffe
 from kernels.mhc.race.explanations import CAUSE, EXPLANATIONS, PAIRS, weigh
 from kernels.mhc.race.spare_buffer import KERNELS, Pair
 from kernels.mhc.race.variants import ANOTHER_STORE, AS_IT_WAS, VARIANTS, Repeats
-from labkit import plots
 from labkit.session.claims import described
 from labkit.session.record import Record
 from labkit.session.wording import fill
+from whywrong.drawing import plots
 
 K = 16384
 RACING = {AS_IT_WAS, "2 stages", ANOTHER_STORE, "8 streams, 2 stages", "float32, one TF32 product"}

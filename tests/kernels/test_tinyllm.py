@@ -14,13 +14,13 @@ from kernels.corpus import corpus
 from kernels.tinyllm import blind, claims, experiments, fault_sets, faulty, golden, tables, tinyllm
 from kernels.tinyllm.identify import identify, outcome_in_words, wrongly_identified
 from kernels.tinyllm.tinyllm import Config, TinyLLM, library
-from labkit import localise, repeat
 from labkit.bench.native import build
-from labkit.errors import UsageError
 from labkit.session.claims import described
 from labkit.session.device import decide
 from labkit.session.record import Record
 from labkit.session.wording import fill
+from whywrong import localise, repeat
+from whywrong.errors import UsageError
 
 CONFIGS = [
     Config(vocabulary=61, context=17, width=48, layers=2, heads=4, sequences=3),

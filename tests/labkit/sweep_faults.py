@@ -21,9 +21,9 @@ from pathlib import Path
 import nbformat
 import psutil
 
-from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
 from labkit.session.record import complete
+from whywrong.errors import UsageError
 
 KINDS = ("kernel", "executor", "worker", "labkit", "cut off", "full disk")
 POINTS = 8

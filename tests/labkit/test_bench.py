@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from labkit.bench import timing as bench
-from labkit.errors import UsageError
-from labkit.numerics.compare import compare
 from labkit.session.device import Device
+from whywrong.comparing.comparison import compare
+from whywrong.errors import UsageError
 
 CPU = Device("cpu", "test")
 

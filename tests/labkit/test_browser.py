@@ -1,4 +1,4 @@
-"""The page of `labkit diff --html`, and the explorer in JupyterLab, in a real Chromium.
+"""The page of `whywrong diff --html`, and the explorer in JupyterLab, in a real Chromium.
 
 Skipped where Playwright or a Chromium is missing: neither is a dependency, so that the tests stay quick to set up.
 """
@@ -15,9 +15,9 @@ import nbformat
 import pytest
 import torch
 
-from labkit import Trace
 from labkit.cli.main import main
 from labkit.session.catalogue import ROOT
+from whywrong import Trace
 
 HOSTILE = "<img src=x onerror=document.title='run'><script>document.title='run'</script>"
 
@@ -97,12 +97,12 @@ def server(tmp_path_factory):
         "explore": "import torch, labkit\n"
         "g = torch.linspace(-1.0, 1.0, 3 * 20 * 30).view(3, 20, 30)\n"
         "o = g.clone(); o[1, 5, 7] += 1.0\n"
-        "labkit.localise({'x': o, 'y': g}, {'x': g, 'y': g}).explore()",
+        "whywrong.localise({'x': o, 'y': g}, {'x': g, 'y': g}).explore()",
         "gemm": f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "from labkit.session.device import choose\n"
         "choose('cpu')\n"
         "from kernels.attention import explorers\n"
-        "from labkit.explore import turnable\n"
+        "from whywrong.drawing.explorer import turnable\n"
         "turnable(explorers.gemm, explorers.ALT, **explorers.CONTROLS)",
     }
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}

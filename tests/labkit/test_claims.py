@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import labkit
-from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT, notebooks
 from labkit.session.claims import Claim, Ledger
 from labkit.session.record import Record
+from whywrong.errors import UsageError
 
 TEXTS = {"confirmed": "It is {{ x | digits }}.", "refuted": "Not so: {{ x | digits }}."}
 

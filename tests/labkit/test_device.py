@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from labkit.errors import UsageError
 from labkit.session import device
 from labkit.session.catalogue import ROOT
+from whywrong.errors import UsageError
 
 
 def test_an_unknown_device_is_refused():

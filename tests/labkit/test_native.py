@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from labkit.bench.native import build, load
-from labkit.errors import UsageError
 from labkit.session.catalogue import ROOT
 from labkit.session.device import Device
+from whywrong.errors import UsageError
 
 CPU = Device("cpu", "X")
 

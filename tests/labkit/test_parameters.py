@@ -1,7 +1,7 @@
 import pytest
 
-from labkit.errors import UsageError
 from labkit.session.catalogue import declared, resolve
+from whywrong.errors import UsageError
 
 CELL = """
 heads: int = 12  # [1, 128] number of heads

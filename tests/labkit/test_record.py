@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from labkit.errors import UsageError
 from labkit.session import record
 from labkit.session.catalogue import ROOT, notebook
+from whywrong.errors import UsageError
 
 
 def test_a_hash_is_of_what_code_imports_builds_and_includes(tmp_path, monkeypatch):

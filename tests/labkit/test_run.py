@@ -85,7 +85,7 @@ def test_a_finished_run_has_its_four_files_and_is_not_repeated(books, tmp_path):
     assert (result["schema"], result["status"], result["notebook"]) == (1, "ok", "good")
     assert result["parameters"] == {"heads": 3, "scale": 1e-05, "device": "cpu"}
     assert result["provenance"]["versions"]["torch"]
-    assert set(result["provenance"]["sources"]) == {"notebook", "kernels", "labkit"}
+    assert set(result["provenance"]["sources"]) == {"notebook", "kernels", "labkit", "whywrong"}
     code, said, _ = finish(labkit_run("good", "--out", out, "-p", "heads=3"))
     assert code == 0
     assert "reused" in said

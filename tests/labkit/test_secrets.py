@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from labkit.errors import UsageError
 from labkit.session.secrets import MISSING, hidden, refuse_secrets, secrets
+from whywrong.errors import UsageError
 
 
 def test_a_secret_is_told_by_its_line_and_kind_and_never_printed():

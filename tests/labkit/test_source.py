@@ -1,21 +1,21 @@
 import pytest
 
-import labkit
-from labkit.errors import UsageError
+import whywrong
 from labkit.session.catalogue import ROOT
 from labkit.source import show_source
+from whywrong.errors import UsageError
 
-FILE = "labkit/errors.py"
+FILE = "whywrong/errors.py"
 
 
 def test_a_function_is_shown_with_its_line_numbers_and_the_line_in_question():
-    source = show_source(labkit.compare, mark="_allowed(o, bound)")
-    text = (ROOT / "labkit/numerics/compare.py").read_text().splitlines()
+    source = show_source(whywrong.compare, mark="_allowed(o, bound)")
+    text = (ROOT / "whywrong/comparing/comparison.py").read_text().splitlines()
     (marked,) = source.marked
     assert text[source.first - 1].startswith("def compare(")
     assert "_allowed(o, bound)" in text[marked - 1]
     assert f"> {marked:4} {text[marked - 1]}" in str(source)
-    assert str(source).startswith(f"labkit/numerics/compare.py, line {source.first}")
+    assert str(source).startswith(f"whywrong/comparing/comparison.py, line {source.first}")
 
 
 def test_part_of_a_file_is_shown():

@@ -14,7 +14,7 @@ import pytest
 
 from labkit.cli import sweep, table
 from labkit.cli.main import main
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from sweep_faults import inject, started, write_notebook

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from labkit.errors import UsageError
 from labkit.session.wording import fields, fill
+from whywrong.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
-import labkit
+import whywrong
 from kernels.bert import golden, training
 from kernels.bert.masking import Masking, generator, mask, places
 from labkit.bench import Case, Provider, cuda_times
-from labkit.numerics.compare import Comparison, compare
 from labkit.session.catalogue import ROOT
 from labkit.session.device import Device
+from whywrong.comparing.comparison import Comparison, compare
 
 Tensor = torch.Tensor
 RUN = training.Run(
@@ -38,7 +38,7 @@ PROVIDERS = {"kernels.bert": ("bert", True), "plain": ("bert", False), "hugging 
 """A preset each, and whether its embedding is the fused one."""
 CHECKED = 4
 """Rows of the batch whose logits are checked: the golden keeps every operation in float64."""
-AUTOCAST = labkit.Precision(storage="bfloat16", products="bfloat16", eager=True)
+AUTOCAST = whywrong.Precision(storage="bfloat16", products="bfloat16", eager=True)
 STEPS = 10
 """Steps before anything is timed, and steps that are profiled."""
 
@@ -83,7 +83,7 @@ def _provider(name: str, run: training.Run) -> Provider:
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
             found = training.logits_of(model, few).float()
         theirs = training.model_of(replace(run, preset=training.HUGGING_FACE), run.vocabulary)
-        exact = labkit.bounded(golden.record(theirs, few, wanted), AUTOCAST).step("output.logits")
+        exact = whywrong.bounded(golden.record(theirs, few, wanted), AUTOCAST).step("output.logits")
         return compare(found, exact.value, exact.bound.absolute)
 
     def alone() -> dict[str, float]:

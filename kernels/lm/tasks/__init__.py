@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from kernels.lm.config import Evaluation, Finding, shown
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 FOLDER = Path(__file__).parent
 INSTALLED = "lm-eval installed: pip install -e '.[evaluation]'"

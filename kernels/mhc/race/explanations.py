@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-import labkit
+import whywrong
 from kernels.mhc.race.emitted import Emitted
 from kernels.mhc.race.spare_buffer import KERNELS, Pair, chance_without_effect
 from kernels.mhc.race.variants import AS_IT_WAS, VARIANTS, Repeats, Variant
-from labkit.causes.hypotheses import Fit
+from whywrong.explaining.hypotheses import Fit
 
 CAUSE = "a copy into a buffer that a pending product still reads"
 EXPLANATIONS: dict[str, Callable[[Variant, Emitted], bool]] = {
@@ -33,7 +33,7 @@ def weigh(
     repeats: Mapping[str, Repeats],
     spare_texts: Mapping[str, Pair],
     spare_repeats: Mapping[str, Pair],
-) -> labkit.Weighing | None:
+) -> whywrong.Weighing | None:
     """Compare each explanation with what was observed: every variant of `repeats`, and the spare buffer.
 
     A race need not strike, so a variant's repeats that are alike refute nothing; an explanation is refuted where
@@ -43,7 +43,7 @@ def weigh(
     """
     if not repeats or not repeats[AS_IT_WAS].differ:
         return None
-    weighing = labkit.Weighing([*repeats, *([PAIRS] if spare_repeats else [])])
+    weighing = whywrong.Weighing([*repeats, *([PAIRS] if spare_repeats else [])])
     for name, rule in EXPLANATIONS.items():
         fits = {v: _fit(runs.differ > 0, rule(VARIANTS[v], texts[v])) for v, runs in repeats.items()}
         if spare_repeats:
@@ -69,22 +69,22 @@ def _fit_pairs(may: list[Pair], repeats: Mapping[str, Pair]) -> Fit:
     return Fit(separated, math.nan, "as it says" if separated else "REFUTED: holds of both, and one never differs")
 
 
-def predictions(texts: Mapping[str, Emitted], spare_texts: Mapping[str, Pair]) -> labkit.Table:
+def predictions(texts: Mapping[str, Emitted], spare_texts: Mapping[str, Pair]) -> whywrong.Table:
     """A row an explanation: how many variants' repeats may differ, and those of the spare buffer, unused and used."""
     rows = []
     for name, rule in EXPLANATIONS.items():
         variants = [rule(VARIANTS[v], texts[v]) for v in VARIANTS]
         may = [[rule(KERNELS[k], text) for k, text in zip(KERNELS, side, strict=True)] for side in _sides(spare_texts)]
         rows.append((name, f"{sum(variants)} of {len(variants)}", *("may differ" if any(m) else "cannot" for m in may)))
-    return labkit.Table(("repeats differ by", "variants that may differ", "buffer unused", "buffer used"), rows)
+    return whywrong.Table(("repeats differ by", "variants that may differ", "buffer unused", "buffer used"), rows)
 
 
 def _sides(pairs: Mapping[str, Pair]) -> list[list[Emitted]]:
     return [[pairs[name][side] for name in KERNELS] for side in (0, 1)]
 
 
-def outcome(weighing: labkit.Weighing) -> labkit.Table:
+def outcome(weighing: whywrong.Weighing) -> whywrong.Table:
     """A row an explanation: whether it is left, or the first setting that refutes it."""
     refuted = weighing.refuted
     rows = [(name, "refuted by " + refuted[name] if name in refuted else "is left") for name in weighing.fits]
-    return labkit.Table(("explanation", "outcome"), rows)
+    return whywrong.Table(("explanation", "outcome"), rows)

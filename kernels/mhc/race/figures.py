@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from matplotlib.axes import Axes
 
-import labkit
+import whywrong
 from kernels.mhc.race.claims import TOLERANCE
 from kernels.mhc.race.emitted import Emitted
 from kernels.mhc.race.spare_buffer import Pair
 from kernels.mhc.race.variants import VARIANTS, Repeats
-from labkit import plots
+from whywrong.drawing import plots
 
 ROWS = 12
 """Variants that :func:`draw_errors` shows."""
@@ -65,7 +65,7 @@ def draw_errors(axes: Axes, repeats: Mapping[str, Repeats]) -> None:
     axes.set_title(words)
 
 
-def checks(repeats: Mapping[str, Repeats]) -> labkit.Table:
+def checks(repeats: Mapping[str, Repeats]) -> whywrong.Table:
     """A row a variant whose repeats differ: which of three checks sees it."""
     rows = [
         (
@@ -80,10 +80,10 @@ def checks(repeats: Mapping[str, Repeats]) -> labkit.Table:
     ]
     layer = f"RMS error of the layer's input, at most {TOLERANCE:.1e}"
     checks = ("two runs, bit for bit", "each element of the projection", layer)
-    return labkit.Table(("variant", *checks, "that RMS error"), rows)
+    return whywrong.Table(("variant", *checks, "that RMS error"), rows)
 
 
-def properties(texts: Mapping[str, Emitted], repeats: Mapping[str, Repeats]) -> labkit.Table:
+def properties(texts: Mapping[str, Emitted], repeats: Mapping[str, Repeats]) -> whywrong.Table:
     """A row a variant: what its source and its text have that may matter, and how many repeats differ."""
     rows = [
         (
@@ -97,10 +97,10 @@ def properties(texts: Mapping[str, Emitted], repeats: Mapping[str, Repeats]) -> 
         for name, variant in VARIANTS.items()
     ]
     columns = ("readers of x", "buffers of x, phi", "products left pending", "copy over what is read")
-    return labkit.Table(("variant", *columns, "repeats that differ"), rows)
+    return whywrong.Table(("variant", *columns, "repeats that differ"), rows)
 
 
-def spare_runs(pairs: Mapping[str, Pair]) -> labkit.Table:
+def spare_runs(pairs: Mapping[str, Pair]) -> whywrong.Table:
     """A row a text with a spare buffer: how many runs differ from its most common result, and its largest error."""
     rows = [
         (name, side, f"{runs.uncommon} of {runs.times}", runs.error / runs.bound)
@@ -108,4 +108,4 @@ def spare_runs(pairs: Mapping[str, Pair]) -> labkit.Table:
         for side, runs in pair._asdict().items()
     ]
     columns = ("kernel", "spare buffer", "runs unlike the most common", "error, times the tolerance")
-    return labkit.Table(columns, rows)
+    return whywrong.Table(columns, rows)

@@ -16,7 +16,7 @@ from kernels.mhc.problem import Constants
 from kernels.mhc.race import race_kernels
 from kernels.mhc.race.emitted import Order
 from labkit.bench.timing import cuda_times
-from labkit.numerics.bounds import Bound, sum_of_products
+from whywrong.comparing.bounds import Bound, sum_of_products
 
 Tensor = torch.Tensor
 STREAMS = 4

@@ -8,10 +8,10 @@ import torch
 
 from kernels.mhc.reductions import sums
 from labkit.bench import Case, Provider
-from labkit.errors import UsageError
-from labkit.numerics.bounds import sum_of_products
-from labkit.numerics.compare import Comparison, compare
 from labkit.session.device import Device
+from whywrong.comparing.bounds import sum_of_products
+from whywrong.comparing.comparison import Comparison, compare
+from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
 SHAPES = ((8, 2048, 8), (1, 1024, 16), (2, 1024, 16), (4, 1024, 16), (2, 2048, 32))

@@ -10,7 +10,7 @@ import torch
 from kernels import gpu
 from kernels.mhc.reductions import reduction_kernels as kernels
 from kernels.operations import differentiable, operation, shapes_of
-from labkit.errors import UsageError
+from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
 WAYS = {

@@ -1,1 +1,0 @@
-"""Why: hypotheses held against what was observed."""

@@ -1,1 +1,0 @@
-"""Many tensors: a recorded golden, traces and their files, capture, the first wrong step, run against run."""

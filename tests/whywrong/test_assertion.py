@@ -1,0 +1,135 @@
+"""`whywrong.assert_close` as a test calls it: what passes, and what the message says where it does not."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import whywrong
+from labkit.session.catalogue import ROOT
+from whywrong.errors import UsageError
+
+GENERATOR = torch.Generator().manual_seed(0)
+Q, K = (torch.randn(33, 64, generator=GENERATOR) for _ in range(2))
+
+
+def reference(q, k):
+    scores = whywrong.step("scores", q @ k.T / 8.0)
+    return whywrong.step("probabilities", scores.softmax(-1)) @ q
+
+
+def steps(factor=1.0):
+    scores = factor * (Q @ K.T / 8.0)
+    probabilities = scores.softmax(-1)
+    return {"scores": scores, "probabilities": probabilities, "output": probabilities @ Q}
+
+
+def message(*arguments, **named):
+    with pytest.raises(AssertionError) as caught:
+        whywrong.assert_close(*arguments, **named)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return whywrong.golden(reference, Q, K)
+
+
+def test_a_correct_result_passes_against_every_kind_of_golden(golden):
+    output = steps()["output"]
+    whywrong.assert_close(steps(), golden)
+    whywrong.assert_close(output, golden)
+    whywrong.assert_close(steps(), golden.trace())
+    whywrong.assert_close(steps(), {name: golden[name] for name in steps()})
+    whywrong.assert_close(output, golden["output"])
+    whywrong.assert_close(output.numpy(), golden["output"].numpy())
+    whywrong.assert_close((output, Q), (golden["output"], Q.double()))
+
+
+def test_a_result_may_have_parts_of_parts():
+    x = torch.randn(5, 1, 3, generator=GENERATOR)
+    module = torch.nn.LSTM(3, 4)  # gives output, (h, c)
+    recorded = whywrong.golden(module, x)
+    whywrong.assert_close(module(x), recorded)
+    output, (h, c) = module(x)
+    assert message((output, (h, 1.1 * c)), recorded).startswith("first divergence: output.1.1")
+    whywrong.assert_close((np.float32(1.0), [2.0, None]), (np.float64(1.0), [2.0, None]))
+
+
+def test_the_first_line_is_the_verdict_and_a_recorded_golden_separates_own_from_inherited(golden):
+    text = message(steps(1.001), golden)
+    assert text.startswith("first divergence: scores (own error: ")
+    assert "a guess from the dtypes" in text
+    assert "own errors: scores; inherited only: probabilities, output" in text
+    assert "every element is 1.001 times what it should be" in text
+
+
+@pytest.mark.parametrize("against", ["recorded", "numbers"])
+def test_the_worst_elements_are_shown_with_what_each_may_be_off(golden, against):
+    output = steps()["output"]
+    output[2, 3] += 0.5
+    output[20, 1] = torch.nan
+    text = message(output, golden if against == "recorded" else golden["output"])
+    first, second = (
+        next(line for line in text.splitlines() if line.startswith(at)).split() for at in ("20, 1", "2, 3")
+    )
+    assert first[3] == "nan"
+    assert float(second[2]) == pytest.approx(float(golden["output"][2, 3]))
+    assert float(second[3]) - float(second[2]) == pytest.approx(0.5, rel=1e-2)
+    assert 1e-8 < float(second[-2]) < 1e-4
+
+
+def test_elements_of_a_tensor_that_is_judged_in_blocks_have_their_places_in_the_whole():
+    x = torch.zeros(90, 10_000)
+    x[85, 17] = x[88, 9_999] = 1.0
+    text = message(x, torch.zeros(90, 10_000, dtype=torch.float64))
+    assert "\n85, 17 " in text
+    assert "\n88, 9999 " in text
+
+
+def test_a_recorded_golden_says_the_cause(golden):
+    text = message({**steps(), "output": steps()["output"] * 2.0}, golden)
+    assert "why output: cause" in text
+    assert "output is 2 times as large" in text
+
+
+def test_the_promise_decides_and_is_named(golden):
+    rounded = steps()["output"].bfloat16()
+    whywrong.assert_close(rounded, golden, whywrong.Precision(storage="bfloat16"))
+    text = message(rounded, golden, precision=whywrong.Precision(storage="float32"))
+    assert "precision: stored as float32" in text
+    assert "this looks like bfloat16" in text
+
+
+def test_whole_numbers_shapes_and_what_is_only_systematic_have_a_message(golden):
+    text = message(np.arange(4), np.array([0, 1, 2, 5]))
+    assert "1 of 4 elements beyond any bound" in text
+    assert text.splitlines()[-1].split() == ["3", "5", "3", "2", "0", "inf"]
+    assert "shape: observed (3, 64), golden (33, 64)" in message(steps()["output"][:3], golden)
+    below_one_rounding = 1.001 * golden["output"].float(), golden["output"]
+    assert "systematic" in message(*below_one_rounding, whywrong.Precision(storage="bfloat16"))
+
+
+def test_whole_numbers_that_float64_does_not_distinguish_are_shown_as_they_are():
+    text = message(torch.tensor([2**63 - 2, 5]), torch.tensor([2**63 - 1, 5], dtype=torch.uint64))
+    assert text.splitlines()[-1].split()[:3] == ["0", str(2**63 - 1), str(2**63 - 2)]
+
+
+def test_what_cannot_be_compared_is_no_failed_assertion(golden):
+    for observed in ("text", golden, {"scoers": Q}):
+        with pytest.raises(UsageError):
+            whywrong.assert_close(observed, golden)
+
+
+def test_pytest_shows_the_caller_and_the_message_and_nothing_of_whywrong(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import whywrong, torch\n\ndef test_it():\n    whywrong.assert_close(torch.ones(3), torch.zeros(3).double())\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "E       AssertionError: first divergence: output (3 of 3 elements" in run.stdout
+    assert "assertion.py" not in run.stdout

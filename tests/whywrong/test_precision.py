@@ -1,0 +1,67 @@
+"""The typed promise of a precision: what it may say, what is refused, and the formats behind it."""
+
+import pytest
+import torch
+
+from whywrong import Precision
+from whywrong.comparing.precision import CHOICES, UNIT_ROUNDOFF, from_fields, from_words, guess, representable, stored
+from whywrong.errors import UsageError
+
+
+def test_every_way_to_say_it_gives_the_same():
+    one = Precision(storage="bfloat16", products="tf32", steps={"scores": {"storage": "float32"}})
+    assert from_fields({"storage": "bf16", "products": "tf32", "steps": {"scores": {"storage": "float32"}}}) == one
+    assert Precision(torch.bfloat16, "TF32", steps=one.steps) == one
+    assert Precision("half", accumulate=torch.float16) == Precision("float16", accumulate="float16")
+    assert from_words("storage=bfloat16, products=tf32") == Precision(storage="bfloat16", products="tf32")
+    assert from_words("eager=true,flush=False") == Precision(eager=True)
+    assert "other fields for scores" in str(one)
+    assert (one.of("scores").storage, one.of("other").storage) == ("float32", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Precision(storage="bf17"), r"storage='bf17' is not right; wanted one of float64, float32"),
+        (lambda: Precision(products="fp8"), r"products='fp8' is not right; wanted one of ieee"),
+        (lambda: Precision(accumulate="tf32"), r"accumulate='tf32' is not right; wanted one of float64"),
+        (lambda: Precision(eager=1), r"eager=1 is not right; wanted true or false"),
+        (lambda: Precision(steps={"x": {"colour": 1}}), r"'colour' is no field; wanted storage, products"),
+        (lambda: Precision(steps=3), r"steps=3 is not right; wanted fields by the name of a step"),
+        (lambda: Precision(steps={"x": {"steps": {}}}), r"steps\['x'\]=.* is not right; wanted storage"),
+        (lambda: from_words("eager=true,eager=false"), r"eager stands there twice"),
+        (lambda: from_fields({"compute": "bf16"}), r"'compute' is no field"),
+        (lambda: from_words("bfloat16"), r"'bfloat16' is not right; wanted name=value"),
+    ],
+)
+def test_what_is_no_precision_is_one_line(make, message):
+    with pytest.raises(UsageError, match=message) as raised:
+        make()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [n for n in UNIT_ROUNDOFF if hasattr(torch, n)])
+def test_the_unit_roundoff_is_half_of_torchs_epsilon(name):
+    assert UNIT_ROUNDOFF[name] == torch.finfo(getattr(torch, name)).eps / 2
+
+
+@pytest.mark.parametrize("name", CHOICES["products"])
+def test_what_is_cut_to_a_format_is_representable_in_it_and_nearby(name):
+    x = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert representable(x, name) == (name == "ieee")
+    if hasattr(torch, name):
+        kept = stored(x, name)
+        assert representable(kept, name)
+        assert float(((kept - x).abs() / x.abs()).max()) <= UNIT_ROUNDOFF[name] * 1.001 or name.startswith("float8")
+
+
+def test_a_sum_of_two_bfloat16_is_representable_as_two():
+    high = torch.tensor([1.0, 3.0]).double()
+    assert representable(high + 2.0**-9, "bfloat16x2")
+    assert not representable(high + 2.0**-9 + 2.0**-20, "bfloat16x2")
+
+
+def test_nothing_said_is_each_dtype_and_float32_sums_and_narrow_ones_between_operations_too():
+    assert guess([torch.float64, torch.int64]) == Precision(accumulate="float64")
+    assert guess([torch.float64, torch.bfloat16]) == Precision(eager=True)
+    assert guess([torch.float32, torch.float64]) == Precision()

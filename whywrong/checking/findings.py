@@ -1,0 +1,203 @@
+"""What is found of a step, and of a trace: the words, the table and the JSON of a localisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from html import escape
+from typing import Any
+
+from whywrong.comparing.comparison import Comparison
+from whywrong.comparing.elements import Elements
+from whywrong.comparing.precision import Precision
+from whywrong.comparing.structure import Structure
+from whywrong.recording.watching import GRADIENT
+from whywrong.tables import Table, digits, number, printable
+
+OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
+MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
+NOT_SEPARATED, NOT_JUDGED = "not separated", "not judged"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One step: against the golden as a whole, and by itself."""
+
+    name: str
+    total: Comparison | None
+    """Against the golden; None where the observed has no such step."""
+    own: Comparison | None = None
+    """Against the step's part run on the observed inputs; None where no program separates the two."""
+    inherited: float | None = None
+    """RMS, relative to the golden, of what the observed inputs alone make wrong."""
+    structure: Structure | None = None
+    wrong: bool = False
+    """Whether the step adds an error: its own, or one of unknown origin."""
+    diverges: bool = False
+    """Whether it is wrong, or beyond what it may be off because a step before is wrong."""
+    words: str = "ok"
+    reading: str = ""
+    """How the observed had to be read for the step to be right, where not simply as it was stored."""
+    signature: str = ""
+    """What the error of a wrong step looks like: a hypothesis, and no verdict."""
+    elements: Elements | None = field(default=None, repr=False, compare=False)
+    """Every element, where :func:`whywrong.localise` was asked for them and the shapes are equal."""
+
+    @property
+    def separated(self) -> bool:
+        """Whether own and inherited errors are told apart."""
+        return self.own is not None
+
+    def as_json(self) -> dict[str, Any]:
+        """The step's part of what `whywrong diff --json` prints."""
+        known = not self.words.startswith((NOT_RECORDED, NOT_JUDGED))
+        found: dict[str, Any] = {"ok": not self.diverges if known else None, "separated": self.separated}
+        found |= {"own": NOT_SEPARATED, "inherited": NOT_SEPARATED}
+        if self.own is not None:
+            found |= {"own": comparison_json(self.own) | {"ok": not self.wrong}, "inherited": plain(self.inherited)}
+        found |= {"reasons": [self.words] * (self.words != "ok"), "reading": self.reading, "signature": self.signature}
+        return comparison_json(self.total) | found if self.total is not None else found
+
+
+def absent(name: str, *, after_all: bool) -> Finding:
+    """A step that the observed has not: a divergence if it comes `after_all` that are there, but for a gradient, which
+    need not be there; else a fused kernel kept none."""
+    gone = after_all and not name.startswith(GRADIENT)
+    return Finding(name, None, wrong=gone, diverges=gone, words=MISSING if gone else NOT_RECORDED)
+
+
+@dataclass(repr=False)
+class Localisation:
+    """What :func:`whywrong.localise` found, a finding a step, in the golden's order."""
+
+    precision: Precision
+    guessed: bool
+    """Whether the precision is a guess from dtypes, since nobody said it."""
+    findings: dict[str, Finding] = field(default_factory=dict)
+    unexpected: list[str] = field(default_factory=list)
+    """Steps that the observed has and the golden has not."""
+    notes: list[str] = field(default_factory=list)
+    ordered: bool = True
+    """Whether the order of the steps is known."""
+    again: Callable[[], Localisation] | None = field(default=None, repr=False, compare=False)
+    """The same judgement once more, from the same data, with every element kept."""
+
+    @property
+    def divergent(self) -> list[str]:
+        """The divergent steps, in the golden's order."""
+        return [name for name, finding in self.findings.items() if finding.diverges]
+
+    @property
+    def first(self) -> str | None:
+        """The first divergent step, or None; where no order is known, the first of those that may be it."""
+        return next(iter(self.divergent), None)
+
+    @property
+    def own(self) -> list[str]:
+        """The steps with an error of their own: wrong on the inputs that they were given."""
+        return [name for name, f in self.findings.items() if f.wrong and f.separated]
+
+    @property
+    def inherited(self) -> list[str]:
+        """The steps that diverge although they are right on the inputs that they were given."""
+        return [name for name, f in self.findings.items() if f.diverges and not f.wrong and f.separated]
+
+    @property
+    def unjudged(self) -> list[str]:
+        """The steps of which nobody knows whether they are right."""
+        return [name for name, f in self.findings.items() if f.words.startswith(NOT_JUDGED)]
+
+    @property
+    def verdict(self) -> str:
+        """The first divergence in words."""
+        if self.first is None:
+            left = f" in what was judged, and not judged: {', '.join(self.unjudged)}"
+            return "no divergence" + left * bool(self.unjudged)
+        if any(found.words == NOT_JUDGED for found in self.findings.values()):
+            return f"the inputs differ: {', '.join(self.divergent)}; nothing else was judged"
+        if self.ordered:
+            return f"first divergence: {self.first}"
+        steps = ", ".join(self.divergent)
+        return f"order not known: the first divergence is one of {steps}, off by more than any correct program is"
+
+    @property
+    def assumed(self) -> str:
+        """The precision that was assumed, in words, and whether anybody said so."""
+        return f"precision: {self.precision}" + (" (a guess from the dtypes: nothing was promised)" * self.guessed)
+
+    @property
+    def detailed(self) -> Localisation:
+        """The same with each finding's `elements`; where they were not kept, the steps are judged once more."""
+        return self.again() if self.again is not None else self
+
+    def explore(self, widgets: bool | None = None) -> None:
+        """Show the steps, the error map of a chosen one with axes to slice, and its worst elements.
+
+        With `widgets`, which is what JupyterLab gets, a reader chooses; without, as where no page is open, one
+        picture and a table of the first divergence are shown. Judges the steps once more. Raises
+        UsageError for widgets where ipywidgets is not installed.
+        """
+        from whywrong.drawing import explorer
+
+        shown = self.detailed
+        steps = {name: f.elements for name, f in shown.findings.items() if f.elements and f.elements.share.numel()}
+        findings = {name: shown.findings[name].words for name in steps}
+        heading = f"{shown.table()._repr_html_()}<b>{escape(shown.verdict)}</b>"
+        if steps:
+            explorer.explore(
+                steps, findings, self.first if self.first in steps else next(iter(steps)), heading, widgets
+            )
+        else:
+            explorer.display(shown)
+
+    def table(self) -> Table:
+        """A row a step: largest difference, what it may be off, own error as a share of that, inherited error."""
+        columns = ("step", "largest |o - g|", "own / tolerance", "structure", "inherited (rms)", "finding")
+        rows = [_row(finding, self.first if self.ordered else None) for finding in self.findings.values()]
+        rows += [(name, "", "", "", "", "not in the golden") for name in self.unexpected]
+        return Table(columns, rows)
+
+    def _repr_html_(self) -> str:
+        lines = (self.assumed, *self.notes, self.verdict)
+        return self.table()._repr_html_() + "".join(f"<p>{escape(line)}</p>" for line in lines)
+
+    def __repr__(self) -> str:
+        return printable("\n".join([str(self.table()), self.assumed, *self.notes, self.verdict]))
+
+
+def _row(f: Finding, first: str | None) -> tuple[str, ...]:
+    words = f.words + (f" ({f.reading})" if f.reading else "") + ("  <- first" if f.name == first else "")
+    words += f"; as it looks, {f.signature}" if f.signature else ""
+    if f.total is None:
+        return (f.name, "", "", "", "", words)
+    share = digits(f.own.bound_used, 3) if f.own is not None else f"{digits(f.total.bound_used, 3)} (whole)"
+    below = "" if f.structure is None else number(f.structure.worst.share)
+    more = f.total.observed_nan - f.total.golden_nan
+    return (f.name, f"{more} NaN" if more > 0 else number(f.total.max_abs), share, below, number(f.inherited), words)
+
+
+def reason(found: Comparison, below: Structure | None) -> str:
+    """Why a comparison fails, in words: how many elements and where first, or which test of structure."""
+    if found.count < 0:
+        return f"shape: {found.bound}"
+    if not found.ok:
+        more = found.observed_nan - found.golden_nan
+        if more > 0:  # a NaN or an infinity on one side only is the worst
+            first = "first" if math.isnan(found.worst_observed or 0.0) else "the first beyond any bound"
+            return f"{more} NaN, {first} at {found.worst_index}"
+        infinite = math.isinf(found.bound_used)
+        share = "beyond any bound" if infinite else f"up to {digits(found.bound_used, 3)} times the tolerance"
+        return f"{found.mismatches} of {found.count} elements {share}, first at {found.first_index}"
+    assert below is not None
+    return f"systematic: {below.worst.name} {digits(below.worst.share, 3)} times what chance allows"
+
+
+def comparison_json(c: Comparison) -> dict[str, Any]:
+    """The fields of a Comparison, NaN and Inf as words."""
+    return {item.name: plain(getattr(c, item.name)) for item in fields(c)}
+
+
+def plain(value: Any) -> Any:
+    """JSON has neither NaN nor Inf."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

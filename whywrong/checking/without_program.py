@@ -1,0 +1,302 @@
+"""Steps against numbers alone, judged without a re-run: is a step off by more than its type and its inputs explain?
+
+Own and inherited errors cannot be told apart here. What a step may inherit is what the steps before it, or those that
+the file calls its inputs, are measured to be off, magnified; and what lies between them may be stored as they are. Two
+instruments:
+
+- no element, and not the RMS of all, is off by more than its own rounding and :data:`MAGNIFIED` times the inherited
+  error. Errors go with the size of a row, a column or an element, whichever is largest;
+- the slope, the mean and the mean at like values of the whole tensor: inherited errors average out in them, as far as
+  those before do (:data:`CARRIED`). How far is estimated from the tensor itself.
+
+A step within these is not proven to be right: what inherited errors may explain is no finding. Large steps are judged
+in blocks of rows, so that memory does not grow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, replace
+
+import torch
+from torch import Tensor
+
+from whywrong.checking.findings import UNKNOWN, Finding, absent, reason
+from whywrong.checking.masks import LOWEST, unmasked
+from whywrong.comparing.bounds import Bound, quantile
+from whywrong.comparing.comparison import compare, described, measure
+from whywrong.comparing.elements import Block, Elements
+from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, half_ulp, name_of
+from whywrong.comparing.statistics import Statistics, combine
+from whywrong.comparing.structure import Structure, Test
+from whywrong.recording.steps import Trace
+
+MAGNIFIED = 8.0
+"""How many times a step may magnify the RMS of the errors before it: its condition is not known. The larger of the
+relative and the absolute error counts, since exponentials and angles turn one into the other. Of 12,000 steps of
+correct programs and models, 33 magnified that more than twice, and one 8 times: a gradient that nearly cancels."""
+
+HIDDEN = 16.0
+"""Round-offs of the format between operations that a step may lose inside it, where nothing is recorded, before they
+are magnified: an angle at position 1000 is off by 1000 round-offs, and a rotated row by a part of them."""
+
+CARRIED = 4.0
+"""How many times a mean or a slope may be magnified. What averages out before a step does so after it: in the same
+12,000 steps such a part was never larger than the one before, the square of the errors, or a round-off."""
+
+FEWEST = 8
+"""Entries along a dimension from which their scatter is an estimate: with fewer, Student's quantile exceeds 10."""
+
+VALUES = 16
+"""Groups of like values, as many in each."""
+
+BLOCK = 3 << 18
+"""Elements that are judged at a time: 6 MiB of float64, and some forty arrays of that size are needed."""
+
+PIECE = 1 << 10
+"""Elements of a piece of a long row."""
+
+
+@dataclass(frozen=True)
+class Off:
+    """How far a step is from the golden, whatever the reason; and of several steps, how far the worst is."""
+
+    relative: float = 0.0
+    """RMS, in units of the size that errors go with."""
+    most: float = 0.0
+    """That, or the RMS in the step's own units if it is more: what an exponential or an angle makes of it."""
+    coherent: float = 0.0
+    """What does not average out: the mean or the slope of the whole."""
+    unit: float = 0.0
+    """The round-off of the type that it is stored in."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """A golden without a program, and what was observed of its steps, which are some of these at least.
+
+    `chance` is the false-alarm rate of one step and instrument, `ordered` whether the golden's order is known; with
+    `elements` each finding keeps all of its own.
+    """
+
+    golden: Trace
+    seen: Trace
+    rules: Precision
+    chance: float
+    ordered: bool
+    elements: bool
+
+    def judge(self) -> dict[str, Finding]:
+        """A finding for every step, in the golden's order.
+
+        Where no order is known, steps are judged from the least to the most wrong: in whatever order they were
+        computed, the first beyond a gap that no step could have magnified has only steps below the gap before it.
+        """
+        golden, names = self.golden, self.golden.names
+        there = [name for name in names if name in self.seen]
+        after_last = set(names[names.index(there[-1]) :]) if self.ordered else ()
+        found = {name: absent(name, after_all=name in after_last) for name in names if name not in self.seen}
+        if not self.ordered:
+            off_alone = {name: _measured(self.seen.read(name), golden.read(name)).relative for name in there}
+            there.sort(key=off_alone.__getitem__)
+        off: dict[str, Off] = {}
+        length, tainted = 1, set[str]()
+        for name in there:
+            said, known = golden.said(name), off.keys() | tainted
+            inputs = said.get("inputs", known) if self.ordered else known
+            sources = inputs if known.issuperset(inputs) else known  # a fused one is not recorded
+            before = _worst(off[x] for x in sources if x in off)
+            one, off[name] = self._step(name, before, said.get("K", length))
+            if one.diverges:
+                del off[name]
+                if not tainted.isdisjoint(sources):
+                    one = replace(one, wrong=False, words=f"after a wrong step, {UNKNOWN}: {one.words}")
+                tainted.add(name)
+            length = max(1, length, *golden.read(name).shape[-1:])
+            found[name] = one
+        return {name: found[name] for name in names}
+
+    def _step(self, name: str, before: Off, length: int) -> tuple[Finding, Off]:
+        o, g, rule = self.seen.read(name), self.golden.read(name), self.rules.of(name)
+        if o.shape != g.shape or not (o.is_floating_point() and g.is_floating_point()) or not o.numel():
+            return self._whole(name, o, g, before), _measured(o, g)
+        own, given = name_of(o.dtype), self.golden.step(name).bound
+        storage = rule.storage if rule.storage in UNIT_ROUNDOFF else own
+        storage = max(storage, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # no golden knows more digits
+        unit = UNIT_ROUNDOFF[storage]
+        between = max(before.unit, unit * rule.eager)
+        most = max(before.most, between, HIDDEN * rule.unit)
+        coherent = max(CARRIED * (before.coherent + before.most**2 + rule.unit), between * rule.eager)
+        chance, start = self.chance / -(-o.numel() // BLOCK), 0
+        parts: list[Statistics] = []
+        offs: list[Off] = []
+        tests: list[Test] = []
+        every: list[Block] = []
+        for seen, exact in (_alike(*pair) for pair in _blocks(o, g.to(o.device))):
+            size = _size(exact)
+            offs.append(_off(seen - exact, size, unit))
+            inherited = most if self.ordered else max(most, offs[-1].relative)
+            allowed = given or _bound(exact, size, storage, rule, inherited, length, chance)
+            part = measure(seen, exact, torch.as_tensor(allowed.absolute).expand(exact.shape).double())
+            parts.append(_moved(part, start))
+            every += [Block.of(seen, exact, allowed.absolute)] if self.elements else []
+            if part.mismatches == 0 and not given:
+                rms = MAGNIFIED * (most + rule.unit * math.sqrt(length) + rule.cut) + unit
+                seen = torch.where((seen - exact).abs() <= _underflow(storage, rule), exact, seen)
+                more = _off(seen - exact, size, unit).relative
+                tests.append(Test("rms", more / rms, more))
+                tests += _averages(seen, exact, size, allowed.noise, coherent, chance) if self.ordered else ()
+            start += exact.numel()
+        worst = Structure(tuple(tests)) if tests else None
+        total = described(combine(parts), o, (own, name_of(g.dtype)), allowed.why)
+        wrong = not total.ok or (worst is not None and not worst.ok)
+        words = reason(total, worst) if wrong else "ok"
+        kept = Elements.of(o, g, every) if self.elements else None
+        return Finding(name, total, None, None, worst, wrong, wrong, words, elements=kept), _worst(offs)
+
+    def _whole(self, name: str, o: Tensor, g: Tensor, before: Off) -> Finding:
+        """Whole numbers, truth values and choices, which are equal or not; of what was inexact, a tie may fall either
+        way.
+
+        Choices cover a range of n values. With a relative error e before them, a share of about n e lies close enough
+        to a boundary to fall on its other side: so many mismatches, and what chance adds, are allowed.
+        """
+        sigmas, few = quantile(self.chance, math.inf), False
+        a, b, allowed = o, g, torch.zeros(())
+        if o.shape == g.shape and o.is_floating_point() != g.is_floating_point():
+            a, b = o.double(), g.double()
+            allowed = sigmas * MAGNIFIED * before.most * _size(b) + half_ulp(b, "float64")
+            total = compare(a, b, allowed)
+        else:
+            total = compare(o, g)
+            if o.shape == g.shape and g.numel():
+                choices = float(g.double().max() - g.double().min()) + 1.0
+                ties = total.count * min(1.0, choices * MAGNIFIED * before.most)
+                few = before.most > 0.0 and 0 < total.mismatches <= ties + sigmas * (1.0 + math.sqrt(ties))
+        ok = total.ok or few
+        words = f"ok: {total.mismatches} of {total.count} may be ties that fell the other way" if few else "ok"
+        words = words if ok else reason(total, None)
+        every = Elements.of(o, g, [Block.of(a, b, allowed)]) if self.elements and o.shape == g.shape else None
+        return Finding(name, total, wrong=not ok, diverges=not ok, words=words, elements=every)
+
+
+def _measured(o: Tensor, g: Tensor) -> Off:
+    """How far a step is off, where that can be said in a number."""
+    if o.shape != g.shape or not o.numel():
+        return Off()
+    o, g = (x if x.is_floating_point() else x.double() for x in (o, g.to(o.device)))
+    return _worst(_off(a - b, _size(b), 0.0) for a, b in (_alike(*pair) for pair in _blocks(o, g)))
+
+
+def _worst(several: Iterable[Off]) -> Off:
+    """The largest of each."""
+    return Off(*(max(values) for values in zip(*map(astuple, [Off(), *several]), strict=True)))
+
+
+def _blocks(o: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of both, as many as make a block. What is longer than a block is cut into pieces, which count as rows."""
+    if o.numel() <= BLOCK:
+        yield o, g
+        return
+    width = o.shape[-1] if o.shape[-1] <= BLOCK else PIECE
+    whole = o.numel() // width * width
+    o, g = o.reshape(-1), g.reshape(-1)
+    yield from zip(*(x[:whole].view(-1, width).split(BLOCK // width) for x in (o, g)), strict=True)
+    if whole < o.numel():
+        yield o[whole:], g[whole:]
+
+
+def _alike(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in float64; what the type of the observed cannot hold is infinite on both sides, and so are masks."""
+    most = torch.finfo(o.dtype).max
+    wide, exact = o.double(), g.double()
+    beyond = (exact.abs() >= most) & (wide.abs() >= most)
+    exact = torch.where(beyond, exact.sign() * math.inf, exact)
+    return unmasked(torch.where(beyond, wide.sign() * math.inf, wide), exact)
+
+
+def _moved(part: Statistics, start: int) -> Statistics:
+    """Statistics of a block, with places as in the whole."""
+    places = {key: getattr(part, key) for key in ("first", "worst", "one_sided")}
+    return part._replace(**{key: at + start if at >= 0 else at for key, at in places.items()})
+
+
+def _bound(g: Tensor, size: Tensor, storage: str, rule: Precision, most: float, length: int, chance: float) -> Bound:
+    """Half a unit of storage, a sum of `length` terms, cut factors; and what came before, magnified."""
+    half = (half_ulp(g, storage, flush=rule.flush) * (2.0 if rule.eager else 1.0)).clamp(min=_underflow(storage, rule))
+    spread = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut) * size
+    t = quantile(chance / max(1, g.numel()), math.inf)
+    why = f"{t:.3g} sigma of a sum of {length} terms, steps before {most:.3g} off, and half a unit of {storage}"
+    noise = (half.square() / 3.0 + spread.square()).sqrt()
+    return Bound(torch.nan_to_num(half + t * (spread + MAGNIFIED * most * size), 0.0), why, noise)
+
+
+def _underflow(storage: str, rule: Precision) -> float:
+    """What underflow may take from an element: half a unit below the normal numbers in a few operations."""
+    return 4.0 * float(half_ulp(torch.zeros((), dtype=torch.float64), storage, flush=rule.flush))
+
+
+def _size(g: Tensor) -> Tensor:
+    """The size that errors of an element go with: its own, or the RMS of its row or its column. Masks have none."""
+    own = torch.where(g.isfinite(), g, 0.0)
+    g = torch.where(g > 0.5 * LOWEST, own, 0.0)
+    largest = g.abs().max().clamp(min=1e-300)
+    scaled = g / largest  # squares may overflow
+    rows = scaled.square().mean(-1, keepdim=True).sqrt()
+    columns = scaled.reshape(-1, *g.shape[-1:]).square().mean(0).sqrt()
+    return torch.maximum(largest * torch.maximum(rows, columns), own.abs())
+
+
+def _off(residual: Tensor, size: Tensor, unit: float) -> Off:
+    """A residual in numbers. Of n errors that are not alike, the mean is expected to be a root of n smaller."""
+    r = torch.where(residual.isfinite(), residual, 0.0)
+    largest = float(r.abs().max()) or 1.0
+    z = torch.where(size > 0.0, r / size.clamp(min=1e-300), 0.0)
+    relative, absolute = (float(x.square().mean().sqrt()) for x in (z, r / largest))
+    coherent = max(abs(float(z.mean())), relative / math.sqrt(r.numel()))
+    return Off(relative, max(relative, largest * absolute), coherent, unit)
+
+
+def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float, chance: float) -> list[Test]:
+    """Weighted means of residual / size: times the golden (slope), plain (mean), and for groups of like golden values.
+
+    Each may reach `coherent` and a quantile of its standard error. A wrong function errs by a function of its value.
+    Inherited errors are equal along some dimensions, a weight's in a column and a sum's in a row, so the standard error
+    is taken from sums along each dimension, and the largest counts. Where observed values repeat, rounding errors count
+    once for each distinct value.
+    """
+    r = o - g
+    counted = (size > 0.0) & r.isfinite()
+    unit = torch.where(counted, 1.0 / size.clamp(min=1e-300), 0.0)
+    z, h = (torch.where(counted, x, 0.0) * unit for x in (r, g))
+    along = [k for k, count in enumerate(z.shape) if count >= FEWEST]
+    places = torch.unravel_index(torch.arange(z.numel(), device=z.device), z.shape)
+    groupings = [places[k] for k in along]
+    if z.ndim > 2 or not along:  # rows, or where all dimensions are short, elements
+        groupings.append(torch.arange(z.numel(), device=z.device) // (z.shape[-1] if along else 1))
+    repeats = z.numel() / max(1, len(o.unique()))
+    one, together = counted.double(), torch.zeros(z.numel(), dtype=torch.long, device=z.device)
+    value_group = torch.empty_like(together)
+    value_group[g.flatten().argsort()] = torch.arange(len(value_group), device=z.device) * VALUES // len(value_group)
+    tests = []
+    for name, weight, part in (("slope", h, together), ("mean", one, together), ("values", one, value_group)):
+        parts = VALUES if part is value_group else 1
+        squares, products = weight.square().flatten(), (z * weight).flatten()
+        total = torch.bincount(part, squares, parts).clamp(min=1e-300)
+        value = torch.bincount(part, products, parts) / total
+        scatter = products - value[part] * squares
+        rounding = repeats * torch.bincount(part, (noise * unit * weight).square().flatten(), parts)
+        spread = (repeats > 1.0) * quantile(0.5 * chance / parts, math.inf) * rounding.sqrt()
+        for place in groupings:
+            at, shape = part * (int(place.max()) + 1) + place, (parts, -1)
+            of = [torch.bincount(at, x, parts * (int(place.max()) + 1)).view(shape) for x in (scatter, squares)]
+            # how many terms of one weight would scatter as much (Kish)
+            count = of[1].sum(-1).square() / of[1].square().sum(-1).clamp(min=1e-300)
+            t = [quantile(0.5 * chance / parts, max(FEWEST, n) - 1.0) for n in count.tolist()]
+            chances = torch.tensor(t, device=z.device) * (of[0].square().sum(-1) * count / (count - 1.0)).sqrt()
+            spread = torch.where(count >= FEWEST, torch.maximum(spread, chances), math.inf)
+        share = value.abs() / (coherent + spread / total).clamp(min=1e-300)
+        worst = int(share.argmax())
+        tests.append(Test(name, float(share[worst]), float(value[worst]), worst if parts > 1 else None))
+    return tests

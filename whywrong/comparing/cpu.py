@@ -1,0 +1,101 @@
+"""The one pass of :func:`whywrong.compare` on a CPU: compiled by numba, as many threads as torch has, no large memory.
+
+A piece of both tensors is brought to float64 in the cache, and every statistic is taken from there. Pieces are cut by
+position alone and combined in order, so the result does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numba
+import numpy as np
+import torch
+
+from whywrong.comparing.statistics import Piece, Statistics, combine, pieces
+
+PIECE = 1 << 15
+"""Elements at a time: 256 KiB a tensor, and no more than torch converts on one thread."""
+
+RUN = 32 * PIECE
+"""Elements that a thread takes at a time."""
+
+Array = np.ndarray
+
+
+def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> Statistics:
+    """Every statistic of `o` against `g`; `allowed` is a number, a tensor of their shape or None: see compare."""
+    info = torch.finfo(o.dtype) if o.is_floating_point() else None
+    exponents = np.arange(2048) - 1023
+    ulps = np.ldexp(info.eps, np.maximum(exponents, int(math.log2(info.tiny)))) if info else np.ones(2048)
+    half, overflow, top = 0.0, math.inf, math.inf
+    if allowed is None and info:
+        half, overflow, top = 0.5, info.max * (1.0 + 0.25 * info.eps), info.max
+    tensors = [o, g, allowed] if isinstance(allowed, torch.Tensor) else [o, g]
+    number = np.array([0.0 if allowed is None or len(tensors) == 3 else allowed])
+
+    def run(part: Piece) -> Statistics:
+        found = []
+        for start, piece in pieces(part, PIECE):
+            x, y, *bound = (t.to("cpu", torch.float64).reshape(-1).numpy() for t in piece)
+            found.append(_gather(x, y, bound[0] if bound else number, start, ulps, half, overflow, top))
+        return combine(found) if len(found) > 1 else found[0]
+
+    if o.numel() <= RUN:
+        return run((0, tensors))
+    with ThreadPoolExecutor(min(torch.get_num_threads(), os.cpu_count() or 1)) as pool:
+        return combine(list(pool.map(run, pieces((0, tensors), RUN))))
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _gather(
+    o: Array, g: Array, bound: Array, start: int, ulps: Array, half: float, overflow: float, top: float
+) -> Statistics:
+    """Statistics of a piece. An element may differ by its `bound` and by `half` of its unit in the last place; where
+    |golden| is beyond `overflow`, Inf of its sign, `top` and NaN are right too."""
+    mismatches = o_nan = g_nan = o_inf = g_inf = o_zero = g_zero = 0
+    first = worst = one_sided = -1
+    worst_o = worst_g = one_o = one_g = 0.0
+    largest = relative = most_ulps = used = sum_abs = sum_dd = sum_gg = sum_dg = 0.0
+    bits, step = g.view(np.int64), 0 if len(bound) == 1 else 1
+    for j in range(len(o)):
+        x, y = o[j], g[j]
+        d, scale = x - y, abs(y)
+        size = abs(d)
+        o_zero += x == 0.0
+        g_zero += y == 0.0
+        ulp = ulps[(bits[j] >> 52) & 2047]
+        limit = bound[j * step] + half * ulp
+        if scale > overflow and (math.isnan(x) or (abs(x) >= top and (x > 0.0) == (y > 0.0))):
+            limit = math.inf
+        if size < math.inf:
+            right = size <= limit
+            sum_abs += size
+            sum_dd += d * d
+            sum_gg += y * y
+            sum_dg += d * y
+            if size > largest:
+                largest, worst, worst_o, worst_g = size, start + j, x, y
+            # A quotient is taken only where it may be the largest: a product takes less time, and cannot hide it.
+            if size >= most_ulps * ulp and size > 0.0:
+                most_ulps = max(most_ulps, size / ulp)
+            if size >= used * limit and size > 0.0:
+                used = max(used, size / limit)
+            if size >= relative * scale and size > 0.0 and scale > 0.0:
+                relative = max(relative, size / scale)
+        else:
+            right = x == y or limit == math.inf or (math.isnan(x) and math.isnan(y))
+            o_nan += math.isnan(x)
+            g_nan += math.isnan(y)
+            o_inf += math.isinf(x)
+            g_inf += math.isinf(y)
+            if not right and one_sided < 0:
+                one_sided, one_o, one_g = start + j, x, y
+        mismatches += not right
+        if first < 0 and not right:
+            first = start + j
+    places = mismatches, first, worst, one_sided, worst_o, worst_g, one_o, one_g
+    sizes = largest, relative, most_ulps, used, sum_abs, sum_dd, sum_gg, sum_dg
+    return Statistics(*places, *sizes, o_nan, g_nan, o_inf, g_inf, o_zero, g_zero)

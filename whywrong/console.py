@@ -1,0 +1,70 @@
+"""What the commands of this checkout share: one line for an error, exit codes, and arguments that are checked."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TextIO
+
+from whywrong.errors import UsageError
+from whywrong.tables import printable
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports what is wrong in one line, as every other error does."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError in place of printing the usage."""
+        raise UsageError(f"{message}; {self.prog} --help shows what there is")
+
+
+def positive(text: str) -> int:
+    """A whole number from 1, as an argument's type."""
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not right; wanted a whole number from 1")
+    return int(text)
+
+
+def show(text: object, file: TextIO | None = None) -> None:
+    """Print what came from files, names and people: nothing that steers a terminal."""
+    print(printable(str(text)), file=file, flush=True)
+
+
+def run(
+    program: str,
+    words: Sequence[str],
+    act: Callable[[Sequence[str]], int | None],
+    interrupted: str = "interrupted",
+    show: Callable[[object, TextIO], None] = show,
+) -> int:
+    """What `act(words)` returns, or 0; for bad input and for any other exception 2, and one line on standard error.
+
+    141 where nobody reads standard output on, 130 for an interrupt, of which `interrupted` says what it leaves.
+    """
+    try:
+        if "\0".join(words).encode("utf-8", "replace").decode() != "\0".join(words):
+            raise UsageError("an argument has bytes that are no UTF-8; wanted text")
+        with warnings.catch_warnings(action="ignore"):  # of libraries, with what files say
+            code = act(words)
+        sys.stdout.flush()
+        return code or 0
+    except BrokenPipeError:  # as of `whywrong diff ... | head`; nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except UsageError as error:
+        show(f"{program}: {' '.join(str(error).split())}", sys.stderr)
+        return 2
+    except Exception as error:
+        variable = f"{program.upper()}_TRACEBACK"
+        if os.environ.get(variable):
+            raise
+        first = (str(error).strip().splitlines() or [""])[0][:300]
+        show(f"{program}: {type(error).__name__}: {first} ({variable}=1 shows where)", sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{program}: {interrupted}", file=sys.stderr)
+        return 130

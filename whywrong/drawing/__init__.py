@@ -1,0 +1,1 @@
+"""Figures, and a step to look around in."""

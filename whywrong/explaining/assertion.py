@@ -1,0 +1,62 @@
+"""An assertion for anyone's pytest: what was observed against a golden, within derived bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from numbers import Number
+from typing import Any
+
+from numpy import generic, ndarray
+from torch.utils._pytree import tree_map_only
+
+from whywrong.checking.findings import Finding, Localisation
+from whywrong.checking.localise import localise
+from whywrong.comparing.comparison import as_tensor
+from whywrong.comparing.precision import Precision
+from whywrong.explaining.search import explain
+from whywrong.recording.golden import Golden
+from whywrong.recording.steps import Trace
+from whywrong.recording.watching import OUTPUT, tensors_of
+from whywrong.tables import printable
+
+SECONDS = 5.0
+"""How long a failing test may look for the cause."""
+
+
+def assert_close(observed: Any, golden: Any, precision: Precision | None = None) -> None:
+    """Raise AssertionError unless `observed` is the golden within what the promised precision allows.
+
+    `golden` is what :func:`whywrong.golden` recorded (best: then each step is re-run on what was observed before it), a
+    Trace or a dict of arrays by the names of steps, or a result alone: a tensor, an array, or a tuple of them.
+    `observed` is the same of the implementation; a result alone is held to the golden's ``output``. `precision` is as
+    in :func:`whywrong.localise`. The message gives the verdict, what was assumed, the first step that is wrong, and its
+    worst elements.
+
+    Raises UsageError as :func:`whywrong.localise` does.
+    """
+    __tracebackhide__ = True
+    steps = _steps(observed)
+    report = localise(steps, _steps(golden), precision)
+    if (name := report.first or next(iter(report.unjudged), None)) is not None:
+        words = _message(report, report.findings[name])
+        why = [repr(explain(steps, golden, precision, seconds=SECONDS))] if isinstance(golden, Golden) else []
+        raise AssertionError("\n".join([words, *why]))
+
+
+def _steps(given: Any) -> Any:
+    """A result alone as steps, by the names that :func:`whywrong.golden` gives a result and its parts."""
+    if isinstance(given, (Trace, Mapping, Golden)):
+        return given
+    return dict(tensors_of(OUTPUT, tree_map_only((ndarray, generic, Number), partial(as_tensor, OUTPUT), given)))
+
+
+def _message(report: Localisation, first: Finding) -> str:
+    """The verdict; the precision that was assumed; own against inherited errors; the worst elements."""
+    lines = [f"{report.verdict} ({first.words})", report.assumed, *report.notes]
+    if first.own is not None:
+        lines += [f"own errors: {', '.join(report.own)}; inherited only: {', '.join(report.inherited) or 'none'}"]
+    lines += [f"as it looks, {first.signature}"] * bool(first.signature)
+    elements = report.detailed.findings[first.name].elements
+    lines += [f"the worst elements of {first.name}:", str(elements.table())] if elements is not None else []
+    return printable("\n".join(lines))

@@ -1,0 +1,1021 @@
+"""The ways in which people break kernels, each put into one place of a wrong step's part.
+
+A mutant knows operations, shapes and numbers, and no program. Those of a value change what an operation gives or takes:
+its elements' places (:func:`places`) or its numbers (:func:`amounts`). Those of an operation leave it out, exchange
+what it takes, or run another in its place. Each generator of these gives the kind, a sentence, the edits by the number
+of the operation, and a rank where that is not 1; :func:`mutants` puts them into their order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.utils._pytree import tree_map_only
+
+from whywrong.comparing.precision import stored
+from whywrong.explaining.part import Edit, Part
+from whywrong.recording.operations import (
+    ALGORITHMS,
+    ARITHMETIC,
+    CHOICES,
+    FUNCTIONS,
+    MOVES,
+    POOLS,
+    PRODUCTS,
+    TRANSFORMS,
+)
+from whywrong.recording.program import CONSTANT, INPUT, Node, Ref, call
+
+Tensor = torch.Tensor
+Change = Callable[[Tensor], Tensor]
+Way = tuple[Any, ...]
+
+_FUNCTIONS = """sigmoid tanh exp exp2 log log2 log10 log1p expm1 sqrt rsqrt abs reciprocal square sin cos erf sign round
+    floor ceil trunc"""
+INSTEAD: dict[str, Change] = {
+    "GELU by erf": F.gelu,
+    "GELU by tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "x sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
+    **{name: getattr(F, name.lower().replace(" ", "_")) for name in ("SiLU", "ReLU", "leaky ReLU", "ELU", "softplus")},
+    "hard sigmoid (x / 6 + 1/2)": F.hardsigmoid,
+    "hard sigmoid (0.2 x + 1/2)": lambda x: (0.2 * x + 0.5).clamp(0.0, 1.0),
+    "hard swish": F.hardswish,
+    "the identity": lambda x: x.clone(),
+    **{name: getattr(torch, name) for name in _FUNCTIONS.split()},
+}
+"""Functions of one number that stand in each other's place."""
+
+_PAIRS = """le lt, ge gt, eq ne, maximum minimum, amax amin, add sub, mul div, logical_and logical_or, argmax argmin,
+    bitwise_and bitwise_or, sin cos"""
+OPPOSITE = {a: b for pair in _PAIRS.split(",") for a, b in (pair.split(), pair.split()[::-1])}
+REDUCTIONS = ("sum", "mean", "amax", "amin", "argmax", "argmin", "cumsum", "cumprod", "logcumsumexp", "var_mean")
+NUMBERED = ARITHMETIC | {"pow", "clamp", "clamp_min", "clamp_max", "full", "fill", "remainder", "arange"}
+NUMBERED |= {"eq", "lt", "le", "gt", "ge"}
+ON_TOP = ("sqrt", "square", "exp", "log", "reciprocal", "sigmoid", "tanh", "ReLU", "round", "abs")
+SPLITS = ("split", "split_with_sizes", "unbind")
+FEW = 9
+"""Ends of the parts of a dimension up to which these are tried in pairs: of more there are too many."""
+THRESHOLDS = ("lt", "le", "gt", "ge")
+"""Those that compare with a number, of which one between two of what is compared is looked for."""
+RUNNING, SPLIT, MEAN = (
+    "is not scaled down when a larger number comes",
+    "is not scaled down to the largest number of all",
+    "is averaged over these, each with the same weight",
+)
+"""Softmaxes in tiles that are not put together rightly."""
+LEFT_OUT = {"mul": "factor", "div": "factor", "add": "drop_term", "sub": "drop_term", "where": "mask"}
+LEFT_OUT |= {"masked_fill": "mask", "neg": "sign", "t": "transpose", "transpose": "transpose", "permute": "layout"}
+LEFT_OUT |= dict.fromkeys(("gather", "index", "index_select", "scatter"), "permute")
+LEFT_OUT |= dict.fromkeys(("clone", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze"), "")
+PADDINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "replication": lambda at, n: at.clamp(0, n - 1),
+    "reflection": lambda at, n: _folded(at, 2 * n - 2, 2 * n - 2),
+    "reflection that repeats the edge": lambda at, n: _folded(at, 2 * n, 2 * n - 1),
+    "the other end": lambda at, n: at.remainder(n),
+}
+"""What stands at places outside of 0 to n - 1."""
+GIVEN = (INPUT, CONSTANT)
+RARE = ("stale", "axis")
+"""What people do less often, by which what fits alike is ordered: without, two right causes of 67 are not named."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One way to break a part: `edits` by the number of the operation. The simplest have the lowest `rank`."""
+
+    kind: str
+    says: str
+    edits: Mapping[int, Edit]
+    rank: int = 1
+
+
+def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
+    """Elements in other places: kind, what happens, and how."""
+    large = [d for d, n in enumerate(shape) if n > 1]
+    for i, j in itertools.combinations(large, 2):
+        if shape[i] == shape[j]:
+            yield "transpose", f"transposed in dimensions {i} and {j}", lambda x, i=i, j=j: x.transpose(i, j)
+        elif shape[i] % shape[j] == 0 and j == i + 1:
+            change = lambda x, i=i, j=j: torch.cat([block.transpose(i, j) for block in x.split(x.shape[j], i)], i)  # noqa: E731
+            yield "transpose", f"transposed in each of {shape[i] // shape[j]} square blocks", change
+        words = f"read as if dimensions {i} and {j} were stored in the other order"
+        yield "layout", words, lambda x, i=i, j=j: x.transpose(i, j).reshape(x.shape)
+        if shape[i] != shape[j]:
+            words = f"stored as if dimensions {i} and {j} were in the other order"
+            yield "layout", words, lambda x, i=i, j=j: x.reshape(x.transpose(i, j).shape).transpose(i, j)
+    for d in large:
+        yield from orders(shape[d], d)
+    if large[-2:] == [len(shape) - 2, len(shape) - 1] and shape[-1] == shape[-2]:
+        for words, half in (("above", torch.tril), ("below", torch.triu)):  # BLAS writes one of a symmetric matrix
+            yield "zero", f"zero {words} the diagonal", half
+    if len(large) > 1:
+        yield "flip", f"reversed in dimensions {large[-2:]}", lambda x, two=large[-2:]: x.flip(two)
+
+
+def orders(n: int, d: int) -> Iterator[tuple[str, str, Change]]:
+    """Other entries of dimension `d`, of `n`, in the places of its own."""
+    own = torch.arange(n)
+    for by, where in ((1, "later"), (-1, "earlier")) if n > 2 else ():
+        yield "shift", f"one place {where} in dimension {d}, around the end", entries(d, (own - by) % n)
+        yield "shift", f"one place {where} in dimension {d}, with zeros", partial(_moved, d=d, by=by)
+        yield "shift", f"one place {where} in dimension {d}, the edge repeated", entries(d, (own - by).clamp(0, n - 1))
+    yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", entries(d, own.flip(0))
+    yield "stale", f"entry 0 of dimension {d} in place of all", entries(d, own * 0)
+    yield "axis", f"the largest of dimension {d} in place of all", lambda x: x.amax(d, True).expand(x.shape)
+    yield "stale", f"entry {n - 1} of dimension {d} in place of all", entries(d, own * 0 + n - 1)
+    for tile in (2**q for q in range(2, (n - 1).bit_length())):
+        words = f"made of every other tile of {tile} of dimension {d}, each twice"
+        yield "stale", words, entries(d, own - tile * (own // tile % 2))  # of two buffers, one is not filled
+        words = f"in the last tile of {tile} of dimension {d} what the tile before has"
+        yield "stale", words, entries(d, own - tile * (own // tile == (n - 1) // tile))
+    if n % 2 == 0 and n > 2:
+        yield "swap", f"turned: the halves of dimension {d} are exchanged", entries(d, own.roll(n // 2))
+    for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
+        words = f"read with dimension {d}, {n} = {a} x {n // a}, taken as {n // a} x {a}"
+        yield "permute", words, entries(d, own.view(a, -1).T.flatten())
+    for parts in (p for p in (3, 4) if n % p == 0):
+        for order in [*itertools.permutations(range(parts))][1:]:  # the first is as it was
+            index = own.view(parts, -1)[[*order]].flatten()
+            yield "permute", f"put together of {parts} parts of dimension {d} in the order {order}", entries(d, index)
+
+
+def entries(d: int, index: Tensor) -> Change:
+    """Takes these entries of dimension `d`."""
+    return partial(torch.index_select, dim=d, index=index)
+
+
+def _moved(x: Tensor, d: int, by: int) -> Tensor:
+    ends = (1, -1) if by > 0 else (-1, 1)  # one zero more before, and one entry less behind, or the other way round
+    return F.pad(x, (0, 0) * (x.ndim - d - 1) + ends)
+
+
+def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
+    """Other numbers in the same places."""
+    yield "zero", "zero, as if it were left out", torch.zeros_like
+    yield "sign", "of the other sign", torch.neg
+    yield "function", "its absolute value", torch.abs
+    yield "constant", "1 too large", lambda x: x + 1.0
+    yield "constant", "1 too small", lambda x: x - 1.0
+    factors = {"2": 2.0, "1/2": 0.5, "ln 2": math.log(2.0), "log2 e": math.log2(math.e)}
+    for n in sizes:
+        factors |= {f"{n}": n, f"1/{n}": 1 / n, f"sqrt({n})": n**0.5, f"1/sqrt({n})": n**-0.5}
+    for words, c in factors.items():
+        yield "scale", f"{words} times as large", lambda x, c=c: x * c
+    yield "precision", "rounded to tf32", partial(_cut, half=0x1000, off=0x1FFF)
+    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        yield "precision", f"rounded to {name}", partial(stored, name=name)
+    yield "precision", "cut to bfloat16", partial(_cut, half=0, off=0xFFFF)
+    for d in (d for d, n in enumerate(shape) if n > 1):
+        yield "function", f"less its mean along dimension {d}", lambda x, d=d: x - x.mean(d, True)
+
+
+def left_out(shape: tuple[int, ...], joined: Mapping[int, list[tuple[int, int]]]) -> Iterator[tuple[str, str, Change]]:
+    """Parts of a dimension that are zero. `joined` has the parts of what was put together, by its length."""
+    for d, n in enumerate(shape):
+        whole = joined.get(n, [])
+        parts = {(k + a, k + b): "truncate" for k, end in [*whole, (0, n)] for a, b in ranges(end - k)}
+        for (a, b), kind in (parts | dict.fromkeys(whole, "drop_term")).items():
+            says = f"zero in {a}{f' to {b - 1}' * (b > a + 1)} of dimension {d}, of {n}"
+            yield kind, says, partial(zeroed, d=d, a=a, b=b)
+
+
+def addressed(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
+    """A matrix, or each of several, read from other addresses; zeros are behind its end."""
+    if len(shape) < 2 or 1 in shape[-2:]:
+        return
+    columns = shape[-1]
+    for apart in sorted({*sizes, *shape[-2:], columns - 1, columns + 1, 2 * columns} - {columns}):
+        yield "layout", f"read with a leading dimension of {apart}, not {columns}", partial(_read, apart=apart)
+
+
+def _read(x: Tensor, apart: int) -> Tensor:
+    rows, columns = (torch.arange(n, device=x.device) for n in x.shape[-2:])
+    at = rows[:, None] * apart + columns
+    return F.pad(x.flatten(-2), (0, max(0, int(at[-1, -1]) + 1 - x.shape[-2] * x.shape[-1])))[..., at]
+
+
+def _cut(x: Tensor, half: int, off: int) -> Tensor:
+    """float32 without its last bits, rounded where `half` of what they hold at most is added before."""
+    return ((x.float().view(torch.int32) + half) & ~off).view(torch.float32).double()
+
+
+def zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
+    """Zero in `a` to `b` - 1 of dimension `d`."""
+    place = torch.arange(x.shape[d]).view([-1] + [1] * (x.ndim - d - 1))
+    return x.masked_fill((place >= a) & (place < b), 0)
+
+
+def ranges(n: int) -> list[tuple[int, int]]:
+    """Parts of a dimension that a loop over tiles may leave out: tails, the first, the second, all but the last."""
+    found = {(n - 1, n), (0, 1), (n - n // 4, n)}
+    for tile in (2**q for q in range(2, n.bit_length())):
+        found |= {(0, tile), (tile, n), (tile, min(n, 2 * tile)), (n // tile * tile, n), (0, (n - 1) // tile * tile)}
+    return sorted((a, b) for a, b in found if 0 <= a < b <= n and (a, b) != (0, n))
+
+
+def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
+    """Other whole numbers, and truth values."""
+    if x.dtype == torch.bool:
+        yield "mask", "true everywhere", torch.ones_like
+        yield "mask", "false everywhere", torch.zeros_like
+        yield "mask", "inverted", torch.logical_not
+        for d in range(x.ndim):
+            for tile, some in itertools.product((2**k for k in range(1, 8) if 2**k < x.shape[d]), (True, False)):
+                words = f"{some} in each whole tile of {tile} of dimension {d} in which it is somewhere"
+                yield "mask", words, partial(_by_tiles, d=d, tile=tile, some=some)
+        return
+    low, high = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
+    for d in range(x.ndim):
+        yield "permute", f"in order along dimension {d}", lambda x, d=d: x.sort(d).values
+    for by in (1, -1):
+        yield "shift", "one more" if by > 0 else "one less", lambda x, by=by: x + by
+        yield "shift", f"{by:+d}, but not beyond its smallest and largest", lambda x, by=by: (x + by).clamp(low, high)
+    yield "shift", "counted from 0", lambda x: x - low
+    yield "precision", "rounded to bfloat16", lambda x: stored(x.double(), "bfloat16").to(x.dtype)
+
+
+def in_bits(x: Tensor) -> Iterator[tuple[str, str, Change]]:
+    """Whole numbers of few bits, of which the first is the sign, or is not."""
+    low, high = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
+    for bits, half in ((b, 2 ** (b - 1)) for b in (4, 8, 16)):
+        if high >= half or low < -half:
+            yield "sign", f"kept in {bits} bits with a sign", lambda x, half=half: (x + half).remainder(2 * half) - half
+        if -half <= low < 0:
+            yield "sign", f"taken for {bits} bits without a sign", lambda x, half=half: x.remainder(2 * half)
+
+
+def _by_tiles(x: Tensor, d: int, tile: int, some: bool) -> Tensor:
+    each = [(part == some).any(d, keepdim=True).expand(part.shape) for part in x.split(tile, d)]
+    return torch.cat(each, d) == some
+
+
+class Context:
+    """A part to be broken, and what there is around it: lengths of dimensions, numbers of the program, names.
+
+    `names` are torch's operations by the number of their result; `wholes` has the name for each operation of theirs.
+    """
+
+    def __init__(self, part: Part) -> None:
+        nodes, values, golden, program = part.nodes, part.values, part.golden, part.golden.program
+        tensors = [values[i] for i in (*part.given, part.target)]
+        shapes = [x.shape for x in tensors] + [program.nodes[golden.steps[name]].shape for name in golden.inputs]
+        self.part = part
+        self.sizes = sorted({n for shape in shapes for n in shape} - {0, 1})
+        self.joined = dict[int, list[tuple[int, int]]]()
+        for node in (node for node in nodes if node.op == "cat"):
+            d = node.args[1] if len(node.args) > 1 else 0
+            ends = [0, *itertools.accumulate(x.shape[d] for p in node.args[0] if (x := values[p.id]).numel())]
+            self.joined |= {ends[-1]: [*itertools.pairwise(ends)]} if len(ends) <= FEW else {}
+        self.largest = max(x.numel() for x in tensors)
+        numbers = {abs(float(c)) for n in program.nodes if n.op in NUMBERED for c in n.args if is_number(c)}
+        self.numbers = sorted(numbers - {0.0})[:16]
+        self.computed = [n.id for n in nodes if n.func not in GIVEN and isinstance(values[n.id], Tensor)]
+        self.inputs = {i for i in part.given if program.nodes[part.origin[i]].func == INPUT}
+        names = {number: name.split("/")[-1].split("#")[0].strip("_") for name, number in golden.operations.items()}
+        self.names = {i: names[number] for i, number in part.origin.items() if number in names}
+        inside = part.program.inside
+        self.wholes = {k: name for i, name in self.names.items() for k in self.composite(i)[0] if k in inside}
+        self.steps = {number: name for name, number in reversed(golden.steps.items())}
+        self.divisors = {a.id for node in nodes if node.op == "div" for a in node.args[1:] if isinstance(a, Ref)}
+        for node in reversed(nodes):
+            self.divisors.update(node.parents if node.id in self.divisors and node.op in MOVES else ())
+        self.only_masks: set[int] = set()
+        for i in (*reversed(self.computed), *part.given):
+            made = i in self.computed and values[i].dtype == torch.bool
+            if i in part.users and (made or self.only_masks.issuperset(part.users[i])):
+                self.only_masks.add(i)
+
+    def called(self, i: int, one: bool = True) -> str:
+        """What an operation's result, or each of several, is called in a sentence: a step's name, or the operation."""
+        node = self.part.nodes[i]
+        if i not in self.part.names and one and self.part.origin[i] in self.steps:
+            return self.steps[self.part.origin[i]]
+        if one and i not in self.part.names and node.op == "select" and node.args[1] == 0:
+            return f"{self.called(node.parents[0])}[{node.args[2]}]"
+        made = f"{'the' if one else 'each'} result of {self.operation(i)}"
+        return self.part.names.get(i, f"a constant of shape {list(node.shape)}" if node.func in GIVEN else made)
+
+    def operation(self, i: int) -> str:
+        """What an operation is called, by itself or as a part of one of torch's."""
+        op = self.part.nodes[i].op.strip("_")
+        return f"the {op} of {self.wholes[i]}" if i in self.wholes else op
+
+    def real(self, i: int) -> bool:
+        """Whether an operation gives one tensor of real numbers."""
+        x = self.part.values[i]
+        return isinstance(x, Tensor) and x.is_floating_point()
+
+    def composite(self, i: int) -> tuple[set[int], set[int]]:
+        """The operations that torch's operation with that result is made of, and what these take from outside."""
+        nodes, found = self.part.nodes, [i]
+        for k in found:  # which grows meanwhile
+            found += [p for p in nodes[k].parents if p in self.part.program.inside and p not in found]
+        return set(found), {p for k in found for p in nodes[k].parents} - set(found)
+
+    def later(self, i: int, near: int) -> list[int]:
+        """Operations whose result is made from that of `i` and has its shape, the nearest first."""
+        nodes, inside = self.part.nodes, self.part.program.inside
+        below = (k for k in self.part.downstream(i) if k != i and k not in inside and nodes[k].shape == nodes[i].shape)
+        return [k for k in below if isinstance(self.part.values[k], Tensor)][:near]
+
+    def alike(self, i: int) -> list[int]:
+        """What is given and has the shape and type of what operation `i` gives."""
+        x, values = self.part.values[i], self.part.values
+        return [k for k in self.part.given if k != i and (values[k].shape, values[k].dtype) == (x.shape, x.dtype)]
+
+    def mistaken(self, i: int, other: int) -> str:
+        """The kind of fault that it is to take another tensor: one that is the same but for its last digits, or not."""
+        x, y = self.part.values[i], self.part.values[other]
+        if self.real(i) and bool(((y - x).abs() <= 2.0**-7 * x.abs()).all()):
+            return "precision"
+        return "swap" if {i, other} <= self.inputs else "stale"
+
+    def groups(self) -> list[list[int]]:
+        """Operations that one line runs several times on one shape, as a loop does; the target's, then steps first."""
+        part, found = self.part, dict[Any, list[int]]()
+        for i in (*part.given, *self.computed):
+            node = part.nodes[i]
+            numbers = str([a for a in node.args if not isinstance(a, Ref)])
+            if isinstance(part.values[i], Tensor) and (i == part.target or i in part.users):
+                found.setdefault(i if node.func in GIVEN else (node.op, node.site, node.shape, numbers), []).append(i)
+        return sorted(found.values(), key=lambda ids: (part.target not in ids, ids[0] not in part.names, ids[0]))
+
+    def numbered(self) -> dict[tuple[str, int, Any], list[int]]:
+        """The operations that have a number of the program's as an argument, by their kind, its place and itself."""
+        found: dict[tuple[str, int, Any], list[int]] = {}
+        for node in (node for node in self.part.nodes if node.op in NUMBERED):
+            for j, a in ((j, a) for j, a in enumerate(node.args) if is_number(a)):
+                found.setdefault((node.op, j, a), []).append(node.id)
+        return found
+
+    def changes(self, x: Tensor, numbers: bool = True) -> Iterator[tuple[str, str, Change]]:
+        """Changes of a value, those of its numbers only where these are wanted."""
+        if x.dtype != torch.bool and masks(x):
+            yield "mask", "1 everywhere: nothing is masked", torch.ones_like
+        if x.is_complex():
+            yield "sign", "conjugated", torch.conj_physical
+        elif not x.is_floating_point():
+            yield from whole(x)
+        elif numbers:
+            yield from amounts(tuple(x.shape), self.sizes)
+        if numbers and x.dtype != torch.bool:
+            yield from left_out(tuple(x.shape), self.joined)
+        yield from places(tuple(x.shape))
+
+
+def mutants(c: Context) -> Iterator[Mutant]:
+    """Every mutant of a part of a recorded golden, the usual ones first."""
+    part, groups = c.part, c.groups()
+    made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
+    times = lambda ids: zip(ids[:-1], ("first", "second", "third")[: 3 if len(ids) <= 4 else 1], strict=False)  # noqa: E731
+    ends = [one for ids in groups if 1 < len(ids) <= 8 for one in (*times(ids), (ids[-1], "last"))]
+    ways: Iterator[Way] = itertools.chain(
+        *(_possible(generator(c)) for generator in (exchanged, parts, along, variances, composites, of_terms, centres)),
+        *(_possible(of_result(c, ids)) for ids in groups),
+        *(_possible(of_operation(c, ids)) for ids in made),
+        *(_possible(generator(c)) for generator in (unscaled, moved_on, between, regrouped, reflections, backwards)),
+        *(_possible(of(c, [i], f" (the {word} time)")) for i, word in ends for of in (of_result, of_operation)),
+    )
+    for kind, says, edits, *rank in (way for way in ways if way[2]):
+        kind = "mask" if edits.keys() <= c.only_masks and kind != "precision" else kind
+        yield Mutant(kind, says, edits, *rank)
+
+
+def _possible(ways: Iterable[Way]) -> Iterator[Way]:
+    """These, up to one that cannot be made for this part: that ends no search."""
+    with suppress(Exception):
+        yield from ways
+
+
+def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
+    """What operations give, or are given, changed."""
+    part, i = c.part, ids[-1]
+    x, node = part.values[i], part.nodes[i]
+    name = c.called(i, len(ids) == 1) + words
+    given, last, real = node.func in GIVEN, i == part.target, x.is_floating_point()
+    moved = node.op in MOVES - {"getitem", "slice", "select"} and not last
+    for kind, what, change in c.changes(x, numbers=not (moved and real)):
+        kind = "drop_term" if kind == "zero" and not last else kind
+        by_one = kind == "constant" or what in ("one more", "one less")
+        kind = "ddof" if by_one and ids[0] in c.divisors else kind
+        yield kind, f"{name} is {what}", result_of(ids, change), 1 + (kind in RARE or (kind == "truncate" and not real))
+    for kind, what, change in addressed(tuple(x.shape), c.sizes) if given and x.dtype != torch.bool else ():
+        yield kind, f"{name} is {what}", result_of(ids, change), 2
+    for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
+        for old, new in ((n, n - 1), (n - 1, n)) if real else ():
+            yield "ddof", f"{name} is over {new}, not {old}", result_of(ids, lambda x, by=old / new: x * by)
+    if x.dtype != torch.bool and not x.is_complex() and bool((x == x.round()).all()) and bool(x.isfinite().all()):
+        for kind, what, change in in_bits(x):
+            yield "precision" if last else kind, f"{name} is {what}", result_of(ids, change)
+    for function in (ON_TOP if last else ON_TOP[:2]) if real and not moved else ():
+        yield "function", f"{function} is taken of {name}", result_of(ids, INSTEAD[function]), 1 if last else 2
+    for other in c.alike(i) if given or last else ():
+        kind = c.mistaken(i, other)
+        yield kind, f"{c.called(other)} stands in place of {name}", _copied(ids, other), 1 + (kind in RARE)
+
+
+def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
+    """What operations take is changed, they are left out, or others run in their place."""
+    part, i = c.part, ids[0]
+    node, x, what = part.nodes[i], part.values[i], "each " * (len(ids) > 1) + c.operation(i) + words
+    refs = {j: a.id for j, a in enumerate(node.args) if isinstance(a, Ref)}
+    tensors = {j: part.values[k] for j, k in refs.items() if isinstance(part.values[k], Tensor)}
+    names = {j: c.called(refs[j], len(ids) == 1) for j in tensors}
+    for j, a in tensors.items():
+        kind = LEFT_OUT.get(node.op, "function")
+        beside = ([part.values[part.nodes[n].args[k].id] for n in ids] for k in {*refs} - {j})
+        if node.op == "mul" and any(masks(*factors) for factors in beside):
+            kind = "mask"
+        elif node.op in ("add", "sub") and not a.is_floating_point():
+            kind = "shift"
+        moves = kind in ("permute", "shift")  # of whole numbers too
+        if kind and a.dtype == x.dtype and (a.is_floating_point() or moves) and node.op not in PRODUCTS:
+            sign = -1 if node.op == "sub" and j == 1 else 1
+            says = f"{what} is left out: {names[j]} passes {'as it is' if sign > 0 else 'with the other sign'}"
+            passes = lambda *args, j=j, sign=sign: (-args[j] if sign < 0 else args[j]).expand(x.shape).clone()  # noqa: E731
+            yield kind, says, _instead(ids, passes)
+        if node.op in ("mul", "add", "sub"):
+            twice = lambda *args, j=j: again(node, again(node, *args), args[j])  # noqa: E731
+            yield "factor" if node.op == "mul" else "scale", f"{what}: {names[j]} is taken twice", _instead(ids, twice)
+        long = [d + x.ndim - a.ndim for d, n in enumerate(a.shape) if n > 1]
+        for d in (d for d, n in enumerate(x.shape) if len(long) == 1 < n and d != long[0] and node.op in ARITHMETIC):
+            index = (torch.arange(x.shape[d]) % a.numel()).view([-1 if k == d else 1 for k in range(x.ndim)])
+            along_it = argument(part, ids, j, lambda v, index=index: v.flatten()[index])
+            yield "axis", f"{what}: {names[j]} is applied along dimension {d}, not {long[0]}", along_it
+    for p in {p for p in node.parents if len(part.users.get(p, ())) > len(ids) and isinstance(part.values[p], Tensor)}:
+        for other in c.alike(p):
+            says = f"{what} takes {c.called(other)} in place of {c.called(p)}"
+            yield c.mistaken(p, other), says, _taking(part, ids, {p: other}), 2
+    if len(tensors) == 2 and node.op not in ("mul", "add"):
+        j, k = tensors
+        order = [k if n == j else j if n == k else n for n in range(len(node.args))]
+        swapped = _instead(ids, lambda *args: again(node, *(args[n] for n in order)))
+        yield "sign" if node.op == "sub" else "swap", f"{what}: {names[j]} and {names[k]} are exchanged", swapped
+    if node.op in OPPOSITE:
+        opposite = OPPOSITE[node.op]
+        kind = "sign" if node.op in ("add", "sub") else "mask" if x.dtype == torch.bool else "function"
+        yield kind, f"{opposite} in place of {what}", _instead(ids, getattr(torch, opposite))
+    real = x.is_floating_point() and node.op in FUNCTIONS | CHOICES
+    if real and len(tensors) == 1 and next(iter(tensors.values())).shape == x.shape:
+        for name, f in INSTEAD.items():
+            yield "function", f"{name} in place of {what}", _instead(ids, lambda x, *_, f=f: f(x))
+    if node.op in REDUCTIONS:
+        yield from of_reduction(c, ids, what)
+    if node.op in ("index_add", "scatter_add") or (node.op == "index_put" and True in node.args[3:4]):
+        for tile in (0, 32, 64, 128, 256):
+            each = f" in each {tile}" if tile else ""  # of which a block adds up, while blocks come one after the other
+            says = f"{what} loses updates: of those of one place{each} the last survives"
+            yield "race", says, _instead(ids, partial(_lossy, op=node.op, tile=tile))
+    if node.op == "index_add":
+        for which in dict(_of_segments(part.values[refs[2]])):
+
+            def fewer(*args: Any, which: str = which) -> Any:
+                left = dict(_of_segments(args[2])).get(which, args[2][:0])
+                return again(node, *args[:3], args[3].index_fill(args[1], left, 0.0))
+
+            yield "truncate", f"{what} leaves out {which} of each place", _instead(ids, fewer)
+    if node.op in ("convolution", "constant_pad_nd"):
+        yield from padded(node, ids, what)
+    if node.op == "getitem":
+        for k in {*range(len(part.values[node.parents[0]]))} - {node.args[1]}:
+            yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(part, ids, 1, lambda _, k=k: k)
+    for j, number in enumerate(node.args):
+        if node.op in NUMBERED and is_number(number):
+            yield from numbers_of(c, ids, j, number, what)
+        elif isinstance(number, (bool, int)) and node.op in ALGORITHMS | POOLS | {"convolution"}:
+            others = {not number} if isinstance(number, bool) else {0, 1, number + 1, number - 1, 2 * number} - {number}
+            for new in others:
+                says = f"{what} has the option {new} where the reference has {number}"
+                kind = "scale" if node.op in TRANSFORMS else "other"
+                yield kind, says, argument(part, ids, j, lambda _, new=new: new)
+
+
+def _of_segments(index: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Terms of sums by index, that a loop over those of one place leaves out."""
+    in_order = index.sort(stable=True)
+    place, values = torch.arange(len(index)), in_order.values.contiguous()
+    before, end = place - torch.searchsorted(values, values), torch.searchsorted(values, values, right=True)
+    yield "the first", in_order.indices[before == 0]
+    yield "the last", in_order.indices[place + 1 == end]
+    for n in (2**k for k in range(2, 8) if bool((before >= 2**k).any())):
+        yield f"all but the first {n}", in_order.indices[before >= n]
+
+
+def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Iterator[Way]:
+    """Other numbers in the place of one of the program's, and of its complement to 1 on the same line."""
+    op, sizes = c.part.nodes[ids[0]].op, c.sizes
+    further: set[float] = set()
+    if op == "arange":  # whose numbers say how long it is
+        usual = {old + 1, old - 1}
+    elif is_epsilon(op, old):
+        usual = {0.0, *(10.0**-k for k in range(2, 13)), 2.0**-23}
+    else:
+        usual = {0.0, 1.0, -old, 2 * old, old / 2, 10 * old, old / 10, 1 - old, 2 - old, old + 1, old - 1, old * old}
+        usual |= {*c.numbers, *((1 / old, abs(old) ** 0.5, abs(old) ** -0.5) if old else ())}
+        if op not in ("pow", *THRESHOLDS):  # exponents have nothing to do with sizes; others are looked for
+            usual |= {f for n in sizes for f in (old * n, old / n)}
+            further = {f for n in sizes for f in (n, n**0.5, n**-0.5, 1 / n, old * n / (n - 1), old * n / (n + 1))}
+            further |= {f for n in c.numbers for f in (old * n, old / n)}
+    if is_epsilon(op, old) and op in ("add", "clamp_min", "clamp"):
+        other = torch.clamp_min if op == "add" else torch.add
+        words = "the larger of both, not the sum" if op == "add" else "the sum of both, not the larger"
+        yield "eps", f"{what} has {words}", _instead(ids, lambda *args: other(args[1 - j], old)), 0
+    if is_epsilon(op, old) and op == "add":
+        roots = {k: i for i in ids for k in c.part.users.get(i, ()) if c.part.nodes[k].op == "rsqrt"}
+        after = lambda x: 1.0 / (x.sqrt() + old)  # noqa: E731
+        edits = {k: Edit(after, (c.part.nodes[i].args[1 - j],)) for k, i in roots.items()}
+        yield "eps", f"{what} comes after the root", edits, 0
+    nearest = partial(sorted, key=lambda new: abs(new - old))
+    for new in (*nearest(usual - {old}), *nearest(further - usual - {old})):
+        number = int(new) if isinstance(old, int) and new == int(new) else new
+        kind, says = kind_of_number(op, old, new, sizes), f"{what} has {new:.6g} where the reference has {old:.6g}"
+        rank, edits = 0 if kind == "eps" else 1 if new in usual else 3, numbered(c.part, ids, j, number)
+        kind = "drop_term" if new in (0.0, 1.0) and len(edits) > len(ids) else kind  # of an average only one
+        yield kind, says, edits, rank
+
+
+def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
+    """Sums and their like that leave something out, or count otherwise."""
+    part, node = c.part, c.part.nodes[ids[0]]
+    x = part.values[node.parents[0]]
+    dims = _dims(node, part.values)
+    count = _summed(node, part.values)
+    if len(dims) == 1 and node.op in ("sum", "mean", "amax", "amin"):
+        yield from padding(c, ids, what, dims[0] - x.ndim)
+    if node.op == "mean" and count > 1:
+        for n in {1, count - 1, *tiled(count)}:
+            kind = "ddof" if n == count - 1 else "scale"
+            yield kind, f"{what}: over {n}, not {count}", result_of(ids, lambda y, n=n: y * count / n), 1 + (n > count)
+    if node.op == "var_mean" and count > 1:
+        unbiased = node.kwargs.get("correction", node.args[2] if len(node.args) > 2 else 1)
+        firsts = [u for u in part.users.get(node.id, ()) if part.nodes[u].args[1] == 0]
+        factor = (count - 1) / count if unbiased else count / (count - 1)
+        says = f"the variance is over {count if unbiased else count - 1}"
+        yield "ddof", says, result_of(firsts, lambda v: v * factor)
+        for up_to in tiled(count):
+            says = f"the variance counts the padding up to {up_to}, which is zero less the mean"
+            more = lambda both, up_to=up_to: both[0] + (up_to - count) / count * both[1] ** 2  # noqa: E731
+            yield "mask", says, dict.fromkeys(firsts, Edit(more, (Ref(node.id),))), 2
+    if node.op in ("cumsum", "cumprod"):
+        for tile in (2**q for d in dims for q in range(1, (x.shape[d] - 1).bit_length())):
+            anew = lambda v, d, t=tile: torch.cat([again(node, y, d) for y in v.split(t, d)], d)  # noqa: E731
+            yield "stale", f"{what} begins anew in each tile of {tile}", _instead(ids, anew)
+
+
+def tiled(n: int) -> list[int]:
+    """To what a kernel may pad a dimension: the next power of two, and whole tiles."""
+    return sorted({1 << (n - 1).bit_length(), *(-(-n // tile) * tile for tile in (8, 16, 32, 64, 128))} - {n})
+
+
+def padding(c: Context, ids: list[int], what: str, d: int) -> Iterator[Way]:
+    """Reductions over a padded dimension, in whose padding something is zero that is not the reduction's own."""
+    for up_to in tiled(c.part.values[c.part.nodes[ids[0]].parents[0]].shape[d]):
+        for ways in zip(*(_padded(c, i, d, up_to) for i in ids), strict=False):
+            says = f"{what} counts the padding of dimension {d} up to {up_to}, where {c.called(ways[0][0])} is zero"
+            yield "mask", says, {i: edit for i, (_, edit) in zip(ids, ways, strict=True)}, 2
+
+
+def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[int, Edit]]:
+    """What may be zero in the padding, and the reduction with what the operations behind it give there."""
+    part, nodes, node = c.part, c.part.nodes, c.part.nodes[reduction]
+    x, n = node.parents[0], part.values[node.parents[0]].shape[d]
+
+    long = {i for i, v in part.values.items() if isinstance(v, Tensor) and v.ndim >= -d and v.shape[d] == n}
+    computed = {i for i in long if nodes[i].op in (ARITHMETIC | FUNCTIONS | CHOICES)}
+    found = [x] if x in computed else []
+    for i in found:  # which grows meanwhile
+        found += [p for p in nodes[i].parents if p in computed and p not in found]
+    taken_in = {p for i in found for p in nodes[i].parents}
+    sides, loaded = sorted(taken_in - long), sorted((taken_in & long) - {x})
+
+    def run(elements: Tensor, *beside: Any, zero: int) -> Any:
+        of = dict(zip(sides, beside, strict=True))
+        of |= {i: torch.zeros_like(part.values[i].narrow(d, 0, 1)) for i in loaded if i not in found or i == zero}
+        for i in (i for i in sorted(found) if i != zero):
+            of[i] = again(nodes[i], *(of[a.id] if isinstance(a, Ref) else a for a in nodes[i].args))
+        more = of[x].expand(*elements.shape[: elements.ndim + d], up_to - n, *elements.shape[elements.ndim + d + 1 :])
+        y = again(node, torch.cat([elements, more], d), *node.args[1:])
+        return y * up_to / n if node.op == "mean" else y
+
+    for zero in reversed(loaded):  # the nearest first: of a loop, those of one place in every pass
+        yield zero, Edit(partial(run, zero=zero), (Ref(x), *map(Ref, sides)))
+
+
+def variances(c: Context) -> Iterator[Way]:
+    """Variances, which come with a mean, and so are no tensor of their own."""
+    for node in (node for node in c.part.nodes if node.op == "var_mean"):
+        yield from of_reduction(c, [node.id], "var_mean")
+
+
+def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
+    """Padding with something else than zeros, or with these elsewhere: on one side, as if causal, or on both."""
+    own = node.op == "constant_pad_nd"
+    pads = list(node.args[1]) if own else [p for p in reversed(node.args[4]) for _ in (0, 1)]
+
+    def run(x: Tensor, *args: Any, mode: str = "", pads: list[int] = pads) -> Any:
+        fill = args[1] if own and len(args) > 1 else None
+        x = _beyond(x, pads, PADDINGS[mode]) if mode else F.pad(x, pads, value=fill)
+        return x if own else again(node, x, *args[:3], [0] * len(args[3]), *args[4:])
+
+    for mode in PADDINGS:
+        yield "other", f"{what} is padded by {mode}, not by zeros", _instead(ids, partial(run, mode=mode))
+    for at in range(0, len(pads), 2):
+        before, both = pads[at], sum(pads[at : at + 2])
+        for new in {*range(both + 1)} - {before}:
+            says = f"{what} is padded by {new} before and {both - new} behind, not {before} and {both - before}"
+            yield "shift", says, _instead(ids, partial(run, pads=[*pads[:at], new, both - new, *pads[at + 2 :]]))
+
+
+def _beyond(x: Tensor, pads: list[int], mode: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Padding of the last dimensions, as torch counts them, with elements that `mode` takes for places outside."""
+    for d, (before, behind) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        n = x.shape[-1 - d]
+        x = x.index_select(x.ndim - 1 - d, mode(torch.arange(-before, n + behind), n))
+    return x
+
+
+def reflections(c: Context) -> Iterator[Way]:
+    """Other elements in the padding of what torch pads with its own."""
+    for i, name in c.names.items():
+        inside, taken = c.composite(i)
+        ends = [c.part.nodes[k].args for k in sorted(inside, reverse=True) if c.part.nodes[k].op == "arange"]
+        if name.startswith(("reflection_pad", "replication_pad")) and len(taken) == 1 and ends:
+            (x,) = taken
+            shape = c.part.values[x].shape
+            pads = [n for d, (first, end) in enumerate(ends) for n in (-first, end - shape[-1 - d])]
+            for mode, places in PADDINGS.items():
+                kind = "shift" if "reflect" in mode else "other"
+                yield kind, f"{mode} in place of {name}", {i: Edit(partial(_beyond, pads=pads, mode=places), (Ref(x),))}
+
+
+def _folded(at: Tensor, period: int, last: int) -> Tensor:
+    """Places that are mirrored, again and again."""
+    return torch.minimum(at.remainder(period), last - at.remainder(period))
+
+
+def along(c: Context) -> Iterator[Way]:
+    """Reductions that run over other dimensions, any of them: those of a line, and all alike.
+
+    Normalisations differ in just that: batch, layer, instance and group (Wu and He, "Group Normalization", 2018).
+    """
+    part, lines = c.part, dict[Any, list[int]]()
+    for node in (node for node in part.nodes if node.op in REDUCTIONS):
+        dims = tuple(_dims(node, part.values))
+        for key in ((node.site, dims), ("", dims)):
+            lines.setdefault(key, []).append(node.id)
+    for old, ids in dict.fromkeys((dims, tuple(ids)) for (_, dims), ids in lines.items()):
+        ndim = part.values[part.nodes[ids[0]].parents[0]].ndim
+        smaller = any(0 < len(part.nodes[k].shape) < ndim for i in ids for k in (i, *part.users.get(i, ())))
+        for over in (some for count in range(ndim) for some in itertools.combinations(range(ndim), count + 1)):
+            for kept in (False, True)[: 1 + smaller] if over != old else ():
+                edits = {k: edit for i in ids for k, edit in _along(part, i, list(over), kept).items()}
+                words = f"runs over dimension {', '.join(map(str, over))}, not {', '.join(map(str, old))}"
+                yield "axis", f"{c.wholes.get(ids[0], c.operation(ids[0]))} {words}", edits
+
+
+def _along(part: Part, i: int, dims: list[int], kept: bool) -> dict[int, Edit]:
+    """A reduction along other dimensions; a division by how many they were is by how many they are.
+
+    `kept`: what the reference makes smaller is of length 1 there, and goes to where it belongs.
+    """
+    node, x = part.nodes[i], part.values[part.nodes[i].parents[0]]
+    over: Any = dims[0] if len(node.args) > 1 and isinstance(node.args[1], int) else dims
+    old = _dims(node, part.values)
+
+    def run(x: Tensor, *_: Any) -> Any:
+        if len(node.args) == 1:  # over all, to a number
+            return getattr(torch, node.op)(x, dim=over, keepdim=True)
+        y = again(node, x, over, *node.args[2:])
+        whole = y.ndim == x.ndim or (y.ndim == len(node.shape) and not kept)
+        return y if whole else dropped(again(node, x, over, True), node)
+
+    def moments(x: Tensor, user: Node) -> Any:
+        y = call(node, [x, over, *node.args[2:3]], node.kwargs | {"keepdim": True})[user.args[1]]
+        return y if y.ndim == len(user.shape) else dropped(y, user)
+
+    def dropped(y: Tensor, result: Node) -> Tensor:
+        """What was kept, for each element of a result without the dimensions that it was to run over.
+
+        One number is taken wherever it goes, and so is what is in its place.
+        """
+        if kept or not result.shape:
+            return y
+        return y.expand(x.shape)[tuple(0 if d in old else slice(None) for d in range(x.ndim))]
+
+    users = [part.nodes[u] for u in part.users.get(i, ())]
+    if node.op == "var_mean":
+        return {u.id: Edit(partial(moments, user=u), (node.args[0],)) for u in users}
+    divided = (u for u in users if node.op == "sum" and u.op == "div")
+    counted = [u.id for u in divided if u.args[1] == _summed(node, part.values)]
+    return {i: Edit(run)} | argument(part, counted, 1, lambda _: math.prod(x.shape[d] for d in dims))
+
+
+def exchanged(c: Context) -> Iterator[Way]:
+    """Two given tensors of one shape, or of indices, or two numbers of one kind of operation, in each other's place."""
+    part, values = c.part, c.part.values
+    whole = (i for i in c.computed if not c.real(i) and not values[i].is_complex() and values[i].dtype != torch.bool)
+    some = [i for i in (*part.given, *whole) if i in part.users and values[i].numel() > 1]
+    for i, j in itertools.combinations(some, 2):
+        first = min(part.users[i] + part.users[j])
+        apart = all(k in part.given or k < first for k in (i, j))  # both are there when one is taken
+        if apart and values[i].shape == values[j].shape and values[i].dtype == values[j].dtype:
+            edits = _taking(part, {*part.users[i], *part.users[j]}, {i: j, j: i})
+            yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", edits
+    for ((op, j, a), ids), ((other, k, b), others) in itertools.combinations(c.numbered().items(), 2):
+        if (op, j) == (other, k):
+            edits = argument(part, ids, j, lambda _, b=b: b) | argument(part, others, j, lambda _, a=a: a)
+            yield "swap", f"{a:.6g} and {b:.6g} of {op} are exchanged", edits
+
+
+def parts(c: Context) -> Iterator[Way]:
+    """Parts of what is split that are taken for each other, wherever something is split into so many."""
+    split: dict[int, dict[int, list[int]]] = {}
+    nodes = c.part.nodes
+    for node in (node for node in nodes if node.op == "getitem" and nodes[node.parents[0]].op in SPLITS):
+        count = len(c.part.values[node.parents[0]])
+        split.setdefault(count, {}).setdefault(node.args[1], []).append(node.id)
+    for count, ids in split.items():
+        for a, b in itertools.combinations(range(count), 2) if count < FEW else ():
+            edits = argument(c.part, ids.get(a, []), 1, lambda _, b=b: b)
+            edits |= argument(c.part, ids.get(b, []), 1, lambda _, a=a: a)
+            yield "swap", f"parts {a} and {b} of {count} are taken for each other", edits if len(edits) > 1 else {}
+
+
+def centres(c: Context) -> Iterator[Way]:
+    """Indices that are coordinates of other points, or count from elsewhere."""
+    counts = [i for i in c.computed if c.part.nodes[i].op == "arange"]
+    every = {(i,) for i in counts} | {tuple(counts)}
+    for some, by in itertools.product(every, (0.5, -0.5, *(sign * n for n in c.sizes for sign in (-1, 1)))):
+        why = "for centres and corners of pixels" if isinstance(by, float) else "where it begins elsewhere"
+        says = f"{'each' if len(some) > 1 else 'the'} result of arange is {by:+g}, as {why}"
+        yield "shift", says, result_of(some, lambda x, by=by: x + by), 2
+    corners, asymmetric = dict[int, Edit](), dict[int, Edit]()
+    for node in (node for node in c.part.nodes if node.op == "sub" and node.args[1] == 0.5):
+        scaled = c.part.nodes[node.parents[0]]
+        centre = c.part.nodes[scaled.parents[0]] if scaled.op == "mul" and is_number(scaled.args[1]) else node
+        if centre.op == "add" and centre.args[1] == 0.5 and centre.shape and centre.shape[0] > 1:
+            share, n = scaled.args[1], centre.shape[0]
+            for edits, by in ((asymmetric, share), (corners, (share * n - 1.0) / (n - 1.0))):
+                edits[node.id] = Edit(lambda at, by=by: at * by, (centre.args[0],))
+    yield "shift", "corners of images lie on each other, not the corners of their pixels (align_corners)", corners, 2
+    yield "shift", "coordinates are those of corners of pixels, not of their centres", asymmetric, 2
+
+
+def backwards(c: Context) -> Iterator[Way]:
+    """What runs along a dimension, from its other end."""
+    part = c.part
+    for d, n in enumerate(part.nodes[part.target].shape):
+        taken = [(i, part.values[i].shape) for i in part.given if i in part.users]
+        edits = {i: Edit(partial(torch.flip, dims=[x.index(n)]), (Ref(i),)) for i, x in taken if x.count(n) == 1}
+        edits |= result_of([part.target], partial(torch.flip, dims=[d])) if edits else {}
+        yield "flip", f"{c.called(part.target)} is computed from the other end of dimension {d}", edits, 2
+
+
+def unscaled(c: Context) -> Iterator[Way]:
+    """A softmax in tiles, by the largest number so far, that does not correct what earlier tiles gave for a larger one.
+
+    Or one whose tiles are split among programs, each by its own largest number, and added up without a correction.
+    The correction is from Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+    """
+    part, nodes = c.part, c.part.nodes
+    for less in (nodes[p] for node in nodes if node.op == "exp" for p in node.parents if nodes[p].op == "sub"):
+        x, top = (part.values[p] for p in (less.parents[0], less.parents[-1]))
+        alone = [d for d, n in enumerate(x.shape) if n > 2 and top.ndim == x.ndim and top.shape[d] == 1]
+        exponential = next(u for u in part.users[less.id] if nodes[u].op == "exp")
+        sums = [u for u in part.users.get(exponential, ()) if nodes[u].op == "sum"][:1]
+
+        def early(less: Tensor, x: Tensor, tile: int, d: int, how: str, normal: bool, node: Node) -> Tensor:
+            largest = torch.stack([part.amax(d) for part in x.split(tile, d)], d)
+            largest = largest.cummax(d).values if how == RUNNING else largest
+            larger = x.amax(d, True) - largest.repeat_interleave(tile, d).narrow(d, 0, x.shape[d])
+            terms = torch.exp(less + torch.where(larger.isfinite(), larger, 0.0))  # of a masked tile nothing is left
+            if how == MEAN:
+                terms = torch.cat([(part / part.sum(d, True)).nan_to_num(0.0) for part in terms.split(tile, d)], d)
+            if node.op == "sum":
+                return again(node, terms, *node.args[1:])
+            return terms / terms.sum(d, True) if normal else terms
+
+        def edits(ids: list[int], how: dict[str, Any], less: Node = less) -> dict[int, Edit]:
+            return {i: Edit(partial(early, **how, node=nodes[i]), (Ref(less.id), less.args[0])) for i in ids}
+
+        sizes = [(d, 2**k) for k in range(1, 16) for d in alone if 2**k < x.shape[d]]
+        for (d, tile), when in itertools.product(sizes, (RUNNING, SPLIT, MEAN)):
+            at: dict[str, Any] = {"tile": tile, "d": d, "how": when, "normal": when == MEAN}
+            ways = {"a softmax": edits([exponential], at)}
+            if when != MEAN:
+                ways["the sum of a softmax"] = edits(sums, at)
+                ways["a softmax, divided by its sum"] = {} if sums else edits([exponential], at | {"normal": True})
+                ways["what a softmax weighs"] = ways["a softmax"] | edits(sums, at | {"tile": x.shape[d]})
+            for what, some in ways.items():
+                yield "factor", f"{what}, in tiles of {tile}, {when}", some, 2
+
+
+def moved_on(c: Context) -> Iterator[Way]:
+    """An operation that comes later than in the reference: an eps outside of a root, a late bias."""
+    nodes = c.part.nodes
+    movable = {i: c.later(i, 4) for i in c.computed if nodes[i].op in ARITHMETIC | FUNCTIONS | CHOICES}
+    for i, later in movable.items():
+        node = nodes[i]
+        for j in (j for j, a in enumerate(node.args) if isinstance(a, Ref) and nodes[a.id].shape == node.shape):
+            for k in (k for k in later if nodes[k].op not in MOVES - {"where"}):
+                added = [a for n in (node, nodes[k]) if n.op == "add" for a in n.args if is_number(a)]
+                kind = "eps" if any(is_epsilon("add", a) for a in added) else "other"
+                moved = Edit(partial(again, node), (*node.args[:j], Ref(k), *node.args[j + 1 :]))
+                says = f"{c.operation(i)} comes after {c.operation(k)}"
+                yield kind, says, _copied([i], node.args[j].id) | {k: moved}, 2
+
+
+def between(c: Context) -> Iterator[Way]:
+    """Several operations in a row that are left out."""
+    for i in (i for i in c.part.given + c.computed if c.real(i)):
+        for k in (k for k in c.later(i, 8) if Ref(i) not in c.part.nodes[k].args):
+            says = f"{c.called(i)} stands in place of {c.called(k)}: what is between is left out"
+            yield "function", says, _copied([k], i), 2
+
+
+def regrouped(c: Context) -> Iterator[Way]:
+    """Groups and pairs taken otherwise: elements in another order between two operations, or in one of torch's."""
+    part, given, shapes = c.part, c.part.given, {node.id: node.shape for node in c.part.nodes}
+    for i in (i for i in (*given, *c.computed) if (len(part.users.get(i, ())) > 1 or i in given) and c.real(i)):
+        later = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") and k != part.target]
+        slices = [part.nodes[k].args[1:] or (0,) for k in part.users.get(i, ()) if part.nodes[k].op == "slice"]
+        for d, order, words in _otherwise(shapes[i], slices):
+            ends = later[-6:] + [part.target] * (shapes[part.target][d : d + 1] == (len(order),))
+            for k in (k for k in ends if k != i and k in part.downstream(i)):
+                edits = result_of([i], entries(d, order)) | result_of([k], entries(d, order.argsort()))
+                yield "permute", f"from {c.called(i)} to {c.called(k)}, {words}", edits, 2
+    for i, name in c.names.items():
+        inside, taken = c.composite(i)
+        for d, order, words in _otherwise(shapes[i]) if len(inside) > 1 else ():
+            n = len(order)
+            dims = {p: d if shapes[p] == shapes[i] else shapes[p].index(n) for p in taken if n in (shapes[p] or ())}
+            edits = _changed(part, inside, {p: entries(of, order) for p, of in dims.items()})
+            last = edits.get(i, Edit(torch.clone, (Ref(i),)))
+            back = lambda *args, last=last, d=d, order=order: last.run(*args).index_select(d, order.argsort())  # noqa: E731
+            yield "permute", f"in {name}, {words}", edits | {i: Edit(back, last.takes)}, 2
+
+
+def _otherwise(shape: tuple[int, ...], slices: Iterable[Any] = ()) -> Iterator[tuple[int, Tensor, str]]:
+    """Dimensions, or what is between two ends of slices, in the order of other groups, and what is said of it."""
+    for d, n in enumerate(shape):
+        taken = (slice(*[*both, None, None][:2]) for along, *both in slices if along % len(shape) == d)
+        ends = {0, n}.union(*(each.indices(n)[:2] for each in taken))
+        ends = ends if len(ends) <= FEW else {0, n}
+        for first, last in itertools.combinations(sorted(ends), 2):
+            m, own = last - first, torch.arange(n)
+            of = f"dimension {d} of {n}" if m == n else f"{first} to {last - 1} of dimension {d}"
+            for a in (a for a in range(2, m // 2 + 1) if m % a == 0):
+                order = torch.cat([own[:first], own[first:last].view(a, -1).T.flatten(), own[last:]])
+                yield d, order, f"{of} is taken as {m // a} x {a} in place of {a} x {m // a}"
+
+
+def composites(c: Context) -> Iterator[Way]:
+    """Another function in place of one that torch has as a whole, of one tensor."""
+    for i, name in c.names.items():
+        inside, frontier = c.composite(i)
+        if len(frontier) == 1 < len(inside) and c.part.nodes[min(frontier)].shape == c.part.nodes[i].shape:
+            others = {words: f for words, f in INSTEAD.items() if words.lower().replace(" ", "_") != name}
+            for words, f in others.items():  # and not the same with torch's own numbers
+                yield "function", f"{words} in place of {name}", {i: Edit(f, (Ref(min(frontier)),))}, 0
+
+
+def of_terms(c: Context) -> Iterator[Way]:
+    """A function of each term of a sum in place of the whole: norms are added, not their squares."""
+    for node in (node for node in c.part.nodes if node.op in FUNCTIONS and len(node.parents) == 1):
+        total = c.part.nodes[node.parents[0]]
+        count = {"sum": 1, "mean": 1, "add": 2}.get(total.op, 0)
+        if 0 < count <= len(total.parents):
+
+            def run(*args: Any, node: Node = node, total: Node = total, count: int = count) -> Any:
+                return again(total, *(again(node, x, *node.args[1:]) for x in args[:count]), *args[count:])
+
+            says = f"{c.operation(node.id)} is taken of each term of {c.operation(total.id)}"
+            yield "function", says, {node.id: Edit(run, total.args)}
+
+
+def again(node: Node, *args: Any) -> Any:
+    """What an operation gives for other arguments."""
+    return call(node, args, node.kwargs)
+
+
+def result_of(ids: Iterable[int], change: Change) -> dict[int, Edit]:
+    """`change` of what operations give."""
+    return {i: Edit(change, (Ref(i),)) for i in ids}
+
+
+def argument(part: Part, ids: Iterable[int], j: int, change: Callable[[Any], Any]) -> dict[int, Edit]:
+    """`change` of the argument `j` of operations."""
+
+    def run(*args: Any, node: Node) -> Any:
+        return again(node, *args[:j], change(args[j]), *args[j + 1 :])
+
+    return {i: Edit(partial(run, node=part.nodes[i])) for i in ids}
+
+
+def numbered(part: Part, ids: list[int], j: int, new: Any) -> dict[int, Edit]:
+    """Another number as the argument `j`, and its complement to 1 where that stands on the same line."""
+    node = part.nodes[ids[0]]
+    c, edits = node.args[j], argument(part, ids, j, lambda _: new)
+    for other in (n for n in part.nodes if n.site == node.site and n.op in NUMBERED and n.id not in ids and c != 0.5):
+        for k, a in enumerate(other.args):
+            if is_number(a) and abs(a - (1.0 - c)) < 1e-12:
+                edits |= argument(part, [other.id], k, lambda _: 1.0 - new)
+    return edits
+
+
+def _instead(ids: Iterable[int], run: Callable[..., Any]) -> dict[int, Edit]:
+    return dict.fromkeys(ids, Edit(run))
+
+
+def _copied(ids: Iterable[int], other: int) -> dict[int, Edit]:
+    """What another operation gives, in place of what these give."""
+    return dict.fromkeys(ids, Edit(torch.clone, (Ref(other),)))
+
+
+def _taking(part: Part, ids: Iterable[int], others: Mapping[int, int]) -> dict[int, Edit]:
+    """Operations that take other results, by number, in place of some that they take."""
+    args = tree_map_only(Ref, lambda r: Ref(others.get(r.id, r.id)), {k: part.nodes[k].args for k in ids})
+    return {k: Edit(partial(again, part.nodes[k]), args[k]) for k in args}
+
+
+def _changed(part: Part, ids: Iterable[int], changes: Mapping[int, Change]) -> dict[int, Edit]:
+    """Operations for which some of what they take, by number, is changed."""
+
+    def run(*args: Any, node: Node) -> Any:
+        of = (changes.get(a.id) if isinstance(a, Ref) else None for a in node.args)
+        return again(node, *(change(x) if change else x for change, x in zip(of, args, strict=True)))
+
+    taking = {k for p in changes for k in part.users[p]}.intersection(ids)
+    return {k: Edit(partial(run, node=part.nodes[k])) for k in taking}
+
+
+def _lossy(*args: Any, op: str, tile: int) -> Tensor:
+    """An addition that is not atomic: of the terms of one place, in each `tile`, the last survives."""
+    x, *places, source = args[:3] if op == "index_put" else args[:4]
+    d, index = (0, list(places[0])) if op == "index_put" else (int(places[0]), [places[1]])
+    along = 0 if op == "index_add" else d  # of the index
+    lengths = {i.shape[along] for i in index if i is not None} | {source.shape[d]}
+    tile = tile if tile and len(lengths) == 1 else max(lengths)
+    split = [[i] * -(-max(lengths) // tile) if i is None else i.split(tile, along) for i in index]
+    for *at, terms in zip(*split, source.split(tile, d), strict=True):
+        empty = torch.zeros_like(x)
+        if op == "index_put":
+            x = x + empty.index_put(at, terms)
+        else:
+            x = x + (empty.index_copy if op == "index_add" else empty.scatter)(d, at[0], terms)
+    return x
+
+
+def is_number(c: Any) -> bool:
+    """Whether an argument is a finite number."""
+    return isinstance(c, (int, float)) and not isinstance(c, bool) and math.isfinite(c)
+
+
+def _dims(node: Node, values: Mapping[int, Any]) -> list[int]:
+    """The dimensions of a reduction."""
+    ndim = values[node.parents[0]].ndim
+    over = node.args[1] if len(node.args) > 1 else None
+    return sorted(d % ndim for d in ([over] if isinstance(over, int) else over or range(ndim)) if ndim)
+
+
+def _summed(node: Node, values: Mapping[int, Any]) -> int:
+    """How many elements a reduction makes one of."""
+    return math.prod(values[node.parents[0]].shape[d] for d in _dims(node, values))
+
+
+def summed_over(node: Node, values: Mapping[int, Any]) -> list[int]:
+    """The dimensions of what an operation takes first over which it sums."""
+    if node.op in ("sum", "mean"):
+        return _dims(node, values)
+    return [values[node.parents[0]].ndim - 1] if node.op in ("mm", "bmm", "mv") else []
+
+
+def masks(*tensors: Tensor) -> bool:
+    """Whether numbers are 1, or true, in some places and 0 in all others."""
+    x = torch.cat([x.flatten() for x in tensors])
+    return bool(((x == 0) | (x == 1)).all()) and bool(x.any()) and not bool(x.all())
+
+
+def is_epsilon(op: str, c: float) -> bool:
+    """Whether a number is there to keep another from zero."""
+    return op in ("add", "sub", "clamp_min", "clamp", "maximum") and isinstance(c, float) and 0.0 < abs(c) <= 1e-2
+
+
+def kind_of_number(op: str, c: float, new: float, sizes: Iterable[int] = ()) -> str:
+    """What it is called to have `new` in place of a number of the program's."""
+    if is_epsilon(op, c):
+        return "eps"
+    if abs(new - c) == 1.0 and c > 2 and c == int(c) and any(c % n == 0 for n in sizes):
+        return "ddof"
+    if new == -c or (op == "mul" and new == 2 - c):  # 1 + x for 1 - x
+        return "sign"
+    simple = {c * f for n in sizes for f in (n, 1 / n, n**0.5, n**-0.5)} | {2 * c, c / 2, 1.0}
+    return "scale" if op in ("mul", "div") and new in simple else "constant"

@@ -1,0 +1,145 @@
+"""A wrong step's part of a recorded program, on what was observed before it: to be broken somewhere and run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from whywrong.recording.golden import Golden
+from whywrong.recording.program import CONSTANT, INPUT, Node, Program, Ref, call, filled, float64_by_default
+from whywrong.recording.recorder import Recorder
+from whywrong.recording.steps import Trace
+
+Tensor = torch.Tensor
+
+
+EDITED = "edited"
+
+RIVALS = 12
+"""Observed steps of a shape that occurs in a part, which are not in it and may stand in place of what is."""
+
+
+class Edit(NamedTuple):
+    """What runs in place of an operation, `run(*takes)`: on its own arguments, where `takes` says nothing else.
+
+    `takes` may refer to the operation itself, which is what it gave (an input or a constant: its value), and to any
+    before it.
+    """
+
+    run: Callable[..., Any]
+    takes: tuple[Any, ...] | None = None
+
+
+class Part:
+    """The operations of `golden` from the steps observed before a step, which are constants here, to the step itself.
+
+    The steps observed are those of `seen` that have the golden's shapes. `names` are the steps among the operations and
+    `origin` every operation's number in the golden, both by number here; `target` is the wrong step's number, `given`
+    those of what is not computed here (the steps before, inputs and constants), and `values` what each operation gives,
+    float64.
+    """
+
+    def __init__(self, golden: Golden, seen: Trace, step: str) -> None:
+        target, nodes = golden.steps[step], golden.program.nodes
+        others = [(name, k) for name, k in golden.steps.items() if k != target and name in seen]
+        known = {k: name for name, k in others[::-1] if tuple(seen.read(name).shape) == nodes[k].shape}
+        before = golden.program.before(target, known)
+        shapes = {nodes[k].shape for k in (*before, target)}
+        rivals = [k for k in known if nodes[k].shape in shapes and k not in before]
+        rivals = sorted(rivals, key=lambda k: (abs(k - target), k))[:RIVALS]
+        observed = {k: seen.read(known[k]).to(golden[known[k]]) for k in (*before, *rivals)}
+        self.golden, self.program, values = golden, Program(), golden.program.values | observed
+        number: dict[int, int] = {}
+        for k in sorted({*observed, *golden.program.cone([target], known)}, key=lambda k: (k not in rivals, k)):
+            constant = Node(k, CONSTANT, shape=nodes[k].shape, dtype=nodes[k].dtype)
+            number[k] = _append(self.program, constant if k in observed else nodes[k], number, values)
+        self.program.inside = {number[k] for k in golden.program.inside & number.keys()}
+        self.names = {number[k]: known[k] for k in observed} | {number[target]: step}
+        self.target, self.origin = number[target], {new: old for old, new in number.items()}
+        self.nodes = self.program.nodes
+        self.given = [node.id for node in self.nodes if node.func in (INPUT, CONSTANT)]
+        self.values: dict[int, Any] = self.program.run(range(len(self.nodes)), {}, range(len(self.nodes)))
+        self.users: dict[int, list[int]] = {}
+        for node in self.nodes:
+            for parent in node.parents:
+                self.users.setdefault(parent, []).append(node.id)
+        self.downstream = cache(self._downstream)
+
+    def value(self, edits: Mapping[int, Edit], values: Mapping[int, Any] | None = None) -> Any:
+        """The step with `edits` in place, by number; on `values` of all operations, where not on what was observed."""
+        nodes, order = list(self.nodes), [*self.downstream(*edits)]
+        for i, edit in edits.items():
+            own = i if i in self.given else len(nodes)  # what it gives by itself
+            nodes.append(self.nodes[i])
+            takes = tree_map_only(Ref, lambda r, i=i, own=own: Ref(own) if r.id == i else r, self._takes(i, edit))
+            nodes[i] = Node(i, EDITED, takes)
+            if own in {*nodes[i].parents} - {i}:
+                order.insert(order.index(i), own)
+
+        def rule(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
+            return edits[node.id].run(*args) if node.func == EDITED else call(node, args, kwargs)
+
+        return Program(nodes).run(order, values or self.values, {self.target}, rule=rule)[self.target]
+
+    def _takes(self, i: int, edit: Edit) -> tuple[Any, ...]:
+        return self.nodes[i].args if edit.takes is None else edit.takes
+
+    def _downstream(self, *start: int) -> list[int]:
+        found = set(start)
+        for node in self.nodes:  # each comes after what it takes
+            if not found.isdisjoint(node.parents):
+                found.add(node.id)
+        return sorted(found)
+
+    def fresh(self, inputs: Mapping[str, Tensor]) -> dict[int, Any]:
+        """What every operation here gives on other inputs of the golden."""
+        given = {self.golden.steps[name]: value for name, value in inputs.items()}
+        wanted, whole = {self.origin[i] for i in self.given}, self.golden.program
+        found = whole.run(whole.cone(wanted, given), given, wanted)
+        start = {i: found[self.origin[i]] for i in self.given}
+        return self.program.run(range(len(self.nodes)), start, range(len(self.nodes)))
+
+    def broken(self, edits: Mapping[int, Edit]) -> Golden:
+        """This part as a golden with `edits` in place: recorded, so that their own rounding can be simulated."""
+        program = Program()
+        number: dict[int, int] = {}
+        given = self.given
+        for node in sorted(self.nodes, key=lambda node: node.id not in given):
+            number[node.id] = _append(program, node, number, self.values)
+            if node.id in edits and node.id not in given:
+                number[node.id] = self._splice(program, node, edits[node.id], number)
+            if [node.id] == given[-1:]:  # these may take each other's place
+                number |= {i: self._splice(program, self.nodes[i], edits[i], number) for i in given if i in edits}
+        program.inside |= {number[i] for i in self.program.inside}
+        steps = {self.names[i]: k for k, i in enumerate(given) if i in self.names}
+        return Golden(program, {**steps, self.names[self.target]: number[self.target]}, {})
+
+    def _splice(self, program: Program, node: Node, edit: Edit, outer: Mapping[int, int]) -> int:
+        """Append what an edit does, `outer` being the numbers of operations there; returns that of its result."""
+        recorder, takes = Recorder(), self._takes(node.id, edit)
+        values = {p: self.values[p] for p in Node(0, EDITED, takes).parents}
+        inputs = {p: recorder.input(x) for p, x in values.items() if isinstance(x, Tensor)}
+        with torch.no_grad(), float64_by_default(), recorder:
+            result = edit.run(*filled(takes, values))
+            result = result.clone() if any(result is x for x in values.values()) else result
+        mini, last = recorder.program, recorder.number(result)
+        number = {inner: outer[p] for p, inner in inputs.items()}
+        for each in (each for each in mini.nodes[: last + 1] if each.id not in inputs.values()):
+            number[each.id] = _append(program, each, number, mini.values)
+            program.nodes[-1].dtype = node.dtype if each.id == last else each.dtype
+            if node.id in self.program.inside or (each.id in mini.inside and each.id != last):
+                program.inside.add(number[each.id])
+        return number[last]
+
+
+def _append(program: Program, node: Node, number: Mapping[int, int], values: Mapping[int, Any]) -> int:
+    """A copy of an operation at the end of a program, its references by `number`; an input's or a constant's value."""
+    args, kwargs = tree_map_only(Ref, lambda r: Ref(number[r.id]), (node.args, node.kwargs))
+    program.nodes.append(Node(len(program.nodes), node.func, args, kwargs, node.shape, node.dtype, node.site))
+    if node.func in (INPUT, CONSTANT):
+        program.values[len(program.nodes) - 1] = values[node.id]
+    return len(program.nodes) - 1

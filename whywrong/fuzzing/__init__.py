@@ -1,0 +1,1 @@
+"""On which input a kernel fails: cases that are sampled, and shrunk."""

@@ -1,0 +1,69 @@
+"""The steps of a torch module or function as it runs: outputs, operations, gradients; and whether looking changed
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.stateless import _reparametrize_module
+
+from whywrong.comparing.bits import same_bits
+from whywrong.comparing.precision import guess
+from whywrong.errors import UsageError
+from whywrong.recording.golden import with_backward
+from whywrong.recording.recorder import Watcher, unique
+from whywrong.recording.steps import Trace
+from whywrong.recording.watching import check_subject, leaves_of, run_watched, snapshot
+
+
+def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **named: Any) -> Trace:
+    """Run a module, or a function of tensors, and keep its steps by the names that :func:`whywrong.golden` gives.
+
+    These are the inputs and parameters as they were given, every operation that computes something
+    (``layers.0.attention/bmm``), each :func:`whywrong.step`, every submodule's output, the result and the gradients, in
+    the order of execution and in their own dtypes. `loss` takes the result to a number; without it a module's backward
+    starts from fixed random numbers.
+
+    It is then run again without being watched, from the same random state and buffers, and
+    ``trace.about["precision"]`` says that each operation was stored, as it is in a program that runs so, and which
+    results torch's CPU kernels added up in bfloat16 or float16 (:data:`~whywrong.recording.operations.IN_STORAGE`), and
+    ``trace.about["observer"]`` what differs: "none" if results and gradients are bit-identical. Gradients and
+    buffers of a module are afterwards as they were. Raises UsageError where nothing gives a tensor.
+    """
+    check_subject("capture", subject, loss)
+    narrow: dict[str, dict[str, str]] = {}
+
+    def run(differentiate: bool, watch: bool) -> tuple[dict[str, Tensor], Any]:
+        seen: dict[str, Tensor] = {}
+        computed: list[tuple[Tensor, dict[str, str]]] = []
+
+        def on_step(name: str, tensor: Tensor) -> None:
+            name = unique(name, seen)
+            seen[name] = snapshot(tensor)
+            narrow.update((name, said) for x, said in computed if x.data_ptr() == tensor.data_ptr())
+
+        watcher = Watcher(on_step, computed) if watch else None
+        buffers: Any = nullcontext()
+        if isinstance(subject, torch.nn.Module):  # which may write to its buffers: while it runs these are copies
+            copies = {name: x.detach().clone() for name, x in subject.named_buffers()}
+            buffers = _reparametrize_module(subject, copies, tie_weights=True)
+        with torch.random.fork_rng(), buffers:
+            leaves = leaves_of(subject, inputs, named, differentiate)
+            if watch:
+                seen |= {name: snapshot(leaf) for name, leaf in leaves.items()}
+            result = run_watched(subject, inputs, named, leaves, loss, watcher, on_step)
+        return seen, result
+
+    seen = with_backward(lambda wanted: run(wanted, True), subject, loss)
+    plain = with_backward(lambda wanted: run(wanted, False), subject, loss)
+    if not plain:
+        raise UsageError("capture: what ran gave no tensor; wanted one at least")
+    differ = [name for name, value in plain.items() if name not in seen or not same_bits(value, seen[name])]
+    about = {"observer": "none" if not differ else f"differs when nothing is captured: {', '.join(differ)}"}
+    promised: dict[str, Any] = {"accumulate": guess([x.dtype for x in seen.values()]).accumulate, "eager": True}
+    promised |= {"steps": narrow} if narrow else {}
+    return Trace(seen, about | {"precision": promised})

@@ -1,0 +1,189 @@
+"""A recorded program: ATen operations in the order in which they ran, any part of which can be run again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from whywrong.comparing import precision
+from whywrong.recording.operations import FACTORIES, name_of
+
+INPUT, CONSTANT, ITEM = "input", "constant", "getitem"
+
+WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+WIDE[torch.complex64] = torch.complex128
+"""What a narrower dtype becomes."""
+
+
+def widened(x: Any) -> Any:
+    """A tensor in float64 if it is of real numbers, complex128 if of complex ones."""
+    return x.to(WIDE.get(x.dtype, x.dtype)) if isinstance(x, Tensor) else x
+
+
+def narrower(a: str, b: str) -> bool:
+    """Whether a dtype of that name has fewer digits than another."""
+    return precision.UNIT_ROUNDOFF.get(a, 0.0) > precision.UNIT_ROUNDOFF.get(b, math.inf)
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The result of the operation of that number."""
+
+    id: int
+
+
+@dataclass
+class Node:
+    """One operation: an ATen overload, or an input, a constant, one part of a tuple."""
+
+    id: int
+    func: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    """What the program computes it in, where that is told; it is run again in float64 all the same."""
+    site: str = ""
+    """The line of the reference that called it: file, number and text; nothing where no line did, as in a backward."""
+    parents: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.op = self.func if isinstance(self.func, str) else name_of(self.func)
+        leaves = tree_leaves((self.args, self.kwargs))
+        self.parents = tuple(dict.fromkeys(leaf.id for leaf in leaves if isinstance(leaf, Ref)))
+
+
+def filled(value: Any, results: Mapping[int, Any]) -> Any:
+    """Arguments with results in place of references."""
+    if isinstance(value, Ref):
+        return results[value.id]
+    if isinstance(value, (tuple, list)):
+        return [filled(one, results) for one in value]
+    return value
+
+
+def call(node: Node, args: Any, kwargs: dict[str, Any], device: torch.device | None = None) -> Any:
+    """Run one operation. A view is a copy where its argument's memory does not allow a view, or vmap does not."""
+    if node.op == ITEM:
+        return args[0][args[1]]
+    if node.op in ("view", "_unsafe_view"):
+        return args[0].reshape(args[1])
+    if node.op == "as_strided_scatter":  # in a form that has batches
+        row, new, *how = args
+        places = torch.arange(row.numel(), device=row.device).as_strided(*how)
+        return row.flatten().scatter(0, places.flatten(), new.to(row.dtype).flatten()).view(row.shape)
+    if node.op in ("_conj", "_neg_view"):
+        return (torch.conj_physical if node.op == "_conj" else torch.neg)(torch.as_tensor(args[0]))
+    if node.op in FACTORIES and device is not None and not any(isinstance(a, Tensor) for a in args):
+        kwargs = {**kwargs, "device": device}
+    return node.func(*args, **kwargs)
+
+
+@contextmanager
+def meanwhile(get: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    """Another value of a setting, which is afterwards as it was."""
+    before = get()
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def setting(owner: Any, name: str, value: Any) -> AbstractContextManager[None]:
+    """Another value of an attribute meanwhile."""
+    return meanwhile(partial(getattr, owner, name), partial(setattr, owner, name), value)
+
+
+float64_by_default = partial(meanwhile, torch.get_default_dtype, torch.set_default_dtype, torch.float64)
+"""float64 where a program asks for no dtype, as for positions that it counts, or whole numbers that it divides."""
+
+
+@dataclass
+class Program:
+    """Nodes in order; `values` holds inputs and constants, and what else is kept of the golden's results."""
+
+    nodes: list[Node] = field(default_factory=list)
+    values: dict[int, Any] = field(default_factory=dict)
+    inside: set[int] = field(default_factory=set)
+    """Operations that one of torch's was made of, but for what it gives."""
+    site: str = ""
+    """The line that calls what is added."""
+
+    def add(
+        self, func: Any, args: Any = (), kwargs: dict[str, Any] | None = None, value: Any = None, shape: Any = ()
+    ) -> int:
+        """Append an operation, in float64, and return its number; values are kept of inputs and constants only."""
+        shape = tuple(value.shape) if isinstance(value, Tensor) else tuple(shape)
+        dtype = precision.name_of(value.dtype) if isinstance(value, Tensor) and value.is_floating_point() else ""
+        args, kwargs = tree_map_only(torch.dtype, lambda x: WIDE.get(x, x), (tuple(args), kwargs or {}))
+        node = Node(len(self.nodes), func, args, kwargs, shape, dtype, self.site)
+        self.nodes.append(node)
+        if func in (INPUT, CONSTANT):
+            self.values[node.id] = widened(value)
+        return node.id
+
+    def narrows(self, number: int) -> bool:
+        """Whether an operation is a cast to a narrower type."""
+        node = self.nodes[number]
+        return node.op == "_to_copy" and narrower(node.dtype, self.nodes[node.parents[0]].dtype)
+
+    def cone(self, targets: Iterable[int], known: Collection[int]) -> list[int]:
+        """What has to run for `targets`, in order. It does not go on behind `known`, but for a target itself."""
+        wanted = set(targets)
+        waiting = list(wanted)
+        for i in waiting:  # which grows meanwhile
+            fresh = [p for p in self.nodes[i].parents if p not in wanted and p not in known]
+            wanted.update(fresh)
+            waiting += fresh
+        return sorted(wanted)
+
+    def before(self, target: int, known: Collection[int]) -> list[int]:
+        """Those of `known` from which a target is computed, in order."""
+        return sorted({p for i in self.cone([target], known) for p in self.nodes[i].parents if p in known})
+
+    def largest(self, order: Iterable[int]) -> int:
+        """The elements of the largest result of an operation."""
+        return max((math.prod(self.nodes[i].shape) for i in order), default=0)
+
+    @float64_by_default()
+    def run(
+        self,
+        order: Iterable[int],
+        given: Mapping[int, Any],
+        wanted: Collection[int],
+        *,
+        rule: Callable[[Node, Any, dict[str, Any]], Any] | None = None,
+        seen: Callable[[int, Any], Any] | None = None,
+    ) -> dict[int, Any]:
+        """Run `order` and return the results that are `wanted`; others are let go after their last use.
+
+        `given` are values that are used as they are, on one device. `rule` runs an operation in place of :func:`call`;
+        `seen(number, result)` may return another value to go on with, as an observed step in place of its re-run.
+        """
+        order = list(order)
+        device = next((v.device for v in chain(given.values(), self.values.values()) if isinstance(v, Tensor)), None)
+        last = {parent: i for i in order for parent in self.nodes[i].parents}
+        results = dict(given)
+        for i in order:
+            node = self.nodes[i]
+            if node.func in (INPUT, CONSTANT):
+                value = results[i] if i in results else self.values[i]
+            else:
+                args = filled(node.args, results)
+                kwargs = {key: filled(one, results) for key, one in node.kwargs.items()}
+                value = call(node, args, kwargs, device) if rule is None else rule(node, args, kwargs)
+            results[i] = value if seen is None else seen(i, value)
+            for parent in node.parents:
+                if last[parent] == i and parent not in wanted:
+                    results.pop(parent, None)
+        return {i: results[i] for i in wanted}

@@ -1,0 +1,171 @@
+"""Named steps in order: what an implementation gave, or a golden that no program makes again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whywrong.comparing.bounds import Bound
+from whywrong.comparing.comparison import as_tensor
+from whywrong.comparing.precision import Precision, from_fields
+from whywrong.errors import UsageError
+from whywrong.files import complete_file
+
+Read = Callable[[], Any]
+ABOUT = {"order": list, "steps": dict, "precision": dict}
+"""Metadata that are read, and what their JSON is; what else there is, is shown."""
+
+ABOUT_STEP = ("inputs", "K")
+"""What metadata may say of a step: the names of its inputs, and the length of its sums."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One intermediate tensor. `bound`, of a golden or a counterfactual, is what an implementation may be off there."""
+
+    name: str
+    value: Any
+    bound: Bound | None = None
+
+
+class Trace:
+    """Steps in the order in which they were computed, in memory or in a file, which is read a step at a time.
+
+    `about` is a file's metadata, `source` the file, and `ordered` says whether the order is known to be the program's;
+    `note` says how the steps were named.
+    """
+
+    def __init__(self, steps: Mapping[str, Any] | None = None, about: Mapping[str, Any] | None = None) -> None:
+        self._steps: dict[str, tuple[Read, Bound | None]] = {}
+        self.about, self.source, self.ordered, self.note = metadata(about or {}), "", True, ""
+        for name, value in (steps or {}).items():
+            self.add(name, value)
+
+    def add(self, name: str, value: Any, bound: Bound | None = None) -> Any:
+        """Append a step and return its value. Raises ValueError for a name that is already there."""
+        if name in self:
+            raise ValueError(f"trace: step {name!r} is already there")
+        self._steps[name] = (lambda: value), bound
+        return value
+
+    @classmethod
+    def lazy(cls, steps: Mapping[str, Read], about: Mapping[str, Any], source: str, ordered: bool) -> Trace:
+        """Steps that are read when they are looked at, each by a function of its own."""
+        found = cls({}, about)
+        found._steps = {name: (read, None) for name, read in steps.items()}
+        found.source, found.ordered = source, ordered
+        return found
+
+    def named(self, names: Mapping[str, str], note: str = "") -> Trace:
+        """The steps that `names` maps to others, by these, in its order; `note` says why."""
+        found = self.lazy({}, self.about, self.source, self.ordered)
+        found._steps, found.note = {new: self._steps[old] for old, new in names.items()}, note or self.note
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """The steps' names, in order."""
+        return list(self._steps)
+
+    @property
+    def precision(self) -> Precision | None:
+        """What `about` promises; None where it says nothing. Raises UsageError for what is no Precision."""
+        try:
+            return from_fields(self.about["precision"]) if "precision" in self.about else None
+        except UsageError as error:
+            raise UsageError(f"{self.source}: metadata {error}" if self.source else str(error)) from None
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Free text of the file."""
+        steps = self.about.get("steps", {})
+        others = sorted({str(key) for said in steps.values() for key in said if key not in ABOUT_STEP})
+        texts = {"steps": f"{', '.join(others)}: not read"} if others else {}
+        return texts | {key: str(value) for key, value in self.about.items() if key not in ABOUT}
+
+    def said(self, name: str) -> Mapping[str, Any]:
+        """What the metadata says of one step, by :data:`ABOUT_STEP`; empty where it says nothing."""
+        return self.about.get("steps", {}).get(name, {})
+
+    def step(self, name: str) -> Step:
+        """The whole step; its value alone is ``trace[name]``."""
+        return Step(name, self[name], self._steps[name][1])
+
+    def read(self, name: str) -> torch.Tensor:
+        """A step as a tensor. Raises UsageError for what is none of real or whole numbers."""
+        return as_tensor(f"step {name!r}", self[name])
+
+    def __getitem__(self, name: str) -> Any:
+        return self._steps[name][0]()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._steps
+
+    def __iter__(self) -> Iterator[Step]:
+        return map(self.step, self._steps)
+
+    def save(self, path: Path | str) -> Path:
+        """Write one safetensors file: a tensor a step, `about` and the `order` as metadata. Bounds are not kept.
+
+        Raises UsageError for a step that is no array, and for metadata that are neither strings nor read.
+        """
+        about = {key: json.dumps(value) if key in ABOUT else value for key, value in self.about.items()}
+        if wrong := {key: value for key, value in about.items() if not isinstance(value, str)}:
+            raise UsageError(f"about: {wrong} is not right; wanted strings")
+        tensors = {name: self.read(name).cpu() for name in self.names}
+        return write_safetensors(path, tensors, {**about, "order": json.dumps(self.names)})
+
+
+def metadata(about: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """What is read, which may be JSON, as what it says; any other text as it is. Raises UsageError for anything else.
+
+    `where` is what an error begins with.
+    """
+    found: dict[str, Any] = dict(about)
+    for key in found.keys() & ABOUT.keys():
+        with suppress(ValueError, RecursionError):
+            found[key] = json.loads(found[key]) if isinstance(found[key], str) else found[key]
+        if not isinstance(found[key], ABOUT[key]):
+            raise UsageError(f"{where}metadata {key!r} is not right; wanted JSON, a {ABOUT[key].__name__}")
+    if not all(isinstance(name, str) for name in found.get("order", ())):
+        raise UsageError(f"{where}metadata 'order' is not right; wanted a list of names")
+    for name, said in found.get("steps", {}).items():
+        length, inputs = (said.get("K", 1), said.get("inputs", [])) if isinstance(said, dict) else (0, [])
+        right = type(length) is int and 0 < length < 1 << 62 and isinstance(inputs, list)
+        if not right or not all(isinstance(one, str) for one in inputs):
+            wanted = "inputs (a list of names) and K (the length of its sums)"
+            raise UsageError(f"{where}metadata 'steps', {name!r} is not right: {str(said)[:60]}; wanted {wanted}")
+    return found
+
+
+def as_trace(what: str, given: Any) -> Trace:
+    """A trace, or a mapping of arrays as one. Raises UsageError, which calls it `what`, for anything else."""
+    if isinstance(given, Trace):
+        return given
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        kind = type(given).__name__
+        raise UsageError(f"{what}: a {kind} is not right; wanted a Trace, or a dict of arrays by the names of steps")
+    return Trace(given)
+
+
+def write_safetensors(path: Path | str, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> Path:
+    """Write one file, whole or not at all. Raises UsageError where that cannot be done."""
+    if not str(path).endswith(".safetensors"):
+        raise UsageError(f"path: {str(path)!r} is not right; wanted a name that ends in .safetensors")
+    path = Path(path)
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    whole = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}  # no shared memory
+    try:
+        with complete_file(path) as temporary:
+            save_file(whole, temporary, dict(about))
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"{path}: cannot be written ({error}); wanted a file in a folder that is there") from None
+    return path

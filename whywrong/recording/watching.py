@@ -1,0 +1,185 @@
+"""A module or a function as it runs, watched: its steps by their names, its gradients, and what it gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from whywrong.comparing.comparison import as_tensor, real
+from whywrong.errors import UsageError
+from whywrong.recording.recorder import BACKWARD, Watcher, listening
+
+OUTPUT = "output"
+"""The name of a reference's result; the parts of a function's dict have names of their own."""
+
+GRADIENT = "grad:"
+"""What stands before the name of the input or the parameter that a gradient is of."""
+
+Named = dict[str, Any]
+Leaves = dict[str, Tensor]
+Loss = Callable[[Any], Tensor] | None
+OnStep = Callable[[str, Tensor], None]
+
+
+def snapshot(tensor: Tensor) -> Tensor:
+    """A copy that no recording sees."""
+    with _disable_current_modes():
+        return tensor.detach().clone()
+
+
+def check_subject(what: str, subject: Any, loss: Any) -> None:
+    """Raise UsageError, which calls the caller `what`, unless there is something to run, and a loss is a function."""
+    if not callable(subject):
+        kind = type(subject).__name__
+        raise UsageError(f"{what}: a {kind} is not right; wanted a torch.nn.Module or a function, then its inputs")
+    if loss is not None and not callable(loss):
+        raise UsageError(f"loss: {loss!r:.60} is not right; wanted a function of the result that gives one number")
+
+
+def leaves_of(subject: Any, inputs: Any, named: Named, differentiate: bool, dtype: torch.dtype | None = None) -> Leaves:
+    """Inputs, as copies that want gradients if they are to be differentiated, and parameters, by their names.
+
+    With `dtype`, floating-point inputs are of that dtype. Raises UsageError where two have one name.
+    """
+    leaves: Leaves = {}
+
+    def leaf(name: str, value: Any) -> Any:
+        if name in leaves:
+            raise UsageError(f"{name}: names two inputs; wanted another keyword or key for one")
+        if "complex" in str(value.dtype):
+            raise UsageError(f"{name}: is complex; wanted its two parts, and torch.complex of them inside")
+        x = value if isinstance(value, Tensor) else as_tensor(name, value)
+        floating = x.is_floating_point()
+        copied = x.detach().clone() if dtype is None or not floating else x.detach().to(dtype, copy=True)
+        leaves[name] = copied.requires_grad_(floating and differentiate)
+        return value
+
+    # a hunt takes those that are tensors themselves for the first
+    given = sorted(_arguments(inputs, named).items(), key=lambda one: not isinstance(one[1], Tensor))
+    _replaced("", dict(given), leaf)
+    for name, x in given:
+        numbers = isinstance(x, (list, tuple)) and any(isinstance(one, (int, float, list, tuple)) for one in x)
+        if numbers and not any(one.startswith(f"{name}.") for one in leaves):
+            raise UsageError(f"{name}: a {type(x).__name__} of numbers is not right; wanted a tensor or an array")
+    if isinstance(subject, torch.nn.Module):
+        for name, parameter in (*subject.named_parameters(), *subject.named_buffers()):
+            if name in leaves:
+                raise UsageError(f"{name}: names an input and a parameter; wanted another keyword for the input")
+            if parameter.is_floating_point():
+                leaves[name] = parameter
+    return leaves
+
+
+def run_watched(
+    subject: Any, inputs: Any, named: Named, leaves: Leaves, loss: Loss, watcher: Watcher | None, on_step: OnStep
+) -> Any:
+    """One forward and, where there is what to differentiate, one backward, below `watcher`; `on_step` gets each step.
+
+    Returns the result of the forward.
+    """
+    module = isinstance(subject, torch.nn.Module)
+    handles = _hooks(subject, watcher, on_step) if module and watcher is not None else []
+    with ExitStack() as stack, watcher or nullcontext(), listening(on_step):
+        for handle in handles:
+            stack.enter_context(handle)
+        given = _replaced("", _arguments(inputs, named), lambda name, _: _writable(leaves[name]))
+        output = subject(*list(given.values())[: len(inputs)], **{name: given[name] for name in named})
+        if not handles:  # else its hook has told them
+            for name, value in tensors_of(OUTPUT if module or not isinstance(output, dict) else "", output):
+                on_step(name, value)
+        if watcher is not None:
+            watcher.path = BACKWARD
+        for name, gradient in gradients(output, loss, leaves):
+            on_step(name, gradient)
+    return output
+
+
+def _writable(x: Tensor) -> Tensor:
+    """A tensor that may be written to in place, which autograd does not allow what it differentiates by."""
+    return x.clone() if x.requires_grad else x
+
+
+def _arguments(inputs: Any, named: Named) -> Named:
+    return {f"input.{i}": x for i, x in enumerate(inputs)} | named
+
+
+def _replaced(name: str, value: Any, leaf: Callable[[str, Any], Any]) -> Any:
+    """`value` with `leaf(name, x)` in place of each tensor and array of numbers inside, by the names of tensors_of."""
+    if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "fiubc"):
+        return leaf(name, value)
+    parts = {k: _replaced(f"{name}.{k}" if name else str(k), part, leaf) for k, part in _parts(value).items()}
+    if all(part is parts[key] for key, part in _parts(value).items()):
+        return value
+    if isinstance(value, (tuple, list)):
+        return getattr(value, "_make", type(value))(parts.values())
+    copied = copy.copy(value)
+    for key, part in parts.items():
+        copied.__setitem__(key, part) if isinstance(value, dict) else object.__setattr__(copied, key, part)
+    return copied
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    """What a dict, a tuple, a list or a dataclass holds, by key, number or field; nothing of anything else."""
+    if isinstance(value, (tuple, list)):
+        return dict(enumerate(value))
+    if is_dataclass(value) and not isinstance(value, (dict, type)):
+        return {one.name: getattr(value, one.name) for one in fields(value) if hasattr(value, one.name)}
+    return value if isinstance(value, dict) else {}
+
+
+def _hooks(module: torch.nn.Module, watcher: Watcher, on_step: OnStep) -> list[Any]:
+    names, paths = {part: name for name, part in module.named_modules()}, [""]
+
+    def enter(part: torch.nn.Module, _inputs: Any) -> None:
+        paths.append(names[part])
+        watcher.path = paths[-1]
+
+    def leave(part: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        for name, value in tensors_of(names[part] or OUTPUT, output):
+            on_step(name, value)
+        paths.pop()
+        watcher.path = paths[-1]
+
+    handles: list[Any] = [part.register_forward_pre_hook(enter) for part in names]
+    return handles + [part.register_forward_hook(leave) for part in names]
+
+
+def gradients(output: Any, loss: Loss, leaves: Leaves) -> Iterator[tuple[str, Tensor]]:
+    """The gradient of each leaf by its name, ``grad:`` in front.
+
+    Of `loss(output)`; without a loss of the output, from fixed random numbers of its parts' shapes, since ones hide
+    what sums to nothing. Nothing where nothing wants a gradient.
+    """
+    parts = [loss(output)] if loss is not None else [x for _, x in tensors_of(OUTPUT, output)]
+    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    parts = [x for x in parts if x.requires_grad]
+    if not parts or not wanted:
+        return
+    generator = torch.Generator().manual_seed(0)
+    seeds = [torch.ones_like(x) if x.numel() == 1 else _draw(x, generator) for x in parts]
+    found = torch.autograd.grad(parts, list(wanted.values()), seeds, allow_unused=True)
+    for name, gradient in zip(wanted, found, strict=True):
+        if gradient is not None:
+            yield f"{GRADIENT}{name}", gradient
+
+
+def _draw(x: Tensor, generator: torch.Generator) -> Tensor:
+    with _disable_current_modes():  # given to the backward, not computed by it
+        drawn = torch.randn(x.shape, generator=generator, dtype=torch.float32)
+        return drawn.to(torch.bfloat16).to(x.detach())  # the same numbers in any type
+
+
+def tensors_of(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a result, nested as it may be, by name; without one by their keys or numbers alone."""
+    if isinstance(value, Tensor):
+        yield name, real(value)
+    for key, part in _parts(value).items():
+        yield from tensors_of(f"{name}.{key}" if name else str(key), part)

@@ -1,0 +1,104 @@
+"""The command `whywrong`. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from whywrong.console import Parser, positive, run, show
+from whywrong.errors import UsageError, first_line, needs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 0 for no divergence, 1 for one, 2 for anything else."""
+    return run("whywrong", sys.argv[1:] if arguments is None else list(arguments), _run)
+
+
+def _run(words: Sequence[str]) -> int | None:
+    options = _parser().parse_args(words)
+    with needs(options.called):
+        return options.command(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="whywrong", description="Find out why a kernel's or a model's numbers are wrong.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    about = "where a trace, or a tensor, leaves its golden; exit 0 nowhere, 1 somewhere"
+    example = "example:\n  whywrong diff golden.safetensors observed.safetensors --explain --html a.html"
+    raw = argparse.RawDescriptionHelpFormatter
+    sub = commands.add_parser("diff", help=about, description=about, epilog=example, formatter_class=raw)
+    sub.set_defaults(command=_diff, called=sub.prog)
+    option = sub.add_argument
+    steps = "steps: safetensors, .npy, .npz, .pt, a folder"
+    option("golden", type=Path, metavar="GOLDEN", help=f"a recorded golden; or {steps}")
+    option("observed", type=Path, nargs="+", metavar="OBSERVED", help=f"{steps}; several are runs of one program")
+    promised = "what the observed were promised: storage, products, accumulate, eager, flush (else what the files say)"
+    option("--precision", metavar="name=value,...", help=promised)
+    option("--names", type=Path, metavar="FILE", help="JSON: the golden's names to the observed's, where they differ")
+    option("--explain", action="store_true", help="look for the break of the recorded golden that gives these numbers")
+    option("--step", metavar="NAME", help="explain this wrong step, not the first")
+    option("--seconds", type=positive, metavar="S", help="about how long --explain may take (20)")
+    option("--json", action="store_true", help="print JSON")
+    option("--plot", type=Path, metavar="DIR", help="write pictures of the error there")
+    option("--html", type=Path, metavar="PAGE", help="write one page with all of it, for a pull request or a colleague")
+    return parser
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from whywrong.comparing.precision import from_words
+    from whywrong.files import writable
+    from whywrong.reporting.diff import report
+
+    precision = from_words(options.precision) if options.precision is not None else None
+    names = _names(options.names) if options.names else {}
+    if (options.step or options.seconds) and not options.explain:
+        raise UsageError("--step, --seconds: are for --explain; wanted that beside them")
+    say = partial(show, file=sys.stderr)
+    found = report(options.golden, options.observed, precision, say, names, elements=bool(options.html or options.plot))
+    why = _explained(found, options, precision, names) if options.explain and found.alarm else None
+    if options.json:
+        print(json.dumps(found.as_json() | ({"explain": why.as_json()} if why else {}), indent=1, allow_nan=False))
+    else:
+        show("\n".join(map(str, [found, *(["", why] if why else [])])))
+    if options.plot:
+        from whywrong.reporting.pictures import pictures
+
+        say("\n".join(f"picture: {path}" for path in pictures(found, writable(options.plot, "--plot"))))
+    if options.html:
+        from whywrong.reporting.page import page
+
+        say(f"page: {page(found, options.html)}")
+    if options.explain and found.alarm and why is None:
+        record = "whywrong.golden(reference, *inputs).save(FILE) writes one, which any step can be run again from"
+        say(f"--explain: {options.golden} has steps alone; wanted a recorded golden: {record}")
+    return 1 if found.alarm else 0
+
+
+def _names(path: Path) -> dict[str, str]:
+    """The golden's names to the observed's, from a JSON file. Raises UsageError for a file that holds none."""
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or first_line(error)
+        raise UsageError(f"--names: {path} cannot be read ({why}); wanted JSON") from None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise UsageError(f"--names: {path} is not right; wanted a JSON object of names")
+    return names
+
+
+def _explained(found: Any, options: argparse.Namespace, precision: Any, names: dict[str, str]) -> Any:
+    """Why the run that is shown diverges; of several that differ between each other, that. None without a program."""
+    from whywrong.explaining.search import explain
+    from whywrong.recording.dumps import open_dump
+    from whywrong.recording.golden import Golden, load
+
+    if not isinstance(golden := load(options.golden), Golden):
+        return None
+    runs = [open_dump(Path(run)) for run in dict.fromkeys([found.run, *found.runs])]
+    how = {"step": options.step, "seconds": options.seconds or 20.0, "report": found.shown}
+    return explain(runs, golden, precision or found.shown.precision, names, **how)

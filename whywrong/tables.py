@@ -1,0 +1,86 @@
+"""A small table that prints as text and shows as HTML."""
+
+from __future__ import annotations
+
+import html
+import math
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+LONG = 24
+"""Rows of a table above which a notebook shows it folded: what a screen holds."""
+
+MANY = 1e6
+"""From here on a number's size says nothing that "over a million" does not."""
+
+NARROWEST = 16
+"""Characters below which a column of text is not wrapped."""
+
+
+def printable(text: str) -> str:
+    """A text with what would steer a terminal written out, as \\x1b; lines stay."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def number(value: Any) -> str:
+    """A value as a table shows it: three significant digits for a float, nothing for None, no brackets."""
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, (list, tuple)):
+        return " to ".join(number(item) for item in value) if len(value) == 2 else ", ".join(map(number, value))
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {number(item)}" for key, item in value.items())
+    return "" if value is None else str(value)
+
+
+def digits(value: float, significant: int = 2) -> str:
+    """A number with so many significant digits and no power of ten where a reader needs none."""
+    if math.isfinite(value) and abs(value) >= MANY:
+        return "over a million" if value > 0 else "below minus a million"
+    short = f"{value:.{significant}g}"
+    return f"{float(short):.0f}" if "e+" in short else short
+
+
+@dataclass(repr=False)
+class Table:
+    """Rows under named columns. `str()` gives aligned text, `wrap` the widest that a text column may grow."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]] = ()
+    title: str = ""
+    wrap: int = 72
+
+    def __repr__(self) -> str:
+        columns = [printable(column) for column in self.columns]
+        for wrap in range(self.wrap, min(self.wrap, NARROWEST) - 1, -4):  # in a terminal, narrower until a line fits
+            cells = [[textwrap.wrap(printable(number(cell)), wrap) or [""] for cell in row] for row in self.rows]
+            texts = [[column, *(line for row in cells for line in row[i])] for i, column in enumerate(columns)]
+            widths = [max(map(len, column)) for column in texts]
+            total = sum(widths) + 2 * len(widths) - 2
+            if not sys.stdout.isatty() or total <= shutil.get_terminal_size().columns:
+                break
+        lines: list[Sequence[str]] = [columns, ["-" * width for width in widths]]
+        lines += [line for row in cells for line in zip_longest(*row, fillvalue="")]
+        padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+        return "\n".join([printable(self.title)] * bool(self.title) + [line.rstrip() for line in padded])
+
+    def _repr_html_(self) -> str:
+        def row(values: Iterable[Any], tag: str = "td") -> str:
+            opened = f'<{tag} style="text-align:left;vertical-align:top">'
+            return "<tr>" + "".join(f"{opened}{html.escape(number(value))}</{tag}>" for value in values) + "</tr>"
+
+        title = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
+        body = "".join(map(row, self.rows))
+        table = f"<table>{title}<thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>"
+        summary = f"<summary>{len(self.rows)} rows{': ' * bool(self.title)}{html.escape(self.title)}</summary>"
+        return f"<details>{summary}{table}</details>" if len(self.rows) > LONG else table
+
+
+def tell(text: str) -> None:
+    """Say what takes long while it does, on standard error."""
+    print(f"whywrong: {printable(text)}", file=sys.stderr)
