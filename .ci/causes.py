@@ -1,7 +1,7 @@
 """Write data/causes, a page and a picture for each kind of cause, from causes.yaml. Run by `make refresh`.
 
-The picture is the error of one of labkit's own mutants. tests/test_causes.py checks that the inputs called hidden show
-nothing.
+The picture is the error of one of labkit's own mutations. tests/test_causes.py checks that the inputs called hidden
+show nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import yaml
 
 import whywrong
-from whywrong.explaining.mutations import Context, Mutant, mutants
+from whywrong.explaining.mutations import Context, Mutation, mutations
 from whywrong.explaining.part import Part
 
 Tensor = torch.Tensor
@@ -44,19 +44,19 @@ def tensors(inputs: dict[str, str]) -> dict[str, Tensor]:
     }
 
 
-def broken(kind: str, inputs: dict[str, Tensor]) -> tuple[whywrong.Golden, Tensor, Mutant]:
-    """The golden of a kind's program on some inputs, what its mutant gives in float64, and the mutant."""
+def broken(kind: str, inputs: dict[str, Tensor]) -> tuple[whywrong.Golden, Tensor, Mutation]:
+    """The golden of a kind's program on some inputs, what its mutation gives in float64, and the mutation."""
     entry = CATALOGUE[kind]
     golden = whywrong.golden(lambda **given: {"y": eval(entry["program"], {"torch": torch, **given})}, **inputs)
     part = Part(golden, whywrong.Trace({name: golden[name] for name in (*inputs, "y")}), "y")
-    for mutant in mutants(Context(part)):
-        if mutant.kind == kind and mutant.says.endswith(entry["break"]):
-            return golden, part.value(mutant.edits), mutant
-    raise LookupError(f"{kind}: no mutant of labkit's ends with {entry['break']!r}")
+    for mutation in mutations(Context(part)):
+        if mutation.kind == kind and mutation.says.endswith(entry["break"]):
+            return golden, part.value(mutation.edits), mutation
+    raise LookupError(f"{kind}: no mutation of labkit's ends with {entry['break']!r}")
 
 
 def shows(kind: str, inputs: dict[str, str]) -> bool:
-    """Whether the mutant gives anything else than the reference on these inputs."""
+    """Whether the mutation gives anything else than the reference on these inputs."""
     golden, value, _ = broken(kind, tensors(inputs))
     return not torch.allclose(value, golden["y"], rtol=1e-9, atol=1e-12)
 
@@ -64,7 +64,7 @@ def shows(kind: str, inputs: dict[str, str]) -> bool:
 def page(kind: str) -> str:
     """The text of a kind."""
     entry = CATALOGUE[kind]
-    _, _, mutant = broken(kind, tensors(entry["inputs"]))
+    _, _, mutation = broken(kind, tensors(entry["inputs"]))
     fill = lambda text: textwrap.fill(" ".join(text.split()), 120)  # noqa: E731
     hidden = " and ".join(entry["hidden"])
     alt = f"Maps of the right step, of the broken one, and of their difference: {entry['title'].lower()}"
@@ -72,7 +72,7 @@ def page(kind: str) -> str:
         f"# {kind}: {entry['title'][0].lower()}{entry['title'][1:]}\n",
         "Written by `.ci/causes.py` from `.ci/causes.yaml`; do not edit.\n",
         f"![{alt}]({kind}.png)\n",
-        fill(f"The picture: `y = {entry['program']}`, broken so that {mutant.says}.") + "\n",
+        fill(f"The picture: `y = {entry['program']}`, broken so that {mutation.says}.") + "\n",
         fill(f"**In a dump.** {entry['looks']}") + "\n",
         fill(f"**Hidden by** {hidden}: there this break changes nothing (a test checks it).") + "\n",
         fill(f"**Experiment.** {entry['experiment']}") + "\n",

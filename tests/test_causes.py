@@ -32,7 +32,7 @@ def kinds_in(path: str) -> set[str]:
     tree = ast.parse((ROOT / path).read_text())
     for node in ast.walk(tree):
         match node:
-            case ast.Call(func=ast.Name(id="Mutant" | "Cause"), args=[kind, *_]):
+            case ast.Call(func=ast.Name(id="Mutation" | "Cause"), args=[kind, *_]):
                 kinds |= texts(kind)
             case ast.Yield(value=ast.Tuple(elts=[kind, _, _, *_])):
                 kinds |= texts(kind)

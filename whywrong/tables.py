@@ -81,6 +81,6 @@ class Table:
         return f"<details>{summary}{table}</details>" if len(self.rows) > LONG else table
 
 
-def tell(text: str) -> None:
-    """Say what takes long while it does, on standard error."""
+def to_stderr(text: str) -> None:
+    """Progress what takes long while it does, on standard error."""
     print(f"whywrong: {printable(text)}", file=sys.stderr)

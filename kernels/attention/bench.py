@@ -64,7 +64,8 @@ def against_float64(q: torch.Tensor, kt: torch.Tensor, compute: str, result: tor
 
 def _over_heads(result: torch.Tensor, exact: Callable[[int], tuple[torch.Tensor, Bound]]) -> Comparison:
     """The comparison of the head that uses most of its bound, with the largest error of any head in it."""
-    found = [compare(one, *exact(head)) for head, one in enumerate(result)]
+    pairs = ((head_result, *exact(head)) for head, head_result in enumerate(result))
+    found = [compare(head_result, golden, bound=bound) for head_result, golden, bound in pairs]
     worst = max(found, key=lambda one: (not one.ok, one.bound_used))
     return replace(worst, max_abs=max(one.max_abs for one in found))
 

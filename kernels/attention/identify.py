@@ -139,7 +139,7 @@ class Candidates:
             return seen
 
         names = {setting: setting for setting in self.settings}
-        found = weigh(ran, hypotheses, names, outcomes=(RefusedError,), thorough=False)
+        found = weigh(ran, hypotheses, settings=names, outcomes=(RefusedError,), thorough=False)
         numbers = [
             s for s, here in self.settings.items() if here.mode == "adjacent" and isinstance(observe(s), np.ndarray)
         ]
@@ -166,7 +166,7 @@ class Candidates:
         names = [*found.left, *found.untested, *longest]
         with threadpool_limits(1):
             calls = {name: partial(expected, self.calls[name]) for name in names}
-            return weigh(observe, calls, fresh, outcomes=(RefusedError,))
+            return weigh(observe, calls, settings=fresh, outcomes=(RefusedError,))
 
     def check(self, guess: Call, suspect: Sealed) -> Table:
         """At how many settings a guess gives, in exact arithmetic, what the sealed call gives to within rounding."""
@@ -181,7 +181,7 @@ class Candidates:
 
         names = {setting: setting for setting in self.settings}
         hypotheses = {name: partial(self.counterfactual, name)}
-        fits = weigh(observe, hypotheses, names, outcomes=(RefusedError,)).fits[name]
+        fits = weigh(observe, hypotheses, settings=names, outcomes=(RefusedError,)).fits[name]
         agree = [setting for setting, fit in fits.items() if fit.ok]
         return Table(("your guess", "agrees at", "of settings"), [(name, len(agree), len(fits))])
 

@@ -78,7 +78,7 @@ def shares_of_bound(
             if twin := next((one for one in list(runs)[: list(runs).index(how)] if _same(runs[one], observed)), None):
                 found[how] = found[twin]
                 continue
-            report = localise({s.name: s.value[some] for s in observed}, recorded, golden.PROMISED[compute])
+            report = localise({s.name: s.value[some] for s in observed}, recorded, precision=golden.PROMISED[compute])
             for name, finding in report.findings.items():
                 share = math.inf if finding.own is None or finding.wrong else finding.own.bound_used
                 found[how][name] = max(found[how].get(name, 0.0), share)
@@ -107,7 +107,7 @@ def times(sizes: Sizes, how: str) -> list[float]:
     run = product.prepared(how, memory, layout, blas)
     run()
     value, bound = golden.scores(*(x.astype(np.float64) for x in (inputs.q, inputs.k.swapaxes(1, 2))))
-    found = compare(layout.view(memory, "QK").cpu(), value, bound)
+    found = compare(layout.view(memory, "QK").cpu(), value, bound=bound)
     if not found.ok:
         raise ValueError(f"{how} is not timed, since it is wrong: {found}")
     return cuda_times(run)

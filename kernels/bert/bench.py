@@ -137,7 +137,7 @@ def _provider(name: str, make: Callable[..., Run], given: dict[str, Tensor], mod
         count = given["dout"].numel()
         scatter = confidence(1, 1) * (DROPOUT * (1 - DROPOUT) / count) ** 0.5 + 2.0**-17
         measured, wanted = np.array([*errors, kept]), np.array([0.0] * len(errors) + [1.0 - DROPOUT])
-        return compare(measured, wanted, torch.tensor([*allowed, scatter]))
+        return compare(measured, wanted, bound=torch.tensor([*allowed, scatter]))
 
     return Provider(name, run, lambda: None, check, lambda: facts)
 

@@ -105,7 +105,7 @@ def expect(switches: Switches, setting: Setting) -> Any:
     made = experiments.twin(model.double(), switches)
     if setting.dropout:
         return dropouts(made, ids), Bound(torch.zeros(2, dtype=torch.float64), "exact")
-    return whywrong.bounded(whywrong.golden(lambda ids: made.loss(ids, labels), ids=ids), FLOAT32)
+    return whywrong.bounded(whywrong.golden(lambda ids: made.loss(ids, labels), ids=ids), precision=FLOAT32)
 
 
 def dropouts(model: MaskedLM, ids: Tensor) -> Tensor:
@@ -122,6 +122,6 @@ def identify(switches: Switches) -> Weighing:
     return whywrong.weigh(
         lambda setting: observe(switches, setting),
         {name: (lambda setting, one=one: expect(one, setting)) for name, one in HYPOTHESES.items()},
-        SETTINGS,
+        settings=SETTINGS,
         thorough=False,
     )

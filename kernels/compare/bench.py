@@ -43,7 +43,9 @@ def cases(device: Device) -> Iterator[Case]:
 
 def _case(name: str, pair: Pair, device: Device) -> Case:
     observed, golden = pair
-    peers: dict[str, Callable[[], Any]] = {"ours: whywrong.compare": lambda: compare(observed, golden, ALLOWED).ok}
+    peers: dict[str, Callable[[], Any]] = {
+        "ours: whywrong.compare": lambda: compare(observed, golden, bound=ALLOWED).ok
+    }
     if device.is_cuda:
         peers["ours, kernels only"] = partial(kernels_alone, observed, golden)
         peers["torch.compile of the same statistics"] = partial(_compiled(), observed, golden)
@@ -68,13 +70,13 @@ def _case(name: str, pair: Pair, device: Device) -> Case:
 def _provider(name: str, run: Callable[[], Any], observed: torch.Tensor) -> Provider:
     def check() -> Comparison:
         if name == "read both":
-            return compare(np.zeros(1), np.zeros(1), 0.0)
+            return compare(np.zeros(1), np.zeros(1), bound=0.0)
         place = (7,) * observed.ndim
         clean, before = bool(run()), observed[place].clone()
         observed[place] += 1.0
         spoilt = bool(run())
         observed[place] = before
-        return compare(np.array([clean, spoilt], float), np.array([1.0, 0.0]), 0.0)
+        return compare(np.array([clean, spoilt], float), np.array([1.0, 0.0]), bound=0.0)
 
     def timed() -> None:
         run()

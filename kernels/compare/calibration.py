@@ -128,7 +128,7 @@ def tally(cases: Iterable[tuple[str, int, torch.Tensor, torch.Tensor, Bound]], r
     kinds: dict[str, list[tuple[int, bool, bool, bool, float, list[bool]]]] = {}
     bits: set[bytes] = set()
     for kind, length, observed, golden, bound in cases:
-        elements = compare(observed, golden, bound)
+        elements = compare(observed, golden, bound=bound)
         below = structure(observed.double() - golden, golden, bound)
         before = len(bits)
         bits.add(observed.view(torch.uint8).numpy().tobytes())
@@ -143,7 +143,7 @@ def _caught(observed: torch.Tensor, golden: torch.Tensor, bound: Bound, times: f
     spoilt = observed.double()
     place = tuple(int(rng.integers(n)) for n in golden.shape)
     spoilt[place] = golden[place] + float(rng.choice([-1.0, 1.0])) * times * bound.absolute[place]
-    comparison = compare(spoilt, golden, bound)
+    comparison = compare(spoilt, golden, bound=bound)
     return comparison.mismatches == 1 and comparison.first_index == place
 
 
@@ -223,7 +223,7 @@ def smallest_faults(length: int, dtype: str, rng: np.random.Generator, rows: int
         return changed
 
     def beyond(x: torch.Tensor) -> bool:
-        return not compare(x, value, bound).ok
+        return not compare(x, value, bound=bound).ok
 
     def systematic(x: torch.Tensor) -> bool:
         return not structure(x - value, value, bound).ok

@@ -29,7 +29,7 @@ TOLERANCES = {"float32": (1.3e-6, 1e-5), "float16": (1e-3, 1e-5), "tf32": (1e-3,
 
 def first_wrong(observed: Trace, golden: Golden, promised: Precision, reference: str = RERUN) -> str | None:
     """The first step that `whywrong.localise` calls wrong, against the re-run reference or its stored values alone."""
-    return localise(observed, golden if reference == RERUN else golden.trace(), promised).first
+    return localise(observed, golden if reference == RERUN else golden.trace(), precision=promised).first
 
 
 def narrowest(promised: Precision) -> str:

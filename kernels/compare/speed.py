@@ -36,7 +36,7 @@ def measure_speed(device: Device) -> Speed:
     golden = torch.randn(1 << 28, device=device.kind)
     observed = golden * (1.0 + 1e-7)
     calls = {
-        "labkit": lambda: compare(observed, golden, ALLOWED),
+        "labkit": lambda: compare(observed, golden, bound=ALLOWED),
         "kernels": lambda: kernels_alone(observed, golden),
         "assert_close": lambda: assert_close(observed, golden),
         "read": lambda: read(observed, golden),

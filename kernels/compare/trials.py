@@ -179,7 +179,7 @@ def faults_by_instrument() -> Table:
     rows = []
     for instrument, (name, strength) in FAULT_FOR.items():
         fault, x, observed = observed_for(instrument)
-        finding = localise(observed, golden(fault.system, x), FP32).findings[fault.step]
+        finding = localise(observed, golden(fault.system, x), precision=FP32).findings[fault.step]
         assert finding.own is not None
         tests = finding.structure.tests if finding.structure else ()  # not asked where elements are beyond their bound
         reported_by = ["elements"] * (not finding.own.ok) + [test.name for test in tests if not test.ok]

@@ -213,7 +213,7 @@ def _provider(
             facts[formula] = rate * flops_per_token(config.model, config.data.length, recomputed) / report.PEAK
         if isinstance(model, Decoder):
             facts.update(_beside(model, optimizer, data, folder))
-        return compare(torch.tensor([error]), torch.tensor([0.0]), torch.tensor([ALLOWED * explained]))
+        return compare(torch.tensor([error]), torch.tensor([0.0]), bound=torch.tensor([ALLOWED * explained]))
 
     start = {key: value.detach().clone() for key, value in model.state_dict().items()}
     return Provider(name, lambda: void(step()), lambda: None, check, lambda: facts)

@@ -117,7 +117,7 @@ def _provider(peer: peers.Peer, operator: Callable[..., Tensor], inputs: list[In
             )
         facts.update({f"rms_error_{name}": float(error) for name, error in zip(names, errors, strict=True)})
         facts["repeats_identical"] = float(_identical(run_once))
-        return compare(errors, np.zeros(len(errors)), torch.tensor([ALLOWED[name] for name in names]))
+        return compare(errors, np.zeros(len(errors)), bound=torch.tensor([ALLOWED[name] for name in names]))
 
     return Provider(peer.name, run, lambda: None, check, lambda: facts)
 

@@ -40,7 +40,7 @@ ORDERS = 200
 def dh_pre2_error(p: Problem, observed: Trace) -> tuple[float, float]:
     """Largest difference of the kernel's dh_pre2 [T, n] from float64; and over its tolerance."""
     right = counterfactual.backward(p).step("g_pre")
-    comparison = compare(observed["g_pre"], right.value, right.bound)
+    comparison = compare(observed["g_pre"], right.value, bound=right.bound)
     return comparison.max_abs, comparison.bound_used
 
 
@@ -68,7 +68,7 @@ def value_ranges(observed: Trace) -> dict[str, list[float] | None]:
 def debug_kernel_is_right(p: Problem, tile: int) -> bool:
     """Whether the plan's debug kernel, launched with a tile of `tile` columns, finds the dh_pre2 that is right."""
     right = counterfactual.backward(p).step("g_pre")
-    return compare(faulty.isolated(p, tile), right.value, right.bound).ok
+    return compare(faulty.isolated(p, tile), right.value, bound=right.bound).ok
 
 
 def sum_errors(p: Problem, observed: Trace) -> dict[str, float]:

@@ -41,4 +41,4 @@ def identify(kernel: Kernel, n: int, d: int, tile: int, tokens: int, seed: int, 
         return lambda p: counterfactual.backward(p, rivals(n, p.x.shape[2], tile)[name])
 
     hypotheses = {name: counterfactually(name) for name in (*rivals(n, d, tile), NO_FAULT)}
-    return whywrong.weigh(kernel, hypotheses, settings(n, d, tokens, seed, device))
+    return whywrong.weigh(kernel, hypotheses, settings=settings(n, d, tokens, seed, device))

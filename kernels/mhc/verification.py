@@ -51,4 +51,4 @@ def reference(inputs: Inputs, c: Constants) -> whywrong.Golden:
 
 def held(inputs: Inputs, c: Constants) -> whywrong.Localisation:
     """The kernels, step by step, against the golden within what they promise."""
-    return whywrong.localise(observed(inputs, c), reference(inputs, c), PROMISED[inputs.x.dtype])
+    return whywrong.localise(observed(inputs, c), reference(inputs, c), precision=PROMISED[inputs.x.dtype])

@@ -40,7 +40,7 @@ def _training(device: Device, tf32: bool) -> Case:
     ids, wanted = (torch.tensor(v, dtype=torch.long, device="cuda") for v in (tokens, targets))
     torch.backends.cuda.matmul.allow_tf32 = False
     promised = whywrong.Precision(products="tf32" if tf32 else "ieee")
-    exact = whywrong.bounded(golden.reference(parameters, ids, wanted, c), promised)
+    exact = whywrong.bounded(golden.reference(parameters, ids, wanted, c), precision=promised)
     steps = [exact.step(f"d {name}") for name in layout(c)]
     whole = torch.cat([step.value.flatten() for step in steps]).cpu()
     allowed = torch.cat([step.bound.absolute.flatten() for step in steps]).cpu()
@@ -49,7 +49,7 @@ def _training(device: Device, tf32: bool) -> Case:
     def provider(name: str, run: Callable[[], None], gradients: Callable[[], dict[str, np.ndarray]]) -> Provider:
         def check() -> Comparison:
             found = gradients()
-            return compare(np.concatenate([found[key].reshape(-1) for key in layout(c)]), whole, allowed)
+            return compare(np.concatenate([found[key].reshape(-1) for key in layout(c)]), whole, bound=allowed)
 
         return Provider(name, run, lambda: None, check)
 
@@ -97,12 +97,12 @@ def _copies(device: Device, to_device: bool) -> Case:
     def round_trip() -> Comparison:
         back = np.full(COPIED, np.nan, np.float32)
         called(lib.tinyllm_round_trip(COPIED, host.data_ptr(), back.ctypes.data))
-        return compare(back, host, EXACT)
+        return compare(back, host, bound=EXACT)
 
     def one_way() -> Comparison:
         target.fill_(float("nan"))
         target.copy_(source)
-        return compare(target, source, EXACT)
+        return compare(target, source, bound=EXACT)
 
     providers = [
         Provider("ours", lambda: called(lib.tinyllm_copy(COPIED, int(to_device))), lambda: None, round_trip),

@@ -128,7 +128,9 @@ def weigh_candidates(rows: list[dict[str, Any]]) -> whywrong.Weighing:
         for row in rows
         for name, shown in row["shows"].items()
     }
-    return whywrong.weigh(lambda _: np.array([1]), hypotheses, {what: what for what in OBSERVATIONS}, thorough=False)
+    return whywrong.weigh(
+        lambda _: np.array([1]), hypotheses, settings={what: what for what in OBSERVATIONS}, thorough=False
+    )
 
 
 def show_all(row: Mapping[str, Any], debug_print: str) -> bool:

@@ -162,7 +162,7 @@ def program(
         if value.ndim == 2:
             weights[name] = rng.uniform(-scale, scale, value.shape).astype(np.float32)
     ids = rng.integers(1, vocabulary, tokens).astype(np.int32)
-    trace = bounded(golden.reference(weights, ids[None], ids[None], config, gradients=False), Precision())
+    trace = bounded(golden.reference(weights, ids[None], ids[None], config, gradients=False), precision=Precision())
     shown = {"ff_out": "L0.out", "x": "L2.out", "logits": "logits"}
     exact = {name: np.asarray(trace[step]).reshape(-1) for name, step in shown.items()}
     bounds = {name: np.asarray(trace.step(step).bound.absolute).reshape(-1) for name, step in shown.items()}

@@ -35,7 +35,7 @@ def identify(s: Sweep, observed: Mapping[str, Any]) -> whywrong.Weighing:
     settings = {memory: memory for memory in MEMORY if observed[memory]["status"] != UNSTEADY}
     hypotheses = {names[i]: counterfactual(i) for i in first}
     weighing = whywrong.weigh(
-        lambda memory: _counts(np.atleast_1d(observed[memory]))[0], hypotheses, settings, thorough=False
+        lambda memory: _counts(np.atleast_1d(observed[memory]))[0], hypotheses, settings=settings, thorough=False
     )
     fits = {name: weighing.fits[names[i]] for name, i in zip(names, first[alike], strict=True)}
     return whywrong.Weighing(weighing.settings, fits)

@@ -145,15 +145,15 @@ def completed(client: Any, work: Callable[[Any], Any], items: Iterable[Any], ret
         client.cancel(list(pending))
 
 
-def hunt(client: Any, kernel: Any, reference: Any, inputs: Any, *, seeds: Iterable[int], **options: Any) -> Any:
-    """:func:`whywrong.hunt` on a Dask client: a hunt from each of `seeds`, which draw other cases, up to a failure.
+def fuzz(client: Any, kernel: Any, reference: Any, inputs: Any, *, seeds: Iterable[int], **options: Any) -> Any:
+    """:func:`whywrong.fuzz` on a Dask client: a hunt from each of `seeds`, which draw other cases, up to a failure.
 
     Returns the hunt that found one, or the last, with the counts of all. Raises RuntimeError where a worker died of it.
     """
-    from whywrong.fuzzing.fuzz import Hunt, hunt
+    from whywrong.fuzzing.fuzz import FuzzReport, fuzz
 
-    total, counted = Hunt(kernel, reference, (), 0), ("examples", "refused", "discarded")
-    for seed, report in completed(client, lambda seed: hunt(kernel, reference, inputs, seed=seed, **options), seeds, 0):
+    total, counted = FuzzReport(kernel, reference, (), 0), ("examples", "refused", "discarded")
+    for seed, report in completed(client, lambda seed: fuzz(kernel, reference, inputs, seed=seed, **options), seeds, 0):
         if isinstance(report, str):
             raise RuntimeError(f"hunt from seed {seed}: {report}")
         total = replace(report, **{name: getattr(total, name) + getattr(report, name) for name in counted})

@@ -94,14 +94,14 @@ class Case(NamedTuple):
         """Whether there is anything to see of it on this device."""
         return self.exists in (BOTH, DEVICE.kind)
 
-    def hunt(self, examples: int, seconds: float = float("inf"), most: int = 1 << 14) -> whywrong.Hunt:
+    def hunt(self, examples: int, seconds: float = float("inf"), most: int = 1 << 14) -> whywrong.FuzzReport:
         """On this device."""
         if isinstance(self.inputs, st.SearchStrategy):  # which has sizes of its own
             most = 1 << 14
         elif self.language == TRITON and not DEVICE.is_cuda:
             most = min(most, self.interpreted)
         how = {"most": most, "examples": examples, "seconds": seconds} | self.how
-        return whywrong.hunt(self.kernel, self.reference, there(self.inputs), self.precision, **how)
+        return whywrong.fuzz(self.kernel, self.reference, there(self.inputs), precision=self.precision, **how)
 
 
 def there(inputs):
@@ -524,7 +524,7 @@ def result(case: Case, draws: int, seconds: float, explain: bool) -> dict[str, A
     return row(case, "falls", **counts, words=found.failure.words, smallest_input=smallest(found), cause=cause)
 
 
-def smallest(found: whywrong.Hunt) -> str:
+def smallest(found: whywrong.FuzzReport) -> str:
     """The text that makes each input of the failure; of what a strategy drew, its shape."""
     texts = [f"{name}: {made}" for name, made in found.made.items()]
     shapes = (line.strip() for line in repr(found.failure).splitlines()[1:])

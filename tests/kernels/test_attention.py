@@ -25,7 +25,7 @@ def test_every_step_is_within_its_bound(device, sizes):
         observed = attention.attention(inputs, device, multiply=multiply)
         if any(all(torch.equal(observed[name], other[name]) for name in observed.names) for other in judged):
             continue  # equal in every step to what was judged, as all products are on a CPU
-        found = localise(observed, recorded, FLOAT32)
+        found = localise(observed, recorded, precision=FLOAT32)
         assert found.first is None, str(found)
         assert found.own == []
         judged.append(observed)
@@ -36,10 +36,12 @@ def test_every_run_gives_the_same_bits_on_poisoned_memory(device, how):
     inputs = uniform(Sizes(3, 37, 53, 29), np.random.default_rng(2))
     reference = golden.attention(inputs.q, inputs.k, inputs.v)
     with poisoned():
-        runs = repeat(lambda: attention.attention(inputs, device, multiply=product.PRODUCTS[how]), 5)
+        runs = repeat(lambda: attention.attention(inputs, device, multiply=product.PRODUCTS[how]), times=5)
         assert runs.identical, str(runs)
         assert (
-            localise(attention.attention(inputs, device, multiply=product.PRODUCTS[how]), reference, FLOAT32).first
+            localise(
+                attention.attention(inputs, device, multiply=product.PRODUCTS[how]), reference, precision=FLOAT32
+            ).first
             is None
         )
 
@@ -48,7 +50,7 @@ def test_every_run_gives_the_same_bits_on_poisoned_memory(device, how):
 def test_signed_and_large_inputs_stay_within_their_bounds(device, rng, scale):
     draws = [(scale * rng.standard_normal((2, rows, 40))).astype(np.float32) for rows in (33, 65, 65)]
     inputs = Inputs(*draws)
-    found = localise(attention.attention(inputs, device), golden.attention(*draws), FLOAT32)
+    found = localise(attention.attention(inputs, device), golden.attention(*draws), precision=FLOAT32)
     assert found.first is None, str(found)
 
 
@@ -59,7 +61,7 @@ def test_tf32_is_within_its_own_bound_and_not_within_float32s(sizes):
     if sizes.d_k % 4 == 0:  # elsewhere cuBLAS does without tensor cores
         inputs = uniform(sizes, np.random.default_rng(0))
         observed = attention.attention(inputs, "cuda", compute="tf32")
-        assert localise(observed, golden.attention(inputs.q, inputs.k, inputs.v), FLOAT32).first == "qk"
+        assert localise(observed, golden.attention(inputs.q, inputs.k, inputs.v), precision=FLOAT32).first == "qk"
 
 
 @pytest.mark.gpu
@@ -71,7 +73,9 @@ def test_the_bounds_hold_at_96_heads_of_4096_by_4096():
 def test_softmax_takes_any_width(device, rng, columns):
     x = (4 * rng.standard_normal((2, 3, columns))).astype(np.float32)
     recorded = whywrong.golden(lambda x: {"softmax": torch.softmax(x, -1)}, x=x)
-    found = localise({"x": x, "softmax": elementwise.softmax(torch.from_numpy(x).to(device)).cpu()}, recorded, FLOAT32)
+    found = localise(
+        {"x": x, "softmax": elementwise.softmax(torch.from_numpy(x).to(device)).cpu()}, recorded, precision=FLOAT32
+    )
     assert found.first is None, str(found)
 
 
@@ -114,7 +118,7 @@ def test_the_golden_agrees_with_torch_in_float64():
     inputs = uniform(Sizes(2, 9, 11, 5), np.random.default_rng(3))
     q, k, v = (torch.from_numpy(x).double() for x in (inputs.q, inputs.k, inputs.v))
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    assert compare(golden.attention(inputs.q, inputs.k, inputs.v)["pv"], expected, 1e-14).ok  # float64, K <= 11
+    assert compare(golden.attention(inputs.q, inputs.k, inputs.v)["pv"], expected, bound=1e-14).ok  # float64, K <= 11
 
 
 def test_index_coded_scores_say_which_element_of_k_was_read(device):

@@ -38,7 +38,7 @@ def test_sgemm_means_what_blas_says(device, rng, transa, transb, m, n, k, pad):
     memory = memory.to(device)
     blas_for(device).sgemm(memory, g)
     got = memory[g.c : g.c + g.ldc * n].view(n, g.ldc)[:, :m].T.cpu()
-    assert compare(got, a @ b, sum_of_products(abs(a) @ abs(b), k)).ok
+    assert compare(got, a @ b, bound=sum_of_products(abs(a) @ abs(b), k)).ok
 
 
 def test_alpha_and_beta_are_used(device, rng):
@@ -49,7 +49,7 @@ def test_alpha_and_beta_are_used(device, rng):
     blas_for(device).sgemm(memory, g)
     expected = 0.5 * (a @ b) - 2.0 * before.numpy()
     bound = sum_of_products(0.5 * abs(a) @ abs(b) + 2.0 * abs(before.numpy()), 11)  # ten products and beta's term
-    assert compare(memory[g.c :].view(9, 8).T.cpu(), expected, bound).ok
+    assert compare(memory[g.c :].view(9, 8).T.cpu(), expected, bound=bound).ok
 
 
 REJECTED = [

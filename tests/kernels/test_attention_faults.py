@@ -80,7 +80,7 @@ def test_the_counterfactual_is_what_the_real_blas_gives(device, listed, sizes, m
             with pytest.raises(GemmRejectedError):
                 faulty.scores(call, inputs, device, mode=mode)
             continue
-        found = compare(faulty.scores(call, inputs, device, mode=mode), value, bound)
+        found = compare(faulty.scores(call, inputs, device, mode=mode), value, bound=bound)
         assert found.ok, f"{call}: {found}"
         ran += 1
     assert ran >= 10
@@ -92,7 +92,7 @@ def test_right_blocks_are_right_at_every_block_size(device):
         exact = golden.scores(*(x.astype(np.float64) for x in (inputs.q, inputs.k.swapaxes(1, 2))))
         for block in (1, 8, 32, 100):
             got = faulty.scores(calls.blocked(block), inputs, device)
-            assert compare(got, *exact).ok
+            assert compare(got, exact[0], bound=exact[1]).ok
 
 
 def test_a_rejected_call_ends_the_trace_before_the_scores(device):
@@ -119,7 +119,7 @@ def test_heads_in_one_batch_give_what_heads_one_after_another_give(device, liste
                 blas.sgemm(one_by_one[head * layout.stride :], g)
         value, bound = golden.called(call, inputs, "adjacent")
         for memory in (together, one_by_one):
-            assert compare(layout.view(memory, "QK").cpu().numpy(), value, bound).ok, call
+            assert compare(layout.view(memory, "QK").cpu().numpy(), value, bound=bound).ok, call
         apart += faulty.heads_are_independent(gemms, layout)
     assert apart >= 20
 

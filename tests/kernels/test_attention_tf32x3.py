@@ -57,7 +57,7 @@ def test_a_number_is_split_into_eleven_bits_and_an_exact_rest(device, rng):
 def test_scores_are_within_their_bound(device, rng, sizes, kind):
     q, k, _ = drawn(sizes, rng, device, kind)
     value, bound = scores.bound(q.double(), k.double())
-    found = compare(scores.scores(q, k), value, bound)
+    found = compare(scores.scores(q, k), value, bound=bound)
     assert found.ok, str(found)
 
 
@@ -66,7 +66,7 @@ def test_scores_are_within_their_bound(device, rng, sizes, kind):
 def test_attention_is_within_its_bound(device, rng, sizes, kind):
     q, k, v = drawn(sizes, rng, device, kind)
     value, bound = fused.bound(q.double(), k.double(), v.double())
-    found = compare(fused.attention(q, k, v), value, bound)
+    found = compare(fused.attention(q, k, v), value, bound=bound)
     assert found.ok, str(found)
 
 
@@ -79,7 +79,7 @@ def test_both_are_within_their_bounds_on_tensor_cores(rng, sizes, kind):
         for head in range(sizes.heads):
             given = [x[head : head + 1].double() for x in ((q, k) if exact is scores.bound else (q, k, v))]
             value, bound = exact(*given)
-            result = compare(found[head : head + 1], value, bound)
+            result = compare(found[head : head + 1], value, bound=bound)
             assert result.ok, f"{exact.__module__}: {result}"
 
 
@@ -115,25 +115,25 @@ def test_one_tf32_product_is_not_within_the_bound_of_three(rng):
     q, k, v = drawn(Sizes(2, 40, 40, 16), rng, "cpu", "normal")
     cut = [((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32).double() for x in (q, k, v)]
     value, bound = scores.bound(q.double(), k.double())
-    assert not compare(cut[0] @ cut[1].transpose(1, 2), value, bound).ok
+    assert not compare(cut[0] @ cut[1].transpose(1, 2), value, bound=bound).ok
     value, bound = fused.bound(q.double(), k.double(), v.double())
-    assert not compare(torch.softmax(cut[0] @ cut[1].transpose(1, 2) / 4.0, -1) @ v.double(), value, bound).ok
+    assert not compare(torch.softmax(cut[0] @ cut[1].transpose(1, 2) / 4.0, -1) @ v.double(), value, bound=bound).ok
     weights = torch.softmax(q.double() @ k.double().transpose(1, 2) / 4.0, -1)
-    assert not compare(weights @ cut[2], value, bound).ok
+    assert not compare(weights @ cut[2], value, bound=bound).ok
 
 
 def test_every_run_gives_the_same_bits_on_poisoned_memory(device, rng):
     q, k, v = drawn(Sizes(3, 70, 133, 29), rng, device)
     for run in (lambda: scores.scores(q, k), lambda: fused.attention(q, k, v)):
         with poisoned():
-            assert repeat(run, 3).identical
+            assert repeat(run, times=3).identical
 
 
 @pytest.mark.gpu
 def test_every_run_gives_the_same_bits_at_full_size(rng):
     q, k, v = drawn(Sizes(12, 4096, 4096, 64), rng, "cuda")
     for run in (lambda: scores.scores(q, k), lambda: fused.attention(q, k, v)):
-        assert repeat(run, 20).identical
+        assert repeat(run, times=20).identical
 
 
 def test_operands_may_lie_in_an_arena_and_nothing_outside_is_touched(device, rng):

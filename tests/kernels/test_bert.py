@@ -63,9 +63,9 @@ def twin(theirs, config, switches=BERT):
 
 def beyond(mine, theirs, *given):
     """The steps, of those that both have, that are further from Hugging Face's in float64 than float64 allows."""
-    allowed = whywrong.bounded(golden.record(theirs, *given), FLOAT64)
+    allowed = whywrong.bounded(golden.record(theirs, *given), precision=FLOAT64)
     there = [step for step in allowed if step.bound is not None and step.name in mine]
-    return [step.name for step in there if not whywrong.compare(mine[step.name], step.value, step.bound).ok]
+    return [step.name for step in there if not whywrong.compare(mine[step.name], step.value, bound=step.bound).ok]
 
 
 def assert_every_step_agrees(theirs, ours, given):
@@ -87,7 +87,7 @@ def test_in_float32_no_step_has_an_error_of_its_own(rng):
     theirs, ours = pair(OTHERS[1])
     ids, labels, types, _ = batch(OTHERS[1], rng)
     run = golden.record(theirs, ids, labels, types)
-    found = whywrong.localise(golden.observed(ours.float(), ids, labels, types), run, FLOAT32)
+    found = whywrong.localise(golden.observed(ours.float(), ids, labels, types), run, precision=FLOAT32)
     assert found.first is None, str(found)
     assert found.findings["bert.encoder.layer.0.attention.self/mul"].own.ok
 
@@ -114,7 +114,7 @@ def test_a_switch_that_is_set_otherwise_diverges_where_it_acts(rng, field, first
     changed = twin(theirs, OTHERS[1], replace(BERT, **{field: getattr(REPORT, field)})).float()
     ids, labels, *_ = batch(OTHERS[1], rng)
     seen = experiments.steps_alone(golden.observed(changed, ids, labels))
-    found = whywrong.localise(seen, golden.record(theirs, ids, labels), FLOAT32)
+    found = whywrong.localise(seen, golden.record(theirs, ids, labels), precision=FLOAT32)
     assert found.first == found.own[0] == first
 
 

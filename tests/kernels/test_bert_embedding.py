@@ -74,7 +74,7 @@ def wrong(found, ids, types, tables, dout, eps=1e-6, padding=-1, keep=None):
     golden = whywrong.golden(formula, loss=lambda result: (result["out"] * dout.double()).sum(), **given)
     named = dict(zip(("out", *(f"grad:{name}" for name in TABLES)), found, strict=True))
     storage = str(dout.dtype).removeprefix("torch.")
-    report = whywrong.localise(given | named, golden, whywrong.Precision(storage=storage))
+    report = whywrong.localise(given | named, golden, precision=whywrong.Precision(storage=storage))
     assert {name for name, finding in report.findings.items() if finding.own is not None} >= set(named)
     return report.divergent
 

@@ -157,19 +157,19 @@ def test_a_strength_is_what_an_observer_who_knows_the_shape_sees():
 def test_without_one_test_of_structure_a_fault_is_lost(instrument, monkeypatch):
     fault, x, observed = trials.observed_for(instrument)
     reference = golden(fault.system, x)
-    assert localise(observed, reference, FP32).first == fault.step
+    assert localise(observed, reference, precision=FP32).first == fault.step
     whole = Null.tests
     monkeypatch.setattr(Null, "tests", lambda *given: [t for t in whole(*given) if t.name != instrument])
-    assert localise(observed, reference, FP32).first is None
+    assert localise(observed, reference, precision=FP32).first is None
 
 
 def test_without_the_elementwise_bound_a_fault_is_lost(monkeypatch):
     fault, x, observed = trials.observed_for("elements")
     reference = golden(fault.system, x)
-    assert localise(observed, reference, FP32).first == fault.step
+    assert localise(observed, reference, precision=FP32).first == fault.step
     whole = Simulated.bound
     monkeypatch.setattr(Simulated, "bound", lambda *given: replace(whole(*given), absolute=float("inf")))
-    assert localise(observed, reference, FP32).first != fault.step
+    assert localise(observed, reference, precision=FP32).first != fault.step
 
 
 def test_the_table_of_instruments_has_a_fault_that_each_alone_reports():

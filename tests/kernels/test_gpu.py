@@ -105,7 +105,7 @@ def test_the_driver_knows_how_many_programs_a_gpu_holds():
     total = torch.tensor([2.0**22], dtype=torch.float64, device="cuda")
     for programs in (1, 2):  # of 8 warps: any GPU's multiprocessor holds that many
         sums.prepared("flagged", a, a, out, programs=programs)()
-        assert compare(out, total, sum_of_products(total, 1 << 22)).ok
+        assert compare(out, total, bound=sum_of_products(total, 1 << 22)).ok
     a = torch.ones(33 * multiprocessors * 128, device="cuda")
     with pytest.raises(UsageError, match="wait for each other"):  # no GPU's multiprocessor holds 33 programs
         sums.prepared("flagged", a, a, out, programs=33, block=128, warps=1)

@@ -74,7 +74,7 @@ def test_the_command_writes_a_row_a_case(tmp_path, monkeypatch):
     assert [(row["outcome"], row["as_expected"]) for row in rows] == [("stands", "yes"), ("falls", "yes")]
     assert rows[0]["draws"] == 2
     made = {name: eval(text) for name, _, text in (x.partition(": ") for x in rows[1]["smallest_input"].split("; "))}
-    assert check(CASES[rows[1]["name"]].kernel, hunted.copied, made, whywrong.Precision()) is not None
+    assert check(CASES[rows[1]["name"]].kernel, hunted.copied, made, precision=whywrong.Precision()) is not None
 
 
 def test_a_case_that_breaks_the_hunt_is_a_row():

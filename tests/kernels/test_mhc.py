@@ -115,13 +115,16 @@ def test_a_scale_of_one_percent_in_the_projection_is_not_within_it(device, rng):
     inputs = draw(9, 4, 64, rng).to(device)
     observed = verification.observed(inputs, C)
     observed["mix"].mul_(1.01)
-    assert localise(observed, verification.reference(inputs, C), verification.PROMISED[torch.float32]).first == "mix"
+    assert (
+        localise(observed, verification.reference(inputs, C), precision=verification.PROMISED[torch.float32]).first
+        == "mix"
+    )
 
 
 def test_repeats_are_bit_identical_and_outputs_fully_written(device, rng):
     inputs = draw(19, 4, 67, rng).to(device)
     with poisoned():
-        found = repeat(lambda: verification.observed(inputs, C), 3)
+        found = repeat(lambda: verification.observed(inputs, C), times=3)
         observed = verification.observed(inputs, C)
     assert found.identical, str(found)
     assert not any(step.value.isnan().any() for step in observed)
@@ -161,7 +164,7 @@ def drawn_there(tokens, n, d, dtype):
 def test_every_step_is_bit_identical_over_20_repeats_and_the_projection_within_its_bound(shape, dtype):
     """The size at which the projection had its race, in every type. Its sums are the longest of all steps."""
     inputs = drawn_there(*shape, dtype)
-    assert repeat(lambda: verification.observed(inputs, C), 20).identical
+    assert repeat(lambda: verification.observed(inputs, C), times=20).identical
     found = variants.operator_repeats(dtype, shape[0], shape[1] * shape[2] // 4, 0, 2, "cuda")
     assert found.differ == 0
     assert found.error <= found.bound
@@ -184,7 +187,7 @@ def test_the_operator_around_a_layer_has_autograds_gradients(device, rng, lead):
     out.backward(inputs.dout.to(device).view(out.shape))
     ours = {"out": out.view(x.shape), "dx": x.grad, "dphi": phi.grad, "db": b.grad, "dalpha": alpha.grad}
     recorded = whywrong.golden(whole_golden, *given[:4], inputs.dout.to(device))
-    found = localise(ours, recorded, verification.PROMISED[torch.float32])
+    found = localise(ours, recorded, precision=verification.PROMISED[torch.float32])
     assert found.first is None, str(found)
 
 
@@ -342,7 +345,7 @@ def test_each_wrong_access_is_what_the_kernel_then_computes(device, name):
     access = RIVALS.get(name, faulty.RIGHT)
     p = faulty.Problem.draw(9, 4, 40, 3, C, device)
     found, injected = faulty.backward(p, access), counterfactual.backward(p, access)
-    held = {step.name: compare(found[step.name], step.value, step.bound).ok for step in injected}
+    held = {step.name: compare(found[step.name], step.value, bound=step.bound).ok for step in injected}
     assert all(held.values()), held
 
 
@@ -353,9 +356,9 @@ def test_each_wrong_access_changes_dalpha_pre_alone(device, name):
     assert found.first in ("dpre", "g_pre", "raw_pre", "mix_pre")
     right = next(step for step in counterfactual.backward(p) if step.name == "dalpha")
     wrong = faulty.backward(p, RIVALS[name])["dalpha"].clone()
-    assert not compare(wrong, right.value, right.bound).ok
+    assert not compare(wrong, right.value, bound=right.bound).ok
     wrong[0] = right.value[0]
-    assert compare(wrong, right.value, right.bound).ok
+    assert compare(wrong, right.value, bound=right.bound).ok
 
 
 def test_the_faulty_kernels_own_error_is_the_inner_product(device):
@@ -381,7 +384,7 @@ def test_every_way_of_summing_is_within_its_bound(device, rng, way, count):
     a, b = (torch.from_numpy(rng.standard_normal(count, dtype=np.float32)).to(device) for _ in range(2))
     products = a.double() * b.double()
     bound = sum_of_products(products.abs().sum()[None], count)
-    assert compare(sums.total(way, a, b), products.sum()[None], bound).ok
+    assert compare(sums.total(way, a, b), products.sum()[None], bound=bound).ok
 
 
 @pytest.mark.parametrize("way", [way for way in sums.WAYS if way != "atomic_add"])

@@ -39,12 +39,12 @@ def test_the_reference_is_pytorchs_rms_norm_and_softmax(rows, columns):
 def test_the_right_kernel_is_right_at_odd_sizes(columns, device):
     x, gain = inputs(columns, 5, columns, device)
     with whywrong.poisoned():
-        assert whywrong.localise(observed(faulty.NONE, x, gain), recorded(x, gain), PROMISED).first is None
+        assert whywrong.localise(observed(faulty.NONE, x, gain), recorded(x, gain), precision=PROMISED).first is None
 
 
 def test_the_right_kernel_takes_a_transposed_tensor(device):
     x, gain = inputs(1, 7, 7, device)
-    assert whywrong.localise(observed(faulty.NONE, x.T, gain), recorded(x.T, gain), PROMISED).first is None
+    assert whywrong.localise(observed(faulty.NONE, x.T, gain), recorded(x.T, gain), precision=PROMISED).first is None
 
 
 def expected(name, x, gain):
@@ -74,7 +74,7 @@ def test_a_fault_is_what_it_says_and_spoils_its_step_first(name, device):
     wanted = expected(name, x, gain)
     assert torch.allclose(steps[first].double(), wanted, rtol=2e-5, atol=1e-7)
     assert not torch.allclose(recorded(x, gain)[first], wanted, rtol=1e-3)
-    assert whywrong.localise(steps, recorded(x, gain), PROMISED).first == first
+    assert whywrong.localise(steps, recorded(x, gain), precision=PROMISED).first == first
 
 
 @pytest.mark.parametrize("name", faulty.FAULTS)
@@ -87,7 +87,7 @@ def test_the_lines_of_a_fault_can_be_shown(name):
 @pytest.mark.parametrize("name", [one for one in faulty.FAULTS if faulty.FAULTS[one].part in ("MEAN_SQUARE", "TOTAL")])
 def test_a_full_tile_hides_a_fault_of_the_tail(name, device):
     x, gain = inputs(4, columns=2 * kernel.BLOCK, device=device)
-    assert whywrong.localise(observed(name, x, gain), recorded(x, gain), PROMISED).first is None
+    assert whywrong.localise(observed(name, x, gain), recorded(x, gain), precision=PROMISED).first is None
 
 
 def test_a_seed_draws_one_fault_and_every_fault_is_drawn():
@@ -105,7 +105,7 @@ def settled(name, seed, device):
     """The verdict on the claim that explain names the cause, and what explain says."""
     draws = random.Random(f"sizes {seed}")  # another stream than that of the fault
     x, gain = inputs(seed, draws.randint(4, 12), draws.choice([33, 50, 75, 100, 131]), device)
-    why = whywrong.explain(observed(name, x, gain), recorded(x, gain), PROMISED)
+    why = whywrong.explain(observed(name, x, gain), recorded(x, gain), precision=PROMISED)
     ledger = labkit.claims("start_here")
     claims.settle_cause(ledger, why, name)
     return ledger.settled["cause"].verdict, why
@@ -147,7 +147,7 @@ def test_a_cause_that_is_not_the_fault_refutes_the_claim(device):
 
 def test_the_first_step_is_settled_both_ways(device):
     x, gain = inputs(0, device=device)
-    report = whywrong.localise(observed("eps_outside", x, gain), recorded(x, gain), PROMISED)
+    report = whywrong.localise(observed("eps_outside", x, gain), recorded(x, gain), precision=PROMISED)
     for name, verdict in (("eps_outside", "confirmed"), ("first_tile", "refuted"), (faulty.NONE, "refuted")):
         ledger = labkit.claims("start_here")
         claims.settle_first_step(ledger, report, name)
@@ -156,15 +156,15 @@ def test_the_first_step_is_settled_both_ways(device):
 
 def test_the_hunt_and_the_repair_are_settled_both_ways(device):
     x, gain = inputs(0, 2, 33, device)
-    right = whywrong.localise(observed(faulty.NONE, x, gain), recorded(x, gain), PROMISED)
-    wrong = whywrong.localise(observed("padded_mean", x, gain), recorded(x, gain), PROMISED)
+    right = whywrong.localise(observed(faulty.NONE, x, gain), recorded(x, gain), precision=PROMISED)
+    wrong = whywrong.localise(observed("padded_mean", x, gain), recorded(x, gain), precision=PROMISED)
     for name, report in (("padded_mean", wrong), (faulty.NONE, right)):
         sizes = {"x": (2, "columns"), "gain": ("columns",)}
-        hunted = whywrong.hunt(
+        hunted = whywrong.fuzz(
             faulty.kernel(name),
             golden.probabilities,
             {"x": x, "gain": gain},
-            PROMISED,
+            precision=PROMISED,
             examples=3,
             sizes=sizes,
             most=200,

@@ -65,7 +65,7 @@ def test_a_gpu_gives_the_same_bits_each_time(where, rng):
     parameters, tokens, targets = drawn(CONFIGS[0], rng)
     model = TinyLLM(CONFIGS[0], where)
     model.write(parameters)
-    assert repeat(lambda: model.trace(tokens, targets), 10).identical
+    assert repeat(lambda: model.trace(tokens, targets), times=10).identical
 
 
 @pytest.mark.parametrize("steps", [3, pytest.param(40, marks=pytest.mark.gpu)])

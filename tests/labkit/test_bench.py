@@ -17,7 +17,7 @@ def provider(name, value):
     def run():
         out[:] = value
 
-    return bench.Provider(name, run, lambda: out.fill(np.nan), lambda: compare(out, np.ones(4), 1e-12))
+    return bench.Provider(name, run, lambda: out.fill(np.nan), lambda: compare(out, np.ones(4), bound=1e-12))
 
 
 def case(*providers):
@@ -34,7 +34,7 @@ def test_what_is_wrong_is_not_timed(capsys):
 
 def test_a_provider_that_writes_nothing_is_wrong(capsys):
     out = np.ones(4)
-    idle = bench.Provider("idle", lambda: None, lambda: out.fill(np.nan), lambda: compare(out, np.ones(4), 1e-12))
+    idle = bench.Provider("idle", lambda: None, lambda: out.fill(np.nan), lambda: compare(out, np.ones(4), bound=1e-12))
     assert all(row["metric_name"] != "time" for row in bench.measure(case(idle), CPU))
 
 

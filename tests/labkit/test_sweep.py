@@ -263,8 +263,8 @@ def test_a_hunt_on_a_cluster_stops_at_a_failure_and_counts_all(tmp_path):
 
     with distributed.Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None) as client:
         x = torch.ones(8)
-        found = sweep.hunt(client, wrong, lambda x: x * 2, {"x": x}, seeds=range(8), examples=5)
-        right = sweep.hunt(client, lambda x: x * 2, lambda x: x * 2, {"x": x}, seeds=range(3), examples=5)
+        found = sweep.fuzz(client, wrong, lambda x: x * 2, {"x": x}, seeds=range(8), examples=5)
+        right = sweep.fuzz(client, lambda x: x * 2, lambda x: x * 2, {"x": x}, seeds=range(3), examples=5)
     assert found.found
     assert not right.found
     assert right.examples >= 10, "the counts of three hunts"

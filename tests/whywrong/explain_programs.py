@@ -71,7 +71,9 @@ def explained(case: dict[str, Any], seconds: float = 20.0) -> Row:
     """The row of a case. `seconds` bounds the search; the time in the row has the run of the reference in it."""
     start = time.perf_counter()
     golden = whywrong.golden(case["reference"], loss=case["loss"], **case["inputs"])
-    found = whywrong.explain(case["observed"], golden, whywrong.Precision(**case["precision"]), seconds=seconds)
+    found = whywrong.explain(
+        case["observed"], golden, precision=whywrong.Precision(**case["precision"]), seconds=seconds
+    )
     took = time.perf_counter() - start
     named = [cause.kind for cause in found.causes]
     said = found.causes[0].says if found.causes else ""

@@ -936,7 +936,7 @@ class Case:
             ways, args = Ways(one.style, dtype, self.products), [read(a, one.kernel) for a in one.args]
             y = np.asarray(OPERATIONS[one.op].port(ways, *args, **one.params))
             if fault is not None and fault.at == i:
-                y = fault.broken(self, ways, one, args, y)
+                y = fault.mutated(self, ways, one, args, y)
             registers[one.name] = y
             if one.kept:
                 kept[one.name] = narrowed(y, stores[one.name])
@@ -1130,7 +1130,7 @@ class Fault:
     kind: str
     grade: float | None = None
 
-    def broken(self, case: Case, ways: Ways, one: Instruction, args: list[Array], right: Array) -> Array:
+    def mutated(self, case: Case, ways: Ways, one: Instruction, args: list[Array], right: Array) -> Array:
         wrong = np.broadcast_to(np.asarray(FAULTS[self.kind](Place(ways, one, args, right))), right.shape)
         difference = wrong.astype(np.float64) - right
         difference = np.where(np.isfinite(difference), difference, 0.0)
@@ -1267,7 +1267,7 @@ def beyond(count: int, total: int, rate: float) -> float:
 
 
 def judged(case: Case, observed: dict[str, Tensor] | None = None) -> whywrong.checking.findings.Localisation:
-    return whywrong.localise(observed or case.observed(), case.golden, case.precision)
+    return whywrong.localise(observed or case.observed(), case.golden, precision=case.precision)
 
 
 def measured(seed: int, storage: str | None = None, grades: tuple[Any, ...] = ()) -> dict[str, Any]:

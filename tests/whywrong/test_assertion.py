@@ -97,7 +97,7 @@ def test_a_recorded_golden_says_the_cause(golden):
 
 def test_the_promise_decides_and_is_named(golden):
     rounded = steps()["output"].bfloat16()
-    whywrong.assert_close(rounded, golden, whywrong.Precision(storage="bfloat16"))
+    whywrong.assert_close(rounded, golden, precision=whywrong.Precision(storage="bfloat16"))
     text = message(rounded, golden, precision=whywrong.Precision(storage="float32"))
     assert "precision: stored as float32" in text
     assert "this looks like bfloat16" in text
@@ -109,7 +109,7 @@ def test_whole_numbers_shapes_and_what_is_only_systematic_have_a_message(golden)
     assert text.splitlines()[-1].split() == ["3", "5", "3", "2", "0", "inf"]
     assert "shape: observed (3, 64), golden (33, 64)" in message(steps()["output"][:3], golden)
     below_one_rounding = 1.001 * golden["output"].float(), golden["output"]
-    assert "systematic" in message(*below_one_rounding, whywrong.Precision(storage="bfloat16"))
+    assert "systematic" in message(*below_one_rounding, precision=whywrong.Precision(storage="bfloat16"))
 
 
 def test_whole_numbers_that_float64_does_not_distinguish_are_shown_as_they_are():

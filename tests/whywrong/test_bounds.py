@@ -32,7 +32,7 @@ def test_a_single_element_ten_times_beyond_its_bound_is_caught(rng):
     bound = sum_of_products(exact, 64)
     observed = exact.copy()
     observed[17] += 10.0 * bound.absolute[17]
-    found = compare(observed, exact, bound)
+    found = compare(observed, exact, bound=bound)
     assert (found.mismatches, found.first_index) == (1, (17,))
 
 

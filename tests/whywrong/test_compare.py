@@ -68,7 +68,7 @@ def test_one_ulp_beside_the_rounded_golden_is_a_mismatch(golden):
 
 
 def test_statistics_of_a_known_difference():
-    found = compare(np.array([1.0, 2.0, 0.0, -4.0]), np.array([1.0, 1.0, 0.0, -2.0]), 1.5)
+    found = compare(np.array([1.0, 2.0, 0.0, -4.0]), np.array([1.0, 1.0, 0.0, -2.0]), bound=1.5)
     assert (found.count, found.mismatches, found.first_index) == (4, 1, (3,))
     assert (found.max_abs, found.mean_abs, found.max_rel) == (2.0, 0.75, 1.0)
     assert found.rms_ratio == pytest.approx(math.sqrt(5.0 / 6.0))
@@ -78,33 +78,33 @@ def test_statistics_of_a_known_difference():
 
 def test_the_bound_is_elementwise_and_its_largest_share_is_told():
     bound = Bound(np.array([0.1, 1.0]), "by hand")
-    assert compare(np.array([0.05, 0.5]), np.zeros(2), bound).bound_used == 0.5
-    assert not compare(np.array([0.2, 0.5]), np.zeros(2), bound).ok
-    assert compare(np.array([0.05, 0.5]), np.zeros(2), bound).ok
-    assert not compare(np.array([0.2, 0.5]), np.zeros(2), bound).ok
+    assert compare(np.array([0.05, 0.5]), np.zeros(2), bound=bound).bound_used == 0.5
+    assert not compare(np.array([0.2, 0.5]), np.zeros(2), bound=bound).ok
+    assert compare(np.array([0.05, 0.5]), np.zeros(2), bound=bound).ok
+    assert not compare(np.array([0.2, 0.5]), np.zeros(2), bound=bound).ok
 
 
 def test_equal_nans_and_infinities_are_equal_and_counted():
     values = np.array([np.nan, np.inf, -np.inf, 1.0])
-    found = compare(values, values.copy(), 0.0)
+    found = compare(values, values.copy(), bound=0.0)
     assert found.ok
     assert (found.observed_nan, found.golden_nan, found.observed_inf, found.golden_inf) == (1, 1, 2, 2)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_nan_or_infinity_on_one_side_only_is_the_worst_mismatch(bad):
-    found = compare(np.array([5.0, bad, 0.0]), np.array([0.0, 1.0, 0.0]), 1e9)
+    found = compare(np.array([5.0, bad, 0.0]), np.array([0.0, 1.0, 0.0]), bound=1e9)
     assert not found.ok
     assert (found.mismatches, found.worst_index) == (1, (1,))
     assert found.bound_used == math.inf
 
 
 def test_infinities_of_other_sign_differ():
-    assert not compare(np.array([np.inf]), np.array([-np.inf]), 1.0).ok
+    assert not compare(np.array([np.inf]), np.array([-np.inf]), bound=1.0).ok
 
 
 def test_an_infinite_bound_allows_anything():
-    assert compare(np.array([np.nan, 9.0]), np.zeros(2), np.array([np.inf, 9.0])).ok
+    assert compare(np.array([np.nan, 9.0]), np.zeros(2), bound=np.array([np.inf, 9.0])).ok
 
 
 def test_a_value_that_overflows_the_observed_dtype_may_be_infinite():
@@ -115,7 +115,7 @@ def test_different_shapes_are_a_divergence_not_an_error():
     found = compare(np.zeros((2, 3)), np.zeros((3, 2)))
     assert not found.ok
     assert "(2, 3)" in str(found)
-    assert not compare(np.zeros(2), np.zeros(3), 1.0).ok
+    assert not compare(np.zeros(2), np.zeros(3), bound=1.0).ok
 
 
 def test_a_narrower_golden_is_refused():
@@ -129,17 +129,17 @@ def test_integers_are_equal_or_not():
 
 
 def test_strided_empty_and_scalar_tensors_work(golden):
-    assert compare(torch.from_numpy(golden).T[::2], golden.T[::2], 0.0).ok
-    assert compare(golden[::-1], golden[::-1], 0.0).ok
-    assert compare(np.zeros((0, 3)), np.zeros((0, 3)), 0.0).ok
-    assert compare(np.array(1.5), np.array(1.0), 0.0).worst_index == ()
-    assert compare(np.array(1.5), np.array(1.5), 0.0).worst_index is None
+    assert compare(torch.from_numpy(golden).T[::2], golden.T[::2], bound=0.0).ok
+    assert compare(golden[::-1], golden[::-1], bound=0.0).ok
+    assert compare(np.zeros((0, 3)), np.zeros((0, 3)), bound=0.0).ok
+    assert compare(np.array(1.5), np.array(1.0), bound=0.0).worst_index == ()
+    assert compare(np.array(1.5), np.array(1.5), bound=0.0).worst_index is None
 
 
 def test_the_line_names_where_and_how_bad(golden):
     observed = golden.copy()
     observed[4, 6] = 100.0
-    text = str(compare(observed, golden, 0.1))
+    text = str(compare(observed, golden, bound=0.1))
     assert text.startswith("WRONG: 1 of 35 elements of 5x7 float64")
     assert "(4, 6)" in text
     assert "\n" not in text
@@ -161,7 +161,7 @@ def test_complex_numbers_are_compared_by_their_two_parts():
 
 def test_bounds_of_another_shape_are_refused():
     with pytest.raises(UsageError, match=r"bound: shape \(3, 5\) is not right; wanted a number or shape \(5,\)"):
-        compare(np.zeros(5), np.zeros(5), np.ones((3, 5)))
+        compare(np.zeros(5), np.zeros(5), bound=np.ones((3, 5)))
 
 
 @pytest.mark.parametrize(
@@ -183,17 +183,17 @@ def test_a_tensor_that_holds_no_dense_numbers_is_refused(values):
 @pytest.mark.parametrize("bound", [-1.0, math.nan, np.array([1.0, -1.0]), torch.tensor([math.nan, 1.0])])
 def test_a_bound_that_is_no_distance_is_refused(bound):
     with pytest.raises(UsageError, match="bound: has numbers below 0, or NaN; wanted numbers from 0"):
-        compare(np.zeros(2), np.zeros(2), bound)
+        compare(np.zeros(2), np.zeros(2), bound=bound)
 
 
 def test_a_bound_may_have_any_dtype():
-    assert compare(np.array([1.0, 2.0]), np.zeros(2), np.array([1, 2], np.uint16)).bound_used == 1.0
+    assert compare(np.array([1.0, 2.0]), np.zeros(2), bound=np.array([1, 2], np.uint16)).bound_used == 1.0
 
 
 def test_the_cosine_of_sums_whose_product_underflows():
     golden = torch.full((4,), 1e-100, dtype=torch.float64)
-    assert compare(golden * 0.5, golden, 1.0).cosine == pytest.approx(1.0)
-    assert compare(-golden * 0.5, golden, 1.0).cosine == pytest.approx(-1.0)
+    assert compare(golden * 0.5, golden, bound=1.0).cosine == pytest.approx(1.0)
+    assert compare(-golden * 0.5, golden, bound=1.0).cosine == pytest.approx(-1.0)
 
 
 class _Largest(TorchDispatchMode):

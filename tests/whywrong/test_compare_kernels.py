@@ -82,7 +82,7 @@ def test_denormal_and_huge_values_are_counted_exactly():
     o = g.clone()
     o[0], o[2], o[5] = 2e-40, -3e38, 1e-42
     agree(o, g, 1e-41)
-    found = compare(o, g, 1e-41)
+    found = compare(o, g, bound=1e-41)
     assert (found.mismatches, found.first_index) == (2, (0,))
 
 
@@ -90,19 +90,19 @@ def test_the_result_is_the_same_bits_each_time(device):
     torch.manual_seed(1)
     g = torch.randn(300, 1000, device=device)
     o = g + 1e-7 * torch.randn_like(g)
-    assert len({str(compare(o, g, 1e-6).__dict__) for _ in range(5)}) == 1
+    assert len({str(compare(o, g, bound=1e-6).__dict__) for _ in range(5)}) == 1
 
 
 def test_no_elements_are_right_on_any_device(device):
     empty = torch.zeros(0, 3, device=device)
-    found = compare(empty, empty.double(), torch.ones(3))
+    found = compare(empty, empty.double(), bound=torch.ones(3))
     assert (found.ok, found.count, found.worst_index) == (True, 0, None)
 
 
 def test_the_largest_quotient_is_exact_below_the_normal_numbers_too():
     golden = 1e-310 * np.random.default_rng(0).standard_normal(1000)
     observed = golden * (1.0 + 1e-9)
-    assert compare(observed, golden, 1.0).max_rel == (abs(observed - golden) / abs(golden)).max()
+    assert compare(observed, golden, bound=1.0).max_rel == (abs(observed - golden) / abs(golden)).max()
 
 
 def test_threads_do_not_change_the_result():
@@ -112,10 +112,10 @@ def test_threads_do_not_change_the_result():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = compare(o, g, 1e-6)
+        alone = compare(o, g, bound=1e-6)
     finally:
         torch.set_num_threads(before)
-    assert alone == compare(o, g, 1e-6)
+    assert alone == compare(o, g, bound=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(RUN // 8, 2, 7), (1, 3, RUN + 5), (5, RUN // 3)], ids=str)
@@ -128,7 +128,7 @@ def test_places_and_counts_hold_over_pieces_of_any_shape(shape):
     for axes in ((0, 1, 2), (2, 1, 0)):
         a, b = (x.permute(axes) if x.ndim == 3 else x for x in (o, g))
         places = sorted(tuple(place[axis] for axis in axes) if o.ndim == 3 else place for place in wrong)
-        found = compare(a, b, 0.5)
+        found = compare(a, b, bound=0.5)
         assert (found.mismatches, found.first_index, found.max_abs) == (2, places[0], 2.0)
         assert float(a[found.worst_index]) == found.worst_observed == 2.0
         assert found.observed_zero == o.numel() - 2
@@ -136,19 +136,21 @@ def test_places_and_counts_hold_over_pieces_of_any_shape(shape):
 
 def test_many_dimensions_and_broadcast_bounds():
     o = np.arange(2**8, dtype=np.float32).reshape((2,) * 8).transpose(0, 2, 4, 6, 1, 3, 5, 7)
-    assert compare(o, o.astype(float), 0.0).ok
+    assert compare(o, o.astype(float), bound=0.0).ok
     agree(torch.from_numpy(o), torch.from_numpy(o[::-1].copy()), 0.5)
     changed = o.copy()
     changed[1, 0, 1, 0, 1, 0, 1, 0] += 1.0
-    assert compare(changed, o.astype(float), 0.5).first_index == (1, 0, 1, 0, 1, 0, 1, 0)
+    assert compare(changed, o.astype(float), bound=0.5).first_index == (1, 0, 1, 0, 1, 0, 1, 0)
     row = np.array([0.5, 2.0])
-    assert compare(np.ones((3, 2)), np.zeros((3, 2)), row).mismatches == 3
+    assert compare(np.ones((3, 2)), np.zeros((3, 2)), bound=row).mismatches == 3
 
 
 def test_the_cosine_keeps_its_digits_near_one():
     g = torch.randn(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     d = 1e-9 * torch.randn(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    assert compare(g + d, g, 1.0).cosine == pytest.approx(1.0 - 0.5e-18 * float((d @ d) / (g @ g)) * 1e18, abs=1e-15)
+    assert compare(g + d, g, bound=1.0).cosine == pytest.approx(
+        1.0 - 0.5e-18 * float((d @ d) / (g @ g)) * 1e18, abs=1e-15
+    )
 
 
 @pytest.mark.gpu
@@ -158,10 +160,10 @@ def test_more_elements_than_32_bits_can_count(dtype):
     g = torch.zeros(count, dtype=dtype, device="cuda")
     o = g.clone()
     o[count - 2] = 3
-    found = compare(o, g, 0.5)
+    found = compare(o, g, bound=0.5)
     assert (found.mismatches, found.first_index, found.worst_index) == (1, (count - 2,), (count - 2,))
     assert found.observed_zero == count - 1
-    strided = compare(o[1::2], g[1::2], 0.5)
+    strided = compare(o[1::2], g[1::2], bound=0.5)
     assert strided.mismatches == (count - 2) % 2
     square = compare(o[: 2**31].view(2**16, 2**15).T, g[: 2**31].view(2**16, 2**15).T)
     assert square.ok
@@ -173,9 +175,9 @@ def test_nothing_of_the_datas_size_is_allocated(dtype, scale):
     """Nor where squares vanish or overflow."""
     g = torch.randn(1 << 26, device="cuda", dtype=dtype) * scale
     o = g + 1e-7 * scale
-    compare(o, g, 1e-5 * scale)
+    compare(o, g, bound=1e-5 * scale)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    compare(o, g, 1e-5 * scale)
+    compare(o, g, bound=1e-5 * scale)
     assert torch.cuda.max_memory_allocated() - before <= g.nbytes // 8

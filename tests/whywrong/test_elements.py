@@ -114,7 +114,7 @@ def pair():
 def test_the_elements_are_those_that_were_judged():
     """The largest share is the table's, to the bit: it is no second simulation."""
     observed, reference = pair()
-    plain = localise(observed, reference, Precision("float32"))
+    plain = localise(observed, reference, precision=Precision("float32"))
     assert all(f.elements is None for f in plain.findings.values()), "nothing is kept that nobody asked for"
     found = plain.detailed
     assert found.findings == plain.findings
@@ -130,7 +130,7 @@ def test_plain_steps_are_shown_as_they_were_judged_in_blocks_too():
     g = torch.randn(BLOCK // 512 + 40, 512, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     o = g.float()
     o[-1, 7] += 1.0
-    found = localise({"x": o}, {"x": g}, Precision("float32")).detailed.findings["x"]
+    found = localise({"x": o}, {"x": g}, precision=Precision("float32")).detailed.findings["x"]
     assert found.elements.share.shape == g.shape
     assert found.elements.worst[0].at == (len(g) - 1, 7) == found.total.worst_index
     assert found.elements.worst[0].share == pytest.approx(found.total.bound_used, rel=1e-12)

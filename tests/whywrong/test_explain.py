@@ -8,7 +8,7 @@ import torch
 
 import whywrong
 from whywrong.errors import UsageError
-from whywrong.explaining import mutations as mutants
+from whywrong.explaining import mutations
 from whywrong.explaining.part import Part
 from whywrong.explaining.search import _drawn, _smooth
 from whywrong.recording.steps import as_trace
@@ -72,7 +72,7 @@ def golden():
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_cause_is_named_with_its_step_and_line(golden, fault):
-    found = whywrong.explain(port(**inputs(), fault=fault), golden, F32)
+    found = whywrong.explain(port(**inputs(), fault=fault), golden, precision=F32)
     step, kind = FAULTS[fault]
     assert (found.step, found.verdict) == (step, "cause"), found
     assert found.causes[0].kind in {kind, "factor" if kind == "scale" else kind, "truncate" if kind == "zero" else kind}
@@ -81,14 +81,14 @@ def test_the_cause_is_named_with_its_step_and_line(golden, fault):
 
 
 def test_a_right_port_has_no_cause(golden):
-    found = whywrong.explain(port(**inputs()), golden, F32)
+    found = whywrong.explain(port(**inputs()), golden, precision=F32)
     assert (found.step, found.verdict, found.causes) == (None, "no divergence", [])
 
 
 def test_what_no_break_gives_is_none_of_these(golden):
     observed = port(**inputs())
     observed["normed"] = torch.randn(observed["normed"].shape, generator=torch.Generator().manual_seed(5))
-    found = whywrong.explain(observed, golden, F32)
+    found = whywrong.explain(observed, golden, precision=F32)
     assert (found.step, found.verdict, found.causes) == ("normed", "none of these", [])
     assert found.tried > 500
 
@@ -96,7 +96,7 @@ def test_what_no_break_gives_is_none_of_these(golden):
 def test_a_cause_reproduces_the_numbers_and_a_fault_beside_it_refutes_it(golden):
     observed = port(**inputs(), fault="by tanh")
     observed["active"][3, 4] += 1.0
-    assert whywrong.explain(observed, golden, F32).verdict == "none of these"
+    assert whywrong.explain(observed, golden, precision=F32).verdict == "none of these"
 
 
 def test_two_breaks_that_these_inputs_do_not_tell_apart_are_undecidable_and_others_separate_them():
@@ -105,7 +105,7 @@ def test_two_breaks_that_these_inputs_do_not_tell_apart_are_undecidable_and_othe
 
     x, gain = torch.randn(8, 5, generator=torch.Generator().manual_seed(1)), torch.tensor([1.0, 1.0])
     golden = whywrong.golden(scaled, x=x, gain=gain)
-    found = whywrong.explain({"x": x, "gain": gain, "y": 2.0 * x}, golden, F32)
+    found = whywrong.explain({"x": x, "gain": gain, "y": 2.0 * x}, golden, precision=F32)
     assert found.verdict == "undecidable"
     assert len(found.causes) > 1
     assert set(found.separate) == {"x", "gain"}
@@ -119,30 +119,30 @@ def test_inputs_that_hide_a_kind_are_told():
     a = torch.full((6, 6), 0.7)
     b = torch.randn(6, 6, generator=torch.Generator().manual_seed(2))
     golden = whywrong.golden(product, a=a, b=b)
-    found = whywrong.explain({"a": a, "b": b, "c": a @ b}, golden, F32)
+    found = whywrong.explain({"a": a, "b": b, "c": a @ b}, golden, precision=F32)
     assert (found.verdict, found.causes[0].kind) == ("cause", "scale")
     assert "transpose" in found.blind_to  # a constant matrix is its own transpose
 
 
 def test_runs_that_differ_are_a_race(golden):
     right, wrong = port(**inputs()), port(**inputs(), fault="last row not written")
-    found = whywrong.explain([right, wrong], golden, F32)
+    found = whywrong.explain([right, wrong], golden, precision=F32)
     assert (found.step, found.verdict, found.causes[0].kind) == ("normed", "cause", "race")
 
 
 def test_runs_that_are_all_wrong_and_differ_by_order_alone_are_no_race(golden):
     one, other = port(**inputs(), fault="no bias"), port(**inputs(), fault="no bias")
     other["normed"] = torch.nextafter(other["normed"], torch.tensor(10.0))
-    found = whywrong.explain([one, other], golden, F32)
+    found = whywrong.explain([one, other], golden, precision=F32)
     assert (found.verdict, found.causes[0].kind) == ("cause", "drop_term")
 
 
 def test_two_faults_the_first_is_named_and_the_other_is_looked_at_by_its_name(golden):
     observed = port(**inputs(), fault="no bias")
     observed["weights"] = torch.softmax(observed["active"], -1)
-    first = whywrong.explain(observed, golden, F32)
+    first = whywrong.explain(observed, golden, precision=F32)
     assert (first.step, first.causes[0].kind, first.others) == ("normed", "drop_term", ["weights"])
-    second = whywrong.explain(observed, golden, F32, step="weights")
+    second = whywrong.explain(observed, golden, precision=F32, step="weights")
     assert (second.step, second.causes[0].kind in ("scale", "factor")) == ("weights", True)
 
 
@@ -154,14 +154,14 @@ def test_narrow_storage_is_explained_too(storage):
     observed = {
         n: v.to(kind) for n, v in port(**{n: x.float() for n, x in given.items()}, fault="over columns").items()
     }
-    found = whywrong.explain(observed, golden, whywrong.Precision(storage=storage))
+    found = whywrong.explain(observed, golden, precision=whywrong.Precision(storage=storage))
     assert (found.step, found.verdict, found.causes[0].kind) == ("weights", "cause", "axis")
 
 
 def test_fewer_digits_are_named_only_where_nothing_else_fits(golden):
     observed = port(**inputs())
     observed["mixed"] = inputs()["x"].bfloat16().float() @ inputs()["w"].bfloat16().float()
-    found = whywrong.explain(observed, golden, F32, step=None)
+    found = whywrong.explain(observed, golden, precision=F32, step=None)
     assert (found.step, found.causes[0].kind) == ("mixed", "precision")
     assert found.causes[0].says.startswith("consistent with")
 
@@ -187,26 +187,26 @@ def test_bad_input_is_one_line(golden, arguments, words):
 
 def test_a_missing_step_and_a_wrong_input_are_said_without_a_search(golden):
     observed = port(**inputs())
-    found = whywrong.explain({**observed, "normed": observed["normed"][:3]}, golden, F32)
+    found = whywrong.explain({**observed, "normed": observed["normed"][:3]}, golden, precision=F32)
     assert (found.verdict, found.tried) == ("none of these", 0)
     assert "there are no numbers to reproduce" in str(found)
-    found = whywrong.explain({**observed, "x": observed["x"] + 1.0}, golden, F32)
+    found = whywrong.explain({**observed, "x": observed["x"] + 1.0}, golden, precision=F32)
     assert "is an input" in str(found)
 
 
 def test_the_first_nan_is_where_it_is_and_not_where_the_first_wrong_number_is(golden):
     observed = port(**inputs())
     observed["normed"][1, 2], observed["normed"][7, 3] = 100.0, float("nan")
-    assert "1 NaN, first at (7, 3)" in whywrong.localise(observed, golden, F32).findings["normed"].words
+    assert "1 NaN, first at (7, 3)" in whywrong.localise(observed, golden, precision=F32).findings["normed"].words
     observed["normed"][4, 4] = float("inf")
-    words = whywrong.localise(observed, golden, F32).findings["normed"].words
+    words = whywrong.localise(observed, golden, precision=F32).findings["normed"].words
     assert "1 NaN, the first beyond any bound at (4, 4)" in words
 
 
 def test_a_missing_and_an_unexpected_step_of_one_shape_are_perhaps_one(golden):
     observed = port(**inputs())
     observed["q"] = observed.pop("normed")  # as its neighbours, which are there
-    found = whywrong.localise(observed, golden, F32)
+    found = whywrong.localise(observed, golden, precision=F32)
     (note,) = (one for one in found.notes if one.startswith("q "))
     assert "is it perhaps normed" in note
     assert "names=" in note
@@ -219,7 +219,7 @@ def test_a_factor_of_a_few_numbers_is_found_and_one_number_has_no_cause():
     for rows, causes in ((3, ["scale"]), (1, [])):
         x = torch.randn(rows, 7, generator=torch.Generator().manual_seed(4))
         observed = {"x": x, "y": x.sum(-1) * 1.2345}
-        found = whywrong.explain(observed, whywrong.golden(halves, x=x), F32)
+        found = whywrong.explain(observed, whywrong.golden(halves, x=x), precision=F32)
         assert [cause.kind for cause in found.causes] == causes, found
 
 
@@ -231,7 +231,7 @@ def test_a_step_that_no_input_enters_is_explained():
     x = inputs(columns=9)["w"]
     angles = 0.3 * torch.arange(1, 10, dtype=torch.float32)
     observed = {"x": x, "angles": angles, "turned": x * torch.cos(angles)}
-    found = whywrong.explain(observed, whywrong.golden(turned, x), F32)
+    found = whywrong.explain(observed, whywrong.golden(turned, x), precision=F32)
     assert (found.step, found.verdict) == ("angles", "cause"), found
     assert "torch.arange(9" in found.causes[0].line
 
@@ -421,7 +421,7 @@ def test_an_error_that_is_like_a_value_of_the_step_is_not_that_of_fewer_digits()
     p, m, v = (torch.randn(40, 30, generator=generator) for _ in range(3))
     wrong = p * (1.0 - 3e-6) - 3e-4 * (m / (1.0 - 0.9**6)) / ((v**2 / (1.0 - 0.999**6)).sqrt() + 1e-8)
     found = whywrong.explain(
-        {"p": p, "m": m, "v": v**2, "output": wrong}, whywrong.golden(adamw, p=p, m=m, v=v**2), F32
+        {"p": p, "m": m, "v": v**2, "output": wrong}, whywrong.golden(adamw, p=p, m=m, v=v**2), precision=F32
     )
     assert found.step == "output"
     assert "precision" not in [cause.kind for cause in found.causes], found
@@ -509,7 +509,7 @@ def test_a_product_that_is_too_large_is_not_one_of_fewer_digits():
     recorded = whywrong.golden(lambda p, x, w: 50.0 * p + x @ w, p=p, x=x, w=w)
     noisy = 50.0 * p + (x.bfloat16().double() @ w.bfloat16().double()).float()
     larger = 50.0 * p + 1.003 * (x @ w)
-    said = [whywrong.explain({"p": p, "x": x, "w": w, "output": o}, recorded, F32) for o in (noisy, larger)]
+    said = [whywrong.explain({"p": p, "x": x, "w": w, "output": o}, recorded, precision=F32) for o in (noisy, larger)]
     assert said[0].causes[0].says == "consistent with: fewer digits than promised (products=bfloat16)"
     assert said[1].verdict == "none of these", said[1]
 
@@ -533,7 +533,9 @@ def test_an_error_like_a_result_on_the_way_is_not_that_of_fewer_digits():
     p, m, v = (torch.randn(24, 10, generator=generator) for _ in range(3))
     v = v.square()
     wrong = p - 2e-2 * torch.tanh(m / (v.sqrt() + 0.3) ** 0.9)
-    found = whywrong.explain({"p": p, "m": m, "v": v, "output": wrong}, whywrong.golden(updated, p=p, m=m, v=v), F32)
+    found = whywrong.explain(
+        {"p": p, "m": m, "v": v, "output": wrong}, whywrong.golden(updated, p=p, m=m, v=v), precision=F32
+    )
     assert (found.step, found.verdict) == ("output", "none of these"), found
 
 
@@ -545,7 +547,7 @@ def test_what_the_dump_has_not_is_called_by_its_name_in_the_reference():
         return inner * gain + torch.tensor([0.5, 0.25, 2.0, 3.0, 1.0])
 
     recorded = whywrong.golden(scaled, x=x, gain=gain)
-    says = lambda wrong: [c.says for c in whywrong.explain({"output": wrong}, recorded, F32).causes]  # noqa: E731
+    says = lambda wrong: [c.says for c in whywrong.explain({"output": wrong}, recorded, precision=F32).causes]  # noqa: E731
     (found,) = says(scaled(x, gain.flip(0)))
     assert found == "gain is reversed in dimension 0"
     (found,) = says(torch.exp(-x) * gain + scaled(0 * x, 0 * gain))
@@ -569,7 +571,7 @@ def test_a_value_that_is_cut_to_another_format_is_named_by_it():
     recorded = whywrong.golden(lambda x, w: x @ w, x=x, w=w)
     bits = x.view(torch.int32)
     for cut, words in ((bits & ~0xFFFF, "x is cut to bfloat16"), ((bits + 0x1000) & ~0x1FFF, "x is rounded to tf32")):
-        found = whywrong.explain({"x": x, "w": w, "output": cut.view(torch.float32) @ w}, recorded, F32)
+        found = whywrong.explain({"x": x, "w": w, "output": cut.view(torch.float32) @ w}, recorded, precision=F32)
         assert words in found.causes[0].says, found
 
 
@@ -578,7 +580,9 @@ def test_complex_values_on_the_way_do_not_matter_to_noise():
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     noise = 1.0 + 1e-3 * torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
     recorded = whywrong.golden(lambda x: torch.fft.fft(x).abs(), x=x)
-    assert whywrong.explain({"x": x, "output": torch.fft.fft(x).abs() * noise}, recorded, F32).step == "output"
+    assert (
+        whywrong.explain({"x": x, "output": torch.fft.fft(x).abs() * noise}, recorded, precision=F32).step == "output"
+    )
 
 
 def test_a_narrower_copy_in_place_of_the_number_itself_is_a_matter_of_precision():
@@ -593,7 +597,7 @@ def test_a_narrower_copy_in_place_of_the_number_itself_is_a_matter_of_precision(
     master = w - 0.01 * gradient
     observed = {"w": w, "gradient": gradient, "master": master, "weight": master.half()}
     rules = whywrong.Precision(steps={"weight": {"storage": "float16"}})
-    found = whywrong.explain(observed | {"output": 0.9 * w + 0.1 * master.half().float()}, recorded, rules)
+    found = whywrong.explain(observed | {"output": 0.9 * w + 0.1 * master.half().float()}, recorded, precision=rules)
     assert (found.verdict, found.causes[0].kind) == ("cause", "precision"), found
 
 
@@ -651,7 +655,7 @@ def test_the_command_line_says_it_and_json_has_it(golden, tmp_path, capsys):
 
 def test_the_time_that_it_may_take_is_kept(golden):
     begun = time.monotonic()
-    found = whywrong.explain(port(**inputs(), fault="as it lies"), golden, F32, seconds=0.2)
+    found = whywrong.explain(port(**inputs(), fault="as it lies"), golden, precision=F32, seconds=0.2)
     assert time.monotonic() - begun < 30.0
     assert found.tried < 3000
 
@@ -760,7 +764,7 @@ def test_noise_is_not_seen_in_a_few_numbers():
 def of_one(function, observed, precision=F32, **given):
     """What explains a result that should be `function` of what is given."""
     golden = whywrong.golden(lambda **inputs: {"y": function(**inputs)}, **given)
-    return whywrong.explain({**given, "y": observed}, golden, precision)
+    return whywrong.explain({**given, "y": observed}, golden, precision=precision)
 
 
 def normed_twice(x, root):
@@ -975,15 +979,15 @@ def test_a_comparison_of_equal_numbers_has_no_threshold_to_look_for():
 
 def test_what_is_said_of_a_cause_and_of_none(golden):
     sentences = lambda found: repr(found).splitlines()  # noqa: E731
-    cause = whywrong.explain(port(**inputs(), fault="gain one on"), golden, F32)
+    cause = whywrong.explain(port(**inputs(), fault="gain one on"), golden, precision=F32)
     first = next(k for k, line in enumerate(sentences(cause)) if line.startswith("why"))
     (why,) = sentences(cause)[first:]
     assert why == f"why normed: cause ({cause.tried} breaks of the reference tried)"
-    right = whywrong.explain(port(**inputs()), golden, F32)
+    right = whywrong.explain(port(**inputs()), golden, precision=F32)
     assert sentences(right) == ["no divergence"]
     assert ("<table" in cause._repr_html_(), "<table" in right._repr_html_()) == (True, False)
     with pytest.raises(UsageError, match="step: 'active' is not right; wanted a wrong one: there is none"):
-        whywrong.explain(port(**inputs()), golden, F32, step="active")
+        whywrong.explain(port(**inputs()), golden, precision=F32, step="active")
 
 
 def corners_of(image):
@@ -1178,12 +1182,12 @@ def test_many_parts_and_slices_leave_time_for_other_breaks():
 
 def test_every_break_of_these_can_be_made(monkeypatch):
     """Where one cannot, the search goes on without those after it, which nobody would see."""
-    monkeypatch.setattr(mutants, "_possible", iter)
+    monkeypatch.setattr(mutations, "_possible", iter)
     for reference, given, *_ in NAMED:
         recorded = whywrong.golden(reference, *given)
         observed = {name: recorded[name] for name in (*recorded.inputs, "output")}
         part = Part(recorded, as_trace("observed", observed), "output")
-        assert len(list(mutants.mutants(mutants.Context(part)))) > 50
+        assert len(list(mutations.mutations(mutations.Context(part)))) > 50
 
 
 def test_of_one_number_the_simplest_break_that_fits_is_no_cause():

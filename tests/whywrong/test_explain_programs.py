@@ -60,7 +60,7 @@ def test_right_ports_that_were_accused_at_first_are_not(name, seed):
     assert chosen
     for case in chosen:
         recorded = whywrong.golden(case["reference"], loss=case["loss"], **case["inputs"])
-        report = whywrong.localise(case["observed"], recorded, whywrong.Precision(**case["precision"]))
+        report = whywrong.localise(case["observed"], recorded, precision=whywrong.Precision(**case["precision"]))
         assert report.first is None, (case["id"], report)
 
 
@@ -79,7 +79,7 @@ def test_no_port_of_the_ninth_set_is_called_wrong(name):
         if name == "b10":
             promised = replace(promised, steps={"filtered": {"normwise": True}})
         recorded = whywrong.golden(case["reference"], loss=case["loss"], **case["inputs"])
-        report = whywrong.localise(case["observed"], recorded, promised)
+        report = whywrong.localise(case["observed"], recorded, precision=promised)
         assert report.first is None, (case["id"], report)
 
 
@@ -87,14 +87,16 @@ def test_the_gradient_of_a_norm_whose_mean_was_rounded_is_right():
     """It leaves out a sum of deviations, which is zero for a mean that was not rounded alone."""
     (case,) = (c for c in programs("eighth").cases(["a03"], defects=False) if c["id"] == "a03/clean/f32/0")
     recorded = whywrong.golden(case["reference"], loss=case["loss"], **case["inputs"])
-    assert whywrong.localise(case["observed"], recorded, whywrong.Precision(**case["precision"])).first is None
+    assert (
+        whywrong.localise(case["observed"], recorded, precision=whywrong.Precision(**case["precision"])).first is None
+    )
 
 
 def test_a_gradient_in_bfloat16_is_not_what_a_comparison_computed_again_may_give():
     """Through a minimum: were less and greater decided by two roundings, it could be lost, or be twice."""
     (case,) = (c for c in programs("fifth").cases(["w02"], clean=False) if "weight_grad" in c["id"])
     recorded = whywrong.golden(case["reference"], loss=case["loss"], **case["inputs"])
-    report = whywrong.localise(case["observed"], recorded, whywrong.Precision(**case["precision"]))
+    report = whywrong.localise(case["observed"], recorded, precision=whywrong.Precision(**case["precision"]))
     assert report.first == "grad:weight"
 
 

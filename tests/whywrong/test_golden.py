@@ -271,7 +271,10 @@ def test_a_function_and_a_module_of_the_same_steps_have_the_same_program():
     one = golden(model, x)
     two = golden(lambda x, w, b: torch.relu(x @ w.T + b), x, model[0].weight, model[0].bias)
     assert torch.equal(one["output"], two["output"])
-    assert whywrong.localise({"output": one["output"]}, two, whywrong.Precision(accumulate="float64")).first is None
+    assert (
+        whywrong.localise({"output": one["output"]}, two, precision=whywrong.Precision(accumulate="float64")).first
+        is None
+    )
 
 
 def test_variances_are_recorded_and_replay():
@@ -329,7 +332,7 @@ def test_tensors_inside_of_an_input_are_inputs_by_their_places(kind, names):
     assert not recorded.notes
     assert localise(seen, recorded).first is None
     right = {name: recorded[name].float() for name in names}
-    found = whywrong.explain(right | {"output": (a @ b.T).sum()}, recorded, whywrong.Precision("float32"))
+    found = whywrong.explain(right | {"output": (a @ b.T).sum()}, recorded, precision=whywrong.Precision("float32"))
     assert (found.verdict, found.causes[0].kind) == ("cause", "transpose")
 
 

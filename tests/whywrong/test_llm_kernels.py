@@ -23,7 +23,7 @@ def hunt(case, name, device, examples, most):
     kernel, reference, inputs = case
     inputs = {key: x.to(device) for key, x in inputs.items()}
     how = {"sizes": kernels.SIZES.get(name), "examples": examples, "most": most}
-    return whywrong.hunt(kernel, reference, inputs, Precision(), **how)
+    return whywrong.fuzz(kernel, reference, inputs, precision=Precision(), **how)
 
 
 def test_there_are_16_right_ones_and_10_faulty_ones():

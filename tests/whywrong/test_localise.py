@@ -49,13 +49,13 @@ def run(inputs, **changes):
 
 def test_a_right_run_diverges_nowhere():
     x = drawn()
-    assert localise(run(x), golden(chain, **x), FLOAT32).first is None
+    assert localise(run(x), golden(chain, **x), precision=FLOAT32).first is None
 
 
 @pytest.mark.parametrize("name", ["scores", "p", "mixed", "scaled"])
 def test_an_error_is_own_where_it_is_made_and_inherited_behind_it(name):
     x = drawn()
-    found = localise(run(x, **{name: lambda t: t * 1.001}), golden(chain, **x), FLOAT32)
+    found = localise(run(x, **{name: lambda t: t * 1.001}), golden(chain, **x), precision=FLOAT32)
     assert (found.first, found.own) == (name, [name])
     after = ["scores", "p", "mixed", "scaled"]
     assert found.inherited == after[after.index(name) + 1 :]
@@ -63,14 +63,16 @@ def test_an_error_is_own_where_it_is_made_and_inherited_behind_it(name):
 
 def test_two_faults_are_both_found():
     x = drawn()
-    found = localise(run(x, scores=lambda t: t * 1.01, mixed=lambda t: t.roll(1, 0)), golden(chain, **x), FLOAT32)
+    found = localise(
+        run(x, scores=lambda t: t * 1.01, mixed=lambda t: t.roll(1, 0)), golden(chain, **x), precision=FLOAT32
+    )
     assert found.own == ["scores", "mixed"]
 
 
 def test_steps_that_a_fused_kernel_does_not_record_are_stepped_over():
     x = drawn()
     whole = run(x, mixed=lambda t: t * 1.001)
-    found = localise({"scores": whole["scores"], "mixed": whole["mixed"]}, golden(chain, **x), FLOAT32)
+    found = localise({"scores": whole["scores"], "mixed": whole["mixed"]}, golden(chain, **x), precision=FLOAT32)
     assert (found.first, found.own) == ("mixed", ["mixed"])
     assert found.findings["p"].words == "not recorded in the observed"
     assert found.findings["output"].words == "missing in the observed"
@@ -80,9 +82,9 @@ def test_a_missing_step_a_wrong_shape_and_nan_are_divergences_and_no_exceptions(
     x = drawn()
     recorded = golden(chain, **x)
     right = run(x)
-    assert localise({"scores": right["scores"][:3]}, recorded, FLOAT32).first == "scores"
+    assert localise({"scores": right["scores"][:3]}, recorded, precision=FLOAT32).first == "scores"
     spoilt = run(x, p=lambda t: t.index_fill(0, torch.tensor([3]), torch.nan))
-    found = localise(spoilt, recorded, FLOAT32)
+    found = localise(spoilt, recorded, precision=FLOAT32)
     assert (found.first, found.own) == ("p", ["p"])
     assert "40 NaN, first at (3, 0)" in found.findings["p"].words
     with pytest.raises(UsageError, match="shares no step"):
@@ -91,7 +93,7 @@ def test_a_missing_step_a_wrong_shape_and_nan_are_divergences_and_no_exceptions(
 
 def test_another_input_than_the_goldens_is_said():
     x = drawn()
-    found = localise(run(x | {"w": x["w"] * 1.001}), golden(chain, **x), FLOAT32)
+    found = localise(run(x | {"w": x["w"] * 1.001}), golden(chain, **x), precision=FLOAT32)
     assert (found.first, found.own) == ("w", ["w"])
     assert "not the golden's input" in found.findings["w"].words
 
@@ -100,20 +102,23 @@ def test_another_input_than_the_goldens_is_said():
 def test_a_narrow_run_is_right_within_what_it_promised_and_wrong_within_less(dtype):
     x, name = drawn(dtype=dtype), str(dtype).removeprefix("torch.")
     promised = Precision(storage=name, products=name, eager=True)
-    assert localise(run(x), golden(chain, **x), promised).first is None
-    assert localise(run(x, p=lambda t: t * 1.02), golden(chain, **x), promised).own == ["p"]
+    assert localise(run(x), golden(chain, **x), precision=promised).first is None
+    assert localise(run(x, p=lambda t: t * 1.02), golden(chain, **x), precision=promised).own == ["p"]
     wide = {key: value.float() for key, value in x.items()}
-    assert localise(run(wide, p=lambda t: t.to(dtype).float()), golden(chain, **wide), FLOAT32).own == ["p"]
+    assert localise(run(wide, p=lambda t: t.to(dtype).float()), golden(chain, **wide), precision=FLOAT32).own == ["p"]
 
 
 def test_a_fused_kernel_may_go_on_with_what_it_had_in_registers():
     x = drawn(dtype=torch.bfloat16)
     s = run({name: value.float() for name, value in x.items()})
     fused = Trace({name: s[name].bfloat16() for name in s.names})  # nothing was rounded on the way
-    found = localise(fused, golden(chain, **x), Precision(storage="bfloat16"))
+    found = localise(fused, golden(chain, **x), precision=Precision(storage="bfloat16"))
     assert found.first is None
     assert any(finding.reading for finding in found.findings.values())
-    assert localise(fused, golden(chain, **x), Precision(storage="bfloat16", eager=True)).findings["p"].reading == ""
+    assert (
+        localise(fused, golden(chain, **x), precision=Precision(storage="bfloat16", eager=True)).findings["p"].reading
+        == ""
+    )
 
 
 @pytest.mark.parametrize(("kept", "reading"), [("", ""), ("a", ROUNDED), ("b", ROUNDED), ("ab", AS_GOLDEN)])
@@ -127,9 +132,9 @@ def test_it_may_have_had_one_of_several_steps_in_registers(kept, reading):
         a, b = step("a", x * 1.1), step("b", x * 1.3)
         return step("c", b - a)
 
-    found = localise(seen, golden(reference, x), Precision(storage="bfloat16"))
+    found = localise(seen, golden(reference, x), precision=Precision(storage="bfloat16"))
     assert (found.first, found.findings["c"].reading) == (None, reading)
-    wrong = localise(seen | {"c": seen["c"] * 1.02}, golden(reference, x), Precision(storage="bfloat16"))
+    wrong = localise(seen | {"c": seen["c"] * 1.02}, golden(reference, x), precision=Precision(storage="bfloat16"))
     assert wrong.own == ["c"]
 
 
@@ -142,7 +147,7 @@ def test_its_inputs_may_have_been_stored_while_it_had_steps_in_registers():
     def reference(x):
         return step("c", x * 1.3 - step("a", x * 1.1))
 
-    found = localise(seen, golden(reference, x), Precision(storage="bfloat16"))
+    found = localise(seen, golden(reference, x), precision=Precision(storage="bfloat16"))
     assert found.first is None
     assert found.findings["c"].reading == ROUNDED
 
@@ -151,10 +156,10 @@ def test_tf32_is_right_only_where_it_was_promised():
     x = drawn()
     cut = {name: ((v.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32) for name, v in x.items()}
     observed = run(x, scores=lambda _: cut["x"] @ cut["w"].T)
-    assert localise(observed, golden(chain, **x), Precision(products="tf32")).first is None
-    assert localise(observed, golden(chain, **x), FLOAT32).first == "scores"
+    assert localise(observed, golden(chain, **x), precision=Precision(products="tf32")).first is None
+    assert localise(observed, golden(chain, **x), precision=FLOAT32).first == "scores"
     only = Precision(steps={"scores": {"products": "tf32"}})
-    assert localise(observed, golden(chain, **x), only).first is None
+    assert localise(observed, golden(chain, **x), precision=only).first is None
 
 
 def test_a_product_that_is_written_out_and_summed_may_be_a_product_of_matrices():
@@ -165,9 +170,9 @@ def test_a_product_that_is_written_out_and_summed_may_be_a_product_of_matrices()
     cut = b.bfloat16().float() + (b - b.bfloat16().float()).bfloat16().float()
     c = (cut.double()[..., None] * a.double()).sum(-2).bfloat16()
     promised = Precision(products="bfloat16x2")
-    assert localise({"a": a, "b": b, "c": c}, recorded, promised).first is None
+    assert localise({"a": a, "b": b, "c": c}, recorded, precision=promised).first is None
     c = (b.bfloat16().double()[..., None] * a.double()).sum(-2).bfloat16()
-    assert localise({"a": a, "b": b, "c": c}, recorded, promised).first == "c"
+    assert localise({"a": a, "b": b, "c": c}, recorded, precision=promised).first == "c"
 
 
 @pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16])
@@ -188,9 +193,9 @@ def test_factors_that_are_rounded_to_what_is_stored_hide_no_wrong_number_of_the_
         for name in ("y", "z"):
             kept = right if promised.storage is None else right | {"z": right["z"].to(storage)}
             kept = kept if promised.storage is None or promised.steps else kept | {"y": right["y"].to(storage)}
-            assert localise(kept, recorded, promised).first is None
+            assert localise(kept, recorded, precision=promised).first is None
             wrong = kept | {name: (1.01 * kept[name].float()).to(kept[name].dtype)}
-            assert localise(wrong, recorded, promised).first == name, (promised, name)
+            assert localise(wrong, recorded, precision=promised).first == name, (promised, name)
 
 
 @pytest.mark.parametrize("written_out", [False, True])
@@ -205,9 +210,9 @@ def test_sums_of_products_that_tensor_cores_truncate_are_right_where_such_produc
         c = torch.floor((c + term) * 2.0 ** (23 - exponent)) * 2.0 ** (exponent - 23)
     dots = (lambda a, b: (a * b).sum(-1)) if written_out else (lambda a, b: (a[:, None] @ b[..., None])[:, 0, 0])
     recorded, observed = golden(lambda a, b: {"c": dots(a, b)}, a=a, b=b), {"a": a, "b": b, "c": c.float()}
-    assert localise(observed, recorded, Precision(products=products)).first is None
-    assert localise(observed, recorded, Precision(products="ieee")).first == "c"
-    assert localise(observed, recorded, Precision("float32")).first == "c"
+    assert localise(observed, recorded, precision=Precision(products=products)).first is None
+    assert localise(observed, recorded, precision=Precision(products="ieee")).first == "c"
+    assert localise(observed, recorded, precision=Precision("float32")).first == "c"
 
 
 def test_a_small_element_that_is_all_wrong_beside_large_ones_is_an_error():
@@ -215,7 +220,7 @@ def test_a_small_element_that_is_all_wrong_beside_large_ones_is_an_error():
     recorded = golden(lambda x: {"y": x * 3.0}, x=x)
     y = x * 3.0
     y[2] *= 2.0
-    assert localise({"x": x, "y": y}, recorded, FLOAT32).own == ["y"]
+    assert localise({"x": x, "y": y}, recorded, precision=FLOAT32).own == ["y"]
 
 
 def test_below_the_elementwise_bound_structure_is_seen():
@@ -225,8 +230,8 @@ def test_below_the_elementwise_bound_structure_is_seen():
     recorded = golden(lambda a, b: {"c": a @ b}, a=a, b=b)
     promised = Precision(storage="bfloat16", products="bfloat16")
     c = a.float() @ b.float()
-    assert localise({"a": a, "b": b, "c": c.bfloat16()}, recorded, promised).first is None
-    found = localise({"a": a, "b": b, "c": (1.001 * c).bfloat16()}, recorded, promised).findings["c"]
+    assert localise({"a": a, "b": b, "c": c.bfloat16()}, recorded, precision=promised).first is None
+    found = localise({"a": a, "b": b, "c": (1.001 * c).bfloat16()}, recorded, precision=promised).findings["c"]
     assert found.own.ok, "no element is impossible"
     assert "systematic" in found.words
 
@@ -252,9 +257,11 @@ def test_where_steps_are_stored_in_16_bits_products_take_such_numbers(storage, p
             mixed = (cut(torch.softmax(a @ b.mT, -1)) @ c).to(storage)
             output = (cut(torch.relu(mixed.float() @ w).square()) @ w.mT).to(storage)
             observed = given | {"mixed": mixed, "output": output}
-            accused[name] += [localise(observed, recorded, precision).first]
+            accused[name] += [localise(observed, recorded, precision=precision).first]
             if name == "cut":
-                accused["cut, ieee"] += [localise(observed, recorded, replace(precision, products="ieee")).first]
+                accused["cut, ieee"] += [
+                    localise(observed, recorded, precision=replace(precision, products="ieee")).first
+                ]
     assert {*accused["as they are"], *accused["cut"]} == {None}
     assert accused["cut, ieee"].count(None) <= 2, "a promise of products as they are is held to"
 
@@ -271,9 +278,9 @@ def test_masks_of_any_size_are_masks(mask, reference):
     x = torch.randn(8, 8, generator=torch.Generator().manual_seed(2))
     scores = x.masked_fill(hidden, mask)
     observed = {"x": x, "scores": scores, "p": torch.softmax(scores, -1)}
-    assert localise(observed, golden(masked, x=x), FLOAT32).first is None
+    assert localise(observed, golden(masked, x=x), precision=FLOAT32).first is None
     observed["scores"] = x.masked_fill(hidden.roll(1, 1), mask)
-    assert localise(observed, golden(masked, x=x), FLOAT32).first == "scores"
+    assert localise(observed, golden(masked, x=x), precision=FLOAT32).first == "scores"
 
 
 def test_codes_may_differ_where_rounding_turns_a_tie_and_nowhere_else():
@@ -285,10 +292,10 @@ def test_codes_may_differ_where_rounding_turns_a_tie_and_nowhere_else():
     recorded = golden(quantised, x=x, scale=scale)
     codes = torch.round(x / scale).to(torch.int8)
     assert not torch.equal(codes, recorded["codes"]), "float32 turns some of the ties"
-    found = localise({"x": x, "scale": scale, "codes": codes}, recorded, FLOAT32)
+    found = localise({"x": x, "scale": scale, "codes": codes}, recorded, precision=FLOAT32)
     assert (found.first, found.findings["codes"].words) == (None, "ok: ties that fell the other way")
     codes[7] += 1
-    assert localise({"x": x, "scale": scale, "codes": codes}, recorded, FLOAT32).own == ["codes"]
+    assert localise({"x": x, "scale": scale, "codes": codes}, recorded, precision=FLOAT32).own == ["codes"]
 
 
 def test_single_operations_are_steps_where_both_have_them():
@@ -305,8 +312,8 @@ def test_single_operations_are_steps_where_both_have_them():
     wrong.load_state_dict(right.state_dict())
     x = torch.randn(4, 8)
     recorded = golden(right, x)
-    assert localise(capture(right, x), recorded, FLOAT32).first is None
-    assert localise(capture(wrong, x), recorded, FLOAT32).first == "/mul"
+    assert localise(capture(right, x), recorded, precision=FLOAT32).first is None
+    assert localise(capture(wrong, x), recorded, precision=FLOAT32).first == "/mul"
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -314,7 +321,7 @@ def test_a_clean_port_of_a_transformer_block_is_right_at_every_step(train):
     torch.manual_seed(1)
     block = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0).train(train)
     x = torch.randn(2, 9, 32)
-    found = localise(capture(block, x), golden(block, x), FLOAT32)
+    found = localise(capture(block, x), golden(block, x), precision=FLOAT32)
     assert found.first is None, str(found)
     assert len(found.findings) > 50
 
@@ -324,7 +331,7 @@ def test_nothing_said_is_a_guess_and_the_result_says_so():
     found = localise(run(x), golden(chain, **x))
     assert found.guessed
     assert "a guess from the dtypes" in str(found)
-    assert not localise(run(x), golden(chain, **x), FLOAT32).guessed
+    assert not localise(run(x), golden(chain, **x), precision=FLOAT32).guessed
 
 
 def test_float32_dumped_as_float64_is_judged_as_float32_and_float64_is_not():
@@ -335,7 +342,7 @@ def test_float32_dumped_as_float64_is_judged_as_float32_and_float64_is_not():
     assert (found.first, found.guessed, found.precision.storage) == (None, True, "float32")
     assert WIDENED in found.notes
     assert localise(wide | {"p": (1.001 * wide["p"]).float().double()}, recorded).first == "p"
-    promised = localise(wide, recorded, Precision("float64", accumulate="float64"))
+    promised = localise(wide, recorded, precision=Precision("float64", accumulate="float64"))
     assert promised.first is not None
     assert any("storage=float32" in note for note in promised.notes)
 
@@ -357,13 +364,13 @@ def test_the_stated_false_alarm_rate_is_kept():
             (torch.bfloat16, Precision(storage="bfloat16", products="bfloat16", eager=True)),
         ):
             x = drawn(seed, dtype)
-            alarms += localise(run(x), golden(chain, **x), promised).first is not None
+            alarms += localise(run(x), golden(chain, **x), precision=promised).first is not None
     assert alarms <= 1
 
 
 def test_bounds_of_a_whole_program_hold_and_are_not_idle():
     x = drawn()
-    exact = bounded(golden(chain, **x), FLOAT32)
+    exact = bounded(golden(chain, **x), precision=FLOAT32)
     seen = run(x)
     for name in ("scores", "p", "mixed", "scaled"):
         share = ((seen[name].double() - exact[name]).abs() / exact.step(name).bound.absolute).max()
@@ -372,20 +379,20 @@ def test_bounds_of_a_whole_program_hold_and_are_not_idle():
 
 def test_bounds_of_a_whole_program_follow_what_each_step_was_promised():
     x = drawn()
-    narrow = bounded(golden(chain, **x), Precision(steps={"scores": {"products": "tf32"}}))
-    exact = bounded(golden(chain, **x), FLOAT32)
+    narrow = bounded(golden(chain, **x), precision=Precision(steps={"scores": {"products": "tf32"}}))
+    exact = bounded(golden(chain, **x), precision=FLOAT32)
     grown = {n: float((narrow.step(n).bound.absolute / exact.step(n).bound.absolute).median()) for n in ("scores", "p")}
     assert grown["scores"] > 100.0
     assert grown["p"] > 100.0, "what a step before may be off is carried on"
-    first = bounded(golden(chain, **x), Precision(steps={"mixed": {"products": "tf32"}}))
+    first = bounded(golden(chain, **x), precision=Precision(steps={"mixed": {"products": "tf32"}}))
     assert float((first.step("scores").bound.absolute / exact.step("scores").bound.absolute).max()) == 1.0
 
 
 def test_steps_without_a_program_are_judged_as_a_whole_and_that_is_said():
     x = drawn()
     alone = golden(chain, **x).trace()
-    assert localise(run(x), alone, FLOAT32).first is None
-    found = localise(run(x, p=lambda t: t * 1.001), alone, FLOAT32)
+    assert localise(run(x), alone, precision=FLOAT32).first is None
+    found = localise(run(x, p=lambda t: t * 1.001), alone, precision=FLOAT32)
     assert found.first == "p"
     assert not any(finding.separated for finding in found.findings.values())
     assert "cannot be told apart" in found.findings["mixed"].words
@@ -402,14 +409,14 @@ def test_names_may_be_mapped_and_wrong_ones_are_refused():
     x = drawn()
     recorded, seen = golden(chain, **x), run(x)
     other = Trace({"q.k" if name == "scores" else name: seen[name] for name in seen.names})
-    found = localise(other, recorded, FLOAT32, names={"scores": "q.k"})
+    found = localise(other, recorded, precision=FLOAT32, names={"scores": "q.k"})
     assert (found.first, found.unexpected) == (None, [])
-    unmapped = localise(other, recorded, FLOAT32)
+    unmapped = localise(other, recorded, precision=FLOAT32)
     assert unmapped.unexpected == ["q.k"]
     assert unmapped.table().rows[-1] == ("q.k", "", "", "", "", "not in the golden")
     turned = {"scores": "p", "p": "scores"}
     exchanged = Trace({turned.get(name, name): seen[name] for name in seen.names})
-    assert localise(exchanged, recorded, FLOAT32, names=turned).first is None
+    assert localise(exchanged, recorded, precision=FLOAT32, names=turned).first is None
     with pytest.raises(UsageError, match="the observed has no step 'qk'"):
         localise(other, recorded, names={"scores": "qk"})
     with pytest.raises(UsageError, match="the golden has no step 'zero'"):
@@ -421,11 +428,11 @@ def test_float64_of_any_size_is_compared(size):
     x = torch.linspace(1.0, 2.0, 50, dtype=torch.float64) * size
     recorded = golden(lambda x: {"y": x * 0.5}, x=x)
     promised = Precision(accumulate="float64")
-    assert localise({"x": x, "y": x * 0.5}, recorded, promised).first is None
-    assert localise({"x": x, "y": x * 0.50001}, recorded, promised).first == "y"
+    assert localise({"x": x, "y": x * 0.5}, recorded, precision=promised).first is None
+    assert localise({"x": x, "y": x * 0.50001}, recorded, precision=promised).first == "y"
     alone = Trace({"y": x * 0.5})
-    assert localise({"y": x * 0.5}, alone, promised).first is None
-    assert localise({"y": x * 0.51}, alone, promised).first == "y"
+    assert localise({"y": x * 0.5}, alone, precision=promised).first is None
+    assert localise({"y": x * 0.51}, alone, precision=promised).first == "y"
 
 
 def test_weights_that_the_observed_does_not_tell_may_have_been_stored_in_its_type():
@@ -433,10 +440,10 @@ def test_weights_that_the_observed_does_not_tell_may_have_been_stored_in_its_typ
     weights = torch.randn(64, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x = torch.rand(2000, 64, generator=torch.Generator().manual_seed(1))
     recorded = golden(lambda x, w: {"y": x @ w}, x=x, w=weights)
-    found = localise({"x": x, "y": x @ weights.float()}, recorded, FLOAT32)
+    found = localise({"x": x, "y": x @ weights.float()}, recorded, precision=FLOAT32)
     assert found.first is None
     assert found.findings["y"].reading == ROUNDED
-    assert localise({"x": x, "y": x @ (weights * (1.0 + 1e-6)).float()}, recorded, FLOAT32).first == "y"
+    assert localise({"x": x, "y": x @ (weights * (1.0 + 1e-6)).float()}, recorded, precision=FLOAT32).first == "y"
 
 
 def of(*shape):
@@ -514,8 +521,8 @@ def test_a_right_kernel_may_add_in_its_own_order(name):
         generator = torch.Generator().manual_seed(seed)
         inputs = [one(generator) for one in drawn]
         recorded = golden(reference, *inputs)
-        assert localise({"output": kernel(*inputs)}, recorded, FLOAT32).first is None
-        assert localise({"output": kernel(*inputs) * (1.0 + 1e-3)}, recorded, FLOAT32).first == "output"
+        assert localise({"output": kernel(*inputs)}, recorded, precision=FLOAT32).first is None
+        assert localise({"output": kernel(*inputs) * (1.0 + 1e-3)}, recorded, precision=FLOAT32).first == "output"
 
 
 @pytest.mark.parametrize("wrong", [0, 1.0, "rare"])
@@ -550,15 +557,15 @@ def test_a_single_low_number_is_no_mask(wrong):
         y = x * 2.0
         y[3, 5] = y[3, 5] if expected is None else wrong
         observed = Trace({"x": x, "y": y, "p": torch.softmax(y, -1)})
-        assert localise(observed, recorded, FLOAT32).first == expected
-        assert localise(observed, recorded.trace(), FLOAT32).first == expected
+        assert localise(observed, recorded, precision=FLOAT32).first == expected
+        assert localise(observed, recorded.trace(), precision=FLOAT32).first == expected
 
 
 def test_a_choice_that_follows_from_wrong_numbers_is_inherited(rng):
     x, w = (torch.from_numpy(rng.standard_normal((9, 9))) for _ in range(2))
     recorded = golden(lambda x, w: {"best": step("scores", x @ w).argmax(-1)}, x=x, w=w)
     scores = -(x @ w).float()
-    found = localise({"x": x, "w": w, "scores": scores, "best": scores.argmax(-1)}, recorded, FLOAT32)
+    found = localise({"x": x, "w": w, "scores": scores, "best": scores.argmax(-1)}, recorded, precision=FLOAT32)
     assert (found.own, found.inherited) == (["scores"], ["best"])
 
 
@@ -581,8 +588,8 @@ def test_a_programs_own_numbers_may_be_rounded_to_an_eager_narrow_type(f, rng):
     for _ in range(3):
         x = torch.from_numpy(rng.standard_normal((63, 65))).bfloat16()
         promised = Precision(storage="bfloat16", eager=True)
-        assert localise(capture(f, x), golden(f, x), promised).first is None
-        assert localise(capture(lambda x: f(x) * 1.01, x), golden(f, x), promised).first is not None
+        assert localise(capture(f, x), golden(f, x), precision=promised).first is None
+        assert localise(capture(lambda x: f(x) * 1.01, x), golden(f, x), precision=promised).first is not None
 
 
 EAGER = Precision(storage="bfloat16", eager=True)
@@ -597,8 +604,8 @@ def test_what_an_eager_program_takes_it_may_store_in_its_own_type_first(rng):
 
     x = torch.from_numpy(rng.standard_normal((40, 32))).bfloat16()
     assert golden(rotated, x)["/cos"].dtype == torch.float64
-    assert localise(capture(rotated, x), golden(rotated, x), EAGER).first is None
-    assert localise(capture(lambda x: rotated(x) * 1.01, x), golden(rotated, x), EAGER).first is not None
+    assert localise(capture(rotated, x), golden(rotated, x), precision=EAGER).first is None
+    assert localise(capture(lambda x: rotated(x) * 1.01, x), golden(rotated, x), precision=EAGER).first is not None
 
 
 def test_functions_may_lose_what_is_below_the_normal_numbers(rng):
@@ -607,27 +614,27 @@ def test_functions_may_lose_what_is_below_the_normal_numbers(rng):
     y = torch.exp(x)
     recorded = golden(lambda x: step("y", torch.exp(x)), x=x)
     assert bool((y == 0.0).any())
-    assert localise({"x": x, "y": y}, recorded, FLOAT32).first is None
-    assert localise({"x": x, "y": torch.where(y < 1e-30, 0.0, y)}, recorded, FLOAT32).first == "y"
+    assert localise({"x": x, "y": y}, recorded, precision=FLOAT32).first is None
+    assert localise({"x": x, "y": torch.where(y < 1e-30, 0.0, y)}, recorded, precision=FLOAT32).first == "y"
 
 
 def test_half_precision_between_operations_has_subnormal_numbers_too(rng):
     x = torch.from_numpy(rng.standard_normal((40, 32)) * 1e-4).half()
     recorded = golden(lambda x: step("y", x * x * 3.0), x)
     promised = Precision(storage="float16", eager=True)
-    assert localise({"input.0": x, "y": x * x * 3.0}, recorded, promised).first is None
-    assert localise({"input.0": x, "y": x * x * 3.0 + 1e-6}, recorded, promised).first == "y"
+    assert localise({"input.0": x, "y": x * x * 3.0}, recorded, precision=promised).first is None
+    assert localise({"input.0": x, "y": x * x * 3.0 + 1e-6}, recorded, precision=promised).first == "y"
 
 
 def test_an_rms_norm_without_eps_has_that_of_float32(rng):
     """torch takes that of the type, and float32's for narrower ones: the golden's float64 must not change it."""
     x = torch.from_numpy(rng.standard_normal((40, 32)) * 1e-3).float()
     norm = nn.RMSNorm(32)
-    assert localise(capture(norm, x), golden(norm, x), FLOAT32).first is None
+    assert localise(capture(norm, x), golden(norm, x), precision=FLOAT32).first is None
     norm.eps = 1e-6
     wrong = capture(norm, x)
     norm.eps = None
-    assert localise(wrong, golden(norm, x), FLOAT32).first is not None
+    assert localise(wrong, golden(norm, x), precision=FLOAT32).first is not None
 
 
 POOLED = {
@@ -647,9 +654,9 @@ def test_pools_and_upsampling_are_recorded_forward_and_backward(f, rng, tmp_path
     x = torch.from_numpy(rng.standard_normal((2, 3, 8, 9))).float()
     recorded = type(golden(Layer(), x)).load(golden(Layer(), x).save(tmp_path / "golden.safetensors"))
     observed = capture(Layer(), x)
-    assert localise(observed, recorded, FLOAT32).first is None
+    assert localise(observed, recorded, precision=FLOAT32).first is None
     spoilt = Trace({s.name: s.value * (1.0 + 1e-5 * s.name.startswith("grad:")) for s in observed})
-    assert localise(spoilt, recorded, FLOAT32).first == "grad:input.0"
+    assert localise(spoilt, recorded, precision=FLOAT32).first == "grad:input.0"
 
 
 def test_a_row_longer_than_a_block_is_judged_in_pieces(rng):
@@ -658,14 +665,16 @@ def test_a_row_longer_than_a_block_is_judged_in_pieces(rng):
     def judged(change):
         observed = right.copy()
         observed[change] *= np.float32(1.0 + 2.0**-22)
-        return localise({"x": observed}, Trace({"x": right}), FLOAT32).findings["x"]
+        return localise({"x": observed}, Trace({"x": right}), precision=FLOAT32).findings["x"]
 
     assert judged(slice(0)).words == "ok"
     assert judged(slice(BLOCK)).structure.worst.name == "slope"
     for place in (0, BLOCK - 1, BLOCK + PIECE, BLOCK + 2 * PIECE + 4):
         observed = right.copy()
         observed[place] += 1.0
-        assert localise({"x": observed}, Trace({"x": right}), FLOAT32).findings["x"].total.first_index == (place,)
+        assert localise({"x": observed}, Trace({"x": right}), precision=FLOAT32).findings["x"].total.first_index == (
+            place,
+        )
 
 
 def test_twice_the_steps_take_twice_the_operations(rng, monkeypatch):
@@ -684,7 +693,7 @@ def test_twice_the_steps_take_twice_the_operations(rng, monkeypatch):
 
         recorded, observed = golden(f, w), capture(f, w)
         whole.clear()
-        assert localise(observed, recorded, FLOAT32).first is None
+        assert localise(observed, recorded, precision=FLOAT32).first is None
         return sum(whole)
 
     assert operations(40) < 2.2 * operations(20)
@@ -695,15 +704,15 @@ def test_a_part_that_takes_long_says_beforehand_what_it_takes(rng, monkeypatch, 
     f = lambda x, w: {"y": torch.softmax(torch.nn.functional.gelu(x @ w), -1)}  # noqa: E731
     recorded, observed, said = golden(f, x=x, w=w), {"x": x, "w": w, "y": f(x, w)["y"]}, []
     monkeypatch.setattr("whywrong.checking.with_program.LONG", 1e3)
-    localise(observed, recorded, FLOAT32, say=said.append)
+    localise(observed, recorded, precision=FLOAT32, progress=said.append)
     assert not said
     monkeypatch.setattr("whywrong.checking.with_program.LONG", 1e-3)
     before = torch.get_rng_state()
-    localise(observed, recorded, FLOAT32, say=said.append)
+    localise(observed, recorded, precision=FLOAT32, progress=said.append)
     assert [line.partition(": about")[0] for line in said] == [f"11 operations are run {n} times" for n in (24, 72)]
     assert all(line.endswith(" s and 10 MiB") for line in said)  # 32 results of 200 x 200 numbers
     assert torch.equal(torch.get_rng_state(), before)  # the random numbers are not the caller's
-    localise(observed, recorded, FLOAT32)
+    localise(observed, recorded, precision=FLOAT32)
     assert capsys.readouterr().err.startswith("whywrong: 11 operations are run 24 times")
 
 
@@ -743,10 +752,10 @@ def test_sums_whose_neighbours_are_alike_and_positions_that_are_whole_numbers_ar
     for layer, x in ((Residual(), torch.randn(4, 3, 9, 9).to(kind)), (Rotary(), torch.randint(50, (3, 11)))):
         layer.to(kind)
         recorded = golden(layer, x)
-        assert localise(capture(layer, x), recorded, promised).first is None
+        assert localise(capture(layer, x), recorded, precision=promised).first is None
         last = list(layer.parameters())[-1]
         last.data += 0.5
-        wrong = localise(capture(layer, x), recorded, promised)
+        wrong = localise(capture(layer, x), recorded, precision=promised)
         assert wrong.first is not None
 
 
@@ -767,9 +776,9 @@ def test_a_promise_is_kept_or_broken(rng):
     recorded = golden(lambda x: step("y", torch.softmax(x, -1)), x)
     observed = {"input.0": x, "y": torch.softmax(x, -1).bfloat16()}
     assert localise(observed, recorded).first is None
-    assert localise(observed, recorded, Precision(storage="float32")).first == "y"
+    assert localise(observed, recorded, precision=Precision(storage="float32")).first == "y"
     with pytest.raises(UsageError, match="precision: steps names 'yy'; did you mean y"):
-        localise(observed, recorded, Precision(steps={"yy": {"storage": "bfloat16"}}))
+        localise(observed, recorded, precision=Precision(steps={"yy": {"storage": "bfloat16"}}))
 
 
 def test_real_numbers_may_be_stored_as_whole_ones(rng):
@@ -819,7 +828,7 @@ def test_what_is_dumped_wrong_and_not_used_does_not_make_the_next_step_wrong():
     for t in range(8):
         h.append(0.9 * h[-1] + x[t])
     y = torch.stack(h[1:]).tanh()
-    found = localise({"x": x, "y": y, "last": h[-2], "output": y * 2}, golden(reference, x=x), FLOAT32)
+    found = localise({"x": x, "y": y, "last": h[-2], "output": y * 2}, golden(reference, x=x), precision=FLOAT32)
     assert (found.first, found.own) == ("last", ["last"])
 
 
@@ -837,9 +846,14 @@ def test_states_of_a_stack_may_have_been_stored_one_by_one():
     states, last = scan(x.float(), lambda h: h.bfloat16().float())
     recorded = golden(lambda x: scan(x, lambda h: h)[1], x=x)
     promised = Precision(storage="bfloat16")
-    assert localise({"x": x, "h": states.bfloat16(), "output": last.bfloat16()}, recorded, promised).first is None
+    assert (
+        localise({"x": x, "h": states.bfloat16(), "output": last.bfloat16()}, recorded, precision=promised).first
+        is None
+    )
     states[5:] *= 1.02
-    assert localise({"x": x, "h": states.bfloat16(), "output": last.bfloat16()}, recorded, promised).first == "h"
+    assert (
+        localise({"x": x, "h": states.bfloat16(), "output": last.bfloat16()}, recorded, precision=promised).first == "h"
+    )
 
 
 def test_a_backward_may_start_from_what_was_stored():
@@ -858,9 +872,9 @@ def test_a_backward_may_start_from_what_was_stored():
     observed = {"q": q, "k": k, "v": v, "o": o, "grad:q": ds @ b, "grad:k": ds.T @ a, "grad:v": p.T @ weights}
     observed = {name: x.bfloat16() for name, x in observed.items()}
     recorded, promised = golden(reference, q=q, k=k, v=v), Precision(storage="bfloat16")
-    assert localise(observed, recorded, promised).first is None
+    assert localise(observed, recorded, precision=promised).first is None
     observed["grad:k"] = (1.05 * (ds.T @ a)).bfloat16()
-    assert localise(observed, recorded, promised).first == "grad:k"
+    assert localise(observed, recorded, precision=promised).first == "grad:k"
 
 
 def test_registers_after_a_wrong_step_are_no_error_of_their_own():
@@ -878,16 +892,18 @@ def test_registers_after_a_wrong_step_are_no_error_of_their_own():
     for wrong, own in ((0.0, []), (0.5 * torch.arange(6), ["scores"])):
         found = attention(q.float(), k.float(), v.float(), wrong)
         observed = {n: x.bfloat16() for n, x in zip(("scores", "lse", "output"), found, strict=True)}
-        assert localise({"q": q, "k": k, "v": v} | observed, recorded, Precision(storage="bfloat16")).own == own
+        assert (
+            localise({"q": q, "k": k, "v": v} | observed, recorded, precision=Precision(storage="bfloat16")).own == own
+        )
 
 
 def test_what_overflows_because_of_a_step_before_is_inherited():
     x = torch.full((4, 4), 30.0)
     recorded = golden(lambda x: step("b", step("a", x * 2).exp()) * 1.0, x=x)
     a = x * 4
-    found = localise({"x": x, "a": a, "b": a.exp(), "output": a.exp()}, recorded, FLOAT32)
+    found = localise({"x": x, "a": a, "b": a.exp(), "output": a.exp()}, recorded, precision=FLOAT32)
     assert found.own == ["a"]
-    unasked = localise({"x": x, "a": x * 2, "b": (x * 4).exp(), "output": (x * 4).exp()}, recorded, FLOAT32)
+    unasked = localise({"x": x, "a": x * 2, "b": (x * 4).exp(), "output": (x * 4).exp()}, recorded, precision=FLOAT32)
     assert unasked.own == ["b"]
 
 
@@ -896,7 +912,7 @@ def test_a_promise_that_is_wider_than_need_be_is_kept():
     recorded = golden(lambda d: step("w", torch.exp(-d) / torch.exp(-d).sum(-1, keepdim=True)), d=d)
     w = torch.exp(-d) / torch.exp(-d).sum(-1, keepdim=True)
     for storage in ("float32", "bfloat16"):
-        assert localise({"d": d, "w": w}, recorded, Precision(storage=storage)).first is None
+        assert localise({"d": d, "w": w}, recorded, precision=Precision(storage=storage)).first is None
 
 
 def test_gradients_that_nobody_computed_are_not_missing():
@@ -904,11 +920,11 @@ def test_gradients_that_nobody_computed_are_not_missing():
     recorded = golden(lambda w, x, y: (step("r", x @ w) - y).square().mean(), w=w, x=x, y=y)
     r = x @ w - y
     observed = {"w": w, "x": x, "y": y, "r": x @ w, "output": r.square().mean(), "grad:w": x.T @ (2 * r / r.numel())}
-    found = localise(observed, recorded, FLOAT32)
+    found = localise(observed, recorded, precision=FLOAT32)
     assert (found.first, found.findings["grad:x"].words) == (None, "not recorded in the observed")
     del observed["grad:w"]
     for reference in (recorded, recorded.trace()):
-        found = localise(observed, reference, FLOAT32)
+        found = localise(observed, reference, precision=FLOAT32)
         assert (found.first, list(found.findings)) == (None, ["w", "x", "y", "r", "output"])
         assert found.notes == ["gradients: none observed"]
 
@@ -924,9 +940,9 @@ def test_a_mask_over_a_whole_row_is_a_mask_and_no_number_is():
     x = torch.randn(6, 6, generator=torch.Generator().manual_seed(3))
     scores = x.masked_fill(hidden, torch.finfo(torch.float32).min)
     observed = {"x": x, "scores": scores, "p": torch.softmax(scores, -1), "output": torch.softmax(scores, -1)}
-    assert localise(observed, golden(masked, x=x), FLOAT32).first is None
+    assert localise(observed, golden(masked, x=x), precision=FLOAT32).first is None
     observed["scores"] = x.masked_fill(hidden.roll(1, 0), torch.finfo(torch.float32).min)
-    assert localise(observed, golden(masked, x=x), FLOAT32).first == "scores"
+    assert localise(observed, golden(masked, x=x), precision=FLOAT32).first == "scores"
 
 
 def test_another_formula_may_be_right_to_the_larger_of_its_terms_if_that_is_promised():
@@ -941,8 +957,8 @@ def test_another_formula_may_be_right_to_the_larger_of_its_terms_if_that_is_prom
         generator = torch.Generator().manual_seed(seed)
         x, y = (torch.randn(n, 6, generator=generator) for n in (45, 33))
         recorded, distance = golden(reference, x=x, y=y), expanded(x, y)
-        assert localise({"x": x, "y": y, "output": distance}, recorded, promised).first is None
-        assert localise({"x": x, "y": y, "output": distance * 1.001}, recorded, promised).first == "output"
+        assert localise({"x": x, "y": y, "output": distance}, recorded, precision=promised).first is None
+        assert localise({"x": x, "y": y, "output": distance * 1.001}, recorded, precision=promised).first == "output"
 
 
 def test_a_convolution_by_fourier_transform_may_be_promised():
@@ -958,9 +974,9 @@ def test_a_convolution_by_fourier_transform_may_be_promised():
             return nn.functional.conv1d(nn.functional.pad(u[None], (74, 0)), f.flip(-1)[:, None], groups=4)[0]
 
         recorded = golden(reference, u=u, f=f)
-        assert localise({"u": u, "f": f, "output": y}, recorded, promised).first is None
+        assert localise({"u": u, "f": f, "output": y}, recorded, precision=promised).first is None
         y[2, 40] += 1e-4
-        assert localise({"u": u, "f": f, "output": y}, recorded, promised).first == "output"
+        assert localise({"u": u, "f": f, "output": y}, recorded, precision=promised).first == "output"
 
 
 def test_what_underflows_in_a_dump_without_a_program_is_no_error_and_is_inherited():
@@ -974,9 +990,9 @@ def test_what_underflows_in_a_dump_without_a_program_is_no_error_and_is_inherite
 
     gradients = torch.randn(3, 40, 30, generator=torch.Generator().manual_seed(0)) * 1e-21
     exact = Trace(moments(gradients.double()))
-    assert localise(moments(gradients), exact, FLOAT32).first is None
+    assert localise(moments(gradients), exact, precision=FLOAT32).first is None
     wrong = moments(gradients) | {"v1": moments(gradients)["v0"]}
-    assert localise(wrong, exact, FLOAT32).first == "v1"
+    assert localise(wrong, exact, precision=FLOAT32).first == "v1"
 
 
 def test_no_type_is_seen_in_what_has_no_digits():
@@ -984,10 +1000,10 @@ def test_no_type_is_seen_in_what_has_no_digits():
     x = torch.randn(16, generator=torch.Generator().manual_seed(0))
     recorded = golden(lambda x: x * 3.0, x=x)
     for dead in (torch.full((16,), torch.nan), torch.zeros(16), (x > 0).float()):
-        found = localise({"x": x, "output": dead}, recorded, FLOAT32)
+        found = localise({"x": x, "output": dead}, recorded, precision=FLOAT32)
         assert found.first == "output"
         assert not any("looks like" in note for note in found.notes), found.notes
-    narrow = localise({"x": x, "output": (3.0 * x).bfloat16().float()}, recorded, FLOAT32)
+    narrow = localise({"x": x, "output": (3.0 * x).bfloat16().float()}, recorded, precision=FLOAT32)
     assert any("this looks like bfloat16" in note for note in narrow.notes)
 
 
@@ -1001,7 +1017,7 @@ def test_the_row_of_a_step_that_equals_the_golden_says_how_far_it_is_from_that()
     found = localise(
         {"x": x, "h": h.bfloat16(), "y": 2.0 * h},
         golden(reference, x=x),
-        Precision(steps={"h": {"storage": "bfloat16"}}),
+        precision=Precision(steps={"h": {"storage": "bfloat16"}}),
     )
     assert (found.first, found.findings["y"].reading) == (None, "equal to the golden")
     assert found.findings["y"].own.bound_used <= 1.0
@@ -1020,8 +1036,8 @@ def test_a_gpus_steps_are_judged_where_they_are(whole):
     recorded = golden(lambda x: {"y": torch.softmax(x, -1), "z": torch.softmax(x, -1).sum(0)}, x=x)
     exact = recorded if whole else recorded.trace()
     y = torch.softmax(x, -1)
-    assert localise({"x": x, "y": y, "z": y.sum(0)}, exact, FLOAT32).first is None
-    assert localise({"x": x, "y": y * 1.0001, "z": y.sum(0)}, exact, FLOAT32).first == "y"
+    assert localise({"x": x, "y": y, "z": y.sum(0)}, exact, precision=FLOAT32).first is None
+    assert localise({"x": x, "y": y * 1.0001, "z": y.sum(0)}, exact, precision=FLOAT32).first == "y"
 
 
 @pytest.mark.parametrize("with_program", [True, False])
@@ -1060,7 +1076,7 @@ def test_a_wrong_step_after_a_long_chain_is_run_again_few_times(monkeypatch):
     monkeypatch.setattr(Program, "run", counted)
     for factor in (1.0, 1.01):
         operations.append(0)
-        localise({"x": x, "y": recorded["y"].float() * factor}, recorded, Precision("float32"))
+        localise({"x": x, "y": recorded["y"].float() * factor}, recorded, precision=Precision("float32"))
     assert operations[1] < 25 * operations[0]
 
 
@@ -1072,8 +1088,8 @@ def test_low_parts_that_are_flushed_are_no_structure_where_that_is_promised(scal
     y = torch.where((q - high).abs() < 2.0**-126, high, q)
     recorded = golden(lambda q, k: {"y": q @ k.mT}, q=q, k=torch.ones_like(q))
     observed = {"q": q, "k": torch.ones_like(q), "y": y}
-    assert localise(observed, recorded, Precision(products="tf32x3", flush=True)).first is None
-    assert localise(observed, recorded, Precision(products="tf32x3")).first == "y"
+    assert localise(observed, recorded, precision=Precision(products="tf32x3", flush=True)).first is None
+    assert localise(observed, recorded, precision=Precision(products="tf32x3")).first == "y"
 
 
 def _flushed(x):
@@ -1104,10 +1120,10 @@ def test_products_inside_a_sum_may_be_flushed_where_that_is_promised(written, si
     }
     recorded = golden(how[written], a=a, b=b)
     observed = {"a": a, "b": b, "y": _atomically(a * b)}
-    assert localise(observed, recorded, Precision(flush=True)).first is None
-    assert localise(observed, recorded, Precision()).first == "y"
+    assert localise(observed, recorded, precision=Precision(flush=True)).first is None
+    assert localise(observed, recorded, precision=Precision()).first == "y"
     wrong = {**observed, "y": recorded["y"].float() + 1e-30}
-    assert localise(wrong, recorded, Precision(flush=True)).first == "y"
+    assert localise(wrong, recorded, precision=Precision(flush=True)).first == "y"
 
 
 @pytest.mark.parametrize("written", ["scatter_reduce", "index_reduce", "index_put", "put"])
@@ -1121,7 +1137,7 @@ def test_what_is_put_or_chosen_by_its_place_is_exact(written):
         "index_put": lambda x: torch.zeros(40).index_put((torch.arange(40),), x),
         "put": lambda x: torch.zeros(40).put(torch.arange(40), x),
     }
-    made = bounded(golden(how[written], x), Precision("float32")).step("output")
+    made = bounded(golden(how[written], x), precision=Precision("float32")).step("output")
     assert float((made.bound.absolute / made.value.abs()).max()) <= 2.0**-24
 
 
@@ -1165,8 +1181,8 @@ def test_scores_that_are_stored_are_computed_once(promised):
         q = torch.randn(64, 64, generator=torch.Generator().manual_seed(seed)).bfloat16()
         output = torch.softmax(q @ q.T, -1) @ q
         recorded = golden(lambda q: torch.softmax(q @ q.T, -1) @ q, q)
-        assert localise({"input.0": q, "output": output}, recorded, promised).first is None
-        assert localise({"input.0": q, "output": 1.1 * output}, recorded, promised).first == "output"
+        assert localise({"input.0": q, "output": output}, recorded, precision=promised).first is None
+        assert localise({"input.0": q, "output": 1.1 * output}, recorded, precision=promised).first == "output"
 
 
 def test_what_is_lost_of_a_number_that_is_added_to_a_whole_row_is_lost_alike():
@@ -1261,8 +1277,10 @@ def test_whole_numbers_do_not_err(rules):
 
     recorded = golden(reference, x=x)
     observed = {"x": x, "output": reference(x)}
-    assert localise(observed, recorded, rules).first is None
-    assert localise(observed | {"output": (reference(x) * 1.2).to(x.dtype)}, recorded, rules).first == "output"
+    assert localise(observed, recorded, precision=rules).first is None
+    assert (
+        localise(observed | {"output": (reference(x) * 1.2).to(x.dtype)}, recorded, precision=rules).first == "output"
+    )
 
 
 def test_what_was_observed_may_have_been_computed_once_more_for_the_next_step():
@@ -1302,13 +1320,13 @@ def test_what_is_updated_under_its_own_name_is_the_update():
     assert localise(observed, recorded).first is None
     promised = Precision(storage="float32", steps={"state": {"storage": "bfloat16"}})
     stored = after.bfloat16().float()
-    assert localise(observed | {"state": stored, "output": stored.sqrt()}, recorded, promised).first is None
+    assert localise(observed | {"state": stored, "output": stored.sqrt()}, recorded, precision=promised).first is None
     after = 0.99 * state.abs() + 0.001 * gradient.abs()
     assert localise(observed | {"state": after, "output": after.sqrt()}, recorded).first == "state#2"
     before = state.abs().bfloat16().float()  # the input is what it was, in whatever type
     assert (
         "not the golden's input"
-        not in localise(observed | {"state": before}, recorded, promised).findings["state"].words
+        not in localise(observed | {"state": before}, recorded, precision=promised).findings["state"].words
     )
 
 
@@ -1359,10 +1377,10 @@ def test_a_value_under_two_names_is_two_steps_and_what_is_returned_says_which_is
     weight = master.half().float()
     right = {"x": x, "w": w, "gradient": gradient, "master": master, "weight": weight.half()}
     right |= {"average": 0.9 * w + 0.1 * master, "output": weight @ x}
-    assert localise(right, recorded, rules).first is None
-    assert localise(right | {"output": master @ x}, recorded, rules).first is None  # as it was in registers
-    assert localise(right | {"weight": w.half()}, recorded, rules).first == "weight"
-    assert localise(right | {"average": 0.9 * w + 0.1 * weight}, recorded, rules).first == "average"
+    assert localise(right, recorded, precision=rules).first is None
+    assert localise(right | {"output": master @ x}, recorded, precision=rules).first is None  # as it was in registers
+    assert localise(right | {"weight": w.half()}, recorded, precision=rules).first == "weight"
+    assert localise(right | {"average": 0.9 * w + 0.1 * weight}, recorded, precision=rules).first == "average"
 
 
 def test_a_step_and_the_result_may_be_one_value_in_two_formats():
@@ -1500,7 +1518,7 @@ def test_what_torch_has_as_one_operation_may_be_written_out(case, dtype):
     recorded = golden(whole, *(x.double() for x in given))
     observed = {**dict(zip(recorded.inputs, given, strict=True)), "output": parts(*given)}
     for promised in (Precision(eager=True), None):
-        assert localise(observed, recorded, promised).first is None, name
+        assert localise(observed, recorded, precision=promised).first is None, name
     observed["output"] = observed["output"] * 1.0625
     assert localise(observed, recorded).first == "output"
 

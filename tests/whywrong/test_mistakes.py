@@ -31,11 +31,14 @@ MISTAKES = {
     "no step at all": (lambda: localise({}, RECORDED), ("observed", "golden")),
     "a step that is no array": (lambda: localise({"scores": None}, RECORDED), ("scores", "tensor")),
     "a golden that is none": (lambda: localise(RIGHT, 3), ("golden", "int")),
-    "precision as a text": (lambda: localise(RIGHT, RECORDED, "float32"), ("precision", "float32", "Precision")),
-    "precision as a dict": (lambda: localise(RIGHT, RECORDED, {"storage": "bf16"}), ("precision", "storage")),
+    "precision as a text": (
+        lambda: localise(RIGHT, RECORDED, precision="float32"),
+        ("precision", "float32", "Precision"),
+    ),
+    "precision as a dict": (lambda: localise(RIGHT, RECORDED, precision={"storage": "bf16"}), ("precision", "storage")),
     "a format that is none": (lambda: Precision("bf17"), ("storage", "bf17", "bfloat16")),
     "a precision for a missing step": (
-        lambda: localise(RIGHT, RECORDED, Precision(steps={"score": {"storage": "bf16"}})),
+        lambda: localise(RIGHT, RECORDED, precision=Precision(steps={"score": {"storage": "bf16"}})),
         ("precision", "score", "did you mean scores"),
     ),
     "names: not in the golden": (lambda: localise(RIGHT, RECORDED, names={"score": "x"}), ("names", "scores")),
@@ -60,14 +63,14 @@ MISTAKES = {
     "half a time": (lambda: whywrong.repeat(lambda: X, times=2.5), ("times", "2.5")),
     "repeat of a number": (lambda: whywrong.repeat(5), ("run", "int", "function")),
     "repeat with no golden": (lambda: whywrong.repeat(lambda: X, golden=5), ("golden", "int", "Bound")),
-    "bounds of steps": (lambda: whywrong.bounded(RIGHT, Precision()), ("golden", "dict", "whywrong.golden")),
-    "a bound below zero": (lambda: whywrong.compare(X, X, -1.0), ("bound",)),
+    "bounds of steps": (lambda: whywrong.bounded(RIGHT, precision=Precision()), ("golden", "dict", "whywrong.golden")),
+    "a bound below zero": (lambda: whywrong.compare(X, X, bound=-1.0), ("bound",)),
     "a counterfactual without a bound": (
-        lambda: whywrong.weigh(setting, {"right": lambda _: X.double()}, {"one": 1}),
+        lambda: whywrong.weigh(setting, {"right": lambda _: X.double()}, settings={"one": 1}),
         ("right", "Bound"),
     ),
     "a number for a bound": (
-        lambda: whywrong.weigh(setting, {"right": lambda _: (X, 1e-5)}, {"one": 1}),
+        lambda: whywrong.weigh(setting, {"right": lambda _: (X, 1e-5)}, settings={"one": 1}),
         ("right", "Bound"),
     ),
     "saved where nothing is": (lambda: Trace(RIGHT).save("/nowhere/t.safetensors"), ("/nowhere", "folder")),
@@ -113,10 +116,10 @@ def test_a_dict_is_a_golden_of_steps():
 
 def test_a_counterfactual_of_whole_numbers_needs_no_bound():
     found = whywrong.weigh(
-        lambda _: np.ones(3), {"one": lambda _: np.ones(3), "two": lambda _: np.full(3, 2.0)}, {"s": 0}
+        lambda _: np.ones(3), {"one": lambda _: np.ones(3), "two": lambda _: np.full(3, 2.0)}, settings={"s": 0}
     )
     assert found.cause == "one"
-    assert whywrong.weigh(setting, {"x": lambda _: (X.double(), Bound(1e-6, "given"))}, {"s": 0}).cause == "x"
+    assert whywrong.weigh(setting, {"x": lambda _: (X.double(), Bound(1e-6, "given"))}, settings={"s": 0}).cause == "x"
 
 
 def test_a_captured_file_is_judged_and_saved_again(tmp_path):
@@ -131,7 +134,7 @@ def test_a_captured_file_is_judged_and_saved_again(tmp_path):
 
 def test_nan_in_every_run_is_not_ok():
     runs = iter([torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 2.0]), torch.tensor([torch.nan, 1.0])])
-    assert not whywrong.repeat(lambda: next(runs), 3, golden=Bound(10.0, "given")).ok
+    assert not whywrong.repeat(lambda: next(runs), times=3, golden=Bound(10.0, "given")).ok
 
 
 def test_whole_numbers_beyond_int64_are_compared_exactly():

@@ -64,7 +64,7 @@ def test_localise_says_what_the_first_wrong_step_looks_like():
     x = torch.randn(32, 48, generator=torch.Generator().manual_seed(0))
     variance = x.var(-1, correction=0, keepdim=True) + 1e-4  # another epsilon
     observed = {"x": x, "variance": variance, "y": x / variance.sqrt()}
-    report = localise(observed, golden(normalised, x=x), Precision("float32"))
+    report = localise(observed, golden(normalised, x=x), precision=Precision("float32"))
     assert report.findings["variance"].signature == "every element is 9.9e-05 too large"
     assert "as it looks, every element" in str(report)
     assert report.findings["y"].signature == ""

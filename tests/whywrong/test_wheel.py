@@ -108,10 +108,10 @@ def test_threads_that_wait_spin_shortly_unless_the_user_says_otherwise(theirs, k
 
 def test_what_is_not_installed_is_one_line_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "hypothesis", None)
-    line = "^whywrong.hunt needs hypothesis: pip install hypothesis$"
-    with pytest.raises(UsageError, match=line), needs("whywrong.hunt"):
+    line = "^whywrong.fuzz needs hypothesis: pip install hypothesis$"
+    with pytest.raises(UsageError, match=line), needs("whywrong.fuzz"):
         import hypothesis  # noqa: F401
-    with pytest.raises(ModuleNotFoundError), needs("whywrong.hunt"):
+    with pytest.raises(ModuleNotFoundError), needs("whywrong.fuzz"):
         import no_such_module  # noqa: F401
 
 

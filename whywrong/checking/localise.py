@@ -25,7 +25,7 @@ from whywrong.errors import UsageError, did_you_mean
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.program import meanwhile
 from whywrong.recording.steps import Trace, as_trace
-from whywrong.tables import tell
+from whywrong.tables import to_stderr
 
 FALSE_ALARM = 1e-3
 """The probability that a right trace is called wrong anywhere: all steps share it, and both instruments."""
@@ -43,9 +43,10 @@ SMALL = 1 << 17
 def localise(
     observed: Any,
     golden: Any,
+    *,
     precision: Precision | None = None,
     names: Mapping[str, str] | None = None,
-    say: Callable[[str], None] = tell,
+    progress: Callable[[str], None] = to_stderr,
     elements: bool = False,
     false_alarm: float = FALSE_ALARM,
 ) -> Localisation:
@@ -56,9 +57,9 @@ def localise(
     guess from the dtypes, and the result says so. A missing step, a different shape and a NaN on one side only are
     divergences, not exceptions. `names` maps the golden's steps to the observed's where they are called differently;
     where no name is shared, a prefix that the names of one side have is found, and a note says so.
-    `say` hears beforehand of a re-run that takes long; by default it is said on standard error. With `elements` each
-    finding keeps the share of the tolerance of every element, 4 bytes each; without, :attr:`Localisation.detailed` gets
-    them, in the same time once more.
+    `progress` is called with a line before a re-run that takes long; by default it goes to standard error. With
+    `elements` each finding keeps the share of the tolerance of every element, 4 bytes each; without,
+    :attr:`Localisation.detailed` gets them, in the same time once more.
     `false_alarm` is the probability that a right trace is called wrong: who judges N traces divides it by N.
 
     Raises UsageError for arguments of another kind, for a name that neither has, and for an observed without a single
@@ -74,7 +75,16 @@ def localise(
         raise UsageError(f"names: {names!r:.60} is not right; wanted the golden's names mapped to the observed's")
     if not (isinstance(false_alarm, float) and 0.0 < false_alarm < 1.0):
         raise UsageError(f"false_alarm: {false_alarm!r} is not right; wanted a probability, above 0 and below 1")
-    again = partial(localise, observed, golden, precision, names, say, elements=True, false_alarm=false_alarm)
+    again = partial(
+        localise,
+        observed,
+        golden,
+        precision=precision,
+        names=names,
+        progress=progress,
+        elements=True,
+        false_alarm=false_alarm,
+    )
     golden = golden if isinstance(golden, Golden) else as_trace("golden", golden)
     there = renamed(as_trace("observed", observed), golden, dict(names or {}))
     steps = [name for name in golden.names if name in there] + _operations(golden, there)
@@ -99,7 +109,7 @@ def localise(
     if largest < SMALL and isinstance(golden, Golden):
         golden = golden.to("cpu")  # there, an operation on few elements takes less than a launch
     with few_threads(largest):
-        _judge(golden, seen, chance, say, elements, result)
+        _judge(golden, seen, chance, progress, elements, result)
         result.notes += [there.note] * bool(there.note) + [WIDENED] * dumped_wide + _narrower(seen, rules, result)
     if (left := {name for name in result.findings if name.startswith(GRADIENT)}) and left.isdisjoint(steps):
         result.findings = {name: one for name, one in result.findings.items() if name not in left}
@@ -122,10 +132,10 @@ def few_threads(elements: int) -> AbstractContextManager[None]:
     return meanwhile(torch.get_num_threads, torch.set_num_threads, 1 if elements < SMALL else torch.get_num_threads())
 
 
-def _judge(golden: Any, seen: Trace, chance: float, say: Any, elements: bool, result: Localisation) -> None:
+def _judge(golden: Any, seen: Trace, chance: float, progress: Any, elements: bool, result: Localisation) -> None:
     if isinstance(golden, Golden):
         result.notes = list(golden.notes)
-        result.findings = Rerun(golden, seen, result.precision, result.guessed, chance, say, elements).judge()
+        result.findings = Rerun(golden, seen, result.precision, result.guessed, chance, progress, elements).judge()
         return
     result.ordered = golden.ordered or len(seen.names) == 1
     result.findings = Values(golden, seen, result.precision, chance, result.ordered, elements).judge()

@@ -96,6 +96,7 @@ class Repetition:
 
 def repeat(
     run: Callable[[], Any],
+    *,
     times: int = 10,
     golden: Golden | Trace | Bound | None = None,
     precision: Precision | None = None,
@@ -134,19 +135,21 @@ def _shares(
     if changed and isinstance(golden, Golden):
         from whywrong.checking.localise import localise
 
-        known = localise(again, golden, precision).findings.items()
+        known = localise(again, golden, precision=precision).findings.items()
         return {n: math.inf if f.wrong else f.own.bound_used for n, f in known if n in changed and f.own is not None}
     found = {}
     for name, value in changed.items():
         bound = golden.step(name).bound if isinstance(golden, Trace) and name in golden else golden
         if isinstance(bound, Bound):
-            found[name] = compare(value.double(), steps[name].first.double(), bound.scaled(2.0)).bound_used
+            found[name] = compare(value.double(), steps[name].first.double(), bound=bound.scaled(2.0)).bound_used
     return found
 
 
 def distance(value: torch.Tensor, first: torch.Tensor) -> float:
     """The largest difference of two results; Inf where shapes, or NaN and Inf anywhere, are not the same."""
-    found = compare(value.double(), first.double(), torch.finfo(torch.float64).max)  # which any finite one is within
+    found = compare(
+        value.double(), first.double(), bound=torch.finfo(torch.float64).max
+    )  # which any finite one is within
     return found.max_abs if math.isfinite(found.bound_used) else math.inf
 
 

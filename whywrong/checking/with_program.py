@@ -43,7 +43,7 @@ from whywrong.recording.operations import MOVES, NOT_UNIQUE, PRODUCTS
 from whywrong.recording.program import INPUT, narrower
 from whywrong.recording.steps import Trace
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 RUNS = 24
 """Simulated runs. Student's quantile at 24 is 1.3 to 2 times the normal one; twice the runs would take a fifth off."""
@@ -68,11 +68,18 @@ class Rerun:
     """
 
     def __init__(
-        self, golden: Golden, seen: Trace, rules: Precision, guessed: bool, chance: float, say: Say, elements: bool
+        self,
+        golden: Golden,
+        seen: Trace,
+        rules: Precision,
+        guessed: bool,
+        chance: float,
+        progress: Progress,
+        elements: bool,
     ) -> None:
         golden = golden.with_steps(name for name in seen.names if name not in golden.steps)
         self._golden, self._program, self._seen, self._rules = golden, golden.program, seen, rules
-        self._chance, self._say, self._keep = chance, say, elements
+        self._chance, self._progress, self._keep = chance, progress, elements
         self._readings = (rules, replace(rules, eager=False)) if guessed and rules.eager else (rules,)
         self._names: dict[int, list[str]] = {}
         for name, number in golden.steps.items():
@@ -159,7 +166,7 @@ class Rerun:
         """What was given to both is equal, but for what storing it costs."""
         observed, golden = self._seen.read(name).to(self._device), self._golden[name]
         half = Bound(half_ulp(golden, self._storage(name)), "half a unit") if golden.is_floating_point() else None
-        total = compare(observed, golden, half)
+        total = compare(observed, golden, bound=half)
         words = "ok" if total.ok else f"not the golden's input: {reason(total, None)}"
         every = self._elements(name, observed, golden, half.absolute if half else 0.0)
         return Finding(name, total, total, 0.0, None, not total.ok, not total.ok, words, elements=every)
@@ -340,7 +347,9 @@ class Rerun:
             list(simulate(run, 1, 0, largest, device))
             seconds, memory = (time.perf_counter() - begun) * count, 8 * LIVE * largest / 2**20
             if seconds > LONG:
-                self._say(f"{len(order)} operations are run {count} times: about {seconds:.0f} s and {memory:.0f} MiB")
+                self._progress(
+                    f"{len(order)} operations are run {count} times: about {seconds:.0f} s and {memory:.0f} MiB"
+                )
 
         for seed, nearest in enumerate((None, True, False) if whole else (None,)):
             for i, results in simulate(partial(run, bool(nearest)), RUNS, seed, largest, device):
@@ -354,7 +363,7 @@ class Rerun:
             return self._whole_numbers(name, i, observed, golden, simulated)
         o, exact = self._observed(name), simulated.exact
         allowed = simulated.bound(o, self._chance)
-        total = compare(observed, golden, allowed)
+        total = compare(observed, golden, bound=allowed)
         inherited = compare(exact, golden).rms_ratio
         own, below, wrong = self._against(i, o, exact, allowed)
         if wrong and not (as_golden := self._against(i, o, golden, allowed))[-1]:
@@ -368,8 +377,8 @@ class Rerun:
     def _against(self, i: int, o: Tensor, exact: Tensor, allowed: Bound) -> tuple[Comparison, Structure | None, bool]:
         """Both instruments: each element, and where all are possible, what they are together; and whether one fails."""
         o, exact = self._unmasked(i, o, exact)
-        own = compare(o, exact, allowed)
-        below = structure(o - exact, exact, allowed, self._chance) if own.ok else None
+        own = compare(o, exact, bound=allowed)
+        below = structure(o - exact, exact, allowed, false_alarm=self._chance) if own.ok else None
         return own, below, below is None or not below.ok
 
     def _unmasked(self, i: int, o: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
@@ -419,7 +428,7 @@ def format_of_factors(rule: Precision, op: str, *storage: str | None) -> str | N
     return rule.products or next((one for one in kinds if one in CHOICES["products"]), None)
 
 
-def bounded(golden: Golden, precision: Precision, false_alarm: float = 1e-6) -> Trace:
+def bounded(golden: Golden, *, precision: Precision, false_alarm: float = 1e-6) -> Trace:
     """The golden's steps with what each may be off in all, own and inherited, from the same inputs.
 
     RUNS simulated runs of the whole program. `false_alarm` is that of one step: 1e-6 lets thousands be compared.

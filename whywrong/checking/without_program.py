@@ -167,7 +167,7 @@ class Values:
         if o.shape == g.shape and o.is_floating_point() != g.is_floating_point():
             a, b = o.double(), g.double()
             allowed = sigmas * MAGNIFIED * before.most * _size(b) + half_ulp(b, "float64")
-            total = compare(a, b, allowed)
+            total = compare(a, b, bound=allowed)
         else:
             total = compare(o, g)
             if o.shape == g.shape and g.numel():

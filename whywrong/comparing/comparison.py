@@ -76,7 +76,7 @@ class Comparison:
         return f"WRONG: {many}; {worst}; first at {self.first_index}; {whole}"
 
 
-def compare(observed: Any, golden: Any, bound: Bound | float | Any | None = None) -> Comparison:
+def compare(observed: Any, golden: Any, *, bound: Bound | float | Any | None = None) -> Comparison:
     """Compare `observed` with `golden`, torch tensors or NumPy arrays of any shape, strided or not, in one pass.
 
     `bound` is a :class:`~whywrong.comparing.bounds.Bound`, a number or an array of allowed absolute differences.

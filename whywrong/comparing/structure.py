@@ -76,7 +76,7 @@ class Structure:
         return max(self.tests, key=lambda test: test.share)
 
 
-def structure(residual: Tensor, golden: Tensor, bound: Bound, false_alarm: float = FALSE_ALARM) -> Structure:
+def structure(residual: Tensor, golden: Tensor, bound: Bound, *, false_alarm: float = FALSE_ALARM) -> Structure:
     """Test `residual` = observed - golden, float64, any shape, for structure below its elementwise bound.
 
     `bound` says what noise looks like, by `noise` and `shared` or by `null`. Elements that are not finite are left out.

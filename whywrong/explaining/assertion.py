@@ -24,7 +24,7 @@ SECONDS = 5.0
 """How long a failing test may look for the cause."""
 
 
-def assert_close(observed: Any, golden: Any, precision: Precision | None = None) -> None:
+def assert_close(observed: Any, golden: Any, *, precision: Precision | None = None) -> None:
     """Raise AssertionError unless `observed` is the golden within what the promised precision allows.
 
     `golden` is what :func:`whywrong.golden` recorded (best: then each step is re-run on what was observed before it), a
@@ -37,10 +37,10 @@ def assert_close(observed: Any, golden: Any, precision: Precision | None = None)
     """
     __tracebackhide__ = True
     steps = _steps(observed)
-    report = localise(steps, _steps(golden), precision)
+    report = localise(steps, _steps(golden), precision=precision)
     if (name := report.first or next(iter(report.unjudged), None)) is not None:
         words = _message(report, report.findings[name])
-        why = [repr(explain(steps, golden, precision, seconds=SECONDS))] if isinstance(golden, Golden) else []
+        why = [repr(explain(steps, golden, precision=precision, seconds=SECONDS))] if isinstance(golden, Golden) else []
         raise AssertionError("\n".join([words, *why]))
 
 

@@ -87,8 +87,8 @@ class Weighing:
 def weigh(
     observe: Callable[[Any], Any],
     hypotheses: Mapping[str, Callable[[Any], Any]],
-    settings: Mapping[str, Any],
     *,
+    settings: Mapping[str, Any],
     outcomes: tuple[type[Exception], ...] = (),
     thorough: bool = True,
 ) -> Weighing:
@@ -145,7 +145,7 @@ def _fit(name: str, observed: Any, expected: Any) -> Fit:
     tests = [bound for _, value, bound in pairs if torch.as_tensor(value).numel()]
     if not any(bound is None or bool(torch.as_tensor(bound.absolute).isfinite().any()) for bound in tests):
         return Fit(False, float("nan"), "not tested", tested=False)
-    found = [compare(*pair) for pair in pairs]
+    found = [compare(value, counterfactual, bound=bound) for value, counterfactual, bound in pairs]
     residual = max(comparison.bound_used for comparison in found)
     ok = all(comparison.ok for comparison in found)
     return Fit(ok, residual, f"{'fits' if ok else 'REFUTED'}: {digits(residual, 3)} times the tolerance")

@@ -1,9 +1,9 @@
 """The ways in which people break kernels, each put into one place of a wrong step's part.
 
-A mutant knows operations, shapes and numbers, and no program. Those of a value change what an operation gives or takes:
-its elements' places (:func:`places`) or its numbers (:func:`amounts`). Those of an operation leave it out, exchange
-what it takes, or run another in its place. Each generator of these gives the kind, a sentence, the edits by the number
-of the operation, and a rank where that is not 1; :func:`mutants` puts them into their order.
+A mutation knows operations, shapes and numbers, and no program. Those of a value change what an operation gives or
+takes: its elements' places (:func:`places`) or its numbers (:func:`amounts`). Those of an operation leave it out,
+exchange what it takes, or run another in its place. Each generator of these gives the kind, a sentence, the edits by
+the number of the operation, and a rank where that is not 1; :func:`mutations` puts them into their order.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ RARE = ("stale", "axis")
 
 
 @dataclass(frozen=True)
-class Mutant:
+class Mutation:
     """One way to break a part: `edits` by the number of the operation. The simplest have the lowest `rank`."""
 
     kind: str
@@ -371,8 +371,8 @@ class Context:
         yield from places(tuple(x.shape))
 
 
-def mutants(c: Context) -> Iterator[Mutant]:
-    """Every mutant of a part of a recorded golden, the usual ones first."""
+def mutations(c: Context) -> Iterator[Mutation]:
+    """Every mutation of a part of a recorded golden, the usual ones first."""
     part, groups = c.part, c.groups()
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
     times = lambda ids: zip(ids[:-1], ("first", "second", "third")[: 3 if len(ids) <= 4 else 1], strict=False)  # noqa: E731
@@ -386,7 +386,7 @@ def mutants(c: Context) -> Iterator[Mutant]:
     )
     for kind, says, edits, *rank in (way for way in ways if way[2]):
         kind = "mask" if edits.keys() <= c.only_masks and kind != "precision" else kind
-        yield Mutant(kind, says, edits, *rank)
+        yield Mutation(kind, says, edits, *rank)
 
 
 def _possible(ways: Iterable[Way]) -> Iterator[Way]:

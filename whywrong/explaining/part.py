@@ -103,7 +103,7 @@ class Part:
         start = {i: found[self.origin[i]] for i in self.given}
         return self.program.run(range(len(self.nodes)), start, range(len(self.nodes)))
 
-    def broken(self, edits: Mapping[int, Edit]) -> Golden:
+    def mutated(self, edits: Mapping[int, Edit]) -> Golden:
         """This part as a golden with `edits` in place: recorded, so that their own rounding can be simulated."""
         program = Program()
         number: dict[int, int] = {}

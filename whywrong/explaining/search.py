@@ -24,11 +24,11 @@ from whywrong.errors import UsageError, check_number
 from whywrong.explaining.mutations import (
     THRESHOLDS,
     Context,
-    Mutant,
+    Mutation,
     argument,
     is_number,
     kind_of_number,
-    mutants,
+    mutations,
     numbered,
     result_of,
     summed_over,
@@ -38,7 +38,7 @@ from whywrong.explaining.part import Edit, Part
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.program import INPUT, Node, Ref
 from whywrong.recording.steps import Trace, as_trace
-from whywrong.tables import Table, digits, printable, tell
+from whywrong.tables import Table, digits, printable, to_stderr
 
 Tensor = torch.Tensor
 
@@ -152,13 +152,13 @@ class Explanation:
 def explain(
     observed: Any,
     golden: Any,
+    *,
     precision: Precision | None = None,
     names: Mapping[str, str] | None = None,
-    *,
     step: str | None = None,
     seconds: float = 20.0,
     report: Localisation | None = None,
-    say: Callable[[str], None] = tell,
+    progress: Callable[[str], None] = to_stderr,
 ) -> Explanation:
     """Break the first wrong step of the recorded reference in every known way, and see which gives what was observed.
 
@@ -179,7 +179,9 @@ def explain(
     if not runs:
         raise UsageError("observed: [] is not right; wanted one run at least")
     known = [report] if report is not None else []
-    reports = known + [localise(run, golden, precision, names, say) for run in runs[len(known) :]]
+    reports = known + [
+        localise(run, golden, precision=precision, names=names, progress=progress) for run in runs[len(known) :]
+    ]
     k = next((k for k, report in enumerate(reports) if report.first is not None), 0)
     report = reports[k]
     wrong = [name for name, found in report.findings.items() if found.wrong and found.total is not None]
@@ -210,9 +212,9 @@ def explain(
 
 
 class _Tried(NamedTuple):
-    """A mutant, and how far what it gives is from what was observed: everywhere, and where the step is wrong."""
+    """A mutation, and how far what it gives is from what was observed: everywhere, and where the step is wrong."""
 
-    mutant: Mutant
+    mutation: Mutation
     off: float
     off_there: float
 
@@ -251,7 +253,7 @@ class _Search:
         if not right.is_floating_point():
             return None
         said = replace(self._rules, storage=self._rules.of(step).storage or (None if storage in INTEGERS else storage))
-        bound = bounded(self._part.broken({}), said).step(step).bound
+        bound = bounded(self._part.mutated({}), precision=said).step(step).bound
         allowed = torch.as_tensor(bound.absolute if bound else 0.0).expand(right.shape)
         # what is broken may be larger than what is right
         observed = half_ulp(self._observed.nan_to_num(0.0, 0.0, 0.0), said.storage or "float32")
@@ -267,24 +269,24 @@ class _Search:
 
     def run(self) -> None:
         """Try all, hold the nearest to their bounds, and say what is left."""
-        result, same = self._result, defaultdict[str, list[Mutant]](list)
+        result, same = self._result, defaultdict[str, list[Mutation]](list)
         if not bool((self._observed.isfinite() | ~self._right.isfinite()).any()):
             result.notes += [f"{self._step} has no number where the reference has one, as of unwritten memory"]
             return
-        tried = list(self._tried(mutants(self._context), same))
-        near, numbers = [t for t in tried if t.mutant.kind != "precision"], self._allowed is not None
+        tried = list(self._tried(mutations(self._context), same))
+        near, numbers = [t for t in tried if t.mutation.kind != "precision"], self._allowed is not None
         fits = self._fitting(near)
-        if {mutant.kind for mutant, _ in fits} <= {"constant", "scale", "ddof"}:  # none, or another number may fit
+        if {mutation.kind for mutation, _ in fits} <= {"constant", "scale", "ddof"}:  # none, or another number may fit
             near += [t for t in self._tried(self._fitted(), same) if self._beyond_chance(t)]
             fits = self._fitting(near)
         fits = fits or self._fitting(self._tried(self._unwritten(), same))
         fits = fits or self._fitting(near, everywhere=False)
-        fits = fits or self._fitting(t for t in tried if t.mutant.kind == "precision")[:1]
+        fits = fits or self._fitting(t for t in tried if t.mutation.kind == "precision")[:1]
         result.causes = self._distinct(fits) if fits or not numbers else self._narrower()
         result.verdict = NONE if not result.causes else CAUSE if len(result.causes) == 1 else UNDECIDABLE
         if not result.causes and tried:
             best = min(tried, key=lambda t: t.off)
-            result.nearest = self._cause(best.mutant, best.off) if best.off < self._base / 2.0 else None
+            result.nearest = self._cause(best.mutation, best.off) if best.off < self._base / 2.0 else None
         result.blind_to = self._blind(same)
 
     def _rms(self, off: Tensor) -> float:
@@ -297,20 +299,20 @@ class _Search:
         self._result.notes += [words] * (late and words not in self._result.notes)
         return late
 
-    def _tried(self, some: Iterable[Mutant], same: dict[str, list[Mutant]]) -> Iterator[_Tried]:
-        """How far off mutants are, while there is time; those that change nothing go into `same`, by their kind."""
-        for mutant in some:
+    def _tried(self, some: Iterable[Mutation], same: dict[str, list[Mutation]]) -> Iterator[_Tried]:
+        """How far off mutations are, while there is time; those that change nothing go into `same`, by their kind."""
+        for mutation in some:
             if self._late(self._until):
                 return
-            if (value := self._value(mutant)) is None:
+            if (value := self._value(mutation)) is None:
                 continue
             self._result.tried += 1
             if torch.equal(value, self._right):
-                same[mutant.kind] += [mutant] * (len(same[mutant.kind]) < SAME)
+                same[mutation.kind] += [mutation] * (len(same[mutation.kind]) < SAME)
             else:
                 off = self._off(value)
                 there = self._rms(off[self._box]) if self._somewhere else math.inf
-                yield _Tried(mutant, self._rms(off), there)
+                yield _Tried(mutation, self._rms(off), there)
 
     def _beyond_chance(self, fitted: _Tried) -> bool:
         """Whether a number that was fitted to one element explains the others better than one of many would by chance.
@@ -320,14 +322,14 @@ class _Search:
         ratio = (self._right.numel() - 1) * math.log(self._base / max(fitted.off, 1e-300))
         return ratio > self._enough and int(self._wrong.sum()) != 1  # of one element any number is right
 
-    def _value(self, mutant: Mutant, values: Any = None) -> Tensor | None:
-        """What a mutant gives; None where it cannot be run, or gives another shape."""
+    def _value(self, mutation: Mutation, values: Any = None) -> Tensor | None:
+        """What a mutation gives; None where it cannot be run, or gives another shape."""
         with suppress(Exception):  # not every operation can be broken in every way
-            value = self._part.value(mutant.edits, values)
+            value = self._part.value(mutation.edits, values)
             return value if value.shape == self._observed.shape else None
         return None
 
-    def _fitting(self, tried: Iterable[_Tried], everywhere: bool = True) -> list[tuple[Mutant, float]]:
+    def _fitting(self, tried: Iterable[_Tried], everywhere: bool = True) -> list[tuple[Mutation, float]]:
         """Those that are within the bound of their own program, the nearest first.
 
         What leaves LESS_LIKELY times the error of the nearest is not the cause: that error is noise, and more is not.
@@ -335,7 +337,7 @@ class _Search:
         off = (lambda t: t.off) if everywhere else (lambda t: t.off_there)
         near = [t for t in tried if off(t) < self._base / 2]
         # what differs by rounding alone stays in the order in which it was tried
-        near.sort(key=lambda t: (max(0, math.ceil(math.log2(off(t) + 1e-300))), t.mutant.rank))
+        near.sort(key=lambda t: (max(0, math.ceil(math.log2(off(t) + 1e-300))), t.mutation.rank))
         found: list[tuple[_Tried, float]] = []
         least = math.inf
         for k, t in enumerate(near[:CHECKED]):
@@ -343,28 +345,28 @@ class _Search:
                 break
             if off(t) > LESS_LIKELY * least:
                 continue
-            if (share := self._share(t.mutant, everywhere)) is not None:
+            if (share := self._share(t.mutation, everywhere)) is not None:
                 found.append((t, share))
                 least = min(least, off(t))
-        likely = [(t.mutant, share) for t, share in found if off(t) <= LESS_LIKELY * least]
+        likely = [(t.mutation, share) for t, share in found if off(t) <= LESS_LIKELY * least]
         return [(m if everywhere else self._there(m), share) for m, share in likely]
 
-    def _there(self, mutant: Mutant) -> Mutant:
-        """The same mutant, said of the wrong places alone."""
+    def _there(self, mutation: Mutation) -> Mutation:
+        """The same mutation, said of the wrong places alone."""
         places = enumerate(zip(self._box, self._observed.shape, strict=True))
         there = [(d, p.start, p.stop - 1, n) for d, (p, n) in places if p != slice(0, n)]
         where = [f"{a}{f' to {b}' * (b > a)} of dimension {d}" for d, a, b, _ in there]
-        tail = mutant.kind in ("factor", "drop_term") and any(b == n - 1 for *_, b, n in there)
-        kind, says = "truncate" if tail else mutant.kind, f"{mutant.says}, but only in {' and '.join(where)}"
-        return replace(mutant, kind=kind, says=says, rank=mutant.rank + 2)
+        tail = mutation.kind in ("factor", "drop_term") and any(b == n - 1 for *_, b, n in there)
+        kind, says = "truncate" if tail else mutation.kind, f"{mutation.says}, but only in {' and '.join(where)}"
+        return replace(mutation, kind=kind, says=says, rank=mutation.rank + 2)
 
-    def _share(self, mutant: Mutant, everywhere: bool = True, rules: Precision | None = None) -> float | None:
-        """The largest difference as a share of the mutant's own bound; None where it is beyond, or looks systematic.
+    def _share(self, mutation: Mutation, everywhere: bool = True, rules: Precision | None = None) -> float | None:
+        """The largest difference as a share of the mutation's own bound; None where it is beyond, or looks systematic.
 
         A cast is held to the right step's bound: the recorder, which is in float64, has no operation for it.
         """
-        edits, seen = dict(mutant.edits), self._seen
-        if mutant.kind == "precision":
+        edits, seen = dict(mutation.edits), self._seen
+        if mutation.kind == "precision":
             share = float(self._off(self._part.value(edits)).max())
             return share if share <= 1.0 else None
         if not everywhere:
@@ -374,20 +376,20 @@ class _Search:
             there = seen.read(self._step)[self._box]
             seen = Trace({name: there if name == self._step else seen[name] for name in seen.names})
         with suppress(Exception):  # an edit that the recorder does not know
-            found = localise(seen, self._part.broken(edits), rules or self._rules).findings[self._step]
+            found = localise(seen, self._part.mutated(edits), precision=rules or self._rules).findings[self._step]
             return None if found.wrong or found.own is None else found.own.bound_used
         return None
 
-    def _fitted(self) -> Iterator[Mutant]:
+    def _fitted(self) -> Iterator[Mutation]:
         """Factors, offsets and numbers of the program that are looked for, not taken from a list."""
         good = self._observed.isfinite() & self._right.isfinite()
         o, v = self._observed[good], self._right[good]
         if v.numel() and self._allowed is not None:
             c, shift = float((o * v).sum() / v.square().sum().clamp(min=1e-300)), float((o - v).median())
             words = f"the result is {abs(shift):.6g} too {'large' if shift > 0 else 'small'}"
-            yield Mutant("constant", words, result_of([self._part.target], lambda x: x + shift), 5)
+            yield Mutation("constant", words, result_of([self._part.target], lambda x: x + shift), 5)
             words = f"the result is {c:.6g} times what it should be"
-            yield Mutant("scale", words, result_of([self._part.target], lambda x: x * c), 5)
+            yield Mutation("scale", words, result_of([self._part.target], lambda x: x * c), 5)
         for node in self._part.nodes:
             for j, number in enumerate(node.args):
                 if node.op in FITTED and is_number(number) and number and self._context.real(node.id):
@@ -397,39 +399,39 @@ class _Search:
             for d in summed_over(node, self._part.values) if self._allowed is not None else ():
                 yield from self._best_ranges(node, d, self._part.values[node.parents[0]].shape[d])
 
-    def _best_number(self, node: Node, j: int, c: float) -> Mutant:
+    def _best_number(self, node: Node, j: int, c: float) -> Mutation:
         """The number that brings the step nearest to what was observed, in place of one of the program's."""
         from scipy.optimize import minimize_scalar
 
-        mutant = partial(self._another, node, j, c)
-        off = lambda new: self._distance(mutant(new))  # noqa: E731
+        mutation = partial(self._another, node, j, c)
+        off = lambda new: self._distance(mutation(new))  # noqa: E731
         best = min([c * 10.0 ** (k / 4) for k in range(-16, 17)] + [10.0**k for k in range(-8, 9)], key=off)
         span = sorted((best * 10**-0.25, best * 10**0.25))
         found = minimize_scalar(off, bounds=span, method="bounded", options={"xatol": abs(best) * 1e-8})
-        return mutant(min(best, float(found.x), key=off))
+        return mutation(min(best, float(found.x), key=off))
 
-    def _best_threshold(self, node: Node, j: int, c: float) -> Mutant:
+    def _best_threshold(self, node: Node, j: int, c: float) -> Mutation:
         """The same for a number that others are compared with: between two of these."""
         each = self._part.values[node.parents[0]].double().unique()
         between = ((each[1:] + each[:-1]) / 2.0).tolist() or [c]
         off = cache(lambda k: self._distance(self._another(node, j, c, between[k])))
         return self._another(node, j, c, between[_lowest(off, 0, len(between))])
 
-    def _another(self, node: Node, j: int, c: float, new: float) -> Mutant:
+    def _another(self, node: Node, j: int, c: float, new: float) -> Mutation:
         says = f"{node.op} has about {new:.6g} where the reference has {c:.6g}"
-        return Mutant(kind_of_number(node.op, c, new), says, numbered(self._part, [node.id], j, new), 4)
+        return Mutation(kind_of_number(node.op, c, new), says, numbered(self._part, [node.id], j, new), 4)
 
-    def _best_ranges(self, node: Node, d: int, n: int) -> Iterator[Mutant]:
+    def _best_ranges(self, node: Node, d: int, n: int) -> Iterator[Mutation]:
         """The end, and the beginning, that a sum over dimension `d` lacks to come nearest to what was observed."""
 
-        def mutant(a: int, b: int) -> Mutant:
+        def mutation(a: int, b: int) -> Mutation:
             edits = argument(self._part, [node.id], 0, partial(zeroed, d=d, a=a, b=b))
-            return Mutant("truncate", f"{node.op} leaves out {a} to {b - 1} of {n}", edits, 3)
+            return Mutation("truncate", f"{node.op} leaves out {a} to {b - 1} of {n}", edits, 3)
 
         for part in (lambda k: (k, n), lambda k: (0, k)) if n > 1 else ():
-            yield mutant(*part(_lowest(cache(lambda k, part=part: self._distance(mutant(*part(k)))), 1, n)))
+            yield mutation(*part(_lowest(cache(lambda k, part=part: self._distance(mutation(*part(k)))), 1, n)))
 
-    def _unwritten(self) -> Iterator[Mutant]:
+    def _unwritten(self) -> Iterator[Mutation]:
         """NaN in all elements that are wrong, or 0 where these are a block, or the same along a dimension.
 
         Zeros that are scattered may as well be computed, as by another threshold.
@@ -442,38 +444,40 @@ class _Search:
         fills = [("0", 0.0)] * block + [("NaN", math.nan)] * self._right.is_floating_point()
         for name, fill in fills if wrong < count else ():
             says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that nobody wrote"
-            yield Mutant("zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(self._wrong, f)))
+            yield Mutation(
+                "zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(self._wrong, f))
+            )
 
-    def _distance(self, mutant: Mutant) -> float:
-        """How far off a mutant is; Inf where it cannot be run, or the time is up."""
-        value = self._value(mutant) if not self._late(self._until) else None
+    def _distance(self, mutation: Mutation) -> float:
+        """How far off a mutation is; Inf where it cannot be run, or the time is up."""
+        value = self._value(mutation) if not self._late(self._until) else None
         return self._rms(self._off(value)) if value is not None else math.inf
 
-    def _cause(self, mutant: Mutant, share: float) -> Cause:
-        first = min(mutant.edits)
+    def _cause(self, mutation: Mutation, share: float) -> Cause:
+        first = min(mutation.edits)
         sites = [self._part.nodes[i].site for i in (first, *self._part.users.get(first, ()))]
-        says = mutant.says if mutant.kind != "precision" else f"consistent with: {mutant.says}"
+        says = mutation.says if mutation.kind != "precision" else f"consistent with: {mutation.says}"
         nowhere = "in its backward" if self._step.startswith(GRADIENT) else ""
-        return Cause(mutant.kind, says, next(filter(None, sites), nowhere), share)
+        return Cause(mutation.kind, says, next(filter(None, sites), nowhere), share)
 
-    def _distinct(self, fits: list[tuple[Mutant, float]]) -> list[Cause]:
-        """One cause for all mutants that agree on fresh inputs, the simplest; what separates others is kept too."""
-        classes: list[tuple[Tensor | None, list[tuple[Mutant, float]]]] = []
-        for mutant, share in sorted(fits, key=lambda one: one[0].rank):
-            value = self._value(mutant, self._fresh)
+    def _distinct(self, fits: list[tuple[Mutation, float]]) -> list[Cause]:
+        """One cause for all mutations that agree on fresh inputs, the simplest; what separates others is kept too."""
+        classes: list[tuple[Tensor | None, list[tuple[Mutation, float]]]] = []
+        for mutation, share in sorted(fits, key=lambda one: one[0].rank):
+            value = self._value(mutation, self._fresh)
             if (same := next((same for other, same in classes if _alike(value, other)), None)) is None:
                 classes.append((value, same := []))
-            same.append((mutant, share))
-        simplest = min((mutant.rank for mutant, _ in fits), default=0)
+            same.append((mutation, share))
+        simplest = min((mutation.rank for mutation, _ in fits), default=0)
         left: dict[tuple[str, str], Cause] = {}  # of one number, those that fit are one cause
         few = self._observed.numel() < NOISY  # of a few numbers the simplest that fits is no evidence
-        for (mutant, share), *rest in (same for _, same in classes if few or same[0][0].rank == simplest):
-            number = mutant.says.partition(" has ")[0] if mutant.kind == "eps" else mutant.says
-            cause = left.get((mutant.kind, number), self._cause(mutant, share))
+        for (mutation, share), *rest in (same for _, same in classes if few or same[0][0].rank == simplest):
+            number = mutation.says.partition(" has ")[0] if mutation.kind == "eps" else mutation.says
+            cause = left.get((mutation.kind, number), self._cause(mutation, share))
             also = (*cause.also, *(f"{m.kind}: {m.says}" for m, _ in rest))
             lines = dict.fromkeys((*cause.elsewhere, *(self._cause(m, 0.0).line for m, _ in rest)))
             elsewhere = tuple(line for line in lines if ":" in line and line != cause.line)
-            left[mutant.kind, number] = replace(cause, also=also, elsewhere=elsewhere)
+            left[mutation.kind, number] = replace(cause, also=also, elsewhere=elsewhere)
         if len(left) > 1 and self._fresh:
             self._result.separate = self._inputs
         if any(cause.also for cause in left.values()) and not self._fresh:
@@ -495,13 +499,13 @@ class _Search:
                     return found
         return {}
 
-    def _blind(self, same: Mapping[str, list[Mutant]]) -> dict[str, str]:
-        """Of the mutants that changed nothing, those that change something on drawn inputs: one of each kind."""
+    def _blind(self, same: Mapping[str, list[Mutation]]) -> dict[str, str]:
+        """Of the mutations that changed nothing, those that change something on drawn inputs: one of each kind."""
         shows: dict[str, str] = {}
-        for kind, mutant in ((kind, mutant) for kind, some in same.items() for mutant in some if self._fresh):
-            value = self._value(mutant, self._fresh) if kind not in shows else None
+        for kind, mutation in ((kind, mutation) for kind, some in same.items() for mutation in some if self._fresh):
+            value = self._value(mutation, self._fresh) if kind not in shows else None
             if value is not None and not _alike(value, self._fresh[self._part.target]):
-                shows[kind] = mutant.says
+                shows[kind] = mutation.says
         return shows
 
     def _narrower(self) -> list[Cause]:
@@ -526,8 +530,10 @@ class _Search:
                 break
             said = {**self._rules.steps.get(self._step, {}), **promise}
             rules = replace(self._rules, steps={**self._rules.steps, self._step: said})
-            share = self._share(Mutant("", "", {}), rules=rules)
-            bound = bounded(self._part.broken({}), rules).step(self._step).bound if share is not None else None
+            share = self._share(Mutation("", "", {}), rules=rules)
+            bound = (
+                bounded(self._part.mutated({}), precision=rules).step(self._step).bound if share is not None else None
+            )
             noise = float(torch.as_tensor(bound.noise if bound is not None else math.inf).expand(value.shape).norm())
             if share is not None and noise / 8.0 <= off <= 2.0 * noise:
                 words = ", ".join(f"{key}={value}" for key, value in promise.items())

@@ -114,7 +114,7 @@ class Failure:
             return Explanation(self.localisation.first, CAUSE, [cause], report=self.localisation)
         for case in chain(self.informative(), [self]):
             if isinstance(case, Failure) and case.localisation is not None and case.localisation.first is not None:
-                found = explain(case.observed, case.golden, case.precision, seconds=seconds)
+                found = explain(case.observed, case.golden, precision=case.precision, seconds=seconds)
                 found.notes += [f"looked at on these inputs: {case.given}"] * (case is not self)
                 return found
         raise UsageError(f"failure: {self.words}; there are no wrong numbers to explain")
@@ -131,8 +131,8 @@ class Failure:
 
 
 @dataclass(repr=False)
-class Hunt:
-    """What :func:`hunt` found.
+class FuzzReport:
+    """What :func:`fuzz` found.
 
     `examples` were tried, up to the first failure; besides, the kernel `refused` some, and some were `discarded` since
     the reference fails on them, or makes a tensor or results of more than four times `most` elements. `made` has the
@@ -173,22 +173,24 @@ class Hunt:
         test = "test_" + re.sub(r"\W+", "_", _name(self.kernel)).strip("_") + "()"
         title = f'"""{_name(self.kernel)}: {first_line(self.failure.words)}"""'
         lines = [title, "", "import os", "import sys", "from math import inf, nan", "", "import torch", ""]
-        lines += ["from whywrong import Precision", "from whywrong.fuzzing.fuzz import check, drawn"]
+        lines += ["from whywrong import Precision", "from whywrong.fuzzing.fuzz import check, sample"]
         lines += ["", f"sys.path[:0] = {sorted({r for r, _ in imports})}", "if not torch.cuda.is_available():"]
         lines += ['    os.environ["TRITON_INTERPRET"] = "1"  # before Triton\'s kernels are imported']
         lines += [*(text for _, text in imports), "", ""]
         lines += [f"def {test}:", "    inputs = {}", *(f"    inputs[{n!r}] = {text}" for n, text in made.items())]
-        lines += [f"    failure = check(kernel, reference, inputs, {self.failure.precision!r}, {self.out})"]
+        lines += [
+            f"    failure = check(kernel, reference, inputs, precision={self.failure.precision!r}, out={self.out})"
+        ]
         lines += ["    assert failure is None, failure", "", "", f'if __name__ == "__main__":\n    {test}', ""]
         return "\n".join(lines)
 
 
-def hunt(
-    kernel: Callable[..., Any], reference: Any, inputs: Any, precision: Precision | None = None, *,
+def fuzz(
+    kernel: Callable[..., Any], reference: Any, inputs: Any, *, precision: Precision | None = None,
     examples: int = 50, seconds: float = math.inf, seed: int = 0, most: int = 0, sizes: Any = None, out: Any = (),
     dtypes: Iterable[torch.dtype] = (), layouts: Iterable[str] = LAYOUTS, values: Iterable[str] = tuple(VALUES)[:-3],
     refuses: tuple[type[Exception], ...] = (ValueError, AssertionError, NotImplementedError),
-) -> Hunt:  # fmt: skip
+) -> FuzzReport:  # fmt: skip
     """Draw inputs until `kernel` is not what `reference` is, within what `precision` allows; shrink the failure.
 
     `inputs` is an example, a tuple or a dict of tensors and other arguments, or a Hypothesis strategy that gives such.
@@ -209,11 +211,11 @@ def hunt(
     reads or writes further than :data:`GUARD` elements outside may still end the process.
 
     The same seed draws the same cases, up to `examples` of them, of which none begins after `seconds`; a failure is
-    made smaller in as much time again at most. Nothing is written: :meth:`Hunt.script` gives the text of a test. Raises
-    UsageError for arguments that are not right, where no input drawn suits the reference, and where Hypothesis is not
-    installed.
+    made smaller in as much time again at most. Nothing is written: :meth:`FuzzReport.script` gives the text of a test.
+    Raises UsageError for arguments that are not right, where no input drawn suits the reference, and where Hypothesis
+    is not installed.
     """
-    with needs("whywrong.hunt"):
+    with needs("whywrong.fuzz"):
         import hypothesis
         import hypothesis.configuration as config
         from hypothesis import Phase, settings, strategies
@@ -245,7 +247,11 @@ def hunt(
             called = dict(zip(inspect.signature(reference).parameters, taken, strict=False))
             sizes = {n if n in taken else called.get(n, n): said for n, said in _by_name(sizes or {}).items()}
         cases = _cases(strategies, _by_name(inputs), sizes, out, dtypes, layouts, values, most)
-    report, end, judged = Hunt(kernel, reference, out, seed), time.monotonic() + seconds, dict[str, Failure | str]()
+    report, end, judged = (
+        FuzzReport(kernel, reference, out, seed),
+        time.monotonic() + seconds,
+        dict[str, Failure | str](),
+    )
     largest: Inputs = {}
     quiet = warnings.catch_warnings(action="ignore", category=HypothesisWarning)  # of long texts of tensors
     why = f"it makes tensors of more than {4 * most} elements, or results of as many together, four times most={most}"
@@ -294,8 +300,8 @@ def hunt(
     return report
 
 
-def check(kernel: Any, reference: Any, inputs: Any, precision: Any = None, out: Any = ()) -> Failure | None:
-    """Judge `kernel` on `inputs` alone, as :func:`hunt` does, which says what the arguments are; None if it is right.
+def check(kernel: Any, reference: Any, inputs: Any, *, precision: Any = None, out: Any = ()) -> Failure | None:
+    """Judge `kernel` on `inputs` alone, as :func:`fuzz` does, which says what the arguments are; None if it is right.
 
     Whole numbers as keys of `inputs` are positions.
     """
@@ -304,7 +310,7 @@ def check(kernel: Any, reference: Any, inputs: Any, precision: Any = None, out: 
     return found if isinstance(found, Failure) else None
 
 
-def drawn(
+def sample(
     shape: tuple[int, ...], dtype: torch.dtype, values: str = "ones", layout: str = "contiguous", seed: int = 0,
     low: float = -math.inf, high: float = math.inf, device: str = "cpu",
 ) -> Tensor:  # fmt: skip
@@ -370,12 +376,12 @@ def _cases(
                 how |= {"low": int(x.long().min()), "high": int(x.long().max())}
             elif name not in out:
                 how |= {"low": 0.0} if x.double().min() >= 0 else {}
-                normal[name] = drawn(shape, dtype, "normal", **how)
+                normal[name] = sample(shape, dtype, "normal", **how)
                 how["values"] = one_of((*values, *(["normal"] * 3 if "normal" in values else [])))
                 how |= {"seed": 0} if how["values"] in ("ones", "zeros", "counting") else {}  # the same case is one
-            inputs[name] = drawn(shape, dtype, **how)
+            inputs[name] = sample(shape, dtype, **how)
             said = "".join(f", {key}={value!r}" for key, value in how.items() if value != "cpu")
-            texts[name] = f"drawn({shape}, {dtype}{said})"
+            texts[name] = f"sample({shape}, {dtype}{said})"
         read = [name for name, x in tensors.items() if x.is_floating_point() and name not in out]
         for a, b in combinations(read, 2):
             if (inputs[a].shape, inputs[a].dtype) == (inputs[b].shape, inputs[b].dtype) and one_of(range(8)) == 7:
@@ -504,7 +510,9 @@ def _failure(
         if so and len(same) == len(results):
             break
         failure.observed |= {name: x.clone() for name, x in results.items()}
-        failure.localisation = found = localise(failure.observed, recorded, precision, false_alarm=false_alarm)
+        failure.localisation = found = localise(
+            failure.observed, recorded, precision=precision, false_alarm=false_alarm
+        )
         if found.first is not None:
             finding = found.findings[found.first]
             looks = f"; as it looks, {finding.signature}" * bool(finding.signature)

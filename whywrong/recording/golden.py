@@ -326,7 +326,7 @@ def replays(name: str, again: Tensor, value: Tensor) -> None:
     Other strides or another order may round otherwise; what was not recorded, or is another operation, shows at once.
     """
     floating = value.is_floating_point()
-    found = compare(again, value.double() if floating else value, math.inf if floating else None)
+    found = compare(again, value.double() if floating else value, bound=math.inf if floating else None)
     if not found.ok or (floating and found.rms_ratio > torch.finfo(value.dtype).eps ** 0.5):
         raise UsageError(f"step {name!r} cannot be re-run: what torch's operations give is not what it is")
 

@@ -37,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     steps = "steps: safetensors, .npy, .npz, .pt, a folder"
     option("golden", type=Path, metavar="GOLDEN", help=f"a recorded golden; or {steps}")
     option("observed", type=Path, nargs="+", metavar="OBSERVED", help=f"{steps}; several are runs of one program")
-    promised = "what the observed were promised: storage, products, accumulate, eager, flush (else what the files say)"
+    promised = (
+        "what the observed were promised: storage, products, accumulate, eager, flush (else what the files progress)"
+    )
     option("--precision", metavar="name=value,...", help=promised)
     option("--names", type=Path, metavar="FILE", help="JSON: the golden's names to the observed's, where they differ")
     option("--explain", action="store_true", help="look for the break of the recorded golden that gives these numbers")
@@ -58,8 +60,15 @@ def _diff(options: argparse.Namespace) -> int:
     names = _names(options.names) if options.names else {}
     if (options.step or options.seconds) and not options.explain:
         raise UsageError("--step, --seconds: are for --explain; wanted that beside them")
-    say = partial(show, file=sys.stderr)
-    found = report(options.golden, options.observed, precision, say, names, elements=bool(options.html or options.plot))
+    progress = partial(show, file=sys.stderr)
+    found = report(
+        options.golden,
+        options.observed,
+        precision=precision,
+        progress=progress,
+        names=names,
+        elements=bool(options.html or options.plot),
+    )
     why = _explained(found, options, precision, names) if options.explain and found.alarm else None
     if options.json:
         print(json.dumps(found.as_json() | ({"explain": why.as_json()} if why else {}), indent=1, allow_nan=False))
@@ -68,14 +77,14 @@ def _diff(options: argparse.Namespace) -> int:
     if options.plot:
         from whywrong.reporting.pictures import pictures
 
-        say("\n".join(f"picture: {path}" for path in pictures(found, writable(options.plot, "--plot"))))
+        progress("\n".join(f"picture: {path}" for path in pictures(found, writable(options.plot, "--plot"))))
     if options.html:
         from whywrong.reporting.page import page
 
-        say(f"page: {page(found, options.html)}")
+        progress(f"page: {page(found, options.html)}")
     if options.explain and found.alarm and why is None:
         record = "whywrong.golden(reference, *inputs).save(FILE) writes one, which any step can be run again from"
-        say(f"--explain: {options.golden} has steps alone; wanted a recorded golden: {record}")
+        progress(f"--explain: {options.golden} has steps alone; wanted a recorded golden: {record}")
     return 1 if found.alarm else 0
 
 
@@ -101,4 +110,4 @@ def _explained(found: Any, options: argparse.Namespace, precision: Any, names: d
         return None
     runs = [open_dump(Path(run)) for run in dict.fromkeys([found.run, *found.runs])]
     how = {"step": options.step, "seconds": options.seconds or 20.0, "report": found.shown}
-    return explain(runs, golden, precision or found.shown.precision, names, **how)
+    return explain(runs, golden, precision=precision or found.shown.precision, names=names, **how)

@@ -112,8 +112,9 @@ class Report:
 def report(
     golden: Path,
     observed: Sequence[Path],
+    *,
     precision: Precision | None = None,
-    say: Callable[[str], None] = print,
+    progress: Callable[[str], None] = print,
     names: dict[str, str] | None = None,
     elements: bool = False,
 ) -> Report:
@@ -133,7 +134,7 @@ def report(
         if isinstance(reference, Trace) and not reference.ordered and dump.ordered:
             reference = reference.named({name: name for name in (*dump.names, *reference.names) if name in reference})
             reference.ordered = True
-        runs[path] = localise(dump, reference, said, say=say, elements=elements and len(dumps) == 1)
+        runs[path] = localise(dump, reference, precision=said, progress=progress, elements=elements and len(dumps) == 1)
     texts = {key: text for one in (*dumps.values(), reference) for key, text in getattr(one, "texts", {}).items()}
     return Report(runs, dict(_repeats(list(dumps.values()), next(iter(runs.values())).findings)), texts)
 

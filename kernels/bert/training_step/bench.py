@@ -83,8 +83,8 @@ def _provider(name: str, run: training.Run) -> Provider:
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
             found = training.logits_of(model, few).float()
         theirs = training.model_of(replace(run, preset=training.HUGGING_FACE), run.vocabulary)
-        exact = whywrong.bounded(golden.record(theirs, few, wanted), AUTOCAST).step("output.logits")
-        return compare(found, exact.value, exact.bound.absolute)
+        exact = whywrong.bounded(golden.record(theirs, few, wanted), precision=AUTOCAST).step("output.logits")
+        return compare(found, exact.value, bound=exact.bound.absolute)
 
     def alone() -> dict[str, float]:
         torch.cuda.empty_cache()  # what checks took

@@ -39,7 +39,7 @@ def _case(count: int, a: Tensor, b: Tensor, exact: Tensor, bound: object) -> Cas
 
     def provider(name: str, run: Callable[[], None]) -> Provider:
         def check() -> Comparison:
-            return compare(kept.get(name, out), exact, bound)
+            return compare(kept.get(name, out), exact, bound=bound)
 
         return Provider(name, run, lambda: None if name.startswith("atomic") else _poison(out), check)
 
