@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from kernels.start_here.faulty import FAULTS, NONE
 from labkit import Ledger
-from whywrong import Explanation, Hunt, Localisation
+from whywrong import Explanation, FuzzReport, Localisation
 
 
 def settle_first_step(ledger: Ledger, report: Localisation, name: str) -> None:
@@ -26,13 +26,13 @@ def settle_cause(ledger: Ledger, why: Explanation, name: str) -> None:
     ledger.settle("cause", truth, kinds=kinds, says=says, verdict=why.verdict, tried=why.tried)
 
 
-def settle_smallest(ledger: Ledger, hunted: Hunt, name: str) -> None:
+def settle_smallest(ledger: Ledger, hunted: FuzzReport, name: str) -> None:
     """Is there an input on which the kernel fails, if it has a fault, and none if it has not?"""
     shape = list(hunted.failure.inputs["x"].shape) if hunted.failure else []
     ledger.settle("smallest", hunted.found == (name != NONE), shape=shape, tried=hunted.examples)
 
 
-def settle_right(ledger: Ledger, reports: Mapping[int, Localisation], hunted: Hunt) -> None:
+def settle_right(ledger: Ledger, reports: Mapping[int, Localisation], hunted: FuzzReport) -> None:
     """Is no step of the right kernel wrong, at each number of columns, and on no input that was drawn?"""
     wrong = [f"{columns} columns" for columns, report in reports.items() if report.first is not None]
     wrong += [str(hunted.failure.words)] if hunted.failure else []

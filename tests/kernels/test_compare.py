@@ -392,7 +392,7 @@ def test_no_false_alarm_over_clean_products_and_every_spoilt_element_is_caught()
 def test_a_judge_that_allows_three_bounds_is_seen_to_miss_elements(monkeypatch):
     """And results of the same bits are counted as different once: at K = 1 the orders are one."""
     right = calibration.compare
-    monkeypatch.setattr(calibration, "compare", lambda o, g, bound: right(o, g, bound.scaled(3.0)))
+    monkeypatch.setattr(calibration, "compare", lambda o, g, bound: right(o, g, bound=bound.scaled(3.0)))
     rng = np.random.default_rng(8)
     tallies = calibration.tally(calibration.cpu_cases((1, 64), 2, rng), rng)
     assert all(tally.missed == (4, 4, 0) for tally in tallies)

@@ -16,7 +16,7 @@ from hunted import CASES
 
 import whywrong
 from labkit.session.catalogue import ROOT
-from whywrong.fuzzing.fuzz import check, drawn  # noqa: F401
+from whywrong.fuzzing.fuzz import check, sample  # noqa: F401
 
 SHORT = {
     "softmax": 3,
