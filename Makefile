@@ -10,6 +10,14 @@ WORKERS ?= $(shell expr $(JOBS) + 1)
 # Each of JOBS workers on a core of its own: libraries that take all cores would wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
+# `make test K=mhc` runs what belongs to kernels/mhc: its tests, and the notebooks that import it.
+K ?=
+TESTS := $(if $(K),$(wildcard tests/kernels/test_$(K)*.py),tests)
+BOOKS := $(if $(K),$(shell grep -l "kernels.$(K)[ .]" notebooks/*.ipynb),notebooks)
+
+# Code lines that each package may have.
+BUDGETS := labkit=1450 whywrong=5000
+
 # Wheels for another machine: its Python, and whether torch, Triton, NumPy, SciPy, numba and safetensors go along.
 PYTHON ?= 3.12
 WITH_TORCH ?=
@@ -21,21 +29,25 @@ DOWNLOAD = $(BIN)/pip download -qq -d wheelhouse -c constraints.txt --only-binar
 # Where it is set, each of some hundred processes would compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run test test-long lab refresh book wheelhouse clean
+.PHONY: setup run test lint test-slow lab refresh book wheelhouse clean
 
 run: setup
 	@$(BIN)/labkit run --jobs $(JOBS)
 
-test: setup
+test: lint
+	@$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) --dist worksteal $(TESTS)
+	@$(if $(BOOKS),$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) --dist loadfile --nbval-lax --nbval-current-env \
+		--nbval-cell-timeout=300 $(BOOKS))
+
+lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) --dist worksteal
-	@$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) --dist loadfile --nbval-lax --nbval-current-env --nbval-cell-timeout=300 notebooks
+	@$(BIN)/python tools/code_lines.py $(BUDGETS)
 
-# The long forms of the tests, hours of them; what they find is recorded under data/results.
-test-long: setup
-	@$(ONE_THREAD) $(BIN)/pytest -n $(JOBS) --dist worksteal --long
+# With the slow tests, hours of them; what they find is recorded under data/results.
+test-slow: lint
+	@$(ONE_THREAD) $(BIN)/pytest -n $(JOBS) --dist worksteal --runslow
 
 # On copies in lab/, which git ignores: an autosave changes no notebook that is committed.
 lab: setup

@@ -1,6 +1,7 @@
 """Every test runs where kernels run here: a GPU if there is one, else Triton's interpreter and the host's BLAS."""
 
 import os
+import re
 
 # As in `make test`, however pytest is called: the arrays are small, and threads that wait for each other burn a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,15 +19,32 @@ DEVICE = choose("auto")  # before any kernel is imported
 
 
 def pytest_addoption(parser):
-    parser.addoption("--long", action="store_true", help="run the long forms of the tests, and nothing else")
+    parser.addoption("--runslow", action="store_true", help="run the tests marked slow too: hours")
 
 
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if "gpu" in item.keywords and not DEVICE.is_cuda:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
-        if ("long" in item.keywords) != config.getoption("--long"):
-            item.add_marker(pytest.mark.skip(reason="the other form: with --long, or without it"))
+        if "slow" in item.keywords and not config.getoption("--runslow"):
+            item.add_marker(pytest.mark.skip(reason="slow: pass --runslow"))
+
+
+LONGEST_ID = 24
+"""Characters of one argument's part of a test's name: a name has two or three of these, and stays below 60."""
+
+
+def pytest_make_parametrize_id(config, val, argname):
+    """``heads3``, ``dtypefloat32``, ``shape40x24``: the argument's name, then its value; None leaves it to pytest."""
+    if isinstance(val, str):
+        words = re.sub(r"[^\w.+=<>-]+", "_", val).strip("_")
+        return words[:LONGEST_ID] if words else None
+    if isinstance(val, (bool, int, float, torch.dtype)):
+        return f"{argname}{str(val).removeprefix('torch.')}"
+    if isinstance(val, tuple) and val and all(isinstance(n, int) for n in val):
+        return f"{argname}{'x'.join(map(str, val))}"[:LONGEST_ID]
+    name = getattr(val, "__name__", None)
+    return name if name is None or name.isidentifier() else argname  # a lambda is its argument
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -237,7 +237,7 @@ def test_a_module_wraps_any_layer_and_learns(device):
     losses = []
     for _ in range(8):
         loss = (block(x) - target).square().mean()
-        losses.append(float(loss))
+        losses.append(loss.item())
         steps.zero_grad()
         loss.backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in block.parameters())
