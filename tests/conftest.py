@@ -41,6 +41,9 @@ def pytest_make_parametrize_id(config, val, argname):
         return words[:LONGEST_ID] if words else None
     if isinstance(val, (bool, int, float, torch.dtype)):
         return f"{argname}{str(val).removeprefix('torch.')}"
+    fields = getattr(val, "_fields", None) or getattr(val, "__dataclass_fields__", ())
+    if sizes := [f"{name}{n}" for name in fields if isinstance(n := getattr(val, name), int)]:
+        return "-".join(sizes)[: 2 * LONGEST_ID]
     if isinstance(val, tuple) and val and all(isinstance(n, int) for n in val):
         return f"{argname}{'x'.join(map(str, val))}"[:LONGEST_ID]
     name = getattr(val, "__name__", None)
