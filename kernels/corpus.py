@@ -14,7 +14,7 @@ from pydoc_data import topics
 
 import numpy as np
 
-from labkit.bench import native
+from kernels import native
 from whywrong.errors import UsageError
 
 FOLDERS = ("test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3")

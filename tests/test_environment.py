@@ -80,7 +80,7 @@ def test_no_pinned_package_refuses_a_python_that_we_say_we_have(version):
     assert not [name for name, python in asked.items() if f"{version}.9" not in Requirement(f"p{python}").specifier]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("version", PYTHONS)
 def test_the_pins_resolve_to_wheels_for_each_python(version, tmp_path):
     """All but PURE have one. Asks the registry of packages, and installs nothing."""

@@ -93,7 +93,7 @@ def test_it_names_no_path_of_a_machine(book):
     assert str(ROOT) not in json.dumps(book.content)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_other_sizes_at_which_blas_rejects_the_call_end_ok_with_every_claim(tmp_path):
     sizes = {"heads": 2, "n": 20, "m": 53, "d_k": 29, "seeds": 3, "defect": "q_leading_dimension"}
     given = [f"-p{name}={value}" for name, value in sizes.items()]

@@ -8,8 +8,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from kernels import native
 from kernels.bert import ablation, corpus, experiments, scheduling, training
-from labkit.bench import native
 from labkit.session.device import choose
 from whywrong.errors import UsageError
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.bench import native
+from kernels import native
 from whywrong.errors import UsageError
 
 PIECE = 8000

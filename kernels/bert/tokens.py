@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from kernels import native
 from kernels.bert.corpus import DIGESTS, Corpus
 from kernels.bert.masking import Masking
-from labkit.bench import native
 from whywrong.errors import UsageError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kernels.native import build
 from kernels.tinyllm import golden
 from kernels.tinyllm.tinyllm import ENGINES, FOLDER, HOST, Config, initial
-from labkit.bench.native import build
 from labkit.session.device import Device
 from whywrong import Precision, bounded
 from whywrong.errors import UsageError

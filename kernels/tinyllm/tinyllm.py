@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.bench.native import build, load
+from kernels.native import build, load
 from labkit.session.device import Device
 from whywrong.errors import UsageError
 from whywrong.recording.steps import Trace

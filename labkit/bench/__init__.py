@@ -1,4 +1,4 @@
-"""Timing that refuses to time what was not checked first, with the floor beside it; and native builds.
+"""Timing that refuses to time what was not checked first, with the lower bound beside it.
 
 The names that a kernel's bench.py and a notebook use stand here.
 """

@@ -37,7 +37,7 @@ def candidates(listed):
     return identify.Candidates(listed, identify.separating_settings(REPORT), BLOCK)
 
 
-@pytest.fixture(scope="module", params=[30, pytest.param(50, marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=[30, pytest.param(50, marks=pytest.mark.slow)])
 def count(request):
     """How many draws of the list, and from outside it, are weighed."""
     return request.param

@@ -55,7 +55,7 @@ def test_the_short_form_has_each_kind(kind, faulty):
     assert any((CASES[name].language, CASES[name].faulty) == (kind, faulty) for name in SHORT)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_kernel_stands_or_falls_in_50_examples(name):
     case = CASES[name]

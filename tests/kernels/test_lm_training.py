@@ -129,7 +129,7 @@ print(json.dumps({"killed": killed, "finished": finished, "newest": sorted(newes
 """
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_moments_gives_the_losses_of_one_that_was_not(raw, tmp_path, kills):
     command = [sys.executable, "-c", KILLED, json.dumps(raw), str(kills)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -236,9 +236,9 @@ def sums(checkpoint):
         (into_index, True),
         (into_index_beside_the_rest, False),
         (into_small_entry, True),
-        pytest.param(into_index, False, marks=pytest.mark.long),
-        pytest.param(into_index_beside_the_rest, True, marks=pytest.mark.long),
-        pytest.param(into_small_entry, False, marks=pytest.mark.long),
+        pytest.param(into_index, False, marks=pytest.mark.slow),
+        pytest.param(into_index_beside_the_rest, True, marks=pytest.mark.slow),
+        pytest.param(into_small_entry, False, marks=pytest.mark.slow),
     ],
 )
 def test_code_planted_in_a_checkpoint_is_refused_and_never_run(raw, tmp_path, capsys, monkeypatch, place, signed):
@@ -380,7 +380,7 @@ def torchrun(text, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_two_processes_give_the_losses_of_one_and_either_goes_on_from_the_other(torchrun, tmp_path, parallel):
     raw, folder = torchrun(parallel)
     one = lines(training.train(parsed(raw | {"folder": str(tmp_path / "one")})))
@@ -430,7 +430,7 @@ training.train(config.load(config.Path(path)))
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["fsdp", "ddp"])
 def test_a_rank_that_saw_another_batch_is_told_from_the_others(raw, tmp_path, parallel, capsys):
     (tmp_path / "wrong.py").write_text(WRONG)

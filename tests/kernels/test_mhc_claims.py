@@ -102,7 +102,7 @@ def settled(case, n, d, tile, tokens, seed):
 
 
 @pytest.mark.parametrize(
-    "first", [0, 25, *(pytest.param(n, marks=pytest.mark.long) for n in range(50) if n % 25 and not n % 5)]
+    "first", [0, 25, *(pytest.param(n, marks=pytest.mark.slow) for n in range(50) if n % 25 and not n % 5)]
 )
 def test_blind_faults_are_named_or_none_of_these_or_undecidable_between_equals(device, first):
     """Fifty seeds, a fifth of them not on the list; the streams too are drawn, and with one some faults are equal."""

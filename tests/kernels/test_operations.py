@@ -118,7 +118,7 @@ def test_what_an_operation_gives_lies_as_its_fake_form_says_in_every_layout(devi
     assert others
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith(", out")])
 def test_an_operation_keeps_torchs_rules_in_every_layout(device, name):
     operation, given = operations(device)[name]

@@ -117,7 +117,7 @@ def test_no_wrong_cause_is_named(seed, device):
     assert verdict != "refuted", why
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(50))
 def test_no_wrong_cause_is_named_in_fifty_draws(seed, device):
     verdict, why = settled(faulty.chosen(faulty.BLIND, seed), seed, device)

@@ -11,10 +11,10 @@ import pytest
 
 import labkit
 from kernels.corpus import corpus
+from kernels.native import build
 from kernels.tinyllm import blind, claims, experiments, fault_sets, faulty, golden, tables, tinyllm
 from kernels.tinyllm.identify import identify, outcome_in_words, wrongly_identified
 from kernels.tinyllm.tinyllm import Config, TinyLLM, library
-from labkit.bench.native import build
 from labkit.session.claims import described
 from labkit.session.device import decide
 from labkit.session.record import Record

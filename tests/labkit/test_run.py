@@ -139,7 +139,7 @@ def test_two_commands_in_one_folder_make_one_run(books, tmp_path):
     assert sum("reused" in text for text in said) == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_notebooks_run_side_by_side(books, tmp_path):
     for name in ("left", "right"):
         books(name, FINISH)

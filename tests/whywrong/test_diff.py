@@ -344,7 +344,7 @@ def test_one_long_row_is_read_in_blocks(tmp_path, diff):
     assert (code, step["mismatches"], step["first_index"]) == (1, 1, [BLOCK + 5])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_large_plain_step_is_read_in_blocks(tmp_path):
     """A pair of 128 MiB each: what is needed beyond the libraries and the files' own pages stays small."""
     x = torch.arange(1 << 25, dtype=torch.float32).reshape(1 << 12, -1)

@@ -17,7 +17,7 @@ def test_another_activation_in_one_block_is_named():
     assert row["found"].causes[0].kind in blocks.KINDS["gelu"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "seconds"), [(2, 30.0), (8, 120.0)])
 def test_large_blocks_are_explained_in_the_time_promised(layers, seconds):
     row = blocks.measure(layers, 256, 2, 64, "gelu")

@@ -49,7 +49,7 @@ def test_the_record_is_of_every_defect_with_its_label(name):
     [
         *((name, None) for name in ("r03", "r06", "r07", "s04", "s06", "s08")),
         *(("u03", 0), ("u04", 2), ("u07", 0)),
-        *(pytest.param(name, None, marks=pytest.mark.long) for name in ("u03", "u04", "u07")),
+        *(pytest.param(name, None, marks=pytest.mark.slow) for name in ("u03", "u04", "u07")),
     ],
 )
 def test_right_ports_that_were_accused_at_first_are_not(name, seed):
@@ -153,7 +153,7 @@ def test_three_defects_are_explained_as_the_record_says_or_better(tmp_path):
     assert all(no_worse(row, before[row["case"]]) for row in rows), rows
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_all_defects_are_explained_as_the_record_says_or_better():
     rows = [ep.explained(case) for case in programs("blind").cases(clean=False)]
     worse = [row for row, before in zip(rows, RECORDED["blind"], strict=True) if not no_worse(row, before)]

@@ -430,7 +430,7 @@ def test_the_script_is_a_test_and_runs_by_itself(tmp_path):
     runpy.run_path(str(path), run_name="__main__")
 
 
-@pytest.mark.parametrize("how", [["path"], pytest.param(["-m", "my_kernel"], marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", [["path"], pytest.param(["-m", "my_kernel"], marks=pytest.mark.slow)])
 def test_functions_of_a_script_are_imported_by_its_name(how, tmp_path, monkeypatch):
     path = tmp_path / "my_kernel.py"
     path.write_text(

@@ -104,7 +104,7 @@ def _broken(rows, wrong):
     return [f"{r.architecture} {r.dtype} {r.attention}: {r.first}: {r.words}" for r in rows if wrong(r)]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "gradients"])
 @pytest.mark.parametrize("dtype", models.DTYPES)
 def test_no_right_model_is_accused(dtype, backward, tables):
@@ -113,7 +113,7 @@ def test_no_right_model_is_accused(dtype, backward, tables):
     assert _broken(rows, lambda row: row.accused) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", models.DTYPES)
 def test_every_fault_above_the_noise_of_its_type_is_found_in_its_module(dtype, tables):
     chosen = models.cases((dtype,), (), ("eager", "sdpa"))

@@ -37,7 +37,7 @@ def test_a_right_kernel_is_not_accused(name, device):
     assert not found.found, found
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", kernels.RIGHT)
 def test_a_right_kernel_is_not_accused_in_50_examples(name, device):
     found = hunt(kernels.RIGHT[name], name, device, 50, 1 << 9)
@@ -50,7 +50,7 @@ def test_a_faulty_kernel_is_found_soon(name, device):
     assert hunt(kernels.FAULTY[name], name, device, 30, 1 << 7).found
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", kernels.FAULTY)
 def test_a_faulty_kernel_is_found(name, device):
     assert hunt(kernels.FAULTY[name], name, device, 50, 1 << 9).found

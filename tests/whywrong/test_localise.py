@@ -531,7 +531,7 @@ def test_a_false_alarm_rate_is_a_probability(wrong):
         localise({"output": torch.ones(3)}, golden(torch.exp, torch.zeros(3)), false_alarm=wrong)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ALIKE)
 def test_right_results_whose_errors_are_alike_are_not_called_systematic(name, seed):
     """What rounding does to x + c follows from x and c: such errors do not average out, and are no fault."""

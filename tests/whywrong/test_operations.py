@@ -309,7 +309,7 @@ def test_nor_is_it_in_bfloat16(name):
     assert not accused(name, range(1), torch.bfloat16)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_right_code_is_not_accused_over_many_seeds(name):
     assert not accused(name, range(100, 130))

@@ -64,7 +64,7 @@ def test_a_seed_gives_one_program_and_its_faults_are_as_large_as_said():
         assert 0.3 * fault.grade < float(off) / unit < 3.0 * fault.grade
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_twenty_thousand_draws_by_storage():
     jobs = os.cpu_count() or 1
     found = rp.summary(rp.run(range(10**6, 10**6 + 20000), jobs=jobs))

@@ -155,14 +155,14 @@ def installed(wheel, tmp_path_factory):
     return environment / "bin"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_wheel_holds_whywrong_alone(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"whywrong"}
     assert {"whywrong/reporting/pages/diff.html", "whywrong/py.typed"} <= set(names)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_works_where_nothing_else_is_installed(installed, tmp_path):
     for path in EXAMPLES.glob("*.safetensors"):
         shutil.copy(path, tmp_path)
@@ -185,7 +185,7 @@ def test_it_works_where_nothing_else_is_installed(installed, tmp_path):
     assert run("whywrong", "diff", *dumps, "--plot", "pictures") == (2, "", line)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_import_takes_less_than_a_third_of_a_second_beyond_torch(installed, tmp_path):
     command = [installed / "python", "-c", IMPORT]
     runs = [subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True) for _ in range(5)]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from labkit.bench.native import build, load
+from kernels.native import build, load
 from labkit.session.catalogue import ROOT
 from labkit.session.device import Device
 from whywrong.errors import UsageError
@@ -56,7 +56,7 @@ def test_a_library_is_built_once_and_again_where_it_is_not_as_it_was_built(sourc
 
 def test_who_asks_while_it_is_built_waits_for_it(source, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from labkit.bench.native import build; from labkit.session.device "
+        "import sys; from pathlib import Path; from kernels.native import build; from labkit.session.device "
         "import Device; at = Path(sys.argv[1]); print(build(at, at.parent, Device('cpu', 'X')))"
     )
     other = subprocess.Popen([sys.executable, "-c", code, str(source)], stdout=subprocess.PIPE, text=True)
