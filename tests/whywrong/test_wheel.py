@@ -28,6 +28,8 @@ whywrong.golden, whywrong.localise, whywrong.compare, whywrong.assert_close, why
 print(time.perf_counter() - start, *sorted({name.split(".")[0] for name in sys.modules}))
 """
 ROOMS = (
+    "torch_private",
+    "process_state",
     "errors",
     "tables",
     "files",

@@ -22,8 +22,8 @@ from whywrong.checking.without_program import Values
 from whywrong.comparing.comparison import as_tensor
 from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, guess, representable, stored
 from whywrong.errors import UsageError, did_you_mean
+from whywrong.process_state import temporarily
 from whywrong.recording.golden import GRADIENT, Golden
-from whywrong.recording.program import meanwhile
 from whywrong.recording.steps import Trace, as_trace
 from whywrong.tables import to_stderr
 
@@ -129,7 +129,7 @@ def localise(
 
 def few_threads(elements: int) -> AbstractContextManager[None]:
     """One thread for small tensors: several would wait for each other longer than they work."""
-    return meanwhile(torch.get_num_threads, torch.set_num_threads, 1 if elements < SMALL else torch.get_num_threads())
+    return temporarily(torch.get_num_threads, torch.set_num_threads, 1 if elements < SMALL else torch.get_num_threads())
 
 
 def _judge(golden: Any, seen: Trace, chance: float, progress: Any, elements: bool, result: Localisation) -> None:

@@ -17,8 +17,8 @@ from whywrong.comparing.bounds import Bound
 from whywrong.comparing.comparison import compare
 from whywrong.comparing.precision import Precision
 from whywrong.errors import UsageError
+from whywrong.process_state import attribute, process_wide, temporarily
 from whywrong.recording.golden import Golden
-from whywrong.recording.program import meanwhile, setting
 from whywrong.recording.steps import Trace, as_trace
 from whywrong.tables import Table, number
 
@@ -162,10 +162,11 @@ def poisoned() -> Iterator[None]:
     """Fill what torch allocates without a value with NaN (integers: their largest), so that what nobody wrote shows.
 
     That is torch's own fill of uninitialised memory, which works while its deterministic algorithms are asked for;
-    those that have none run as usual.
+    those that have none run as usual. Both are settings of the process: other threads see them meanwhile, but for
+    those of whywrong's, which wait.
     """
-    mode = meanwhile(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, "warn")
-    fill = setting(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    with warnings.catch_warnings(), mode, fill:
+    mode = temporarily(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, "warn")
+    fill = attribute(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    with process_wide(mode, fill), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*deterministic.*")
         yield

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from whywrong.comparing.bounds import lost_terms, variance_of_sum, worst_case
 from whywrong.comparing.precision import SMALLEST, UNIT_ROUNDOFF, Precision, dtype_of, half_ulp, representable, stored
+from whywrong.process_state import attribute, process_wide
 from whywrong.recording.operations import (
     ALGORITHMS,
     ARITHMETIC,
@@ -40,7 +40,8 @@ from whywrong.recording.operations import (
     SUMS,
     TRANSFORMS,
 )
-from whywrong.recording.program import Node, Program, Ref, call, setting
+from whywrong.recording.program import Node, Program, Ref, call
+from whywrong.torch_private import tree_leaves, tree_map_only, without_vmap_warning
 
 Run = Callable[[], dict[int, Tensor]]
 
@@ -307,7 +308,7 @@ class Exact:
         """How far torch's float32 is from float64 of the same numbers, which float32 holds."""
         narrow = _each(torch.Tensor.float, args)
         matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-        with setting(matmul, "fp32_precision", "ieee"), setting(conv, "fp32_precision", "ieee"):  # no TF32 in its place
+        with process_wide(*(attribute(of, "fp32_precision", "ieee") for of in (matmul, conv))):  # no TF32 in its place
             found = call(node, narrow, kwargs, self.device)
         exact = call(node, _each(torch.Tensor.double, narrow), kwargs, self.device)
         return _each(lambda x, y: torch.nan_to_num(y.double() - x, 0.0, 0.0, 0.0), exact, found)
@@ -405,14 +406,13 @@ def simulate(run: Run, runs: int, seed: int, elements: int, device: torch.device
 
     `elements` is the size of its largest operation. What cannot be run several at once is run one by one.
     """
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with process_wide(without_vmap_warning()), torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         batch = torch.cuda.mem_get_info(device)[0] // (8 * LIVE) if device.type == "cuda" else BATCH
         at_once = max(1, min(runs, batch // max(1, elements)))
         for start in range(0, runs, at_once):
             each = torch.empty(min(at_once, runs - start), device=device)
             try:
-                torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
                 found = torch.vmap(lambda _: run(), randomness="different")(each)
             except RuntimeError:  # a shape that depends on values has no batches
                 singles = [run() for _ in each]

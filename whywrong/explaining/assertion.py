@@ -8,7 +8,6 @@ from numbers import Number
 from typing import Any
 
 from numpy import generic, ndarray
-from torch.utils._pytree import tree_map_only
 
 from whywrong.checking.findings import Finding, Localisation
 from whywrong.checking.localise import localise
@@ -19,6 +18,7 @@ from whywrong.recording.golden import Golden
 from whywrong.recording.steps import Trace
 from whywrong.recording.watching import OUTPUT, tensors_of
 from whywrong.tables import printable
+from whywrong.torch_private import tree_map_only
 
 SECONDS = 5.0
 """How long a failing test may look for the cause."""

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch.utils._pytree import tree_map_only
 
 from whywrong.comparing.precision import stored
 from whywrong.explaining.part import Edit, Part
@@ -33,6 +32,7 @@ from whywrong.recording.operations import (
     TRANSFORMS,
 )
 from whywrong.recording.program import CONSTANT, INPUT, Node, Ref, call
+from whywrong.torch_private import tree_map_only
 
 Tensor = torch.Tensor
 Change = Callable[[Tensor], Tensor]

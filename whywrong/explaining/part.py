@@ -7,12 +7,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_map_only
 
+from whywrong.process_state import float64_by_default
 from whywrong.recording.golden import Golden
-from whywrong.recording.program import CONSTANT, INPUT, Node, Program, Ref, call, filled, float64_by_default
+from whywrong.recording.program import CONSTANT, INPUT, Node, Program, Ref, call, filled
 from whywrong.recording.recorder import Recorder
 from whywrong.recording.steps import Trace
+from whywrong.torch_private import tree_map_only
 
 Tensor = torch.Tensor
 

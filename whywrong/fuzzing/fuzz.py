@@ -27,9 +27,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from whywrong.checking.findings import Localisation
 from whywrong.checking.localise import FALSE_ALARM, localise
@@ -39,10 +36,11 @@ from whywrong.comparing.comparison import as_tensor
 from whywrong.comparing.precision import Precision, dtype_of, name_of
 from whywrong.errors import UsageError, check_number, first_line, needs
 from whywrong.explaining.search import CAUSE, Cause, Explanation, explain
+from whywrong.process_state import attribute, process_wide, temporarily
 from whywrong.recording.golden import GRADIENT, Golden, golden
-from whywrong.recording.program import meanwhile
 from whywrong.recording.watching import OUTPUT, tensors_of
 from whywrong.tables import printable
+from whywrong.torch_private import FakeTensorMode, TorchDispatchMode, tree_leaves, tree_map_only
 
 Inputs = dict[Any, Any]
 Names = tuple[Any, ...]
@@ -288,8 +286,13 @@ def fuzz(
         return isinstance(found, Failure)
 
     how = settings(max_examples=examples, database=None, deadline=None, phases=(Phase.generate, Phase.shrink))
-    home = partial(meanwhile, lambda: vars(config)["__hypothesis_home_directory"], config.set_hypothesis_home_dir)
-    with tempfile.TemporaryDirectory() as folder, home(folder), quiet, suppress(NoSuchExample, Unsatisfiable, _TimeUp):
+    home = partial(temporarily, lambda: vars(config)["__hypothesis_home_directory"], config.set_hypothesis_home_dir)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        process_wide(home(folder)),
+        quiet,
+        suppress(NoSuchExample, Unsatisfiable, _TimeUp),
+    ):
         hypothesis.find(cases, fails, settings=how, random=Random(seed))  # which keeps numbers of the sources it sees
     if failed := report.failure:
         copies = {name: x.contiguous() for name, x in _tensors(failed.inputs).items() if not x.is_contiguous()}
@@ -409,7 +412,7 @@ class _Longest(TorchDispatchMode):
 
 def _longest(reference: Any, inputs: Inputs, out: Names) -> int:
     """The most elements of a tensor that the reference makes, as far as it gets without any numbers."""
-    silent = meanwhile(lambda: logging.root.manager.disable, logging.disable, logging.CRITICAL)  # of what has no fake
+    silent = attribute(logging.getLogger(FakeTensorMode.__module__), "disabled", True)  # of what has no fake
     with suppress(Exception), silent, FakeTensorMode(allow_non_fake_inputs=True) as fake, _Longest() as longest:
         _called(reference, tree_map_only(Tensor, fake.from_tensor, {n: x for n, x in inputs.items() if n not in out}))
     return longest.elements

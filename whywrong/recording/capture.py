@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.stateless import _reparametrize_module
 
 from whywrong.comparing.bits import same_bits
 from whywrong.comparing.precision import guess
@@ -18,6 +17,7 @@ from whywrong.recording.golden import with_backward
 from whywrong.recording.recorder import Watcher, unique
 from whywrong.recording.steps import Trace
 from whywrong.recording.watching import check_subject, leaves_of, run_watched, snapshot
+from whywrong.torch_private import _reparametrize_module
 
 
 def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **named: Any) -> Trace:

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from whywrong.comparing.comparison import compare
 from whywrong.errors import UsageError, did_you_mean, first_line
+from whywrong.process_state import float64_by_default
 from whywrong.recording.dumps import open_dump
 from whywrong.recording.operations import ALGORITHMS, TRANSFORMS, full_name, resolve
-from whywrong.recording.program import CONSTANT, INPUT, ITEM, Node, Program, Ref, float64_by_default
+from whywrong.recording.program import CONSTANT, INPUT, ITEM, Node, Program, Ref
 from whywrong.recording.recorder import NARROW, Recorder, unique
 from whywrong.recording.steps import Trace, write_safetensors
 from whywrong.recording.watching import (
@@ -34,6 +34,7 @@ from whywrong.recording.watching import (
     snapshot,
     tensors_of,
 )
+from whywrong.torch_private import tree_map_only
 
 VERSION = "golden 1"
 """What a file says that :meth:`Golden.save` wrote."""

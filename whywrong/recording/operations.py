@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table
+
+from whywrong.torch_private import DispatchKey, decomposition_table
 
 aten: Any = torch.ops.aten
 
@@ -157,7 +158,7 @@ def functional(func: Any) -> Any:
 @cache
 def decomposition(func: Any) -> Callable[..., Any] | None:
     """How an operation that is not in the table is made of others; None where that is not known."""
-    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    key = DispatchKey.CompositeExplicitAutograd
     by_torch = partial(func._op_dk, key) if name_of(func).startswith(_MADE_OF_OTHERS) else None
     return _OURS.get(name_of(func)) or decomposition_table.get(func) or by_torch
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from whywrong.comparing import precision
+from whywrong.process_state import float64_by_default
 from whywrong.recording.operations import FACTORIES, name_of
+from whywrong.torch_private import tree_leaves, tree_map_only
 
 INPUT, CONSTANT, ITEM = "input", "constant", "getitem"
 
@@ -86,26 +85,6 @@ def call(node: Node, args: Any, kwargs: dict[str, Any], device: torch.device | N
     if node.op in FACTORIES and device is not None and not any(isinstance(a, Tensor) for a in args):
         kwargs = {**kwargs, "device": device}
     return node.func(*args, **kwargs)
-
-
-@contextmanager
-def meanwhile(get: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> Iterator[None]:
-    """Another value of a setting, which is afterwards as it was."""
-    before = get()
-    put(value)
-    try:
-        yield
-    finally:
-        put(before)
-
-
-def setting(owner: Any, name: str, value: Any) -> AbstractContextManager[None]:
-    """Another value of an attribute meanwhile."""
-    return meanwhile(partial(getattr, owner, name), partial(setattr, owner, name), value)
-
-
-float64_by_default = partial(meanwhile, torch.get_default_dtype, torch.set_default_dtype, torch.float64)
-"""float64 where a program asks for no dtype, as for positions that it counts, or whole numbers that it divides."""
 
 
 @dataclass

@@ -7,20 +7,19 @@ import linecache
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from whywrong.comparing.comparison import real
 from whywrong.comparing.precision import name_of as dtype_name
 from whywrong.errors import UsageError
+from whywrong.process_state import attribute
 from whywrong.recording.operations import (
     ALGORITHMS,
     ALLOWED,
@@ -38,10 +37,19 @@ from whywrong.recording.operations import (
     instead,
     name_of,
 )
-from whywrong.recording.program import CONSTANT, INPUT, ITEM, WIDE, Program, Ref, narrower, setting, widened
+from whywrong.recording.program import CONSTANT, INPUT, ITEM, WIDE, Program, Ref, narrower, widened
+from whywrong.torch_private import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+)
 
-_TOLD = SimpleNamespace(listener=None)
-"""Who is told of a :func:`step`: the innermost recording, and the tensors that have a name there."""
+_LISTENER: ContextVar[tuple[Callable[[str, Tensor], None], dict[int, Tensor]] | None] = ContextVar(
+    "listener", default=None
+)
+"""Who observes a :func:`step` in this thread: the innermost recording, and the tensors that have a name there."""
 
 BACKWARD = "backward"
 """The path of operations that compute gradients."""
@@ -60,17 +68,36 @@ def step(name: str, tensor: Tensor) -> Tensor:
     """
     if not isinstance(tensor, Tensor) or not isinstance(name, str):
         raise UsageError(f"step {name!r:.40}: a {type(tensor).__name__} is not right; wanted a name, then a tensor")
-    if _TOLD.listener is not None:
-        on_step, named = _TOLD.listener
+    if (listener := _LISTENER.get() or _of_modes()) is not None:
+        on_step, named = listener
         tensor = tensor.clone() if id(tensor) in named else tensor
         named[id(tensor)] = tensor  # kept, lest another has its id
         on_step(name, real(tensor))
     return tensor
 
 
-def listening(on_step: Callable[[str, Tensor], None]) -> AbstractContextManager[None]:
-    """Have `on_step(name, tensor)` called for each :func:`step` meanwhile."""
-    return setting(_TOLD, "listener", (on_step, {}))
+@contextmanager
+def listening(on_step: Callable[[str, Tensor], None], watcher: Watcher | None = None) -> Iterator[None]:
+    """Have `on_step(name, tensor)` called for each :func:`step` in this thread, and below `watcher` in any.
+
+    Autograd computes the gradients of a GPU in a thread of its own, to which torch passes on its modes alone.
+    """
+    listener = on_step, dict[int, Tensor]()
+    token = _LISTENER.set(listener)
+    if watcher is not None:
+        watcher.listener = listener
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+        if watcher is not None:
+            watcher.listener = None  # which refers to the recording, and would keep it alive
+
+
+def _of_modes() -> Any:
+    """Who observes by the innermost watcher among torch's modes."""
+    modes = reversed(_get_current_dispatch_mode_stack())
+    return next((mode.listener for mode in modes if isinstance(mode, Watcher)), None)
 
 
 def unique(name: str, taken: Any) -> str:
@@ -93,6 +120,7 @@ class Watcher(TorchDispatchMode):
     def __init__(self, on_step: Callable[[str, Tensor], None], narrow: list[tuple[Tensor, dict[str, str]]]) -> None:
         super().__init__()
         self.path = ""
+        self.listener: Any = None
         self.on_step, self.narrow = on_step, narrow
 
     @classmethod
@@ -260,7 +288,7 @@ class Recorder(Watcher):
 
     def _parts(self, run: Callable[[], Any]) -> Any:
         """What `run` gives; its operations are recorded, and reported as the one that they are parts of."""
-        with setting(self, "_inside", True), self:
+        with attribute(self, "_inside", True), self:
             return run()
 
     def _composite(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from whywrong.comparing.comparison import as_tensor, real
 from whywrong.errors import UsageError
+from whywrong.process_state import process_wide
 from whywrong.recording.recorder import BACKWARD, Watcher, listening
+from whywrong.torch_private import _disable_current_modes
 
 OUTPUT = "output"
 """The name of a reference's result; the parts of a function's dict have names of their own."""
@@ -87,7 +88,7 @@ def run_watched(
     """
     module = isinstance(subject, torch.nn.Module)
     handles = _hooks(subject, watcher, on_step) if module and watcher is not None else []
-    with ExitStack() as stack, watcher or nullcontext(), listening(on_step):
+    with ExitStack() as stack, process_wide(), watcher or nullcontext(), listening(on_step, watcher):
         for handle in handles:
             stack.enter_context(handle)
         given = _replaced("", _arguments(inputs, named), lambda name, _: _writable(leaves[name]))

@@ -1,0 +1,122 @@
+"""Several threads at once: each has its own steps, and what torch keeps for the process is afterwards as it was."""
+
+import logging
+import threading
+import warnings
+
+import pytest
+import torch
+
+import whywrong
+from whywrong import capture, golden, localise
+
+TIMES = 500
+
+
+def in_threads(*functions):
+    """What each function returns, run in threads that begin together; what one raises is raised here."""
+    begin, results = threading.Barrier(len(functions)), {}
+
+    def run(k, function):
+        begin.wait()
+        try:
+            results[k] = function()
+        except BaseException as error:
+            results[k] = error
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(functions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=300)
+    for result in results.values():
+        if isinstance(result, BaseException):
+            raise result
+    return [results[k] for k in range(len(functions))]
+
+
+def program(word, steps):
+    """A function with `steps` steps that nobody else names so."""
+
+    def run(x):
+        for k in range(steps):
+            x = whywrong.step(f"{word}{k}", torch.sin(x + k))
+        return x
+
+    return run
+
+
+@pytest.mark.parametrize("record", [capture, golden])
+def test_no_thread_has_a_step_of_another(record):
+    x = torch.linspace(0.0, 1.0, 5)
+    alone = {word: record(program(word, steps), x).names for word, steps in (("a", 3), ("b", 5))}
+    times = TIMES if record is capture else TIMES // 5
+
+    def names(word, steps):
+        return lambda: [record(program(word, steps), x).names for _ in range(times)]
+
+    for word, found in zip("ab", in_threads(names("a", 3), names("b", 5)), strict=True):
+        assert found == [alone[word]] * times
+
+
+def test_a_capture_sees_float32_while_another_thread_records_in_float64():
+    x = torch.ones(4)
+
+    def captured():
+        return [capture(lambda x: x + torch.zeros(4), x)["output"].dtype for _ in range(200)]
+
+    dtypes, _ = in_threads(captured, lambda: [golden(lambda x: x.exp().sum(), x) for _ in range(60)])
+    assert set(dtypes) == {torch.float32}
+
+
+def test_a_step_of_a_backward_is_kept():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2.0 * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2.0 * whywrong.step("inside", g.clone())
+
+    assert "inside" in capture(lambda x: Doubled.apply(x).sum(), torch.ones(3)).names
+
+
+def softmax(x, dim=-1):
+    return {"p": torch.softmax(x, dim)}
+
+
+def test_threads_find_what_each_finds_alone():
+    x = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
+    recorded = golden(softmax, x=x)
+    right, wrong = ({"x": x, "p": softmax(x, dim)["p"]} for dim in (-1, 0))
+
+    def found(observed):
+        return lambda: [repr(localise(observed, recorded)) for _ in range(15)]
+
+    for observed, several in zip((right, wrong), in_threads(found(right), found(wrong)), strict=True):
+        assert set(several) == {repr(localise(observed, recorded))}
+
+
+def state():
+    default, mode = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
+    return default, mode, logging.root.manager.disable, list(warnings.filters), torch.get_num_threads()
+
+
+def doubled(x):
+    return 2.0 * x
+
+
+def tripled(x):
+    return 3.0 * x
+
+
+def test_fuzzings_at_once_leave_the_process_as_it_was():
+    pytest.importorskip("hypothesis")
+    before, x = state(), (torch.ones(4, 8),)
+
+    def fuzzed(kernel):
+        return lambda: whywrong.fuzz(kernel, doubled, x, examples=6).found
+
+    assert in_threads(*map(fuzzed, [doubled, tripled] * 4)) == [False, True] * 4
+    assert state() == before
