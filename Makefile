@@ -43,7 +43,7 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python tools/code_lines.py $(BUDGETS)
+	@$(BIN)/python -m tools.code_lines $(BUDGETS)
 
 # With the slow tests, hours of them; what they find is recorded under data/results.
 test-slow: lint
@@ -58,15 +58,15 @@ lab: setup
 # Executed in place, as a reader would in Lab; figures and verdicts are committed with them.
 refresh: setup
 	@$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
-	@$(BIN)/python .ci/pictures.py notebooks/*.ipynb
-	@$(BIN)/python .ci/readme_figures.py
-	@$(BIN)/python .ci/answers.py
-	@$(BIN)/python .ci/operations.py
-	@$(BIN)/python .ci/causes.py
+	@$(BIN)/python -m tools.pictures notebooks/*.ipynb
+	@$(BIN)/python -m tools.readme_figures
+	@$(BIN)/python -m tools.answers
+	@$(BIN)/python -m tools.operations
+	@$(BIN)/python -m tools.causes
 
 # The committed notebooks under their recorded results, as pages that need no server: book/index.html.
 book: setup
-	@$(BIN)/python .ci/book.py book
+	@$(BIN)/python -m tools.book book
 
 setup: $(DONE)
 

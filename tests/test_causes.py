@@ -1,15 +1,12 @@
 """The catalogue of causes has a page for each kind that whywrong can give, and says what its generator makes."""
 
 import ast
-import importlib.util
 
 import pytest
 
 from labkit.session.catalogue import ROOT
+from tools import causes
 
-SPEC = importlib.util.spec_from_file_location("causes_pages", ROOT / ".ci" / "causes.py")
-causes = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(causes)
 KINDS = list(causes.CATALOGUE)
 MOST_BYTES = 15_000
 
@@ -59,7 +56,7 @@ def test_each_kind_that_labkit_gives_has_a_page_and_each_page_such_a_kind():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_is_what_the_generator_makes(kind):
     path = ROOT / "data" / "causes" / f"{kind}.md"
-    assert path.read_text(encoding="utf-8") == causes.page(kind), "run .ci/causes.py"
+    assert path.read_text(encoding="utf-8") == causes.page(kind), "run tools/causes.py"
     assert 0 < path.with_suffix(".png").stat().st_size <= MOST_BYTES
 
 

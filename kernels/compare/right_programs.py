@@ -17,7 +17,7 @@ STATED = FALSE_ALARM
 
 
 def read_record() -> dict[str, Any]:
-    """What `tests/whywrong/right_programs.py` measured last in its long form."""
+    """What `tools/correct_programs.py` measured last in its long form."""
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 

@@ -30,7 +30,7 @@ def new(name: str) -> list[Path]:
             raise UsageError(f"NAME: {place} is there already; wanted a name that is not in use")
     for place, source in places.items():
         write_text(ROOT / place, source.read_text(encoding="utf-8").replace("NAME", name))
-    refresh = [sys.executable, str(ROOT / ".ci" / "answers.py"), name]
+    refresh = [sys.executable, "-m", "tools.answers", name]
     execute = "jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False"
     for command in (refresh, [sys.executable, "-m", *execute.split(), f"notebooks/{name}.ipynb"]):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -12,7 +12,7 @@ from labkit.session.catalogue import ROOT
 
 
 def test_what_it_makes_passes_the_tests_as_it_is(tmp_path):
-    for part in ("labkit", "whywrong", "kernels", "notebooks", "data", "tests", ".ci", "README.md", "pyproject.toml"):
+    for part in ("labkit", "whywrong", "kernels", "notebooks", "data", "tests", "tools", "README.md", "pyproject.toml"):
         (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(ROOT / part, tmp_path / part)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 

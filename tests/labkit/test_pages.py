@@ -375,7 +375,7 @@ def test_nothing_in_a_run_becomes_markup_or_steers_a_terminal(tmp_path, known, m
 
 
 def test_the_book_links_every_notebook(tmp_path, known):
-    spec = importlib.util.spec_from_file_location("book", ROOT / ".ci" / "book.py")
+    spec = importlib.util.spec_from_file_location("book", ROOT / "tools" / "book.py")
     book = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(book)
     book.main(tmp_path / "book")

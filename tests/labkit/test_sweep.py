@@ -4,9 +4,7 @@ import json
 import os
 import shutil
 import signal
-import sys
 import time
-from pathlib import Path
 
 import pandas
 import psutil
@@ -14,10 +12,8 @@ import pytest
 
 from labkit.cli import sweep, table
 from labkit.cli.main import main
+from tools.sweep_faults import inject, started, write_notebook
 from whywrong.errors import UsageError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from sweep_faults import inject, started, write_notebook
 
 PARAMETERS = """
 heads: int = 12  # [1, 128] number of heads
@@ -271,7 +267,7 @@ def test_a_hunt_on_a_cluster_stops_at_a_failure_and_counts_all(tmp_path):
 
 
 def test_faults_at_random_moments_lose_no_run_and_make_none_falsely_ok(tmp_path):
-    """`python tests/labkit/sweep_faults.py 500` is the long form."""
+    """`python tools/sweep_faults.py 500` is the long form."""
     struck, wrong, _ = inject(30, tmp_path, seed=1, pause=0.5)
     assert sum(struck.values()) == 30
     assert json.dumps(wrong) == "[]"

@@ -4,11 +4,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-import explain_blocks as blocks
+from tools import explain_blocks as blocks
 
 
 def test_another_activation_in_one_block_is_named():

@@ -15,11 +15,9 @@ import torch
 from hypothesis import strategies
 
 import whywrong
+from tools import small_kernels as kernels
 from whywrong.errors import UsageError
 from whywrong.fuzzing.fuzz import LAYOUTS, SIZES, check, sample
-
-sys.path.insert(0, str(Path(__file__).parent))
-import small_kernels as kernels
 
 EXAMPLE = {"x": torch.randn(4, 9)}
 TRIED = {"examples": 25, "most": 1 << 12}

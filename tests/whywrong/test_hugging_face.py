@@ -6,7 +6,6 @@ the folder that LABKIT_HUGGING_FACE names, or a temporary one.
 
 import copy
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ import whywrong
 
 pytest.importorskip("transformers")
 
-sys.path.insert(0, str(Path(__file__).parent))
-import hugging_face as models  # beside this file
+from tools import hugging_face as models  # beside this file
 
 
 @pytest.fixture(scope="module")

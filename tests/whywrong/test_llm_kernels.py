@@ -4,16 +4,11 @@ After "The Correctness Illusion in LLM-Generated GPU Kernels" (arXiv 2606.20128)
 kernels and accused none of 16 right ones, with tolerances set by hand for each operation.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
 
 import whywrong
+from tools import llm_kernels as kernels
 from whywrong import Precision
-
-sys.path.insert(0, str(Path(__file__).parent))
-import llm_kernels as kernels
 
 SHORT = ("variance over n - 1", "the last tile left out", "the stride of another axis", "its scale missing")
 """Faulty kernels that are found and made small within a second or two of the interpreter."""

@@ -1,7 +1,6 @@
 """Names of two trees: what is proposed is right, what is ambiguous is listed, and a wrong step has its partner too."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -79,8 +78,7 @@ def port(weights, broken="", fault=lambda x: x.roll(1, -1)):
 def hugging_face():
     """A recorded golden of a Llama, and its weights."""
     pytest.importorskip("transformers")
-    sys.path.insert(0, str(Path(__file__).parent))
-    import hugging_face as models
+    from tools import hugging_face as models
 
     model = models.make("llama", "float32", "eager")
     with torch.no_grad():

@@ -426,7 +426,7 @@ def test_a_file_cannot_ask_for_days_of_algebra(tmp_path):
 
 
 def test_the_page_of_operations_is_up_to_date():
-    script = runpy.run_path(str(ROOT / ".ci" / "operations.py"))
-    assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), "run .ci/operations.py"
+    script = runpy.run_path(str(ROOT / "tools" / "operations.py"))
+    assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), "run tools/operations.py"
     listed = set().union(*(getattr(operations, table) for table in script["TITLES"]))
     assert listed == ALLOWED

@@ -1,0 +1,108 @@
+"""Score a tool on the benchmark, check its labels, or write its manifest.
+
+python -m benchmark score whywrong --set heldout_1 --out OUT.csv
+python -m benchmark score my_package.my_module:my_tool --correct
+python -m benchmark score whywrong --folder ../other/programs     # a set of the same form elsewhere
+python -m benchmark check heldout_3
+python -m benchmark manifest
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmark import HERE, SETS, base, check, manifest, programs
+from benchmark.adapters import TOOLS
+from benchmark.score import COLUMNS, OUTCOMES, Answer, Tool, scored, share, write
+
+
+def tool(name: str) -> Tool:
+    """One of TOOLS, or MODULE:FUNCTION."""
+    if name in TOOLS:
+        return TOOLS[name]
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise SystemExit(f"TOOL: expected {', '.join(TOOLS)} or MODULE:FUNCTION, got {name}")
+    return getattr(import_module(module), function)
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[Any]:
+    """The module `programs` of a folder outside; neither it nor what it imports from there stays imported."""
+    before, path = set(sys.modules), str(folder.resolve())
+    sys.path.insert(0, path)
+    try:
+        yield import_module("programs")
+    finally:
+        sys.path.remove(path)
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(path):
+                del sys.modules[name]
+
+
+def cases(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The cases that the arguments ask for."""
+    if given.folder:
+        with importable(given.folder) as module:
+            yield from module.cases(given.names or None, clean=given.correct, defects=not given.correct)
+    else:
+        names = given.names or given.set
+        yield from base.cases(programs(names), clean=given.correct, defects=not given.correct)
+
+
+def score(given: argparse.Namespace) -> int:
+    """Print a row a case and a table of outcomes; of correct ports, how many are flagged."""
+    torch.set_num_threads(1)
+    run = tool(given.tool)
+    if given.correct:
+        answers = [(case["id"], run(case, given.seconds)) for case in cases(given)]
+        flagged = [f"{name}: {answer.step}" for name, answer in answers if answer.step is not None]
+        print(*flagged, f"flagged: {len(flagged)} of {len(answers)} correct ports", sep="\n")
+        return 0
+    rows = []
+    found = (scored(case, run, given.seconds) for case in cases(given))
+    for row in write(given.out, found) if given.out else found:
+        rows.append(row)
+        print(f"{row['case']:45} {row['kind']:10} {row['outcome']:15} {row['seconds']:>5} s  {row['says']}", flush=True)
+    if not rows:
+        raise SystemExit("NAMES: expected programs that have defects, got none")
+    for name in OUTCOMES:
+        count, low, high = share(rows, name)
+        print(f"{name:30} {count:4} of {len(rows)}: {low:.1f}% to {high:.1f}%")
+    return 0
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("score", help="score a tool")
+    one.add_argument("tool", help=f"{', '.join(TOOLS)}, or MODULE:FUNCTION")
+    one.add_argument("--set", action="append", default=[], choices=SETS, help="a set, repeatable (all)")
+    one.add_argument("--names", nargs="*", default=[], help="programs by their ids, as q01")
+    one.add_argument("--folder", type=Path, help="a folder with a module `programs` of the same form")
+    one.add_argument("--correct", action="store_true", help="the correct ports in place of the defects")
+    one.add_argument("--seconds", type=float, default=20.0, help="time that the tool may take for a case (20)")
+    one.add_argument("--out", type=Path, help=f"a CSV of {', '.join(COLUMNS)}")
+    one.set_defaults(run=score)
+    two = commands.add_parser("check", help="are the labels right? Runs references in float64, and no tool")
+    two.add_argument("names", nargs="*", help="sets or programs (all)")
+    two.set_defaults(run=lambda given: check.main(given.names))
+    three = commands.add_parser("manifest", help="write manifest.csv")
+    three.set_defaults(run=lambda _: manifest.write(HERE / "manifest.csv"))
+    given = parser.parse_args()
+    return given.run(given) or 0
+
+
+__all__ = ["Answer", "main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,6 @@
+"""Six reference programs, each with an independent port and ten defects. `cases()` yields them all."""
+
+from benchmark import base
+from benchmark.heldout_8 import part_one, part_two  # noqa: F401
+
+PROGRAMS = base.members(__name__)

@@ -1,0 +1,1 @@
+"""Scripts that make records, pages and tables. Run from the checkout's root, as ``python -m tools.answers``."""
