@@ -1,4 +1,5 @@
-"""What the parts share: how numbers are drawn and stored, a port's side of a run, defects, and the cases made of them.
+"""What the parts share: how numbers are sampled and stored, a port's side of a run, defects, and the cases made of
+them.
 
 A program is a class with ``make`` (a generator's inputs), ``reference`` (PyTorch, with named steps), ``port`` (the same
 in NumPy, by other means) and ``defects``. The port asks at each place where it can go wrong whether that defect is on.
@@ -47,7 +48,7 @@ def members(package: str) -> dict[str, Program]:
 
 @dataclass(frozen=True)
 class D:
-    """A defect: its name in the port, the first step that is wrong by it, and what a fair judge may call it."""
+    """A defect: its name in the port, the first step that is wrong by it, and what a fair reader may call it."""
 
     name: str
     step: str
@@ -75,7 +76,7 @@ class Program:
     wide: tuple[str, ...] = ()
     """Steps and inputs that are float32 in every variant."""
     seeds: int = 3
-    """Right runs a variant; the first one has one more."""
+    """Correct runs a variant; the first one has one more."""
     notes: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     package: str = ""
@@ -184,7 +185,7 @@ def run_port(p: Program, inputs: dict[str, torch.Tensor], variant: str, defect: 
 
 
 def precision_of(port: Port) -> dict[str, Any]:
-    """The words of whywrong.Precision for what a port promises."""
+    """The words of whywrong.Precision for what a port declares."""
     promised = FORMATS[port.variant.removesuffix("reg")]
     other = {name: x.dtype for name, x in observed_of(port).items() if x.is_floating_point() and x.dtype != promised}
     steps = {"steps": {name: {"storage": f"{dtype}".removeprefix("torch.")} for name, dtype in other.items()}}

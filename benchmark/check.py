@@ -122,7 +122,7 @@ def main(names: list[str]) -> int:
             bad64, _ = own(p, inputs, run_port(p, inputs, "f64", d.name).observed, CLOSE / ROUNDING[torch.float64])
             seen = run_port(p, inputs, shown, d.name).observed
             if all(n in right and torch.equal(x, right[n]) for n, x in seen.items()):
-                errors.append("same as the right run")
+                errors.append("same as the correct run")
             bad, missing = own(p, inputs, seen, 8.0 if shown != "f32" else 100.0)
             first64, first = next(iter(bad64), None), next(iter(bad), None)
             if missing:

@@ -51,11 +51,11 @@ def corpus(folder: str = "") -> Corpus:
         return _standard()
     root = Path(folder)
     if not root.is_dir():
-        raise UsageError(f"text: {folder!r} is no folder; wanted one with .txt, .md or .rst files")
+        raise UsageError(f"text: {folder!r} is no folder; expected one with .txt, .md or .rst files")
     paths = [path for path in sorted(root.rglob("*")) if path.suffix in TEXT]
     text = "\n\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths).encode()
     if len(text) < 10_000:
-        raise UsageError(f"text: {folder!r} holds {len(text)} bytes of .txt, .md and .rst; wanted 10,000 at least")
+        raise UsageError(f"text: {folder!r} holds {len(text)} bytes of .txt, .md and .rst; expected 10,000 at least")
     return Corpus(root.name, text)
 
 

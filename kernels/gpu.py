@@ -47,7 +47,7 @@ def refuse_unless_resident(what: str, programs: int, kernel: Any, device: torch.
     if programs > held:
         raise UsageError(
             f"{what}: its {programs} programs wait for each other, and this GPU holds {held} of them at once; "
-            f"wanted at most {held} programs, or a way that does not wait"
+            f"expected at most {held} programs, or a way that does not wait"
         )
 
 

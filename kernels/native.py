@@ -51,7 +51,7 @@ def build(source: Path, host: Path, device: Device) -> Path:
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     except OSError as error:
-        raise UsageError(f"{source.name}: {compiler} cannot be run ({error.strerror}); wanted a compiler") from None
+        raise UsageError(f"{source.name}: {compiler} cannot be run ({error.strerror}); expected a compiler") from None
     digest = hashlib.sha256("\0".join((made_for, version, *flags)).encode())
     for path in sorted(at for folder in folders for at in folder.iterdir() if at.suffix in {".cu", ".cuh", ".h"}):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -83,7 +83,7 @@ def _find(name: str, variable: str, wanted: str) -> str:
     given = os.environ.get(variable) or name
     found = shutil.which(given) or (shutil.which("/usr/local/cuda/bin/nvcc") if given == "nvcc" else None)
     if not found:
-        raise UsageError(f"{variable}: {given} is not on the PATH; wanted {wanted}")
+        raise UsageError(f"{variable}: {given} is not on the PATH; expected {wanted}")
     return found
 
 

@@ -50,7 +50,7 @@ def show_source(what: Any, *, mark: str = "", start: str = "", lines: int = 0) -
     if isinstance(what, (str, Path)):
         path, first = ROOT / what, 1
         if not path.is_file():
-            raise UsageError(f"what: {str(what)!r} is no file of the checkout; wanted a function or a file's path")
+            raise UsageError(f"what: {str(what)!r} is no file of the checkout; expected a function or a file's path")
         text = path.read_text(encoding="utf-8").splitlines()
     else:
         function = inspect.unwrap(getattr(what, "fn", what))  # a Triton kernel holds its function

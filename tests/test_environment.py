@@ -148,7 +148,7 @@ def test_doctor_names_what_has_no_wheel_for_this_python(monkeypatch, capsys):
     doctor.report()
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no wheel")]
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert told == [f"no wheel for Python {version} where pip looks: numba; wanted Python 3.11 to 3.14"]
+    assert told == [f"no wheel for Python {version} where pip looks: numba; expected Python 3.11 to 3.14"]
 
 
 def test_what_is_asked_for_and_is_not_there_is_told_from_what_is(monkeypatch):

@@ -1,11 +1,11 @@
-"""Right programs without end, and broken ones: how often does the judge accuse right code, and what does it find?
+"""Correct programs without end, and broken ones: how often does the check flag right code, and what does it find?
 
     python tools/correct_programs.py 2000 [--seed S] [--storage bfloat16] [--jobs N] [--faults] [--out FILE]
     python tools/correct_programs.py --show SEED [--reduce] [--storage bfloat16] [--faults]
 
 A program is a list of instructions over named values. The reference is made of it in PyTorch, with
 :func:`whywrong.step` for the named ones. The port runs the same list by other means, in the precision that it
-promises: in NumPy with orders of sums, cuts of factors and formulas of its own; by PyTorch in float32; or eagerly on
+declares: in NumPy with orders of sums, cuts of factors and formulas of its own; by PyTorch in float32; or eagerly on
 narrow tensors. Steps that it keeps are rounded to storage; what reads them has them as stored or from registers, and
 what it does not keep stays in float32. The same port in float64, without any rounding, has to agree with the reference
 (:meth:`Case.differs`).
@@ -730,7 +730,7 @@ class _Attention:
 
 
 class Source:
-    """What is drawn, from a seed. A subclass may draw from elsewhere, as hypothesis does: all comes from integers."""
+    """What is sampled, from a seed. A subclass may draw from elsewhere, as hypothesis does: all comes from integers."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -788,7 +788,7 @@ def values(source: Source, shape: tuple[int, ...], storage: str, scale: float) -
 
 
 class Draft:
-    """A program while it is drawn: what its values are so far, in float64."""
+    """A program while it is sampled: what its values are so far, in float64."""
 
     def __init__(self, source: Source, storage: str, wide: int) -> None:
         self.source, self.storage, self._wide = source, storage, wide
@@ -865,7 +865,7 @@ class Draft:
 
 @dataclass
 class Case:
-    """A program, its port, and what the port promises."""
+    """A program, its port, and what the port declares."""
 
     seed: Any
     storage: str
@@ -903,7 +903,7 @@ class Case:
 
     @property
     def precision(self) -> whywrong.Precision:
-        """What the port promises."""
+        """What the port declares."""
         there = set(self.golden.names)
         odd = {k: {"storage": s} for k, s in self.stores.items() if s != self.storage and s != "int64" and k in there}
         for k in there & set(self.stores) if self.kind == "eager" else ():
@@ -1049,7 +1049,7 @@ PRODUCTS = ("ieee", "ieee", "ieee", "tf32", "bfloat16", "bfloat16x2", "tf32x3")
 def drawn(
     source: Source, storage: str, seed: Any = None, kind: str | None = None, backward: bool | None = None
 ) -> Case:
-    """A right program and its port."""
+    """A correct program and its port."""
     kind = kind or source.choice(("numpy",) * 6 + ("torch",) + ("eager",) * 2)
     backward = source.chance(30) if backward is None else backward
     d = Draft(source, storage, 0 if kind == "eager" or source.chance(70) else 30)
@@ -1271,7 +1271,7 @@ def judged(case: Case, observed: dict[str, Tensor] | None = None) -> whywrong.ch
 
 
 def measured(seed: int, storage: str | None = None, grades: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """What the judge says of one draw, and of a fault in it in each of the grades, if any; a crash is a finding too."""
+    """What the check says of one draw, and of a fault in it in each of the grades, if any; a crash is a finding too."""
     record: dict[str, Any] = {"seed": seed}
     begun = time.perf_counter()
     try:
@@ -1314,7 +1314,7 @@ def share(count: int, total: int) -> dict[str, Any]:
 
 
 def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rates of accusation by fact, power by grade and storage, and who was accused."""
+    """Rates of false positives by fact, power by grade and storage, and who was flagged."""
     draws = [r for r in records if "dishonest" not in r and "crash" not in r]
     total = Counter((k, str(v)) for r in draws for k, v in r["facts"].items())
     accused = Counter((k, str(v)) for r in draws if r["first"] for k, v in r["facts"].items())
@@ -1332,7 +1332,7 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
         }
     return {
         "accused": share(sum(bool(r["first"]) for r in draws), len(draws)),
-        "accused by": by,
+        "flagged by": by,
         "power": power,
         "who": [{k: r[k] for k in ("seed", "first", "words", "facts", "ops")} for r in draws if r["first"]],
         "dishonest": [r for r in records if "dishonest" in r],
@@ -1350,7 +1350,7 @@ def printed(found: dict[str, Any]) -> Iterator[str]:
         return f"{s['count']:6d} of {s['of']:6d} = {s['count'] / max(1, s['of']):7.2%} [{low:.2%}, {high:.2%}]"
 
     yield f"{'accused':40s}{words(found['accused'])}"
-    for k, values in found["accused by"].items():
+    for k, values in found["flagged by"].items():
         yield from (f"  {k + ' ' + v:38s}{words(s)}" for v, s in values.items())
     for storage, grades in found["power"].items():
         for grade, both in grades.items():
@@ -1391,7 +1391,7 @@ PLAIN = {"products": "ieee", "reads": "stored", "saved": "registers", "shown": T
 
 
 def minimal(case: Case) -> Case:
-    """What is left of an accused program when what is not needed for the accusation is gone."""
+    """What is left of a flagged program when what is not needed for the false positives is gone."""
     for one in simpler(case):
         used = {a for instruction in one.instructions for a in instruction.args}
         one.inputs = {k: x for k, x in one.inputs.items() if k in used}
@@ -1417,7 +1417,7 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true", help="ports in NumPy only, each broken too")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", type=int, metavar="SEED")
-    parser.add_argument("--reduce", action="store_true", help="show what is left of it that is still accused")
+    parser.add_argument("--reduce", action="store_true", help="show what is left of it that is still flagged")
     said = parser.parse_args()
     if said.show is not None:
         case = program(said.show, said.storage, said.faults)

@@ -1,4 +1,4 @@
-"""Every kernel of the workbook that can be called, right and faulty, as a list of cases; and what hunting them found.
+"""Every kernel of the workbook that can be called, right and faulty, as a list of cases; and what fuzzing them found.
 
     python tools/fuzz_kernels.py OUT.csv --draws N [--device cpu|cuda] [--seconds S] [--jobs N] [--explain]
         [--only NAME ..]
@@ -498,7 +498,7 @@ def row(case: Case, outcome: str, **more: Any) -> dict[str, Any]:
 
 
 def result(case: Case, draws: int, seconds: float, explain: bool) -> dict[str, Any]:
-    """The row of a case that is hunted here and now."""
+    """The row of a case that is fuzzed here and now."""
     if not case.runs_here:
         return row(case, "not run", words=case.why)
     start = time.monotonic()
@@ -508,7 +508,7 @@ def result(case: Case, draws: int, seconds: float, explain: bool) -> dict[str, A
             torch.cuda.synchronize()
     except Exception as why:
         words = f"{type(why).__name__}: {(str(why).splitlines() or [''])[0]}"
-        return row(case, "hunt failed", seconds=round(time.monotonic() - start, 1), words=words)
+        return row(case, "fuzz failed", seconds=round(time.monotonic() - start, 1), words=words)
     counts = {"draws": found.examples, "refused": found.refused, "discarded": found.discarded}
     counts["seconds"] = round(time.monotonic() - start, 1)
     if found.failure is None:
@@ -536,7 +536,7 @@ def worker(draws: int, seconds: float, explain: bool) -> None:
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         found = result(CASES[json.loads(line)], draws, seconds, explain)
-        last = found["outcome"] == "hunt failed" or "CUDA" in found.get("words", "") + found.get("cause", "")
+        last = found["outcome"] == "fuzz failed" or "CUDA" in found.get("words", "") + found.get("cause", "")
         print(json.dumps([found, last]), file=answers, flush=True)
         if last:
             os._exit(0)  # what a broken context would do to the next case is not that case's fault
@@ -566,7 +566,7 @@ def manage(
                 process.wait()
             over = time.monotonic() - start >= limit
             died = f"stopped after {limit:.0f} s" if over else f"the process ended with {process.returncode}"
-            write(found or row(CASES[name], "hunt failed", words=died))
+            write(found or row(CASES[name], "fuzz failed", words=died))
             process = None if last else process
     if process is not None:
         process.stdin.close()

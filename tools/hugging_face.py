@@ -1,7 +1,7 @@
-"""How the judge does on models of `transformers` that nobody tuned it to: small configs, random weights.
+"""How the check does on models of `transformers` that nobody tuned it to: small configs, random weights.
 
 A right case is a model in one dtype, captured as it runs and held against a golden recorded from the same module: it
-must not be accused. A broken case is the same model with one module's forward replaced by a faulty one: that module
+must not be flagged. A broken case is the same model with one module's forward replaced by a faulty one: that module
 must be identified. As a command it writes one CSV row a case::
 
     python tools/hugging_face.py OUT.csv [--dtype bfloat16,...] [--attention eager,sdpa] [--only llama,bert]
@@ -230,7 +230,7 @@ def _draw(part: Module, name: str, weight: Tensor) -> None:
 
 @dataclass
 class Case:
-    """What came of a right model. Seconds are of the processor, which other programs do not make longer."""
+    """What came of a correct model. Seconds are of the processor, which other programs do not make longer."""
 
     architecture: str
     dtype: str
@@ -250,7 +250,7 @@ class Case:
 class Fault:
     """What came of a broken model. `size` is the change of the module's output, RMS, as a share of it.
 
-    `noise` is how far the right model's output there is from the golden's, likewise.
+    `noise` is how far the correct model's output there is from the golden's, likewise.
     """
 
     architecture: str
@@ -288,7 +288,7 @@ def recorded(model: Module, inputs: dict[str, Tensor], backward: bool = False) -
 
 
 def measure(name: str, dtype: str, attention: str, backward: bool, **config: Any) -> Case:
-    """One right case: recorded, captured and localised. What raises an error is a case that is accused of it."""
+    """One right case: recorded, captured and localised. What raises an error is a case that is flagged of it."""
     seconds = [0.0, 0.0, 0.0]
     try:
         golden, observed, *seconds[:2] = recorded(
@@ -538,7 +538,7 @@ def measure_faults(
     model, inputs = make(name, dtype, attention), inputs_of(name, dtype)
     try:
         golden, right, _, _ = recorded(model, inputs)
-    except UsageError:  # among the right cases, this is an accusation
+    except UsageError:  # among the right cases, this is an false positives
         return
     for kind in kinds:
         names = places(model, kind)
@@ -582,7 +582,7 @@ def cases(dtypes: tuple[str, ...], only: tuple[str, ...], attention: tuple[str, 
 
 def main() -> None:
     """Measure and write, a line a case as it is done."""
-    parser = argparse.ArgumentParser(description="How whywrong judges models of transformers.")
+    parser = argparse.ArgumentParser(description="How whywrong checks models of transformers.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--dtype", default=",".join(DTYPES))
     parser.add_argument("--attention", default="eager,sdpa")
@@ -600,9 +600,9 @@ def main() -> None:
             print("  ".join(values), flush=True)
             write(given.out, rows, Fault if given.faults else Case)
     if given.faults:
-        print(f"{sum(r.found for r in rows)} of {len(rows)} found, {sum(r.right for r in rows)} at the right module")
+        print(f"{sum(r.found for r in rows)} of {len(rows)} found, {sum(r.right for r in rows)} at the correct module")
     else:
-        print(f"{sum(r.accused for r in rows)} of {len(rows)} accused")
+        print(f"{sum(r.accused for r in rows)} of {len(rows)} flagged")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ Written by `tools/operations.py` from `whywrong/recording/operations.py`; do not
 `whywrong.golden` records the ATen operations that a reference runs. What stands below is recorded as one operation, and
 is all that a file may hold. What is not here is decomposed into it by torch's own table (softmax, norms, losses, most
 activations, every optimizer but the fused ones), or refused in a line that says what to write instead. Each heading
-says what rounding does to its operations, which is how they are judged.
+says what rounding does to its operations, which is how they are checked.
 
 Complex numbers are computed with inside a reference; its inputs are real, and a complex step is compared by its two
 parts. Singular vectors and eigenvectors are right with either sign, so compare what is made of them. A program with

@@ -1,4 +1,4 @@
-"""Softmax and product, right and with one fault each, for what hunts them."""
+"""Softmax and product, right and with one fault each, for what fuzzes them."""
 
 import time
 
@@ -106,7 +106,7 @@ def into_nothing(x, out):
 
 def small_alone(x):
     if x.shape[1] > 16:
-        raise ValueError(f"x: {x.shape[1]} columns is not right; wanted 16 at most")
+        raise ValueError(f"x: expected 16 at most, got {x.shape[1]} columns")
     return reference(x)
 
 

@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 def positive(text: str) -> int:
     """A whole number from 1, as an argument's type."""
     if not re.fullmatch("[1-9][0-9]{0,8}", text):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not right; wanted a whole number from 1")
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected a whole number from 1")
     return int(text)
 
 
@@ -47,7 +47,7 @@ def run(
     """
     try:
         if "\0".join(words).encode("utf-8", "replace").decode() != "\0".join(words):
-            raise UsageError("an argument has bytes that are no UTF-8; wanted text")
+            raise UsageError("an argument has bytes that are no UTF-8; expected text")
         with warnings.catch_warnings(action="ignore"):  # of libraries, with what files say
             code = act(words)
         sys.stdout.flush()

@@ -19,7 +19,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def check_number(name: str, value: Any, least: float = 0, whole: bool = False) -> None:
     """Raise UsageError for what is no number, or no `whole` one, or below `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral if whole else Real) or not float(value) >= least:
-        raise UsageError(f"{name}: {value!r} is not right; wanted a {'whole ' * whole}number from {least}")
+        raise UsageError(f"{name}: expected a {'whole ' * whole}number from {least}, got {value!r}")
 
 
 def first_line(error: object) -> str:

@@ -35,7 +35,9 @@ def writing(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{what}: {path} cannot be written ({error.strerror or error}); wanted one that can") from None
+        raise UsageError(
+            f"{what}: {path} cannot be written ({error.strerror or error}); expected one that can"
+        ) from None
 
 
 def writable(folder: Path, what: str) -> Path:

@@ -1,4 +1,4 @@
-"""What whywrong takes from torch without a promise that it stays, in one place; each with what would replace it."""
+"""What whywrong takes from torch without a declaration that it stays, in one place; each with what would replace it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

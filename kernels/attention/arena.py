@@ -41,7 +41,7 @@ class Layout:
     def plan(cls, shapes: Mapping[str, tuple[int, int]], heads: int, mode: str, guard: int) -> Layout:
         """Lay the operands out in the given order. Raises UsageError for a mode that there is not."""
         if mode not in MODES:
-            raise UsageError(f"mode: {mode!r} is not right; wanted one of {', '.join(MODES)}")
+            raise UsageError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
         guard = _aligned(guard)
         starts, at = {}, guard
         for name, (rows, columns) in shapes.items():

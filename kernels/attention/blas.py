@@ -64,7 +64,7 @@ class GemmRejectedError(ValueError):
     """Arguments that BLAS does not accept. `argument` is the name, `position` its number in the call from 1."""
 
     def __init__(self, argument: str, position: int, value: Any, wanted: str) -> None:
-        super().__init__(f"sgemm: {argument} (argument {position}) is {value!r}; wanted {wanted}")
+        super().__init__(f"sgemm: {argument} (argument {position}) is {value!r}; expected {wanted}")
         self.argument = argument
         self.position = position
 
@@ -307,9 +307,9 @@ def cublas(compute: str = "float32") -> CuBlas:
 def blas_for(device: str, compute: str = "float32") -> HostBlas | CuBlas:
     """The BLAS of ``cpu`` or ``cuda``. tf32 is a GPU's; on a CPU it is a ValueError, never silently float32."""
     if compute not in ("float32", "tf32"):
-        raise ValueError(f"compute: {compute!r} is not right; wanted float32 or tf32")
+        raise ValueError(f"compute: expected float32 or tf32, got {compute!r}")
     if device == "cuda":
         return cublas(compute)
     if compute != "float32":
-        raise ValueError(f"compute: {compute!r} needs a GPU; wanted float32 on the CPU")
+        raise ValueError(f"compute: {compute!r} needs a GPU; expected float32 on the CPU")
     return HostBlas()

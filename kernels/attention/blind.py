@@ -78,7 +78,7 @@ def suspect(defect: str, seed: int, pool: Sequence[Call], device: str = "cpu", b
             return Suspect(outside(rng, pool, block), device)
         return Suspect(pool[int(rng.integers(len(pool)))], device)
     if defect not in named(block):
-        raise ValueError(f"defect: {defect!r} is not right; wanted blind or one of {', '.join(named(block))}")
+        raise ValueError(f"defect: expected blind or one of {', '.join(named(block))}, got {defect!r}")
     return Suspect(named(block)[defect], device)
 
 

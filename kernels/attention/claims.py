@@ -45,7 +45,7 @@ def settle_scaling(
     ledger: Ledger, errors: Mapping[str, float], shown: Mapping[str, float], passes: Mapping[str, bool], level: float
 ) -> None:
     """The scaling step: its `errors` by product; of wrong scalings the share of heads that would have `shown` the
-    printed figures, and whether each `passes` the report's last check with the right product.
+    printed figures, and whether each `passes` the report's last check with the correct product.
     """
     worst, accepted = max(errors.values()), [name for name, ok in passes.items() if ok]
     truth: Truth = False if worst > 1.0 else None if accepted else True

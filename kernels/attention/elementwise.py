@@ -59,7 +59,7 @@ def heads_of_rows(name: str, x: torch.Tensor) -> None:
     if x.dtype != torch.float32 or x.dim() != 3 or x.stride(2) != 1 or x.stride(1) != x.shape[2]:
         raise ValueError(
             f"{name}: {x.dtype} of shape {tuple(x.shape)} and strides {x.stride()} is not right; "
-            "wanted float32 [heads, rows, columns] with contiguous heads"
+            "expected float32 [heads, rows, columns] with contiguous heads"
         )
 
 
@@ -74,7 +74,7 @@ def _pair(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     heads_of_rows("x", x)
     heads_of_rows("out", y)
     if y.shape != x.shape:
-        raise ValueError(f"out: shape {tuple(y.shape)} is not right; wanted {tuple(x.shape)}")
+        raise ValueError(f"out: expected {tuple(x.shape)}, got shape {tuple(y.shape)}")
     return y
 
 

@@ -190,7 +190,7 @@ def scale_wrongly(
     """Scale a wrong product wrongly.
 
     For each of SCALINGS: of the heads whose difference before scaling lies in its reported range, the share whose
-    difference after it lies in the other one; and whether the right product, so scaled, passes the report's check.
+    difference after it lies in the other one; and whether the correct product, so scaled, passes the report's check.
     """
     inputs = joined([draw(REPORT, number) for number in range(2000, 2000 + draws)])
     right = (inputs.q.astype(np.float64) @ inputs.k.swapaxes(1, 2)).astype(np.float32)

@@ -14,7 +14,7 @@ from whywrong.drawing import plots
 
 
 def products(right: np.ndarray, wrong: np.ndarray, title: str, name: str, largest: float = 30.0) -> Figure:
-    """One head's right product, the wrong one, and |wrong - right|: [n, m] each. Black is right, red a NaN."""
+    """One head's correct product, the wrong one, and |wrong - right|: [n, m] each. Black is right, red a NaN."""
     figure, axes = plots.figure(1, 3, width=9.0, height=3.2)
     figure.suptitle(title, x=0.01, ha="left")
     both = np.concatenate([right.ravel(), wrong[np.isfinite(wrong)]])
@@ -22,7 +22,7 @@ def products(right: np.ndarray, wrong: np.ndarray, title: str, name: str, larges
     scale = {"vmin": float(low), "vmax": float(high), "interpolation": "nearest", "aspect": "auto"}
     colours = plots.plt.get_cmap("viridis", 16).copy()
     colours.set_bad(plots.RED)
-    for axis, values, label in ((axes[0], right, "right product"), (axes[1], wrong, name)):
+    for axis, values, label in ((axes[0], right, "correct product"), (axes[1], wrong, name)):
         image = axis.imshow(values, cmap=colours, **scale)
         axis.set_title(label)
         axis.set_xlabel("key")
@@ -70,7 +70,7 @@ def differences(judged: Sequence[Likelihood], level: float, reported: tuple[floa
 
 
 def speed(table: Sequence[dict[str, str]], sizes: int = 5) -> Figure:
-    """Times in a CUDA graph of each provider at the first `sizes` sizes of a benchmark, and the floors."""
+    """Times in a CUDA graph of each provider at the first `sizes` sizes of a benchmark, and the lower bounds."""
     rows = [row for row in table if row["kernel_name"] == "attention_qk"]
     shown = list(dict.fromkeys(row["x_value"] for row in rows))[:sizes]
     figure, axes = plots.figure(1, len(shown), width=12, height=3.4)

@@ -151,11 +151,11 @@ def _into(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) 
         heads_of_rows(name, x)
     if k.shape != v.shape or k.shape[0] != heads or k.shape[2] != columns or not 1 <= columns <= MOST_COLUMNS:
         raise UsageError(
-            f"q, k, v: shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} are not right; wanted "
+            f"q, k, v: shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} are not right; expected "
             f"[heads, N, d_k] and twice [heads, M, d_k], d_k from 1 to {MOST_COLUMNS}"
         )
     if out.shape != q.shape:
-        raise UsageError(f"out: shape {tuple(out.shape)} is not right; wanted {tuple(q.shape)}")
+        raise UsageError(f"out: expected {tuple(q.shape)}, got shape {tuple(out.shape)}")
     padded, width = _padded(k.shape[1], columns)
     parts = torch.empty((4, heads, padded, width), device=q.device).unbind()
     keys, strides = k.shape[1], (k.stride(0), v.stride(0))

@@ -101,7 +101,7 @@ def _sgemm(g: Gemm, memory: np.ndarray, error: np.ndarray, compute: str, count: 
 
     first, end = g.extents()["C"]
     if any(g.extents()[name][0] < end and first < g.extents()[name][1] for name in "AB"):
-        # It reads what it is writing: the order of its loads and stores decides, and BLAS promises none.
+        # It reads what it is writing: the order of its loads and stores decides, and BLAS declares none.
         _column_major(error, g.c, g.m, g.n, g.ldc)[...] = np.inf
     (a, b), (ea, eb) = operands(memory), operands(error)
     if ea.any() or eb.any():

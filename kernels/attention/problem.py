@@ -22,7 +22,7 @@ class Sizes:
     def __post_init__(self) -> None:
         for name in ("heads", "n", "m", "d_k"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name}: {getattr(self, name)} is not right; wanted at least 1")
+                raise UsageError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
     def __getitem__(self, symbol: str) -> int:
         """The value of ``N``, ``M`` or ``d_k``, as calls name them."""
@@ -42,7 +42,7 @@ class Sizes:
         if needed > 0.8 * there:
             raise UsageError(
                 f"sizes: heads x n x m x d_k = {self} needs about {needed / 2**30:.0f} GiB of host memory; "
-                f"wanted sizes that need {0.8 * there / 2**30:.0f} GiB at most"
+                f"expected sizes that need {0.8 * there / 2**30:.0f} GiB at most"
             )
         return self
 

@@ -85,11 +85,11 @@ def _into(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> None:
         heads_of_rows(name, x)
     if k.shape[0] != heads or k.shape[2] != columns or not 1 <= columns <= MOST_COLUMNS:
         raise UsageError(
-            f"q, k: shapes {tuple(q.shape)} and {tuple(k.shape)} are not right; wanted [heads, N, d_k] and "
+            f"q, k: shapes {tuple(q.shape)} and {tuple(k.shape)} are not right; expected [heads, N, d_k] and "
             f"[heads, M, d_k], d_k from 1 to {MOST_COLUMNS}"
         )
     if out.shape != (heads, n, k.shape[1]):
-        raise UsageError(f"out: shape {tuple(out.shape)} is not right; wanted {(heads, n, k.shape[1])}")
+        raise UsageError(f"out: expected {(heads, n, k.shape[1])}, got shape {tuple(out.shape)}")
     grid, constants = _plan(heads, n, k.shape[1], columns, multiprocessors(q.device))
     strides = (q.stride(0), k.stride(0), out.stride(0))
     with torch.cuda.device_of(q):

@@ -234,7 +234,7 @@ class Likelihood:
 
 
 def likelihood(outcome: Outcome, differences: np.ndarray, low: float, high: float, digit: float = 0.1) -> Likelihood:
-    """Judge a reported range [low, high], printed to `digit`, under one outcome.
+    """Check a reported range [low, high], printed to `digit`, under one outcome.
 
     The largest difference of a head is the maximum of many, so a generalised extreme-value law is fitted to all heads
     and draws; heads are independent. An outcome with NaN cannot have given numbers, nor one of which all heads lie
@@ -266,7 +266,7 @@ def likelihood(outcome: Outcome, differences: np.ndarray, low: float, high: floa
 def judge(
     outcomes: Sequence[Outcome], sizes: Sizes, seeds: int, reported: tuple[float, float], device: str
 ) -> list[Likelihood]:
-    """Run one call of each outcome on `seeds` fresh draws and judge the reported range under it, likeliest first."""
+    """Run one call of each outcome on `seeds` fresh draws and check the reported range under it, likeliest first."""
     found = largest_differences([o.example for o in outcomes], sizes, range(seeds), device)
     judged = [likelihood(o, found[o.example], *reported) for o in outcomes]
     return sorted(judged, key=lambda item: -item.chance)
@@ -316,7 +316,7 @@ def most_alike(judged: Iterable[Likelihood], reported: tuple[float, float]) -> t
 
 
 def of_call(judged: Iterable[Likelihood], call: Call) -> Likelihood:
-    """The judgement of the outcome that `call` gives."""
+    """The check of the outcome that `call` gives."""
     return next(item for item in judged if call in item.outcome.calls)
 
 

@@ -4,7 +4,7 @@
 
 The small products are added first, and the large one to them: CUTLASS calls this 3xTF32, Triton tf32x3. Triton's own
 also looks for infinities between the two; here an infinite factor gives NaN, and the kernels are 5% faster. Triton's
-interpreter multiplies in float32 where TF32 is asked for: the sum keeps the same promise, so these kernels run there.
+interpreter multiplies in float32 where TF32 is asked for: the sum keeps the same declare, so these kernels run there.
 """
 
 from __future__ import annotations

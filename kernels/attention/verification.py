@@ -23,7 +23,7 @@ AT_ONCE = {"cuda": 1 << 26, "cpu": 1 << 20}
 """By device: scores whose golden and simulated roundings are held in memory at a time, at least one head's."""
 
 MOST = 1 << 26
-"""Scores that are judged, in whole heads: 48 simulated runs of as many take seconds on a GPU."""
+"""Scores that are checked, in whole heads: 48 simulated runs of as many take seconds on a GPU."""
 
 
 def numpy_float32(inputs: Inputs) -> Trace:
@@ -44,7 +44,7 @@ def through_files(matrices: np.ndarray, directory: Path, name: str) -> np.ndarra
 
 
 def judged_heads(sizes: Sizes) -> list[int]:
-    """The heads whose steps are judged: all, or where `MOST` has no room for all, some from the first to the last."""
+    """The heads whose steps are checked: all, or where `MOST` has no room for all, some from the first to the last."""
     count = min(sizes.heads, max(2, MOST // (sizes.n * sizes.m)))
     return [int(head) for head in np.linspace(0, sizes.heads - 1, count)]
 
@@ -58,7 +58,7 @@ def shares_of_bound(
 ) -> dict[str, dict[str, float]]:
     """Run the fixed pipeline by some of `product.PRODUCTS`: for each and each step, the largest share of its own bound.
 
-    Every head is computed, and those of :func:`judged_heads` are judged. The golden is recorded on `device`, as many
+    Every head is computed, and those of :func:`judged_heads` are checked. The golden is recorded on `device`, as many
     heads at a time as fit into `AT_ONCE`, once for all products; products that agree to the last bit in every step
     share their figures. Above 1 a step is wrong; infinite where it is systematically so.
     """

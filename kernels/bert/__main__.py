@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 def _corpus(given: argparse.Namespace) -> int:
     made = corpus.build(given.folder)
     if made.facts["sha256"] != corpus.DIGESTS["english"]:
-        raise UsageError(f"corpus: has SHA-256 {made.facts['sha256']}; wanted {corpus.DIGESTS['english']}")
+        raise UsageError(f"corpus: has SHA-256 {made.facts['sha256']}; expected {corpus.DIGESTS['english']}")
     path = native.cache() / "bert" / corpus.ENGLISH
     corpus.keep(made, path)
     print(f"{path}: {made.facts}")
@@ -95,7 +95,7 @@ def _train(given: argparse.Namespace) -> int:
     try:
         seeds = [int(seed) for seed in given.seeds.split(",")]
     except ValueError:
-        raise UsageError(f"seeds: {given.seeds!r} is not right; wanted numbers, parted by commas") from None
+        raise UsageError(f"seeds: expected numbers, parted by commas, got {given.seeds!r}") from None
     base = replace(training.Run(**options), compiled=given.compiled, device=choose(given.device).kind)
     return _make(training.grid(base, given.presets.split(","), seeds), given)
 

@@ -64,7 +64,7 @@ class Plan:
     def runs(self, part: str, device: str) -> list[training.Run]:
         """The trainings of a part of :data:`PARTS`, in the order in which they are made."""
         if part not in PARTS:
-            raise UsageError(f"parts: {part!r} is not right; wanted some of {', '.join(PARTS)}")
+            raise UsageError(f"parts: expected some of {', '.join(PARTS)}, got {part!r}")
         listed = getattr(self, part)
         return training.grid(training.Run(**self.run, device=device), listed["presets"], listed["seeds"])
 
@@ -225,7 +225,7 @@ class Trainings:
 
     @classmethod
     def of(cls, rows: Sequence[Row], settings: Plan) -> Trainings:
-        """Judge rows by a plan."""
+        """Check rows by a plan."""
         now = [row for row in current(rows, settings) if row["seed"] not in settings.pilot["seeds"]]
         return cls(settings, now, contrasts(now, settings), contrasts(now, settings, "loss_all_steps"))
 

@@ -2,11 +2,11 @@
 
 Embedding: batch x length tokens, hidden 768, vocabulary 30522; dropout 0.1 in every provider. Hugging Face's looks up a
 position and a type for each token; the plain one, compiled, adds one table of positions and one row of types to all
-sequences, which is all that this input needs, and so does ours. Ids are drawn by Zipf's law, which the words of a text
-follow; and once uniformly, where hardly a row of the token table is in a cache again. The floor counts what must move:
-forward the rows of the token table that occur and the result, and backward the gradient of the result, those rows
-again, and the gradient of the whole token table; ids, positions and types besides. What an element's dropout did is
-read off the result (0 where it was dropped), so that a provider's own mask is what it is held to.
+sequences, which is all that this input needs, and so does ours. Ids are sampled by Zipf's law, which the words of a
+text follow; and once uniformly, where hardly a row of the token table is in a cache again. The lower bound counts what
+must move: forward the rows of the token table that occur and the result, and backward the gradient of the result,
+those rows again, and the gradient of the whole token table; ids, positions and types besides. What an element's
+dropout did is read off the result (0 where it was dropped), so that a provider's own mask is what it is held to.
 """
 
 from __future__ import annotations

@@ -88,13 +88,13 @@ def corpus(name: str = "sample") -> Corpus:
     root = Path(name)
     if not root.is_dir():
         raise UsageError(
-            f"corpus: {name!r} is no folder; wanted english, sample, or a folder with .txt, .md or .rst files"
+            f"corpus: {name!r} is no folder; expected english, sample, or a folder with .txt, .md or .rst files"
         )
     paths = [path for path in sorted(root.rglob("*")) if path.suffix in TEXT and path.is_file()]
     made = divide(root.name, (paragraphs(path.read_bytes()) for path in paths))
     if not made.validation:
         raise UsageError(
-            f"corpus: {name!r} holds {len(made.training)} characters of prose; wanted {PIECE * HELD_OUT} or more"
+            f"corpus: {name!r} holds {len(made.training)} characters of prose; expected {PIECE * HELD_OUT} or more"
         )
     return made
 
@@ -105,12 +105,12 @@ def _load(name: str) -> Corpus:
     if not path.exists():
         files = ", ".join(source.file for source in SOURCES)
         raise UsageError(
-            f"corpus: {path} is missing; wanted `python -m kernels.bert corpus FOLDER`, FOLDER holding {files}"
+            f"corpus: {path} is missing; expected `python -m kernels.bert corpus FOLDER`, FOLDER holding {files}"
         )
     text = lzma.decompress(path.read_bytes())
     found = hashlib.sha256(text).hexdigest()
     if found != DIGESTS[name]:
-        raise UsageError(f"corpus: {path} has SHA-256 {found[:16]}; wanted {DIGESTS[name][:16]}, the frozen text's")
+        raise UsageError(f"corpus: {path} has SHA-256 {found[:16]}; expected {DIGESTS[name][:16]}, the frozen text's")
     training, validation = text.decode().split("\f")
     return Corpus(name, training, validation)
 
@@ -131,10 +131,10 @@ def build(folder: Path, public: bool = False) -> Corpus:
             continue
         path = folder / source.file
         if not path.exists():
-            raise UsageError(f"FOLDER: {path} is missing; wanted each of {', '.join(s.file for s in SOURCES)}")
+            raise UsageError(f"FOLDER: {path} is missing; expected each of {', '.join(s.file for s in SOURCES)}")
         found = hashlib.sha256(path.read_bytes()).hexdigest()
         if found != source.sha256:
-            raise UsageError(f"FOLDER: {path} has SHA-256 {found[:16]}; wanted {source.sha256[:16]}")
+            raise UsageError(f"FOLDER: {path} has SHA-256 {found[:16]}; expected {source.sha256[:16]}")
         documents += [source.read(content) for _, content in sorted(members(path, source.members))]
     return divide("sample" if public else "english", documents)
 
@@ -170,7 +170,7 @@ def _data(archive: bytes) -> bytes:
         if name == "data.tar.xz":
             return archive[at + 60 : at + 60 + size]
         at += 60 + size + size % 2
-    raise UsageError("FOLDER: a package holds no data.tar.xz; wanted a Debian package of release 12")
+    raise UsageError("FOLDER: a package holds no data.tar.xz; expected a Debian package of release 12")
 
 
 PLAIN = str.maketrans(

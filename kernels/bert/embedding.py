@@ -58,31 +58,29 @@ def check(
 ) -> None:  # fmt: skip
     """Raises UsageError that names the tensor, what it is and what would be right."""
     if ids.ndim != 2 or ids.dtype != torch.int64:
-        raise UsageError(f"ids: {ids.dtype} {tuple(ids.shape)} is not right; wanted torch.int64 [B, S]")
+        raise UsageError(f"ids: expected torch.int64 [B, S], got {ids.dtype} {tuple(ids.shape)}")
     if types is not None and (types.shape != ids.shape or types.dtype != torch.int64):
-        raise UsageError(
-            f"types: {types.dtype} {tuple(types.shape)} is not right; wanted torch.int64 {tuple(ids.shape)}"
-        )
+        raise UsageError(f"types: expected torch.int64 {tuple(ids.shape)}, got {types.dtype} {tuple(types.shape)}")
     if tokens.ndim != 2 or tokens.dtype not in FLOATS or not 1 <= tokens.shape[1] <= MOST_HIDDEN:
         given = f"{tokens.dtype} {tuple(tokens.shape)}"
-        raise UsageError(f"tokens: {given} is not right; wanted float32 or bfloat16 [V, H], H to {MOST_HIDDEN}")
+        raise UsageError(f"tokens: expected float32 or bfloat16 [V, H], H to {MOST_HIDDEN}, got {given}")
     hidden, length = tokens.shape[1], ids.shape[1]
     others = {"positions": (positions, 2), "kinds": (kinds, 2), "gain": (gain, 1), "shift": (shift, 1)}
     for name, (table, ndim) in others.items():
         if table.ndim != ndim or table.shape[-1] != hidden or table.dtype != tokens.dtype:
             wanted = f"{tokens.dtype} {'[.., ' if ndim == 2 else '['}{hidden}]"
-            raise UsageError(f"{name}: {table.dtype} {tuple(table.shape)} is not right; wanted {wanted}")
+            raise UsageError(f"{name}: expected {wanted}, got {table.dtype} {tuple(table.shape)}")
         if table.device != tokens.device:
-            raise UsageError(f"{name}: is on {table.device}, tokens on {tokens.device}; wanted both on one device")
+            raise UsageError(f"{name}: is on {table.device}, tokens on {tokens.device}; expected both on one device")
     if positions.shape[0] < length:
-        raise UsageError(f"ids: {length} tokens are too many; wanted {positions.shape[0]} at most, as positions has")
+        raise UsageError(f"ids: {length} tokens are too many; expected {positions.shape[0]} at most, as positions has")
     if not 1 <= kinds.shape[0] <= TYPES:
-        raise UsageError(f"kinds: {kinds.shape[0]} types is not right; wanted 1 to {TYPES}")
+        raise UsageError(f"kinds: expected 1 to {TYPES}, got {kinds.shape[0]} types")
     if not 0.0 <= dropout < 1.0 - 2.0**-16:
-        raise UsageError(f"dropout: {dropout} is not right; wanted a number from 0, below 1")
+        raise UsageError(f"dropout: expected a number from 0, below 1, got {dropout}")
     if tokens.dtype == torch.bfloat16 and not ids.is_cuda:
         raise UsageError(
-            "tokens: torch.bfloat16 needs a GPU, since Triton's interpreter does not round; wanted float32"
+            "tokens: torch.bfloat16 needs a GPU, since Triton's interpreter does not round; expected float32"
         )
 
 
@@ -160,7 +158,7 @@ def _look(ids: Tensor, types: Tensor | None, tokens: Tensor, kinds: Tensor) -> N
             continue
         low, high = map(int, one.aminmax())
         if low < 0 or high >= count:
-            raise UsageError(f"{name}: {low} to {high} is not right; wanted 0 to {count - 1}")
+            raise UsageError(f"{name}: expected 0 to {count - 1}, got {low} to {high}")
 
 
 @operation("bert_embedding_backward")

@@ -41,7 +41,7 @@ class Norms:
 
 
 def masked_labels(ids: Tensor, share: float, seed: int) -> Tensor:
-    """Labels for ids: this share of the tokens, drawn at random, one at least; -100 elsewhere."""
+    """Labels for ids: this share of the tokens, sampled at random, one at least; -100 elsewhere."""
     draws = torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed))
     return torch.where((draws < share) | (draws == draws.min()), ids, IGNORED)
 

@@ -151,12 +151,12 @@ def plot_plateaus(t: Trainings, panels: Mapping[str, Sequence[str]], caption: st
 
 
 def embedding_times(path: Path) -> Table:
-    """Microseconds of the fused embedding and its peers, forward / forward and backward, from a benchmark's CSV: a row
-    a case, a column a provider. In a CUDA graph, but for the traffic floor."""
+    """Microseconds of the fused embedding and its baselines, forward / forward and backward, from a benchmark's CSV: a
+    row a case, a column a provider. In a CUDA graph, but for the traffic lower bound."""
     rows = bench.read(path)
     cases: dict[str, dict[str, list[str]]] = {}
     for row in rows:
-        metric = "time" if row["kernel_provider"] == "traffic floor" else "time_in_graph"
+        metric = "time" if row["kernel_provider"] == "traffic lower bound" else "time_in_graph"
         if row["kernel_name"] == "bert_embedding" and row["metric_name"] == metric:
             providers = cases.setdefault(row["x_value"], {})
             providers.setdefault(row["kernel_provider"], []).append(f"{float(row['y_value_50']):.0f}")

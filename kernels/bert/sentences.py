@@ -55,7 +55,7 @@ def sentence_ids(sentence: Sentence, words: Any, length: int) -> Tensor:
     """ids [1, S]: [CLS], the sentence, [SEP]. Raises UsageError unless it has one [MASK], and S is `length` at most."""
     inside = words.encode(sentence.text, add_special_tokens=False).ids
     if inside.count(tokens.MASK) != 1 or len(inside) > length - 2:
-        raise UsageError(f"sentence: {sentence.text!r} is not right; wanted one [MASK] and {length - 2} tokens at most")
+        raise UsageError(f"sentence: expected one [MASK] and {length - 2} tokens at most, got {sentence.text!r}")
     return torch.tensor([[tokens.START, *inside, tokens.END]])
 
 

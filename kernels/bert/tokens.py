@@ -45,7 +45,9 @@ def tokenizer(name: str = "english") -> Any:
     """
     path = FROZEN if name in DIGESTS else _kept(name)
     if not path.exists():
-        raise UsageError(f"corpus: {name!r} has no vocabulary yet; wanted kernels.bert.tokens.vocabulary called first")
+        raise UsageError(
+            f"corpus: {name!r} has no vocabulary yet; expected kernels.bert.tokens.vocabulary called first"
+        )
     words = path.read_text(encoding="utf-8").splitlines()
     return _tokenizer(_library(), {word: i for i, word in enumerate(words)})
 
@@ -81,14 +83,14 @@ def encode(text: str, tokens: Any) -> np.ndarray:
             found += one.ids
             found.append(END)
     if tokens.get_vocab_size() > 2**16:
-        raise UsageError(f"size: {tokens.get_vocab_size()} tokens are too many; wanted {2**16} at most")
+        raise UsageError(f"size: {tokens.get_vocab_size()} tokens are too many; expected {2**16} at most")
     return np.array(found, dtype=np.uint16)
 
 
 def blocks(ids: np.ndarray, length: int) -> np.ndarray:
     """Inputs [B, length], uint16: [CLS], length - 2 ids in the order of the text, [SEP]. The rest is left out."""
     if length < 3:
-        raise UsageError(f"length: {length} is not right; wanted 3 at least")
+        raise UsageError(f"length: expected 3 at least, got {length}")
     count = len(ids) // (length - 2)
     body = ids[: count * (length - 2)].reshape(count, length - 2)
     ends = np.ones((count, 1), dtype=np.uint16)
@@ -118,7 +120,7 @@ def _library() -> Any:
         import tokenizers
         from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers  # noqa: F401
     except ImportError:
-        raise UsageError("tokenizers is missing; wanted it for WordPiece: pip install -e '.[bert]'") from None
+        raise UsageError("tokenizers is missing; expected it for WordPiece: pip install -e '.[bert]'") from None
     return tokenizers
 
 

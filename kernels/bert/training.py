@@ -68,11 +68,11 @@ class Run:
         self.switches  # noqa: B018 - raises for an unknown preset
         for name, least in (("batch", 1), ("steps", 1), ("length", 16), ("seed", 0)):
             if getattr(self, name) < least:
-                raise UsageError(f"{name}: {getattr(self, name)} is not right; wanted {least} at least")
+                raise UsageError(f"{name}: expected {least} at least, got {getattr(self, name)}")
         if self.precision not in ("float32", "bfloat16"):
-            raise UsageError(f"precision: {self.precision!r} is not right; wanted float32 or bfloat16")
+            raise UsageError(f"precision: expected float32 or bfloat16, got {self.precision!r}")
         if not 0.0 <= self.warmup <= 1.0:
-            raise UsageError(f"warmup: {self.warmup} is not right; wanted a share of the steps, 0 to 1")
+            raise UsageError(f"warmup: expected a share of the steps, 0 to 1, got {self.warmup}")
 
     @property
     def switches(self) -> Switches:
@@ -86,7 +86,7 @@ class Run:
 
 @cache
 def code() -> str:
-    """A hash of this file and all of kernels/ that it imports. What judges rows is not among them, so that its words
+    """A hash of this file and all of kernels/ that it imports. What checks rows is not among them, so that its words
     may change."""
     return made_by("import kernels.bert.training")
 
@@ -238,7 +238,7 @@ def _bar(steps: range, run: Run, progress: bool) -> Any:
     try:
         from tqdm.auto import tqdm
     except ImportError:
-        raise UsageError("tqdm is missing; wanted it for the progress bar: pip install -e '.[bert]'") from None
+        raise UsageError("tqdm is missing; expected it for the progress bar: pip install -e '.[bert]'") from None
     return tqdm(steps, desc=f"{run.preset} seed {run.seed}", initial=steps.start, total=run.steps, leave=False)
 
 

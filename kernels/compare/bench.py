@@ -1,8 +1,8 @@
 """whywrong.compare beside the checks that are in use, on equal work: is this pair equal within 1e-5, and where not?
 
-Two gibibytes of float32 are read once at the least; `read both` does that and no more, so it is the floor that was
-measured in the same run. A provider is right if it passes a clean pair and reports one wrong element in it. Times are
-of the whole call, the read of the result included; `kernels only` leaves that out.
+Two gibibytes of float32 are read once at the least; `read both` does that and no more, so it is the lower bound that
+was measured in the same run. A provider is right if it passes a clean pair and reports one wrong element in it. Times
+are of the whole call, the read of the result included; `kernels only` leaves that out.
 """
 
 from __future__ import annotations

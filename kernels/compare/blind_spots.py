@@ -1,4 +1,4 @@
-"""Faults that the checks in common use let pass, and a right product that a fixed tolerance does not."""
+"""Faults that the checks in common use let pass, and a correct product that a fixed tolerance does not."""
 
 from __future__ import annotations
 

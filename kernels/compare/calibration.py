@@ -156,7 +156,7 @@ def _summary(kind: str, rows: Sequence[tuple[int, bool, bool, bool, float, list[
 
 
 def alarms(tallies: Sequence[Tally]) -> int:
-    """How many clean products are accused, by either instrument."""
+    """How many clean products are flagged, by either instrument."""
     return sum(t.elementwise + t.structure for t in tallies)
 
 
@@ -175,13 +175,13 @@ def largest_shares(tallies: Sequence[Tally]) -> dict[str, dict[int, float]]:
 
 
 def tally_table(tallies: Sequence[Tally]) -> Table:
-    """A row a kind: products, false alarms, the largest share of the bound used, and elements missed."""
+    """A row a kind: products, false positives, the largest share of the bound used, and elements missed."""
     names = (
-        "right products",
+        "correct products",
         "cases",
         "different from all before",
-        "accused, by elements",
-        "accused, by structure",
+        "flagged, by elements",
+        "flagged, by structure",
         "largest error / tolerance",
         *(f"missed at {times:g} times that" for times in BEYOND),
     )

@@ -2,7 +2,7 @@
 
 A reference is *stored*, its values as they were computed once, or *re-run*: each step computed again in float64 on what
 was observed before it. `whywrong.localise` reports the first wrong step. A check gives every step a number that is
-larger the more it differs, told what precision was promised; what it calls wrong is the first step above a threshold,
+larger the more it differs, told what precision was declared; what it flags is the first step above a threshold,
 so that a sweep of thresholds is one pass.
 """
 
@@ -17,7 +17,7 @@ from whywrong import Golden, Precision, Trace, localise
 
 Tensor = torch.Tensor
 Difference = Callable[[Tensor, Tensor, str], float]
-"""Of an observed and a reference tensor, float64, and the narrowest format that was promised."""
+"""Of an observed and a reference tensor, float64, and the narrowest format that was declared."""
 
 STORED, RERUN = "stored", "re-run"
 REFERENCES = (STORED, RERUN)
@@ -28,7 +28,7 @@ TOLERANCES = {"float32": (1.3e-6, 1e-5), "float16": (1e-3, 1e-5), "tf32": (1e-3,
 
 
 def first_wrong(observed: Trace, golden: Golden, promised: Precision, reference: str = RERUN) -> str | None:
-    """The first step that `whywrong.localise` calls wrong, against the re-run reference or its stored values alone."""
+    """The first step that `whywrong.localise` flags, against the re-run reference or its stored values alone."""
     return localise(observed, golden if reference == RERUN else golden.trace(), precision=promised).first
 
 

@@ -28,7 +28,7 @@ SPEED = ("assert_close_memory", "assert_close_traffic", "one_pass_at_read_speed"
 CLAIMED_GIB = 3.25
 """GiB beside such a pair that the claim gives; nothing in this workbook says where the figure is from."""
 FEWEST = 1000
-"""The claim says over a thousand right products: of different bits."""
+"""The claim says over a thousand correct products: of different bits."""
 QUARTER = 0.25
 
 
@@ -48,7 +48,7 @@ def settle_norms(ledger: Ledger, norms: tuple[str, str]) -> None:
 def settle_fixed_tolerances(ledger: Ledger, terms: int, right: float, scaled: float, doubled: float) -> None:
     """Settle what fixed tolerances do, from largest errors.
 
-    `right` is that of a right product of so many terms, `scaled` that of one which is 1% off, and `doubled` the same
+    `right` is that of a correct product of so many terms, `scaled` that of one which is 1% off, and `doubled` the same
     with factors twice as large.
     """
     small, large = SMALLEST_TOLERANCE, LARGEST_TOLERANCE
@@ -57,7 +57,7 @@ def settle_fixed_tolerances(ledger: Ledger, terms: int, right: float, scaled: fl
 
 
 def settle_products(ledger: Ledger, tallies: Sequence[Tally]) -> None:
-    """Settle what many right products show, and one element of each that is set off."""
+    """Settle what many correct products show, and one element of each that is set off."""
     cases, different = sum(t.cases for t in tallies), sum(t.different for t in tallies)
     truth = False if alarms(tallies) else True if different > FEWEST else None
     largest = max(share for t in tallies for share in t.used.values())
@@ -74,7 +74,7 @@ def settle_products(ledger: Ledger, tallies: Sequence[Tally]) -> None:
 
 
 def settle_localising(ledger: Ledger, done: Sequence[Trial]) -> None:
-    """Settle what planted faults and right runs show of whywrong.localise, and the right runs of assert_close."""
+    """Settle what planted faults and correct runs show of whywrong.localise, and the correct runs of assert_close."""
     at_once = score(at_full_strength(done), LABKIT)
     sizes, draws = sizes_and_draws(done)
     counts = {"right_step": at_once.right_step, "reported": at_once.reported, "faults": at_once.faults}
@@ -96,7 +96,7 @@ def settle_localising(ledger: Ledger, done: Sequence[Trial]) -> None:
 
 
 def settle_right_programs(ledger: Ledger, record: Mapping[str, Any], stated: float = right_programs.STATED) -> None:
-    """Settle how often fresh right programs are accused, from the record of many."""
+    """Settle how often fresh correct programs are flagged, from the record of many."""
     rates = [{"storage": storage} | rate for storage, rate in right_programs.accused(record).items()]
     beyond = [rate["storage"] for rate in rates if rate["interval"][0] > stated]
     undecided = [rate["storage"] for rate in rates if rate["interval"][0] <= stated < rate["interval"][1]]

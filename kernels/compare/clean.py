@@ -1,4 +1,4 @@
-"""Differences that are none: other orders, other precisions that were promised, other right ways to the same number."""
+"""Differences that are none: other orders, other precisions that were declared, other right ways to the same number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Way = Callable[[Tensor, "dict[str, Tensor]"], Tensor]
 
 @dataclass(frozen=True)
 class Difference:
-    """Another right way to one or more steps of `system`, in `dtype`; `promised` is the precision that goes with it."""
+    """Another right way to one or more steps of `system`, in `dtype`; `declared` is the precision that goes with it."""
 
     name: str
     system: str
@@ -109,7 +109,7 @@ CLEAN = (
     Difference("online softmax", "attention", {"probs": _online}, promised=FP32),
     Difference("softmax by powers of two", "attention", {"probs": _base_two}, promised=FP32),
     Difference(
-        "TF32 products, promised",
+        "TF32 products, declared",
         "attention",
         {"qk": lambda x, s: _cut(s["q"]) @ _cut(s["kt"]), "pv": lambda x, s: _cut(s["probs"]) @ _cut(s["v"])},
         promised=TF32,
@@ -124,7 +124,7 @@ CLEAN = (
     Difference("large logits, confident", "cross_entropy", promised=FP32, scale=6.0),
     Difference("tiny gradients, denormals", "adam", promised=FP32, scale=1e-18),
     Difference(
-        "denormals flushed, promised",
+        "denormals flushed, declared",
         "adam",
         {f"t{t}.v": _flushed for t in (1, 2, 3)},
         scale=1e-18,

@@ -1,4 +1,5 @@
-"""Pictures of the self-test: what each check identifies, how weak a fault may be, how often right programs are accused.
+"""Pictures of the self-test: what each check identifies, how weak a fault may be, how often correct programs are
+flagged.
 
 Each returns a figure whose titles are made from the data that it shows.
 """
@@ -26,7 +27,7 @@ TENFOLD = 10.0
 
 
 def plot_identified(done: Sequence[Trial], where: str) -> Figure:
-    """For labkit and each check the share of faults identified with no right run accused; by reference."""
+    """For labkit and each check the share of faults identified with no correct run flagged; by reference."""
     shares = {
         which: {name: math.nan if share is None else share for name, share in without_accusing(done, which).items()}
         for which in REFERENCES
@@ -45,18 +46,18 @@ def plot_identified(done: Sequence[Trial], where: str) -> Figure:
     best = max(shares[which][check] for which in REFERENCES for check in CHECKS)
     finite = [share for by_judge in shares.values() for share in by_judge.values() if math.isfinite(share)]
     axes.set(yticks=range(len(names)), yticklabels=names, xlim=(0.0, 130.0 * max(finite, default=1.0) or 1.0))
-    axes.set_title(f"With no right run accused, the other checks identify {percent(best)} of the faults at most")
+    axes.set_title(f"With no correct run flagged, the other checks identify {percent(best)} of the faults at most")
     axes.set_xlabel("faults identified at their step, whole and scaled down (%)")
     axes.invert_yaxis()
     axes.plot([], [], "o", color=plots.GREY, markerfacecolor="white", label="stored values")
     axes.plot([], [], "o", color=plots.GREY, label="re-run on what was observed")
     axes.legend(title="reference", fontsize=8, title_fontsize=8, loc="lower right")
-    plots.caption(figure, f"{len(done)} cases; each check at the smallest tolerance that accuses no right run; {where}")
+    plots.caption(figure, f"{len(done)} cases; each check at the smallest tolerance that flags no correct run; {where}")
     return _finished(figure)
 
 
 def plot_detection(done: Sequence[Trial], where: str) -> Figure:
-    """The share of faults identified at their step by strength: left by judge, right by how far the fault spreads."""
+    """The share of faults identified at their step by strength: left by check, right by how far the fault spreads."""
     figure, (left, right) = plots.figure(1, 2, width=9.5, height=3.4)
     curves = {
         "labkit, re-run": detection(done, LABKIT),
@@ -94,7 +95,7 @@ def differ_by_chance(first: float, of_first: int, second: float, of_second: int)
 
 
 def plot_right_programs(record: Mapping[str, Any]) -> Figure:
-    """Left, the share of right programs that are accused, by storage; right, of faults that are identified, by size."""
+    """Left, the share of correct programs that are flagged, by storage; right, of faults identified, by size."""
     figure, (left, right) = plots.figure(1, 2, width=9.5, height=3.2)
     rates = accused(record)
     for y, (colour, rate) in enumerate(zip(plots.COLOURS, rates.values(), strict=False)):
@@ -106,8 +107,8 @@ def plot_right_programs(record: Mapping[str, Any]) -> Figure:
     left.text(1e2 * STATED, len(rates) - 0.55, " stated rate", fontsize=7, color="0.4")
     left.set(yticks=range(len(rates)), yticklabels=list(rates), xlim=(0.0, None), ylim=(-0.6, len(rates) - 0.4))
     total = record["accused"]
-    left.set_title(f"Of {count(total['of'])} right programs {total['count']} are accused")
-    left.set_xlabel("right programs accused (%), with 95% intervals")
+    left.set_title(f"Of {count(total['of'])} correct programs {total['count']} are flagged")
+    left.set_xlabel("correct programs flagged (%), with 95% intervals")
     curves = identified(record)
     for (storage, shares), colour, mark in zip(curves.items(), plots.COLOURS, "os^", strict=False):
         right.plot(list(shares), list(shares.values()), marker=mark, color=colour, label=storage)
@@ -118,12 +119,12 @@ def plot_right_programs(record: Mapping[str, Any]) -> Figure:
     right.set_title(f"Of faults of {size:g} roundings at least {percent(least)} are identified")
     right.legend(fontsize=8, loc="lower right")
     made = f"torch {record['torch']}, {record['machine']}"
-    plots.caption(figure, f"{count(total['of'])} programs drawn at random; recorded on {record['date']}, {made}")
+    plots.caption(figure, f"{count(total['of'])} programs sampled at random; recorded on {record['date']}, {made}")
     return _finished(figure)
 
 
 def plot_largest_shares(tallies: Sequence[Tally], where: str) -> Figure:
-    """The largest error of a right product, as a share of the tolerance, against its length K."""
+    """The largest error of a correct product, as a share of the tolerance, against its length K."""
     figure, axes = plots.figure(width=7.0, height=3.0)
     shares = largest_shares(tallies)
     plots.lines(axes, list(tallies[0].used), {way: list(by_length.values()) for way, by_length in shares.items()})
@@ -133,10 +134,10 @@ def plot_largest_shares(tallies: Sequence[Tally], where: str) -> Figure:
     used = [by_length[longest] for by_length in shares.values()]
     accusations = alarms(tallies)
     message = f"The longest sums use {percent(min(used))} to {percent(max(used))} of the tolerance"
-    axes.set_title(f"{accusations} right products are accused" if accusations else message)
+    axes.set_title(f"{accusations} correct products are flagged" if accusations else message)
     axes.set(xlabel="length K of the sums", ylabel="largest error (share of the tolerance)", ylim=(None, 2.0))
     axes.legend(fontsize=7, loc="lower left")
-    plots.caption(figure, f"{count(sum(t.cases for t in tallies))} right products; {where}")
+    plots.caption(figure, f"{count(sum(t.cases for t in tallies))} correct products; {where}")
     return _finished(figure)
 
 

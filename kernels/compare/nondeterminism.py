@@ -18,7 +18,7 @@ def _terms(rng: np.random.Generator) -> tuple[np.ndarray, Bound]:
 
 
 def atomic_additions(rng: np.random.Generator) -> Run:
-    """Sums of 512 terms whose order is drawn anew each time, as atomic additions arrive."""
+    """Sums of 512 terms whose order is sampled anew each time, as atomic additions arrive."""
     terms, bound = _terms(rng)
 
     def run() -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""How often right programs are accused, drawn at random by the thousand, and how small a fault is found; a record."""
+"""How often correct programs are flagged, sampled at random by the thousand, and how small a fault is found; a
+record."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from whywrong.checking.localise import FALSE_ALARM
 
 RECORD = ROOT / "data" / "results" / "right_programs.json"
 STATED = FALSE_ALARM
-"""The rate of false alarms that whywrong.localise states, a run."""
+"""The rate of false positives that whywrong.localise states, a run."""
 
 
 def read_record() -> dict[str, Any]:
@@ -22,13 +23,13 @@ def read_record() -> dict[str, Any]:
 
 
 def accused(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """For float32, float16 and bfloat16 storage: `count` accused `of` right programs, and the 95% `interval`."""
-    rates = record["accused by"]["storage"]
+    """For float32, float16 and bfloat16 storage: `count` flagged `of` correct programs, and the 95% `interval`."""
+    rates = record["flagged by"]["storage"]
     return {storage: rates[storage] for storage in ("float32", "float16", "bfloat16")}
 
 
 def by_chance(record: Mapping[str, Any]) -> float:
-    """The p-value of the difference between the storage types accused most and least, two-sided and conditional."""
+    """The p-value of the difference between the storage types flagged most and least, two-sided and conditional."""
     rates = sorted(accused(record).values(), key=lambda rate: rate["count"] / rate["of"])
     least, most = rates[0], rates[-1]
     total = least["count"] + most["count"]

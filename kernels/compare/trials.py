@@ -3,7 +3,7 @@ checks.
 
 A strength says how large a fault is beside the noise that rounding makes. An observer who knows the fault's shape and
 tests for it alone adds up d = |change / sigma|, the norm over all elements of the change in units of each element's
-noise, and sees the fault in half of all cases, at one false alarm in a thousand, where d is SMALLEST. A fault of
+noise, and sees the fault in half of all cases, at one false positive in a thousand, where d is SMALLEST. A fault of
 strength m has d = m SMALLEST. Nobody sees every fault of strength 1, since its shape is not known beforehand.
 """
 
@@ -58,7 +58,7 @@ class Trial:
     numbers: dict[str, dict[str, dict[str, float]]]
 
     def first(self, judge: str, reference: str = RERUN, threshold: float | None = None) -> str | None:
-        """The first step that labkit or a check calls wrong; `threshold` in place of the one in use."""
+        """The first step that labkit or a check flags; `threshold` in place of the one in use."""
         if judge == LABKIT:
             return self.localised[reference]
         return first_above(self.numbers[reference][judge], CHECKS[judge][1] if threshold is None else threshold)
@@ -203,7 +203,7 @@ def trials(
 ) -> Iterator[Trial]:
     """Every whole fault and every clean difference at each size and seed; faults scaled down at the first size.
 
-    The systems run on `device`. They are judged on the CPU, where steps of this size take a fraction of the time.
+    The systems run on `device`. They are checked on the CPU, where steps of this size take a fraction of the time.
     """
     for size in sizes:
         for seed in seeds:
@@ -265,7 +265,7 @@ def counted(cases: Iterable[Any], every: int = 10) -> list[Any]:
 
 @dataclass(frozen=True)
 class Score:
-    """Of `faults`, how many were reported at some step and at the right one; of `clean` runs, how many were accused."""
+    """Of `faults`, how many were reported at some step and at the right one; of `clean` runs, how many were flagged."""
 
     reported: int
     right_step: int
@@ -295,12 +295,12 @@ def sizes_and_draws(done: Sequence[Trial]) -> tuple[int, int]:
 
 
 def accused(done: Sequence[Trial], judge: str, reference: str = RERUN) -> list[str]:
-    """The clean differences that labkit or a check calls wrong, by system and name, each once."""
+    """The clean differences that labkit or a check flags, by system and name, each once."""
     return sorted({f"{t.system}: {t.kind}" for t in done if t.truth is None and t.first(judge, reference)})
 
 
 def score_table(done: Sequence[Trial]) -> Table:
-    """A row a judge, at the tolerance in use: faults identified and right runs accused, by reference."""
+    """A row a check, at the tolerance in use: faults identified and correct runs flagged, by reference."""
     parts = {
         "whole faults": at_full_strength(done),
         "faults scaled down": [t for t in done if t.strength is not None],
@@ -314,14 +314,14 @@ def score_table(done: Sequence[Trial]) -> Table:
             f"{s.accused} of {s.clean}" for s in (score(at_full_strength(done), judge, which) for which in REFERENCES)
         ]
         rows.append(row)
-    names = [f"{what}, {which}" for what in (*parts, "right runs accused") for which in REFERENCES]
+    names = [f"{what}, {which}" for what in (*parts, "correct runs flagged") for which in REFERENCES]
     return Table(("judge", *names), rows)
 
 
 def roc(done: Sequence[Trial], check: str, reference: str = RERUN) -> list[tuple[float, float]]:
-    """(share of clean runs accused, share of faults identified at their step) over every tolerance that matters.
+    """(share of clean runs flagged, share of faults identified at their step) over every tolerance that matters.
 
-    From the smallest tolerance to the largest; the last accuses no clean run.
+    From the smallest tolerance to the largest; the last flags no clean run.
     """
     clean = sorted({max(t.numbers[reference][check].values()) for t in done if t.truth is None})
     scores = [score(done, check, reference, threshold) for threshold in (-1.0, *clean)]
@@ -329,9 +329,9 @@ def roc(done: Sequence[Trial], check: str, reference: str = RERUN) -> list[tuple
 
 
 def without_accusing(done: Sequence[Trial], reference: str) -> dict[str, float | None]:
-    """The share of faults that each identifies at the smallest tolerance at which it accuses no clean run.
+    """The share of faults that each identifies at the smallest tolerance at which it flags no clean run.
 
-    labkit has no tolerance to choose: its share is as it is, and None if it accuses a clean run.
+    labkit has no tolerance to choose: its share is as it is, and None if it flags a clean run.
     """
     own = score(done, LABKIT, reference)
     shares = {LABKIT: None if own.accused else own.right_step / own.faults}
@@ -339,7 +339,7 @@ def without_accusing(done: Sequence[Trial], reference: str) -> dict[str, float |
 
 
 def as_good_as_labkit(done: Sequence[Trial]) -> list[str]:
-    """The checks that at some tolerance accuse no more clean runs than labkit and identify as many faults.
+    """The checks that at some tolerance flag no more clean runs than labkit and identify as many faults.
 
     labkit has the re-run reference, and so has the check, or the stored one.
     """
@@ -367,7 +367,7 @@ def _share(cases: Sequence[Trial], strength: float, holds: Callable[[Trial], boo
 
 
 def mistakes(done: Sequence[Trial], reference: str = RERUN) -> Table:
-    """Whole faults and clean differences that are judged wrongly at the tolerance in use: a row a case, how often."""
+    """Whole faults and clean differences that are checked wrongly at the tolerance in use: a row a case, how often."""
     rows: dict[tuple[str, str, str], dict[str, list[int]]] = {}
     for t in at_full_strength(done):
         row = rows.setdefault(("fault" if t.truth else "clean", t.system, t.kind), {judge: [0, 0] for judge in JUDGES})
@@ -375,5 +375,5 @@ def mistakes(done: Sequence[Trial], reference: str = RERUN) -> Table:
             count[0] += t.first(judge, reference) != t.truth
             count[1] += 1
     cells = [(*key, *(f"{n} of {total}" if n else "" for n, total in row.values())) for key, row in rows.items()]
-    title = f"cases judged wrongly, reference {reference}"
+    title = f"cases checked wrongly, reference {reference}"
     return Table(("", "system", "case", *JUDGES), [row for row in cells if any(row[3:])], title=title)

@@ -88,7 +88,7 @@ def _validate(given: argparse.Namespace) -> int:
 
     config = refuse(given.config, given.overrides)
     if config.validation is None:
-        raise UsageError("validation: 'none' is not right; wanted a folder to validate on")
+        raise UsageError("validation: expected a folder to validate on, got 'none'")
     with training.joined(config) as device:
         model, step = training.trained(config, device)
         print(json.dumps({"step": step, **validation.score(model, config)}))
@@ -101,7 +101,7 @@ def _evaluate(given: argparse.Namespace) -> int:
 
     config = refuse(given.config, given.overrides)
     if config.evaluation is None:
-        raise UsageError("evaluation: 'none' is not right; wanted tasks to evaluate on")
+        raise UsageError("evaluation: expected tasks to evaluate on, got 'none'")
     with training.joined(config) as device:
         model, step = training.trained(config, device)
         found = evaluation.evaluate(model, config.evaluation, config.data.length)

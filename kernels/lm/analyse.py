@@ -78,7 +78,7 @@ def printed(text: str) -> Interval:
     plain = _plain(text)
     match = re.fullmatch(r"([+-]?\d+)(?:\.(\d*))?(?:[eE]([+-]?\d+))?", plain)
     if not match:
-        raise UsageError(f"{text!r} is no number; wanted one as it is printed, such as 1.35e-06 or 1,000")
+        raise UsageError(f"{text!r} is no number; expected one as it is printed, such as 1.35e-06 or 1,000")
     half = 0.5 * 10.0 ** (int(match[3] or 0) - len(match[2] or ""))
     return float(plain) - half, float(plain) + half
 
@@ -135,7 +135,7 @@ def analyse(path: Path) -> list[Figure]:
     ) as error:
         said = (str(error).splitlines() or [""])[0][:80]
         raise UsageError(
-            f"{path}: cannot be analysed ({type(error).__name__}: {said}); wanted the fields that "
+            f"{path}: cannot be analysed ({type(error).__name__}: {said}); expected the fields that "
             "kernels/lm/metrics.py or kernels/lm/reported.yaml shows"
         ) from None
 
@@ -145,7 +145,7 @@ def _analyse(path: Path) -> list[Figure]:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            raise UsageError(f"{path}: cannot be read; wanted a report") from None
+            raise UsageError(f"{path}: cannot be read; expected a report") from None
         refuse_secrets(str(path), _words(text))
         return of_report({"steps": steps_of(path, text)} if path.suffix == ".md" else yaml.safe_load(text))
     lines = [{LINGUA.get(key, key): value for key, value in line.items()} for line in metrics.read(path)]
@@ -157,7 +157,7 @@ def _analyse(path: Path) -> list[Figure]:
     except (OSError, ValueError, RecursionError):
         config, findings = None, []
     if config is None or findings:
-        raise UsageError(f"{beside}: is not the configuration of a run; wanted it as the run wrote it, or removed")
+        raise UsageError(f"{beside}: is not the configuration of a run; expected it as the run wrote it, or removed")
     return of_metrics(path, lines, config)
 
 
@@ -193,7 +193,7 @@ def steps_of(path: Path, text: str) -> list[dict[str, Any]]:
             found.append(entry | {"step": int(step)})
         if found:
             return found
-    raise UsageError(f"{path}: holds no table of steps and losses; wanted one with such columns")
+    raise UsageError(f"{path}: holds no table of steps and losses; expected one with such columns")
 
 
 def of_report(report: dict[str, Any]) -> list[Figure]:
@@ -339,7 +339,7 @@ def of_metrics(path: Path, lines: Sequence[dict[str, Any]], config: Config | Non
     numbers = [x for line in lines for x in (line.get("step"), line.get("loss"), line.get("lr", 0.0))]
     numbers += [line[key] for line in lines for key in SPEEDS if key in line]
     if not all(isinstance(x, (int, float)) and abs(x) < 1e300 for x in numbers):
-        raise UsageError(f"{path}: has lines whose step, loss, lr or speed is no finite number; wanted one on each")
+        raise UsageError(f"{path}: has lines whose step, loss, lr or speed is no finite number; expected one on each")
     first, last = lines[0], lines[-1]
     gaps = {b - a for a, b in itertools.pairwise(steps)}
     found = [
@@ -415,7 +415,7 @@ def table(figures: Sequence[Figure], digits: int = 5) -> Table:
             f.name,
             span(f.stated, digits),
             span(f.derived, digits),
-            f.how + (f"; wanted {f.missing}" if f.missing else ""),
+            f.how + (f"; expected {f.missing}" if f.missing else ""),
         )
         for f in sorted(figures, key=lambda f: f.agrees is False)
     ]

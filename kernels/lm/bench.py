@@ -8,7 +8,7 @@ whole. Its stronger variant has residuals in bfloat16 and cuDNN's attention. Our
 
 Held to float64: the loss of each token of a sequence. What bfloat16 explains is measured, on ours without compilation
 and with attention written out; random roundings add up in squares, so a program with four times as many is off twice as
-far, and more is called wrong. Further numbers: milliseconds a step from the host and the GPU together, bytes a second,
+far, and more is flagged. Further numbers: milliseconds a step from the host and the GPU together, bytes a second,
 shares of 989 TFLOP/s by both formulas, the loss after some steps for several orders of the data (the seeds' spread),
 and for ours what loading a batch and saving a checkpoint take.
 """

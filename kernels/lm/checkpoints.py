@@ -133,13 +133,13 @@ class Checkpoints:
         step, path = max(found.items())
         if why := flaw(path):
             right = "the checkpoint whole, or its folder removed, to go on from the one before"
-            raise UsageError(f"{path / why}; wanted {right}")
+            raise UsageError(f"{path / why}; expected {right}")
         state = _state(model, optimizer, extra)
         try:
             dcp.load(state, storage_reader=_Reader(path), planner=_Planner())
         except (CheckpointException, Exception) as error:  # the first is no Exception
             why = (str(error).splitlines() or [type(error).__name__])[-1][:160]
-            raise UsageError(f"{path}: does not fit this configuration ({why}); wanted another folder") from None
+            raise UsageError(f"{path}: does not fit this configuration ({why}); expected another folder") from None
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         extra.update(state["extra"])
         torch.set_rng_state(extra["rng"])

@@ -42,7 +42,7 @@ class Finding:
     wanted: str
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.value} is not right; wanted {self.wanted}"
+        return f"{self.key}: expected {self.wanted}, got {self.value}"
 
 
 @dataclass(frozen=True)
@@ -266,19 +266,19 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Any:
     try:
         raw = yaml.load(text(path), _Once)
     except _TwiceError as error:  # its line alone: the key may be a secret
-        raise UsageError(f"{path}, line {error}: has a key that stands there twice; wanted each key once") from None
+        raise UsageError(f"{path}, line {error}: has a key that stands there twice; expected each key once") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{path}{where}: is not YAML; wanted keys and values") from None
+        raise UsageError(f"{path}{where}: is not YAML; expected keys and values") from None
     except (ValueError, RecursionError):
-        raise UsageError(f"{path}: holds a date or a number that is none, or is too deep; wanted YAML") from None
+        raise UsageError(f"{path}: holds a date or a number that is none, or is too deep; expected YAML") from None
     if raw is None and overrides:  # an empty file
         raw = {}
     for override in overrides:
         key, sign, value = override.partition("=")
         if not sign or not key or not isinstance(raw, dict):
-            raise UsageError("an override is not right; wanted key=value, such as data.batch=8")
+            raise UsageError("an override: expected key=value, such as data.batch=8")
         *above, name = key.split(".")
         place = raw
         for part in above:
@@ -288,7 +288,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Any:
         try:
             place[name] = yaml.load(value, _Once)
         except (yaml.YAMLError, ValueError, RecursionError):
-            right = "wanted key=value, the value in YAML"
+            right = "expected key=value, the value in YAML"
             raise UsageError(f"{'.'.join(map(named, key.split('.')))}: its value is not right; {right}") from None
     return raw
 
@@ -321,7 +321,7 @@ def text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read ({type(error).__name__}); wanted a YAML file") from None
+        raise UsageError(f"{path}: cannot be read ({type(error).__name__}); expected a YAML file") from None
 
 
 def shown(value: Any) -> str:

@@ -39,7 +39,7 @@ class Sequences:
             key, value = ("batch", given.batch) if self.count else ("length", given.length)
             raise UsageError(
                 f"data.{key}: {value} is not right; {given.folder} holds {self.count} sequences of "
-                f"{given.length} tokens; wanted at most that many, shorter ones, or more text"
+                f"{given.length} tokens; expected at most that many, shorter ones, or more text"
             )
         self.digest = hashlib.sha256(self.tokens.tobytes()).hexdigest()[:16]
         self._order = lru_cache(2)(self._permutation)
@@ -71,7 +71,7 @@ class Sequences:
             if now[key] != value:
                 raise UsageError(
                     f"data: the checkpoint was made with {key} {value}, and this run has {now[key]} at step {step}; "
-                    "wanted the same text, seed, batch and length, or another folder for this run"
+                    "expected the same text, seed, batch and length, or another folder for this run"
                 )
 
 

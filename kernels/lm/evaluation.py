@@ -20,7 +20,7 @@ from whywrong.errors import UsageError
 def evaluate(model: Decoder, given: Evaluation, length: int) -> dict[str, Any]:
     """The harness's results for each task: metrics by name. UsageError without the harness, in one line."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise UsageError(f"evaluation: the harness is missing; wanted {INSTALLED}")
+        raise UsageError(f"evaluation: the harness is missing; expected {INSTALLED}")
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from lm_eval import simple_evaluate

@@ -57,7 +57,7 @@ def merge_settings(section: str) -> EvaluationSettings:
     try:
         from omegaconf import OmegaConf
     except ImportError:
-        raise UsageError("omegaconf is missing; wanted it for Lingua's settings: pip install -e '.[lm]'") from None
+        raise UsageError("omegaconf is missing; expected it for Lingua's settings: pip install -e '.[lm]'") from None
     merged = OmegaConf.merge(OmegaConf.structured(EvaluationSettings()), OmegaConf.create(yaml.safe_load(section)))
     return OmegaConf.to_object(merged)  # type: ignore[return-value]
 

@@ -54,7 +54,7 @@ def spans(report: Mapping[str, Any]) -> tuple[list[tuple[str, float]], float, fl
 def draw_time_axis(axes: Any, report: Mapping[str, Any], steps: int) -> None:
     """The report's twenty minutes on an axis of time, in the order of Lingua's loop, a row a part.
 
-    A part is drawn where it can begin at the earliest; a thin line goes to where it can end at the latest, since the
+    A part is sampled where it can begin at the earliest; a thin line goes to where it can end at the latest, since the
     report leaves some of the time before the generated texts without a name. `steps` is what the training was to make.
     """
     parts, generated, end = spans(report)

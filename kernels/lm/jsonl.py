@@ -27,10 +27,10 @@ def files(key: str, folder: str, pattern: str) -> list[Path]:
         names = sorted(entry.name for entry in os.scandir(root))
     except OSError as error:
         why = {FileNotFoundError: "is not there", NotADirectoryError: "is no folder"}.get(type(error), "cannot be read")
-        raise UsageError(f"{key}: {folder} {why}; wanted a folder with {pattern}") from None
+        raise UsageError(f"{key}: {folder} {why}; expected a folder with {pattern}") from None
     found = [root / name for name in names if Path(name).match(pattern)]
     if not found:
-        raise UsageError(f"{key}: {folder} has none among its {len(names)} files; wanted at least one {pattern} file")
+        raise UsageError(f"{key}: {folder} has none among its {len(names)} files; expected at least one {pattern} file")
     return found
 
 
@@ -43,14 +43,14 @@ def documents(path: Path) -> Iterator[str]:
                 yield document(path, number, line)
                 count += 1
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({type(error).__name__}); wanted a file of JSON lines") from None
+        raise UsageError(f"{path}: cannot be read ({type(error).__name__}); expected a file of JSON lines") from None
     if not count:
-        raise UsageError(f"{path}: is empty; wanted JSON lines with a text each")
+        raise UsageError(f"{path}: is empty; expected JSON lines with a text each")
 
 
 def document(path: Path, number: int, line: bytes) -> str:
     """The text of one line. UsageError that says what is wrong with it."""
-    wanted = 'wanted {"text": ...}'
+    wanted = 'expected {"text": ...}'
     if not line.strip():
         raise UsageError(f"{path}, line {number}: is empty; {wanted}")
     try:
@@ -70,7 +70,7 @@ def glance(path: Path) -> None:
     """Check the lines within the first and the last MiB of a file, which is all of a small one; as
     :func:`documents`."""
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path}: is no regular file; wanted a file of JSON lines")
+        raise UsageError(f"{path}: is no regular file; expected a file of JSON lines")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -82,9 +82,9 @@ def glance(path: Path) -> None:
             else:
                 head += file.read()
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({type(error).__name__}); wanted a file of JSON lines") from None
+        raise UsageError(f"{path}: cannot be read ({type(error).__name__}); expected a file of JSON lines") from None
     if not head:
-        raise UsageError(f"{path}: is empty; wanted JSON lines with a text each")
+        raise UsageError(f"{path}: is empty; expected JSON lines with a text each")
     lines = head.splitlines(keepends=True)
     for number, line in enumerate(lines[:-1] if tail else lines, 1):
         document(path, number, line)

@@ -38,7 +38,7 @@ class Log:
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = before(path, step + 1)
         if len(kept) != step:
-            raise UsageError(f"{path}: has {len(kept)} of the {step} steps before the checkpoint; wanted all of them")
+            raise UsageError(f"{path}: has {len(kept)} of the {step} steps before the checkpoint; expected all of them")
         part = path.with_suffix(".part")
         part.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
         part.replace(path)
@@ -70,14 +70,14 @@ def before(path: Path, step: int) -> list[str]:
         try:
             found += [line] if json.loads(line)["step"] < step else []
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise UsageError(f"{path}, line {number}: is no line of a step; wanted it as it was written") from None
+            raise UsageError(f"{path}, line {number}: is no line of a step; expected it as it was written") from None
     return found
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl. UsageError for what is none."""
     if not path.is_file():
-        raise UsageError(f"{path}: is not there; wanted a metrics.jsonl")
+        raise UsageError(f"{path}: is not there; expected a metrics.jsonl")
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
@@ -85,10 +85,10 @@ def read(path: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             entry = None
         if not isinstance(entry, dict):
-            raise UsageError(f"{path}, line {number}: is no JSON object; wanted a line a step")
+            raise UsageError(f"{path}, line {number}: is no JSON object; expected a line a step")
         found.append(entry)
     if not found:
-        raise UsageError(f"{path}: is empty; wanted a line a step")
+        raise UsageError(f"{path}: is empty; expected a line a step")
     return found
 
 

@@ -55,7 +55,7 @@ def launched() -> dict[str, int]:
         least, most = (0, whole - 1) if name.endswith("RANK") else (1, whole)
         if found[name] < least or (name != "WORLD_SIZE" and found[name] > most):
             right = f"a whole number from {least}" + (f" to {most}" if name != "WORLD_SIZE" else "")
-            raise UsageError(f"{name}: {value!r} is not right; wanted what torchrun sets, {right}")
+            raise UsageError(f"{name}: expected what torchrun sets, {right}, got {value!r}")
     return found
 
 
@@ -115,7 +115,7 @@ def _glanced(key: str, folder: str, pattern: str) -> tuple[list[Path], list[Find
             jsonl.glance(path)
     except UsageError as error:
         said = str(error).removeprefix(f"{key}: ")
-        what, _, wanted = said.partition("; wanted ")
+        what, _, wanted = said.partition("; expected ")
         return [], [Finding(key, shown(folder), f"{wanted} ({what})")]
     except OSError as error:  # a name that is too long, say
         return [], [Finding(key, shown(folder), f"a path that can be used ({error.strerror})")]

@@ -127,7 +127,7 @@ class Dumps:
                 self.order = [x for x in json.loads(about.read_text())["order"] if int(x.split(".")[0]) <= step]
             except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
                 raise UsageError(
-                    f"{about}: is no index of dumps; wanted it as it was written, or its folder removed"
+                    f"{about}: is no index of dumps; expected it as it was written, or its folder removed"
                 ) from None
 
     def write(self, step: int, own: dict[str, Tensor], loss: Tensor, norm: Tensor, model: nn.Module) -> None:
@@ -210,7 +210,7 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"folder: in {folder} another training runs; wanted another, or its end first") from None
+            raise UsageError(f"folder: in {folder} another training runs; expected another, or its end first") from None
         yield
 
 
@@ -218,7 +218,7 @@ def _train(config: Config, device: torch.device, progress: bool) -> Path:
     folder = Path(config.folder)
     rank, count = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if config.data.batch % count:
-        raise UsageError(f"data.batch: {config.data.batch} is not right; wanted a multiple of the {count} processes")
+        raise UsageError(f"data.batch: expected a multiple of the {count} processes, got {config.data.batch}")
     if rank == 0:
         sequences = Sequences(config.data, config.seed, folder / "cache")
         validation.tokens(config)
@@ -397,5 +397,5 @@ def trained(config: Config, device: torch.device) -> tuple[Decoder, int]:
         model, optimizer, {"data": {}}
     )
     if not step:
-        raise UsageError(f"folder: {config.folder} holds no checkpoint; wanted a run that was trained")
+        raise UsageError(f"folder: {config.folder} holds no checkpoint; expected a run that was trained")
     return model, step

@@ -1,14 +1,14 @@
-"""The operator beside its peers, an identity for the layer: forward, and forward plus backward, in one run.
+"""The operator beside its baselines, an identity for the layer: forward, and forward plus backward, in one run.
 
-The floor is stated twice. What our schedule moves through memory: forward 18 T D elements (x for the projection, which
-everything else waits for; x and x_in; x, y and the result), backward 28 (dout, x, y, dy; x, dx_in; x, dout, dx_in, dx).
-And what any schedule must, if all stays on the chip but while the layer runs: forward 14 (x and x_in; x, y and the
-result), backward 23 (dout, x, y, dy; dx_in, x, dout, dx).
+The lower bound is stated twice. What our schedule moves through memory: forward 18 T D elements (x for the projection,
+which everything else waits for; x and x_in; x, y and the result), backward 28 (dout, x, y, dy; x, dx_in; x, dout,
+dx_in, dx). And what any schedule must, if all stays on the chip but while the layer runs: forward 14 (x and x_in; x, y
+and the result), backward 23 (dout, x, y, dy; dx_in, x, dout, dx).
 
 The error of `stored` is what float64 gives that keeps x_in, y, dy, the result and dx as bfloat16, and nothing else. A
-peer is right if the RMS error of its result and of each gradient is what bfloat16 storage and TF32 products explain;
-torch may use TF32 for float32 products here, as the others do. Liger's projection unrolls K and compiles anew for each
-count of tokens: more than a minute each at D = 4096.
+baseline is right if the RMS error of its result and of each gradient is what bfloat16 storage and TF32 products
+explain; torch may use TF32 for float32 products here, as the others do. Liger's projection unrolls K and compiles anew
+for each count of tokens: more than a minute each at D = 4096.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def cases(device: Device) -> Iterator[Case]:
             yield Case(
                 kernel="mhc", mode=mode, x_name="tokens x D", x_value=f"{tokens} x {d}", providers=providers,
                 bytes=units * tokens * d * 2, operations=0, memory=True,
-                floors={"compulsory traffic floor": compulsory * tokens * d * 2},
+                floors={"compulsory traffic lower bound": compulsory * tokens * d * 2},
             )  # fmt: skip
         del inputs, providers
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
-"""Faults drawn at random, for whoever is to name them: what names them does not import this module.
+"""Faults sampled at random, for whoever is to name them: what names them does not import this module.
 
 A fifth of them is not on the list of :func:`~kernels.mhc.faulty.rivals`; some of those that are compute the same as
-another one there, or as the right kernel, at the sizes of the case (one stream has no stride between streams).
+another one there, or as the correct kernel, at the sizes of the case (one stream has no stride between streams).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def outside(n: int, d: int) -> dict[str, Access]:
 
 
 def draw(seed: int, tile: int) -> Case:
-    """One case in five is outside the list, by its seed; which one, of each kind, is drawn."""
+    """One case in five is outside the list, by its seed; which one, of each kind, is sampled."""
     rng = np.random.default_rng([5, seed])
     listed = seed % 5 != 4
     names = list(faulty.rivals(4, 128, tile) if listed else outside(4, 128))

@@ -33,7 +33,7 @@ SMALLEST, LARGEST = 1e-37, 1e37
 def settle_factors(ledger: Ledger, p: Problem, observed: Trace, first: str | None, **rests_on: Any) -> None:
     """Settle hypotheses 1, 2, 4 and 5 on the kernel that gave `observed`; `first` is its first wrong step.
 
-    `rests_on`, here and below: `blind`, whether the fault was drawn at random, and `tile`.
+    `rests_on`, here and below: `blind`, whether the fault was sampled at random, and `tile`.
     """
     error, times = experiments.dh_pre2_error(p, observed)
     ledger.settle("h1_dh_pre2_wrong", times > 1.0, error=error, times=times, first=first, **rests_on)
@@ -49,7 +49,7 @@ def settle_factors(ledger: Ledger, p: Problem, observed: Trace, first: str | Non
 
 
 def settle_sums(ledger: Ledger, p: Problem, observed: Trace, sums: np.ndarray, **rests_on: Any) -> None:
-    """Settle the claims on the three sums; `sums` are those of the right products in `ORDERS` orders."""
+    """Settle the claims on the three sums; `sums` are those of the correct products in `ORDERS` orders."""
     exact = float(counterfactual.dalpha(p)[0])
     spread, missing = float(sums.max() - sums.min()), abs(float(observed["dalpha"][0]) - exact)
     measured = {"orders": len(sums), "spread": spread, "missing": missing}

@@ -98,7 +98,7 @@ def error_of(dalpha: Tensor, exact: Tensor) -> tuple[float, float]:
 def one_column_at_a_time(kernel: Kernel, n: int, d: int, seed: int, device: str) -> np.ndarray:
     """dpre [D, n] over its right value, where token t's dx_in is one in column t and zero elsewhere.
 
-    Each right value is one element of x, added to zeros, so that a right kernel gives exactly 1.
+    Each right value is one element of x, added to zeros, so that a correct kernel gives exactly 1.
     """
     p = Problem.draw(d, n, d, seed, Constants(), device, "columns")
     p = replace(p, x=p.x.sign() + (p.x == 0) + p.x)  # no element is near zero
@@ -137,7 +137,7 @@ def distinguished(names: Sequence[str], n: int, d: int, tile: int, seed: int) ->
 
 
 def sums_in_orders(products: Tensor, rng: np.random.Generator) -> np.ndarray:
-    """Float32 sums [ORDERS] of the same `products`, each in an order drawn at random."""
+    """Float32 sums [ORDERS] of the same `products`, each in an order sampled at random."""
     terms = products.flatten().cpu().numpy().astype(np.float32)
     return np.array([np.cumsum(rng.permutation(terms), dtype=np.float32)[-1] for _ in range(ORDERS)])
 
@@ -155,7 +155,7 @@ def kahan_sum(terms: np.ndarray) -> np.ndarray:
 
 
 def products_of_tokens(tokens: int, n: int, d: int, seeds: Sequence[int]) -> np.ndarray:
-    """The right products [draw, T, n] whose sum is dalpha_pre, rounded to float32, of a draw of the inputs a seed."""
+    """The correct products [draw, T, n] whose sum is dalpha_pre, rounded to float32, of a draw of the inputs a seed."""
     drawn = []
     for seed in seeds:
         s = counterfactual.steps(Problem.draw(tokens, n, d, seed, Constants(), "cpu"))
@@ -166,7 +166,7 @@ def products_of_tokens(tokens: int, n: int, d: int, seeds: Sequence[int]) -> np.
 def kahan_errors(products: np.ndarray, rng: np.random.Generator, orders: int = 16) -> dict[str, np.ndarray]:
     """Errors [draw, order] of float32 sums of `products` [draw, T, n], relative to the sum of their sizes, by where
     Kahan's summation is: nowhere, inside each program (a token's products; tokens are added plainly, as atomics add
-    them), over all products. The tokens come in `orders` orders drawn at random.
+    them), over all products. The tokens come in `orders` orders sampled at random.
     """
     exact, size = products.astype(np.float64).sum((1, 2)), np.abs(products).astype(np.float64).sum((1, 2))
 

@@ -46,7 +46,7 @@ def columns_read(tile: int, columns: int, device: str = "cpu") -> np.ndarray:
 def tiles(tile: int = 32, columns: int = 128, tokens: int = 6, seed: int = 0, device: str = "cpu") -> Figure:
     """The real kernel with a tile of `tile` columns of the `columns` that x and dx_in have, by two experiments.
 
-    The columns that it adds up, by :func:`columns_read`; and on drawn inputs of so many tokens the error of each term
+    The columns that it adds up, by :func:`columns_read`; and on sampled inputs of so many tokens the error of each term
     of dalpha_pre, and of the three parts of dalpha over the largest rounding error allowed.
     """
     read = columns_read(tile, columns, device)
@@ -72,6 +72,6 @@ def tiles(tile: int = 32, columns: int = 128, tokens: int = 6, seed: int = 0, de
     plots.caption(
         figure,
         f"{tokens} tokens, {STREAMS} streams, D = {columns}; dalpha_pre is {off}% off; broken line: the "
-        "tolerance; an error of zero is drawn at 0.0001",
+        "tolerance; an error of zero is sampled at 0.0001",
     )
     return figure

@@ -15,7 +15,7 @@ from labkit.session.wording import digits
 from whywrong.drawing import plots
 
 Row = Mapping[str, str]
-SCHEDULE, ATOMIC = "traffic floor", "atomic_add"
+SCHEDULE, ATOMIC = "traffic lower bound", "atomic_add"
 FIXED = ("two-stage", "flagged", "float64", "torch.dot")
 """Sums in a fixed order, as the benchmark names them."""
 PLAIN = {"facecolor": "white", "lw": 0, "pad": 0.6}
@@ -31,7 +31,7 @@ def draw_orders(axes: Axes, errors: np.ndarray, missing: float, allowed: float) 
     for edge, words, colour in ((allowed, "tolerance", plots.GREY), (missing, "missing", plots.RED)):
         axes.axvline(edge, color=colour, ls="--", lw=1.4)
         axes.text(edge / 1.15, 1.0, f"{words}: {digits(edge)}", color=colour, ha="right", fontsize=9)
-    axes.set(xscale="log", yticks=[], ylim=(-1.2, 1.5), xlabel="|sum - exact sum| of the right products")
+    axes.set(xscale="log", yticks=[], ylim=(-1.2, 1.5), xlabel="|sum - exact sum| of the correct products")
     axes.set_xlim(max(1e-9, sizes.min() / 3.0), 3.0 * max(missing, allowed, sizes.max()))
     enough = "No order of additions makes up for" if sizes.max() < missing else "The order of additions can explain"
     axes.set_title(f"{enough} what is missing")
@@ -55,7 +55,7 @@ def draw_columns(axes: Axes, response: np.ndarray) -> None:
             place = f"{words}: column{'s' * (columns.size > 1)} {_short(in_words(columns))}"
             axes.text(columns[0], level, place, color=colour, fontsize=9)
     if wrong.size:
-        axes.text(d, 1.0 + 0.08 * room, "what a right kernel gives", color=plots.GREY, ha="right", fontsize=9)
+        axes.text(d, 1.0 + 0.08 * room, "what a correct kernel gives", color=plots.GREY, ha="right", fontsize=9)
     axes.set(xlim=(-0.01 * d, 1.01 * d), ylim=(low - 0.12 * room, high + 0.3 * room))
     axes.set(xlabel="the one column of dx_in that is not zero", ylabel="dpre over its right value")
     axes.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 4, 8, 10], integer=True))
@@ -133,7 +133,7 @@ def draw_speed(axes: Axes, rows: Sequence[Row], size: str, mode: str) -> None:
 
 
 def best_sums(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
-    """Each way's best time in a CUDA graph, and the floor, by the number of products."""
+    """Each way's best time in a CUDA graph, and the lower bound, by the number of products."""
     best: dict[str, dict[int, float]] = {}
     for row in rows:
         if row["metric_name"] == "time_in_graph" or row["kernel_provider"] == SCHEDULE:

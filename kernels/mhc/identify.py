@@ -33,7 +33,7 @@ def settings(n: int, d: int, tokens: int, seed: int, device: str) -> dict[str, P
 
 
 def identify(kernel: Kernel, n: int, d: int, tile: int, tokens: int, seed: int, device: str) -> whywrong.Weighing:
-    """Hold `kernel` against each fault of the list and the right kernel, element by element, at each setting."""
+    """Hold `kernel` against each fault of the list and the correct kernel, element by element, at each setting."""
 
     def counterfactually(name: str) -> Kernel:
         if name == NO_FAULT:

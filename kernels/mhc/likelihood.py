@@ -22,7 +22,7 @@ from whywrong.comparing.bounds import gamma
 from whywrong.comparing.precision import UNIT_ROUNDOFF
 
 Tensor = torch.Tensor
-ORDER = "right products, added in another order"
+ORDER = "correct products, added in another order"
 LEAST = 2.0**-52
 """The width of a fault that changes nothing at these sizes: what float64 resolves."""
 FAMILY = 0.05
@@ -77,7 +77,7 @@ def ratios(
     tokens: int, n: int, d: int, seeds: Sequence[int], accesses: Mapping[str, Access], constants: Constants,
     priors: Priors = PRIORS,
 ) -> dict[str, Ratios]:  # fmt: skip
-    """Each fault's ratios over the same draws; `ORDER` is the right kernel, off by what any order may be off."""
+    """Each fault's ratios over the same draws; `ORDER` is the correct kernel, off by what any order may be off."""
     rows: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in (ORDER, *accesses)}
     lost = gamma(tokens * n, UNIT_ROUNDOFF["float32"], 1)
     for seed in seeds:

@@ -40,25 +40,27 @@ def hyper_connection(
     x_in, to_streams, p, carrier = _pre(x, phi, b, alpha, c.norm_eps, c.hc_eps, c.iterations)[:4]
     y = layer(x_in)
     if y.shape != x_in.shape:
-        raise UsageError(f"layer: gives {tuple(y.shape)}; wanted {tuple(x_in.shape)}, as it was given")
+        raise UsageError(f"layer: gives {tuple(y.shape)}; expected {tuple(x_in.shape)}, as it was given")
     return _post(carrier, x.detach(), y.to(x.dtype), to_streams, p)
 
 
 def check(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor) -> None:
     """Raises UsageError that names the tensor, what it is and what would be right."""
     if x.dtype not in FLOATS:
-        raise UsageError(f"x: {x.dtype} is not right; wanted bfloat16, float16 or float32")
+        raise UsageError(f"x: expected bfloat16, float16 or float32, got {x.dtype}")
     if x.ndim < 3 or x.shape[-2] not in STREAMS or x.shape[-1] < 1:
-        raise UsageError(f"x: shape {tuple(x.shape)} is not right; wanted [.., n, D] with n one of {STREAMS}, D from 1")
+        raise UsageError(f"x: expected [.., n, D] with n one of {STREAMS}, D from 1, got shape {tuple(x.shape)}")
     n, d = x.shape[-2:]
     m = n * n + 2 * n
     for name, tensor, shape in (("phi", phi, (n * d, m)), ("b", b, (m,)), ("alpha", alpha, (3,))):
         if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
-            raise UsageError(f"{name}: {tensor.dtype} {tuple(tensor.shape)} is not right; wanted torch.float32 {shape}")
+            raise UsageError(f"{name}: expected torch.float32 {shape}, got {tensor.dtype} {tuple(tensor.shape)}")
         if tensor.device != x.device:
-            raise UsageError(f"{name}: is on {tensor.device}, x on {x.device}; wanted both on one device")
+            raise UsageError(f"{name}: is on {tensor.device}, x on {x.device}; expected both on one device")
     if not x.is_cuda and x.dtype != torch.float32:
-        raise UsageError(f"x: {x.dtype} needs a GPU, since Triton's interpreter multiplies it wrongly; wanted float32")
+        raise UsageError(
+            f"x: {x.dtype} needs a GPU, since Triton's interpreter multiplies it wrongly; expected float32"
+        )
 
 
 @operation("mhc_pre")
@@ -187,9 +189,9 @@ class HyperConnection(torch.nn.Module):
     def __init__(self, layer: torch.nn.Module, d: int, n: int = 4, constants: Constants | None = None) -> None:
         super().__init__()
         if n not in STREAMS:
-            raise UsageError(f"n: {n} is not right; wanted one of {STREAMS}")
+            raise UsageError(f"n: expected one of {STREAMS}, got {n}")
         if d < 1:
-            raise UsageError(f"d: {d} is not right; wanted 1 at least")
+            raise UsageError(f"d: expected 1 at least, got {d}")
         self.layer, self.constants = layer, constants or Constants()
         self.phi = torch.nn.Parameter(torch.zeros(n * d, n * n + 2 * n))
         start = torch.cat((torch.full((n,), -1.0), torch.zeros(n), 4.0 * torch.eye(n).flatten()))

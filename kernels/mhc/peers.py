@@ -1,8 +1,9 @@
 """Other implementations of the same operator, with an identity for the wrapped layer, to hold ours against.
 
-Every peer is a function of our tensors to the streams after the layer; gradients come from autograd. What a peer does
-otherwise, its reference does too: transformer_engine has no hc_eps and takes the norm's epsilon from float32; Liger
-multiplies by P where we, and Hugging Face's model, multiply by its transpose. Neither difference moves a byte.
+Every baseline is a function of our tensors to the streams after the layer; gradients come from autograd. What a
+baseline does otherwise, its reference does too: transformer_engine has no hc_eps and takes the norm's epsilon from
+float32; Liger multiplies by P where we, and Hugging Face's model, multiply by its transpose. Neither difference moves
+a byte.
 """
 
 from __future__ import annotations

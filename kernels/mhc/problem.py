@@ -22,10 +22,10 @@ class Constants:
 
     def __post_init__(self) -> None:
         if self.iterations < 1:
-            raise UsageError(f"iterations: {self.iterations} is not right; wanted 1 at least")
+            raise UsageError(f"iterations: expected 1 at least, got {self.iterations}")
         for name in ("norm_eps", "hc_eps"):
             if not getattr(self, name) >= 0.0:
-                raise UsageError(f"{name}: {getattr(self, name)} is not right; wanted a number from 0")
+                raise UsageError(f"{name}: expected a number from 0, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The right kernels as a trace, and the golden recorded, so that own and inherited errors part."""
+"""The correct kernels as a trace, and the golden recorded, so that own and inherited errors part."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def reference(inputs: Inputs, c: Constants) -> whywrong.Golden:
 
 
 def held(inputs: Inputs, c: Constants) -> whywrong.Localisation:
-    """The kernels, step by step, against the golden within what they promise."""
+    """The kernels, step by step, against the golden within what they declare."""
     return whywrong.localise(observed(inputs, c), reference(inputs, c), precision=PROMISED[inputs.x.dtype])

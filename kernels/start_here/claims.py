@@ -33,7 +33,7 @@ def settle_smallest(ledger: Ledger, hunted: FuzzReport, name: str) -> None:
 
 
 def settle_right(ledger: Ledger, reports: Mapping[int, Localisation], hunted: FuzzReport) -> None:
-    """Is no step of the right kernel wrong, at each number of columns, and on no input that was drawn?"""
+    """Is no step of the correct kernel wrong, at each number of columns, and on no input that was sampled?"""
     wrong = [f"{columns} columns" for columns, report in reports.items() if report.first is not None]
     wrong += [str(hunted.failure.words)] if hunted.failure else []
     widths = list(map(str, reports))

@@ -115,7 +115,7 @@ def chosen(fault: str, seed: int) -> str:
     Raises UsageError for what is neither of these, nor ``none``.
     """
     if fault not in (BLIND, NONE, *FAULTS):
-        raise UsageError(f"fault: {fault!r} is not right; wanted one of {', '.join((BLIND, NONE, *FAULTS))}")
+        raise UsageError(f"fault: expected one of {', '.join((BLIND, NONE, *FAULTS))}, got {fault!r}")
     return random.Random(seed).choice(list(FAULTS)) if fault == BLIND else fault
 
 
@@ -130,5 +130,5 @@ def kernel(name: str) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
     def kernel_under_suspicion(x: Tensor, gain: Tensor) -> dict[str, Tensor]:
         return run(x, gain, parts(name))
 
-    kernel_under_suspicion.__qualname__ = "suspect"  # a hunt's report shows it, and shall not show the name
+    kernel_under_suspicion.__qualname__ = "suspect"  # a fuzzing's report shows it, and shall not show the name
     return kernel_under_suspicion

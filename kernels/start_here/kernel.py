@@ -1,4 +1,4 @@
-"""The right kernel: a program takes a row, and reads it four times in tiles of BLOCK columns.
+"""The correct kernel: a program takes a row, and reads it four times in tiles of BLOCK columns.
 
 Each of its parts is a function of its own, and :class:`Parts` says which: so that faulty.py can exchange one of them.
 """

@@ -22,11 +22,11 @@ def read(table: str) -> pandas.DataFrame:
         frame = pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"parameter table: {table} cannot be read ({str(error)[:80]}); wanted labkit table's"
+            f"parameter table: {table} cannot be read ({str(error)[:80]}); expected labkit table's"
         ) from None
     for column in ("explains", "refuted"):
         if f"verdict.{column}" not in frame:
-            raise UsageError(f"parameter table: {table} has no verdict.{column}; wanted runs that weigh causes")
+            raise UsageError(f"parameter table: {table} has no verdict.{column}; expected runs that weigh causes")
         frame[column] = [json.loads(text) if isinstance(text, str) else [] for text in frame[f"verdict.{column}"]]
     return frame
 
@@ -38,10 +38,12 @@ def over(frame: pandas.DataFrame, down: str, across: str, further: str) -> panda
     """
     wanted = [f"parameters.{down}", f"parameters.{across}", f"metrics.{further}"]
     if missing := [name for name in wanted if name not in frame]:
-        raise UsageError(f"parameters down, across, further: the table has no {missing[0]}; wanted one of its columns")
+        raise UsageError(
+            f"parameters down, across, further: the table has no {missing[0]}; expected one of its columns"
+        )
     runs = frame.assign(down=frame[wanted[0]], across=frame[wanted[1]]).sort_values(["across", "down"])
     if runs.duplicated(["down", "across"]).any():
-        raise UsageError(f"parameters down, across: several runs have one {down} and {across}; wanted others")
+        raise UsageError(f"parameters down, across: several runs have one {down} and {across}; expected others")
     runs["ok"] = runs["status"] == "ok"
     runs["left"] = runs["explains"].map(len)
     distinguished = [json.loads(text) if isinstance(text, str) else [] for text in runs[wanted[2]]]

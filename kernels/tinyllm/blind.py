@@ -1,4 +1,4 @@
-"""Programs drawn at random, to be identified from what they print. What identifies them does not import this."""
+"""Programs sampled at random, to be identified from what they print. What identifies them does not import this."""
 
 from __future__ import annotations
 

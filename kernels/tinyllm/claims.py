@@ -21,7 +21,7 @@ def some(which: Collection[Any], of: Collection[Any]) -> bool | None:
 
 
 def settle_round_trip(ledger: Ledger, host: Array, back: Array, values: Array) -> None:
-    """The accused line alone: `values` on the device, `host` the host vector after d2h(), `back` what h2d() brought.
+    """The suspected line alone: `values` on the device, `host` the host vector after d2h(), `back` what h2d() brought.
 
     `values` and `back` are float32 [rows, columns], `host` [numbers].
     """

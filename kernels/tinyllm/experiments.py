@@ -105,7 +105,7 @@ def lifetimes(p: faulty.Program) -> Experiment:
 
 
 def other_ways(sweep: Sweep) -> Experiment:
-    """Sets without the accused fault whose logits are zero by value, with calls unchecked.
+    """Sets without the suspected fault whose logits are zero by value, with calls unchecked.
 
     Reads {memory: [sets, right as out-parameter, right by shared_ptr]}.
     """

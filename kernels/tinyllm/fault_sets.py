@@ -187,7 +187,7 @@ def one_fault_beside(sweep: Sweep) -> list[tuple[str, ...]]:
 def counts_by_memory(sweep: Sweep) -> dict[str, dict[str, Any]]:
     """For each kind of memory how many sets are `right`, and how many there are of each of the `ends`.
 
-    `zero`: how many have zero logits, how many of these have the accused line, and how many are cured.
+    `zero`: how many have zero logits, how many of these have the suspected line, and how many are cured.
     """
     counts = {}
     for memory, o in sweep.outcomes.items():

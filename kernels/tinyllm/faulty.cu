@@ -179,7 +179,7 @@ class Model {
         if (s.way == OutParameter || s.way == Shared) {
             Tensor logits(T, V);
             project(*x, logits, o);
-            judge(logits, o);
+            check(logits, o);
         } else {
             Tensor logits;
             if (s.way == Copied) {
@@ -188,7 +188,7 @@ class Model {
             } else {
                 logits = projected(*x, o);
             }
-            judge(logits, o);
+            check(logits, o);
         }
     }
 
@@ -297,7 +297,7 @@ class Model {
         }
     }
     // As the report's caller: download the logits, take the last token's likeliest, and the cross-entropy of token 1.
-    void judge(Tensor& logits, Outcome& o) {
+    void check(Tensor& logits, Outcome& o) {
         o.logits_host = int(logits.h_data.size());
         o.logits_there = logits.d_data != nullptr;
         logits.d2h();

@@ -29,7 +29,7 @@ from whywrong.errors import UsageError
 Array = np.ndarray
 SWITCHES = {
     "size_in_elements": "`size` counts elements, where every use of it counts bytes",
-    "resize_by_size": "d2h: h_data.resize(size), the accused line",
+    "resize_by_size": "d2h: h_data.resize(size), the suspected line",
     "h2d_by_host_size": "h2d uploads h_data.size() * sizeof(float) bytes instead of `size`",
     "constructor_by_host_size": "the copy constructor uploads h_data.size() * sizeof(float) bytes instead of `size`",
     "assignment_by_host_size": "the assignment uploads h_data.size() * sizeof(float) bytes instead of `size`",
@@ -46,7 +46,7 @@ SWITCHES = {
 """Switches of two values, in the order of faulty::Switches. With none of them set the program is right."""
 NAMES = list(SWITCHES)
 PRINTED = ("resize_by_size", "prefer_host", "unchecked")
-"""What the report's code does, as far as it is printed: the accused line, uploads first, no call checked."""
+"""What the report's code does, as far as it is printed: the suspected line, uploads first, no call checked."""
 WAYS = ("by value, copied", "by value, elided", "out-parameter", "shared_ptr")
 MEMORY = ("NaN", "zeros", "the report's numbers", "as left")
 """What memory holds before anything is written to it. The report's two numbers stand in buffers of x's size, with zeros
@@ -173,7 +173,7 @@ def row(*names: str, way: int = 0, outside: int = 0, engine: str = "cublas", mem
     """One program, int32 [18]: these switches are set. Raises UsageError for a switch that there is not."""
     for name in names:
         if name not in SWITCHES:
-            raise UsageError(f"switch: {name!r} is not right; wanted one of {', '.join(SWITCHES)}")
+            raise UsageError(f"switch: expected one of {', '.join(SWITCHES)}, got {name!r}")
     return np.array([*(name in names for name in NAMES), way, outside, ENGINES[engine], MEMORY.index(memory)], np.int32)
 
 
@@ -316,7 +316,7 @@ def round_trip(names: Sequence[str], values: Array, known: Array, device: Device
 def _sanitizer() -> str:
     program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if not program:
-        raise UsageError("compute-sanitizer: not on the PATH; wanted the CUDA toolkit's")
+        raise UsageError("compute-sanitizer: not on the PATH; expected the CUDA toolkit's")
     return program
 
 
@@ -429,7 +429,7 @@ def observations(o: Array, p: Program, debug_print: str = "a fixed number") -> d
 
 
 def right(o: Array, p: Program) -> Array:
-    """Whether an outcome is that of a right program: it ends, and x and the logits are within their bounds."""
+    """Whether an outcome is that of a correct program: it ends, and x and the logits are within their bounds."""
     return (o["status"] == FINISHED) & (o["x_right"] == p.elements) & (o["logits_right"] == p.logits)
 
 

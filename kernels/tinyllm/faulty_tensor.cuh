@@ -19,7 +19,7 @@ enum Outside : int {  // faults that are none of the switches
     ShiftedUpload, NoFinalNorm
 };
 
-// Zero is what a right program does, one the fault. The last four have more than two values.
+// Zero is what a correct program does, one the fault. The last four have more than two values.
 struct Switches {
     int size_in_elements;          // `size` counts elements, where every use of it counts bytes
     int resize_by_size;            // d2h resizes the host vector to `size`, not to size / sizeof(float)

@@ -38,12 +38,12 @@ def _in_words(counts: Mapping[str, Any] | None) -> dict[str, Any]:
         "stopped": sum(counts["ends"].get(faulty.ENDS[status], 0) for status in faulty.STOPS),
         "wrong": counts["ends"][faulty.ENDS[faulty.FINISHED]] - counts["right"] - zero,
         "otherwise when run again": counts["ends"].get(faulty.ENDS[faulty.UNSTEADY], 0),
-        "logits all 0 (with the accused line; cured)": f"{zero} ({accused}; {cured})",
+        "logits all 0 (with the suspected line; cured)": f"{zero} ({accused}; {cured})",
     }
 
 
 def speeds(times: Sequence[Mapping[str, str]]) -> whywrong.Table:
-    """The benchmark's file: what, provider, time, rate, and how many times the first peer's rate that is."""
+    """The benchmark's file: what, provider, time, rate, and how many times the first baseline's rate that is."""
     taken = {
         (row["kernel_operation_mode"], row["kernel_provider"]): float(row["y_value_50"])
         for row in times
@@ -55,4 +55,4 @@ def speeds(times: Sequence[Mapping[str, str]]) -> whywrong.Table:
         step = "step" in mode
         rate = f"{tokens / us:.2f} million tokens/s" if step else f"{2**28 / us / 1e3:.1f} GB/s"
         rows.append((mode, provider, us / 1e3, rate, taken[mode, "torch eager" if step else "torch, pinned"] / us))
-    return whywrong.Table(("what", "provider", "ms", "rate", "times the first peer's rate"), rows)
+    return whywrong.Table(("what", "provider", "ms", "rate", "times the first baseline's rate"), rows)

@@ -61,9 +61,9 @@ class Config:
         """Raise UsageError for a size that cannot be."""
         for name, value in vars(self).items():
             if not (0 if name == "layers" else 1) <= value <= 1 << 20:
-                raise UsageError(f"{name}: {value} is not right; wanted 1 to 1048576")
+                raise UsageError(f"{name}: expected 1 to 1048576, got {value}")
         if self.width % self.heads:
-            raise UsageError(f"heads: {self.heads} does not divide width {self.width}; wanted a divisor")
+            raise UsageError(f"heads: {self.heads} does not divide width {self.width}; expected a divisor")
 
 
 @cache
@@ -118,7 +118,7 @@ class TinyLLM:
     ) -> None:
         config.check()
         if engine not in ENGINES:
-            raise UsageError(f"engine: {engine!r} is not right; wanted one of {', '.join(ENGINES)}")
+            raise UsageError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
         self.config, self._lib = config, library(device)
         sizes = (config.vocabulary, config.context, config.width, config.layers, config.heads, config.sequences)
         self._model = self._lib.tinyllm_new(
@@ -174,7 +174,7 @@ class TinyLLM:
         """The mean cross-entropy of the last forward's logits; NaN where it is not read."""
         given, loss = self._tokens(targets), ctypes.c_float(float("nan"))
         if given.shape != self._batch:
-            raise UsageError(f"targets: shape {given.shape} is not right; wanted the tokens' {self._batch}")
+            raise UsageError(f"targets: expected the tokens' {self._batch}, got shape {given.shape}")
         self._call("tinyllm_score", self._model, given.ctypes.data, ctypes.byref(loss) if read else None)
         return loss.value
 
@@ -229,7 +229,7 @@ class TinyLLM:
     def _tokens(self, given: Array) -> Array:
         tokens = np.ascontiguousarray(given, dtype=np.int32)
         if tokens.ndim != 2:
-            raise UsageError(f"tokens: shape {tokens.shape} is not right; wanted [sequences, context]")
+            raise UsageError(f"tokens: expected [sequences, context], got shape {tokens.shape}")
         return tokens
 
 
@@ -251,7 +251,7 @@ def steps(config: Config) -> dict[str, tuple[int, ...]]:
 def batches(text: Array, config: Config, rng: np.random.Generator) -> Callable[[], tuple[Array, Array]]:
     """A function that draws tokens and targets [sequences, context] from random places of `text`."""
     if len(text) < config.context + 2:
-        raise UsageError(f"text: {len(text)} bytes are too few; wanted {config.context + 2} at least")
+        raise UsageError(f"text: {len(text)} bytes are too few; expected {config.context + 2} at least")
 
     def draw() -> tuple[Array, Array]:
         at = rng.integers(0, len(text) - config.context, (config.sequences, 1)) + np.arange(config.context + 1)

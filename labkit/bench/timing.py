@@ -65,16 +65,16 @@ class Case:
     memory: bool = False
     """Whether the memory that a call takes beyond its operands is of interest."""
     floors: Mapping[str, int] = field(default_factory=dict)
-    """Other floors by name: bytes that must be moved at the rate of a copy."""
+    """Other lower bounds by name: bytes that must be moved at the rate of a copy."""
 
 
 def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
     """Rows of one case: for each provider its error, and its times if it is right.
 
     What ran before changes how long a call takes as made from Python, so all that are right are timed in ROUNDS rounds,
-    each in an order drawn anew. A time's row holds the median of the rounds' medians, and the least and the largest.
+    each in an order sampled anew. A time's row holds the median of the rounds' medians, and the least and the largest.
     """
-    least, right = floors(case, device), []  # the floors before any capture, which a provider may spoil
+    least, right = floors(case, device), []  # the lower bounds before any capture, which a provider may spoil
     for provider in case.providers:
         provider.poison()
         provider.run()
@@ -172,11 +172,13 @@ def floors(case: Case, device: devices.Device) -> dict[str, float]:
     """
     if not device.is_cuda:
         return {}
-    found = {name: 1e6 * count / copy_rate() for name, count in {"traffic floor": case.bytes, **case.floors}.items()}
+    found = {
+        name: 1e6 * count / copy_rate() for name, count in {"traffic lower bound": case.bytes, **case.floors}.items()
+    }
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     if case.operations and (gpu.major, gpu.minor) == (9, 0):  # the lanes of other generations are not entered here
         peak = gpu.multi_processor_count * 128 * 2 * 1e3 * float(gpu.clock_rate)
-        found["arithmetic floor, fp32"] = 1e6 * case.operations / peak
+        found["arithmetic lower bound, fp32"] = 1e6 * case.operations / peak
     return found
 
 
@@ -194,7 +196,7 @@ def bench(name: str, request: str, out: Path) -> Path:
     `name` is a folder under kernels/, which may lie deeper: `mhc/reductions` writes reductions.csv.
     """
     if not (ROOT / "kernels" / name / "bench.py").is_file():
-        raise UsageError(f"NAME: kernels/{name} has no bench.py; wanted a folder under kernels/ that has one")
+        raise UsageError(f"NAME: kernels/{name} has no bench.py; expected a folder under kernels/ that has one")
     device = devices.choose(request)
     writable(out, "--out")
     module = f"kernels.{name.replace('/', '.')}.bench"

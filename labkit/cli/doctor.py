@@ -27,7 +27,7 @@ def problems() -> Iterator[str]:
         if any(Path(str(one.locate_file(""))) != ROOT for one in importlib.metadata.distributions(name=name)):
             yield f"the unrelated PyPI package `{name}` is installed: `pip uninstall {name}`"
     if not (where := Path(labkit.__file__)).is_relative_to(ROOT):
-        yield f"labkit is imported from {where.parent}; wanted {ROOT / 'labkit'}: `make setup`"
+        yield f"labkit is imported from {where.parent}; expected {ROOT / 'labkit'}: `make setup`"
     if decide().is_cuda and importlib.util.find_spec("nvmath") is None:
         yield "there is a GPU but no nvmath-python, which calls cuBLAS: `pip install nvmath-python`"
 
@@ -63,7 +63,7 @@ def report() -> bool:
         print(f"not installed, for notebooks and pictures: {', '.join(missing)}: `make setup` installs them")
     if none := without_wheel(absent()):
         version = ".".join(map(str, sys.version_info[:2]))
-        print(f"no wheel for Python {version} where pip looks: {', '.join(none)}; wanted Python 3.11 to 3.14")
+        print(f"no wheel for Python {version} where pip looks: {', '.join(none)}; expected Python 3.11 to 3.14")
     found = list(problems())
     for problem in found:
         print(f"problem: {problem}")

@@ -106,7 +106,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 def _pair(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not (name and sign):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not right; wanted name=value")
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected name=value")
     return name, value
 
 
@@ -146,7 +146,7 @@ def _run(options: argparse.Namespace) -> int:
 
     names = [name for name, _ in options.p]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"-p {twice[0]}: it is given twice; wanted each parameter once")
+        raise UsageError(f"-p {twice[0]}: it is given twice; expected each parameter once")
     runs = run.plan(options.names, dict(options.p), options.device, options.out)
     writable(options.out, "--out")
     run.run(runs, options.jobs, options.force, _show, partial(run.execute, timeout=options.timeout))

@@ -22,12 +22,12 @@ def new(name: str) -> list[Path]:
     Raises UsageError for a name that is no Python name in small letters, and for one of which a file is there already.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise UsageError(f"NAME: {name!r} is not right; wanted a Python name in small letters, such as softmax_rows")
+        raise UsageError(f"NAME: expected a Python name in small letters, such as softmax_rows, got {name!r}")
     sources = [path for path in sorted(TEMPLATE.rglob("*")) if path.is_file()]
     places = {str(path.relative_to(TEMPLATE)).removesuffix(".txt").replace("NAME", name): path for path in sources}
     for place in (*places, f"kernels/{name}", f"kernels/{name}.py"):
         if (ROOT / place).exists():
-            raise UsageError(f"NAME: {place} is there already; wanted a name that is not in use")
+            raise UsageError(f"NAME: {place} is there already; expected a name that is not in use")
     for place, source in places.items():
         write_text(ROOT / place, source.read_text(encoding="utf-8").replace("NAME", name))
     refresh = [sys.executable, "-m", "tools.answers", name]

@@ -87,11 +87,11 @@ def plan(names: Sequence[str], given: Mapping[str, str], device: str, out: Path)
             raise ModuleNotFoundError(name=module)
     books = [notebook(name) for name in names] if names else list(notebooks().values())
     if not books:
-        raise UsageError("NAME: there are no notebooks here, so there is nothing to run; wanted one at least")
+        raise UsageError("NAME: there are no notebooks here, so there is nothing to run; expected one at least")
     runs = []
     for book in dict.fromkeys(books):
         if device != "auto" and given.get("device", device) != device:
-            raise UsageError(f"-p device={given['device']} against --device {device}: wanted one of them")
+            raise UsageError(f"-p device={given['device']} against --device {device}: expected one of them")
         asked = {"device": device} if device != "auto" and "device" in book.parameters else {}
         values = resolve(book.name, book.parameters, {**given, **asked}, text=True)
         chosen = decide(values.get("device", device))

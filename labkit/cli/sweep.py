@@ -56,13 +56,14 @@ Held = list[dict[str, str]]
 def grid(name: str, given: Sequence[tuple[str, str]], sample: int | None = None) -> list[Point]:
     """The points of a sweep over notebook `name`; `given` are pairs such as ("heads", "1..16") or ("tile", "8,16").
 
-    With `sample` so many of them are drawn, always the same; more of them have the fewer among them. Raises UsageError
-    for what the notebook does not declare, for one value that it does not allow, and for more than a million.
+    With `sample` so many of them are sampled, always the same; more of them have the fewer among them. Raises
+    UsageError for what the notebook does not declare, for one value that it does not allow, and for more than a
+    million.
     """
     known, axes = notebook(name).parameters, dict[str, list[Any]]()
     for parameter, text in given:
         if parameter in axes:
-            raise UsageError(f"parameter {parameter}: is given twice; wanted one list of values, such as 1,2,8..16")
+            raise UsageError(f"parameter {parameter}: is given twice; expected one list of values, such as 1,2,8..16")
         texts = [value for part in text.split(",") for value in _span(known.get(parameter), parameter, part.strip())]
         is_text = parameter not in known or known[parameter].type is str  # which may be a secret
         for first in texts if is_text else texts[:1]:
@@ -71,7 +72,7 @@ def grid(name: str, given: Sequence[tuple[str, str]], sample: int | None = None)
     shape = [*map(len, axes.values()), 1]
     total = math.prod(shape)
     if (count := min(sample or total, total)) > MOST or total >= 1 << 63:
-        raise UsageError(f"-p: {total:,} points are too many; wanted at most {MOST:,}, or --sample")
+        raise UsageError(f"-p: {total:,} points are too many; expected at most {MOST:,}, or --sample")
     draw, drawn = random.Random(0), dict.fromkeys(range(total) if count == total else ())
     while len(drawn) < count:
         drawn[draw.randrange(total)] = None
@@ -89,7 +90,7 @@ def _span(declared: Parameter | None, name: str, text: str) -> Iterable[str]:
         (step,) = steps or [Decimal(1)]
         count = int((high - low) // step) + 1 if step > 0 and low <= high and "..." not in text else 0
     if not 0 < count <= MOST:
-        raise UsageError(f"parameter {name}: {text!r} is not right; wanted low..high..step, at most {MOST:,} values")
+        raise UsageError(f"parameter {name}: expected low..high..step, at most {MOST:,} values, got {text!r}")
     return (f"{low + i * step:f}" for i in range(count))
 
 
@@ -146,16 +147,16 @@ def completed(client: Any, work: Callable[[Any], Any], items: Iterable[Any], ret
 
 
 def fuzz(client: Any, kernel: Any, reference: Any, inputs: Any, *, seeds: Iterable[int], **options: Any) -> Any:
-    """:func:`whywrong.fuzz` on a Dask client: a hunt from each of `seeds`, which draw other cases, up to a failure.
+    """:func:`whywrong.fuzz` on a Dask client: a fuzzing from each of `seeds`, which draw other cases, up to a failure.
 
-    Returns the hunt that found one, or the last, with the counts of all. Raises RuntimeError where a worker died of it.
+    Returns the fuzz that found one, or the last, with the counts of all. Raises RuntimeError where a worker died of it.
     """
     from whywrong.fuzzing.fuzz import FuzzReport, fuzz
 
     total, counted = FuzzReport(kernel, reference, (), 0), ("examples", "refused", "discarded")
     for seed, report in completed(client, lambda seed: fuzz(kernel, reference, inputs, seed=seed, **options), seeds, 0):
         if isinstance(report, str):
-            raise RuntimeError(f"hunt from seed {seed}: {report}")
+            raise RuntimeError(f"fuzz from seed {seed}: {report}")
         total = replace(report, **{name: getattr(total, name) + getattr(report, name) for name in counted})
         if total.found:
             break
@@ -176,7 +177,7 @@ def cluster(
 
     given, held = read_yaml(settings, "--settings") if settings else {}, Held()
     if not isinstance(given, dict):
-        raise UsageError(f"--settings: {settings} is not right; wanted `name: value` lines, such as queue, cores")
+        raise UsageError(f"--settings: expected `name: value` lines, such as queue, cores, got {settings}")
     running = kind.startswith("tcp://")
     for option, useless in (
         ("--gpus", gpus and kind != "local"),
@@ -184,7 +185,7 @@ def cluster(
         ("--settings", given and running),
     ):
         if useless:
-            raise UsageError(f"{option}: does nothing for --cluster {kind}; wanted it left out")
+            raise UsageError(f"{option}: does nothing for --cluster {kind}; expected it left out")
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(DASK | {"distributed.scheduler.allowed-failures": retries}))
         address: Any = kind
@@ -196,11 +197,11 @@ def cluster(
             address = stack.enter_context(jobs(kind, given))
             address.scale(workers or 1)
         elif not running:
-            raise UsageError(f"--cluster: {kind!r} is not right; wanted {CLUSTERS}")
+            raise UsageError(f"--cluster: expected {CLUSTERS}, got {kind!r}")
         try:
             client = Client(address, timeout=CONNECT)
         except OSError as error:
-            raise UsageError(f"--cluster: {kind} does not answer ({str(error)[:80]}); wanted {CLUSTERS}") from None
+            raise UsageError(f"--cluster: {kind} does not answer ({str(error)[:80]}); expected {CLUSTERS}") from None
         yield stack.enter_context(client), held
 
 
@@ -215,7 +216,7 @@ def places(workers: int | None, gpus: bool) -> Held:
 
         named = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
         if not (devices := named.split(",") if named else []):
-            raise UsageError("--gpus: torch sees no GPU here; wanted one at least")
+            raise UsageError("--gpus: torch sees no GPU here; expected one at least")
     cores = sorted(os.sched_getaffinity(0))
     many, each = workers or len(devices) or len(cores), len(cores)
     shares = [cores[i * each // many : (i + 1) * each // many] or [cores[i % each]] for i in range(many)]
@@ -239,7 +240,7 @@ def jobs(kind: str, given: Mapping[str, Any]) -> Any:
     try:
         return make(**options, job_script_prologue=prologue, worker_extra_args=extra)
     except (TypeError, ValueError) as error:
-        wanted = f"wanted keyword arguments of dask-jobqueue's {make.__name__}"
+        wanted = f"expected keyword arguments of dask-jobqueue's {make.__name__}"
         raise UsageError(f"--settings: {str(error).splitlines()[0]}; {wanted}") from None
 
 

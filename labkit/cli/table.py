@@ -28,7 +28,7 @@ def runs(name: str, out: Path) -> pandas.DataFrame:
     book = notebook(name)
     rows = [_row(book, path.parent) for path in sorted((out / name).glob("*/.lock"))]
     if not rows:
-        raise UsageError(f"NAME: {out / name} holds no runs; wanted those of labkit run or labkit sweep {name}")
+        raise UsageError(f"NAME: {out / name} holds no runs; expected those of labkit run or labkit sweep {name}")
     frame = pandas.json_normalize(rows)
     frame = frame.sort_values([f"parameters.{parameter}" for parameter in book.parameters], kind="stable")
     for column in frame.select_dtypes("object"):
@@ -82,7 +82,7 @@ def printed(frame: pandas.DataFrame) -> str:
 def write(frame: pandas.DataFrame, path: Path) -> Path:
     """Write it as Parquet or CSV, whole or not at all. Raises UsageError for another suffix and an unwritable path."""
     if path.suffix not in (".parquet", ".csv"):
-        raise UsageError(f"--out: {path} is not right; wanted a name that ends in .parquet or .csv")
+        raise UsageError(f"--out: expected a name that ends in .parquet or .csv, got {path}")
     with writing(path, "--out"), complete_file(path) as temporary:
         frame.to_parquet(temporary) if path.suffix == ".parquet" else frame.to_csv(temporary, index=False)
     return path

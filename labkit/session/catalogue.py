@@ -43,7 +43,7 @@ def _read(path: Path, what: str, parse: Callable[[str], Any], wanted: str, wrong
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, wrong) as error:
         why = getattr(error, "strerror", None) or " ".join(str(error)[:80].split())
-        raise UsageError(f"{what}: {path} cannot be read ({why}); wanted {wanted}") from None
+        raise UsageError(f"{what}: {path} cannot be read ({why}); expected {wanted}") from None
 
 
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
@@ -93,7 +93,7 @@ class Parameter:
         return self.check(value)
 
     def _wrong(self, value: Any) -> UsageError:
-        return UsageError(f"parameter {self.name}: {repr(value)[:80]} is not right; wanted {self.allowed}")
+        return UsageError(f"parameter {self.name}: expected {self.allowed}, got {repr(value)[:80]}")
 
 
 def declared(source: str) -> dict[str, Parameter]:
@@ -112,7 +112,7 @@ def declared(source: str) -> dict[str, Parameter]:
             span = float(low or -math.inf), float(high or math.inf)
             among = tuple(kind(choice.strip()) for choice in choices.split(",")) if choices else ()
         except (AttributeError, KeyError, ValueError):
-            wanted = "wanted `name: type = literal  # [range] help`"
+            wanted = "expected `name: type = literal  # [range] help`"
             raise UsageError(f"parameters cell, line {node.lineno}: {wanted}") from None
         found[name] = Parameter(name, kind, default, words, *span, among)
         found[name].check(default)
@@ -127,7 +127,7 @@ def resolve(book: str, known: dict[str, Parameter], given: Mapping[str, Any], te
     """
     for name, value in given.items():
         if isinstance(value, str) and is_secret(f"{name}: {value}"):
-            raise UsageError(f"parameter {name}: it looks like a secret; wanted none, since pages show parameters")
+            raise UsageError(f"parameter {name}: it looks like a secret; expected none, since pages show parameters")
         if name not in known:
             hint = f"{did_you_mean(name, known)}it has {', '.join(known)}"
             raise UsageError(f"parameter {name}: {book} has none of that name; {hint}")
@@ -156,7 +156,7 @@ class Notebook:
                 _ = cell["cell_type"], "".join(cell["source"]), "" in cell["metadata"].get("tags", [])
             found["metadata"].get("labkit", {}).items()
         except (TypeError, KeyError, AttributeError):
-            raise UsageError(f"notebook {self.name}: {self.path} is no notebook; wanted one of nbformat 4") from None
+            raise UsageError(f"notebook {self.name}: {self.path} is no notebook; expected one of nbformat 4") from None
         return found
 
     @property

@@ -158,10 +158,10 @@ def described(name: str) -> dict[str, Any]:
     """What data/claims/`name`.yaml holds. Raises UsageError if it is not there."""
     path = claims_file(name)
     if not path.exists():
-        raise UsageError(f"claims: {path.relative_to(ROOT)} is not there; wanted the claims of {name!r}")
+        raise UsageError(f"claims: {path.relative_to(ROOT)} is not there; expected the claims of {name!r}")
     found = read_yaml(path, "claims")
     if not (isinstance(found, dict) and isinstance(found.get("claims"), list)):
-        raise UsageError(f"claims: {path.relative_to(ROOT)} is not right; wanted question, answer and a list of claims")
+        raise UsageError(f"claims: expected question, answer and a list of claims, got {path.relative_to(ROOT)}")
     return found
 
 
@@ -181,7 +181,7 @@ def claims(name: str) -> Ledger:
         if not right:
             wanted = f"id (each once), kind ({', '.join(KINDS)}), where, says, settles, texts for confirmed and refuted"
             wanted += ", each another (or `only`, why there is one outcome), and reported where there is a figure"
-            raise UsageError(f"claims: data/claims/{name}.yaml has an entry {str(entry)[:80]}; wanted {wanted}")
+            raise UsageError(f"claims: data/claims/{name}.yaml has an entry {str(entry)[:80]}; expected {wanted}")
         found[claim.id] = claim
     return Ledger(name, found)
 

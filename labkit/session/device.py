@@ -48,14 +48,14 @@ def decide(request: str = "auto") -> Device:
     Raises UsageError for an unknown request, and for a GPU that is not there.
     """
     if request not in CHOICES:
-        raise UsageError(f"device: {request!r} is not right; wanted one of {', '.join(CHOICES)}")
+        raise UsageError(f"device: expected one of {', '.join(CHOICES)}, got {request!r}")
     if request != "cpu":
         import torch
 
         if torch.cuda.is_available():
             return Device("cuda", torch.cuda.get_device_name())
         if request == "cuda":
-            raise UsageError("device: 'cuda' was asked for, and torch sees no GPU here; wanted cpu or auto")
+            raise UsageError("device: 'cuda' was asked for, and torch sees no GPU here; expected cpu or auto")
     return Device("cpu", cpu_name())
 
 

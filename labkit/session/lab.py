@@ -59,7 +59,7 @@ class Lab:
         Raises UsageError otherwise, and nothing is written.
         """
         if claims_file(self.name).exists() and (ledger is None or ledger.name != self.name):
-            raise UsageError(f"ledger: {ledger and ledger.name!r} is not right; wanted labkit.claims({self.name!r})")
+            raise UsageError(f"ledger: expected labkit.claims({self.name!r}), got {ledger and ledger.name!r}")
         commit, dirty = record.commit()
         gpu, driver = (self.device.name, device.driver()) if self.device.is_cuda else (None, None)
         made: dict[str, Any] = {"commit": commit, "dirty": dirty, "versions": record.versions(), "gpu": gpu}
@@ -91,7 +91,7 @@ def start(name: str, /, **parameters: Any) -> Lab:
     """
     book = catalogue.notebook(name)
     if missing := [parameter for parameter in book.parameters if parameter not in parameters]:
-        raise UsageError(f"labkit.start: {name} declares {', '.join(missing)} too; wanted every parameter passed on")
+        raise UsageError(f"labkit.start: {name} declares {', '.join(missing)} too; expected every parameter passed on")
     values = catalogue.resolve(name, book.parameters, parameters)
     lab = Lab(book, values, device.choose(values.get("device", "auto")))
     print(f"{name} on {lab.device.banner}; seed {lab.seed}")

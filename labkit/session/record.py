@@ -126,7 +126,7 @@ def write_json(path: Path, content: Any) -> None:
     try:
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{path.name}: {error}; wanted finite numbers, words, lists and dicts") from None
+        raise UsageError(f"{path.name}: {error}; expected finite numbers, words, lists and dicts") from None
     write_text(path, text + "\n")
 
 
@@ -204,7 +204,7 @@ def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
     path, book = run_directory / name, run_directory / "notebook.ipynb"
     for needed in (path, book):
         if not needed.is_file():
-            raise UsageError(f"{run_directory}: it holds no {needed.name}; wanted the folder of a finished run")
+            raise UsageError(f"{run_directory}: it holds no {needed.name}; expected the folder of a finished run")
     content = read_json(path, str(run_directory))
     try:
         result = as_result(content)
@@ -214,7 +214,7 @@ def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
         by = cell["metadata"].get("papermill")
         done = isinstance(by, dict) and by.get("status") == "completed" and cell.get("execution_count")
         if cell["cell_type"] == "code" and "".join(cell["source"]).strip() and not done:
-            raise UsageError(f"{run_directory}: cell {number} did not complete; wanted a run of which every cell did")
+            raise UsageError(f"{run_directory}: cell {number} did not complete; expected a run of which every cell did")
     return result
 
 

@@ -10,7 +10,7 @@ import sys
 
 from whywrong.errors import UsageError
 
-MISSING = "NOT SCANNED FOR SECRETS: detect-secrets is not installed; wanted it: pip install -e '.[lm]'"
+MISSING = "NOT SCANNED FOR SECRETS: detect-secrets is not installed; expected it: pip install -e '.[lm]'"
 VALUE = re.compile(
     r"""[\w.-]*(?:key|token|secret|auth|credential|password|login)\w*["']?(?:\s*[:=]\s*|\s+)["']?([\w.+/=-]{16,})""",
     re.I,
@@ -69,4 +69,4 @@ def refuse_secrets(name: str, text: str) -> None:
     """Raise UsageError, which names lines and kinds alone, where a text holds a secret."""
     if found := secrets(text):
         places = "; ".join(f"line {number}: {kind}" for number, kind in found)
-        raise UsageError(f"{name}: holds what looks like a secret ({places}); wanted it out of the file, and revoked")
+        raise UsageError(f"{name}: holds what looks like a secret ({places}); expected it out of the file, and revoked")

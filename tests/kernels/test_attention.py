@@ -24,7 +24,7 @@ def test_every_step_is_within_its_bound(device, sizes):
     for multiply in product.PRODUCTS.values():
         observed = attention.attention(inputs, device, multiply=multiply)
         if any(all(torch.equal(observed[name], other[name]) for name in observed.names) for other in judged):
-            continue  # equal in every step to what was judged, as all products are on a CPU
+            continue  # equal in every step to what was checked, as all products are on a CPU
         found = localise(observed, recorded, precision=FLOAT32)
         assert found.first is None, str(found)
         assert found.own == []
@@ -105,12 +105,12 @@ def test_outputs_are_written_everywhere_and_nowhere_else(device, rng):
     "bad", [torch.zeros(2, 3), torch.zeros(1, 2, 3).double(), torch.zeros(1, 3, 2).transpose(1, 2)]
 )
 def test_operands_of_another_kind_are_refused(bad):
-    with pytest.raises(ValueError, match=r"x: .* is not right; wanted float32 \[heads, rows, columns\]"):
+    with pytest.raises(ValueError, match=r"x: expected float32 \[heads, rows, columns\], got .*"):
         elementwise.softmax(bad)
 
 
 def test_an_output_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"out: shape \(1, 2, 4\) is not right; wanted \(1, 2, 3\)"):
+    with pytest.raises(ValueError, match=r"out: expected \(1, 2, 3\), got shape \(1, 2, 4\)"):
         elementwise.scale(torch.zeros(1, 2, 3), 1.0, torch.zeros(1, 2, 4))
 
 

@@ -140,7 +140,7 @@ def test_transpose_moves_every_value(device, rng, rows, columns):
 
 def test_a_transposed_matrix_has_the_shape_that_the_arguments_give():
     assert Gemm(**(RIGHT | {"transa": "T"})).a_shape == (6, 4)
-    with pytest.raises(GemmRejectedError, match=r"lda \(argument 8\) is 4; wanted at least 6, the rows stored"):
+    with pytest.raises(GemmRejectedError, match=r"lda \(argument 8\) is 4; expected at least 6, the rows stored"):
         check(Gemm(**(RIGHT | {"transa": "T"})))
 
 
@@ -165,7 +165,7 @@ def test_adjacent_operands_lie_on_256_byte_boundaries_one_after_another():
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(UsageError, match="mode: 'loose' is not right; wanted one of poison, adjacent"):
+    with pytest.raises(UsageError, match="mode: expected one of poison, adjacent, got 'loose'"):
         golden.plan(Sizes(1, 2, 2, 2), "loose")
 
 

@@ -165,7 +165,7 @@ def test_an_infinite_number_gives_nan_and_never_a_finite_one(device, rng):
     [
         ((1, 2, 3), (1, 4, 2), (1, 4, 2), r"shapes \(1, 2, 3\) and \(1, 4, 2\)"),
         ((1, 2, 129), (1, 4, 129), (1, 4, 129), "d_k from 1 to 128"),
-        ((2, 2, 3), (1, 4, 3), (1, 4, 3), r"wanted \[heads, N, d_k\]"),
+        ((2, 2, 3), (1, 4, 3), (1, 4, 3), r"expected \[heads, N, d_k\]"),
     ],
 )
 def test_operands_that_do_not_go_together_are_refused(q, k, v, message):
@@ -178,7 +178,7 @@ def test_operands_that_do_not_go_together_are_refused(q, k, v, message):
 def test_other_types_are_refused():
     x = torch.zeros(1, 2, 3)
     for given in ((x.double(), x), (x, x.half())):
-        with pytest.raises(ValueError, match="wanted float32"):
+        with pytest.raises(ValueError, match="expected float32"):
             scores.scores(*given)
     with pytest.raises(UsageError, match=r"out: shape \(1, 2, 2\) is not right"):
         fused.attention(x, x, x, out=torch.zeros(1, 2, 2))

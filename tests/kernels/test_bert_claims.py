@@ -157,7 +157,7 @@ def test_the_plan_is_of_known_presets_and_pilot_seeds_are_not_used_again():
     runs = [run for part in ablation.PARTS for run in PLAN.runs(part, "cpu")]
     assert len({training.key(run) for run in runs}) == len(runs)
     assert PLAN.run["steps"] * PLAN.run["batch"] * PLAN.run["length"] == pytest.approx(18_750 * 32 * 128, rel=1e-3)
-    with pytest.raises(UsageError, match="parts: 'last' is not right; wanted some of pilot, first, then"):
+    with pytest.raises(UsageError, match="parts: expected some of pilot, first, then, got 'last'"):
         PLAN.runs("last", "cpu")
 
 
@@ -168,7 +168,7 @@ def test_the_rows_on_record_are_of_the_training_code_as_it_is_or_named_stale():
 
 
 def test_of_the_record_no_training_is_near_the_line_between_late_and_early():
-    """So that no verdict depends on where in the training that line is drawn, nor on the loss that counts as left."""
+    """So that no verdict depends on where in the training that line is sampled, nor on the loss that counts as left."""
     t = Trainings.of(training.rows(ablation.KEPT), PLAN)
     ends = {name: [ablation.plateau_left(one) for one in t.of_preset(name)] for pair in PLAN.contrasts for name in pair}
     late = set(t.stalled(*PLAN.contrasts))

@@ -47,21 +47,21 @@ def test_another_text_in_its_place_is_refused(monkeypatch, tmp_path):
     made = corpus.divide("x", [["one two three four five six seven eight nine ten"] * 2])
     corpus.keep(made, tmp_path / "x.xz")
     monkeypatch.setattr(corpus, "SAMPLE", tmp_path / "x.xz")
-    with pytest.raises(UsageError, match=r"x\.xz has SHA-256 .*; wanted .*, the frozen text's"):
+    with pytest.raises(UsageError, match=r"x\.xz has SHA-256 .*; expected .*, the frozen text's"):
         corpus._load.__wrapped__("sample")
 
 
 def test_without_the_packages_the_corpus_says_what_it_wants(tmp_path):
     with pytest.raises(
-        UsageError, match=r"english\.txt\.xz is missing; wanted `python -m kernels\.bert corpus FOLDER`"
+        UsageError, match=r"english\.txt\.xz is missing; expected `python -m kernels\.bert corpus FOLDER`"
     ):
         corpus._load.__wrapped__("english")
     with pytest.raises(UsageError, match=r"FOLDER: .*anarchism_15\.3-3_all\.deb is missing"):
         corpus.build(tmp_path)
     (tmp_path / corpus.SOURCES[0].file).write_bytes(b"another")
-    with pytest.raises(UsageError, match=r"has SHA-256 .*; wanted cf21c10948b00e92"):
+    with pytest.raises(UsageError, match=r"has SHA-256 .*; expected cf21c10948b00e92"):
         corpus.build(tmp_path)
-    with pytest.raises(UsageError, match="corpus: 'nowhere' is no folder; wanted english, sample, or a folder"):
+    with pytest.raises(UsageError, match="corpus: 'nowhere' is no folder; expected english, sample, or a folder"):
         corpus.corpus("nowhere")
 
 
@@ -121,7 +121,7 @@ def test_a_folder_of_text_is_a_corpus(tmp_path, rng):
     ids = tokens.encode(made.validation, vocabulary)
     assert tokens.UNKNOWN not in ids
     (tmp_path / "few").mkdir()
-    with pytest.raises(UsageError, match=r"holds 0 characters of prose; wanted 400000 or more"):
+    with pytest.raises(UsageError, match=r"holds 0 characters of prose; expected 400000 or more"):
         corpus.corpus(str(tmp_path / "few"))
 
 
@@ -160,7 +160,7 @@ def test_blocks_hold_the_text_in_order(sample):
     first = sample.validation.split("\n")[0].lower()
     shown = tokenizer.decode(ids[:40].tolist()).replace(" ", "")
     assert first.replace(" ", "").startswith(shown[:60])
-    with pytest.raises(UsageError, match="length: 2 is not right; wanted 3 at least"):
+    with pytest.raises(UsageError, match="length: expected 3 at least, got 2"):
         tokens.blocks(ids, 2)
 
 
@@ -302,17 +302,17 @@ def test_a_prediction_names_words_with_probability_and_rank(sample):
     assert found["rank"] == 2
     assert found["top"][1][0] == "beings"
     assert found["right"][2] == pytest.approx(np.exp(1.0) / (np.exp(1.0) + np.exp(2.0) + tokens.SIZE - 2))
-    with pytest.raises(UsageError, match=r"sentence: 'no hole' is not right; wanted one \[MASK\] and 62 tokens"):
+    with pytest.raises(UsageError, match=r"sentence: expected one \[MASK\] and 62 tokens, got 'no hole'"):
         sentences.predict(logits, sentences.Sentence("no hole", "x"), tokenizer, 64)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"preset": "no"}, "preset: 'no' is not right; wanted report, vaswani"),
-        ({"steps": 0}, "steps: 0 is not right; wanted 1 at least"),
-        ({"precision": "int8"}, "precision: 'int8' is not right; wanted float32 or bfloat16"),
-        ({"warmup": 2.0}, "warmup: 2.0 is not right; wanted a share of the steps, 0 to 1"),
+        ({"preset": "no"}, "preset: expected report, vaswani, got 'no'"),
+        ({"steps": 0}, "steps: expected 1 at least, got 0"),
+        ({"precision": "int8"}, "precision: expected float32 or bfloat16, got 'int8'"),
+        ({"warmup": 2.0}, "warmup: expected a share of the steps, 0 to 1, got 2.0"),
     ],
 )
 def test_wrong_settings_are_one_clear_error(change, message):
@@ -339,7 +339,7 @@ def test_the_command_line_trains_resumes_and_reports(device, tmp_path, capsys):
     assert command.main(["train", "--presets", "no", "--rows", str(rows)]) == 2
     assert "kernels.bert: preset: 'no' is not right" in capsys.readouterr().err
     assert command.main(["train", "--seeds", "a"]) == 2
-    assert "seeds: 'a' is not right; wanted numbers, parted by commas" in capsys.readouterr().err
+    assert "seeds: expected numbers, parted by commas, got 'a'" in capsys.readouterr().err
     assert command.main(["corpus", str(tmp_path)]) == 2
 
 

@@ -1,4 +1,4 @@
-"""The self-test: every fault is found at its step, no clean difference is called wrong, the bounds are calibrated."""
+"""The self-test: every fault is found at its step, no clean difference is flagged, the bounds are calibrated."""
 
 from dataclasses import replace
 
@@ -84,7 +84,7 @@ def test_a_score_counts_what_is_reported():
 
 @pytest.mark.parametrize(("number", "as_good"), [(0.4, True), (0.6, False)])
 def test_a_check_is_as_good_if_one_of_its_tolerances_is(number, as_good):
-    """A threshold distinguishes a fault of 0.5 from a right run of 0.4, and none distinguishes it from one of 0.6."""
+    """A threshold distinguishes a fault of 0.5 from a correct run of 0.4, and none distinguishes it from one of 0.6."""
     done = [trial("qk", "qk"), trial(None, None, number)]
     everything = [f"{check}, {which}" for which in (STORED, RERUN) for check in CHECKS]
     assert trials.as_good_as_labkit(done) == (everything if as_good else [])
@@ -336,12 +336,12 @@ def test_every_record_of_the_whole_call_is_there():
 def test_the_titles_of_figures_are_made_from_what_they_show():
     record = right_programs.read_record()
     left, right = figures.plot_right_programs(record).axes
-    assert left.get_title(loc="left") == "Of 20,000 right programs 8 are accused"
+    assert left.get_title(loc="left") == "Of 20,000 correct programs 8 are flagged"
     record["accused"] = {"count": 40, "of": 30_000}
     for storage in record["power"].values():
         storage["32 roundings"]["right first step"] = {"count": 1, "of": 2}
     left, right = figures.plot_right_programs(record).axes
-    assert left.get_title(loc="left") == "Of 30,000 right programs 40 are accused"
+    assert left.get_title(loc="left") == "Of 30,000 correct programs 40 are flagged"
     assert right.get_title(loc="left") == "Of faults of 32 roundings at least 50% are identified"
 
 
@@ -360,17 +360,18 @@ def test_titles_say_from_which_length_on_the_slope_sees_more_than_the_elements_d
 
 
 def test_seven_against_one_is_what_chance_gives_in_seven_of_a_hundred():
-    """The sum of two binomial tails, 9 / 256 each, where as many programs of each type were drawn."""
+    """The sum of two binomial tails, 9 / 256 each, where as many programs of each type were sampled."""
     rates = {name: {"count": count, "of": 1000} for name, count in (("float32", 7), ("float16", 3), ("bfloat16", 1))}
-    assert right_programs.by_chance({"accused by": {"storage": rates}}) == pytest.approx(18 / 256)
+    assert right_programs.by_chance({"flagged by": {"storage": rates}}) == pytest.approx(18 / 256)
 
 
 def test_the_figure_of_what_is_identified_names_the_best_of_the_checks():
-    """And it has no share for labkit where that accuses a right run."""
+    """And it has no share for labkit where that flags a correct run."""
     done = [trial("qk", "qk"), trial(None, "qk", 0.4)]
     (axes,) = figures.plot_identified(done, "here").axes
     assert (
-        axes.get_title(loc="left") == "With no right run accused, the other checks identify 100% of the faults at most"
+        axes.get_title(loc="left")
+        == "With no correct run flagged, the other checks identify 100% of the faults at most"
     )
     assert [text.get_text() for text in axes.texts] == ["100%"] * len(CHECKS)
     done = [trial("qk", "qk"), trial(None, None, 0.4, accused_by_stored="qk")]

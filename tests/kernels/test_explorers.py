@@ -68,7 +68,9 @@ def test_an_offset_reads_one_element_on_and_past_the_end(device):
 
 def test_a_leading_dimension_that_is_too_small_is_one_line(device):
     figure = attention.gemm(lda=10, device=device)
-    assert "BLAS rejects the call: sgemm: lda (argument 8) is 10; wanted at least 11, the rows stored" in words(figure)
+    assert "BLAS rejects the call: sgemm: lda (argument 8) is 10; expected at least 11, the rows stored" in words(
+        figure
+    )
     assert not figure.axes[0].images
 
 

@@ -1,6 +1,7 @@
-"""Every kernel of the workbook that can be called, hunted: the right ones do not fall, the faulty ones do.
+"""Every kernel of the workbook that can be called, fuzzed: the right ones do not fall, the faulty ones do.
 
-The cases are those of fuzz_kernels.py. `make test` hunts one right and one faulty kernel of each kind, on small inputs.
+The cases are those of fuzz_kernels.py. `make test` fuzzes one right and one faulty kernel of each kind, on small
+inputs.
 """
 
 import csv
@@ -34,7 +35,7 @@ SHORT = {
     "sums: atomic additions": 3,
     "sums: an unwritten tail": 3,
 }
-"""What `make test` hunts, and in how many examples."""
+"""What `make test` fuzzings, and in how many examples."""
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -76,8 +77,8 @@ def test_the_command_writes_a_row_a_case(tmp_path, monkeypatch):
 def test_a_case_that_breaks_the_hunt_is_a_row():
     case = CASES["softmax"]._replace(inputs={"x": "nothing to draw"}, reference=None)
     row = fuzz_kernels.result(case, 2, 60.0, explain=False)
-    assert (row["outcome"], row["as_expected"]) == ("hunt failed", "no")
-    assert "wanted a torch.nn.Module or a function" in row["words"]
+    assert (row["outcome"], row["as_expected"]) == ("fuzz failed", "no")
+    assert "expected a torch.nn.Module or a function" in row["words"]
 
 
 with (ROOT / "data" / "results" / "fuzz.csv").open(encoding="utf-8") as file:

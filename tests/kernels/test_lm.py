@@ -268,7 +268,7 @@ def test_a_broken_configuration_is_caught_by_the_keys_name(raw, path, value, key
     changed(raw, path, value)
     _, wrong = preflight.check(raw)
     assert key in [one.key for one in wrong]
-    assert all(" is not right; wanted " in str(one) for one in wrong)
+    assert all(": expected " in str(one) for one in wrong)
 
 
 def test_a_good_configuration_is_met_with_silence(raw, tmp_path, capsys):
@@ -354,7 +354,7 @@ def test_what_torchrun_says_is_held_together(monkeypatch, name, said):
         monkeypatch.setenv(key, value)
     assert training.ranks() == 4
     monkeypatch.setenv(name, said)
-    with pytest.raises(UsageError, match=rf"{name}: .* is not right; wanted what torchrun sets"):
+    with pytest.raises(UsageError, match=rf"{name}: expected what torchrun sets, got .*"):
         training.ranks()
 
 
@@ -497,7 +497,7 @@ def test_the_command_line_names_what_is_wrong_and_leaves_with_2(raw, tmp_path):
     command = [sys.executable, "-m", "kernels.lm", "train", str(path), "validation.folder=/nowhere", "steps=ten"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "steps: 'ten' is not right; wanted a whole number" in done.stderr
+    assert "steps: expected a whole number, got 'ten'" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -508,7 +508,7 @@ def test_an_evaluation_without_the_harness_is_one_line(raw, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     given = parsed(raw | {"evaluation": {"tasks": ["small_piqa"]}})
     assert [str(one).count("\n") for one in preflight.check(config.as_dict(given))[1]] == [0]
-    with pytest.raises(UsageError, match="harness is missing; wanted lm-eval"):
+    with pytest.raises(UsageError, match="harness is missing; expected lm-eval"):
         evaluation.evaluate(build(given, "cpu"), given.evaluation, 32)
 
 
@@ -752,7 +752,7 @@ def test_a_schedule_is_judged_by_its_configuration_and_undecidable_without(tmp_p
     assert copied[name].agrees is None
     assert of_config not in copied
     assert "undecidable" in str(analyse.table([copied[name]]))
-    assert "wanted the warm-up's steps: config.json" in str(analyse.table([copied[name]]))
+    assert "expected the warm-up's steps: config.json" in str(analyse.table([copied[name]]))
     assert all(one.agrees is not False for one in copied.values())
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[-2]["lr"] *= 1.01  # after the warm-up, where no line goes through

@@ -291,7 +291,7 @@ def test_a_checkpoint_damaged_anywhere_is_one_line(raw, tmp_path):
             (found,) = preflight.check(raw)[1]
             assert found.key == "folder"
             assert "is whole" in found.wanted
-            with pytest.raises(UsageError, match="wanted the checkpoint whole") as error:
+            with pytest.raises(UsageError, match="expected the checkpoint whole") as error:
                 training.train(parsed(raw))
             assert "\n" not in str(error.value)
         path.write_bytes(whole)

@@ -105,7 +105,7 @@ def settled(case, n, d, tile, tokens, seed):
     "first", [0, 25, *(pytest.param(n, marks=pytest.mark.slow) for n in range(50) if n % 25 and not n % 5)]
 )
 def test_blind_faults_are_named_or_none_of_these_or_undecidable_between_equals(device, first):
-    """Fifty seeds, a fifth of them not on the list; the streams too are drawn, and with one some faults are equal."""
+    """Fifty seeds, a fifth of them not on the list; the streams too are sampled, and with one some faults are equal."""
     for seed in range(first, first + 5):
         n = int(np.random.default_rng([7, seed]).choice([4, 1, 2, 8], p=[0.4, 0.2, 0.2, 0.2]))
         d, case = (48, 72, 96, 128)[seed % 4], blind.draw(seed, TILE)

@@ -212,7 +212,7 @@ def test_a_model_is_compiled_by_inductor_and_runs_in_a_cuda_graph(name):
 
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
-    if name != "embedding":  # whose seed is drawn by the compiled code's own generator
+    if name != "embedding":  # whose seed is sampled by the compiled code's own generator
         for _ in range(3):
             for found, right in zip(gradients(compiled, leaves), gradients(model, leaves), strict=True):
                 assert float((found - right).norm() / right.norm()) < 1e-5

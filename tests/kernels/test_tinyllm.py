@@ -196,7 +196,7 @@ def unknown():
 
 @pytest.fixture(scope="module")
 def swept(where, small, unknown):
-    """The sweep of a small program, and the outcomes of the programs that are drawn, [50, kinds of memory]."""
+    """The sweep of a small program, and the outcomes of the programs that are sampled, [50, kinds of memory]."""
     sweep, o = faulty.sweep(small, where, np.concatenate([one.rows() for one in unknown]))
     return sweep, o.reshape(50, len(faulty.MEMORY))
 
@@ -698,7 +698,7 @@ def test_counts_of_an_earlier_record_stand_beside_those_of_this_run(swept):
     rows = tables.counts_beside(counts, "here", Record(Path("x.json"), result)).rows
     assert all(row[2] == row[3] for row in rows if row[0] == "zeros")
     ends = dict(row[1:3] for row in rows if row[0] == "zeros")
-    zero = int(ends.pop("logits all 0 (with the accused line; cured)").split()[0])
+    zero = int(ends.pop("logits all 0 (with the suspected line; cured)").split()[0])
     assert sum(ends.values()) + zero == len(swept[0].bits), "each set is counted once"
     assert all(row[3] == "not recorded" for row in rows if row[0] != "zeros")
 
@@ -706,7 +706,7 @@ def test_counts_of_an_earlier_record_stand_beside_those_of_this_run(swept):
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("engine", ["cublas", "kernel"])
 def test_a_step_that_is_replayed_gives_the_numbers_of_one_that_is_launched(where, rng, engine, overlap):
-    """The first step of a shape is launched, the second recorded as a graph, the third replayed."""
+    """The first step of a shape is launched, the second recorded as a graph, the third re-run."""
     parameters, tokens, targets = drawn(CONFIGS[0], rng)
     model = TinyLLM(CONFIGS[0], where, engine, overlap=overlap)
     model.write(parameters)
@@ -809,7 +809,7 @@ int probe_poison() { float* d; float h[4]; cudaMalloc(&d, 16); cudaMemcpy(h, d, 
 
 def test_a_compiler_that_is_missing_is_one_clear_error(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(UsageError, match=r"CXX: no-such-compiler is not on the PATH; wanted a C\+\+ compiler"):
+    with pytest.raises(UsageError, match=r"CXX: no-such-compiler is not on the PATH; expected a C\+\+ compiler"):
         build(tinyllm.FOLDER / "api.cu", tinyllm.HOST, decide("cpu"))
 
 
@@ -835,9 +835,9 @@ def test_sizes_that_cannot_be_are_refused(where, change, message):
 
 def test_tokens_that_cannot_be_are_refused(where, rng):
     model = TinyLLM(CONFIGS[0], where)
-    with pytest.raises(RuntimeError, match="tokens: 61 at 1; wanted 0 to 60"):
+    with pytest.raises(RuntimeError, match="tokens: 61 at 1; expected 0 to 60"):
         model.forward(np.array([[0, 61]]))
-    with pytest.raises(RuntimeError, match="tokens: 4 sequences of 2; wanted 1 to 3 of 1 to 17"):
+    with pytest.raises(RuntimeError, match="tokens: 4 sequences of 2; expected 1 to 3 of 1 to 17"):
         model.forward(np.zeros((4, 2), int))
     with pytest.raises(UsageError, match=r"engine: 'cuda' is not right"):
         TinyLLM(CONFIGS[0], where, "cuda")

@@ -47,8 +47,8 @@ def test_text_becomes_the_declared_type(parameters, name, text, value):
     ("name", "text", "message"),
     [
         ("head", "3", r"head: nb has none of that name; did you mean heads\?"),
-        ("heads", "three", r"heads: 'three' is not right; wanted int in \[1, 128\]"),
-        ("heads", "0", r"heads: 0 is not right; wanted int in \[1, 128\]"),
+        ("heads", "three", r"heads: expected int in \[1, 128\], got 'three'"),
+        ("heads", "0", r"heads: expected int in \[1, 128\], got 0"),
         ("heads", "-1", r"heads: -1 is not right"),
         ("heads", "129", r"heads: 129 is not right"),
         ("heads", "2.5", r"heads: '2.5' is not right"),
@@ -59,8 +59,8 @@ def test_text_becomes_the_declared_type(parameters, name, text, value):
         ("heads", "\uff11\uff12", r"heads: '\uff11\uff12' is not right"),
         ("heads", " 3", r"heads: ' 3' is not right"),
         ("heads", "9" * 5000, r"heads: '9{79} is not right"),
-        ("defect", "no", r"defect: 'no' is not right; wanted one of none, blind"),
-        ("quick", "maybe", r"quick: 'maybe' is not right; wanted true or false"),
+        ("defect", "no", r"defect: expected one of none, blind, got 'no'"),
+        ("quick", "maybe", r"quick: expected true or false, got 'maybe'"),
     ],
 )
 def test_a_wrong_value_names_parameter_value_and_what_is_right(parameters, name, text, message):
@@ -88,7 +88,7 @@ def test_a_default_out_of_its_own_range_is_refused():
 def test_choices_are_of_the_parameters_type():
     (parameter,) = declared("n: int = 4  # {1, 2, 4} streams").values()
     assert parameter.parse("2") == 2
-    with pytest.raises(UsageError, match=r"parameter n: 3 is not right; wanted one of 1, 2, 4"):
+    with pytest.raises(UsageError, match=r"parameter n: expected one of 1, 2, 4, got 3"):
         parameter.parse("3")
 
 

@@ -111,7 +111,7 @@ def test_a_file_that_is_no_json_is_one_line(tmp_path, text):
     finished_run(tmp_path)
     for name in ("result.json", "notebook.ipynb"):
         (tmp_path / name).write_text(text, errors="surrogateescape")
-        with pytest.raises(UsageError, match=f"{name} cannot be read .*; wanted JSON") as error:
+        with pytest.raises(UsageError, match=f"{name} cannot be read .*; expected JSON") as error:
             record.record(tmp_path)
         assert "\n" not in str(error.value)
         finished_run(tmp_path)

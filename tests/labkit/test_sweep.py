@@ -79,21 +79,21 @@ def test_a_sample_is_drawn_always_the_same_and_more_have_the_fewer_among_them(bo
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["heads=1..200"], "parameter heads: 129 is not right; wanted int in [1, 128]"),
+        (["heads=1..200"], "parameter heads: expected int in [1, 128], got 129"),
         (["heads=1,x"], "parameter heads: 'x' is not right"),
-        (["heads=5..1"], "parameter heads: '5..1' is not right; wanted low..high"),
-        (["heads=5..4.5"], "parameter heads: '5..4.5' is not right; wanted low..high"),
-        (["heads=1...3"], "parameter heads: '1...3' is not right; wanted low..high"),
-        (["scale=0...5"], "parameter scale: '0...5' is not right; wanted low..high"),
+        (["heads=5..1"], "parameter heads: expected low..high, got '5..1'"),
+        (["heads=5..4.5"], "parameter heads: expected low..high, got '5..4.5'"),
+        (["heads=1...3"], "parameter heads: expected low..high, got '1...3'"),
+        (["scale=0...5"], "parameter scale: expected low..high, got '0...5'"),
         (["heads=1..8..0"], "parameter heads: '1..8..0' is not right"),
-        (["heads=1..2..3..4"], "is not right; wanted low..high"),
+        (["heads=1..2..3..4"], "is not right; expected low..high"),
         (["heads=1..nan"], "parameter heads: '1..nan' is not right"),
         (["heads=1..1e30"], "at most 1,000,000"),
         (["heads=1..4..0.5"], "parameter heads: '1.0' is not right"),
         (["head=1"], "parameter head: brief has none of that name; did you mean heads?"),
         (["heads=1", "heads=2"], "parameter heads: is given twice"),
         (["heads=1..128", "scale=0..1..0.0001"], "1,280,128 points are too many"),
-        (["heads=1", "--cluster", "cloud"], "--cluster: 'cloud' is not right; wanted local, slurm, pbs, or tcp://"),
+        (["heads=1", "--cluster", "cloud"], "--cluster: expected local, slurm, pbs, or tcp://, got 'cloud'"),
         (["heads=1", "--cluster", "tcp://127.0.0.1:1"], "--cluster: tcp://127.0.0.1:1 does not answer"),
         (["heads=1", "--settings", "none.yaml"], "--settings: none.yaml cannot be read"),
         (["heads=1", "--retries", "-1"], "--retries"),
@@ -263,7 +263,7 @@ def test_a_hunt_on_a_cluster_stops_at_a_failure_and_counts_all(tmp_path):
         right = sweep.fuzz(client, lambda x: x * 2, lambda x: x * 2, {"x": x}, seeds=range(3), examples=5)
     assert found.found
     assert not right.found
-    assert right.examples >= 10, "the counts of three hunts"
+    assert right.examples >= 10, "the counts of three fuzzings"
 
 
 def test_faults_at_random_moments_lose_no_run_and_make_none_falsely_ok(tmp_path):

@@ -57,7 +57,7 @@ def test_the_module_is_left_as_it_was():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model[2].weight.grad is kept
     assert not any(part._forward_hooks for part in model.modules())
-    assert trace.about["observer"] == "none", "dropout is drawn from the same state"
+    assert trace.about["observer"] == "none", "dropout is sampled from the same state"
 
 
 class Shy(nn.Module):

@@ -160,7 +160,7 @@ def test_complex_numbers_are_compared_by_their_two_parts():
 
 
 def test_bounds_of_another_shape_are_refused():
-    with pytest.raises(UsageError, match=r"bound: shape \(3, 5\) is not right; wanted a number or shape \(5,\)"):
+    with pytest.raises(UsageError, match=r"bound: expected a number or shape \(5,\), got shape \(3, 5\)"):
         compare(np.zeros(5), np.zeros(5), bound=np.ones((3, 5)))
 
 
@@ -176,13 +176,13 @@ def test_bounds_of_another_shape_are_refused():
     ],
 )
 def test_a_tensor_that_holds_no_dense_numbers_is_refused(values):
-    with pytest.raises(UsageError, match=r"observed: .* is not right; wanted dense numbers"):
+    with pytest.raises(UsageError, match=r"observed: expected dense numbers, got .*"):
         compare(values, np.zeros(2))
 
 
 @pytest.mark.parametrize("bound", [-1.0, math.nan, np.array([1.0, -1.0]), torch.tensor([math.nan, 1.0])])
 def test_a_bound_that_is_no_distance_is_refused(bound):
-    with pytest.raises(UsageError, match="bound: has numbers below 0, or NaN; wanted numbers from 0"):
+    with pytest.raises(UsageError, match="bound: has numbers below 0, or NaN; expected numbers from 0"):
         compare(np.zeros(2), np.zeros(2), bound=bound)
 
 

@@ -1,4 +1,4 @@
-"""Right programs without end: none is accused beyond the stated rate, and a broken step is found."""
+"""Correct programs without end: none is flagged beyond the stated rate, and a broken step is found."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_twenty_thousand_draws_by_storage():
     (ROOT / "data" / "results" / "right_programs.json").write_text(json.dumps(found, indent=1) + "\n")
     assert not found["dishonest"]
     assert not found["crashes"]
-    for accused in found["accused by"]["storage"].values():
+    for accused in found["flagged by"]["storage"].values():
         assert rp.beyond(accused["count"], accused["of"], FALSE_ALARM) > RARE
 
 
@@ -78,6 +78,6 @@ def test_the_readme_says_what_was_recorded():
     record = json.loads((ROOT / "data" / "results" / "right_programs.json").read_text())
     text = " ".join((ROOT / "README.md").read_text().split())
     assert f"of {record['accused']['of']:,} correct programs" in text
-    assert f"{record['accused']['count']} were called wrong" in text
-    for storage, rate in record["accused by"]["storage"].items():
+    assert f"{record['accused']['count']} were flagged" in text
+    for storage, rate in record["flagged by"]["storage"].items():
         assert f"{storage} {rate['count']} of {rate['of']}" in text

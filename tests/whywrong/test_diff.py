@@ -83,7 +83,7 @@ def test_plain_dumps_are_judged_as_a_whole_and_that_is_said(tmp_path, diff, caps
 
 
 def test_the_first_step_that_is_not_equal_is_named_where_rounding_may_explain_it(tmp_path, diff):
-    """Two runs of one program on one machine promise equal bits, and the reader knows that."""
+    """Two runs of one program on one machine declare equal bits, and the reader knows that."""
     a = torch.linspace(1.0, 2.0, 100)
     files = traces(tmp_path, {"a": a, "b": a, "c": a}, {"a": a, "b": a * (1.0 + 1e-7), "c": a * 1.5})
     assert diff(*files)[1]["notes"] == [
@@ -284,12 +284,12 @@ def test_without_a_step_in_common_names_of_both_sides_are_told_and_what_maps_the
     both = (
         "it has steps.hidden, steps.logits; the golden input.0, self_attn.in_proj_weight, self_attn.in_proj_bias, ..."
     )
-    assert f"nested.pt: shares no step with the golden ({both}); wanted the same names, or --names" in said
+    assert f"nested.pt: shares no step with the golden ({both}); expected the same names, or --names" in said
     assert "whywrong.propose_names" in said
     for first in (golden, recorded / "nested.pt"):
         code, _, said = diff(first, golden)
         assert code == 2
-        assert f"{golden}: is a recorded golden in the place of the observed; wanted the steps of" in said
+        assert f"{golden}: is a recorded golden in the place of the observed; expected the steps of" in said
     assert said.count("\n") == 1
 
 
@@ -456,7 +456,7 @@ def test_masks_and_whole_numbers_are_exact_and_choices_after_rounding_may_be_tie
 
 def test_a_type_that_was_not_promised_is_recognised(tmp_path, diff):
     paths = traces(tmp_path, *network(torch.bfloat16))
-    hint = "this looks like bfloat16: promise it with --precision storage=bfloat16"
+    hint = "this looks like bfloat16: declare it with --precision storage=bfloat16"
     code, said, _ = diff(*paths, "--precision", "storage=float32")
     assert (code, any(hint in note for note in said["notes"])) == (1, True)
     code, said, _ = diff(*paths, "--precision", "storage=bfloat16")

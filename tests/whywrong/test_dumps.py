@@ -29,7 +29,7 @@ def test_what_is_saved_is_loaded(tmp_path):
 
 
 def test_metadata_that_are_no_strings_are_refused_and_nothing_is_written(tmp_path):
-    with pytest.raises(UsageError, match=r"about: .* is not right; wanted strings"):
+    with pytest.raises(UsageError, match=r"about: expected strings, got .*"):
         Trace({"x": torch.ones(1)}, {"K": 3}).save(tmp_path / "t.safetensors")
     assert not list(tmp_path.iterdir())
 
@@ -127,16 +127,19 @@ def cut(path):
         (lambda p: write(p / "x.safetensors", "no tensors"), "is cut, damaged or no safetensors file"),
         (lambda p: write(p / "x.npy", "no array"), r"x\.npy: is cut, damaged or of another kind"),
         (lambda p: os.mkfifo(p / "x.npy") or p / "x.npy", "is no regular file"),
-        (lambda p: p, "wanted one tensor a file"),
-        (lambda p: (np.save(p / "x.npy", np.array(["a"])), p / "x.npy")[1], "<U1 is not right; wanted a tensor"),
-        (lambda p: (np.save(p / "x.npy", np.ones(2, np.longdouble)), p / "x.npy")[1], "is not right; wanted a tensor"),
+        (lambda p: p, "expected one tensor a file"),
+        (lambda p: (np.save(p / "x.npy", np.array(["a"])), p / "x.npy")[1], "<U1: expected a tensor"),
+        (
+            lambda p: (np.save(p / "x.npy", np.ones(2, np.longdouble)), p / "x.npy")[1],
+            "is not right; expected a tensor",
+        ),
         (lambda p: flipped(p / "x.npz"), r"x\.npz: x is cut, damaged or of another kind \(Bad CRC"),
         (lambda p: cut(p / "x.pt"), r"x\.pt: is cut, damaged or of another kind"),
         (
             lambda p: (np.savez(p / "x.npz", note=np.array("text")), p / "x.npz")[1],
             r"x\.npz: note is .*<U4 is not right",
         ),
-        (lambda p: (torch.save({"x": {1, 2}}, p / "x.pt"), p / "x.pt")[1], "x is set; wanted tensors"),
+        (lambda p: (torch.save({"x": {1, 2}}, p / "x.pt"), p / "x.pt")[1], "x is set; expected tensors"),
         (lambda p: (torch.save({"x": "text"}, p / "x.pt"), p / "x.pt")[1], "holds no tensor"),
         (lambda p: os.mkfifo(p / "x.npy") or p, "is no regular file"),
         (
@@ -145,7 +148,7 @@ def cut(path):
         ),
         (
             lambda p: (torch.save(torch.nn.Linear(2, 2), p / "x.pt"), p / "x.pt")[1],
-            r"x\.pt: holds what torch\.load\(weights_only=True\) refuses; wanted tensors alone",
+            r"x\.pt: holds what torch\.load\(weights_only=True\) refuses; expected tensors alone",
         ),
     ],
 )
@@ -159,7 +162,7 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path, make, message):
 def test_clashing_files_and_bad_metadata_are_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.ones(1))
     for text, message in (
-        ("[1]", "is list; wanted an object"),
+        ("[1]", "is list; expected an object"),
         ("{", "is cut, damaged or of another kind"),
         ("[" * 100000, "is cut, damaged or of another kind"),
     ):
@@ -167,18 +170,18 @@ def test_clashing_files_and_bad_metadata_are_refused(tmp_path):
         with pytest.raises(UsageError, match=message):
             open_dump(tmp_path)
     (tmp_path / "metadata.json").write_text('{"order": [1]}')
-    with pytest.raises(UsageError, match="metadata 'order' is not right; wanted a list of names"):
+    with pytest.raises(UsageError, match="metadata 'order': expected a list of names"):
         open_dump(tmp_path)
     (tmp_path / "metadata.json").write_text('{"order": {"x": 1}}')
-    with pytest.raises(UsageError, match="metadata 'order' is not right; wanted JSON, a list"):
+    with pytest.raises(UsageError, match="metadata 'order': expected JSON, a list"):
         open_dump(tmp_path)
     for said in (1, {"inputs": "y"}, {"inputs": [1]}, {"K": "8"}, {"K": True}, {"K": 10**400}):
         (tmp_path / "metadata.json").write_text(json.dumps({"steps": {"x": said}}))
-        with pytest.raises(UsageError, match=r"metadata 'steps', 'x' is not right.*; wanted inputs"):
+        with pytest.raises(UsageError, match=r"metadata 'steps', 'x' is not right.*; expected inputs"):
             open_dump(tmp_path)
     (tmp_path / "metadata.json").unlink()
     torch.save(torch.ones(1), tmp_path / "x.pt")
-    with pytest.raises(UsageError, match=r"has x\.npy and x\.pt; wanted one file a step"):
+    with pytest.raises(UsageError, match=r"has x\.npy and x\.pt; expected one file a step"):
         open_dump(tmp_path)
 
 
@@ -192,7 +195,7 @@ def test_a_precision_in_a_file_is_typed_and_prose_is_text(tmp_path):
     assert open_dump(path).precision == Precision("bfloat16", steps={"x": {"products": "tf32"}})
     assert open_dump(path).texts == {"dtype_note": "fp16 was tried"}
     save_file({"x": torch.ones(1)}, path, {"precision": '{"storage": "bf17"}'})
-    with pytest.raises(UsageError, match="storage='bf17' is not right; wanted one of float64"):
+    with pytest.raises(UsageError, match="storage='bf17': expected one of float64"):
         open_dump(path).precision  # noqa: B018
 
 
@@ -203,7 +206,7 @@ def test_a_folder_with_one_file_of_all_is_that_file(tmp_path):
 
 def test_metadata_that_are_no_json_are_refused(tmp_path):
     save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors", {"order": "x first"})
-    with pytest.raises(UsageError, match="metadata 'order' is not right; wanted JSON, a list"):
+    with pytest.raises(UsageError, match="metadata 'order': expected JSON, a list"):
         open_dump(tmp_path / "x.safetensors")
 
 
@@ -223,5 +226,5 @@ def test_what_is_not_read_is_shown_and_changes_nothing(tmp_path):
 
 def test_a_malformed_precision_names_the_file(tmp_path):
     save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors", {"precision": '{"storag": "bfloat16"}'})
-    with pytest.raises(UsageError, match=r"x\.safetensors: metadata precision: 'storag' is no field; wanted storage"):
+    with pytest.raises(UsageError, match=r"x\.safetensors: metadata precision: 'storag' is no field; expected storage"):
         open_dump(tmp_path / "x.safetensors").precision  # noqa: B018

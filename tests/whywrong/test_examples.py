@@ -62,7 +62,7 @@ def test_why_is_asked_of_a_golden_that_is_not_recorded(more, capsys):
     assert main(["diff", *files, *more, "--explain"]) == 1
     said = capsys.readouterr()
     assert said.out == shown
-    assert said.err.startswith(f"--explain: {files[0]} has steps alone; wanted a recorded golden: whywrong.golden(")
+    assert said.err.startswith(f"--explain: {files[0]} has steps alone; expected a recorded golden: whywrong.golden(")
     assert said.err.count("\n") == 1
     assert main(["diff", files[0], files[0], "--explain"]) == 0
     assert not capsys.readouterr().err

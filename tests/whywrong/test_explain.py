@@ -169,12 +169,12 @@ def test_fewer_digits_are_named_only_where_nothing_else_fits(golden):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"golden": {"y": torch.ones(2)}}, "wanted what whywrong.golden recorded"),
-        ({"step": "mixed"}, "step: 'mixed' is not right; wanted a wrong one"),
-        ({"observed": []}, "observed: [] is not right; wanted one run at least"),
-        ({"seconds": "10"}, "seconds: '10' is not right; wanted a number from 0"),
-        ({"seconds": -1}, "seconds: -1 is not right; wanted a number from 0"),
-        ({"names": ["mixed"]}, "names: ['mixed'] is not right; wanted the golden's names mapped to the observed's"),
+        ({"golden": {"y": torch.ones(2)}}, "expected what whywrong.golden recorded"),
+        ({"step": "mixed"}, "step: expected a wrong one, got 'mixed'"),
+        ({"observed": []}, "observed: expected one run at least, got []"),
+        ({"seconds": "10"}, "seconds: expected a number from 0, got '10'"),
+        ({"seconds": -1}, "seconds: expected a number from 0, got -1"),
+        ({"names": ["mixed"]}, "names: expected the golden's names mapped to the observed's, got ['mixed']"),
     ],
 )
 def test_bad_input_is_one_line(golden, arguments, words):
@@ -485,7 +485,7 @@ def test_where_other_whole_numbers_give_no_numbers_they_stay():
         return x / (1.0 - 0.9 ** (t - 1.0))
 
     t = torch.tensor([2])
-    assert _drawn(t, 0, whole=True) == 1  # as the first input is drawn
+    assert _drawn(t, 0, whole=True) == 1  # as the first input is sampled
     found = whywrong.explain({"t": t, "x": x, "output": corrected(t, x).flip(1)}, whywrong.golden(corrected, t=t, x=x))
     assert (found.verdict, {"flip", "shift"} <= {cause.kind for cause in found.causes}) == ("undecidable", True), found
     assert torch.equal(found.separate["t"], t)
@@ -510,7 +510,7 @@ def test_a_product_that_is_too_large_is_not_one_of_fewer_digits():
     noisy = 50.0 * p + (x.bfloat16().double() @ w.bfloat16().double()).float()
     larger = 50.0 * p + 1.003 * (x @ w)
     said = [whywrong.explain({"p": p, "x": x, "w": w, "output": o}, recorded, precision=F32) for o in (noisy, larger)]
-    assert said[0].causes[0].says == "consistent with: fewer digits than promised (products=bfloat16)"
+    assert said[0].causes[0].says == "consistent with: fewer digits than declared (products=bfloat16)"
     assert said[1].verdict == "none of these", said[1]
 
 
@@ -646,7 +646,7 @@ def test_the_command_line_says_it_and_json_has_it(golden, tmp_path, capsys):
     assert main(["diff", "--explain", "--step", "weights", "--seconds", "5", *files]) == 1
     assert "why weights: cause" in capsys.readouterr().out
     for options, words in (
-        (["--explain"], "step: 'mixed' is not right; wanted a wrong one: weights"),
+        (["--explain"], "step: expected a wrong one: weights, got 'mixed'"),
         ([], "--step, --seconds: are for --explain"),
     ):
         assert main(["diff", *options, "--step", "mixed", *files]) == 2
@@ -677,7 +677,7 @@ def test_that_causes_could_not_be_told_apart_on_drawn_inputs_is_said():
     recorded = whywrong.golden(chosen, x, w)
     v = x.view(4, 6)
     found = whywrong.explain({"input.0": x, "input.1": w, "output": 4 * v - v / 2}, recorded)
-    assert "the reference takes no drawn inputs: causes that agree on these inputs are one" in found.notes
+    assert "the reference takes no sampled inputs: causes that agree on these inputs are one" in found.notes
 
 
 def mistakes():
@@ -965,7 +965,7 @@ def test_a_format_is_named_where_every_element_is_of_it_and_fewer_digits_where_t
     torch.manual_seed(13)
     x, w = torch.randn(20, 33), torch.randn(33, 24)
     y = x @ w.bfloat16().float()
-    for more, words in ((0.0, "w is rounded to bfloat16"), (1e-3, "fewer digits than promised"), (9.0, None)):
+    for more, words in ((0.0, "w is rounded to bfloat16"), (1e-3, "fewer digits than declared"), (9.0, None)):
         y[3, 4] += more
         found = of_one(lambda x, w: x @ w, y, x=x, w=w)
         assert [words in cause.says for cause in found.causes] == [True] * (words is not None), found
@@ -982,11 +982,11 @@ def test_what_is_said_of_a_cause_and_of_none(golden):
     cause = whywrong.explain(port(**inputs(), fault="gain one on"), golden, precision=F32)
     first = next(k for k, line in enumerate(sentences(cause)) if line.startswith("why"))
     (why,) = sentences(cause)[first:]
-    assert why == f"why normed: cause ({cause.tried} breaks of the reference tried)"
+    assert why == f"why normed: cause ({cause.tried} mutations tried)"
     right = whywrong.explain(port(**inputs()), golden, precision=F32)
     assert sentences(right) == ["no divergence"]
     assert ("<table" in cause._repr_html_(), "<table" in right._repr_html_()) == (True, False)
-    with pytest.raises(UsageError, match="step: 'active' is not right; wanted a wrong one: there is none"):
+    with pytest.raises(UsageError, match="step: expected a wrong one: there is none, got 'active'"):
         whywrong.explain(port(**inputs()), golden, precision=F32, step="active")
 
 

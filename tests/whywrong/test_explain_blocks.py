@@ -1,4 +1,4 @@
-"""A block of a Llama is explained from its output alone; the long form keeps the times that are promised."""
+"""A block of a Llama is explained from its output alone; the long form keeps the times that are declared."""
 
 import pytest
 

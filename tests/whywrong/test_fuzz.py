@@ -1,4 +1,4 @@
-"""Inputs are drawn until a kernel fails; the failure is small, says why, and runs by itself."""
+"""Inputs are sampled until a kernel fails; the failure is small, says why, and runs by itself."""
 
 import math
 import runpy
@@ -67,7 +67,7 @@ def test_a_result_may_have_the_name_of_an_input_and_be_equal_to_it():
 
 def test_what_a_kernel_gave_is_said_where_it_is_no_tensor():
     given = {"x": torch.randn(3)}
-    for made, words in ((None, "gave NoneType None; wanted a tensor"), ([1.0], "gave list [1.0]; wanted a tensor")):
+    for made, words in ((None, "gave NoneType None; expected a tensor"), ([1.0], "gave list [1.0]; expected a tensor")):
         assert words in check(lambda x, made=made: made, torch.neg, given).words
     assert check(lambda x: -x.numpy()[::-1][::-1], torch.neg, given) is None
     assert check(lambda x: x.numpy()[::-1], lambda x: x.flip(0), given) is None
@@ -207,7 +207,7 @@ def test_lengths_are_not_long_together():
             raise MemoryError
         return a @ b
 
-    with pytest.raises(UsageError, match=r"inputs drawn suits .*: MemoryError"):
+    with pytest.raises(UsageError, match=r"inputs sampled suits .*: MemoryError"):
         whywrong.fuzz(torch.matmul, reference, (torch.randn(4, 9), torch.randn(9, 5)), examples=10, most=1 << 11)
     assert len(set(seen)) > 20
     assert max(max(lengths) for lengths in seen) > 1 << 10
@@ -358,7 +358,7 @@ def test_nan_and_infinity_are_drawn_where_asked_for():
 
 
 def test_nothing_is_drawn_after_the_seconds_given_and_only_a_failure_is_written_as_text(monkeypatch):
-    """A hunt with a strategy of large matrices did not end: all were drawn, and each was written as text."""
+    """A fuzz with a strategy of large matrices did not end: all were sampled, and each was written as text."""
     monkeypatch.setattr("whywrong.fuzzing.fuzz._literal", lambda x: pytest.fail("written down"))
     made = []
 
@@ -378,7 +378,7 @@ def test_nothing_is_drawn_after_the_seconds_given_and_only_a_failure_is_written_
     [({"y": torch.ones(3)}, "TypeError"), ({"x": torch.ones(1 << 12)}, "tensors of more than 64 elements")],
 )
 def test_a_reference_that_no_input_suits_is_said(inputs, why):
-    with pytest.raises(UsageError, match=f"reference: none of 1 inputs drawn suits reference: .*{why}"):
+    with pytest.raises(UsageError, match=f"reference: none of 1 inputs sampled suits reference: .*{why}"):
         whywrong.fuzz(kernels.right, kernels.reference, strategies.just(inputs), most=16)
 
 
@@ -486,9 +486,9 @@ def test_bad_arguments_are_named():
         hunted("right", examples=0)
     with pytest.raises(UsageError, match="storage='nonsense' is not right"):
         hunted("right", dtypes=["nonsense"])
-    with pytest.raises(UsageError, match="out: 'y' is not right; wanted one of 'x'"):
+    with pytest.raises(UsageError, match="out: expected one of 'x', got 'y'"):
         hunted("right", out="y")
-    with pytest.raises(UsageError, match="wanted one that takes every input but those that `out` names"):
+    with pytest.raises(UsageError, match="expected one that takes every input but those that `out` names"):
         hunted("right", out="x")
     with pytest.raises(UsageError, match=r"sizes: 'y'.* for each axis of one of the tensors"):
         hunted("right", sizes={"y": (3,)})
@@ -496,15 +496,15 @@ def test_bad_arguments_are_named():
         hunted("right", sizes={"x": ("n", 0)})
     for wrong in ({"seed": -1}, {"most": "x"}, {"examples": 0}, {"seconds": -1}):
         ((name, value),) = wrong.items()
-        with pytest.raises(UsageError, match=f"{name}: {value!r} is not right; wanted a (whole )?number from"):
+        with pytest.raises(UsageError, match=f"{name}: expected a (whole )?number from, got {value!r}"):
             hunted("right", **wrong)
-    with pytest.raises(UsageError, match=r"refuses: 'sorted' is not right; wanted exceptions"):
+    with pytest.raises(UsageError, match=r"refuses: expected exceptions, got 'sorted'"):
         hunted("right", refuses="sorted")
     with pytest.raises(UsageError, match=r"inputs: no torch\.Tensor .* as of torch\.from_numpy\(array\)"):
         whywrong.fuzz(np.negative, np.negative, np.ones(3))
     with pytest.raises(UsageError, match="found no failure"):
         hunted("right", examples=1).script()
-    with pytest.raises(UsageError, match=r"kernel: .*<lambda> cannot be imported; wanted a function at the top"):
+    with pytest.raises(UsageError, match=r"kernel: .*<lambda> cannot be imported; expected a function at the top"):
         whywrong.fuzz(lambda x: x * 2, kernels.reference, EXAMPLE, **TRIED).script()
 
 
@@ -568,7 +568,7 @@ def test_truth_values_are_written_and_examples_without_a_range_are_refused():
 
     given = {"x": torch.randn(3, 4), "out": torch.empty(3, 4, dtype=torch.bool)}
     assert not whywrong.fuzz(positive, lambda x: x > 0, given, out="out", examples=8).found
-    with pytest.raises(UsageError, match="inputs: 'input' has no element; wanted an example that shows a range"):
+    with pytest.raises(UsageError, match="inputs: 'input' has no element; expected an example that shows a range"):
         whywrong.fuzz(torch.sin, torch.sin, {"input": torch.empty(0, 3)})
-    with pytest.raises(UsageError, match="dtypes: 'int32' is not right; wanted floating-point ones"):
+    with pytest.raises(UsageError, match="dtypes: expected floating-point ones, got 'int32'"):
         whywrong.fuzz(torch.sin, torch.sin, {"input": torch.ones(3)}, dtypes="int32")

@@ -39,7 +39,7 @@ def test_a_step_that_is_not_there_and_a_file_that_could_not_be_read_again(tmp_pa
     with pytest.raises(KeyError, match="'outr' is no step; did you mean outer"):
         found["outr"]
     for path in (tmp_path / "golden.foo", 3):
-        with pytest.raises(UsageError, match=r"is not right; wanted a name that ends in \.safetensors"):
+        with pytest.raises(UsageError, match=r"is not right; expected a name that ends in \.safetensors"):
             found.save(path)
 
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_recorded_is_named():
     with pytest.raises(UsageError, match=r"_to_sparse\.default at test_golden\.py:\d+ cannot be recorded"):
         golden(lambda x: x.to_sparse().abs(), torch.ones(4))
     adjacency = torch.eye(4).to_sparse()
-    with pytest.raises(UsageError, match=r"layout torch.sparse_coo cannot be recorded; wanted dense numbers"):
+    with pytest.raises(UsageError, match=r"layout torch.sparse_coo cannot be recorded; expected dense numbers"):
         golden(lambda x: adjacency @ x, torch.ones(4, 4))
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # as cuDNN's LSTM on a GPU
     with pytest.raises(UsageError, match="draws more than one tensor; not recorded"):
@@ -255,7 +255,7 @@ def test_a_file_can_name_only_pure_operations_of_a_right_size(tmp_path, monkeypa
 def test_an_array_of_another_byte_order_is_an_input_and_one_of_more_digits_is_refused(run):
     x = np.arange(3.0).astype(">f4")
     assert run(torch.exp, x)["input.0"].tolist() == [0.0, 1.0, 2.0]
-    with pytest.raises(UsageError, match=r"input\.0: float128 is not right; wanted a tensor or an array of 64 bits"):
+    with pytest.raises(UsageError, match=r"input\.0: expected a tensor or an array of 64 bits, got float128"):
         run(torch.exp, x.astype(np.longdouble))
     with pytest.raises(UsageError, match=r"input\.0: is complex"):
         run(torch.exp, x.astype(np.complex64))
@@ -379,7 +379,7 @@ def test_running_sums_and_products_are_right_where_they_are(name):
 
 def test_an_input_may_not_have_the_name_of_the_result():
     """Else what a kernel gives under that name would be held to the input."""
-    with pytest.raises(UsageError, match="an input is called output, as the result is; wanted another name"):
+    with pytest.raises(UsageError, match="an input is called output, as the result is; expected another name"):
         golden(lambda output: output.sum(), output=torch.ones(3))
 
 

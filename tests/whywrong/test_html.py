@@ -49,7 +49,7 @@ def test_the_verdict_comes_first_and_each_step_has_its_state(page):
     assert text.index("<h1") < text.index("<table>")
     assert "first divergence: b" in text[text.index("<h1") : text.index("</h1>")]
     states = re.findall(r'<tr data-step.*?<span class="(\w+)">([\w ]+)</span>', text)
-    assert states == [("ok", "ok"), ("wrong", "wrong"), ("other", "not judged"), ("ok", "ok"), ("other", "extra")]
+    assert states == [("ok", "ok"), ("wrong", "wrong"), ("other", "not checked"), ("ok", "ok"), ("other", "extra")]
     assert "own and inherited errors are not told apart" in text
     assert data["first"] == 1
     assert sorted(data["steps"]) == ["0", "1", "3"], "a step that was not recorded has no picture"

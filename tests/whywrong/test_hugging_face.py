@@ -1,4 +1,4 @@
-"""Models of `transformers` that nobody tuned the judge to: right ones are not accused, a broken module is identified.
+"""Models of `transformers` that nobody tuned the check to: right ones are not flagged, a broken module is identified.
 
 The long form takes every architecture, dtype and way of attention, with and without gradients, and writes tables into
 the folder that LABKIT_HUGGING_FACE names, or a temporary one.

@@ -125,7 +125,7 @@ def test_an_observed_trace_without_the_inputs_refutes_nothing_and_is_an_error_of
     made = bounded(golden(lambda x, w: {"y": x + w}, x=x, w=x), precision=Precision("float32"))
     with pytest.raises(UsageError) as error:
         weigh(lambda x: Trace({"x": x, "y": 2.0 * x}), {"it": lambda x: made}, settings={"ones": x})
-    assert str(error.value) == "observe: has no w; wanted the inputs of hypothesis 'it' too"
+    assert str(error.value) == "observe: has no w; expected the inputs of hypothesis 'it' too"
 
 
 def test_one_of_two_names_of_a_value_is_enough():

@@ -1,7 +1,7 @@
-"""Twenty-six kernels as a language model writes them, hunted with derived tolerances alone.
+"""Twenty-six kernels as a language model writes them, fuzzed with derived tolerances alone.
 
 After "The Correctness Illusion in LLM-Generated GPU Kernels" (arXiv 2606.20128), whose fuzzing found 10 of 10 faulty
-kernels and accused none of 16 right ones, with tolerances set by hand for each operation.
+kernels and flagged none of 16 right ones, with tolerances set by hand for each operation.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The first wrong step: own against inherited error, what a promised precision allows, and how rarely it cries wolf."""
+"""The first wrong step: own against inherited error, what a declared precision allows, and how rarely it cries wolf."""
 
 import itertools
 from dataclasses import replace
@@ -263,7 +263,7 @@ def test_where_steps_are_stored_in_16_bits_products_take_such_numbers(storage, p
                     localise(observed, recorded, precision=replace(precision, products="ieee")).first
                 ]
     assert {*accused["as they are"], *accused["cut"]} == {None}
-    assert accused["cut, ieee"].count(None) <= 2, "a promise of products as they are is held to"
+    assert accused["cut, ieee"].count(None) <= 2, "a declaration of products as they are is held to"
 
 
 @pytest.mark.parametrize("mask", [-torch.inf, -1e4, -1e9, torch.finfo(torch.float32).min])
@@ -511,7 +511,7 @@ RIGHT_WAYS = {
         *[lambda g, sign=sign: sign * (3.0 + torch.randn(40, 50, generator=g)) for sign in 8 * (1.0, -1.0)],
     ),
 }
-"""What a kernel may do otherwise than torch: reference, kernel, and how each input is drawn."""
+"""What a kernel may do otherwise than torch: reference, kernel, and how each input is sampled."""
 
 
 @pytest.mark.parametrize("name", RIGHT_WAYS)
@@ -527,7 +527,7 @@ def test_a_right_kernel_may_add_in_its_own_order(name):
 
 @pytest.mark.parametrize("wrong", [0, 1.0, "rare"])
 def test_a_false_alarm_rate_is_a_probability(wrong):
-    with pytest.raises(UsageError, match=f"false_alarm: {wrong!r} is not right; wanted a probability"):
+    with pytest.raises(UsageError, match=f"false_alarm: expected a probability, got {wrong!r}"):
         localise({"output": torch.ones(3)}, golden(torch.exp, torch.zeros(3)), false_alarm=wrong)
 
 
@@ -1161,7 +1161,7 @@ def test_a_sum_may_begin_with_what_is_added_to_it():
 
 
 def test_a_kernel_may_compute_scores_again_and_not_share_their_rounding():
-    """As a compiler's copy of an addition, fused once and once not: found by hunting a right kernel on an H200.
+    """As a compiler's copy of an addition, fused once and once not: found by fuzzing a correct kernel on an H200.
 
     The largest score is 8660, where float32 has a number each 2^-10; the others are too small to count.
     """
@@ -1186,7 +1186,7 @@ def test_scores_that_are_stored_are_computed_once(promised):
 
 
 def test_what_is_lost_of_a_number_that_is_added_to_a_whole_row_is_lost_alike():
-    """Each addition rounds, and of y + c with one c all may round to the same side: found by hunting a right kernel."""
+    """Each addition rounds, and of y + c with one c all may round to the same side: by a fuzzed kernel."""
     generator = torch.Generator().manual_seed(2)
     y, p = 1000.0 + torch.randn(4, 251, generator=generator), torch.randn(4, 4, generator=generator)
     x = torch.ones(4, 251)
@@ -1433,7 +1433,7 @@ def test_what_cannot_be_run_on_what_was_observed_is_not_judged_and_the_rest_is()
     y[int(y.argmax())] *= -1.0
     report = localise(observed | {"y": y, "squares": 1.01 * x * x}, recorded)
     assert report.first == "y"
-    assert report.findings["positive"].words.startswith("not judged: cannot be run on what was observed before it (")
+    assert report.findings["positive"].words.startswith("not checked: cannot be run on what was observed before it (")
     assert report.findings["squares"].diverges
 
 
@@ -1450,8 +1450,8 @@ def test_what_is_not_judged_does_not_pass():
     observed = {"x": x.float(), "y": y, "output": (y[y > 0.0] + 1.0).sum()}
     report = localise(observed, recorded)
     assert (report.first, report.unjudged) == (None, ["output"])
-    assert report.verdict == "no divergence in what was judged, and not judged: output"
-    with pytest.raises(AssertionError, match="not judged: output"):
+    assert report.verdict == "no divergence in what was checked, and not checked: output"
+    with pytest.raises(AssertionError, match="not checked: output"):
         assert_close(observed, recorded)
 
 
@@ -1511,7 +1511,7 @@ def written_out():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("case", range(7))
 def test_what_torch_has_as_one_operation_may_be_written_out(case, dtype):
-    """Promised to be stored after each operation, or nothing promised at all."""
+    """Declared to be stored after each operation, or nothing declared at all."""
     name, whole, parts, shapes = list(written_out())[case]
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]

@@ -1,4 +1,4 @@
-"""Operations that references use: each is recorded, a right port is not accused, and a wrong element is found."""
+"""Operations that references use: each is recorded, a correct port is not flagged, and a wrong element is found."""
 
 import re
 import runpy
@@ -399,7 +399,7 @@ def test_what_is_refused_says_what_to_write_instead(run, line):
 
 
 def test_complex_inputs_are_refused():
-    with pytest.raises(UsageError, match=r"x: is complex; wanted its two parts, and torch\.complex of them inside"):
+    with pytest.raises(UsageError, match=r"x: is complex; expected its two parts, and torch\.complex of them inside"):
         whywrong.golden(lambda x: x.abs(), x=torch.ones(3, dtype=torch.complex64))
 
 

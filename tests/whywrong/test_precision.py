@@ -1,4 +1,4 @@
-"""The typed promise of a precision: what it may say, what is refused, and the formats behind it."""
+"""The typed declare of a precision: what it may say, what is refused, and the formats behind it."""
 
 import pytest
 import torch
@@ -22,16 +22,16 @@ def test_every_way_to_say_it_gives_the_same():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Precision(storage="bf17"), r"storage='bf17' is not right; wanted one of float64, float32"),
-        (lambda: Precision(products="fp8"), r"products='fp8' is not right; wanted one of ieee"),
-        (lambda: Precision(accumulate="tf32"), r"accumulate='tf32' is not right; wanted one of float64"),
-        (lambda: Precision(eager=1), r"eager=1 is not right; wanted true or false"),
-        (lambda: Precision(steps={"x": {"colour": 1}}), r"'colour' is no field; wanted storage, products"),
-        (lambda: Precision(steps=3), r"steps=3 is not right; wanted fields by the name of a step"),
-        (lambda: Precision(steps={"x": {"steps": {}}}), r"steps\['x'\]=.* is not right; wanted storage"),
+        (lambda: Precision(storage="bf17"), r"storage='bf17': expected one of float64, float32"),
+        (lambda: Precision(products="fp8"), r"products='fp8': expected one of ieee"),
+        (lambda: Precision(accumulate="tf32"), r"accumulate='tf32': expected one of float64"),
+        (lambda: Precision(eager=1), r"eager=1: expected true or false"),
+        (lambda: Precision(steps={"x": {"colour": 1}}), r"'colour' is no field; expected storage, products"),
+        (lambda: Precision(steps=3), r"steps=3: expected fields by the name of a step"),
+        (lambda: Precision(steps={"x": {"steps": {}}}), r"steps\['x'\]=.*: expected storage"),
         (lambda: from_words("eager=true,eager=false"), r"eager stands there twice"),
         (lambda: from_fields({"compute": "bf16"}), r"'compute' is no field"),
-        (lambda: from_words("bfloat16"), r"'bfloat16' is not right; wanted name=value"),
+        (lambda: from_words("bfloat16"), r"'bfloat16': expected name=value"),
     ],
 )
 def test_what_is_no_precision_is_one_line(make, message):

@@ -17,7 +17,7 @@ from whywrong.tables import Table, digits, number, printable
 
 OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
 MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
-NOT_SEPARATED, NOT_JUDGED = "not separated", "not judged"
+NOT_SEPARATED, NOT_JUDGED = "not separated", "not checked"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Localisation:
     ordered: bool = True
     """Whether the order of the steps is known."""
     again: Callable[[], Localisation] | None = field(default=None, repr=False, compare=False)
-    """The same judgement once more, from the same data, with every element kept."""
+    """The same check once more, from the same data, with every element kept."""
 
     @property
     def divergent(self) -> list[str]:
@@ -112,10 +112,10 @@ class Localisation:
     def verdict(self) -> str:
         """The first divergence in words."""
         if self.first is None:
-            left = f" in what was judged, and not judged: {', '.join(self.unjudged)}"
+            left = f" in what was checked, and not checked: {', '.join(self.unjudged)}"
             return "no divergence" + left * bool(self.unjudged)
         if any(found.words == NOT_JUDGED for found in self.findings.values()):
-            return f"the inputs differ: {', '.join(self.divergent)}; nothing else was judged"
+            return f"the inputs differ: {', '.join(self.divergent)}; nothing else was checked"
         if self.ordered:
             return f"first divergence: {self.first}"
         steps = ", ".join(self.divergent)
@@ -124,18 +124,18 @@ class Localisation:
     @property
     def assumed(self) -> str:
         """The precision that was assumed, in words, and whether anybody said so."""
-        return f"precision: {self.precision}" + (" (a guess from the dtypes: nothing was promised)" * self.guessed)
+        return f"precision: {self.precision}" + (" (a guess from the dtypes: nothing was declared)" * self.guessed)
 
     @property
     def detailed(self) -> Localisation:
-        """The same with each finding's `elements`; where they were not kept, the steps are judged once more."""
+        """The same with each finding's `elements`; where they were not kept, the steps are checked once more."""
         return self.again() if self.again is not None else self
 
     def explore(self, widgets: bool | None = None) -> None:
         """Show the steps, the error map of a chosen one with axes to slice, and its worst elements.
 
         With `widgets`, which is what JupyterLab gets, a reader chooses; without, as where no page is open, one
-        picture and a table of the first divergence are shown. Judges the steps once more. Raises
+        picture and a table of the first divergence are shown. Checks the steps once more. Raises
         UsageError for widgets where ipywidgets is not installed.
         """
         from whywrong.drawing import explorer

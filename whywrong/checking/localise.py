@@ -28,13 +28,13 @@ from whywrong.recording.steps import Trace, as_trace
 from whywrong.tables import to_stderr
 
 FALSE_ALARM = 1e-3
-"""The probability that a right trace is called wrong anywhere: all steps share it, and both instruments."""
+"""The probability that a correct trace is flagged anywhere: all steps share it, and both instruments."""
 
 NARROW = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
 """Types that data may be found to have, the narrowest first: those after it hold most of its numbers too."""
 
-WIDENED = "float64 of float32 numbers is taken as stored in float32 (else promise storage=float64,accumulate=float64)"
-"""What is said of a dump of float32 numbers as float64, where nothing was promised."""
+WIDENED = "float64 of float32 numbers is taken as stored in float32 (else declare storage=float64,accumulate=float64)"
+"""What is said of a dump of float32 numbers as float64, where nothing was declared."""
 
 SMALL = 1 << 17
 """Elements below which an operation takes less time than it takes to wake a second thread, or to launch a kernel."""
@@ -50,31 +50,31 @@ def localise(
     elements: bool = False,
     false_alarm: float = FALSE_ALARM,
 ) -> Localisation:
-    """Hold each observed step against the golden's, within what the promised precision allows.
+    """Hold each observed step against the golden's, within what the declared precision allows.
 
     `observed` is a Trace or a dict of arrays by name; `golden` is what :func:`whywrong.golden` recorded, or steps
-    alone. `precision` is what the implementation promised; without one it is what the observed file promises, else a
+    alone. `precision` is what the implementation declared; without one it is what the observed file declares, else a
     guess from the dtypes, and the result says so. A missing step, a different shape and a NaN on one side only are
     divergences, not exceptions. `names` maps the golden's steps to the observed's where they are called differently;
     where no name is shared, a prefix that the names of one side have is found, and a note says so.
     `progress` is called with a line before a re-run that takes long; by default it goes to standard error. With
     `elements` each finding keeps the share of the tolerance of every element, 4 bytes each; without,
     :attr:`Localisation.detailed` gets them, in the same time once more.
-    `false_alarm` is the probability that a right trace is called wrong: who judges N traces divides it by N.
+    `false_alarm` is the probability that a correct trace is flagged: who checks N traces divides it by N.
 
     Raises UsageError for arguments of another kind, for a name that neither has, and for an observed without a single
     step of the golden.
     """
     where = getattr(observed, "source", "") or "observed"
     if isinstance(observed, Golden) or "program" in getattr(observed, "about", ()):
-        wanted = "wanted the steps of an implementation, as of whywrong.capture"
+        wanted = "expected the steps of an implementation, as of whywrong.capture"
         raise UsageError(f"{where}: is a recorded golden in the place of the observed; {wanted}")
     if precision is not None and not isinstance(precision, Precision):
-        raise UsageError(f"precision: {precision!r:.60} is not right; wanted whywrong.Precision(storage=...)")
+        raise UsageError(f"precision: expected whywrong.Precision(storage=...), got {precision!r:.60}")
     if not isinstance(names or {}, Mapping):
-        raise UsageError(f"names: {names!r:.60} is not right; wanted the golden's names mapped to the observed's")
+        raise UsageError(f"names: expected the golden's names mapped to the observed's, got {names!r:.60}")
     if not (isinstance(false_alarm, float) and 0.0 < false_alarm < 1.0):
-        raise UsageError(f"false_alarm: {false_alarm!r} is not right; wanted a probability, above 0 and below 1")
+        raise UsageError(f"false_alarm: expected a probability, above 0 and below 1, got {false_alarm!r}")
     again = partial(
         localise,
         observed,
@@ -90,7 +90,7 @@ def localise(
     steps = [name for name in golden.names if name in there] + _operations(golden, there)
     if not steps:
         sides = [", ".join(one.names[:3] + ["..."] * (len(one.names) > 3)) or "none" for one in (there, golden)]
-        wanted = "wanted the same names, or --names (names=), which whywrong.propose_names proposes"
+        wanted = "expected the same names, or --names (names=), which whywrong.propose_names proposes"
         have = f"it has {sides[0]}; the golden {sides[1]}"
         raise UsageError(f"{where}: shares no step with the golden ({have}); {wanted}")
     seen = there.named({name: name for name in steps})
@@ -101,7 +101,7 @@ def localise(
     ours = {*golden.names, *getattr(golden, "operations", ())}
     if unknown := [name for name in rules.steps if name not in ours and name not in there]:
         hint = did_you_mean(unknown[0], [*ours, *there.names])
-        raise UsageError(f"precision: steps names {unknown[0]!r}; {hint}wanted a step's name")
+        raise UsageError(f"precision: steps names {unknown[0]!r}; {hint}expected a step's name")
     result = Localisation(rules, precision is None, again=None if elements else again)
     result.unexpected = [name for name in there.names if name not in ours and "/" not in name]
     chance = false_alarm / (2.0 * len(steps))
@@ -160,7 +160,7 @@ def _all_float32(seen: Trace) -> bool:
 
 
 def _narrower(seen: Trace, rules: Precision, result: Localisation) -> list[str]:
-    """The type that was not promised, where most of what diverges has nothing but numbers of it."""
+    """The type that was not declared, where most of what diverges has nothing but numbers of it."""
     steps = [(name, found.total) for name, found in result.findings.items() if found.diverges and found.total]
     floats = {name: t.observed_dtype for name, t in steps if t.observed_dtype in UNIT_ROUNDOFF and t.count > 1}
     promised = {name: UNIT_ROUNDOFF.get(rules.of(name).storage or own, 1.0) for name, own in floats.items()}
@@ -169,7 +169,7 @@ def _narrower(seen: Trace, rules: Precision, result: Localisation) -> list[str]:
         fits = [name for name in wider if _all_of(kind, seen.read(name).reshape(-1)[:SMALL].double())]
         if 2 * len(fits) > len(promised):
             how = f"--precision storage={kind} (or whywrong.Precision(storage={kind!r}))"
-            return [f"this looks like {kind}: promise it with {how}"]
+            return [f"this looks like {kind}: declare it with {how}"]
     return []
 
 
@@ -186,10 +186,10 @@ def renamed(observed: Trace, golden: Golden | Trace, names: dict[str, str]) -> T
         if ours not in golden or theirs not in observed:
             side, name, known = ("golden", ours, golden) if ours not in golden else ("observed", theirs, observed)
             hint = did_you_mean(name, known.names)
-            wanted = "wanted golden names mapped to observed ones"
+            wanted = "expected golden names mapped to observed ones"
             raise UsageError(f"names: the {side} has no step {name!r}; {hint}{wanted}")
         if (ours in observed and ours not in names.values()) or list(names.values()).count(theirs) > 1:
-            raise UsageError(f"names: {ours!r} and {theirs!r} are both there; wanted one observed step for each")
+            raise UsageError(f"names: {ours!r} and {theirs!r} are both there; expected one observed step for each")
     back = {theirs: ours for ours, theirs in names.items()}
     for name, later in ((name, f"{name}#2") for name in getattr(golden, "inputs", ())):
         if name in observed and later in golden and later not in observed:

@@ -104,22 +104,22 @@ def repeat(
     """Call `run()` `times` times and hold each result against the first, bit by bit.
 
     `run` gives an array or a Trace. `golden` says what a step may be off: a recorded golden, with the `precision` that
-    was promised, or a Trace with bounds, or a Bound for a single array. Two right runs are each within the bound of
+    was declared, or a Trace with bounds, or a Bound for a single array. Two correct runs are each within the bound of
     the golden, so they may differ by twice that: more is a race or a read of what nobody wrote. Only the first run is
     kept, and a hash of each other result. Raises UsageError for fewer than two times.
     """
     if not callable(run):
-        raise UsageError(f"run: a {type(run).__name__} is not right; wanted a function without arguments")
+        raise UsageError(f"run: expected a function without arguments, got a {type(run).__name__}")
     if not isinstance(times, int) or times < 2:
-        raise UsageError(f"times: {times!r} is not right; wanted a whole number from 2")
+        raise UsageError(f"times: expected a whole number from 2, got {times!r}")
     if golden is not None and not isinstance(golden, (Golden, Trace, Bound)):
-        raise UsageError(f"golden: a {type(golden).__name__} is not right; wanted a Golden, a Trace or a Bound")
+        raise UsageError(f"golden: expected a Golden, a Trace or a Bound, got a {type(golden).__name__}")
     first = _trace(run())
     result = Repetition(times, {name: Repeated(first.read(name).clone()) for name in first.names})
     for _ in range(times - 1):
         again = _trace(run())
         if again.names != first.names:
-            raise UsageError(f"run: gave steps {again.names}, then {first.names}; wanted the same each time")
+            raise UsageError(f"run: gave steps {again.names}, then {first.names}; expected the same each time")
         changed = {name: again.read(name) for name, step in result.steps.items() if step.add(again.read(name))}
         used = _shares(changed, again, result.steps, golden, precision)
         for name in changed:

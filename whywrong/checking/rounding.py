@@ -1,6 +1,6 @@
 """What rounding may do to a part of a recorded program: simulated by Monte Carlo arithmetic.
 
-In a simulated run every operation errs at random as one of the promised precision may: a result by up to a unit
+In a simulated run every operation errs at random as one of the declared precision may: a result by up to a unit
 round-off; a library function by two units in the last place, in part alike for alike values and for all; a sum by what
 additions in a random order give; a factor of a product by what cutting it to fewer digits costs. Products on tensor
 cores may also drift, since these may truncate as they add (Fasi, Higham, Mikaitis, Pranesh 2021). What goes into a part
@@ -182,7 +182,7 @@ class Exact:
     """Runs operations as they are, and keeps what the simulated runs need to know of each.
 
     `summed` are products that are written out and then summed (:func:`terms`), `ends` what kernels give. `cut`:
-    which factors of a product are not exact in the promised format; none is if what goes in is `moved`. `spread`:
+    which factors of a product are not exact in the declared format; none is if what goes in is `moved`. `spread`:
     the standard deviation of what a sum errs. `lost`: what it errs in torch's own float32. A part of that is common
     to every order: terms that vanish beside a few large ones. `flushed`: its terms below the smallest normal
     number, all of which may be zero. `tiny`: the operations with results so small that a subnormal unit counts,

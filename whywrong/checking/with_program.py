@@ -63,7 +63,7 @@ LONG = 10.0
 class Rerun:
     """A golden, and what was observed of its steps. `chance` is the false-alarm rate of one step and instrument.
 
-    `guessed` says that nobody promised the precision: a program that goes on with unrounded steps is right by it too.
+    `guessed` says that nobody declared the precision: a program that goes on with unrounded steps is right by it too.
     `_names` are the steps by the number of their operation, `_given` what was observed of them, float64.
     """
 
@@ -116,7 +116,7 @@ class Rerun:
         return {name: found[name] for name in steps if name in found}
 
     def _judged(self) -> dict[str, Finding]:
-        """Judge each step on the steps observed before it; what fails, again as if these had been rounded otherwise.
+        """Check each step on the steps observed before it; what fails, again as if these had been rounded otherwise.
 
         Passing either way clears a step. If it differs from the golden all the same, after a divergence, it inherits.
         """
@@ -141,8 +141,8 @@ class Rerun:
         """A finding for each step of `parts`.
 
         What has structure by errors that do not depend on each other is held to that of more simulated runs, in whose
-        errors there may be as much. What cannot be run on what was observed, since shapes depend on values, is judged
-        apart from the rest, and not judged itself.
+        errors there may be as much. What cannot be run on what was observed, since shapes depend on values, is checked
+        apart from the rest, and not checked itself.
         """
         found: dict[str, Finding] = {}
         for whole in (False, True):
@@ -177,12 +177,12 @@ class Rerun:
         return Elements.of(self._seen.read(name), self._golden[name], [Block.of(o, exact, allowed)])
 
     def _storage(self, name: str) -> str:
-        """The name of the dtype that a step is held to: the one that was promised, or its own."""
+        """The name of the dtype that a step is held to: the one that was declared, or its own."""
         own, said = name_of(self._seen.read(name).dtype), self._rules.of(name).storage
         return own if said is None or own in INTEGERS or said in INTEGERS else said
 
     def _rule(self, i: int) -> Precision:
-        """What is promised of a step, stored as it is; of what stands before whole numbers, what is promised at all."""
+        """What is declared of a step, stored as it is; of what stands before whole numbers, what is declared at all."""
         name = self._names[i][0]
         rule, storage = self._rules.of(name), self._storage(name)
         return rule if storage in INTEGERS else replace(rule, storage=storage)
@@ -190,7 +190,7 @@ class Rerun:
     def _rules_of(self, i: int, part: list[int], rounded: bool) -> dict[int, Precision]:
         """The precision of each operation in a step's part; `eager` means that its result is rounded to storage.
 
-        Where eager operations are promised, these are all whose storage is narrower than what is between, also those
+        Where eager operations are declared, these are all whose storage is narrower than what is between, also those
         that one of torch's is made of: a program may have written it out. Otherwise they are none, or, with `rounded`,
         those in :attr:`_stored`, and a gradient's whole part, since a backward starts from what is stored. A cast that
         was recorded in the observed dtype always rounds.
@@ -305,7 +305,7 @@ class Rerun:
         values: dict[int, Any] = {}
 
         def seen(results: dict[int, Any], replaced: Mapping[int, Any], i: int, value: Any) -> Any:
-            """Keep the result of each judged step, and go on with what replaces it, else with its observed value."""
+            """Keep the result of each checked step, and go on with what replaces it, else with its observed value."""
             if i in parts or i in again:
                 results[i] = value
             return replaced.get(i, given.get(i, value))
@@ -403,7 +403,7 @@ class Rerun:
 
 
 def _may_be_stored(golden: Golden) -> set[int]:
-    """Operations whose results a program may store although it promises that of steps alone, not all of them observed.
+    """Operations whose results a program may store although it declares that of steps alone, not all of them observed.
 
     These are the steps, what their values were moved from, as the rows of a stack are, and what the backward takes
     from the forward.
@@ -420,7 +420,7 @@ def _may_be_stored(golden: Golden) -> set[int]:
 
 
 def format_of_factors(rule: Precision, op: str, *storage: str | None) -> str | None:
-    """The format of an operation's factors: as promised, else that of what is stored, the first that is narrow.
+    """The format of an operation's factors: as declared, else that of what is stored, the first that is narrow.
 
     The latter is so of products alone. Where each operation is stored, its factors are of such numbers anyway.
     """
@@ -434,7 +434,7 @@ def bounded(golden: Golden, *, precision: Precision, false_alarm: float = 1e-6) 
     RUNS simulated runs of the whole program. `false_alarm` is that of one step: 1e-6 lets thousands be compared.
     """
     if not isinstance(golden, Golden):
-        raise UsageError(f"golden: a {type(golden).__name__} is not right; wanted what whywrong.golden recorded")
+        raise UsageError(f"golden: expected what whywrong.golden recorded, got a {type(golden).__name__}")
     program, numbers = golden.program, set(golden.steps.values())
     exact, order = {i: golden.value(i) for i in numbers}, program.cone(numbers, ())
     device = next(iter(exact.values())).device
@@ -484,7 +484,7 @@ class Simulated:
         self._null = self._null or Null(self.exact, self._noise)
         if nearest:
             value = value.round() if self._storage in INTEGERS else stored(value, self._storage)
-        else:  # rounded either way: where it is promised to be narrower than it is, it need not be rounded at all
+        else:  # rounded either way: where it is declared to be narrower than it is, it need not be rounded at all
             half = half_ulp(value, self._storage, flush=self._rule.flush)
             value = value + (torch.rand_like(value) - 0.5) * (2.0 * half)
         self._null.add(self._error(value), nearest)
@@ -497,7 +497,7 @@ class Simulated:
         """The standard deviation of an element's error, rounded to storage; after the first RUNS.
 
         Below the normal numbers there are few to round to, and rounding is no noise: there it is 0, and elements are
-        judged alone.
+        checked alone.
         """
         size = magnitude(self.exact)
         half = half_ulp(size, self._storage, flush=self._rule.flush)

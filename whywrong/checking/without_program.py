@@ -1,4 +1,4 @@
-"""Steps against numbers alone, judged without a re-run: is a step off by more than its type and its inputs explain?
+"""Steps against numbers alone, checked without a re-run: is a step off by more than its type and its inputs explain?
 
 Own and inherited errors cannot be told apart here. What a step may inherit is what the steps before it, or those that
 the file calls its inputs, are measured to be off, magnified; and what lies between them may be stored as they are. Two
@@ -9,7 +9,7 @@ instruments:
 - the slope, the mean and the mean at like values of the whole tensor: inherited errors average out in them, as far as
   those before do (:data:`CARRIED`). How far is estimated from the tensor itself.
 
-A step within these is not proven to be right: what inherited errors may explain is no finding. Large steps are judged
+A step within these is not proven to be right: what inherited errors may explain is no finding. Large steps are checked
 in blocks of rows, so that memory does not grow.
 """
 
@@ -52,7 +52,7 @@ VALUES = 16
 """Groups of like values, as many in each."""
 
 BLOCK = 3 << 18
-"""Elements that are judged at a time: 6 MiB of float64, and some forty arrays of that size are needed."""
+"""Elements that are checked at a time: 6 MiB of float64, and some forty arrays of that size are needed."""
 
 PIECE = 1 << 10
 """Elements of a piece of a long row."""
@@ -90,7 +90,7 @@ class Values:
     def judge(self) -> dict[str, Finding]:
         """A finding for every step, in the golden's order.
 
-        Where no order is known, steps are judged from the least to the most wrong: in whatever order they were
+        Where no order is known, steps are checked from the least to the most wrong: in whatever order they were
         computed, the first beyond a gap that no step could have magnified has only steps below the gap before it.
         """
         golden, names = self.golden, self.golden.names

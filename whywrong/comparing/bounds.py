@@ -16,7 +16,7 @@ from typing import Any
 from whywrong.comparing.precision import SMALLEST, UNIT_ROUNDOFF
 
 FALSE_ALARM = 1e-9
-"""The probability that a right tensor, as a whole, is called wrong by its elementwise bound."""
+"""The probability that a right tensor, as a whole, is flagged by its elementwise bound."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Bound:
     `absolute` is a number or a float64 array of the golden's shape; `why` is the formula in words. The second
     instrument, :func:`whywrong.structure`, needs to know what noise looks like: `noise` is the standard deviation of
     each element's error, `shared` the part of an error that may be common to all of them; `null`, where there was no
-    analysis, a :class:`~whywrong.comparing.structure.Null` of simulated right implementations.
+    analysis, a :class:`~whywrong.comparing.structure.Null` of simulated correct implementations.
     """
 
     absolute: Any

@@ -96,7 +96,7 @@ def compare(observed: Any, golden: Any, *, bound: Bound | float | Any | None = N
     if o.is_floating_point() and not g.is_floating_point():
         g = g.double()
     if o.is_floating_point() and torch.finfo(g.dtype).eps > torch.finfo(o.dtype).eps:
-        raise UsageError(f"golden: {names[1]} is narrower than the observed {names[0]}; wanted at least as wide")
+        raise UsageError(f"golden: {names[1]} is narrower than the observed {names[0]}; expected at least as wide")
     allowed, why = _allowed(o, bound)
     return described(measure(o, g, allowed), o, names, why)
 
@@ -109,13 +109,13 @@ def as_tensor(name: str, values: Any) -> torch.Tensor:
     if not isinstance(values, torch.Tensor):
         array = np.asarray(values)
         if array.dtype.kind not in "fiubc" or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
-            raise UsageError(f"{name}: {array.dtype} is not right; wanted a tensor or an array of 64 bits at most")
+            raise UsageError(f"{name}: expected a tensor or an array of 64 bits at most, got {array.dtype}")
         whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
         values = torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
     known = values.is_complex() or name_of(values.dtype) in CHOICES["storage"]
     if not known or values.is_meta or values.is_nested or values.layout != torch.strided:
         kind = f"{name_of(values.dtype)}, {values.layout}, {values.device.type}"
-        raise UsageError(f"{name}: {kind} is not right; wanted dense numbers")
+        raise UsageError(f"{name}: expected dense numbers, got {kind}")
     return real(values.detach()).resolve_neg()
 
 
@@ -130,13 +130,13 @@ def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, 
     given, why = (bound.absolute, bound.why) if isinstance(bound, Bound) else (bound, "given")
     allowed = as_tensor("bound", given).double()
     if not bool((allowed >= 0.0).all()):
-        raise UsageError("bound: has numbers below 0, or NaN; wanted numbers from 0")
+        raise UsageError("bound: has numbers below 0, or NaN; expected numbers from 0")
     if allowed.numel() == 1 and o.ndim >= allowed.ndim:
         return float(allowed), why
     try:
         return allowed.to(o.device).expand(o.shape), why
     except RuntimeError:
-        wanted = f"wanted a number or shape {tuple(o.shape)}"
+        wanted = f"expected a number or shape {tuple(o.shape)}"
         raise UsageError(f"bound: shape {tuple(allowed.shape)} is not right; {wanted}") from None
 
 

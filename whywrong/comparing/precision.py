@@ -1,4 +1,4 @@
-"""The precision that an implementation was promised to have, in typed fields; and the one table of unit round-offs."""
+"""The precision that an implementation was declared to have, in typed fields; and the one table of unit round-offs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALIASES |= {"f64": "float64", "fp8_e4m3": "float8_e4m3fn", "e4m3": "float8_e4m3f
 
 @dataclass(frozen=True)
 class Precision:
-    """How an implementation was promised to compute and to store its steps.
+    """How an implementation was declared to compute and to store its steps.
 
     `storage` is the dtype in which a step is kept, any float or integer dtype of torch; None, the default, means that
     of the tensor at hand. `products` is the format to which the factors of matrix products and convolutions are cut
@@ -48,7 +48,7 @@ class Precision:
     parts; None, the default, is that of `storage` where it is narrower than float32, as tensor cores take it, and else
     ``ieee``. `accumulate` (``float32``) is the format of sums, and of what stands between the operations
     inside a step. `eager` (False): each operation inside a step is stored, as in an unfused program, also those that
-    torch has as one and a program may have written out. Where it is not promised a kernel may go on with what it has in
+    torch has as one and a program may have written out. Where it is not declared a kernel may go on with what it has in
     registers. `flush` (False): results below the smallest normal number may be zero. `normwise` (False): errors are
     small beside the largest value of a tensor, not beside each of its elements, as those of Fourier transforms, of
     |x|^2 + |y|^2 - 2xy for a distance of points about 0, or of Strassen's products.
@@ -73,15 +73,15 @@ class Precision:
             value = ALIASES.get(value.lower(), value.lower()) if isinstance(value, str) else value
             object.__setattr__(self, name, value)
             if value not in choices and (value is not None or name == "accumulate"):
-                raise UsageError(f"precision: {name}={value!r} is not right; wanted one of {', '.join(choices)}")
+                raise UsageError(f"precision: expected one of {', '.join(choices)}, got {name}={value!r}")
         for name in ("eager", "flush", "normwise"):
             if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"precision: {name}={getattr(self, name)!r} is not right; wanted true or false")
+                raise UsageError(f"precision: expected true or false, got {name}={getattr(self, name)!r}")
         if not isinstance(self.steps, Mapping):
-            raise UsageError(f"precision: steps={self.steps!r} is not right; wanted fields by the name of a step")
+            raise UsageError(f"precision: expected fields by the name of a step, got steps={self.steps!r}")
         for step, said in self.steps.items():
             if not isinstance(said, Mapping) or "steps" in said:
-                raise UsageError(f"precision: steps[{step!r}]={said!r} is not right; wanted {', '.join(FIELDS[:-1])}")
+                raise UsageError(f"precision: expected {', '.join(FIELDS[:-1])}, got steps[{step!r}]={said!r}")
             from_fields(said)
 
     def of(self, step: str) -> Precision:
@@ -113,9 +113,9 @@ FIELDS = tuple(one.name for one in fields(Precision))
 
 
 def from_fields(said: Mapping[str, Any]) -> Precision:
-    """The precision that a file's metadata promise, a field each. Raises UsageError for what is no field."""
+    """The precision that a file's metadata declare, a field each. Raises UsageError for what is no field."""
     if unknown := [str(key) for key in said if key not in FIELDS]:
-        raise UsageError(f"precision: {unknown[0]!r} is no field; wanted {', '.join(FIELDS)}")
+        raise UsageError(f"precision: {unknown[0]!r} is no field; expected {', '.join(FIELDS)}")
     return Precision(**said)
 
 
@@ -125,9 +125,9 @@ def from_words(text: str) -> Precision:
     for item in text.split(","):
         name, sign, value = item.partition("=")
         if not sign or name.strip() == "steps":
-            raise UsageError(f"--precision: {item!r} is not right; wanted name=value of {', '.join(FIELDS[:-1])}")
+            raise UsageError(f"--precision: expected name=value of {', '.join(FIELDS[:-1])}, got {item!r}")
         if name.strip() in said:
-            raise UsageError(f"--precision: {name.strip()} stands there twice; wanted each field once")
+            raise UsageError(f"--precision: {name.strip()} stands there twice; expected each field once")
         said[name.strip()] = {"true": True, "false": False}.get(value.strip().lower(), value.strip())
     return from_fields(said)
 
@@ -176,7 +176,7 @@ def _tf32(x: Tensor) -> Tensor:
 
 
 def guess(dtypes: list[torch.dtype]) -> Precision:
-    """What the dtypes of a trace can tell where nothing is promised: each step its own, sums no wider than float32.
+    """What the dtypes of a trace can tell where nothing is declared: each step its own, sums no wider than float32.
 
     Nobody said that a step is one kernel, so where some are narrower than float32, each operation may be stored.
     """

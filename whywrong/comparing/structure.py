@@ -7,7 +7,8 @@ one of two places.
 
 - Where the noise is known (a sum in unknown order, `Bound.noise`), elements are independent: a sum of z over n elements
   has variance n. `Bound.shared`, what may be common to all elements, is added with one sign.
-- Otherwise from simulated right implementations (`Bound.null`): the same sums of the error of each, whose spread is an
+- Otherwise from simulated correct implementations (`Bound.null`): the same sums of the error of each, whose spread is
+an
   estimate, so that Student's quantile replaces the normal one.
 
 All tests of a tensor share its false-alarm rate (Bonferroni).

@@ -72,7 +72,7 @@ def _ipywidgets(wanted: bool | None) -> ModuleType | None:
     """ipywidgets where widgets are wanted. A kernel that a server started for a page has JPY_SESSION_NAME."""
     there = find_spec("ipywidgets") is not None
     if wanted and not there:
-        raise UsageError("widgets: ipywidgets is not installed; wanted it (pip install ipywidgets), or widgets=False")
+        raise UsageError("widgets: ipywidgets is not installed; expected it (pip install ipywidgets), or widgets=False")
     wanted = "JPY_SESSION_NAME" in os.environ and there if wanted is None else wanted
     return import_module("ipywidgets") if wanted else None
 

@@ -1,4 +1,4 @@
-"""Figures in one style: units on axes, a line for the bound or the floor, a caption that says what ran where."""
+"""Figures in one style: units on axes, a line for the bound or the lower bound, a caption that says what ran where."""
 
 from __future__ import annotations
 

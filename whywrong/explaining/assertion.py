@@ -25,7 +25,7 @@ SECONDS = 5.0
 
 
 def assert_close(observed: Any, golden: Any, *, precision: Precision | None = None) -> None:
-    """Raise AssertionError unless `observed` is the golden within what the promised precision allows.
+    """Raise AssertionError unless `observed` is the golden within what the declared precision allows.
 
     `golden` is what :func:`whywrong.golden` recorded (best: then each step is re-run on what was observed before it), a
     Trace or a dict of arrays by the names of steps, or a result alone: a tensor, an array, or a tuple of them.

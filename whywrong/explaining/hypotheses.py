@@ -129,7 +129,7 @@ def _fit(name: str, observed: Any, expected: Any) -> Fit:
         missing = [s.name for s in expected if s.name not in observed and not any(s.value is v for v in values)]
         inputs = [n for n in missing if expected.step(n).bound is None and any(s.bound for s in expected)]
         if inputs:  # what was computed has a bound
-            raise UsageError(f"observe: has no {', '.join(inputs)}; wanted the inputs of hypothesis {name!r} too")
+            raise UsageError(f"observe: has no {', '.join(inputs)}; expected the inputs of hypothesis {name!r} too")
         if missing:
             return Fit(False, float("inf"), f"differs: the observed has no {missing[0]}")
         pairs = [(observed[step.name], step.value, step.bound) for step in there]
@@ -140,7 +140,7 @@ def _fit(name: str, observed: Any, expected: Any) -> Fit:
         pairs = [(o, value, EXACT if _whole(value) else bound) for o, value, bound in pairs]
     bounds = [bound for *_, bound in pairs if bound is not None]
     if (pairs and not bounds) or not all(isinstance(bound, Bound) for bound in bounds):
-        wanted = "wanted (value, whywrong.Bound), a Trace with bounds, or whole numbers"
+        wanted = "expected (value, whywrong.Bound), a Trace with bounds, or whole numbers"
         raise UsageError(f"hypothesis {name!r}: gives no bound; {wanted}")
     tests = [bound for _, value, bound in pairs if torch.as_tensor(value).numel()]
     if not any(bound is None or bool(torch.as_tensor(bound.absolute).isfinite().any()) for bound in tests):

@@ -48,15 +48,15 @@ NARROWER: list[dict[str, Any]] = [{"products": name} for name in ("tf32", "bfloa
 NARROWER += [{"accumulate": name} for name in ("float16", "bfloat16")]
 NARROWER += [{"accumulate": name, "products": name} for name in ("bfloat16", "float16")]
 NARROWER += [{"storage": name, "eager": True} for name in ("float16", "bfloat16")]
-"""Promises of fewer digits, the widest first."""
+"""Declarations of fewer digits, the widest first."""
 
 SAME = 8
-"""Mutants of a kind that change nothing on the inputs, which are tried on others. Half as many lose a kind of
+"""Mutations of a kind that change nothing on the inputs, which are tried on others. Half as many lose a kind of
 `blind_to` in 2 of 58 cases, twice as many find no more."""
 
 CHECKED = 24
-"""Mutants that are held to their own bound: the nearest of all that were tried. It bounds the time; 12, 48 and all give
-the same in 58 cases."""
+"""Mutations that are held to their own bound: the nearest of all that were tried. It bounds the time; 12, 48 and all
+give the same in 58 cases."""
 
 NOISY, SAMPLES = 8, 64
 """Elements in which noise can be seen and a rank decide, and those in which an error that depends on the value can."""
@@ -77,7 +77,7 @@ BEYOND = 1e9
 
 @dataclass(frozen=True)
 class Cause:
-    """A break of the reference that gives what was observed."""
+    """A mutation of the reference that gives what was observed."""
 
     kind: str
     says: str
@@ -103,7 +103,7 @@ class Explanation:
     separate: dict[str, Tensor] = field(default_factory=dict)
     """Inputs of the reference on which the causes that are left differ, by name."""
     blind_to: dict[str, str] = field(default_factory=dict)
-    """Kinds of breaks that change nothing on these inputs, and would on others, with an example each."""
+    """Kinds of mutations that change nothing on these inputs, and would on others, with an example each."""
     others: list[str] = field(default_factory=list)
     """Steps after it with an error of their own: a second fault, or the same one in another place."""
     tried: int = 0
@@ -118,7 +118,7 @@ class Explanation:
         return found | {key: getattr(self, key) for key in ("blind_to", "others", "tried", "notes")}
 
     def _sentences(self) -> Iterator[str]:
-        why = f"why {self.step}: {self.verdict} ({self.tried} breaks of the reference tried)"
+        why = f"why {self.step}: {self.verdict} ({self.tried} mutations tried)"
         yield why if self.step is not None else self.verdict
         yield from self.notes
         for cause in self.causes:
@@ -166,18 +166,18 @@ def explain(
     that is wrong in some of them alone is a race, or reads what nobody wrote. `step` is another wrong step to look at,
     `report` what :func:`whywrong.localise` found of the first run, where that is known, and `seconds` about how long
     the search may take, a half of it to try. Each break is run in float64 on what was observed before the step; the
-    nearest are held to the tolerance of the broken program. Breaks that agree on fresh inputs too are one cause, named
-    by the simplest. Several that do not are `undecidable`, and `separate` has inputs that tell them apart. No cause is
-    named that was not reproduced within its tolerance.
+    nearest are held to the tolerance of the mutated program. Mutations that agree on fresh inputs too are one cause,
+    named by the simplest. Several that do not are `undecidable`, and `separate` has inputs that tell them apart. No
+    cause is named that was not reproduced within its tolerance.
 
     Raises UsageError for a golden that is not recorded, and for what :func:`whywrong.localise` refuses.
     """
     if not isinstance(golden, Golden):
-        raise UsageError(f"golden: a {type(golden).__name__} is not right; wanted what whywrong.golden recorded")
+        raise UsageError(f"golden: expected what whywrong.golden recorded, got a {type(golden).__name__}")
     check_number("seconds", seconds)
     runs = list(observed) if isinstance(observed, (list, tuple)) else [observed]
     if not runs:
-        raise UsageError("observed: [] is not right; wanted one run at least")
+        raise UsageError("observed: expected one run at least, got []")
     known = [report] if report is not None else []
     reports = known + [
         localise(run, golden, precision=precision, names=names, progress=progress) for run in runs[len(known) :]
@@ -186,7 +186,7 @@ def explain(
     report = reports[k]
     wrong = [name for name, found in report.findings.items() if found.wrong and found.total is not None]
     if step is not None and step not in wrong:
-        raise UsageError(f"step: {step!r} is not right; wanted a wrong one: {', '.join(wrong) or 'there is none'}")
+        raise UsageError(f"step: expected a wrong one: {', '.join(wrong) or 'there is none'}, got {step!r}")
     step = step or report.first
     if step is None:
         return Explanation(None, "no divergence", report=report)
@@ -481,14 +481,16 @@ class _Search:
         if len(left) > 1 and self._fresh:
             self._result.separate = self._inputs
         if any(cause.also for cause in left.values()) and not self._fresh:
-            self._result.notes.append("the reference takes no drawn inputs: causes that agree on these inputs are one")
+            self._result.notes.append(
+                "the reference takes no sampled inputs: causes that agree on these inputs are one"
+            )
         return list(left.values())
 
     @cached_property
     def _fresh(self) -> dict[int, Any]:
-        """What every operation gives on drawn inputs; nothing where the reference does not take them.
+        """What every operation gives on sampled inputs; nothing where the reference does not take them.
 
-        Whole numbers are drawn too, unless that makes what is no number, or none that the reference takes.
+        Whole numbers are sampled too, unless that makes what is no number, or none that the reference takes.
         """
         for whole in (True, False):
             with suppress(Exception):
@@ -500,7 +502,7 @@ class _Search:
         return {}
 
     def _blind(self, same: Mapping[str, list[Mutation]]) -> dict[str, str]:
-        """Of the mutations that changed nothing, those that change something on drawn inputs: one of each kind."""
+        """Of the mutations that changed nothing, those that change something on sampled inputs: one of each kind."""
         shows: dict[str, str] = {}
         for kind, mutation in ((kind, mutation) for kind, some in same.items() for mutation in some if self._fresh):
             value = self._value(mutation, self._fresh) if kind not in shows else None
@@ -509,7 +511,7 @@ class _Search:
         return shows
 
     def _narrower(self) -> list[Cause]:
-        """The promise of fewer digits that the step would keep, where its error looks like theirs: as large, and noise.
+        """The narrower precision that the step would keep, where its error looks like theirs: as large, and noise.
 
         How large is chosen, not derived: both limits may be halved or doubled in 58 cases. A few numbers are not enough
         to see noise: one of three errors that are anything is as large. What is summed or stored with fewer digits has
@@ -537,7 +539,7 @@ class _Search:
             noise = float(torch.as_tensor(bound.noise if bound is not None else math.inf).expand(value.shape).norm())
             if share is not None and noise / 8.0 <= off <= 2.0 * noise:
                 words = ", ".join(f"{key}={value}" for key, value in promise.items())
-                says = f"consistent with: fewer digits than promised ({words})"
+                says = f"consistent with: fewer digits than declared ({words})"
                 return [Cause("precision", says, self._part.nodes[self._part.target].site, share)]
         return []
 

@@ -1,7 +1,7 @@
-"""Hunting: inputs are drawn until a kernel fails, and the failure is made as small and as plain as it gets.
+"""Fuzzing: inputs are sampled until a kernel fails, and the failure is made as small and as plain as it gets.
 
-Hypothesis draws sizes, memory layouts, dtypes and kinds of values. A case is judged as any other: the golden is
-recorded on its inputs, and the kernel is held to what the promised precision allows.
+Hypothesis samples sizes, memory layouts, dtypes and kinds of values. A case is checked as any other: the golden is
+recorded on its inputs, and the kernel is held to what the declared precision allows.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Failure:
     """A case that fails. `inputs` are what the kernel was given, by name or position; `words` say what is wrong.
 
     `observed` has the inputs and the kernel's results by the golden's names, so that they can be explained with
-    `golden` and `precision`. `localisation` is None where there is nothing to judge. `informative` judges the kernel
+    `golden` and `precision`. `localisation` is None where there is nothing to check. `informative` checks the kernel
     on the example, and on the largest inputs on which it failed, with normal values. `strided`: it is right on
     contiguous copies of these inputs.
     """
@@ -165,7 +165,7 @@ class FuzzReport:
         function within another, one that was typed in.
         """
         if self.failure is None:
-            raise UsageError("hunt: found no failure; wanted one to write down")
+            raise UsageError("fuzz: found no failure; expected one to write down")
         imports = [_imported("kernel", self.kernel), _imported("reference", self.reference)]
         made = {name: self.made.get(name) or _literal(x) for name, x in self.failure.inputs.items()}
         test = "test_" + re.sub(r"\W+", "_", _name(self.kernel)).strip("_") + "()"
@@ -192,13 +192,13 @@ def fuzz(
     """Draw inputs until `kernel` is not what `reference` is, within what `precision` allows; shrink the failure.
 
     `inputs` is an example, a tuple or a dict of tensors and other arguments, or a Hypothesis strategy that gives such.
-    From an example: axes of equal length are one size and are drawn together, those of length 1 stay; whole numbers and
-    truth values stay within the range that it shows, and floating-point numbers are not negative where it has none;
+    From an example: axes of equal length are one size and are sampled together, those of length 1 stay; whole numbers
+    and truth values stay within the range that it shows, and floating-point numbers are not negative where it has none;
     tensors without axes, and what is no tensor, stay as they are. `sizes` says otherwise, a tuple of names and fixed
-    lengths for an argument: ``{"x": ("rows", 64), "gain": (64,)}``. `dtypes` are drawn for its floating-point tensors,
-    `layouts` of :data:`LAYOUTS`, `values` of :data:`VALUES` (NaN and infinite ones only where they are asked for);
-    `most` is how many elements all inputs may have together: by default (0) 2^17, but 2^9 where Triton's kernels are
-    interpreted (TRITON_INTERPRET), some ms a program, and no strategy draws. The product of all different
+    lengths for an argument: ``{"x": ("rows", 64), "gain": (64,)}``. `dtypes` are sampled for its floating-point
+    tensors, `layouts` of :data:`LAYOUTS`, `values` of :data:`VALUES` (NaN and infinite ones only where they are asked
+    for); `most` is how many elements all inputs may have together: by default (0) 2^17, but 2^9 where Triton's kernels
+    are interpreted (TRITON_INTERPRET), some ms a program, and no strategy draws. The product of all different
     lengths is 64 times as much at most. Two inputs of the same kind may be one tensor.
 
     `kernel` takes the arguments of `reference` and gives a tensor, a tuple, or a dict by the golden's names, or it
@@ -208,7 +208,7 @@ def fuzz(
     raises: what is among `refuses` is not a failure, and neither is a case that the reference fails on. A kernel that
     reads or writes further than :data:`GUARD` elements outside may still end the process.
 
-    The same seed draws the same cases, up to `examples` of them, of which none begins after `seconds`; a failure is
+    The same seed samples the same cases, up to `examples` of them, of which none begins after `seconds`; a failure is
     made smaller in as much time again at most. Nothing is written: :meth:`FuzzReport.script` gives the text of a test.
     Raises UsageError for arguments that are not right, where no input drawn suits the reference, and where Hypothesis
     is not installed.
@@ -221,24 +221,24 @@ def fuzz(
     for name, given in {"examples": examples, "seed": seed, "most": most, "seconds": seconds}.items():
         check_number(name, given, least=int(name == "examples"), whole=name != "seconds")
     if wrong := [one for one in _names(refuses) if not (isinstance(one, type) and issubclass(one, Exception))]:
-        raise UsageError(f"refuses: {wrong[0]!r} is not right; wanted exceptions, as (ValueError,)")
+        raise UsageError(f"refuses: expected exceptions, as (ValueError,), got {wrong[0]!r}")
     strategy = isinstance(inputs, strategies.SearchStrategy)
     most = most or 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
     out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, VALUES)
     dtypes = tuple(dtype_of(Precision(one).storage) for one in _names(dtypes))
     if wrong := [dtype for dtype in dtypes if not dtype.is_floating_point]:
-        raise UsageError(f"dtypes: {name_of(wrong[0])!r} is not right; wanted floating-point ones")
+        raise UsageError(f"dtypes: expected floating-point ones, got {name_of(wrong[0])!r}")
     if strategy:
         cases = inputs.map(_by_name).map(
             lambda case: (case, {n: repr(x) for n, x in case.items() if n not in _tensors(case)}, {})
         )
     else:
         if wrong := [name for name in out if name not in _tensors(_by_name(inputs))]:
-            raise UsageError(f"out: {wrong[0]!r} is not right; wanted one of {', '.join(map(repr, _by_name(inputs)))}")
+            raise UsageError(f"out: expected one of {', '.join(map(repr, _by_name(inputs)))}, got {wrong[0]!r}")
         try:
             _record(reference, _by_name(inputs), out)  # which says what is wrong with a reference that fails
         except TypeError as error:
-            wanted = "wanted one that takes every input but those that `out` names"
+            wanted = "expected one that takes every input but those that `out` names"
             raise UsageError(f"reference: {first_line(error)}; {wanted}") from error
         taken = [name for name in _by_name(inputs) if name not in out]
         with suppress(TypeError, ValueError):  # of what has no signature: by position arguments have their names too
@@ -299,12 +299,12 @@ def fuzz(
         failed.strided = bool(copies) and judge(failed.inputs | copies) == "examples"
         failed.words += "; on contiguous copies of its inputs it is right" * failed.strided
     if report.discarded and not report.examples + report.refused:
-        raise UsageError(f"reference: none of {report.discarded} inputs drawn suits {_name(reference)}: {why}")
+        raise UsageError(f"reference: none of {report.discarded} inputs sampled suits {_name(reference)}: {why}")
     return report
 
 
 def check(kernel: Any, reference: Any, inputs: Any, *, precision: Any = None, out: Any = ()) -> Failure | None:
-    """Judge `kernel` on `inputs` alone, as :func:`fuzz` does, which says what the arguments are; None if it is right.
+    """Check `kernel` on `inputs` alone, as :func:`fuzz` does, which says what the arguments are; None if it is right.
 
     Whole numbers as keys of `inputs` are positions.
     """
@@ -341,15 +341,15 @@ def _cases(
     """The strategy of an example: inputs, the text that makes each, and normal values for those of floating-point."""
     tensors = {name: x for name, x in _tensors(example).items() if x.dim()}
     if not tensors:
-        raise UsageError("inputs: no torch.Tensor with axes is among them; wanted one, as of torch.from_numpy(array)")
+        raise UsageError("inputs: no torch.Tensor with axes is among them; expected one, as of torch.from_numpy(array)")
     if empty := [name for name, x in tensors.items() if not x.numel() and not (name in out and x.is_floating_point())]:
-        raise UsageError(f"inputs: {empty[0]!r} has no element; wanted an example that shows a range of numbers")
+        raise UsageError(f"inputs: {empty[0]!r} has no element; expected an example that shows a range of numbers")
     axes: Inputs = dict(_by_name(sizes or {}))
     called: dict[int, str] = {}
     for name, said in axes.items():
         if name not in tensors or len(said) != tensors[name].dim() or any(isinstance(n, int) and n < 1 for n in said):
             shapes = ", ".join(f"{n!r}: {tuple(x.shape)}" for n, x in tensors.items())
-            wanted = f"wanted a name or a length for each axis of one of the tensors, which are {{{shapes}}}"
+            wanted = f"expected a name or a length for each axis of one of the tensors, which are {{{shapes}}}"
             raise UsageError(f"sizes: {name!r}: {said!r} is not right; {wanted}")
         called |= {n: one for n, one in zip(tensors[name].shape, said, strict=True) if isinstance(one, str)}
     for name, x in tensors.items():
@@ -496,7 +496,7 @@ def _failure(
         outside = outside or not all(same_bits(x, start[place]) for place, x in memory.items())
         results = _results(recorded, value)
         if not results:
-            return {}, f"gave {type(value).__name__} {value!r:.60}; wanted a tensor, several, or a dict of them"
+            return {}, f"gave {type(value).__name__} {value!r:.60}; expected a tensor, several, or a dict of them"
         return results, "wrote outside of what it was given and of what it allocated" * outside
 
     read = zip(recorded.inputs, (x for name, x in tensors.items() if name not in out), strict=False)
@@ -558,7 +558,7 @@ def _chosen(what: str, some: Iterable[str], known: Iterable[str]) -> Names:
     """Names of those known, one or several, in any case."""
     some, names = _names(some), {name.lower(): name for name in known}
     if not some or not {str(one).lower() for one in some} <= set(names):
-        raise UsageError(f"{what}: {some} is not right; wanted some of {', '.join(names.values())}")
+        raise UsageError(f"{what}: expected some of {', '.join(names.values())}, got {some}")
     return tuple(names[one.lower()] for one in some)
 
 
@@ -581,7 +581,9 @@ def _imported(what: str, function: Any) -> tuple[str, str]:
     path = getattr(of, "__file__", None) or ""
     module = getattr(getattr(of, "__spec__", None), "name", Path(path).stem) if path else ""
     if not all(map(str.isidentifier, module.split("."))) or getattr(of, name, None) is not function:
-        raise UsageError(f"{what}: {_name(function)} cannot be imported; wanted a function at the top level of a file")
+        raise UsageError(
+            f"{what}: {_name(function)} cannot be imported; expected a function at the top level of a file"
+        )
     root = Path(path).resolve().parents[module.count(".") + (Path(path).stem == "__init__")]
     return str(root), f"from {module} import {name} as {what}  # noqa: E402"
 

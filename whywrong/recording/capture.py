@@ -61,7 +61,7 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     seen = with_backward(lambda wanted: run(wanted, True), subject, loss)
     plain = with_backward(lambda wanted: run(wanted, False), subject, loss)
     if not plain:
-        raise UsageError("capture: what ran gave no tensor; wanted one at least")
+        raise UsageError("capture: what ran gave no tensor; expected one at least")
     differ = [name for name, value in plain.items() if name not in seen or not same_bits(value, seen[name])]
     about = {"observer": "none" if not differ else f"differs when nothing is captured: {', '.join(differ)}"}
     promised: dict[str, Any] = {"accumulate": guess([x.dtype for x in seen.values()]).accumulate, "eager": True}

@@ -250,7 +250,7 @@ def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None
     input and parameter; without a loss it starts from the same fixed random numbers as :func:`whywrong.capture` takes.
     The module itself stays as it was.
 
-    What is drawn at random is kept as it was drawn. Raises UsageError for what cannot be recorded, by its name.
+    What is sampled at random is kept as it was sampled. Raises UsageError for what cannot be recorded, by its name.
     """
     check_subject("golden", reference, loss)
     found, why = None, ""
@@ -261,11 +261,11 @@ def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None
             why = f"recorded as if all were float64, without casts to narrower types: {first_line(error)}"
     found = found or _run(reference, inputs, named, loss, wide=True)
     if OUTPUT in found.inputs and f"{OUTPUT}#2" in found.steps:
-        raise UsageError(f"golden: an input is called {OUTPUT}, as the result is; wanted another name for it")
+        raise UsageError(f"golden: an input is called {OUTPUT}, as the result is; expected another name for it")
     found.notes += [why] * bool(why)
     made = [name for name in found.names if name not in found.inputs]
     if not made:
-        raise UsageError("golden: the reference gives no tensor; wanted one at least")
+        raise UsageError("golden: the reference gives no tensor; expected one at least")
     for name in (one for one in made if not one.startswith(GRADIENT)):
         if not any(found.program.nodes[i].func == INPUT for i in found.program.cone([found.steps[name]], ())):
             found.notes.append(f"{name} depends on no input: it is a constant, or made outside of torch")

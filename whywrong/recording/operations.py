@@ -109,7 +109,7 @@ FROZEN = _named("_local_scalar_dense equal")
 """What gives a Python number or truth value."""
 
 NOT_UNIQUE = {"_linalg_svd": "singular vectors", "_linalg_eigh": "eigenvectors"}
-"""Results that another right program may give with another sign, or turned where two values are equal."""
+"""Results that another correct program may give with another sign, or turned where two values are equal."""
 
 INSTEAD = {"_fused_": "an optimizer with fused=False", "linalg_eig": "linalg.eigh", "histogram": "histc"}
 """What to write in place of an operation that cannot be recorded, by how its name begins."""

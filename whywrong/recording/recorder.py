@@ -67,7 +67,7 @@ def step(name: str, tensor: Tensor) -> Tensor:
     Raises UsageError for what is no tensor, and a name that is no text.
     """
     if not isinstance(tensor, Tensor) or not isinstance(name, str):
-        raise UsageError(f"step {name!r:.40}: a {type(tensor).__name__} is not right; wanted a name, then a tensor")
+        raise UsageError(f"step {name!r:.40}: expected a name, then a tensor, got a {type(tensor).__name__}")
     if (listener := _LISTENER.get() or _of_modes()) is not None:
         on_step, named = listener
         tensor = tensor.clone() if id(tensor) in named else tensor
@@ -265,7 +265,7 @@ class Recorder(Watcher):
             return value
         if value.is_quantized or value.layout != torch.strided:
             kind = f"a {value.dtype} tensor of layout {value.layout}"
-            raise UsageError(f"golden: {kind} cannot be recorded; wanted dense numbers")
+            raise UsageError(f"golden: {kind} cannot be recorded; expected dense numbers")
         if self._as_written or value.dtype not in WIDE:
             return value
         key = _key(value)
@@ -308,7 +308,7 @@ class Recorder(Watcher):
         out = func(*args, **kwargs)
         if not isinstance(out, Tensor):
             raise self._refused(func, "draws more than one tensor; not recorded")
-        self.notes[f"{name} is random: what was drawn is kept as a constant"] = None
+        self.notes[f"{name} is random: what was sampled is kept as a constant"] = None
         number = self.program.add(CONSTANT, value=out.detach().clone())
         if func._schema.is_mutable:
             self._written(out, number)

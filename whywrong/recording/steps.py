@@ -75,7 +75,7 @@ class Trace:
 
     @property
     def precision(self) -> Precision | None:
-        """What `about` promises; None where it says nothing. Raises UsageError for what is no Precision."""
+        """What `about` declares; None where it says nothing. Raises UsageError for what is no Precision."""
         try:
             return from_fields(self.about["precision"]) if "precision" in self.about else None
         except UsageError as error:
@@ -117,7 +117,7 @@ class Trace:
         """
         about = {key: json.dumps(value) if key in ABOUT else value for key, value in self.about.items()}
         if wrong := {key: value for key, value in about.items() if not isinstance(value, str)}:
-            raise UsageError(f"about: {wrong} is not right; wanted strings")
+            raise UsageError(f"about: expected strings, got {wrong}")
         tensors = {name: self.read(name).cpu() for name in self.names}
         return write_safetensors(path, tensors, {**about, "order": json.dumps(self.names)})
 
@@ -132,15 +132,15 @@ def metadata(about: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         with suppress(ValueError, RecursionError):
             found[key] = json.loads(found[key]) if isinstance(found[key], str) else found[key]
         if not isinstance(found[key], ABOUT[key]):
-            raise UsageError(f"{where}metadata {key!r} is not right; wanted JSON, a {ABOUT[key].__name__}")
+            raise UsageError(f"{where}metadata {key!r}: expected JSON, a {ABOUT[key].__name__}")
     if not all(isinstance(name, str) for name in found.get("order", ())):
-        raise UsageError(f"{where}metadata 'order' is not right; wanted a list of names")
+        raise UsageError(f"{where}metadata 'order': expected a list of names")
     for name, said in found.get("steps", {}).items():
         length, inputs = (said.get("K", 1), said.get("inputs", [])) if isinstance(said, dict) else (0, [])
         right = type(length) is int and 0 < length < 1 << 62 and isinstance(inputs, list)
         if not right or not all(isinstance(one, str) for one in inputs):
             wanted = "inputs (a list of names) and K (the length of its sums)"
-            raise UsageError(f"{where}metadata 'steps', {name!r} is not right: {str(said)[:60]}; wanted {wanted}")
+            raise UsageError(f"{where}metadata 'steps', {name!r} is not right: {str(said)[:60]}; expected {wanted}")
     return found
 
 
@@ -150,14 +150,14 @@ def as_trace(what: str, given: Any) -> Trace:
         return given
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         kind = type(given).__name__
-        raise UsageError(f"{what}: a {kind} is not right; wanted a Trace, or a dict of arrays by the names of steps")
+        raise UsageError(f"{what}: expected a Trace, or a dict of arrays by the names of steps, got a {kind}")
     return Trace(given)
 
 
 def write_safetensors(path: Path | str, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> Path:
     """Write one file, whole or not at all. Raises UsageError where that cannot be done."""
     if not str(path).endswith(".safetensors"):
-        raise UsageError(f"path: {str(path)!r} is not right; wanted a name that ends in .safetensors")
+        raise UsageError(f"path: expected a name that ends in .safetensors, got {str(path)!r}")
     path = Path(path)
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -167,5 +167,5 @@ def write_safetensors(path: Path | str, tensors: Mapping[str, torch.Tensor], abo
         with complete_file(path) as temporary:
             save_file(whole, temporary, dict(about))
     except (OSError, SafetensorError) as error:
-        raise UsageError(f"{path}: cannot be written ({error}); wanted a file in a folder that is there") from None
+        raise UsageError(f"{path}: cannot be written ({error}); expected a file in a folder that is there") from None
     return path

@@ -40,9 +40,9 @@ def check_subject(what: str, subject: Any, loss: Any) -> None:
     """Raise UsageError, which calls the caller `what`, unless there is something to run, and a loss is a function."""
     if not callable(subject):
         kind = type(subject).__name__
-        raise UsageError(f"{what}: a {kind} is not right; wanted a torch.nn.Module or a function, then its inputs")
+        raise UsageError(f"{what}: expected a torch.nn.Module or a function, then its inputs, got a {kind}")
     if loss is not None and not callable(loss):
-        raise UsageError(f"loss: {loss!r:.60} is not right; wanted a function of the result that gives one number")
+        raise UsageError(f"loss: expected a function of the result that gives one number, got {loss!r:.60}")
 
 
 def leaves_of(subject: Any, inputs: Any, named: Named, differentiate: bool, dtype: torch.dtype | None = None) -> Leaves:
@@ -54,26 +54,26 @@ def leaves_of(subject: Any, inputs: Any, named: Named, differentiate: bool, dtyp
 
     def leaf(name: str, value: Any) -> Any:
         if name in leaves:
-            raise UsageError(f"{name}: names two inputs; wanted another keyword or key for one")
+            raise UsageError(f"{name}: names two inputs; expected another keyword or key for one")
         if "complex" in str(value.dtype):
-            raise UsageError(f"{name}: is complex; wanted its two parts, and torch.complex of them inside")
+            raise UsageError(f"{name}: is complex; expected its two parts, and torch.complex of them inside")
         x = value if isinstance(value, Tensor) else as_tensor(name, value)
         floating = x.is_floating_point()
         copied = x.detach().clone() if dtype is None or not floating else x.detach().to(dtype, copy=True)
         leaves[name] = copied.requires_grad_(floating and differentiate)
         return value
 
-    # a hunt takes those that are tensors themselves for the first
+    # a fuzzing takes those that are tensors themselves for the first
     given = sorted(_arguments(inputs, named).items(), key=lambda one: not isinstance(one[1], Tensor))
     _replaced("", dict(given), leaf)
     for name, x in given:
         numbers = isinstance(x, (list, tuple)) and any(isinstance(one, (int, float, list, tuple)) for one in x)
         if numbers and not any(one.startswith(f"{name}.") for one in leaves):
-            raise UsageError(f"{name}: a {type(x).__name__} of numbers is not right; wanted a tensor or an array")
+            raise UsageError(f"{name}: expected a tensor or an array, got a {type(x).__name__} of numbers")
     if isinstance(subject, torch.nn.Module):
         for name, parameter in (*subject.named_parameters(), *subject.named_buffers()):
             if name in leaves:
-                raise UsageError(f"{name}: names an input and a parameter; wanted another keyword for the input")
+                raise UsageError(f"{name}: names an input and a parameter; expected another keyword for the input")
             if parameter.is_floating_point():
                 leaves[name] = parameter
     return leaves

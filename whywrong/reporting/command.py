@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     option("golden", type=Path, metavar="GOLDEN", help=f"a recorded golden; or {steps}")
     option("observed", type=Path, nargs="+", metavar="OBSERVED", help=f"{steps}; several are runs of one program")
     promised = (
-        "what the observed were promised: storage, products, accumulate, eager, flush (else what the files progress)"
+        "what the observed were declared: storage, products, accumulate, eager, flush (else what the files progress)"
     )
     option("--precision", metavar="name=value,...", help=promised)
     option("--names", type=Path, metavar="FILE", help="JSON: the golden's names to the observed's, where they differ")
@@ -59,7 +59,7 @@ def _diff(options: argparse.Namespace) -> int:
     precision = from_words(options.precision) if options.precision is not None else None
     names = _names(options.names) if options.names else {}
     if (options.step or options.seconds) and not options.explain:
-        raise UsageError("--step, --seconds: are for --explain; wanted that beside them")
+        raise UsageError("--step, --seconds: are for --explain; expected that beside them")
     progress = partial(show, file=sys.stderr)
     found = report(
         options.golden,
@@ -84,7 +84,7 @@ def _diff(options: argparse.Namespace) -> int:
         progress(f"page: {page(found, options.html)}")
     if options.explain and found.alarm and why is None:
         record = "whywrong.golden(reference, *inputs).save(FILE) writes one, which any step can be run again from"
-        progress(f"--explain: {options.golden} has steps alone; wanted a recorded golden: {record}")
+        progress(f"--explain: {options.golden} has steps alone; expected a recorded golden: {record}")
     return 1 if found.alarm else 0
 
 
@@ -94,9 +94,9 @@ def _names(path: Path) -> dict[str, str]:
         names = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or first_line(error)
-        raise UsageError(f"--names: {path} cannot be read ({why}); wanted JSON") from None
+        raise UsageError(f"--names: {path} cannot be read ({why}); expected JSON") from None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise UsageError(f"--names: {path} is not right; wanted a JSON object of names")
+        raise UsageError(f"--names: expected a JSON object of names, got {path}")
     return names
 
 

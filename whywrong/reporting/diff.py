@@ -127,7 +127,7 @@ def report(
     reference = load(golden)
     dumps = {str(path): renamed(open_dump(path), reference, names or {}) for path in observed}
     if len(dumps) < len(observed):
-        raise UsageError("OBSERVED: the same path twice; wanted each run once")
+        raise UsageError("OBSERVED: the same path twice; expected each run once")
     runs = {}
     for path, dump in dumps.items():
         said = precision or dump.precision or getattr(reference, "precision", None)

@@ -26,7 +26,7 @@ def known(folder: Path) -> dict[str, Path]:
         try:
             task = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, ValueError, OSError, RecursionError):
-            raise UsageError(f"{path}: is not YAML; wanted a task of the harness's form") from None
+            raise UsageError(f"{path}: is not YAML; expected a task of the harness's form") from None
         if isinstance(task, dict) and isinstance(task.get("task"), str):
             found[task["task"]] = path
     return found

@@ -134,7 +134,7 @@ def _point(
     if operation == "ttg.memdesc_index":
         slot = values.get(operands[1])
         if slot is None:
-            raise ValueError(f"{name}: its slot is not known; wanted a whole number")
+            raise ValueError(f"{name}: its slot is not known; expected a whole number")
         slots[name] = (operands[0], slot)
     else:
         slots[name] = slots.get(operands[0], (operands[0], 0))

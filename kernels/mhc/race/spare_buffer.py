@@ -59,7 +59,9 @@ def add_spare_buffer(ttgir: str, *, used: bool) -> str:
             text, count = re.subn(limit, rf"\g<1>{constants.get(buffers + 1)} ", text)
             changed += count
     if changed < 2 or buffers + 1 not in constants:
-        raise ValueError(f"{tile}: {changed} of its slots wrap around at {buffers}; wanted that of copies and products")
+        raise ValueError(
+            f"{tile}: {changed} of its slots wrap around at {buffers}; expected that of copies and products"
+        )
     return text
 
 
@@ -112,8 +114,8 @@ def repeat_pairs(texts: Mapping[str, Pair], tokens: int, k: int, seed: int, time
 def chance_without_effect(pairs: Mapping[str, Pair]) -> float:
     """The chance that no run with the buffer used is among those that differ, if its use makes no difference.
 
-    `pairs` are :class:`Repeats`. In each pair the runs that differ from the most common result are then drawn at random
-    from the runs of both texts (Fisher's exact test, one-sided, for none among those used).
+    `pairs` are :class:`Repeats`. In each pair the runs that differ from the most common result are then sampled at
+    random from the runs of both texts (Fisher's exact test, one-sided, for none among those used).
     """
     return math.prod(
         math.comb(unused.times, unused.uncommon) / math.comb(unused.times + used.times, unused.uncommon)

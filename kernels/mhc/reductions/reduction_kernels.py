@@ -30,7 +30,7 @@ def sum_kernel(
 
     The counter counts arrivals, and the last to arrive adds. FLAGGED has no counter: a part and the flag that it is
     there are one word of 64 bits, and the last program waits for all words, so all programs must be resident at a
-    time (CUDA promises no order in which they start): a GPU that cannot hold them is refused before. That spares a trip
+    time (CUDA declares no order in which they start): a GPU that cannot hold them is refused before. That spares a trip
     to memory. Counter and words are zero before, and zero again after.
     """
     program = tl.program_id(0)

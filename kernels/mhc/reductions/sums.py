@@ -47,11 +47,13 @@ def prepared(
     Raises UsageError for another way, type or shape, and for "flagged" on a GPU that cannot hold all programs at once.
     """
     if way not in WAYS:
-        raise UsageError(f"way: {way!r} is not right; wanted one of {', '.join(WAYS)}")
+        raise UsageError(f"way: expected one of {', '.join(WAYS)}, got {way!r}")
     if a.shape != b.shape or a.dtype != torch.float32 or b.dtype != torch.float32:
-        raise UsageError(f"a, b: {a.dtype} {tuple(a.shape)}, {b.dtype} {tuple(b.shape)}; wanted float32, shapes alike")
+        raise UsageError(
+            f"a, b: {a.dtype} {tuple(a.shape)}, {b.dtype} {tuple(b.shape)}; expected float32, shapes alike"
+        )
     if not a.numel():
-        raise UsageError("a: holds nothing; wanted one element at least")
+        raise UsageError("a: holds nothing; expected one element at least")
     count = a.numel()
     programs, steps, block = plan(count, way, programs * gpu.multiprocessors(a.device), block)
     kind = {"float64": torch.float64, "flagged": torch.int64}.get(way, torch.float32)
