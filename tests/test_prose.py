@@ -7,7 +7,7 @@ import pytest
 
 from kernels.compare.checks import CHECKS
 from labkit.session.catalogue import ROOT
-from whywrong.checking.with_program import RUNS
+from whywrong.checking.with_program import SIMULATED_RUNS
 
 
 def words(name):
@@ -23,7 +23,10 @@ def rows(name):
 
 @pytest.mark.parametrize("name", ["attention_matmul", "dalpha_atomics", "start_here"])
 def test_the_runs_from_which_the_tolerance_comes_are_counted_right(name):
-    assert f"{RUNS} {'times with its roundings drawn' if name == 'start_here' else 'runs of the step'}" in words(name)
+    assert (
+        f"{SIMULATED_RUNS} {'times with its roundings drawn' if name == 'start_here' else 'runs of the step'}"
+        in words(name)
+    )
 
 
 def test_the_tolerances_of_the_checks_are_said_as_they_are():

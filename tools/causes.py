@@ -65,7 +65,10 @@ def page(kind: str) -> str:
     """The text of a kind."""
     entry = CATALOGUE[kind]
     _, _, mutation = broken(kind, tensors(entry["inputs"]))
-    fill = lambda text: textwrap.fill(" ".join(text.split()), 120)  # noqa: E731
+
+    def fill(text: str) -> str:
+        return textwrap.fill(" ".join(text.split()), 120)
+
     hidden = " and ".join(entry["hidden"])
     alt = f"Maps of the right step, of the broken one, and of their difference: {entry['title'].lower()}"
     return "\n".join([

@@ -44,7 +44,7 @@ def page() -> str:
     for table, title in TITLES.items():
         names = textwrap.fill(", ".join(sorted(getattr(operations, table))), 118, break_long_words=False)
         parts.append(f"## {title}\n\n{textwrap.fill(words[table], 118)}\n\n{names}\n")
-    lines = [f"| `{name}...` | {words} |" for name, words in operations.INSTEAD.items()]
+    lines = [f"| `{name}...` | {words} |" for name, words in operations.WRITE_INSTEAD.items()]
     parts.append("## Refused\n\n| operation | write instead |\n|---|---|\n" + "\n".join(lines) + "\n")
     return "\n".join(parts)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-LONG = 24
+LONG_TABLE = 24
 """Rows of a table above which a notebook shows it folded: what a screen holds."""
 
-MANY = 1e6
+MANY_DIGITS = 1e6
 """From here on a number's size says nothing that "over a million" does not."""
 
 NARROWEST = 16
@@ -40,7 +40,7 @@ def number(value: Any) -> str:
 
 def digits(value: float, significant: int = 2) -> str:
     """A number with so many significant digits and no power of ten where a reader needs none."""
-    if math.isfinite(value) and abs(value) >= MANY:
+    if math.isfinite(value) and abs(value) >= MANY_DIGITS:
         return "over a million" if value > 0 else "below minus a million"
     short = f"{value:.{significant}g}"
     return f"{float(short):.0f}" if "e+" in short else short
@@ -78,7 +78,7 @@ class Table:
         body = "".join(map(row, self.rows))
         table = f"<table>{title}<thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>"
         summary = f"<summary>{len(self.rows)} rows{': ' * bool(self.title)}{html.escape(self.title)}</summary>"
-        return f"<details>{summary}{table}</details>" if len(self.rows) > LONG else table
+        return f"<details>{summary}{table}</details>" if len(self.rows) > LONG_TABLE else table
 
 
 def to_stderr(text: str) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 from scipy.stats import binom
 
 from labkit.session.catalogue import ROOT
-from whywrong.checking.localise import FALSE_ALARM
+from whywrong.checking.localise import TRACE_FALSE_POSITIVES
 
 RECORD = ROOT / "data" / "results" / "right_programs.json"
-STATED = FALSE_ALARM
+STATED = TRACE_FALSE_POSITIVES
 """The rate of false positives that whywrong.localise states, a run."""
 
 

@@ -215,12 +215,12 @@ def trials(
                     planted = observed_scaled(fault, x, strength)
                     cases += [(strength, *planted)] if planted else []
                 for strength, observed, shape in cases:
-                    judged = _judged(observed, reference, FP32)
+                    judged = _checked(observed, reference, FP32)
                     yield Trial(fault.name, fault.system, size, fault.step, strength, shape, *judged)
             for way in CLEAN:
                 x = drawn(way.system, size, seed, device, way)
                 reference = golden(way.system, drawn(way.system, size, seed, "cpu", way))
-                judged = _judged(observed_clean(way, x), reference, way.promised)
+                judged = _checked(observed_clean(way, x), reference, way.promised)
                 yield Trial(way.name, way.system, size, None, None, "", *judged)
 
 
@@ -233,7 +233,7 @@ def drawn(system: str, size: Size, seed: int, device: str, way: Difference | Non
     return {name: v.to(device) for name, v in x.items()}
 
 
-def _judged(
+def _checked(
     observed: Trace, reference: Golden, promised: Precision
 ) -> tuple[dict[str, str | None], dict[str, dict[str, dict[str, float]]]]:
     """What labkit reports and the numbers of the checks, each against both references."""

@@ -34,7 +34,7 @@ from labkit.cli.run import Say
 from labkit.session.catalogue import Parameter, notebook, read_yaml, resolve
 from whywrong.errors import UsageError
 
-MOST = 1_000_000
+MOST_POINTS = 1_000_000
 """Points of a sweep, and values of a range, above which it is taken for a mistake."""
 
 CLUSTERS = "local, slurm, pbs, or tcp://HOST:PORT of a scheduler that runs"
@@ -71,8 +71,8 @@ def grid(name: str, given: Sequence[tuple[str, str]], sample: int | None = None)
         axes[parameter] = list(dict.fromkeys(map(known[parameter].parse, texts)))
     shape = [*map(len, axes.values()), 1]
     total = math.prod(shape)
-    if (count := min(sample or total, total)) > MOST or total >= 1 << 63:
-        raise UsageError(f"-p: {total:,} points are too many; expected at most {MOST:,}, or --sample")
+    if (count := min(sample or total, total)) > MOST_POINTS or total >= 1 << 63:
+        raise UsageError(f"-p: {total:,} points are too many; expected at most {MOST_POINTS:,}, or --sample")
     draw, drawn = random.Random(0), dict.fromkeys(range(total) if count == total else ())
     while len(drawn) < count:
         drawn[draw.randrange(total)] = None
@@ -89,8 +89,8 @@ def _span(declared: Parameter | None, name: str, text: str) -> Iterable[str]:
         low, high, *steps = map(Decimal, text.split(".."))
         (step,) = steps or [Decimal(1)]
         count = int((high - low) // step) + 1 if step > 0 and low <= high and "..." not in text else 0
-    if not 0 < count <= MOST:
-        raise UsageError(f"parameter {name}: expected low..high..step, at most {MOST:,} values, got {text!r}")
+    if not 0 < count <= MOST_POINTS:
+        raise UsageError(f"parameter {name}: expected low..high..step, at most {MOST_POINTS:,} values, got {text!r}")
     return (f"{low + i * step:f}" for i in range(count))
 
 

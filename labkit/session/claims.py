@@ -20,7 +20,7 @@ from whywrong.tables import Table
 
 VERDICTS = {"confirmed": "#0072b2", "refuted": "#d55e00", "undecidable": "#8a6d00", "untestable": "#666666"}
 """The verdicts, and the colour in which a ledger shows each."""
-KINDS = ("asserted", "implied", "ours")
+KINDS_OF_CLAIMS = ("asserted", "implied", "ours")
 """What a report says, what follows from what it does, and what this workbook asks beyond it."""
 
 
@@ -173,15 +173,18 @@ def claims(name: str) -> Ledger:
             words = {key: " ".join(v.split()) if isinstance(v, str) else v for key, v in entry.items()}
             texts = {verdict: text for verdict in VERDICTS if (text := words.pop(verdict, ""))}
             claim = Claim(**words, texts=texts)
-            right = claim.kind in KINDS and claim.id not in found and all((claim.id, claim.says, claim.settles))
+            right = (
+                claim.kind in KINDS_OF_CLAIMS and claim.id not in found and all((claim.id, claim.says, claim.settles))
+            )
             right = right and (bool(claim.only) or {"confirmed", "refuted"} <= texts.keys())
             right = right and len(set(texts.values())) == len(texts) > 0
         except (TypeError, AttributeError):
             right = False
         if not right:
-            wanted = f"id (each once), kind ({', '.join(KINDS)}), where, says, settles, texts for confirmed and refuted"
-            wanted += ", each another (or `only`, why there is one outcome), and reported where there is a figure"
-            raise UsageError(f"claims: data/claims/{name}.yaml has an entry {str(entry)[:80]}; expected {wanted}")
+            wanted = f"id (each once), kind ({', '.join(KINDS_OF_CLAIMS)}), where, says, settles, texts for confirmed"
+            wanted += " and refuted, each another (or `only`, why there is one outcome), and reported where there is a"
+            wanted += " figure"
+            raise UsageError(f"claims: data/claims/{name}.yaml: expected {wanted}, got {str(entry)[:80]}")
         found[claim.id] = claim
     return Ledger(name, found)
 

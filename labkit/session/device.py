@@ -11,7 +11,7 @@ from pathlib import Path
 from labkit.session.catalogue import ROOT
 from whywrong.errors import UsageError
 
-CHOICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def decide(request: str = "auto") -> Device:
 
     Raises UsageError for an unknown request, and for a GPU that is not there.
     """
-    if request not in CHOICES:
-        raise UsageError(f"device: expected one of {', '.join(CHOICES)}, got {request!r}")
+    if request not in DEVICES:
+        raise UsageError(f"device: expected one of {', '.join(DEVICES)}, got {request!r}")
     if request != "cpu":
         import torch
 

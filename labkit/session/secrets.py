@@ -10,7 +10,7 @@ import sys
 
 from whywrong.errors import UsageError
 
-MISSING = "NOT SCANNED FOR SECRETS: detect-secrets is not installed; expected it: pip install -e '.[lm]'"
+NOT_SCANNED = "NOT SCANNED FOR SECRETS: detect-secrets is not installed; expected it: pip install -e '.[lm]'"
 VALUE = re.compile(
     r"""[\w.-]*(?:key|token|secret|auth|credential|password|login)\w*["']?(?:\s*[:=]\s*|\s+)["']?([\w.+/=-]{16,})""",
     re.I,
@@ -48,7 +48,7 @@ def secrets(text: str) -> list[tuple[int, str]] | None:
         from detect_secrets.plugins.high_entropy_strings import Base64HighEntropyString, HexHighEntropyString
         from detect_secrets.settings import default_settings
     except ImportError:
-        print(MISSING, file=sys.stderr)
+        print(NOT_SCANNED, file=sys.stderr)
         return None
     found: list[tuple[int, str]] = []
     random = (HexHighEntropyString(limit=3.0), Base64HighEntropyString(limit=4.0))

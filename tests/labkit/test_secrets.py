@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from labkit.session.secrets import MISSING, hidden, refuse_secrets, secrets
+from labkit.session.secrets import NOT_SCANNED, hidden, refuse_secrets, secrets
 from whywrong.errors import UsageError
 
 
@@ -54,7 +54,7 @@ def test_hashes_paths_and_redacted_keys_are_no_secrets():
 def test_without_the_scanner_there_is_one_loud_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "detect_secrets.core.scan", None)
     refuse_secrets("x", f"api_key: '{random.token_hex(20)}'")
-    assert capsys.readouterr().err.strip() == MISSING
+    assert capsys.readouterr().err.strip() == NOT_SCANNED
 
 
 def test_what_is_hidden_in_json_leaves_it_json(monkeypatch):

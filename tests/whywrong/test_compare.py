@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import whywrong
 from whywrong import Bound, compare
-from whywrong.comparing.comparison import MANY
+from whywrong.comparing.comparison import MANY_ELEMENTS
 from whywrong.errors import UsageError
 
 FIELDS = (
@@ -221,7 +221,7 @@ def test_squares_that_vanish_or_overflow_are_taken_in_pieces(shape, scale):
         a, b = o * scale, g * scale
         made.elements = 0
         found = compare(a, b)
-    assert 0 < made.elements <= MANY
+    assert 0 < made.elements <= MANY_ELEMENTS
     assert (found.rms_ratio, found.cosine) == pytest.approx((usual.rms_ratio, usual.cosine), rel=1e-12)
 
 

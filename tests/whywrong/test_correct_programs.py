@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from labkit.session.catalogue import ROOT
 from tools import correct_programs as rp
-from whywrong.checking.localise import FALSE_ALARM
+from whywrong.checking.localise import TRACE_FALSE_POSITIVES
 
 RARE = 1e-6
 """What is less probable than that at the stated rate is no chance."""
@@ -21,7 +21,7 @@ def test_draws_accused_are_as_rare_as_stated():
     assert not found["dishonest"]
     assert not found["crashes"]
     accused = found["accused"]
-    assert rp.beyond(accused["count"], accused["of"], FALSE_ALARM) > RARE, found["who"]
+    assert rp.beyond(accused["count"], accused["of"], TRACE_FALSE_POSITIVES) > RARE, found["who"]
 
 
 def test_a_step_that_is_off_by_1000_roundings_is_found():
@@ -71,7 +71,7 @@ def test_twenty_thousand_draws_by_storage():
     assert not found["dishonest"]
     assert not found["crashes"]
     for accused in found["flagged by"]["storage"].values():
-        assert rp.beyond(accused["count"], accused["of"], FALSE_ALARM) > RARE
+        assert rp.beyond(accused["count"], accused["of"], TRACE_FALSE_POSITIVES) > RARE
 
 
 def test_the_readme_says_what_was_recorded():

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import whywrong
 from whywrong import Trace, capture, golden
-from whywrong.checking.without_program import BLOCK
+from whywrong.checking.without_program import BLOCK_ELEMENTS
 from whywrong.reporting.command import main
 
 EXAMPLES = Path(__file__).parents[2] / "data" / "examples"
@@ -336,12 +336,12 @@ def test_a_divergent_step_without_a_name_is_one(tmp_path, diff):
 
 
 def test_one_long_row_is_read_in_blocks(tmp_path, diff):
-    g = torch.linspace(1.0, 2.0, 2 * BLOCK + 7, dtype=torch.float64)
+    g = torch.linspace(1.0, 2.0, 2 * BLOCK_ELEMENTS + 7, dtype=torch.float64)
     o = g.float()
-    o[BLOCK + 5] *= 1.01
+    o[BLOCK_ELEMENTS + 5] *= 1.01
     code, said, _ = diff(*traces(tmp_path, {"x": g}, {"x": o}))
     step = said["steps"]["x"]
-    assert (code, step["mismatches"], step["first_index"]) == (1, 1, [BLOCK + 5])
+    assert (code, step["mismatches"], step["first_index"]) == (1, 1, [BLOCK_ELEMENTS + 5])
 
 
 @pytest.mark.slow

@@ -7,8 +7,16 @@ import pytest
 import torch
 
 from whywrong import Precision, golden, localise, step
-from whywrong.checking.without_program import BLOCK
-from whywrong.comparing.elements import BINS, CELLS, EDGES, SIDE, WITHIN, Block, Elements
+from whywrong.checking.without_program import BLOCK_ELEMENTS
+from whywrong.comparing.elements import (
+    BINS_WITHIN_TOLERANCE,
+    HISTOGRAM_BINS,
+    HISTOGRAM_EDGES,
+    PICTURE_CELLS,
+    PICTURE_SIDE,
+    Block,
+    Elements,
+)
 
 
 def elements(observed, golden, allowed=1.0):
@@ -50,13 +58,13 @@ def test_whole_numbers_that_float64_does_not_tell_apart_differ():
 
 
 def test_the_histogram_counts_each_element_once_and_1_is_within_the_tolerance():
-    shares = [0.0, 1e-9, *EDGES, 1.5, 5e3, math.inf]
+    shares = [0.0, 1e-9, *HISTOGRAM_EDGES, 1.5, 5e3, math.inf]
     o = torch.tensor(shares, dtype=torch.float64)
     counts = elements(o, torch.zeros_like(o)).histogram
-    assert len(counts) == len(BINS)
+    assert len(counts) == len(HISTOGRAM_BINS)
     assert sum(counts) == len(shares)
     assert (counts[0], counts[-1], counts[-2]) == (1, 1, 1)
-    assert sum(counts[:WITHIN]) == sum(share <= 1.0 for share in shares)
+    assert sum(counts[:BINS_WITHIN_TOLERANCE]) == sum(share <= 1.0 for share in shares)
 
 
 @pytest.mark.parametrize("shape", [(1500, 700), (3, 5, 129, 257), (70_001,), (2, 1, 90_000), (300, 300, 7)])
@@ -67,8 +75,8 @@ def test_reduction_keeps_the_worst_element_of_each_cell(shape):
     o[at] += 7.0
     size, (share, golden_, observed) = elements(o, g).reduced()
     assert max(size) > 1
-    assert share.size <= CELLS
-    assert max(share.shape) <= SIDE
+    assert share.size <= PICTURE_CELLS
+    assert max(share.shape) <= PICTURE_SIDE
     assert (share >= 0.0).all(), "no cell is padding alone"
     cell = tuple(i // k for i, k in zip((0,) * (len(size) - len(shape)) + at, size, strict=True))
     assert (golden_[cell], observed[cell]) == (g[at], o[at])
@@ -127,7 +135,7 @@ def test_the_elements_are_those_that_were_judged():
 
 
 def test_plain_steps_are_shown_as_they_were_judged_in_blocks_too():
-    g = torch.randn(BLOCK // 512 + 40, 512, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    g = torch.randn(BLOCK_ELEMENTS // 512 + 40, 512, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     o = g.float()
     o[-1, 7] += 1.0
     found = localise({"x": o}, {"x": g}, precision=Precision("float32")).detailed.findings["x"]

@@ -17,7 +17,7 @@ from hypothesis import strategies
 import whywrong
 from tools import small_kernels as kernels
 from whywrong.errors import UsageError
-from whywrong.fuzzing.fuzz import LAYOUTS, SIZES, check, sample
+from whywrong.fuzzing.fuzz import LAYOUTS, SAMPLED_LENGTHS, check, sample
 
 EXAMPLE = {"x": torch.randn(4, 9)}
 TRIED = {"examples": 25, "most": 1 << 12}
@@ -131,7 +131,7 @@ def test_sides_go_beyond_two_to_the_16_where_memory_allows(monkeypatch):
     whywrong.fuzz(kernel, lambda x: x + 1, torch.randn(5), examples=60, seed=1)
     assert max(seen) > 1 << 16
     assert 1 in seen
-    assert seen <= set(SIZES)
+    assert seen <= set(SAMPLED_LENGTHS)
 
 
 def test_sides_are_short_where_triton_is_interpreted(monkeypatch):

@@ -11,7 +11,7 @@ from torch import nn
 from whywrong import Bound, Precision, Trace, assert_close, bounded, capture, golden, localise, step
 from whywrong.checking.localise import WIDENED
 from whywrong.checking.with_program import AS_GOLDEN, ROUNDED
-from whywrong.checking.without_program import BLOCK, PIECE
+from whywrong.checking.without_program import BLOCK_ELEMENTS, SAMPLED_ELEMENTS
 from whywrong.errors import UsageError
 from whywrong.recording.program import Program
 
@@ -660,7 +660,7 @@ def test_pools_and_upsampling_are_recorded_forward_and_backward(f, rng, tmp_path
 
 
 def test_a_row_longer_than_a_block_is_judged_in_pieces(rng):
-    right = rng.standard_normal(BLOCK + 2 * PIECE + 5).astype(np.float32)
+    right = rng.standard_normal(BLOCK_ELEMENTS + 2 * SAMPLED_ELEMENTS + 5).astype(np.float32)
 
     def judged(change):
         observed = right.copy()
@@ -668,8 +668,8 @@ def test_a_row_longer_than_a_block_is_judged_in_pieces(rng):
         return localise({"x": observed}, Trace({"x": right}), precision=FLOAT32).findings["x"]
 
     assert judged(slice(0)).words == "ok"
-    assert judged(slice(BLOCK)).structure.worst.name == "slope"
-    for place in (0, BLOCK - 1, BLOCK + PIECE, BLOCK + 2 * PIECE + 4):
+    assert judged(slice(BLOCK_ELEMENTS)).structure.worst.name == "slope"
+    for place in (0, BLOCK_ELEMENTS - 1, BLOCK_ELEMENTS + SAMPLED_ELEMENTS, BLOCK_ELEMENTS + 2 * SAMPLED_ELEMENTS + 4):
         observed = right.copy()
         observed[place] += 1.0
         assert localise({"x": observed}, Trace({"x": right}), precision=FLOAT32).findings["x"].total.first_index == (
@@ -680,7 +680,7 @@ def test_a_row_longer_than_a_block_is_judged_in_pieces(rng):
 def test_twice_the_steps_take_twice_the_operations(rng, monkeypatch):
     w = torch.from_numpy(rng.standard_normal((8, 8))).float() / 4.0
     whole, run = [], Program.run
-    monkeypatch.setattr("whywrong.checking.with_program.LONG", 1e6)  # no run to find out how long one takes
+    monkeypatch.setattr("whywrong.checking.with_program.LONG_SECONDS", 1e6)  # no run to find out how long one takes
     monkeypatch.setattr(
         Program, "run", lambda self, order, *rest, **how: (whole.append(len(order)), run(self, order, *rest, **how))[1]
     )
@@ -703,10 +703,10 @@ def test_a_part_that_takes_long_says_beforehand_what_it_takes(rng, monkeypatch, 
     x, w = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((200, 32), (32, 200)))
     f = lambda x, w: {"y": torch.softmax(torch.nn.functional.gelu(x @ w), -1)}  # noqa: E731
     recorded, observed, said = golden(f, x=x, w=w), {"x": x, "w": w, "y": f(x, w)["y"]}, []
-    monkeypatch.setattr("whywrong.checking.with_program.LONG", 1e3)
+    monkeypatch.setattr("whywrong.checking.with_program.LONG_SECONDS", 1e3)
     localise(observed, recorded, precision=FLOAT32, progress=said.append)
     assert not said
-    monkeypatch.setattr("whywrong.checking.with_program.LONG", 1e-3)
+    monkeypatch.setattr("whywrong.checking.with_program.LONG_SECONDS", 1e-3)
     before = torch.get_rng_state()
     localise(observed, recorded, precision=FLOAT32, progress=said.append)
     assert [line.partition(": about")[0] for line in said] == [f"11 operations are run {n} times" for n in (24, 72)]
@@ -1449,7 +1449,7 @@ def test_what_is_not_judged_does_not_pass():
     recorded, y = golden(reference, x=x), x.float() - 1.0
     observed = {"x": x.float(), "y": y, "output": (y[y > 0.0] + 1.0).sum()}
     report = localise(observed, recorded)
-    assert (report.first, report.unjudged) == (None, ["output"])
+    assert (report.first, report.unchecked) == (None, ["output"])
     assert report.verdict == "no divergence in what was checked, and not checked: output"
     with pytest.raises(AssertionError, match="not checked: output"):
         assert_close(observed, recorded)

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from whywrong import Precision
-from whywrong.comparing.precision import CHOICES, UNIT_ROUNDOFF, from_fields, from_words, guess, representable, stored
+from whywrong.comparing.precision import (
+    FIELD_CHOICES,
+    UNIT_ROUNDOFF,
+    from_fields,
+    from_words,
+    guess,
+    representable,
+    stored,
+)
 from whywrong.errors import UsageError
 
 
@@ -45,7 +53,7 @@ def test_the_unit_roundoff_is_half_of_torchs_epsilon(name):
     assert UNIT_ROUNDOFF[name] == torch.finfo(getattr(torch, name)).eps / 2
 
 
-@pytest.mark.parametrize("name", CHOICES["products"])
+@pytest.mark.parametrize("name", FIELD_CHOICES["products"])
 def test_what_is_cut_to_a_format_is_representable_in_it_and_nearby(name):
     x = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert representable(x, name) == (name == "ieee")

@@ -7,7 +7,7 @@ import torch
 import whywrong
 from kernels.compare import nondeterminism
 from whywrong import Trace, poisoned, repeat
-from whywrong.checking.repetition import BEYOND, UNWRITTEN, distance
+from whywrong.checking.repetition import BEYOND_BOUND, UNWRITTEN, distance
 from whywrong.comparing.bits import same_bits
 from whywrong.errors import UsageError
 
@@ -116,7 +116,7 @@ def test_runs_that_give_other_steps_or_shapes_are_told():
     found = repeat(lambda: torch.ones(next(sizes)), times=2)
     assert (found.identical, found.steps["result"].spread) == (False, np.inf)
     ends = iter((2.0, np.nan))
-    assert repeat(lambda: torch.tensor([1.0, next(ends)]), times=2).steps["result"].finding == BEYOND
+    assert repeat(lambda: torch.tensor([1.0, next(ends)]), times=2).steps["result"].finding == BEYOND_BOUND
 
 
 def test_results_are_the_same_if_their_bits_shapes_and_types_are():

@@ -1,7 +1,7 @@
 """Tables: what a cell shows, and what a notebook folds."""
 
 from whywrong import Table
-from whywrong.tables import LONG, number
+from whywrong.tables import LONG_TABLE, number
 
 
 def test_what_was_measured_stands_without_brackets():
@@ -10,11 +10,11 @@ def test_what_was_measured_stands_without_brackets():
 
 
 def test_a_long_table_is_folded_and_keeps_all_of_its_rows():
-    rows = [(i, "<b>") for i in range(LONG + 1)]
+    rows = [(i, "<b>") for i in range(LONG_TABLE + 1)]
     folded, open_ = Table(("n", "text"), rows)._repr_html_(), Table(("n", "text"), rows[1:])._repr_html_()
     assert folded.startswith("<details><summary>25 rows</summary>")
     assert not open_.startswith("<details>")
-    assert folded.count("<tr>") == LONG + 2
+    assert folded.count("<tr>") == LONG_TABLE + 2
     assert "<b>" not in folded
 
 

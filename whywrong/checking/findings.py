@@ -17,7 +17,7 @@ from whywrong.tables import Table, digits, number, printable
 
 OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
 MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
-NOT_SEPARATED, NOT_JUDGED = "not separated", "not checked"
+NOT_SEPARATED, NOT_CHECKED = "not separated", "not checked"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         """The step's part of what `whywrong diff --json` prints."""
-        known = not self.words.startswith((NOT_RECORDED, NOT_JUDGED))
+        known = not self.words.startswith((NOT_RECORDED, NOT_CHECKED))
         found: dict[str, Any] = {"ok": not self.diverges if known else None, "separated": self.separated}
         found |= {"own": NOT_SEPARATED, "inherited": NOT_SEPARATED}
         if self.own is not None:
@@ -104,17 +104,17 @@ class Localisation:
         return [name for name, f in self.findings.items() if f.diverges and not f.wrong and f.separated]
 
     @property
-    def unjudged(self) -> list[str]:
+    def unchecked(self) -> list[str]:
         """The steps of which nobody knows whether they are right."""
-        return [name for name, f in self.findings.items() if f.words.startswith(NOT_JUDGED)]
+        return [name for name, f in self.findings.items() if f.words.startswith(NOT_CHECKED)]
 
     @property
     def verdict(self) -> str:
         """The first divergence in words."""
         if self.first is None:
-            left = f" in what was checked, and not checked: {', '.join(self.unjudged)}"
-            return "no divergence" + left * bool(self.unjudged)
-        if any(found.words == NOT_JUDGED for found in self.findings.values()):
+            left = f" in what was checked, and not checked: {', '.join(self.unchecked)}"
+            return "no divergence" + left * bool(self.unchecked)
+        if any(found.words == NOT_CHECKED for found in self.findings.values()):
             return f"the inputs differ: {', '.join(self.divergent)}; nothing else was checked"
         if self.ordered:
             return f"first divergence: {self.first}"

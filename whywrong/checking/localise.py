@@ -27,10 +27,10 @@ from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.steps import Trace, as_trace
 from whywrong.tables import to_stderr
 
-FALSE_ALARM = 1e-3
+TRACE_FALSE_POSITIVES = 1e-3
 """The probability that a correct trace is flagged anywhere: all steps share it, and both instruments."""
 
-NARROW = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
+NARROW_NAMES = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
 """Types that data may be found to have, the narrowest first: those after it hold most of its numbers too."""
 
 WIDENED = "float64 of float32 numbers is taken as stored in float32 (else declare storage=float64,accumulate=float64)"
@@ -48,7 +48,7 @@ def localise(
     names: Mapping[str, str] | None = None,
     progress: Callable[[str], None] = to_stderr,
     elements: bool = False,
-    false_alarm: float = FALSE_ALARM,
+    false_alarm: float = TRACE_FALSE_POSITIVES,
 ) -> Localisation:
     """Hold each observed step against the golden's, within what the declared precision allows.
 
@@ -109,7 +109,7 @@ def localise(
     if largest < SMALL and isinstance(golden, Golden):
         golden = golden.to("cpu")  # there, an operation on few elements takes less than a launch
     with few_threads(largest):
-        _judge(golden, seen, chance, progress, elements, result)
+        _check(golden, seen, chance, progress, elements, result)
         result.notes += [there.note] * bool(there.note) + [WIDENED] * dumped_wide + _narrower(seen, rules, result)
     if (left := {name for name in result.findings if name.startswith(GRADIENT)}) and left.isdisjoint(steps):
         result.findings = {name: one for name, one in result.findings.items() if name not in left}
@@ -132,13 +132,13 @@ def few_threads(elements: int) -> AbstractContextManager[None]:
     return temporarily(torch.get_num_threads, torch.set_num_threads, 1 if elements < SMALL else torch.get_num_threads())
 
 
-def _judge(golden: Any, seen: Trace, chance: float, progress: Any, elements: bool, result: Localisation) -> None:
+def _check(golden: Any, seen: Trace, chance: float, progress: Any, elements: bool, result: Localisation) -> None:
     if isinstance(golden, Golden):
         result.notes = list(golden.notes)
-        result.findings = Rerun(golden, seen, result.precision, result.guessed, chance, progress, elements).judge()
+        result.findings = Rerun(golden, seen, result.precision, result.guessed, chance, progress, elements).check()
         return
     result.ordered = golden.ordered or len(seen.names) == 1
-    result.findings = Values(golden, seen, result.precision, chance, result.ordered, elements).judge()
+    result.findings = Values(golden, seen, result.precision, chance, result.ordered, elements).check()
     totals = [(name, found.total) for name, found in result.findings.items() if found.total]
     less = sum(UNIT_ROUNDOFF.get(t.golden_dtype, 0.0) > UNIT_ROUNDOFF.get(t.observed_dtype, 1.0) for _, t in totals)
     result.notes += [f"in {less} steps the golden is narrower than the observed: its rounding is allowed"] * (less > 0)
@@ -164,7 +164,7 @@ def _narrower(seen: Trace, rules: Precision, result: Localisation) -> list[str]:
     steps = [(name, found.total) for name, found in result.findings.items() if found.diverges and found.total]
     floats = {name: t.observed_dtype for name, t in steps if t.observed_dtype in UNIT_ROUNDOFF and t.count > 1}
     promised = {name: UNIT_ROUNDOFF.get(rules.of(name).storage or own, 1.0) for name, own in floats.items()}
-    for kind in NARROW:
+    for kind in NARROW_NAMES:
         wider = (name for name, unit in promised.items() if unit < UNIT_ROUNDOFF[kind])
         fits = [name for name in wider if _all_of(kind, seen.read(name).reshape(-1)[:SMALL].double())]
         if 2 * len(fits) > len(promised):
@@ -194,7 +194,7 @@ def renamed(observed: Trace, golden: Golden | Trace, names: dict[str, str]) -> T
     for name, later in ((name, f"{name}#2") for name in getattr(golden, "inputs", ())):
         if name in observed and later in golden and later not in observed:
             x, before = observed.read(name), golden[name]
-            if not any(torch.equal(x.double(), stored(before.double(), kind)) for kind in (*NARROW, "float64")):
+            if not any(torch.equal(x.double(), stored(before.double(), kind)) for kind in (*NARROW_NAMES, "float64")):
                 back.setdefault(name, later)  # an update under the name of what it was, as a dump keeps it
     return observed.named({name: back.get(name, name) for name in observed.names})
 

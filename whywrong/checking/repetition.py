@@ -22,11 +22,11 @@ from whywrong.recording.golden import Golden
 from whywrong.recording.steps import Trace, as_trace
 from whywrong.tables import Table, number
 
-SAME = "bit-identical"
-ORDER = "order noise, within the bound"
+BIT_IDENTICAL = "bit-identical"
+ORDER_NOISE = "order noise, within the bound"
 UNWRITTEN = "NaN in every run: not written, or made of what was not written"
-BEYOND = "beyond the bound: a race or an uninitialised read"
-UNKNOWN = "differs; no bound to hold it to"
+BEYOND_BOUND = "beyond the bound: a race or an uninitialised read"
+WITHOUT_BOUND = "differs; no bound to hold it to"
 
 
 class Repeated:
@@ -48,12 +48,12 @@ class Repeated:
     def finding(self) -> str:
         """What that means, in words."""
         if self.of_bound > 1.0 or math.isinf(self.spread):
-            return BEYOND
+            return BEYOND_BOUND
         if bool(self.first.isnan().any()):
             return UNWRITTEN
         if self.distinct == 1:
-            return SAME
-        return UNKNOWN if math.isnan(self.of_bound) else ORDER
+            return BIT_IDENTICAL
+        return WITHOUT_BOUND if math.isnan(self.of_bound) else ORDER_NOISE
 
     def add(self, value: torch.Tensor) -> bool:
         """Take another one; whether its bits are those of none before."""
@@ -79,7 +79,7 @@ class Repetition:
     @property
     def ok(self) -> bool:
         """Whether every step was written, and none goes beyond its bound."""
-        return not any(step.finding in (BEYOND, UNWRITTEN) for step in self.steps.values())
+        return not any(step.finding in (BEYOND_BOUND, UNWRITTEN) for step in self.steps.values())
 
     def table(self) -> Table:
         """A row a step."""

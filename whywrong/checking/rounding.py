@@ -25,7 +25,6 @@ from whywrong.process_state import attribute, process_wide
 from whywrong.recording.operations import (
     ALGORITHMS,
     ARITHMETIC,
-    CHOICES,
     ELIMINATIONS,
     FACTORIES,
     FUNCTIONS,
@@ -37,6 +36,7 @@ from whywrong.recording.operations import (
     PRODUCTS,
     REFLECTIONS,
     RESAMPLERS,
+    SELECTIONS,
     SUMS,
     TRANSFORMS,
 )
@@ -58,8 +58,9 @@ _LESS = {"erf": 1.0, "sigmoid": 0.5, "tanh": 1.0}
 """Functions that may be computed as this number and something of the same size: erf as torch's vector code has it
 (Abramowitz and Stegun 7.1.26), sigmoid(x) as 1/2 + tanh(x/2) / 2, tanh(x) as 1 - 2 sigmoid(-2 x)."""
 
-BINS = 64
-"""Values that differ by less than 1 / BINS err alike: tables and polynomials of libraries have about as many pieces."""
+HASH_BINS = 64
+"""Values that differ by less than 1 / HASH_BINS err alike: tables and polynomials of libraries have about as many
+pieces."""
 
 _NUMBERED = ARITHMETIC | frozenset(["pow", "fmod", "remainder", "eq", "ne", "lt", "le", "gt", "ge"])
 """Operations whose numbers, which the program gives, count as they are rounded."""
@@ -221,8 +222,11 @@ class Exact:
         if _takes(node) or node.id in self.whole:
             return out
         if precision.cut and (op in PRODUCTS or node.id in self.summed):
-            inexact = lambda a: self._moved or not representable(a, str(precision.products))  # noqa: E731
-            self.cut[node.id] = [isinstance(a, Tensor) and a.is_floating_point() and inexact(a) for a in args]
+            reals = (isinstance(a, Tensor) and a.is_floating_point() for a in args)
+            self.cut[node.id] = [
+                real and (self._moved or not representable(a, str(precision.products)))
+                for a, real in zip(args, reals, strict=True)
+            ]
         if op in MOMENTS:
             self.spread[node.id] = _moments(args[0], out[0], out[1], precision.unit)
         elif op == "logcumsumexp":  # each addition errs by a round-off of the logarithm, and of the 1 that it is of
@@ -279,7 +283,10 @@ class Exact:
             off = (u * (found.squares / 3.0).sqrt()).nan_to_num(0.0, 0.0, 0.0)
             self.spread[node.id] = torch.where(out == 0.0, 0.0, off)  # a c - a c is
         elif known and node.op in MOVES | {"neg"}:
-            move = lambda x: call(node, [x, *args[1:]], {}, self.device)  # noqa: E731
+
+            def move(x: Tensor) -> Any:
+                return call(node, [x, *args[1:]], {}, self.device)
+
             self._sums[out] = known.times(-1.0) if node.op == "neg" else known.moved(move)
         if by_number:
             self._scaled[out] = [(args[0], args[1] if node.op == "mul" else 1.0 / args[1])]
@@ -322,7 +329,7 @@ class Exact:
         return self.rules[node.id].unit * (2.0 if self.truncates(node) else 1.0)
 
 
-_MOVED = MOVES | FACTORIES | CHOICES
+_MOVED = MOVES | FACTORIES | SELECTIONS
 _COUNTING = frozenset(["_to_copy", "add", "sub", "rsub", "mul", "sum", "cumsum"])
 
 
@@ -479,7 +486,7 @@ class Rounding:
 
         What is compared or chosen is as it is: else one comparison would not be the opposite of another.
         """
-        if op in CHOICES or not isinstance(ref, Ref) or ref.id not in self.anew:
+        if op in SELECTIONS or not isinstance(ref, Ref) or ref.id not in self.anew:
             return x
         again, self.anew = self.anew, {}
         value = again[ref.id](self, x)
@@ -608,8 +615,8 @@ class Rounding:
 
         The same argument always errs the same, and so may neighbours, or all: an approximation has a bias.
         """
-        by_value = torch.rand(BINS, dtype=torch.float64, device=x.device) - 0.5
-        values = (x * BINS).floor_().remainder_(BINS).nan_to_num_(0.0).long()
+        by_value = torch.rand(HASH_BINS, dtype=torch.float64, device=x.device) - 0.5
+        values = (x * HASH_BINS).floor_().remainder_(HASH_BINS).nan_to_num_(0.0).long()
         error = self._draw(x).sub_(0.5).add_(by_value[values]).mul_(2.0 * u * self.scale / 3.0**0.5)
         return error.add_(1.0).mul_(x).mul_(1.0 + self._one(u / 3.0**0.5))
 

@@ -1,9 +1,10 @@
 """Steps against a recorded golden: each one's part of the program, re-run on what was observed before it.
 
-The part is run once as it is: what is left is the step's own error. Then RUNS times with random rounding, which gives
-the error that each element may have, and RUNS times more with independent errors and with errors as alike as they can
-be, which gives what errors may add up to over rows, columns and tiles. A step that is wrong by this is right all the
-same if it equals the golden, or if what came before it may have been rounded otherwise than it was observed.
+The part is run once as it is: what is left is the step's own error. Then SIMULATED_RUNS times with random rounding,
+which gives the error that each element may have, and SIMULATED_RUNS times more with independent errors and with errors
+as alike as they can be, which gives what errors may add up to over rows, columns and tiles. A step that is wrong by
+this is right all the same if it equals the golden, or if what came before it may have been rounded otherwise than it
+was observed.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whywrong.checking.findings import INHERITED, NOT_JUDGED, OWN, Finding, absent, reason
+from whywrong.checking.findings import INHERITED, NOT_CHECKED, OWN, Finding, absent, reason
 from whywrong.checking.masks import unmasked
 from whywrong.checking.rounding import LIVE, Exact, Rounding, linear, magnitude, simulate
 from whywrong.comparing.bounds import Bound, quantile
 from whywrong.comparing.comparison import Comparison, compare
 from whywrong.comparing.elements import Block, Elements
 from whywrong.comparing.precision import (
-    CHOICES,
+    FIELD_CHOICES,
     INTEGERS,
     UNIT_ROUNDOFF,
     Precision,
@@ -45,18 +46,18 @@ from whywrong.recording.steps import Trace
 
 Progress = Callable[[str], None]
 
-RUNS = 24
+SIMULATED_RUNS = 24
 """Simulated runs. Student's quantile at 24 is 1.3 to 2 times the normal one; twice the runs would take a fifth off."""
 
 ROUNDED = "if what came before it was rounded otherwise"
 AS_GOLDEN = "equal to the golden"
 """How a step had to be read to be right, where not simply from what was observed before it."""
 
-ANEW = 64
+COMPUTED_ANEW = 64
 """Operations up to which a value may be computed again for each that takes it. A kernel stores what takes more, and to
 run that again for each would take time that grows as the square of the program's length."""
 
-LONG = 10.0
+LONG_SECONDS = 10.0
 """Seconds that a re-run may take without a word beforehand: as long as people wait before they think it hangs."""
 
 
@@ -98,14 +99,14 @@ class Rerun:
         value, golden = self._seen.read(name).to(self._device), self._golden[name]
         return value.double() if golden.is_floating_point() else value
 
-    def judge(self) -> dict[str, Finding]:
+    def check(self) -> dict[str, Finding]:
         """A finding for every step, in the order of the program; where inputs differ, of these alone."""
         steps, nodes = self._golden.steps, self._program.nodes
         found = {name: self._input(name) for i in self._given if nodes[i].func == INPUT for name in self._names[i]}
         if any(one.diverges for one in found.values()):
             there = (name for name in steps if name in self._seen)
-            return {name: found.get(name, Finding(name, None, words=NOT_JUDGED)) for name in there}
-        found |= self._judged()
+            return {name: found.get(name, Finding(name, None, words=NOT_CHECKED)) for name in there}
+        found |= self._checked()
         last = max(steps[name] for name in self._seen.names)
         for name, i in steps.items():
             if name in self._seen and not self._fits(name):
@@ -115,18 +116,18 @@ class Rerun:
                 found[name] = absent(name, after_all=i > last)
         return {name: found[name] for name in steps if name in found}
 
-    def _judged(self) -> dict[str, Finding]:
+    def _checked(self) -> dict[str, Finding]:
         """Check each step on the steps observed before it; what fails, again as if these had been rounded otherwise.
 
         Passing either way clears a step. If it differs from the golden all the same, after a divergence, it inherits.
         """
         made = [i for i in self._given if self._program.nodes[i].func != INPUT]
         parts = {i: self._program.cone([i], self._given) for i in made}
-        found = self._held(parts)
+        found = self._check_steps(parts)
         for rules in self._readings:
             self._rules = rules
-            doubtful = {i: part for i, part in parts.items() if any(found[name].wrong for name in self._names[i])}
-            found |= {name: one for name, one in self._held(doubtful, rounded=True).items() if not one.wrong}
+            failing = {i: part for i, part in parts.items() if any(found[name].wrong for name in self._names[i])}
+            found |= {name: one for name, one in self._check_steps(failing, rounded=True).items() if not one.wrong}
         tainted: set[int] = set()
         for i in made:
             inherits = not tainted.isdisjoint(self._program.before(i, self._given))
@@ -137,7 +138,7 @@ class Rerun:
                 tainted |= {i} if one.diverges else set()
         return found
 
-    def _held(self, parts: dict[int, list[int]], rounded: bool = False) -> dict[str, Finding]:
+    def _check_steps(self, parts: dict[int, list[int]], rounded: bool = False) -> dict[str, Finding]:
         """A finding for each step of `parts`.
 
         What has structure by errors that do not depend on each other is held to that of more simulated runs, in whose
@@ -152,9 +153,9 @@ class Rerun:
                 raise
             except RuntimeError as error:
                 if len(parts) > 1:
-                    apart = (self._held({i: part}, rounded) for i, part in parts.items())
+                    apart = (self._check_steps({i: part}, rounded) for i, part in parts.items())
                     return found | {name: one for each in apart for name, one in each.items()}
-                words = f"{NOT_JUDGED}: cannot be run on what was observed before it ({first_line(error)})"
+                words = f"{NOT_CHECKED}: cannot be run on what was observed before it ({first_line(error)})"
                 return found | {name: Finding(name, None, words=words) for i in parts for name in self._names[i]}
             for i in parts:
                 found |= {name: self._finding(name, i, simulated[name], ROUNDED * rounded) for name in self._names[i]}
@@ -220,7 +221,7 @@ class Rerun:
         run = (k for k in part if k not in self._given or k == part[-1])
         taken = Counter(p for k in run for p in self._program.nodes[k].parents)
         shared = (k for k, count in taken.items() if count > 1 and k not in self._given)
-        return {k for k in shared if len(self._program.cone([k], self._given)) <= ANEW}
+        return {k for k in shared if len(self._program.cone([k], self._given)) <= COMPUTED_ANEW}
 
     @cached_property
     def _floats(self) -> set[str]:
@@ -288,7 +289,8 @@ class Rerun:
     def _simulated(
         self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0, whole: bool = False
     ) -> dict[str, Simulated]:
-        """What ends the parts, all together: once exactly, and RUNS times with random rounding, thrice for a `whole`.
+        """What ends the parts, all together: once exactly, and SIMULATED_RUNS times with random rounding, thrice for a
+        `whole`.
 
         With `rounded`, what was observed and shares operations with a part errs as if the kernel had computed it again.
         """
@@ -317,7 +319,7 @@ class Rerun:
         begun = time.perf_counter()
         inputs = {k: v for k, v in start.items() if k not in again}
         program.run(order, inputs, (), rule=exact, seen=partial(seen, values, {}))
-        brief = time.perf_counter() - begun < LONG / 1000.0
+        brief = time.perf_counter() - begun < LONG_SECONDS / 1000.0
         found = {name: Simulated(values[i], self._storage(name), rules[i]) for i in parts for name in self._names[i]}
         curved = (part for i, part in parts.items() if self._rule(i).normwise or not linear(program, part))
         nonlinear = {k for part in curved for k in part}
@@ -341,18 +343,18 @@ class Rerun:
             program.run(judged, start | on, (), rule=rounding, seen=partial(seen, results, on))
             return results
 
-        largest, count = program.largest(order), (3 if whole else 1) * RUNS
+        largest, count = program.largest(order), (3 if whole else 1) * SIMULATED_RUNS
         if not brief:  # a simulated run says how long all of them will take
             begun = time.perf_counter()
             list(simulate(run, 1, 0, largest, device))
             seconds, memory = (time.perf_counter() - begun) * count, 8 * LIVE * largest / 2**20
-            if seconds > LONG:
+            if seconds > LONG_SECONDS:
                 self._progress(
                     f"{len(order)} operations are run {count} times: about {seconds:.0f} s and {memory:.0f} MiB"
                 )
 
         for seed, nearest in enumerate((None, True, False) if whole else (None,)):
-            for i, results in simulate(partial(run, bool(nearest)), RUNS, seed, largest, device):
+            for i, results in simulate(partial(run, bool(nearest)), SIMULATED_RUNS, seed, largest, device):
                 for name in self._names[i]:
                     found[name].add(results, nearest)
         return found
@@ -425,13 +427,14 @@ def format_of_factors(rule: Precision, op: str, *storage: str | None) -> str | N
     The latter is so of products alone. Where each operation is stored, its factors are of such numbers anyway.
     """
     kinds = storage if op in PRODUCTS and not rule.eager else ()
-    return rule.products or next((one for one in kinds if one in CHOICES["products"]), None)
+    return rule.products or next((one for one in kinds if one in FIELD_CHOICES["products"]), None)
 
 
 def bounded(golden: Golden, *, precision: Precision, false_alarm: float = 1e-6) -> Trace:
     """The golden's steps with what each may be off in all, own and inherited, from the same inputs.
 
-    RUNS simulated runs of the whole program. `false_alarm` is that of one step: 1e-6 lets thousands be compared.
+    SIMULATED_RUNS simulated runs of the whole program. `false_alarm` is that of one step: 1e-6 lets thousands be
+    compared.
     """
     if not isinstance(golden, Golden):
         raise UsageError(f"golden: expected what whywrong.golden recorded, got a {type(golden).__name__}")
@@ -449,7 +452,7 @@ def bounded(golden: Golden, *, precision: Precision, false_alarm: float = 1e-6) 
     factors = Exact(rules, program, device)
     program.run(order, {}, (), rule=factors)
     run = partial(program.run, order, {}, found, rule=Rounding(factors))
-    for i, results in simulate(run, RUNS, 0, program.largest(order), device):
+    for i, results in simulate(run, SIMULATED_RUNS, 0, program.largest(order), device):
         found[i].add(results)
     trace = Trace()
     for name, i in golden.steps.items():
@@ -471,8 +474,8 @@ class Simulated:
     def add(self, value: Tensor, nearest: bool | None = None) -> None:
         """Take simulated results [runs, *shape], not yet rounded to storage.
 
-        The first RUNS give each element's variance. Those with independent errors, or `nearest`, which are said to be,
-        are what chance gives the tests of structure.
+        The first SIMULATED_RUNS give each element's variance. Those with independent errors, or `nearest`, which are
+        said to be, are what chance gives the tests of structure.
         """
         if not self.exact.is_floating_point():
             self.low, self.high = torch.minimum(self.low, value.amin(0)), torch.maximum(self.high, value.amax(0))
@@ -494,7 +497,7 @@ class Simulated:
 
     @cached_property
     def _noise(self) -> Tensor:
-        """The standard deviation of an element's error, rounded to storage; after the first RUNS.
+        """The standard deviation of an element's error, rounded to storage; after the first SIMULATED_RUNS.
 
         Below the normal numbers there are few to round to, and rounding is no noise: there it is 0, and elements are
         checked alone.
@@ -502,16 +505,16 @@ class Simulated:
         size = magnitude(self.exact)
         half = half_ulp(size, self._storage, flush=self._rule.flush)
         normal = size >= (0.0 if self._storage in INTEGERS else torch.finfo(dtype_of(self._storage)).tiny)
-        return torch.where(normal, (half.square() / 3.0 + self._squares / RUNS).sqrt(), 0.0)
+        return torch.where(normal, (half.square() / 3.0 + self._squares / SIMULATED_RUNS).sqrt(), 0.0)
 
     def bound(self, observed: Tensor, chance: float) -> Bound:
         """What each element may be off, and what noise looks like."""
         finite = self.exact.isfinite()
         size = torch.maximum(magnitude(self.exact), magnitude(observed))
         half = torch.where(finite, half_ulp(size, self._storage, flush=self._rule.flush), 0.0)
-        t = quantile(chance / max(1, observed.numel()), RUNS)
-        allowed = half + t * torch.as_tensor(self._squares / RUNS).sqrt()
-        why = f"{t:.3g} sigma of {RUNS} simulated runs and half a unit of storage"
+        t = quantile(chance / max(1, observed.numel()), SIMULATED_RUNS)
+        allowed = half + t * torch.as_tensor(self._squares / SIMULATED_RUNS).sqrt()
+        why = f"{t:.3g} sigma of {SIMULATED_RUNS} simulated runs and half a unit of storage"
         overflows = self._overflowed & finite & ~observed.isfinite()
         allowed = torch.where(overflows, math.inf, torch.nan_to_num(allowed, 0.0))
         return Bound(allowed, why, self._noise, null=self._null)

@@ -48,13 +48,13 @@ CARRIED = 4.0
 FEWEST = 8
 """Entries along a dimension from which their scatter is an estimate: with fewer, Student's quantile exceeds 10."""
 
-VALUES = 16
+DISTINCT_VALUES = 16
 """Groups of like values, as many in each."""
 
-BLOCK = 3 << 18
+BLOCK_ELEMENTS = 3 << 18
 """Elements that are checked at a time: 6 MiB of float64, and some forty arrays of that size are needed."""
 
-PIECE = 1 << 10
+SAMPLED_ELEMENTS = 1 << 10
 """Elements of a piece of a long row."""
 
 
@@ -87,7 +87,7 @@ class Values:
     ordered: bool
     elements: bool
 
-    def judge(self) -> dict[str, Finding]:
+    def check(self) -> dict[str, Finding]:
         """A finding for every step, in the golden's order.
 
         Where no order is known, steps are checked from the least to the most wrong: in whatever order they were
@@ -128,7 +128,7 @@ class Values:
         between = max(before.unit, unit * rule.eager)
         most = max(before.most, between, HIDDEN * rule.unit)
         coherent = max(CARRIED * (before.coherent + before.most**2 + rule.unit), between * rule.eager)
-        chance, start = self.chance / -(-o.numel() // BLOCK), 0
+        chance, start = self.chance / -(-o.numel() // BLOCK_ELEMENTS), 0
         parts: list[Statistics] = []
         offs: list[Off] = []
         tests: list[Test] = []
@@ -196,13 +196,13 @@ def _worst(several: Iterable[Off]) -> Off:
 
 def _blocks(o: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of both, as many as make a block. What is longer than a block is cut into pieces, which count as rows."""
-    if o.numel() <= BLOCK:
+    if o.numel() <= BLOCK_ELEMENTS:
         yield o, g
         return
-    width = o.shape[-1] if o.shape[-1] <= BLOCK else PIECE
+    width = o.shape[-1] if o.shape[-1] <= BLOCK_ELEMENTS else SAMPLED_ELEMENTS
     whole = o.numel() // width * width
     o, g = o.reshape(-1), g.reshape(-1)
-    yield from zip(*(x[:whole].view(-1, width).split(BLOCK // width) for x in (o, g)), strict=True)
+    yield from zip(*(x[:whole].view(-1, width).split(BLOCK_ELEMENTS // width) for x in (o, g)), strict=True)
     if whole < o.numel():
         yield o[whole:], g[whole:]
 
@@ -278,10 +278,12 @@ def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float
     repeats = z.numel() / max(1, len(o.unique()))
     one, together = counted.double(), torch.zeros(z.numel(), dtype=torch.long, device=z.device)
     value_group = torch.empty_like(together)
-    value_group[g.flatten().argsort()] = torch.arange(len(value_group), device=z.device) * VALUES // len(value_group)
+    value_group[g.flatten().argsort()] = (
+        torch.arange(len(value_group), device=z.device) * DISTINCT_VALUES // len(value_group)
+    )
     tests = []
     for name, weight, part in (("slope", h, together), ("mean", one, together), ("values", one, value_group)):
-        parts = VALUES if part is value_group else 1
+        parts = DISTINCT_VALUES if part is value_group else 1
         squares, products = weight.square().flatten(), (z * weight).flatten()
         total = torch.bincount(part, squares, parts).clamp(min=1e-300)
         value = torch.bincount(part, products, parts) / total

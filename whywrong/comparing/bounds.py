@@ -15,7 +15,7 @@ from typing import Any
 
 from whywrong.comparing.precision import SMALLEST, UNIT_ROUNDOFF
 
-FALSE_ALARM = 1e-9
+TENSOR_FALSE_POSITIVES = 1e-9
 """The probability that a right tensor, as a whole, is flagged by its elementwise bound."""
 
 
@@ -51,8 +51,9 @@ EXACT = Bound(0.0, "exact: values are moved, not computed", 0.0)
 
 
 def confidence(length: int, count: int) -> float:
-    """lambda for which `count` inner products of `length` terms all hold with probability 1 - FALSE_ALARM."""
-    return math.sqrt(2.0 * math.log(2.0 * length * count / FALSE_ALARM))
+    """lambda for which `count` inner products of `length` terms all hold with probability 1 -
+    TENSOR_FALSE_POSITIVES."""
+    return math.sqrt(2.0 * math.log(2.0 * length * count / TENSOR_FALSE_POSITIVES))
 
 
 def worst_case(length: int, u: float) -> float:

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 
 from whywrong.comparing.bounds import Bound
-from whywrong.comparing.precision import CHOICES, name_of
+from whywrong.comparing.precision import FIELD_CHOICES, name_of
 from whywrong.comparing.statistics import Statistics, combine, pieces
 from whywrong.errors import UsageError
 from whywrong.tables import number
 
-WIDE = {torch.uint16, torch.uint32, torch.uint64, torch.int64}
+WIDE_INTEGERS = {torch.uint16, torch.uint32, torch.uint64, torch.int64}
 """Integers of which float64 does not hold all, or that torch cannot compute with."""
-MANY = 1 << 20
+MANY_ELEMENTS = 1 << 20
 """Elements from which a GPU compares: below, a copy to the CPU takes less than to compile a kernel for such tensors."""
 
-INTEGERS = "dtypes only: integers are equal"
+INTEGERS_ARE_EQUAL = "dtypes only: integers are equal"
 COUNTS = ("mismatches", "observed_nan", "golden_nan", "observed_inf", "golden_inf", "observed_zero", "golden_zero")
 _TINY, _HUGE = float(np.finfo(np.float64).tiny), 1e150  # products of two sums are finite too
 
@@ -112,7 +112,7 @@ def as_tensor(name: str, values: Any) -> torch.Tensor:
             raise UsageError(f"{name}: expected a tensor or an array of 64 bits at most, got {array.dtype}")
         whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
         values = torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
-    known = values.is_complex() or name_of(values.dtype) in CHOICES["storage"]
+    known = values.is_complex() or name_of(values.dtype) in FIELD_CHOICES["storage"]
     if not known or values.is_meta or values.is_nested or values.layout != torch.strided:
         kind = f"{name_of(values.dtype)}, {values.layout}, {values.device.type}"
         raise UsageError(f"{name}: expected dense numbers, got {kind}")
@@ -126,7 +126,7 @@ def real(x: torch.Tensor) -> torch.Tensor:
 
 def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, str]:
     if bound is None:
-        return None, f"dtypes only: half an ULP of {name_of(o.dtype)}" if o.is_floating_point() else INTEGERS
+        return None, f"dtypes only: half an ULP of {name_of(o.dtype)}" if o.is_floating_point() else INTEGERS_ARE_EQUAL
     given, why = (bound.absolute, bound.why) if isinstance(bound, Bound) else (bound, "given")
     allowed = as_tensor("bound", given).double()
     if not bool((allowed >= 0.0).all()):
@@ -143,10 +143,10 @@ def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, 
 def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> Statistics:
     """Every statistic of two tensors of one shape, `allowed` being a number, a tensor of that shape or None."""
     g = g.to(o.device)
-    if {o.dtype, g.dtype} & WIDE and not (o.is_floating_point() or g.is_floating_point()):
+    if {o.dtype, g.dtype} & WIDE_INTEGERS and not (o.is_floating_point() or g.is_floating_point()):
         o, g = told_apart(o, g)
         allowed = 0.0 if allowed is None else allowed
-    if o.is_cuda and o.numel() >= MANY:
+    if o.is_cuda and o.numel() >= MANY_ELEMENTS:
         from whywrong.comparing.gpu import measure as one_pass
     else:
         from whywrong.comparing.cpu import measure as one_pass
@@ -167,7 +167,7 @@ def told_apart(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 def _rescaled(found: Statistics, o: torch.Tensor, g: torch.Tensor, one_pass: Any) -> Statistics:
     """Squares overflow, or vanish: the sums of what both are in units of their largest number, a piece at a time."""
-    parts = [piece for _, piece in pieces((0, [o, g]), MANY)]
+    parts = [piece for _, piece in pieces((0, [o, g]), MANY_ELEMENTS)]
     finite = ((x.isfinite() & y.isfinite(), z) for x, y in parts for z in (x, y))
     unit = max(float(torch.where(both, z.double().abs(), 0.0).max()) for both, z in finite) or 1.0
     again = combine([one_pass(x.double() / unit, y.double() / unit, math.inf) for x, y in parts])

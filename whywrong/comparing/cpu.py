@@ -16,10 +16,10 @@ import torch
 
 from whywrong.comparing.statistics import Piece, Statistics, combine, pieces
 
-PIECE = 1 << 15
+PIECE_ELEMENTS = 1 << 15
 """Elements at a time: 256 KiB a tensor, and no more than torch converts on one thread."""
 
-RUN = 32 * PIECE
+RUN = 32 * PIECE_ELEMENTS
 """Elements that a thread takes at a time."""
 
 Array = np.ndarray
@@ -38,7 +38,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
 
     def run(part: Piece) -> Statistics:
         found = []
-        for start, piece in pieces(part, PIECE):
+        for start, piece in pieces(part, PIECE_ELEMENTS):
             x, y, *bound = (t.to("cpu", torch.float64).reshape(-1).numpy() for t in piece)
             found.append(_gather(x, y, bound[0] if bound else number, start, ulps, half, overflow, top))
         return combine(found) if len(found) > 1 else found[0]

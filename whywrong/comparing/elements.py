@@ -13,20 +13,20 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from whywrong.comparing.comparison import WIDE, told_apart
+from whywrong.comparing.comparison import WIDE_INTEGERS, told_apart
 from whywrong.tables import Table, number
 
-WORST = 10
+WORST_LISTED = 10
 """Elements that are listed."""
 
-CELLS, SIDE = 1 << 16, 512
+PICTURE_CELLS, PICTURE_SIDE = 1 << 16, 512
 """Cells of a picture, and those along one of its sides."""
 
-EDGES = tuple(10.0 ** (k / 2.0) for k in range(-6, 7))
+HISTOGRAM_EDGES = tuple(10.0 ** (k / 2.0) for k in range(-6, 7))
 """Borders of the histogram's bins, in shares of the tolerance; 1 is one of them."""
-BINS = ("0", *(f"≤ {float(f'{edge:.1g}'):g}" for edge in EDGES), f"> {EDGES[-1]:g}", "∞")
+HISTOGRAM_BINS = ("0", *(f"≤ {float(f'{edge:.1g}'):g}" for edge in HISTOGRAM_EDGES), f"> {HISTOGRAM_EDGES[-1]:g}", "∞")
 """The bins of :attr:`Elements.histogram` in words, and how many of them are within the tolerance."""
-WITHIN = EDGES.index(1.0) + 2
+BINS_WITHIN_TOLERANCE = HISTOGRAM_EDGES.index(1.0) + 2
 
 
 class Element(NamedTuple):
@@ -59,8 +59,8 @@ class Block(NamedTuple):
         error = torch.where(same, 0.0, (o - exact).abs())
         share = torch.where(same, 0.0, error / limit).nan_to_num(torch.inf, torch.inf)
         beyond = share.isinf()  # among those the error decides
-        key = torch.where(beyond, error.nan_to_num(torch.inf), 0.0) if int(beyond.sum()) >= WORST else share
-        at = key.topk(min(WORST, len(key))).indices
+        key = torch.where(beyond, error.nan_to_num(torch.inf), 0.0) if int(beyond.sum()) >= WORST_LISTED else share
+        at = key.topk(min(WORST_LISTED, len(key))).indices
         at = at[share[at] > 0.0]
         rows = torch.stack([share[at], error[at], at.double(), exact[at], limit[at]], 1)
         return cls(share.float().cpu(), [tuple(row) for row in rows.tolist()])
@@ -84,7 +84,7 @@ class Elements:
         rows = [(row, start) for block, start in zip(blocks, starts, strict=False) for row in block.worst]
         rows.sort(key=lambda row: [math.inf if math.isnan(x) else x for x in row[0][:2]], reverse=True)
         worst = []
-        for (share, error, place, exact, limit), start in rows[:WORST]:
+        for (share, error, place, exact, limit), start in rows[:WORST_LISTED]:
             index = tuple(map(int, np.unravel_index(int(place) + int(start), golden.shape)))
             worst.append(Element(index, observed[index].item(), golden[index].item(), exact, error, limit, share))
         return cls(observed, golden, torch.cat([block.share for block in blocks]).view(golden.shape), worst)
@@ -106,10 +106,10 @@ class Elements:
 
     @cached_property
     def histogram(self) -> list[int]:
-        """How many have no error, a share up to each of EDGES, more than the last, and one without
+        """How many have no error, a share up to each of HISTOGRAM_EDGES, more than the last, and one without
         a limit: NaN or Inf on one side only, or any error where none is tolerated."""
-        borders = torch.tensor([0.0, *EDGES, torch.finfo(torch.float32).max])
-        return torch.bincount(torch.bucketize(self.share.flatten(), borders), minlength=len(BINS)).tolist()
+        borders = torch.tensor([0.0, *HISTOGRAM_EDGES, torch.finfo(torch.float32).max])
+        return torch.bincount(torch.bucketize(self.share.flatten(), borders), minlength=len(HISTOGRAM_BINS)).tolist()
 
     def table(self) -> Table:
         """A row for each of the :attr:`worst`; with what it was held to, where that is not the golden."""
@@ -123,7 +123,7 @@ class Elements:
             rows.append((", ".join(map(str, e.at)), *words, *map(number, (e.error, e.tolerance, e.share))))
         return Table(columns, rows)
 
-    def reduced(self, cells: int = CELLS, window: Any = ...) -> tuple[list[int], list[np.ndarray]]:
+    def reduced(self, cells: int = PICTURE_CELLS, window: Any = ...) -> tuple[list[int], list[np.ndarray]]:
         """How many elements a cell takes along each dimension; and of the worst one in each cell, the share of the
         tolerance, the golden and the observed value, float64.
 
@@ -132,7 +132,7 @@ class Elements:
         share, golden, observed = (x.reshape(self.shape)[window] for x in (self.share, self.golden, self.observed))
         shape = tuple(share.shape)
         size, grid = [1] * len(shape), list(shape)
-        while max(grid) > SIDE or math.prod(grid) > cells:
+        while max(grid) > PICTURE_SIDE or math.prod(grid) > cells:
             size[widest := int(np.argmax(grid))] *= 2
             grid[widest] = -(-shape[widest] // size[widest])
         missing = [(0, g * s - n) for g, s, n in zip(grid, size, shape, strict=True)]
@@ -141,5 +141,5 @@ class Elements:
         inside = np.unravel_index(blocks.reshape(*grid, -1).argmax(-1), size)
         at = [start * s + k for start, s, k in zip(np.indices(grid, sparse=True), size, inside, strict=True)]
         place = torch.from_numpy(np.ravel_multi_index(at, shape))
-        known = (x.double() if x.dtype in WIDE else x for x in (share, golden, observed))
+        known = (x.double() if x.dtype in WIDE_INTEGERS else x for x in (share, golden, observed))
         return size, [x.take(place.to(x.device)).double().cpu().numpy() for x in known]

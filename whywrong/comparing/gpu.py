@@ -21,7 +21,7 @@ import triton.language as tl
 
 from whywrong.comparing.gpu_kernels import combined, statistics_of_tiles
 from whywrong.comparing.launching import Compiled, aligned, launch
-from whywrong.comparing.statistics import FIELDS, Statistics
+from whywrong.comparing.statistics import STATISTICS_FIELDS, Statistics
 
 PROGRAMS_PER_SM = 4
 SHAPES = {False: (2048, 4), True: (1024, 8)}
@@ -36,14 +36,14 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
 
 
 def one_pass(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> torch.Tensor:
-    """As :func:`measure`, without waiting: every statistic, float64 [FIELDS] on the device."""
+    """As :func:`measure`, without waiting: every statistic, float64 [STATISTICS_FIELDS] on the device."""
     dtype, o, g = o.dtype, _readable(o), _readable(g)
     mode = 2 if isinstance(allowed, torch.Tensor) else 0 if allowed is None and dtype.is_floating_point else 1
     bound, number = (allowed, 0.0) if isinstance(allowed, torch.Tensor) else (o, allowed or 0.0)
     which = o.device, dtype, o.dtype, g.dtype, mode, o.shape, o.stride(), g.stride(), bound.stride()
     programs, walks, constants = _plan(*which)
-    parts = torch.empty((len(FIELDS), programs), dtype=torch.float64, device=o.device)
-    found = parts.new_empty(len(FIELDS))
+    parts = torch.empty((len(STATISTICS_FIELDS), programs), dtype=torch.float64, device=o.device)
+    found = parts.new_empty(len(STATISTICS_FIELDS))
     bits = int(np.float64(number).view(np.int64))  # a kernel would take a Python float as float32
     kind = *which, bits < 2**31, aligned(o, g, bound)
     with torch.cuda.device_of(o):

@@ -26,7 +26,7 @@ SMALLEST = {name: info.tiny * info.eps for name, info in _INFO.items()}
 """The smallest subnormal: what one operation may lose to underflow."""
 
 INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
-CHOICES = {
+FIELD_CHOICES = {
     "storage": (*FLOATS, *INTEGERS),
     "products": ("ieee", "tf32x3", "bfloat16x2", "tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
     "accumulate": FLOATS[:4],
@@ -67,7 +67,7 @@ class Precision:
     steps: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
+        for name, choices in FIELD_CHOICES.items():
             value = getattr(self, name)
             value = name_of(value) if isinstance(value, torch.dtype) else value
             value = ALIASES.get(value.lower(), value.lower()) if isinstance(value, str) else value
@@ -81,7 +81,9 @@ class Precision:
             raise UsageError(f"precision: expected fields by the name of a step, got steps={self.steps!r}")
         for step, said in self.steps.items():
             if not isinstance(said, Mapping) or "steps" in said:
-                raise UsageError(f"precision: expected {', '.join(FIELDS[:-1])}, got steps[{step!r}]={said!r}")
+                raise UsageError(
+                    f"precision: expected {', '.join(PRECISION_FIELDS[:-1])}, got steps[{step!r}]={said!r}"
+                )
             from_fields(said)
 
     def of(self, step: str) -> Precision:
@@ -109,13 +111,13 @@ class Precision:
         return ", ".join(words)
 
 
-FIELDS = tuple(one.name for one in fields(Precision))
+PRECISION_FIELDS = tuple(one.name for one in fields(Precision))
 
 
 def from_fields(said: Mapping[str, Any]) -> Precision:
     """The precision that a file's metadata declare, a field each. Raises UsageError for what is no field."""
-    if unknown := [str(key) for key in said if key not in FIELDS]:
-        raise UsageError(f"precision: {unknown[0]!r} is no field; expected {', '.join(FIELDS)}")
+    if unknown := [str(key) for key in said if key not in PRECISION_FIELDS]:
+        raise UsageError(f"precision: {unknown[0]!r} is no field; expected {', '.join(PRECISION_FIELDS)}")
     return Precision(**said)
 
 
@@ -125,7 +127,7 @@ def from_words(text: str) -> Precision:
     for item in text.split(","):
         name, sign, value = item.partition("=")
         if not sign or name.strip() == "steps":
-            raise UsageError(f"--precision: expected name=value of {', '.join(FIELDS[:-1])}, got {item!r}")
+            raise UsageError(f"--precision: expected name=value of {', '.join(PRECISION_FIELDS[:-1])}, got {item!r}")
         if name.strip() in said:
             raise UsageError(f"--precision: {name.strip()} stands there twice; expected each field once")
         said[name.strip()] = {"true": True, "false": False}.get(value.strip().lower(), value.strip())

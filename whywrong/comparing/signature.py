@@ -13,7 +13,7 @@ from whywrong.tables import digits
 
 FULL = 0.9
 """Share of an error that a signature has to account for, or of a box's elements that are wrong: the rest is chance."""
-BLOCK = 0.5
+SHARE_OF_A_BLOCK = 0.5
 """Share of all elements from which a box is no block: nearly everything is wrong then."""
 
 
@@ -69,7 +69,7 @@ def _where(o: Tensor, wrong: Tensor) -> Iterator[str]:
     spans = [(int(places[0]), int(places[-1]), size) for places, size in zip(along_each(wrong), o.shape, strict=True)]
     box = math.prod(high - low + 1 for low, high, _ in spans)
     state = "zero" if bool((o[wrong] == 0.0).all()) else "wrong"
-    if count > 1 and box <= BLOCK * o.numel() and count >= FULL * box:
+    if count > 1 and box <= SHARE_OF_A_BLOCK * o.numel() and count >= FULL * box:
         several = [(k, low, high) for k, (low, high, size) in enumerate(spans) if high - low + 1 < size]
         parts = (f"{low}{f' to {high}' if high > low else ''} of dimension {k}" for k, low, high in several)
         yield f"what is {state} is a block: {', '.join(parts)}"

@@ -23,15 +23,15 @@ Statistics = namedtuple(
 `one_sided` is the first mismatch that is not finite on both sides, `used` the largest share of its bound.
 """
 
-FIELDS = Statistics._fields
-_MAXIMA = [name in ("max_abs", "max_rel", "max_ulp", "used") for name in FIELDS]
+STATISTICS_FIELDS = Statistics._fields
+_MAXIMA = [name in ("max_abs", "max_rel", "max_ulp", "used") for name in STATISTICS_FIELDS]
 
 
 def combine(parts: Any) -> Statistics:
     """Statistics of the whole from those of its parts, an array or a sequence of them; always the same bits."""
     table = np.asarray(parts, np.float64)
-    column = dict(zip(FIELDS, table.T, strict=True))
-    found = dict(zip(FIELDS, np.where(_MAXIMA, table.max(0), table.sum(0)).tolist(), strict=True))
+    column = dict(zip(STATISTICS_FIELDS, table.T, strict=True))
+    found = dict(zip(STATISTICS_FIELDS, np.where(_MAXIMA, table.max(0), table.sum(0)).tolist(), strict=True))
     for name, candidates in (("first", True), ("worst", column["max_abs"] == found["max_abs"]), ("one_sided", True)):
         row = np.where((column[name] >= 0.0) & candidates, column[name], np.inf).argmin()
         found |= {key: float(column[key][row]) for key in (name, f"{name}_observed", f"{name}_golden") if key in found}

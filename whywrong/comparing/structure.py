@@ -28,7 +28,7 @@ from torch import Tensor
 
 from whywrong.comparing.bounds import Bound, quantile
 
-FALSE_ALARM = 1e-6
+STRUCTURE_FALSE_POSITIVES = 1e-6
 """The probability that a right tensor, as a whole, is called systematically wrong."""
 
 TILE = 64
@@ -37,10 +37,10 @@ TILE = 64
 KEPT = 2.0**-20
 """Relative: what the order of a sum may change where simulated errors are all alike and their spread is none."""
 
-KINDS = ("slope", "mean", "rows", "columns", "tiles", "rms")
-SUMS = ("mean", "rows", "columns", "tiles", "slope", "rows", "columns", "tiles")
+STRUCTURE_TESTS = ("slope", "mean", "rows", "columns", "tiles", "rms")
+SUM_TESTS = ("mean", "rows", "columns", "tiles", "slope", "rows", "columns", "tiles")
 """What is tested by each group of sums: means, then slopes."""
-SIZES = ("rms", "rms")
+SIZE_TESTS = ("rms", "rms")
 """By each group of sizes: of the rows, and of the whole."""
 
 
@@ -77,15 +77,17 @@ class Structure:
         return max(self.tests, key=lambda test: test.share)
 
 
-def structure(residual: Tensor, golden: Tensor, bound: Bound, *, false_alarm: float = FALSE_ALARM) -> Structure:
+def structure(
+    residual: Tensor, golden: Tensor, bound: Bound, *, false_alarm: float = STRUCTURE_FALSE_POSITIVES
+) -> Structure:
     """Test `residual` = observed - golden, float64, any shape, for structure below its elementwise bound.
 
     `bound` says what noise looks like, by `noise` and `shared` or by `null`. Elements that are not finite are left out.
     The last dimension is a row's, all others count rows. A tensor without elements passes.
     """
     if not residual.numel():
-        return Structure(tuple(Test(name, 0.0, 0.0) for name in KINDS))
-    chance = false_alarm / len(KINDS)
+        return Structure(tuple(Test(name, 0.0, 0.0) for name in STRUCTURE_TESTS))
+    chance = false_alarm / len(STRUCTURE_TESTS)
     if bound.null is not None:
         return Structure(bound.null.tests(residual, chance))
     x = _Scale(golden, bound.noise)
@@ -103,8 +105,8 @@ def structure(residual: Tensor, golden: Tensor, bound: Bound, *, false_alarm: fl
 class _Scale:
     """Errors and the golden in units of the noise; where there is none, or no finite golden, nothing is counted.
 
-    Sums are in groups, those of :data:`SUMS`, one after the other in a vector; so are sizes, the roots of sums of
-    squares, in the groups of :data:`SIZES`.
+    Sums are in groups, those of :data:`SUM_TESTS`, one after the other in a vector; so are sizes, the roots of sums of
+    squares, in the groups of :data:`SIZE_TESTS`.
     """
 
     def __init__(self, golden: Tensor, noise: Tensor | float) -> None:
@@ -143,8 +145,8 @@ class _Scale:
         total = torch.cat([self.sums(z), self.sizes(z)])
         numbers = torch.stack([total, allowed, torch.cat([self.squares, usual])]).cpu().numpy()
         value, share = (numbers[0] / np.maximum(each, 1e-300) for each in (numbers[2], numbers[1]))
-        share, worst, start = abs(share), dict.fromkeys(KINDS, Test("", -1.0, 0.0)), 0
-        for name, count in zip((*SUMS, *SIZES), (*self.sum_groups, *self.size_groups), strict=True):
+        share, worst, start = abs(share), dict.fromkeys(STRUCTURE_TESTS, Test("", -1.0, 0.0)), 0
+        for name, count in zip((*SUM_TESTS, *SIZE_TESTS), (*self.sum_groups, *self.size_groups), strict=True):
             k = start + int(share[start : start + count].argmax())
             if share[k] > worst[name].share:
                 worst[name] = Test(name, float(share[k]), float(value[k]), k - start if count > 1 else None)

@@ -23,7 +23,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
-from whywrong.comparing.elements import BINS, WITHIN, Elements
+from whywrong.comparing.elements import BINS_WITHIN_TOLERANCE, HISTOGRAM_BINS, Elements
 from whywrong.drawing.plots import BLUE, PURPLE, RED, SHARES, caption, figure, show
 from whywrong.errors import UsageError
 
@@ -121,10 +121,14 @@ class Picture:
             self._maps.append(panel.imshow([[0.0]], colours, vmin=-most, vmax=most, **options))
             self._figure.colorbar(self._maps[-1], ax=panel, location="bottom", shrink=0.8, aspect=30)
             panel.set(title=title, xticks=[], yticks=[], xlabel=xlabel, ylabel=ylabel)
-        panels[3].bar(range(len(BINS)), elements.histogram, color=[BLUE] * WITHIN + [RED] * (len(BINS) - WITHIN))
-        panels[3].axvline(WITHIN - 0.5, color="black", ls="--", lw=1.0)
-        panels[3].set(yscale="symlog", title="elements by error / tolerance", xlim=(-0.6, len(BINS) - 0.4))
-        panels[3].set_xticks(range(len(BINS)), BINS, rotation=90, fontsize=7)
+        panels[3].bar(
+            range(len(HISTOGRAM_BINS)),
+            elements.histogram,
+            color=[BLUE] * BINS_WITHIN_TOLERANCE + [RED] * (len(HISTOGRAM_BINS) - BINS_WITHIN_TOLERANCE),
+        )
+        panels[3].axvline(BINS_WITHIN_TOLERANCE - 0.5, color="black", ls="--", lw=1.0)
+        panels[3].set(yscale="symlog", title="elements by error / tolerance", xlim=(-0.6, len(HISTOGRAM_BINS) - 0.4))
+        panels[3].set_xticks(range(len(HISTOGRAM_BINS)), HISTOGRAM_BINS, rotation=90, fontsize=7)
         still: Any = {"animated": True, "in_layout": False}
         self._ring = panels[0].plot([], [], "o", mfc="none", mec=PURPLE, ms=11.0, mew=2.0, clip_on=False, **still)[0]
         self._note = self._figure.text(0.99, 0.01, "", fontsize=7, ha="right", **still)

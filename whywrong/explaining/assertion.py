@@ -38,7 +38,7 @@ def assert_close(observed: Any, golden: Any, *, precision: Precision | None = No
     __tracebackhide__ = True
     steps = _steps(observed)
     report = localise(steps, _steps(golden), precision=precision)
-    if (name := report.first or next(iter(report.unjudged), None)) is not None:
+    if (name := report.first or next(iter(report.unchecked), None)) is not None:
         words = _message(report, report.findings[name])
         why = [repr(explain(steps, golden, precision=precision, seconds=SECONDS))] if isinstance(golden, Golden) else []
         raise AssertionError("\n".join([words, *why]))

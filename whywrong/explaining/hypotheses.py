@@ -15,7 +15,7 @@ from whywrong.recording.steps import Trace
 from whywrong.tables import Table, digits
 
 UNDECIDABLE = "undecidable"
-MOST = 20
+MOST_ROWS = 20
 """Rows that a matrix shows: what a screen holds."""
 
 
@@ -69,12 +69,12 @@ class Weighing:
         return len(self.refuted)
 
     def matrix(self) -> Table:
-        """Hypotheses by settings: those left first, then the refuted ones, MOST rows in all."""
+        """Hypotheses by settings: those left first, then the refuted ones, MOST_ROWS rows in all."""
         left, settings = self.left, self.settings
         ordered = sorted(self.fits.items(), key=lambda item: (item[0] not in left, -len(item[1])))
-        shown = ordered[:MOST]
+        shown = ordered[:MOST_ROWS]
         rows = [(name, *(fits[s].words if s in fits else "not tried" for s in settings)) for name, fits in shown]
-        hidden = f" ({len(ordered) - MOST} more not shown)" if len(ordered) > MOST else ""
+        hidden = f" ({len(ordered) - MOST_ROWS} more not shown)" if len(ordered) > MOST_ROWS else ""
         return Table(("hypothesis", *settings), rows, f"{len(left)} left, {self.rivals} refuted{hidden}")
 
     def _repr_html_(self) -> str:

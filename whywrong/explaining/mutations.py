@@ -24,11 +24,11 @@ from whywrong.explaining.part import Edit, Part
 from whywrong.recording.operations import (
     ALGORITHMS,
     ARITHMETIC,
-    CHOICES,
     FUNCTIONS,
     MOVES,
     POOLS,
     PRODUCTS,
+    SELECTIONS,
     TRANSFORMS,
 )
 from whywrong.recording.program import CONSTANT, INPUT, Node, Ref, call
@@ -40,7 +40,7 @@ Way = tuple[Any, ...]
 
 _FUNCTIONS = """sigmoid tanh exp exp2 log log2 log10 log1p expm1 sqrt rsqrt abs reciprocal square sin cos erf sign round
     floor ceil trunc"""
-INSTEAD: dict[str, Change] = {
+OTHER_FUNCTIONS: dict[str, Change] = {
     "GELU by erf": F.gelu,
     "GELU by tanh": lambda x: F.gelu(x, approximate="tanh"),
     "x sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
@@ -61,7 +61,7 @@ NUMBERED = ARITHMETIC | {"pow", "clamp", "clamp_min", "clamp_max", "full", "fill
 NUMBERED |= {"eq", "lt", "le", "gt", "ge"}
 ON_TOP = ("sqrt", "square", "exp", "log", "reciprocal", "sigmoid", "tanh", "ReLU", "round", "abs")
 SPLITS = ("split", "split_with_sizes", "unbind")
-FEW = 9
+FEW_PARTS = 9
 """Ends of the parts of a dimension up to which these are tried in pairs: of more there are too many."""
 THRESHOLDS = ("lt", "le", "gt", "ge")
 """Those that compare with a number, of which one between two of what is compared is looked for."""
@@ -83,7 +83,7 @@ PADDINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 """What stands at places outside of 0 to n - 1."""
 GIVEN = (INPUT, CONSTANT)
-RARE = ("stale", "axis")
+RARE_KINDS = ("stale", "axis")
 """What people do less often, by which what fits alike is ordered: without, two right causes of 67 are not named."""
 
 
@@ -273,7 +273,7 @@ class Context:
         for node in (node for node in nodes if node.op == "cat"):
             d = node.args[1] if len(node.args) > 1 else 0
             ends = [0, *itertools.accumulate(x.shape[d] for p in node.args[0] if (x := values[p.id]).numel())]
-            self.joined |= {ends[-1]: [*itertools.pairwise(ends)]} if len(ends) <= FEW else {}
+            self.joined |= {ends[-1]: [*itertools.pairwise(ends)]} if len(ends) <= FEW_PARTS else {}
         self.largest = max(x.numel() for x in tensors)
         numbers = {abs(float(c)) for n in program.nodes if n.op in NUMBERED for c in n.args if is_number(c)}
         self.numbers = sorted(numbers - {0.0})[:16]
@@ -378,11 +378,14 @@ def mutations(c: Context) -> Iterator[Mutation]:
     times = lambda ids: zip(ids[:-1], ("first", "second", "third")[: 3 if len(ids) <= 4 else 1], strict=False)  # noqa: E731
     ends = [one for ids in groups if 1 < len(ids) <= 8 for one in (*times(ids), (ids[-1], "last"))]
     ways: Iterator[Way] = itertools.chain(
-        *(_possible(generator(c)) for generator in (exchanged, parts, along, variances, composites, of_terms, centres)),
-        *(_possible(of_result(c, ids)) for ids in groups),
-        *(_possible(of_operation(c, ids)) for ids in made),
+        *(
+            _possible(generator(c))
+            for generator in (exchanged, parts, along, variances, composites, function_of_terms, centres)
+        ),
+        *(_possible(change_result(c, ids)) for ids in groups),
+        *(_possible(change_operation(c, ids)) for ids in made),
         *(_possible(generator(c)) for generator in (unscaled, moved_on, between, regrouped, reflections, backwards)),
-        *(_possible(of(c, [i], f" (the {word} time)")) for i, word in ends for of in (of_result, of_operation)),
+        *(_possible(of(c, [i], f" (the {word} time)")) for i, word in ends for of in (change_result, change_operation)),
     )
     for kind, says, edits, *rank in (way for way in ways if way[2]):
         kind = "mask" if edits.keys() <= c.only_masks and kind != "precision" else kind
@@ -395,7 +398,7 @@ def _possible(ways: Iterable[Way]) -> Iterator[Way]:
         yield from ways
 
 
-def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
+def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     """What operations give, or are given, changed."""
     part, i = c.part, ids[-1]
     x, node = part.values[i], part.nodes[i]
@@ -406,23 +409,33 @@ def of_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         kind = "drop_term" if kind == "zero" and not last else kind
         by_one = kind == "constant" or what in ("one more", "one less")
         kind = "ddof" if by_one and ids[0] in c.divisors else kind
-        yield kind, f"{name} is {what}", result_of(ids, change), 1 + (kind in RARE or (kind == "truncate" and not real))
+        yield (
+            kind,
+            f"{name} is {what}",
+            edit_results(ids, change),
+            1 + (kind in RARE_KINDS or (kind == "truncate" and not real)),
+        )
     for kind, what, change in addressed(tuple(x.shape), c.sizes) if given and x.dtype != torch.bool else ():
-        yield kind, f"{name} is {what}", result_of(ids, change), 2
+        yield kind, f"{name} is {what}", edit_results(ids, change), 2
     for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
         for old, new in ((n, n - 1), (n - 1, n)) if real else ():
-            yield "ddof", f"{name} is over {new}, not {old}", result_of(ids, lambda x, by=old / new: x * by)
+            yield "ddof", f"{name} is over {new}, not {old}", edit_results(ids, lambda x, by=old / new: x * by)
     if x.dtype != torch.bool and not x.is_complex() and bool((x == x.round()).all()) and bool(x.isfinite().all()):
         for kind, what, change in in_bits(x):
-            yield "precision" if last else kind, f"{name} is {what}", result_of(ids, change)
+            yield "precision" if last else kind, f"{name} is {what}", edit_results(ids, change)
     for function in (ON_TOP if last else ON_TOP[:2]) if real and not moved else ():
-        yield "function", f"{function} is taken of {name}", result_of(ids, INSTEAD[function]), 1 if last else 2
+        yield (
+            "function",
+            f"{function} is taken of {name}",
+            edit_results(ids, OTHER_FUNCTIONS[function]),
+            1 if last else 2,
+        )
     for other in c.alike(i) if given or last else ():
         kind = c.mistaken(i, other)
-        yield kind, f"{c.called(other)} stands in place of {name}", _copied(ids, other), 1 + (kind in RARE)
+        yield kind, f"{c.called(other)} stands in place of {name}", _copied(ids, other), 1 + (kind in RARE_KINDS)
 
 
-def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
+def change_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     """What operations take is changed, they are left out, or others run in their place."""
     part, i = c.part, ids[0]
     node, x, what = part.nodes[i], part.values[i], "each " * (len(ids) > 1) + c.operation(i) + words
@@ -463,22 +476,22 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         opposite = OPPOSITE[node.op]
         kind = "sign" if node.op in ("add", "sub") else "mask" if x.dtype == torch.bool else "function"
         yield kind, f"{opposite} in place of {what}", _instead(ids, getattr(torch, opposite))
-    real = x.is_floating_point() and node.op in FUNCTIONS | CHOICES
+    real = x.is_floating_point() and node.op in FUNCTIONS | SELECTIONS
     if real and len(tensors) == 1 and next(iter(tensors.values())).shape == x.shape:
-        for name, f in INSTEAD.items():
+        for name, f in OTHER_FUNCTIONS.items():
             yield "function", f"{name} in place of {what}", _instead(ids, lambda x, *_, f=f: f(x))
     if node.op in REDUCTIONS:
-        yield from of_reduction(c, ids, what)
+        yield from change_reduction(c, ids, what)
     if node.op in ("index_add", "scatter_add") or (node.op == "index_put" and True in node.args[3:4]):
         for tile in (0, 32, 64, 128, 256):
             each = f" in each {tile}" if tile else ""  # of which a block adds up, while blocks come one after the other
             says = f"{what} loses updates: of those of one place{each} the last survives"
             yield "race", says, _instead(ids, partial(_lossy, op=node.op, tile=tile))
     if node.op == "index_add":
-        for which in dict(_of_segments(part.values[refs[2]])):
+        for which in dict(_terms_of_segments(part.values[refs[2]])):
 
             def fewer(*args: Any, which: str = which) -> Any:
-                left = dict(_of_segments(args[2])).get(which, args[2][:0])
+                left = dict(_terms_of_segments(args[2])).get(which, args[2][:0])
                 return again(node, *args[:3], args[3].index_fill(args[1], left, 0.0))
 
             yield "truncate", f"{what} leaves out {which} of each place", _instead(ids, fewer)
@@ -489,7 +502,7 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(part, ids, 1, lambda _, k=k: k)
     for j, number in enumerate(node.args):
         if node.op in NUMBERED and is_number(number):
-            yield from numbers_of(c, ids, j, number, what)
+            yield from other_numbers(c, ids, j, number, what)
         elif isinstance(number, (bool, int)) and node.op in ALGORITHMS | POOLS | {"convolution"}:
             others = {not number} if isinstance(number, bool) else {0, 1, number + 1, number - 1, 2 * number} - {number}
             for new in others:
@@ -498,7 +511,7 @@ def of_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
                 yield kind, says, argument(part, ids, j, lambda _, new=new: new)
 
 
-def _of_segments(index: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _terms_of_segments(index: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Terms of sums by index, that a loop over those of one place leaves out."""
     in_order = index.sort(stable=True)
     place, values = torch.arange(len(index)), in_order.values.contiguous()
@@ -509,7 +522,7 @@ def _of_segments(index: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield f"all but the first {n}", in_order.indices[before >= n]
 
 
-def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Iterator[Way]:
+def other_numbers(c: Context, ids: list[int], j: int, old: Any, what: str) -> Iterator[Way]:
     """Other numbers in the place of one of the program's, and of its complement to 1 on the same line."""
     op, sizes = c.part.nodes[ids[0]].op, c.sizes
     further: set[float] = set()
@@ -542,7 +555,7 @@ def numbers_of(c: Context, ids: list[int], j: int, old: Any, what: str) -> Itera
         yield kind, says, edits, rank
 
 
-def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
+def change_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     """Sums and their like that leave something out, or count otherwise."""
     part, node = c.part, c.part.nodes[ids[0]]
     x = part.values[node.parents[0]]
@@ -553,13 +566,18 @@ def of_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     if node.op == "mean" and count > 1:
         for n in {1, count - 1, *tiled(count)}:
             kind = "ddof" if n == count - 1 else "scale"
-            yield kind, f"{what}: over {n}, not {count}", result_of(ids, lambda y, n=n: y * count / n), 1 + (n > count)
+            yield (
+                kind,
+                f"{what}: over {n}, not {count}",
+                edit_results(ids, lambda y, n=n: y * count / n),
+                1 + (n > count),
+            )
     if node.op == "var_mean" and count > 1:
         unbiased = node.kwargs.get("correction", node.args[2] if len(node.args) > 2 else 1)
         firsts = [u for u in part.users.get(node.id, ()) if part.nodes[u].args[1] == 0]
         factor = (count - 1) / count if unbiased else count / (count - 1)
         says = f"the variance is over {count if unbiased else count - 1}"
-        yield "ddof", says, result_of(firsts, lambda v: v * factor)
+        yield "ddof", says, edit_results(firsts, lambda v: v * factor)
         for up_to in tiled(count):
             says = f"the variance counts the padding up to {up_to}, which is zero less the mean"
             more = lambda both, up_to=up_to: both[0] + (up_to - count) / count * both[1] ** 2  # noqa: E731
@@ -589,7 +607,7 @@ def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[in
     x, n = node.parents[0], part.values[node.parents[0]].shape[d]
 
     long = {i for i, v in part.values.items() if isinstance(v, Tensor) and v.ndim >= -d and v.shape[d] == n}
-    computed = {i for i in long if nodes[i].op in (ARITHMETIC | FUNCTIONS | CHOICES)}
+    computed = {i for i in long if nodes[i].op in (ARITHMETIC | FUNCTIONS | SELECTIONS)}
     found = [x] if x in computed else []
     for i in found:  # which grows meanwhile
         found += [p for p in nodes[i].parents if p in computed and p not in found]
@@ -612,7 +630,7 @@ def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[in
 def variances(c: Context) -> Iterator[Way]:
     """Variances, which come with a mean, and so are no tensor of their own."""
     for node in (node for node in c.part.nodes if node.op == "var_mean"):
-        yield from of_reduction(c, [node.id], "var_mean")
+        yield from change_reduction(c, [node.id], "var_mean")
 
 
 def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
@@ -743,7 +761,7 @@ def parts(c: Context) -> Iterator[Way]:
         count = len(c.part.values[node.parents[0]])
         split.setdefault(count, {}).setdefault(node.args[1], []).append(node.id)
     for count, ids in split.items():
-        for a, b in itertools.combinations(range(count), 2) if count < FEW else ():
+        for a, b in itertools.combinations(range(count), 2) if count < FEW_PARTS else ():
             edits = argument(c.part, ids.get(a, []), 1, lambda _, b=b: b)
             edits |= argument(c.part, ids.get(b, []), 1, lambda _, a=a: a)
             yield "swap", f"parts {a} and {b} of {count} are taken for each other", edits if len(edits) > 1 else {}
@@ -756,7 +774,7 @@ def centres(c: Context) -> Iterator[Way]:
     for some, by in itertools.product(every, (0.5, -0.5, *(sign * n for n in c.sizes for sign in (-1, 1)))):
         why = "for centres and corners of pixels" if isinstance(by, float) else "where it begins elsewhere"
         says = f"{'each' if len(some) > 1 else 'the'} result of arange is {by:+g}, as {why}"
-        yield "shift", says, result_of(some, lambda x, by=by: x + by), 2
+        yield "shift", says, edit_results(some, lambda x, by=by: x + by), 2
     corners, asymmetric = dict[int, Edit](), dict[int, Edit]()
     for node in (node for node in c.part.nodes if node.op == "sub" and node.args[1] == 0.5):
         scaled = c.part.nodes[node.parents[0]]
@@ -775,7 +793,7 @@ def backwards(c: Context) -> Iterator[Way]:
     for d, n in enumerate(part.nodes[part.target].shape):
         taken = [(i, part.values[i].shape) for i in part.given if i in part.users]
         edits = {i: Edit(partial(torch.flip, dims=[x.index(n)]), (Ref(i),)) for i, x in taken if x.count(n) == 1}
-        edits |= result_of([part.target], partial(torch.flip, dims=[d])) if edits else {}
+        edits |= edit_results([part.target], partial(torch.flip, dims=[d])) if edits else {}
         yield "flip", f"{c.called(part.target)} is computed from the other end of dimension {d}", edits, 2
 
 
@@ -821,7 +839,7 @@ def unscaled(c: Context) -> Iterator[Way]:
 def moved_on(c: Context) -> Iterator[Way]:
     """An operation that comes later than in the reference: an eps outside of a root, a late bias."""
     nodes = c.part.nodes
-    movable = {i: c.later(i, 4) for i in c.computed if nodes[i].op in ARITHMETIC | FUNCTIONS | CHOICES}
+    movable = {i: c.later(i, 4) for i in c.computed if nodes[i].op in ARITHMETIC | FUNCTIONS | SELECTIONS}
     for i, later in movable.items():
         node = nodes[i]
         for j in (j for j, a in enumerate(node.args) if isinstance(a, Ref) and nodes[a.id].shape == node.shape):
@@ -850,7 +868,7 @@ def regrouped(c: Context) -> Iterator[Way]:
         for d, order, words in _otherwise(shapes[i], slices):
             ends = later[-6:] + [part.target] * (shapes[part.target][d : d + 1] == (len(order),))
             for k in (k for k in ends if k != i and k in part.downstream(i)):
-                edits = result_of([i], entries(d, order)) | result_of([k], entries(d, order.argsort()))
+                edits = edit_results([i], entries(d, order)) | edit_results([k], entries(d, order.argsort()))
                 yield "permute", f"from {c.called(i)} to {c.called(k)}, {words}", edits, 2
     for i, name in c.names.items():
         inside, taken = c.composite(i)
@@ -868,7 +886,7 @@ def _otherwise(shape: tuple[int, ...], slices: Iterable[Any] = ()) -> Iterator[t
     for d, n in enumerate(shape):
         taken = (slice(*[*both, None, None][:2]) for along, *both in slices if along % len(shape) == d)
         ends = {0, n}.union(*(each.indices(n)[:2] for each in taken))
-        ends = ends if len(ends) <= FEW else {0, n}
+        ends = ends if len(ends) <= FEW_PARTS else {0, n}
         for first, last in itertools.combinations(sorted(ends), 2):
             m, own = last - first, torch.arange(n)
             of = f"dimension {d} of {n}" if m == n else f"{first} to {last - 1} of dimension {d}"
@@ -882,12 +900,12 @@ def composites(c: Context) -> Iterator[Way]:
     for i, name in c.names.items():
         inside, frontier = c.composite(i)
         if len(frontier) == 1 < len(inside) and c.part.nodes[min(frontier)].shape == c.part.nodes[i].shape:
-            others = {words: f for words, f in INSTEAD.items() if words.lower().replace(" ", "_") != name}
+            others = {words: f for words, f in OTHER_FUNCTIONS.items() if words.lower().replace(" ", "_") != name}
             for words, f in others.items():  # and not the same with torch's own numbers
                 yield "function", f"{words} in place of {name}", {i: Edit(f, (Ref(min(frontier)),))}, 0
 
 
-def of_terms(c: Context) -> Iterator[Way]:
+def function_of_terms(c: Context) -> Iterator[Way]:
     """A function of each term of a sum in place of the whole: norms are added, not their squares."""
     for node in (node for node in c.part.nodes if node.op in FUNCTIONS and len(node.parents) == 1):
         total = c.part.nodes[node.parents[0]]
@@ -906,7 +924,7 @@ def again(node: Node, *args: Any) -> Any:
     return call(node, args, node.kwargs)
 
 
-def result_of(ids: Iterable[int], change: Change) -> dict[int, Edit]:
+def edit_results(ids: Iterable[int], change: Change) -> dict[int, Edit]:
     """`change` of what operations give."""
     return {i: Edit(change, (Ref(i),)) for i in ids}
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from whywrong.checking.findings import Localisation, plain
-from whywrong.checking.localise import FALSE_ALARM, few_threads, localise, renamed
+from whywrong.checking.localise import TRACE_FALSE_POSITIVES, few_threads, localise, renamed
 from whywrong.checking.with_program import bounded
 from whywrong.comparing.precision import INTEGERS, Precision, half_ulp, name_of, representable
 from whywrong.comparing.signature import along_each
@@ -26,11 +26,11 @@ from whywrong.explaining.mutations import (
     Context,
     Mutation,
     argument,
+    edit_results,
     is_number,
     kind_of_number,
     mutations,
     numbered,
-    result_of,
     summed_over,
     zeroed,
 )
@@ -44,34 +44,34 @@ Tensor = torch.Tensor
 
 CAUSE, UNDECIDABLE, NONE = "cause", "undecidable", "none of these"
 
-NARROWER: list[dict[str, Any]] = [{"products": name} for name in ("tf32", "bfloat16", "float16")]
-NARROWER += [{"accumulate": name} for name in ("float16", "bfloat16")]
-NARROWER += [{"accumulate": name, "products": name} for name in ("bfloat16", "float16")]
-NARROWER += [{"storage": name, "eager": True} for name in ("float16", "bfloat16")]
+NARROWER_PRECISIONS: list[dict[str, Any]] = [{"products": name} for name in ("tf32", "bfloat16", "float16")]
+NARROWER_PRECISIONS += [{"accumulate": name} for name in ("float16", "bfloat16")]
+NARROWER_PRECISIONS += [{"accumulate": name, "products": name} for name in ("bfloat16", "float16")]
+NARROWER_PRECISIONS += [{"storage": name, "eager": True} for name in ("float16", "bfloat16")]
 """Declarations of fewer digits, the widest first."""
 
-SAME = 8
+UNCHANGED_KEPT = 8
 """Mutations of a kind that change nothing on the inputs, which are tried on others. Half as many lose a kind of
 `blind_to` in 2 of 58 cases, twice as many find no more."""
 
-CHECKED = 24
+MOST_HELD_TO_BOUND = 24
 """Mutations that are held to their own bound: the nearest of all that were tried. It bounds the time; 12, 48 and all
 give the same in 58 cases."""
 
-NOISY, SAMPLES = 8, 64
+FEWEST_FOR_NOISE, SMOOTHNESS_SAMPLES = 8, 64
 """Elements in which noise can be seen and a rank decide, and those in which an error that depends on the value can."""
 LESS_LIKELY = 2.0
 """The error that is left is noise, whose size many elements tell well: a cause that leaves twice as much is none. 1
 gives another answer in 4 of 58 cases, 4 and more the same after a longer time."""
 
-UNLIKE = 0.3
+COSINE_OF_NOISE = 0.3
 """Cosine of the angle between an error and the value above which the error is no noise. 0.15 gives the same in 58
 cases, 0.6 a wrong cause in one."""
 
-FITTED = ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp", "rsub")
+OPERATIONS_WITH_FITTED_NUMBER = ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp", "rsub")
 """Operations of which a number is looked for that fits."""
 
-BEYOND = 1e9
+FARTHEST = 1e9
 """How far off, in tolerances, what cannot be compared counts as."""
 
 
@@ -89,6 +89,10 @@ class Cause:
     """Other breaks that give the same on these inputs and on drawn ones, with their kinds."""
     elsewhere: tuple[str, ...] = ()
     """Other lines of the reference in which these are."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields."""
+        return {key: plain(value) for key, value in asdict(self).items()}
 
 
 @dataclass(repr=False)
@@ -112,9 +116,12 @@ class Explanation:
 
     def as_json(self) -> dict[str, Any]:
         """The part "explain" of what `whywrong diff --explain --json` prints."""
-        one = lambda c: {key: plain(value) for key, value in asdict(c).items()}  # noqa: E731
-        found: dict[str, Any] = {"step": self.step, "verdict": self.verdict, "causes": [one(c) for c in self.causes]}
-        found |= {"nearest": one(self.nearest) if self.nearest else None, "separate": sorted(self.separate)}
+        found: dict[str, Any] = {
+            "step": self.step,
+            "verdict": self.verdict,
+            "causes": [c.as_json() for c in self.causes],
+        }
+        found |= {"nearest": self.nearest.as_json() if self.nearest else None, "separate": sorted(self.separate)}
         return found | {key: getattr(self, key) for key in ("blind_to", "others", "tried", "notes")}
 
     def _sentences(self) -> Iterator[str]:
@@ -237,7 +244,7 @@ class _Search:
         off = self._off(self._right)
         self._base, self._wrong = self._rms(off), off > 1.0
         self._box = tuple(slice(int(p[0]), int(p[-1]) + 1) if len(p) else slice(0) for p in along_each(self._wrong))
-        self._enough = math.log(len(self._part.nodes) / FALSE_ALARM)
+        self._enough = math.log(len(self._part.nodes) / TRACE_FALSE_POSITIVES)
         some = self._observed[self._box]
         self._somewhere = 0 < some.numel() < off.numel() and self._telling(some)
         self._inputs = dict[str, Tensor]()
@@ -263,9 +270,9 @@ class _Search:
         """How far off each element is, in tolerances."""
         o = self._observed
         if self._allowed is None or not value.is_floating_point():
-            return (value != o).double() * BEYOND
-        z = ((value - o).abs() / self._allowed).clamp(max=BEYOND)
-        return torch.where((value == o) | (value.isnan() & o.isnan()), 0.0, z.nan_to_num(BEYOND, BEYOND, BEYOND))
+            return (value != o).double() * FARTHEST
+        z = ((value - o).abs() / self._allowed).clamp(max=FARTHEST)
+        return torch.where((value == o) | (value.isnan() & o.isnan()), 0.0, z.nan_to_num(FARTHEST, FARTHEST, FARTHEST))
 
     def run(self) -> None:
         """Try all, hold the nearest to their bounds, and say what is left."""
@@ -308,7 +315,7 @@ class _Search:
                 continue
             self._result.tried += 1
             if torch.equal(value, self._right):
-                same[mutation.kind] += [mutation] * (len(same[mutation.kind]) < SAME)
+                same[mutation.kind] += [mutation] * (len(same[mutation.kind]) < UNCHANGED_KEPT)
             else:
                 off = self._off(value)
                 there = self._rms(off[self._box]) if self._somewhere else math.inf
@@ -340,7 +347,7 @@ class _Search:
         near.sort(key=lambda t: (max(0, math.ceil(math.log2(off(t) + 1e-300))), t.mutation.rank))
         found: list[tuple[_Tried, float]] = []
         least = math.inf
-        for k, t in enumerate(near[:CHECKED]):
+        for k, t in enumerate(near[:MOST_HELD_TO_BOUND]):
             if k and self._late(self._last):  # one is checked in any case
                 break
             if off(t) > LESS_LIKELY * least:
@@ -387,12 +394,17 @@ class _Search:
         if v.numel() and self._allowed is not None:
             c, shift = float((o * v).sum() / v.square().sum().clamp(min=1e-300)), float((o - v).median())
             words = f"the result is {abs(shift):.6g} too {'large' if shift > 0 else 'small'}"
-            yield Mutation("constant", words, result_of([self._part.target], lambda x: x + shift), 5)
+            yield Mutation("constant", words, edit_results([self._part.target], lambda x: x + shift), 5)
             words = f"the result is {c:.6g} times what it should be"
-            yield Mutation("scale", words, result_of([self._part.target], lambda x: x * c), 5)
+            yield Mutation("scale", words, edit_results([self._part.target], lambda x: x * c), 5)
         for node in self._part.nodes:
             for j, number in enumerate(node.args):
-                if node.op in FITTED and is_number(number) and number and self._context.real(node.id):
+                if (
+                    node.op in OPERATIONS_WITH_FITTED_NUMBER
+                    and is_number(number)
+                    and number
+                    and self._context.real(node.id)
+                ):
                     yield self._best_number(node, j, number)
                 elif node.op in THRESHOLDS and is_number(number) and self._telling(self._observed):
                     yield self._best_threshold(node, j, number)
@@ -404,7 +416,10 @@ class _Search:
         from scipy.optimize import minimize_scalar
 
         mutation = partial(self._another, node, j, c)
-        off = lambda new: self._distance(mutation(new))  # noqa: E731
+
+        def off(new: float) -> float:
+            return self._distance(mutation(new))
+
         best = min([c * 10.0 ** (k / 4) for k in range(-16, 17)] + [10.0**k for k in range(-8, 9)], key=off)
         span = sorted((best * 10**-0.25, best * 10**0.25))
         found = minimize_scalar(off, bounds=span, method="bounded", options={"xatol": abs(best) * 1e-8})
@@ -445,7 +460,7 @@ class _Search:
         for name, fill in fills if wrong < count else ():
             says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that nobody wrote"
             yield Mutation(
-                "zero", says, result_of([self._part.target], lambda x, f=fill: x.masked_fill(self._wrong, f))
+                "zero", says, edit_results([self._part.target], lambda x, f=fill: x.masked_fill(self._wrong, f))
             )
 
     def _distance(self, mutation: Mutation) -> float:
@@ -470,7 +485,7 @@ class _Search:
             same.append((mutation, share))
         simplest = min((mutation.rank for mutation, _ in fits), default=0)
         left: dict[tuple[str, str], Cause] = {}  # of one number, those that fit are one cause
-        few = self._observed.numel() < NOISY  # of a few numbers the simplest that fits is no evidence
+        few = self._observed.numel() < FEWEST_FOR_NOISE  # of a few numbers the simplest that fits is no evidence
         for (mutation, share), *rest in (same for _, same in classes if few or same[0][0].rank == simplest):
             number = mutation.says.partition(" has ")[0] if mutation.kind == "eps" else mutation.says
             cause = left.get((mutation.kind, number), self._cause(mutation, share))
@@ -520,17 +535,21 @@ class _Search:
         error = (self._observed - self._right).nan_to_num(0.0, 0.0, 0.0)
         value = self._right.nan_to_num(0.0, 0.0, 0.0)
         off = float(error.norm())
-        like = lambda x, most: abs(float((error * x).sum())) > most * off * float(x.norm())  # noqa: E731
+
+        def like(x: Tensor, most: float) -> bool:
+            return abs(float((error * x).sum())) > most * off * float(x.norm())
+
         results = [x for i, x in self._part.values.items() if self._context.real(i) and x.shape == value.shape]
-        by_chance = max(UNLIKE, 4.0 * error.numel() ** -0.5)  # of many results
-        alike = like(value, UNLIKE) or any(like(x.nan_to_num(0.0, 0.0, 0.0), by_chance) for x in results)
-        if error.numel() < NOISY or alike or _smooth(error, value):
+        by_chance = max(COSINE_OF_NOISE, 4.0 * error.numel() ** -0.5)  # of many results
+        alike = like(value, COSINE_OF_NOISE) or any(like(x.nan_to_num(0.0, 0.0, 0.0), by_chance) for x in results)
+        if error.numel() < FEWEST_FOR_NOISE or alike or _smooth(error, value):
             return []
-        kept = lambda p: representable(self._observed, p.get("storage", p.get("accumulate", "ieee")))  # noqa: E731
-        for promise in filter(kept, NARROWER):
+        for narrower in NARROWER_PRECISIONS:
+            if not representable(self._observed, narrower.get("storage", narrower.get("accumulate", "ieee"))):
+                continue
             if self._late(self._until):
                 break
-            said = {**self._rules.steps.get(self._step, {}), **promise}
+            said = {**self._rules.steps.get(self._step, {}), **narrower}
             rules = replace(self._rules, steps={**self._rules.steps, self._step: said})
             share = self._share(Mutation("", "", {}), rules=rules)
             bound = (
@@ -538,7 +557,7 @@ class _Search:
             )
             noise = float(torch.as_tensor(bound.noise if bound is not None else math.inf).expand(value.shape).norm())
             if share is not None and noise / 8.0 <= off <= 2.0 * noise:
-                words = ", ".join(f"{key}={value}" for key, value in promise.items())
+                words = ", ".join(f"{key}={value}" for key, value in narrower.items())
                 says = f"consistent with: fewer digits than declared ({words})"
                 return [Cause("precision", says, self._part.nodes[self._part.target].site, share)]
         return []
@@ -557,9 +576,10 @@ def _lowest(of: Callable[[int], float], a: int, b: int) -> int:
 def _smooth(error: Tensor, value: Tensor) -> bool:
     """Whether an error depends on the value, as that of another function does: those of neighbours are alike.
 
-    Neighbours are some way apart, since equal values are rounded alike: their correlation, of SAMPLES values in order.
+    Neighbours are some way apart, since equal values are rounded alike: their correlation, of SMOOTHNESS_SAMPLES
+    values in order.
     """
-    v, order = (each[:: max(1, value.numel() // SAMPLES)] for each in value.flatten().sort())
+    v, order = (each[:: max(1, value.numel() // SMOOTHNESS_SAMPLES)] for each in value.flatten().sort())
     e = error.flatten()[order] - error.flatten()[order].mean()
     alike = (e[1:] * e[:-1])[v.diff() > 1e-9 * v.abs().max()]
     return float(alike.sum()) > 3.0 * len(e) ** -0.5 * float(e.square().sum())
@@ -588,5 +608,7 @@ def _drawn(x: Tensor, seed: int, whole: bool) -> Tensor:
     mixed = x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)
     noise = torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)
     constant = x.numel() > 1 and bool((x == x.flatten()[0]).all())
-    mixed = -mixed if x.numel() < NOISY and bool((x < 0.0).any()) else mixed  # else a few would keep their signs
+    mixed = (
+        -mixed if x.numel() < FEWEST_FOR_NOISE and bool((x < 0.0).any()) else mixed
+    )  # else a few would keep their signs
     return mixed * (1.0 + 0.25 * noise) + (0.5 * noise if constant else 0.0)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from whywrong.checking.findings import Localisation
-from whywrong.checking.localise import FALSE_ALARM, localise
+from whywrong.checking.localise import TRACE_FALSE_POSITIVES, localise
 from whywrong.checking.repetition import poisoned
 from whywrong.comparing.bits import digest, same_bits
 from whywrong.comparing.comparison import as_tensor
@@ -45,7 +45,9 @@ from whywrong.torch_private import FakeTensorMode, TorchDispatchMode, tree_leave
 Inputs = dict[Any, Any]
 Names = tuple[Any, ...]
 
-SIZES = sorted({1, 11, 13, 37, 61, 97, 251, 1009, 4099, 16411} | {2**k + d for k in range(1, 17) for d in (-1, 0, 1)})
+SAMPLED_LENGTHS = sorted(
+    {1, 11, 13, 37, 61, 97, 251, 1009, 4099, 16411} | {2**k + d for k in range(1, 17) for d in (-1, 0, 1)}
+)
 """Lengths of an axis: one, primes, and powers of two with their neighbours."""
 
 LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -59,7 +61,7 @@ LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """How a tensor lies in memory: from its beginning; one element behind it; with room between rows; with room between
 elements; in the order of Fortran; with one slice of the first axis that stands for all."""
 
-VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+KINDS_OF_VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "ones": torch.ones_like,
     "counting": lambda x: 1 + torch.arange(len(x)) % 7,
     "normal": lambda x: x,
@@ -73,10 +75,10 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Kinds of floating-point values, made of normal ones. Not every reference allows the last three."""
 
-GUARD = 1 << 12
+GUARD_ELEMENTS = 1 << 12
 """Elements of the guard zones on both sides of what a kernel is given and of what it allocates."""
 
-SHRINKS = 100
+SHRINKING_CASES = 100
 """Cases that are tried to make a failure smaller."""
 
 _FACTORIES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "full"}
@@ -186,8 +188,9 @@ class FuzzReport:
 def fuzz(
     kernel: Callable[..., Any], reference: Any, inputs: Any, *, precision: Precision | None = None,
     examples: int = 50, seconds: float = math.inf, seed: int = 0, most: int = 0, sizes: Any = None, out: Any = (),
-    dtypes: Iterable[torch.dtype] = (), layouts: Iterable[str] = LAYOUTS, values: Iterable[str] = tuple(VALUES)[:-3],
-    refuses: tuple[type[Exception], ...] = (ValueError, AssertionError, NotImplementedError),
+    dtypes: Iterable[torch.dtype] = (), layouts: Iterable[str] = LAYOUTS, values: Iterable[str] =
+    tuple(KINDS_OF_VALUES)[:-3], refuses: tuple[type[Exception], ...] = (ValueError, AssertionError,
+    NotImplementedError),
 ) -> FuzzReport:  # fmt: skip
     """Draw inputs until `kernel` is not what `reference` is, within what `precision` allows; shrink the failure.
 
@@ -196,17 +199,17 @@ def fuzz(
     and truth values stay within the range that it shows, and floating-point numbers are not negative where it has none;
     tensors without axes, and what is no tensor, stay as they are. `sizes` says otherwise, a tuple of names and fixed
     lengths for an argument: ``{"x": ("rows", 64), "gain": (64,)}``. `dtypes` are sampled for its floating-point
-    tensors, `layouts` of :data:`LAYOUTS`, `values` of :data:`VALUES` (NaN and infinite ones only where they are asked
-    for); `most` is how many elements all inputs may have together: by default (0) 2^17, but 2^9 where Triton's kernels
-    are interpreted (TRITON_INTERPRET), some ms a program, and no strategy draws. The product of all different
-    lengths is 64 times as much at most. Two inputs of the same kind may be one tensor.
+    tensors, `layouts` of :data:`LAYOUTS`, `values` of :data:`KINDS_OF_VALUES` (NaN and infinite ones only where they
+    are asked for); `most` is how many elements all inputs may have together: by default (0) 2^17, but 2^9 where
+    Triton's kernels are interpreted (TRITON_INTERPRET), some ms a program, and no strategy draws. The product of all
+    different lengths is 64 times as much at most. Two inputs of the same kind may be one tensor.
 
     `kernel` takes the arguments of `reference` and gives a tensor, a tuple, or a dict by the golden's names, or it
     writes into those of its arguments that `out` names (which the reference is not given). Each case runs in poisoned
     memory between guard zones: once on other values in the same place, then twice. It fails if a result is beyond what
     is allowed, if anything but the results changes, if a later call changes the result of an earlier one, and if it
     raises: what is among `refuses` is not a failure, and neither is a case that the reference fails on. A kernel that
-    reads or writes further than :data:`GUARD` elements outside may still end the process.
+    reads or writes further than :data:`GUARD_ELEMENTS` elements outside may still end the process.
 
     The same seed samples the same cases, up to `examples` of them, of which none begins after `seconds`; a failure is
     made smaller in as much time again at most. Nothing is written: :meth:`FuzzReport.script` gives the text of a test.
@@ -224,7 +227,7 @@ def fuzz(
         raise UsageError(f"refuses: expected exceptions, as (ValueError,), got {wrong[0]!r}")
     strategy = isinstance(inputs, strategies.SearchStrategy)
     most = most or 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
-    out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, VALUES)
+    out, layouts, values = _names(out), _chosen("layouts", layouts, LAYOUTS), _chosen("values", values, KINDS_OF_VALUES)
     dtypes = tuple(dtype_of(Precision(one).storage) for one in _names(dtypes))
     if wrong := [dtype for dtype in dtypes if not dtype.is_floating_point]:
         raise UsageError(f"dtypes: expected floating-point ones, got {name_of(wrong[0])!r}")
@@ -263,7 +266,9 @@ def fuzz(
             why = f"{type(error).__name__}: {first_line(error)}"
         if recorded is None or sum(recorded[name].numel() for name in recorded.names) > 4 * most:
             return "discarded"
-        return _failure(kernel, recorded, inputs, precision, out, refuses, FALSE_ALARM / (2 * examples))  # two calls
+        return _failure(
+            kernel, recorded, inputs, precision, out, refuses, TRACE_FALSE_POSITIVES / (2 * examples)
+        )  # two calls
 
     def fails(case: tuple[Inputs, dict[Any, str], Inputs]) -> bool:
         nonlocal end, largest
@@ -272,7 +277,7 @@ def fuzz(
         if key not in judged:
             if time.monotonic() > end and not report.found:
                 raise _TimeUp
-            if time.monotonic() > end or len(judged) >= count + SHRINKS:
+            if time.monotonic() > end or len(judged) >= count + SHRINKING_CASES:
                 return False
             found = judged[key] = judge(case[0])
             vars(report)[found if isinstance(found, str) else "examples"] += not report.found
@@ -317,7 +322,7 @@ def sample(
     shape: tuple[int, ...], dtype: torch.dtype, values: str = "ones", layout: str = "contiguous", seed: int = 0,
     low: float = -math.inf, high: float = math.inf, device: str = "cpu",
 ) -> Tensor:  # fmt: skip
-    """A tensor of one of :data:`VALUES` that lies in memory as one of :data:`LAYOUTS`.
+    """A tensor of one of :data:`KINDS_OF_VALUES` that lies in memory as one of :data:`LAYOUTS`.
 
     Whole numbers are drawn from `low` to `high` instead; floating-point numbers lose their sign if `low` is not
     negative. What lies between the elements is NaN, or `low`.
@@ -325,7 +330,7 @@ def sample(
     noise, count = torch.Generator().manual_seed(seed), math.prod(shape)
     if dtype.is_floating_point:
         normal = (1000 * torch.randn(count, generator=noise, dtype=torch.float64)).round() / 1000
-        x, gap = VALUES[values](normal.to(torch.float32 if dtype.itemsize == 1 else dtype)), math.nan
+        x, gap = KINDS_OF_VALUES[values](normal.to(torch.float32 if dtype.itemsize == 1 else dtype)), math.nan
         x = x.abs() if low >= 0 else x
         x = x.clamp(-448, 448) if dtype == torch.float8_e4m3fn else x  # beyond that it has NaN alone
     else:
@@ -361,11 +366,14 @@ def _cases(
         return sum(map(math.prod, shapes)) <= most and math.prod(lengths.values()) <= 64 * most
 
     def case(draw: Any) -> tuple[Inputs, dict[Any, str], Inputs]:
-        one_of = lambda choices: draw(strategies.sampled_from(choices))  # noqa: E731
+
+        def one_of(choices: Any) -> Any:
+            return draw(strategies.sampled_from(choices))
+
         lengths: dict[Any, int] = dict.fromkeys(free, 1)
         for name in sorted(free, key=one_of(free).__eq__, reverse=True) if free else ():
-            longest = one_of(SIZES)  # always as many choices: fewer would seem to be simpler
-            lengths[name] = max(n for n in SIZES if n == 1 or (n <= longest and fits(lengths | {name: n})))
+            longest = one_of(SAMPLED_LENGTHS)  # always as many choices: fewer would seem to be simpler
+            lengths[name] = max(n for n in SAMPLED_LENGTHS if n == 1 or (n <= longest and fits(lengths | {name: n})))
         wanted = one_of(dtypes) if dtypes else None
         lying = one_of((layouts[:1], layouts))
         inputs, normal, texts = dict(example), {}, {n: _literal(x) for n, x in example.items() if n not in tensors}
@@ -428,12 +436,12 @@ class _Allocations(TorchDispatchMode):
         if func.overloadpacket.__name__ not in _FACTORIES or not made.numel() or 0 in made.stride() or made.is_meta:
             return made
         memory = _guarded(made)
-        self.edges += (memory[:GUARD], memory[-GUARD:])
-        return memory.as_strided(made.shape, made.stride(), GUARD)
+        self.edges += (memory[:GUARD_ELEMENTS], memory[-GUARD_ELEMENTS:])
+        return memory.as_strided(made.shape, made.stride(), GUARD_ELEMENTS)
 
 
 def _edge(x: Tensor) -> Tensor:
-    return x.new_full((GUARD,), math.nan if x.is_floating_point() else int(x.long().min()))
+    return x.new_full((GUARD_ELEMENTS,), math.nan if x.is_floating_point() else int(x.long().min()))
 
 
 def _memory(x: Tensor) -> Tensor:
@@ -449,7 +457,7 @@ def _guarded(x: Tensor) -> Tensor:
 
 def _failure(
     kernel: Any, recorded: Golden, inputs: Inputs, precision: Precision | None, out: Names, refuses: Names,
-    false_alarm: float = FALSE_ALARM,
+    false_alarm: float = TRACE_FALSE_POSITIVES,
 ) -> Failure | str:  # fmt: skip
     """What is wrong with the kernel on these inputs: first what it does to memory, then its results.
 
@@ -461,7 +469,10 @@ def _failure(
     ours = {x.untyped_storage().data_ptr() for x in memory.values()}
 
     def views(of: Mapping[int, Tensor]) -> dict[Any, Tensor]:
-        return {n: of[at[n]].as_strided(x.shape, x.stride(), x.storage_offset() + GUARD) for n, x in tensors.items()}
+        return {
+            n: of[at[n]].as_strided(x.shape, x.stride(), x.storage_offset() + GUARD_ELEMENTS)
+            for n, x in tensors.items()
+        }
 
     given = views(memory)
     for name in out:

@@ -22,7 +22,7 @@ from whywrong.process_state import float64_by_default
 from whywrong.recording.dumps import open_dump
 from whywrong.recording.operations import ALGORITHMS, TRANSFORMS, full_name, resolve
 from whywrong.recording.program import CONSTANT, INPUT, ITEM, Node, Program, Ref
-from whywrong.recording.recorder import NARROW, Recorder, unique
+from whywrong.recording.recorder import NARROW_DTYPES, Recorder, unique
 from whywrong.recording.steps import Trace, write_safetensors
 from whywrong.recording.watching import (
     GRADIENT,
@@ -254,7 +254,7 @@ def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None
     """
     check_subject("golden", reference, loss)
     found, why = None, ""
-    if isinstance(reference, torch.nn.Module) and any(x.dtype in NARROW for x in reference.parameters()):
+    if isinstance(reference, torch.nn.Module) and any(x.dtype in NARROW_DTYPES for x in reference.parameters()):
         try:
             found = _run(reference, inputs, named, loss, wide=False)
         except Exception as error:  # a type that an operation has not, or a shape that depends on rounded values

@@ -34,7 +34,8 @@ FACTORIES = _named("""zeros ones full arange scalar_tensor eye zeros_like ones_l
     new_full tril_indices triu_indices""")
 """Values that do not depend on any input's."""
 
-CHOICES = _named("""abs neg relu clamp clamp_min clamp_max maximum minimum amax amin max min sign sgn eq ne lt le gt ge
+SELECTIONS = _named("""abs neg relu clamp clamp_min clamp_max maximum minimum amax amin max min sign sgn eq ne lt le gt
+ge
     isnan isinf isfinite logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor
     argmax argmin sort topk argsort any all round floor ceil trunc remainder fmod fill copysign hardtanh threshold
     cummax max_pool2d_with_indices nonzero bucketize searchsorted cummin median nanmedian kthvalue mode
@@ -91,7 +92,7 @@ KERNELS = _named("""_cdist_forward _cdist_backward _pdist_forward _pdist_backwar
 ALGORITHMS = ELIMINATIONS | REFLECTIONS | TRANSFORMS | RESAMPLERS | KERNELS
 """What is run as one operation: its error is that of one on arguments moved at random, each element and all of them."""
 
-ALLOWED = MOVES | FACTORIES | CHOICES | ARITHMETIC | PRODUCTS | SUMS | MOMENTS | FUNCTIONS | ALGORITHMS
+ALLOWED = MOVES | FACTORIES | SELECTIONS | ARITHMETIC | PRODUCTS | SUMS | MOMENTS | FUNCTIONS | ALGORITHMS
 
 IN_STORAGE = _named("""
     native_layer_norm_backward embedding_dense_backward _embedding_bag_dense_backward index_put _index_put_impl
@@ -111,13 +112,13 @@ FROZEN = _named("_local_scalar_dense equal")
 NOT_UNIQUE = {"_linalg_svd": "singular vectors", "_linalg_eigh": "eigenvectors"}
 """Results that another correct program may give with another sign, or turned where two values are equal."""
 
-INSTEAD = {"_fused_": "an optimizer with fused=False", "linalg_eig": "linalg.eigh", "histogram": "histc"}
+WRITE_INSTEAD = {"_fused_": "an optimizer with fused=False", "linalg_eig": "linalg.eigh", "histogram": "histc"}
 """What to write in place of an operation that cannot be recorded, by how its name begins."""
 
 
 def instead(name: str) -> str:
     """What to write in place of an operation that cannot be recorded."""
-    known = (words for start, words in INSTEAD.items() if name.startswith(start))
+    known = (words for start, words in WRITE_INSTEAD.items() if name.startswith(start))
     return next(known, "operations of docs/operations.md, or give its result as one more input")
 
 

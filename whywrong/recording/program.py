@@ -18,14 +18,14 @@ from whywrong.torch_private import tree_leaves, tree_map_only
 
 INPUT, CONSTANT, ITEM = "input", "constant", "getitem"
 
-WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
-WIDE[torch.complex64] = torch.complex128
+WIDENED_DTYPES = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+WIDENED_DTYPES[torch.complex64] = torch.complex128
 """What a narrower dtype becomes."""
 
 
 def widened(x: Any) -> Any:
     """A tensor in float64 if it is of real numbers, complex128 if of complex ones."""
-    return x.to(WIDE.get(x.dtype, x.dtype)) if isinstance(x, Tensor) else x
+    return x.to(WIDENED_DTYPES.get(x.dtype, x.dtype)) if isinstance(x, Tensor) else x
 
 
 def narrower(a: str, b: str) -> bool:
@@ -104,7 +104,7 @@ class Program:
         """Append an operation, in float64, and return its number; values are kept of inputs and constants only."""
         shape = tuple(value.shape) if isinstance(value, Tensor) else tuple(shape)
         dtype = precision.name_of(value.dtype) if isinstance(value, Tensor) and value.is_floating_point() else ""
-        args, kwargs = tree_map_only(torch.dtype, lambda x: WIDE.get(x, x), (tuple(args), kwargs or {}))
+        args, kwargs = tree_map_only(torch.dtype, lambda x: WIDENED_DTYPES.get(x, x), (tuple(args), kwargs or {}))
         node = Node(len(self.nodes), func, args, kwargs, shape, dtype, self.site)
         self.nodes.append(node)
         if func in (INPUT, CONSTANT):

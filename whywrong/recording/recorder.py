@@ -37,7 +37,7 @@ from whywrong.recording.operations import (
     instead,
     name_of,
 )
-from whywrong.recording.program import CONSTANT, INPUT, ITEM, WIDE, Program, Ref, narrower, widened
+from whywrong.recording.program import CONSTANT, INPUT, ITEM, WIDENED_DTYPES, Program, Ref, narrower, widened
 from whywrong.torch_private import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
@@ -55,7 +55,7 @@ BACKWARD = "backward"
 """The path of operations that compute gradients."""
 
 
-NARROW = (torch.bfloat16, torch.float16)
+NARROW_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def step(name: str, tensor: Tensor) -> Tensor:
@@ -138,7 +138,12 @@ class Watcher(TorchDispatchMode):
         name = name_of(func).removesuffix("_")
         if name == "_to_copy" and narrower(dtype_name(out.dtype), dtype_name(args[0].dtype)):
             self.computed(f"{self.path}/to", out)
-        if name == "_to_copy" and self.path == BACKWARD and args[0].dtype in NARROW and out.dtype not in NARROW:
+        if (
+            name == "_to_copy"
+            and self.path == BACKWARD
+            and args[0].dtype in NARROW_DTYPES
+            and out.dtype not in NARROW_DTYPES
+        ):
             self.narrow.append((out, {"storage": dtype_name(args[0].dtype)}))
         if name in IGNORED or (name in ALLOWED and name not in COMPUTING):
             return
@@ -148,7 +153,7 @@ class Watcher(TorchDispatchMode):
             return
         parts = out if isinstance(out, (tuple, list)) else (out,)
         if name in IN_STORAGE or (name == "convolution" and args[6]):  # transposed
-            summed = (x for x in parts if isinstance(x, Tensor) and x.is_cpu and x.dtype in NARROW)
+            summed = (x for x in parts if isinstance(x, Tensor) and x.is_cpu and x.dtype in NARROW_DTYPES)
             self.narrow += [(x, {"accumulate": dtype_name(x.dtype)}) for x in summed]
         parts = parts[1:] if name == "_linalg_svd" else parts  # its values; vectors may have another sign
         for value in [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()][:1]:
@@ -260,17 +265,17 @@ class Recorder(Watcher):
     def _widened(self, value: Any) -> Any:
         """float64 in place of a narrower floating-point dtype or tensor."""
         if isinstance(value, torch.dtype):
-            return value if self._as_written else WIDE.get(value, value)
+            return value if self._as_written else WIDENED_DTYPES.get(value, value)
         if not isinstance(value, Tensor):
             return value
         if value.is_quantized or value.layout != torch.strided:
             kind = f"a {value.dtype} tensor of layout {value.layout}"
             raise UsageError(f"golden: {kind} cannot be recorded; expected dense numbers")
-        if self._as_written or value.dtype not in WIDE:
+        if self._as_written or value.dtype not in WIDENED_DTYPES:
             return value
         key = _key(value)
         if key not in self._wide:
-            self._wide[key] = value.detach().to(WIDE[value.dtype])
+            self._wide[key] = value.detach().to(WIDENED_DTYPES[value.dtype])
             self._alive.append(value)
         return self._wide[key]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from whywrong.checking.findings import Localisation, plain
 from whywrong.checking.localise import localise, renamed
-from whywrong.checking.repetition import ORDER, Repeated
+from whywrong.checking.repetition import ORDER_NOISE, Repeated
 from whywrong.comparing.precision import Precision
 from whywrong.errors import UsageError
 from whywrong.recording.dumps import open_dump
@@ -65,7 +65,7 @@ class Report:
         """What a step that differs between runs says."""
         wrong = [self.short(run) for run, found in self.runs.items() if name in found.divergent]
         if not wrong:
-            return ORDER
+            return ORDER_NOISE
         if len(wrong) < len(self.runs):
             return f"beyond the bound in {', '.join(wrong)} only: a race or an uninitialised read"
         return "beyond the bound in every run, and not the same: a race or an uninitialised read, or noise upon a fault"

@@ -12,7 +12,7 @@ import jinja2
 import numpy as np
 import torch
 
-from whywrong.comparing.elements import BINS, CELLS, WITHIN, Elements
+from whywrong.comparing.elements import BINS_WITHIN_TOLERANCE, HISTOGRAM_BINS, PICTURE_CELLS, Elements
 from whywrong.drawing.plots import SHARES
 from whywrong.files import write_text, writing
 from whywrong.reporting.diff import EQUAL, WHOLE, Report
@@ -34,7 +34,14 @@ def page(found: Report, path: Path) -> Path:
     cells = _cells({k: one.share.numel() for k, one in pictures.items()})
     made = jinja2.Environment(loader=jinja2.FileSystemLoader(PAGES), undefined=jinja2.StrictUndefined, autoescape=True)
     made.trim_blocks, made.filters["printable"] = True, printable
-    made.globals |= {"equal": EQUAL, "bins": BINS, "colours": SHARES, "within": WITHIN, "zip": zip, "log1p": math.log1p}
+    made.globals |= {
+        "equal": EQUAL,
+        "bins": HISTOGRAM_BINS,
+        "colours": SHARES,
+        "within": BINS_WITHIN_TOLERANCE,
+        "zip": zip,
+        "log1p": math.log1p,
+    }
     lines = [*shown.notes, *([] if any(f.separated for f in shown.findings.values()) else [WHOLE])]
     data = {k: _picture(one, cells[k]) for k, one in pictures.items()}
     values = {"found": found, "shown": shown, "lines": lines, "pictures": pictures, "data": data}
@@ -47,7 +54,7 @@ def _cells(sizes: Mapping[int, int]) -> dict[int, int]:
     """Cells for each step's picture: what small steps leave goes to the others."""
     found, left = {}, MOST_CELLS
     for before, (k, size) in enumerate(sorted(sizes.items(), key=lambda item: item[1])):
-        found[k] = max(1, min(size, CELLS, left // (len(sizes) - before)))
+        found[k] = max(1, min(size, PICTURE_CELLS, left // (len(sizes) - before)))
         left -= found[k]
     return found
 

@@ -14,7 +14,7 @@ from whywrong.drawing.plots import ORANGE, RED, caption, figure
 from whywrong.reporting.diff import Report
 
 MOST_STEPS = 4
-MOST = 1e3
+LONGEST_BAR = 1e3
 """The longest bar."""
 
 
@@ -37,7 +37,7 @@ def _steps(found: Report) -> Figure:
     inherited = [f.inherited if f.own is not None else None for f in steps.values()]
     kinds = (own, RED, "own, or the whole where the two are not told apart"), (inherited, ORANGE, "inherited")
     for k, (sizes, colour, label) in enumerate(kinds):
-        lengths = [min(size, MOST) if size and size > 0.0 else math.nan for size in sizes]
+        lengths = [min(size, LONGEST_BAR) if size and size > 0.0 else math.nan for size in sizes]
         axes.barh(np.arange(len(steps)) + 0.4 * k - 0.2, lengths, 0.38, color=colour, label=label)
     axes.set_yticks(range(len(steps)), [f"{n}  (diverges)" if f.diverges else n for n, f in steps.items()], fontsize=6)
     axes.set(xscale="log", xlabel="RMS of the error over RMS of the golden", title=found.shown.verdict)
