@@ -1,6 +1,7 @@
 """The error that a person is meant to read: one line that says what is wrong and what would be right."""
 
 import difflib
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -25,6 +26,20 @@ def check_number(name: str, value: Any, least: float = 0, whole: bool = False) -
 def first_line(error: object) -> str:
     """The first line of an error or a text, 160 characters at most; the error's type where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+LOG = logging.getLogger("whywrong")
+"""At DEBUG it has each exception that a search goes on after."""
+
+
+@contextmanager
+def collected(errors: list[str], what: str) -> Iterator[None]:
+    """Go on after an exception: it is logged, and appended to `errors` as a line that begins with `what`."""
+    try:
+        yield
+    except Exception as error:
+        errors.append(f"{what}: {type(error).__name__}: {first_line(error)}")
+        LOG.debug("%s", errors[-1], exc_info=True)
 
 
 OPTIONAL = ("IPython", "hypothesis", "ipywidgets", "jinja2", "matplotlib")

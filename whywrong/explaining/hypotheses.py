@@ -98,7 +98,8 @@ def weigh(
     the counterfactual: ``(value, Bound)``, or a Trace whose steps carry bounds; whole numbers need none. Exceptions of
     the types `outcomes` are outcomes too, alike when their texts are. Unless `thorough`, a hypothesis is dropped at the
     first setting that refutes it, which is what makes thousands of them affordable. Raises UsageError for a
-    counterfactual without a bound, and for an observed trace without the inputs of a counterfactual's.
+    counterfactual without a bound, and for an observed trace without the inputs of a counterfactual's. Steps that a
+    fused kernel does not return are stepped over; a hypothesis of which nothing is left to compare is not tested.
     """
     seen = {name: _outcome(observe, setting, outcomes) for name, setting in settings.items()}
     result = Weighing(list(settings))
@@ -130,8 +131,8 @@ def _fit(name: str, observed: Any, expected: Any) -> Fit:
         inputs = [n for n in missing if expected.step(n).bound is None and any(s.bound for s in expected)]
         if inputs:  # what was computed has a bound
             raise UsageError(f"observe: has no {', '.join(inputs)}; expected the inputs of hypothesis {name!r} too")
-        if missing:
-            return Fit(False, float("inf"), f"differs: the observed has no {missing[0]}")
+        if missing and not any(step.bound for step in there):  # fused: what was computed is not among the steps
+            return Fit(False, float("nan"), f"not tested: the observed has no {missing[0]}", tested=False)
         pairs = [(observed[step.name], step.value, step.bound) for step in there]
     else:
         value, bound = expected if isinstance(expected, tuple) and len(expected) == 2 else (expected, None)

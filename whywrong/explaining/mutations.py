@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from whywrong.comparing.precision import stored
+from whywrong.errors import collected
 from whywrong.explaining.part import Edit, Part
 from whywrong.recording.operations import (
     ALGORITHMS,
@@ -268,6 +268,7 @@ class Context:
         tensors = [values[i] for i in (*part.given, part.target)]
         shapes = [x.shape for x in tensors] + [program.nodes[golden.steps[name]].shape for name in golden.inputs]
         self.part = part
+        self.errors: list[str] = []
         self.sizes = sorted({n for shape in shapes for n in shape} - {0, 1})
         self.joined = dict[int, list[tuple[int, int]]]()
         for node in (node for node in nodes if node.op == "cat"):
@@ -379,22 +380,26 @@ def mutations(c: Context) -> Iterator[Mutation]:
     ends = [one for ids in groups if 1 < len(ids) <= 8 for one in (*times(ids), (ids[-1], "last"))]
     ways: Iterator[Way] = itertools.chain(
         *(
-            _possible(generator(c))
+            _possible(c, generator(c))
             for generator in (exchanged, parts, along, variances, composites, function_of_terms, centres)
         ),
-        *(_possible(change_result(c, ids)) for ids in groups),
-        *(_possible(change_operation(c, ids)) for ids in made),
-        *(_possible(generator(c)) for generator in (unscaled, moved_on, between, regrouped, reflections, backwards)),
-        *(_possible(of(c, [i], f" (the {word} time)")) for i, word in ends for of in (change_result, change_operation)),
+        *(_possible(c, change_result(c, ids)) for ids in groups),
+        *(_possible(c, change_operation(c, ids)) for ids in made),
+        *(_possible(c, generator(c)) for generator in (unscaled, moved_on, between, regrouped, reflections, backwards)),
+        *(
+            _possible(c, of(c, [i], f" (the {word} time)"))
+            for i, word in ends
+            for of in (change_result, change_operation)
+        ),
     )
     for kind, says, edits, *rank in (way for way in ways if way[2]):
         kind = "mask" if edits.keys() <= c.only_masks and kind != "precision" else kind
         yield Mutation(kind, says, edits, *rank)
 
 
-def _possible(ways: Iterable[Way]) -> Iterator[Way]:
-    """These, up to one that cannot be made for this part: that ends no search."""
-    with suppress(Exception):
+def _possible(c: Context, ways: Iterable[Way]) -> Iterator[Way]:
+    """These, up to one that cannot be made for this part, which ends no search and is kept in the context's errors."""
+    with collected(c.errors, "a mutation could not be made"):
         yield from ways
 
 

@@ -6,7 +6,6 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
 from html import escape
@@ -20,7 +19,7 @@ from whywrong.checking.localise import TRACE_FALSE_POSITIVES, few_threads, local
 from whywrong.checking.with_program import bounded
 from whywrong.comparing.precision import INTEGERS, Precision, half_ulp, name_of, representable
 from whywrong.comparing.signature import along_each
-from whywrong.errors import UsageError, check_number
+from whywrong.errors import UsageError, check_number, collected
 from whywrong.explaining.mutations import (
     THRESHOLDS,
     Context,
@@ -295,6 +294,10 @@ class _Search:
             best = min(tried, key=lambda t: t.off)
             result.nearest = self._cause(best.mutation, best.off) if best.off < self._base / 2.0 else None
         result.blind_to = self._blind(same)
+        if errors := self._context.errors:
+            result.notes.append(
+                f"{len(errors)} mutations could not be run here (logger whywrong, level DEBUG, has each)"
+            )
 
     def _rms(self, off: Tensor) -> float:
         return float(off.square().mean().sqrt())
@@ -331,7 +334,7 @@ class _Search:
 
     def _value(self, mutation: Mutation, values: Any = None) -> Tensor | None:
         """What a mutation gives; None where it cannot be run, or gives another shape."""
-        with suppress(Exception):  # not every operation can be broken in every way
+        with collected(self._context.errors, f"{mutation.says} could not be run"):
             value = self._part.value(mutation.edits, values)
             return value if value.shape == self._observed.shape else None
         return None
@@ -382,7 +385,7 @@ class _Search:
             edits[target] = Edit(lambda *args: first.run(*args)[self._box], first.takes)
             there = seen.read(self._step)[self._box]
             seen = Trace({name: there if name == self._step else seen[name] for name in seen.names})
-        with suppress(Exception):  # an edit that the recorder does not know
+        with collected(self._context.errors, f"{mutation.says} could not be held to its tolerance"):
             found = localise(seen, self._part.mutated(edits), precision=rules or self._rules).findings[self._step]
             return None if found.wrong or found.own is None else found.own.bound_used
         return None
@@ -508,7 +511,7 @@ class _Search:
         Whole numbers are sampled too, unless that makes what is no number, or none that the reference takes.
         """
         for whole in (True, False):
-            with suppress(Exception):
+            with collected(self._context.errors, "the reference took no sampled inputs"):
                 given = {name: self._part.golden[name] for name in self._part.golden.inputs}
                 self._inputs = {name: _drawn(x, k, whole) for k, (name, x) in enumerate(given.items())}
                 found = self._part.fresh(self._inputs)

@@ -34,7 +34,7 @@ from whywrong.checking.repetition import poisoned
 from whywrong.comparing.bits import digest, same_bits
 from whywrong.comparing.comparison import as_tensor
 from whywrong.comparing.precision import Precision, dtype_of, name_of
-from whywrong.errors import UsageError, check_number, first_line, needs
+from whywrong.errors import UsageError, check_number, collected, first_line, needs
 from whywrong.explaining.search import CAUSE, Cause, Explanation, explain
 from whywrong.process_state import attribute, process_wide, temporarily
 from whywrong.recording.golden import GRADIENT, Golden, golden
@@ -421,7 +421,12 @@ class _Longest(TorchDispatchMode):
 def _longest(reference: Any, inputs: Inputs, out: Names) -> int:
     """The most elements of a tensor that the reference makes, as far as it gets without any numbers."""
     silent = attribute(logging.getLogger(FakeTensorMode.__module__), "disabled", True)  # of what has no fake
-    with suppress(Exception), silent, FakeTensorMode(allow_non_fake_inputs=True) as fake, _Longest() as longest:
+    with (
+        collected([], "the reference on tensors without numbers"),
+        silent,
+        FakeTensorMode(allow_non_fake_inputs=True) as fake,
+        _Longest() as longest,
+    ):
         _called(reference, tree_map_only(Tensor, fake.from_tensor, {n: x for n, x in inputs.items() if n not in out}))
     return longest.elements
 
