@@ -1334,7 +1334,7 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
         }
     return {
         "accused": share(sum(bool(r["first"]) for r in draws), len(draws)),
-        "flagged by": by,
+        "accused by": by,
         "power": power,
         "who": [{k: r[k] for k in ("seed", "first", "words", "facts", "ops")} for r in draws if r["first"]],
         "dishonest": [r for r in records if "dishonest" in r],
@@ -1352,7 +1352,7 @@ def printed(found: dict[str, Any]) -> Iterator[str]:
         return f"{s['count']:6d} of {s['of']:6d} = {s['count'] / max(1, s['of']):7.2%} [{low:.2%}, {high:.2%}]"
 
     yield f"{'accused':40s}{words(found['accused'])}"
-    for k, values in found["flagged by"].items():
+    for k, values in found["accused by"].items():
         yield from (f"  {k + ' ' + v:38s}{words(s)}" for v, s in values.items())
     for storage, grades in found["power"].items():
         for grade, both in grades.items():

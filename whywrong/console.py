@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 def positive(text: str) -> int:
     """A whole number from 1, as an argument's type."""
     if not re.fullmatch("[1-9][0-9]{0,8}", text):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected a whole number from 1")
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text[:80]!r}")
     return int(text)
 
 

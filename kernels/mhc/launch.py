@@ -4,7 +4,7 @@ from the shape and the count of multiprocessors."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -35,9 +35,18 @@ def _on_its_device(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _launcher(x: Tensor, *given: Tensor, constants: Constants | None = None) -> Callable[..., None]:
-    """Launches the kernels of one call. All that they are compiled for follows from x, the constants, and where
-    tensors begin that are not ours."""
-    return partial(launch, _compiled, (x.shape, x.dtype, x.device, constants, aligned(x, *given)))
+    """Launches the kernels of one call.
+
+    They are compiled for all sizes of x but the first (the kernels do not specialise on T), for the type, the device,
+    the constants, where tensors begin that are not ours, and for what each launch passes as options, some of which
+    follow from T, as the splits of a product do.
+    """
+    kind = x.shape[1:], x.dtype, x.device, constants, aligned(x, *given)
+
+    def run(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **options: Any) -> None:
+        launch(_compiled, (*kind, *options.values()), kernel, grid, *arguments, **options)
+
+    return run
 
 
 def _power(x: int) -> int:

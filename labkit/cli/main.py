@@ -106,7 +106,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 def _pair(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not (name and sign):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected name=value")
+        raise argparse.ArgumentTypeError(f"expected name=value, got {text[:80]!r}")
     return name, value
 
 

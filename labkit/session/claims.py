@@ -161,7 +161,7 @@ def described(name: str) -> dict[str, Any]:
         raise UsageError(f"claims: {path.relative_to(ROOT)} is not there; expected the claims of {name!r}")
     found = read_yaml(path, "claims")
     if not (isinstance(found, dict) and isinstance(found.get("claims"), list)):
-        raise UsageError(f"claims: expected question, answer and a list of claims, got {path.relative_to(ROOT)}")
+        raise UsageError(f"{path.relative_to(ROOT)}: expected question, answer and a list of claims")
     return found
 
 

@@ -110,7 +110,7 @@ def test_operands_of_another_kind_are_refused(bad):
 
 
 def test_an_output_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"out: expected \(1, 2, 3\), got shape \(1, 2, 4\)"):
+    with pytest.raises(ValueError, match=r"out: expected \(1, 2, 3\).*got shape \(1, 2, 4\)"):
         elementwise.scale(torch.zeros(1, 2, 3), 1.0, torch.zeros(1, 2, 4))
 
 
@@ -134,7 +134,7 @@ def test_index_coded_scores_say_which_element_of_k_was_read(device):
 
 
 def test_sizes_below_one_and_beyond_memory_are_refused():
-    with pytest.raises(UsageError, match="d_k: 0 is not right"):
+    with pytest.raises(UsageError, match=r"d_k: .*got 0"):
         Sizes(1, 1, 1, 0)
     with pytest.raises(UsageError, match="GiB of host memory"):
         Sizes(128, 10**6, 10**6, 64).check_memory()

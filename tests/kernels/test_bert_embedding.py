@@ -269,18 +269,18 @@ def test_a_row_is_eight_parts_at_most_and_covers_every_column(hidden):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("ids", lambda v: v[0], r"ids: expected torch.int64 \[B, S\], got torch.int64 \(8,\)"),
+        ("ids", lambda v: v[0], r"ids: expected torch.int64 \[B, S\].*got torch.int64 \(8,\)"),
         ("ids", lambda v: v.int(), "ids: torch.int32"),
-        ("ids", lambda v: v * 0 + 30, "ids: expected 0 to 29, got 30 to 30"),
+        ("ids", lambda v: v * 0 + 30, "ids: expected 0 to 29.*got 30 to 30"),
         ("ids", lambda v: v.repeat(1, 2), "ids: 16 tokens are too many; expected 10 at most, as positions has"),
-        ("types", lambda v: v - 1, "types: expected 0 to 1, got -1 to 0"),
-        ("types", lambda v: v[:, :3], r"types: expected torch.int64 \(2, 8\), got torch.int64 \(2, 3\)"),
-        ("tokens", lambda v: v.double(), r"tokens: expected float32 or bfloat16, got torch.float64 \(30, 12\)"),
-        ("positions", lambda v: v[:, :5], r"positions: expected torch.float32 \[, got torch.float32 \(10, 5\)"),
-        ("kinds", lambda v: v.repeat(3, 1), "kinds: expected 1 to 4, got 6 types"),
-        ("gain", lambda v: v.bfloat16(), r"gain: expected torch.float32 \[12\], got torch.bfloat16 \(12,\)"),
-        ("shift", lambda v: v[None], r"shift: torch.float32 \(1, 12\) is not right"),
-        ("dropout", lambda v: 1.0, "dropout: expected a number from 0, below 1, got 1.0"),
+        ("types", lambda v: v - 1, "types: expected 0 to 1.*got -1 to 0"),
+        ("types", lambda v: v[:, :3], r"types: expected torch.int64 \(2, 8\).*got torch.int64 \(2, 3\)"),
+        ("tokens", lambda v: v.double(), r"tokens: expected float32 or bfloat16.*got torch.float64 \(30, 12\)"),
+        ("positions", lambda v: v[:, :5], r"positions: expected torch.float32 \[.*got torch.float32 \(10, 5\)"),
+        ("kinds", lambda v: v.repeat(3, 1), "kinds: expected 1 to 4.*got 6 types"),
+        ("gain", lambda v: v.bfloat16(), r"gain: expected torch.float32 \[12\].*got torch.bfloat16 \(12,\)"),
+        ("shift", lambda v: v[None], r"shift: .*got torch.float32 \(1, 12\)"),
+        ("dropout", lambda v: 1.0, "dropout: expected a number from 0, below 1.*got 1.0"),
     ],
 )  # fmt: skip
 def test_wrong_shapes_types_and_ids_are_one_clear_error(rng, name, change, message):

@@ -288,7 +288,7 @@ def test_a_key_that_stands_twice_is_refused(tmp_path):
         config.read(path)
     path.write_text("a: &a {x: 1}\nb: {<<: *a, x: 2}\n")
     assert config.read(path) == {"a": {"x": 1}, "b": {"x": 2}}
-    with pytest.raises(UsageError, match="b: its value is not right"):
+    with pytest.raises(UsageError, match=r"b: .*got its value"):
         config.read(path, ["b={x: 1, x: 2}"])
 
 
@@ -361,7 +361,7 @@ def test_what_torchrun_says_is_held_together(monkeypatch, name, said):
 def test_processes_without_a_rank_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(UsageError, match="RANK: '' is not right"):
+    with pytest.raises(UsageError, match=r"RANK: .*got ''"):
         training.ranks()
 
 
@@ -497,7 +497,7 @@ def test_the_command_line_names_what_is_wrong_and_leaves_with_2(raw, tmp_path):
     command = [sys.executable, "-m", "kernels.lm", "train", str(path), "validation.folder=/nowhere", "steps=ten"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "steps: expected a whole number, got 'ten'" in done.stderr
+    assert "steps: expected a whole number.*got 'ten'" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 

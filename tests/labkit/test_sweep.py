@@ -15,6 +15,8 @@ from labkit.cli.main import main
 from tools.sweep_faults import inject, started, write_notebook
 from whywrong.errors import UsageError
 
+pytestmark = pytest.mark.filterwarnings("default")  # an error in a thread of Dask's would leave the cluster waiting
+
 PARAMETERS = """
 heads: int = 12  # [1, 128] number of heads
 scale: float = 0.5  # [0, 1] a factor
@@ -79,21 +81,21 @@ def test_a_sample_is_drawn_always_the_same_and_more_have_the_fewer_among_them(bo
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["heads=1..200"], "parameter heads: expected int in [1, 128], got 129"),
-        (["heads=1,x"], "parameter heads: 'x' is not right"),
-        (["heads=5..1"], "parameter heads: expected low..high, got '5..1'"),
-        (["heads=5..4.5"], "parameter heads: expected low..high, got '5..4.5'"),
-        (["heads=1...3"], "parameter heads: expected low..high, got '1...3'"),
-        (["scale=0...5"], "parameter scale: expected low..high, got '0...5'"),
-        (["heads=1..8..0"], "parameter heads: '1..8..0' is not right"),
-        (["heads=1..2..3..4"], "is not right; expected low..high"),
-        (["heads=1..nan"], "parameter heads: '1..nan' is not right"),
+        (["heads=1..200"], "parameter heads: expected int in [1, 128].*got 129"),
+        (["heads=1,x"], "parameter heads: .*got 'x'"),
+        (["heads=5..1"], "parameter heads: expected low..high.*got '5..1'"),
+        (["heads=5..4.5"], "parameter heads: expected low..high.*got '5..4.5'"),
+        (["heads=1...3"], "parameter heads: expected low..high.*got '1...3'"),
+        (["scale=0...5"], "parameter scale: expected low..high.*got '0...5'"),
+        (["heads=1..8..0"], "parameter heads: .*got '1..8..0'"),
+        (["heads=1..2..3..4"], "expected low..high"),
+        (["heads=1..nan"], "parameter heads: .*got '1..nan'"),
         (["heads=1..1e30"], "at most 1,000,000"),
-        (["heads=1..4..0.5"], "parameter heads: '1.0' is not right"),
+        (["heads=1..4..0.5"], "parameter heads: .*got '1.0'"),
         (["head=1"], "parameter head: brief has none of that name; did you mean heads?"),
         (["heads=1", "heads=2"], "parameter heads: is given twice"),
         (["heads=1..128", "scale=0..1..0.0001"], "1,280,128 points are too many"),
-        (["heads=1", "--cluster", "cloud"], "--cluster: expected local, slurm, pbs, or tcp://, got 'cloud'"),
+        (["heads=1", "--cluster", "cloud"], "--cluster: expected local, slurm, pbs, or tcp://.*got 'cloud'"),
         (["heads=1", "--cluster", "tcp://127.0.0.1:1"], "--cluster: tcp://127.0.0.1:1 does not answer"),
         (["heads=1", "--settings", "none.yaml"], "--settings: none.yaml cannot be read"),
         (["heads=1", "--retries", "-1"], "--retries"),
@@ -143,7 +145,7 @@ def test_a_jobs_script_asks_for_what_the_settings_say(kind, queue):
 
 
 def test_settings_that_the_cluster_does_not_take_are_one_line():
-    with pytest.raises(UsageError, match=r"^--settings: .*wanted keyword arguments of dask-jobqueue's SLURMCluster$"):
+    with pytest.raises(UsageError, match=r"^--settings: .*expected keyword arguments of dask-jobqueue's SLURMCluster$"):
         sweep.jobs("slurm", {"queues": "long"})
 
 

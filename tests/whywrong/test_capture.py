@@ -135,7 +135,7 @@ def test_a_buffer_that_changes_its_shape_and_an_input_that_is_written_to_are_put
 
 
 def test_what_cannot_run_and_what_gives_no_tensor_are_refused():
-    with pytest.raises(UsageError, match="capture: a Tensor is not right"):
+    with pytest.raises(UsageError, match=r"capture: .*got a Tensor"):
         capture(torch.ones(1), torch.ones(1))
 
     class Silent(nn.Module):

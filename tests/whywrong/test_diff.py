@@ -258,7 +258,7 @@ def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
     ("arguments", "message"),
     [
         (["none.npy"], "is not there"),
-        (["o.safetensors", "--precision", "storage=bf17"], "storage='bf17' is not right"),
+        (["o.safetensors", "--precision", "storage=bf17"], "got storage='bf17'"),
         (["o.safetensors", "o.safetensors"], "the same path twice"),
         (["other.safetensors"], "shares no step with"),
         (["old.pt"], "old.pt: holds what torch.load(weights_only=True) refuses"),

@@ -128,16 +128,16 @@ def cut(path):
         (lambda p: write(p / "x.npy", "no array"), r"x\.npy: is cut, damaged or of another kind"),
         (lambda p: os.mkfifo(p / "x.npy") or p / "x.npy", "is no regular file"),
         (lambda p: p, "expected one tensor a file"),
-        (lambda p: (np.save(p / "x.npy", np.array(["a"])), p / "x.npy")[1], "<U1: expected a tensor"),
+        (lambda p: (np.save(p / "x.npy", np.array(["a"])), p / "x.npy")[1], "expected a tensor or an array.*got <U1"),
         (
             lambda p: (np.save(p / "x.npy", np.ones(2, np.longdouble)), p / "x.npy")[1],
-            "is not right; expected a tensor",
+            "expected a tensor",
         ),
         (lambda p: flipped(p / "x.npz"), r"x\.npz: x is cut, damaged or of another kind \(Bad CRC"),
         (lambda p: cut(p / "x.pt"), r"x\.pt: is cut, damaged or of another kind"),
         (
             lambda p: (np.savez(p / "x.npz", note=np.array("text")), p / "x.npz")[1],
-            r"x\.npz: note is .*<U4 is not right",
+            r"x\.npz: note is .*got <U4",
         ),
         (lambda p: (torch.save({"x": {1, 2}}, p / "x.pt"), p / "x.pt")[1], "x is set; expected tensors"),
         (lambda p: (torch.save({"x": "text"}, p / "x.pt"), p / "x.pt")[1], "holds no tensor"),
@@ -177,7 +177,7 @@ def test_clashing_files_and_bad_metadata_are_refused(tmp_path):
         open_dump(tmp_path)
     for said in (1, {"inputs": "y"}, {"inputs": [1]}, {"K": "8"}, {"K": True}, {"K": 10**400}):
         (tmp_path / "metadata.json").write_text(json.dumps({"steps": {"x": said}}))
-        with pytest.raises(UsageError, match=r"metadata 'steps', 'x' is not right.*; expected inputs"):
+        with pytest.raises(UsageError, match=r"metadata 'steps', 'x': expected inputs.*got"):
             open_dump(tmp_path)
     (tmp_path / "metadata.json").unlink()
     torch.save(torch.ones(1), tmp_path / "x.pt")
@@ -195,7 +195,7 @@ def test_a_precision_in_a_file_is_typed_and_prose_is_text(tmp_path):
     assert open_dump(path).precision == Precision("bfloat16", steps={"x": {"products": "tf32"}})
     assert open_dump(path).texts == {"dtype_note": "fp16 was tried"}
     save_file({"x": torch.ones(1)}, path, {"precision": '{"storage": "bf17"}'})
-    with pytest.raises(UsageError, match="storage='bf17': expected one of float64"):
+    with pytest.raises(UsageError, match=r"expected one of float64.*got storage='bf17'"):
         open_dump(path).precision  # noqa: B018
 
 

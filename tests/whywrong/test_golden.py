@@ -39,7 +39,7 @@ def test_a_step_that_is_not_there_and_a_file_that_could_not_be_read_again(tmp_pa
     with pytest.raises(KeyError, match="'outr' is no step; did you mean outer"):
         found["outr"]
     for path in (tmp_path / "golden.foo", 3):
-        with pytest.raises(UsageError, match=r"is not right; expected a name that ends in \.safetensors"):
+        with pytest.raises(UsageError, match=r"expected a name that ends in \.safetensors"):
             found.save(path)
 
 
@@ -255,7 +255,7 @@ def test_a_file_can_name_only_pure_operations_of_a_right_size(tmp_path, monkeypa
 def test_an_array_of_another_byte_order_is_an_input_and_one_of_more_digits_is_refused(run):
     x = np.arange(3.0).astype(">f4")
     assert run(torch.exp, x)["input.0"].tolist() == [0.0, 1.0, 2.0]
-    with pytest.raises(UsageError, match=r"input\.0: expected a tensor or an array of 64 bits, got float128"):
+    with pytest.raises(UsageError, match=r"input\.0: expected a tensor or an array of 64 bits.*got float128"):
         run(torch.exp, x.astype(np.longdouble))
     with pytest.raises(UsageError, match=r"input\.0: is complex"):
         run(torch.exp, x.astype(np.complex64))

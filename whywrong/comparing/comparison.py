@@ -137,7 +137,7 @@ def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, 
         return allowed.to(o.device).expand(o.shape), why
     except RuntimeError:
         wanted = f"expected a number or shape {tuple(o.shape)}"
-        raise UsageError(f"bound: shape {tuple(allowed.shape)} is not right; {wanted}") from None
+        raise UsageError(f"bound: {wanted}, got shape {tuple(allowed.shape)}") from None
 
 
 def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> Statistics:

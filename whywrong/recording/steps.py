@@ -140,7 +140,7 @@ def metadata(about: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         right = type(length) is int and 0 < length < 1 << 62 and isinstance(inputs, list)
         if not right or not all(isinstance(one, str) for one in inputs):
             wanted = "inputs (a list of names) and K (the length of its sums)"
-            raise UsageError(f"{where}metadata 'steps', {name!r} is not right: {str(said)[:60]}; expected {wanted}")
+            raise UsageError(f"{where}metadata 'steps', {name!r}: expected {wanted}, got {str(said)[:60]}")
     return found
 
 
