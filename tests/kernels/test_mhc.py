@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import whywrong
-from kernels.mhc import counterfactual, faulty, golden, launch, mhc, peers, verification
+from kernels.mhc import baselines, counterfactual, faulty, golden, launch, mhc, verification
 from kernels.mhc.problem import Constants, Inputs, draw
 from kernels.mhc.race import variants
 from kernels.mhc.reductions import sums
@@ -328,9 +328,9 @@ def test_transformer_engines_result_is_handed_on_without_a_copy_of_its_gradient(
         mhc_generate_mix_and_aggregate=lambda x, phi, alpha, beta, use_split_k: (x.sum(-1), alpha, beta),
         mhc_fused_expand_combine=lambda y, bias, post, x, p, n: x + y[..., None],
     )
-    monkeypatch.setattr(peers, "_transformer_engine", lambda deterministic: module)
+    monkeypatch.setattr(baselines, "_transformer_engine", lambda deterministic: module)
     x = torch.ones(3, 5, 4, requires_grad=True)
-    out = peers.transformer_engine(False)(x, torch.ones(2), torch.ones(2), torch.ones(3))
+    out = baselines.transformer_engine(False)(x, torch.ones(2), torch.ones(2), torch.ones(3))
     assert out.shape == x.shape
     assert out.grad_fn.name() == "SqueezeBackward1"
     (gradient,) = torch.autograd.grad(out, x, torch.ones_like(out))

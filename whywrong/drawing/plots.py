@@ -54,9 +54,9 @@ def error_map(axes: Axes, difference: np.ndarray, title: str, largest: float, sm
     return image
 
 
-def bars(axes: Axes, values: Mapping[str, float], unit: str, floors: Mapping[str, float]) -> None:
+def bars(axes: Axes, values: Mapping[str, float], unit: str, lower_bounds: Mapping[str, float]) -> None:
     """Horizontal bars on a logarithmic axis, each with its value; a broken line for each floor."""
-    lengths, everything = list(values.values()), [*values.values(), *floors.values()]
+    lengths, everything = list(values.values()), [*values.values(), *lower_bounds.values()]
     drawn = axes.barh(list(values), lengths, color=BLUE, height=0.6)
     words = [f"{v:.0f}" if v >= 100.0 else f"{v:.3g}" for v in lengths]
     plain = {"facecolor": axes.get_facecolor(), "lw": 0, "pad": 0.6}  # no floor's line runs through a number
@@ -67,7 +67,9 @@ def bars(axes: Axes, values: Mapping[str, float], unit: str, floors: Mapping[str
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="y", labelsize=7)
     axes.invert_yaxis()
-    for (label, floor), colour, style in zip(floors.items(), (RED, GREEN, PURPLE), ("--", ":", "-."), strict=False):
+    for (label, floor), colour, style in zip(
+        lower_bounds.items(), (RED, GREEN, PURPLE), ("--", ":", "-."), strict=False
+    ):
         axes.axvline(floor, color=colour, ls=style, lw=1.2, label=label)
 
 
