@@ -14,7 +14,7 @@ from kernels.attention.elementwise import heads_of_rows, laid_out
 from kernels.gpu import multiprocessors
 from kernels.operations import differentiable, operation, shapes_of
 from whywrong.comparing.bounds import Bound
-from whywrong.comparing.launching import Compiled, aligned, launch
+from whywrong.comparing.launching import Compiled, aligned, launch, specialised
 from whywrong.errors import UsageError
 
 TILE = 64
@@ -95,15 +95,11 @@ def _into(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> None:
     with torch.cuda.device_of(q):
         launch(
             _compiled,
-            (q.shape, k.shape, strides, q.device, aligned(q, k, out)),
+            # the operands are float32, and the number of heads is in the grid alone
+            (specialised(n, k.shape[1], *strides), *constants.values(), q.device, aligned(q, k, out)),
             scores_kernel,
             grid,
-            q,
-            k,
-            out,
-            n,
-            k.shape[1],
-            *strides,
+            *(q, k, out, n, k.shape[1], *strides),
             **constants,
         )
 

@@ -37,14 +37,16 @@ def _on_its_device(run: Callable[..., Any]) -> Callable[..., Any]:
 def _launcher(x: Tensor, *given: Tensor, constants: Constants | None = None) -> Callable[..., None]:
     """Launches the kernels of one call.
 
-    They are compiled for all sizes of x but the first (the kernels do not specialise on T), for the type, the device,
-    the constants, where tensors begin that are not ours, and for what each launch passes as options, some of which
-    follow from T, as the splits of a product do.
+    The key of a compiled form holds x's sizes but the first, its type and device, the constants, which of the caller's
+    tensors are aligned (torch aligns those that are allocated here), and the options of the launch, some of which
+    follow from T, as the splits of a product do. The types of all other tensors follow from x's. Of T, and of the
+    counts that follow from it, only whether they fit 32 bits: every kernel that takes one has it in
+    `do_not_specialize`.
     """
-    kind = x.shape[1:], x.dtype, x.device, constants, aligned(x, *given)
+    key = x.shape[1:], x.shape[0] < 2**31, x.dtype, x.device, constants, aligned(x, *given)
 
     def run(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **options: Any) -> None:
-        launch(_compiled, (*kind, *options.values()), kernel, grid, *arguments, **options)
+        launch(_compiled, (*key, *options.values()), kernel, grid, *arguments, **options)
 
     return run
 

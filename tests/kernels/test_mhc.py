@@ -416,28 +416,3 @@ def test_sums_refuse_what_they_cannot_take(arguments, message):
 def test_inputs_move_and_widen_together(rng):
     inputs = draw(2, 2, 3, rng)
     assert all(getattr(inputs.double(), name).dtype == torch.float64 for name in Inputs.__dataclass_fields__)
-
-
-class Recorded:
-    """A kernel that notes for what it would be compiled."""
-
-    __name__ = "recorded"
-    arg_names = ("x_ptr", "T", "SPLITS")
-
-    def __getitem__(self, grid):
-        return lambda *given, **options: self
-
-    def launched(self, run, t, splits):
-        run(self, (t, 1, 1), None, t, SPLITS=splits)
-
-
-def test_a_thousand_lengths_leave_as_many_compiled_forms_as_there_are_splits(monkeypatch):
-    compiled, kernel = {}, Recorded()
-    monkeypatch.setattr(launch, "_compiled", compiled)
-    for t in range(1, 1001):
-        x = torch.empty(t, 4, 8)
-        kernel.launched(launch._launcher(x), t, launch._projection(t, 32, 132)[0])
-    assert len(compiled) == len({launch._projection(t, 32, 132)[0] for t in range(1, 1001)})
-    kernel.launched(launch._launcher(torch.empty(7, 4, 16)), 7, 1)
-    kernel.launched(launch._launcher(torch.empty(7, 4, 16, dtype=torch.bfloat16)), 7, 1)
-    assert len(compiled) == 2 + len({launch._projection(t, 32, 132)[0] for t in range(1, 1001)})

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from whywrong.comparing.gpu_kernels import combined, statistics_of_tiles
-from whywrong.comparing.launching import Compiled, aligned, launch
+from whywrong.comparing.launching import Compiled, aligned, launch, specialised
 from whywrong.comparing.statistics import STATISTICS_FIELDS, Statistics
 
 PROGRAMS_PER_SM = 4
@@ -41,14 +41,14 @@ def one_pass(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | N
     mode = 2 if isinstance(allowed, torch.Tensor) else 0 if allowed is None and dtype.is_floating_point else 1
     bound, number = (allowed, 0.0) if isinstance(allowed, torch.Tensor) else (o, allowed or 0.0)
     which = o.device, dtype, o.dtype, g.dtype, mode, o.shape, o.stride(), g.stride(), bound.stride()
-    programs, walks, constants = _plan(*which)
+    programs, walks, constants, key = _plan(*which)
     parts = torch.empty((len(STATISTICS_FIELDS), programs), dtype=torch.float64, device=o.device)
     found = parts.new_empty(len(STATISTICS_FIELDS))
     bits = int(np.float64(number).view(np.int64))  # a kernel would take a Python float as float32
-    kind = *which, bits < 2**31, aligned(o, g, bound)
+    key = *key, bound.dtype, -(2**31) <= bits < 2**31, aligned(o, g, bound)
     with torch.cuda.device_of(o):
         given = o, g, bound, parts, o.numel(), bits, *walks
-        launch(_COMPILED, kind, statistics_of_tiles, (programs, 1, 1), *given, **constants)
+        launch(_COMPILED, key, statistics_of_tiles, (programs, 1, 1), *given, **constants)
         lanes = triton.next_power_of_2(programs)
         launch(_COMPILED, (o.device, programs), combined, (1, 1, 1), parts, found, programs, LANES=lanes)
     return found
@@ -58,8 +58,9 @@ def one_pass(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | N
 def _plan(
     device: torch.device, dtype: torch.dtype, o: torch.dtype, g: torch.dtype, mode: int, shape: torch.Size,
     *strides: tuple[int, ...],
-) -> tuple[int, list[tuple[Any, ...]], dict[str, Any]]:  # fmt: skip
-    """What follows from types, shape and strides alone: how many programs, what they walk, and their constants.
+) -> tuple[int, list[tuple[Any, ...]], dict[str, Any], tuple[Any, ...]]:  # fmt: skip
+    """What follows from types, shape and strides alone: how many programs, what they walk, their constants, and the
+    part of the key of the compiled form that these determine: not the shape, but what is compiled for it.
 
     `dtype` is that of the observed as it was given, `o` as it is read.
     """
@@ -82,7 +83,9 @@ def _plan(
         "FAST": os.environ.get("TRITON_INTERPRET") != "1",
         "num_warps": warps,
     }
-    return min(-(-shape.numel() // tile), multiprocessors * PROGRAMS_PER_SM), walks, constants
+    integers = specialised(shape.numel(), *[size for walked in walks for size in walked])
+    programs = min(-(-shape.numel() // tile), multiprocessors * PROGRAMS_PER_SM)
+    return programs, walks, constants, (device, o, g, integers, *constants.values())
 
 
 def walk(shape: torch.Size, *given: tuple[int, ...]) -> list[tuple[Any, ...]]:
