@@ -13,6 +13,7 @@ from torch import Tensor
 from whywrong.comparing.bits import same_bits
 from whywrong.comparing.precision import guess
 from whywrong.errors import UsageError
+from whywrong.process_state import process_wide
 from whywrong.recording.golden import with_backward
 from whywrong.recording.recorder import Watcher, unique
 from whywrong.recording.steps import Trace
@@ -58,8 +59,9 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
             result = run_watched(subject, inputs, named, leaves, loss, watcher, on_step)
         return seen, result
 
-    seen = with_backward(lambda wanted: run(wanted, True), subject, loss)
-    plain = with_backward(lambda wanted: run(wanted, False), subject, loss)
+    with process_wide():  # the generator, and the module's hooks and buffers, are the same for all threads
+        seen = with_backward(lambda differentiate: run(differentiate, True), subject, loss)
+        plain = with_backward(lambda differentiate: run(differentiate, False), subject, loss)
     if not plain:
         raise UsageError("capture: what ran gave no tensor; expected one at least")
     differ = [name for name, value in plain.items() if name not in seen or not same_bits(value, seen[name])]

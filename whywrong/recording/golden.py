@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from whywrong.comparing.comparison import compare
 from whywrong.errors import UsageError, did_you_mean, first_line
-from whywrong.process_state import float64_by_default
+from whywrong.process_state import float64_by_default, process_wide
 from whywrong.recording.dumps import open_dump
 from whywrong.recording.operations import ALGORITHMS, TRANSFORMS, full_name, resolve
 from whywrong.recording.program import CONSTANT, INPUT, ITEM, Node, Program, Ref
@@ -293,7 +293,7 @@ def with_backward(run: Callable[[bool], tuple[Any, Any]], subject: Any, loss: An
 def _run(reference: Any, inputs: Any, named: dict[str, Any], loss: Any, wide: bool) -> Golden:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), ExitStack() as stack:
+    with process_wide(), torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), ExitStack() as stack:
         for each in (_AsInFloat32(), float64_by_default()) if wide else ():
             stack.enter_context(each)
         subject = copy.deepcopy(reference) if isinstance(reference, torch.nn.Module) else reference

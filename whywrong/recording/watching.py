@@ -14,7 +14,6 @@ from torch import Tensor
 
 from whywrong.comparing.comparison import as_tensor, real
 from whywrong.errors import UsageError
-from whywrong.process_state import process_wide
 from whywrong.recording.recorder import BACKWARD, Watcher, listening
 from whywrong.torch_private import _disable_current_modes
 
@@ -84,11 +83,11 @@ def run_watched(
 ) -> Any:
     """One forward and, where there is what to differentiate, one backward, below `watcher`; `on_step` gets each step.
 
-    Returns the result of the forward.
+    Returns the result of the forward. The caller holds :data:`~whywrong.process_state.ALONE`.
     """
     module = isinstance(subject, torch.nn.Module)
     handles = _hooks(subject, watcher, on_step) if module and watcher is not None else []
-    with ExitStack() as stack, process_wide(), watcher or nullcontext(), listening(on_step, watcher):
+    with ExitStack() as stack, watcher or nullcontext(), listening(on_step, watcher):
         for handle in handles:
             stack.enter_context(handle)
         given = _replaced("", _arguments(inputs, named), lambda name, _: _writable(leaves[name]))
