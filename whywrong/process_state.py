@@ -13,7 +13,8 @@ import torch
 ALONE = threading.RLock()
 """Held while whywrong changes such a setting, and while it runs a program that must not see it changed: the default
 dtype, how tensors are filled, whether algorithms are deterministic, the random generator's state, a module's hooks and
-buffers. Two threads of whywrong's take turns; a thread that does not use whywrong sees the setting while it is changed."""
+buffers. Two threads of whywrong's take turns; a thread that does not use whywrong sees a setting while it is
+changed."""
 
 
 @contextmanager

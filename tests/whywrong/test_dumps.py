@@ -216,7 +216,12 @@ def test_what_is_not_read_is_shown_and_changes_nothing(tmp_path):
     save_file(tensors, tmp_path / "x.safetensors", {"steps": json.dumps(said), "compute": "bf16"})
     dump = open_dump(tmp_path / "x.safetensors")
     assert dump.texts == {"steps": "inputs_complete, op: not read", "compute": "bf16"}
-    assert (dump.said("x")["inputs"], dump.said("y")["inputs"], dump.said("y")["K"], dump.said("z")) == (
+    assert (
+        dump.step_metadata("x")["inputs"],
+        dump.step_metadata("y")["inputs"],
+        dump.step_metadata("y")["K"],
+        dump.step_metadata("z"),
+    ) == (
         [],
         ["x"],
         4,

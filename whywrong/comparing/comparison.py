@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing
 import torch
 
 from whywrong.comparing.bounds import Bound
@@ -14,6 +15,9 @@ from whywrong.comparing.precision import FIELD_CHOICES, name_of
 from whywrong.comparing.statistics import Statistics, combine, pieces
 from whywrong.errors import UsageError
 from whywrong.tables import number
+
+ArrayLike = torch.Tensor | numpy.typing.ArrayLike
+"""A tensor, or what NumPy makes an array of: an array, a number, nested lists of numbers."""
 
 WIDE_INTEGERS = {torch.uint16, torch.uint32, torch.uint64, torch.int64}
 """Integers of which float64 does not hold all, or that torch cannot compute with."""
@@ -27,7 +31,12 @@ _TINY, _HUGE = float(np.finfo(np.float64).tiny), 1e150  # products of two sums a
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What :func:`compare` found. Differences are taken in float64, over elements that are finite on both sides."""
+    """What :func:`compare` found. Differences are taken in float64, over elements that are finite on both sides.
+
+    `max_abs` and `mean_abs` are in the unit of the tensors, `max_ulp` in units in the last place; `max_rel`,
+    `rms_ratio`, `cosine` and `bound_used` have none. `ok` says that no element is beyond the bound. Where shapes differ
+    `count` is -1, `shape` the observed's, and `bound` has both shapes in words.
+    """
 
     shape: tuple[int, ...]
     observed_dtype: str
@@ -76,7 +85,7 @@ class Comparison:
         return f"WRONG: {many}; {worst}; first at {self.first_index}; {whole}"
 
 
-def compare(observed: Any, golden: Any, *, bound: Bound | float | Any | None = None) -> Comparison:
+def compare(observed: ArrayLike, golden: ArrayLike, *, bound: Bound | ArrayLike | None = None) -> Comparison:
     """Compare `observed` with `golden`, torch tensors or NumPy arrays of any shape, strided or not, in one pass.
 
     `bound` is a :class:`~whywrong.comparing.bounds.Bound`, a number or an array of allowed absolute differences.
@@ -101,7 +110,7 @@ def compare(observed: Any, golden: Any, *, bound: Bound | float | Any | None = N
     return described(measure(o, g, allowed), o, names, why)
 
 
-def as_tensor(name: str, values: Any) -> torch.Tensor:
+def as_tensor(name: str, values: ArrayLike) -> torch.Tensor:
     """A tensor of real or whole numbers, sharing memory where it can; complex ones as their parts, in a last dimension.
 
     Raises UsageError for anything else.
@@ -124,7 +133,7 @@ def real(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
-def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, str]:
+def _allowed(o: torch.Tensor, bound: Bound | ArrayLike | None) -> tuple[float | torch.Tensor | None, str]:
     if bound is None:
         return None, f"dtypes only: half an ULP of {name_of(o.dtype)}" if o.is_floating_point() else INTEGERS_ARE_EQUAL
     given, why = (bound.absolute, bound.why) if isinstance(bound, Bound) else (bound, "given")

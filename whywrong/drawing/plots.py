@@ -23,8 +23,8 @@ SHARES = ((-3.0, "#eef4f9"), (-1.0, "#9ecae1"), (0.0, BLUE), (0.0, ORANGE), (1.0
 def figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.0) -> tuple[Figure, Any]:
     """A figure in the workbook's style and its axes, as `plt.subplots` gives them.
 
-    `width` and `height` are in inches. The style is set in matplotlib's `rcParams`, of the whole process, and stays: what
-    is added to the figure later, as a legend, has it too.
+    `width` and `height` are in inches. The style is set in matplotlib's `rcParams`, for the whole process, and
+    stays: what is added to the figure later, as a legend, has it too.
     """
     plt.rc("figure", dpi=90)
     plt.rc("font", size=9)

@@ -51,9 +51,10 @@ FEW_ELEMENTS, FEW_FLOPS, PER_ELEMENT = 1 << 26, 10**10, 1 << 14
 class Golden:
     """A reference that was recorded. `steps` maps names to numbers of operations of `program`, in their order.
 
-    Inputs are among the steps, and `known` are values that are not run again. `operations` maps the names of
-    single operations likewise; they serve as steps where an observed trace has them too. `notes` say what is frozen as
-    it was when it was recorded.
+    ``golden[name]`` is a step's value, a tensor of the reference's shape, float64 where it is of real numbers. Inputs
+    are among the steps, and `known` are values that are not run again, by the numbers of their operations. `operations`
+    maps the names of single operations likewise; they serve as steps where an observed trace has them too. `notes` say
+    what is frozen as it was when it was recorded.
     """
 
     program: Program

@@ -11,13 +11,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from whywrong.comparing.precision import UNIT_ROUNDOFF, name_of
 from whywrong.recording.golden import Golden
-from whywrong.recording.steps import Trace, as_trace
+from whywrong.recording.steps import Steps, Trace, as_trace
 from whywrong.tables import Table
 
 RULES = {"values": 0.1, "what follows": 0.1, "direction": 0.5, "place": math.inf}
@@ -33,8 +33,10 @@ SAMPLE = 1 << 12
 
 
 class Partner(NamedTuple):
-    """The partner of a golden step. `difference` is the RMS of what they differ by, over that of the golden as re-run
-    on what was observed before it."""
+    """The partner of a golden step: the name of an `observed` one, and which of :data:`RULES` is the `reason`.
+
+    `difference` is the RMS of what they differ by, over that of the golden as re-run on what was observed before it.
+    """
 
     observed: str
     difference: float
@@ -46,6 +48,7 @@ class Proposal:
     """What :func:`propose_names` found; `names` is what `names=` of :func:`whywrong.localise` takes."""
 
     partners: dict[str, Partner]
+    """By the names of the golden's steps."""
     golden: list[str]
     """Steps of the golden without a partner, those included of which several would do."""
     observed: list[str]
@@ -64,7 +67,7 @@ class Proposal:
         return "\n".join([str(table), *left])
 
 
-def propose_names(observed: Any, golden: Any) -> Proposal:
+def propose_names(observed: Steps, golden: Golden | Steps) -> Proposal:
     """Propose which observed step is which of the golden's, where two programs call them differently.
 
     Arguments are as in :func:`whywrong.localise`. Partners have one shape, and each is nearer to the other than to any

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from whywrong.comparing.bounds import Bound
-from whywrong.comparing.comparison import as_tensor
+from whywrong.comparing.comparison import ArrayLike, as_tensor
 from whywrong.comparing.precision import Precision, from_fields
 from whywrong.errors import UsageError
 from whywrong.files import complete_file
@@ -27,7 +27,10 @@ ABOUT_STEP = ("inputs", "K")
 
 @dataclass(frozen=True)
 class Step:
-    """One intermediate tensor. `bound`, of a golden or a counterfactual, is what an implementation may be off there."""
+    """One intermediate tensor: its name, and its `value`, a tensor or an array of any shape.
+
+    `bound`, of a golden or a counterfactual, is what an implementation may be off there.
+    """
 
     name: str
     value: Any
@@ -37,11 +40,12 @@ class Step:
 class Trace:
     """Steps in the order in which they were computed, in memory or in a file, which is read a step at a time.
 
+    ``trace[name]`` is a step's value as it was added, of any shape and dtype; :meth:`read` gives it as a tensor.
     `about` is a file's metadata, `source` the file, and `ordered` says whether the order is known to be the program's;
     `note` says how the steps were named.
     """
 
-    def __init__(self, steps: Mapping[str, Any] | None = None, about: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, steps: Mapping[str, ArrayLike] | None = None, about: Mapping[str, Any] | None = None) -> None:
         self._steps: dict[str, tuple[Read, Bound | None]] = {}
         self.about, self.source, self.ordered, self.note = metadata(about or {}), "", True, ""
         for name, value in (steps or {}).items():
@@ -75,7 +79,7 @@ class Trace:
 
     @property
     def precision(self) -> Precision | None:
-        """What `about` declares; None where it says nothing. Raises UsageError for what is no Precision."""
+        """What `about` declares; None where it declares nothing. Raises UsageError for what is no Precision."""
         try:
             return from_fields(self.about["precision"]) if "precision" in self.about else None
         except UsageError as error:
@@ -85,11 +89,11 @@ class Trace:
     def texts(self) -> dict[str, str]:
         """Free text of the file."""
         steps = self.about.get("steps", {})
-        others = sorted({str(key) for said in steps.values() for key in said if key not in ABOUT_STEP})
+        others = sorted({str(key) for about in steps.values() for key in about if key not in ABOUT_STEP})
         texts = {"steps": f"{', '.join(others)}: not read"} if others else {}
         return texts | {key: str(value) for key, value in self.about.items() if key not in ABOUT}
 
-    def said(self, name: str) -> Mapping[str, Any]:
+    def step_metadata(self, name: str) -> Mapping[str, Any]:
         """What the metadata says of one step, by :data:`ABOUT_STEP`; empty where it says nothing."""
         return self.about.get("steps", {}).get(name, {})
 
@@ -144,14 +148,18 @@ def metadata(about: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return found
 
 
-def as_trace(what: str, given: Any) -> Trace:
+Steps = Trace | Mapping[str, ArrayLike]
+"""What a trace may be given as: a Trace, or arrays by the names of steps, in order."""
+
+
+def as_trace(what: str, steps: Steps) -> Trace:
     """A trace, or a mapping of arrays as one. Raises UsageError, which calls it `what`, for anything else."""
-    if isinstance(given, Trace):
-        return given
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        kind = type(given).__name__
+    if isinstance(steps, Trace):
+        return steps
+    if not isinstance(steps, Mapping) or not all(isinstance(name, str) for name in steps):
+        kind = type(steps).__name__
         raise UsageError(f"{what}: expected a Trace, or a dict of arrays by the names of steps, got a {kind}")
-    return Trace(given)
+    return Trace(steps)
 
 
 def write_safetensors(path: Path | str, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> Path:
