@@ -13,7 +13,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from whywrong.comparing.comparison import WIDE_INTEGERS, told_apart
+from whywrong.comparing.comparison import WIDE_INTEGERS, distinct_floats
 from whywrong.tables import Table, number
 
 WORST_LISTED = 10
@@ -55,7 +55,7 @@ class Block(NamedTuple):
     def of(cls, o: Tensor, exact: Tensor, allowed: Any) -> Block:
         """From what is compared, what it is compared with, and the tolerance, a number or a tensor of that shape."""
         if not (o.is_floating_point() or exact.is_floating_point()):
-            o, exact = told_apart(o, exact)
+            o, exact = distinct_floats(o, exact)
         limit = torch.as_tensor(allowed, dtype=torch.float64).to(o.device).expand(o.shape).flatten()
         o, exact = o.double().flatten(), exact.double().flatten()
         same = (o == exact) | (o.isnan() & exact.isnan()) | limit.isinf()

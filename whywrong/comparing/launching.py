@@ -12,19 +12,19 @@ Compiled = dict[Any, tuple[Any, tuple[Any, ...]]]
 
 def aligned(*tensors: torch.Tensor) -> tuple[bool, ...]:
     """Whether each begins at a multiple of 16 bytes: Triton compiles for that."""
-    return tuple([one.data_ptr() % 16 == 0 for one in tensors])
+    return tuple([tensor.data_ptr() % 16 == 0 for tensor in tensors])
 
 
 def launch(
-    compiled: Compiled, kind: Any, kernel: Any, grid: tuple[int, int, int], *given: Any, **constants: Any
+    compiled: Compiled, kind: Any, kernel: Any, grid: tuple[int, int, int], *arguments: Any, **constants: Any
 ) -> None:
-    """`kernel[grid](*given, **constants)`; `constants` are its constexprs, which come last, and Triton's options.
+    """`kernel[grid](*arguments, **constants)`; `constants` are its constexprs, which come last, and Triton's options.
 
     `kind` holds all that the compiled form depends on, so that equal kinds mean equal `constants`, types and
-    :func:`aligned` of `given`, and integers that are alike: 1, a multiple of 16, beyond 32 bits.
+    :func:`aligned` of `arguments`, and integers that are alike: 1, a multiple of 16, beyond 32 bits.
     """
     known = compiled.get((kernel.__name__, kind))
     if known is not None:
-        known[0][grid](*given, *known[1])
-    elif (made := kernel[grid](*given, **constants)) is not None:  # as it is under the interpreter
-        compiled[kernel.__name__, kind] = made, tuple(constants[name] for name in kernel.arg_names[len(given) :])
+        known[0][grid](*arguments, *known[1])
+    elif (made := kernel[grid](*arguments, **constants)) is not None:  # as it is under the interpreter
+        compiled[kernel.__name__, kind] = made, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])

@@ -1,7 +1,7 @@
 """Which step of one program is which of another: a proposal by shapes, values and order, for a person to confirm.
 
-Values find the partners of what is computed rightly. Behind a wrong step every value differs; a recorded golden is
-therefore run again on what was observed of the partners found so far, which gives the values that the steps after them
+Values find the partners of what is computed correctly. Behind a wrong step every value differs; a recorded golden is
+therefore re-run on what was observed of the partners found so far, which gives the values that the steps after them
 should have. The wrong step itself is the one from which those after it follow.
 """
 
@@ -82,7 +82,7 @@ def propose_names(observed: Steps, golden: Golden | Steps) -> Proposal:
     theirs = as_trace("observed", observed)
     g, o = ({x: _Sample.of(trace.read(x)) for x in trace.names if not _operation(x)} for trace in (ours, theirs))
     pairs = {name: name for name in g if name in o and g[name].shape == o[name].shape}
-    found: dict[str, Partner] = {}
+    partners: dict[str, Partner] = {}
     ordered, reasons = ours.ordered and theirs.ordered, list(RULES)
     while reasons:
         reason = reasons.pop(0)
@@ -91,12 +91,12 @@ def propose_names(observed: Steps, golden: Golden | Steps) -> Proposal:
         else:
             new = _nearest(g, o, pairs, ordered, reason)
         if new:
-            found |= {a: Partner(b, g[a].distance(o[b]), reason) for a, b in new.items()}
+            partners |= {a: Partner(b, g[a].distance(o[b]), reason) for a, b in new.items()}
             pairs, reasons = pairs | new, list(RULES)
             if isinstance(golden, Golden):
                 g |= _rerun(golden, theirs, pairs, [x for x in g if x not in pairs])
     left = [[x for x in side if x not in taken] for side, taken in ((g, pairs.keys()), (o, set(pairs.values())))]
-    return Proposal({name: found[name] for name in g if name in found}, *left)
+    return Proposal({name: partners[name] for name in g if name in partners}, *left)
 
 
 def _operation(name: str) -> bool:
@@ -131,11 +131,11 @@ class _Sample(NamedTuple):
 _Samples = dict[str, _Sample]
 
 
-def _rerun(golden: Golden, theirs: Trace, pairs: dict[str, str], wanted: Iterable[str]) -> _Samples:
+def _rerun(golden: Golden, theirs: Trace, pairs: dict[str, str], names: Iterable[str]) -> _Samples:
     """The golden's steps as they follow from what was observed of their partners."""
-    given = {golden.steps[a]: theirs.read(b).to(golden[a].device, golden[a].dtype) for a, b in pairs.items()}
-    numbers = {name: golden.steps[name] for name in wanted}
-    results = golden.program.run(golden.program.cone(numbers.values(), given), given, set(numbers.values()))
+    inputs = {golden.steps[a]: theirs.read(b).to(golden[a].device, golden[a].dtype) for a, b in pairs.items()}
+    numbers = {name: golden.steps[name] for name in names}
+    results = golden.program.run(golden.program.cone(numbers.values(), inputs), inputs, set(numbers.values()))
     return {name: _Sample.of(results[i]) for name, i in numbers.items()}
 
 

@@ -61,16 +61,16 @@ class Trace:
     @classmethod
     def lazy(cls, steps: Mapping[str, Read], about: Mapping[str, Any], source: str, ordered: bool) -> Trace:
         """Steps that are read when they are looked at, each by a function of its own."""
-        found = cls({}, about)
-        found._steps = {name: (read, None) for name, read in steps.items()}
-        found.source, found.ordered = source, ordered
-        return found
+        trace = cls({}, about)
+        trace._steps = {name: (read, None) for name, read in steps.items()}
+        trace.source, trace.ordered = source, ordered
+        return trace
 
     def named(self, names: Mapping[str, str], note: str = "") -> Trace:
         """The steps that `names` maps to others, by these, in its order; `note` says why."""
-        found = self.lazy({}, self.about, self.source, self.ordered)
-        found._steps, found.note = {new: self._steps[old] for old, new in names.items()}, note or self.note
-        return found
+        trace = self.lazy({}, self.about, self.source, self.ordered)
+        trace._steps, trace.note = {new: self._steps[old] for old, new in names.items()}, note or self.note
+        return trace
 
     @property
     def names(self) -> list[str]:
@@ -131,21 +131,21 @@ def metadata(about: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
     `where` is what an error begins with.
     """
-    found: dict[str, Any] = dict(about)
-    for key in found.keys() & ABOUT.keys():
+    parsed: dict[str, Any] = dict(about)
+    for key in parsed.keys() & ABOUT.keys():
         with suppress(ValueError, RecursionError):
-            found[key] = json.loads(found[key]) if isinstance(found[key], str) else found[key]
-        if not isinstance(found[key], ABOUT[key]):
+            parsed[key] = json.loads(parsed[key]) if isinstance(parsed[key], str) else parsed[key]
+        if not isinstance(parsed[key], ABOUT[key]):
             raise UsageError(f"{where}metadata {key!r}: expected JSON, a {ABOUT[key].__name__}")
-    if not all(isinstance(name, str) for name in found.get("order", ())):
+    if not all(isinstance(name, str) for name in parsed.get("order", ())):
         raise UsageError(f"{where}metadata 'order': expected a list of names")
-    for name, said in found.get("steps", {}).items():
-        length, inputs = (said.get("K", 1), said.get("inputs", [])) if isinstance(said, dict) else (0, [])
-        right = type(length) is int and 0 < length < 1 << 62 and isinstance(inputs, list)
-        if not right or not all(isinstance(one, str) for one in inputs):
-            wanted = "inputs (a list of names) and K (the length of its sums)"
-            raise UsageError(f"{where}metadata 'steps', {name!r}: expected {wanted}, got {str(said)[:60]}")
-    return found
+    for name, fields in parsed.get("steps", {}).items():
+        length, inputs = (fields.get("K", 1), fields.get("inputs", [])) if isinstance(fields, dict) else (0, [])
+        valid = type(length) is int and 0 < length < 1 << 62 and isinstance(inputs, list)
+        if not valid or not all(isinstance(item, str) for item in inputs):
+            expected = "inputs (a list of names) and K (the length of its sums)"
+            raise UsageError(f"{where}metadata 'steps', {name!r}: expected {expected}, got {str(fields)[:60]}")
+    return parsed
 
 
 Steps = Trace | Mapping[str, ArrayLike]
@@ -170,10 +170,12 @@ def write_safetensors(path: Path | str, tensors: Mapping[str, torch.Tensor], abo
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    whole = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}  # no shared memory
+    contiguous = {
+        name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()
+    }  # no shared memory
     try:
         with complete_file(path) as temporary:
-            save_file(whole, temporary, dict(about))
+            save_file(contiguous, temporary, dict(about))
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{path}: cannot be written ({error}); expected a file in a folder that is there") from None
     return path
