@@ -124,18 +124,20 @@ def _list(options: argparse.Namespace) -> int:
 
 def _block(book: Notebook) -> str:
     """A notebook in lines of 80 characters: question, answer, what runs cost and found, parameters."""
-    from labkit.session.record import outcomes
+    from labkit.session.record import records, summary
 
     def lines(first: str, text: object) -> str:
-        rest = " " * len(first)
-        return textwrap.fill(" ".join(str(text).split()), 80, initial_indent=first, subsequent_indent=rest)
+        return textwrap.fill(" ".join(str(text).split()), 80, initial_indent=first, subsequent_indent=" " * len(first))
 
     shown = [book.name]
     shown += [lines(f"  {part:8}  ", book.about[part]) for part in ("question", "answer") if book.about.get(part)]
-    shown += [lines(f"  {when:8}  ", said) for when, said in outcomes(book.name)]
-    rows = [(one.name, str(one.default) or "none", f"{one.allowed}: {one.help}") for one in book.parameters.values()]
+    for result in (record.result for record in records(f"{book.name}.*")):
+        findings = "; ".join(filter(None, summary(result)))
+        cost = "{date} on {device[name]}, {seconds:.0f} s: ".format(**result)
+        shown.append(lines("  recorded  ", cost + findings))
+    rows = [(p.name, str(p.default) or "none", f"{p.allowed}: {p.help}") for p in book.parameters.values()]
     first, second = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
-    shown += [lines(f"    {name:{first}}  {default:{second}}  ", words) for name, default, words in rows]
+    shown += [lines(f"    {name:{first}}  {default:{second}}  ", help) for name, default, help in rows]
     return "\n".join(shown)
 
 

@@ -31,8 +31,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks, read_json, resolve
+from labkit.session.catalogue import ROOT, Notebook, notebook, notebooks, resolve
 from labkit.session.claims import answer
+from labkit.session.reading import read_json
 from labkit.session.record import complete, run_id, sources, summary
 from labkit.session.secrets import hidden
 from whywrong.errors import UsageError

@@ -31,7 +31,8 @@ import numpy as np
 
 from labkit.cli import run
 from labkit.cli.run import Say
-from labkit.session.catalogue import Parameter, notebook, read_yaml, resolve
+from labkit.session.catalogue import Parameter, notebook, resolve
+from labkit.session.reading import read_yaml
 from whywrong.errors import UsageError
 
 MOST_POINTS = 1_000_000
