@@ -270,7 +270,7 @@ def test_a_hunt_on_a_cluster_stops_at_a_failure_and_counts_all(tmp_path):
 
 
 def test_faults_at_random_moments_lose_no_run_and_make_none_falsely_ok(tmp_path):
-    """`python tools/sweep_faults.py 500` is the long form."""
+    """`python -m tools.sweep_faults 500` is the long form."""
     struck, wrong, _ = inject(30, tmp_path, seed=1, pause=0.5)
     assert sum(struck.values()) == 30
     assert json.dumps(wrong) == "[]"
