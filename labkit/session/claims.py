@@ -27,8 +27,8 @@ VERDICTS = {"confirmed": "#0072b2", "refuted": "#d55e00", "undecidable": "#8a6d0
 class Claim:
     """A statement of a report (asserted, or implied by what it does), or a question of this workbook (ours).
 
-    `where` is its place, `settles` the experiment, and `texts` has the reason for each possible verdict. `given` is what
-    they assume without a test. `only` says why a claim with a single possible verdict has no other.
+    `where` is its place, `settles` the experiment, and `texts` has the reason for each possible verdict. `given` is
+    what they assume without a test. `only` says why a claim with a single possible verdict has no other.
     """
 
     id: str
