@@ -6,11 +6,12 @@ texts of its verdicts with fields, which :meth:`Ledger.settle` fills in (see :mo
 
 from __future__ import annotations
 
-import html
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from labkit.session.catalogue import ROOT
 from labkit.session.reading import read_yaml
@@ -27,8 +28,8 @@ VERDICTS = {"confirmed": "#0072b2", "refuted": "#d55e00", "undecidable": "#8a6d0
 class Claim:
     """A statement of a report (asserted, or implied by what it does), or a question of this workbook (ours).
 
-    `where` is its place, `settles` the experiment, and `texts` has the reason for each possible verdict. `given` is what
-    they assume without a test. `only` says why a claim with a single possible verdict has no other.
+    `where` is its place, `settles` the experiment, and `texts` has the reason for each possible verdict. `given` is
+    what they assume without a test. `only` says why a claim with a single possible verdict has no other.
     """
 
     id: str
@@ -81,7 +82,9 @@ class Ledger:
         values = plain(measured)
         needed = set().union(*map(fields, [*claim.texts.values(), claim.given]))
         if missing := sorted(needed - values.keys()):
-            raise UsageError(f"claim {claim_id}: its texts need {missing[0]}; expected it measured, got {', '.join(values)}")
+            raise UsageError(
+                f"claim {claim_id}: its texts need {missing[0]}; expected it measured, got {', '.join(values)}"
+            )
         because, given = (fill(f"claim {claim_id}", text, values) for text in (claim.texts[verdict], claim.given))
         self.settled[claim_id] = Settled(verdict, values, because, given)
 
@@ -128,17 +131,9 @@ class Ledger:
 
     def _repr_html_(self) -> str:
         """A line for each claim, with its verdict in colour; a click shows the reason."""
-        lines = []
-        for title, rows in self._groups().items():
-            lines.append(f"<p><b>{title}</b> (a click on a claim shows the reason)</p>")
-            for claim, settled in rows:
-                colour = VERDICTS.get(settled.verdict, "#000000")
-                mark = f'<b style="color:{colour};display:inline-block;width:7em">{settled.verdict}</b>'
-                more = [f"<i>{claim.id}</i> ({claim.kind}; {html.escape(claim.where)}).", html.escape(reason(settled))]
-                more += [f"Reported: {html.escape(str(claim.reported))}."] * (claim.reported is not None)
-                body = f'<p style="margin-left:8.5em">{" ".join(more)}</p>'
-                lines.append(f"<details><summary>{mark} {html.escape(claim.says)}</summary>{body}</details>")
-        return "\n".join(lines)
+        template = Path(__file__).with_name("ledger.html").read_text(encoding="utf-8")
+        environment = jinja2.Environment(autoescape=True, trim_blocks=True)
+        return environment.from_string(template).render(groups=self._groups(), colours=VERDICTS, reason=reason)
 
 
 def reason(settled: Settled) -> str:
@@ -168,7 +163,9 @@ def claims(name: str) -> Ledger:
         words = {key: " ".join(value.split()) if isinstance(value, str) else value for key, value in entry.items()}
         texts = {verdict: words.pop(verdict) for verdict in VERDICTS if verdict in words}
         if words["id"] in ledger.claims or len(set(texts.values())) < len(texts):
-            raise UsageError(f"claims: data/claims/{name}.yaml: expected ids and texts that differ, got {entry['id']!r}")
+            raise UsageError(
+                f"claims: data/claims/{name}.yaml: expected ids and texts that differ, got {entry['id']!r}"
+            )
         ledger.claims[words["id"]] = Claim(**words, texts=texts)
     return ledger
 

@@ -12,7 +12,7 @@ from whywrong.errors import UsageError
 
 
 def read_json(path: Path, name: str, schema: str = "") -> Any:
-    """The content of a JSON file. Raises UsageError, which begins with `name`, for one that is unreadable or invalid."""
+    """The content of a JSON file. Raises UsageError, which begins with `name`, for an invalid one."""
     return _read(path, name, json.loads, "JSON", schema)
 
 
@@ -24,7 +24,12 @@ def read_yaml(path: Path, name: str, schema: str = "") -> Any:
 
 
 def _read(
-    path: Path, name: str, parse: Callable[[str], Any], format: str, schema: str, error_type: type[Exception] = ValueError
+    path: Path,
+    name: str,
+    parse: Callable[[str], Any],
+    format: str,
+    schema: str,
+    error_type: type[Exception] = ValueError,
 ) -> Any:
     try:
         content = parse(path.read_text(encoding="utf-8"))

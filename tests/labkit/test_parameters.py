@@ -81,7 +81,7 @@ def test_only_flat_typed_literals_are_parameters(cell):
 
 
 def test_a_default_out_of_its_own_range_is_refused():
-    with pytest.raises(UsageError, match="heads: expected .* got 0"):
+    with pytest.raises(UsageError, match=r"heads: expected .* got 0"):
         declared("heads: int = 0  # [1, 128] number of heads")
 
 
