@@ -44,8 +44,8 @@ class Source:
 def show_source(what: Any, *, mark: str = "", start: str = "", lines: int = 0) -> Source:
     """The source of a function, a Triton kernel, or a file below the checkout, as the output of a notebook's cell.
 
-    It begins at the first line that contains `start` and has `lines` lines, or all that follow. Lines that contain `mark`
-    are marked. Raises UsageError for a missing file, and for a `start` or `mark` that no line contains.
+    It begins at the first line that contains `start` and has `lines` lines, or all that follow. Lines with `mark` are
+    marked. Raises UsageError for a missing file, and for a `start` or `mark` that no line contains.
     """
     if isinstance(what, (str, Path)):
         path, first = ROOT / what, 1

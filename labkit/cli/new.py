@@ -13,7 +13,7 @@ from whywrong.errors import UsageError
 from whywrong.files import write_text
 
 TEMPLATE = Path(__file__).parent / "template"
-"""Files at their places in the checkout. NAME is replaced by the name; the suffix .txt keeps tools from reading code."""
+"""Files at their places in the checkout. NAME is replaced by the name, and the suffix .txt is removed."""
 
 
 def new(name: str) -> list[Path]:

@@ -55,8 +55,8 @@ class Lab:
         """Write result.json, at the end of the notebook.
 
         `verdict` is the result of :func:`whywrong.weigh`; None if no hypotheses were weighed. `ledger` is that of the
-        notebook's own claims file, if there is one, with every claim settled; otherwise nothing is written and UsageError
-        is raised.
+        notebook's own claims file, if there is one, with every claim settled. Otherwise it raises UsageError and writes
+        nothing.
         """
         if claims_file(self.name).exists() and (ledger is None or ledger.name != self.name):
             raise UsageError(f"ledger: expected labkit.claims({self.name!r}), got {ledger and ledger.name!r}")
