@@ -6,7 +6,8 @@ python -m tools.book FOLDER
 import sys
 from pathlib import Path
 
-from labkit.cli.pages import Card, as_page, index
+from labkit.cli.gallery import index
+from labkit.cli.pages import Card, as_page
 from labkit.session.catalogue import notebooks
 from labkit.session.record import recorded
 

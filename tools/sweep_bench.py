@@ -16,7 +16,7 @@ from pathlib import Path
 
 import papermill
 
-from labkit.cli import sweep
+from labkit.cli import cluster, sweep
 from tools.sweep_faults import write_notebook
 
 WORKERS = 2
@@ -52,7 +52,7 @@ def main(count, folder):
             if "dashboard" in text:
                 first.append(time.monotonic() - begun)
 
-        with sweep.cluster("local", WORKERS, False, None, 2) as connected:
+        with cluster.connect("local", WORKERS, False, None, 2) as connected:
             counts = sweep.sweep(*connected, name, points, folder / "runs", 2, say)
         wall, ideal = time.monotonic() - begun, serial * count / WORKERS
         assert counts == {"ok": count}, counts

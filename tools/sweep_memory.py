@@ -9,7 +9,8 @@ import time
 import psutil
 from distributed import Client, LocalCluster
 
-from labkit.cli.sweep import DASK, completed
+from labkit.cli.cluster import DASK
+from labkit.cli.sweep import completed
 
 
 def same(point):

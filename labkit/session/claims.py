@@ -6,11 +6,12 @@ texts of its verdicts with fields, which :meth:`Ledger.settle` fills in (see :mo
 
 from __future__ import annotations
 
-import html
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from labkit.session.catalogue import ROOT
 from labkit.session.reading import read_yaml
@@ -130,17 +131,9 @@ class Ledger:
 
     def _repr_html_(self) -> str:
         """A line for each claim, with its verdict in colour; a click shows the reason."""
-        lines = []
-        for title, rows in self._groups().items():
-            lines.append(f"<p><b>{title}</b> (a click on a claim shows the reason)</p>")
-            for claim, settled in rows:
-                colour = VERDICTS.get(settled.verdict, "#000000")
-                mark = f'<b style="color:{colour};display:inline-block;width:7em">{settled.verdict}</b>'
-                more = [f"<i>{claim.id}</i> ({claim.kind}; {html.escape(claim.where)}).", html.escape(reason(settled))]
-                more += [f"Reported: {html.escape(str(claim.reported))}."] * (claim.reported is not None)
-                body = f'<p style="margin-left:8.5em">{" ".join(more)}</p>'
-                lines.append(f"<details><summary>{mark} {html.escape(claim.says)}</summary>{body}</details>")
-        return "\n".join(lines)
+        template = Path(__file__).with_name("ledger.html").read_text(encoding="utf-8")
+        environment = jinja2.Environment(autoescape=True, trim_blocks=True)
+        return environment.from_string(template).render(groups=self._groups(), colours=VERDICTS, reason=reason)
 
 
 def reason(settled: Settled) -> str:

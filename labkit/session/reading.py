@@ -12,7 +12,7 @@ from whywrong.errors import UsageError
 
 
 def read_json(path: Path, name: str, schema: str = "") -> Any:
-    """The content of a JSON file. Raises UsageError, which begins with `name`, for one that is unreadable or invalid."""
+    """The content of a JSON file. Raises UsageError, which begins with `name`, for an invalid one."""
     return _read(path, name, json.loads, "JSON", schema)
 
 

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from html import unescape
 
 import numpy as np
 import pytest
@@ -66,10 +67,10 @@ def test_questions_of_this_workbook_stand_in_a_table_of_their_own(ledger):
 def test_in_a_notebook_a_claim_is_a_line_whose_reason_unfolds(ledger):
     ledger.claims["a"] = replace(ledger.claims["a"], says="a < b")
     ledger.settle("a", True, x=1, who="x")
-    (line,) = [line for line in ledger._repr_html_().splitlines() if "a &lt; b" in line]
+    (line,) = [unescape(line) for line in ledger._repr_html_().splitlines() if "a &lt; b" in line]
     assert line.startswith("<details><summary>")
     assert "confirmed" in line.partition("</summary>")[0]
-    assert "It is 1. Given: x&#x27;s repository." in line.partition("</summary>")[2]
+    assert "It is 1. Given: x's repository." in line.partition("</summary>")[2]
 
 
 def test_an_open_claim_stops_the_ledger(ledger):

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from labkit.cli import doctor
 from labkit.cli.main import main
 from labkit.session.catalogue import ROOT, notebooks
 from labkit.session.device import decide
@@ -195,3 +196,24 @@ def test_a_reader_that_leaves_early_gets_no_traceback():
     )
     assert shown.stderr == ""
     assert shown.stdout.startswith("attention_matmul")
+
+
+def test_doctor_distinguishes_pypis_labkit_from_this_one_by_its_path(tmp_path, monkeypatch):
+    assert not any("labkit" in problem for problem in doctor.problems())
+    (tmp_path / "labkit-1.0.dist-info").mkdir()
+    (tmp_path / "labkit-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: labkit\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = (problem for problem in doctor.problems() if "labkit" in problem)
+    expected = f"the unrelated PyPI package `labkit` is installed, in {tmp_path / 'labkit'}: `pip uninstall labkit`"
+    assert problem == expected
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)  # a distribution of that name whose folder is the checkout's
+    (tmp_path / "labkit").mkdir()
+    (tmp_path / "labkit" / "pyproject.toml").touch()
+    assert not any("labkit" in problem for problem in doctor.problems())
+
+
+def test_doctor_reports_a_labkit_that_is_imported_from_elsewhere_than_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    assert f"labkit: expected to be imported from the checkout, got {tmp_path / 'labkit'}" in "\n".join(
+        doctor.problems()
+    )
