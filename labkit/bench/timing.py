@@ -33,6 +33,8 @@ from whywrong.tables import Table
 
 QUANTILES = (0.5, 0.2, 0.8)
 ROUNDS = 3
+RENAMED = {" floor": " lower bound", "labkit.compare": "whywrong.compare"}
+"""Parts of providers' names in CSVs of before, and what they are called today."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Case:
     """Whether the calls can be captured in a CUDA graph; one that waits for its result cannot."""
     memory: bool = False
     """Whether the memory that a call takes beyond its operands is of interest."""
-    floors: Mapping[str, int] = field(default_factory=dict)
+    lower_bounds: Mapping[str, int] = field(default_factory=dict)
     """Other lower bounds by name: bytes that must be moved at the rate of a copy."""
 
 
@@ -74,7 +76,7 @@ def measure(case: Case, device: devices.Device) -> Iterator[dict[str, Any]]:
     What ran before changes how long a call takes as made from Python, so all that are right are timed in ROUNDS rounds,
     each in an order sampled anew. A time's row holds the median of the rounds' medians, and the least and the largest.
     """
-    least, right = floors(case, device), []  # the lower bounds before any capture, which a provider may spoil
+    least, right = lower_bounds(case, device), []  # the lower bounds before any capture, which a provider may spoil
     for provider in case.providers:
         provider.poison()
         provider.run()
@@ -162,7 +164,7 @@ def host_times(run: Callable[[], None], seconds: float = 1.0) -> list[float]:
     return (1e6 * np.quantile(times, QUANTILES)).tolist()
 
 
-def floors(case: Case, device: devices.Device) -> dict[str, float]:
+def lower_bounds(case: Case, device: devices.Device) -> dict[str, float]:
     """Microseconds that a case takes at the least when its operands come from memory.
 
     Bytes at the measured copy rate, and operations at peak float32: multiprocessors x 128 fused multiply-adds x the
@@ -173,7 +175,8 @@ def floors(case: Case, device: devices.Device) -> dict[str, float]:
     if not device.is_cuda:
         return {}
     found = {
-        name: 1e6 * count / copy_rate() for name, count in {"traffic lower bound": case.bytes, **case.floors}.items()
+        name: 1e6 * count / copy_rate()
+        for name, count in {"traffic lower bound": case.bytes, **case.lower_bounds}.items()
     }
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     if case.operations and (gpu.major, gpu.minor) == (9, 0):  # the lanes of other generations are not entered here
@@ -217,8 +220,12 @@ def bench(name: str, request: str, out: Path) -> Path:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a benchmark's CSV."""
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    """The rows of a benchmark's CSV, with the names of providers as they are today."""
+    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    for row in rows:
+        for old, new in RENAMED.items():
+            row["kernel_provider"] = row["kernel_provider"].replace(old, new)
+    return rows
 
 
 def recorded_where(rows: Sequence[Mapping[str, str]], name: str) -> str:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -140,7 +141,7 @@ def test_the_rate_rises_from_zero_then_falls_to_its_end(raw):
 @pytest.mark.parametrize(("key", "value"), [("batch", 10_000), ("length", 100_000)])
 def test_too_little_text_is_told_by_the_key_that_asks_for_more(raw, tmp_path, key, value):
     raw["data"][key] = value
-    with pytest.raises(UsageError, match=f"^data.{key}: {value} is not right"):
+    with pytest.raises(UsageError, match=rf"^data\.{key}: expected .*, got {value}$"):
         Sequences(parsed(raw).data, 0, tmp_path / "cache")
 
 
@@ -497,7 +498,7 @@ def test_the_command_line_names_what_is_wrong_and_leaves_with_2(raw, tmp_path):
     command = [sys.executable, "-m", "kernels.lm", "train", str(path), "validation.folder=/nowhere", "steps=ten"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "steps: expected a whole number, 1 or more, got 'ten'" in done.stderr
+    assert re.search("steps: expected a whole number.*got 'ten'", done.stderr)
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 

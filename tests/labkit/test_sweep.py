@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -81,7 +82,7 @@ def test_a_sample_is_drawn_always_the_same_and_more_have_the_fewer_among_them(bo
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["heads=1..200"], "parameter heads: expected int in [1, 128].*got 129"),
+        (["heads=1..200"], "parameter heads: expected int in \\[1, 128\\].*got 129"),
         (["heads=1,x"], "parameter heads: .*got 'x'"),
         (["heads=5..1"], "parameter heads: expected low..high.*got '5..1'"),
         (["heads=5..4.5"], "parameter heads: expected low..high.*got '5..4.5'"),
@@ -108,7 +109,7 @@ def test_what_is_wrong_is_one_line_before_anything_starts(books, tmp_path, capsy
     arguments = [part for word in given for part in (["-p", word] if word[:2] in ("he", "sc") else [word])]
     assert main(["sweep", "brief", *arguments, "--out", str(tmp_path / "runs")]) == 2
     said = capsys.readouterr().err
-    assert words in said
+    assert re.search(words, said)
     assert said.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 

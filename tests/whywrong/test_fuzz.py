@@ -322,7 +322,9 @@ def test_sizes_may_be_said_by_the_names_of_the_reference():
 def test_what_the_kernel_refuses_is_counted_and_no_failure():
     found = hunted("small_alone")
     assert (found.found, found.refused > 0, found.examples > 0) == (False, True, True)
-    assert hunted("small_alone", refuses=()).failure.words.startswith("raised ValueError: x: expected 16 at most, got 17 columns")
+    assert hunted("small_alone", refuses=()).failure.words.startswith(
+        "raised ValueError: x: expected 16 at most, got 17 columns"
+    )
 
 
 def test_two_inputs_may_be_one_tensor():
