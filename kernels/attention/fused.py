@@ -151,8 +151,8 @@ def _into(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) 
         heads_of_rows(name, x)
     if k.shape != v.shape or k.shape[0] != heads or k.shape[2] != columns or not 1 <= columns <= MOST_COLUMNS:
         raise UsageError(
-            f"q, k, v: shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} are not right; expected "
-            f"[heads, N, d_k] and twice [heads, M, d_k], d_k from 1 to {MOST_COLUMNS}"
+            f"q, k, v: expected [heads, N, d_k] and twice [heads, M, d_k], d_k from 1 to {MOST_COLUMNS}, "
+            f"got shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
     if out.shape != q.shape:
         raise UsageError(f"out: expected {tuple(q.shape)}, got shape {tuple(out.shape)}")

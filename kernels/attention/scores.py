@@ -85,8 +85,8 @@ def _into(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> None:
         heads_of_rows(name, x)
     if k.shape[0] != heads or k.shape[2] != columns or not 1 <= columns <= MOST_COLUMNS:
         raise UsageError(
-            f"q, k: shapes {tuple(q.shape)} and {tuple(k.shape)} are not right; expected [heads, N, d_k] and "
-            f"[heads, M, d_k], d_k from 1 to {MOST_COLUMNS}"
+            f"q, k: expected [heads, N, d_k] and [heads, M, d_k], d_k from 1 to {MOST_COLUMNS}, "
+            f"got shapes {tuple(q.shape)} and {tuple(k.shape)}"
         )
     if out.shape != (heads, n, k.shape[1]):
         raise UsageError(f"out: expected {(heads, n, k.shape[1])}, got shape {tuple(out.shape)}")

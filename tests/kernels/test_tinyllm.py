@@ -842,9 +842,9 @@ def test_sizes_that_cannot_be_are_refused(where, change, message):
 
 def test_tokens_that_cannot_be_are_refused(where, rng):
     model = TinyLLM(CONFIGS[0], where)
-    with pytest.raises(RuntimeError, match="tokens: 61 at 1; expected 0 to 60"):
+    with pytest.raises(RuntimeError, match="tokens: expected 0 to 60, got 61 at 1"):
         model.forward(np.array([[0, 61]]))
-    with pytest.raises(RuntimeError, match="tokens: 4 sequences of 2; expected 1 to 3 of 1 to 17"):
+    with pytest.raises(RuntimeError, match="tokens: expected 1 to 3 sequences of 1 to 17, got 4 of 2"):
         model.forward(np.zeros((4, 2), int))
     with pytest.raises(UsageError, match=r"engine: .*got 'cuda'"):
         TinyLLM(CONFIGS[0], where, "cuda")
