@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
 from html import escape
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -345,7 +346,7 @@ class _Search:
 
         What leaves LESS_LIKELY times the error of the nearest is not the cause: that error is noise, and more is not.
         """
-        off = (lambda t: t.off) if everywhere else (lambda t: t.off_there)
+        off: Callable[[_Tried], float] = attrgetter("off" if everywhere else "off_there")
         near = [t for t in tried if off(t) < self._base / 2]
         # what differs by rounding alone stays in the order in which it was tried
         near.sort(key=lambda t: (max(0, math.ceil(math.log2(off(t) + 1e-300))), t.mutation.rank))
@@ -433,8 +434,11 @@ class _Search:
         """The same for a number that others are compared with: between two of these."""
         each = self._part.values[node.parents[0]].double().unique()
         between = ((each[1:] + each[:-1]) / 2.0).tolist() or [c]
-        off = cache(lambda k: self._distance(self._another(node, j, c, between[k])))
-        return self._another(node, j, c, between[_lowest(off, 0, len(between))])
+
+        def mutation(k: int) -> Mutation:
+            return self._another(node, j, c, between[k])
+
+        return mutation(_lowest(cache(self._distance_of(mutation)), 0, len(between)))
 
     def _another(self, node: Node, j: int, c: float, new: float) -> Mutation:
         says = f"{node.op} has about {new:.6g} where the reference has {c:.6g}"
@@ -447,8 +451,15 @@ class _Search:
             edits = argument(self._part, [node.id], 0, partial(zeroed, d=d, a=a, b=b))
             return Mutation("truncate", f"{node.op} leaves out {a} to {b - 1} of {n}", edits, 3)
 
-        for part in (lambda k: (k, n), lambda k: (0, k)) if n > 1 else ():
-            yield mutation(*part(_lowest(cache(lambda k, part=part: self._distance(mutation(*part(k)))), 1, n)))
+        def end(k: int) -> Mutation:
+            return mutation(k, n)
+
+        for part in (end, partial(mutation, 0)) if n > 1 else ():
+            yield part(_lowest(cache(self._distance_of(part)), 1, n))
+
+    def _distance_of(self, mutation: Callable[[int], Mutation]) -> Callable[[int], float]:
+        """How far off the mutations of a number are."""
+        return lambda k: self._distance(mutation(k))
 
     def _unwritten(self) -> Iterator[Mutation]:
         """NaN in all elements that are wrong, or 0 where these are a block, or the same along a dimension.
@@ -463,9 +474,8 @@ class _Search:
         fills = [("0", 0.0)] * block + [("NaN", math.nan)] * self._right.is_floating_point()
         for name, fill in fills if wrong < count else ():
             says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that nobody wrote"
-            yield Mutation(
-                "zero", says, edit_results([self._part.target], lambda x, f=fill: x.masked_fill(self._wrong, f))
-            )
+            unwritten = partial(torch.masked_fill, mask=self._wrong, value=fill)
+            yield Mutation("zero", says, edit_results([self._part.target], unwritten))
 
     def _distance(self, mutation: Mutation) -> float:
         """How far off a mutation is; Inf where it cannot be run, or the time is up."""
