@@ -17,7 +17,6 @@ import secrets
 import shutil
 import signal
 import sys
-import threading
 import time
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Awaitable, Callable, Sequence
@@ -75,22 +74,16 @@ def run(
 ) -> None:
     """Execute the runs, `jobs` at a time, each limited to its share of the cores, and fill in their results.
 
-    An interrupt (from the keyboard, SIGTERM, SIGHUP) ends what is running and raises KeyboardInterrupt.
+    An interrupt from the keyboard ends what is running and raises KeyboardInterrupt.
     """
     share = len(os.sched_getaffinity(0)) // max(1, min(jobs, len(runs)))
     cores = min(4, max(1, share))  # tensors on the CPU are small here, and 16 threads took twice the time of 4
 
     async def all_runs() -> None:
-        slots, this_task = asyncio.Semaphore(jobs), asyncio.current_task()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if threading.current_thread() is threading.main_thread() and signal.getsignal(number) == signal.SIG_DFL:
-                asyncio.get_running_loop().add_signal_handler(number, this_task.cancel)  # type: ignore[union-attr]
+        slots = asyncio.Semaphore(jobs)
         await asyncio.gather(*(_reuse_or_execute(run, slots, cores, force, progress, execute) for run in runs))
 
-    try:
-        asyncio.run(all_runs())
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    asyncio.run(all_runs())
 
 
 async def _reuse_or_execute(

@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -42,16 +42,14 @@ Point = dict[str, Any]
 """One value for each parameter that is swept."""
 
 
-def grid(name: str, ranges: Sequence[tuple[str, str]], sample: int | None = None) -> list[Point]:
-    """The points of a sweep over notebook `name`; `ranges` are pairs such as ("heads", "1..16") or ("tile", "8,16").
+def grid(name: str, ranges: Mapping[str, str], sample: int | None = None) -> list[Point]:
+    """The points of a sweep over notebook `name`; `ranges` are such as {"heads": "1..16", "tile": "8,16"}.
 
     With `sample` that many points are sampled, always the same; a larger sample contains the smaller one. Raises
     UsageError for a parameter or a value that the notebook does not allow, and for more than MOST_POINTS points.
     """
     known, axes = notebook(name).parameters, dict[str, list[Any]]()
-    for parameter, text in ranges:
-        if parameter in axes:
-            raise UsageError(f"parameter {parameter}: is given twice; expected one list of values, such as 1,2,8..16")
+    for parameter, text in ranges.items():
         texts = [value for part in text.split(",") for value in _span(known.get(parameter), parameter, part.strip())]
         is_text = parameter not in known or known[parameter].type is str  # which may be a secret
         for value in texts if is_text else texts[:1]:
