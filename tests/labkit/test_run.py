@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -213,7 +214,7 @@ def wait_for(what, why):
 
 def alive(pid):
     try:
-        return "\nState:\tZ" not in open(f"/proc/{pid}/status").read()
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
 
