@@ -138,7 +138,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _block(book: Notebook) -> str:
-    """A notebook in lines of 80 characters: question, answer, what runs cost and found, parameters."""
+    """A notebook in lines of 80 characters: question, answer, recorded results, parameters."""
     from labkit.session.record import records, summary
 
     def lines(first: str, text: object) -> str:

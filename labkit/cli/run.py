@@ -225,10 +225,11 @@ def _environment(cores: int) -> dict[str, str]:
 def _kill(process: Any) -> None:
     """Kill a process and everything that it has started, if it is running."""
     with suppress(psutil.NoSuchProcess):
-        parent = psutil.Process(process.pid)
-        for member in [*parent.children(recursive=True), parent]:
-            with suppress(psutil.NoSuchProcess):
-                member.kill()
+        if process.is_alive():
+            parent = psutil.Process(process.pid)
+            for member in [*parent.children(recursive=True), parent]:
+                with suppress(psutil.NoSuchProcess):
+                    member.kill()
     process.join()
 
 
