@@ -46,7 +46,7 @@ def main(count, folder):
         del os.environ["LABKIT_RUN_DIR"]
         serial = (time.monotonic() - begun) / some
         begun, first = time.monotonic(), []
-        points = sweep.grid(name, [("seed", f"0..{count - 1}")])
+        points = sweep.grid(name, {"seed": f"0..{count - 1}"})
 
         def say(text, begun=begun, first=first):
             if "dashboard" in text:

@@ -57,7 +57,7 @@ def cases(device: Device) -> Iterator[Case]:
             yield Case(
                 kernel="mhc", mode=mode, x_name="tokens x D", x_value=f"{tokens} x {d}", providers=providers,
                 bytes=units * tokens * d * 2, operations=0, memory=True,
-                lower_bounds={"compulsory traffic lower bound": compulsory * tokens * d * 2},
+                further_bounds={"compulsory traffic lower bound": compulsory * tokens * d * 2},
             )  # fmt: skip
         del inputs, providers
         torch.cuda.empty_cache()

@@ -67,7 +67,7 @@ class Case:
     """Whether the calls can be captured in a CUDA graph; a call that waits for its result cannot."""
     memory: bool = False
     """Whether to measure the memory that a call takes in addition to its operands."""
-    lower_bounds: Mapping[str, int] = field(default_factory=dict)
+    further_bounds: Mapping[str, int] = field(default_factory=dict)
     """Further lower bounds by name, as bytes that are moved at the rate of a copy."""
 
 
@@ -175,7 +175,7 @@ def lower_bounds(case: Case, device: devices.Device) -> dict[str, float]:
     """
     if not device.is_cuda:
         return {}
-    traffic = {"traffic lower bound": case.bytes, **case.lower_bounds}
+    traffic = {"traffic lower bound": case.bytes, **case.further_bounds}
     bounds = {name: 1e6 * count / copy_rate() for name, count in traffic.items()}
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     if case.operations and (gpu.major, gpu.minor) == (9, 0):

@@ -111,6 +111,20 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _by_name(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise UsageError(f"-p {name}: it is given twice; expected each parameter once")
+    return dict(pairs)
+
+
+def _interrupt_on_termination() -> None:
+    """Handle SIGTERM and SIGHUP, unless they are ignored as under nohup, like an interrupt from the keyboard."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
 def _list(options: argparse.Namespace) -> int:
     """Investigations, their question and their parameters."""
     code = 0
@@ -124,7 +138,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _block(book: Notebook) -> str:
-    """A notebook in lines of 80 characters: question, answer, what runs cost and found, parameters."""
+    """A notebook in lines of 80 characters: question, answer, recorded results, parameters."""
     from labkit.session.record import records, summary
 
     def lines(first: str, text: object) -> str:
@@ -147,10 +161,8 @@ def _run(options: argparse.Namespace) -> int:
     from labkit.cli import gallery, plan, run
     from whywrong.files import writable
 
-    for name, count in Counter(name for name, _ in options.p).items():
-        if count > 1:
-            raise UsageError(f"-p {name}: it is given twice; expected each parameter once")
-    runs = plan.plan(options.names, dict(options.p), options.device, options.out)
+    _interrupt_on_termination()
+    runs = plan.plan(options.names, _by_name(options.p), options.device, options.out)
     writable(options.out, "--out")
     run.run(runs, options.jobs, options.force, _show, partial(run.execute, timeout=options.timeout))
     _show(f"\n{plan.table(runs)}\n\n{plan.answers(runs)}\n")
@@ -166,10 +178,8 @@ def _sweep(options: argparse.Namespace) -> int:
     from labkit.cli import cluster, sweep
     from whywrong.files import writable
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: it ends the workers, and jobs on a cluster
-        if signal.getsignal(number) == signal.SIG_DFL:  # and not ignored, as under nohup
-            signal.signal(number, signal.default_int_handler)
-    points = sweep.grid(options.name, options.p, options.sample)
+    _interrupt_on_termination()
+    points = sweep.grid(options.name, _by_name(options.p), options.sample)
     with cluster.connect(
         options.cluster, options.workers, options.gpus, options.settings, options.retries
     ) as connected:

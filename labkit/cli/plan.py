@@ -17,7 +17,7 @@ from typing import Any
 
 from labkit.session.catalogue import Notebook, notebook, notebooks, resolve
 from labkit.session.claims import answer
-from labkit.session.record import complete, run_id, sources, summary
+from labkit.session.record import belongs, complete, run_id, sources, summary
 from whywrong.errors import UsageError
 from whywrong.tables import Table
 
@@ -45,9 +45,7 @@ class Run:
     def checked(self, folder: Path, name: str) -> dict[str, Any]:
         """The result of a complete run in `folder`. Raises UsageError for an incomplete run, and for another one."""
         result = complete(folder, name)
-        device, hashes = result["device"]["kind"], result["provenance"]["sources"]
-        identity = (self.book.name, self.parameters, self.device, self.sources)
-        if (result["notebook"], result["parameters"], device, hashes) != identity:
+        if not belongs(result, self.directory):
             raise UsageError(f"{folder}: its result is of another notebook, device, or other parameters or sources")
         return result
 

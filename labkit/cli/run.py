@@ -9,21 +9,22 @@ result.json of a run that failed or was killed, and an earlier one stays until t
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib.util
 import json
+import multiprocessing
 import os
 import platform
 import secrets
 import shutil
 import signal
-import sys
 import threading
 import time
-from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 from filelock import AsyncFileLock, Timeout
@@ -45,29 +46,62 @@ Execute = Callable[[Run, Path, dict[str, str], Progress], Awaitable[str]]
 async def execute(
     run: Run, folder: Path, environment: dict[str, str], progress: Progress, timeout: float | None = None
 ) -> str:
-    """Execute a run's notebook in a new Python, and report how many cells are done.
+    """Execute a run's notebook in a fork of a server that has imported papermill, and report how many cells are done.
 
     Returns why it failed, or an empty string. It is killed and has failed after `timeout` seconds.
     """
-    words = [sys.executable, "-m", "labkit.cli.execute", str(run.book.path), str(folder)]
-    words += [json.dumps(run.parameters), str(os.getpid())]
-    count, line, shown = len(run.book.content["cells"]) + bool(run.parameters), "", time.monotonic()
-    with (folder / "log.txt").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(*words, env=environment, stdin=DEVNULL, stdout=PIPE, stderr=log)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["labkit.cli.execute"])
+    receiver, sender = context.Pipe(duplex=False)
+    arguments = (run.book.path, folder, run.parameters, environment, sender)
+    process = context.Process(target=_child, args=arguments)
+    process.start()
+    sender.close()
+    count, shown = len(run.book.content["cells"]) + bool(run.parameters), time.monotonic()
     try:
         async with asyncio.timeout(timeout):
-            async for written in process.stdout:  # type: ignore[union-attr]
-                line = written.decode(errors="replace").strip()
-                if line.isdecimal() and time.monotonic() > shown + 1.0:
-                    progress(f"{run.book.name}: {line} of {count} cells")
+            while isinstance(message := await _received(receiver), int):
+                if time.monotonic() > shown + 1.0:
+                    progress(f"{run.book.name}: {message} of {count} cells")
                     shown = time.monotonic()
-            if await process.wait() == 0:
-                return ""
+            return message
     except TimeoutError:
         return f"it took longer than {timeout:g} s (--timeout) and was ended"
+    except EOFError:
+        process.join()
+        return f"its process {ended(process.exitcode)}"
     finally:
-        await _kill(process)
-    return line if line and not line.isdecimal() else f"its process {ended(process.returncode)}"
+        _kill(process)
+
+
+async def _received(receiver: Any) -> int | str:
+    """The next message of a run's process: a number of cells, or at last why it failed. EOFError if it has ended."""
+    ready = asyncio.Event()
+    asyncio.get_running_loop().add_reader(receiver.fileno(), ready.set)
+    try:
+        await ready.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(receiver.fileno())
+    return receiver.recv()
+
+
+def _child(notebook: Path, folder: Path, parameters: dict[str, Any], environment: dict[str, str], sender: Any) -> None:
+    """The fork. It inherits the pipe whose end would tell its server that labkit is gone, so it watches that itself."""
+
+    def end_with_labkit() -> None:
+        multiprocessing.parent_process().join()  # type: ignore[union-attr]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    from labkit.cli.execute import END_WITH_PARENT, main
+
+    ctypes.CDLL(None).prctl(*END_WITH_PARENT)
+    threading.Thread(target=end_with_labkit, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(environment)
+    with (folder / "log.txt").open("ab") as log:
+        for output in (1, 2):
+            os.dup2(log.fileno(), output)
+        sender.send(main(notebook, folder, parameters, sender.send))
 
 
 def run(
@@ -75,22 +109,16 @@ def run(
 ) -> None:
     """Execute the runs, `jobs` at a time, each limited to its share of the cores, and fill in their results.
 
-    An interrupt (from the keyboard, SIGTERM, SIGHUP) ends what is running and raises KeyboardInterrupt.
+    An interrupt from the keyboard ends what is running and raises KeyboardInterrupt.
     """
     share = len(os.sched_getaffinity(0)) // max(1, min(jobs, len(runs)))
     cores = min(4, max(1, share))  # tensors on the CPU are small here, and 16 threads took twice the time of 4
 
     async def all_runs() -> None:
-        slots, this_task = asyncio.Semaphore(jobs), asyncio.current_task()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if threading.current_thread() is threading.main_thread() and signal.getsignal(number) == signal.SIG_DFL:
-                asyncio.get_running_loop().add_signal_handler(number, this_task.cancel)  # type: ignore[union-attr]
+        slots = asyncio.Semaphore(jobs)
         await asyncio.gather(*(_reuse_or_execute(run, slots, cores, force, progress, execute) for run in runs))
 
-    try:
-        asyncio.run(all_runs())
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    asyncio.run(all_runs())
 
 
 async def _reuse_or_execute(
@@ -194,15 +222,15 @@ def _environment(cores: int) -> dict[str, str]:
     return environment
 
 
-async def _kill(process: asyncio.subprocess.Process) -> None:
+def _kill(process: Any) -> None:
     """Kill a process and everything that it has started, if it is running."""
-    if process.returncode is None:
-        with suppress(psutil.NoSuchProcess):
+    with suppress(psutil.NoSuchProcess):
+        if process.is_alive():
             parent = psutil.Process(process.pid)
             for member in [*parent.children(recursive=True), parent]:
                 with suppress(psutil.NoSuchProcess):
                     member.kill()
-        await process.communicate()
+    process.join()
 
 
 def ended(code: int | None) -> str:

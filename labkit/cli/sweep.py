@@ -1,23 +1,18 @@
 """Many runs of one notebook on Dask distributed: a grid of parameters, or a sample of it.
 
 Each point is a run as `labkit run` makes it, in the same folder, so a finished one is reused and a sweep that was cut
-off continues. A worker makes one run at a time. It forks each run's process from a server that has imported papermill,
-which saves seconds for each run; the notebook itself has a kernel of its own.
+off continues. A worker makes one run at a time.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
-import multiprocessing
 import os
 import random
-import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -28,10 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from labkit.cli import run
 from labkit.cli.cluster import Shares
-from labkit.cli.plan import Run, plan
-from labkit.cli.run import Progress
+from labkit.cli.plan import plan
+from labkit.cli.run import Progress, run
 from labkit.session.catalogue import Parameter, notebook, resolve
 from whywrong.errors import UsageError
 
@@ -42,16 +36,14 @@ Point = dict[str, Any]
 """One value for each parameter that is swept."""
 
 
-def grid(name: str, ranges: Sequence[tuple[str, str]], sample: int | None = None) -> list[Point]:
-    """The points of a sweep over notebook `name`; `ranges` are pairs such as ("heads", "1..16") or ("tile", "8,16").
+def grid(name: str, ranges: Mapping[str, str], sample: int | None = None) -> list[Point]:
+    """The points of a sweep over notebook `name`; `ranges` are such as {"heads": "1..16", "tile": "8,16"}.
 
     With `sample` that many points are sampled, always the same; a larger sample contains the smaller one. Raises
     UsageError for a parameter or a value that the notebook does not allow, and for more than MOST_POINTS points.
     """
     known, axes = notebook(name).parameters, dict[str, list[Any]]()
-    for parameter, text in ranges:
-        if parameter in axes:
-            raise UsageError(f"parameter {parameter}: is given twice; expected one list of values, such as 1,2,8..16")
+    for parameter, text in ranges.items():
         texts = [value for part in text.split(",") for value in _span(known.get(parameter), parameter, part.strip())]
         is_text = parameter not in known or known[parameter].type is str  # which may be a secret
         for value in texts if is_text else texts[:1]:
@@ -160,42 +152,7 @@ def _execute(name: str, out: Path, shares: Shares, point: Point) -> str:
     (this_run,) = plan([name], {key: str(value) for key, value in point.items()}, "auto", out)
     if not this_run.finished():
         worker.log_event("labkit", this_run.directory.name)
-    is_daemon = multiprocessing.current_process().daemon
-    run.run([this_run], progress=lambda text: None, execute=run.execute if is_daemon else _fork)
+    run([this_run], progress=lambda text: None)
     if this_run.result is None and not this_run.status.startswith("failed: cell "):  # which would raise again
         raise RuntimeError(this_run.status)
     return this_run.status
-
-
-async def _fork(this_run: Run, folder: Path, environment: dict[str, str], progress: Progress) -> str:
-    """Execute a run's notebook in a fork of a server that has imported papermill. Returns why it failed, or nothing."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["labkit.cli.execute", "labkit.cli.sweep"])
-    answer, write = context.Pipe(duplex=False)
-    arguments = (this_run.book.path, folder, this_run.parameters, environment, write)
-    process = context.Process(target=_child, args=arguments)
-    process.start()
-    write.close()
-    process.join()
-    with suppress(EOFError):
-        return answer.recv()
-    return f"its process {run.ended(process.exitcode)}"
-
-
-def _child(notebook: Path, folder: Path, parameters: dict[str, Any], environment: dict[str, str], answer: Any) -> None:
-    """The fork. It inherits the pipe whose end would tell its server that the worker is gone, so it watches itself."""
-
-    def end_with_worker() -> None:
-        multiprocessing.parent_process().join()  # type: ignore[union-attr]
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    from labkit.cli.execute import END_WITH_PARENT, main
-
-    ctypes.CDLL(None).prctl(*END_WITH_PARENT)
-    threading.Thread(target=end_with_worker, daemon=True).start()
-    os.environ.clear()
-    os.environ.update(environment)
-    with (folder / "log.txt").open("ab") as log, open(os.devnull, "w") as nowhere:
-        for output in (1, 2):
-            os.dup2(log.fileno(), output)
-        answer.send(main(notebook, folder, parameters, nowhere))

@@ -50,7 +50,9 @@ def test_a_folder_without_a_bench_is_refused(tmp_path):
 
 def test_a_gpu_whose_peak_is_not_known_has_no_arithmetic_lower_bound(monkeypatch):
     monkeypatch.setattr(bench, "copy_rate", lambda: 1e12)
-    case = bench.Case("k", "forward", "n", "1", [], bytes=1000, operations=1, lower_bounds={"compulsory traffic": 500})
+    case = bench.Case(
+        "k", "forward", "n", "1", [], bytes=1000, operations=1, further_bounds={"compulsory traffic": 500}
+    )
     gpu = SimpleNamespace(major=8, minor=0, multi_processor_count=10, clock_rate=1e5)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)

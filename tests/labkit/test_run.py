@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -17,6 +18,7 @@ from labkit.cli import plan, run
 from labkit.cli.main import main
 from labkit.session.catalogue import ROOT, Notebook
 from labkit.session.claims import answer
+from labkit.session.device import cpu_name
 from labkit.session.record import records
 
 START = 'import labkit\nlab = labkit.start("{name}", heads=heads, scale=scale, device=device)'
@@ -212,7 +214,7 @@ def wait_for(what, why):
 
 def alive(pid):
     try:
-        return "\nState:\tZ" not in open(f"/proc/{pid}/status").read()
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
 
@@ -306,7 +308,7 @@ def forged(books, tmp_path):
     books("good", FINISH)
     (one,) = planned("good", tmp_path / "runs")
     result = {"schema": 1, "status": "ok", "notebook": "good", "date": "2026-01-01", "seconds": 1.0, "metrics": {}}
-    result |= {"parameters": one.parameters, "device": {"kind": "cpu", "name": "X"}}
+    result |= {"parameters": one.parameters, "device": {"kind": "cpu", "name": cpu_name()}}
     result |= {"verdict": {"cause": None, "first_divergence": None, "explains": [], "refuted": []}}
     result |= {"claims": {}, "provenance": {"sources": one.sources}}
     done = {"execution_count": 1, "metadata": {"papermill": {"status": "completed"}}}

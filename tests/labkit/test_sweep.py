@@ -61,21 +61,21 @@ def books(tmp_path, monkeypatch):
 
 
 def test_a_grid_has_each_combination_once(books):
-    points = sweep.grid("brief", [("heads", "1..3,8,2"), ("scale", "0..0.3..0.1"), ("word", "b,a")])
+    points = sweep.grid("brief", {"heads": "1..3,8,2", "scale": "0..0.3..0.1", "word": "b,a"})
     assert len(points) == 4 * 4 * 2
     assert [point["heads"] for point in points[::8]] == [1, 2, 3, 8]
     assert sorted({point["scale"] for point in points}) == [0.0, 0.1, 0.2, 0.3]  # not 0.30000000000000004
     assert points[0] == {"heads": 1, "scale": 0.0, "word": "b"}
-    assert sweep.grid("brief", []) == [{}]
+    assert sweep.grid("brief", {}) == [{}]
 
 
 def test_a_sample_is_always_the_same_and_more_have_the_fewer_among_them(books):
-    given = [("heads", "1..128"), ("scale", "0..1..0.001")]
+    given = {"heads": "1..128", "scale": "0..1..0.001"}
     few, many = sweep.grid("brief", given, 20), sweep.grid("brief", given, 40)
     assert few == many[:20] == sweep.grid("brief", given, 20)
     assert len({(point["heads"], point["scale"]) for point in many}) == 40
-    assert sorted(map(str, sweep.grid("brief", [("heads", "1..9")], 50))) == sorted(
-        map(str, sweep.grid("brief", [("heads", "1..9")]))
+    assert sorted(map(str, sweep.grid("brief", {"heads": "1..9"}, 50))) == sorted(
+        map(str, sweep.grid("brief", {"heads": "1..9"}))
     )
 
 
@@ -94,7 +94,7 @@ def test_a_sample_is_always_the_same_and_more_have_the_fewer_among_them(books):
         (["heads=1..1e30"], "at most 1,000,000"),
         (["heads=1..4..0.5"], "parameter heads: expected int in [1, 128], got '1.0'"),
         (["head=1"], "parameter head: brief has none of that name; did you mean heads?"),
-        (["heads=1", "heads=2"], "parameter heads: is given twice"),
+        (["heads=1", "heads=2"], "-p heads: it is given twice"),
         (
             ["heads=1..128", "scale=0..1..0.0001"],
             "expected at most 1,000,000 points, or --sample, got 1,280,128 points",
