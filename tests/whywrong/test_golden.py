@@ -236,7 +236,7 @@ def _set(node, value):
             ),
             "operations in its products",
         ),
-        (_set(2, ["add.Tensor", [{"ref": 0}, {"ref": 1}], {"named": {}}, [4]]), "where (4,) is said"),
+        (_set(2, ["add.Tensor", [{"ref": 0}, {"ref": 1}], {"named": {}}, [4]]), "where (4,) is declared"),
         (lambda text: text.update(nodes=text["nodes"] * 16), "more than 40 operations"),
         (lambda text: text["steps"].update(output=99), "names an operation that is not there"),
         (lambda text: text.pop("nodes"), "expected a recorded golden, got one that is damaged"),

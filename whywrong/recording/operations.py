@@ -37,8 +37,7 @@ FACTORIES = _named("""zeros ones full arange scalar_tensor eye zeros_like ones_l
 SELECTIONS = _named("""abs neg relu clamp clamp_min clamp_max maximum minimum amax amin max min sign sgn eq ne lt le gt
     ge isnan isinf isfinite logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_not
     bitwise_xor argmax argmin sort topk argsort any all round floor ceil trunc remainder fmod fill copysign hardtanh
-    threshold
-    cummax max_pool2d_with_indices nonzero bucketize searchsorted cummin median nanmedian kthvalue mode
+    threshold cummax max_pool2d_with_indices nonzero bucketize searchsorted cummin median nanmedian kthvalue mode
     unique_consecutive unique_dim _unique _unique2 repeat_interleave max_pool3d_with_indices adaptive_max_pool2d
     adaptive_max_pool3d gcd lcm __lshift__ __rshift__ bitwise_left_shift bitwise_right_shift _int_mm _is_all_true
     _is_any_true""")
