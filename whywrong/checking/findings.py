@@ -137,11 +137,11 @@ class Localisation:
         return self.again() if self.again is not None else self
 
     def explore(self, widgets: bool | None = None) -> None:
-        """Show the steps, the error map of a chosen one with axes to slice, and its worst elements.
+        """Show the steps, the error map of a selected one with axes to slice, and its worst elements.
 
-        With `widgets`, which is what JupyterLab gets, a reader chooses; without, as where no page is open, one
-        picture and a table of the first divergence are shown. Checks the steps once more. Raises
-        UsageError for widgets where ipywidgets is not installed.
+        With `widgets`, the default in JupyterLab, a reader selects the step; without, a picture and a table of the
+        first divergence are shown. Checks the steps once more. Raises UsageError for widgets where ipywidgets is not
+        installed.
         """
         from whywrong.drawing import explorer
 

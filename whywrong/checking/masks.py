@@ -15,7 +15,7 @@ ONE_MASK = 2.0**-7
 
 
 def unmasked(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sides, float64, with -Inf where both hold a mask: -Inf, or a number that a softmax cannot distinguish from it.
+    """Both sides, float64, with -Inf where both have a mask: -Inf, or a number that a softmax cannot tell from it.
 
     Finite masks that differ are about one number on a side, more than once; other low numbers stay as they are.
     """

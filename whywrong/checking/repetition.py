@@ -164,7 +164,7 @@ def _trace(value: Any) -> Trace:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fill memory that torch allocates uninitialised with NaN (integers: their largest), so that unwritten elements show.
+    """Fill memory that torch allocates uninitialised with NaN (integers: their largest), to show unwritten elements.
 
     That is torch's own fill of uninitialised memory, which works while its deterministic algorithms are requested;
     operations that have none run as usual. Both settings, and the filters of warnings, are process-wide and restored
