@@ -77,7 +77,7 @@ def test_plain_dumps_are_judged_as_a_whole_and_that_is_said(tmp_path, diff, caps
     assert (said["steps"]["b"]["separated"], said["steps"]["b"]["own"]) == (False, "not separated")
     main(["diff", *map(str, paths)])
     text = capsys.readouterr().out
-    assert "own and inherited errors are not told apart" in text
+    assert "own and inherited errors are not separated" in text
     assert "a guess from the dtypes" in text
     assert "first divergence: b" in text
 
@@ -231,7 +231,7 @@ def test_several_runs_are_held_against_each_other(tmp_path, diff, capsys):
     assert "shown: run2.safetensors, of 3 runs" in capsys.readouterr().out
     findings = [diff(paths[0], *some)[1]["run_to_run"]["x"]["finding"] for some in (paths[1:3], paths[3:] + more)]
     assert findings[0] == "order noise, within the bound"
-    assert findings[1].startswith("beyond the bound in every run, and not the same")
+    assert findings[1].startswith("beyond the bound in every run, by different errors")
     assert main(["diff", str(paths[0]), str(paths[1]), str(again)]) == 0
     assert "every run gave the same bits in every step" in capsys.readouterr().out
 
@@ -259,7 +259,7 @@ def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
     [
         (["none.npy"], "is not there"),
         (["o.safetensors", "--precision", "storage=bf17"], "got storage='bf17'"),
-        (["o.safetensors", "o.safetensors"], "the same path twice"),
+        (["o.safetensors", "o.safetensors"], "expected each path once, got one twice"),
         (["other.safetensors"], "shares no step with"),
         (["old.pt"], "got what torch.load(weights_only=True) refuses"),
     ],

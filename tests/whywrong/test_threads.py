@@ -138,10 +138,30 @@ def test_threads_find_what_each_finds_alone():
     right, wrong = ({"x": x, "p": softmax(x, dim)["p"]} for dim in (-1, 0))
 
     def found(observed):
-        return lambda: [repr(localise(observed, recorded)) for _ in range(15)]
+        return lambda: [repr(localise(observed, recorded)) for _ in range(20)]
 
     for observed, several in zip((right, wrong), in_threads(found(right), found(wrong)), strict=True):
         assert set(several) == {repr(localise(observed, recorded))}
+
+
+def test_a_thread_keeps_its_number_of_threads_while_another_checks_small_steps():
+    x = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
+    recorded, counts = golden(softmax, x=x), []
+
+    def counted(number):
+        def run():
+            torch.set_num_threads(number)
+            for _ in range(5):
+                localise({"x": x, "p": softmax(x)["p"]}, recorded)
+                counts.append((number, torch.get_num_threads()))
+
+        return run
+
+    before = torch.get_num_threads()
+    in_threads(counted(2), counted(3))
+    assert sorted(counts) == [(2, 2)] * 5 + [(3, 3)] * 5
+    assert torch.get_num_threads() == before
+    torch.set_num_threads(before)  # for threads to come, which begin with the last number that was set
 
 
 def state():

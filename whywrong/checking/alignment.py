@@ -1,4 +1,4 @@
-"""The observed steps under the golden's names: the names that are given, a common prefix, single operations."""
+"""The observed steps by the golden's names: declared names, a common prefix, single operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whywrong.recording.golden import Golden
 from whywrong.recording.steps import Trace
 
 NARROW_NAMES = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
-"""Types that data may be found to have, the narrowest first: those after it hold most of its numbers too."""
+"""Dtypes that numbers are tested for, the narrowest first: a later one holds most numbers of those before it."""
 
 
 def renamed(observed: Trace, golden: Golden | Trace, names: dict[str, str]) -> Trace:

@@ -29,10 +29,10 @@ TRACE_FALSE_POSITIVES = 1e-3
 """The probability that a correct trace is flagged anywhere: all steps share it, and both instruments."""
 
 WIDENED = "float64 of float32 numbers is taken as stored in float32 (else declare storage=float64,accumulate=float64)"
-"""What is said of a dump of float32 numbers as float64, where nothing was declared."""
+"""The note for a dump of float32 numbers as float64, where nothing was declared."""
 
 SMALL = 1 << 17
-"""Elements below which an operation takes less time than it takes to wake a second thread, or to launch a kernel."""
+"""Elements below which an operation takes less time than waking a second thread, or than launching a kernel."""
 
 
 def localise(
