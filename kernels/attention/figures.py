@@ -76,9 +76,11 @@ def speed(table: Sequence[dict[str, str]], sizes: int = 5) -> Figure:
     figure, axes = plots.figure(1, len(shown), width=12, height=3.4)
     for axis, size in zip(axes, shown, strict=True):
         here = [row for row in rows if row["x_value"] == size]
-        floors = {r["kernel_provider"]: float(r["y_value_50"]) for r in here if "floor" in r["kernel_provider"]}
+        lower_bounds = {
+            r["kernel_provider"]: float(r["y_value_50"]) for r in here if "lower bound" in r["kernel_provider"]
+        }
         timed = {r["kernel_provider"]: float(r["y_value_50"]) for r in here if r["metric_name"] == "time_in_graph"}
-        plots.bars(axis, timed, "\u00b5s, in a CUDA graph", floors)
+        plots.bars(axis, timed, "\u00b5s, in a CUDA graph", lower_bounds)
         axis.set_title(size)
         axis.tick_params(labelleft=axis is axes[0])
     low, high = zip(*(axis.get_xlim() for axis in axes), strict=True)

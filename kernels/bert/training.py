@@ -117,8 +117,8 @@ class Data:
         self.tokens = tokens.vocabulary(self.corpus)
         self.training, self.validation = tokens.blocks(training, run.length), tokens.blocks(validation, run.length)
         if len(self.training) < run.batch or not len(self.validation):
-            had = f"{len(self.training)} and {len(self.validation)} blocks"
-            raise UsageError(f"batch: {run.batch} is not right; the corpus has {had} to train on and to validate")
+            blocks = f"{len(self.training)} blocks to train on and {len(self.validation)} to validate"
+            raise UsageError(f"batch: expected at most the corpus's {blocks}, 1 at least, got {run.batch}")
         self.masking = tokens.masking(self.tokens)
 
     @property

@@ -24,7 +24,7 @@ def read_record() -> dict[str, Any]:
 
 def accused(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """For float32, float16 and bfloat16 storage: `count` flagged `of` correct programs, and the 95% `interval`."""
-    rates = record["flagged by"]["storage"]
+    rates = record["accused by"]["storage"]
     return {storage: rates[storage] for storage in ("float32", "float16", "bfloat16")}
 
 

@@ -288,8 +288,8 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Any:
         try:
             place[name] = yaml.load(value, _Once)
         except (yaml.YAMLError, ValueError, RecursionError):
-            right = "expected key=value, the value in YAML"
-            raise UsageError(f"{'.'.join(map(named, key.split('.')))}: its value is not right; {right}") from None
+            name = ".".join(map(named, key.split(".")))
+            raise UsageError(f"{name}: expected key=value with the value in YAML") from None
     return raw
 
 

@@ -112,7 +112,7 @@ def draw_speed(axes: Axes, rows: Sequence[Row], size: str, mode: str) -> None:
     units, compulsory = UNITS[mode]
     schedule = units / compulsory
     floor = times[SCHEDULE] / schedule
-    shown = dict(sorted((item for item in times.items() if "floor" not in item[0]), key=lambda item: item[1]))
+    shown = dict(sorted((item for item in times.items() if "lower bound" not in item[0]), key=lambda item: item[1]))
     over = [took / floor for took in shown.values()]
     axes.hlines(range(len(shown)), 1.0, over, color=plots.GREY, lw=0.6)
     axes.plot(over, range(len(shown)), "o", color=plots.BLUE, ms=6)

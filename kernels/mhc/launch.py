@@ -4,7 +4,7 @@ from the shape and the count of multiprocessors."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -35,9 +35,20 @@ def _on_its_device(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _launcher(x: Tensor, *given: Tensor, constants: Constants | None = None) -> Callable[..., None]:
-    """Launches the kernels of one call. All that they are compiled for follows from x, the constants, and where
-    tensors begin that are not ours."""
-    return partial(launch, _compiled, (x.shape, x.dtype, x.device, constants, aligned(x, *given)))
+    """Launches the kernels of one call.
+
+    The key of a compiled form holds x's sizes but the first, its type and device, the constants, which of the caller's
+    tensors are aligned (torch aligns those that are allocated here), and the options of the launch, some of which
+    follow from T, as the splits of a product do. The types of all other tensors follow from x's. Of T, and of the
+    counts that follow from it, only whether they fit 32 bits: every kernel that takes one has it in
+    `do_not_specialize`.
+    """
+    key = x.shape[1:], x.shape[0] < 2**31, x.dtype, x.device, constants, aligned(x, *given)
+
+    def run(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **options: Any) -> None:
+        launch(_compiled, (*key, *options.values()), kernel, grid, *arguments, **options)
+
+    return run
 
 
 def _power(x: int) -> int:

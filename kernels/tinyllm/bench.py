@@ -13,7 +13,7 @@ import torch
 import whywrong
 from kernels.corpus import corpus
 from kernels.tinyllm import golden
-from kernels.tinyllm.peers import Trainer
+from kernels.tinyllm.baselines import Trainer
 from kernels.tinyllm.tinyllm import Config, TinyLLM, batches, initial, layout, library
 from labkit.bench import Case, Provider
 from labkit.session.device import Device
@@ -64,11 +64,11 @@ def _training(device: Device, tf32: bool) -> Case:
 
     providers = [provider("ours", ours, model.gradients)]
     for name, compiled in (("torch eager", False), ("torch.compile", True)):
-        peer = Trainer(parameters, c, compiled, tf32)
-        providers.append(provider(name, lambda peer=peer: peer.step(ids, wanted), peer.gradients))
+        baseline = Trainer(parameters, c, compiled, tf32)
+        providers.append(provider(name, lambda baseline=baseline: baseline.step(ids, wanted), baseline.gradients))
     for name, formula in (("torch.compile, CUDA graph", False), ("the same, attention by its formula", True)):
-        peer = Trainer(parameters, c, True, tf32, formula)
-        providers.append(provider(name, peer.captured(ids, wanted), peer.gradients))
+        baseline = Trainer(parameters, c, True, tf32, formula)
+        providers.append(provider(name, baseline.captured(ids, wanted), baseline.gradients))
     rows, d = c.sequences * c.context, c.width
     matrices = sum(np.prod(shape) for name, shape in layout(c).items() if name.endswith(".w"))
     attention = 2 * c.layers * rows * c.context * d

@@ -200,14 +200,16 @@ class TinyLLM {
     }
     void begin(const int* from, BasicTensor<int>& to, int sequences, int context) {
         if (sequences < 1 || sequences > c.sequences || context < 1 || context > c.context)
-            throw std::invalid_argument(to.name() + ": " + std::to_string(sequences) + " sequences of " + std::to_string(context) +
-                                        "; wanted 1 to " + std::to_string(c.sequences) + " of 1 to " + std::to_string(c.context));
+            throw std::invalid_argument(to.name() + ": expected 1 to " + std::to_string(c.sequences) + " sequences of 1 to " +
+                                        std::to_string(c.context) + ", got " + std::to_string(sequences) + " of " +
+                                        std::to_string(context));
         sequences_ = sequences;
         context_ = context;
         rows_ = sequences * context;
         for (int i = 0; i < rows_; ++i)
             if (from[i] < 0 || from[i] >= c.vocabulary)
-                throw std::invalid_argument(to.name() + ": " + std::to_string(from[i]) + " at " + std::to_string(i) + "; wanted 0 to " + std::to_string(c.vocabulary - 1));
+                throw std::invalid_argument(to.name() + ": expected 0 to " + std::to_string(c.vocabulary - 1) + ", got " +
+                                            std::to_string(from[i]) + " at " + std::to_string(i));
         sent.synchronize();
         std::copy(from, from + rows_, to.host().begin());
         send(to);

@@ -105,12 +105,12 @@ def test_outputs_are_written_everywhere_and_nowhere_else(device, rng):
     "bad", [torch.zeros(2, 3), torch.zeros(1, 2, 3).double(), torch.zeros(1, 3, 2).transpose(1, 2)]
 )
 def test_operands_of_another_kind_are_refused(bad):
-    with pytest.raises(ValueError, match=r"x: expected float32 \[heads, rows, columns\], got .*"):
+    with pytest.raises(ValueError, match=r"^x: expected float32 \[heads, rows, columns\] .*, got torch\.float"):
         elementwise.softmax(bad)
 
 
 def test_an_output_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"out: expected \(1, 2, 3\), got shape \(1, 2, 4\)"):
+    with pytest.raises(ValueError, match=r"out: expected \(1, 2, 3\).*got shape \(1, 2, 4\)"):
         elementwise.scale(torch.zeros(1, 2, 3), 1.0, torch.zeros(1, 2, 4))
 
 
@@ -134,7 +134,7 @@ def test_index_coded_scores_say_which_element_of_k_was_read(device):
 
 
 def test_sizes_below_one_and_beyond_memory_are_refused():
-    with pytest.raises(UsageError, match="d_k: 0 is not right"):
+    with pytest.raises(UsageError, match=r"d_k: .*got 0"):
         Sizes(1, 1, 1, 0)
     with pytest.raises(UsageError, match="GiB of host memory"):
         Sizes(128, 10**6, 10**6, 64).check_memory()

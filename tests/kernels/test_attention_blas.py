@@ -123,7 +123,7 @@ def test_a_call_that_would_leave_the_arena_is_never_made(device):
 def test_tf32_is_an_error_on_a_cpu_and_never_silently_float32():
     with pytest.raises(ValueError, match="'tf32' needs a GPU"):
         blas_for("cpu", "tf32")
-    with pytest.raises(ValueError, match="'fp8' is not right"):
+    with pytest.raises(ValueError, match="got 'fp8'"):
         blas_for("cpu", "fp8")
 
 
@@ -165,7 +165,7 @@ def test_adjacent_operands_lie_on_256_byte_boundaries_one_after_another():
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(UsageError, match="mode: expected one of poison, adjacent, got 'loose'"):
+    with pytest.raises(UsageError, match=r"mode: expected one of poison, adjacent.*got 'loose'"):
         golden.plan(Sizes(1, 2, 2, 2), "loose")
 
 

@@ -87,9 +87,9 @@ def test_both_are_within_their_bounds_on_tensor_cores(rng, sizes, kind):
 @pytest.mark.parametrize("size", [1024, 4096])
 def test_scores_are_no_further_from_float64_than_cublas(rng, size):
     q, k, _ = drawn(Sizes(12, size, size, 64), rng, "cuda")
-    peer = torch.bmm(q, k.transpose(1, 2))
+    baseline = torch.bmm(q, k.transpose(1, 2))
     exact = [a.double() @ b.double().T for a, b in zip(q, k, strict=True)]
-    assert largest(scores.scores(q, k), exact) <= largest(peer, exact)
+    assert largest(scores.scores(q, k), exact) <= largest(baseline, exact)
 
 
 @pytest.mark.gpu
@@ -98,12 +98,12 @@ def test_scores_are_no_further_from_float64_than_cublas(rng, size):
 )
 def test_attention_is_no_further_from_float64_than_torch(rng, sizes):
     q, k, v = drawn(sizes, rng, "cuda")
-    peer = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+    baseline = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]
     exact = [
         torch.softmax(a.double() @ b.double().T / math.sqrt(sizes.d_k), -1) @ c.double()
         for a, b, c in zip(q, k, v, strict=True)
     ]
-    assert largest(fused.attention(q, k, v), exact) <= largest(peer, exact)
+    assert largest(fused.attention(q, k, v), exact) <= largest(baseline, exact)
 
 
 def largest(found, exact):
@@ -180,7 +180,7 @@ def test_other_types_are_refused():
     for given in ((x.double(), x), (x, x.half())):
         with pytest.raises(ValueError, match="expected float32"):
             scores.scores(*given)
-    with pytest.raises(UsageError, match=r"out: shape \(1, 2, 2\) is not right"):
+    with pytest.raises(UsageError, match=r"out: .*got shape \(1, 2, 2\)"):
         fused.attention(x, x, x, out=torch.zeros(1, 2, 2))
 
 

@@ -362,7 +362,7 @@ def test_titles_say_from_which_length_on_the_slope_sees_more_than_the_elements_d
 def test_seven_against_one_is_what_chance_gives_in_seven_of_a_hundred():
     """The sum of two binomial tails, 9 / 256 each, where as many programs of each type were sampled."""
     rates = {name: {"count": count, "of": 1000} for name, count in (("float32", 7), ("float16", 3), ("bfloat16", 1))}
-    assert right_programs.by_chance({"flagged by": {"storage": rates}}) == pytest.approx(18 / 256)
+    assert right_programs.by_chance({"accused by": {"storage": rates}}) == pytest.approx(18 / 256)
 
 
 def test_the_figure_of_what_is_identified_names_the_best_of_the_checks():

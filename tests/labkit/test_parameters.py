@@ -49,16 +49,16 @@ def test_text_becomes_the_declared_type(parameters, name, text, value):
         ("head", "3", r"head: nb has none of that name; did you mean heads\?"),
         ("heads", "three", r"heads: expected int in \[1, 128\], got 'three'"),
         ("heads", "0", r"heads: expected int in \[1, 128\], got 0"),
-        ("heads", "-1", r"heads: -1 is not right"),
-        ("heads", "129", r"heads: 129 is not right"),
-        ("heads", "2.5", r"heads: '2.5' is not right"),
-        ("scale", "nan", r"scale: 'nan' is not right"),
-        ("scale", "1e999", r"scale: inf is not right"),
-        ("scale", "1_0e-3", r"scale: '1_0e-3' is not right"),
-        ("heads", "1_2", r"heads: '1_2' is not right"),
-        ("heads", "\uff11\uff12", r"heads: '\uff11\uff12' is not right"),
-        ("heads", " 3", r"heads: ' 3' is not right"),
-        ("heads", "9" * 5000, r"heads: '9{79} is not right"),
+        ("heads", "-1", r"heads: expected int in \[1, 128\], got -1"),
+        ("heads", "129", r"heads: expected int in \[1, 128\], got 129"),
+        ("heads", "2.5", r"heads: expected int in \[1, 128\], got '2.5'"),
+        ("scale", "nan", r"scale: expected float in \[0, 1\], got 'nan'"),
+        ("scale", "1e999", r"scale: expected float in \[0, 1\], got inf"),
+        ("scale", "1_0e-3", r"scale: expected float in \[0, 1\], got '1_0e-3'"),
+        ("heads", "1_2", r"heads: expected int in \[1, 128\], got '1_2'"),
+        ("heads", "\uff11\uff12", r"heads: expected int in \[1, 128\], got '\uff11\uff12'"),
+        ("heads", " 3", r"heads: expected int in \[1, 128\], got ' 3'"),
+        ("heads", "9" * 5000, r"heads: expected int in \[1, 128\], got '9{79}$"),
         ("defect", "no", r"defect: expected one of none, blind, got 'no'"),
         ("quick", "maybe", r"quick: expected true or false, got 'maybe'"),
     ],
@@ -81,14 +81,14 @@ def test_only_flat_typed_literals_are_parameters(cell):
 
 
 def test_a_default_out_of_its_own_range_is_refused():
-    with pytest.raises(UsageError, match="heads: 0"):
+    with pytest.raises(UsageError, match=r"heads: expected .* got 0"):
         declared("heads: int = 0  # [1, 128] number of heads")
 
 
 def test_choices_are_of_the_parameters_type():
     (parameter,) = declared("n: int = 4  # {1, 2, 4} streams").values()
     assert parameter.parse("2") == 2
-    with pytest.raises(UsageError, match=r"parameter n: expected one of 1, 2, 4, got 3"):
+    with pytest.raises(UsageError, match=r"parameter n: expected one of 1, 2, 4.*got 3"):
         parameter.parse("3")
 
 

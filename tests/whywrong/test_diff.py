@@ -258,7 +258,7 @@ def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
     ("arguments", "message"),
     [
         (["none.npy"], "is not there"),
-        (["o.safetensors", "--precision", "storage=bf17"], "storage='bf17' is not right"),
+        (["o.safetensors", "--precision", "storage=bf17"], "got storage='bf17'"),
         (["o.safetensors", "o.safetensors"], "the same path twice"),
         (["other.safetensors"], "shares no step with"),
         (["old.pt"], "old.pt: holds what torch.load(weights_only=True) refuses"),
@@ -289,7 +289,9 @@ def test_without_a_step_in_common_names_of_both_sides_are_told_and_what_maps_the
     for first in (golden, recorded / "nested.pt"):
         code, _, said = diff(first, golden)
         assert code == 2
-        assert f"{golden}: is a recorded golden in the place of the observed; expected the steps of" in said
+        assert (
+            f"{golden}: expected the steps of an implementation, as of whywrong.capture, got a recorded golden" in said
+        )
     assert said.count("\n") == 1
 
 

@@ -1,6 +1,7 @@
 """Why a step is wrong: breaks of the recorded reference that give what was observed, and nothing that does not."""
 
 import json
+import re
 import time
 
 import pytest
@@ -170,18 +171,18 @@ def test_fewer_digits_are_named_only_where_nothing_else_fits(golden):
     ("arguments", "words"),
     [
         ({"golden": {"y": torch.ones(2)}}, "expected what whywrong.golden recorded"),
-        ({"step": "mixed"}, "step: expected a wrong one, got 'mixed'"),
-        ({"observed": []}, "observed: expected one run at least, got []"),
-        ({"seconds": "10"}, "seconds: expected a number from 0, got '10'"),
-        ({"seconds": -1}, "seconds: expected a number from 0, got -1"),
-        ({"names": ["mixed"]}, "names: expected the golden's names mapped to the observed's, got ['mixed']"),
+        ({"step": "mixed"}, "step: expected a wrong one.*got 'mixed'"),
+        ({"observed": []}, "observed: expected one run at least, got \\[]"),
+        ({"seconds": "10"}, "seconds: expected a number from 0.*got '10'"),
+        ({"seconds": -1}, "seconds: expected a number from 0.*got -1"),
+        ({"names": ["mixed"]}, "names: expected the golden's names mapped to the observed's.*got \\['mixed']"),
     ],
 )
 def test_bad_input_is_one_line(golden, arguments, words):
     given = {"observed": port(**inputs(), fault="no bias"), "golden": golden} | arguments
     with pytest.raises(UsageError, match=r".+") as error:
         whywrong.explain(**given)
-    assert words in str(error.value)
+    assert re.search(words, str(error.value))
     assert "\n" not in str(error.value)
 
 
@@ -981,12 +982,13 @@ def test_what_is_said_of_a_cause_and_of_none(golden):
     sentences = lambda found: repr(found).splitlines()  # noqa: E731
     cause = whywrong.explain(port(**inputs(), fault="gain one on"), golden, precision=F32)
     first = next(k for k, line in enumerate(sentences(cause)) if line.startswith("why"))
-    (why,) = sentences(cause)[first:]
+    why, *notes = sentences(cause)[first:]
+    assert all("could not be run here" in note for note in notes)
     assert why == f"why normed: cause ({cause.tried} mutations tried)"
     right = whywrong.explain(port(**inputs()), golden, precision=F32)
     assert sentences(right) == ["no divergence"]
     assert ("<table" in cause._repr_html_(), "<table" in right._repr_html_()) == (True, False)
-    with pytest.raises(UsageError, match="step: expected a wrong one: there is none, got 'active'"):
+    with pytest.raises(UsageError, match=r"step: expected a wrong one: there is none.*got 'active'"):
         whywrong.explain(port(**inputs()), golden, precision=F32, step="active")
 
 
@@ -1182,7 +1184,7 @@ def test_many_parts_and_slices_leave_time_for_other_breaks():
 
 def test_every_break_of_these_can_be_made(monkeypatch):
     """Where one cannot, the search goes on without those after it, which nobody would see."""
-    monkeypatch.setattr(mutations, "_possible", iter)
+    monkeypatch.setattr(mutations, "_possible", lambda context, ways: iter(ways))
     for reference, given, *_ in NAMED:
         recorded = whywrong.golden(reference, *given)
         observed = {name: recorded[name] for name in (*recorded.inputs, "output")}

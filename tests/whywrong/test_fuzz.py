@@ -315,14 +315,16 @@ def test_sizes_may_be_said_by_the_names_of_the_reference():
     example = (torch.randn(6, 8), torch.randn(8))
     assert not whywrong.fuzz(kernel, scaled, example, sizes={"rows": ("n", 8), "by": (8,)}, **TRIED).found
     assert seen == {(8, 8)}
-    with pytest.raises(UsageError, match=r"sizes: 'x': \('n', 8\) is not right; .*which are {0: \(6, 8\), 1: \(8,\)}"):
+    with pytest.raises(UsageError, match=r"sizes: expected .*which are {0: \(6, 8\), 1: \(8,\)}, got 'x': \('n', 8\)"):
         whywrong.fuzz(kernel, scaled, example, sizes={"x": ("n", 8)}, **TRIED)
 
 
 def test_what_the_kernel_refuses_is_counted_and_no_failure():
     found = hunted("small_alone")
     assert (found.found, found.refused > 0, found.examples > 0) == (False, True, True)
-    assert hunted("small_alone", refuses=()).failure.words.startswith("raised ValueError: x: 17 columns")
+    assert hunted("small_alone", refuses=()).failure.words.startswith(
+        "raised ValueError: x: expected 16 at most, got 17 columns"
+    )
 
 
 def test_two_inputs_may_be_one_tensor():
@@ -480,25 +482,25 @@ def test_a_reference_that_fails_on_the_example_says_why():
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(UsageError, match=r"values: .*'none'.* is not right"):
+    with pytest.raises(UsageError, match=r"values: .*got .*'none'.*"):
         hunted("right", values="none")
-    with pytest.raises(UsageError, match="examples: 0 is not right"):
+    with pytest.raises(UsageError, match=r"examples: .*got 0"):
         hunted("right", examples=0)
-    with pytest.raises(UsageError, match="storage='nonsense' is not right"):
+    with pytest.raises(UsageError, match="got storage='nonsense'"):
         hunted("right", dtypes=["nonsense"])
-    with pytest.raises(UsageError, match="out: expected one of 'x', got 'y'"):
+    with pytest.raises(UsageError, match=r"out: expected one of 'x'.*got 'y'"):
         hunted("right", out="y")
     with pytest.raises(UsageError, match="expected one that takes every input but those that `out` names"):
         hunted("right", out="x")
-    with pytest.raises(UsageError, match=r"sizes: 'y'.* for each axis of one of the tensors"):
+    with pytest.raises(UsageError, match=r"for each axis of one of the tensors.*got 'y'"):
         hunted("right", sizes={"y": (3,)})
-    with pytest.raises(UsageError, match=r"sizes: 'x': \('n', 0\) is not right"):
+    with pytest.raises(UsageError, match=r"sizes: .*got 'x': \('n', 0\)"):
         hunted("right", sizes={"x": ("n", 0)})
     for wrong in ({"seed": -1}, {"most": "x"}, {"examples": 0}, {"seconds": -1}):
         ((name, value),) = wrong.items()
-        with pytest.raises(UsageError, match=f"{name}: expected a (whole )?number from, got {value!r}"):
+        with pytest.raises(UsageError, match=f"{name}: expected a (whole )?number from.*got {value!r}"):
             hunted("right", **wrong)
-    with pytest.raises(UsageError, match=r"refuses: expected exceptions, got 'sorted'"):
+    with pytest.raises(UsageError, match=r"refuses: expected exceptions.*got 'sorted'"):
         hunted("right", refuses="sorted")
     with pytest.raises(UsageError, match=r"inputs: no torch\.Tensor .* as of torch\.from_numpy\(array\)"):
         whywrong.fuzz(np.negative, np.negative, np.ones(3))
@@ -544,7 +546,7 @@ def test_the_home_of_hypothesis_is_afterwards_what_it_was(tmp_path):
 def test_an_array_of_another_byte_order_is_a_result_and_one_of_more_digits_is_refused():
     swapped, long = (lambda x, to=to: (-x).numpy().astype(to) for to in (">f4", np.longdouble))
     assert check(swapped, torch.neg, {"x": torch.ones(3)}) is None
-    with pytest.raises(UsageError, match="result: float128 is not right"):
+    with pytest.raises(UsageError, match=r"result: .*got float128"):
         check(long, torch.neg, {"x": torch.ones(3)})
 
 
@@ -570,5 +572,5 @@ def test_truth_values_are_written_and_examples_without_a_range_are_refused():
     assert not whywrong.fuzz(positive, lambda x: x > 0, given, out="out", examples=8).found
     with pytest.raises(UsageError, match="inputs: 'input' has no element; expected an example that shows a range"):
         whywrong.fuzz(torch.sin, torch.sin, {"input": torch.empty(0, 3)})
-    with pytest.raises(UsageError, match="dtypes: expected floating-point ones, got 'int32'"):
+    with pytest.raises(UsageError, match=r"dtypes: expected floating-point ones.*got 'int32'"):
         whywrong.fuzz(torch.sin, torch.sin, {"input": torch.ones(3)}, dtypes="int32")

@@ -103,7 +103,7 @@ class Values:
         off: dict[str, Off] = {}
         length, tainted = 1, set[str]()
         for name in there:
-            said, known = golden.said(name), off.keys() | tainted
+            said, known = golden.step_metadata(name), off.keys() | tainted
             inputs = said.get("inputs", known) if self.ordered else known
             sources = inputs if known.issuperset(inputs) else known  # a fused one is not recorded
             before = _worst(off[x] for x in sources if x in off)

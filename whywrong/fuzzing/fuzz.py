@@ -355,7 +355,7 @@ def _cases(
         if name not in tensors or len(said) != tensors[name].dim() or any(isinstance(n, int) and n < 1 for n in said):
             shapes = ", ".join(f"{n!r}: {tuple(x.shape)}" for n, x in tensors.items())
             wanted = f"expected a name or a length for each axis of one of the tensors, which are {{{shapes}}}"
-            raise UsageError(f"sizes: {name!r}: {said!r} is not right; {wanted}")
+            raise UsageError(f"sizes: {wanted}, got {name!r}: {said!r}")
         called |= {n: one for n, one in zip(tensors[name].shape, said, strict=True) if isinstance(one, str)}
     for name, x in tensors.items():
         axes.setdefault(name, tuple(1 if n == 1 else called.get(n, str(n)) for n in x.shape))

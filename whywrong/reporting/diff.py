@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from whywrong.checking.alignment import renamed
 from whywrong.checking.findings import Localisation, plain
-from whywrong.checking.localise import localise, renamed
+from whywrong.checking.localise import localise
 from whywrong.checking.repetition import ORDER_NOISE, Repeated
 from whywrong.comparing.precision import Precision
 from whywrong.errors import UsageError

@@ -31,7 +31,7 @@ TRANSFORMER_ENGINE = "TRANSFORMER_ENGINE_DIR"
 
 
 @dataclass(frozen=True)
-class Peer:
+class Baseline:
     """An operator(x, phi, b, alpha), the constants that it computes with, and whether it multiplies by P^T."""
 
     name: str
@@ -168,11 +168,11 @@ def transformer_engine(deterministic: bool) -> Operator:
 
 
 _TE = Constants(norm_eps=torch.finfo(torch.float32).eps, hc_eps=0.0)
-PEERS = (
-    Peer("ours", ours, with_stored=True),
-    Peer("liger-kernel", liger, transposed=False),
-    Peer("transformer_engine, atomic", lambda: transformer_engine(False), _TE, interleaved=True),
-    Peer("transformer_engine, deterministic", lambda: transformer_engine(True), _TE, interleaved=True),
-    Peer("torch.compile", compiled),
-    Peer("torch eager", eager),
+BASELINES = (
+    Baseline("ours", ours, with_stored=True),
+    Baseline("liger-kernel", liger, transposed=False),
+    Baseline("transformer_engine, atomic", lambda: transformer_engine(False), _TE, interleaved=True),
+    Baseline("transformer_engine, deterministic", lambda: transformer_engine(True), _TE, interleaved=True),
+    Baseline("torch.compile", compiled),
+    Baseline("torch eager", eager),
 )
