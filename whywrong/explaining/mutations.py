@@ -1,4 +1,4 @@
-"""The ways in which people break kernels, each put into one place of a wrong step's part.
+"""The mistakes that people make in kernels, each as a mutation of one place of a wrong step's part.
 
 A mutation knows operations, shapes and numbers, and no program. Those of a value change what an operation gives or
 takes: its elements' places (:func:`places`) or its numbers (:func:`amounts`). Those of an operation leave it out,
@@ -85,12 +85,12 @@ PADDINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
 """What stands at places outside of 0 to n - 1."""
 GIVEN = (INPUT, CONSTANT)
 RARE_KINDS = ("stale", "axis")
-"""What people do less often, by which what fits alike is ordered: without, two right causes of 67 are not named."""
+"""What people do less often, by which equally good fits are ordered: without, two causes of 67 are not identified."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One way to break a part: `edits` by the number of the operation. The simplest have the lowest `rank`."""
+    """A change of a part: `edits` by the number of the operation. The simplest have the lowest `rank`."""
 
     kind: str
     says: str
@@ -288,9 +288,9 @@ def _by_tiles(x: Tensor, d: int, tile: int, some: bool) -> Tensor:
 
 
 class Context:
-    """A part to be broken, and what there is around it: lengths of dimensions, numbers of the program, names.
+    """A part to be mutated, and what there is around it: lengths of dimensions, numbers of the program, names.
 
-    `names` are torch's operations by the number of their result; `wholes` has the name for each operation of theirs.
+    `names` are torch's operations by the number of their result; `composite_names` has them for each operation inside.
     """
 
     def __init__(self, part: Part) -> None:
@@ -313,7 +313,7 @@ class Context:
         names = {number: name.split("/")[-1].split("#")[0].strip("_") for name, number in golden.operations.items()}
         self.names = {i: names[number] for i, number in part.origin.items() if number in names}
         inside = part.program.inside
-        self.wholes = {k: name for i, name in self.names.items() for k in self.composite(i)[0] if k in inside}
+        self.composite_names = {k: name for i, name in self.names.items() for k in self.composite(i)[0] if k in inside}
         self.steps = {number: name for name, number in reversed(golden.steps.items())}
         self.divisors = {a.id for node in nodes if node.op == "div" for a in node.args[1:] if isinstance(a, Ref)}
         for node in reversed(nodes):
@@ -337,7 +337,7 @@ class Context:
     def operation(self, i: int) -> str:
         """What an operation is called, by itself or as a part of one of torch's."""
         op = self.part.nodes[i].op.strip("_")
-        return f"the {op} of {self.wholes[i]}" if i in self.wholes else op
+        return f"the {op} of {self.composite_names[i]}" if i in self.composite_names else op
 
     def real(self, i: int) -> bool:
         """Whether an operation gives one tensor of real numbers."""
@@ -842,7 +842,7 @@ def along(c: Context, line: tuple[tuple[int, ...], tuple[int, ...]]) -> Iterator
         for kept in (False, True)[: 1 + smaller] if over != old else ():
             edits = {k: edit for i in ids for k, edit in _along(part, i, list(over), kept).items()}
             words = f"runs over dimension {', '.join(map(str, over))}, not {', '.join(map(str, old))}"
-            yield "axis", f"{c.wholes.get(ids[0], c.operation(ids[0]))} {words}", edits
+            yield "axis", f"{c.composite_names.get(ids[0], c.operation(ids[0]))} {words}", edits
 
 
 def _along(part: Part, i: int, dims: list[int], kept: bool) -> dict[int, Edit]:
@@ -1064,7 +1064,7 @@ def _reordered(run: Callable[..., Any], *args: Any, d: int, order: Tensor) -> Te
 
 
 def _otherwise(shape: tuple[int, ...], slices: Iterable[Any] = ()) -> Iterator[tuple[int, Tensor, str]]:
-    """Dimensions, or what is between two ends of slices, in the order of other groups, and what is said of it."""
+    """Dimensions, or what is between two ends of slices, in the order of other groups, and the words for it."""
     for d, n in enumerate(shape):
         taken = (slice(*[*both, None, None][:2]) for along, *both in slices if along % len(shape) == d)
         ends = {0, n}.union(*(each.indices(n)[:2] for each in taken))

@@ -1,4 +1,4 @@
-"""A wrong step's part of a recorded program, on what was observed before it: to be broken somewhere and run again."""
+"""A wrong step's part of a recorded program, on what was observed before it: to be mutated and run again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 EDITED = "edited"
 
 RIVALS = 12
-"""Observed steps of a shape that occurs in a part, which are not in it and may stand in place of what is."""
+"""Observed steps of a shape that occurs in a part, which are not in it and may stand in place of what is in it."""
 
 
 class Edit(NamedTuple):
