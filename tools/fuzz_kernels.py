@@ -44,7 +44,7 @@ from kernels.lm import model as lm  # noqa: E402
 from kernels.mhc import counterfactual, launch, mhc, verification  # noqa: E402
 from kernels.mhc import faulty as mhc_faults  # noqa: E402
 from kernels.mhc import golden as mhc_golden  # noqa: E402
-from kernels.mhc.problem import Constants, Inputs, draw  # noqa: E402
+from kernels.mhc.problem import Constants, Inputs, sample  # noqa: E402
 from kernels.mhc.race import variants  # noqa: E402
 from kernels.mhc.reductions import sums  # noqa: E402
 from kernels.start_here import faulty as start_faults  # noqa: E402
@@ -198,19 +198,19 @@ BERT = [
 STREAMS = {"x": randn(5, 4, 7), "y": randn(5, 7), "post": randn(5, 4), "p": randn(5, 4, 4)}
 OF_STREAMS: dict[str, Any] = {"sizes": {"x": ("T", 4, "D"), "y": ("T", "D"), "post": ("T", 4), "p": ("T", 4, 4)}}
 OF_STREAMS |= {"layouts": ["contiguous", "offset"]}  # inside the operator, which makes its operands contiguous
-DECLARED = verification.PROMISED[torch.float32]
+DECLARED = verification.DECLARED[torch.float32]
 FLOAT_EPS = float(np.float32(C.hc_eps))
 
 
 def connection(tokens, n, d, seed):
-    found = draw(tokens, n, d, np.random.default_rng(seed))
+    found = sample(tokens, n, d, np.random.default_rng(seed))
     return {name: getattr(found, name) for name in Inputs.__dataclass_fields__}
 
 
 def connected(x, phi, b, alpha, y, dout, dx_in):
     s = launch.forward(x, phi, b, alpha, C)
     dy, dpost, dp = launch.expand_backward(x, y, s["post"], dout)
-    kept = {name: s[name] for name in mhc.KEPT}
+    kept = {name: s[name] for name in mhc.SAVED}
     found = launch.backward(x, phi, b, alpha, kept, dx_in, dpost, dp, dout, C)
     return s | {"out": launch.expand(x, y, s["post"], s["p"]), "dy": dy, "dpost": dpost, "dp": dp} | found
 
@@ -240,7 +240,7 @@ def exact_operator(x, phi, b, alpha, dout, **_):
 
 
 def pre_problem(tokens, d, seed):
-    p = mhc_faults.Problem.draw(tokens, 4, d, seed, C, "cpu")
+    p = mhc_faults.Problem.sample(tokens, 4, d, seed, C, "cpu")
     return {name: getattr(p, name) for name in p.__dataclass_fields__ if name != "eps"}
 
 

@@ -39,12 +39,12 @@ _chosen: dict[tuple[torch.device, int], tuple[int, int, int, int]] = {}
 
 @triton.jit
 def split_kernel(
-    k_ptr,
-    v_ptr,
-    k_high_ptr,
-    k_low_ptr,
-    v_high_ptr,
-    v_low_ptr,
+    k_ptr,  # [heads, n_keys, n_columns], float32
+    v_ptr,  # [heads, n_keys, n_columns], float32
+    k_high_ptr,  # [heads, n_padded, COLUMNS], float32, written, as the next
+    k_low_ptr,  # [heads, n_padded, COLUMNS]
+    v_high_ptr,  # [heads, COLUMNS, n_padded], float32, written, as the next
+    v_low_ptr,  # [heads, COLUMNS, n_padded]
     n_keys,
     n_padded,
     n_columns,
@@ -77,12 +77,12 @@ def split_kernel(
 
 @triton.jit
 def fused_kernel(
-    q_ptr,
-    k_high_ptr,
-    k_low_ptr,
-    v_high_ptr,
-    v_low_ptr,
-    out_ptr,
+    q_ptr,  # [heads, n_queries, n_columns], float32
+    k_high_ptr,  # [heads, n_padded, COLUMNS], float32, as the next
+    k_low_ptr,  # [heads, n_padded, COLUMNS]
+    v_high_ptr,  # [heads, COLUMNS, n_padded], float32, as the next
+    v_low_ptr,  # [heads, COLUMNS, n_padded]
+    out_ptr,  # [heads, n_queries, n_columns], float32, written
     n_queries,
     n_keys,
     n_padded,

@@ -28,9 +28,9 @@ _compiled: Compiled = {}
 
 @triton.jit
 def scores_kernel(
-    q_ptr,
-    k_ptr,
-    out_ptr,
+    q_ptr,  # [heads, n_queries, COLUMNS], float32
+    k_ptr,  # [heads, n_keys, COLUMNS], float32
+    out_ptr,  # [heads, n_queries, n_keys], float32, written
     n_queries,
     n_keys,
     q_head_stride,

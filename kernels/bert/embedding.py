@@ -24,9 +24,19 @@ _compiled: Compiled = {}
 
 
 def embed(
-    ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor, shift: Tensor, *,
-    eps: float = 1e-12, dropout: float = 0.0, padding: int = -1, seed: int | None = None,
-) -> Tensor:  # fmt: skip
+    ids: Tensor,
+    types: Tensor | None,
+    tokens: Tensor,
+    positions: Tensor,
+    kinds: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+    *,
+    eps: float = 1e-12,
+    dropout: float = 0.0,
+    padding: int = -1,
+    seed: int | None = None,
+) -> Tensor:
     """dropout(LayerNorm(tokens[ids] + positions[s] + kinds[types])), [B, S, H], differentiable in the five tables.
 
     ids [B, S] and types [B, S] (None: all 0) int64; tokens [V, H], positions [P, H] with P from S on, kinds [T, H], T
@@ -53,9 +63,15 @@ def rounded(dropout: float) -> float:
 
 
 def check(
-    ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor, shift: Tensor,
+    ids: Tensor,
+    types: Tensor | None,
+    tokens: Tensor,
+    positions: Tensor,
+    kinds: Tensor,
+    gain: Tensor,
+    shift: Tensor,
     dropout: float,
-) -> None:  # fmt: skip
+) -> None:
     """Raises UsageError that names the tensor, what it is and what would be right."""
     if ids.ndim != 2 or ids.dtype != torch.int64:
         raise UsageError(f"ids: expected torch.int64 [B, S], got {ids.dtype} {tuple(ids.shape)}")
@@ -86,9 +102,18 @@ def check(
 
 @operation("bert_embedding")
 def embedded(
-    ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor, shift: Tensor,
-    seed: Tensor | None, eps: float, drop: int, padding: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ids: Tensor,
+    types: Tensor | None,
+    tokens: Tensor,
+    positions: Tensor,
+    kinds: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+    seed: Tensor | None,
+    eps: float,
+    drop: int,
+    padding: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The result [B, S, H] of the tables' type, and of each row the mean and 1 / deviation [B S], float32.
 
     `seed` is an int64 where `drop`, the share of elements that are dropped times 2^16, is not 0.
@@ -164,9 +189,19 @@ def _look(ids: Tensor, types: Tensor | None, tokens: Tensor, kinds: Tensor) -> N
 
 @operation("bert_embedding_backward")
 def embedding_backward(
-    dout: Tensor, ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor,
-    mean: Tensor, inverse: Tensor, seed: Tensor | None, drop: int, padding: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dout: Tensor,
+    ids: Tensor,
+    types: Tensor | None,
+    tokens: Tensor,
+    positions: Tensor,
+    kinds: Tensor,
+    gain: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    seed: Tensor | None,
+    drop: int,
+    padding: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dtokens, dpositions, dkinds, dgain, dshift, each of its table's shape and type.
 
     Two passes over the rows make the gradient of each row's sum again: by position, where dpositions, dkinds, dgain and
@@ -222,8 +257,14 @@ def embedding_backward(
 
 @shapes_of("bert_embedding_backward")
 def _gradients(
-    dout: Tensor, ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor,
+    dout: Tensor,
+    ids: Tensor,
+    types: Tensor | None,
+    tokens: Tensor,
+    positions: Tensor,
+    kinds: Tensor,
+    gain: Tensor,
     *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     found = [table.new_empty(table.shape) for table in (tokens, positions, kinds, gain, gain)]
     return found[0], found[1], found[2], found[3], found[4]

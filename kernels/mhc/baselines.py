@@ -105,9 +105,18 @@ def liger() -> Operator:
     def run(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
         c = Constants()
         pre, post, p = liger_mhc_coeffs(
-            x, phi, b, alpha[0], alpha[1], alpha[2], allow_fp32=True, tmax=c.iterations, rms_eps=c.norm_eps,
-            pre_eps=c.hc_eps, sinkhorn_eps=c.hc_eps,
-        )  # fmt: skip
+            x,
+            phi,
+            b,
+            alpha[0],
+            alpha[1],
+            alpha[2],
+            allow_fp32=True,
+            tmax=c.iterations,
+            rms_eps=c.norm_eps,
+            pre_eps=c.hc_eps,
+            sinkhorn_eps=c.hc_eps,
+        )
         return liger_mhc_post_res(x, liger_mhc_pre(x, pre), post, p)
 
     return run

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from kernels.mhc import baselines, golden
-from kernels.mhc.problem import Constants, Inputs, draw
+from kernels.mhc.problem import Constants, Inputs, sample
 from labkit.bench import Case, Provider
 from labkit.session.device import Device
 from whywrong.comparing.comparison import Comparison, compare
@@ -43,7 +43,7 @@ def cases(device: Device) -> Iterator[Case]:
     torch.backends.cuda.matmul.allow_tf32 = True
     for (tokens, d), draws in DRAWS.items():
         with ThreadPoolExecutor(8) as pool:
-            inputs = list(pool.map(partial(_drawn, tokens, d, device), range(draws)))
+            inputs = list(pool.map(partial(_sampled, tokens, d, device), range(draws)))
         operators: dict[str, baselines.Operator] = {}
         for mode, (units, compulsory) in UNITS.items():
             providers = []
@@ -55,16 +55,22 @@ def cases(device: Device) -> Iterator[Case]:
                     continue
                 providers.append(_provider(baseline, operator, inputs, mode))
             yield Case(
-                kernel="mhc", mode=mode, x_name="tokens x D", x_value=f"{tokens} x {d}", providers=providers,
-                bytes=units * tokens * d * 2, operations=0, memory=True,
+                kernel="mhc",
+                mode=mode,
+                x_name="tokens x D",
+                x_value=f"{tokens} x {d}",
+                providers=providers,
+                bytes=units * tokens * d * 2,
+                operations=0,
+                memory=True,
                 further_bounds={"compulsory traffic lower bound": compulsory * tokens * d * 2},
-            )  # fmt: skip
+            )
         del inputs, providers
         torch.cuda.empty_cache()
 
 
-def _drawn(tokens: int, d: int, device: Device, seed: int) -> Inputs:
-    return draw(tokens, STREAMS, d, np.random.default_rng(seed), torch.bfloat16).to(device.kind)
+def _sampled(tokens: int, d: int, device: Device, seed: int) -> Inputs:
+    return sample(tokens, STREAMS, d, np.random.default_rng(seed), torch.bfloat16).to(device.kind)
 
 
 def _exact(inputs: Inputs, c: Constants, transposed: bool, stored: bool = False) -> dict[str, Tensor]:

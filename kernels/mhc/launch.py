@@ -106,9 +106,12 @@ def forward(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, c: Constants) -> d
     run = _launcher(x, phi, b, alpha, constants=c)
     partial, squares = _project(run, x, phi) if t else (x, x)
     s = {
-        "r": torch.empty(t, **empty), "mix": torch.empty(t, m, **empty), "pre": torch.empty(t, n, **empty),
-        "post": torch.empty(t, n, **empty), "p": torch.empty(t, n, n, **empty),
-    }  # fmt: skip
+        "r": torch.empty(t, **empty),
+        "mix": torch.empty(t, m, **empty),
+        "pre": torch.empty(t, n, **empty),
+        "post": torch.empty(t, n, **empty),
+        "p": torch.empty(t, n, n, **empty),
+    }
     if t == 0:
         return s | {"x_in": x.new_empty(t, d)}
     run(forward_kernels.coefficient_kernel, (_tiles(t, TOKENS), 1, 1),
@@ -179,18 +182,31 @@ def expand_backward(x: Tensor, y: Tensor, post: Tensor, dout: Tensor) -> tuple[T
 
 @_on_its_device
 def backward(
-    x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, s: dict[str, Tensor], dx_in: Tensor, dpost: Tensor, dp: Tensor,
-    dout: Tensor, c: Constants,
-) -> dict[str, Tensor]:  # fmt: skip
+    x: Tensor,
+    phi: Tensor,
+    b: Tensor,
+    alpha: Tensor,
+    s: dict[str, Tensor],
+    dx_in: Tensor,
+    dpost: Tensor,
+    dp: Tensor,
+    dout: Tensor,
+    c: Constants,
+) -> dict[str, Tensor]:
     """dx [T, n, D] of x's type; dphi, db, dalpha in float32; the steps on the way: dpre, g, dprojection, shrink."""
     t, n, d = x.shape
     k, m = phi.shape
     empty = {"device": x.device, "dtype": torch.float32}
     out = {
-        "dpre": torch.empty(t, n, **empty), "g": torch.empty(t, m, **empty), "dprojection": torch.empty(t, m, **empty),
-        "shrink": torch.empty(t, **empty), "dx": torch.empty_like(x), "dphi": torch.empty_like(phi),
-        "db": torch.empty_like(b), "dalpha": torch.empty_like(alpha),
-    }  # fmt: skip
+        "dpre": torch.empty(t, n, **empty),
+        "g": torch.empty(t, m, **empty),
+        "dprojection": torch.empty(t, m, **empty),
+        "shrink": torch.empty(t, **empty),
+        "dx": torch.empty_like(x),
+        "dphi": torch.empty_like(phi),
+        "db": torch.empty_like(b),
+        "dalpha": torch.empty_like(alpha),
+    }
     if t == 0:
         return out | {name: out[name].zero_() for name in ("dphi", "db", "dalpha")}
     split, width = x.dtype == torch.bfloat16, _width(m)

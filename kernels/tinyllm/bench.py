@@ -73,10 +73,15 @@ def _training(device: Device, tf32: bool) -> Case:
     matrices = sum(np.prod(shape) for name, shape in layout(c).items() if name.endswith(".w"))
     attention = 2 * c.layers * rows * c.context * d
     return Case(
-        kernel="tinyllm", mode="training step, TF32" if tf32 else "training step, float32", x_name="tokens x D",
-        x_value=f"{rows} x {d}", providers=providers, bytes=int(28 * model_size(c)), graph=False,
+        kernel="tinyllm",
+        mode="training step, TF32" if tf32 else "training step, float32",
+        x_name="tokens x D",
+        x_value=f"{rows} x {d}",
+        providers=providers,
+        bytes=int(28 * model_size(c)),
+        graph=False,
         operations=0 if tf32 else int(6 * rows * matrices + 6 * attention),
-    )  # fmt: skip
+    )
 
 
 def model_size(c: Config) -> int:
@@ -109,6 +114,12 @@ def _copies(device: Device, to_device: bool) -> Case:
         Provider("torch, pinned", lambda: target.copy_(source, non_blocking=True), lambda: None, one_way),
     ]
     return Case(
-        kernel="tinyllm", mode="h2d" if to_device else "d2h", x_name="tokens x D", x_value=f"{COPIED >> 18} MiB",
-        providers=providers, bytes=4 * COPIED, operations=0, graph=False,
-    )  # fmt: skip
+        kernel="tinyllm",
+        mode="h2d" if to_device else "d2h",
+        x_name="tokens x D",
+        x_value=f"{COPIED >> 18} MiB",
+        providers=providers,
+        bytes=4 * COPIED,
+        operations=0,
+        graph=False,
+    )
