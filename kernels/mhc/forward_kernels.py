@@ -40,8 +40,9 @@ def project_kernel(
     """partial[split, t] = x[t, ks] phi[ks] and squares[split, t] = sum of x^2, over this split's part of K.
 
     phi is packed [K, WIDTH] where SPLIT, and [K, M] otherwise. `runtime_one` is 1: because the loop multiplies by it,
-    the product of a step is waited for within the step, in every type. Triton keeps one tile fewer of x than of phi, since
-    the squares read x as well, and would load the next tile over one that a pending product still reads (race.py).
+    the product of a step is waited for within the step, in every type. Triton keeps one tile fewer of x than of phi,
+    since the squares read x as well, and would load the next tile over one that a pending product still reads
+    (race.py).
     """
     split = tl.program_id(1)
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
