@@ -163,7 +163,7 @@ def test_an_infinite_number_gives_nan_and_never_a_finite_one(device, rng):
 @pytest.mark.parametrize(
     ("q", "k", "v", "message"),
     [
-        ((1, 2, 3), (1, 4, 2), (1, 4, 2), r"shapes \(1, 2, 3\) and \(1, 4, 2\)"),
+        ((1, 2, 3), (1, 4, 2), (1, 4, 2), r"got .*\(1, 2, 3\).*\(1, 4, 2\)"),
         ((1, 2, 129), (1, 4, 129), (1, 4, 129), "d_k from 1 to 128"),
         ((2, 2, 3), (1, 4, 3), (1, 4, 3), r"expected \[heads, N, d_k\]"),
     ],
@@ -171,7 +171,7 @@ def test_an_infinite_number_gives_nan_and_never_a_finite_one(device, rng):
 def test_operands_that_do_not_go_together_are_refused(q, k, v, message):
     with pytest.raises(UsageError, match=message):
         scores.scores(torch.zeros(q), torch.zeros(k))
-    with pytest.raises(UsageError, match="q, k, v: shapes"):
+    with pytest.raises(UsageError, match="q, k, v: expected"):
         fused.attention(torch.zeros(q), torch.zeros(k), torch.zeros(v))
 
 

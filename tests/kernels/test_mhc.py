@@ -342,7 +342,7 @@ RIVALS = faulty.rivals(4, 40, 16)
 
 @pytest.mark.parametrize("name", ["right", *RIVALS])
 def test_each_wrong_access_is_what_the_kernel_then_computes(device, name):
-    access = RIVALS.get(name, faulty.RIGHT)
+    access = RIVALS.get(name, faulty.CORRECT_ACCESS)
     p = faulty.Problem.sample(9, 4, 40, 3, C, device)
     found, injected = faulty.backward(p, access), counterfactual.backward(p, access)
     held = {step.name: compare(found[step.name], step.value, bound=step.bound).ok for step in injected}

@@ -9,7 +9,7 @@ import torch
 
 import labkit
 from kernels.mhc import blind, claims, counterfactual, experiments, faulty, figures, identify, likelihood
-from kernels.mhc.faulty import RIGHT, Access, Problem
+from kernels.mhc.faulty import CORRECT_ACCESS, Access, Problem
 from kernels.mhc.likelihood import ORDER
 from kernels.mhc.problem import Constants, sample
 from labkit.session.catalogue import ROOT
@@ -23,7 +23,7 @@ RIVALS = faulty.rivals(4, 40, 16)
 @pytest.mark.parametrize("name", ["right", *RIVALS])
 def test_dalpha_pre_is_linear_in_dx_in_with_these_weights(name):
     p = Problem.sample(9, 4, 40, 3, C, "cpu")
-    access = RIVALS.get(name, RIGHT)
+    access = RIVALS.get(name, CORRECT_ACCESS)
     found = likelihood.weights(p, access) @ p.dx_in.double().flatten()
     torch.testing.assert_close(found, counterfactual.dalpha(p, access)[0], rtol=1e-12, atol=1e-12)
 
@@ -31,7 +31,7 @@ def test_dalpha_pre_is_linear_in_dx_in_with_these_weights(name):
 def test_a_ratios_density_is_that_of_draws_of_dx_in():
     """For one x, phi, b and alpha: 20 000 draws of dx_in against the Cauchy distribution's own quantiles."""
     p, access = Problem.sample(6, 4, 40, 1, C, "cpu"), RIVALS["dx_in one element late"]
-    wrong, right = likelihood.weights(p, access), likelihood.weights(p, RIGHT)
+    wrong, right = likelihood.weights(p, access), likelihood.weights(p, CORRECT_ACCESS)
     dx_in = torch.randn(20_000, wrong.numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     drawn = ((dx_in @ wrong) / (dx_in @ right)).numpy()
     one = likelihood.ratios(6, 4, 40, [1], {"it": access}, C)["it"]
@@ -92,7 +92,7 @@ def settled(case, n, d, tile, tokens, seed):
     def same(name):
         for p in problems:
             width = p.x.shape[2]
-            access = RIGHT if name == identify.NO_FAULT else faulty.rivals(n, width, tile)[name]
+            access = CORRECT_ACCESS if name == identify.NO_FAULT else faulty.rivals(n, width, tile)[name]
             one, other = counterfactual.steps(p, access), counterfactual.steps(p, case.access(n, width))
             if not all(torch.equal(one[step], other[step]) for step in one):
                 return False
@@ -168,11 +168,11 @@ def factors(access, device, size=1.0):
 @pytest.mark.parametrize(
     ("claim", "confirmed", "refuted"),
     [
-        ("h1_dh_pre2_wrong", (Access(tile=16),), (RIGHT,)),
-        ("h2_hmix_load", (Access(mix=4),), (RIGHT,)),
-        ("h4_inv_rms", (Access(r=False),), (RIGHT,)),
-        ("h5_range", (RIGHT, 2.0**126), (RIGHT,)),
-        ("h5_range", (RIGHT, 2.0**-122), (Access(tile=16),)),
+        ("h1_dh_pre2_wrong", (Access(tile=16),), (CORRECT_ACCESS,)),
+        ("h2_hmix_load", (Access(mix=4),), (CORRECT_ACCESS,)),
+        ("h4_inv_rms", (Access(r=False),), (CORRECT_ACCESS,)),
+        ("h5_range", (CORRECT_ACCESS, 2.0**126), (CORRECT_ACCESS,)),
+        ("h5_range", (CORRECT_ACCESS, 2.0**-122), (Access(tile=16),)),
     ],
 )
 def test_hypotheses_on_the_factors_by_kernels_that_have_the_fault_and_that_have_not(device, claim, confirmed, refuted):
@@ -183,11 +183,11 @@ def test_hypotheses_on_the_factors_by_kernels_that_have_the_fault_and_that_have_
 @pytest.mark.parametrize(
     ("claim", "access", "wanted"),
     [
-        ("h3_atomic_order", RIGHT, "confirmed"),  # nothing is missing but what another order changes
+        ("h3_atomic_order", CORRECT_ACCESS, "confirmed"),  # nothing is missing but what another order changes
         ("h3_atomic_order", Access(tile=16), "refuted"),
-        ("kahan_fixes", RIGHT, "confirmed"),
+        ("kahan_fixes", CORRECT_ACCESS, "confirmed"),
         ("kahan_fixes", Access(tile=16), "refuted"),
-        ("same_structure", RIGHT, "confirmed"),
+        ("same_structure", CORRECT_ACCESS, "confirmed"),
         ("same_structure", Access(tile=16), "confirmed"),
     ],
 )
@@ -199,7 +199,7 @@ def test_claims_on_the_sums_by_kernels_that_are_right_and_that_are_not(device, r
 
 
 def test_a_sum_that_is_not_that_of_its_factors_refutes_that_the_three_are_alike(device):
-    p, observed, _ = factors(RIGHT, device)
+    p, observed, _ = factors(CORRECT_ACCESS, device)
     observed["dalpha"][2] += 1.0
     assert verdict("same_structure", claims.settle_sums, p, observed, np.zeros(2), **GIVEN) == "refuted"
     assert experiments.sum_errors(p, observed)["dalpha_res"] > 1.0
