@@ -16,8 +16,9 @@ from labkit.cli.main import main
 from tools.sweep_faults import inject, started, write_notebook
 from whywrong.errors import UsageError
 
-# A cluster that was refused its settings is never closed, and it has no repr with which xdist could report the warning.
-pytestmark = pytest.mark.filterwarnings("default", "ignore:unclosed cluster:ResourceWarning")  # an error in a thread of Dask's would leave the cluster waiting
+# An error in a thread of Dask's would leave the cluster waiting. A cluster refused its settings is never closed, and has
+# no repr with which xdist could report the warning of that.
+pytestmark = pytest.mark.filterwarnings("default", "ignore:unclosed cluster:ResourceWarning")
 
 PARAMETERS = """
 heads: int = 12  # [1, 128] number of heads
