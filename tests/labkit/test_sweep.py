@@ -16,8 +16,8 @@ from labkit.cli.main import main
 from tools.sweep_faults import inject, started, write_notebook
 from whywrong.errors import UsageError
 
-# An error in a thread of Dask's would leave the cluster waiting. A cluster refused its settings is never closed, and has
-# no repr with which xdist could report the warning of that.
+# An error in a thread of Dask's would leave the cluster waiting. A cluster refused its settings is never closed, and
+# has no repr with which xdist could report the warning of that.
 pytestmark = pytest.mark.filterwarnings("default", "ignore:unclosed cluster:ResourceWarning")
 
 PARAMETERS = """
