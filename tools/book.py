@@ -1,6 +1,6 @@
 """The whole workbook as a static site: the committed notebooks under their recorded results. Run by `make book`.
 
-python tools/book.py FOLDER
+python -m tools.book FOLDER
 """
 
 import sys

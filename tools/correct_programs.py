@@ -1,7 +1,7 @@
 """Correct programs without end, and broken ones: how often does the check flag right code, and what does it find?
 
-    python tools/correct_programs.py 2000 [--seed S] [--storage bfloat16] [--jobs N] [--faults] [--out FILE]
-    python tools/correct_programs.py --show SEED [--reduce] [--storage bfloat16] [--faults]
+    python -m tools.correct_programs 2000 [--seed S] [--storage bfloat16] [--jobs N] [--faults] [--out FILE]
+    python -m tools.correct_programs --show SEED [--reduce] [--storage bfloat16] [--faults]
 
 A program is a list of instructions over named values. The reference is made of it in PyTorch, with
 :func:`whywrong.step` for the named ones. The port runs the same list by other means, in the precision that it
@@ -1334,7 +1334,7 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
         }
     return {
         "accused": share(sum(bool(r["first"]) for r in draws), len(draws)),
-        "flagged by": by,
+        "accused by": by,
         "power": power,
         "who": [{k: r[k] for k in ("seed", "first", "words", "facts", "ops")} for r in draws if r["first"]],
         "dishonest": [r for r in records if "dishonest" in r],
@@ -1352,7 +1352,7 @@ def printed(found: dict[str, Any]) -> Iterator[str]:
         return f"{s['count']:6d} of {s['of']:6d} = {s['count'] / max(1, s['of']):7.2%} [{low:.2%}, {high:.2%}]"
 
     yield f"{'accused':40s}{words(found['accused'])}"
-    for k, values in found["flagged by"].items():
+    for k, values in found["accused by"].items():
         yield from (f"  {k + ' ' + v:38s}{words(s)}" for v, s in values.items())
     for storage, grades in found["power"].items():
         for grade, both in grades.items():

@@ -11,7 +11,7 @@ from whywrong.recording import operations
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 
 TITLES = {
-    "MOVES": "Moves", "FACTORIES": "Factories", "CHOICES": "Choices", "ARITHMETIC": "Arithmetic",
+    "MOVES": "Moves", "FACTORIES": "Factories", "SELECTIONS": "Choices", "ARITHMETIC": "Arithmetic",
     "PRODUCTS": "Products", "SUMS": "Sums", "MOMENTS": "Moments", "FUNCTIONS": "Functions",
     "ELIMINATIONS": "Linear algebra by elimination", "REFLECTIONS": "Linear algebra by reflections",
     "TRANSFORMS": "Fourier transforms", "RESAMPLERS": "Resampling", "KERNELS": "Other kernels",

@@ -1,6 +1,6 @@
 """What a sweep costs beyond its notebooks: runs of 2 s on 2 workers against the ideal.
 
-    python tools/sweep_bench.py [RUNS] [OUT.csv]
+    python -m tools.sweep_bench [RUNS] [OUT.csv]
 
 The ideal is the wall time of plain papermill, one run after the other in one process, kernel start included, over the
 workers; it is measured on a tenth of the runs. Twice it is shown: for a notebook that waits 2 s, and for one that

@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 def positive(text: str) -> int:
     """A whole number from 1, as an argument's type."""
     if not re.fullmatch("[1-9][0-9]{0,8}", text):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected a whole number from 1")
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text[:80]!r}")
     return int(text)
 
 
@@ -43,7 +43,8 @@ def run(
 ) -> int:
     """What `act(words)` returns, or 0; for bad input and for any other exception 2, and one line on standard error.
 
-    141 where nobody reads standard output on, 130 for an interrupt, of which `interrupted` says what it leaves.
+    Warnings are off meanwhile, in the whole process. 141 where nobody reads standard output on, 130 for an interrupt,
+    of which `interrupted` says what it leaves.
     """
     try:
         if "\0".join(words).encode("utf-8", "replace").decode() != "\0".join(words):

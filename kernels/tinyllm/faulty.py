@@ -292,6 +292,7 @@ def _request(p: Program, device: Device) -> dict[str, object]:
     return {
         "library": str(build(FOLDER / "faulty.cu", HOST, device)),
         "on_host": not device.is_cuda,
+        "outcome_size": OUTCOME.itemsize,
         "ids": p.ids,
         "weights": np.concatenate(flat),
         "golden": np.concatenate(list(p.golden.values())).astype(np.float32),
@@ -374,7 +375,7 @@ class _Worker:
             elif status is None:
                 return False
             elif status == 2:
-                text = self.process.stderr.read() if self.process.stderr else ""
+                text = self.process.communicate()[1]
                 raise RuntimeError(f"the program under investigation could not start: {text.strip()}")
             elif status != 3:  # died within a row
                 lost = np.zeros(1, OUTCOME)

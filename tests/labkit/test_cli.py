@@ -26,7 +26,7 @@ TOKEN = "hf_" + "aB3" * 12
         (["attention_matmul", "-p", "heads=-1"], "parameter heads: expected int in [1, 128], got -1"),
         (["attention_matmul", "-p", "heads"], "argument -p: expected name=value, got 'heads'"),
         (["no_such_notebook"], "no notebook is called 'no_such_notebook'; there are: attention_matmul"),
-        (["--jobs", "0"], "argument --jobs: '0': expected a whole number from 1"),
+        (["--jobs", "0"], "argument --jobs: expected a whole number from 1, got '0'"),
         (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
         (["attention_matmu"], "did you mean attention_matmul?"),
         (["--explian"], "unrecognized arguments: --explian; labkit run --help shows what there is"),
@@ -43,7 +43,7 @@ TOKEN = "hf_" + "aB3" * 12
         (["\x1b[2Jname"], "no notebook is called '\\x1b[2Jname'"),
         (["--jobs", "\uff11"], "expected a whole number from 1"),
         (["--jobs", "9" * 5000], "argument --jobs"),
-        (["--timeout", "0"], "argument --timeout: '0': expected a whole number from 1"),
+        (["--timeout", "0"], "argument --timeout: expected a whole number from 1, got '0'"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -4,7 +4,6 @@ The tests in a real Chromium, offline, are skipped where Playwright or a Chromiu
 """
 
 import base64
-import importlib.util
 import io
 import json
 import os
@@ -24,6 +23,7 @@ from labkit.cli.main import main
 from labkit.cli.pages import as_page, card
 from labkit.session.catalogue import ROOT, notebooks
 from labkit.session.record import as_result, run_id
+from tools import book
 from whywrong.errors import UsageError
 
 HOSTILE = "</script><script>document.title='run'</script><img src=x onerror=\"document.title='run'\">\x1b[2J'\"&"
@@ -378,9 +378,6 @@ def test_nothing_in_a_run_becomes_markup_or_steers_a_terminal(tmp_path, known, m
 
 
 def test_the_book_links_every_notebook(tmp_path, known):
-    spec = importlib.util.spec_from_file_location("book", ROOT / "tools" / "book.py")
-    book = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(book)
     book.main(tmp_path / "book")
     page = (tmp_path / "book" / "index.html").read_text(encoding="utf-8")
     assert re.findall('<h2><a href="(.*?)">', page) == ["sizes.html"]

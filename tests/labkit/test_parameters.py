@@ -88,7 +88,7 @@ def test_a_default_out_of_its_own_range_is_refused():
 def test_choices_are_of_the_parameters_type():
     (parameter,) = declared("n: int = 4  # {1, 2, 4} streams").values()
     assert parameter.parse("2") == 2
-    with pytest.raises(UsageError, match=r"parameter n: expected one of 1, 2, 4, got 3"):
+    with pytest.raises(UsageError, match=r"parameter n: expected one of 1, 2, 4.*got 3"):
         parameter.parse("3")
 
 

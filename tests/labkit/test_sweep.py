@@ -16,6 +16,8 @@ from labkit.cli.main import main
 from tools.sweep_faults import inject, started, write_notebook
 from whywrong.errors import UsageError
 
+pytestmark = pytest.mark.filterwarnings("default")  # an error in a thread of Dask's would leave the cluster waiting
+
 PARAMETERS = """
 heads: int = 12  # [1, 128] number of heads
 scale: float = 0.5  # [0, 1] a factor
@@ -277,7 +279,7 @@ def test_fuzzing_on_a_cluster_stops_at_a_failure_and_counts_all(tmp_path):
 
 
 def test_faults_at_random_moments_lose_no_run_and_make_none_falsely_ok(tmp_path):
-    """`python tools/sweep_faults.py 500` is the long form."""
+    """`python -m tools.sweep_faults 500` is the long form."""
     struck, wrong, _ = inject(30, tmp_path, seed=1, pause=0.5)
     assert sum(struck.values()) == 30
     assert json.dumps(wrong) == "[]"

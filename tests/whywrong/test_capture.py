@@ -135,14 +135,14 @@ def test_a_buffer_that_changes_its_shape_and_an_input_that_is_written_to_are_put
 
 
 def test_what_cannot_run_and_what_gives_no_tensor_are_refused():
-    with pytest.raises(UsageError, match="capture: a Tensor is not right"):
+    with pytest.raises(UsageError, match=r"capture: .*got a Tensor"):
         capture(torch.ones(1), torch.ones(1))
 
     class Silent(nn.Module):
         def forward(self, x):
             return "nothing"
 
-    with pytest.raises(UsageError, match="gave no tensor"):
+    with pytest.raises(UsageError, match="expected a result with a tensor, got none"):
         capture(Silent(), torch.ones(1))
 
 

@@ -70,7 +70,7 @@ def test_twenty_thousand_draws_by_storage():
     (ROOT / "data" / "results" / "right_programs.json").write_text(json.dumps(found, indent=1) + "\n")
     assert not found["dishonest"]
     assert not found["crashes"]
-    for accused in found["flagged by"]["storage"].values():
+    for accused in found["accused by"]["storage"].values():
         assert rp.beyond(accused["count"], accused["of"], TRACE_FALSE_POSITIVES) > RARE
 
 
@@ -79,5 +79,5 @@ def test_the_readme_says_what_was_recorded():
     text = " ".join((ROOT / "README.md").read_text().split())
     assert f"of {record['accused']['of']:,} correct programs" in text
     assert f"{record['accused']['count']} were flagged" in text
-    for storage, rate in record["flagged by"]["storage"].items():
+    for storage, rate in record["accused by"]["storage"].items():
         assert f"{storage} {rate['count']} of {rate['of']}" in text

@@ -1,5 +1,6 @@
 """Inputs are sampled until a kernel fails; the failure is small, says why, and runs by itself."""
 
+import logging
 import math
 import runpy
 import subprocess
@@ -15,6 +16,7 @@ import torch
 from hypothesis import strategies
 
 import whywrong
+from labkit.session.catalogue import ROOT
 from tools import small_kernels as kernels
 from whywrong.errors import UsageError
 from whywrong.fuzzing.fuzz import LAYOUTS, SAMPLED_LENGTHS, check, sample
@@ -80,7 +82,9 @@ def test_a_tensor_is_the_result_of_a_dict_of_one_name_that_is_differentiated():
 
 
 def test_infinities_of_both_signs_are_drawn_where_they_are_asked_for():
-    kernel = lambda x: torch.where(x == -math.inf, 1.0, torch.sigmoid(x))  # noqa: E731
+    def kernel(x):
+        return torch.where(x == -math.inf, 1.0, torch.sigmoid(x))
+
     for values, wrong in (("infinite", False), ("minus infinite", True)):
         assert whywrong.fuzz(kernel, torch.sigmoid, (torch.randn(5, 7),), values=[values]).found == wrong
 
@@ -297,7 +301,7 @@ def test_a_kernel_that_takes_no_strides_is_right_on_copies():
         return flat.view(x.shape).exp()
 
     found = whywrong.fuzz(kernel, torch.exp, (torch.randn(6, 5),), values=["normal"], **TRIED)
-    assert found.failure.words.endswith("; on contiguous copies of its inputs it is right")
+    assert found.failure.words.endswith("; on contiguous copies of its inputs it is correct")
     why = found.failure.explain()
     assert (why.step, why.verdict, why.causes[0].kind) == ("output", "cause", "layout")
 
@@ -315,14 +319,16 @@ def test_sizes_may_be_said_by_the_names_of_the_reference():
     example = (torch.randn(6, 8), torch.randn(8))
     assert not whywrong.fuzz(kernel, scaled, example, sizes={"rows": ("n", 8), "by": (8,)}, **TRIED).found
     assert seen == {(8, 8)}
-    with pytest.raises(UsageError, match=r"sizes: 'x': \('n', 8\) is not right; .*which are {0: \(6, 8\), 1: \(8,\)}"):
+    with pytest.raises(UsageError, match=r"sizes: expected .*which are {0: \(6, 8\), 1: \(8,\)}, got 'x': \('n', 8\)"):
         whywrong.fuzz(kernel, scaled, example, sizes={"x": ("n", 8)}, **TRIED)
 
 
 def test_what_the_kernel_refuses_is_counted_and_no_failure():
     found = hunted("small_alone")
     assert (found.found, found.refused > 0, found.examples > 0) == (False, True, True)
-    assert hunted("small_alone", refuses=()).failure.words.startswith("raised ValueError: x: 17 columns")
+    assert hunted("small_alone", refuses=()).failure.words.startswith(
+        "raised ValueError: x: expected 16 at most, got 17 columns"
+    )
 
 
 def test_two_inputs_may_be_one_tensor():
@@ -480,25 +486,25 @@ def test_a_reference_that_fails_on_the_example_says_why():
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(UsageError, match=r"values: .*'none'.* is not right"):
+    with pytest.raises(UsageError, match=r"values: .*got .*'none'.*"):
         hunted("right", values="none")
-    with pytest.raises(UsageError, match="examples: 0 is not right"):
+    with pytest.raises(UsageError, match=r"examples: .*got 0"):
         hunted("right", examples=0)
-    with pytest.raises(UsageError, match="storage='nonsense' is not right"):
+    with pytest.raises(UsageError, match="got storage='nonsense'"):
         hunted("right", dtypes=["nonsense"])
-    with pytest.raises(UsageError, match="out: expected one of 'x', got 'y'"):
+    with pytest.raises(UsageError, match=r"out: expected one of 'x'.*got 'y'"):
         hunted("right", out="y")
     with pytest.raises(UsageError, match="expected one that takes every input but those that `out` names"):
         hunted("right", out="x")
-    with pytest.raises(UsageError, match=r"sizes: 'y'.* for each axis of one of the tensors"):
+    with pytest.raises(UsageError, match=r"for each axis of one of the tensors.*got 'y'"):
         hunted("right", sizes={"y": (3,)})
-    with pytest.raises(UsageError, match=r"sizes: 'x': \('n', 0\) is not right"):
+    with pytest.raises(UsageError, match=r"sizes: .*got 'x': \('n', 0\)"):
         hunted("right", sizes={"x": ("n", 0)})
     for wrong in ({"seed": -1}, {"most": "x"}, {"examples": 0}, {"seconds": -1}):
         ((name, value),) = wrong.items()
-        with pytest.raises(UsageError, match=f"{name}: expected a (whole )?number from, got {value!r}"):
+        with pytest.raises(UsageError, match=f"{name}: expected a (whole )?number from.*got {value!r}"):
             hunted("right", **wrong)
-    with pytest.raises(UsageError, match=r"refuses: expected exceptions, got 'sorted'"):
+    with pytest.raises(UsageError, match=r"refuses: expected exceptions.*got 'sorted'"):
         hunted("right", refuses="sorted")
     with pytest.raises(UsageError, match=r"inputs: no torch\.Tensor .* as of torch\.from_numpy\(array\)"):
         whywrong.fuzz(np.negative, np.negative, np.ones(3))
@@ -514,7 +520,10 @@ def test_float8_is_drawn_without_nan_and_a_fault_found(dtype):
         return torch.where(x.float() > 300.0, 0.0, 2.0 * x.float())
 
     given = {"x": torch.ones(7).to(dtype)}
-    twice = lambda x: 2.0 * x.to(torch.get_default_dtype())  # noqa: E731
+
+    def twice(x):
+        return 2.0 * x.to(torch.get_default_dtype())
+
     assert not whywrong.fuzz(twice, twice, given, examples=20).found
     found = whywrong.fuzz(faulty, twice, given, examples=20)
     assert "times the tolerance" in found.failure.words
@@ -524,7 +533,10 @@ def test_float8_is_drawn_without_nan_and_a_fault_found(dtype):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint16, torch.uint32])
 def test_whole_numbers_of_the_whole_range_of_their_type_are_drawn(dtype):
     ends = torch.tensor([torch.iinfo(dtype).min, torch.iinfo(dtype).max]).to(dtype)
-    half = lambda x: x.long() >> 1  # noqa: E731
+
+    def half(x):
+        return x.long() >> 1
+
     assert not whywrong.fuzz(half, half, {"x": ends}, examples=10).found
     assert whywrong.fuzz(lambda x: x.long(), half, {"x": ends}, examples=10).found
     assert sample((5,), torch.int64, low=2**63 - 1, high=2**63 - 1).min() > 2**62
@@ -541,10 +553,32 @@ def test_the_home_of_hypothesis_is_afterwards_what_it_was(tmp_path):
         config.set_hypothesis_home_dir(before)
 
 
+def test_nothing_is_written(tmp_path):
+    """Hypothesis keeps what it finds in sources, without a database too, in .hypothesis where it has no other home."""
+    (tmp_path / "doubling.py").write_text("NUMBER = 123457\n\ndef doubled(x):\n    return NUMBER * x\n")
+    run = "import torch, whywrong, doubling as d; whywrong.fuzz(d.doubled, d.doubled, torch.ones(4, 8), examples=50)"
+    before = sorted(tmp_path.iterdir())
+    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "PYTHONDONTWRITEBYTECODE": "1", "PATH": "", "HOME": ""}
+    subprocess.run([sys.executable, "-c", run], cwd=tmp_path, env=environment, check=True, timeout=300)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_the_reference_raises_is_logged(caplog):
+    def small(x):
+        if len(x) > 3:
+            raise RuntimeError("too long")
+        return 2.0 * x
+
+    with caplog.at_level(logging.DEBUG, logger="whywrong"):
+        found = whywrong.fuzz(small, small, torch.ones(3), examples=10)
+    discarded = [line for line in caplog.messages if line.endswith("the reference raised RuntimeError: too long")]
+    assert len(discarded) == found.discarded > 0
+
+
 def test_an_array_of_another_byte_order_is_a_result_and_one_of_more_digits_is_refused():
     swapped, long = (lambda x, to=to: (-x).numpy().astype(to) for to in (">f4", np.longdouble))
     assert check(swapped, torch.neg, {"x": torch.ones(3)}) is None
-    with pytest.raises(UsageError, match="result: float128 is not right"):
+    with pytest.raises(UsageError, match=r"result: .*got float128"):
         check(long, torch.neg, {"x": torch.ones(3)})
 
 
@@ -570,5 +604,5 @@ def test_truth_values_are_written_and_examples_without_a_range_are_refused():
     assert not whywrong.fuzz(positive, lambda x: x > 0, given, out="out", examples=8).found
     with pytest.raises(UsageError, match="inputs: 'input' has no element; expected an example that shows a range"):
         whywrong.fuzz(torch.sin, torch.sin, {"input": torch.empty(0, 3)})
-    with pytest.raises(UsageError, match="dtypes: expected floating-point ones, got 'int32'"):
+    with pytest.raises(UsageError, match=r"dtypes: expected floating-point ones.*got 'int32'"):
         whywrong.fuzz(torch.sin, torch.sin, {"input": torch.ones(3)}, dtypes="int32")

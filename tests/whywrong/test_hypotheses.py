@@ -109,15 +109,24 @@ def test_without_thorough_a_setting_that_tests_nothing_does_not_end_the_search()
     assert found.untested == []
 
 
-def test_a_step_that_the_observed_lacks_does_not_fit():
-    def expected(x):
-        found = Trace()
-        found.add("a", x, bound=BOUND)
-        return found
+def traced(**steps):
+    trace = Trace()
+    for name, value in steps.items():
+        trace.add(name, value, bound=BOUND)
+    return trace
 
-    found = weigh(lambda x: Trace(), {"it": expected}, settings=SETTINGS)
-    assert found.cause == "none of these"
+
+def test_a_hypothesis_of_which_no_step_was_observed_is_not_tested():
+    found = weigh(lambda x: Trace(), {"it": lambda x: traced(a=x)}, settings=SETTINGS)
+    assert (found.cause, found.left, found.refuted, found.untested) == ("undecidable", [], {}, ["it"])
     assert "has no a" in str(found)
+
+
+def test_a_step_that_a_fused_kernel_does_not_return_refutes_nothing():
+    """The true hypothesis is left, and others are told from it by the steps that are there."""
+    hypotheses = {"true": lambda x: traced(r=x, y=2.0 * x), "false": lambda x: traced(r=x, y=3.0 * x)}
+    found = weigh(lambda x: traced(y=2.0 * x), hypotheses, settings=SETTINGS)
+    assert (found.left, list(found.refuted)) == (["true"], ["false"])
 
 
 def test_an_observed_trace_without_the_inputs_refutes_nothing_and_is_an_error_of_one_line():

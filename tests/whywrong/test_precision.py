@@ -30,16 +30,16 @@ def test_every_way_to_say_it_gives_the_same():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Precision(storage="bf17"), r"storage='bf17': expected one of float64, float32"),
-        (lambda: Precision(products="fp8"), r"products='fp8': expected one of ieee"),
-        (lambda: Precision(accumulate="tf32"), r"accumulate='tf32': expected one of float64"),
-        (lambda: Precision(eager=1), r"eager=1: expected true or false"),
-        (lambda: Precision(steps={"x": {"colour": 1}}), r"'colour' is no field; expected storage, products"),
-        (lambda: Precision(steps=3), r"steps=3: expected fields by the name of a step"),
-        (lambda: Precision(steps={"x": {"steps": {}}}), r"steps\['x'\]=.*: expected storage"),
-        (lambda: from_words("eager=true,eager=false"), r"eager stands there twice"),
-        (lambda: from_fields({"compute": "bf16"}), r"'compute' is no field"),
-        (lambda: from_words("bfloat16"), r"'bfloat16': expected name=value"),
+        (lambda: Precision(storage="bf17"), r"expected one of float64, float32.*got storage='bf17'"),
+        (lambda: Precision(products="fp8"), r"expected one of ieee.*got products='fp8'"),
+        (lambda: Precision(accumulate="tf32"), r"expected one of float64.*got accumulate='tf32'"),
+        (lambda: Precision(eager=1), r"expected true or false, got eager=1"),
+        (lambda: Precision(steps={"x": {"colour": 1}}), r"expected the fields storage, products, .*, got 'colour'"),
+        (lambda: Precision(steps=3), r"expected fields by the name of a step, got steps=3"),
+        (lambda: Precision(steps={"x": {"steps": {}}}), r"expected storage.*got steps\['x'\]="),
+        (lambda: from_words("eager=true,eager=false"), r"expected each field once, got eager twice"),
+        (lambda: from_fields({"compute": "bf16"}), r"expected the fields storage, products, .*, got 'compute'"),
+        (lambda: from_words("bfloat16"), r"expected name=value of .*got 'bfloat16'"),
     ],
 )
 def test_what_is_no_precision_is_one_line(make, message):
