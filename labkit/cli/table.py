@@ -31,7 +31,7 @@ def runs(name: str, out: Path) -> pandas.DataFrame:
         raise UsageError(f"NAME: {out / name} holds no runs; expected those of labkit run or labkit sweep {name}")
     frame = pandas.json_normalize(rows)
     frame = frame.sort_values([f"parameters.{parameter}" for parameter in book.parameters], kind="stable")
-    for column in frame.select_dtypes("object"):
+    for column in frame.columns[frame.dtypes == "object"]:
         kinds = {type(value) for value in frame[column].dropna()}
         if len(kinds) > 1 or list in kinds:
             frame[column] = frame[column].map(_as_text, na_action="ignore")

@@ -230,7 +230,7 @@ def test_what_ends_the_command_ends_its_processes_and_frees_the_lock(books, tmp_
         line = wait_for(waiting.stdout.readline, "the second does not wait")
         assert f"waiting for it: process {process.pid} on " in line
         waiting.send_signal(number)
-        assert waiting.wait(timeout=60) == 130
+        assert finish(waiting)[0] == 130
     process.send_signal(number)
     if number == signal.SIGTERM:
         process.send_signal(signal.SIGINT)  # and a second one, at any moment of the first's work

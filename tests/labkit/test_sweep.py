@@ -153,6 +153,7 @@ def test_a_jobs_script_asks_for_what_the_settings_say(kind, queue):
     assert "export DASK_DISTRIBUTED__WORKER__DAEMON=False" in before
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the cluster that was not made
 def test_settings_that_the_cluster_does_not_take_are_one_line():
     with pytest.raises(
         UsageError, match=r"^--settings: expected keyword arguments of dask-jobqueue's SLURMCluster, got "
