@@ -77,7 +77,7 @@ def test_plain_dumps_are_judged_as_a_whole_and_that_is_said(tmp_path, diff, caps
     assert (said["steps"]["b"]["separated"], said["steps"]["b"]["own"]) == (False, "not separated")
     main(["diff", *map(str, paths)])
     text = capsys.readouterr().out
-    assert "own and inherited errors are not told apart" in text
+    assert "own and inherited errors are not separated" in text
     assert "a guess from the dtypes" in text
     assert "first divergence: b" in text
 
@@ -231,7 +231,7 @@ def test_several_runs_are_held_against_each_other(tmp_path, diff, capsys):
     assert "shown: run2.safetensors, of 3 runs" in capsys.readouterr().out
     findings = [diff(paths[0], *some)[1]["run_to_run"]["x"]["finding"] for some in (paths[1:3], paths[3:] + more)]
     assert findings[0] == "order noise, within the bound"
-    assert findings[1].startswith("beyond the bound in every run, and not the same")
+    assert findings[1].startswith("beyond the bound in every run, by different errors")
     assert main(["diff", str(paths[0]), str(paths[1]), str(again)]) == 0
     assert "every run gave the same bits in every step" in capsys.readouterr().out
 
@@ -259,9 +259,9 @@ def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
     [
         (["none.npy"], "is not there"),
         (["o.safetensors", "--precision", "storage=bf17"], "got storage='bf17'"),
-        (["o.safetensors", "o.safetensors"], "the same path twice"),
+        (["o.safetensors", "o.safetensors"], "expected each path once, got one twice"),
         (["other.safetensors"], "shares no step with"),
-        (["old.pt"], "old.pt: holds what torch.load(weights_only=True) refuses"),
+        (["old.pt"], "got what torch.load(weights_only=True) refuses"),
     ],
 )
 def test_what_is_no_divergence_exits_2_with_one_line(tmp_path, diff, recwarn, arguments, message):
@@ -289,7 +289,9 @@ def test_without_a_step_in_common_names_of_both_sides_are_told_and_what_maps_the
     for first in (golden, recorded / "nested.pt"):
         code, _, said = diff(first, golden)
         assert code == 2
-        assert f"{golden}: is a recorded golden in the place of the observed; expected the steps of" in said
+        assert (
+            f"{golden}: expected the steps of an implementation, as of whywrong.capture, got a recorded golden" in said
+        )
     assert said.count("\n") == 1
 
 

@@ -653,7 +653,7 @@ def test_the_command_line_says_it_and_json_has_it(golden, tmp_path, capsys):
     assert "why weights: cause" in capsys.readouterr().out
     for options, words in (
         (["--explain"], "step: expected a wrong one: weights, got 'mixed'"),
-        ([], "--step, --seconds: are for --explain"),
+        ([], "--step, --seconds: expected --explain"),
     ):
         assert main(["diff", *options, "--step", "mixed", *files]) == 2
         assert words in capsys.readouterr().err

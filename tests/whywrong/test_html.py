@@ -50,7 +50,7 @@ def test_the_verdict_comes_first_and_each_step_has_its_state(page):
     assert "first divergence: b" in text[text.index("<h1") : text.index("</h1>")]
     states = re.findall(r'<tr data-step.*?<span class="(\w+)">([\w ]+)</span>', text)
     assert states == [("ok", "ok"), ("wrong", "wrong"), ("other", "not checked"), ("ok", "ok"), ("other", "extra")]
-    assert "own and inherited errors are not told apart" in text
+    assert "own and inherited errors are not separated" in text
     assert data["first"] == 1
     assert sorted(data["steps"]) == ["0", "1", "3"], "a step that was not recorded has no picture"
 
@@ -64,7 +64,7 @@ def test_a_recorded_golden_shows_own_errors_and_what_each_was_held_to(page):
     text, data = page(golden(reference, x=x), {"x": x, "y": y, "z": y + 1.0})
     assert re.findall(r'<tr data-step.*?<span class="(\w+)">', text) == ["ok", "wrong", "inherits"]
     assert "held to (re-run)" in sections(text)[2], "z is right for what it was given, and not the golden's"
-    assert "not told apart" not in text
+    assert "not separated" not in text
     share = numbers(data["steps"]["2"]["share"])
     assert share.max() < 1.0
     assert numbers(data["steps"]["1"]["share"]).min() > 1.0

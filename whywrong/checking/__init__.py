@@ -1,1 +1,1 @@
-"""Which step is wrong: tolerances by simulated rounding, each step by itself, one run against another."""
+"""Which step is wrong: tolerances by simulated rounding, each step checked by itself, runs compared with each other."""

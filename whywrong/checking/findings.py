@@ -1,4 +1,4 @@
-"""What is found of a step, and of a trace: the words, the table and the JSON of a localisation."""
+"""The result of checking a step and a trace: the words, the table and the JSON of a localisation."""
 
 from __future__ import annotations
 
@@ -22,62 +22,67 @@ NOT_SEPARATED, NOT_CHECKED = "not separated", "not checked"
 
 @dataclass(frozen=True)
 class Finding:
-    """One step: against the golden as a whole, and by itself."""
+    """The result of checking one step, against the golden and against its own re-run."""
 
     name: str
     total: Comparison | None
-    """Against the golden; None where the observed has no such step."""
+    """Observed against golden; None where the observed does not have the step, or it was not checked."""
     own: Comparison | None = None
-    """Against the step's part run on the observed inputs; None where no program separates the two."""
+    """Observed against the step re-run on the observed steps before it; None where no program separates the two."""
     inherited: float | None = None
-    """RMS, relative to the golden, of what the observed inputs alone make wrong."""
+    """RMS of re-run minus golden over RMS of the golden; None as for `own`."""
     structure: Structure | None = None
+    """The tests of structure, where no single element is beyond its tolerance."""
     wrong: bool = False
     """Whether the step adds an error: its own, or one of unknown origin."""
     diverges: bool = False
-    """Whether it is wrong, or beyond what it may be off because a step before is wrong."""
+    """Whether it is wrong, or differs from the golden because a step before it is wrong."""
     words: str = "ok"
+    """The finding: "ok", or the kind of error, how many elements and where first."""
     reading: str = ""
-    """How the observed had to be read for the step to be right, where not simply as it was stored."""
+    """How the observed had to be read for the step to be correct, where not simply as it was stored."""
     signature: str = ""
-    """What the error of a wrong step looks like: a hypothesis, and no verdict."""
+    """What the error of a wrong step looks like, such as "it is transposed": a hypothesis, not a verdict."""
     elements: Elements | None = field(default=None, repr=False, compare=False)
     """Every element, where :func:`whywrong.localise` was asked for them and the shapes are equal."""
 
     @property
     def separated(self) -> bool:
-        """Whether own and inherited errors are told apart."""
+        """Whether own and inherited errors are separated."""
         return self.own is not None
 
     def as_json(self) -> dict[str, Any]:
         """The step's part of what `whywrong diff --json` prints."""
         known = not self.words.startswith((NOT_RECORDED, NOT_CHECKED))
-        found: dict[str, Any] = {"ok": not self.diverges if known else None, "separated": self.separated}
-        found |= {"own": NOT_SEPARATED, "inherited": NOT_SEPARATED}
+        data: dict[str, Any] = {"ok": not self.diverges if known else None, "separated": self.separated}
+        data |= {"own": NOT_SEPARATED, "inherited": NOT_SEPARATED}
         if self.own is not None:
-            found |= {"own": comparison_json(self.own) | {"ok": not self.wrong}, "inherited": plain(self.inherited)}
-        found |= {"reasons": [self.words] * (self.words != "ok"), "reading": self.reading, "signature": self.signature}
-        return comparison_json(self.total) | found if self.total is not None else found
+            data |= {"own": comparison_json(self.own) | {"ok": not self.wrong}, "inherited": plain(self.inherited)}
+        data |= {"reasons": [self.words] * (self.words != "ok"), "reading": self.reading, "signature": self.signature}
+        return comparison_json(self.total) | data if self.total is not None else data
 
 
 def absent(name: str, *, after_all: bool) -> Finding:
-    """A step that the observed has not: a divergence if it comes `after_all` that are there, but for a gradient, which
-    need not be there; else a fused kernel kept none."""
-    gone = after_all and not name.startswith(GRADIENT)
-    return Finding(name, None, wrong=gone, diverges=gone, words=MISSING if gone else NOT_RECORDED)
+    """A step that the observed does not have. After all steps that it has, that is a divergence, except for a gradient,
+    which is optional; before one of them, a fused kernel may not store it."""
+    missing = after_all and not name.startswith(GRADIENT)
+    return Finding(name, None, wrong=missing, diverges=missing, words=MISSING if missing else NOT_RECORDED)
 
 
 @dataclass(repr=False)
 class Localisation:
-    """What :func:`whywrong.localise` found, a finding a step, in the golden's order."""
+    """The result of :func:`whywrong.localise`: a finding for each step, and what follows from all of them."""
 
     precision: Precision
+    """The precision that the tolerances come from: declared, or guessed."""
     guessed: bool
-    """Whether the precision is a guess from dtypes, since nobody said it."""
+    """Whether the precision is a guess from the dtypes, since none was declared."""
     findings: dict[str, Finding] = field(default_factory=dict)
+    """By the golden's names, in its order."""
     unexpected: list[str] = field(default_factory=list)
-    """Steps that the observed has and the golden has not."""
+    """Steps that the observed has and the golden does not have."""
     notes: list[str] = field(default_factory=list)
+    """What a reader has to know of how names, precision and order were taken, a sentence each."""
     ordered: bool = True
     """Whether the order of the steps is known."""
     again: Callable[[], Localisation] | None = field(default=None, repr=False, compare=False)
@@ -90,31 +95,31 @@ class Localisation:
 
     @property
     def first(self) -> str | None:
-        """The first divergent step, or None; where no order is known, the first of those that may be it."""
+        """The first divergent step, or None; where no order is known, one of those that may be it."""
         return next(iter(self.divergent), None)
 
     @property
     def own(self) -> list[str]:
-        """The steps with an error of their own: wrong on the inputs that they were given."""
+        """The steps with an error of their own: wrong on the observed steps before them."""
         return [name for name, f in self.findings.items() if f.wrong and f.separated]
 
     @property
     def inherited(self) -> list[str]:
-        """The steps that diverge although they are right on the inputs that they were given."""
+        """The steps that diverge although they are correct on the observed steps before them."""
         return [name for name, f in self.findings.items() if f.diverges and not f.wrong and f.separated]
 
     @property
     def unchecked(self) -> list[str]:
-        """The steps of which nobody knows whether they are right."""
+        """The steps that could not be checked, or come after inputs that differ."""
         return [name for name, f in self.findings.items() if f.words.startswith(NOT_CHECKED)]
 
     @property
     def verdict(self) -> str:
         """The first divergence in words."""
         if self.first is None:
-            left = f" in what was checked, and not checked: {', '.join(self.unchecked)}"
-            return "no divergence" + left * bool(self.unchecked)
-        if any(found.words == NOT_CHECKED for found in self.findings.values()):
+            unchecked = f" in what was checked, and not checked: {', '.join(self.unchecked)}"
+            return "no divergence" + unchecked * bool(self.unchecked)
+        if any(finding.words == NOT_CHECKED for finding in self.findings.values()):
             return f"the inputs differ: {', '.join(self.divergent)}; nothing else was checked"
         if self.ordered:
             return f"first divergence: {self.first}"
@@ -123,20 +128,20 @@ class Localisation:
 
     @property
     def assumed(self) -> str:
-        """The precision that was assumed, in words, and whether anybody said so."""
+        """The precision that was assumed, in words, and whether it was declared."""
         return f"precision: {self.precision}" + (" (a guess from the dtypes: nothing was declared)" * self.guessed)
 
     @property
     def detailed(self) -> Localisation:
-        """The same with each finding's `elements`; where they were not kept, the steps are checked once more."""
+        """The same with `elements` in each finding; where they were not kept, the steps are checked once more."""
         return self.again() if self.again is not None else self
 
     def explore(self, widgets: bool | None = None) -> None:
-        """Show the steps, the error map of a chosen one with axes to slice, and its worst elements.
+        """Show the steps, the error map of a selected one with axes to slice, and its worst elements.
 
-        With `widgets`, which is what JupyterLab gets, a reader chooses; without, as where no page is open, one
-        picture and a table of the first divergence are shown. Checks the steps once more. Raises
-        UsageError for widgets where ipywidgets is not installed.
+        With `widgets`, the default in JupyterLab, a reader selects the step; without, a picture and a table of the
+        first divergence are shown. Checks the steps once more. Raises UsageError for widgets where ipywidgets is not
+        installed.
         """
         from whywrong.drawing import explorer
 
@@ -152,7 +157,7 @@ class Localisation:
             explorer.display(shown)
 
     def table(self) -> Table:
-        """A row a step: largest difference, what it may be off, own error as a share of that, inherited error."""
+        """A row for each step: largest difference, own error over tolerance, structure, inherited error, finding."""
         columns = ("step", "largest |o - g|", "own / tolerance", "structure", "inherited (rms)", "finding")
         rows = [_row(finding, self.first if self.ordered else None) for finding in self.findings.values()]
         rows += [(name, "", "", "", "", "not in the golden") for name in self.unexpected]
@@ -172,25 +177,26 @@ def _row(f: Finding, first: str | None) -> tuple[str, ...]:
     if f.total is None:
         return (f.name, "", "", "", "", words)
     share = digits(f.own.bound_used, 3) if f.own is not None else f"{digits(f.total.bound_used, 3)} (whole)"
-    below = "" if f.structure is None else number(f.structure.worst.share)
-    more = f.total.observed_nan - f.total.golden_nan
-    return (f.name, f"{more} NaN" if more > 0 else number(f.total.max_abs), share, below, number(f.inherited), words)
+    structure = "" if f.structure is None else number(f.structure.worst.share)
+    nans = f.total.observed_nan - f.total.golden_nan
+    largest = f"{nans} NaN" if nans > 0 else number(f.total.max_abs)
+    return (f.name, largest, share, structure, number(f.inherited), words)
 
 
-def reason(found: Comparison, below: Structure | None) -> str:
-    """Why a comparison fails, in words: how many elements and where first, or which test of structure."""
-    if found.count < 0:
-        return f"shape: {found.bound}"
-    if not found.ok:
-        more = found.observed_nan - found.golden_nan
-        if more > 0:  # a NaN or an infinity on one side only is the worst
-            first = "first" if math.isnan(found.worst_observed or 0.0) else "the first beyond any bound"
-            return f"{more} NaN, {first} at {found.worst_index}"
-        infinite = math.isinf(found.bound_used)
-        share = "beyond any bound" if infinite else f"up to {digits(found.bound_used, 3)} times the tolerance"
-        return f"{found.mismatches} of {found.count} elements {share}, first at {found.first_index}"
-    assert below is not None
-    return f"systematic: {below.worst.name} {digits(below.worst.share, 3)} times what chance allows"
+def reason(comparison: Comparison, structure: Structure | None) -> str:
+    """Why a check fails, in words: how many elements and where first, or which test of structure."""
+    if comparison.count < 0:
+        return f"shape: {comparison.bound}"
+    if not comparison.ok:
+        nans = comparison.observed_nan - comparison.golden_nan
+        if nans > 0:  # a NaN or an infinity on one side only is the worst
+            first = "first" if math.isnan(comparison.worst_observed or 0.0) else "the first beyond any bound"
+            return f"{nans} NaN, {first} at {comparison.worst_index}"
+        infinite = math.isinf(comparison.bound_used)
+        share = "beyond any bound" if infinite else f"up to {digits(comparison.bound_used, 3)} times the tolerance"
+        return f"{comparison.mismatches} of {comparison.count} elements {share}, first at {comparison.first_index}"
+    assert structure is not None
+    return f"systematic: {structure.worst.name} {digits(structure.worst.share, 3)} times what chance allows"
 
 
 def comparison_json(c: Comparison) -> dict[str, Any]:

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 LOWEST = -1e4
-"""The highest mask in use, that of float16 models. So far below others an exponential is zero, in float64 too."""
+"""The highest mask in use, that of float16 models. An exponential so far below others is zero, in float64 too."""
 
 ONE_MASK = 2.0**-7
 """How far apart, relatively, masks may be: scores were added to one number."""
 
 
 def unmasked(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sides, float64, with -Inf on both where both hold a mask: -Inf, or a number that no softmax tells from it.
+    """Both sides, float64, with -Inf where both have a mask: -Inf, or a number that a softmax cannot tell from it.
 
-    Finite masks that differ are about one number on a side, more than once; what is as low and is none stays as it is.
+    Finite masks that differ are about one number on a side, more than once; other low numbers stay as they are.
     """
     if not o.ndim or not o.numel():
         return o, g

@@ -1,5 +1,5 @@
-"""The same computation several times: how many distinct results, and whether order noise explains them. Poisoned
-memory."""
+"""The same computation several times: how many distinct results, and whether the order of sums explains them; and
+poisoned memory."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ WITHOUT_BOUND = "differs; no bound to hold it to"
 
 
 class Repeated:
-    """The results of one step over all runs: the first, and what the others are beside it."""
+    """The results of one step over all runs: the first, and how far the others are from it."""
 
     def __init__(self, first: torch.Tensor) -> None:
         self.first, self._others = first, set[str]()
         self.spread = 0.0
-        """Largest difference of any run from the first; Inf where one has a NaN that the first has not."""
+        """The largest difference of any run from the first; Inf where NaN or Inf are at other places."""
         self.of_bound = 0.0
-        """That over twice the bound (each run may use its own); NaN where runs differ and there is none."""
+        """That over twice the bound, since either run may be off by it; NaN where runs differ and there is none."""
 
     @property
     def distinct(self) -> int:
-        """How many there are whose bits differ."""
+        """How many results have different bits."""
         return 1 + len(self._others)
 
     @property
     def finding(self) -> str:
-        """What that means, in words."""
+        """What the differences mean, in words."""
         if self.of_bound > 1.0 or math.isinf(self.spread):
             return BEYOND_BOUND
         if bool(self.first.isnan().any()):
@@ -56,20 +56,22 @@ class Repeated:
         return WITHOUT_BOUND if math.isnan(self.of_bound) else ORDER_NOISE
 
     def add(self, value: torch.Tensor) -> bool:
-        """Take another one; whether its bits are those of none before."""
-        if same_bits(value, self.first) or (mark := digest(value)) in self._others:
+        """Take another result, and return whether its bits are new."""
+        if same_bits(value, self.first) or (hashed := digest(value)) in self._others:
             return False
-        self._others.add(mark)
+        self._others.add(hashed)
         self.spread = max(self.spread, distance(value, self.first))
         return True
 
 
 @dataclass(repr=False)
 class Repetition:
-    """What :func:`repeat` found, a step each."""
+    """The result of :func:`repeat`."""
 
     times: int
+    """How many runs there were."""
     steps: dict[str, Repeated] = field(default_factory=dict)
+    """The results of each step, by name; an array is the step "result"."""
 
     @property
     def identical(self) -> bool:
@@ -82,7 +84,7 @@ class Repetition:
         return not any(step.finding in (BEYOND_BOUND, UNWRITTEN) for step in self.steps.values())
 
     def table(self) -> Table:
-        """A row a step."""
+        """A row for each step."""
         used = {name: "" if math.isnan(s.of_bound) else number(s.of_bound) for name, s in self.steps.items()}
         rows = [(name, s.distinct, number(s.spread), used[name], s.finding) for name, s in self.steps.items()]
         return Table(("step", f"distinct of {self.times}", "spread", "spread / tolerance", "finding"), rows)
@@ -101,12 +103,16 @@ def repeat(
     golden: Golden | Trace | Bound | None = None,
     precision: Precision | None = None,
 ) -> Repetition:
-    """Call `run()` `times` times and hold each result against the first, bit by bit.
+    """Call `run()` `times` times and compare the bits of each result with those of the first.
 
-    `run` gives an array or a Trace. `golden` says what a step may be off: a recorded golden, with the `precision` that
-    was declared, or a Trace with bounds, or a Bound for a single array. Two correct runs are each within the bound of
-    the golden, so they may differ by twice that: more is a race or a read of what nobody wrote. Only the first run is
-    kept, and a hash of each other result. Raises UsageError for fewer than two times.
+    run: a function without arguments, which returns an array, a Trace or a dict of arrays, of the same names and shapes
+    each time.
+    golden: gives the tolerance of each step: a recorded golden, with the declared `precision`, or a Trace with bounds,
+    or a Bound for a single array.
+
+    Two correct runs are each within the bound of the golden, so they may differ by twice that; a larger difference is a
+    race or an uninitialised read. Only the first result is stored, and a hash of each other. Raises UsageError for
+    fewer than two times, and for runs that give different steps.
     """
     if not callable(run):
         raise UsageError(f"run: expected a function without arguments, got a {type(run).__name__}")
@@ -131,26 +137,25 @@ def repeat(
 def _shares(
     changed: dict[str, torch.Tensor], again: Trace, steps: dict[str, Repeated], golden: Any, precision: Any
 ) -> dict[str, float]:
-    """What each changed step uses of what it may be off, where that is known."""
+    """The difference of each changed step over its tolerance, where that is known."""
     if changed and isinstance(golden, Golden):
         from whywrong.checking.localise import localise
 
-        known = localise(again, golden, precision=precision).findings.items()
-        return {n: math.inf if f.wrong else f.own.bound_used for n, f in known if n in changed and f.own is not None}
-    found = {}
+        findings = localise(again, golden, precision=precision).findings.items()
+        return {n: math.inf if f.wrong else f.own.bound_used for n, f in findings if n in changed and f.own is not None}
+    shares = {}
     for name, value in changed.items():
         bound = golden.step(name).bound if isinstance(golden, Trace) and name in golden else golden
         if isinstance(bound, Bound):
-            found[name] = compare(value.double(), steps[name].first.double(), bound=bound.scaled(2.0)).bound_used
-    return found
+            shares[name] = compare(value.double(), steps[name].first.double(), bound=bound.scaled(2.0)).bound_used
+    return shares
 
 
 def distance(value: torch.Tensor, first: torch.Tensor) -> float:
-    """The largest difference of two results; Inf where shapes, or NaN and Inf anywhere, are not the same."""
-    found = compare(
-        value.double(), first.double(), bound=torch.finfo(torch.float64).max
-    )  # which any finite one is within
-    return found.max_abs if math.isfinite(found.bound_used) else math.inf
+    """The largest difference of two results; Inf where shapes, or places of NaN or Inf, are not the same."""
+    any_finite = torch.finfo(torch.float64).max
+    comparison = compare(value.double(), first.double(), bound=any_finite)
+    return comparison.max_abs if math.isfinite(comparison.bound_used) else math.inf
 
 
 def _trace(value: Any) -> Trace:
@@ -159,11 +164,11 @@ def _trace(value: Any) -> Trace:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fill what torch allocates without a value with NaN (integers: their largest), so that what nobody wrote shows.
+    """Fill memory that torch allocates uninitialised with NaN (integers: their largest), to show unwritten elements.
 
-    That is torch's own fill of uninitialised memory, which works while its deterministic algorithms are asked for;
-    those that have none run as usual. Both are settings of the process: other threads see them meanwhile, but for
-    those of whywrong's, which wait.
+    That is torch's own fill of uninitialised memory, which works while its deterministic algorithms are requested;
+    operations that have none run as usual. Both settings, and the filters of warnings, are process-wide and restored
+    afterwards: other threads see them meanwhile, except where whywrong runs in them, which waits.
     """
     mode = temporarily(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, "warn")
     fill = attribute(torch.utils.deterministic, "fill_uninitialized_memory", True)

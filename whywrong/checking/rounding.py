@@ -1,10 +1,10 @@
-"""What rounding may do to a part of a recorded program: simulated by Monte Carlo arithmetic.
+"""The effect of rounding on a part of a recorded program, simulated by Monte Carlo arithmetic.
 
-In a simulated run every operation errs at random as one of the declared precision may: a result by up to a unit
-round-off; a library function by two units in the last place, in part alike for alike values and for all; a sum by what
-additions in a random order give; a factor of a product by what cutting it to fewer digits costs. Products on tensor
-cores may also drift, since these may truncate as they add (Fasi, Higham, Mikaitis, Pranesh 2021). What goes into a part
-that is not linear is off by a round-off too, since that is what a stable way to compute it may cost.
+In a simulated run every operation has a random error that the declared precision allows: a result of up to a unit
+round-off; a library function of two units in the last place, in part equal for similar values and for all; a sum that
+of additions in a random order; a factor of a product that of cutting it to fewer digits. Products on tensor cores may
+also drift, since these may truncate as they add (Fasi, Higham, Mikaitis, Pranesh 2021). The inputs of a nonlinear part
+are off by a round-off too, which is the backward error of a stable way to compute it.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ ex2.approx, rcp and div.full of PTX, which Triton's exp and / become, stay withi
 _ARGUMENT = frozenset(
     ["exp", "exp2", "expm1", "sigmoid", "tanh", "erf", "erfc", "sinh", "cosh", "sin", "cos", "lgamma", "digamma"]
 )
-"""Functions that are computed from a scaled argument, which is rounded first: exp(x) as 2^(x log2 e)."""
+"""Functions that are computed from a scaled and rounded argument: exp(x) as 2^(x log2 e)."""
 
-_LESS = {"erf": 1.0, "sigmoid": 0.5, "tanh": 1.0}
-"""Functions that may be computed as this number and something of the same size: erf as torch's vector code has it
-(Abramowitz and Stegun 7.1.26), sigmoid(x) as 1/2 + tanh(x/2) / 2, tanh(x) as 1 - 2 sigmoid(-2 x)."""
+_COMPUTED_FROM = {"erf": 1.0, "sigmoid": 0.5, "tanh": 1.0}
+"""Functions that may be computed as this number plus another of similar size: erf in torch's vector code (Abramowitz
+and Stegun 7.1.26), sigmoid(x) as 1/2 + tanh(x/2) / 2, tanh(x) as 1 - 2 sigmoid(-2 x)."""
 
 HASH_BINS = 64
-"""Values that differ by less than 1 / HASH_BINS err alike: tables and polynomials of libraries have about as many
-pieces."""
+"""Values that differ by less than 1 / HASH_BINS have similar errors: tables and polynomials of libraries have about as
+many pieces."""
 
 _NUMBERED = ARITHMETIC | frozenset(["pow", "fmod", "remainder", "eq", "ne", "lt", "le", "gt", "ge"])
-"""Operations whose numbers, which the program gives, count as they are rounded."""
+"""Operations whose literal numbers are rounded."""
 
 _BY_A_NUMBER = MOMENTS | {"mul", "div", "mean"}
 _ROUNDED = ARITHMETIC | PRODUCTS | SUMS
@@ -71,33 +71,33 @@ _LINEAR = (MOVES | FACTORIES | _ROUNDED | {"neg"}) - {"view_as_real"}
 
 
 def linear(program: Program, part: Iterable[int]) -> bool:
-    """Whether a part only adds, multiplies, and divides by what is given, with one sum of many terms at most."""
+    """Whether a part only adds, multiplies, and divides by its inputs, with at most one sum of many terms."""
     nodes = [program.nodes[i] for i in part if not isinstance(program.nodes[i].func, str)]
     divisors = [node.args[1].id for node in nodes if node.op == "div" and isinstance(node.args[1], Ref)]
     divided = any(i in part and program.nodes[i].op in _ROUNDED for i in divisors)
-    if divided or any(node.op not in _LINEAR or _extreme(node) for node in nodes):
+    if divided or any(node.op not in _LINEAR or _takes_extreme(node) for node in nodes):
         return False
     return sum(node.op in PRODUCTS | SUMS for node in nodes) <= 1
 
 
-def _takes(node: Node) -> bool:
-    """Whether an operation gives values as they are: it moves or chooses them, into places too, and adds nothing up."""
+def _only_moves(node: Node) -> bool:
+    """Whether an operation moves or chooses values, also into places, and adds none."""
     puts = node.op in ("put", "index_put") and True not in node.args[3:4]
-    return puts or node.op in _MOVED or _extreme(node)
+    return puts or node.op in _MOVING or _takes_extreme(node)
 
 
-def _extreme(node: Node) -> bool:
-    """Whether what looks like a sum over places is the largest or smallest value there."""
+def _takes_extreme(node: Node) -> bool:
+    """Whether a reduction over places takes the largest or smallest value instead of the sum."""
     return "amax" in node.args or "amin" in node.args
 
 
-def ends(program: Program, part: Iterable[int]) -> set[int]:
-    """What a kernel gives, of the operations that it is made of."""
+def kernel_results(program: Program, part: Iterable[int]) -> set[int]:
+    """The operations that give a kernel's result, of those that the kernel is made of."""
     return {i for i in part if i not in program.inside and not program.inside.isdisjoint(program.nodes[i].parents)}
 
 
-def terms(program: Program, part: Iterable[int]) -> set[int]:
-    """Products that are written out and then summed: a kernel may make a product of matrices of them."""
+def summed_products(program: Program, part: Iterable[int]) -> set[int]:
+    """Products that are written out and then summed: a kernel may compute them as a matrix product."""
     users = [program.nodes[i] for i in part if program.nodes[i].op in ("sum", "add")]
     return {p for node in users for p in node.parents if program.nodes[p].op == "mul"}
 
@@ -121,13 +121,13 @@ def _length(node: Node, args: Any, out: Tensor) -> int:
     return max(1, *(a.numel() for a in places if isinstance(a, Tensor) and not a.is_floating_point()), 1)
 
 
-def _each(change: Callable[..., Tensor], value: Any, *others: Any) -> Any:
-    """Floating-point tensors among arguments, or parts of a result, changed; of complex ones the two parts.
+def _map_real(change: Callable[..., Tensor], value: Any, *others: Any) -> Any:
+    """Apply `change` to the floating-point tensors among arguments or results, and to both parts of complex ones.
 
-    `others` are of the same form; `change` takes what each has in that place too.
+    `others` have the same structure; `change` takes their values in that place too.
     """
     if isinstance(value, (tuple, list)):
-        return [_each(change, *parts) for parts in zip(value, *others, strict=True)]
+        return [_map_real(change, *parts) for parts in zip(value, *others, strict=True)]
     if isinstance(value, Tensor) and value.is_complex():
         return torch.view_as_complex(change(torch.view_as_real(value.resolve_conj())).contiguous())
     return change(value, *others) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -135,15 +135,16 @@ def _each(change: Callable[..., Tensor], value: Any, *others: Any) -> Any:
 
 @dataclass
 class _Sum:
-    """The squares of a sum's terms, how many they are, and the variance of its error.
+    """The sum of the squares of a sum's terms, their number, and the variance of its error.
 
-    `ends` are what those of its `written` terms add up to that are positive, and negative; of one term, itself.
+    `extremes` are the sums of its positive and of its negative terms, of which `written` are written out; of one term,
+    itself.
     """
 
     squares: Tensor
     length: int
     variance: Tensor
-    ends: tuple[Tensor, Tensor]
+    extremes: tuple[Tensor, Tensor]
     written: int = 1
 
     @staticmethod
@@ -154,25 +155,26 @@ class _Sum:
 
     def moved(self, change: Callable[[Tensor], Tensor]) -> _Sum:
         """The same in other places."""
-        ends = change(self.ends[0]), change(self.ends[1])
-        return _Sum(change(self.squares), self.length, change(self.variance), ends, self.written)
+        extremes = change(self.extremes[0]), change(self.extremes[1])
+        return _Sum(change(self.squares), self.length, change(self.variance), extremes, self.written)
 
     def times(self, factor: Any) -> _Sum:
         """Each term times a number or a tensor."""
-        (a, b), squared = (end * factor for end in self.ends), factor * factor
-        ends = torch.maximum(a, b), torch.minimum(a, b)
-        return _Sum(self.squares * squared, self.length, self.variance * squared, ends, self.written)
+        (a, b), squared = (end * factor for end in self.extremes), factor * factor
+        extremes = torch.maximum(a, b), torch.minimum(a, b)
+        return _Sum(self.squares * squared, self.length, self.variance * squared, extremes, self.written)
 
     def plus(self, other: _Sum, out: Tensor, u: float) -> _Sum:
         """This and another, which are `out`, added in any order.
 
-        More than two that are written out may be added by sign: half of the K additions go up to the sum of all that
-        is positive, or of all that is negative, and half come back; K/3 of its square is what their squares add up to.
+        More than two terms that are written out may be added by sign: half of the K additions go up to the sum of the
+        positive terms, or of the negative ones, and half come back. The squares of these partial sums add up to K/3 of
+        the square of the largest.
         """
         length, written = self.length + other.length, self.written + other.written
         squares = self.squares + other.squares
-        above = self.ends[0].clamp(min=0.0) + other.ends[0].clamp(min=0.0)
-        below = self.ends[1].clamp(max=0.0) + other.ends[1].clamp(max=0.0)
+        above = self.extremes[0].clamp(min=0.0) + other.extremes[0].clamp(min=0.0)
+        below = self.extremes[1].clamp(max=0.0) + other.extremes[1].clamp(max=0.0)
         variance = variance_of_sum(out, squares, length, u)
         if written > 2:
             variance = torch.maximum(variance, u * u / 9.0 * written * torch.maximum(above, -below).square())
@@ -180,31 +182,34 @@ class _Sum:
 
 
 class Exact:
-    """Runs operations as they are, and keeps what the simulated runs need to know of each.
+    """Runs operations exactly, and keeps what the simulated runs need to know of each, by its number.
 
-    `summed` are products that are written out and then summed (:func:`terms`), `ends` what kernels give. `cut`:
-    which factors of a product are not exact in the declared format; none is if what goes in is `moved`. `spread`:
-    the standard deviation of what a sum errs. `lost`: what it errs in torch's own float32. A part of that is common
-    to every order: terms that vanish beside a few large ones. `flushed`: its terms below the smallest normal
-    number, all of which may be zero. `tiny`: the operations with results so small that a subnormal unit counts,
-    `huge` with some that overflow. `counted`: those that make whole numbers that fit of whole numbers, without
-    error. `whole`: those whose error is simulated by moving what they take, as :meth:`Rounding._as_taken` says:
-    algorithms, and whatever computes with complex numbers. `_sums`: what is known of a sum, wherever it is moved
-    to; `_scaled`: of a product, what it is of.
+    `summed`: products that are written out and then summed (:func:`summed_products`).
+    `kernel_results`: the operations that give a kernel's result.
+    `cut`: which factors of a product are not exact in the declared format; none is where the inputs are `moved`.
+    `spread`: the standard deviation of a sum's error.
+    `lost`: its error in torch's own float32. A part of that is common to every order: terms that vanish beside a few
+    large ones.
+    `flushed`: the sum of its terms below the smallest normal number, all of which may be zero.
+    `tiny`, `huge`: operations with results so small that a subnormal unit counts, and with some that overflow.
+    `counted`: operations that compute whole numbers from whole numbers, without error.
+    `perturbed`: operations whose error is simulated by an error of their arguments (:meth:`Rounding._perturbed`):
+    algorithms, and whatever computes with complex numbers.
+    `_sums`: the :class:`_Sum` of a tensor, also after it was moved. `_scaled`: the factors of a product.
     """
 
     def __init__(
         self, rules: Mapping[int, Precision], program: Program, device: torch.device, moved: bool = False
     ) -> None:
         self.rules, self.device, self._moved = rules, device, moved
-        self.summed, self.ends = terms(program, rules), ends(program, rules)
+        self.summed, self.kernel_results = summed_products(program, rules), kernel_results(program, rules)
         self.cut: dict[int, list[bool]] = {}
         self.spread: dict[int, Any] = {}
         self.lost: dict[int, Any] = {}
         self.flushed: dict[int, Any] = {}
         self.tiny: set[int] = set()
         self.huge: set[int] = set()
-        self.whole: set[int] = set()
+        self.perturbed: set[int] = set()
         self.counted: set[int] = set()
         self._sums: Any = WeakTensorKeyDictionary()
         self._scaled: Any = WeakTensorKeyDictionary()
@@ -214,12 +219,12 @@ class Exact:
         op, precision = node.op, self.rules[node.id]
         out = call(node, args, kwargs, self.device)
         if not precision.eager:
-            self._one_sum(node, args, kwargs, out)
-        if op in _COUNTING and all(_fits(x, 1.0 / max(precision.unit, _kept(precision))) for x in (out, *args)):
+            self._record_sum(node, args, kwargs, out)
+        if op in _COUNTING and all(_fits(x, 1.0 / max(precision.unit, _storage_unit(precision))) for x in (out, *args)):
             self.counted.add(node.id)
         if op in ALGORITHMS or (op not in MOVES and any(isinstance(a, Tensor) and a.is_complex() for a in args)):
-            self.whole.add(node.id)
-        if _takes(node) or node.id in self.whole:
+            self.perturbed.add(node.id)
+        if _only_moves(node) or node.id in self.perturbed:
             return out
         if precision.cut and (op in PRODUCTS or node.id in self.summed):
             reals = (isinstance(a, Tensor) and a.is_floating_point() for a in args)
@@ -232,19 +237,21 @@ class Exact:
         elif op == "logcumsumexp":  # each addition errs by a round-off of the logarithm, and of the 1 that it is of
             self.spread[node.id] = precision.unit * (1.0 + magnitude(out)) * max(args[0].shape, default=1) ** 0.5
         elif op in PRODUCTS or op in SUMS:
-            squares = call(node, _each(torch.square, args), kwargs, self.device)
+            squares = call(node, _map_real(torch.square, args), kwargs, self.device)
             if isinstance(out, Tensor) and (op in PRODUCTS or op == "sum"):
                 length = _length(node, args, out)
                 variance = variance_of_sum(out, squares, length, self.unit(node))
                 self._sums[out] = _Sum(squares, length, variance, (out, out))
             least = _least(precision) if op in PRODUCTS else 0.0
-            by_chance = _each(lambda x, q: _spread(node, args, x, q, self.unit(node), least), out, squares)
+            by_chance = _map_real(lambda x, q: _spread(node, args, x, q, self.unit(node), least), out, squares)
             if precision.flush:
-                self.flushed[node.id] = _each(lambda x, q: _flushed(_length(node, args, x), q, precision), out, squares)
+                self.flushed[node.id] = _map_real(
+                    lambda x, q: _flushed(_length(node, args, x), q, precision), out, squares
+                )
             self.spread[node.id] = self._in_order(node, args, kwargs, by_chance)
-            if precision.accumulate == "float32":  # of terms that are mostly alike the errors are too
+            if precision.accumulate == "float32":  # errors of similar terms are similar
                 self.lost[node.id] = lost = self._in_float32(node, args, kwargs)
-                self.spread[node.id] = _each(lambda x, y: torch.maximum(x, y.abs()), self.spread[node.id], lost)
+                self.spread[node.id] = _map_real(lambda x, y: torch.maximum(x, y.abs()), self.spread[node.id], lost)
         parts = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point()]
         if any(bool(((x != 0.0) & (x.abs() < _least(precision) / precision.unit)).any()) for x in parts):
             self.tiny.add(node.id)
@@ -252,12 +259,12 @@ class Exact:
             self.huge.add(node.id)
         return out
 
-    def _one_sum(self, node: Node, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        """What is added one after the other is one sum, in any order: a kernel may begin a product with its bias.
+    def _record_sum(self, node: Node, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Successive additions are one sum, in any order: a kernel may begin a product with its bias.
 
-        Something times a sum is one too, of terms that may have been multiplied one by one, and so is a sum whose
-        elements are in other places. What its parts err by themselves is not counted again. An average,
-        c a + (1 - c) b, may be a + (1 - c) (b - a), as the last line of a GRU is written by many.
+        A factor times a sum is one too, of terms that may have been multiplied one by one, and so is a sum whose
+        elements are in other places. The errors of its parts are not counted again. An average, c a + (1 - c) b, may be
+        computed as a + (1 - c) (b - a), as the last line of a GRU often is.
         """
         if kwargs or not isinstance(out, Tensor) or not out.is_floating_point():
             return
@@ -267,21 +274,21 @@ class Exact:
             a, b = b, a
         known = self._sum(a)
         if node.op in ("add", "sub"):
-            one, other = self._sum(a) or _Sum.of(a), self._sum(b) or _Sum.of(b)
-            found = one.plus(other if node.op == "add" else other.times(-1.0), out, u)
+            first, second = self._sum(a) or _Sum.of(a), self._sum(b) or _Sum.of(b)
+            total = first.plus(second if node.op == "add" else second.times(-1.0), out, u)
             scaled = [self._scaled.get(x, []) if isinstance(x, Tensor) and node.op == "add" else [] for x in args]
-            averaged = next(((x - y, c * d) for x, c in scaled[0] for y, d in scaled[1] if _shares(c, d)), ())
+            averaged = next(((x - y, c * d) for x, c in scaled[0] for y, d in scaled[1] if _is_average(c, d)), ())
             if averaged:  # a difference, and a share of it: of 0 or 1 it is none
                 off, product = (torch.as_tensor(each) for each in averaged)
-                found.variance = found.variance + torch.where(product == 0.0, 0.0, 2.0 / 3.0 * (u * off).square())
-            self._sums[out] = found
-            if found.length > 2 or averaged:
-                more = (found.variance - one.variance - other.variance).clamp(min=0.0)
-                self.spread[node.id] = torch.where(more < math.inf, more.sqrt(), 0.0)
+                total.variance = total.variance + torch.where(product == 0.0, 0.0, 2.0 / 3.0 * (u * off).square())
+            self._sums[out] = total
+            if total.length > 2 or averaged:
+                added = (total.variance - first.variance - second.variance).clamp(min=0.0)
+                self.spread[node.id] = torch.where(added < math.inf, added.sqrt(), 0.0)
         elif known and (by_number or (node.op == "mul" and isinstance(b, Tensor))):
-            self._sums[out] = found = known.times(b if node.op == "mul" else 1.0 / b)
-            off = (u * (found.squares / 3.0).sqrt()).nan_to_num(0.0, 0.0, 0.0)
-            self.spread[node.id] = torch.where(out == 0.0, 0.0, off)  # a c - a c is
+            self._sums[out] = scaled_sum = known.times(b if node.op == "mul" else 1.0 / b)
+            off = (u * (scaled_sum.squares / 3.0).sqrt()).nan_to_num(0.0, 0.0, 0.0)
+            self.spread[node.id] = torch.where(out == 0.0, 0.0, off)  # exact, as a c - a c
         elif known and node.op in MOVES | {"neg"}:
 
             def move(x: Tensor) -> Any:
@@ -297,28 +304,28 @@ class Exact:
         return self._sums.get(x) if isinstance(x, Tensor) else None
 
     def _in_order(self, node: Node, args: Any, kwargs: dict[str, Any], by_chance: Any) -> Any:
-        """The spread of sums whose terms are added as they lie, where that is more than `by_chance`, in any order.
+        """The spread of sums with terms added in memory order, where it is larger than `by_chance`, in random order.
 
-        Neighbours that are alike, as the gradients of one image, make partial sums that chance would not. Each of K
-        additions errs by at most u of its partial sum, which is taken from the ends of PIECES pieces.
+        Similar neighbours, as the gradients of one image, have larger partial sums than terms in random order. Each of
+        K additions errs by at most u of its partial sum, which is taken from the ends of PIECES pieces.
         """
-        found = tree_leaves(by_chance)
+        spreads = tree_leaves(by_chance)
         pieces = [tree_leaves(call(node, piece, kwargs, self.device)) for piece in _pieces(node, args)]
         for i, several in enumerate(zip(*pieces, strict=True)):
-            if isinstance(several[0], Tensor) and several[0].shape == found[i].shape:
+            if isinstance(several[0], Tensor) and several[0].shape == spreads[i].shape:
                 squares = torch.stack(several).cumsum(0).square().sum(0).nan_to_num(0.0)
-                length = _length(node, args, found[i]) / len(several)
-                found[i] = torch.maximum(found[i], self.unit(node) * (length / 3.0 * squares).sqrt())
-        return found if isinstance(by_chance, (tuple, list)) else found[0]
+                length = _length(node, args, spreads[i]) / len(several)
+                spreads[i] = torch.maximum(spreads[i], self.unit(node) * (length / 3.0 * squares).sqrt())
+        return spreads if isinstance(by_chance, (tuple, list)) else spreads[0]
 
     def _in_float32(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
-        """How far torch's float32 is from float64 of the same numbers, which float32 holds."""
-        narrow = _each(torch.Tensor.float, args)
+        """The difference of torch's float32 from float64, for the same numbers, rounded to float32."""
+        narrow = _map_real(torch.Tensor.float, args)
         matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-        with process_wide(*(attribute(of, "fp32_precision", "ieee") for of in (matmul, conv))):  # no TF32 in its place
-            found = call(node, narrow, kwargs, self.device)
-        exact = call(node, _each(torch.Tensor.double, narrow), kwargs, self.device)
-        return _each(lambda x, y: torch.nan_to_num(y.double() - x, 0.0, 0.0, 0.0), exact, found)
+        with process_wide(*(attribute(of, "fp32_precision", "ieee") for of in (matmul, conv))):  # not TF32
+            rounded = call(node, narrow, kwargs, self.device)
+        exact = call(node, _map_real(torch.Tensor.double, narrow), kwargs, self.device)
+        return _map_real(lambda x, y: torch.nan_to_num(y.double() - x, 0.0, 0.0, 0.0), exact, rounded)
 
     def truncates(self, node: Node) -> bool:
         """Whether an operation sums products, on tensor cores that may truncate as they add."""
@@ -329,12 +336,12 @@ class Exact:
         return self.rules[node.id].unit * (2.0 if self.truncates(node) else 1.0)
 
 
-_MOVED = MOVES | FACTORIES | SELECTIONS
+_MOVING = MOVES | FACTORIES | SELECTIONS
 _COUNTING = frozenset(["_to_copy", "add", "sub", "rsub", "mul", "sum", "cumsum"])
 
 
 def _fits(x: Any, most: float) -> bool:
-    """Whether x has whole numbers alone, below `most`."""
+    """Whether x has only whole numbers, below `most`."""
     if not isinstance(x, Tensor):
         return not isinstance(x, float) or x.is_integer()
     if not x.is_floating_point() or not x.numel():
@@ -342,22 +349,22 @@ def _fits(x: Any, most: float) -> bool:
     return float(x.flatten()[0]).is_integer() and bool(((x == x.round()) & (x.abs() < most)).all())
 
 
-def _kept(precision: Precision) -> float:
-    """The unit round-off of what every operation stores, or 0 where they are not stored."""
+def _storage_unit(precision: Precision) -> float:
+    """The unit round-off of the dtype in which every operation's result is stored, or 0 where it is not stored."""
     return UNIT_ROUNDOFF.get(precision.storage or "", 0.0) if precision.eager else 0.0
 
 
 def _formats(precision: Precision) -> list[str]:
-    """To what each operation's result is rounded, one after the other."""
-    return [precision.accumulate, precision.storage or ""][: 1 + (_kept(precision) > 0.0)]
+    """The formats to which each operation's result is rounded, in this order."""
+    return [precision.accumulate, precision.storage or ""][: 1 + (_storage_unit(precision) > 0.0)]
 
 
 PIECES = 16
-"""Pieces into which a sum is cut to see its partial sums: what they miss is a sixteenth of it."""
+"""Pieces into which a sum is cut to estimate its partial sums, to a sixteenth of it."""
 
 
 def _pieces(node: Node, args: Any) -> list[Any]:
-    """The arguments of an operation for one piece of its sums after the other, where it has one sum of many terms."""
+    """The arguments of an operation for each piece of its sums in turn, where it has one sum of many terms."""
     if node.op == "convolution_backward":  # the gradients of weights and biases, image by image
         images = zip(args[0].chunk(PIECES), args[1].chunk(PIECES), strict=True)
         return [(gradient, x, *args[2:]) for gradient, x in images]
@@ -368,9 +375,10 @@ def _pieces(node: Node, args: Any) -> list[Any]:
 
 
 def _spread(node: Node, args: Any, x: Tensor, squares: Tensor, u: float, least: float) -> Tensor:
-    """What a sum errs; each of its products, half of `least`, the smallest number, at most where it underflows.
+    """The standard deviation of a sum's error; each of its products errs by half of `least` at most by underflow.
 
-    Equal terms are not rounded by chance: each partial sum may be off the same way, unless all of them are exact.
+    `least` is the smallest number. The errors of equal terms are not independent: each partial sum may be off in the
+    same direction, unless all of them are exact.
     """
     length = _length(node, args, x)
     count = length if node.op == "mean" else 1
@@ -385,12 +393,13 @@ def _spread(node: Node, args: Any, x: Tensor, squares: Tensor, u: float, least: 
 
 
 def _flushed(length: int, squares: Tensor, precision: Precision) -> Tensor:
-    """What the terms of a sum that are below the smallest normal number add up to, at most."""
+    """A bound of the sum of those terms that are below the smallest normal number."""
     return (length * squares).sqrt().clamp(max=length * _least(precision))
 
 
 def _moments(x: Tensor, variance: Tensor, mean: Tensor, u: float) -> list[Tensor]:
-    """A variance by updates is off by u a term, times its condition, sqrt(1 + mean^2 / variance); a mean as a sum.
+    """The errors of a variance and a mean. By updates a variance is off by u for each term, times its condition,
+    sqrt(1 + mean^2 / variance); a mean as a sum.
 
     Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The American Statistician 37.
     """
@@ -409,9 +418,10 @@ LIVE = 32
 
 
 def simulate(run: Run, runs: int, seed: int, elements: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """`run()` `runs` times with random numbers of its own: the numbers of results, and several of each, runs first.
+    """Call `run()` `runs` times, each with its own random numbers; yields (operation, results [some runs, *shape]).
 
-    `elements` is the size of its largest operation. What cannot be run several at once is run one by one.
+    `elements` is the size of its largest operation. A program that cannot be run in a batch is run one by one. The seed
+    of torch's generator and vmap's warning are process-wide and restored at the end.
     """
     with process_wide(without_vmap_warning()), torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -420,15 +430,15 @@ def simulate(run: Run, runs: int, seed: int, elements: int, device: torch.device
         for start in range(0, runs, at_once):
             each = torch.empty(min(at_once, runs - start), device=device)
             try:
-                found = torch.vmap(lambda _: run(), randomness="different")(each)
+                results = torch.vmap(lambda _: run(), randomness="different")(each)
             except RuntimeError:  # a shape that depends on values has no batches
                 singles = [run() for _ in each]
-                found = {i: torch.stack([one[i] for one in singles]) for i in singles[0]}
-            yield from found.items()
+                results = {i: torch.stack([single[i] for single in singles]) for i in singles[0]}
+            yield from results.items()
 
 
-def _draw_by_value(x: Tensor) -> Tensor:
-    """As :meth:`Rounding._draw`, but elements that are equal in float32 get equal numbers: a hash of bits and seed."""
+def _sample_by_value(x: Tensor) -> Tensor:
+    """As :meth:`Rounding._sample`, but elements equal in float32 get equal numbers: a hash of their bits and a seed."""
     mixed = x.float().view(torch.int32).long() ^ torch.randint(2**62, (), device=x.device)
     mixed *= -0x61C8864680B583EB
     mixed ^= mixed >> 29
@@ -440,61 +450,61 @@ def _draw_by_value(x: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class Rounding:
-    """Runs operations with random rounding errors; inside :func:`simulate`, which draws them.
+    """Runs operations with random rounding errors; inside :func:`simulate`, which seeds them.
 
-    `given` are the numbers of observed values: each is perturbed once a run where one of the `nonlinear` operations
-    takes it. `scale` multiplies every error, for whole numbers, which move only where one falls the other way.
+    `observed` are the numbers of operations with observed values: each value is perturbed once a run where one of the
+    `nonlinear` operations takes it. `scale` multiplies every error, for whole numbers, which change only at a tie.
 
     Errors of elements are independent. With `nearest` they are correlated: operations round to the nearest, and equal
-    values have equal errors, as in x + c with one c, or in rows that occur again. `anew` has a function for each value
+    values have equal errors, as in x + c with one c, or in repeated rows. `recomputed` has a function for each value
     that several operations take: it computes the value again for each of them, as kernels do that do not share it.
     """
 
     exact: Exact
     nonlinear: Collection[int] = ()
-    given: Collection[int] = ()
+    observed: Collection[int] = ()
     scale: float = 1.0
     nearest: bool = False
-    anew: Mapping[int, Callable[[Rounding, Any], Any]] = field(default_factory=dict)
+    recomputed: Mapping[int, Callable[[Rounding, Any], Any]] = field(default_factory=dict)
     _moved: dict[int, Tensor] = field(default_factory=dict, init=False)
 
-    def _draw(self, x: Tensor) -> Tensor:
-        """Numbers from 0 to 1 of the shape of x: 24 bits of them, a fraction of a round-off and half the time."""
-        return _draw_by_value(x) if self.nearest else torch.rand_like(x, dtype=torch.float32).double()
+    def _sample(self, x: Tensor) -> Tensor:
+        """Random numbers from 0 to 1 of the shape of x: 24 bits are enough for errors, and take half the time."""
+        return _sample_by_value(x) if self.nearest else torch.rand_like(x, dtype=torch.float32).double()
 
     def jitter(self, x: Tensor, u: float, least: Any = 0.0) -> Tensor:
         """Every element off by up to u of itself, and by up to `least`, a number or a tensor of one."""
         u, least = self.scale * u, self.scale * least
-        moved = self._draw(x).mul_(2.0 * u).add_(1.0 - u).mul_(x)
-        return moved + (self._draw(x) - 0.5) * (2.0 * least) if isinstance(least, Tensor) or least else moved
+        moved = self._sample(x).mul_(2.0 * u).add_(1.0 - u).mul_(x)
+        return moved + (self._sample(x) - 0.5) * (2.0 * least) if isinstance(least, Tensor) or least else moved
 
     def moved(self, x: Tensor, half: Tensor) -> Tensor:
         """Every element off by up to `half`."""
-        return self._draw(x).sub_(0.5).mul_(2.0 * self.scale).mul_(half).add_(x)
+        return self._sample(x).sub_(0.5).mul_(2.0 * self.scale).mul_(half).add_(x)
 
     def _into_nonlinear(self, ref: Any, x: Any, precision: Precision) -> Any:
-        """What goes into a part that is not linear: off by a round-off, each element and all of them together."""
-        if not isinstance(ref, Ref) or ref.id not in self.given or not x.is_floating_point():
+        """An observed value that enters a nonlinear part: off by a round-off, each element and all of them together."""
+        if not isinstance(ref, Ref) or ref.id not in self.observed or not x.is_floating_point():
             return x
         if ref.id not in self._moved:
             u, least = precision.unit, precision.unit * magnitude(x).amax() if precision.normwise else 0.0
-            self._moved[ref.id] = self.jitter(x, u, least) * (1.0 + self._one(u))
+            self._moved[ref.id] = self.jitter(x, u, least) * (1.0 + self._common_error(u))
         return self._moved[ref.id]
 
-    def _taken(self, op: str, ref: Any, x: Any) -> Any:
-        """What several operations take, as each of them computes it, off by itself.
+    def _recomputed_argument(self, op: str, ref: Any, x: Any) -> Any:
+        """An argument that several operations take, computed again for this one, with errors of its own.
 
-        What is compared or chosen is as it is: else one comparison would not be the opposite of another.
+        Arguments of comparisons and choices are shared: else one comparison would not be the opposite of another.
         """
-        if op in SELECTIONS or not isinstance(ref, Ref) or ref.id not in self.anew:
+        if op in SELECTIONS or not isinstance(ref, Ref) or ref.id not in self.recomputed:
             return x
-        again, self.anew = self.anew, {}
+        again, self.recomputed = self.recomputed, {}
         value = again[ref.id](self, x)
-        self.anew = again
+        self.recomputed = again
         return value
 
-    def _one(self, u: float) -> Tensor:
-        """One number up to u for a whole tensor."""
+    def _common_error(self, u: float) -> Tensor:
+        """One number between -u and u, common to a tensor."""
         return (torch.rand((), dtype=torch.float64, device=self.exact.device) - 0.5) * (2.0 * u * self.scale)
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -502,25 +512,26 @@ class Rounding:
         op, precision = node.op, self.exact.rules[node.id]
         if node.id in self.exact.counted:
             return call(node, args, kwargs, self.exact.device)
-        args = [self._taken(op, ref, a) for ref, a in zip(node.args, args, strict=True)] if self.anew else args
+        if self.recomputed:
+            args = [self._recomputed_argument(op, ref, a) for ref, a in zip(node.args, args, strict=True)]
         if node.id in self.nonlinear:
             args = [self._into_nonlinear(ref, a, precision) for ref, a in zip(node.args, args, strict=True)]
-        u, kept = precision.unit, _kept(precision)
+        u, storage_unit = precision.unit, _storage_unit(precision)
         if cut := self.exact.cut.get(node.id):
             args = [self._cut(a, precision) if inexact else a for a, inexact in zip(args, cut, strict=True)]
         if op in _ARGUMENT:
-            args = [_each(lambda x: self.jitter(x, u), args[0]) * (1.0 + self._one(u)), *args[1:]]
-        if node.id in self.exact.whole:
-            args = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), args)
+            args = [_map_real(lambda x: self.jitter(x, u), args[0]) * (1.0 + self._common_error(u)), *args[1:]]
+        if node.id in self.exact.perturbed:
+            args = tree_map_only(Tensor, lambda x: self._perturbed(node, args, x, max(u, storage_unit)), args)
         out = self._with_literals(node, args, kwargs)
         if op in NOT_UNIQUE:
-            out = self._turned(out)
+            out = self._with_random_signs(out)
         if op in RESAMPLERS | TRANSFORMS:  # polynomials in positions, and sums of waves, which may cancel
-            out = tree_map_only(Tensor, lambda x: self._as_taken(node, args, x, max(u, kept)), out)
+            out = tree_map_only(Tensor, lambda x: self._perturbed(node, args, x, max(u, storage_unit)), out)
         if node.id in self.exact.huge:
-            out = _each(lambda x: torch.where(x.abs() > _largest(precision), x * math.inf, x), out)
-        rounds = kept and (op == "_to_copy" or node.id in self.exact.ends) and isinstance(out, Tensor)
-        if _takes(node) and not (rounds and out.is_floating_point()):
+            out = _map_real(lambda x: torch.where(x.abs() > _largest(precision), x * math.inf, x), out)
+        rounds = storage_unit and (op == "_to_copy" or node.id in self.exact.kernel_results) and isinstance(out, Tensor)
+        if _only_moves(node) and not (rounds and out.is_floating_point()):
             return out
         if node.id in self.exact.spread:
             length = _length(node, args, next(x for x in tree_leaves(out) if isinstance(x, Tensor)))
@@ -529,41 +540,42 @@ class Rounding:
             if op == "cumsum" and out.is_floating_point():  # what an addition errs stays in all sums after it
                 out = out + torch.cumsum(self.jitter(out, added) - out, args[1])
             else:
-                out = _each(lambda x, spread: self._summed_up(x, spread, drift), out, self.exact.spread[node.id])
+                out = _map_real(lambda x, spread: self._sum_error(x, spread, drift), out, self.exact.spread[node.id])
         if node.id in self.exact.flushed:
-            share = self._one(1.0)
-            out = _each(lambda x, lost: x + torch.sign(x) * lost * share, out, self.exact.flushed[node.id])
+            share = self._common_error(1.0)
+            out = _map_real(lambda x, lost: x + torch.sign(x) * lost * share, out, self.exact.flushed[node.id])
         if self.nearest and node.id in self.exact.lost:
             share = torch.rand((), dtype=torch.float64, device=self.exact.device) * self.scale
-            out = _each(lambda x, lost: x + lost * share, out, self.exact.lost[node.id])
+            out = _map_real(lambda x, lost: x + lost * share, out, self.exact.lost[node.id])
         if op in _BY_A_NUMBER and len(node.parents) == 1:  # or by its reciprocal
-            out = _each(lambda x: x * (1.0 + self._one(u)), out)
+            out = _map_real(lambda x: x * (1.0 + self._common_error(u)), out)
         if op in FUNCTIONS or op == "div":
-            out = _each(lambda x: self._computed(x, 2.0 * FUNCTION_ULPS * u), out)
-        if op in _LESS:
-            one = torch.ones_like(out)
-            out = out + _LESS[op] * torch.sign(out) * (self._computed(one, 2.0 * FUNCTION_ULPS * u) - one)
+            out = _map_real(lambda x: self._function_error(x, 2.0 * FUNCTION_ULPS * u), out)
+        if op in _COMPUTED_FROM:
+            ones = torch.ones_like(out)
+            off = self._function_error(ones, 2.0 * FUNCTION_ULPS * u) - ones
+            out = out + _COMPUTED_FROM[op] * torch.sign(out) * off
         if self.nearest:
-            rounded = _each(lambda x: reduce(stored, _formats(precision), x), out)
-            if op == "mul" and not kept and out.is_floating_point():  # which may be exact where it is added at once
+            rounded = _map_real(lambda x: reduce(stored, _formats(precision), x), out)
+            if op == "mul" and not storage_unit and out.is_floating_point():  # exact in a fused addition
                 return torch.where(self.either() > 0.0, out, rounded)
             return rounded
         least = 0.0
         if node.id in self.exact.tiny:  # few libraries compute functions below the normal numbers
             least = torch.finfo(dtype_of(precision.accumulate)).tiny if op in FUNCTIONS else _least(precision)
         if precision.normwise:
-            return _each(lambda x: self.jitter(x, 0.0, max(u, kept) * magnitude(x).amax()), out)
-        return _each(lambda x: self.jitter(x, max(u, kept), least), out)
+            return _map_real(lambda x: self.jitter(x, 0.0, max(u, storage_unit) * magnitude(x).amax()), out)
+        return _map_real(lambda x: self.jitter(x, max(u, storage_unit), least), out)
 
     def _with_literals(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operation with the literal numbers of the program's text exact, or rounded to the working format.
 
-        These are arguments, `alpha` and what a factory makes; each is rounded in half of the runs. The format is that
-        of what is stored, since many of torch's kernels take numbers in their tensors' type.
+        These are arguments, `alpha` and the result of a factory; each is rounded in half of the runs. The format is the
+        storage dtype, since many of torch's kernels take numbers in their tensors' type.
         """
         op, kind = node.op, _formats(self.exact.rules[node.id])[-1]
-        lost = [_lost(a, kind) for a in args] if op in _NUMBERED else []
-        alpha = _lost(kwargs.get("alpha", 1), kind)
+        lost = [_literal_error(a, kind) for a in args] if op in _NUMBERED else []
+        alpha = _literal_error(kwargs.get("alpha", 1), kind)
         if not any(lost) and not alpha:
             out = call(node, args, kwargs, self.exact.device)
             if op not in FACTORIES or not out.is_floating_point():
@@ -575,15 +587,15 @@ class Rounding:
             args[scaled], kwargs = args[scaled] * (number + alpha * self.either()), {}
         return getattr(torch, op)(*args, **kwargs)
 
-    def _as_taken(self, node: Node, args: Any, x: Tensor, u: float) -> Tensor:
-        """An argument as a stable algorithm may have taken it: each element off, and all by one factor.
+    def _perturbed(self, node: Node, args: Any, x: Tensor, u: float) -> Tensor:
+        """An argument with the backward error of a stable algorithm: each element off, and all by one factor.
 
-        What the algorithm gives is exact for arguments that are off by p(n) u of their norm (Higham, chapters 9, 10, 19
-        and 24): of a column by elimination, of an element in kernels that only sum, else of the whole. p is n by
-        elimination and n^2 by n reflections at worst, and the root of that by chance (Higham and Mary 2019, Connolly
-        and Higham 2023), twice where both sides are reflected. It is log2(n) of a Fourier transform, and 2 n where
-        positions are computed, which are off by u of the size of an image. Complex arithmetic is off by a round-off of
-        the absolute value. What is eager may store what it computes inside, too.
+        The result of the algorithm is exact for arguments that are off by p(n) u of their norm (Higham, chapters 9, 10,
+        19 and 24): of a column by elimination, of an element in kernels that only sum, else of the whole argument. p is
+        at worst n by elimination and n^2 by n reflections, and by chance the root of that (Higham and Mary 2019,
+        Connolly and Higham 2023), twice where both sides are reflected. It is log2(n) for a Fourier transform, and 2 n
+        where positions are computed, which are off by u of the size of an image. Complex arithmetic is off by a
+        round-off of the absolute value. An eager algorithm may store its intermediate results, too.
         """
         if not (x.is_floating_point() or x.is_complex()):
             return x
@@ -596,56 +608,56 @@ class Rounding:
             factor = 1.0 + math.log2(max(1, x.numel())) if op in TRANSFORMS else factor
             size = size + factor * (size if op in KERNELS else size.square().mean(over, keepdim=True).sqrt())
         size = size.unsqueeze(-1) if x.is_complex() else size
-        moved = _each(lambda part: part + (self._draw(part) - 0.5) * size * (2.0 * u * self.scale), x)
-        return moved * (1.0 + self._one(factor * u))
+        moved = _map_real(lambda part: part + (self._sample(part) - 0.5) * size * (2.0 * u * self.scale), x)
+        return moved * (1.0 + self._common_error(factor * u))
 
-    def _turned(self, out: Any) -> Any:
-        """Singular vectors, or eigenvectors, each with either sign; the same sign for both of one singular value."""
+    def _with_random_signs(self, out: Any) -> Any:
+        """Singular vectors, or eigenvectors, with random signs; the same sign for both of one singular value."""
         signs = torch.randint(2, (sum(x.shape[-1] for x in out),), device=self.exact.device) * 2.0 - 1.0
         if len(out) == 2:
             return out[0], out[1] * signs[: out[1].shape[-1]]
         return out[0] * signs[: out[0].shape[-1]], out[1], (out[2].mT * signs[: out[2].shape[-2]]).mT
 
     def either(self) -> Tensor:
-        """0 or 1, by chance."""
+        """0 or 1 with equal probability, times `scale`."""
         return torch.randint(2, (), device=self.exact.device) * self.scale
 
-    def _computed(self, x: Tensor, u: float) -> Tensor:
-        """What a library function gives: off by up to u, in equal parts by chance, by its value, and for all alike.
+    def _function_error(self, x: Tensor, u: float) -> Tensor:
+        """The result of a library function: off by up to u, in equal parts by chance, by its value, and in common.
 
-        The same argument always errs the same, and so may neighbours, or all: an approximation has a bias.
+        Equal arguments have equal errors, and so may neighbours, or all: an approximation has a bias.
         """
         by_value = torch.rand(HASH_BINS, dtype=torch.float64, device=x.device) - 0.5
         values = (x * HASH_BINS).floor_().remainder_(HASH_BINS).nan_to_num_(0.0).long()
-        error = self._draw(x).sub_(0.5).add_(by_value[values]).mul_(2.0 * u * self.scale / 3.0**0.5)
-        return error.add_(1.0).mul_(x).mul_(1.0 + self._one(u / 3.0**0.5))
+        error = self._sample(x).sub_(0.5).add_(by_value[values]).mul_(2.0 * u * self.scale / 3.0**0.5)
+        return error.add_(1.0).mul_(x).mul_(1.0 + self._common_error(u / 3.0**0.5))
 
     def _cut(self, a: Tensor, precision: Precision) -> Tensor:
-        """Cut to TF32, to nearest or truncated, nobody says which: up to two units, of one sign for all if truncated.
+        """Factors cut to TF32, rounded or truncated, which is unspecified: up to two units, of one sign if truncated.
 
-        To a type that is stored numbers are rounded: half a unit each by itself, and half all alike, as equal ones are.
+        To a storage type factors are rounded: half of the error is independent, and half common, as for equal ones.
         """
         u = precision.cut if str(precision.products).startswith("tf32") else precision.cut / 2.0
-        return self.jitter(a, u) * (1.0 + self._one(u))
+        return self.jitter(a, u) * (1.0 + self._common_error(u))
 
-    def _summed_up(self, x: Tensor, spread: Tensor, drift: float) -> Tensor:
-        """A sum with its error, which with `nearest` depends on what float32 loses of it: x + c of one c may err alike.
+    def _sum_error(self, x: Tensor, spread: Tensor, drift: float) -> Tensor:
+        """A sum with its error, which with `nearest` is a function of its residual in float32: equal sums err equally.
 
-        What is lost is taken to 2^-16 of half a unit, of which float64 still knows as much.
+        The residual is rounded to 2^-16 of half a unit, which float64 still resolves.
         """
         by = (x - x.float()) / half_ulp(x, "float32") * 2.0**16 if self.nearest else x
-        normal = self._draw(by.round()).mul_(2.0 - 2.0**-23).sub_(1.0 - 2.0**-24).erfinv_().mul_(2.0**0.5)
-        return normal.mul_(spread).mul_(self.scale).add_(x).mul_(1.0 + self._one(min(1.0, drift)))
+        normal = self._sample(by.round()).mul_(2.0 - 2.0**-23).sub_(1.0 - 2.0**-24).erfinv_().mul_(2.0**0.5)
+        return normal.mul_(spread).mul_(self.scale).add_(x).mul_(1.0 + self._common_error(min(1.0, drift)))
 
 
-def _shares(c: Any, d: Any) -> bool:
-    """Whether weights, numbers or tensors, are from 0 to 1 and add up to 1: to all digits of float64."""
+def _is_average(c: Any, d: Any) -> bool:
+    """Whether two weights, numbers or tensors, are from 0 to 1 and add up to 1, to 1e-12."""
     c, d = torch.as_tensor(c), torch.as_tensor(d)
     return c.shape == d.shape and bool(((c + d - 1.0).abs() < 1e-12).all() & (c >= 0.0).all() & (d >= 0.0).all())
 
 
-def _lost(number: Any, name: str) -> float:
-    """What rounding a number of the program to a format adds; 0 for what is no number, or not finite."""
+def _literal_error(number: Any, name: str) -> float:
+    """The error of rounding a number of the program to a format; 0 for anything else, or where it is not finite."""
     if not isinstance(number, float) or not math.isfinite(number):
         return 0.0
     exact = torch.tensor(number, dtype=torch.float64)
@@ -653,7 +665,7 @@ def _lost(number: Any, name: str) -> float:
 
 
 def _least(precision: Precision) -> float:
-    """What one operation may lose to underflow: the smallest number, or the smallest normal one where flushed."""
+    """The most that one operation loses by underflow: the smallest number, or the smallest normal one where flushed."""
     return max(SMALLEST[name] * (0.5 / UNIT_ROUNDOFF[name] if precision.flush else 1.0) for name in _formats(precision))
 
 

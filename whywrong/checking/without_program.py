@@ -1,15 +1,14 @@
-"""Steps against numbers alone, checked without a re-run: is a step off by more than its type and its inputs explain?
+"""Steps checked without a program: is a step off by more than its dtype and its inputs explain?
 
-Own and inherited errors cannot be told apart here. What a step may inherit is what the steps before it, or those that
-the file calls its inputs, are measured to be off, magnified; and what lies between them may be stored as they are. Two
-instruments:
+Own and inherited errors cannot be separated here. What a step may inherit is the measured error of the steps before
+it, or of those that the file calls its inputs, magnified; values between them may be stored too. Two instruments:
 
 - no element, and not the RMS of all, is off by more than its own rounding and :data:`MAGNIFIED` times the inherited
-  error. Errors go with the size of a row, a column or an element, whichever is largest;
+  error. Errors scale with the size of a row, a column or an element, whichever is largest;
 - the slope, the mean and the mean at like values of the whole tensor: inherited errors average out in them, as far as
   those before do (:data:`CARRIED`). How far is estimated from the tensor itself.
 
-A step within these is not proven to be right: what inherited errors may explain is no finding. Large steps are checked
+A step that passes is not proven to be correct: errors that may be inherited are not reported. Large steps are checked
 in blocks of rows, so that memory does not grow.
 """
 
@@ -46,7 +45,7 @@ CARRIED = 4.0
 12,000 steps such a part was never larger than the one before, the square of the errors, or a round-off."""
 
 FEWEST = 8
-"""Entries along a dimension from which their scatter is an estimate: with fewer, Student's quantile exceeds 10."""
+"""Entries along a dimension from which their scatter can be estimated: with fewer, Student's quantile exceeds 10."""
 
 DISTINCT_VALUES = 16
 """Groups of like values, as many in each."""
@@ -60,28 +59,28 @@ SAMPLED_ELEMENTS = 1 << 10
 
 @dataclass(frozen=True)
 class Off:
-    """How far a step is from the golden, whatever the reason; and of several steps, how far the worst is."""
+    """How far a step is from the golden, for whatever reason; of several steps, the largest of each."""
 
     relative: float = 0.0
-    """RMS, in units of the size that errors go with."""
+    """RMS of the error, in units of the size that errors scale with."""
     most: float = 0.0
-    """That, or the RMS in the step's own units if it is more: what an exponential or an angle makes of it."""
+    """That, or the RMS in the step's own units if it is larger: after an exponential or an angle it is relative."""
     coherent: float = 0.0
-    """What does not average out: the mean or the slope of the whole."""
+    """The part that does not average out: the mean or the slope of the whole, relative."""
     unit: float = 0.0
-    """The round-off of the type that it is stored in."""
+    """The unit round-off of the dtype that it is stored in."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """A golden without a program, and what was observed of its steps, which are some of these at least.
+    """A golden without a program, the observed ones of its steps, and how they are checked.
 
-    `chance` is the false-alarm rate of one step and instrument, `ordered` whether the golden's order is known; with
-    `elements` each finding keeps all of its own.
+    `chance` is the false positive rate of one step and instrument, `ordered` whether the golden's order is known; with
+    `elements` each finding keeps error / tolerance of every element.
     """
 
     golden: Trace
-    seen: Trace
+    observed: Trace
     rules: Precision
     chance: float
     ordered: bool
@@ -93,37 +92,38 @@ class Values:
         Where no order is known, steps are checked from the least to the most wrong: in whatever order they were
         computed, the first beyond a gap that no step could have magnified has only steps below the gap before it.
         """
-        golden, names = self.golden, self.golden.names
-        there = [name for name in names if name in self.seen]
+        golden, names, observed = self.golden, self.golden.names, self.observed
+        there = observed.names
         after_last = set(names[names.index(there[-1]) :]) if self.ordered else ()
-        found = {name: absent(name, after_all=name in after_last) for name in names if name not in self.seen}
+        findings = {name: absent(name, after_all=name in after_last) for name in names if name not in observed}
         if not self.ordered:
-            off_alone = {name: _measured(self.seen.read(name), golden.read(name)).relative for name in there}
-            there.sort(key=off_alone.__getitem__)
+            errors = {name: _measured(observed.read(name), golden.read(name)).relative for name in there}
+            there = sorted(there, key=errors.__getitem__)
         off: dict[str, Off] = {}
         length, tainted = 1, set[str]()
         for name in there:
-            said, known = golden.said(name), off.keys() | tainted
-            inputs = said.get("inputs", known) if self.ordered else known
+            about, known = golden.step_metadata(name), off.keys() | tainted
+            inputs = about.get("inputs", known) if self.ordered else known
             sources = inputs if known.issuperset(inputs) else known  # a fused one is not recorded
             before = _worst(off[x] for x in sources if x in off)
-            one, off[name] = self._step(name, before, said.get("K", length))
-            if one.diverges:
+            finding, off[name] = self._step(name, before, about.get("K", length))
+            if finding.diverges:
                 del off[name]
                 if not tainted.isdisjoint(sources):
-                    one = replace(one, wrong=False, words=f"after a wrong step, {UNKNOWN}: {one.words}")
+                    words = f"after a wrong step, {UNKNOWN}: {finding.words}"
+                    finding = replace(finding, wrong=False, words=words)
                 tainted.add(name)
             length = max(1, length, *golden.read(name).shape[-1:])
-            found[name] = one
-        return {name: found[name] for name in names}
+            findings[name] = finding
+        return {name: findings[name] for name in names}
 
     def _step(self, name: str, before: Off, length: int) -> tuple[Finding, Off]:
-        o, g, rule = self.seen.read(name), self.golden.read(name), self.rules.of(name)
+        o, g, rule = self.observed.read(name), self.golden.read(name), self.rules.of(name)
         if o.shape != g.shape or not (o.is_floating_point() and g.is_floating_point()) or not o.numel():
-            return self._whole(name, o, g, before), _measured(o, g)
-        own, given = name_of(o.dtype), self.golden.step(name).bound
+            return self._discrete(name, o, g, before), _measured(o, g)
+        own, bound = name_of(o.dtype), self.golden.step(name).bound
         storage = rule.storage if rule.storage in UNIT_ROUNDOFF else own
-        storage = max(storage, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # no golden knows more digits
+        storage = max(storage, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # a golden has no more digits
         unit = UNIT_ROUNDOFF[storage]
         between = max(before.unit, unit * rule.eager)
         most = max(before.most, between, HIDDEN * rule.unit)
@@ -132,35 +132,35 @@ class Values:
         parts: list[Statistics] = []
         offs: list[Off] = []
         tests: list[Test] = []
-        every: list[Block] = []
+        blocks: list[Block] = []
         for seen, exact in (_alike(*pair) for pair in _blocks(o, g.to(o.device))):
             size = _size(exact)
             offs.append(_off(seen - exact, size, unit))
             inherited = most if self.ordered else max(most, offs[-1].relative)
-            allowed = given or _bound(exact, size, storage, rule, inherited, length, chance)
+            allowed = bound or _bound(exact, size, storage, rule, inherited, length, chance)
             part = measure(seen, exact, torch.as_tensor(allowed.absolute).expand(exact.shape).double())
             parts.append(_moved(part, start))
-            every += [Block.of(seen, exact, allowed.absolute)] if self.elements else []
-            if part.mismatches == 0 and not given:
+            blocks += [Block.of(seen, exact, allowed.absolute)] if self.elements else []
+            if part.mismatches == 0 and not bound:
                 rms = MAGNIFIED * (most + rule.unit * math.sqrt(length) + rule.cut) + unit
                 seen = torch.where((seen - exact).abs() <= _underflow(storage, rule), exact, seen)
-                more = _off(seen - exact, size, unit).relative
-                tests.append(Test("rms", more / rms, more))
+                relative = _off(seen - exact, size, unit).relative
+                tests.append(Test("rms", relative / rms, relative))
                 tests += _averages(seen, exact, size, allowed.noise, coherent, chance) if self.ordered else ()
             start += exact.numel()
         worst = Structure(tuple(tests)) if tests else None
         total = described(combine(parts), o, (own, name_of(g.dtype)), allowed.why)
         wrong = not total.ok or (worst is not None and not worst.ok)
         words = reason(total, worst) if wrong else "ok"
-        kept = Elements.of(o, g, every) if self.elements else None
-        return Finding(name, total, None, None, worst, wrong, wrong, words, elements=kept), _worst(offs)
+        elements = Elements.of(o, g, blocks) if self.elements else None
+        return Finding(name, total, None, None, worst, wrong, wrong, words, elements=elements), _worst(offs)
 
-    def _whole(self, name: str, o: Tensor, g: Tensor, before: Off) -> Finding:
-        """Whole numbers, truth values and choices, which are equal or not; of what was inexact, a tie may fall either
+    def _discrete(self, name: str, o: Tensor, g: Tensor, before: Off) -> Finding:
+        """Whole numbers, truth values and choices, which are equal or not; after an inexact step a tie may fall either
         way.
 
-        Choices cover a range of n values. With a relative error e before them, a share of about n e lies close enough
-        to a boundary to fall on its other side: so many mismatches, and what chance adds, are allowed.
+        Choices cover a range of n values. With a relative error e before them, a share of about n e is close enough to
+        a boundary to fall on its other side: so many mismatches, and a quantile of their number, are allowed.
         """
         sigmas, few = quantile(self.chance, math.inf), False
         a, b, allowed = o, g, torch.zeros(())
@@ -177,12 +177,12 @@ class Values:
         ok = total.ok or few
         words = f"ok: {total.mismatches} of {total.count} may be ties that fell the other way" if few else "ok"
         words = words if ok else reason(total, None)
-        every = Elements.of(o, g, [Block.of(a, b, allowed)]) if self.elements and o.shape == g.shape else None
-        return Finding(name, total, wrong=not ok, diverges=not ok, words=words, elements=every)
+        elements = Elements.of(o, g, [Block.of(a, b, allowed)]) if self.elements and o.shape == g.shape else None
+        return Finding(name, total, wrong=not ok, diverges=not ok, words=words, elements=elements)
 
 
 def _measured(o: Tensor, g: Tensor) -> Off:
-    """How far a step is off, where that can be said in a number."""
+    """How far a step is off; nothing where the shapes differ or there is no element."""
     if o.shape != g.shape or not o.numel():
         return Off()
     o, g = (x if x.is_floating_point() else x.double() for x in (o, g.to(o.device)))
@@ -195,35 +195,35 @@ def _worst(several: Iterable[Off]) -> Off:
 
 
 def _blocks(o: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of both, as many as make a block. What is longer than a block is cut into pieces, which count as rows."""
+    """Blocks of rows of both. A row that is longer than a block is cut into pieces, which count as rows."""
     if o.numel() <= BLOCK_ELEMENTS:
         yield o, g
         return
     width = o.shape[-1] if o.shape[-1] <= BLOCK_ELEMENTS else SAMPLED_ELEMENTS
-    whole = o.numel() // width * width
+    end = o.numel() // width * width
     o, g = o.reshape(-1), g.reshape(-1)
-    yield from zip(*(x[:whole].view(-1, width).split(BLOCK_ELEMENTS // width) for x in (o, g)), strict=True)
-    if whole < o.numel():
-        yield o[whole:], g[whole:]
+    yield from zip(*(x[:end].view(-1, width).split(BLOCK_ELEMENTS // width) for x in (o, g)), strict=True)
+    if end < o.numel():
+        yield o[end:], g[end:]
 
 
 def _alike(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float64; what the type of the observed cannot hold is infinite on both sides, and so are masks."""
+    """Both in float64; values beyond the range of the observed dtype are infinite on both sides, and so are masks."""
     most = torch.finfo(o.dtype).max
-    wide, exact = o.double(), g.double()
-    beyond = (exact.abs() >= most) & (wide.abs() >= most)
+    observed, exact = o.double(), g.double()
+    beyond = (exact.abs() >= most) & (observed.abs() >= most)
     exact = torch.where(beyond, exact.sign() * math.inf, exact)
-    return unmasked(torch.where(beyond, wide.sign() * math.inf, wide), exact)
+    return unmasked(torch.where(beyond, observed.sign() * math.inf, observed), exact)
 
 
 def _moved(part: Statistics, start: int) -> Statistics:
-    """Statistics of a block, with places as in the whole."""
+    """Statistics of a block, with its places counted from the start of the step."""
     places = {key: getattr(part, key) for key in ("first", "worst", "one_sided")}
     return part._replace(**{key: at + start if at >= 0 else at for key, at in places.items()})
 
 
 def _bound(g: Tensor, size: Tensor, storage: str, rule: Precision, most: float, length: int, chance: float) -> Bound:
-    """Half a unit of storage, a sum of `length` terms, cut factors; and what came before, magnified."""
+    """Half a unit of storage, a sum of `length` terms, cut factors; and the errors before, magnified."""
     half = (half_ulp(g, storage, flush=rule.flush) * (2.0 if rule.eager else 1.0)).clamp(min=_underflow(storage, rule))
     spread = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut) * size
     t = quantile(chance / max(1, g.numel()), math.inf)
@@ -233,12 +233,12 @@ def _bound(g: Tensor, size: Tensor, storage: str, rule: Precision, most: float, 
 
 
 def _underflow(storage: str, rule: Precision) -> float:
-    """What underflow may take from an element: half a unit below the normal numbers in a few operations."""
+    """The error of an element by underflow: half a unit below the normal numbers in a few operations."""
     return 4.0 * float(half_ulp(torch.zeros((), dtype=torch.float64), storage, flush=rule.flush))
 
 
 def _size(g: Tensor) -> Tensor:
-    """The size that errors of an element go with: its own, or the RMS of its row or its column. Masks have none."""
+    """The size that errors of an element scale with: its own, or the RMS of its row or its column. Masks have none."""
     own = torch.where(g.isfinite(), g, 0.0)
     g = torch.where(g > 0.5 * LOWEST, own, 0.0)
     largest = g.abs().max().clamp(min=1e-300)
@@ -249,7 +249,7 @@ def _size(g: Tensor) -> Tensor:
 
 
 def _off(residual: Tensor, size: Tensor, unit: float) -> Off:
-    """A residual in numbers. Of n errors that are not alike, the mean is expected to be a root of n smaller."""
+    """A residual in numbers. The mean of n independent errors is expected to be sqrt(n) times smaller than one."""
     r = torch.where(residual.isfinite(), residual, 0.0)
     largest = float(r.abs().max()) or 1.0
     z = torch.where(size > 0.0, r / size.clamp(min=1e-300), 0.0)
@@ -276,13 +276,13 @@ def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float
     if z.ndim > 2 or not along:  # rows, or where all dimensions are short, elements
         groupings.append(torch.arange(z.numel(), device=z.device) // (z.shape[-1] if along else 1))
     repeats = z.numel() / max(1, len(o.unique()))
-    one, together = counted.double(), torch.zeros(z.numel(), dtype=torch.long, device=z.device)
+    ones, together = counted.double(), torch.zeros(z.numel(), dtype=torch.long, device=z.device)
     value_group = torch.empty_like(together)
     value_group[g.flatten().argsort()] = (
         torch.arange(len(value_group), device=z.device) * DISTINCT_VALUES // len(value_group)
     )
     tests = []
-    for name, weight, part in (("slope", h, together), ("mean", one, together), ("values", one, value_group)):
+    for name, weight, part in (("slope", h, together), ("mean", ones, together), ("values", ones, value_group)):
         parts = DISTINCT_VALUES if part is value_group else 1
         squares, products = weight.square().flatten(), (z * weight).flatten()
         total = torch.bincount(part, squares, parts).clamp(min=1e-300)
@@ -292,11 +292,11 @@ def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float
         spread = (repeats > 1.0) * quantile(0.5 * chance / parts, math.inf) * rounding.sqrt()
         for place in groupings:
             at, shape = part * (int(place.max()) + 1) + place, (parts, -1)
-            of = [torch.bincount(at, x, parts * (int(place.max()) + 1)).view(shape) for x in (scatter, squares)]
-            # how many terms of one weight would scatter as much (Kish)
-            count = of[1].sum(-1).square() / of[1].square().sum(-1).clamp(min=1e-300)
+            sums = [torch.bincount(at, x, parts * (int(place.max()) + 1)).view(shape) for x in (scatter, squares)]
+            # Kish's effective sample size: terms of equal weight that would scatter as much
+            count = sums[1].sum(-1).square() / sums[1].square().sum(-1).clamp(min=1e-300)
             t = [quantile(0.5 * chance / parts, max(FEWEST, n) - 1.0) for n in count.tolist()]
-            chances = torch.tensor(t, device=z.device) * (of[0].square().sum(-1) * count / (count - 1.0)).sqrt()
+            chances = torch.tensor(t, device=z.device) * (sums[0].square().sum(-1) * count / (count - 1.0)).sqrt()
             spread = torch.where(count >= FEWEST, torch.maximum(spread, chances), math.inf)
         share = value.abs() / (coherent + spread / total).clamp(min=1e-300)
         worst = int(share.argmax())

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from whywrong.checking.alignment import renamed
 from whywrong.checking.findings import Localisation, plain
-from whywrong.checking.localise import TRACE_FALSE_POSITIVES, few_threads, localise, renamed
+from whywrong.checking.localise import TRACE_FALSE_POSITIVES, few_threads, localise
 from whywrong.checking.with_program import bounded
 from whywrong.comparing.precision import INTEGERS, Precision, half_ulp, name_of, representable
 from whywrong.comparing.signature import along_each

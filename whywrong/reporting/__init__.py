@@ -1,1 +1,1 @@
-"""Two dumps side by side: the report, its page and pictures, and the command."""
+"""Two dumps compared: the report, its page and pictures, and the command."""

@@ -28,7 +28,7 @@ def _run(words: Sequence[str]) -> int | None:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="whywrong", description="Find out why a kernel's or a model's numbers are wrong.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    about = "where a trace, or a tensor, leaves its golden; exit 0 nowhere, 1 somewhere"
+    about = "find where a trace first diverges from its golden; exit 0 if nowhere"
     example = "example:\n  whywrong diff golden.safetensors observed.safetensors --explain --html a.html"
     raw = argparse.RawDescriptionHelpFormatter
     sub = commands.add_parser("diff", help=about, description=about, epilog=example, formatter_class=raw)
@@ -37,17 +37,15 @@ def _parser() -> argparse.ArgumentParser:
     steps = "steps: safetensors, .npy, .npz, .pt, a folder"
     option("golden", type=Path, metavar="GOLDEN", help=f"a recorded golden; or {steps}")
     option("observed", type=Path, nargs="+", metavar="OBSERVED", help=f"{steps}; several are runs of one program")
-    promised = (
-        "what the observed were declared: storage, products, accumulate, eager, flush (else what the files progress)"
-    )
-    option("--precision", metavar="name=value,...", help=promised)
-    option("--names", type=Path, metavar="FILE", help="JSON: the golden's names to the observed's, where they differ")
-    option("--explain", action="store_true", help="look for the break of the recorded golden that gives these numbers")
+    declared = "precision of OBSERVED: storage, products, accumulate, eager, flush (else what the files declare)"
+    option("--precision", metavar="name=value,...", help=declared)
+    option("--names", type=Path, metavar="FILE", help="JSON: golden names mapped to observed ones, where they differ")
+    option("--explain", action="store_true", help="find the mutation of the recorded golden that gives these numbers")
     option("--step", metavar="NAME", help="explain this wrong step, not the first")
-    option("--seconds", type=positive, metavar="S", help="about how long --explain may take (20)")
+    option("--seconds", type=positive, metavar="S", help="about how many seconds --explain may take (20)")
     option("--json", action="store_true", help="print JSON")
     option("--plot", type=Path, metavar="DIR", help="write pictures of the error there")
-    option("--html", type=Path, metavar="PAGE", help="write one page with all of it, for a pull request or a colleague")
+    option("--html", type=Path, metavar="PAGE", help="write all results as one page, for a pull request or a colleague")
     return parser
 
 
@@ -59,9 +57,9 @@ def _diff(options: argparse.Namespace) -> int:
     precision = from_words(options.precision) if options.precision is not None else None
     names = _names(options.names) if options.names else {}
     if (options.step or options.seconds) and not options.explain:
-        raise UsageError("--step, --seconds: are for --explain; expected that beside them")
+        raise UsageError("--step, --seconds: expected --explain too")
     progress = partial(show, file=sys.stderr)
-    found = report(
+    result = report(
         options.golden,
         options.observed,
         precision=precision,
@@ -69,23 +67,23 @@ def _diff(options: argparse.Namespace) -> int:
         names=names,
         elements=bool(options.html or options.plot),
     )
-    why = _explained(found, options, precision, names) if options.explain and found.alarm else None
+    why = _explained(result, options, precision, names) if options.explain and result.alarm else None
     if options.json:
-        print(json.dumps(found.as_json() | ({"explain": why.as_json()} if why else {}), indent=1, allow_nan=False))
+        print(json.dumps(result.as_json() | ({"explain": why.as_json()} if why else {}), indent=1, allow_nan=False))
     else:
-        show("\n".join(map(str, [found, *(["", why] if why else [])])))
+        show("\n".join(map(str, [result, *(["", why] if why else [])])))
     if options.plot:
         from whywrong.reporting.pictures import pictures
 
-        progress("\n".join(f"picture: {path}" for path in pictures(found, writable(options.plot, "--plot"))))
+        progress("\n".join(f"picture: {path}" for path in pictures(result, writable(options.plot, "--plot"))))
     if options.html:
         from whywrong.reporting.page import page
 
-        progress(f"page: {page(found, options.html)}")
-    if options.explain and found.alarm and why is None:
-        record = "whywrong.golden(reference, *inputs).save(FILE) writes one, which any step can be run again from"
+        progress(f"page: {page(result, options.html)}")
+    if options.explain and result.alarm and why is None:
+        record = "whywrong.golden(reference, *inputs).save(FILE) writes one"
         progress(f"--explain: {options.golden} has steps alone; expected a recorded golden: {record}")
-    return 1 if found.alarm else 0
+    return 1 if result.alarm else 0
 
 
 def _names(path: Path) -> dict[str, str]:
@@ -100,14 +98,14 @@ def _names(path: Path) -> dict[str, str]:
     return names
 
 
-def _explained(found: Any, options: argparse.Namespace, precision: Any, names: dict[str, str]) -> Any:
-    """Why the run that is shown diverges; of several that differ between each other, that. None without a program."""
+def _explained(result: Any, options: argparse.Namespace, precision: Any, names: dict[str, str]) -> Any:
+    """The cause of the divergence of all runs, or of their difference from each other; None without a program."""
     from whywrong.explaining.search import explain
     from whywrong.recording.dumps import open_dump
     from whywrong.recording.golden import Golden, load
 
     if not isinstance(golden := load(options.golden), Golden):
         return None
-    runs = [open_dump(Path(run)) for run in dict.fromkeys([found.run, *found.runs])]
-    how = {"step": options.step, "seconds": options.seconds or 20.0, "report": found.shown}
-    return explain(runs, golden, precision=precision or found.shown.precision, names=names, **how)
+    runs = [open_dump(Path(run)) for run in dict.fromkeys([result.run, *result.runs])]
+    how = {"step": options.step, "seconds": options.seconds or 20.0, "report": result.shown}
+    return explain(runs, golden, precision=precision or result.shown.precision, names=names, **how)

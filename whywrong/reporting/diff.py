@@ -3,8 +3,8 @@
 As JSON: ``alarm``; ``first_divergent_step`` (null where there is none, or the order is not known) and
 ``divergent_steps``; ``order_known``; ``precision`` (``fields`` and ``guessed``); ``steps``: for each the fields of a
 :class:`whywrong.Comparison` with the golden, ``ok`` (null for a step that a fused kernel does not record),
-``separated``, ``own`` (a Comparison and ``ok``) and ``inherited``, "not separated" both where no program tells them
-apart, ``reasons`` and ``reading``; ``unexpected`` steps; ``notes``; ``texts``, the free text of the files, which
+``separated``, ``own`` (a Comparison and ``ok``) and ``inherited``, both "not separated" without a program,
+``reasons`` and ``reading``; ``unexpected`` steps; ``notes``; ``texts``, the free text of the files, which
 changes nothing; ``run``, the one that is shown; ``runs``, each with its ``first_divergent_step``; ``run_to_run``: for
 steps whose bits differ how many ``distinct`` results, the ``spread`` and a ``finding``. NaN and Inf are words.
 """
@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from whywrong.checking.alignment import renamed
 from whywrong.checking.findings import Localisation, plain
-from whywrong.checking.localise import localise, renamed
+from whywrong.checking.localise import localise
 from whywrong.checking.repetition import ORDER_NOISE, Repeated
 from whywrong.comparing.precision import Precision
 from whywrong.errors import UsageError
@@ -26,8 +27,8 @@ from whywrong.recording.golden import load
 from whywrong.recording.steps import Trace
 from whywrong.tables import Table, number, printable
 
-WHOLE = "own and inherited errors are not told apart: that needs a golden that can be re-run, whywrong.golden"
-EQUAL = "every run gave the same bits in every step"
+NOT_SEPARATED_NOTE = "own and inherited errors are not separated: that needs a recorded golden, by whywrong.golden"
+ALL_EQUAL = "every run gave the same bits in every step"
 
 
 @dataclass
@@ -38,48 +39,50 @@ class Report:
     repeats: dict[str, Repeated]
     """For each step that is not bit-identical in all runs, its results."""
     texts: dict[str, str]
-    """Free text of the files, for the reader."""
+    """Free text of the files, which is shown and not used."""
 
     @property
     def alarm(self) -> bool:
         """Whether any run diverges."""
-        return any(found.first is not None for found in self.runs.values())
+        return any(run.first is not None for run in self.runs.values())
 
     @property
     def run(self) -> str:
         """The run to show: the one that diverges first, else the first."""
-        order = [*dict.fromkeys(name for found in self.runs.values() for name in found.findings), None]
+        order = [*dict.fromkeys(name for localisation in self.runs.values() for name in localisation.findings), None]
         return min(self.runs, key=lambda run: order.index(self.runs[run].first))
 
     @property
     def shown(self) -> Localisation:
-        """What was found of :attr:`run`."""
+        """The localisation of :attr:`run`."""
         return self.runs[self.run]
 
     def short(self, run: str) -> str:
-        """A run's file name, or its whole path where several are called the same."""
-        names = [Path(one).name for one in self.runs]
+        """A run's file name, or its path where several have the same name."""
+        names = [Path(path).name for path in self.runs]
         return Path(run).name if names.count(Path(run).name) == 1 else run
 
     def finding(self, name: str) -> str:
-        """What a step that differs between runs says."""
-        wrong = [self.short(run) for run, found in self.runs.items() if name in found.divergent]
+        """What it means that a step differs between runs."""
+        wrong = [self.short(run) for run, localisation in self.runs.items() if name in localisation.divergent]
         if not wrong:
             return ORDER_NOISE
         if len(wrong) < len(self.runs):
             return f"beyond the bound in {', '.join(wrong)} only: a race or an uninitialised read"
-        return "beyond the bound in every run, and not the same: a race or an uninitialised read, or noise upon a fault"
+        causes = "a race, an uninitialised read, or noise on top of a fault"
+        return f"beyond the bound in every run, by different errors: {causes}"
 
     @property
     def run_to_run(self) -> Table:
         """A row for each step that is not bit-identical in all runs."""
-        rows = [(n, one.distinct, number(one.spread), self.finding(n)) for n, one in self.repeats.items()]
+        rows = [(n, step.distinct, number(step.spread), self.finding(n)) for n, step in self.repeats.items()]
         return Table(("step", f"distinct of {len(self.runs)}", "spread", "finding"), rows)
 
     def as_json(self) -> dict[str, Any]:
         """What `whywrong diff --json` prints; `steps` are those of :attr:`run`."""
         shown = self.shown
-        first = {run: {"first_divergent_step": one.first if one.ordered else None} for run, one in self.runs.items()}
+        runs = self.runs.items()
+        first = {path: {"first_divergent_step": run.first if run.ordered else None} for path, run in runs}
         return {
             "alarm": self.alarm,
             **first[self.run],
@@ -93,8 +96,8 @@ class Report:
             "run": self.run,
             "runs": first,
             "run_to_run": {
-                name: {"distinct": one.distinct, "spread": plain(one.spread), "finding": self.finding(name)}
-                for name, one in self.repeats.items()
+                name: {"distinct": step.distinct, "spread": plain(step.spread), "finding": self.finding(name)}
+                for name, step in self.repeats.items()
             },
         }
 
@@ -102,10 +105,10 @@ class Report:
         shown = self.shown
         lines = [str(shown.table()), shown.assumed, *shown.notes]
         lines += [f"{key}, as the files have it: {text[:200]}" for key, text in self.texts.items()]
-        lines += [] if any(f.separated for f in shown.findings.values()) else [WHOLE]
+        lines += [] if any(f.separated for f in shown.findings.values()) else [NOT_SEPARATED_NOTE]
         if len(self.runs) > 1:
             runs = f"shown: {self.short(self.run)}, of {len(self.runs)} runs"
-            lines += [runs, str(self.run_to_run) if self.repeats else EQUAL]
+            lines += [runs, str(self.run_to_run) if self.repeats else ALL_EQUAL]
         return printable("\n\n".join([*lines, shown.verdict]))
 
 
@@ -118,24 +121,25 @@ def report(
     names: dict[str, str] | None = None,
     elements: bool = False,
 ) -> Report:
-    """Hold each observed trace against the golden, and the observed ones against each other.
+    """Compare each observed trace with the golden, and the observed ones with each other.
 
-    `names` maps the golden's steps to the observed's where they are called differently. `elements` are kept as
-    :func:`whywrong.localise` keeps them, where there is one run.
-    Raises UsageError for what cannot be read or compared.
+    `golden` and `observed` are paths of files or folders; `names` maps golden names to observed ones, where they
+    differ. `elements` are kept as :func:`whywrong.localise` keeps them, where there is one run.
+    Raises UsageError for files that cannot be read or compared.
     """
     reference = load(golden)
     dumps = {str(path): renamed(open_dump(path), reference, names or {}) for path in observed}
     if len(dumps) < len(observed):
-        raise UsageError("OBSERVED: the same path twice; expected each run once")
+        raise UsageError("OBSERVED: expected each path once, got one twice")
     runs = {}
     for path, dump in dumps.items():
-        said = precision or dump.precision or getattr(reference, "precision", None)
+        declared = precision or dump.precision or getattr(reference, "precision", None)
         if isinstance(reference, Trace) and not reference.ordered and dump.ordered:
             reference = reference.named({name: name for name in (*dump.names, *reference.names) if name in reference})
             reference.ordered = True
-        runs[path] = localise(dump, reference, precision=said, progress=progress, elements=elements and len(dumps) == 1)
-    texts = {key: text for one in (*dumps.values(), reference) for key, text in getattr(one, "texts", {}).items()}
+        keep = elements and len(dumps) == 1
+        runs[path] = localise(dump, reference, precision=declared, progress=progress, elements=keep)
+    texts = {key: text for trace in (*dumps.values(), reference) for key, text in getattr(trace, "texts", {}).items()}
     return Report(runs, dict(_repeats(list(dumps.values()), next(iter(runs.values())).findings)), texts)
 
 
