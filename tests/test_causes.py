@@ -24,7 +24,7 @@ def texts(node: ast.AST | None) -> set[str]:
 
 
 def kinds_in(path: str) -> set[str]:
-    """Every text that stands where a source of labkit has a kind."""
+    """Every text that stands where a source of whywrong has a kind."""
     kinds: set[str] = set()
     tree = ast.parse((ROOT / path).read_text())
     for node in ast.walk(tree):
@@ -45,7 +45,7 @@ def kinds_in(path: str) -> set[str]:
     return kinds - {""}
 
 
-def test_each_kind_that_labkit_gives_has_a_page_and_each_page_such_a_kind():
+def test_each_kind_that_whywrong_gives_has_a_page_and_each_page_such_a_kind():
     given = kinds_in("whywrong/explaining/mutations.py") | kinds_in("whywrong/explaining/search.py")
     assert {"layout", "eps", "ddof", "race"} <= given, "the sources are not read as they should be"
     assert given == set(KINDS)
@@ -65,7 +65,7 @@ def test_the_list_of_kinds_is_what_the_generator_makes():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_break_shows_on_its_own_inputs_and_not_on_those_that_hide_it(kind):
+def test_the_mutation_shows_on_its_own_inputs_and_not_on_those_that_hide_it(kind):
     entry = causes.CATALOGUE[kind]
     assert causes.shows(kind, entry["inputs"])
     for words, inputs in entry["hidden"].items():

@@ -1,7 +1,7 @@
 """Write data/causes, a page and a picture for each kind of cause, from causes.yaml. Run by `make refresh`.
 
-The picture is the error of one of labkit's own mutations. tests/test_causes.py checks that the inputs called hidden
-show nothing.
+The picture is the error of one of whywrong's own mutations. tests/test_causes.py checks that the inputs called
+hidden show nothing.
 """
 
 from __future__ import annotations
@@ -37,47 +37,47 @@ def slope(n: int) -> Tensor:
 
 def tensors(inputs: dict[str, str]) -> dict[str, Tensor]:
     """What the expressions of the catalogue give."""
-    draws = [partial(normal, seed=k) for k in range(len(inputs))]  # each input has other numbers
+    samplers = [partial(normal, seed=k) for k in range(len(inputs))]  # each input has other numbers
     return {
-        name: eval(text, {"torch": torch, "n": draw, "slope": slope})
-        for draw, (name, text) in zip(draws, inputs.items(), strict=True)
+        name: eval(text, {"torch": torch, "n": sampler, "slope": slope})
+        for sampler, (name, text) in zip(samplers, inputs.items(), strict=True)
     }
 
 
-def broken(kind: str, inputs: dict[str, Tensor]) -> tuple[whywrong.Golden, Tensor, Mutation]:
+def mutated(kind: str, inputs: dict[str, Tensor]) -> tuple[whywrong.Golden, Tensor, Mutation]:
     """The golden of a kind's program on some inputs, what its mutation gives in float64, and the mutation."""
     entry = CATALOGUE[kind]
     golden = whywrong.golden(lambda **given: {"y": eval(entry["program"], {"torch": torch, **given})}, **inputs)
     part = Part(golden, whywrong.Trace({name: golden[name] for name in (*inputs, "y")}), "y")
     for mutation in mutations(Context(part)):
-        if mutation.kind == kind and mutation.says.endswith(entry["break"]):
+        if mutation.kind == kind and mutation.says.endswith(entry["mutation"]):
             return golden, part.value(mutation.edits), mutation
-    raise LookupError(f"{kind}: no mutation of labkit's ends with {entry['break']!r}")
+    raise LookupError(f"{kind}: no mutation of whywrong's ends with {entry['mutation']!r}")
 
 
 def shows(kind: str, inputs: dict[str, str]) -> bool:
     """Whether the mutation gives anything else than the reference on these inputs."""
-    golden, value, _ = broken(kind, tensors(inputs))
+    golden, value, _ = mutated(kind, tensors(inputs))
     return not torch.allclose(value, golden["y"], rtol=1e-9, atol=1e-12)
 
 
 def page(kind: str) -> str:
     """The text of a kind."""
     entry = CATALOGUE[kind]
-    _, _, mutation = broken(kind, tensors(entry["inputs"]))
+    _, _, mutation = mutated(kind, tensors(entry["inputs"]))
 
     def fill(text: str) -> str:
         return textwrap.fill(" ".join(text.split()), 120)
 
     hidden = " and ".join(entry["hidden"])
-    alt = f"Maps of the right step, of the broken one, and of their difference: {entry['title'].lower()}"
+    alt = f"Maps of the reference's step, of the mutated one, and of their difference: {entry['title'].lower()}"
     return "\n".join([
         f"# {kind}: {entry['title'][0].lower()}{entry['title'][1:]}\n",
         "Written by `tools/causes.py` from `tools/causes.yaml`; do not edit.\n",
         f"![{alt}]({kind}.png)\n",
-        fill(f"The picture: `y = {entry['program']}`, broken so that {mutation.says}.") + "\n",
+        fill(f"The picture: `y = {entry['program']}`, mutated so that {mutation.says}.") + "\n",
         fill(f"**In a dump.** {entry['looks']}") + "\n",
-        fill(f"**Hidden by** {hidden}: there this break changes nothing (a test checks it).") + "\n",
+        fill(f"**Hidden by** {hidden}: there this mutation changes nothing (a test checks it).") + "\n",
         fill(f"**Experiment.** {entry['experiment']}") + "\n",
         fill(f"**Fix.** {entry['fix']}") + "\n",
     ])  # fmt: skip
@@ -89,23 +89,23 @@ def usual(x: Tensor) -> float:
 
 
 def picture(kind: str) -> bytes:
-    """The right step, the broken one, and the error, as a PNG."""
+    """The reference's step, the mutated one, and the error, as a PNG."""
     import matplotlib
     from PIL import Image
 
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    golden, value, _ = broken(kind, tensors(CATALOGUE[kind]["inputs"]))
-    right = golden["y"]
+    golden, value, _ = mutated(kind, tensors(CATALOGUE[kind]["inputs"]))
+    reference = golden["y"]
     figure = Figure(figsize=(7.5, 2.5), dpi=80, layout="constrained")
     axes = figure.subplots(1, 3)
-    largest = max(usual(right), usual(value))
-    error = value - right
+    largest = max(usual(reference), usual(value))
+    error = value - reference
     for axis, x, most, title in (
-        (axes[0], right, largest, "right"),
-        (axes[1], value, largest, "broken"),
-        (axes[2], error, usual(error), "broken - right"),
+        (axes[0], reference, largest, "reference"),
+        (axes[1], value, largest, "mutated"),
+        (axes[2], error, usual(error), "mutated - reference"),
     ):
         image = axis.imshow(x, cmap="RdBu_r" if x is not error else "PuOr_r", vmin=-most, vmax=most, aspect="auto")
         axis.set(title=title, xlabel="dimension 1", ylabel="dimension 0" if axis is axes[0] else None)
@@ -122,7 +122,7 @@ def contents() -> str:
     rows = [f"| [{kind}]({kind}.md) | {entry['title']} |" for kind, entry in CATALOGUE.items()]
     start = (
         "# Kinds of causes\n\nWritten by `tools/causes.py`; do not edit. `whywrong.explain` gives a cause one of these "
-        "kinds. Each page\nhas a picture of the error, what hides it, and what tells it from its neighbours.\n"
+        "kinds. Each page\nhas a picture of the error, what hides it, and what distinguishes it from its neighbours.\n"
     )
     return "\n".join([start, "| kind | |\n|---|---|", *rows, ""])
 
