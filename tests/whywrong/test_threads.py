@@ -104,6 +104,7 @@ def test_a_thread_keeps_its_number_of_threads_while_another_checks_small_steps()
 
     def counted(number):
         def run():
+            torch.get_num_threads()  # a thread has its own number from the first time that torch needs it
             torch.set_num_threads(number)
             for _ in range(5):
                 localise({"x": x, "p": softmax(x)["p"]}, recorded)
