@@ -21,7 +21,7 @@ import torch
 
 from benchmark import HERE, SETS, base, check, manifest, programs
 from benchmark.adapters import TOOLS
-from benchmark.score import COLUMNS, OUTCOMES, Answer, Tool, scored, share, write
+from benchmark.score import COLUMNS, OUTCOMES, Tool, scored, share, write
 
 
 def tool(name: str) -> Tool:
@@ -35,12 +35,12 @@ def tool(name: str) -> Tool:
 
 
 @contextmanager
-def importable(folder: Path) -> Iterator[Any]:
-    """The module `programs` of a folder outside; neither it nor what it imports from there stays imported."""
+def importable(folder: Path) -> Iterator[None]:
+    """Modules of a folder outside can be imported in the block; after it none of them stays in `sys.modules`."""
     before, path = set(sys.modules), str(folder.resolve())
     sys.path.insert(0, path)
     try:
-        yield import_module("programs")
+        yield
     finally:
         sys.path.remove(path)
         for name in set(sys.modules) - before:
@@ -50,12 +50,15 @@ def importable(folder: Path) -> Iterator[Any]:
 
 def cases(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The cases that the arguments ask for."""
+    which = {"clean": given.correct, "defects": not given.correct}
     if given.folder:
-        with importable(given.folder) as module:
-            yield from module.cases(given.names or None, clean=given.correct, defects=not given.correct)
-    else:
-        names = given.names or given.set
-        yield from base.cases(programs(names), clean=given.correct, defects=not given.correct)
+        with importable(given.folder):
+            outside = import_module("programs")
+        return outside.cases(given.names or None, **which)
+    chosen = {program.id: program for program in programs(given.set)}
+    if unknown := [name for name in given.names if name not in chosen]:
+        raise SystemExit(f"--names: expected programs of {', '.join(given.set or SETS)}, got {', '.join(unknown)}")
+    return base.cases([chosen[name] for name in given.names or chosen], **which)
 
 
 def score(given: argparse.Namespace) -> int:
@@ -86,8 +89,8 @@ def main() -> int:
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("score", help="score a tool")
     one.add_argument("tool", help=f"{', '.join(TOOLS)}, or MODULE:FUNCTION")
-    one.add_argument("--set", action="append", default=[], choices=SETS, help="a set, repeatable (all)")
-    one.add_argument("--names", nargs="*", default=[], help="programs by their ids, as q01")
+    one.add_argument("--set", nargs="+", action="extend", default=[], choices=SETS, metavar="NAME", help="sets (all)")
+    one.add_argument("--names", nargs="+", default=[], metavar="PROGRAM", help="programs of these sets, as q01 (all)")
     one.add_argument("--folder", type=Path, help="a folder with a module `programs` of the same form")
     one.add_argument("--correct", action="store_true", help="the correct ports in place of the defects")
     one.add_argument("--seconds", type=float, default=20.0, help="time that the tool may take for a case (20)")
@@ -101,8 +104,6 @@ def main() -> int:
     given = parser.parse_args()
     return given.run(given) or 0
 
-
-__all__ = ["Answer", "main"]
 
 if __name__ == "__main__":
     sys.exit(main())

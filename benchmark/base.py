@@ -186,10 +186,10 @@ def run_port(p: Program, inputs: dict[str, torch.Tensor], variant: str, defect: 
 
 def precision_of(port: Port) -> dict[str, Any]:
     """The words of whywrong.Precision for what a port declares."""
-    promised = FORMATS[port.variant.removesuffix("reg")]
-    other = {name: x.dtype for name, x in observed_of(port).items() if x.is_floating_point() and x.dtype != promised}
+    declared = FORMATS[port.variant.removesuffix("reg")]
+    other = {name: x.dtype for name, x in observed_of(port).items() if x.is_floating_point() and x.dtype != declared}
     steps = {"steps": {name: {"storage": f"{dtype}".removeprefix("torch.")} for name, dtype in other.items()}}
-    return {"storage": f"{promised}".removeprefix("torch."), **(steps if other else {})}
+    return {"storage": f"{declared}".removeprefix("torch."), **(steps if other else {})}
 
 
 def observed_of(port: Port) -> dict[str, torch.Tensor]:

@@ -38,7 +38,7 @@ CLOSE = 1e-10
 ROUNDING = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
-def replay(p, inputs, observed):
+def rerun(p, inputs, observed):
     """What the reference computes for each step from the observed steps before it."""
     global SUBSTITUTE
     COMPUTED.clear()
@@ -77,7 +77,7 @@ def off(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def own(p, inputs, observed, close):
     """Steps with an error of their own beyond `close` roundings of their format, and its size in roundings."""
-    again = replay(p, inputs, observed)
+    again = rerun(p, inputs, observed)
     found = {}
     for n in again:
         if n in observed:
@@ -94,7 +94,7 @@ def main(names: list[str]) -> int:
         inputs = inputs_of(p, shown, 0)
         start = time.perf_counter()
         for _ in range(3):
-            replay(p, inputs, {})
+            rerun(p, inputs, {})
         took = (time.perf_counter() - start) / 3
         for variant in (
             dict.fromkeys(("f64", *p.variants)) if p.defects else ("f64",)

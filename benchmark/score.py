@@ -2,7 +2,8 @@
 
 A tool is a function of a case, a dict with `reference` (a function of its inputs), `inputs` (float64), `loss`,
 `observed` (inputs and steps of a port by their names) and `precision` (what the port declares), and of the seconds that
-it may take. It returns an :class:`Answer`.
+it may take. It returns an :class:`Answer`. A step that is named a second time is NAME#2; one that updates an input
+stands in `observed` in the input's place, and is NAME#2 in an answer.
 """
 
 from __future__ import annotations

@@ -33,9 +33,11 @@ def blocks_per_multiprocessor(kernel: Any, device: torch.device) -> int:
         _ = kernel.run  # loads the kernel, and so gives it a function
         blocks = ctypes.c_int()
         status = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
-            ctypes.byref(blocks), ctypes.c_void_p(kernel.function), ctypes.c_int(32 * kernel.metadata.num_warps),
+            ctypes.byref(blocks),
+            ctypes.c_void_p(kernel.function),
+            ctypes.c_int(32 * kernel.metadata.num_warps),
             ctypes.c_size_t(kernel.metadata.shared),
-        )  # fmt: skip
+        )
     if status:
         raise RuntimeError(f"cuOccupancyMaxActiveBlocksPerMultiprocessor: CUDA status {status}")
     return blocks.value

@@ -1,20 +1,18 @@
-"""What the workbook needs beside whywrong, and the one command that installs all of it."""
+"""The packages that the workbook needs in addition to whywrong, and the command that installs them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from whywrong.errors import UsageError
 
-WORKBOOK = (
-    "IPython", "fastjsonschema", "ipykernel", "jinja2", "math_core", "matplotlib", "nbconvert", "nbformat", "papermill",
-    "pygments", "triton", "yaml",
-)  # fmt: skip
+WORKBOOK: tuple[str, ...] = ("IPython", "fastjsonschema", "filelock", "ipykernel", "jinja2", "math_core", "matplotlib")
+WORKBOOK += ("nbconvert", "nbformat", "papermill", "psutil", "pygments", "triton", "yaml")
 SWEEP = ("bokeh", "dask", "dask_jobqueue", "distributed", "pandas", "pyarrow")
 
 
 @contextmanager
 def needs(what: str) -> Iterator[None]:
-    """Where one of these is not installed, raise UsageError with the command that installs it: `what` needs it."""
+    """Raise UsageError with the command that installs it if a package that `what` needs is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

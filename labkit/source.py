@@ -1,4 +1,4 @@
-"""The code under suspicion, printed from its file: its lines with their numbers, those in question marked."""
+"""Source code for a notebook, printed from its file with line numbers and marked lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whywrong.errors import UsageError
 
 @dataclass(repr=False)
 class Source:
-    """Lines of a file; `marked` are the numbers of those in question."""
+    """Lines of a file, from line number `first`; `marked` are the numbers of marked lines."""
 
     path: Path
     first: int
@@ -42,15 +42,15 @@ class Source:
 
 
 def show_source(what: Any, *, mark: str = "", start: str = "", lines: int = 0) -> Source:
-    """The source of a function or a Triton kernel, or of a file below the checkout, to be shown by a notebook's cell.
+    """The source of a function, a Triton kernel, or a file below the checkout, as the output of a notebook's cell.
 
-    Of a long one `lines` lines are shown, from the first that holds `start`. Every line that holds `mark` is marked.
-    Raises UsageError for a file that is not there, and for a `start` or a `mark` that no line holds.
+    It begins at the first line that contains `start` and has `lines` lines, or all that follow. Lines with `mark` are
+    marked. Raises UsageError for a missing file, and for a `start` or `mark` that no line contains.
     """
     if isinstance(what, (str, Path)):
         path, first = ROOT / what, 1
         if not path.is_file():
-            raise UsageError(f"what: {str(what)!r} is no file of the checkout; expected a function or a file's path")
+            raise UsageError(f"what: expected a function or a file of the checkout, got {str(what)!r}")
         text = path.read_text(encoding="utf-8").splitlines()
     else:
         function = inspect.unwrap(getattr(what, "fn", what))  # a Triton kernel holds its function
@@ -59,7 +59,7 @@ def show_source(what: Any, *, mark: str = "", start: str = "", lines: int = 0) -
         text = "".join(source).splitlines()
     for name, part in (("start", start), ("mark", mark)):
         if not any(part in line for line in text):
-            raise UsageError(f"{name}: {part!r} is on no line of {path.name}")
+            raise UsageError(f"{name}: expected part of a line of {path.name}, got {part!r}")
     begin = next(i for i, line in enumerate(text) if start in line)
     shown = text[begin : begin + lines] if lines else text[begin:]
     first += begin

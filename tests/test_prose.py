@@ -23,9 +23,8 @@ def rows(name):
 
 @pytest.mark.parametrize("name", ["attention_matmul", "dalpha_atomics", "start_here"])
 def test_the_runs_from_which_the_tolerance_comes_are_counted_right(name):
-    assert (
-        f"{SIMULATED_RUNS} {'times with its roundings sampled' if name == 'start_here' else 'runs of the step'}"
-        in words(name)
+    assert f"{SIMULATED_RUNS} {'times with random rounding' if name == 'start_here' else 'runs of the step'}" in words(
+        name
     )
 
 

@@ -1,12 +1,13 @@
 """The whole workbook as a static site: the committed notebooks under their recorded results. Run by `make book`.
 
-python tools/book.py FOLDER
+python -m tools.book FOLDER
 """
 
 import sys
 from pathlib import Path
 
-from labkit.cli.pages import Card, as_page, index
+from labkit.cli.gallery import index
+from labkit.cli.pages import Card, as_page
 from labkit.session.catalogue import notebooks
 from labkit.session.record import recorded
 

@@ -1,6 +1,6 @@
 """Code lines of packages against their budgets: no blanks, comments, docstrings or imports. Run by `make lint`.
 
-python tools/code_lines.py labkit=1450 whywrong=5000
+python -m tools.code_lines labkit=1450 whywrong=5000
 """
 
 import ast

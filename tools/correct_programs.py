@@ -1,7 +1,7 @@
 """Correct programs without end, and broken ones: how often does the check flag right code, and what does it find?
 
-    python tools/correct_programs.py 2000 [--seed S] [--storage bfloat16] [--jobs N] [--faults] [--out FILE]
-    python tools/correct_programs.py --show SEED [--reduce] [--storage bfloat16] [--faults]
+    python -m tools.correct_programs 2000 [--seed S] [--storage bfloat16] [--jobs N] [--faults] [--out FILE]
+    python -m tools.correct_programs --show SEED [--reduce] [--storage bfloat16] [--faults]
 
 A program is a list of instructions over named values. The reference is made of it in PyTorch, with
 :func:`whywrong.step` for the named ones. The port runs the same list by other means, in the precision that it

@@ -1,6 +1,6 @@
 """How long whywrong.explain takes for a Llama with random weights, of whose blocks the outputs alone were observed.
 
-    python tools/explain_blocks.py [--layers 2] [--width 256] [--batch 2] [--length 64] [--fault gelu]
+    python -m tools.explain_blocks [--layers 2] [--width 256] [--batch 2] [--length 64] [--fault gelu]
 
 The port is the same model in float32 with one fault in its middle block. Prints what was found, the seconds of
 recording, of localise and of explain, and the largest memory of the process.

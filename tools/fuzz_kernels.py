@@ -1,6 +1,6 @@
-"""Every kernel of the workbook that can be called, right and faulty, as a list of cases; and what fuzzing them found.
+"""Every kernel of the workbook that can be called, correct and faulty, as a list of cases; and what fuzzing them found.
 
-    python tools/fuzz_kernels.py OUT.csv --draws N [--device cpu|cuda] [--seconds S] [--jobs N] [--explain]
+    python -m tools.fuzz_kernels OUT.csv --draws N [--device cpu|cuda] [--seconds S] [--jobs N] [--explain]
         [--only NAME ..]
 
 writes a row as each case ends. Cases run in `--jobs` processes; one that dies, or takes far longer than `--seconds`, is
@@ -23,9 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).parents[1]
-
-from labkit.session.device import choose  # noqa: E402
+from labkit.session.device import choose
 
 ASKED = sys.argv[sys.argv.index("--device") + 1] if __name__ == "__main__" and "--device" in sys.argv else "auto"
 DEVICE = choose(ASKED)  # before any kernel is imported
@@ -46,7 +44,7 @@ from kernels.lm import model as lm  # noqa: E402
 from kernels.mhc import counterfactual, launch, mhc, verification  # noqa: E402
 from kernels.mhc import faulty as mhc_faults  # noqa: E402
 from kernels.mhc import golden as mhc_golden  # noqa: E402
-from kernels.mhc.problem import Constants, Inputs, draw  # noqa: E402
+from kernels.mhc.problem import Constants, Inputs, sample  # noqa: E402
 from kernels.mhc.race import variants  # noqa: E402
 from kernels.mhc.reductions import sums  # noqa: E402
 from kernels.start_here import faulty as start_faults  # noqa: E402
@@ -66,7 +64,7 @@ SPLIT = whywrong.Precision(products="tf32x3", flush=True)
 FLUSHED = {"atomic_add": whywrong.Precision(flush=True)}
 """Adding to memory atomically flushes subnormal numbers to zero (PTX ISA, atom and red with .add.f32)."""
 C = Constants()
-DRAWN = st.sampled_from([1, 2, 3, 5, 7, 8, 9, 16, 17, 31, 33, 37, 64, 65])
+LENGTHS = st.sampled_from([1, 2, 3, 5, 7, 8, 9, 16, 17, 31, 33, 37, 64, 65])
 SEEDS = st.integers(0, 99)
 
 
@@ -93,7 +91,7 @@ class Case(NamedTuple):
         """Whether there is anything to see of it on this device."""
         return self.exists in (BOTH, DEVICE.kind)
 
-    def hunt(self, examples: int, seconds: float = float("inf"), most: int = 1 << 14) -> whywrong.FuzzReport:
+    def fuzz(self, examples: int, seconds: float = float("inf"), most: int = 1 << 14) -> whywrong.FuzzReport:
         """On this device."""
         if isinstance(self.inputs, st.SearchStrategy):  # which has sizes of its own
             most = 1 << 14
@@ -200,19 +198,19 @@ BERT = [
 STREAMS = {"x": randn(5, 4, 7), "y": randn(5, 7), "post": randn(5, 4), "p": randn(5, 4, 4)}
 OF_STREAMS: dict[str, Any] = {"sizes": {"x": ("T", 4, "D"), "y": ("T", "D"), "post": ("T", 4), "p": ("T", 4, 4)}}
 OF_STREAMS |= {"layouts": ["contiguous", "offset"]}  # inside the operator, which makes its operands contiguous
-PROMISED = verification.PROMISED[torch.float32]
+DECLARED = verification.DECLARED[torch.float32]
 FLOAT_EPS = float(np.float32(C.hc_eps))
 
 
 def connection(tokens, n, d, seed):
-    found = draw(tokens, n, d, np.random.default_rng(seed))
+    found = sample(tokens, n, d, np.random.default_rng(seed))
     return {name: getattr(found, name) for name in Inputs.__dataclass_fields__}
 
 
 def connected(x, phi, b, alpha, y, dout, dx_in):
     s = launch.forward(x, phi, b, alpha, C)
     dy, dpost, dp = launch.expand_backward(x, y, s["post"], dout)
-    kept = {name: s[name] for name in mhc.KEPT}
+    kept = {name: s[name] for name in mhc.SAVED}
     found = launch.backward(x, phi, b, alpha, kept, dx_in, dpost, dp, dout, C)
     return s | {"out": launch.expand(x, y, s["post"], s["p"]), "dy": dy, "dpost": dpost, "dp": dp} | found
 
@@ -242,7 +240,7 @@ def exact_operator(x, phi, b, alpha, dout, **_):
 
 
 def pre_problem(tokens, d, seed):
-    p = mhc_faults.Problem.draw(tokens, 4, d, seed, C, "cpu")
+    p = mhc_faults.Problem.sample(tokens, 4, d, seed, C, "cpu")
     return {name: getattr(p, name) for name in p.__dataclass_fields__ if name != "eps"}
 
 
@@ -276,8 +274,8 @@ def dot(a, b):
     return (a * b).sum().reshape(1)
 
 
-CONNECTIONS = st.builds(connection, DRAWN, st.sampled_from([1, 2, 4]), DRAWN, SEEDS)
-PROBLEMS = st.builds(pre_problem, DRAWN, st.sampled_from([1, 2, 9, 17, 33, 65, 97, 129]), SEEDS)
+CONNECTIONS = st.builds(connection, LENGTHS, st.sampled_from([1, 2, 4]), LENGTHS, SEEDS)
+PROBLEMS = st.builds(pre_problem, LENGTHS, st.sampled_from([1, 2, 9, 17, 33, 65, 97, 129]), SEEDS)
 PIPELINED = st.builds(projected, st.sampled_from([64, 1000, 16384]), st.sampled_from([512, 2048, 16384]), SEEDS)
 RACE = {"precision": whywrong.Precision(products="bfloat16x2"), "exists": CUDA_ALONE}
 RACE |= {
@@ -285,8 +283,8 @@ RACE |= {
     "why": "the compiler's pipeline, which the interpreter has not; its bfloat16 products are wrong",
 }
 MHC = [
-    Case("hyper-connection and its backward", TRITON, connected, exact_connected, CONNECTIONS, PROMISED),
-    Case("hyper-connection by autograd", TRITON, operator, exact_operator, CONNECTIONS, PROMISED),
+    Case("hyper-connection and its backward", TRITON, connected, exact_connected, CONNECTIONS, DECLARED),
+    Case("hyper-connection by autograd", TRITON, operator, exact_operator, CONNECTIONS, DECLARED),
     Case("expand", TRITON, expand, mhc_golden.expand, STREAMS, how=OF_STREAMS),
     Case("pre backward by atomic additions", TRITON, partial(pre_backward_by_atomics, ""), pre_backward, PROBLEMS),
     Case("projection, guarded", TRITON, partial(projection, "guarded, 4 stages"), product, PIPELINED, **RACE),
@@ -503,7 +501,7 @@ def result(case: Case, draws: int, seconds: float, explain: bool) -> dict[str, A
         return row(case, "not run", words=case.why)
     start = time.monotonic()
     try:
-        found = case.hunt(draws, seconds)
+        found = case.fuzz(draws, seconds)
         if DEVICE.is_cuda:
             torch.cuda.synchronize()
     except Exception as why:
@@ -524,7 +522,7 @@ def result(case: Case, draws: int, seconds: float, explain: bool) -> dict[str, A
 
 
 def smallest(found: whywrong.FuzzReport) -> str:
-    """The text that makes each input of the failure; of what a strategy drew, its shape."""
+    """The text that makes each input of the failure; of what a strategy sampled, its shape."""
     texts = [f"{name}: {made}" for name, made in found.made.items()]
     shapes = (line.strip() for line in repr(found.failure).splitlines()[1:])
     return "; ".join([*texts, *(line for line in shapes if line.partition(":")[0] not in map(str, found.made))])
@@ -539,7 +537,7 @@ def worker(draws: int, seconds: float, explain: bool) -> None:
         last = found["outcome"] == "fuzz failed" or "CUDA" in found.get("words", "") + found.get("cause", "")
         print(json.dumps([found, last]), file=answers, flush=True)
         if last:
-            os._exit(0)  # what a broken context would do to the next case is not that case's fault
+            os._exit(0)  # what a ruined context would do to the next case is not that case's fault
 
 
 def manage(
@@ -574,7 +572,7 @@ def manage(
 
 
 def main() -> int:
-    """Hunt the cases that are asked for; 1 if an outcome is not as expected."""
+    """Fuzz the cases that are asked for; 1 if an outcome is not as expected."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--draws", type=int, default=50)
@@ -591,7 +589,16 @@ def main() -> int:
     names: queue.Queue[str] = queue.Queue()
     for name in given.only:
         names.put(name)
-    command = [sys.executable, __file__, "--worker", "--device", DEVICE.kind, "--draws", str(given.draws)]
+    command = [
+        sys.executable,
+        "-m",
+        "tools.fuzz_kernels",
+        "--worker",
+        "--device",
+        DEVICE.kind,
+        "--draws",
+        str(given.draws),
+    ]
     command += ["--seconds", str(given.seconds), *["--explain"] * given.explain]
     os.environ |= {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     unexpected: list[str] = []

@@ -4,7 +4,7 @@ A right case is a model in one dtype, captured as it runs and held against a gol
 must not be flagged. A broken case is the same model with one module's forward replaced by a faulty one: that module
 must be identified. As a command it writes one CSV row a case::
 
-    python tools/hugging_face.py OUT.csv [--dtype bfloat16,...] [--attention eager,sdpa] [--only llama,bert]
+    python -m tools.hugging_face OUT.csv [--dtype bfloat16,...] [--attention eager,sdpa] [--only llama,bert]
                                                 [--backward] [--faults]
 """
 

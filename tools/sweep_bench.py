@@ -1,6 +1,6 @@
 """What a sweep costs beyond its notebooks: runs of 2 s on 2 workers against the ideal.
 
-    python tools/sweep_bench.py [RUNS] [OUT.csv]
+    python -m tools.sweep_bench [RUNS] [OUT.csv]
 
 The ideal is the wall time of plain papermill, one run after the other in one process, kernel start included, over the
 workers; it is measured on a tenth of the runs. Twice it is shown: for a notebook that waits 2 s, and for one that
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import papermill
 
-from labkit.cli import sweep
+from labkit.cli import cluster, sweep
 from tools.sweep_faults import write_notebook
 
 WORKERS = 2
@@ -46,13 +46,13 @@ def main(count, folder):
         del os.environ["LABKIT_RUN_DIR"]
         serial = (time.monotonic() - begun) / some
         begun, first = time.monotonic(), []
-        points = sweep.grid(name, [("seed", f"0..{count - 1}")])
+        points = sweep.grid(name, {"seed": f"0..{count - 1}"})
 
         def say(text, begun=begun, first=first):
             if "dashboard" in text:
                 first.append(time.monotonic() - begun)
 
-        with sweep.cluster("local", WORKERS, False, None, 2) as connected:
+        with cluster.connect("local", WORKERS, False, None, 2) as connected:
             counts = sweep.sweep(*connected, name, points, folder / "runs", 2, say)
         wall, ideal = time.monotonic() - begun, serial * count / WORKERS
         assert counts == {"ok": count}, counts

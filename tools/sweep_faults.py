@@ -1,6 +1,6 @@
 """Faults at random moments over a sweep: none of its runs may be lost, and none falsely ok.
 
-    python tools/sweep_faults.py 500 [SEED] [OUT.csv]
+    python -m tools.sweep_faults 500 [SEED] [OUT.csv]
 
 Kernel, executor, worker or `labkit sweep` itself is killed with SIGKILL; files of runs are cut off at a random length;
 what a process may write is limited to some bytes, which is a full disk to it. A sweep that has ended is begun again.

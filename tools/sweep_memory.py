@@ -1,6 +1,6 @@
 """Memory of Dask's scheduler while a sweep hands it 100,000 points that do nothing.
 
-python tools/sweep_memory.py [POINTS] prints the resident memory every tenth of them.
+python -m tools.sweep_memory [POINTS] prints the resident memory every tenth of them.
 """
 
 import sys
@@ -9,7 +9,8 @@ import time
 import psutil
 from distributed import Client, LocalCluster
 
-from labkit.cli.sweep import DASK, completed
+from labkit.cli.cluster import DASK
+from labkit.cli.sweep import completed
 
 
 def same(point):

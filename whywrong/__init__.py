@@ -39,7 +39,7 @@ _NAMES = {
     "recording.golden": ("Golden", "golden", "load"),
     "recording.naming": ("Partner", "Proposal", "propose_names"),
     "recording.recorder": ("step",),
-    "recording.steps": ("Step", "Trace"),
+    "recording.steps": ("Step", "Steps", "Trace"),
     "tables": ("Table",),
 }
 _MODULE = {name: module for module, names in _NAMES.items() for name in names}

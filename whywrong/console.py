@@ -43,7 +43,8 @@ def run(
 ) -> int:
     """What `act(words)` returns, or 0; for bad input and for any other exception 2, and one line on standard error.
 
-    141 where nobody reads standard output on, 130 for an interrupt, of which `interrupted` says what it leaves.
+    Warnings are off meanwhile, in the whole process. 141 where nobody reads standard output on, 130 for an interrupt,
+    of which `interrupted` says what it leaves.
     """
     try:
         if "\0".join(words).encode("utf-8", "replace").decode() != "\0".join(words):

@@ -33,13 +33,17 @@ LOG = logging.getLogger("whywrong")
 
 
 @contextmanager
-def collected(errors: list[str], what: str) -> Iterator[None]:
-    """Go on after an exception: it is logged, and appended to `errors` as a line that begins with `what`."""
+def collected(errors: list[str], what: str, expected: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Go on after an exception, which is logged as a line that begins with `what`.
+
+    Unless it is one of the `expected`, that line is appended to `errors` too.
+    """
     try:
         yield
     except Exception as error:
-        errors.append(f"{what}: {type(error).__name__}: {first_line(error)}")
-        LOG.debug("%s", errors[-1], exc_info=True)
+        line = f"{what}: {type(error).__name__}: {first_line(error)}"
+        errors += [line] * (not isinstance(error, expected))
+        LOG.debug("%s", line, exc_info=True)
 
 
 OPTIONAL = ("IPython", "hypothesis", "ipywidgets", "jinja2", "matplotlib")

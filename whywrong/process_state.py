@@ -12,8 +12,9 @@ import torch
 
 ALONE = threading.RLock()
 """Held while whywrong changes such a setting, and while it runs a program that must not see it changed: the default
-dtype, how tensors are filled, whether algorithms are deterministic. Two threads of whywrong's take turns; a thread that
-does not use whywrong sees the setting while it is changed."""
+dtype, how tensors are filled, whether algorithms are deterministic, the random generator's state, a module's hooks and
+buffers. Two threads of whywrong's take turns; a thread that does not use whywrong sees a setting while it is
+changed."""
 
 
 @contextmanager
@@ -45,6 +46,9 @@ def process_wide(*settings: AbstractContextManager[None]) -> Iterator[None]:
 
 @contextmanager
 def float64_by_default() -> Iterator[None]:
-    """float64 where a program asks for no dtype, as for positions that it counts, or whole numbers that it divides."""
+    """float64 where a program asks for no dtype, as for positions that it counts, or whole numbers that it divides.
+
+    It is of the process: torch divides whole numbers below its modes, and to widen their float32 quotients is too late.
+    """
     with process_wide(temporarily(torch.get_default_dtype, torch.set_default_dtype, torch.float64)):
         yield

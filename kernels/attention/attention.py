@@ -7,15 +7,15 @@ import math
 import torch
 
 from kernels.attention import elementwise, product
-from kernels.attention.arena import Layout, allocate
 from kernels.attention.blas import CuBlas, HostBlas, blas_for
 from kernels.attention.golden import plan
+from kernels.attention.memory import Layout, allocate
 from kernels.attention.problem import Inputs
 from whywrong.recording.steps import Trace
 
 
 def upload(inputs: Inputs, layout: Layout, device: str) -> torch.Tensor:
-    """An arena on `device` with Q and K in place, and K^T and QK poisoned (adjacent mode: zero)."""
+    """A buffer on `device` with Q and K in place, and K^T and QK poisoned (adjacent mode: zero)."""
     memory = allocate(layout, device, unwritten=("KT", "QK") if layout.mode == "poison" else ())
     layout.view(memory, "Q").copy_(torch.from_numpy(inputs.q))
     layout.view(memory, "K").copy_(torch.from_numpy(inputs.k))
@@ -40,7 +40,7 @@ def attention(
 ) -> Trace:
     """Run the pipeline and return its steps q, k, kt, qk, scaled, softmax, pv as float32 tensors on `device`.
 
-    `multiply` computes QK in the arena: one of `product.PRODUCTS`, or the product under investigation. Steps go into
+    `multiply` computes QK in the buffer: one of `product.PRODUCTS`, or the product under investigation. Steps go into
     `trace` as they are made, so that those before an error are there to look at.
     """
     layout = layout or plan(inputs.sizes)
@@ -61,7 +61,7 @@ def attention(
 
 
 def weighted_values(x: torch.Tensor, inputs: Inputs, blas: HostBlas | CuBlas) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(x) and its product with V, through an arena of their own."""
+    """softmax(x) and its product with V, through a buffer of their own."""
     s = inputs.sizes
     layout = Layout.plan({"P": (s.n, s.m), "V": (s.m, s.d_k), "PV": (s.n, s.d_k)}, s.heads, "poison", 64)
     memory = allocate(layout, str(x.device), unwritten=("P", "PV"))

@@ -16,9 +16,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.attention import elementwise, fused, product, scores
-from kernels.attention.arena import Layout, allocate
 from kernels.attention.attention import transpose
 from kernels.attention.blas import blas_for
+from kernels.attention.memory import Layout, allocate
 from kernels.attention.problem import Sizes, uniform
 from labkit.bench import Case, Provider
 from labkit.session.device import Device
@@ -34,7 +34,7 @@ CUDA_SIZES = (
     Sizes(12, 127, 131, 61),
 )
 CPU_SIZES = (Sizes(12, 128, 128, 64), Sizes(12, 1024, 1024, 64))
-WHOLE_SIZES = (
+ATTENTION_SIZES = (
     Sizes(12, 1024, 1024, 64),
     Sizes(12, 4096, 4096, 64),
     Sizes(12, 4096, 4096, 128),
@@ -47,8 +47,8 @@ def cases(device: Device) -> Iterator[Case]:
     """One case a size."""
     for sizes in CUDA_SIZES if device.is_cuda else CPU_SIZES:
         yield _case(sizes, device.kind)
-    for sizes in WHOLE_SIZES if device.is_cuda else ():
-        yield _whole(sizes)
+    for sizes in ATTENTION_SIZES if device.is_cuda else ():
+        yield _attention_case(sizes)
 
 
 def against_float64(q: torch.Tensor, kt: torch.Tensor, compute: str, result: torch.Tensor) -> Comparison:
@@ -109,7 +109,7 @@ def _case(sizes: Sizes, device: str) -> Case:
     )
 
 
-def _whole(sizes: Sizes) -> Case:
+def _attention_case(sizes: Sizes) -> Case:
     """softmax(Q K^T / sqrt(d_k)) V in float32."""
     inputs = uniform(sizes, np.random.default_rng(0))
     q, k, v = (torch.from_numpy(x).cuda() for x in (inputs.q, inputs.k, inputs.v))

@@ -2,7 +2,7 @@
 
     C = alpha op(A) op(B) + beta C,   op(A) is m x k, op(B) is k x n, C is m x n, each column-major
 
-Operands are offsets, in elements, into one arena, so that the same wrong arguments read and write the same elements
+Operands are offsets, in elements, into one buffer, so that the same wrong arguments read and write the same elements
 on both. Every call is checked before it is made: the host's BLAS only prints what it rejects.
 """
 
@@ -20,7 +20,7 @@ import torch
 
 @dataclass(frozen=True)
 class Gemm:
-    """The arguments of one sgemm, in BLAS's order; `a`, `b` and `c` are offsets into the arena."""
+    """The arguments of one sgemm, in BLAS's order; `a`, `b` and `c` are offsets into the buffer."""
 
     transa: str
     transb: str
@@ -70,7 +70,7 @@ class GemmRejectedError(ValueError):
 
 
 def check(g: Gemm, elements: int | None = None) -> None:
-    """Raise GemmRejectedError for what BLAS rejects, and IndexError for a call that would leave the arena itself.
+    """Raise GemmRejectedError for what BLAS rejects, and IndexError for a call that would leave the buffer itself.
 
     Of BLAS's letters for a transpose only N and T are taken here.
     """
@@ -86,7 +86,7 @@ def check(g: Gemm, elements: int | None = None) -> None:
     if elements is not None:
         for name, (first, end) in g.extents().items():
             if first < 0 or end > elements:
-                raise IndexError(f"sgemm: {name} spans [{first}, {end}) of an arena of {elements} elements")
+                raise IndexError(f"sgemm: {name} spans [{first}, {end}) of a buffer of {elements} elements")
 
 
 class HostBlas:
@@ -167,7 +167,7 @@ def _fortran_sgemm(base: int, g: Gemm, moved: tuple[int, int, int] = (0, 0, 0)) 
 class CuBlas:
     """cuBLAS through nvmath-python's bindings, which raise on any status but success.
 
-    `compute` is ``float32`` or ``tf32``; work goes to the device of the arena, to torch's current stream there.
+    `compute` is ``float32`` or ``tf32``; work goes to the device of the buffer, to torch's current stream there.
     """
 
     name = "cuBLAS"

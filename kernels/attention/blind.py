@@ -12,11 +12,11 @@ from itertools import permutations
 import numpy as np
 
 from kernels.attention import calls, faulty
-from kernels.attention.arena import Layout
 from kernels.attention.blas import Gemm, GemmRejectedError
 from kernels.attention.calls import Call
 from kernels.attention.faulty import Suspect
 from kernels.attention.golden import plan
+from kernels.attention.memory import Layout
 from kernels.attention.problem import REPORT, Inputs, Sizes
 from kernels.attention.survey import every_call, exceeded_operands
 from whywrong.explaining.hypotheses import UNDECIDABLE, Weighing
@@ -150,6 +150,6 @@ def _wrong(program: Call | Altered) -> bool:
     q, k = (rng.integers(1, 3, (1, rows, sizes.d_k)).astype(np.float32) for rows in (sizes.n, sizes.m))
     try:
         found = faulty.scores(program, Inputs(q, k, k), mode="adjacent")
-    except (GemmRejectedError, IndexError):  # rejected, or beyond the arena
+    except (GemmRejectedError, IndexError):  # rejected, or beyond the buffer
         return False
     return not np.array_equal(found, q @ k.swapaxes(1, 2))

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, permutations, product
 
-from kernels.attention.arena import Layout
 from kernels.attention.blas import Gemm
+from kernels.attention.memory import Layout
 from kernels.attention.problem import Sizes
 
 _OFFSETS: dict[str, Callable[[int, int, Sizes], int]] = {

@@ -58,8 +58,8 @@ def heads_of_rows(name: str, x: torch.Tensor) -> None:
     """Raise ValueError unless x is float32 [heads, rows, columns] with contiguous heads."""
     if x.dtype != torch.float32 or x.dim() != 3 or x.stride(2) != 1 or x.stride(1) != x.shape[2]:
         raise ValueError(
-            f"{name}: {x.dtype} of shape {tuple(x.shape)} and strides {x.stride()} is not right; "
-            "expected float32 [heads, rows, columns] with contiguous heads"
+            f"{name}: expected float32 [heads, rows, columns] with contiguous heads, "
+            f"got {x.dtype} of shape {tuple(x.shape)} and strides {x.stride()}"
         )
 
 

@@ -12,20 +12,20 @@ import numpy as np
 import torch
 
 from kernels.attention import elementwise, faulty, golden, verification
-from kernels.attention.arena import Layout, allocate
 from kernels.attention.attention import attention, transpose, upload
 from kernels.attention.blas import blas_for
 from kernels.attention.calls import ASPECTS, Call, blocked, diagnosis, exchanged
+from kernels.attention.memory import Layout, allocate
 from kernels.attention.problem import REPORT, Inputs, Sizes, index_coded, uniform
 from kernels.attention.product import loop, strided
 from kernels.attention.survey import (
     Likelihood,
     Outcome,
     chance_of_range,
-    draw,
     joined,
-    judge,
     largest_differences,
+    measure_likelihoods,
+    sample_inputs,
     survey,
     suspects,
 )
@@ -101,7 +101,7 @@ def unrelated_products(reported: Range, draws: range = range(3000, 3100)) -> dic
     """How far Q K^T is from products of which one operand or both are those of another draw."""
     largest: dict[str, list[np.ndarray]] = {name: [] for name in UNRELATED}
     for number in draws:
-        inputs, other = draw(REPORT, number), draw(REPORT, number + len(draws))
+        inputs, other = sample_inputs(REPORT, number), sample_inputs(REPORT, number + len(draws))
         right = inputs.q @ inputs.k.swapaxes(1, 2)
         operands = ((other.q, other.k), (inputs.q, other.k), (other.q, inputs.k))
         for name, (q, k) in zip(UNRELATED, operands, strict=True):
@@ -118,8 +118,8 @@ def fill_behind_q(reported: Range, device: str, draws: range = COUNTED) -> dict[
         "zeros": lambda inputs, other: 0.0,
         "NaN": lambda inputs, other: math.nan,
     }
-    inputs = joined([draw(REPORT, number) for number in draws])
-    other = joined([draw(REPORT, number + len(draws)) for number in draws])
+    inputs = joined([sample_inputs(REPORT, number) for number in draws])
+    other = joined([sample_inputs(REPORT, number + len(draws)) for number in draws])
     plain = golden.plan(inputs.sizes, "adjacent")
     shapes = {"Q": plain.shapes["Q"], "behind": plain.shapes["K"], "KT": plain.shapes["KT"], "QK": plain.shapes["QK"]}
     layout = Layout.plan(shapes, inputs.sizes.heads, "adjacent", plain.guard)
@@ -172,15 +172,15 @@ def exchange_dimensions(
         in_blocks,
         *(replace(in_blocks, **change) for aspect in ASPECTS for change in aspect if "m" not in change),
     ]
-    judged = judge(suspects(survey(REPORT, ragged)), REPORT, seeds, reported, device)
+    likelihoods = measure_likelihoods(suspects(survey(REPORT, ragged)), REPORT, seeds, reported, device)
     return Exchange(
         pairs=len(ran),
         changed_at_equal=changed,
         changed_at_unequal=sum(where[call] != where[exchanged(call)] for call in ran),
         fit_exchanged=sum(any((c.m, c.n) in back for c in i.outcome.calls) for i in fits),
         fit_straight=sum(any((c.m, c.n) in straight for c in i.outcome.calls) for i in fits),
-        ragged=len(judged),
-        ragged_fit=sum(i.chance >= level for i in judged),
+        ragged=len(likelihoods),
+        ragged_fit=sum(i.chance >= level for i in likelihoods),
     )
 
 
@@ -192,7 +192,7 @@ def scale_wrongly(
     For each of SCALINGS: of the heads whose difference before scaling lies in its reported range, the share whose
     difference after it lies in the other one; and whether the correct product, so scaled, passes the report's check.
     """
-    inputs = joined([draw(REPORT, number) for number in range(2000, 2000 + draws)])
+    inputs = joined([sample_inputs(REPORT, number) for number in range(2000, 2000 + draws)])
     right = (inputs.q.astype(np.float64) @ inputs.k.swapaxes(1, 2)).astype(np.float32)
     wrong = faulty.scores(call, inputs, device, mode="adjacent")
     chosen = printed_within(abs(wrong - right).max(axis=(1, 2)), unscaled)

@@ -8,9 +8,9 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from kernels.attention import golden
-from kernels.attention.arena import escapes
 from kernels.attention.blas import Gemm, GemmRejectedError, blas_for
 from kernels.attention.faulty import prepare
+from kernels.attention.memory import escapes
 from kernels.attention.problem import Inputs, Sizes, decode, index_coded, uniform
 from whywrong.drawing import plots
 
@@ -33,10 +33,21 @@ ALT = (
 
 
 def gemm(
-    transa: str = "N", transb: str = "N", m: int = 11, n: int = 13, k: int = 7,
-    a: str = "KT", a_offset: int = 0, lda: int = 11, b: str = "Q", b_offset: int = 0, ldb: int = 7,
-    c_offset: int = 0, ldc: int = 11, device: str = "cpu",
-) -> Figure:  # fmt: skip
+    transa: str = "N",
+    transb: str = "N",
+    m: int = 11,
+    n: int = 13,
+    k: int = 7,
+    a: str = "KT",
+    a_offset: int = 0,
+    lda: int = 11,
+    b: str = "Q",
+    b_offset: int = 0,
+    ldb: int = 7,
+    c_offset: int = 0,
+    ldc: int = 11,
+    device: str = "cpu",
+) -> Figure:
     """The product of this call by the device's own BLAS, its error, and what it reads of an index-coded K.
 
     Arguments are sgemm's own, column-major; `a` and `b` name operands, and the offsets are elements from their first

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from kernels.attention import attention as right
-from kernels.attention.arena import Escapes, Layout, escapes
 from kernels.attention.blas import CuBlas, Gemm, GemmRejectedError, HostBlas, blas_for, check
 from kernels.attention.golden import plan
+from kernels.attention.memory import Escapes, Layout, escapes
 from kernels.attention.problem import Inputs, Sizes
 from whywrong.recording.steps import Trace
 
@@ -66,14 +66,14 @@ def heads_are_independent(gemms: list[Gemm], layout: Layout) -> bool:
 
 
 def prepare(inputs: Inputs, layout: Layout, device: str = "cpu") -> torch.Tensor:
-    """An arena with Q, K and K^T in place, ready for the product."""
+    """A buffer with Q, K and K^T in place, ready for the product."""
     memory = right.upload(inputs, layout, device)
     layout.view(memory, "KT").copy_(layout.view(memory, "K").transpose(1, 2))
     return memory
 
 
 def _run(program: Program, inputs: Inputs, device: str, mode: str, compute: str) -> tuple[Layout, torch.Tensor]:
-    """The arena after the product. Raises GemmRejectedError where BLAS rejects the arguments."""
+    """The buffer after the product. Raises GemmRejectedError where BLAS rejects the arguments."""
     layout = plan(inputs.sizes, mode)
     memory = prepare(inputs, layout, device)
     multiply(program, inputs, memory, layout, blas_for(device, compute))

@@ -37,15 +37,17 @@ def products(right: np.ndarray, wrong: np.ndarray, title: str, name: str, larges
     return figure
 
 
-def differences(judged: Sequence[Likelihood], level: float, reported: tuple[float, float], calls: set[Call]) -> Figure:
+def differences(
+    likelihoods: Sequence[Likelihood], level: float, reported: tuple[float, float], calls: set[Call]
+) -> Figure:
     """Wrong outcomes counted by their mean largest difference; those that fit in blue, the report's range as a band.
 
     A mark stands over the outcomes that `calls`, the report's diagnosis, give.
     """
     figure, axis = plots.figure(width=8.4, height=3.6)
     left, right = 2.0, 100.0
-    fits = [item.mean for item in judged if item.chance >= level]
-    others = [item.mean for item in judged if item.chance < level and item.mean < right]  # no NaN among them
+    fits = [item.mean for item in likelihoods if item.chance >= level]
+    others = [item.mean for item in likelihoods if item.chance < level and item.mean < right]  # no NaN among them
     edges = np.geomspace(left, right, 48)
     heights, *_ = axis.hist([fits, others], edges, stacked=True, color=[plots.BLUE, plots.GREY])
     top = float(np.max(heights))
@@ -53,10 +55,10 @@ def differences(judged: Sequence[Likelihood], level: float, reported: tuple[floa
     axis.text(reported[1] * 1.02, top * 1.18, f"the report's range, {reported[0]} to {reported[1]}", fontsize=9)
     if fits:
         axis.text(reported[1] * 1.05, top * 0.75, f"{len(fits)} fit", color=plots.BLUE, fontsize=9)
-    beyond = len(judged) - len(fits) - len(others)
-    words = f"{len(judged) - len(fits)} ruled out ({beyond} not drawn: larger, or not finite)"
+    beyond = len(likelihoods) - len(fits) - len(others)
+    words = f"{len(likelihoods) - len(fits)} ruled out ({beyond} not drawn: larger, or not finite)"
     axis.text(right, top * 0.55, words, color=plots.GREY, ha="right", fontsize=9)
-    diagnosed = [i.mean for i in judged if calls & set(i.outcome.calls) and left < i.mean < right]
+    diagnosed = [i.mean for i in likelihoods if calls & set(i.outcome.calls) and left < i.mean < right]
     axis.plot(diagnosed, [top * 1.05] * len(diagnosed), "v", color="black", ms=7)
     for mean in diagnosed[:1]:
         axis.text(mean * 0.94, top * 1.05, "the report's diagnosis", ha="right", va="center", fontsize=9)
@@ -65,7 +67,7 @@ def differences(judged: Sequence[Likelihood], level: float, reported: tuple[floa
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_xticks([2, 5, 10, 20, 50, 100])
     axis.set_xlabel("largest |Q K^T - right| in a head, mean over draws")
-    axis.set_title(f"{len(fits)} of {len(judged)} different wrong products pass for the report's")
+    axis.set_title(f"{len(fits)} of {len(likelihoods)} different wrong products pass for the report's")
     return figure
 
 
@@ -76,9 +78,11 @@ def speed(table: Sequence[dict[str, str]], sizes: int = 5) -> Figure:
     figure, axes = plots.figure(1, len(shown), width=12, height=3.4)
     for axis, size in zip(axes, shown, strict=True):
         here = [row for row in rows if row["x_value"] == size]
-        floors = {r["kernel_provider"]: float(r["y_value_50"]) for r in here if "floor" in r["kernel_provider"]}
+        lower_bounds = {
+            r["kernel_provider"]: float(r["y_value_50"]) for r in here if "lower bound" in r["kernel_provider"]
+        }
         timed = {r["kernel_provider"]: float(r["y_value_50"]) for r in here if r["metric_name"] == "time_in_graph"}
-        plots.bars(axis, timed, "\u00b5s, in a CUDA graph", floors)
+        plots.bars(axis, timed, "\u00b5s, in a CUDA graph", lower_bounds)
         axis.set_title(size)
         axis.tick_params(labelleft=axis is axes[0])
     low, high = zip(*(axis.get_xlim() for axis in axes), strict=True)

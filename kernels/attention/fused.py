@@ -21,7 +21,7 @@ from kernels.attention.elementwise import heads_of_rows, laid_out
 from kernels.attention.scores import MOST_COLUMNS
 from kernels.operations import differentiable, operation, shapes_of
 from whywrong.comparing.bounds import UNIT_ROUNDOFF, Bound, gamma, worst_case
-from whywrong.comparing.launching import Compiled, aligned, launch
+from whywrong.comparing.launching import Compiled, aligned, launch, specialised
 from whywrong.errors import UsageError
 
 PADDING = 64
@@ -39,12 +39,12 @@ _chosen: dict[tuple[torch.device, int], tuple[int, int, int, int]] = {}
 
 @triton.jit
 def split_kernel(
-    k_ptr,
-    v_ptr,
-    k_high_ptr,
-    k_low_ptr,
-    v_high_ptr,
-    v_low_ptr,
+    k_ptr,  # [heads, n_keys, n_columns], float32
+    v_ptr,  # [heads, n_keys, n_columns], float32
+    k_high_ptr,  # [heads, n_padded, COLUMNS], float32, written, as the next
+    k_low_ptr,  # [heads, n_padded, COLUMNS]
+    v_high_ptr,  # [heads, COLUMNS, n_padded], float32, written, as the next
+    v_low_ptr,  # [heads, COLUMNS, n_padded]
     n_keys,
     n_padded,
     n_columns,
@@ -77,12 +77,12 @@ def split_kernel(
 
 @triton.jit
 def fused_kernel(
-    q_ptr,
-    k_high_ptr,
-    k_low_ptr,
-    v_high_ptr,
-    v_low_ptr,
-    out_ptr,
+    q_ptr,  # [heads, n_queries, n_columns], float32
+    k_high_ptr,  # [heads, n_padded, COLUMNS], float32, as the next
+    k_low_ptr,  # [heads, n_padded, COLUMNS]
+    v_high_ptr,  # [heads, COLUMNS, n_padded], float32, as the next
+    v_low_ptr,  # [heads, COLUMNS, n_padded]
+    out_ptr,  # [heads, n_queries, n_columns], float32, written
     n_queries,
     n_keys,
     n_padded,
@@ -151,27 +151,23 @@ def _into(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) 
         heads_of_rows(name, x)
     if k.shape != v.shape or k.shape[0] != heads or k.shape[2] != columns or not 1 <= columns <= MOST_COLUMNS:
         raise UsageError(
-            f"q, k, v: shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} are not right; expected "
-            f"[heads, N, d_k] and twice [heads, M, d_k], d_k from 1 to {MOST_COLUMNS}"
+            f"q, k, v: expected [heads, N, d_k] and twice [heads, M, d_k], d_k from 1 to {MOST_COLUMNS}, "
+            f"got shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
     if out.shape != q.shape:
         raise UsageError(f"out: expected {tuple(q.shape)}, got shape {tuple(out.shape)}")
     padded, width = _padded(k.shape[1], columns)
     parts = torch.empty((4, heads, padded, width), device=q.device).unbind()
-    keys, strides = k.shape[1], (k.stride(0), v.stride(0))
+    keys = k.shape[1]
+    integers = keys, padded, columns, k.stride(0), v.stride(0)
     with torch.cuda.device_of(q):
         launch(
             _compiled,
-            (k.shape, strides, k.device, aligned(k, v)),
+            # all operands are float32, and the parts, whose rows are multiples of 64 bytes, are aligned
+            (specialised(*integers), width, k.device, aligned(k, v)),
             split_kernel,
             (padded // PADDING, heads, 1),
-            k,
-            v,
-            *parts,
-            keys,
-            padded,
-            columns,
-            *strides,
+            *(k, v, *parts, *integers),
             KEYS=PADDING,
             COLUMNS=width,
             num_warps=4,
@@ -221,25 +217,17 @@ def _launch(q: torch.Tensor, parts: tuple[torch.Tensor, ...], y: torch.Tensor, k
     heads, n, columns = q.shape
     padded, width = parts[0].shape[1:]
     factor = math.log2(math.e) / math.sqrt(columns)
+    integers = n, keys, padded, columns, q.stride(0), y.stride(0)
     known = _chosen.get((q.device, width))
     for tile in (known,) if known else TILES[64 if width <= 64 else 128]:
         rows, block, warps, stages = tile
         try:
             launch(
                 _compiled,
-                (q.shape, keys, q.stride(0), y.stride(0), tile, q.device, aligned(q, y)),
+                (specialised(*integers), width, tile, q.device, aligned(q, y)),  # a float's value is not compiled for
                 fused_kernel,
                 (-(-n // rows), heads, 1),
-                q,
-                *parts,
-                y,
-                n,
-                keys,
-                padded,
-                columns,
-                q.stride(0),
-                y.stride(0),
-                factor,
+                *(q, *parts, y, *integers, factor),
                 QUERIES=rows,
                 KEYS=block,
                 COLUMNS=width,

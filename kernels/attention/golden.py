@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.attention.arena import ALIGNMENT, Layout
 from kernels.attention.blas import Gemm, check
 from kernels.attention.calls import Call
+from kernels.attention.memory import ALIGNMENT, Layout
 from kernels.attention.problem import Inputs, Sizes
 from whywrong import Bound, Golden, Precision, golden
 from whywrong.comparing.bounds import sum_of_products
@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 Array = Any
 """A float64 NumPy array or torch tensor, [heads, rows, columns]."""
 
-PROMISED = {"float32": Precision(), "tf32": Precision(products="tf32")}
+DECLARED = {"float32": Precision(), "tf32": Precision(products="tf32")}
 """By `compute`: how the products of the pipeline are computed."""
 
 
@@ -50,7 +50,7 @@ def scores(q: Array, kt: Array, compute: str = "float32") -> tuple[Array, Bound]
 
 
 def plan(sizes: Sizes, mode: str = "poison", *, room: bool = True) -> Layout:
-    """The arena of Q, K, K^T and QK; with `room` around them for any wrong call of `calls`."""
+    """The buffer of Q, K, K^T and QK; with `room` around them for any wrong call of `calls`."""
     shapes = {
         "Q": (sizes.n, sizes.d_k),
         "K": (sizes.m, sizes.d_k),
@@ -64,7 +64,7 @@ def plan(sizes: Sizes, mode: str = "poison", *, room: bool = True) -> Layout:
 def called(call: Call, inputs: Inputs, mode: str = "poison", compute: str = "float32") -> tuple[np.ndarray, Bound]:
     """What a call of sgemm gives in exact arithmetic, [heads, n, m], and how far float32 may be from it.
 
-    Runs on a float64 copy of the arena, head after head, with the error of each element beside it: a call that
+    Runs on a float64 copy of the buffer, head after head, with the error of each element beside it: a call that
     reads what an earlier one wrote inherits its error, and one that reads what it is writing has an infinite bound.
     NaN stands for what lies outside every operand, and for what nobody wrote. Raises GemmRejectedError for arguments
     that BLAS rejects.
@@ -92,7 +92,7 @@ def _column_major(memory: np.ndarray, start: int, rows: int, columns: int, leadi
 
 
 def _sgemm(g: Gemm, memory: np.ndarray, error: np.ndarray, compute: str, count: int) -> None:
-    """One sgemm on the float64 arena. An infinite error marks an element whose value nothing determines."""
+    """One sgemm on the float64 buffer. An infinite error marks an element whose value nothing determines."""
 
     def operands(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         a = _column_major(x, g.a, *g.a_shape, g.lda)

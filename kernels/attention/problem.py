@@ -31,13 +31,13 @@ class Sizes:
     def __str__(self) -> str:
         return f"{self.heads} x {self.n} x {self.m} x {self.d_k}"
 
-    def check_memory(self, arena: int = 0) -> Sizes:
+    def check_memory(self, buffer: int = 0) -> Sizes:
         """Raise UsageError where the host would run out of memory; return self.
 
-        The float64 golden, its bounds and the replays hold about two dozen arrays of heads x n x m at a time; `arena`
-        is the number of elements of the arena, which stands there twice.
+        The float64 golden, its bounds and the re-runs hold about two dozen arrays of heads x n x m at a time; `buffer`
+        is the number of elements of the buffer of operands, which stands there twice.
         """
-        needed = self.heads * self.n * self.m * 24 * 8 + 8 * arena
+        needed = self.heads * self.n * self.m * 24 * 8 + 8 * buffer
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > 0.8 * there:
             raise UsageError(

@@ -12,14 +12,14 @@ from functools import partial
 
 import torch
 
-from kernels.attention.arena import Layout
 from kernels.attention.blas import CuBlas, Gemm, HostBlas
+from kernels.attention.memory import Layout
 
 Blas = HostBlas | CuBlas
 Product = Callable[[torch.Tensor, Layout, Blas], None]
 
 
-def right_call(layout: Layout, left: str, right: str, out: str) -> Gemm:
+def correct_call(layout: Layout, left: str, right: str, out: str) -> Gemm:
     """The sgemm of head 0 that gives row-major out = left @ right for row-major operands of these names."""
     rows, inner = layout.shapes[left]
     columns = layout.shapes[right][1]
@@ -46,21 +46,21 @@ def each_head(g: Gemm, layout: Layout) -> list[Gemm]:
 
 def loop(memory: torch.Tensor, layout: Layout, blas: Blas, operands: tuple[str, str, str] = ("Q", "KT", "QK")) -> None:
     """One sgemm a head, as the report's fix does it."""
-    _make(memory, each_head(right_call(layout, *operands), layout), blas)
+    _make(memory, each_head(correct_call(layout, *operands), layout), blas)
 
 
 def batched(
     memory: torch.Tensor, layout: Layout, blas: Blas, operands: tuple[str, str, str] = ("Q", "KT", "QK")
 ) -> None:
     """One pointer-array batched sgemm."""
-    blas.sgemm_batched(memory, each_head(right_call(layout, *operands), layout))
+    blas.sgemm_batched(memory, each_head(correct_call(layout, *operands), layout))
 
 
 def strided(
     memory: torch.Tensor, layout: Layout, blas: Blas, operands: tuple[str, str, str] = ("Q", "KT", "QK")
 ) -> None:
     """One strided-batched sgemm: the heads lie one layout stride apart."""
-    g = right_call(layout, *operands)
+    g = correct_call(layout, *operands)
     blas.sgemm_strided_batched(memory, g, (layout.stride,) * 3, layout.heads)
 
 
@@ -69,7 +69,7 @@ PRODUCTS: dict[str, Callable[..., None]] = {"loop": loop, "batched": batched, "s
 
 def prepared(how: str, memory: torch.Tensor, layout: Layout, blas: Blas) -> Callable[[], None]:
     """One of PRODUCTS for Q K^T with its arguments made beforehand, to be called many times: what benchmarks time."""
-    gemms = each_head(right_call(layout, "Q", "KT", "QK"), layout)
+    gemms = each_head(correct_call(layout, "Q", "KT", "QK"), layout)
     if how == "loop":
         return partial(_make, memory, gemms, blas)
     if how == "batched" and isinstance(blas, CuBlas):

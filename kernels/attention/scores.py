@@ -14,7 +14,7 @@ from kernels.attention.elementwise import heads_of_rows, laid_out
 from kernels.gpu import multiprocessors
 from kernels.operations import differentiable, operation, shapes_of
 from whywrong.comparing.bounds import Bound
-from whywrong.comparing.launching import Compiled, aligned, launch
+from whywrong.comparing.launching import Compiled, aligned, launch, specialised
 from whywrong.errors import UsageError
 
 TILE = 64
@@ -28,9 +28,9 @@ _compiled: Compiled = {}
 
 @triton.jit
 def scores_kernel(
-    q_ptr,
-    k_ptr,
-    out_ptr,
+    q_ptr,  # [heads, n_queries, COLUMNS], float32
+    k_ptr,  # [heads, n_keys, COLUMNS], float32
+    out_ptr,  # [heads, n_queries, n_keys], float32, written
     n_queries,
     n_keys,
     q_head_stride,
@@ -85,8 +85,8 @@ def _into(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> None:
         heads_of_rows(name, x)
     if k.shape[0] != heads or k.shape[2] != columns or not 1 <= columns <= MOST_COLUMNS:
         raise UsageError(
-            f"q, k: shapes {tuple(q.shape)} and {tuple(k.shape)} are not right; expected [heads, N, d_k] and "
-            f"[heads, M, d_k], d_k from 1 to {MOST_COLUMNS}"
+            f"q, k: expected [heads, N, d_k] and [heads, M, d_k], d_k from 1 to {MOST_COLUMNS}, "
+            f"got shapes {tuple(q.shape)} and {tuple(k.shape)}"
         )
     if out.shape != (heads, n, k.shape[1]):
         raise UsageError(f"out: expected {(heads, n, k.shape[1])}, got shape {tuple(out.shape)}")
@@ -95,15 +95,11 @@ def _into(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> None:
     with torch.cuda.device_of(q):
         launch(
             _compiled,
-            (q.shape, k.shape, strides, q.device, aligned(q, k, out)),
+            # the operands are float32, and the number of heads is in the grid alone
+            (specialised(n, k.shape[1], *strides), *constants.values(), q.device, aligned(q, k, out)),
             scores_kernel,
             grid,
-            q,
-            k,
-            out,
-            n,
-            k.shape[1],
-            *strides,
+            *(q, k, out, n, k.shape[1], *strides),
             **constants,
         )
 

@@ -13,14 +13,14 @@ from scipy import stats
 from threadpoolctl import threadpool_limits
 
 from kernels.attention import faulty, golden
-from kernels.attention.arena import Layout
 from kernels.attention.blas import CuBlas, Gemm, GemmRejectedError, HostBlas, blas_for, check
 from kernels.attention.calls import Call, blocked_calls, diagnosis, single_calls
+from kernels.attention.memory import Layout
 from kernels.attention.problem import Inputs, Sizes, uniform
 from whywrong.explaining.hypotheses import Fit, Weighing
 
 MOST = {"cuda": 1 << 24, "cpu": 1 << 19}
-"""By device: elements of the arena that holds several draws at a time. Few on a CPU, whose caches are small."""
+"""By device: elements of the buffer that holds several draws at a time. Few on a CPU, whose caches are small."""
 
 
 class Fate(Enum):
@@ -128,7 +128,7 @@ def count(outcomes: list[Outcome]) -> dict[Fate, tuple[int, int]]:
     return {fate: (calls[fate], distinct[fate]) for fate in Fate}
 
 
-def draw(sizes: Sizes, number: int) -> Inputs:
+def sample_inputs(sizes: Sizes, number: int) -> Inputs:
     """Fresh uniform inputs: the same on every machine for one `number`."""
     return uniform(sizes, np.random.default_rng([number, 1]))
 
@@ -139,7 +139,7 @@ def largest_differences(
     """Make each call for real on fresh uniform inputs: max |QK - golden| in each head, [draws, heads].
 
     Nothing of an earlier call is left when the next is made. NaN stands for a result with a NaN in it. Draws lie in
-    one arena, head after head, where no head of a call sees what another wrote; else each has an arena of its own.
+    one buffer, head after head, where no head of a call sees what another wrote; else each has a buffer of its own.
     """
     one = golden.plan(sizes, mode)
     independent = [call for call in calls if faulty.heads_are_independent(call.gemms(sizes, one), one)]
@@ -155,8 +155,8 @@ def largest_differences(
 
 
 def _largest(calls: Sequence[Call], sizes: Sizes, draws: range, device: str, mode: str) -> dict[Call, np.ndarray]:
-    """max |QK - golden|, [draws, heads], with all draws in one arena."""
-    inputs = joined([draw(sizes, number) for number in draws])
+    """max |QK - golden|, [draws, heads], with all draws in one buffer."""
+    inputs = joined([sample_inputs(sizes, number) for number in draws])
     layout, blas = golden.plan(inputs.sizes, mode), blas_for(device)
     fresh = faulty.prepare(inputs, layout, device)
     exact = layout.view(fresh, "Q").double() @ layout.view(fresh, "KT").double()
@@ -263,22 +263,22 @@ def likelihood(outcome: Outcome, differences: np.ndarray, low: float, high: floa
     return Likelihood(outcome, differences, head, ends, min(1.0, 2.0 * min(below, above)))
 
 
-def judge(
+def measure_likelihoods(
     outcomes: Sequence[Outcome], sizes: Sizes, seeds: int, reported: tuple[float, float], device: str
 ) -> list[Likelihood]:
     """Run one call of each outcome on `seeds` fresh draws and check the reported range under it, likeliest first."""
     found = largest_differences([o.example for o in outcomes], sizes, range(seeds), device)
-    judged = [likelihood(o, found[o.example], *reported) for o in outcomes]
-    return sorted(judged, key=lambda item: -item.chance)
+    likelihoods = [likelihood(o, found[o.example], *reported) for o in outcomes]
+    return sorted(likelihoods, key=lambda item: -item.chance)
 
 
-def fitting(judged: Iterable[Likelihood], level: float, heads: int | None = None) -> list[Likelihood]:
+def fitting(likelihoods: Iterable[Likelihood], level: float, heads: int | None = None) -> list[Likelihood]:
     """The outcomes that the reported range does not rule out: its :func:`chance_of_range` is at least `level`.
 
     `level` is the rate at which the true call would be ruled out. `heads` is how many the range was read off, all of
     the draws' unless said.
     """
-    return [i for i in judged if (i.chance if heads is None else chance_of_range(i.head, heads)) >= level]
+    return [i for i in likelihoods if (i.chance if heads is None else chance_of_range(i.head, heads)) >= level]
 
 
 STATISTICS: dict[str, Callable[[Likelihood], float]] = {
@@ -297,16 +297,18 @@ def false_alarms(statistic: str, level: float, heads: int) -> float:
     return chance_of_range(level ** (1.0 / heads), heads) if statistic.startswith("whether all") else level
 
 
-def count_by_statistic(judged: Sequence[Likelihood], level: float, calls: set[Call]) -> dict[str, tuple[int, bool]]:
+def count_by_statistic(
+    likelihoods: Sequence[Likelihood], level: float, calls: set[Call]
+) -> dict[str, tuple[int, bool]]:
     """For each of STATISTICS how many outcomes fit at `level`, and whether one that some of `calls` give does."""
-    fit = {name: [i.outcome for i in judged if value(i) >= level] for name, value in STATISTICS.items()}
+    fit = {name: [i.outcome for i in likelihoods if value(i) >= level] for name, value in STATISTICS.items()}
     return {name: (len(some), any(calls & set(o.calls) for o in some)) for name, some in fit.items()}
 
 
-def most_alike(judged: Iterable[Likelihood], reported: tuple[float, float]) -> tuple[Likelihood, int]:
+def most_alike(likelihoods: Iterable[Likelihood], reported: tuple[float, float]) -> tuple[Likelihood, int]:
     """The outcome and the number of its draw whose smallest and largest head come closest to the reported ends."""
     distances = []
-    for item in judged:
+    for item in likelihoods:
         if np.isfinite(item.differences).all():
             low, high = item.differences.min(axis=1), item.differences.max(axis=1)
             distance = abs(low - reported[0]) + abs(high - reported[1])
@@ -315,16 +317,16 @@ def most_alike(judged: Iterable[Likelihood], reported: tuple[float, float]) -> t
     return item, number
 
 
-def of_call(judged: Iterable[Likelihood], call: Call) -> Likelihood:
+def of_call(likelihoods: Iterable[Likelihood], call: Call) -> Likelihood:
     """The check of the outcome that `call` gives."""
-    return next(item for item in judged if call in item.outcome.calls)
+    return next(item for item in likelihoods if call in item.outcome.calls)
 
 
-def weighed(judged: Iterable[Likelihood], level: float) -> Weighing:
+def weighed(likelihoods: Iterable[Likelihood], level: float) -> Weighing:
     """The survey as a weighing: an outcome is left where :func:`chance_of_range` is at least `level`."""
     setting = f"the reported range, at a level of {level:g}"
     found = Weighing([setting])
-    for item in judged:
+    for item in likelihoods:
         ok = item.chance >= level
         words = f"chance {item.chance:.2g}"
         found.fits[item.name] = {setting: Fit(ok, level / item.chance if item.chance else float("inf"), words)}

@@ -43,7 +43,7 @@ def through_files(matrices: np.ndarray, directory: Path, name: str) -> np.ndarra
     return found
 
 
-def judged_heads(sizes: Sizes) -> list[int]:
+def checked_heads(sizes: Sizes) -> list[int]:
     """The heads whose steps are checked: all, or where `MOST` has no room for all, some from the first to the last."""
     count = min(sizes.heads, max(2, MOST // (sizes.n * sizes.m)))
     return [int(head) for head in np.linspace(0, sizes.heads - 1, count)]
@@ -58,7 +58,7 @@ def shares_of_bound(
 ) -> dict[str, dict[str, float]]:
     """Run the fixed pipeline by some of `product.PRODUCTS`: for each and each step, the largest share of its own bound.
 
-    Every head is computed, and those of :func:`judged_heads` are checked. The golden is recorded on `device`, as many
+    Every head is computed, and those of :func:`checked_heads` are checked. The golden is recorded on `device`, as many
     heads at a time as fit into `AT_ONCE`, once for all products; products that agree to the last bit in every step
     share their figures. Above 1 a step is wrong; infinite where it is systematically so.
     """
@@ -69,7 +69,7 @@ def shares_of_bound(
         for how in products
     }
     found: dict[str, dict[str, float]] = {how: {} for how in runs}
-    heads = judged_heads(sizes)
+    heads = checked_heads(sizes)
     at_once = max(1, AT_ONCE[device] // (sizes.n * sizes.m))
     for first in range(0, len(heads), at_once):
         some = heads[first : first + at_once]
@@ -78,7 +78,7 @@ def shares_of_bound(
             if twin := next((one for one in list(runs)[: list(runs).index(how)] if _same(runs[one], observed)), None):
                 found[how] = found[twin]
                 continue
-            report = localise({s.name: s.value[some] for s in observed}, recorded, precision=golden.PROMISED[compute])
+            report = localise({s.name: s.value[some] for s in observed}, recorded, precision=golden.DECLARED[compute])
             for name, finding in report.findings.items():
                 share = math.inf if finding.own is None or finding.wrong else finding.own.bound_used
                 found[how][name] = max(found[how].get(name, 0.0), share)

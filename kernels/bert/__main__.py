@@ -62,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--jobs", type=int, default=1, help="trainings at a time; they share the GPU")
         command.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    kept = commands.add_parser("keep", help=f"put the rows of files into {ablation.KEPT.name}, each once")
+    kept = commands.add_parser("keep", help=f"put the rows of files into {ablation.RECORDED_ROWS.name}, each once")
     kept.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    kept.add_argument("--into", type=Path, default=ablation.KEPT)
+    kept.add_argument("--into", type=Path, default=ablation.RECORDED_ROWS)
     kept.set_defaults(command=_keep)
     return parser
 
@@ -112,7 +112,7 @@ def _keep(given: argparse.Namespace) -> int:
 
 
 def _make(wanted: list[training.Run], given: argparse.Namespace) -> int:
-    done, count = scheduling.make(wanted, given.rows, ablation.KEPT, given.states, given.seconds, given.jobs)
+    done, count = scheduling.make(wanted, given.rows, ablation.RECORDED_ROWS, given.states, given.seconds, given.jobs)
     print(f"{done} of {count} trainings finished in this call; rows in {given.rows}")
     return 0 if done == count else 1
 

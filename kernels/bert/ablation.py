@@ -23,7 +23,7 @@ from labkit.session.catalogue import ROOT
 from whywrong.errors import UsageError
 
 PLAN = Path(__file__).with_suffix(".yaml")
-KEPT = ROOT / "data" / "results" / "bert_ablation.jsonl"
+RECORDED_ROWS = ROOT / "data" / "results" / "bert_ablation.jsonl"
 """The rows that are kept in the repository."""
 PARTS = ("pilot", "first", "then")
 BETTER, WORSE, SAME, OPEN, MISSING = "better", "worse", "same", "open", "missing"
@@ -146,7 +146,7 @@ class Contrast:
         return f"{first} over {second}: {self.mean:+.3f} nats ({self.low:+.3f} to {self.high:+.3f}), {what}"
 
 
-def keep(rows: Iterable[Row], path: Path = KEPT) -> list[Row]:
+def keep(rows: Iterable[Row], path: Path = RECORDED_ROWS) -> list[Row]:
     """Put rows beside those that are kept already, each key once, by preset and seed; the file's rows then."""
     found = {row["key"]: row for row in [*training.rows(path), *rows]}
     ordered = sorted(found.values(), key=lambda row: (row["sources"]["training"], row["preset"], row["seed"]))

@@ -38,19 +38,24 @@ def cases(device: Device) -> Iterator[Case]:
     device.needs_cuda("labkit bench bert", "the interpreter's times are none")
     for batch, length, law in SIZES:
         for dtype in (torch.float32, torch.bfloat16):
-            given = _drawn(batch, length, dtype, law)
+            given = _sampled(batch, length, dtype, law)
             for mode in ("forward", "full"):
                 providers = [_provider(name, make, given, mode) for name, make in PROVIDERS.items()]
                 yield Case(
-                    kernel="bert_embedding", mode=mode, x_name="batch x length, ids, type",
-                    x_value=f"{batch} x {length}, {law}, {str(dtype).removeprefix('torch.')}", providers=providers,
-                    bytes=_bytes(given, mode), operations=0, memory=True,
-                )  # fmt: skip
+                    kernel="bert_embedding",
+                    mode=mode,
+                    x_name="batch x length, ids, type",
+                    x_value=f"{batch} x {length}, {law}, {str(dtype).removeprefix('torch.')}",
+                    providers=providers,
+                    bytes=_bytes(given, mode),
+                    operations=0,
+                    memory=True,
+                )
             del given, providers
             torch.cuda.empty_cache()
 
 
-def _drawn(batch: int, length: int, dtype: torch.dtype, law: str) -> dict[str, Tensor]:
+def _sampled(batch: int, length: int, dtype: torch.dtype, law: str) -> dict[str, Tensor]:
     """ids [B, S]; the five tables and the gradient of the result."""
     rng = np.random.default_rng(0)
     shapes = {

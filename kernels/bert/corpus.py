@@ -72,9 +72,11 @@ class Corpus:
     def facts(self) -> dict[str, str | int]:
         """Name, bytes of both parts, and the SHA-256 of the whole."""
         return {
-            "name": self.name, "training": len(self.training.encode()), "validation": len(self.validation.encode()),
+            "name": self.name,
+            "training": len(self.training.encode()),
+            "validation": len(self.validation.encode()),
             "sha256": hashlib.sha256(frozen(self)).hexdigest(),
-        }  # fmt: skip
+        }
 
 
 def corpus(name: str = "sample") -> Corpus:

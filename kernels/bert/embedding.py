@@ -24,9 +24,19 @@ _compiled: Compiled = {}
 
 
 def embed(
-    ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor, shift: Tensor, *,
-    eps: float = 1e-12, dropout: float = 0.0, padding: int = -1, seed: int | None = None,
-) -> Tensor:  # fmt: skip
+    ids: Tensor,
+    types: Tensor | None,
+    tokens: Tensor,
+    positions: Tensor,
+    kinds: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+    *,
+    eps: float = 1e-12,
+    dropout: float = 0.0,
+    padding: int = -1,
+    seed: int | None = None,
+) -> Tensor:
     """dropout(LayerNorm(tokens[ids] + positions[s] + kinds[types])), [B, S, H], differentiable in the five tables.
 
     ids [B, S] and types [B, S] (None: all 0) int64; tokens [V, H], positions [P, H] with P from S on, kinds [T, H], T
@@ -53,9 +63,15 @@ def rounded(dropout: float) -> float:
 
 
 def check(
-    ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor, shift: Tensor,
+    ids: Tensor,
+    types: Tensor | None,
+    tokens: Tensor,
+    positions: Tensor,
+    kinds: Tensor,
+    gain: Tensor,
+    shift: Tensor,
     dropout: float,
-) -> None:  # fmt: skip
+) -> None:
     """Raises UsageError that names the tensor, what it is and what would be right."""
     if ids.ndim != 2 or ids.dtype != torch.int64:
         raise UsageError(f"ids: expected torch.int64 [B, S], got {ids.dtype} {tuple(ids.shape)}")
@@ -86,9 +102,18 @@ def check(
 
 @operation("bert_embedding")
 def embedded(
-    ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor, shift: Tensor,
-    seed: Tensor | None, eps: float, drop: int, padding: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ids: Tensor,
+    types: Tensor | None,
+    tokens: Tensor,
+    positions: Tensor,
+    kinds: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+    seed: Tensor | None,
+    eps: float,
+    drop: int,
+    padding: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The result [B, S, H] of the tables' type, and of each row the mean and 1 / deviation [B S], float32.
 
     `seed` is an int64 where `drop`, the share of elements that are dropped times 2^16, is not 0.
@@ -103,9 +128,10 @@ def embedded(
     part, count = parts(h)
     given = ids if types is None else types
     at = aligned(ids, given, tokens, positions, kinds, gain, shift)
-    kind = (h, tokens.dtype, ids.device, types is None, drop, at, v, kinds.shape[0], b * s < 2**31)
+    # B and S are not specialised on; V and T are a model's own
+    key = (h, tokens.dtype, ids.device, types is None, drop, at, v, kinds.shape[0], b * s < 2**31)
     launch(
-        _compiled, kind, kernels.forward_kernel, (b * s, 1, 1),
+        _compiled, key, kernels.forward_kernel, (b * s, 1, 1),
         ids, given, tokens, positions, kinds, gain, shift, out, mean, inverse,
         ids if seed is None else seed, b * s, s, v, kinds.shape[0], eps,
         H=h, PART=part, PARTS=count, TYPED=types is not None, DROP=drop, BLOCK=1, num_warps=warps_of(part),
@@ -163,9 +189,19 @@ def _look(ids: Tensor, types: Tensor | None, tokens: Tensor, kinds: Tensor) -> N
 
 @operation("bert_embedding_backward")
 def embedding_backward(
-    dout: Tensor, ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor,
-    mean: Tensor, inverse: Tensor, seed: Tensor | None, drop: int, padding: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dout: Tensor,
+    ids: Tensor,
+    types: Tensor | None,
+    tokens: Tensor,
+    positions: Tensor,
+    kinds: Tensor,
+    gain: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    seed: Tensor | None,
+    drop: int,
+    padding: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dtokens, dpositions, dkinds, dgain, dshift, each of its table's shape and type.
 
     Two passes over the rows make the gradient of each row's sum again: by position, where dpositions, dkinds, dgain and
@@ -184,7 +220,7 @@ def embedding_backward(
     given = ids if types is None else types
     number = ids if seed is None else seed
     at = aligned(ids, given, dout, tokens, positions, kinds, gain)
-    kind = (h, tokens.dtype, ids.device, types is None, drop, at, v, t, b * s < 2**31)
+    key = (h, tokens.dtype, ids.device, types is None, drop, at, v, t, b * s < 2**31)
     constants = {"H": h, "PART": part, "PARTS": count, "TYPED": types is not None, "DROP": drop}
     sorts = 1 if types is None else t
     steps = max(1, min(16, 1 << (max(1, b * s // (1024 * block)) - 1).bit_length()))
@@ -194,7 +230,7 @@ def embedding_backward(
     narrow = torch.int16 if v <= 2**15 else torch.int32 if v <= 2**31 else torch.int64  # fewer bits are sorted sooner
     short = torch.empty(b * s, device=ids.device, dtype=narrow)
     launch(
-        _compiled, (*kind, steps), kernels.position_kernel, (s, groups, 1),
+        _compiled, (*key, steps), kernels.position_kernel, (s, groups, 1),
         ids, given, tokens, positions, kinds, gain, mean, inverse, dout, number, short, sums, norms, b, s, v, t,
         **(constants | {"T": sorts, "BLOCK": block, "STEPS": steps}), num_warps=max(4, warps),
     )  # fmt: skip
@@ -202,17 +238,17 @@ def embedding_backward(
     chunks = -(-b * s // CHUNK)
     partial = torch.empty(chunks, 2, h, **wide)
     launch(
-        _compiled, kind, kernels.token_kernel, (chunks, 1, 1),
+        _compiled, key, kernels.token_kernel, (chunks, 1, 1),
         ordered, order, given, tokens, positions, kinds, gain, mean, inverse, dout, number, dtokens, partial, b * s, s,
         t, padding, **(constants | {"CHUNK": CHUNK}), num_warps=warps,
     )  # fmt: skip
     across = min(128, max(16, 1 << (h - 1).bit_length()))
     launch(
-        _compiled, kind, kernels.join_kernel, (chunks, -(-h // across), 1),
+        _compiled, key, kernels.join_kernel, (chunks, -(-h // across), 1),
         ordered, partial, dtokens, b * s, chunks, padding, H=h, CHUNK=CHUNK, BLOCK=32, BLOCK_H=across, num_warps=4,
     )  # fmt: skip
     launch(
-        _compiled, kind, kernels.finish_kernel, (-(-positions.shape[0] // 64) + sorts + 2, -(-h // 16), 1),
+        _compiled, key, kernels.finish_kernel, (-(-positions.shape[0] // 64) + sorts + 2, -(-h // 16), 1),
         sums, norms, dpositions, dkinds, dgain, dshift, s, positions.shape[0], groups,
         H=h, T=sorts, KINDS=t, ROWS=64, BLOCK=256, BLOCK_H=16, num_warps=4,
     )  # fmt: skip
@@ -221,8 +257,14 @@ def embedding_backward(
 
 @shapes_of("bert_embedding_backward")
 def _gradients(
-    dout: Tensor, ids: Tensor, types: Tensor | None, tokens: Tensor, positions: Tensor, kinds: Tensor, gain: Tensor,
+    dout: Tensor,
+    ids: Tensor,
+    types: Tensor | None,
+    tokens: Tensor,
+    positions: Tensor,
+    kinds: Tensor,
+    gain: Tensor,
     *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     found = [table.new_empty(table.shape) for table in (tokens, positions, kinds, gain, gain)]
     return found[0], found[1], found[2], found[3], found[4]

@@ -14,14 +14,14 @@ ROUNDS = tl.constexpr(7)
 
 
 @triton.jit
-def kept(words, k: tl.constexpr, DROP: tl.constexpr):
+def keep_factor(words, k: tl.constexpr, DROP: tl.constexpr):
     """1 / (1 - p) where part k of a row stays, 0 where it is dropped; p = DROP / 2^16."""
     bits = (words[k // 2] >> (16 * (k % 2))) & 0xFFFF
     return tl.where(bits >= DROP, 65536.0 / (65536 - DROP), 0.0)
 
 
 @triton.jit
-def draw(seed, rows, BLOCK: tl.constexpr, PART: tl.constexpr):
+def random_words(seed, rows, BLOCK: tl.constexpr, PART: tl.constexpr):
     """Four tensors [BLOCK, PART] of 32 random bits each, which follow from seed, row and column alone."""
     column = tl.zeros([BLOCK, PART], tl.int32) + tl.arange(0, PART)[None, :]
     low = (rows & 0x7FFFFFFF).to(tl.int32)[:, None] + column * 0
@@ -31,9 +31,14 @@ def draw(seed, rows, BLOCK: tl.constexpr, PART: tl.constexpr):
 
 @triton.jit
 def summed(
-    token_ptr, position_ptr, type_ptr, k: tl.constexpr, there,
-    H: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
+    token_ptr,
+    position_ptr,
+    type_ptr,
+    k: tl.constexpr,
+    there,
+    H: tl.constexpr,
+    PART: tl.constexpr,
+):
     """Part k of token + type + position in float32, [BLOCK, PART], from pointers to the rows of the three tables."""
     column = k * PART + tl.arange(0, PART)[None, :]
     mask = there[:, None] & (column < H)
@@ -51,11 +56,29 @@ def spread(vector_ptr, rows, k: tl.constexpr, H: tl.constexpr, PART: tl.constexp
 
 @triton.jit(do_not_specialize=["N", "S"])
 def forward_kernel(
-    ids_ptr, types_ptr, tokens_ptr, positions_ptr, kinds_ptr, gain_ptr, shift_ptr, out_ptr, mean_ptr, inverse_ptr,
-    seed_ptr, N, S, V, T, eps,
-    H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, TYPED: tl.constexpr, DROP: tl.constexpr,
+    ids_ptr,  # [B, S], int64
+    types_ptr,  # [B, S], int64; not read unless TYPED
+    tokens_ptr,  # [V, H], float32 or bfloat16
+    positions_ptr,  # [P, H], of tokens' type
+    kinds_ptr,  # [token types, H], of tokens' type
+    gain_ptr,  # [H], of tokens' type
+    shift_ptr,  # [H], of tokens' type
+    out_ptr,  # [B, S, H], of tokens' type, written
+    mean_ptr,  # [B S], float32, written
+    inverse_ptr,  # [B S], float32, written
+    seed_ptr,  # int64; not read where DROP is 0
+    N,
+    S,
+    V,
+    T,
+    eps,
+    H: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    TYPED: tl.constexpr,
+    DROP: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """out[n] = dropout(LayerNorm(tokens[ids[n]] + kinds[types[n]] + positions[n % S])).
 
     mean[n] and inverse[n], which is 1 / deviation, are kept for the backward. A row whose id or type is outside its
@@ -88,13 +111,13 @@ def forward_kernel(
     tl.store(inverse_ptr + rows, inverse, mask=there)
     words = ()
     if DROP > 0:
-        words = draw(tl.load(seed_ptr), rows, BLOCK, PART)
+        words = random_words(tl.load(seed_ptr), rows, BLOCK, PART)
     for k in tl.static_range(PARTS):
         column = k * PART + tl.arange(0, PART)[None, :]
         y = (x[k] - mean[:, None]) * inverse[:, None] * spread(gain_ptr, rows, k, H, PART)
         y += spread(shift_ptr, rows, k, H, PART)
         if DROP > 0:
-            y = y * kept(words, k, DROP)
+            y = y * keep_factor(words, k, DROP)
         to = out_ptr + rows[:, None] * H + column
         tl.store(to, y.to(out_ptr.dtype.element_ty), mask=there[:, None] & (column < H))
 
@@ -107,9 +130,22 @@ def nearest(index, count):
 
 @triton.jit
 def row_gradients(
-    dout_ptr, token_ptr, position_ptr, kind_ptr, gain_ptr, mean_ptr, inverse_ptr, rows, there, seed,
-    H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, DROP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    dout_ptr,
+    token_ptr,
+    position_ptr,
+    kind_ptr,
+    gain_ptr,
+    mean_ptr,
+    inverse_ptr,
+    rows,
+    there,
+    seed,
+    H: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    DROP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Of these rows, part by part: the gradient of the sum, of the LayerNorm's result, and the normalised sum.
 
     With y = gain z + shift and z = (x - mean) / deviation, g the gradient of y and h = gain g:
@@ -119,7 +155,7 @@ def row_gradients(
     inverse = tl.load(inverse_ptr + rows, mask=there, other=0.0)
     words = ()
     if DROP > 0:
-        words = draw(seed, rows, BLOCK, PART)
+        words = random_words(seed, rows, BLOCK, PART)
     g = ()
     z = ()
     h_mean = tl.zeros([BLOCK], tl.float32)
@@ -129,7 +165,7 @@ def row_gradients(
         mask = there[:, None] & (column < H)[None, :]
         dy = tl.load(dout_ptr + rows[:, None] * H + column[None, :], mask=mask, other=0.0).to(tl.float32)
         if DROP > 0:
-            dy = dy * kept(words, k, DROP)
+            dy = dy * keep_factor(words, k, DROP)
         x = summed(token_ptr, position_ptr, kind_ptr, k, there, H, PART)
         g = g + (dy,)
         z = z + (tl.where(mask, (x - mean[:, None]) * inverse[:, None], 0.0),)
@@ -149,11 +185,32 @@ def row_gradients(
 
 @triton.jit(do_not_specialize=["B", "S"])
 def position_kernel(
-    ids_ptr, types_ptr, tokens_ptr, positions_ptr, kinds_ptr, gain_ptr, mean_ptr, inverse_ptr, dout_ptr, seed_ptr,
-    narrow_ptr, sums_ptr, norm_ptr, B, S, V, KINDS,
-    H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, TYPED: tl.constexpr,
-    DROP: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
-):  # fmt: skip
+    ids_ptr,  # [B, S], int64
+    types_ptr,  # [B, S], int64; not read unless TYPED
+    tokens_ptr,  # [V, H], float32 or bfloat16
+    positions_ptr,  # [P, H], of tokens' type
+    kinds_ptr,  # [token types, H], of tokens' type
+    gain_ptr,  # [H], of tokens' type
+    mean_ptr,  # [B S], float32
+    inverse_ptr,  # [B S], float32
+    dout_ptr,  # [B, S, H], of tokens' type
+    seed_ptr,  # int64; not read where DROP is 0
+    narrow_ptr,  # [B S], int16, int32 or int64, written
+    sums_ptr,  # [groups, S, T, H], float32, written
+    norm_ptr,  # [groups, S, 2, H], float32, written
+    B,
+    S,
+    V,
+    KINDS,
+    H: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    T: tl.constexpr,
+    TYPED: tl.constexpr,
+    DROP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEPS: tl.constexpr,
+):
     """Of position s and a group of sequences: dx summed for each type into sums[group, type, s], dgain and dshift
     into norm[group, s]. A program takes one position of STEPS times BLOCK sequences.
 
@@ -182,9 +239,22 @@ def position_kernel(
         if TYPED:
             types = nearest(tl.load(types_ptr + rows, mask=there, other=0), KINDS)
         dx, g, z = row_gradients(
-            dout_ptr, tokens_ptr + ids * H, positions_ptr + (s + ids * 0) * H, kinds_ptr + types * H, gain_ptr,
-            mean_ptr, inverse_ptr, rows, there, seed, H, PART, PARTS, DROP, BLOCK,
-        )  # fmt: skip
+            dout_ptr,
+            tokens_ptr + ids * H,
+            positions_ptr + (s + ids * 0) * H,
+            kinds_ptr + types * H,
+            gain_ptr,
+            mean_ptr,
+            inverse_ptr,
+            rows,
+            there,
+            seed,
+            H,
+            PART,
+            PARTS,
+            DROP,
+            BLOCK,
+        )
         dx_next = ()
         gain_next = ()
         shift_next = ()
@@ -221,10 +291,22 @@ def column_sums(from_ptr, rows, column, WIDTH: tl.constexpr, H: tl.constexpr, BL
 
 @triton.jit(do_not_specialize=["S", "P", "groups"])
 def finish_kernel(
-    sums_ptr, norm_ptr, dpositions_ptr, dkinds_ptr, dgain_ptr, dshift_ptr, S, P, groups,
-    H: tl.constexpr, T: tl.constexpr, KINDS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    sums_ptr,  # [groups, S, T, H], float32
+    norm_ptr,  # [groups, S, 2, H], float32
+    dpositions_ptr,  # [P, H], of the tables' type, written
+    dkinds_ptr,  # [KINDS, H], of the tables' type, written
+    dgain_ptr,  # [H], of the tables' type, written
+    dshift_ptr,  # [H], of the tables' type, written
+    S,
+    P,
+    groups,
+    H: tl.constexpr,
+    T: tl.constexpr,
+    KINDS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr,
-):  # fmt: skip
+):
     """What :func:`position_kernel` left added up: dpositions, ROWS of them a program, and in the programs after these
     dkinds, dgain and dshift, whose sums over all positions are one for each column."""
     column = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -253,11 +335,30 @@ def finish_kernel(
 
 @triton.jit(do_not_specialize=["N", "S", "padding"])
 def token_kernel(
-    sorted_ptr, order_ptr, types_ptr, tokens_ptr, positions_ptr, kinds_ptr, gain_ptr, mean_ptr, inverse_ptr, dout_ptr,
-    seed_ptr, dtokens_ptr, partial_ptr, N, S, KINDS, padding,
-    H: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, TYPED: tl.constexpr, DROP: tl.constexpr,
+    sorted_ptr,  # [B S], the ids in order, int16, int32 or int64
+    order_ptr,  # [B S], the row of each, int64
+    types_ptr,  # [B, S], int64; not read unless TYPED
+    tokens_ptr,  # [V, H], float32 or bfloat16
+    positions_ptr,  # [P, H], of tokens' type
+    kinds_ptr,  # [token types, H], of tokens' type
+    gain_ptr,  # [H], of tokens' type
+    mean_ptr,  # [B S], float32
+    inverse_ptr,  # [B S], float32
+    dout_ptr,  # [B, S, H], of tokens' type
+    seed_ptr,  # int64; not read where DROP is 0
+    dtokens_ptr,  # [V, H], of tokens' type, written
+    partial_ptr,  # [chunks, 2, H], float32, written
+    N,
+    S,
+    KINDS,
+    padding,
+    H: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    TYPED: tl.constexpr,
+    DROP: tl.constexpr,
     CHUNK: tl.constexpr,
-):  # fmt: skip
+):
     """dtokens[v] = sum of dx over the rows whose id is v, in the order of the rows, for CHUNK rows sorted by id.
 
     A run of one id that lies within the chunk is written. Of one that goes on beyond it the part here is kept, in
@@ -280,9 +381,22 @@ def token_kernel(
         if TYPED:
             types = nearest(tl.load(types_ptr + rows), KINDS)
         found = row_gradients(
-            dout_ptr, tokens_ptr + (v + rows * 0) * H, positions_ptr + (rows % S) * H, kinds_ptr + types * H, gain_ptr,
-            mean_ptr, inverse_ptr, rows, rows >= 0, seed, H, PART, PARTS, DROP, 1,
-        )  # fmt: skip
+            dout_ptr,
+            tokens_ptr + (v + rows * 0) * H,
+            positions_ptr + (rows % S) * H,
+            kinds_ptr + types * H,
+            gain_ptr,
+            mean_ptr,
+            inverse_ptr,
+            rows,
+            rows >= 0,
+            seed,
+            H,
+            PART,
+            PARTS,
+            DROP,
+            1,
+        )
         dx = found[0]
         after = tl.load(sorted_ptr + at + 1, mask=at + 1 < N, other=-1).to(tl.int64)
         ends = after != v
@@ -302,9 +416,17 @@ def token_kernel(
 
 @triton.jit(do_not_specialize=["N", "chunks", "padding"])
 def join_kernel(
-    sorted_ptr, partial_ptr, dtokens_ptr, N, chunks, padding,
-    H: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
-):  # fmt: skip
+    sorted_ptr,  # [N], the ids in order, int16, int32 or int64
+    partial_ptr,  # [chunks, 2, H], float32
+    dtokens_ptr,  # [V, H], of the tables' type, written
+    N,
+    chunks,
+    padding,
+    H: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
     """dtokens of the id whose run begins in this chunk and goes on: the parts of all its chunks, BLOCK at a time."""
     chunk = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -323,9 +445,10 @@ def join_kernel(
             there = several < chunks
             same = tl.load(sorted_ptr + several * CHUNK, mask=there, other=-1).to(tl.int64) == v
             parts = tl.load(
-                partial_ptr + several[:, None] * 2 * H + column[None, :], mask=same[:, None] & (column < H)[None, :],
+                partial_ptr + several[:, None] * 2 * H + column[None, :],
+                mask=same[:, None] & (column < H)[None, :],
                 other=0.0,
-            )  # fmt: skip
+            )
             total += tl.sum(parts, 0)
             going = (tl.sum(same.to(tl.int32), 0) == BLOCK).to(tl.int32)
             c += BLOCK

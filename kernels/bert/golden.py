@@ -118,12 +118,19 @@ def hugging_face(config: Config, switches: Switches = BERT) -> Any:
         raise UsageError("transformers is missing; expected it as the reference: pip install -e '.[bert]'") from None
     activations = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
     made = BertConfig(
-        vocab_size=config.vocabulary, hidden_size=config.hidden, num_hidden_layers=config.layers,
-        num_attention_heads=config.heads, intermediate_size=config.width, hidden_act=activations[switches.activation],
-        hidden_dropout_prob=switches.dropout, attention_probs_dropout_prob=switches.attention_dropout,
-        max_position_embeddings=config.positions, type_vocab_size=config.types, layer_norm_eps=switches.eps,
+        vocab_size=config.vocabulary,
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.width,
+        hidden_act=activations[switches.activation],
+        hidden_dropout_prob=switches.dropout,
+        attention_probs_dropout_prob=switches.attention_dropout,
+        max_position_embeddings=config.positions,
+        type_vocab_size=config.types,
+        layer_norm_eps=switches.eps,
         pad_token_id=config.padding,
-    )  # fmt: skip
+    )
     return BertForMaskedLM(made)
 
 
@@ -142,11 +149,15 @@ def trained(words: Sequence[int] = ()) -> Any:
     sizes = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     model = hugging_face(
         Config(
-            len(words) or sizes["vocab_size"], sizes["hidden_size"], sizes["num_hidden_layers"],
-            sizes["num_attention_heads"], sizes["intermediate_size"], sizes["max_position_embeddings"],
+            len(words) or sizes["vocab_size"],
+            sizes["hidden_size"],
+            sizes["num_hidden_layers"],
+            sizes["num_attention_heads"],
+            sizes["intermediate_size"],
+            sizes["max_position_embeddings"],
             sizes["type_vocab_size"],
         )
-    )  # fmt: skip
+    )
     weights = load_file(folder / "model.safetensors")
     encoder = {f"bert.{name}": tensor for name, tensor in weights.items() if not name.startswith("pooler.")}
     encoder.pop("bert.embeddings.position_ids", None)  # 0 to 511, which the model counts itself
@@ -253,6 +264,12 @@ def sizes(model: Any) -> Config:
     """The sizes of Hugging Face's model."""
     c = model.config
     return Config(
-        c.vocab_size, c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.intermediate_size,
-        c.max_position_embeddings, c.type_vocab_size, c.pad_token_id or 0,
-    )  # fmt: skip
+        c.vocab_size,
+        c.hidden_size,
+        c.num_hidden_layers,
+        c.num_attention_heads,
+        c.intermediate_size,
+        c.max_position_embeddings,
+        c.type_vocab_size,
+        c.pad_token_id or 0,
+    )

@@ -26,7 +26,7 @@ ACTIVATIONS = {
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "relu": functional.relu,
 }
-CHOICES = {
+SWITCH_CHOICES = {
     "positions": ("learned", "sinusoidal"),
     "activation": tuple(ACTIVATIONS),
     "norm": ("post", "pre"),
@@ -96,7 +96,7 @@ class Switches:
     """Weights are drawn from N(0, 0.02^2); for `xavier`, all but the embeddings from Glorot's uniform distribution."""
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
+        for name, choices in SWITCH_CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name}: expected one of {', '.join(choices)}, got {getattr(self, name)!r}")
         for name in ("embedding_dropout", "dropout", "attention_dropout"):
@@ -108,14 +108,30 @@ class Switches:
 
 BERT = Switches()
 REPORT = Switches(
-    embedding_norm=False, embedding_dropout=0.0, positions="sinusoidal", position_factor=0.1, token_types=False,
-    activation="relu", attention_dropout=0.0, eps=1e-5, norm="pre", head_transform=False, initial="xavier",
-)  # fmt: skip
+    embedding_norm=False,
+    embedding_dropout=0.0,
+    positions="sinusoidal",
+    position_factor=0.1,
+    token_types=False,
+    activation="relu",
+    attention_dropout=0.0,
+    eps=1e-5,
+    norm="pre",
+    head_transform=False,
+    initial="xavier",
+)
 AUTHOR_FIX = replace(REPORT, scale_tokens=True, position_factor=1.0, activation="gelu", attention_dropout=0.1)
 VASWANI = Switches(
-    embedding_norm=False, positions="sinusoidal", scale_tokens=True, token_types=False, activation="relu",
-    attention_dropout=0.0, eps=1e-6, head_transform=False, initial="xavier",
-)  # fmt: skip
+    embedding_norm=False,
+    positions="sinusoidal",
+    scale_tokens=True,
+    token_types=False,
+    activation="relu",
+    attention_dropout=0.0,
+    eps=1e-6,
+    head_transform=False,
+    initial="xavier",
+)
 OPTION_B = replace(BERT, norm="pre", head_transform=False, initial="xavier")
 """The report's recommendation without its optional last step, Post-LN; what it does not list is as in its model."""
 PRESETS = {
@@ -193,10 +209,17 @@ class Embeddings(nn.Module):
             from kernels.bert import embedding  # kernels are imported where they run: on a CPU this model needs none
 
             return embedding.embed(
-                ids, types, scaled(self.tokens, scale), scaled(self.positions, self.switches.position_factor),
-                self.types, self.norm.weight, self.norm.bias, eps=self.switches.eps, dropout=rate,
+                ids,
+                types,
+                scaled(self.tokens, scale),
+                scaled(self.positions, self.switches.position_factor),
+                self.types,
+                self.norm.weight,
+                self.norm.bias,
+                eps=self.switches.eps,
+                dropout=rate,
                 padding=self.config.padding,
-            )  # fmt: skip
+            )
         x = scaled(functional.embedding(ids, self.tokens, padding_idx=self.config.padding), scale)
         if self.types is not None:
             x = x + functional.embedding(torch.zeros_like(ids) if types is None else types, self.types)
@@ -277,10 +300,10 @@ class MaskedLM(nn.Module):
         self.layers = nn.ModuleList(Layer(config, switches, fused, f"layers.{i}") for i in range(config.layers))
         self.norm = nn.LayerNorm(config.hidden, eps=switches.eps) if switches.norm == "pre" else None
         self.head = Head(config, switches)
-        self.draw()
+        self.initialise()
 
     @torch.no_grad()
-    def draw(self) -> None:
+    def initialise(self) -> None:
         """Initial weights from torch's global generator: biases 0, gains 1, all else as `initial` says."""
         normal = self.switches.initial == "normal"
         for name, p in self.named_parameters():
@@ -355,10 +378,15 @@ def count(config: Config, switches: Switches) -> dict[str, int]:
     with torch.device("meta"):
         model = MaskedLM(config, switches)
     parts = {
-        "tokens": ("embeddings.tokens",), "positions": ("embeddings.positions",), "types": ("embeddings.types",),
-        "embedding norm": ("embeddings.norm.",), "layers": ("layers.",), "final norm": ("norm.",),
-        "head transform": ("head.dense.", "head.norm."), "decoder bias": ("head.bias",),
-    }  # fmt: skip
+        "tokens": ("embeddings.tokens",),
+        "positions": ("embeddings.positions",),
+        "types": ("embeddings.types",),
+        "embedding norm": ("embeddings.norm.",),
+        "layers": ("layers.",),
+        "final norm": ("norm.",),
+        "head transform": ("head.dense.", "head.norm."),
+        "decoder bias": ("head.bias",),
+    }
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     return {
         part: sum(size for name, size in sizes.items() if name.startswith(starts)) for part, starts in parts.items()

@@ -61,9 +61,13 @@ def sentence_ids(sentence: Sentence, words: Any, length: int) -> Tensor:
 
 @torch.no_grad()
 def predict(
-    logits: Callable[[Tensor], Tensor], sentence: Sentence, words: Any, length: int, device: torch.device | str = "cpu",
+    logits: Callable[[Tensor], Tensor],
+    sentence: Sentence,
+    words: Any,
+    length: int,
+    device: torch.device | str = "cpu",
     best: int = 5,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The `best` words with logit and probability, and the right word's logit, probability and rank (1 is the first).
 
     `logits` takes ids [1, S] to [1, S, V]. Raises UsageError for a sentence without one [MASK], or that is too long.

@@ -117,8 +117,8 @@ class Data:
         self.tokens = tokens.vocabulary(self.corpus)
         self.training, self.validation = tokens.blocks(training, run.length), tokens.blocks(validation, run.length)
         if len(self.training) < run.batch or not len(self.validation):
-            had = f"{len(self.training)} and {len(self.validation)} blocks"
-            raise UsageError(f"batch: {run.batch} is not right; the corpus has {had} to train on and to validate")
+            blocks = f"{len(self.training)} blocks to train on and {len(self.validation)} to validate"
+            raise UsageError(f"batch: expected at most the corpus's {blocks}, 1 at least, got {run.batch}")
         self.masking = tokens.masking(self.tokens)
 
     @property
@@ -245,9 +245,12 @@ def _bar(steps: range, run: Run, progress: bool) -> Any:
 def _keep(path: Path, model: torch.nn.Module, optimizer: Any, losses: Tensor, step: int, seconds: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {
-        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses, "step": step,
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "losses": losses,
+        "step": step,
         "seconds": seconds,
-    }  # fmt: skip
+    }
     torch.save(state, path.with_suffix(".part"))
     path.with_suffix(".part").replace(path)
 
@@ -267,18 +270,25 @@ def _row(run: Run, data: Data, model: Any, losses: Tensor, seconds: float) -> di
     sentences = [REPORT, *held_out(data.corpus, data.tokens, run.length)]
     given = sentence_ids(REPORT, data.tokens, run.length).to(run.device)
     return {
-        "key": key(run), **asdict(run), "sources": sources(), "text": data.corpus.facts,
+        "key": key(run),
+        **asdict(run),
+        "sources": sources(),
+        "text": data.corpus.facts,
         "vocabulary_sha256": tokens.digest(data.tokens),
-        "parameters": sum(p.numel() for p in model.parameters()), "tokens": run.steps * run.batch * run.length,
-        "epoch_steps": data.epoch, "seconds": round(seconds, 1), "torch": torch.__version__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "tokens": run.steps * run.batch * run.length,
+        "epoch_steps": data.epoch,
+        "seconds": round(seconds, 1),
+        "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name() if run.device == "cuda" else None,
-        **evaluate(model, *data.held_out()), "input": inputs.measure(model, given).as_json(),
+        **evaluate(model, *data.held_out()),
+        "input": inputs.measure(model, given).as_json(),
         "loss_all_steps": float(curve.mean()),
         "loss_by_epoch": [float(part.mean()) for part in curve.split(data.epoch)],
         "loss_last": float(curve[-max(1, run.steps // 100) :].mean()),
         "curve": [round(float(part.mean()), 4) for part in curve.split(max(1, run.steps // 50))],
         "predictions": [predicted(model, sentence, data.tokens, run.length) for sentence in sentences],
-    }  # fmt: skip
+    }
 
 
 def predicted(model: Any, sentence: Sentence, words: Any, length: int) -> dict[str, Any]:

@@ -43,23 +43,23 @@ def cases(device: Device) -> Iterator[Case]:
 
 def _case(name: str, pair: Pair, device: Device) -> Case:
     observed, golden = pair
-    peers: dict[str, Callable[[], Any]] = {
+    baselines: dict[str, Callable[[], Any]] = {
         "ours: whywrong.compare": lambda: compare(observed, golden, bound=ALLOWED).ok
     }
     if device.is_cuda:
-        peers["ours, kernels only"] = partial(kernels_alone, observed, golden)
-        peers["torch.compile of the same statistics"] = partial(_compiled(), observed, golden)
-    peers["torch.testing.assert_close"] = partial(assert_close, observed, golden)
+        baselines["ours, kernels only"] = partial(kernels_alone, observed, golden)
+        baselines["torch.compile of the same statistics"] = partial(_compiled(), observed, golden)
+    baselines["torch.testing.assert_close"] = partial(assert_close, observed, golden)
     if not device.is_cuda and observed.dtype == golden.dtype:
-        peers["numpy.testing.assert_allclose"] = partial(_assert_allclose, observed, golden)
-    peers["read both"] = partial(read, observed, golden)
+        baselines["numpy.testing.assert_allclose"] = partial(_assert_allclose, observed, golden)
+    baselines["read both"] = partial(read, observed, golden)
     size = observed.numel() * (observed.element_size() + golden.element_size())
     return Case(
         kernel="compare",
         mode="forward",
         x_name="pair",
         x_value=f"{name}, {observed.numel() >> 20} Mi elements",
-        providers=[_provider(peer, run, observed) for peer, run in peers.items()],
+        providers=[_provider(baseline, run, observed) for baseline, run in baselines.items()],
         bytes=size,
         operations=0,
         graph=False,

@@ -58,7 +58,7 @@ def l1_norms(x: torch.Tensor, y: torch.Tensor) -> tuple[str, str]:
     return f"{float(x.double().abs().sum()):#.6g}", f"{float(y.double().abs().sum()):#.6g}"
 
 
-def error_of_right_product(rng: np.random.Generator, terms: int) -> float:
+def error_of_correct_product(rng: np.random.Generator, terms: int) -> float:
     """Largest error of a [32, terms] x [terms, 32] float32 product, summed one term after the other."""
     a = rng.standard_normal((32, terms), dtype=np.float32)
     b = rng.standard_normal((terms, 32), dtype=np.float32)

@@ -18,7 +18,7 @@ LENGTHS = tuple(2**k for k in range(17))
 DATA = ("mixed signs", "positive", "cancelling", "denormal products")
 ORDERS = ("sequential", "blocked", "shuffled")
 ROWS = COLUMNS = 12
-BEYOND = (1.01, 2.0, 10.0)
+ERROR_FACTORS = (1.01, 2.0, 10.0)
 """How many bounds an element is set off, one after the other."""
 
 
@@ -132,7 +132,7 @@ def tally(cases: Iterable[tuple[str, int, torch.Tensor, torch.Tensor, Bound]], r
         below = structure(observed.double() - golden, golden, bound)
         before = len(bits)
         bits.add(observed.view(torch.uint8).numpy().tobytes())
-        missed = [not _caught(observed, golden, bound, times, rng) for times in BEYOND]
+        missed = [not _caught(observed, golden, bound, times, rng) for times in ERROR_FACTORS]
         row = (length, len(bits) > before, not elements.ok, not below.ok, elements.bound_used, missed)
         kinds.setdefault(kind, []).append(row)
     return [_summary(kind, rows) for kind, rows in kinds.items()]
@@ -162,7 +162,7 @@ def alarms(tallies: Sequence[Tally]) -> int:
 
 def missed(tallies: Sequence[Tally]) -> dict[float, int]:
     """For each of BEYOND, how many of the elements that were set so far off were not reported."""
-    return {times: sum(t.missed[i] for t in tallies) for i, times in enumerate(BEYOND)}
+    return {times: sum(t.missed[i] for t in tallies) for i, times in enumerate(ERROR_FACTORS)}
 
 
 def largest_shares(tallies: Sequence[Tally]) -> dict[str, dict[int, float]]:
@@ -183,7 +183,7 @@ def tally_table(tallies: Sequence[Tally]) -> Table:
         "flagged, by elements",
         "flagged, by structure",
         "largest error / tolerance",
-        *(f"missed at {times:g} times that" for times in BEYOND),
+        *(f"missed at {times:g} times that" for times in ERROR_FACTORS),
     )
     rows = [
         (t.kind, t.cases, t.different, t.elementwise, t.structure, max(t.used.values()), *t.missed) for t in tallies

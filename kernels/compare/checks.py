@@ -27,14 +27,14 @@ TOLERANCES = {"float32": (1.3e-6, 1e-5), "float16": (1e-3, 1e-5), "tf32": (1e-3,
 """Relative and absolute, torch.testing.assert_close's own; TF32 has as many digits as float16."""
 
 
-def first_wrong(observed: Trace, golden: Golden, promised: Precision, reference: str = RERUN) -> str | None:
+def first_wrong(observed: Trace, golden: Golden, declared: Precision, reference: str = RERUN) -> str | None:
     """The first step that `whywrong.localise` flags, against the re-run reference or its stored values alone."""
-    return localise(observed, golden if reference == RERUN else golden.trace(), precision=promised).first
+    return localise(observed, golden if reference == RERUN else golden.trace(), precision=declared).first
 
 
-def narrowest(promised: Precision) -> str:
+def narrowest(declared: Precision) -> str:
     """The format with the fewest digits that a precision names: what a user would choose a tolerance for."""
-    formats = [kind for kind in (promised.storage, promised.products) if kind in TOLERANCES]
+    formats = [kind for kind in (declared.storage, declared.products) if kind in TOLERANCES]
     return max(["float32", *formats], key=lambda kind: TOLERANCES[kind][0])
 
 
@@ -97,12 +97,12 @@ def rerun(golden: Golden, observed: Trace) -> dict[str, Tensor]:
     return again
 
 
-def differences(observed: Trace, reference: Mapping[str, Tensor], promised: Precision) -> dict[str, dict[str, float]]:
+def differences(observed: Trace, reference: Mapping[str, Tensor], declared: Precision) -> dict[str, dict[str, float]]:
     """For each of CHECKS and each step of the reference its number.
 
     Infinite where the two disagree on what is not finite, or shapes differ. Steps of whole numbers are left out.
     """
-    kind = narrowest(promised)
+    kind = narrowest(declared)
     numbers: dict[str, dict[str, float]] = {check: {} for check in CHECKS}
     for step, right in reference.items():
         if not right.is_floating_point():

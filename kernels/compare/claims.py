@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kernels.compare import right_programs
+from kernels.compare import correct_programs
 from kernels.compare.blind_spots import LARGEST_TOLERANCE, SMALLEST_TOLERANCE, Passes
-from kernels.compare.calibration import BEYOND, Tally, alarms, missed
+from kernels.compare.calibration import ERROR_FACTORS, Tally, alarms, missed
 from kernels.compare.checks import CHECKS, LABKIT, REFERENCES, STORED
 from kernels.compare.speed import Speed, recorded_ratios
 from kernels.compare.trials import (
     Trial,
-    accused,
     as_good_as_labkit,
     at_full_strength,
     detection,
+    flagged,
     score,
     sizes_and_draws,
-    without_accusing,
+    without_false_positives,
 )
 from labkit import Ledger
 
@@ -66,7 +66,7 @@ def settle_products(ledger: Ledger, tallies: Sequence[Tally]) -> None:
     misses = missed(tallies)
     ledger.settle(
         "every_element_beyond_is_caught",
-        misses[BEYOND[-1]] == 0,
+        misses[ERROR_FACTORS[-1]] == 0,
         cases=cases,
         times=[f"{times:g}" for times in misses],
         missed=list(misses.values()),
@@ -83,9 +83,9 @@ def settle_localising(ledger: Ledger, done: Sequence[Trial]) -> None:
     tenfold = score([t for t in done if t.strength == 10.0], LABKIT)
     right = tenfold.right_step == tenfold.faults
     ledger.settle("ten_times_the_smallest_is_found", right, right_step=tenfold.right_step, faults=tenfold.faults)
-    names = accused(done, LABKIT)
-    ledger.settle("no_clean_run_is_called_wrong", not names, accused=at_once.accused, clean=at_once.clean, names=names)
-    stored, rerun = (score(at_full_strength(done), "torch.testing.assert_close", which).accused for which in REFERENCES)
+    names = flagged(done, LABKIT)
+    ledger.settle("no_clean_run_is_called_wrong", not names, accused=at_once.flagged, clean=at_once.clean, names=names)
+    stored, rerun = (score(at_full_strength(done), "torch.testing.assert_close", which).flagged for which in REFERENCES)
     ledger.settle(
         "assert_close_cries_wolf",
         stored > QUARTER * at_once.clean,
@@ -95,9 +95,9 @@ def settle_localising(ledger: Ledger, done: Sequence[Trial]) -> None:
     )
 
 
-def settle_right_programs(ledger: Ledger, record: Mapping[str, Any], stated: float = right_programs.STATED) -> None:
+def settle_correct_programs(ledger: Ledger, record: Mapping[str, Any], stated: float = correct_programs.STATED) -> None:
     """Settle how often fresh correct programs are flagged, from the record of many."""
-    rates = [{"storage": storage} | rate for storage, rate in right_programs.accused(record).items()]
+    rates = [{"storage": storage} | rate for storage, rate in correct_programs.flagged(record).items()]
     beyond = [rate["storage"] for rate in rates if rate["interval"][0] > stated]
     undecided = [rate["storage"] for rate in rates if rate["interval"][0] <= stated < rate["interval"][1]]
     measured = {"rates": rates, "all": record["accused"], "date": record["date"], "open": undecided}
@@ -137,10 +137,10 @@ def metrics(done: Sequence[Trial], strengths: Mapping[str, float], record: Mappi
         "detection": list(at_strength.items()),
         "identified_at_ten": at_strength[10.0],
         "clean": own.clean,
-        "clean_called_wrong": own.accused,
-        "clean_called_wrong_by_steps_alone": score(at_full_strength(done), LABKIT, STORED).accused,
+        "clean_called_wrong": own.flagged,
+        "clean_called_wrong_by_steps_alone": score(at_full_strength(done), LABKIT, STORED).flagged,
         "checks": len(CHECKS),
         "checks_as_good": as_good_as_labkit(done),
-        "identified_without_accusing": {which: without_accusing(done, which) for which in REFERENCES},
-        "accused": {name: rate["count"] / rate["of"] for name, rate in right_programs.accused(record).items()},
+        "identified_without_accusing": {which: without_false_positives(done, which) for which in REFERENCES},
+        "accused": {name: rate["count"] / rate["of"] for name, rate in correct_programs.flagged(record).items()},
     }

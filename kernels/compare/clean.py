@@ -21,7 +21,7 @@ class Difference:
     system: str
     ways: dict[str, Way] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
-    promised: Precision = field(default_factory=Precision)
+    declared: Precision = field(default_factory=Precision)
     scale: float = 1.0
     """A factor on the floating-point inputs."""
     offset: float = 0.0
@@ -98,37 +98,37 @@ BF16 = Precision(storage="bfloat16", products="bfloat16", eager=True)
 FP16 = Precision(storage="float16", products="float16", eager=True)
 
 CLEAN = (
-    Difference("float32 as it is", "attention", promised=FP32),
-    Difference("float32 as it is", "layernorm", promised=FP32),
-    Difference("float32 as it is", "cross_entropy", promised=FP32),
-    Difference("float32 as it is", "adam", promised=FP32),
-    Difference("sums in sequence", "attention", {"qk": lambda x, s: _sequential(s["q"], s["kt"])}, promised=FP32),
-    Difference("sums in blocks, split K", "attention", {"pv": _split_k}, promised=FP32),
-    Difference("sums in shuffled order", "attention", {"qk": lambda x, s: _shuffled(s["q"], s["kt"])}, promised=FP32),
-    Difference("compensated sums (Kahan)", "attention", {"qk": lambda x, s: _kahan(s["q"], s["kt"])}, promised=FP32),
-    Difference("online softmax", "attention", {"probs": _online}, promised=FP32),
-    Difference("softmax by powers of two", "attention", {"probs": _base_two}, promised=FP32),
+    Difference("float32 as it is", "attention", declared=FP32),
+    Difference("float32 as it is", "layernorm", declared=FP32),
+    Difference("float32 as it is", "cross_entropy", declared=FP32),
+    Difference("float32 as it is", "adam", declared=FP32),
+    Difference("sums in sequence", "attention", {"qk": lambda x, s: _sequential(s["q"], s["kt"])}, declared=FP32),
+    Difference("sums in blocks, split K", "attention", {"pv": _split_k}, declared=FP32),
+    Difference("sums in shuffled order", "attention", {"qk": lambda x, s: _shuffled(s["q"], s["kt"])}, declared=FP32),
+    Difference("compensated sums (Kahan)", "attention", {"qk": lambda x, s: _kahan(s["q"], s["kt"])}, declared=FP32),
+    Difference("online softmax", "attention", {"probs": _online}, declared=FP32),
+    Difference("softmax by powers of two", "attention", {"probs": _base_two}, declared=FP32),
     Difference(
         "TF32 products, declared",
         "attention",
         {"qk": lambda x, s: _cut(s["q"]) @ _cut(s["kt"]), "pv": lambda x, s: _cut(s["probs"]) @ _cut(s["v"])},
-        promised=TF32,
+        declared=TF32,
     ),
-    Difference("stored in bfloat16", "attention", dtype=torch.bfloat16, promised=BF16),
-    Difference("stored in float16", "attention", dtype=torch.float16, promised=FP16),
-    Difference("stored in bfloat16", "cross_entropy", dtype=torch.bfloat16, promised=BF16),
-    Difference("stored in float16", "layernorm", dtype=torch.float16, promised=FP16),
-    Difference("two-pass variance", "layernorm", {"normal": _two_pass}, promised=FP32),
-    Difference("large mean, ill-conditioned", "layernorm", promised=FP32, offset=300.0),
-    Difference("large magnitudes", "layernorm", promised=FP32, scale=1e6),
-    Difference("large logits, confident", "cross_entropy", promised=FP32, scale=6.0),
-    Difference("tiny gradients, denormals", "adam", promised=FP32, scale=1e-18),
+    Difference("stored in bfloat16", "attention", dtype=torch.bfloat16, declared=BF16),
+    Difference("stored in float16", "attention", dtype=torch.float16, declared=FP16),
+    Difference("stored in bfloat16", "cross_entropy", dtype=torch.bfloat16, declared=BF16),
+    Difference("stored in float16", "layernorm", dtype=torch.float16, declared=FP16),
+    Difference("two-pass variance", "layernorm", {"normal": _two_pass}, declared=FP32),
+    Difference("large mean, ill-conditioned", "layernorm", declared=FP32, offset=300.0),
+    Difference("large magnitudes", "layernorm", declared=FP32, scale=1e6),
+    Difference("large logits, confident", "cross_entropy", declared=FP32, scale=6.0),
+    Difference("tiny gradients, denormals", "adam", declared=FP32, scale=1e-18),
     Difference(
         "denormals flushed, declared",
         "adam",
         {f"t{t}.v": _flushed for t in (1, 2, 3)},
         scale=1e-18,
-        promised=Precision(flush=True),
+        declared=Precision(flush=True),
     ),
-    Difference("large scores", "attention", promised=FP32, scale=4.0),
+    Difference("large scores", "attention", declared=FP32, scale=4.0),
 )

@@ -17,8 +17,8 @@ from scipy.stats import fisher_exact
 
 from kernels.compare.calibration import INSTRUMENTS, Tally, alarms, largest_shares
 from kernels.compare.checks import CHECKS, LABKIT, REFERENCES, RERUN, STORED
-from kernels.compare.right_programs import STATED, accused, identified
-from kernels.compare.trials import SHAPES, Trial, detection, without_accusing
+from kernels.compare.correct_programs import STATED, flagged, identified
+from kernels.compare.trials import SHAPES, Trial, detection, without_false_positives
 from labkit.session.wording import count, digits, percent
 from whywrong.drawing import plots
 
@@ -29,7 +29,9 @@ TENFOLD = 10.0
 def plot_identified(done: Sequence[Trial], where: str) -> Figure:
     """For labkit and each check the share of faults identified with no correct run flagged; by reference."""
     shares = {
-        which: {name: math.nan if share is None else share for name, share in without_accusing(done, which).items()}
+        which: {
+            name: math.nan if share is None else share for name, share in without_false_positives(done, which).items()
+        }
         for which in REFERENCES
     }
     names = [LABKIT, *sorted(CHECKS, key=lambda check: shares[RERUN][check], reverse=True)]
@@ -44,7 +46,7 @@ def plot_identified(done: Sequence[Trial], where: str) -> Figure:
             x = max(rerun, stored)  # the first where the second is nan
             axes.annotate(f"{rerun:.0f}%", (x, y), (8, -3), textcoords="offset points", fontsize=8)
     best = max(shares[which][check] for which in REFERENCES for check in CHECKS)
-    finite = [share for by_judge in shares.values() for share in by_judge.values() if math.isfinite(share)]
+    finite = [share for by_check in shares.values() for share in by_check.values() if math.isfinite(share)]
     axes.set(yticks=range(len(names)), yticklabels=names, xlim=(0.0, 130.0 * max(finite, default=1.0) or 1.0))
     axes.set_title(f"With no correct run flagged, the other checks identify {percent(best)} of the faults at most")
     axes.set_xlabel("faults identified at their step, whole and scaled down (%)")
@@ -94,10 +96,10 @@ def differ_by_chance(first: float, of_first: int, second: float, of_second: int)
     return float(fisher_exact([[k, n - k] for k, n in hits]).pvalue) if len(hits) == 2 else 1.0
 
 
-def plot_right_programs(record: Mapping[str, Any]) -> Figure:
+def plot_correct_programs(record: Mapping[str, Any]) -> Figure:
     """Left, the share of correct programs that are flagged, by storage; right, of faults identified, by size."""
     figure, (left, right) = plots.figure(1, 2, width=9.5, height=3.2)
-    rates = accused(record)
+    rates = flagged(record)
     for y, (colour, rate) in enumerate(zip(plots.COLOURS, rates.values(), strict=False)):
         share, (low, high) = rate["count"] / rate["of"], rate["interval"]
         left.plot([1e2 * low, 1e2 * high], [y, y], color=colour, linewidth=2)
@@ -132,9 +134,9 @@ def plot_largest_shares(tallies: Sequence[Tally], where: str) -> Figure:
     axes.text(1.0, 1.05, "tolerance", color=plots.RED, fontsize=8, va="bottom")
     longest = list(tallies[0].used)[-1]
     used = [by_length[longest] for by_length in shares.values()]
-    accusations = alarms(tallies)
+    false_positives = alarms(tallies)
     message = f"The longest sums use {percent(min(used))} to {percent(max(used))} of the tolerance"
-    axes.set_title(f"{accusations} correct products are flagged" if accusations else message)
+    axes.set_title(f"{false_positives} correct products are flagged" if false_positives else message)
     axes.set(xlabel="length K of the sums", ylabel="largest error (share of the tolerance)", ylim=(None, 2.0))
     axes.legend(fontsize=7, loc="lower left")
     plots.caption(figure, f"{count(sum(t.cases for t in tallies))} correct products; {where}")

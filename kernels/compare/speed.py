@@ -50,7 +50,8 @@ def measure_speed(device: Device) -> Speed:
 def records() -> list[dict[str, str]]:
     """A row a record of the benchmark: date, GPU, us of each provider."""
     with RECORDS.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+        rows = list(csv.DictReader(file))
+    return [{name.replace("labkit.compare", "whywrong.compare"): value for name, value in row.items()} for row in rows]
 
 
 def recorded_ratios() -> list[float]:

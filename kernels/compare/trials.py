@@ -57,14 +57,14 @@ class Trial:
     localised: dict[str, str | None]
     numbers: dict[str, dict[str, dict[str, float]]]
 
-    def first(self, judge: str, reference: str = RERUN, threshold: float | None = None) -> str | None:
+    def first(self, check: str, reference: str = RERUN, threshold: float | None = None) -> str | None:
         """The first step that labkit or a check flags; `threshold` in place of the one in use."""
-        if judge == LABKIT:
+        if check == LABKIT:
             return self.localised[reference]
-        return first_above(self.numbers[reference][judge], CHECKS[judge][1] if threshold is None else threshold)
+        return first_above(self.numbers[reference][check], CHECKS[check][1] if threshold is None else threshold)
 
 
-JUDGES = (LABKIT, *CHECKS)
+ALL_CHECKS = (LABKIT, *CHECKS)
 
 FAULT_FOR = {
     "elements": ("one Inf", None),
@@ -140,7 +140,9 @@ def _changed(fault: Fault, value: Tensor, steps: dict[str, Tensor]) -> Tensor:
 
 def whole_strengths(size: Size, seed: int, device: str) -> dict[str, float]:
     """The strength of each fault as it is planted whole; those without one, since they are not finite, are left out."""
-    strengths = {fault.name: _whole_strength(fault, drawn(fault.system, size, seed, device)) for fault in FAULTS}
+    strengths = {
+        fault.name: _whole_strength(fault, sample_inputs(fault.system, size, seed, device)) for fault in FAULTS
+    }
     return {name: strength for name, strength in strengths.items() if 0.0 < strength < float("inf")}
 
 
@@ -168,7 +170,7 @@ def observed_for(instrument: str) -> tuple[Fault, dict[str, Tensor], Trace]:
     """The fault that only this instrument sees, the inputs, and the run in which it is planted; on the CPU."""
     name, strength = FAULT_FOR[instrument]
     fault = next(fault for fault in FAULTS if fault.name == name)
-    x = drawn(fault.system, SIZES[1], 0, "cpu")
+    x = sample_inputs(fault.system, SIZES[1], 0, "cpu")
     planted = (observed_fault(fault, x),) if strength is None else observed_scaled(fault, x, strength)
     assert planted is not None, "the strengths of FAULT_FOR are below those of the whole faults"
     return fault, x, planted[0]
@@ -208,23 +210,23 @@ def trials(
     for size in sizes:
         for seed in seeds:
             for fault in FAULTS:
-                x = drawn(fault.system, size, seed, device)
-                reference = golden(fault.system, drawn(fault.system, size, seed, "cpu"))
+                x = sample_inputs(fault.system, size, seed, device)
+                reference = golden(fault.system, sample_inputs(fault.system, size, seed, "cpu"))
                 cases = [(None, observed_fault(fault, x), "")]
                 for strength in strengths if size == sizes[0] else ():
                     planted = observed_scaled(fault, x, strength)
                     cases += [(strength, *planted)] if planted else []
                 for strength, observed, shape in cases:
-                    judged = _checked(observed, reference, FP32)
-                    yield Trial(fault.name, fault.system, size, fault.step, strength, shape, *judged)
+                    checked = _checked(observed, reference, FP32)
+                    yield Trial(fault.name, fault.system, size, fault.step, strength, shape, *checked)
             for way in CLEAN:
-                x = drawn(way.system, size, seed, device, way)
-                reference = golden(way.system, drawn(way.system, size, seed, "cpu", way))
-                judged = _checked(observed_clean(way, x), reference, way.promised)
-                yield Trial(way.name, way.system, size, None, None, "", *judged)
+                x = sample_inputs(way.system, size, seed, device, way)
+                reference = golden(way.system, sample_inputs(way.system, size, seed, "cpu", way))
+                checked = _checked(observed_clean(way, x), reference, way.declared)
+                yield Trial(way.name, way.system, size, None, None, "", *checked)
 
 
-def drawn(system: str, size: Size, seed: int, device: str, way: Difference | None = None) -> dict[str, Tensor]:
+def sample_inputs(system: str, size: Size, seed: int, device: str, way: Difference | None = None) -> dict[str, Tensor]:
     """Inputs of a system, scaled and moved as a clean difference has it."""
     generator = torch.Generator().manual_seed(seed)
     x = inputs(system, size, generator, way.dtype if way else torch.float32)
@@ -234,15 +236,15 @@ def drawn(system: str, size: Size, seed: int, device: str, way: Difference | Non
 
 
 def _checked(
-    observed: Trace, reference: Golden, promised: Precision
+    observed: Trace, reference: Golden, declared: Precision
 ) -> tuple[dict[str, str | None], dict[str, dict[str, dict[str, float]]]]:
     """What labkit reports and the numbers of the checks, each against both references."""
     observed = Trace({name: observed[name].cpu() for name in observed.names})
     with few_threads(0):  # whatever the machine: the steps are small
-        localised = {which: first_wrong(observed, reference, promised, which) for which in REFERENCES}
+        localised = {which: first_wrong(observed, reference, declared, which) for which in REFERENCES}
         again = rerun(reference, observed)
         values = {STORED: {name: reference[name] for name in again}, RERUN: again}
-        return localised, {which: differences(observed, values[which], promised) for which in REFERENCES}
+        return localised, {which: differences(observed, values[which], declared) for which in REFERENCES}
 
 
 def counted(cases: Iterable[Any], every: int = 10) -> list[Any]:
@@ -270,14 +272,14 @@ class Score:
     reported: int
     right_step: int
     faults: int
-    accused: int
+    flagged: int
     clean: int
 
 
-def score(done: Sequence[Trial], judge: str, reference: str = RERUN, threshold: float | None = None) -> Score:
+def score(done: Sequence[Trial], check: str, reference: str = RERUN, threshold: float | None = None) -> Score:
     """The score of labkit or of a check, at the threshold in use unless another is given."""
-    faults = [(t.first(judge, reference, threshold), t.truth) for t in done if t.truth is not None]
-    clean = [t.first(judge, reference, threshold) for t in done if t.truth is None]
+    faults = [(t.first(check, reference, threshold), t.truth) for t in done if t.truth is not None]
+    clean = [t.first(check, reference, threshold) for t in done if t.truth is None]
     reported = sum(first is not None for first, _ in faults)
     right_step = sum(first == truth for first, truth in faults)
     return Score(reported, right_step, len(faults), sum(first is not None for first in clean), len(clean))
@@ -294,9 +296,9 @@ def sizes_and_draws(done: Sequence[Trial]) -> tuple[int, int]:
     return len({size for _, size in tried}), len(tried) // len(set(tried))
 
 
-def accused(done: Sequence[Trial], judge: str, reference: str = RERUN) -> list[str]:
+def flagged(done: Sequence[Trial], check: str, reference: str = RERUN) -> list[str]:
     """The clean differences that labkit or a check flags, by system and name, each once."""
-    return sorted({f"{t.system}: {t.kind}" for t in done if t.truth is None and t.first(judge, reference)})
+    return sorted({f"{t.system}: {t.kind}" for t in done if t.truth is None and t.first(check, reference)})
 
 
 def score_table(done: Sequence[Trial]) -> Table:
@@ -306,16 +308,16 @@ def score_table(done: Sequence[Trial]) -> Table:
         "faults scaled down": [t for t in done if t.strength is not None],
     }
     rows = []
-    for judge in JUDGES:
-        row = [judge]
+    for check in ALL_CHECKS:
+        row = [check]
         for part in parts.values():
-            row += [f"{s.right_step} of {s.faults}" for s in (score(part, judge, which) for which in REFERENCES)]
+            row += [f"{s.right_step} of {s.faults}" for s in (score(part, check, which) for which in REFERENCES)]
         row += [
-            f"{s.accused} of {s.clean}" for s in (score(at_full_strength(done), judge, which) for which in REFERENCES)
+            f"{s.flagged} of {s.clean}" for s in (score(at_full_strength(done), check, which) for which in REFERENCES)
         ]
         rows.append(row)
     names = [f"{what}, {which}" for what in (*parts, "correct runs flagged") for which in REFERENCES]
-    return Table(("judge", *names), rows)
+    return Table(("check", *names), rows)
 
 
 def roc(done: Sequence[Trial], check: str, reference: str = RERUN) -> list[tuple[float, float]]:
@@ -325,16 +327,16 @@ def roc(done: Sequence[Trial], check: str, reference: str = RERUN) -> list[tuple
     """
     clean = sorted({max(t.numbers[reference][check].values()) for t in done if t.truth is None})
     scores = [score(done, check, reference, threshold) for threshold in (-1.0, *clean)]
-    return [(s.accused / s.clean, s.right_step / s.faults) for s in scores]
+    return [(s.flagged / s.clean, s.right_step / s.faults) for s in scores]
 
 
-def without_accusing(done: Sequence[Trial], reference: str) -> dict[str, float | None]:
+def without_false_positives(done: Sequence[Trial], reference: str) -> dict[str, float | None]:
     """The share of faults that each identifies at the smallest tolerance at which it flags no clean run.
 
     labkit has no tolerance to choose: its share is as it is, and None if it flags a clean run.
     """
     own = score(done, LABKIT, reference)
-    shares = {LABKIT: None if own.accused else own.right_step / own.faults}
+    shares = {LABKIT: None if own.flagged else own.right_step / own.faults}
     return shares | {check: roc(done, check, reference)[-1][1] for check in CHECKS}
 
 
@@ -344,21 +346,21 @@ def as_good_as_labkit(done: Sequence[Trial]) -> list[str]:
     labkit has the re-run reference, and so has the check, or the stored one.
     """
     own = score(done, LABKIT)
-    accused, identified = own.accused / own.clean, own.right_step / own.faults
+    positives, identified = own.flagged / own.clean, own.right_step / own.faults
 
     def reached(check: str, reference: str) -> bool:
-        return any(x <= accused and y >= identified for x, y in roc(done, check, reference))
+        return any(x <= positives and y >= identified for x, y in roc(done, check, reference))
 
     return [f"{check}, {which}" for which in REFERENCES for check in CHECKS if reached(check, which)]
 
 
 def detection(
-    done: Sequence[Trial], judge: str, reference: str = RERUN, shape: str | None = None
+    done: Sequence[Trial], check: str, reference: str = RERUN, shape: str | None = None
 ) -> list[tuple[float, float]]:
     """(strength, share of faults of that strength and shape identified at their step), strengths that occur."""
     cases = [t for t in done if t.strength is not None and shape in (None, t.shape)]
     strengths = sorted({t.strength for t in cases if t.strength is not None})
-    return [(m, _share(cases, m, lambda t: t.first(judge, reference) == t.truth)) for m in strengths]
+    return [(m, _share(cases, m, lambda t: t.first(check, reference) == t.truth)) for m in strengths]
 
 
 def _share(cases: Sequence[Trial], strength: float, holds: Callable[[Trial], bool]) -> float:
@@ -370,10 +372,12 @@ def mistakes(done: Sequence[Trial], reference: str = RERUN) -> Table:
     """Whole faults and clean differences that are checked wrongly at the tolerance in use: a row a case, how often."""
     rows: dict[tuple[str, str, str], dict[str, list[int]]] = {}
     for t in at_full_strength(done):
-        row = rows.setdefault(("fault" if t.truth else "clean", t.system, t.kind), {judge: [0, 0] for judge in JUDGES})
-        for judge, count in row.items():
-            count[0] += t.first(judge, reference) != t.truth
+        row = rows.setdefault(
+            ("fault" if t.truth else "clean", t.system, t.kind), {check: [0, 0] for check in ALL_CHECKS}
+        )
+        for check, count in row.items():
+            count[0] += t.first(check, reference) != t.truth
             count[1] += 1
     cells = [(*key, *(f"{n} of {total}" if n else "" for n, total in row.values())) for key, row in rows.items()]
     title = f"cases checked wrongly, reference {reference}"
-    return Table(("", "system", "case", *JUDGES), [row for row in cells if any(row[3:])], title=title)
+    return Table(("", "system", "case", *ALL_CHECKS), [row for row in cells if any(row[3:])], title=title)

@@ -200,7 +200,7 @@ def flops_per_token(sizes: Model, length: int, recomputed: bool) -> float:
     return 6 * (count(sizes) - sizes.vocabulary * sizes.dim) + attention
 
 
-CHOICES = {
+SETTING_CHOICES = {
     "precision": ("bfloat16", "float32", "float64"),
     "device": ("auto", "cpu", "cuda"),
     "parallel": ("ddp", "fsdp"),
@@ -288,8 +288,8 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Any:
         try:
             place[name] = yaml.load(value, _Once)
         except (yaml.YAMLError, ValueError, RecursionError):
-            right = "expected key=value, the value in YAML"
-            raise UsageError(f"{'.'.join(map(named, key.split('.')))}: its value is not right; {right}") from None
+            name = ".".join(map(named, key.split(".")))
+            raise UsageError(f"{name}: expected key=value with the value in YAML") from None
     return raw
 
 
@@ -374,7 +374,7 @@ def _value(hint: Any, value: Any, key: str, findings: list[Finding]) -> Any:
             return value
     elif hint in (str, bool):
         written = str(value).isprintable() and value != ""
-        if isinstance(value, hint) and written and value in CHOICES.get(key, (value,)):
+        if isinstance(value, hint) and written and value in SETTING_CHOICES.get(key, (value,)):
             return value
         if value == "" and key == "evaluation.folder":
             return value
@@ -413,8 +413,8 @@ def _wanted(hint: Any, key: str) -> str:
     if dataclasses.is_dataclass(inner):
         names = ", ".join(f.name for f in dataclasses.fields(typing.cast(type, inner)))
         return f"settings ({names})" + ("" if inner is hint else f", or the word {NONE}")
-    if key in CHOICES:
-        return f"one of {', '.join(CHOICES[key])}"
+    if key in SETTING_CHOICES:
+        return f"one of {', '.join(SETTING_CHOICES[key])}"
     word = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(hint, "a list of texts")
     if key in LEAST:
         word += f", {LEAST[key]:g} or more" if key not in MOST else f" from {LEAST[key]:g} to {MOST[key]:g}"

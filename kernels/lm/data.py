@@ -38,8 +38,8 @@ class Sequences:
         if self.count < given.batch:
             key, value = ("batch", given.batch) if self.count else ("length", given.length)
             raise UsageError(
-                f"data.{key}: {value} is not right; {given.folder} holds {self.count} sequences of "
-                f"{given.length} tokens; expected at most that many, shorter ones, or more text"
+                f"data.{key}: expected at most {self.count} sequences of {given.length} tokens, as {given.folder} "
+                f"holds, shorter ones, or more text, got {value}"
             )
         self.digest = hashlib.sha256(self.tokens.tobytes()).hexdigest()[:16]
         self._order = lru_cache(2)(self._permutation)

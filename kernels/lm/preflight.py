@@ -35,7 +35,7 @@ def refuse(path: Path, overrides: list[str], processes: int = 1) -> Config:
     """The configuration of a file if all is well with it. UsageError with a line for each finding otherwise."""
     from labkit.session.secrets import refuse_secrets
 
-    # first, since what is said of a file that is not right may hold a word of it
+    # first, since the message about a faulty file may contain a word of it
     refuse_secrets(str(path), "\n".join([configs.text(path), *overrides]))
     raw = configs.read(path, overrides)
     config, findings = check(raw, processes)
@@ -46,11 +46,11 @@ def refuse(path: Path, overrides: list[str], processes: int = 1) -> Config:
 
 def launched() -> dict[str, int]:
     """What torchrun says of this process; of the only one where it says nothing. UsageError where it cannot be so."""
-    world = os.environ.get("WORLD_SIZE", "1")
-    others = {"RANK": "0" if world == "1" else "", "LOCAL_WORLD_SIZE": world, "LOCAL_RANK": "0"}
-    said = {"WORLD_SIZE": world} | {name: os.environ.get(name, other) for name, other in others.items()}
-    found = {name: int(value) if value.isascii() and value.isdigit() else -1 for name, value in said.items()}
-    for name, value in said.items():
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    others = {"RANK": "0" if world_size == "1" else "", "LOCAL_WORLD_SIZE": world_size, "LOCAL_RANK": "0"}
+    settings = {"WORLD_SIZE": world_size} | {name: os.environ.get(name, other) for name, other in others.items()}
+    found = {name: int(value) if value.isascii() and value.isdigit() else -1 for name, value in settings.items()}
+    for name, value in settings.items():
         whole = found["WORLD_SIZE" if name in ("RANK", "LOCAL_WORLD_SIZE") else "LOCAL_WORLD_SIZE"]
         least, most = (0, whole - 1) if name.endswith("RANK") else (1, whole)
         if found[name] < least or (name != "WORLD_SIZE" and found[name] > most):
@@ -114,8 +114,8 @@ def _glanced(key: str, folder: str, pattern: str) -> tuple[list[Path], list[Find
         for path in paths:
             jsonl.glance(path)
     except UsageError as error:
-        said = str(error).removeprefix(f"{key}: ")
-        what, _, wanted = said.partition("; expected ")
+        message = str(error).removeprefix(f"{key}: ")
+        what, _, wanted = message.partition("; expected ")
         return [], [Finding(key, shown(folder), f"{wanted} ({what})")]
     except OSError as error:  # a name that is too long, say
         return [], [Finding(key, shown(folder), f"a path that can be used ({error.strerror})")]

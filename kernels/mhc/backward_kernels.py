@@ -16,10 +16,22 @@ def dot(a, b, total, NARROW: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T"])
 def expand_backward_kernel(
-    x_ptr, y_ptr, post_ptr, dout_ptr, dy_ptr, dpost_ptr, dp_ptr, T,
-    D: tl.constexpr, N: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
-    NARROW: tl.constexpr, SPLIT: tl.constexpr,
-):  # fmt: skip
+    x_ptr,  # [T, N, D], bfloat16, float16 or float32
+    y_ptr,  # [T, D], of x's type
+    post_ptr,  # [T, N], float32
+    dout_ptr,  # [T, N, D], of x's type
+    dy_ptr,  # [T, D], of x's type, written
+    dpost_ptr,  # [T, N], float32, written
+    dp_ptr,  # [T, N, N], float32, written
+    T,
+    D: tl.constexpr,
+    N: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    NARROW: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
     """dy = sum over j of post_j dout_j; dpost_j = <y, dout_j>; dp_ij = <x_i, dout_j>, for TOKENS tokens.
 
     The streams of the tokens are the rows of one matrix: x dout^T holds dp in its diagonal blocks, and what lies
@@ -72,11 +84,28 @@ def aggregate_backward_kernel(x_ptr, dx_in_ptr, dpre_ptr, D: tl.constexpr, N: tl
 
 @triton.jit(do_not_specialize=["T"])
 def coefficient_backward_kernel(
-    dpre_ptr, dpost_ptr, dp_ptr, mix_ptr, r_ptr, b_ptr, alpha_ptr, sums_ptr,
-    g_ptr, dproj_ptr, packed_ptr, shrink_ptr, partial_ptr, T, hc_eps,
-    K: tl.constexpr, N: tl.constexpr, ITERATIONS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_M: tl.constexpr,
+    dpre_ptr,  # [T, N], float32
+    dpost_ptr,  # [T, N], float32
+    dp_ptr,  # [T, N, N], float32
+    mix_ptr,  # [T, M], float32
+    r_ptr,  # [T], float32
+    b_ptr,  # [M], float32
+    alpha_ptr,  # [3], float32
+    sums_ptr,  # [2 (ITERATIONS - 1), T, N], float32, written and read again
+    g_ptr,  # [T, M], float32, written
+    dproj_ptr,  # [T, M], float32, written
+    packed_ptr,  # [T, 2 BLOCK_M], bfloat16, written where SPLIT
+    shrink_ptr,  # [T], float32, written
+    partial_ptr,  # [programs, M + 3], float32, written
+    T,
+    hc_eps,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    ITERATIONS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     SPLIT: tl.constexpr,
-):  # fmt: skip
+):
     """g, the projection's gradient and shrink of BLOCK_T tokens, and their part of db [M] and dalpha [3].
 
     Sinkhorn is run once more, each normaliser into `sums`, and then backwards: what was divided is had by multiplying.
@@ -86,21 +115,21 @@ def coefficient_backward_kernel(
     t = program * BLOCK_T + tl.arange(0, BLOCK_T)
     i = tl.arange(0, N)
     there = t < T
-    one = there[:, None] & (i >= 0)[None, :]
-    two = one[:, :, None] & (i >= 0)[None, None, :]
+    row_mask = there[:, None] & (i >= 0)[None, :]
+    square_mask = row_mask[:, :, None] & (i >= 0)[None, None, :]
     row = t[:, None] * N + i[None, :]
     inner = i[None, :, None] * N + i[None, None, :]
     r = tl.load(r_ptr + t, mask=there, other=0.0)
     mix = mix_ptr + t[:, None] * M + i[None, :]
-    a_pre = tl.load(mix, mask=one, other=0.0)
-    a_post = tl.load(mix + N, mask=one, other=0.0)
-    a_res = tl.load(mix_ptr + t[:, None, None] * M + 2 * N + inner, mask=two, other=0.0)
+    a_pre = tl.load(mix, mask=row_mask, other=0.0)
+    a_post = tl.load(mix + N, mask=row_mask, other=0.0)
+    a_res = tl.load(mix_ptr + t[:, None, None] * M + 2 * N + inner, mask=square_mask, other=0.0)
     alpha_pre, alpha_post, alpha_res = tl.load(alpha_ptr), tl.load(alpha_ptr + 1), tl.load(alpha_ptr + 2)
 
     s_pre = 1.0 / (1.0 + tl.exp(-(alpha_pre * a_pre + tl.load(b_ptr + i)[None, :])))
-    g_pre = tl.load(dpre_ptr + row, mask=one, other=0.0) * s_pre * (1.0 - s_pre)
+    g_pre = tl.load(dpre_ptr + row, mask=row_mask, other=0.0) * s_pre * (1.0 - s_pre)
     s_post = 1.0 / (1.0 + tl.exp(-(alpha_post * a_post + tl.load(b_ptr + N + i)[None, :])))
-    g_post = 2.0 * tl.load(dpost_ptr + row, mask=one, other=0.0) * s_post * (1.0 - s_post)
+    g_post = 2.0 * tl.load(dpost_ptr + row, mask=row_mask, other=0.0) * s_post * (1.0 - s_post)
 
     z = alpha_res * a_res + tl.load(b_ptr + 2 * N + inner)
     e = tl.exp(z - tl.max(z, 2)[:, :, None])
@@ -113,15 +142,15 @@ def coefficient_backward_kernel(
         p = p * (1.0 / rows)[:, :, None]
         columns = tl.sum(p, 1) + hc_eps
         p = p * (1.0 / columns)[:, None, :]
-        tl.store(sums_ptr + 2 * k * T.to(tl.int64) * N + row, rows, mask=one)
-        tl.store(sums_ptr + (2 * k + 1) * T.to(tl.int64) * N + row, columns, mask=one)
+        tl.store(sums_ptr + 2 * k * T.to(tl.int64) * N + row, rows, mask=row_mask)
+        tl.store(sums_ptr + (2 * k + 1) * T.to(tl.int64) * N + row, columns, mask=row_mask)
     tl.debug_barrier()  # what a thread stored another one loads
 
-    dp = tl.load(dp_ptr + t[:, None, None] * N * N + inner, mask=two, other=0.0)
+    dp = tl.load(dp_ptr + t[:, None, None] * N * N + inner, mask=square_mask, other=0.0)
     for back in range(ITERATIONS - 1):
         k = ITERATIONS - 2 - back
-        columns = tl.load(sums_ptr + (2 * k + 1) * T.to(tl.int64) * N + row, mask=one, other=1.0)
-        rows = tl.load(sums_ptr + 2 * k * T.to(tl.int64) * N + row, mask=one, other=1.0)
+        columns = tl.load(sums_ptr + (2 * k + 1) * T.to(tl.int64) * N + row, mask=row_mask, other=1.0)
+        rows = tl.load(sums_ptr + 2 * k * T.to(tl.int64) * N + row, mask=row_mask, other=1.0)
         dp = (dp - tl.sum(dp * p, 1)[:, None, :]) * (1.0 / columns)[:, None, :]
         p = p * columns[:, None, :]
         dp = (dp - tl.sum(dp * p, 2)[:, :, None]) * (1.0 / rows)[:, :, None]
@@ -129,25 +158,25 @@ def coefficient_backward_kernel(
     dp = (dp - tl.sum(dp * p, 1)[:, None, :]) / first[:, None, :]
     g_res = s * (dp - tl.sum(dp * s, 2)[:, :, None])
 
-    tl.store(g_ptr + t[:, None] * M + i[None, :], g_pre, mask=one)
-    tl.store(g_ptr + t[:, None] * M + N + i[None, :], g_post, mask=one)
-    tl.store(g_ptr + t[:, None, None] * M + 2 * N + inner, g_res, mask=two)
+    tl.store(g_ptr + t[:, None] * M + i[None, :], g_pre, mask=row_mask)
+    tl.store(g_ptr + t[:, None] * M + N + i[None, :], g_post, mask=row_mask)
+    tl.store(g_ptr + t[:, None, None] * M + 2 * N + inner, g_res, mask=square_mask)
     d_pre, d_post = alpha_pre * g_pre * r[:, None], alpha_post * g_post * r[:, None]
     d_res = alpha_res * g_res * r[:, None, None]
     out = dproj_ptr + t[:, None] * M + i[None, :]
-    tl.store(out, d_pre, mask=one)
-    tl.store(out + N, d_post, mask=one)
-    tl.store(dproj_ptr + t[:, None, None] * M + 2 * N + inner, d_res, mask=two)
+    tl.store(out, d_pre, mask=row_mask)
+    tl.store(out + N, d_post, mask=row_mask)
+    tl.store(dproj_ptr + t[:, None, None] * M + 2 * N + inner, d_res, mask=square_mask)
     if SPLIT:
         high_pre, high_post, high_res = d_pre.to(tl.bfloat16), d_post.to(tl.bfloat16), d_res.to(tl.bfloat16)
         narrow = packed_ptr + t[:, None] * (2 * BLOCK_M) + i[None, :]
         wide = packed_ptr + t[:, None, None] * (2 * BLOCK_M) + 2 * N + inner
-        tl.store(narrow, high_pre, mask=one)
-        tl.store(narrow + N, high_post, mask=one)
-        tl.store(wide, high_res, mask=two)
-        tl.store(narrow + BLOCK_M, (d_pre - high_pre.to(tl.float32)).to(tl.bfloat16), mask=one)
-        tl.store(narrow + BLOCK_M + N, (d_post - high_post.to(tl.float32)).to(tl.bfloat16), mask=one)
-        tl.store(wide + BLOCK_M, (d_res - high_res.to(tl.float32)).to(tl.bfloat16), mask=two)
+        tl.store(narrow, high_pre, mask=row_mask)
+        tl.store(narrow + N, high_post, mask=row_mask)
+        tl.store(wide, high_res, mask=square_mask)
+        tl.store(narrow + BLOCK_M, (d_pre - high_pre.to(tl.float32)).to(tl.bfloat16), mask=row_mask)
+        tl.store(narrow + BLOCK_M + N, (d_post - high_post.to(tl.float32)).to(tl.bfloat16), mask=row_mask)
+        tl.store(wide + BLOCK_M, (d_res - high_res.to(tl.float32)).to(tl.bfloat16), mask=square_mask)
     with_pre, with_post = tl.sum(g_pre * a_pre, 1), tl.sum(g_post * a_post, 1)
     with_res = tl.sum(tl.sum(g_res * a_res, 2), 1)
     pairs = alpha_pre * with_pre + alpha_post * with_post + alpha_res * with_res
@@ -164,10 +193,25 @@ def coefficient_backward_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def stream_backward_kernel(
-    x_ptr, phi_ptr, pre_ptr, p_ptr, dout_ptr, dx_in_ptr, dproj_ptr, shrink_ptr, dx_ptr, T,
-    D: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x_ptr,  # [T, N, D], bfloat16, float16 or float32
+    phi_ptr,  # packed [K, 2 BLOCK_M] bfloat16 where SPLIT, else [K, M] float32
+    pre_ptr,  # [T, N], float32
+    p_ptr,  # [T, N, N], float32
+    dout_ptr,  # [T, N, D], of x's type
+    dx_in_ptr,  # [T, D], of x's type
+    dproj_ptr,  # packed [T, 2 BLOCK_M] bfloat16 where SPLIT, else [T, M] float32
+    shrink_ptr,  # [T], float32
+    dx_ptr,  # [T, N, D], of x's type, written
+    T,
+    D: tl.constexpr,
+    N: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """dx of BLOCK_D columns of all streams, over TILES tiles of tokens; phi and dproj are packed where SPLIT."""
     M: tl.constexpr = N * N + 2 * N
     d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -217,10 +261,18 @@ def stream_backward_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def phi_backward_kernel(
-    x_ptr, dproj_ptr, partial_ptr, T,
-    K: tl.constexpr, M: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
-):  # fmt: skip
+    x_ptr,  # [T, K], bfloat16, float16 or float32
+    dproj_ptr,  # packed [T, 2 BLOCK_M] bfloat16 where SPLIT, else [T, M] float32
+    partial_ptr,  # [groups, K, WIDTH], float32, written
+    T,
+    K: tl.constexpr,
+    M: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
     """partial[group, k] = x[ts, k]^T dproj[ts] over this group's TILES tiles of tokens; dproj packed where SPLIT."""
     group = tl.program_id(1)
     k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -243,10 +295,22 @@ def phi_backward_kernel(
 
 @triton.jit(do_not_specialize=["K", "PROGRAMS"])
 def finish_kernel(
-    parts_ptr, sums_ptr, dphi_ptr, db_ptr, dalpha_ptr, K, PROGRAMS,
-    M: tl.constexpr, GROUPS: tl.constexpr, HALVES: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_SUMS: tl.constexpr, BLOCK_P: tl.constexpr,
-):  # fmt: skip
+    parts_ptr,  # [GROUPS, K, HALVES * BLOCK_M], float32
+    sums_ptr,  # [PROGRAMS, M + 3], float32
+    dphi_ptr,  # [K, M], float32, written
+    db_ptr,  # [M], float32, written
+    dalpha_ptr,  # [3], float32, written
+    K,
+    PROGRAMS,
+    M: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HALVES: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_SUMS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
     """Add the parts: dphi's by row; those of db and dalpha, in the one program after, by column."""
     program = tl.program_id(0)
     if program < tl.num_programs(0) - 1:

@@ -20,8 +20,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from kernels.mhc import golden, peers
-from kernels.mhc.problem import Constants, Inputs, draw
+from kernels.mhc import baselines, golden
+from kernels.mhc.problem import Constants, Inputs, sample
 from labkit.bench import Case, Provider
 from labkit.session.device import Device
 from whywrong.comparing.comparison import Comparison, compare
@@ -43,28 +43,34 @@ def cases(device: Device) -> Iterator[Case]:
     torch.backends.cuda.matmul.allow_tf32 = True
     for (tokens, d), draws in DRAWS.items():
         with ThreadPoolExecutor(8) as pool:
-            inputs = list(pool.map(partial(_drawn, tokens, d, device), range(draws)))
-        operators: dict[str, peers.Operator] = {}
+            inputs = list(pool.map(partial(_sampled, tokens, d, device), range(draws)))
+        operators: dict[str, baselines.Operator] = {}
         for mode, (units, compulsory) in UNITS.items():
             providers = []
-            for peer in peers.PEERS:
+            for baseline in baselines.BASELINES:
                 try:
-                    operator = operators[peer.name] = operators.get(peer.name) or peer.make()
+                    operator = operators[baseline.name] = operators.get(baseline.name) or baseline.make()
                 except ModuleNotFoundError as missing:
-                    print(f"  left out: {peer.name}: {missing}")
+                    print(f"  left out: {baseline.name}: {missing}")
                     continue
-                providers.append(_provider(peer, operator, inputs, mode))
+                providers.append(_provider(baseline, operator, inputs, mode))
             yield Case(
-                kernel="mhc", mode=mode, x_name="tokens x D", x_value=f"{tokens} x {d}", providers=providers,
-                bytes=units * tokens * d * 2, operations=0, memory=True,
-                floors={"compulsory traffic lower bound": compulsory * tokens * d * 2},
-            )  # fmt: skip
+                kernel="mhc",
+                mode=mode,
+                x_name="tokens x D",
+                x_value=f"{tokens} x {d}",
+                providers=providers,
+                bytes=units * tokens * d * 2,
+                operations=0,
+                memory=True,
+                further_bounds={"compulsory traffic lower bound": compulsory * tokens * d * 2},
+            )
         del inputs, providers
         torch.cuda.empty_cache()
 
 
-def _drawn(tokens: int, d: int, device: Device, seed: int) -> Inputs:
-    return draw(tokens, STREAMS, d, np.random.default_rng(seed), torch.bfloat16).to(device.kind)
+def _sampled(tokens: int, d: int, device: Device, seed: int) -> Inputs:
+    return sample(tokens, STREAMS, d, np.random.default_rng(seed), torch.bfloat16).to(device.kind)
 
 
 def _exact(inputs: Inputs, c: Constants, transposed: bool, stored: bool = False) -> dict[str, Tensor]:
@@ -80,11 +86,13 @@ def _exact(inputs: Inputs, c: Constants, transposed: bool, stored: bool = False)
     return {name: kept(found[name]) if name in ("out", "dx") else found[name] for name in ALLOWED}
 
 
-def _provider(peer: peers.Peer, operator: Callable[..., Tensor], inputs: list[Inputs], mode: str) -> Provider:
+def _provider(
+    baseline: baselines.Baseline, operator: Callable[..., Tensor], inputs: list[Inputs], mode: str
+) -> Provider:
     facts: dict[str, float] = {}
 
     def given(one: Inputs) -> tuple[list[Tensor], Tensor]:
-        *leaves, dout = (v.detach().clone() for v in peer.arranged(one.x, one.phi, one.b, one.alpha, one.dout))
+        *leaves, dout = (v.detach().clone() for v in baseline.arranged(one.x, one.phi, one.b, one.alpha, one.dout))
         return [v.requires_grad_() for v in leaves], dout
 
     leaves, dout = given(inputs[0])
@@ -101,17 +109,17 @@ def _provider(peer: peers.Peer, operator: Callable[..., Tensor], inputs: list[In
         names = tuple(ALLOWED) if mode == "full" else ("out",)
         wrong, size, least = np.zeros((3, len(names)))
         for one in inputs if mode == "full" else inputs[:1]:
-            right = _exact(one, peer.constants, peer.transposed)
+            right = _exact(one, baseline.constants, baseline.transposed)
             mine, gradient = given(one)
             out = operator(*mine)
-            found = peer.back(out.detach(), *torch.autograd.grad(out, mine, gradient))
+            found = baseline.back(out.detach(), *torch.autograd.grad(out, mine, gradient))
             wrong += [_squares(found[name].double() - right[name]) for name in names]
             size += [_squares(right[name]) for name in names]
-            if peer.with_stored:
-                stored = _exact(one, peer.constants, peer.transposed, stored=True)
+            if baseline.with_stored:
+                stored = _exact(one, baseline.constants, baseline.transposed, stored=True)
                 least += [_squares(stored[name] - right[name]) for name in names]
         errors = np.sqrt(wrong / size)
-        if peer.with_stored:
+        if baseline.with_stored:
             facts.update(
                 {f"rms_error_{name}_stored": float(x) for name, x in zip(names, np.sqrt(least / size), strict=True)}
             )
@@ -119,7 +127,7 @@ def _provider(peer: peers.Peer, operator: Callable[..., Tensor], inputs: list[In
         facts["repeats_identical"] = float(_identical(run_once))
         return compare(errors, np.zeros(len(errors)), bound=torch.tensor([ALLOWED[name] for name in names]))
 
-    return Provider(peer.name, run, lambda: None, check, lambda: facts)
+    return Provider(baseline.name, run, lambda: None, check, lambda: facts)
 
 
 def _squares(x: Tensor) -> float:

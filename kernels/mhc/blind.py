@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernels.mhc import faulty
-from kernels.mhc.faulty import RIGHT, Access, Problem
+from kernels.mhc.faulty import CORRECT_ACCESS, Access, Problem
 from whywrong import Trace
 
 
@@ -48,13 +48,13 @@ def outside(n: int, d: int) -> dict[str, Access]:
         "pre two elements late": Access(pre_start=2),
         "pre with a stride of n + 1": Access(pre=n + 1),
         "mix from the last columns": Access(mix=m - n),
-        "mix one column late": replace(RIGHT, mix=1),
+        "mix one column late": replace(CORRECT_ACCESS, mix=1),
         "dx_in one element late and mix not normalised": Access(dx_in=1, r=False),
         "a tile of 16 columns and pre one element late": Access(tile=16, pre_start=1),
     }
 
 
-def draw(seed: int, tile: int) -> Case:
+def sample(seed: int, tile: int) -> Case:
     """One case in five is outside the list, by its seed; which one, of each kind, is sampled."""
     rng = np.random.default_rng([5, seed])
     listed = seed % 5 != 4

@@ -90,7 +90,7 @@ def settle_additions(
 
 
 def settle_res(ledger: Ledger, distances: np.ndarray, sizes: np.ndarray, allowed: np.ndarray) -> None:
-    """Settle whether dalpha_res's two values are right, by :func:`~kernels.mhc.experiments.pairs_of_right_sums`."""
+    """Settle whether dalpha_res's two values are right, by :func:`~kernels.mhc.experiments.pairs_of_correct_sums`."""
     size = abs(REPORTED[PARTS[2]][0])
     beyond = distances * size >= APART
     near = (sizes >= size / NEAR) & (sizes <= size * NEAR)

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 
 import torch
 
-from kernels.mhc.faulty import RIGHT, Access, Problem
+from kernels.mhc.faulty import CORRECT_ACCESS, Access, Problem
 from whywrong import Bound, Golden, Trace, golden
 from whywrong.comparing.bounds import EXACT, roundings, sum_of_products
 from whywrong.comparing.precision import UNIT_ROUNDOFF
@@ -64,7 +64,7 @@ def _pairs(g_pre: Tensor, mix_pre: Tensor, g_post: Tensor, g_res: Tensor, mix: T
     return g_pre * mix_pre, g_post * mix[:, n : 2 * n], g_res * mix[:, 2 * n :]
 
 
-def steps(p: Problem, access: Access = RIGHT) -> dict[str, Tensor]:
+def steps(p: Problem, access: Access = CORRECT_ACCESS) -> dict[str, Tensor]:
     """Steps dpre, g_pre, raw_pre, mix_pre, g_post, g_res and dalpha [3] by name, float64."""
     x, dx_in = _read_x(p, access)
     gate, raw_pre, mix_pre, mix = _read_rest(p, access)
@@ -76,7 +76,7 @@ def steps(p: Problem, access: Access = RIGHT) -> dict[str, Tensor]:
     return found | {"dalpha": torch.stack([pair.sum() for pair in pairs])}
 
 
-def dalpha(p: Problem, access: Access = RIGHT) -> Tensor:
+def dalpha(p: Problem, access: Access = CORRECT_ACCESS) -> Tensor:
     """dalpha [3] alone, for many draws."""
     return steps(p, access)["dalpha"]
 
@@ -87,7 +87,7 @@ def recorded(p: Problem) -> Golden:
     return golden(lambda **given: steps(replace(p, **given)), **tensors)
 
 
-def backward(p: Problem, access: Access = RIGHT) -> Trace:
+def backward(p: Problem, access: Access = CORRECT_ACCESS) -> Trace:
     """The steps of :func:`steps`, each with what a float32 kernel with this access may be off in all."""
     found = steps(p, access)
     x, dx_in = _read_x(p, access)

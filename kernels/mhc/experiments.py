@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kernels.mhc import counterfactual, faulty, golden, likelihood
-from kernels.mhc.faulty import PRIORS, RIGHT, Access, Problem
+from kernels.mhc.faulty import CORRECT_ACCESS, PRIORS, Access, Problem
 from kernels.mhc.identify import Kernel
 from kernels.mhc.likelihood import Comparison, Ratios
 from kernels.mhc.problem import Constants, Inputs
@@ -65,7 +65,7 @@ def value_ranges(observed: Trace) -> dict[str, list[float] | None]:
     return ranges
 
 
-def debug_kernel_is_right(p: Problem, tile: int) -> bool:
+def debug_kernel_is_correct(p: Problem, tile: int) -> bool:
     """Whether the plan's debug kernel, launched with a tile of `tile` columns, finds the dh_pre2 that is right."""
     right = counterfactual.backward(p).step("g_pre")
     return compare(faulty.isolated(p, tile), right.value, bound=right.bound).ok
@@ -100,9 +100,9 @@ def one_column_at_a_time(kernel: Kernel, n: int, d: int, seed: int, device: str)
 
     Each right value is one element of x, added to zeros, so that a correct kernel gives exactly 1.
     """
-    p = Problem.draw(d, n, d, seed, Constants(), device, "columns")
+    p = Problem.sample(d, n, d, seed, Constants(), device, "columns")
     p = replace(p, x=p.x.sign() + (p.x == 0) + p.x)  # no element is near zero
-    right = counterfactual.steps(p, RIGHT)["dpre"]
+    right = counterfactual.steps(p, CORRECT_ACCESS)["dpre"]
     return (kernel(p)["dpre"].double() / right).cpu().numpy()
 
 
@@ -128,7 +128,7 @@ def distinguished(names: Sequence[str], n: int, d: int, tile: int, seed: int) ->
     def response(access: Access) -> np.ndarray:
         return one_column_at_a_time(lambda p: counterfactual.steps(p, access), n, d, seed, "cpu")
 
-    responses = {name: response(known.get(name, RIGHT)) for name in names}
+    responses = {name: response(known.get(name, CORRECT_ACCESS)) for name in names}
     alike = {name: [o for o in names if np.array_equal(responses[name], responses[o])] for name in names}
     return [name for name in names if alike[name] == [name]], [name for name in names if (responses[name] == 1.0).all()]
 
@@ -156,11 +156,11 @@ def kahan_sum(terms: np.ndarray) -> np.ndarray:
 
 def products_of_tokens(tokens: int, n: int, d: int, seeds: Sequence[int]) -> np.ndarray:
     """The correct products [draw, T, n] whose sum is dalpha_pre, rounded to float32, of a draw of the inputs a seed."""
-    drawn = []
+    sampled = []
     for seed in seeds:
-        s = counterfactual.steps(Problem.draw(tokens, n, d, seed, Constants(), "cpu"))
-        drawn.append((s["g_pre"] * s["mix_pre"]).numpy().astype(np.float32))
-    return np.stack(drawn)
+        s = counterfactual.steps(Problem.sample(tokens, n, d, seed, Constants(), "cpu"))
+        sampled.append((s["g_pre"] * s["mix_pre"]).numpy().astype(np.float32))
+    return np.stack(sampled)
 
 
 def kahan_errors(products: np.ndarray, rng: np.random.Generator, orders: int = 16) -> dict[str, np.ndarray]:
@@ -199,7 +199,7 @@ def rms_ratio(before: np.ndarray, after: np.ndarray, rng: np.random.Generator) -
     ]
 
 
-def pairs_of_right_sums(
+def pairs_of_correct_sums(
     tokens: int, n: int, d: int, seeds: Sequence[int], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Distances of right float32 sums for dalpha_res, relative: the kernel's order against torch's, 20 orders a draw.
@@ -209,7 +209,7 @@ def pairs_of_right_sums(
     """
     distances, sizes, allowed = [], [], []
     for seed in seeds:
-        p = Problem.draw(tokens, n, d, seed, Constants(), "cpu")
+        p = Problem.sample(tokens, n, d, seed, Constants(), "cpu")
         products = p.dz.flatten(-2) * (p.raw[:, 2 * n :] * p.r[:, None])
         by_torch, by_token = float(products.sum()), products.sum(-1).numpy()
         orders = [float(np.cumsum(rng.permutation(by_token), dtype=np.float32)[-1]) for _ in range(20)]
@@ -273,10 +273,10 @@ def table_of_residuals(weighing: Weighing) -> Table:
 
 
 def tests_until_identified(
-    ratios: Mapping[str, Ratios], drawn: np.ndarray, counts: Sequence[int], name: str
+    ratios: Mapping[str, Ratios], sampled: np.ndarray, counts: Sequence[int], name: str
 ) -> int | None:
-    """The first of `counts` tests after which `name` alone is not refuted, by their ratios `drawn`; None if none."""
-    return next((k for k in counts if likelihood.compare(ratios, drawn[:k]).left == [name]), None)
+    """The first of `counts` tests after which `name` alone is not refuted, by their ratios `sampled`; None if none."""
+    return next((k for k in counts if likelihood.compare(ratios, sampled[:k]).left == [name]), None)
 
 
 def median_and_range(tests: Sequence[int | None], most: int) -> str:

@@ -34,7 +34,7 @@ def columns_read(tile: int, columns: int, device: str = "cpu") -> np.ndarray:
     the binary digits of dpre name the columns that were added.
     """
     tokens = -(-columns // BITS)
-    problem = Problem.draw(tokens, STREAMS, columns, 0, Constants(), device)
+    problem = Problem.sample(tokens, STREAMS, columns, 0, Constants(), device)
     powers = torch.zeros(tokens, tokens * BITS, dtype=torch.float64)
     powers.view(tokens, tokens, BITS).diagonal().copy_((2.0 ** torch.arange(BITS))[:, None])
     x = powers[:, None, :columns].expand(tokens, STREAMS, columns).contiguous().to(problem.x)
@@ -50,7 +50,7 @@ def tiles(tile: int = 32, columns: int = 128, tokens: int = 6, seed: int = 0, de
     of dalpha_pre, and of the three parts of dalpha over the largest rounding error allowed.
     """
     read = columns_read(tile, columns, device)
-    problem = Problem.draw(tokens, STREAMS, columns, seed, Constants(), device)
+    problem = Problem.sample(tokens, STREAMS, columns, seed, Constants(), device)
     observed, exact = faulty.backward(problem, Access(tile=tile)), counterfactual.backward(problem)
     terms = [(trace["g_pre"].double() * trace["mix_pre"].double()).cpu().numpy() for trace in (observed, exact)]
     error = (observed["dalpha"].double() - exact["dalpha"]).abs().cpu().numpy()

@@ -44,7 +44,7 @@ class Access:
         return self.tile or d, self.x or (n * d, d, 1), n if self.pre is None else self.pre
 
 
-RIGHT = Access()
+CORRECT_ACCESS = Access()
 
 
 TILES = (8, 16, 32, 64)
@@ -108,10 +108,17 @@ class Problem:
     eps: float
 
     @classmethod
-    def draw(
-        cls, tokens: int, n: int, d: int, seed: int, c: Constants, device: str, kind: str = "normal",
+    def sample(
+        cls,
+        tokens: int,
+        n: int,
+        d: int,
+        seed: int,
+        c: Constants,
+        device: str,
+        kind: str = "normal",
         priors: Priors = PRIORS,
-    ) -> Problem:  # fmt: skip
+    ) -> Problem:
         """Operands drawn from `priors`. `one-hot` dx_in has one column a token, and `columns` token t has column t of
         D; `index` x holds its own index.
         """
@@ -146,11 +153,37 @@ WRITTEN = ("dpre", "g_pre", "raw_pre", "mix_pre", "g_post")
 
 @triton.jit
 def pre_backward_kernel(
-    x_ptr, dx_in_ptr, dpost_ptr, dz_ptr, raw_ptr, r_ptr, pre_ptr, post_ptr,
-    dpre_ptr, g_pre_ptr, raw_pre_ptr, mix_pre_ptr, g_post_ptr, dalpha_ptr,
-    X_SIZE, DX_IN_SIZE, PRE_SIZE, tile, x_token, x_stream, x_column, pre_token, pre_start, dx_in_start, mix_start, eps,
-    N: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, NORMALISED: tl.constexpr,
-):  # fmt: skip
+    x_ptr,  # [T, N, D], bfloat16, float16 or float32
+    dx_in_ptr,  # [T, D], of x's type
+    dpost_ptr,  # [T, N], float32, as all that follow
+    dz_ptr,  # [T, N, N]
+    raw_ptr,  # [T, M], the projection before its division by the norm
+    r_ptr,  # [T]
+    pre_ptr,  # [T, N]
+    post_ptr,  # [T, N]
+    dpre_ptr,  # [T, N], written, as all that follow
+    g_pre_ptr,  # [T, N]
+    raw_pre_ptr,  # [T, N]
+    mix_pre_ptr,  # [T, N]
+    g_post_ptr,  # [T, N]
+    dalpha_ptr,  # [3], added to
+    X_SIZE,
+    DX_IN_SIZE,
+    PRE_SIZE,
+    tile,
+    x_token,
+    x_stream,
+    x_column,
+    pre_token,
+    pre_start,
+    dx_in_start,
+    mix_start,
+    eps,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    NORMALISED: tl.constexpr,
+):
     """dalpha by atomic additions, and what it is made of, written out."""
     M: tl.constexpr = N * N + 2 * N
     t = tl.program_id(0)
@@ -184,7 +217,7 @@ def pre_backward_kernel(
     tl.atomic_add(dalpha_ptr + 2, tl.sum(tl.sum(g_res * mix_res, 1), 0))
 
 
-def backward(p: Problem, access: Access = RIGHT) -> Trace:
+def backward(p: Problem, access: Access = CORRECT_ACCESS) -> Trace:
     """The real kernel, reading as `access` says; outputs start as NaN, dalpha as zero."""
     t, n, d = p.x.shape
     tile, x, pre = access.strides(n, d)
@@ -204,9 +237,17 @@ def backward(p: Problem, access: Access = RIGHT) -> Trace:
 
 @triton.jit
 def isolated_kernel(
-    x_ptr, dx_in_ptr, pre_ptr, g_pre_ptr, tile, eps,
-    N: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    dx_in_ptr,
+    pre_ptr,
+    g_pre_ptr,
+    tile,
+    eps,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """g_pre alone, as the first stage of the report's plan has it: one tile of columns, and no loop."""
     t = tl.program_id(0)
     i = tl.arange(0, BLOCK_N)

@@ -103,7 +103,7 @@ def draw_shares(axes: Axes, counts: Sequence[int], shares: Mapping[str, Sequence
 
 
 def draw_speed(axes: Axes, rows: Sequence[Row], size: str, mode: str) -> None:
-    """A dot a provider: its time of a call at `size` over the compulsory floor; a line at our schedule's floor."""
+    """Times of a call at `size` over the compulsory lower bound, a dot a provider, and our schedule's lower bound."""
     times = {
         row["kernel_provider"].replace("transformer_engine", "TE"): float(row["y_value_50"])
         for row in rows
@@ -111,15 +111,15 @@ def draw_speed(axes: Axes, rows: Sequence[Row], size: str, mode: str) -> None:
     }
     units, compulsory = UNITS[mode]
     schedule = units / compulsory
-    floor = times[SCHEDULE] / schedule
-    shown = dict(sorted((item for item in times.items() if "floor" not in item[0]), key=lambda item: item[1]))
-    over = [took / floor for took in shown.values()]
+    lower_bound = times[SCHEDULE] / schedule
+    shown = dict(sorted((item for item in times.items() if "lower bound" not in item[0]), key=lambda item: item[1]))
+    over = [took / lower_bound for took in shown.values()]
     axes.hlines(range(len(shown)), 1.0, over, color=plots.GREY, lw=0.6)
     axes.plot(over, range(len(shown)), "o", color=plots.BLUE, ms=6)
     for y, (took, ratio) in enumerate(zip(shown.values(), over, strict=True)):
         axes.text(ratio * 1.08, y, f"{took:,.0f} \u00b5s", va="center", fontsize=8, bbox=PLAIN)
-    axes.axvline(1.0, color=plots.GREY, ls="--", lw=1.2, label="compulsory floor")
-    axes.axvline(schedule, color=plots.RED, ls=":", lw=1.6, label="our schedule's floor")
+    axes.axvline(1.0, color=plots.GREY, ls="--", lw=1.2, label="compulsory lower bound")
+    axes.axvline(schedule, color=plots.RED, ls=":", lw=1.6, label="our schedule's lower bound")
     axes.legend(loc="upper right", fontsize=8)
     axes.set(xscale="log", xlim=(0.95, 2.0 * max(over)))
     ticks = [tick for tick in (1, 2, 5, 10, 20) if tick <= 2.0 * max(over)]
@@ -127,9 +127,9 @@ def draw_speed(axes: Axes, rows: Sequence[Row], size: str, mode: str) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_yticks(range(len(shown)), shown, fontsize=8)
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlabel(f"time over the compulsory floor, {floor:,.0f} \u00b5s")
+    axes.set_xlabel(f"time over the compulsory lower bound, {lower_bound:,.0f} \u00b5s")
     words = "Forward" if mode == "forward" else "Forward and backward"
-    axes.set_title(f"{words}: ours takes {digits(times['ours'] / floor)} times the compulsory floor")
+    axes.set_title(f"{words}: ours takes {digits(times['ours'] / lower_bound)} times the compulsory lower bound")
 
 
 def best_sums(rows: Sequence[Row]) -> dict[str, dict[int, float]]:

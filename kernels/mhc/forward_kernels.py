@@ -23,15 +23,26 @@ def pack_kernel(w_ptr, packed_ptr, ROWS, M: tl.constexpr, BLOCK_M: tl.constexpr,
 
 @triton.jit(do_not_specialize=["T"])
 def project_kernel(
-    x_ptr, phi_ptr, partial_ptr, squares_ptr, T, one,
-    K: tl.constexpr, M: tl.constexpr, PER_SPLIT: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
-):  # fmt: skip
+    x_ptr,  # [T, K], bfloat16, float16 or float32
+    phi_ptr,  # packed [K, WIDTH] bfloat16 where SPLIT, else [K, M] float32
+    partial_ptr,  # [splits, T, WIDTH], float32, written
+    squares_ptr,  # [splits, T], float32, written
+    T,
+    runtime_one,  # 1.0, unknown to the compiler
+    K: tl.constexpr,
+    M: tl.constexpr,
+    PER_SPLIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
     """partial[split, t] = x[t, ks] phi[ks] and squares[split, t] = sum of x^2, over this split's part of K.
 
-    phi is packed [K, WIDTH] where SPLIT, and [K, M] otherwise. `one` is 1: because the loop multiplies by it, the
-    product of a step is waited for within the step, in every type. Triton keeps one tile fewer of x than of phi, since
-    the squares read x as well, and would load the next tile over one that a pending product still reads (race.py).
+    phi is packed [K, WIDTH] where SPLIT, and [K, M] otherwise. `runtime_one` is 1: because the loop multiplies by it,
+    the product of a step is waited for within the step, in every type. Triton keeps one tile fewer of x than of phi,
+    since the squares read x as well, and would load the next tile over one that a pending product still reads
+    (race.py).
     """
     split = tl.program_id(1)
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -44,10 +55,10 @@ def project_kernel(
         x = tl.load(x_ptr + rows + k[None, :], mask=(t < T)[:, None] & (k < K)[None, :], other=0.0)
         if SPLIT:
             phi = tl.load(phi_ptr + k[:, None] * WIDTH + m[None, :], mask=(k < K)[:, None], other=0.0)
-            total = tl.dot(x, phi, total) * one
+            total = tl.dot(x, phi, total) * runtime_one
         else:
             phi = tl.load(phi_ptr + k[:, None] * M + m[None, :], mask=(k < K)[:, None] & (m < M)[None, :], other=0.0)
-            total = tl.dot(x.to(tl.float32), phi, total, input_precision="tf32x3") * one
+            total = tl.dot(x.to(tl.float32), phi, total, input_precision="tf32x3") * runtime_one
         wide = x.to(tl.float32)
         squares += tl.sum(wide * wide, 1)
     row = split.to(tl.int64) * T + t
@@ -57,18 +68,33 @@ def project_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def coefficient_kernel(
-    partial_ptr, squares_ptr, b_ptr, alpha_ptr, mix_ptr, r_ptr, pre_ptr, post_ptr, p_ptr, T,
-    norm_eps, hc_eps,
-    K: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, HALVES: tl.constexpr, BLOCK_M: tl.constexpr,
-    ITERATIONS: tl.constexpr, BLOCK_T: tl.constexpr,
-):  # fmt: skip
+    partial_ptr,  # [SPLITS, T, HALVES * BLOCK_M], float32
+    squares_ptr,  # [SPLITS, T], float32
+    b_ptr,  # [M], float32
+    alpha_ptr,  # [3], float32
+    mix_ptr,  # [T, M], float32, written
+    r_ptr,  # [T], float32, written
+    pre_ptr,  # [T, N], float32, written
+    post_ptr,  # [T, N], float32, written
+    p_ptr,  # [T, N, N], float32, written
+    T,
+    norm_eps,
+    hc_eps,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HALVES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    ITERATIONS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
     """Add the splits, normalise, and make pre, post and the doubly stochastic p."""
     M: tl.constexpr = N * N + 2 * N
     t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     i = tl.arange(0, N)
     there = t < T
-    one = there[:, None] & (i >= 0)[None, :]
-    two = one[:, :, None] & (i >= 0)[None, None, :]
+    row_mask = there[:, None] & (i >= 0)[None, :]
+    square_mask = row_mask[:, :, None] & (i >= 0)[None, None, :]
     place = 2 * N + i[None, :, None] * N + i[None, None, :]
     squares = tl.zeros([BLOCK_T], tl.float32)
     a_pre = tl.zeros([BLOCK_T, N], tl.float32)
@@ -79,22 +105,22 @@ def coefficient_kernel(
         squares += tl.load(squares_ptr + row, mask=there, other=0.0)
         for half in tl.static_range(HALVES):
             part = partial_ptr + row * (HALVES * BLOCK_M) + half * BLOCK_M
-            a_pre += tl.load(part[:, None] + i[None, :], mask=one, other=0.0)
-            a_post += tl.load(part[:, None] + N + i[None, :], mask=one, other=0.0)
-            a_res += tl.load(part[:, None, None] + place, mask=two, other=0.0)
+            a_pre += tl.load(part[:, None] + i[None, :], mask=row_mask, other=0.0)
+            a_post += tl.load(part[:, None] + N + i[None, :], mask=row_mask, other=0.0)
+            a_res += tl.load(part[:, None, None] + place, mask=square_mask, other=0.0)
     r = tl.rsqrt(squares / K + norm_eps)
     a_pre, a_post, a_res = a_pre * r[:, None], a_post * r[:, None], a_res * r[:, None, None]
     tl.store(r_ptr + t, r, mask=there)
     to = mix_ptr + t[:, None] * M + i[None, :]
-    tl.store(to, a_pre, mask=one)
-    tl.store(to + N, a_post, mask=one)
-    tl.store(mix_ptr + t[:, None, None] * M + place, a_res, mask=two)
+    tl.store(to, a_pre, mask=row_mask)
+    tl.store(to + N, a_post, mask=row_mask)
+    tl.store(mix_ptr + t[:, None, None] * M + place, a_res, mask=square_mask)
 
     z_pre = tl.load(alpha_ptr) * a_pre + tl.load(b_ptr + i)[None, :]
     z_post = tl.load(alpha_ptr + 1) * a_post + tl.load(b_ptr + N + i)[None, :]
     z = tl.load(alpha_ptr + 2) * a_res + tl.load(b_ptr + place)
-    tl.store(pre_ptr + t[:, None] * N + i[None, :], 1.0 / (1.0 + tl.exp(-z_pre)) + hc_eps, mask=one)
-    tl.store(post_ptr + t[:, None] * N + i[None, :], 2.0 / (1.0 + tl.exp(-z_post)), mask=one)
+    tl.store(pre_ptr + t[:, None] * N + i[None, :], 1.0 / (1.0 + tl.exp(-z_pre)) + hc_eps, mask=row_mask)
+    tl.store(post_ptr + t[:, None] * N + i[None, :], 2.0 / (1.0 + tl.exp(-z_post)), mask=row_mask)
 
     e = tl.exp(z - tl.max(z, 2)[:, :, None])
     p = e / tl.sum(e, 2)[:, :, None] + hc_eps
@@ -102,7 +128,7 @@ def coefficient_kernel(
     for _ in range(ITERATIONS - 1):
         p = p * (1.0 / (tl.sum(p, 2) + hc_eps))[:, :, None]
         p = p * (1.0 / (tl.sum(p, 1) + hc_eps))[:, None, :]
-    tl.store(p_ptr + t[:, None, None] * N * N + i[None, :, None] * N + i[None, None, :], p, mask=two)
+    tl.store(p_ptr + t[:, None, None] * N * N + i[None, :, None] * N + i[None, None, :], p, mask=square_mask)
 
 
 @triton.jit
@@ -118,9 +144,7 @@ def aggregate_kernel(x_ptr, pre_ptr, out_ptr, D: tl.constexpr, N: tl.constexpr, 
 
 
 @triton.jit
-def expand_kernel(
-    x_ptr, y_ptr, post_ptr, p_ptr, out_ptr, D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr
-):  # fmt: skip
+def expand_kernel(x_ptr, y_ptr, post_ptr, p_ptr, out_ptr, D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr):
     """out[t, j, :] = post[t, j] y[t, :] + sum over i of p[t, i, j] x[t, i, :]."""
     t = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import whywrong
 from kernels.mhc import counterfactual
-from kernels.mhc.faulty import RIGHT, Problem, rivals
+from kernels.mhc.faulty import CORRECT_ACCESS, Problem, rivals
 from kernels.mhc.problem import Constants
 from whywrong import Trace
 
@@ -19,16 +19,16 @@ PRIME = 67
 def settings(n: int, d: int, tokens: int, seed: int, device: str) -> dict[str, Problem]:
     """Problems at which faults that look alike elsewhere part."""
 
-    def drawn(kind: str = "normal", width: int = d, of: int = seed, eps: float = Constants().hc_eps) -> Problem:
-        return Problem.draw(tokens, n, width, of, Constants(hc_eps=eps), device, kind)
+    def sampled(kind: str = "normal", width: int = d, of: int = seed, eps: float = Constants().hc_eps) -> Problem:
+        return Problem.sample(tokens, n, width, of, Constants(hc_eps=eps), device, kind)
 
     return {
-        "as given": drawn(),
-        "fresh draw": drawn(of=seed + 1),
-        "D prime": drawn(width=PRIME),
-        "one column of dx_in": drawn("one-hot"),
-        "index-coded x": drawn("index"),
-        "larger hc_eps": drawn(eps=0.01),
+        "as given": sampled(),
+        "fresh draw": sampled(of=seed + 1),
+        "D prime": sampled(width=PRIME),
+        "one column of dx_in": sampled("one-hot"),
+        "index-coded x": sampled("index"),
+        "larger hc_eps": sampled(eps=0.01),
     }
 
 
@@ -37,7 +37,7 @@ def identify(kernel: Kernel, n: int, d: int, tile: int, tokens: int, seed: int, 
 
     def counterfactually(name: str) -> Kernel:
         if name == NO_FAULT:
-            return lambda p: counterfactual.backward(p, RIGHT)
+            return lambda p: counterfactual.backward(p, CORRECT_ACCESS)
         return lambda p: counterfactual.backward(p, rivals(n, p.x.shape[2], tile)[name])
 
     hypotheses = {name: counterfactually(name) for name in (*rivals(n, d, tile), NO_FAULT)}

@@ -37,14 +37,16 @@ def _on_its_device(run: Callable[..., Any]) -> Callable[..., Any]:
 def _launcher(x: Tensor, *given: Tensor, constants: Constants | None = None) -> Callable[..., None]:
     """Launches the kernels of one call.
 
-    They are compiled for all sizes of x but the first (the kernels do not specialise on T), for the type, the device,
-    the constants, where tensors begin that are not ours, and for what each launch passes as options, some of which
-    follow from T, as the splits of a product do.
+    The key of a compiled form holds x's sizes but the first, its type and device, the constants, which of the caller's
+    tensors are aligned (torch aligns those that are allocated here), and the options of the launch, some of which
+    follow from T, as the splits of a product do. The types of all other tensors follow from x's. Of T, and of the
+    counts that follow from it, only whether they fit 32 bits: every kernel that takes one has it in
+    `do_not_specialize`.
     """
-    kind = x.shape[1:], x.dtype, x.device, constants, aligned(x, *given)
+    key = x.shape[1:], x.shape[0] < 2**31, x.dtype, x.device, constants, aligned(x, *given)
 
     def run(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **options: Any) -> None:
-        launch(_compiled, (*kind, *options.values()), kernel, grid, *arguments, **options)
+        launch(_compiled, (*key, *options.values()), kernel, grid, *arguments, **options)
 
     return run
 
@@ -104,9 +106,12 @@ def forward(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, c: Constants) -> d
     run = _launcher(x, phi, b, alpha, constants=c)
     partial, squares = _project(run, x, phi) if t else (x, x)
     s = {
-        "r": torch.empty(t, **empty), "mix": torch.empty(t, m, **empty), "pre": torch.empty(t, n, **empty),
-        "post": torch.empty(t, n, **empty), "p": torch.empty(t, n, n, **empty),
-    }  # fmt: skip
+        "r": torch.empty(t, **empty),
+        "mix": torch.empty(t, m, **empty),
+        "pre": torch.empty(t, n, **empty),
+        "post": torch.empty(t, n, **empty),
+        "p": torch.empty(t, n, n, **empty),
+    }
     if t == 0:
         return s | {"x_in": x.new_empty(t, d)}
     run(forward_kernels.coefficient_kernel, (_tiles(t, TOKENS), 1, 1),
@@ -177,18 +182,31 @@ def expand_backward(x: Tensor, y: Tensor, post: Tensor, dout: Tensor) -> tuple[T
 
 @_on_its_device
 def backward(
-    x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, s: dict[str, Tensor], dx_in: Tensor, dpost: Tensor, dp: Tensor,
-    dout: Tensor, c: Constants,
-) -> dict[str, Tensor]:  # fmt: skip
+    x: Tensor,
+    phi: Tensor,
+    b: Tensor,
+    alpha: Tensor,
+    s: dict[str, Tensor],
+    dx_in: Tensor,
+    dpost: Tensor,
+    dp: Tensor,
+    dout: Tensor,
+    c: Constants,
+) -> dict[str, Tensor]:
     """dx [T, n, D] of x's type; dphi, db, dalpha in float32; the steps on the way: dpre, g, dprojection, shrink."""
     t, n, d = x.shape
     k, m = phi.shape
     empty = {"device": x.device, "dtype": torch.float32}
     out = {
-        "dpre": torch.empty(t, n, **empty), "g": torch.empty(t, m, **empty), "dprojection": torch.empty(t, m, **empty),
-        "shrink": torch.empty(t, **empty), "dx": torch.empty_like(x), "dphi": torch.empty_like(phi),
-        "db": torch.empty_like(b), "dalpha": torch.empty_like(alpha),
-    }  # fmt: skip
+        "dpre": torch.empty(t, n, **empty),
+        "g": torch.empty(t, m, **empty),
+        "dprojection": torch.empty(t, m, **empty),
+        "shrink": torch.empty(t, **empty),
+        "dx": torch.empty_like(x),
+        "dphi": torch.empty_like(phi),
+        "db": torch.empty_like(b),
+        "dalpha": torch.empty_like(alpha),
+    }
     if t == 0:
         return out | {name: out[name].zero_() for name in ("dphi", "db", "dalpha")}
     split, width = x.dtype == torch.bfloat16, _width(m)

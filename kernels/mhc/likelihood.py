@@ -16,7 +16,7 @@ from statistics import NormalDist
 import numpy as np
 import torch
 
-from kernels.mhc.faulty import PRIORS, RIGHT, Access, Priors, Problem
+from kernels.mhc.faulty import CORRECT_ACCESS, PRIORS, Access, Priors, Problem
 from kernels.mhc.problem import Constants
 from whywrong.comparing.bounds import gamma
 from whywrong.comparing.precision import UNIT_ROUNDOFF
@@ -74,16 +74,21 @@ def _padded(values: Tensor, count: int) -> Tensor:
 
 
 def ratios(
-    tokens: int, n: int, d: int, seeds: Sequence[int], accesses: Mapping[str, Access], constants: Constants,
+    tokens: int,
+    n: int,
+    d: int,
+    seeds: Sequence[int],
+    accesses: Mapping[str, Access],
+    constants: Constants,
     priors: Priors = PRIORS,
-) -> dict[str, Ratios]:  # fmt: skip
+) -> dict[str, Ratios]:
     """Each fault's ratios over the same draws; `ORDER` is the correct kernel, off by what any order may be off."""
     rows: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in (ORDER, *accesses)}
     lost = gamma(tokens * n, UNIT_ROUNDOFF["float32"], 1)
     for seed in seeds:
-        p = Problem.draw(tokens, n, d, seed, constants, "cpu", priors=priors)
+        p = Problem.sample(tokens, n, d, seed, constants, "cpu", priors=priors)
         p = replace(p, x=p.x.double(), raw=p.raw.double(), pre=p.pre.double())  # once, and not for every access
-        right, dx_in = weights(p, RIGHT), p.dx_in.double().flatten()
+        right, dx_in = weights(p, CORRECT_ACCESS), p.dx_in.double().flatten()
         variance, value = float(right @ right), float(right @ dx_in)
         rows[ORDER].append((1.0, lost * float(right.abs().sum()) / math.sqrt(variance), 1.0, value))
         for name, access in accesses.items():

@@ -23,7 +23,7 @@ from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
 Layer = Callable[[Tensor], Tensor]
-KEPT = ("mix", "r", "pre", "p")
+SAVED = ("mix", "r", "pre", "p")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -74,7 +74,7 @@ def pre(
     s = launch.forward(
         rows, phi.contiguous(), b.contiguous(), alpha.contiguous(), Constants(norm_eps, hc_eps, iterations)
     )
-    kept = (s[name] for name in KEPT[:3])
+    kept = (s[name] for name in SAVED[:3])
     return s["x_in"].view(*lead, d), s["post"].view(*lead, n), s["p"].view(*lead, n, n), _carrier(x), *kept
 
 
@@ -88,17 +88,32 @@ def _(x: Tensor, phi: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     t = math.prod(lead)
     shapes = ((t, phi.shape[1]), (t,), (t, n))
     return (
-        x.new_empty(*lead, d), x.new_empty(*lead, n, **wide), x.new_empty(*lead, n, n, **wide), _carrier(x),
+        x.new_empty(*lead, d),
+        x.new_empty(*lead, n, **wide),
+        x.new_empty(*lead, n, n, **wide),
+        _carrier(x),
         *(x.new_empty(shape, **wide) for shape in shapes),
-    )  # fmt: skip
+    )
 
 
 @operation("mhc_pre_backward")
 def pre_backward(
-    x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, mix: Tensor, r: Tensor, weights: Tensor, p: Tensor,
-    dx_in: Tensor | None, dpost: Tensor | None, dp: Tensor | None, dout: Tensor | None,
-    norm_eps: float, hc_eps: float, iterations: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    phi: Tensor,
+    b: Tensor,
+    alpha: Tensor,
+    mix: Tensor,
+    r: Tensor,
+    weights: Tensor,
+    p: Tensor,
+    dx_in: Tensor | None,
+    dpost: Tensor | None,
+    dp: Tensor | None,
+    dout: Tensor | None,
+    norm_eps: float,
+    hc_eps: float,
+    iterations: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, phi, b and alpha from those of x_in, post, p and :func:`post`'s result (None: zero)."""
     n, d = x.shape[-2:]
     rows = x.contiguous().view(-1, n, d)
@@ -108,7 +123,7 @@ def pre_backward(
         torch.zeros(shape, dtype=dtype, device=x.device) if g is None else g.to(dtype).contiguous().view(shape)
         for g, shape, dtype in above
     )
-    kept = dict(zip(KEPT, (mix, r, weights, p.view(-1, n, n)), strict=True))
+    kept = dict(zip(SAVED, (mix, r, weights, p.view(-1, n, n)), strict=True))
     given = (rows, phi.contiguous(), b.contiguous(), alpha.contiguous(), kept)
     found = launch.backward(*given, *gradients, Constants(norm_eps, hc_eps, iterations))
     return found["dx"].view(x.shape), found["dphi"], found["db"], found["dalpha"]

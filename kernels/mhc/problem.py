@@ -59,7 +59,7 @@ class Inputs:
         return Inputs(*(getattr(self, name).double() for name in self.__dataclass_fields__))
 
 
-def draw(tokens: int, n: int, d: int, rng: np.random.Generator, dtype: torch.dtype = torch.float32) -> Inputs:
+def sample(tokens: int, n: int, d: int, rng: np.random.Generator, dtype: torch.dtype = torch.float32) -> Inputs:
     """Standard normal x, y and gradients; phi of variance 1 / (n D), so that the projection is of order one."""
     width = n * n + 2 * n
 

@@ -10,7 +10,7 @@ from kernels.mhc.problem import Constants, Inputs
 
 Tensor = torch.Tensor
 
-PROMISED = {
+DECLARED = {
     torch.float32: whywrong.Precision(products="tf32x3"),
     torch.float16: whywrong.Precision(products="bfloat16x2"),
     torch.bfloat16: whywrong.Precision(products="bfloat16x2"),
@@ -49,6 +49,6 @@ def reference(inputs: Inputs, c: Constants) -> whywrong.Golden:
     return whywrong.golden(lambda **tensors: _steps(Inputs(**tensors), c), **given)
 
 
-def held(inputs: Inputs, c: Constants) -> whywrong.Localisation:
+def check_operator(inputs: Inputs, c: Constants) -> whywrong.Localisation:
     """The kernels, step by step, against the golden within what they declare."""
-    return whywrong.localise(observed(inputs, c), reference(inputs, c), precision=PROMISED[inputs.x.dtype])
+    return whywrong.localise(observed(inputs, c), reference(inputs, c), precision=DECLARED[inputs.x.dtype])

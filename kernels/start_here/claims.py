@@ -26,15 +26,15 @@ def settle_cause(ledger: Ledger, why: Explanation, name: str) -> None:
     ledger.settle("cause", truth, kinds=kinds, says=says, verdict=why.verdict, tried=why.tried)
 
 
-def settle_smallest(ledger: Ledger, hunted: FuzzReport, name: str) -> None:
+def settle_smallest(ledger: Ledger, fuzzed: FuzzReport, name: str) -> None:
     """Is there an input on which the kernel fails, if it has a fault, and none if it has not?"""
-    shape = list(hunted.failure.inputs["x"].shape) if hunted.failure else []
-    ledger.settle("smallest", hunted.found == (name != NONE), shape=shape, tried=hunted.examples)
+    shape = list(fuzzed.failure.inputs["x"].shape) if fuzzed.failure else []
+    ledger.settle("smallest", fuzzed.found == (name != NONE), shape=shape, tried=fuzzed.examples)
 
 
-def settle_right(ledger: Ledger, reports: Mapping[int, Localisation], hunted: FuzzReport) -> None:
+def settle_correct_kernel(ledger: Ledger, reports: Mapping[int, Localisation], fuzzed: FuzzReport) -> None:
     """Is no step of the correct kernel wrong, at each number of columns, and on no input that was sampled?"""
     wrong = [f"{columns} columns" for columns, report in reports.items() if report.first is not None]
-    wrong += [str(hunted.failure.words)] if hunted.failure else []
+    wrong += [str(fuzzed.failure.words)] if fuzzed.failure else []
     widths = list(map(str, reports))
-    ledger.settle("right_kernel", not wrong, wrong=wrong, widths=widths, tried=hunted.examples)
+    ledger.settle("right_kernel", not wrong, wrong=wrong, widths=widths, tried=fuzzed.examples)

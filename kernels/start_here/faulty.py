@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.start_here.kernel import RIGHT, Parts, run
+from kernels.start_here.kernel import CORRECT_PARTS, Parts, run
 from whywrong.errors import UsageError
 
 Tensor = torch.Tensor
@@ -121,7 +121,7 @@ def chosen(fault: str, seed: int) -> str:
 
 def parts(name: str) -> Parts:
     """The kernel's parts with the fault of that name, or with none."""
-    return RIGHT if name == NONE else RIGHT._replace(**{FAULTS[name].part: FAULTS[name].function})
+    return CORRECT_PARTS if name == NONE else CORRECT_PARTS._replace(**{FAULTS[name].part: FAULTS[name].function})
 
 
 def kernel(name: str) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:

@@ -63,10 +63,22 @@ def total(scaled_ptr, largest, columns, BLOCK: tl.constexpr, EXPONENTIAL: tl.con
 
 @triton.jit(do_not_specialize=["columns"])
 def row_kernel(
-    x_ptr, gain_ptr, mean_square_ptr, scaled_ptr, largest_ptr, total_ptr, y_ptr, columns, eps, BLOCK: tl.constexpr,
-    MEAN_SQUARE: tl.constexpr, SCALED: tl.constexpr, LARGEST: tl.constexpr, EXPONENTIAL: tl.constexpr,
+    x_ptr,  # [rows, columns], float32, as all that follow
+    gain_ptr,  # [columns]
+    mean_square_ptr,  # [rows], written, as all that follow
+    scaled_ptr,  # [rows, columns]
+    largest_ptr,  # [rows]
+    total_ptr,  # [rows]
+    y_ptr,  # [rows, columns]
+    columns,
+    eps,
+    BLOCK: tl.constexpr,
+    MEAN_SQUARE: tl.constexpr,
+    SCALED: tl.constexpr,
+    LARGEST: tl.constexpr,
+    EXPONENTIAL: tl.constexpr,
     TOTAL: tl.constexpr,
-):  # fmt: skip
+):
     """Everything for one row of x, each step written to where its pointer says."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * columns
@@ -100,10 +112,10 @@ class Parts(NamedTuple):
     TOTAL: Any = total
 
 
-RIGHT = Parts()
+CORRECT_PARTS = Parts()
 
 
-def run(x: Tensor, gain: Tensor, parts: Parts = RIGHT) -> dict[str, Tensor]:
+def run(x: Tensor, gain: Tensor, parts: Parts = CORRECT_PARTS) -> dict[str, Tensor]:
     """x [rows, columns] and gain [columns] in float32, of any strides; each step of the reference, by its name."""
     rows, columns = x.shape
     x, gain = x.contiguous(), gain.contiguous()

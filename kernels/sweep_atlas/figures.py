@@ -43,8 +43,15 @@ def plot_causes(matrix: pandas.DataFrame, runs: pandas.DataFrame, down: str, acr
         axes.axvline(edge, color="black", lw=1)
     middles = settings.reset_index(drop=True).reset_index().groupby("across")["index"].mean()
     for value, middle in middles.items():
-        axes.annotate(f"{across} {value}", (middle, 1.0), (0, 4), xycoords=("data", "axes fraction"),
-                      textcoords="offset points", ha="center", fontsize=8)  # fmt: skip
+        axes.annotate(
+            f"{across} {value}",
+            (middle, 1.0),
+            (0, 4),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+        )
     axes.set(xlabel=down)
     axes.set_xticks(np.arange(len(settings)) + 0.5, minor=True)
     axes.set_yticks(np.arange(len(matrix)) + 0.5, minor=True)

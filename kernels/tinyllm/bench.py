@@ -13,7 +13,7 @@ import torch
 import whywrong
 from kernels.corpus import corpus
 from kernels.tinyllm import golden
-from kernels.tinyllm.peers import Trainer
+from kernels.tinyllm.baselines import Trainer
 from kernels.tinyllm.tinyllm import Config, TinyLLM, batches, initial, layout, library
 from labkit.bench import Case, Provider
 from labkit.session.device import Device
@@ -64,19 +64,24 @@ def _training(device: Device, tf32: bool) -> Case:
 
     providers = [provider("ours", ours, model.gradients)]
     for name, compiled in (("torch eager", False), ("torch.compile", True)):
-        peer = Trainer(parameters, c, compiled, tf32)
-        providers.append(provider(name, lambda peer=peer: peer.step(ids, wanted), peer.gradients))
+        baseline = Trainer(parameters, c, compiled, tf32)
+        providers.append(provider(name, lambda baseline=baseline: baseline.step(ids, wanted), baseline.gradients))
     for name, formula in (("torch.compile, CUDA graph", False), ("the same, attention by its formula", True)):
-        peer = Trainer(parameters, c, True, tf32, formula)
-        providers.append(provider(name, peer.captured(ids, wanted), peer.gradients))
+        baseline = Trainer(parameters, c, True, tf32, formula)
+        providers.append(provider(name, baseline.captured(ids, wanted), baseline.gradients))
     rows, d = c.sequences * c.context, c.width
     matrices = sum(np.prod(shape) for name, shape in layout(c).items() if name.endswith(".w"))
     attention = 2 * c.layers * rows * c.context * d
     return Case(
-        kernel="tinyllm", mode="training step, TF32" if tf32 else "training step, float32", x_name="tokens x D",
-        x_value=f"{rows} x {d}", providers=providers, bytes=int(28 * model_size(c)), graph=False,
+        kernel="tinyllm",
+        mode="training step, TF32" if tf32 else "training step, float32",
+        x_name="tokens x D",
+        x_value=f"{rows} x {d}",
+        providers=providers,
+        bytes=int(28 * model_size(c)),
+        graph=False,
         operations=0 if tf32 else int(6 * rows * matrices + 6 * attention),
-    )  # fmt: skip
+    )
 
 
 def model_size(c: Config) -> int:
@@ -109,6 +114,12 @@ def _copies(device: Device, to_device: bool) -> Case:
         Provider("torch, pinned", lambda: target.copy_(source, non_blocking=True), lambda: None, one_way),
     ]
     return Case(
-        kernel="tinyllm", mode="h2d" if to_device else "d2h", x_name="tokens x D", x_value=f"{COPIED >> 18} MiB",
-        providers=providers, bytes=4 * COPIED, operations=0, graph=False,
-    )  # fmt: skip
+        kernel="tinyllm",
+        mode="h2d" if to_device else "d2h",
+        x_name="tokens x D",
+        x_value=f"{COPIED >> 18} MiB",
+        providers=providers,
+        bytes=4 * COPIED,
+        operations=0,
+        graph=False,
+    )

@@ -23,7 +23,7 @@ NEEDS = {
 
 
 @dataclass(frozen=True)
-class Drawn:
+class UnknownProgram:
     """A program, and the truth about it."""
 
     bits: np.ndarray
@@ -47,7 +47,7 @@ class Drawn:
         return np.stack([faulty.row(*names, outside=outside, memory=memory) for memory in faulty.MEMORY])
 
 
-def draw(seed: int, share_outside: float = 0.2) -> Drawn:
+def sample(seed: int, share_outside: float = 0.2) -> UnknownProgram:
     """One to five switches that matter, or, with a chance of `share_outside`, a fault that is none of them.
 
     No call is checked.
@@ -55,13 +55,13 @@ def draw(seed: int, share_outside: float = 0.2) -> Drawn:
     rng = np.random.default_rng([seed, 17])
     if rng.random() < share_outside:
         outside = str(rng.choice(list(NEEDS)))
-        return Drawn(faulty.row(*NEEDS[outside], "unchecked")[: len(faulty.NAMES)], outside)
+        return UnknownProgram(faulty.row(*NEEDS[outside], "unchecked")[: len(faulty.NAMES)], outside)
     every = faulty.sets()
     every = every[every[:, -1] == 1]
-    return Drawn(rng.choice(every[every[:, :-1].sum(1) == rng.integers(1, 6)]), faulty.OUTSIDE[0])
+    return UnknownProgram(rng.choice(every[every[:, :-1].sum(1) == rng.integers(1, 6)]), faulty.OUTSIDE[0])
 
 
-def reveal(guess: str, drawn: Drawn, prints_say: str) -> str:
+def reveal(guess: str, drawn: UnknownProgram, prints_say: str) -> str:
     """What a program was, once a guess is made: switches joined by "+" in any order, or "none of these"."""
     if guess == "no guess":
         return "The truth is shown here once `guess` is set."

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kernels.tinyllm import faulty, golden
-from kernels.tinyllm.fault_sets import accused, bits, ending
+from kernels.tinyllm.fault_sets import bits, ending, has_suspected_line
 from kernels.tinyllm.faulty import MEMORY, PRINTED, WAYS, Sweep
 from kernels.tinyllm.tinyllm import ENGINES, Config, TinyLLM, initial
 from labkit.session.device import Device
@@ -112,7 +112,7 @@ def other_ways(sweep: Sweep) -> Experiment:
     rows, cases = [], []
     for memory in MEMORY:
         zero = faulty.observations(sweep.outcomes[memory], sweep.p)["logits all 0"]
-        chosen = sweep.bits[zero & ~accused(sweep) & (sweep.bits[:, -1] == 1)]
+        chosen = sweep.bits[zero & ~has_suspected_line(sweep) & (sweep.bits[:, -1] == 1)]
         cases.append((memory, len(chosen)))
         rows += [faulty.row(*faulty.switches_of(b), way=way, memory=memory) for way in (2, 3) for b in chosen]
 

@@ -28,9 +28,13 @@ ALT = (
 
 
 def switches(
-    p: Program, device: Device, memory: str = MEMORY[1], debug_print: str = "a fixed number", way: str = WAYS[0],
+    p: Program,
+    device: Device,
+    memory: str = MEMORY[1],
+    debug_print: str = "a fixed number",
+    way: str = WAYS[0],
     **turned: bool,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """One run of the real Tensor in another process, with these switches set beside the printed lines.
 
     `turned` has names of :data:`faulty.SWITCHES`, True or False; those not named are as in the report's printed lines.

@@ -18,7 +18,7 @@ from kernels.tinyllm.faulty import DEBUG_PRINTS, MEMORY, NAMES, OBSERVATIONS, PR
 Array = np.ndarray
 UNPRINTED = ("assignment_by_host_size", "assignment_omits_shape", "shallow_assignment", "no_other_d2h", "zero_host")
 """Switches in lines that the report does not print. The others are printed, set or not set."""
-ACCUSED = NAMES.index("resize_by_size")
+SUSPECTED_LINE = NAMES.index("resize_by_size")
 
 
 def bits(names: Collection[str]) -> Array:
@@ -36,9 +36,9 @@ def ending(o: Any, p: faulty.Program) -> str:
     return "logits all 0" if faulty.observations(outcome, p)["logits all 0"][0] else "wrong"
 
 
-def accused(sweep: Sweep) -> Array:
+def has_suspected_line(sweep: Sweep) -> Array:
     """The sets, bool [sets], whose d2h() gives the host vector a wrong length."""
-    return faulty.corrected(sweep.bits)[:, ACCUSED] != sweep.bits[:, ACCUSED]
+    return faulty.corrected(sweep.bits)[:, SUSPECTED_LINE] != sweep.bits[:, SUSPECTED_LINE]
 
 
 def keep_printed_lines(sweep: Sweep) -> Array:
@@ -195,7 +195,9 @@ def counts_by_memory(sweep: Sweep) -> dict[str, dict[str, Any]]:
         counts[memory] = {
             "right": int(faulty.right(o, sweep.p).sum()),
             "ends": {end: int((o["status"] == i).sum()) for i, end in enumerate(faulty.ENDS)},
-            "zero": [int(which.sum()) for which in (zero, zero & accused(sweep), zero & cured(sweep, memory))],
+            "zero": [
+                int(which.sum()) for which in (zero, zero & has_suspected_line(sweep), zero & cured(sweep, memory))
+            ],
         }
     return counts
 

@@ -237,9 +237,9 @@ class Model {
     }
     // What a host buffer holds to which nothing was written.
     static std::vector<float> not_written(size_t count) {
-        const int world = context().s.world;
-        std::vector<float> buffer(count, world == Zeros ? 0.0f : NAN);
-        if (world == Numbers)
+        const int fresh = context().s.fresh;
+        std::vector<float> buffer(count, fresh == Zeros ? 0.0f : NAN);
+        if (fresh == Numbers)
             for (size_t i = 0; i < count; ++i) buffer[i] = PAIR[i % 2];
         return buffer;
     }
@@ -396,7 +396,7 @@ int faulty_run(void* model, const faulty::Switches* switches, faulty::Outcome* o
         out->status = 2;
     } else
 #else
-    if (c.s.world == faulty::AsLeft && faulty_fill(program.largest(), 12, 0, 1)) return -1;
+    if (c.s.fresh == faulty::AsLeft && faulty_fill(program.largest(), 12, 0, 1)) return -1;
 #endif
         try {
             program.forward(*out);

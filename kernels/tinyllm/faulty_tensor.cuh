@@ -13,7 +13,7 @@
 namespace faulty {
 
 enum Way : int { Copied = 0, Elided = 1, OutParameter = 2, Shared = 3 };
-enum World : int { NaNs = 0, Zeros = 1, Numbers = 2, AsLeft = 3 };  // what memory holds before anything is written to it
+enum FreshMemory : int { NaNs = 0, Zeros = 1, Numbers = 2, AsLeft = 3 };  // what memory holds before anything is written to it
 enum Outside : int {  // faults that are none of the switches
     Nothing, HalfDownload, DebugUpload, HeadsNotWritten, CopyReversed, LastNotAssigned, WrongOperand, CublasWritesNothing,
     ShiftedUpload, NoFinalNorm
@@ -35,7 +35,7 @@ struct Switches {
     int prefer_host;               // copies upload the host vector where there is one, and copy the device buffer otherwise
     int zero_host;                 // the constructor fills the host vector with zeros
     int unchecked;                 // what CUDA calls return is not looked at
-    int way, outside, engine, world;
+    int way, outside, engine, fresh;
 };
 
 struct Witness {  // what a run leaves behind for us, beside what its program would print
@@ -48,7 +48,7 @@ constexpr float PAIR[2] = {6.16847e-33f, 1.60859e-32f};  // what the report prin
 struct Context {
     Switches s{};
     Witness seen;
-    size_t x_bytes = 0;        // a buffer of this size holds PAIR in the world `Numbers`, every other one zeros
+    size_t x_bytes = 0;        // a buffer of this size holds PAIR where fresh memory is `Numbers`, every other one zeros
     void* pair = nullptr;      // such a buffer, to copy from
     std::set<void*> held;      // device buffers that were given out and not given back
     bool to_report = false;    // a call failed where nothing can be thrown
@@ -73,12 +73,12 @@ inline bool call(cudaError_t error) {
     return error == cudaSuccess;
 }
 
-// Fresh memory holds what the world says. `AsLeft`: what is there, be it the program's own from before.
+// Fresh memory holds what `fresh` says. `AsLeft`: what is there, be it the program's own from before.
 inline void fill(void* buffer, size_t bytes) {
     const Context& c = context();
-    if (c.s.world == Numbers && bytes == (c.s.size_in_elements ? c.x_bytes / sizeof(float) : c.x_bytes))
+    if (c.s.fresh == Numbers && bytes == (c.s.size_in_elements ? c.x_bytes / sizeof(float) : c.x_bytes))
         cudaMemcpy(buffer, c.pair, bytes, cudaMemcpyDeviceToDevice);
-    else if (c.s.world != AsLeft) cudaMemset(buffer, c.s.world == NaNs ? 0xFF : 0, bytes);
+    else if (c.s.fresh != AsLeft) cudaMemset(buffer, c.s.fresh == NaNs ? 0xFF : 0, bytes);
 }
 
 class Tensor {

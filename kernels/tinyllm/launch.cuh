@@ -9,7 +9,7 @@
 
 namespace tinyllm {
 
-// The stream that launches go to: the default one but within Aside::run and Recorded::run.
+// The stream that launches go to: the default one but within SecondStream::run and Recorded::run.
 inline cudaStream_t& current() {
     thread_local cudaStream_t stream = nullptr;
     return stream;

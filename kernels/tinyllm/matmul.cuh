@@ -32,22 +32,22 @@ __global__ void product(const float* a, const float* b, float* c, int M, int N, 
 
 class Matmul {
    public:
-    // `aside`: a second stream that launches may go to, with a handle of its own, since a handle's workspace is one.
+    // `second_stream`: a second stream that launches may go to, with a handle of its own, since a handle's workspace is one.
     // `recorded`: launches may be recorded in a graph, which keeps the workspace's address; cuBLAS's own is given up with
     // each change of the stream.
-    explicit Matmul(Engine engine = Engine::Cublas, bool tf32 = false, cudaStream_t aside = nullptr, bool recorded = false)
-        : engine_(engine), stream_aside_(aside) {
+    explicit Matmul(Engine engine = Engine::Cublas, bool tf32 = false, cudaStream_t second_stream = nullptr, bool recorded = false)
+        : engine_(engine), stream_second_(second_stream) {
         if (engine != Engine::Cublas) return;
-        for (cublasHandle_t* handle : {&handle_, &aside_}) {
-            if (handle == &aside_ && !aside) break;
+        for (cublasHandle_t* handle : {&handle_, &second_}) {
+            if (handle == &second_ && !second_stream) break;
             require(cublasCreate(handle), "cublasCreate");
             require(cublasSetMathMode(*handle, tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH), "cublasSetMathMode");
             if (recorded) workspace(*handle) = {"cuBLAS's workspace", {WORKSPACE}};
-            follow(*handle, handle == &aside_ ? aside : nullptr);
+            follow(*handle, handle == &second_ ? second_stream : nullptr);
         }
     }
     ~Matmul() {
-        for (cublasHandle_t handle : {handle_, aside_})
+        for (cublasHandle_t handle : {handle_, second_})
             if (handle) cublasDestroy(handle);
     }
     Matmul(const Matmul&) = delete;
@@ -59,12 +59,12 @@ class Matmul {
         const long long next_a = (long long)M * K, next_b = (long long)K * N, next_c = (long long)M * N;
         if (engine_ == Engine::Cublas) {  // column-major: C^T = op(B)^T op(A)^T
             const float one = 1.0f;
-            const bool beside = aside_ && current() == stream_aside_;
+            const bool beside = second_ && current() == stream_second_;
             if (!beside && current() != stream_) {
                 follow(handle_, current());
                 stream_ = current();
             }
-            require(cublasSgemmStridedBatched(beside ? aside_ : handle_, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N, N, M, K,
+            require(cublasSgemmStridedBatched(beside ? second_ : handle_, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N, N, M, K,
                                               &one, b, tb ? K : N, next_b, a, ta ? M : K, next_a, &beta, c, N, next_c, batch),
                     "cublasSgemmStridedBatched");
         } else if (engine_ == Engine::Kernel) {
@@ -81,7 +81,7 @@ class Matmul {
         if (status != CUBLAS_STATUS_SUCCESS)
             throw std::runtime_error(std::string(what) + ": cuBLAS status " + std::to_string(int(status)));
     }
-    BasicTensor<char>& workspace(cublasHandle_t handle) { return handle == aside_ ? workspace_aside_ : workspace_; }
+    BasicTensor<char>& workspace(cublasHandle_t handle) { return handle == second_ ? workspace_second_ : workspace_; }
     void follow(cublasHandle_t handle, cudaStream_t stream) {
         require(cublasSetStream(handle, stream), "cublasSetStream");
         BasicTensor<char>& own = workspace(handle);
@@ -110,9 +110,9 @@ class Matmul {
 
     static constexpr size_t WORKSPACE = size_t(32) << 20;  // what NVIDIA recommends for Hopper; other GPUs need less
     Engine engine_;
-    cublasHandle_t handle_ = nullptr, aside_ = nullptr;
-    cudaStream_t stream_ = nullptr, stream_aside_ = nullptr;
-    BasicTensor<char> workspace_, workspace_aside_;
+    cublasHandle_t handle_ = nullptr, second_ = nullptr;
+    cudaStream_t stream_ = nullptr, stream_second_ = nullptr;
+    BasicTensor<char> workspace_, workspace_second_;
 };
 
 }  // namespace tinyllm

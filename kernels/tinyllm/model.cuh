@@ -4,7 +4,7 @@
 #pragma once
 #include <map>
 
-#include "aside.cuh"
+#include "second_stream.cuh"
 #include "layout.cuh"
 #include "matmul.cuh"
 #include "attention.cuh"
@@ -18,8 +18,8 @@ class TinyLLM {
     TinyLLM(const Config& config, Engine engine, bool tf32, bool overlap)
         : c(config),
           layout(config),
-          aside(overlap && engine == Engine::Cublas),
-          matmul(engine, tf32, aside.stream(), records(engine)),
+          second_stream(overlap && engine == Engine::Cublas),
+          matmul(engine, tf32, second_stream.stream(), records(engine)),
           recorded_forward(records(engine)),
           recorded_score(records(engine)),
           recorded_backward(records(engine)) {
@@ -162,11 +162,11 @@ class TinyLLM {
             Layer& l = layers[size_t(i)];
             const std::string p = "L" + std::to_string(i) + ".";
             dense_backward(l.gelu, dx.data(), p + "down", dgelu, big, d, read.down);
-            aside.wait(read.up);  // dup, by the layer above
+            second_stream.wait(read.up);  // dup, by the layer above
             LAUNCH(gelu_backward<4>, cover(n(d)), THREADS, l.up.data(), dgelu.data(), dup.data(), n(big));
-            aside.wait(read.norm);  // dln
+            second_stream.wait(read.norm);  // dln
             dense_backward(l.ln2, dup.data(), p + "up", dln, d, big, read.up);
-            aside.wait(read.down);  // dx
+            second_stream.wait(read.down);  // dx
             norm_backward(l.x1, p + "ln2", l.mean2, l.rstd2);
             dense_backward(l.attention, dx.data(), p + "o", dattention, d, d, read.o);
             Tensor& dmixed = dgelu;
@@ -177,11 +177,11 @@ class TinyLLM {
             LAUNCH_BARRIER(softmax_backward, dim3(unsigned(rows_ * c.heads)), LANES, l.p.data(), dp.data(), context_, scale());
             matmul(dp.data(), false, k(l.heads), false, q(heads), t, e, t, 0.0f, batch);
             matmul(dp.data(), true, q(l.heads), false, k(heads), t, e, t, 0.0f, batch);
-            aside.wait(read.qkv);  // wide, by the layer above
+            second_stream.wait(read.qkv);  // wide, by the layer above
             join(heads.data(), wide.data(), 3);
-            aside.wait(read.norm);  // dln
+            second_stream.wait(read.norm);  // dln
             dense_backward(l.ln1, wide.data(), p + "qkv", dln, d, 3 * d, read.qkv);
-            aside.wait(read.o);  // dx
+            second_stream.wait(read.o);  // dx
             norm_backward(i ? layers[size_t(i - 1)].out : x0, p + "ln1", l.mean1, l.rstd1);
         }
         const dim3 grid(unsigned((d + COLUMNS - 1) / COLUMNS), unsigned(c.vocabulary));
@@ -189,7 +189,7 @@ class TinyLLM {
         LAUNCH_BARRIER(embed_backward, grid, dim3(COLUMNS, ROW_LANES), first, order, dx.data(), gradient("table"), d);
         const size_t places = size_t(context_) * d;
         LAUNCH(position_backward, cover(places), THREADS, dx.data(), gradient("positions"), places, sequences_);
-        aside.join();
+        second_stream.join();
         add_vectors();
         launched("backward");
     }
@@ -200,14 +200,16 @@ class TinyLLM {
     }
     void begin(const int* from, BasicTensor<int>& to, int sequences, int context) {
         if (sequences < 1 || sequences > c.sequences || context < 1 || context > c.context)
-            throw std::invalid_argument(to.name() + ": " + std::to_string(sequences) + " sequences of " + std::to_string(context) +
-                                        "; wanted 1 to " + std::to_string(c.sequences) + " of 1 to " + std::to_string(c.context));
+            throw std::invalid_argument(to.name() + ": expected 1 to " + std::to_string(c.sequences) + " sequences of 1 to " +
+                                        std::to_string(c.context) + ", got " + std::to_string(sequences) + " of " +
+                                        std::to_string(context));
         sequences_ = sequences;
         context_ = context;
         rows_ = sequences * context;
         for (int i = 0; i < rows_; ++i)
             if (from[i] < 0 || from[i] >= c.vocabulary)
-                throw std::invalid_argument(to.name() + ": " + std::to_string(from[i]) + " at " + std::to_string(i) + "; wanted 0 to " + std::to_string(c.vocabulary - 1));
+                throw std::invalid_argument(to.name() + ": expected 0 to " + std::to_string(c.vocabulary - 1) + ", got " +
+                                            std::to_string(from[i]) + " at " + std::to_string(i));
         sent.synchronize();
         std::copy(from, from + rows_, to.host().begin());
         send(to);
@@ -268,15 +270,15 @@ class TinyLLM {
     }
     // dx += what dln gives through the norm of x; gain's and shift's gradients.
     void norm_backward(Tensor& x, const std::string& name, Tensor& mean, Tensor& rstd) {
-        aside.run(read.norm, [&] { column_sums(dln.data(), name + ".shift", c.width, x.data(), mean.data(), rstd.data(), name + ".gain"); });
+        second_stream.run(read.norm, [&] { column_sums(dln.data(), name + ".shift", c.width, x.data(), mean.data(), rstd.data(), name + ".gain"); });
         if (packs(c.width))
             LAUNCH_BARRIER(layernorm_backward<4>, unsigned(rows_), LANES, x.data(), at(name + ".gain"), mean.data(), rstd.data(), dln.data(), dx.data(), c.width);
         else
             LAUNCH_BARRIER(layernorm_backward<1>, unsigned(rows_), LANES, x.data(), at(name + ".gain"), mean.data(), rstd.data(), dln.data(), dx.data(), c.width);
     }
-    // Of y = x W + b: W's and b's gradients, aside, which have read dy at `done`; and din = dy W^T.
+    // Of y = x W + b: W's and b's gradients, in the second stream, which have read dy at `done`; and din = dy W^T.
     void dense_backward(Tensor& x, const float* dy, const std::string& name, Tensor& din, int in, int out, Event& done) {
-        aside.run(done, [&] {
+        second_stream.run(done, [&] {
             matmul(x.data(), true, dy, false, gradient(name + ".w"), in, out, rows_);
             column_sums(dy, name + ".b", out);
         });
@@ -298,7 +300,7 @@ class TinyLLM {
 
     const Config c;
     const Layout layout;
-    Aside aside;
+    SecondStream second_stream;
     Matmul matmul;
     Recorded recorded_forward, recorded_score, recorded_backward;
     std::map<std::string, Tensor*> steps_;

@@ -32,13 +32,13 @@ def counts_beside(here: Counts, device: str, other: Record | None) -> whywrong.T
 def _in_words(counts: Mapping[str, Any] | None) -> dict[str, Any]:
     if not counts:
         return {}
-    zero, accused, cured = counts["zero"]
+    zero, has_suspected_line, cured = counts["zero"]
     return {
         "right": counts["right"],
         "stopped": sum(counts["ends"].get(faulty.ENDS[status], 0) for status in faulty.STOPS),
         "wrong": counts["ends"][faulty.ENDS[faulty.FINISHED]] - counts["right"] - zero,
         "otherwise when run again": counts["ends"].get(faulty.ENDS[faulty.UNSTEADY], 0),
-        "logits all 0 (with the suspected line; cured)": f"{zero} ({accused}; {cured})",
+        "logits all 0 (with the suspected line; cured)": f"{zero} ({has_suspected_line}; {cured})",
     }
 
 

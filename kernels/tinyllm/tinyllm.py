@@ -253,12 +253,12 @@ def batches(text: Array, config: Config, rng: np.random.Generator) -> Callable[[
     if len(text) < config.context + 2:
         raise UsageError(f"text: {len(text)} bytes are too few; expected {config.context + 2} at least")
 
-    def draw() -> tuple[Array, Array]:
+    def sample() -> tuple[Array, Array]:
         at = rng.integers(0, len(text) - config.context, (config.sequences, 1)) + np.arange(config.context + 1)
         rows = text[at].astype(np.int32)
         return rows[:, :-1], rows[:, 1:]
 
-    return draw
+    return sample
 
 
 def validation_loss(model: TinyLLM, text: Array, most: int = 16) -> float:
@@ -287,10 +287,10 @@ def train(
     looked_at: int = 16,
 ) -> list[tuple[int, float, float]]:
     """`count` steps of AdamW: (step, training loss, validation loss). The rate warms up, then follows a cosine."""
-    draw, curve, warm = batches(text, model.config, rng), [], max(1, count // 10)
+    sample, curve, warm = batches(text, model.config, rng), [], max(1, count // 10)
     for step in range(count + 1):
         looked = step % every == 0 or step == count
-        tokens, targets = draw()
+        tokens, targets = sample()
         held = validation_loss(model, validation, looked_at) if looked else float("nan")
         model.forward(tokens)
         loss = model.score(targets, read=looked)

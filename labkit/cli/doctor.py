@@ -1,4 +1,4 @@
-"""What is installed here, what runs where, what is missing and how to get it."""
+"""What is installed, what runs where, what is missing and how to get it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import labkit
 from labkit.requirements import WORKBOOK
 from labkit.session.catalogue import ROOT
 from labkit.session.device import decide
@@ -22,23 +21,24 @@ OURS = ("whywrong", "whywrong-workbook")
 
 
 def problems() -> Iterator[str]:
-    """What is wrong here, a line each with its remedy; nothing where all is well."""
-    for name in ("kernels", "labkit"):  # ours is called whywrong-workbook where it is installed
-        if any(Path(str(one.locate_file(""))) != ROOT for one in importlib.metadata.distributions(name=name)):
-            yield f"the unrelated PyPI package `{name}` is installed: `pip uninstall {name}`"
-    if not (where := Path(labkit.__file__)).is_relative_to(ROOT):
-        yield f"labkit is imported from {where.parent}; expected {ROOT / 'labkit'}: `make setup`"
+    """The problems of this installation, one line each with its remedy."""
+    for name in ("kernels", "labkit"):  # no distribution of this checkout has these names, but PyPI has both
+        for distribution in importlib.metadata.distributions(name=name):
+            if (folder := Path(str(distribution.locate_file(name))).resolve()) != ROOT / name:
+                yield f"the unrelated PyPI package `{name}` is installed, in {folder}: `pip uninstall {name}`"
+    if not (ROOT / "labkit" / "pyproject.toml").is_file():
+        yield f"labkit: expected to be imported from the checkout, got {ROOT / 'labkit'}: `make setup` in the checkout"
     if decide().is_cuda and importlib.util.find_spec("nvmath") is None:
         yield "there is a GPU but no nvmath-python, which calls cuBLAS: `pip install nvmath-python`"
 
 
 def absent() -> list[str]:
-    """What whywrong and labkit ask for and is not installed."""
+    """The requirements of whywrong and labkit that are not installed; none where these two are not."""
     try:
-        asked = [one for name in OURS for one in importlib.metadata.requires(name) or ()]
+        requirements = [text for name in OURS for text in importlib.metadata.requires(name) or ()]
     except importlib.metadata.PackageNotFoundError:
         return []
-    names = (match[0] for one in asked if "extra ==" not in one and (match := re.match(r"[\w.-]+", one)))
+    names = [re.split(r"[^\w.-]", text)[0] for text in requirements if "extra ==" not in text]
     return [name for name in names if not any(importlib.metadata.distributions(name=name))]
 
 
@@ -49,7 +49,7 @@ def without_wheel(names: list[str]) -> list[str]:
 
 
 def report() -> bool:
-    """Print what there is; True where nothing is wrong."""
+    """Print what is installed and what runs where. Returns True if there is no problem."""
     print("versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()))
     print(decide("cpu").banner)
     print(decide().banner if decide().is_cuda else "cuda: torch sees no GPU here")
@@ -61,12 +61,11 @@ def report() -> bool:
         print(f"not up to date: {path}: {why}")
     if missing := [name for name in WORKBOOK if importlib.util.find_spec(name) is None]:
         print(f"not installed, for notebooks and pictures: {', '.join(missing)}: `make setup` installs them")
-    if none := without_wheel(absent()):
+    if names := without_wheel(absent()):
         version = ".".join(map(str, sys.version_info[:2]))
-        print(f"no wheel for Python {version} where pip looks: {', '.join(none)}; expected Python 3.11 to 3.14")
-    found = list(problems())
-    for problem in found:
+        print(f"no wheel for Python {version} where pip looks: {', '.join(names)}; expected Python 3.11 to 3.14")
+    for problem in (all_problems := list(problems())):
         print(f"problem: {problem}")
-    words = f"{len(stale())} records are not up to date" if stale() else "all is well"
-    print(f"{len(found)} to mend" if found else words)
-    return not found
+    summary = f"{len(stale())} records are not up to date" if stale() else "all is well"
+    print(f"{len(all_problems)} to mend" if all_problems else summary)
+    return not all_problems

@@ -1,22 +1,17 @@
-"""One notebook through papermill, and a page of what came out, whole or not: a process of its own, since papermill
-changes its working directory, and one that ends with its parent.
-
-    python -m labkit.cli.execute NOTEBOOK FOLDER PARAMETERS_AS_JSON PARENT
-
-It prints the number of each cell that has completed, and at last, if the run failed, why.
+"""Execute one notebook through papermill, and write its page, even if it failed. Call it in a process of its own, since
+papermill changes the working directory.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import papermill
 from jupyter_client import AsyncKernelManager
@@ -35,20 +30,23 @@ END_WITH_PARENT = (1, int(signal.SIGKILL))
 """Arguments of Linux' prctl: PR_SET_PDEATHSIG, and the signal to this process when its parent has ended."""
 
 GUARD = "p=%d; (while [ -e /proc/$p/exe ]; do sleep 1; done; kill -9 -$p) &"
-"""What a shell leaves running beside a kernel: when that has ended, so does its process group, with what its cells
-started. It is no child of the kernel's, which at its own end would wait for it for two seconds.
+"""A shell command that waits until the kernel has ended and then kills its process group, with what its cells started.
+It is no child of the kernel, which would wait two seconds for it at its end.
 """
 
 
-def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: TextIO) -> str:
-    """Write FOLDER/notebook.ipynb as it is executed, and FOLDER/report.html. Returns why that failed, or nothing."""
+def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: Callable[[int], None]) -> str:
+    """Write FOLDER/notebook.ipynb as it is executed, and FOLDER/report.html. Returns why it failed, or an empty string.
+
+    `progress` is called with the number of completed cells.
+    """
     executed, kernel, failed = folder / "notebook.ipynb", AsyncKernelManager(kernel_name="python3"), ""
-    first = f"__import__('ctypes').CDLL(None).prctl{END_WITH_PARENT};"  # of what the kernel runs
+    setup = f"__import__('ctypes').CDLL(None).prctl{END_WITH_PARENT};"  # the kernel's first line
     guard = f"os.posix_spawnp('sh', ['sh', '-c', {GUARD!r} % os.getpid()], {{}})"
-    first += f"(lambda os: os.waitpid({guard}, 0))(__import__('os'));"
+    setup += f"(lambda os: os.waitpid({guard}, 0))(__import__('os'));"
     options = {"progress_bar": False, "execution_timeout": CELL_TIMEOUT, "km": kernel}
-    options["extra_arguments"] = [f"--IPKernelApp.exec_lines={first}"]
-    options["on_cell_executed"] = lambda cell, cell_index, **_: print(cell_index + 1, file=progress, flush=True)
+    options["extra_arguments"] = [f"--IPKernelApp.exec_lines={setup}"]
+    options["on_cell_executed"] = lambda cell, cell_index, **_: progress(cell_index + 1)
     try:
         papermill.execute_notebook(notebook, executed, parameters, cwd=notebook.parent, **options)
     except Exception as error:
@@ -66,24 +64,12 @@ def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: Tex
 
 
 def _reason(error: Exception, kernel: AsyncKernelManager) -> str:
-    """An error in a line, and the whole of it on stderr."""
-    words = f"{type(error).__name__}: {error}"
+    """An error in one line; its traceback goes to stderr."""
+    reason = f"{type(error).__name__}: {error}"
     if isinstance(error, papermill.exceptions.PapermillExecutionError):
-        words = f"cell {error.exec_count}: {error.ename}: {error.evalue}"
+        reason = f"cell {error.exec_count}: {error.ename}: {error.evalue}"
     elif isinstance(error, DeadKernelError):
-        words = f"the kernel {ended(kernel.provisioner.process.returncode)}"  # type: ignore[union-attr]
-    with suppress(OSError):  # a log on a disk that is full
+        reason = f"the kernel {ended(kernel.provisioner.process.returncode)}"  # type: ignore[union-attr]
+    with suppress(OSError):  # a full disk
         print(hidden("".join(traceback.format_exception(error))), file=sys.stderr, flush=True)
-    return " ".join(hidden(words).split())[:200]
-
-
-if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(*END_WITH_PARENT)
-    if os.getppid() != int(sys.argv[4]):  # it ended before that
-        sys.exit("the parent has ended")
-    # What the kernel prints itself goes to the log; this end of the pipe stays here.
-    with os.fdopen(os.dup(1), "w") as parent:
-        os.dup2(2, 1)
-        why = main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), parent)
-        print(why, file=parent)
-    sys.exit(bool(why))
+    return " ".join(hidden(reason).split())[:200]

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,8 @@ from whywrong.tables import printable
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for success, 1 where a run or a check failed, 2 for bad input."""
-    left = "interrupted; finished runs are kept, the same command takes up the rest"
-    return console.run("labkit", sys.argv[1:] if arguments is None else list(arguments), _main, left, _show)
+    hint = "interrupted; finished runs are kept, the same command takes up the rest"
+    return console.run("labkit", sys.argv[1:] if arguments is None else list(arguments), _main, hint, _show)
 
 
 def _main(words: Sequence[str]) -> int | None:
@@ -37,7 +38,7 @@ def _main(words: Sequence[str]) -> int | None:
 
 
 def _show(text: object, file: TextIO | None = None) -> None:
-    """Print what came from files, names and people: nothing that steers a terminal, and no secret."""
+    """Print text from files and people without secrets and without control characters."""
     console.show(hidden(str(text)), file)
 
 
@@ -48,7 +49,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     def command(name: str, does: Callable[[argparse.Namespace], int | None], *examples: str) -> Any:
         about = str(does.__doc__)[0].lower() + str(does.__doc__)[1:].rstrip(".")
         lines = [f"  labkit {name} {example}".rstrip() for example in examples or ("",)]
-        if {"-h", "--help"} & {*words} and name in words[:1]:  # with the notebooks that were named
+        if {"-h", "--help"} & {*words} and name in words[:1]:  # with the notebooks on the command line
             lines += [f"\n{_block(book)}" for book in notebooks().values() if book.name in words]
         raw, text = argparse.RawDescriptionHelpFormatter, "\n".join(["examples:", *lines])
         sub = commands.add_parser(name, help=about, description=about, epilog=text, formatter_class=raw)
@@ -70,12 +71,12 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     option("--force", action="store_true", help="run again what is finished")
     option("--timeout", type=positive, metavar="SECONDS", help="end a run that takes longer")
 
-    drawn = "attention_matmul -p heads=1..16 -p n=1..4096 --sample 100 --cluster slurm --settings slurm.yaml"
-    option = command("sweep", _sweep, "dalpha_atomics -p tile=8,16,32 -p seed=0..9 --workers 2", drawn)
+    sampled = "attention_matmul -p heads=1..16 -p n=1..4096 --sample 100 --cluster slurm --settings slurm.yaml"
+    option = command("sweep", _sweep, "dalpha_atomics -p tile=8,16,32 -p seed=0..9 --workers 2", sampled)
     option("name", metavar="NAME", help="a notebook's name")
     spans = "values of a parameter, repeatable: heads=1..16, tile=8,16,32, level=0..1..0.25"
     option("-p", action="append", default=[], type=_pair, metavar="name=values", help=spans)
-    option("--sample", type=positive, metavar="N", help="draw so many points of the grid; always the same")
+    option("--sample", type=positive, metavar="N", help="sample so many points of the grid; always the same")
     option("--cluster", default="local", metavar="WHERE", help="local, slurm, pbs, or tcp://HOST:PORT (local)")
     option("--workers", type=positive, metavar="N", help="processes or jobs (local: one a core or GPU)")
     option("--gpus", action="store_true", help="give each local worker a GPU of its own")
@@ -110,64 +111,78 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _by_name(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise UsageError(f"-p {name}: it is given twice; expected each parameter once")
+    return dict(pairs)
+
+
+def _interrupt_on_termination() -> None:
+    """Handle SIGTERM and SIGHUP, unless they are ignored as under nohup, like an interrupt from the keyboard."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
 def _list(options: argparse.Namespace) -> int:
     """Investigations, their question and their parameters."""
-    wrong = 0
+    code = 0
     for book in notebooks().values():
         try:
             _show(f"{_block(book)}\n")
         except UsageError as error:
-            wrong = 2
+            code = 2
             _show(f"labkit: {error}", sys.stderr)
-    return wrong
+    return code
 
 
 def _block(book: Notebook) -> str:
-    """A notebook in lines of 80 characters: question, answer, what runs cost and found, parameters."""
-    from labkit.session.record import outcomes
+    """A notebook in lines of 80 characters: question, answer, recorded results, parameters."""
+    from labkit.session.record import records, summary
 
     def lines(first: str, text: object) -> str:
-        rest = " " * len(first)
-        return textwrap.fill(" ".join(str(text).split()), 80, initial_indent=first, subsequent_indent=rest)
+        return textwrap.fill(" ".join(str(text).split()), 80, initial_indent=first, subsequent_indent=" " * len(first))
 
     shown = [book.name]
     shown += [lines(f"  {part:8}  ", book.about[part]) for part in ("question", "answer") if book.about.get(part)]
-    shown += [lines(f"  {when:8}  ", said) for when, said in outcomes(book.name)]
-    rows = [(one.name, str(one.default) or "none", f"{one.allowed}: {one.help}") for one in book.parameters.values()]
+    for result in (record.result for record in records(f"{book.name}.*")):
+        findings = "; ".join(filter(None, summary(result)))
+        cost = "{date} on {device[name]}, {seconds:.0f} s: ".format(**result)
+        shown.append(lines("  recorded  ", cost + findings))
+    rows = [(p.name, str(p.default) or "none", f"{p.allowed}: {p.help}") for p in book.parameters.values()]
     first, second = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
-    shown += [lines(f"    {name:{first}}  {default:{second}}  ", words) for name, default, words in rows]
+    shown += [lines(f"    {name:{first}}  {default:{second}}  ", help) for name, default, help in rows]
     return "\n".join(shown)
 
 
 def _run(options: argparse.Namespace) -> int:
     """Run notebooks headless; all of them without a name."""
-    from labkit.cli import pages, run
+    from labkit.cli import gallery, plan, run
     from whywrong.files import writable
 
-    names = [name for name, _ in options.p]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"-p {twice[0]}: it is given twice; expected each parameter once")
-    runs = run.plan(options.names, dict(options.p), options.device, options.out)
+    _interrupt_on_termination()
+    runs = plan.plan(options.names, _by_name(options.p), options.device, options.out)
     writable(options.out, "--out")
     run.run(runs, options.jobs, options.force, _show, partial(run.execute, timeout=options.timeout))
-    _show(f"\n{run.table(runs)}\n\n{run.pages(runs)}\n")
+    _show(f"\n{plan.table(runs)}\n\n{plan.answers(runs)}\n")
     try:
-        _show(f"Runs: {os.path.relpath(pages.gallery(options.out))}")
-    except UsageError as error:  # a disk that is full: what the runs gave stays what it is
+        _show(f"Runs: {os.path.relpath(gallery.gallery(options.out))}")
+    except UsageError as error:  # a full disk does not change the runs' results
         print(f"labkit: {printable(str(error))}", file=sys.stderr)
-    return 0 if all(one.result for one in runs) else 1
+    return 0 if all(run.result for run in runs) else 1
 
 
 def _sweep(options: argparse.Namespace) -> int:
     """Run a notebook at each point of a grid of parameters, on Dask."""
-    from labkit.cli import sweep
+    from labkit.cli import cluster, sweep
     from whywrong.files import writable
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: it ends the workers, and jobs on a cluster
-        if signal.getsignal(number) == signal.SIG_DFL:  # and not ignored, as under nohup
-            signal.signal(number, signal.default_int_handler)
-    points = sweep.grid(options.name, options.p, options.sample)
-    with sweep.cluster(options.cluster, options.workers, options.gpus, options.settings, options.retries) as connected:
+    _interrupt_on_termination()
+    points = sweep.grid(options.name, _by_name(options.p), options.sample)
+    with cluster.connect(
+        options.cluster, options.workers, options.gpus, options.settings, options.retries
+    ) as connected:
         writable(options.out, "--out")
         counts = sweep.sweep(*connected, options.name, points, options.out, options.retries, _show)
     folder = os.path.relpath(options.out)

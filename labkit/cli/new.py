@@ -1,4 +1,4 @@
-"""An investigation of one's own: a notebook, a kernels' folder, claims and tests that run as they are made."""
+"""A new investigation from a template: a notebook, a kernels' folder, claims and tests, all of which run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from whywrong.errors import UsageError
 from whywrong.files import write_text
 
 TEMPLATE = Path(__file__).parent / "template"
-"""The files where the checkout has them. NAME stands for the name, and .txt at the end says that it is no code yet."""
+"""Files at their places in the checkout. NAME is replaced by the name, and the suffix .txt is removed."""
 
 
 def new(name: str) -> list[Path]:
-    """Write the files of investigation `name`, run its notebook in place, and return where they are.
+    """Write the files of investigation `name`, execute its notebook in place, and return their paths.
 
-    Raises UsageError for a name that is no Python name in small letters, and for one of which a file is there already.
+    Raises UsageError for a name that is no Python name in small letters, and for a name in use.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UsageError(f"NAME: expected a Python name in small letters, such as softmax_rows, got {name!r}")
@@ -27,7 +27,7 @@ def new(name: str) -> list[Path]:
     places = {str(path.relative_to(TEMPLATE)).removesuffix(".txt").replace("NAME", name): path for path in sources}
     for place in (*places, f"kernels/{name}", f"kernels/{name}.py"):
         if (ROOT / place).exists():
-            raise UsageError(f"NAME: {place} is there already; expected a name that is not in use")
+            raise UsageError(f"NAME: expected a name that is not in use, got {name}, which has {place}")
     for place, source in places.items():
         write_text(ROOT / place, source.read_text(encoding="utf-8").replace("NAME", name))
     refresh = [sys.executable, "-m", "tools.answers", name]
@@ -35,6 +35,6 @@ def new(name: str) -> list[Path]:
     for command in (refresh, [sys.executable, "-m", *execute.split(), f"notebooks/{name}.ipynb"]):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
-            words = done.stderr.strip().splitlines() or [f"ended with exit status {done.returncode}"]
-            raise RuntimeError(f"{Path(command[-1]).name}: {words[-1]}")
+            lines = done.stderr.strip().splitlines() or [f"ended with exit status {done.returncode}"]
+            raise RuntimeError(f"{Path(command[-1]).name}: {lines[-1]}")
     return [ROOT / place for place in places]

@@ -1,4 +1,4 @@
-"""All runs of a notebook as one table, through pandas: a row a run, failed ones with their reason."""
+"""All runs of a notebook as a pandas table: a row for each run, failed ones with their reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whywrong.files import complete_file, writing
 from whywrong.tables import Table, number
 
 LONGEST = 32
-"""Characters above which a cell is not shown on a terminal; the file has it whole."""
+"""Characters above which a column is left out on a terminal; the file has all of it."""
 
 
 def runs(name: str, out: Path) -> pandas.DataFrame:
@@ -31,7 +31,7 @@ def runs(name: str, out: Path) -> pandas.DataFrame:
         raise UsageError(f"NAME: {out / name} holds no runs; expected those of labkit run or labkit sweep {name}")
     frame = pandas.json_normalize(rows)
     frame = frame.sort_values([f"parameters.{parameter}" for parameter in book.parameters], kind="stable")
-    for column in frame.select_dtypes("object"):
+    for column in frame.columns[frame.dtypes == "object"]:
         kinds = {type(value) for value in frame[column].dropna()}
         if len(kinds) > 1 or list in kinds:
             frame[column] = frame[column].map(_as_text, na_action="ignore")
@@ -43,27 +43,22 @@ def _as_text(value: Any) -> Any:
 
 
 def _row(book: Notebook, folder: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "run": folder.name,
-        "status": "",
-        "seconds": None,
-        "parameters": dict.fromkeys(book.parameters),
-    }
+    parameters: dict[str, Any] = dict.fromkeys(book.parameters)
+    row = {"run": folder.name, "status": "", "seconds": None, "parameters": parameters}
     try:
         if not belongs(result := complete(folder), folder):
             return row | {"status": "failed: result.json is of another run"}
     except UsageError as error:
-        reason, given = failure(folder)
-        return row | {"status": f"failed: {reason or error}"[:200], "parameters": row["parameters"] | given}
-    claims = {claim: settled["verdict"] for claim, settled in result["claims"].items()}
+        reason, known = failure(folder)
+        return row | {"status": f"failed: {reason or error}"[:200], "parameters": parameters | known}
     row |= {part: result[part] for part in ("verdict", "metrics", "device", "seconds", "date")}
-    row["parameters"] |= result["parameters"]
-    return row | {"status": "ok", "claims": claims, "commit": result["provenance"].get("commit")}
+    row |= {"parameters": parameters | result["parameters"], "commit": result["provenance"].get("commit")}
+    return row | {"status": "ok", "claims": {claim: entry["verdict"] for claim, entry in result["claims"].items()}}
 
 
 def printed(frame: pandas.DataFrame) -> str:
-    """Those columns of it that vary, as many as fit into a line."""
-    room, shown, left = shutil.get_terminal_size((80, 24)).columns, dict[str, list[str]](), 0
+    """The columns that vary, as many as fit into a line of the terminal."""
+    room, shown, left_out = shutil.get_terminal_size((80, 24)).columns, dict[str, list[str]](), 0
     head = ["run", *(name for name in frame if name.startswith("parameters.")), "status", "seconds"]
     for name in [*head, *(name for name in frame if name not in head)]:
         texts = [number(value if pandas.notna(value) else None) for value in frame[name].tolist()]
@@ -72,15 +67,15 @@ def printed(frame: pandas.DataFrame) -> str:
         if name not in ("run", "status") and frame[name].nunique() <= 1:
             continue
         if width + 2 > room or (name != "status" and max(map(len, texts)) > LONGEST):
-            left += 1
+            left_out += 1
         else:
             shown[title], room = texts, room - width - 2
     table = Table(list(shown), list(zip(*shown.values(), strict=True)), wrap=LONGEST)
-    return f"{table}\n{len(frame)} runs; {left} more columns vary, and --out FILE.parquet or FILE.csv has all"
+    return f"{table}\n{len(frame)} runs; {left_out} more columns vary, and --out FILE.parquet or FILE.csv has all"
 
 
 def write(frame: pandas.DataFrame, path: Path) -> Path:
-    """Write it as Parquet or CSV, whole or not at all. Raises UsageError for another suffix and an unwritable path."""
+    """Write a whole Parquet or CSV file, or none. Raises UsageError for another suffix and for an unwritable path."""
     if path.suffix not in (".parquet", ".csv"):
         raise UsageError(f"--out: expected a name that ends in .parquet or .csv, got {path}")
     with writing(path, "--out"), complete_file(path) as temporary:

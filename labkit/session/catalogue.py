@@ -1,4 +1,4 @@
-"""The notebooks of this checkout, their questions and their parameters. Reads JSON only, so it is quick.
+"""The notebooks of this checkout, their questions and their parameters. Imports nothing slow.
 
 The cell tagged ``parameters`` declares flat literals, whose range or choices stand in the comment; `labkit list`,
 `labkit run` and `labkit.start` all read them from there:
@@ -10,40 +10,21 @@ The cell tagged ``parameters`` declares flat literals, whose range or choices st
 from __future__ import annotations
 
 import ast
-import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from labkit.session.reading import read_json
 from labkit.session.secrets import is_secret
 from whywrong.errors import UsageError, did_you_mean
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-def read_json(path: Path, what: str) -> Any:
-    """What a JSON file holds. Raises UsageError, which begins with `what`, for a file that is none."""
-    return _read(path, what, json.loads, "JSON", ValueError)
-
-
-def read_yaml(path: Path, what: str) -> Any:
-    """What a YAML file holds. Raises UsageError, which begins with `what`, for a file that is none."""
-    import yaml
-
-    return _read(path, what, yaml.safe_load, "YAML", yaml.YAMLError)
-
-
-def _read(path: Path, what: str, parse: Callable[[str], Any], wanted: str, wrong: type[Exception]) -> Any:
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, wrong) as error:
-        why = getattr(error, "strerror", None) or " ".join(str(error)[:80].split())
-        raise UsageError(f"{what}: {path} cannot be read ({why}); expected {wanted}") from None
 
 
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
@@ -66,66 +47,64 @@ class Parameter:
 
     @property
     def allowed(self) -> str:
-        """What a right value is, in words: ``int in [1, 128]``."""
+        """The allowed values in words: ``int in [1, 128]``."""
         if self.choices:
             return f"one of {', '.join(map(str, self.choices))}"
         span = "" if self.low == -math.inf else f" in [{self.low:g}, {self.high:g}]"
         return "true or false" if self.type is bool else f"{self.type.__name__}{span}"
 
     def check(self, value: Any) -> Any:
-        """Return `value` in the declared type; raise UsageError where it is of another type or out of range."""
+        """Return `value` in the declared type; raise UsageError for another type and for a value out of range."""
         if self.type is float and type(value) is int:
             value = float(value)
-        right = type(value) is self.type
-        in_range = right and (self.type is str or (self.low <= value <= self.high and math.isfinite(value)))
-        if not in_range or (self.choices and value not in self.choices):
-            raise self._wrong(value)
+        is_valid = type(value) is self.type and (not self.choices or value in self.choices)
+        if is_valid and self.type is not str:
+            is_valid = self.low <= value <= self.high and abs(value) < math.inf
+        if not is_valid:
+            raise UsageError(f"parameter {self.name}: expected {self.allowed}, got {repr(value)[:80]}")
         return value
 
     def parse(self, text: str) -> Any:
-        """Read a value as it is written on a command line."""
-        try:
-            value = {"true": True, "false": False}[text.lower()] if self.type is bool else self.type(text)
-        except (KeyError, ValueError):
-            raise self._wrong(text) from None
-        if self.type in (int, float) and not _NUMBER.fullmatch(text):
-            raise self._wrong(text)
+        """Read a value from a command line, and check it."""
+        value: Any = text
+        if self.type is bool:
+            value = {"true": True, "false": False}.get(text.lower(), text)
+        elif _NUMBER.fullmatch(text):
+            with suppress(ValueError):  # 2.5 is no int; `check` reports it
+                value = self.type(text)
         return self.check(value)
-
-    def _wrong(self, value: Any) -> UsageError:
-        return UsageError(f"parameter {self.name}: expected {self.allowed}, got {repr(value)[:80]}")
 
 
 def declared(source: str) -> dict[str, Parameter]:
-    """Read the parameters that a cell declares, in order. Anything but a flat, typed literal is an error."""
-    found: dict[str, Parameter] = {}
+    """Read the parameters that a cell declares, in order. Raises UsageError for anything but flat, typed literals."""
+    parameters: dict[str, Parameter] = {}
     try:
         nodes = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UsageError(f"parameters cell: it is no Python ({str(error)[:80]})") from None
+        raise UsageError(f"parameters cell: expected Python, got a cell that is none ({str(error)[:80]})") from None
     for node in nodes:
         try:
             name, kind = node.target.id, _TYPES[node.annotation.id]  # type: ignore[attr-defined]
             default = ast.literal_eval(node.value)  # type: ignore[attr-defined]
             line = source.splitlines()[(node.end_lineno or node.lineno) - 1]
-            low, high, choices, words = _COMMENT.findall(line.encode()[node.end_col_offset :].decode())[0]
-            span = float(low or -math.inf), float(high or math.inf)
-            among = tuple(kind(choice.strip()) for choice in choices.split(",")) if choices else ()
+            low, high, listed, help = _COMMENT.findall(line.encode()[node.end_col_offset :].decode())[0]
+            limits = float(low or -math.inf), float(high or math.inf)
+            choices = tuple(kind(choice.strip()) for choice in listed.split(",")) if listed else ()
         except (AttributeError, KeyError, ValueError):
-            wanted = "expected `name: type = literal  # [range] help`"
-            raise UsageError(f"parameters cell, line {node.lineno}: {wanted}") from None
-        found[name] = Parameter(name, kind, default, words, *span, among)
-        found[name].check(default)
-    return found
+            cell = f"parameters cell, line {node.lineno}"
+            raise UsageError(f"{cell}: expected `name: type = literal  # [range] help`") from None
+        parameters[name] = Parameter(name, kind, default, help, *limits, choices)
+        parameters[name].check(default)
+    return parameters
 
 
-def resolve(book: str, known: dict[str, Parameter], given: Mapping[str, Any], text: bool = False) -> dict[str, Any]:
-    """Check `given` against what the notebook declares and fill in the defaults.
+def resolve(book: str, known: dict[str, Parameter], values: Mapping[str, Any], text: bool = False) -> dict[str, Any]:
+    """Check `values` against the parameters that the notebook declares, and fill in the defaults.
 
     With `text` the values are strings from a command line. Raises UsageError for an unknown name, a value of the
     wrong type or out of range, or a secret, which it does not repeat.
     """
-    for name, value in given.items():
+    for name, value in values.items():
         if isinstance(value, str) and is_secret(f"{name}: {value}"):
             raise UsageError(f"parameter {name}: it looks like a secret; expected none, since pages show parameters")
         if name not in known:
@@ -133,7 +112,7 @@ def resolve(book: str, known: dict[str, Parameter], given: Mapping[str, Any], te
             raise UsageError(f"parameter {name}: {book} has none of that name; {hint}")
     read = Parameter.parse if text else Parameter.check
     defaults = {name: parameter.default for name, parameter in known.items()}
-    return defaults | {name: read(known[name], value) for name, value in given.items()}
+    return defaults | {name: read(known[name], value) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -149,15 +128,8 @@ class Notebook:
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """The notebook as JSON. Raises UsageError for a file that is no notebook."""
-        found = read_json(self.path, f"notebook {self.name}")
-        try:
-            for cell in found["cells"]:
-                _ = cell["cell_type"], "".join(cell["source"]), "" in cell["metadata"].get("tags", [])
-            found["metadata"].get("labkit", {}).items()
-        except (TypeError, KeyError, AttributeError):
-            raise UsageError(f"notebook {self.name}: {self.path} is no notebook; expected one of nbformat 4") from None
-        return found
+        """The notebook as JSON. Raises UsageError for an invalid file."""
+        return read_json(self.path, f"notebook {self.name}", "notebook")
 
     @property
     def about(self) -> dict[str, str]:
@@ -171,7 +143,7 @@ class Notebook:
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
-        """What the cell tagged `parameters` declares."""
+        """The parameters that the cell tagged `parameters` declares."""
         tagged = (cell for cell in self.content["cells"] if "parameters" in cell["metadata"].get("tags", []))
         return declared("".join(next(tagged, {"source": ""})["source"]))
 
@@ -183,7 +155,7 @@ def notebooks() -> dict[str, Notebook]:
 
 
 def notebook(name: str) -> Notebook:
-    """The notebook called `name`; a UsageError that lists the names if there is none."""
+    """The notebook called `name`. Raises UsageError, which lists the names, if there is none."""
     known = notebooks()
     if name not in known:
         raise UsageError(f"no notebook is called {name!r}; {did_you_mean(name, known)}there are: {', '.join(known)}")

@@ -6,13 +6,15 @@ texts of its verdicts with fields, which :meth:`Ledger.settle` fills in (see :mo
 
 from __future__ import annotations
 
-import html
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labkit.session.catalogue import ROOT, read_yaml
+import jinja2
+
+from labkit.session.catalogue import ROOT
+from labkit.session.reading import read_yaml
 from labkit.session.record import Record, recorded
 from labkit.session.wording import fields, fill
 from whywrong.errors import UsageError
@@ -20,16 +22,14 @@ from whywrong.tables import Table
 
 VERDICTS = {"confirmed": "#0072b2", "refuted": "#d55e00", "undecidable": "#8a6d00", "untestable": "#666666"}
 """The verdicts, and the colour in which a ledger shows each."""
-KINDS_OF_CLAIMS = ("asserted", "implied", "ours")
-"""What a report says, what follows from what it does, and what this workbook asks beyond it."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that a report says, or that this workbook asks; `where` is its place, `settles` the experiment.
+    """A statement of a report (asserted, or implied by what it does), or a question of this workbook (ours).
 
-    `texts` are those of its verdicts, `given` what they rest on untested. `only` says why a claim can come out in one
-    way, where it can.
+    `where` is its place, `settles` the experiment, and `texts` has the reason for each possible verdict. `given` is
+    what they assume without a test. `only` says why a claim with a single possible verdict has no other.
     """
 
     id: str
@@ -45,7 +45,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Settled:
-    """A claim's verdict. `given` is what it rests on and was not tested; `source` the other run that it is from."""
+    """A claim's verdict. `given` is what it assumes without a test; `source` is the recorded run that it is from."""
 
     verdict: str
     measured: Any
@@ -77,28 +77,30 @@ class Ledger:
         claim, truths = self.claims[claim_id], {True: "confirmed", False: "refuted", None: "undecidable"}
         verdict = truth if isinstance(truth, str) else truths.get(truth, repr(truth))
         if verdict not in claim.texts:
-            wanted = f"its texts are for {', '.join(claim.texts) or 'none'}"
-            raise UsageError(f"claim {claim_id}: {verdict} has no text in data/claims/{self.name}.yaml; {wanted}")
+            expected = f"expected {' or '.join(claim.texts)}, as data/claims/{self.name}.yaml has texts for"
+            raise UsageError(f"claim {claim_id}: {expected}, got {verdict}")
         values = plain(measured)
         needed = set().union(*map(fields, [*claim.texts.values(), claim.given]))
         if missing := sorted(needed - values.keys()):
-            raise UsageError(f"claim {claim_id}: its texts need {missing[0]}; measured are {', '.join(values)}")
+            raise UsageError(
+                f"claim {claim_id}: its texts need {missing[0]}; expected it measured, got {', '.join(values)}"
+            )
         because, given = (fill(f"claim {claim_id}", text, values) for text in (claim.texts[verdict], claim.given))
         self.settled[claim_id] = Settled(verdict, values, because, given)
 
     def settle_from(self, claim_id: str, record: Record | None, needs: str) -> None:
-        """Take a claim's verdict from a run recorded elsewhere; `needs` says what this machine lacks for it."""
+        """Take a claim's verdict from a run on another machine; `needs` is what this machine lacks for it."""
         if record is None:
             self.settled[claim_id] = Settled("untestable", {}, f"It needs {needs}, and no run on one is on record.")
             return
-        found = record.result["claims"][claim_id]
-        values = {name: found[name] for name in ("verdict", "measured", "because", "given") if name in found}
+        claim = record.result["claims"][claim_id]
+        values = {name: claim[name] for name in ("verdict", "measured", "because", "given") if name in claim}
         self.settled[claim_id] = Settled(**values, source=record.where)
 
     def verdicts(self, without: Collection[str] = ()) -> Table:
-        """Claim and verdict alone, the report's before this workbook's: words that do not depend on where it ran.
+        """Claims and verdicts alone, the report's before this workbook's: they do not depend on the machine.
 
-        `without` leaves out claims of times, which a busy machine may turn.
+        `without` leaves out claims about times, whose verdict may change on a busy machine.
         """
         rows = [(claim.id, claim.kind, settled.verdict) for rows in self._groups().values() for claim, settled in rows]
         return Table(("claim", "kind", "verdict"), [row for row in rows if row[0] not in without])
@@ -114,7 +116,7 @@ class Ledger:
         return {name: about[name] | asdict(self.settled[name]) for name in self.claims}
 
     def _groups(self) -> dict[str, list[tuple[Claim, Settled]]]:
-        """The report's claims, and apart from them the questions of this workbook."""
+        """The report's claims and the questions of this workbook, each under a title."""
         titles = {"What the report says": False, "What this workbook asks": True}
         rows = [(claim, self.settled.get(claim.id, OPEN)) for claim in self.claims.values()]
         groups = {title: [row for row in rows if (row[0].kind == "ours") is ours] for title, ours in titles.items()}
@@ -128,65 +130,44 @@ class Ledger:
         )
 
     def _repr_html_(self) -> str:
-        """A line a claim, its verdict in colour; the reason unfolds."""
-        lines = []
-        for title, rows in self._groups().items():
-            lines.append(f"<p><b>{title}</b> (a click on a claim shows the reason)</p>")
-            for claim, settled in rows:
-                colour = VERDICTS.get(settled.verdict, "#000000")
-                mark = f'<b style="color:{colour};display:inline-block;width:7em">{settled.verdict}</b>'
-                more = [f"<i>{claim.id}</i> ({claim.kind}; {html.escape(claim.where)}).", html.escape(reason(settled))]
-                more += [f"Reported: {html.escape(str(claim.reported))}."] * (claim.reported is not None)
-                body = f'<p style="margin-left:8.5em">{" ".join(more)}</p>'
-                lines.append(f"<details><summary>{mark} {html.escape(claim.says)}</summary>{body}</details>")
-        return "\n".join(lines)
+        """A line for each claim, with its verdict in colour; a click shows the reason."""
+        template = Path(__file__).with_name("ledger.html").read_text(encoding="utf-8")
+        environment = jinja2.Environment(autoescape=True, trim_blocks=True)
+        return environment.from_string(template).render(groups=self._groups(), colours=VERDICTS, reason=reason)
 
 
 def reason(settled: Settled) -> str:
-    """Why a claim has its verdict, what that rests on, and which run it is from."""
+    """Why a claim has its verdict, what that assumes, and which run it is from."""
     stop = "" if settled.because.endswith((".", "!", "?")) else "."
     given = f" Given: {settled.given.rstrip('.')}." if settled.given else ""
     return settled.because + stop * bool(settled.because) + given + (f" [{settled.source}]" if settled.source else "")
 
 
 def claims_file(name: str) -> Path:
-    """Where the claims of notebook `name` are, if it has any."""
+    """The path of the claims of notebook `name`, which need not exist."""
     return ROOT / "data" / "claims" / f"{name}.yaml"
 
 
 def described(name: str) -> dict[str, Any]:
-    """What data/claims/`name`.yaml holds. Raises UsageError if it is not there."""
+    """The content of data/claims/`name`.yaml. Raises UsageError for a missing or invalid file."""
     path = claims_file(name)
     if not path.exists():
-        raise UsageError(f"claims: {path.relative_to(ROOT)} is not there; expected the claims of {name!r}")
-    found = read_yaml(path, "claims")
-    if not (isinstance(found, dict) and isinstance(found.get("claims"), list)):
-        raise UsageError(f"{path.relative_to(ROOT)}: expected question, answer and a list of claims")
-    return found
+        raise UsageError(f"claims: expected {path.relative_to(ROOT)} with the claims of {name!r}, got no such file")
+    return read_yaml(path, "claims", "claims")
 
 
 def claims(name: str) -> Ledger:
-    """Read data/claims/`name`.yaml. Raises UsageError if it is missing, or an entry is not as it should be."""
-    found: dict[str, Claim] = {}
+    """Read data/claims/`name`.yaml. Raises UsageError if it is missing, or an entry does not match the schema."""
+    ledger = Ledger(name, {})
     for entry in described(name)["claims"]:
-        try:
-            words = {key: " ".join(v.split()) if isinstance(v, str) else v for key, v in entry.items()}
-            texts = {verdict: text for verdict in VERDICTS if (text := words.pop(verdict, ""))}
-            claim = Claim(**words, texts=texts)
-            right = (
-                claim.kind in KINDS_OF_CLAIMS and claim.id not in found and all((claim.id, claim.says, claim.settles))
+        words = {key: " ".join(value.split()) if isinstance(value, str) else value for key, value in entry.items()}
+        texts = {verdict: words.pop(verdict) for verdict in VERDICTS if verdict in words}
+        if words["id"] in ledger.claims or len(set(texts.values())) < len(texts):
+            raise UsageError(
+                f"claims: data/claims/{name}.yaml: expected ids and texts that differ, got {entry['id']!r}"
             )
-            right = right and (bool(claim.only) or {"confirmed", "refuted"} <= texts.keys())
-            right = right and len(set(texts.values())) == len(texts) > 0
-        except (TypeError, AttributeError):
-            right = False
-        if not right:
-            wanted = f"id (each once), kind ({', '.join(KINDS_OF_CLAIMS)}), where, says, settles, texts for confirmed"
-            wanted += " and refuted, each another (or `only`, why there is one outcome), and reported where there is a"
-            wanted += " figure"
-            raise UsageError(f"claims: data/claims/{name}.yaml: expected {wanted}, got {str(entry)[:80]}")
-        found[claim.id] = claim
-    return Ledger(name, found)
+        ledger.claims[words["id"]] = Claim(**words, texts=texts)
+    return ledger
 
 
 def answer(name: str, result: Mapping[str, Any] | None = None) -> str:
@@ -201,7 +182,7 @@ def answer(name: str, result: Mapping[str, Any] | None = None) -> str:
 
 
 def plain(value: Any) -> Any:
-    """NumPy and torch scalars and arrays as JSON has them."""
+    """`value` with numbers and lists in place of NumPy's and torch's scalars and arrays, as JSON needs them."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Where kernels run: a GPU, or on the CPU Triton's interpreter, a CUDA runtime of the host's, and a host BLAS."""
+"""Where kernels run: on a GPU, or on the CPU by Triton's interpreter, a host CUDA runtime and a host BLAS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEVICES = ("auto", "cpu", "cuda")
 class Device:
     """Where kernels run in this process.
 
-    `kind` is ``cpu`` or ``cuda``, which is also torch's name of it; `name` is the processor's or the GPU's own.
+    `kind` is ``cpu`` or ``cuda``, as torch calls it; `name` is the product name of the processor or GPU.
     """
 
     kind: str
@@ -31,7 +31,7 @@ class Device:
 
     @property
     def banner(self) -> str:
-        """One line that says what runs where."""
+        """One line for a notebook's first output: what runs where."""
         on_cpu = "Triton interpreted, CUDA C++ over a host runtime (correctness only), GEMM by the host's BLAS"
         how = "Triton and CUDA C++ compiled, GEMM by cuBLAS" if self.is_cuda else on_cpu
         return f"{self.kind} ({self.name}): {how}"
@@ -66,12 +66,13 @@ def choose(request: str = "auto") -> Device:
     UsageError as :func:`decide` does, and where the kernels of this process were decorated for the other device.
     """
     device = decide(request)
-    wanted = "0" if device.is_cuda else "1"
-    decorated = any(name.startswith("kernels.") and hasattr(made, "triton") for name, made in list(sys.modules.items()))
-    if decorated and os.environ.get("TRITON_INTERPRET", "0") != wanted:
+    interpret = "0" if device.is_cuda else "1"
+    modules = list(sys.modules.items())
+    decorated = any(name.startswith("kernels.") and hasattr(module, "triton") for name, module in modules)
+    if decorated and os.environ.get("TRITON_INTERPRET", "0") != interpret:
         restart = "restart the process (in Jupyter: the kernel)"
-        raise UsageError(f"device: kernels of this process are set for another device than {device.kind!r}; {restart}")
-    os.environ["TRITON_INTERPRET"] = wanted
+        raise UsageError(f"device: expected that of this process's kernels, got {device.kind!r}; {restart}")
+    os.environ["TRITON_INTERPRET"] = interpret
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     return device
@@ -79,12 +80,12 @@ def choose(request: str = "auto") -> Device:
 
 def cpu_name() -> str:
     """The processor's name, as the kernel of the operating system gives it."""
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1].strip() if found else "unknown CPU"
+    match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return match[1].strip() if match else "unknown CPU"
 
 
 def driver() -> str | None:
     """The version of NVIDIA's driver, where there is one."""
-    version = Path("/proc/driver/nvidia/version")
-    found = version.exists() and re.search(r"\b\d+\.\d+\.\d+\b", version.read_text(encoding="utf-8"))
-    return found[0] if found else None
+    path = Path("/proc/driver/nvidia/version")
+    match = path.exists() and re.search(r"\b\d+\.\d+\.\d+\b", path.read_text(encoding="utf-8"))
+    return match[0] if match else None

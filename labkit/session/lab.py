@@ -36,12 +36,12 @@ class Lab:
 
     @property
     def recorded(self) -> record.Record | None:
-        """What a GPU gave for this notebook, for what this machine cannot show; None without a record."""
+        """The record of this notebook on a GPU, for results that a CPU cannot have; None without a record."""
         return record.recorded(self.name)
 
     @property
     def caption(self) -> str:
-        """What ran where, for the foot of a figure."""
+        """The device, for the caption of a figure."""
         return f"run on {self.device.name}" if self.device.is_cuda else f"run on the CPU ({self.device.name})"
 
     def finish(
@@ -52,18 +52,18 @@ class Lab:
         ledger: Ledger | None = None,
         metrics: dict[str, Any] | None = None,
     ) -> None:
-        """Write result.json as the notebook's last act.
+        """Write result.json, at the end of the notebook.
 
-        `verdict` is what :func:`whywrong.weigh` found: its cause, what is left and what is refuted; None where nothing
-        was weighed. `ledger` is that of the notebook's own claims file, where there is one, every claim settled.
-        Raises UsageError otherwise, and nothing is written.
+        `verdict` is the result of :func:`whywrong.weigh`; None if no hypotheses were weighed. `ledger` is that of the
+        notebook's own claims file, if there is one, with every claim settled. Otherwise it raises UsageError and writes
+        nothing.
         """
         if claims_file(self.name).exists() and (ledger is None or ledger.name != self.name):
             raise UsageError(f"ledger: expected labkit.claims({self.name!r}), got {ledger and ledger.name!r}")
         commit, dirty = record.commit()
         gpu, driver = (self.device.name, device.driver()) if self.device.is_cuda else (None, None)
-        made: dict[str, Any] = {"commit": commit, "dirty": dirty, "versions": record.versions(), "gpu": gpu}
-        made |= {"driver": driver, "seed": self.seed, "sources": self._sources}  # as they were when the run began
+        provenance: dict[str, Any] = {"commit": commit, "dirty": dirty, "versions": record.versions(), "gpu": gpu}
+        provenance |= {"driver": driver, "seed": self.seed, "sources": self._sources}  # as they were when the run began
         cause, left, refuted = (verdict.cause, verdict.left, [*verdict.refuted]) if verdict else (None, [], [])
         result: dict[str, Any] = {
             "schema": record.SCHEMA,
@@ -76,7 +76,7 @@ class Lab:
             "verdict": {"cause": cause, "first_divergence": first_divergence, "explains": left, "refuted": refuted},
             "claims": ledger.as_json() if ledger else {},
             "metrics": plain(metrics or {}),
-            "provenance": made,
+            "provenance": provenance,
         }
         record.write_json(self._result, result)
         print(f"result.json written: {len(result['claims'])} claims, cause {cause!r}")
@@ -95,7 +95,7 @@ def start(name: str, /, **parameters: Any) -> Lab:
     values = catalogue.resolve(name, book.parameters, parameters)
     lab = Lab(book, values, device.choose(values.get("device", "auto")))
     print(f"{name} on {lab.device.banner}; seed {lab.seed}")
-    declared = [one for one in book.parameters.values() if one.name != "device"]
-    if here := [f"{p.name} = {values[p.name]} ({p.default})" for p in declared if values[p.name] != p.default]:
-        print(f"The answer above was reached for other parameters: here {', '.join(here)}.")
+    defaults = {name: parameter.default for name, parameter in book.parameters.items() if name != "device"}
+    if changed := [f"{p} = {values[p]} ({default})" for p, default in defaults.items() if values[p] != default]:
+        print(f"The answer above was reached for other parameters: here {', '.join(changed)}.")
     return lab

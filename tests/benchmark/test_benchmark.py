@@ -1,6 +1,8 @@
 """The benchmark: its labels and records agree with its sets, and what whywrong says of some of it is no worse."""
 
 import random
+import re
+import sys
 from dataclasses import replace
 from functools import cache
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 
 import whywrong
-from benchmark import HERE, SETS, base, manifest, programs
+from benchmark import HERE, SETS, __main__, base, manifest, programs
 from benchmark.adapters import TOOLS
 from benchmark.score import OUTCOMES, Answer, outcome, read, scored, share, write
 from labkit.session.catalogue import ROOT
@@ -159,6 +161,80 @@ def test_the_practice_of_the_field_identifies_a_step_and_no_cause():
     (case,) = (c for c in cases("q01", clean=False) if "/gamma_plus_one/" in c["id"])
     row = scored(case, TOOLS["assert_close"])
     assert (row["step"], row["outcome"]) == ("norm", "none of these")
+
+
+def test_assert_close_compares_an_updated_input_with_its_update():
+    found = {case["id"].split("/")[1]: TOOLS["assert_close"](case, 1.0).step for case in cases("s08", clean=False)}
+    assert found["running_variance_biased"] == "running_var#2"
+    assert "running_mean#2" not in found.values()
+
+
+def command(monkeypatch, *arguments):
+    """`python -m benchmark` in this process, which stays as it was."""
+    monkeypatch.setattr(sys, "argv", ["benchmark", *map(str, arguments)])
+    before, threads = sys.path.copy(), torch.get_num_threads()
+    try:
+        assert __main__.main() == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert sys.path == before
+
+
+def knows(case, seconds):
+    """A tool that has seen the label."""
+    return Answer(case["true_step"], "cause", [case["kind"]], "as labelled")
+
+
+def test_any_tool_is_scored_into_a_table_with_intervals(monkeypatch, tmp_path, capsys):
+    name, out = f"{__name__}:knows", tmp_path / "out.csv"
+    command(monkeypatch, "score", name, "--set", "heldout_2", "heldout_3", "--names", "r01", "s03", "--out", out)
+    rows = read(out)
+    assert {row["case"].split("/")[0] for row in rows} == {"r01", "s03"}
+    assert {row["outcome"] for row in rows} == {"right"}
+    assert re.search(rf"(?m)^right +{len(rows)} of {len(rows)}: [\d.]+% to 100.0%$", capsys.readouterr().out)
+    command(monkeypatch, "score", name, "--names", "b01", "--correct")
+    assert re.search(r"(?m)^flagged: 0 of \d+ correct ports$", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "TOOL: expected whywrong, assert_close or MODULE:FUNCTION, got nothing"),
+        (["whywrong", "--set", "heldout_1", "--names", "r01"], "--names: expected programs of heldout_1, got r01"),
+        (["whywrong", "--names", "b01"], "NAMES: expected programs that have defects, got none"),
+    ],
+)
+def test_what_cannot_be_scored_is_an_error_in_a_line(monkeypatch, arguments, message):
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        command(monkeypatch, "score", *arguments)
+
+
+def test_a_folder_outside_is_a_set_and_leaves_nothing_imported(monkeypatch, tmp_path, capsys):
+    (tmp_path / "part.py").write_text(
+        "import torch\nimport whywrong\n"
+        "def reference(x):\n"
+        "    return whywrong.step('y', 2.0 * x)\n"
+        "def case():\n"
+        "    x = torch.arange(3.0)\n"
+        "    return {'id': 'z/tripled/f32/0', 'reference': reference, 'loss': None, 'inputs': {'x': x.double()},\n"
+        "            'observed': {'x': x, 'y': 3.0 * x}, 'precision': {'storage': 'float32'}, 'true_step': 'y',\n"
+        "            'kind': 'factor', 'accept': ('factor',)}\n"
+    )
+    (tmp_path / "programs.py").write_text(
+        "from part import case\ndef cases(names, clean, defects):\n    yield from [case()] * defects\n"
+    )
+    command(monkeypatch, "score", "assert_close", "--folder", tmp_path)
+    assert "z/tripled/f32/0" in (printed := capsys.readouterr().out)
+    assert re.search(r"none of these +1 of 1", printed)
+    assert not {"programs", "part"} & set(sys.modules)
+
+
+def test_no_script_or_test_changes_where_modules_are_found_but_for_a_folder_outside():
+    changes = re.compile(r"sys\.path(\[|\.insert|\.append|\.extend|\s*\+?= )")
+    files = [path for of in ("benchmark", "kernels", "tests", "tools") for path in (ROOT / of).rglob("*.py")]
+    assert [p.relative_to(ROOT).as_posix() for p in files if changes.search(p.read_text(encoding="utf-8"))] == [
+        "benchmark/__main__.py"
+    ]
 
 
 def test_readme_and_docs_say_what_was_recorded():

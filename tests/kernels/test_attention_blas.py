@@ -1,12 +1,12 @@
-"""sgemm and its arena: right numbers, named rejections, and every step outside an operand found."""
+"""sgemm and its buffer: right numbers, named rejections, and every step outside an operand found."""
 
 import numpy as np
 import pytest
 import torch
 
 from kernels.attention import golden
-from kernels.attention.arena import Layout, allocate, escapes, poison
 from kernels.attention.blas import Gemm, GemmRejectedError, blas_for, check, scalars
+from kernels.attention.memory import Layout, allocate, escapes, poison
 from kernels.attention.problem import Sizes
 from whywrong import compare
 from whywrong.comparing.bounds import sum_of_products
@@ -14,7 +14,7 @@ from whywrong.errors import UsageError
 
 
 def random_gemm(rng, transa, transb, m, n, k, pad=0):
-    """A call on padded column-major operands lying one after another, its arena, and the result in float64."""
+    """A call on padded column-major operands lying one after another, its buffer, and the result in float64."""
     lda, ldb, ldc = (m if transa == "N" else k) + pad, (k if transb == "N" else n) + pad, m + pad
     sizes = [lda * (k if transa == "N" else m), ldb * (n if transb == "N" else k), ldc * n]
     starts = np.cumsum([0, *sizes])
@@ -114,9 +114,9 @@ def test_cublas_rejects_just_what_the_check_does(change, argument, position):
         )
 
 
-def test_a_call_that_would_leave_the_arena_is_never_made(device):
+def test_a_call_that_would_leave_the_buffer_is_never_made(device):
     memory = torch.zeros(80, device=device)
-    with pytest.raises(IndexError, match=r"C spans \[64, 84\) of an arena of 80"):
+    with pytest.raises(IndexError, match=r"C spans \[64, 84\) of a buffer of 80"):
         blas_for(device).sgemm(memory, Gemm(**RIGHT))
 
 

@@ -63,13 +63,13 @@ def weighed(candidates, pool, device, count):
 
 
 def outcome(run, *args, **given):
-    """Scores as bytes, NaN as one number; or how BLAS or the arena refuses the call."""
+    """Scores as bytes, NaN as one number; or how BLAS or the buffer refuses the call."""
     try:
         return np.nan_to_num(run(*args, **given).astype(np.float32) + 0.0, nan=-7.0).tobytes()
     except GemmRejectedError as error:
         return error.argument
     except IndexError:
-        return "beyond the arena"
+        return "beyond the buffer"
 
 
 @cache

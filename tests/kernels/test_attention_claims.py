@@ -155,22 +155,22 @@ def test_the_printed_call_is_the_diagnosis_in_one_call_of_the_list(device):
 
 
 @pytest.fixture(scope="module")
-def judged(device):
+def likelihoods(device):
     listed = [*calls.diagnosis(32).values(), Call(a="Q", b="K", transa="T"), Call(a="K"), Call(a="K", ldb="M")]
-    return survey.judge(survey.suspects(survey.survey(REPORT, listed)), REPORT, 10, (8.8, 10.4), device)
+    return survey.measure_likelihoods(survey.suspects(survey.survey(REPORT, listed)), REPORT, 10, (8.8, 10.4), device)
 
 
-def test_how_many_products_fit_depends_on_the_statistic_and_its_rate(judged):
-    at_5_percent = survey.count_by_statistic(judged, 0.05, set(calls.diagnosis(32).values()))
+def test_how_many_products_fit_depends_on_the_statistic_and_its_rate(likelihoods):
+    at_5_percent = survey.count_by_statistic(likelihoods, 0.05, set(calls.diagnosis(32).values()))
     assert [number for number, _ in at_5_percent.values()][1] == 0
     assert at_5_percent[next(iter(survey.STATISTICS))][0] >= 1
     rates = [survey.false_alarms(name, 0.05, 12) for name in survey.STATISTICS]
     assert rates == [0.05, pytest.approx(0.22, abs=0.005), 0.05]
 
 
-def test_the_draw_most_like_the_report_is_the_closest_of_all(judged):
-    best, number = survey.most_alike(judged, (8.8, 10.4))
-    ends = {(item.name, i): (d.min(), d.max()) for item in judged for i, d in enumerate(item.differences)}
+def test_the_draw_most_like_the_report_is_the_closest_of_all(likelihoods):
+    best, number = survey.most_alike(likelihoods, (8.8, 10.4))
+    ends = {(item.name, i): (d.min(), d.max()) for item in likelihoods for i, d in enumerate(item.differences)}
     distances = {key: abs(low - 8.8) + abs(high - 10.4) for key, (low, high) in ends.items()}
     assert distances[best.name, number] == min(distances.values())
 

@@ -132,7 +132,7 @@ def test_a_head_that_another_one_writes_to_does_not_go_in_one_batch():
     assert not faulty.heads_are_independent(spilling.gemms(REPORT, layout), layout)
 
 
-def test_draws_of_the_survey_do_not_depend_on_how_many_lie_in_one_arena(device, monkeypatch):
+def test_draws_of_the_survey_do_not_depend_on_how_many_lie_in_one_buffer(device, monkeypatch):
     some = [Call(a="K"), Call(ldb="N"), replace(calls.blocked(BLOCK), m="M", n="N", a_offset="0")]
     sizes = Sizes(2, 64, 64, 32)
     one_by_one = survey.largest_differences(some, sizes, range(5), device)
@@ -163,12 +163,12 @@ def test_heads_of_the_survey_are_independent_draws(device):
 def test_the_likelihood_is_the_share_of_draws_that_fall_into_the_range(outcomes):
     rng = np.random.default_rng(0)
     draws = rng.gumbel(9.0, 0.7, (20, 12))
-    judged = survey.likelihood(outcomes[0], draws, 8.8, 10.4)
+    likelihoods = survey.likelihood(outcomes[0], draws, 8.8, 10.4)
     fresh = rng.gumbel(9.0, 0.7, (200_000, 12))
     head = ((fresh >= 8.75) & (fresh <= 10.45)).mean()
     ends = ((abs(fresh.min(1) - 8.8) <= 0.05) & (abs(fresh.max(1) - 10.4) <= 0.05)).mean()
-    assert judged.head == pytest.approx(head, abs=0.08)  # the law is fitted to 240 draws
-    assert judged.ends == pytest.approx(ends, rel=0.6)
+    assert likelihoods.head == pytest.approx(head, abs=0.08)  # the law is fitted to 240 draws
+    assert likelihoods.ends == pytest.approx(ends, rel=0.6)
 
 
 @pytest.mark.parametrize("heads", [3, 12])
@@ -186,18 +186,18 @@ def test_a_result_with_nan_cannot_have_given_numbers(outcomes):
 
 def test_a_level_between_two_chances_lets_one_outcome_fit_and_a_higher_one_none(outcomes):
     draws = np.random.default_rng(1)
-    judged = [
+    likelihoods = [
         survey.likelihood(outcomes[i], draws.normal(9.6, s, (50, 12)), 8.8, 10.4) for i, s in ((0, 0.4), (1, 0.6))
     ]
-    near, far = (item.chance for item in judged)
+    near, far = (item.chance for item in likelihoods)
     assert near > far > 0
-    assert survey.fitting(judged, 0.5 * (near + far)) == judged[:1]
-    assert survey.fitting(judged, 1.1 * near) == []
-    assert survey.fitting(judged, 0.5 * (near + far), heads=3) == judged  # three heads say less than twelve
+    assert survey.fitting(likelihoods, 0.5 * (near + far)) == likelihoods[:1]
+    assert survey.fitting(likelihoods, 1.1 * near) == []
+    assert survey.fitting(likelihoods, 0.5 * (near + far), heads=3) == likelihoods  # three heads say less than twelve
 
 
 def test_a_survey_in_which_nothing_fits_ends_in_none_of_these(outcomes):
-    judged = [survey.likelihood(o, np.full((3, 12), 20.0) + i, 8.8, 10.4) for i, o in enumerate(outcomes[:3])]
-    weighing = survey.weighed(judged, 1e-3)
+    likelihoods = [survey.likelihood(o, np.full((3, 12), 20.0) + i, 8.8, 10.4) for i, o in enumerate(outcomes[:3])]
+    weighing = survey.weighed(likelihoods, 1e-3)
     assert weighing.cause == "none of these"
     assert len(weighing.refuted) == 3

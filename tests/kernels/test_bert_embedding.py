@@ -270,7 +270,7 @@ def test_a_row_is_eight_parts_at_most_and_covers_every_column(hidden):
     ("name", "change", "message"),
     [
         ("ids", lambda v: v[0], r"ids: expected torch.int64 \[B, S\].*got torch.int64 \(8,\)"),
-        ("ids", lambda v: v.int(), "ids: torch.int32"),
+        ("ids", lambda v: v.int(), r"ids: expected torch.int64 \[B, S\], got torch.int32"),
         ("ids", lambda v: v * 0 + 30, "ids: expected 0 to 29.*got 30 to 30"),
         ("ids", lambda v: v.repeat(1, 2), "ids: 16 tokens are too many; expected 10 at most, as positions has"),
         ("types", lambda v: v - 1, "types: expected 0 to 1.*got -1 to 0"),

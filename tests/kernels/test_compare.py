@@ -8,7 +8,7 @@ import torch
 
 import labkit
 import whywrong
-from kernels.compare import blind_spots, calibration, claims, figures, right_programs, speed, trials
+from kernels.compare import blind_spots, calibration, claims, correct_programs, figures, speed, trials
 from kernels.compare.checks import (
     CHECKS,
     LABKIT,
@@ -42,7 +42,7 @@ def test_there_are_as_many_kinds_as_the_tables_promise():
 @pytest.mark.parametrize("fault", FAULTS, ids=_names(FAULTS))
 def test_a_fault_is_found_at_its_step(device, fault):
     for size in SIZES[:2]:
-        x = trials.drawn(fault.system, size, 11, device)
+        x = trials.sample_inputs(fault.system, size, 11, device)
         observed = trials.observed_fault(fault, x)
         assert first_wrong(observed, golden(fault.system, x), FP32) == fault.step
 
@@ -50,14 +50,14 @@ def test_a_fault_is_found_at_its_step(device, fault):
 @pytest.mark.parametrize("way", CLEAN, ids=_names(CLEAN))
 def test_a_clean_difference_is_not_called_wrong(device, way):
     for size in SIZES[:2]:
-        x = trials.drawn(way.system, size, 11, device, way)
+        x = trials.sample_inputs(way.system, size, 11, device, way)
         observed = trials.observed_clean(way, x)
-        assert first_wrong(observed, golden(way.system, x), way.promised) is None
+        assert first_wrong(observed, golden(way.system, x), way.declared) is None
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=_names(FAULTS))
 def test_a_fault_changes_its_step_and_no_earlier_one(device, fault):
-    x = trials.drawn(fault.system, SIZES[0], 4, device)
+    x = trials.sample_inputs(fault.system, SIZES[0], 4, device)
     right = run(fault.system, x)
     wrong = trials.observed_fault(fault, x)
     changed = [step.name for step in right if not torch.equal(step.value, wrong[step.name])]
@@ -73,12 +73,12 @@ def trial(truth, localised, number=0.5, strength=None, accused_by_stored=None):
 
 def test_a_score_counts_what_is_reported():
     done = [trial("qk", "pv"), trial("qk", "qk"), trial(None, None), trial(None, "qk")]
-    assert trials.score(done, LABKIT) == trials.Score(reported=2, right_step=1, faults=2, accused=1, clean=2)
+    assert trials.score(done, LABKIT) == trials.Score(reported=2, right_step=1, faults=2, flagged=1, clean=2)
     assert trials.score(done, "1 - cosine", threshold=0.6) == trials.Score(0, 0, 2, 0, 2)
     assert trials.score(done, "1 - cosine", threshold=0.4) == trials.Score(2, 2, 2, 2, 2)
     assert trials.roc(done, "1 - cosine") == [(1.0, 1.0), (0.0, 0.0)]
-    assert trials.accused(done, LABKIT) == ["attention: a"]
-    assert trials.accused(done, LABKIT, STORED) == []
+    assert trials.flagged(done, LABKIT) == ["attention: a"]
+    assert trials.flagged(done, LABKIT, STORED) == []
     assert trials.sizes_and_draws(done) == (1, 2)
 
 
@@ -88,12 +88,12 @@ def test_a_check_is_as_good_if_one_of_its_tolerances_is(number, as_good):
     done = [trial("qk", "qk"), trial(None, None, number)]
     everything = [f"{check}, {which}" for which in (STORED, RERUN) for check in CHECKS]
     assert trials.as_good_as_labkit(done) == (everything if as_good else [])
-    shares = trials.without_accusing(done, RERUN)
+    shares = trials.without_false_positives(done, RERUN)
     assert (shares[LABKIT], shares["1 - cosine"]) == (1.0, float(as_good))
 
 
 def test_a_judge_that_accuses_a_right_run_has_no_share_without_accusing():
-    assert trials.without_accusing([trial("qk", "qk"), trial(None, "qk")], RERUN)[LABKIT] is None
+    assert trials.without_false_positives([trial("qk", "qk"), trial(None, "qk")], RERUN)[LABKIT] is None
 
 
 def test_the_checks_do_what_they_are_known_for():
@@ -113,7 +113,7 @@ def test_the_checks_do_what_they_are_known_for():
 def test_every_check_reports_what_is_finite_on_one_side_only(name):
     """As torch.testing.assert_close does; it is fair to the others, whose numbers would be nan."""
     fault = next(fault for fault in FAULTS if fault.name == name)
-    x = trials.drawn(fault.system, SIZES[0], 0, "cpu")
+    x = trials.sample_inputs(fault.system, SIZES[0], 0, "cpu")
     observed, reference = trials.observed_fault(fault, x), golden(fault.system, x)
     numbers = differences(observed, {fault.step: reference[fault.step]}, FP32)
     assert {numbers[check][fault.step] for check in CHECKS} == {float("inf")}
@@ -122,7 +122,7 @@ def test_every_check_reports_what_is_finite_on_one_side_only(name):
 def test_a_rerun_reference_starts_from_what_was_observed(device):
     """A step after the faulty one is right on what it was given, and far from the stored value."""
     fault = next(fault for fault in FAULTS if fault.name == "4% scale")
-    x = trials.drawn(fault.system, SIZES[0], 0, device)
+    x = trials.sample_inputs(fault.system, SIZES[0], 0, device)
     observed, reference = trials.observed_fault(fault, x), golden(fault.system, x)
     again = rerun(reference, observed)
     assert list(again) == ["kt", "qk", "scaled", "masked", "probs", "pv"]
@@ -143,7 +143,7 @@ def test_a_strength_is_what_an_observer_who_knows_the_shape_sees():
     fault = next(f for f in FAULTS if f.name == "1% scale")
     strengths = []
     for seed in range(12):
-        x = trials.drawn("attention", SIZES[0], seed, "cpu")
+        x = trials.sample_inputs("attention", SIZES[0], seed, "cpu")
         sigma = trials.rounding_noise("attention", "qk", x)
         exact = x["q"].double() @ x["k"].double().mT
         shape = exact / sigma / (exact / sigma).norm()
@@ -180,7 +180,7 @@ def test_the_strength_of_a_whole_fault_is_where_grading_ends():
     found = trials.whole_strengths(SIZES[0], 0, "cpu")
     assert {f.name for f in FAULTS} - set(found) == {"mask off by one", "tail not written: NaN", "one Inf"}
     for fault in FAULTS[:6]:
-        x = trials.drawn(fault.system, SIZES[0], 0, "cpu")
+        x = trials.sample_inputs(fault.system, SIZES[0], 0, "cpu")
         assert trials.observed_scaled(fault, x, 0.999 * found[fault.name]) is not None
         assert trials.observed_scaled(fault, x, 1.001 * found[fault.name]) is None
 
@@ -240,7 +240,7 @@ def test_l1_norms_see_a_scale_and_no_transpose(ledger, other, verdict):
 @pytest.mark.parametrize(("terms", "largest_factor", "verdict"), [(1 << 16, 1.0, "confirmed"), (16, 2.0, "refuted")])
 def test_fixed_tolerances_depend_on_the_length_and_on_the_factors(ledger, terms, largest_factor, verdict):
     rng = np.random.default_rng(1)
-    right = blind_spots.error_of_right_product(rng, terms)
+    right = blind_spots.error_of_correct_product(rng, terms)
     scaled = blind_spots.error_of_scaled_product(rng, 1.01, largest_factor)
     claims.settle_fixed_tolerances(ledger, terms, right, scaled, 4.0 * scaled)
     assert set(verdicts(ledger).values()) == {verdict}
@@ -287,18 +287,18 @@ def test_a_fault_at_another_step_and_a_right_run_accused_refute_them(ledger):
     ],
 )
 def test_the_stated_rate_is_held_against_the_interval_of_each_precision(ledger, stated, verdict, undecided):
-    claims.settle_right_programs(ledger, right_programs.read_record(), stated)
+    claims.settle_correct_programs(ledger, correct_programs.read_record(), stated)
     settled = ledger.settled["right_programs_are_accused_as_stated"]
     assert (settled.verdict, settled.measured["open"]) == (verdict, undecided)
 
 
 def test_the_record_of_right_programs_holds_each_precision():
-    record = right_programs.read_record()
-    rates = right_programs.accused(record)
+    record = correct_programs.read_record()
+    rates = correct_programs.flagged(record)
     assert sum(rate["of"] for rate in rates.values()) == record["accused"]["of"] >= 20_000
     assert sum(rate["count"] for rate in rates.values()) == record["accused"]["count"]
-    assert all(list(shares) == [1.0, 4.0, 32.0, 1000.0] for shares in right_programs.identified(record).values())
-    assert right_programs.STATED == 1e-3
+    assert all(list(shares) == [1.0, 4.0, 32.0, 1000.0] for shares in correct_programs.identified(record).values())
+    assert correct_programs.STATED == 1e-3
 
 
 @pytest.mark.parametrize(
@@ -334,13 +334,13 @@ def test_every_record_of_the_whole_call_is_there():
 
 
 def test_the_titles_of_figures_are_made_from_what_they_show():
-    record = right_programs.read_record()
-    left, right = figures.plot_right_programs(record).axes
+    record = correct_programs.read_record()
+    left, right = figures.plot_correct_programs(record).axes
     assert left.get_title(loc="left") == "Of 20,000 correct programs 8 are flagged"
     record["accused"] = {"count": 40, "of": 30_000}
     for storage in record["power"].values():
         storage["32 roundings"]["right first step"] = {"count": 1, "of": 2}
-    left, right = figures.plot_right_programs(record).axes
+    left, right = figures.plot_correct_programs(record).axes
     assert left.get_title(loc="left") == "Of 30,000 correct programs 40 are flagged"
     assert right.get_title(loc="left") == "Of faults of 32 roundings at least 50% are identified"
 
@@ -362,7 +362,7 @@ def test_titles_say_from_which_length_on_the_slope_sees_more_than_the_elements_d
 def test_seven_against_one_is_what_chance_gives_in_seven_of_a_hundred():
     """The sum of two binomial tails, 9 / 256 each, where as many programs of each type were sampled."""
     rates = {name: {"count": count, "of": 1000} for name, count in (("float32", 7), ("float16", 3), ("bfloat16", 1))}
-    assert right_programs.by_chance({"accused by": {"storage": rates}}) == pytest.approx(18 / 256)
+    assert correct_programs.by_chance({"accused by": {"storage": rates}}) == pytest.approx(18 / 256)
 
 
 def test_the_figure_of_what_is_identified_names_the_best_of_the_checks():

@@ -1,6 +1,6 @@
 """Every kernel of the workbook that can be called, fuzzed: the right ones do not fall, the faulty ones do.
 
-The cases are those of fuzz_kernels.py. `make test` fuzzes one right and one faulty kernel of each kind, on small
+The cases are those of fuzz_kernels.py. `make test` fuzzes one correct and one faulty kernel of each kind, on small
 inputs.
 """
 
@@ -41,7 +41,7 @@ SHORT = {
 @pytest.mark.parametrize("name", SHORT)
 def test_a_kernel_stands_or_falls(name):
     case = CASES[name]
-    found = case.hunt(SHORT[name], most=1 << (10 if case.language == "BLAS" else 7))
+    found = case.fuzz(SHORT[name], most=1 << (10 if case.language == "BLAS" else 7))
     assert found.found == case.faulty, found
     assert found.examples >= (1 if case.faulty else 2)
 
@@ -58,7 +58,7 @@ def test_a_kernel_stands_or_falls_in_50_examples(name):
     case = CASES[name]
     if not case.runs_here:
         pytest.skip(case.why)
-    found = case.hunt(50)
+    found = case.fuzz(50)
     assert found.found == case.faulty, found
     assert found.examples > 0
 
@@ -74,7 +74,7 @@ def test_the_command_writes_a_row_a_case(tmp_path, monkeypatch):
     assert check(CASES[rows[1]["name"]].kernel, fuzz_kernels.copied, made, precision=whywrong.Precision()) is not None
 
 
-def test_a_case_that_breaks_the_hunt_is_a_row():
+def test_a_case_that_raises_is_a_row():
     case = CASES["softmax"]._replace(inputs={"x": "nothing to draw"}, reference=None)
     row = fuzz_kernels.result(case, 2, 60.0, explain=False)
     assert (row["outcome"], row["as_expected"]) == ("fuzz failed", "no")

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -140,7 +141,7 @@ def test_the_rate_rises_from_zero_then_falls_to_its_end(raw):
 @pytest.mark.parametrize(("key", "value"), [("batch", 10_000), ("length", 100_000)])
 def test_too_little_text_is_told_by_the_key_that_asks_for_more(raw, tmp_path, key, value):
     raw["data"][key] = value
-    with pytest.raises(UsageError, match=f"^data.{key}: {value} is not right"):
+    with pytest.raises(UsageError, match=rf"^data\.{key}: expected .*, got {value}$"):
         Sequences(parsed(raw).data, 0, tmp_path / "cache")
 
 
@@ -288,7 +289,7 @@ def test_a_key_that_stands_twice_is_refused(tmp_path):
         config.read(path)
     path.write_text("a: &a {x: 1}\nb: {<<: *a, x: 2}\n")
     assert config.read(path) == {"a": {"x": 1}, "b": {"x": 2}}
-    with pytest.raises(UsageError, match=r"b: .*got its value"):
+    with pytest.raises(UsageError, match="b: expected key=value with the value in YAML"):
         config.read(path, ["b={x: 1, x: 2}"])
 
 
@@ -354,7 +355,7 @@ def test_what_torchrun_says_is_held_together(monkeypatch, name, said):
         monkeypatch.setenv(key, value)
     assert training.ranks() == 4
     monkeypatch.setenv(name, said)
-    with pytest.raises(UsageError, match=rf"{name}: expected what torchrun sets, got .*"):
+    with pytest.raises(UsageError, match=rf"^{name}: expected what torchrun sets, .*, got "):
         training.ranks()
 
 
@@ -497,7 +498,7 @@ def test_the_command_line_names_what_is_wrong_and_leaves_with_2(raw, tmp_path):
     command = [sys.executable, "-m", "kernels.lm", "train", str(path), "validation.folder=/nowhere", "steps=ten"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "steps: expected a whole number.*got 'ten'" in done.stderr
+    assert re.search("steps: expected a whole number.*got 'ten'", done.stderr)
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -702,7 +703,7 @@ def test_a_cell_that_is_not_finite_is_no_number(tmp_path):
     path = tmp_path / "report.md"
     for row in ("20 | NaN | 2e-3", "20 | 2.0 | nan", "20 | inf | 2e-3"):
         path.write_text("| step | loss | lr |\n|---|---|---|\n| 10 | 4.0 | 1e-3 |\n| " + row + " |\n")
-        with pytest.raises(UsageError, match="is no number; wanted"):
+        with pytest.raises(UsageError, match="is no number; expected"):
             analyse.analyse(path)
 
 
@@ -726,7 +727,7 @@ NOT_FINITE = ('{"step": 1, "loss": NaN}', '{"step": 1, "loss": 2.0, "lr": NaN}')
 def test_a_file_that_cannot_be_analysed_is_one_line(tmp_path, content):
     path = tmp_path / "metrics.jsonl"
     path.write_text(content)
-    with pytest.raises(UsageError, match="wanted") as error:
+    with pytest.raises(UsageError, match="expected") as error:
         analyse.analyse(path)
     assert "\n" not in str(error.value)
 

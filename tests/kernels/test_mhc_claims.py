@@ -9,9 +9,9 @@ import torch
 
 import labkit
 from kernels.mhc import blind, claims, counterfactual, experiments, faulty, figures, identify, likelihood
-from kernels.mhc.faulty import RIGHT, Access, Problem
+from kernels.mhc.faulty import CORRECT_ACCESS, Access, Problem
 from kernels.mhc.likelihood import ORDER
-from kernels.mhc.problem import Constants, draw
+from kernels.mhc.problem import Constants, sample
 from labkit.session.catalogue import ROOT
 from whywrong.drawing import plots
 
@@ -22,16 +22,16 @@ RIVALS = faulty.rivals(4, 40, 16)
 
 @pytest.mark.parametrize("name", ["right", *RIVALS])
 def test_dalpha_pre_is_linear_in_dx_in_with_these_weights(name):
-    p = Problem.draw(9, 4, 40, 3, C, "cpu")
-    access = RIVALS.get(name, RIGHT)
+    p = Problem.sample(9, 4, 40, 3, C, "cpu")
+    access = RIVALS.get(name, CORRECT_ACCESS)
     found = likelihood.weights(p, access) @ p.dx_in.double().flatten()
     torch.testing.assert_close(found, counterfactual.dalpha(p, access)[0], rtol=1e-12, atol=1e-12)
 
 
 def test_a_ratios_density_is_that_of_draws_of_dx_in():
     """For one x, phi, b and alpha: 20 000 draws of dx_in against the Cauchy distribution's own quantiles."""
-    p, access = Problem.draw(6, 4, 40, 1, C, "cpu"), RIVALS["dx_in one element late"]
-    wrong, right = likelihood.weights(p, access), likelihood.weights(p, RIGHT)
+    p, access = Problem.sample(6, 4, 40, 1, C, "cpu"), RIVALS["dx_in one element late"]
+    wrong, right = likelihood.weights(p, access), likelihood.weights(p, CORRECT_ACCESS)
     dx_in = torch.randn(20_000, wrong.numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     drawn = ((dx_in @ wrong) / (dx_in @ right)).numpy()
     one = likelihood.ratios(6, 4, 40, [1], {"it": access}, C)["it"]
@@ -92,7 +92,7 @@ def settled(case, n, d, tile, tokens, seed):
     def same(name):
         for p in problems:
             width = p.x.shape[2]
-            access = RIGHT if name == identify.NO_FAULT else faulty.rivals(n, width, tile)[name]
+            access = CORRECT_ACCESS if name == identify.NO_FAULT else faulty.rivals(n, width, tile)[name]
             one, other = counterfactual.steps(p, access), counterfactual.steps(p, case.access(n, width))
             if not all(torch.equal(one[step], other[step]) for step in one):
                 return False
@@ -108,7 +108,7 @@ def test_blind_faults_are_named_or_none_of_these_or_undecidable_between_equals(d
     """Fifty seeds, a fifth of them not on the list; the streams too are sampled, and with one some faults are equal."""
     for seed in range(first, first + 5):
         n = int(np.random.default_rng([7, seed]).choice([4, 1, 2, 8], p=[0.4, 0.2, 0.2, 0.2]))
-        d, case = (48, 72, 96, 128)[seed % 4], blind.draw(seed, TILE)
+        d, case = (48, 72, 96, 128)[seed % 4], blind.sample(seed, TILE)
         found = identify.identify(case.kernel, n, d, TILE, 2, seed, device)
         alike = settled(case, n, d, TILE, 2, seed)
         assert set(found.left) == alike, (seed, case.name)
@@ -118,7 +118,7 @@ def test_blind_faults_are_named_or_none_of_these_or_undecidable_between_equals(d
 
 
 def test_a_fifth_of_blind_faults_is_not_on_the_list_and_some_are_equal_to_others():
-    cases = [blind.draw(seed, TILE) for seed in range(50)]
+    cases = [blind.sample(seed, TILE) for seed in range(50)]
     assert sum(not case.listed for case in cases) == 10
     assert not set(blind.outside(4, 128)) & set(faulty.rivals(4, 128, TILE))
     equal = blind.Case("x as [T, D, n]", True, TILE)
@@ -159,7 +159,7 @@ GIVEN = {"blind": False, "tile": 16}
 
 def factors(access, device, size=1.0):
     """What :func:`claims.settle_factors` takes of a kernel with this access, dx_in so many times as large."""
-    p = Problem.draw(9, 4, 40, 3, C, device)
+    p = Problem.sample(9, 4, 40, 3, C, device)
     p = replace(p, dx_in=p.dx_in * size)
     return p, faulty.backward(p, access), "dpre"
 
@@ -168,11 +168,11 @@ def factors(access, device, size=1.0):
 @pytest.mark.parametrize(
     ("claim", "confirmed", "refuted"),
     [
-        ("h1_dh_pre2_wrong", (Access(tile=16),), (RIGHT,)),
-        ("h2_hmix_load", (Access(mix=4),), (RIGHT,)),
-        ("h4_inv_rms", (Access(r=False),), (RIGHT,)),
-        ("h5_range", (RIGHT, 2.0**126), (RIGHT,)),
-        ("h5_range", (RIGHT, 2.0**-122), (Access(tile=16),)),
+        ("h1_dh_pre2_wrong", (Access(tile=16),), (CORRECT_ACCESS,)),
+        ("h2_hmix_load", (Access(mix=4),), (CORRECT_ACCESS,)),
+        ("h4_inv_rms", (Access(r=False),), (CORRECT_ACCESS,)),
+        ("h5_range", (CORRECT_ACCESS, 2.0**126), (CORRECT_ACCESS,)),
+        ("h5_range", (CORRECT_ACCESS, 2.0**-122), (Access(tile=16),)),
     ],
 )
 def test_hypotheses_on_the_factors_by_kernels_that_have_the_fault_and_that_have_not(device, claim, confirmed, refuted):
@@ -183,11 +183,11 @@ def test_hypotheses_on_the_factors_by_kernels_that_have_the_fault_and_that_have_
 @pytest.mark.parametrize(
     ("claim", "access", "wanted"),
     [
-        ("h3_atomic_order", RIGHT, "confirmed"),  # nothing is missing but what another order changes
+        ("h3_atomic_order", CORRECT_ACCESS, "confirmed"),  # nothing is missing but what another order changes
         ("h3_atomic_order", Access(tile=16), "refuted"),
-        ("kahan_fixes", RIGHT, "confirmed"),
+        ("kahan_fixes", CORRECT_ACCESS, "confirmed"),
         ("kahan_fixes", Access(tile=16), "refuted"),
-        ("same_structure", RIGHT, "confirmed"),
+        ("same_structure", CORRECT_ACCESS, "confirmed"),
         ("same_structure", Access(tile=16), "confirmed"),
     ],
 )
@@ -199,20 +199,20 @@ def test_claims_on_the_sums_by_kernels_that_are_right_and_that_are_not(device, r
 
 
 def test_a_sum_that_is_not_that_of_its_factors_refutes_that_the_three_are_alike(device):
-    p, observed, _ = factors(RIGHT, device)
+    p, observed, _ = factors(CORRECT_ACCESS, device)
     observed["dalpha"][2] += 1.0
     assert verdict("same_structure", claims.settle_sums, p, observed, np.zeros(2), **GIVEN) == "refuted"
     assert experiments.sum_errors(p, observed)["dalpha_res"] > 1.0
 
 
 def test_the_debug_kernel_finds_what_its_own_tile_reads(device):
-    p = Problem.draw(9, 4, 40, 3, C, device)
-    assert experiments.debug_kernel_is_right(p, 64)
-    assert not experiments.debug_kernel_is_right(p, 16)
+    p = Problem.sample(9, 4, 40, 3, C, device)
+    assert experiments.debug_kernel_is_correct(p, 64)
+    assert not experiments.debug_kernel_is_correct(p, 16)
 
 
 def test_one_column_of_x_moves_dalpha_pre_alone():
-    assert experiments.moved_by_one_column(Problem.draw(9, 4, 40, 3, C, "cpu")) == ["dalpha_pre"]
+    assert experiments.moved_by_one_column(Problem.sample(9, 4, 40, 3, C, "cpu")) == ["dalpha_pre"]
 
 
 def cauchy(centre, width, right=-19.0):
@@ -285,10 +285,10 @@ def test_a_size_that_no_draw_has_by_itself_leaves_the_difference_of_dalpha_res_o
 
 
 def test_pairs_of_right_sums_differ_by_no_more_than_rounding_allows():
-    distances, sizes, allowed = experiments.pairs_of_right_sums(16, 4, 64, range(3), np.random.default_rng(0))
+    distances, sizes, allowed = experiments.pairs_of_correct_sums(16, 4, 64, range(3), np.random.default_rng(0))
     assert distances.shape == (3, 20)
     for seed, size in enumerate(sizes):
-        p = Problem.draw(16, 4, 64, seed, C, "cpu")
+        p = Problem.sample(16, 4, 64, seed, C, "cpu")
         terms = (p.dz.flatten(-2) * p.raw[:, 8:] * p.r[:, None]).double()
         assert size == pytest.approx(abs(float(terms.sum())), rel=1e-3)
         assert 0.0 < distances[seed].max() <= 2.0 * allowed[seed]
@@ -308,7 +308,7 @@ def test_the_reports_numbers_identify_a_fault_only_where_every_rival_is_far_less
 
 
 def test_gamma_spoils_dphi_and_dx_wherever_it_stands_and_not_where_it_is_one(rng):
-    inputs = draw(6, 4, 5, rng).double()
+    inputs = sample(6, 4, 5, rng).double()
     exact = experiments.by_autograd(inputs, C)
     with_gamma = experiments.errors_with_gamma(inputs, torch.linspace(0.5, 1.5, 20, dtype=torch.float64), C, exact)
     for errors in with_gamma.values():
@@ -318,7 +318,7 @@ def test_gamma_spoils_dphi_and_dx_wherever_it_stands_and_not_where_it_is_one(rng
 
 
 def test_the_golden_formulas_that_the_report_shows_are_the_gradient(rng):
-    inputs = draw(6, 4, 5, rng).double()
+    inputs = sample(6, 4, 5, rng).double()
     shown = experiments.dalpha_as_shown(inputs, C)
     torch.testing.assert_close(shown, experiments.by_autograd(inputs, C)["dalpha"], rtol=1e-10, atol=1e-12)
 
@@ -404,14 +404,14 @@ def test_the_picture_of_columns_says_which_are_right(device, name, title):
     assert axes.get_title(loc="left") == title
 
 
-def test_the_picture_of_speed_says_what_its_floors_are():
+def test_the_picture_of_speed_says_what_its_lower_bounds_are():
     times = {"ours": 200.0, "torch eager": 700.0, figures.SCHEDULE: 180.0}
     same = {"kernel_operation_mode": "forward", "metric_name": "time", "x_value": "8 x 8"}
     rows = [same | {"kernel_provider": name, "y_value_50": str(took)} for name, took in times.items()]
     _, axes = plots.figure()
     figures.draw_speed(axes, rows, "8 x 8", "forward")
-    assert axes.get_xlabel() == "time over the compulsory floor, 140 \u00b5s"
-    assert axes.get_title(loc="left") == "Forward: ours takes 1.4 times the compulsory floor"
+    assert axes.get_xlabel() == "time over the compulsory lower bound, 140 \u00b5s"
+    assert axes.get_title(loc="left") == "Forward: ours takes 1.4 times the compulsory lower bound"
 
 
 @pytest.mark.parametrize(("flagged", "words"), [(0.9, "never slower than"), (1.5, "at most 1.5 times as slow as")])

@@ -367,8 +367,8 @@ def test_a_records_claims_on_runs_are_settled_by_its_runs_and_the_others_as_reco
         (RACING, {}, "Probably the compiler"),
         (RACING, spare_runs(1, 0), "Probably the compiler"),
         (RACING, spare_runs(199, 0), "The compiler"),
-        (RACING, spare_runs(199, 2), "Not only the overwrite that was found: with one buffer more"),
-        (RACING | {"1 stage"}, {}, "Not only the overwrite that was found: variants without it"),
+        (RACING, spare_runs(199, 2), "Not only the overwrite: with one more buffer"),
+        (RACING | {"1 stage"}, {}, "Not only the overwrite: variants without it"),
     ],
 )
 def test_the_answer_follows_the_runs(texts, racing, spare_repeats, begins):

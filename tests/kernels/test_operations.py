@@ -7,7 +7,7 @@ import torch
 from kernels.attention import fused, scores
 from kernels.bert import embedding
 from kernels.mhc import mhc
-from kernels.mhc.problem import Constants, draw
+from kernels.mhc.problem import Constants, sample
 from kernels.mhc.reductions import sums
 
 C = Constants(iterations=2)
@@ -41,7 +41,7 @@ def operations(device):
     a, b = leaf(g, 3, 11), leaf(g, 3, 11)
     ids, types, tables, seed = embedding_inputs(g)
     _, mean, inverse = plain(*embedding.embedded(ids, types, *tables, seed, 1e-6, DROP, 2))
-    inputs = draw(5, 2, 8, np.random.default_rng(0)).to(device)
+    inputs = sample(5, 2, 8, np.random.default_rng(0)).to(device)
     x, phi, bias, alpha, y = (
         one.clone().requires_grad_() for one in (inputs.x, inputs.phi, inputs.b, inputs.alpha, inputs.y)
     )
@@ -131,7 +131,7 @@ def models(device):
     g = torch.Generator(device).manual_seed(0)
     q, k, v = leaf(g, 2, 5, 7), leaf(g, 2, 6, 7), leaf(g, 2, 6, 7)
     ids, types, tables, _ = embedding_inputs(g)
-    inputs = draw(5, 2, 8, np.random.default_rng(0)).to(device)
+    inputs = sample(5, 2, 8, np.random.default_rng(0)).to(device)
     linear = torch.nn.Linear(8, 8).to(device)
     return {
         "attention": (fused.attention, (q, k, v)),

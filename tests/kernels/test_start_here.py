@@ -81,7 +81,7 @@ def test_a_fault_is_what_it_says_and_spoils_its_step_first(name, device):
 def test_the_lines_of_a_fault_can_be_shown(name):
     fault = faulty.FAULTS[name]
     assert len(labkit.show_source(fault.function, mark=fault.mark).marked) == 1
-    assert labkit.show_source(getattr(kernel.RIGHT, fault.part), mark=fault.right).marked
+    assert labkit.show_source(getattr(kernel.CORRECT_PARTS, fault.part), mark=fault.right).marked
 
 
 @pytest.mark.parametrize("name", [one for one in faulty.FAULTS if faulty.FAULTS[one].part in ("MEAN_SQUARE", "TOTAL")])
@@ -160,7 +160,7 @@ def test_the_hunt_and_the_repair_are_settled_both_ways(device):
     wrong = whywrong.localise(observed("padded_mean", x, gain), recorded(x, gain), precision=PROMISED)
     for name, report in (("padded_mean", wrong), (faulty.NONE, right)):
         sizes = {"x": (2, "columns"), "gain": ("columns",)}
-        hunted = whywrong.fuzz(
+        fuzzed = whywrong.fuzz(
             faulty.kernel(name),
             golden.probabilities,
             {"x": x, "gain": gain},
@@ -171,8 +171,8 @@ def test_the_hunt_and_the_repair_are_settled_both_ways(device):
         )
         for truth in ("padded_mean", faulty.NONE):
             ledger = labkit.claims("start_here")
-            claims.settle_smallest(ledger, hunted, truth)
+            claims.settle_smallest(ledger, fuzzed, truth)
             assert (ledger.settled["smallest"].verdict == "confirmed") == (truth == name)
         ledger = labkit.claims("start_here")
-        claims.settle_right(ledger, {33: report}, hunted)
+        claims.settle_correct_kernel(ledger, {33: report}, fuzzed)
         assert ledger.settled["right_kernel"].verdict == ("confirmed" if name == faulty.NONE else "refuted")

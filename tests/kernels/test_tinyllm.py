@@ -191,7 +191,7 @@ def small():
 
 @pytest.fixture(scope="module")
 def unknown():
-    return [blind.draw(seed) for seed in range(50)]
+    return [blind.sample(seed) for seed in range(50)]
 
 
 @pytest.fixture(scope="module")
@@ -563,11 +563,11 @@ def test_a_product_that_writes_nothing_is_put_right_by_another_and_a_wrong_opera
 
 
 def test_a_guess_is_answered_only_once_it_is_made():
-    program = blind.draw(63)
+    program = blind.sample(63)
     assert program.truth not in blind.reveal("no guess", program, program.truth)
     assert blind.reveal(" + ".join(reversed(program.truth.split(" + "))), program, "x").startswith("Right")
     assert blind.reveal("zero_host + no_other_d2h", program, "undecidable").startswith(f"No: it was {program.truth}")
-    outside = next(one for one in map(blind.draw, range(50)) if one.outside_the_list)
+    outside = next(one for one in map(blind.sample, range(50)) if one.outside_the_list)
     assert blind.reveal("none of these", outside, "none of these").startswith(f"Right: it was {outside.truth}")
 
 
@@ -842,9 +842,9 @@ def test_sizes_that_cannot_be_are_refused(where, change, message):
 
 def test_tokens_that_cannot_be_are_refused(where, rng):
     model = TinyLLM(CONFIGS[0], where)
-    with pytest.raises(RuntimeError, match="tokens: 61 at 1; expected 0 to 60"):
+    with pytest.raises(RuntimeError, match="tokens: expected 0 to 60, got 61 at 1"):
         model.forward(np.array([[0, 61]]))
-    with pytest.raises(RuntimeError, match="tokens: 4 sequences of 2; expected 1 to 3 of 1 to 17"):
+    with pytest.raises(RuntimeError, match="tokens: expected 1 to 3 sequences of 1 to 17, got 4 of 2"):
         model.forward(np.zeros((4, 2), int))
     with pytest.raises(UsageError, match=r"engine: .*got 'cuda'"):
         TinyLLM(CONFIGS[0], where, "cuda")

@@ -44,16 +44,18 @@ def test_times_are_the_median_and_the_outer_fifths():
 
 
 def test_a_folder_without_a_bench_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="kernels/nothing has no bench"):
+    with pytest.raises(UsageError, match=r"expected a folder under kernels/ with a bench\.py, got kernels/nothing"):
         bench.bench("nothing", "cpu", tmp_path)
 
 
-def test_a_gpu_whose_peak_is_not_known_has_no_arithmetic_floor(monkeypatch):
+def test_a_gpu_whose_peak_is_not_known_has_no_arithmetic_lower_bound(monkeypatch):
     monkeypatch.setattr(bench, "copy_rate", lambda: 1e12)
-    case = bench.Case("k", "forward", "n", "1", [], bytes=1000, operations=1, floors={"compulsory traffic": 500})
+    case = bench.Case(
+        "k", "forward", "n", "1", [], bytes=1000, operations=1, further_bounds={"compulsory traffic": 500}
+    )
     gpu = SimpleNamespace(major=8, minor=0, multi_processor_count=10, clock_rate=1e5)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
-    assert bench.floors(case, Device("cuda", "test")) == {"traffic lower bound": 1e-3, "compulsory traffic": 5e-4}
+    assert bench.lower_bounds(case, Device("cuda", "test")) == {"traffic lower bound": 1e-3, "compulsory traffic": 5e-4}
     gpu.major = 9
-    assert bench.floors(case, Device("cuda", "test"))["arithmetic lower bound, fp32"] == 1e6 / (10 * 256 * 1e8)
+    assert bench.lower_bounds(case, Device("cuda", "test"))["arithmetic lower bound, fp32"] == 1e6 / (10 * 256 * 1e8)

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from labkit.cli.main import main
-from labkit.session.catalogue import ROOT
 from whywrong import Trace
 
 HOSTILE = "<img src=x onerror=document.title='run'><script>document.title='run'</script>"
@@ -94,12 +93,11 @@ def server(tmp_path_factory):
             pytest.skip(f"needs {package}, of labkit[lab]")
     folder = tmp_path_factory.mktemp("lab")
     codes = {
-        "explore": "import torch, labkit\n"
+        "explore": "import torch, whywrong\n"
         "g = torch.linspace(-1.0, 1.0, 3 * 20 * 30).view(3, 20, 30)\n"
         "o = g.clone(); o[1, 5, 7] += 1.0\n"
         "whywrong.localise({'x': o, 'y': g}, {'x': g, 'y': g}).explore()",
-        "gemm": f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from labkit.session.device import choose\n"
+        "gemm": "from labkit.session.device import choose\n"
         "choose('cpu')\n"
         "from kernels.attention import explorers\n"
         "from whywrong.drawing.explorer import turnable\n"

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from labkit.cli import doctor
 from labkit.cli.main import main
 from labkit.session.catalogue import ROOT, notebooks
 from labkit.session.device import decide
@@ -20,29 +21,29 @@ TOKEN = "hf_" + "aB3" * 12
             ["attention_matmul", "-p", "head=3"],
             "parameter head: attention_matmul has none of that name; did you mean heads?",
         ),
-        (["attention_matmul", "-p", "heads=three"], r"parameter heads: expected int in \[1, 128].*got 'three'"),
-        (["attention_matmul", "-p", "heads=0"], r"parameter heads: .*got 0"),
-        (["attention_matmul", "-p", "heads=-1"], r"parameter heads: .*got -1"),
-        (["attention_matmul", "-p", "heads"], r"-p: expected name=value.*got 'heads'"),
-        (["no_such_notebook"], r"no notebook is called 'no_such_notebook'; there are: attention_matmul"),
-        (["--jobs", "0"], r"argument --jobs: expected a whole number from 1.*got '0'"),
-        (["--device", "tpu"], r"argument --device: invalid choice: 'tpu'"),
-        (["attention_matmu"], r"did you mean attention_matmul?"),
-        (["--explian"], r"unrecognized arguments: --explian; labkit run --help shows what there is"),
-        (["x" * 300], r"no notebook is called"),
-        (["attention_matmul", "-p", "x" * 300 + "=3"], r"attention_matmul has none of that name"),
-        (["attention_matmul", "-p", "heads=3", "-p", "heads=4"], r"-p heads: it is given twice"),
-        (["attention_matmul", "-p", "device=auto", "--device", "cpu"], r"-p device=auto against --device cpu"),
-        (["attention_matmul", "-p", "heads=\udcff"], r"an argument has bytes that are no UTF-8"),
-        (["attention_matmul", "-p", "heads=1_2"], r"parameter heads: .*got '1_2'"),
-        (["attention_matmul", "-p", f"heads={TOKEN}"], r"parameter heads: it looks like a secret"),
-        (["attention_matmul", "-p", f"{TOKEN}=3"], r"parameter <secret>: "),
-        (["attention_matmul", "-p", TOKEN], r"-p: .*got '<secret>'"),
-        ([TOKEN], r"no notebook is called '<secret>'"),
-        (["\x1b[2Jname"], r"no notebook is called '\\x1b\[2Jname'"),
-        (["--jobs", "\uff11"], r"expected a whole number from 1"),
-        (["--jobs", "9" * 5000], r"argument --jobs"),
-        (["--timeout", "0"], r"argument --timeout: expected a whole number from 1.*got '0'"),
+        (["attention_matmul", "-p", "heads=three"], "parameter heads: expected int in [1, 128], got 'three'"),
+        (["attention_matmul", "-p", "heads=0"], "parameter heads: expected int in [1, 128], got 0"),
+        (["attention_matmul", "-p", "heads=-1"], "parameter heads: expected int in [1, 128], got -1"),
+        (["attention_matmul", "-p", "heads"], "argument -p: expected name=value, got 'heads'"),
+        (["no_such_notebook"], "no notebook is called 'no_such_notebook'; there are: attention_matmul"),
+        (["--jobs", "0"], "argument --jobs: expected a whole number from 1, got '0'"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["attention_matmu"], "did you mean attention_matmul?"),
+        (["--explian"], "unrecognized arguments: --explian; labkit run --help shows what there is"),
+        (["x" * 300], "no notebook is called"),
+        (["attention_matmul", "-p", "x" * 300 + "=3"], "attention_matmul has none of that name"),
+        (["attention_matmul", "-p", "heads=3", "-p", "heads=4"], "-p heads: it is given twice"),
+        (["attention_matmul", "-p", "device=auto", "--device", "cpu"], "-p device=auto against --device cpu"),
+        (["attention_matmul", "-p", "heads=\udcff"], "an argument has bytes that are no UTF-8"),
+        (["attention_matmul", "-p", "heads=1_2"], "parameter heads: expected int in [1, 128], got '1_2'"),
+        (["attention_matmul", "-p", f"heads={TOKEN}"], "parameter heads: it looks like a secret"),
+        (["attention_matmul", "-p", f"{TOKEN}=3"], "parameter <secret>: "),
+        (["attention_matmul", "-p", TOKEN], "argument -p: expected name=value, got '<secret>'"),
+        ([TOKEN], "no notebook is called '<secret>'"),
+        (["\x1b[2Jname"], "no notebook is called '\\x1b[2Jname'"),
+        (["--jobs", "\uff11"], "expected a whole number from 1"),
+        (["--jobs", "9" * 5000], "argument --jobs"),
+        (["--timeout", "0"], "argument --timeout: expected a whole number from 1, got '0'"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -50,7 +51,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, argument
     out = tmp_path / "runs"
     assert main(["run", *arguments, "--out", str(out)]) == 2
     error = capsys.readouterr().err
-    assert re.search(message, error)
+    assert message in error
     assert error.count("\n") == 1
     assert "\x1b" not in error
     assert TOKEN not in error
@@ -195,3 +196,24 @@ def test_a_reader_that_leaves_early_gets_no_traceback():
     )
     assert shown.stderr == ""
     assert shown.stdout.startswith("attention_matmul")
+
+
+def test_doctor_distinguishes_pypis_labkit_from_this_one_by_its_path(tmp_path, monkeypatch):
+    assert not any("labkit" in problem for problem in doctor.problems())
+    (tmp_path / "labkit-1.0.dist-info").mkdir()
+    (tmp_path / "labkit-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: labkit\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = (problem for problem in doctor.problems() if "labkit" in problem)
+    expected = f"the unrelated PyPI package `labkit` is installed, in {tmp_path / 'labkit'}: `pip uninstall labkit`"
+    assert problem == expected
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)  # a distribution of that name whose folder is the checkout's
+    (tmp_path / "labkit").mkdir()
+    (tmp_path / "labkit" / "pyproject.toml").touch()
+    assert not any("labkit" in problem for problem in doctor.problems())
+
+
+def test_doctor_reports_a_labkit_that_is_imported_from_elsewhere_than_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    assert f"labkit: expected to be imported from the checkout, got {tmp_path / 'labkit'}" in "\n".join(
+        doctor.problems()
+    )

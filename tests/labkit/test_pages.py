@@ -4,7 +4,6 @@ The tests in a real Chromium, offline, are skipped where Playwright or a Chromiu
 """
 
 import base64
-import importlib.util
 import io
 import json
 import os
@@ -17,11 +16,15 @@ import nbformat
 import pytest
 from PIL import Image
 
+from labkit.cli import gallery as galleries
 from labkit.cli import pages
+from labkit.cli.gallery import gallery
 from labkit.cli.main import main
-from labkit.cli.pages import as_page, card, gallery
+from labkit.cli.pages import as_page, card
 from labkit.session.catalogue import ROOT, notebooks
 from labkit.session.record import as_result, run_id
+from tools import book
+from whywrong.errors import UsageError
 
 HOSTILE = "</script><script>document.title='run'</script><img src=x onerror=\"document.title='run'\">\x1b[2J'\"&"
 CLAIM = {"kind": "asserted", "where": "", "reported": None, "measured": 1, "given": "", "source": ""}
@@ -342,7 +345,7 @@ def test_a_folder_without_runs_is_a_page_too(tmp_path):
 
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "index.html").mkdir()
-    with pytest.raises(pages.UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="cannot be written"):
         gallery(tmp_path)
     assert not list(tmp_path.glob(".index*")), "no half page is left"
 
@@ -375,9 +378,6 @@ def test_nothing_in_a_run_becomes_markup_or_steers_a_terminal(tmp_path, known, m
 
 
 def test_the_book_links_every_notebook(tmp_path, known):
-    spec = importlib.util.spec_from_file_location("book", ROOT / "tools" / "book.py")
-    book = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(book)
     book.main(tmp_path / "book")
     page = (tmp_path / "book" / "index.html").read_text(encoding="utf-8")
     assert re.findall('<h2><a href="(.*?)">', page) == ["sizes.html"]
@@ -429,7 +429,7 @@ def test_values_that_are_too_many_for_an_axis_share_places(tmp_path, known):
     for seed in range(150):
         add(tmp_path, known, {"seed": seed, "heads": 1 + seed % 2, "scale": seed / 7, "text": "ab"[seed % 2]})
     page = index_of(tmp_path)
-    assert page.count('<th scope="col">') <= pages.ALONG * 2
+    assert page.count('<th scope="col">') <= galleries.ALONG * 2
     assert "0 to 3" in text_of(page)
     assert page.count("(2 runs)") + page.count("(4 runs)") > 10
 

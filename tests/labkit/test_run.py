@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import nbformat
 import pytest
 
-from labkit.cli import run
+from labkit.cli import plan, run
 from labkit.cli.main import main
 from labkit.session.catalogue import ROOT, Notebook
 from labkit.session.claims import answer
+from labkit.session.device import cpu_name
 from labkit.session.record import records
 
 START = 'import labkit\nlab = labkit.start("{name}", heads=heads, scale=scale, device=device)'
@@ -72,7 +74,7 @@ def finish(process):
 
 
 def planned(name, out, **parameters):
-    return run.plan([name], {key: str(value) for key, value in parameters.items()}, "cpu", out)
+    return plan.plan([name], {key: str(value) for key, value in parameters.items()}, "cpu", out)
 
 
 def test_a_finished_run_has_its_four_files_and_is_not_repeated(books, tmp_path):
@@ -107,7 +109,7 @@ def test_a_finished_run_has_its_four_files_and_is_not_repeated(books, tmp_path):
 def test_a_run_that_did_not_finish_is_a_failure(books, tmp_path, cells, reason):
     books("bad", *cells)
     (one,) = runs = planned("bad", tmp_path / "runs")
-    run.run(runs, say=lambda text: None)
+    run.run(runs, progress=lambda text: None)
     assert one.result is None
     assert re.search(f"failed: .*({reason}).*; see .*log.txt", one.status), one.status
     assert not list(one.directory.rglob("result*.json"))
@@ -166,8 +168,8 @@ def test_a_kernel_that_did_not_start_is_started_once_more(books, tmp_path):
         return failed if len(calls) == 1 else await run.execute(*rest)
 
     books("good", FINISH)
-    (one,) = runs = run.plan(["good"], {}, "cpu", tmp_path / "runs")
-    run.run(runs, say=lambda text: None, how=execute)
+    (one,) = runs = plan.plan(["good"], {}, "cpu", tmp_path / "runs")
+    run.run(runs, progress=lambda text: None, execute=execute)
     assert one.result, one.status
     assert len(calls) == 2
 
@@ -189,8 +191,8 @@ def test_each_job_is_held_to_its_share_of_the_cores_four_at_most_or_to_less_if_t
         monkeypatch.setenv(variable, given)
     for name in names:
         books(name, f"import os; assert os.environ['OMP_NUM_THREADS'] == '{share}'", FINISH)
-    runs = run.plan(names, {}, "cpu", tmp_path / "runs")
-    run.run(runs, jobs=2, say=lambda text: None)
+    runs = plan.plan(names, {}, "cpu", tmp_path / "runs")
+    run.run(runs, jobs=2, progress=lambda text: None)
     assert all(one.result for one in runs), [one.status for one in runs]
 
 
@@ -212,7 +214,7 @@ def wait_for(what, why):
 
 def alive(pid):
     try:
-        return "\nState:\tZ" not in open(f"/proc/{pid}/status").read()
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
 
@@ -228,7 +230,7 @@ def test_what_ends_the_command_ends_its_processes_and_frees_the_lock(books, tmp_
         line = wait_for(waiting.stdout.readline, "the second does not wait")
         assert f"waiting for it: process {process.pid} on " in line
         waiting.send_signal(number)
-        assert waiting.wait(timeout=60) == 130
+        assert finish(waiting)[0] == 130
     process.send_signal(number)
     if number == signal.SIGTERM:
         process.send_signal(signal.SIGINT)  # and a second one, at any moment of the first's work
@@ -306,7 +308,7 @@ def forged(books, tmp_path):
     books("good", FINISH)
     (one,) = planned("good", tmp_path / "runs")
     result = {"schema": 1, "status": "ok", "notebook": "good", "date": "2026-01-01", "seconds": 1.0, "metrics": {}}
-    result |= {"parameters": one.parameters, "device": {"kind": "cpu", "name": "X"}}
+    result |= {"parameters": one.parameters, "device": {"kind": "cpu", "name": cpu_name()}}
     result |= {"verdict": {"cause": None, "first_divergence": None, "explains": [], "refuted": []}}
     result |= {"claims": {}, "provenance": {"sources": one.sources}}
     done = {"execution_count": 1, "metadata": {"papermill": {"status": "completed"}}}
@@ -368,7 +370,7 @@ def test_what_a_cell_leaves_behind_does_not_fail_a_run(books, tmp_path, capsys):
 def test_what_changed_since_the_command_began_is_not_run(forged, books):
     one = forged[0]
     books("good", FINISH + "  # changed")
-    run.run([one], force=True, say=lambda text: None)
+    run.run([one], force=True, progress=lambda text: None)
     assert one.status == "failed: notebook, kernels or labkit changed since the command began"
     assert (one.directory / "result.json").exists()
 
@@ -383,16 +385,17 @@ def test_the_command_says_answer_and_claims_of_a_run_and_which_page_to_open(forg
     assert main(["run", "good", "--out", str(forged[0].directory.parent.parent)]) == 0
     assert re.search(r"good: ok \(reused\)\n  page: \S*report\.html\n", capsys.readouterr().out)
     for record in records():
-        one = run.Run(
+        one = plan.Run(
             Notebook(ROOT / "notebooks" / f"{record.result['notebook']}.ipynb"),
             {},
             "cpu",
+            {},
             forged[0].directory,
             record.result,
         )
-        said = " ".join(run.pages([one]).split())
+        said = " ".join(plan.answers([one]).split())
         assert f"{one.book.name}: {answer(one.book.name, record.result)} page: " in said
-        assert sum(map(int, re.findall(r"(\d+) (?:con|ref|und|unt)", str(run.table([one]))))) == len(
+        assert sum(map(int, re.findall(r"(\d+) (?:con|ref|und|unt)", str(plan.table([one]))))) == len(
             record.result["claims"]
         )
 
@@ -402,15 +405,15 @@ def test_a_notebook_that_does_not_pass_every_parameter_on_is_refused(books, tmp_
     path = tmp_path / "books" / "forgets.ipynb"
     path.write_text(path.read_text().replace("heads=heads, ", ""))
     (one,) = runs = planned("forgets", tmp_path / "runs")
-    run.run(runs, say=lambda text: None)
+    run.run(runs, progress=lambda text: None)
     assert "forgets declares heads too" in one.status
 
 
 def test_a_result_needs_the_ledger_of_the_notebooks_own_claims(books, tmp_path):
     books("attention_matmul", FINISH)
     (one,) = runs = planned("attention_matmul", tmp_path / "runs")
-    run.run(runs, say=lambda text: None)
-    assert "ledger: expected labkit.claims('attention_matmul').*got None" in one.status
+    run.run(runs, progress=lambda text: None)
+    assert "ledger: expected labkit.claims('attention_matmul'), got None" in one.status
     assert not (one.directory / "result.json").exists()
 
 
@@ -419,7 +422,7 @@ def test_the_table_counts_the_claims_as_the_notebook_does(books, tmp_path):
     (one,) = runs = planned("good", tmp_path)
     claims = {"a": {"kind": "implied", "verdict": "refuted"}, "b": {"kind": "ours", "verdict": "confirmed"}}
     one.result = {"verdict": {"cause": "found"}, "claims": claims, "seconds": 1.0}
-    assert "1 confirmed, 1 refuted" in str(run.table(runs))
+    assert "1 confirmed, 1 refuted" in str(plan.table(runs))
 
 
 def test_a_page_leaves_out_glue_and_says_what_a_figure_shows(tmp_path):

@@ -36,9 +36,9 @@ def test_a_triton_kernel_is_shown_by_its_function():
 @pytest.mark.parametrize(
     ("what", "words", "message"),
     [
-        ("nothing.py", {}, "what: 'nothing.py'"),
-        (FILE, {"mark": "no such words"}, "mark: 'no such words'"),
-        (FILE, {"start": "no such words"}, "start: 'no such words'"),
+        ("nothing.py", {}, "what: expected a function or a file of the checkout, got 'nothing.py'"),
+        (FILE, {"mark": "no such words"}, "mark: expected part of a line of errors.py, got 'no such words'"),
+        (FILE, {"start": "no such words"}, "start: expected part of a line of errors.py, got 'no such words'"),
     ],
 )
 def test_what_is_not_there_is_named(what, words, message):

@@ -95,7 +95,23 @@ def test_a_recorded_golden_says_the_cause(golden):
     assert "output is 2 times as large" in text
 
 
-def test_the_promise_decides_and_is_named(golden):
+def test_other_names_progress_and_the_false_positive_rate_are_passed_on(golden, monkeypatch):
+    observed = {{"scores": "logits"}.get(name, name): x for name, x in steps(1.001).items()}
+    names = {"scores": "logits"}
+    renamed = {{"scores": "logits"}.get(name, name): x for name, x in steps().items()}
+    whywrong.assert_close(renamed, golden, names=names)
+    text = message(observed, golden, names=names)
+    assert text.startswith("first divergence: scores (own error: ")
+    assert "why scores: cause" in text
+    lines = []
+    monkeypatch.setattr("whywrong.checking.with_program.LONG_SECONDS", 0.0)
+    whywrong.assert_close(steps(), golden, progress=lines.append)
+    assert lines
+    with pytest.raises(UsageError, match="false_alarm: expected a probability"):
+        whywrong.assert_close(steps(), golden, false_alarm=2.0)
+
+
+def test_the_declared_precision_decides_and_is_reported(golden):
     rounded = steps()["output"].bfloat16()
     whywrong.assert_close(rounded, golden, precision=whywrong.Precision(storage="bfloat16"))
     text = message(rounded, golden, precision=whywrong.Precision(storage="float32"))

@@ -142,7 +142,7 @@ def test_what_cannot_run_and_what_gives_no_tensor_are_refused():
         def forward(self, x):
             return "nothing"
 
-    with pytest.raises(UsageError, match="gave no tensor"):
+    with pytest.raises(UsageError, match="expected a result with a tensor, got none"):
         capture(Silent(), torch.ones(1))
 
 

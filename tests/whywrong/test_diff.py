@@ -261,7 +261,7 @@ def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
         (["o.safetensors", "--precision", "storage=bf17"], "got storage='bf17'"),
         (["o.safetensors", "o.safetensors"], "expected each path once, got one twice"),
         (["other.safetensors"], "shares no step with"),
-        (["old.pt"], "old.pt: holds what torch.load(weights_only=True) refuses"),
+        (["old.pt"], "got what torch.load(weights_only=True) refuses"),
     ],
 )
 def test_what_is_no_divergence_exits_2_with_one_line(tmp_path, diff, recwarn, arguments, message):

@@ -67,7 +67,7 @@ def test_an_order_that_is_told_is_taken_and_a_wrong_one_refused(tmp_path):
     save_file({n: torch.ones(1) for n in ("a", "b", "c")}, path, {"order": '["c"]'})
     assert (open_dump(path).names, open_dump(path).ordered) == (["c", "a", "b"], False), "no step is lost"
     save_file({n: torch.ones(1) for n in ("a", "b")}, path, {"order": '["a", "zz"]'})
-    with pytest.raises(UsageError, match="order names 'zz', which is no step"):
+    with pytest.raises(UsageError, match="order: expected names of its steps, got 'zz', which is no step"):
         open_dump(path)
 
 
@@ -122,11 +122,11 @@ def cut(path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: p / "nothing.npy", "is not there"),
-        (lambda p: write(p / "x.txt", "1 2 3"), "is of no kind that is known"),
+        (lambda p: p / "nothing.npy", "got a path that is not there"),
+        (lambda p: write(p / "x.txt", "1 2 3"), r"expected a file .* or a folder of them, got \.txt"),
         (lambda p: write(p / "x.safetensors", "no tensors"), "is cut, damaged or no safetensors file"),
         (lambda p: write(p / "x.npy", "no array"), r"x\.npy: is cut, damaged or of another kind"),
-        (lambda p: os.mkfifo(p / "x.npy") or p / "x.npy", "is no regular file"),
+        (lambda p: os.mkfifo(p / "x.npy") or p / "x.npy", "got no regular file"),
         (lambda p: p, "expected one tensor a file"),
         (lambda p: (np.save(p / "x.npy", np.array(["a"])), p / "x.npy")[1], "expected a tensor or an array.*got <U1"),
         (
@@ -139,16 +139,19 @@ def cut(path):
             lambda p: (np.savez(p / "x.npz", note=np.array("text")), p / "x.npz")[1],
             r"x\.npz: note is .*got <U4",
         ),
-        (lambda p: (torch.save({"x": {1, 2}}, p / "x.pt"), p / "x.pt")[1], "x is set; expected tensors"),
+        (
+            lambda p: (torch.save({"x": {1, 2}}, p / "x.pt"), p / "x.pt")[1],
+            "x: expected tensors, by name or in a list, got a set",
+        ),
         (lambda p: (torch.save({"x": "text"}, p / "x.pt"), p / "x.pt")[1], "holds no tensor"),
-        (lambda p: os.mkfifo(p / "x.npy") or p, "is no regular file"),
+        (lambda p: os.mkfifo(p / "x.npy") or p, "got no regular file"),
         (
             lambda p: (np.savez(p / "x.npz", a=np.array([None])), p / "x.npz")[1],
             r"x\.npz: a is cut, damaged or of another kind \(Object arrays",
         ),
         (
             lambda p: (torch.save(torch.nn.Linear(2, 2), p / "x.pt"), p / "x.pt")[1],
-            r"x\.pt: holds what torch\.load\(weights_only=True\) refuses; expected tensors alone",
+            r"x\.pt: expected tensors alone, .* got what torch\.load\(weights_only=True\) refuses",
         ),
     ],
 )
@@ -162,7 +165,7 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path, make, message):
 def test_clashing_files_and_bad_metadata_are_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.ones(1))
     for text, message in (
-        ("[1]", "is list; expected an object"),
+        ("[1]", "expected an object, got a list"),
         ("{", "is cut, damaged or of another kind"),
         ("[" * 100000, "is cut, damaged or of another kind"),
     ):
@@ -181,7 +184,7 @@ def test_clashing_files_and_bad_metadata_are_refused(tmp_path):
             open_dump(tmp_path)
     (tmp_path / "metadata.json").unlink()
     torch.save(torch.ones(1), tmp_path / "x.pt")
-    with pytest.raises(UsageError, match=r"has x\.npy and x\.pt; expected one file a step"):
+    with pytest.raises(UsageError, match=r"expected one file a step, got x\.npy and x\.pt"):
         open_dump(tmp_path)
 
 
@@ -216,7 +219,12 @@ def test_what_is_not_read_is_shown_and_changes_nothing(tmp_path):
     save_file(tensors, tmp_path / "x.safetensors", {"steps": json.dumps(said), "compute": "bf16"})
     dump = open_dump(tmp_path / "x.safetensors")
     assert dump.texts == {"steps": "inputs_complete, op: not read", "compute": "bf16"}
-    assert (dump.said("x")["inputs"], dump.said("y")["inputs"], dump.said("y")["K"], dump.said("z")) == (
+    assert (
+        dump.step_metadata("x")["inputs"],
+        dump.step_metadata("y")["inputs"],
+        dump.step_metadata("y")["K"],
+        dump.step_metadata("z"),
+    ) == (
         [],
         ["x"],
         4,
@@ -226,5 +234,7 @@ def test_what_is_not_read_is_shown_and_changes_nothing(tmp_path):
 
 def test_a_malformed_precision_names_the_file(tmp_path):
     save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors", {"precision": '{"storag": "bfloat16"}'})
-    with pytest.raises(UsageError, match=r"x\.safetensors: metadata precision: 'storag' is no field; expected storage"):
+    with pytest.raises(
+        UsageError, match=r"x\.safetensors: metadata precision: expected the fields storage, .*, got 'storag'"
+    ):
         open_dump(tmp_path / "x.safetensors").precision  # noqa: B018

@@ -63,7 +63,9 @@ def test_where_there_is_nothing_to_draw_the_findings_are_shown(shown):
 
 def test_without_ipywidgets_the_error_says_what_to_install(shown, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ipywidgets", None)
-    with pytest.raises(UsageError, match=r"ipywidgets is not installed; expected it \(pip install ipywidgets\)"):
+    with pytest.raises(
+        UsageError, match=r"widgets: expected ipywidgets \(pip install ipywidgets\), .*, got no ipywidgets"
+    ):
         report().explore(widgets=True)
 
 

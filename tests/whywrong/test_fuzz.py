@@ -1,5 +1,6 @@
 """Inputs are sampled until a kernel fails; the failure is small, says why, and runs by itself."""
 
+import logging
 import math
 import runpy
 import subprocess
@@ -15,6 +16,7 @@ import torch
 from hypothesis import strategies
 
 import whywrong
+from labkit.session.catalogue import ROOT
 from tools import small_kernels as kernels
 from whywrong.errors import UsageError
 from whywrong.fuzzing.fuzz import LAYOUTS, SAMPLED_LENGTHS, check, sample
@@ -80,7 +82,9 @@ def test_a_tensor_is_the_result_of_a_dict_of_one_name_that_is_differentiated():
 
 
 def test_infinities_of_both_signs_are_drawn_where_they_are_asked_for():
-    kernel = lambda x: torch.where(x == -math.inf, 1.0, torch.sigmoid(x))  # noqa: E731
+    def kernel(x):
+        return torch.where(x == -math.inf, 1.0, torch.sigmoid(x))
+
     for values, wrong in (("infinite", False), ("minus infinite", True)):
         assert whywrong.fuzz(kernel, torch.sigmoid, (torch.randn(5, 7),), values=[values]).found == wrong
 
@@ -297,7 +301,7 @@ def test_a_kernel_that_takes_no_strides_is_right_on_copies():
         return flat.view(x.shape).exp()
 
     found = whywrong.fuzz(kernel, torch.exp, (torch.randn(6, 5),), values=["normal"], **TRIED)
-    assert found.failure.words.endswith("; on contiguous copies of its inputs it is right")
+    assert found.failure.words.endswith("; on contiguous copies of its inputs it is correct")
     why = found.failure.explain()
     assert (why.step, why.verdict, why.causes[0].kind) == ("output", "cause", "layout")
 
@@ -516,7 +520,10 @@ def test_float8_is_drawn_without_nan_and_a_fault_found(dtype):
         return torch.where(x.float() > 300.0, 0.0, 2.0 * x.float())
 
     given = {"x": torch.ones(7).to(dtype)}
-    twice = lambda x: 2.0 * x.to(torch.get_default_dtype())  # noqa: E731
+
+    def twice(x):
+        return 2.0 * x.to(torch.get_default_dtype())
+
     assert not whywrong.fuzz(twice, twice, given, examples=20).found
     found = whywrong.fuzz(faulty, twice, given, examples=20)
     assert "times the tolerance" in found.failure.words
@@ -526,7 +533,10 @@ def test_float8_is_drawn_without_nan_and_a_fault_found(dtype):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint16, torch.uint32])
 def test_whole_numbers_of_the_whole_range_of_their_type_are_drawn(dtype):
     ends = torch.tensor([torch.iinfo(dtype).min, torch.iinfo(dtype).max]).to(dtype)
-    half = lambda x: x.long() >> 1  # noqa: E731
+
+    def half(x):
+        return x.long() >> 1
+
     assert not whywrong.fuzz(half, half, {"x": ends}, examples=10).found
     assert whywrong.fuzz(lambda x: x.long(), half, {"x": ends}, examples=10).found
     assert sample((5,), torch.int64, low=2**63 - 1, high=2**63 - 1).min() > 2**62
@@ -541,6 +551,28 @@ def test_the_home_of_hypothesis_is_afterwards_what_it_was(tmp_path):
         assert vars(config)["__hypothesis_home_directory"] == tmp_path
     finally:
         config.set_hypothesis_home_dir(before)
+
+
+def test_nothing_is_written(tmp_path):
+    """Hypothesis keeps what it finds in sources, without a database too, in .hypothesis where it has no other home."""
+    (tmp_path / "doubling.py").write_text("NUMBER = 123457\n\ndef doubled(x):\n    return NUMBER * x\n")
+    run = "import torch, whywrong, doubling as d; whywrong.fuzz(d.doubled, d.doubled, torch.ones(4, 8), examples=50)"
+    before = sorted(tmp_path.iterdir())
+    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "PYTHONDONTWRITEBYTECODE": "1", "PATH": "", "HOME": ""}
+    subprocess.run([sys.executable, "-c", run], cwd=tmp_path, env=environment, check=True, timeout=300)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_the_reference_raises_is_logged(caplog):
+    def small(x):
+        if len(x) > 3:
+            raise RuntimeError("too long")
+        return 2.0 * x
+
+    with caplog.at_level(logging.DEBUG, logger="whywrong"):
+        found = whywrong.fuzz(small, small, torch.ones(3), examples=10)
+    discarded = [line for line in caplog.messages if line.endswith("the reference raised RuntimeError: too long")]
+    assert len(discarded) == found.discarded > 0
 
 
 def test_an_array_of_another_byte_order_is_a_result_and_one_of_more_digits_is_refused():

@@ -399,7 +399,10 @@ def test_what_is_refused_says_what_to_write_instead(run, line):
 
 
 def test_complex_inputs_are_refused():
-    with pytest.raises(UsageError, match=r"x: is complex; expected its two parts, and torch\.complex of them inside"):
+    with pytest.raises(
+        UsageError,
+        match=r"x: expected real .*, got complex ones; give the two parts, and torch\.complex of them inside",
+    ):
         whywrong.golden(lambda x: x.abs(), x=torch.ones(3, dtype=torch.complex64))
 
 

@@ -82,6 +82,52 @@ def test_a_step_of_a_backward_is_kept():
     assert "inside" in capture(lambda x: Doubled.apply(x).sum(), torch.ones(3)).names
 
 
+class Dropped(torch.nn.Module):
+    """A module that samples, and that writes to a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(5, 5)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1.0
+        return torch.nn.functional.dropout(self.inner(x)) * self.count
+
+
+def test_captures_of_a_module_that_samples_at_once_are_as_one_alone():
+    x, module = torch.ones(3, 5), Dropped()
+    alone = capture(module, x)
+
+    def captured():
+        return [capture(module, x) for _ in range(40)]
+
+    for trace in (trace for traces in in_threads(captured, captured) for trace in traces):
+        assert trace.names == alone.names
+        assert trace.about["observer"] == "none"
+        assert torch.equal(trace["output"], alone["output"])
+    assert module.count == 0.0
+
+
+def test_goldens_at_once_leave_attention_and_random_numbers_as_they_were():
+    x = torch.ones(1, 2, 4, 8)
+    backends = torch.backends.cuda
+
+    def process():
+        return backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled(), torch.get_rng_state().tolist()
+
+    def attention(x):
+        return torch.nn.functional.dropout(torch.nn.functional.scaled_dot_product_attention(x, x, x), 0.5)
+
+    def outputs():
+        return [golden(attention, x)["output"] for _ in range(20)]
+
+    before, alone = process(), golden(attention, x)["output"]
+    for several in in_threads(outputs, outputs, outputs):
+        assert all(torch.equal(output, alone) for output in several)
+    assert process() == before
+
+
 def softmax(x, dim=-1):
     return {"p": torch.softmax(x, dim)}
 

@@ -73,6 +73,14 @@ def test_imports_run_one_way():
                 assert rank[other] < rank[room], f"{path.relative_to(ROOT)} imports {name}"
 
 
+def test_one_module_imports_what_torch_does_not_declare():
+    def private(name):
+        return name.startswith("torch.") and any(part.startswith("_") for part in name.split("."))
+
+    using = {path.stem for path in PACKAGE.rglob("*.py") if any(map(private, imports(path)))}
+    assert using == {"torch_private"}
+
+
 def test_no_two_modules_import_each_other():
     names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
     uses = {

@@ -102,7 +102,7 @@ class Values:
         off: dict[str, Off] = {}
         length, tainted = 1, set[str]()
         for name in there:
-            about, known = golden.said(name), off.keys() | tainted
+            about, known = golden.step_metadata(name), off.keys() | tainted
             inputs = about.get("inputs", known) if self.ordered else known
             sources = inputs if known.issuperset(inputs) else known  # a fused one is not recorded
             before = _worst(off[x] for x in sources if x in off)

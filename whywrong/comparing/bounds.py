@@ -16,17 +16,18 @@ from typing import Any
 from whywrong.comparing.precision import SMALLEST, UNIT_ROUNDOFF
 
 TENSOR_FALSE_POSITIVES = 1e-9
-"""The probability that a right tensor, as a whole, is flagged by its elementwise bound."""
+"""The probability that a correct tensor, as a whole, is flagged by its elementwise bound."""
 
 
 @dataclass(frozen=True)
 class Bound:
     """|observed - golden| may be at most `absolute`, element by element.
 
-    `absolute` is a number or a float64 array of the golden's shape; `why` is the formula in words. The second
-    instrument, :func:`whywrong.structure`, needs to know what noise looks like: `noise` is the standard deviation of
-    each element's error, `shared` the part of an error that may be common to all of them; `null`, where there was no
-    analysis, a :class:`~whywrong.comparing.structure.Null` of simulated correct implementations.
+    `absolute`, `noise` and `shared` are in the golden's unit, each a number or a float64 array or tensor of the
+    golden's shape; `why` is the formula in words. The second instrument, :func:`whywrong.structure`, needs to know what
+    noise looks like: `noise` is the standard deviation of each element's error, `shared` the part of an error that may
+    be common to all of them; `null`, where there was no analysis, a :class:`~whywrong.comparing.structure.Null` of
+    simulated correct implementations.
     """
 
     absolute: Any
@@ -98,13 +99,13 @@ def sum_of_products(
 ) -> Bound:
     """Bound of inner products of `length` terms whose sum|a||b| is `magnitude` (float64, any shape).
 
-    `compute` is ``float32``, ``float64``, ``float16``, ``bfloat16`` (the accumulator, inputs exact in it) or
-    ``tf32``. With tf32 each factor is first cut to 11 significant bits; NVIDIA does not say whether it is rounded or
-    truncated, so a whole unit 2^-10 is allowed for each. Tensor cores may truncate as they accumulate (Fasi, Higham,
-    Mikaitis, Pranesh 2021), which has no mean of zero, so the worst case holds there: K v / (1 - K v), v = 2^-23.
-    `value`, the exact sum, and `squares`, sum (ab)^2, give the noise too. What tf32's accumulators drift, and what
-    truncated factors shrink, is shared.
-    `count` is the number of inner products that share the false-alarm rate, when it is more than those of `magnitude`.
+    `compute` is ``float32``, ``float64``, ``float16``, ``bfloat16`` (the accumulator, inputs exact in it) or ``tf32``.
+    With tf32 each factor is first cut to 11 significant bits; NVIDIA does not say whether it is rounded or truncated,
+    so a whole unit 2^-10 is allowed for each. Tensor cores may truncate as they accumulate (Fasi, Higham, Mikaitis,
+    Pranesh 2021), which has no mean of zero, so the worst case holds there: K v / (1 - K v), v = 2^-23. `value`, the
+    exact sum, and `squares`, sum (ab)^2, give the noise too. What tf32's accumulators drift, and what truncated factors
+    shrink, is shared. `count` is the number of inner products that share the false-positive rate, when it is more than
+    those of `magnitude`.
     """
     if compute == "tf32":
         cut, u = 2.0 * UNIT_ROUNDOFF["tf32"], 2.0 * UNIT_ROUNDOFF["float32"]

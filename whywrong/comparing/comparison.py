@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing
 import torch
 
 from whywrong.comparing.bounds import Bound
@@ -14,6 +15,9 @@ from whywrong.comparing.precision import FIELD_CHOICES, name_of
 from whywrong.comparing.statistics import Statistics, combine, pieces
 from whywrong.errors import UsageError
 from whywrong.tables import number
+
+ArrayLike = torch.Tensor | numpy.typing.ArrayLike
+"""A tensor, or what NumPy makes an array of: an array, a number, nested lists of numbers."""
 
 WIDE_INTEGERS = {torch.uint16, torch.uint32, torch.uint64, torch.int64}
 """Integers of which float64 does not hold all, or that torch cannot compute with."""
@@ -27,7 +31,12 @@ _TINY, _HUGE = float(np.finfo(np.float64).tiny), 1e150  # products of two sums a
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What :func:`compare` found. Differences are taken in float64, over elements that are finite on both sides."""
+    """What :func:`compare` found. Differences are taken in float64, over elements that are finite on both sides.
+
+    `max_abs` and `mean_abs` are in the unit of the tensors, `max_ulp` in units in the last place; `max_rel`,
+    `rms_ratio`, `cosine` and `bound_used` have none. `ok` says that no element is beyond the bound. Where shapes differ
+    `count` is -1, `shape` the observed's, and `bound` has both shapes in words.
+    """
 
     shape: tuple[int, ...]
     observed_dtype: str
@@ -72,11 +81,11 @@ class Comparison:
         nans = f", {self.observed_nan} NaN" if self.observed_nan != self.golden_nan else ""
         many = f"{self.mismatches} of {self.count} elements of {size} {self.observed_dtype} beyond the bound{nans}"
         worst = f"worst at {self.worst_index}: {number(self.worst_observed)} for {number(self.worst_golden)}"
-        whole = f"rms {number(self.rms_ratio)}, cosine {number(self.cosine)} (bound: {self.bound})"
-        return f"WRONG: {many}; {worst}; first at {self.first_index}; {whole}"
+        overall = f"rms {number(self.rms_ratio)}, cosine {number(self.cosine)} (bound: {self.bound})"
+        return f"WRONG: {many}; {worst}; first at {self.first_index}; {overall}"
 
 
-def compare(observed: Any, golden: Any, *, bound: Bound | float | Any | None = None) -> Comparison:
+def compare(observed: ArrayLike, golden: ArrayLike, *, bound: Bound | ArrayLike | None = None) -> Comparison:
     """Compare `observed` with `golden`, torch tensors or NumPy arrays of any shape, strided or not, in one pass.
 
     `bound` is a :class:`~whywrong.comparing.bounds.Bound`, a number or an array of allowed absolute differences.
@@ -96,12 +105,12 @@ def compare(observed: Any, golden: Any, *, bound: Bound | float | Any | None = N
     if o.is_floating_point() and not g.is_floating_point():
         g = g.double()
     if o.is_floating_point() and torch.finfo(g.dtype).eps > torch.finfo(o.dtype).eps:
-        raise UsageError(f"golden: {names[1]} is narrower than the observed {names[0]}; expected at least as wide")
+        raise UsageError(f"golden: expected {names[0]}, as the observed, or wider, got {names[1]}")
     allowed, why = _allowed(o, bound)
     return described(measure(o, g, allowed), o, names, why)
 
 
-def as_tensor(name: str, values: Any) -> torch.Tensor:
+def as_tensor(name: str, values: ArrayLike) -> torch.Tensor:
     """A tensor of real or whole numbers, sharing memory where it can; complex ones as their parts, in a last dimension.
 
     Raises UsageError for anything else.
@@ -110,8 +119,8 @@ def as_tensor(name: str, values: Any) -> torch.Tensor:
         array = np.asarray(values)
         if array.dtype.kind not in "fiubc" or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
             raise UsageError(f"{name}: expected a tensor or an array of 64 bits at most, got {array.dtype}")
-        whole = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
-        values = torch.from_numpy(array if whole else array.astype(array.dtype.newbyteorder("=")))
+        shareable = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
+        values = torch.from_numpy(array if shareable else array.astype(array.dtype.newbyteorder("=")))
     known = values.is_complex() or name_of(values.dtype) in FIELD_CHOICES["storage"]
     if not known or values.is_meta or values.is_nested or values.layout != torch.strided:
         kind = f"{name_of(values.dtype)}, {values.layout}, {values.device.type}"
@@ -124,13 +133,13 @@ def real(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
-def _allowed(o: torch.Tensor, bound: Any) -> tuple[float | torch.Tensor | None, str]:
+def _allowed(o: torch.Tensor, bound: Bound | ArrayLike | None) -> tuple[float | torch.Tensor | None, str]:
     if bound is None:
         return None, f"dtypes only: half an ULP of {name_of(o.dtype)}" if o.is_floating_point() else INTEGERS_ARE_EQUAL
-    given, why = (bound.absolute, bound.why) if isinstance(bound, Bound) else (bound, "given")
-    allowed = as_tensor("bound", given).double()
+    absolute, why = (bound.absolute, bound.why) if isinstance(bound, Bound) else (bound, "given")
+    allowed = as_tensor("bound", absolute).double()
     if not bool((allowed >= 0.0).all()):
-        raise UsageError("bound: has numbers below 0, or NaN; expected numbers from 0")
+        raise UsageError("bound: expected numbers from 0, got some below 0, or NaN")
     if allowed.numel() == 1 and o.ndim >= allowed.ndim:
         return float(allowed), why
     try:
@@ -144,7 +153,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
     """Every statistic of two tensors of one shape, `allowed` being a number, a tensor of that shape or None."""
     g = g.to(o.device)
     if {o.dtype, g.dtype} & WIDE_INTEGERS and not (o.is_floating_point() or g.is_floating_point()):
-        o, g = told_apart(o, g)
+        o, g = distinct_floats(o, g)
         allowed = 0.0 if allowed is None else allowed
     if o.is_cuda and o.numel() >= MANY_ELEMENTS:
         from whywrong.comparing.gpu import measure as one_pass
@@ -152,12 +161,13 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
         from whywrong.comparing.cpu import measure as one_pass
 
         o, g, allowed = o.cpu(), g.cpu(), allowed.cpu() if isinstance(allowed, torch.Tensor) else allowed
-    found = one_pass(o, g, allowed)
-    fine = all(_TINY < total < _HUGE or total == found.max_abs == 0.0 for total in (found.sum_dd, found.sum_gg))
-    return found if fine else _rescaled(found, o, g, one_pass)
+    statistics = one_pass(o, g, allowed)
+    sums, largest = (statistics.sum_dd, statistics.sum_gg), statistics.max_abs
+    fine = all(_TINY < total < _HUGE or total == largest == 0.0 for total in sums)
+    return statistics if fine else _rescaled(statistics, o, g, one_pass)
 
 
-def told_apart(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def distinct_floats(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Whole numbers as float64 that differ where they do. NumPy compares signed with unsigned ones exactly."""
     a, b = o.cpu().numpy(), g.cpu().numpy()
     x, y = a.astype(np.float64), b.astype(np.float64)
@@ -165,13 +175,13 @@ def told_apart(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return torch.from_numpy(x).to(o.device), torch.from_numpy(y).to(o.device)
 
 
-def _rescaled(found: Statistics, o: torch.Tensor, g: torch.Tensor, one_pass: Any) -> Statistics:
+def _rescaled(statistics: Statistics, o: torch.Tensor, g: torch.Tensor, one_pass: Any) -> Statistics:
     """Squares overflow, or vanish: the sums of what both are in units of their largest number, a piece at a time."""
     parts = [piece for _, piece in pieces((0, [o, g]), MANY_ELEMENTS)]
     finite = ((x.isfinite() & y.isfinite(), z) for x, y in parts for z in (x, y))
     unit = max(float(torch.where(both, z.double().abs(), 0.0).max()) for both, z in finite) or 1.0
     again = combine([one_pass(x.double() / unit, y.double() / unit, math.inf) for x, y in parts])
-    return found._replace(sum_dd=again.sum_dd, sum_gg=again.sum_gg, sum_dg=again.sum_dg)
+    return statistics._replace(sum_dd=again.sum_dd, sum_gg=again.sum_gg, sum_dg=again.sum_dg)
 
 
 def described(s: Statistics, o: torch.Tensor, names: tuple[str, str], why: str) -> Comparison:

@@ -37,11 +37,11 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
     number = np.array([0.0 if allowed is None or len(tensors) == 3 else allowed])
 
     def run(part: Piece) -> Statistics:
-        found = []
+        parts = []
         for start, piece in pieces(part, PIECE_ELEMENTS):
             x, y, *bound = (t.to("cpu", torch.float64).reshape(-1).numpy() for t in piece)
-            found.append(_gather(x, y, bound[0] if bound else number, start, ulps, half, overflow, top))
-        return combine(found) if len(found) > 1 else found[0]
+            parts.append(_gather(x, y, bound[0] if bound else number, start, ulps, half, overflow, top))
+        return combine(parts) if len(parts) > 1 else parts[0]
 
     if o.numel() <= RUN:
         return run((0, tensors))
@@ -54,7 +54,7 @@ def _gather(
     o: Array, g: Array, bound: Array, start: int, ulps: Array, half: float, overflow: float, top: float
 ) -> Statistics:
     """Statistics of a piece. An element may differ by its `bound` and by `half` of its unit in the last place; where
-    |golden| is beyond `overflow`, Inf of its sign, `top` and NaN are right too."""
+    |golden| is beyond `overflow`, Inf of its sign, `top` and NaN are correct too."""
     mismatches = o_nan = g_nan = o_inf = g_inf = o_zero = g_zero = 0
     first = worst = one_sided = -1
     worst_o = worst_g = one_o = one_g = 0.0

@@ -13,7 +13,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from whywrong.comparing.comparison import WIDE_INTEGERS, told_apart
+from whywrong.comparing.comparison import WIDE_INTEGERS, distinct_floats
 from whywrong.tables import Table, number
 
 WORST_LISTED = 10
@@ -30,7 +30,10 @@ BINS_WITHIN_TOLERANCE = HISTOGRAM_EDGES.index(1.0) + 2
 
 
 class Element(NamedTuple):
-    """One element: `exact` is what it was held to, and `share` the error over the tolerance."""
+    """One element at the index `at`: `exact` is what it was compared with, in float64, the golden or a re-run.
+
+    `error` is |observed - exact|, and `tolerance` its limit, both in the step's unit; `share` is their quotient.
+    """
 
     at: tuple[int, ...]
     observed: float
@@ -43,16 +46,16 @@ class Element(NamedTuple):
 
 class Block(NamedTuple):
     """Consecutive elements: their shares of the tolerance, float32 on the CPU, and the worst of them, row by row
-    (share, error, place in the block, what it was held to, tolerance)."""
+    (share, error, place in the block, what it was compared with, tolerance)."""
 
     share: Tensor
     worst: list[tuple[float, ...]]
 
     @classmethod
     def of(cls, o: Tensor, exact: Tensor, allowed: Any) -> Block:
-        """From what is compared, what it is held to, and the tolerance, a number or a tensor of that shape."""
+        """From what is compared, what it is compared with, and the tolerance, a number or a tensor of that shape."""
         if not (o.is_floating_point() or exact.is_floating_point()):
-            o, exact = told_apart(o, exact)
+            o, exact = distinct_floats(o, exact)
         limit = torch.as_tensor(allowed, dtype=torch.float64).to(o.device).expand(o.shape).flatten()
         o, exact = o.double().flatten(), exact.double().flatten()
         same = (o == exact) | (o.isnan() & exact.isnan()) | limit.isinf()
@@ -68,8 +71,11 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Elements:
-    """Every element of a step. `observed` and `golden` are the trace's own tensors; `share`, float32 on the CPU, has
-    |observed - exact| / tolerance, infinite for NaN or Inf on one side only."""
+    """Every element of a step.
+
+    `observed` and `golden` are the trace's own tensors, of the step's shape; `share`, float32 of that shape, on the
+    CPU, has |observed - exact| / tolerance, infinite for NaN or Inf on one side only.
+    """
 
     observed: Tensor
     golden: Tensor
@@ -112,10 +118,10 @@ class Elements:
         return torch.bincount(torch.bucketize(self.share.flatten(), borders), minlength=len(HISTOGRAM_BINS)).tolist()
 
     def table(self) -> Table:
-        """A row for each of the :attr:`worst`; with what it was held to, where that is not the golden."""
+        """A row for each of the :attr:`worst`; with what it was compared with, where that is not the golden."""
         rerun = any(isinstance(e.golden, float) and e.exact != e.golden for e in self.worst)
-        held = ["held to (re-run)"] * rerun
-        columns = ("index", "golden", "observed", *held, "error", "tolerance", "error / tolerance")
+        compared = ["held to (re-run)"] * rerun
+        columns = ("index", "golden", "observed", *compared, "error", "tolerance", "error / tolerance")
         rows = []
         for e in self.worst:
             values = (e.golden, e.observed, *[e.exact] * rerun)

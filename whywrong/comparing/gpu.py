@@ -20,11 +20,11 @@ import triton
 import triton.language as tl
 
 from whywrong.comparing.gpu_kernels import combined, statistics_of_tiles
-from whywrong.comparing.launching import Compiled, aligned, launch
+from whywrong.comparing.launching import Compiled, aligned, launch, specialised
 from whywrong.comparing.statistics import STATISTICS_FIELDS, Statistics
 
 PROGRAMS_PER_SM = 4
-SHAPES = {False: (2048, 4), True: (1024, 8)}
+TILE_SHAPES = {False: (2048, 4), True: (1024, 8)}
 """Elements of a tile and warps of a program, without and with a type of 64 bits: the fastest of 18 on an H100."""
 
 _COMPILED: Compiled = {}
@@ -41,33 +41,39 @@ def one_pass(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | N
     mode = 2 if isinstance(allowed, torch.Tensor) else 0 if allowed is None and dtype.is_floating_point else 1
     bound, number = (allowed, 0.0) if isinstance(allowed, torch.Tensor) else (o, allowed or 0.0)
     which = o.device, dtype, o.dtype, g.dtype, mode, o.shape, o.stride(), g.stride(), bound.stride()
-    programs, walks, constants = _plan(*which)
+    programs, walks, constants, key = _plan(*which)
     parts = torch.empty((len(STATISTICS_FIELDS), programs), dtype=torch.float64, device=o.device)
-    found = parts.new_empty(len(STATISTICS_FIELDS))
+    statistics = parts.new_empty(len(STATISTICS_FIELDS))
     bits = int(np.float64(number).view(np.int64))  # a kernel would take a Python float as float32
-    kind = *which, bits < 2**31, aligned(o, g, bound)
+    key = *key, bound.dtype, -(2**31) <= bits < 2**31, aligned(o, g, bound)
     with torch.cuda.device_of(o):
         given = o, g, bound, parts, o.numel(), bits, *walks
-        launch(_COMPILED, kind, statistics_of_tiles, (programs, 1, 1), *given, **constants)
+        launch(_COMPILED, key, statistics_of_tiles, (programs, 1, 1), *given, **constants)
         lanes = triton.next_power_of_2(programs)
-        launch(_COMPILED, (o.device, programs), combined, (1, 1, 1), parts, found, programs, LANES=lanes)
-    return found
+        launch(_COMPILED, (o.device, programs), combined, (1, 1, 1), parts, statistics, programs, LANES=lanes)
+    return statistics
 
 
 @lru_cache(maxsize=256)
 def _plan(
-    device: torch.device, dtype: torch.dtype, o: torch.dtype, g: torch.dtype, mode: int, shape: torch.Size,
+    device: torch.device,
+    dtype: torch.dtype,
+    o: torch.dtype,
+    g: torch.dtype,
+    mode: int,
+    shape: torch.Size,
     *strides: tuple[int, ...],
-) -> tuple[int, list[tuple[Any, ...]], dict[str, Any]]:  # fmt: skip
-    """What follows from types, shape and strides alone: how many programs, what they walk, and their constants.
+) -> tuple[int, list[tuple[Any, ...]], dict[str, Any], tuple[Any, ...]]:  # fmt: skip
+    """What follows from types, shape and strides alone: how many programs, what they walk, their constants, and the
+    part of the key of the compiled form that these determine: not the shape, but what is compiled for it.
 
-    `dtype` is that of the observed as it was given, `o` as it is read.
+    `dtype` is that of the observed itself, `o` that in which it is read.
     """
     info = torch.finfo(dtype) if dtype.is_floating_point else None
     walks = walk(shape, *strides)
     reach = max(sum((n - 1) * s for n, s in zip(walks[0], steps, strict=True)) for steps in walks[1:])
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    tile, warps = SHAPES[max(o.itemsize, g.itemsize) > 4]
+    tile, warps = TILE_SHAPES[max(o.itemsize, g.itemsize) > 4]
     real, narrow = [t.is_floating_point for t in (o, g)], max(o.itemsize, g.itemsize) <= 4
     constants = {
         "KIND": (tl.float32 if narrow else tl.float64) if all(real) else tl.float64 if any(real) else tl.int64,
@@ -82,23 +88,25 @@ def _plan(
         "FAST": os.environ.get("TRITON_INTERPRET") != "1",
         "num_warps": warps,
     }
-    return min(-(-shape.numel() // tile), multiprocessors * PROGRAMS_PER_SM), walks, constants
+    integers = specialised(shape.numel(), *[size for walked in walks for size in walked])
+    programs = min(-(-shape.numel() // tile), multiprocessors * PROGRAMS_PER_SM)
+    return programs, walks, constants, (device, o, g, integers, *constants.values())
 
 
-def walk(shape: torch.Size, *given: tuple[int, ...]) -> list[tuple[Any, ...]]:
+def walk(shape: torch.Size, *strides: tuple[int, ...]) -> list[tuple[Any, ...]]:
     """How strided tensors are walked together: sizes, the strides of each, and those of the row-major index.
 
     In the order of the first one's strides, the smallest innermost, and in the fewest dimensions.
     """
     logical = torch.empty(shape, device="meta").stride()
-    kept = [dimension for dimension in zip(shape, *given, logical, strict=True) if dimension[0] != 1]
-    kept.sort(key=lambda dimension: -dimension[1])  # stable: row-major where strides are equal
-    found: list[tuple[int, ...]] = []
-    for size, *steps in kept:
-        if found and all(outer == size * inner for outer, inner in zip(found[-1][1:], steps, strict=True)):
-            size *= found.pop()[0]
-        found.append((size, *steps))
-    return list(zip(*(found or [(1,) * (len(given) + 2)]), strict=True))
+    dimensions = [dimension for dimension in zip(shape, *strides, logical, strict=True) if dimension[0] != 1]
+    dimensions.sort(key=lambda dimension: -dimension[1])  # stable: row-major where strides are equal
+    merged: list[tuple[int, ...]] = []
+    for size, *steps in dimensions:
+        if merged and all(outer == size * inner for outer, inner in zip(merged[-1][1:], steps, strict=True)):
+            size *= merged.pop()[0]
+        merged.append((size, *steps))
+    return list(zip(*(merged or [(1,) * (len(strides) + 2)]), strict=True))
 
 
 def _readable(t: torch.Tensor) -> torch.Tensor:

@@ -33,10 +33,10 @@ def element(ptr, index, there, sizes, strides, DIMENSIONS: tl.constexpr):
 @triton.jit
 def walked(place, sizes, logical, DIMENSIONS: tl.constexpr):
     """The position in the walk of the element whose row-major index is `place`."""
-    found = place * 0
+    position = place * 0
     for i in tl.static_range(DIMENSIONS):
-        found = found * sizes[i] + (place // logical[i]) % sizes[i]
-    return found
+        position = position * sizes[i] + (place // logical[i]) % sizes[i]
+    return position
 
 
 @triton.jit

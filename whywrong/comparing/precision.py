@@ -79,12 +79,12 @@ class Precision:
                 raise UsageError(f"precision: expected true or false, got {name}={getattr(self, name)!r}")
         if not isinstance(self.steps, Mapping):
             raise UsageError(f"precision: expected fields by the name of a step, got steps={self.steps!r}")
-        for step, said in self.steps.items():
-            if not isinstance(said, Mapping) or "steps" in said:
+        for step, other in self.steps.items():
+            if not isinstance(other, Mapping) or "steps" in other:
                 raise UsageError(
-                    f"precision: expected {', '.join(PRECISION_FIELDS[:-1])}, got steps[{step!r}]={said!r}"
+                    f"precision: expected {', '.join(PRECISION_FIELDS[:-1])}, got steps[{step!r}]={other!r}"
                 )
-            from_fields(said)
+            from_fields(other)
 
     def of(self, step: str) -> Precision:
         """What holds for one step, and for each time that it is passed (`step#2`) unless that is named."""
@@ -111,27 +111,27 @@ class Precision:
         return ", ".join(words)
 
 
-PRECISION_FIELDS = tuple(one.name for one in fields(Precision))
+PRECISION_FIELDS = tuple(item.name for item in fields(Precision))
 
 
-def from_fields(said: Mapping[str, Any]) -> Precision:
+def from_fields(declared: Mapping[str, Any]) -> Precision:
     """The precision that a file's metadata declare, a field each. Raises UsageError for what is no field."""
-    if unknown := [str(key) for key in said if key not in PRECISION_FIELDS]:
-        raise UsageError(f"precision: {unknown[0]!r} is no field; expected {', '.join(PRECISION_FIELDS)}")
-    return Precision(**said)
+    if unknown := [str(key) for key in declared if key not in PRECISION_FIELDS]:
+        raise UsageError(f"precision: expected the fields {', '.join(PRECISION_FIELDS)}, got {unknown[0]!r}")
+    return Precision(**declared)
 
 
 def from_words(text: str) -> Precision:
     """The precision of a command line, ``storage=bfloat16,products=tf32``. Raises UsageError for anything else."""
-    said: dict[str, Any] = {}
+    declared: dict[str, Any] = {}
     for item in text.split(","):
         name, sign, value = item.partition("=")
         if not sign or name.strip() == "steps":
             raise UsageError(f"--precision: expected name=value of {', '.join(PRECISION_FIELDS[:-1])}, got {item!r}")
-        if name.strip() in said:
-            raise UsageError(f"--precision: {name.strip()} stands there twice; expected each field once")
-        said[name.strip()] = {"true": True, "false": False}.get(value.strip().lower(), value.strip())
-    return from_fields(said)
+        if name.strip() in declared:
+            raise UsageError(f"--precision: expected each field once, got {name.strip()} twice")
+        declared[name.strip()] = {"true": True, "false": False}.get(value.strip().lower(), value.strip())
+    return from_fields(declared)
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -168,8 +168,8 @@ def representable(x: Tensor, name: str) -> bool:
     if name in ("bfloat16x2", "tf32x3"):
         first = x.to(torch.bfloat16).double() if name == "bfloat16x2" else _tf32(x)
         return representable(x - first, name.removesuffix("x2").removesuffix("x3"))
-    kept = _tf32(x) if name == "tf32" else stored(x, name)
-    return bool((kept == x).logical_or_(~x.isfinite()).all())
+    cut = _tf32(x) if name == "tf32" else stored(x, name)
+    return bool((cut == x).logical_or_(~x.isfinite()).all())
 
 
 def _tf32(x: Tensor) -> Tensor:
@@ -178,11 +178,11 @@ def _tf32(x: Tensor) -> Tensor:
 
 
 def guess(dtypes: list[torch.dtype]) -> Precision:
-    """What the dtypes of a trace can tell where nothing is declared: each step its own, sums no wider than float32.
+    """What the dtypes of a trace show where nothing is declared: each step its own, sums no wider than float32.
 
-    Nobody said that a step is one kernel, so where some are narrower than float32, each operation may be stored.
+    A step need not be one kernel, so where some are narrower than float32, each operation may be stored.
     """
     real = [dtype for dtype in dtypes if dtype.is_floating_point]
-    wide = dtypes and all(dtype == torch.float64 for dtype in real)
+    double = dtypes and all(dtype == torch.float64 for dtype in real)
     eager = any(torch.finfo(dtype).bits < 32 for dtype in real)
-    return Precision(accumulate="float64" if wide else "float32", eager=eager)
+    return Precision(accumulate="float64" if double else "float32", eager=eager)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from whywrong.tables import digits
 
-FULL = 0.9
+SHARE_EXPLAINED = 0.9
 """Share of an error that a signature has to account for, or of a box's elements that are wrong: the rest is chance."""
 SHARE_OF_A_BLOCK = 0.5
 """Share of all elements from which a box is no block: nearly everything is wrong then."""
@@ -20,22 +20,24 @@ SHARE_OF_A_BLOCK = 0.5
 def signature(observed: Tensor, expected: Tensor, allowed: Tensor | float) -> str:
     """How `observed` differs from `expected`, both of one shape, where that is simple; else nothing.
 
-    `allowed` is what an element may be off. What is said of all elements leaves none off by more than twice that (an
-    offset is itself taken from rounded numbers), and takes away nearly all of the error; what is said of places (rows,
-    a block, the diagonal) holds of the elements that are off by more. Nothing is said where none is.
+    `allowed` is what an element may be off. A sentence on all elements leaves none off by more than twice that (an
+    offset is itself taken from rounded numbers), and takes away nearly all of the error; one on places (rows, a block,
+    the diagonal) holds of the elements that are off by more. There is none where no element is.
     """
     if not observed.is_floating_point() or observed.numel() < 4:
         return ""
     o, e = observed.double(), expected.double()
     limit = torch.as_tensor(allowed, dtype=torch.float64, device=o.device).expand(o.shape)
     wrong = ~((o - e).abs() <= limit)
-    return (next(_as_a_whole(o, e, limit), "") or next(_where(o, wrong), "")) if bool(wrong.any()) else ""
+    return (next(_of_all_elements(o, e, limit), "") or next(_of_places(o, wrong), "")) if bool(wrong.any()) else ""
 
 
-def _as_a_whole(o: Tensor, e: Tensor, limit: Tensor) -> Iterator[str]:
+def _of_all_elements(o: Tensor, e: Tensor, limit: Tensor) -> Iterator[str]:
     def alike(guess: Tensor) -> bool:
         left = (o - guess).abs()
-        return bool((left <= 2.0 * limit).all()) and float(left.norm()) <= (1.0 - FULL) * float((o - e).norm())
+        return bool((left <= 2.0 * limit).all()) and float(left.norm()) <= (1.0 - SHARE_EXPLAINED) * float(
+            (o - e).norm()
+        )
 
     if bool(o.isfinite().all() & e.isfinite().all()):
         offset = float((o - e).median())
@@ -60,16 +62,16 @@ def along_each(mask: Tensor) -> list[Tensor]:
     return [mask.movedim(k, 0).reshape(size, -1).any(1).nonzero().flatten() for k, size in enumerate(mask.shape)]
 
 
-def _where(o: Tensor, wrong: Tensor) -> Iterator[str]:
+def _of_places(o: Tensor, wrong: Tensor) -> Iterator[str]:
     count = int(wrong.sum())
     if o.ndim >= 2 and o.shape[-1] == o.shape[-2] > 2:
         diagonal = torch.eye(o.shape[-1], dtype=torch.bool, device=o.device).expand(o.shape)
-        if not bool((wrong & diagonal).any()) and count >= FULL * int((~diagonal).sum()):
+        if not bool((wrong & diagonal).any()) and count >= SHARE_EXPLAINED * int((~diagonal).sum()):
             yield "all is wrong but the diagonal"
     spans = [(int(places[0]), int(places[-1]), size) for places, size in zip(along_each(wrong), o.shape, strict=True)]
     box = math.prod(high - low + 1 for low, high, _ in spans)
     state = "zero" if bool((o[wrong] == 0.0).all()) else "wrong"
-    if count > 1 and box <= SHARE_OF_A_BLOCK * o.numel() and count >= FULL * box:
+    if count > 1 and box <= SHARE_OF_A_BLOCK * o.numel() and count >= SHARE_EXPLAINED * box:
         several = [(k, low, high) for k, (low, high, size) in enumerate(spans) if high - low + 1 < size]
         parts = (f"{low}{f' to {high}' if high > low else ''} of dimension {k}" for k, low, high in several)
         yield f"what is {state} is a block: {', '.join(parts)}"

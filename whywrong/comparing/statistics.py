@@ -31,19 +31,20 @@ def combine(parts: Any) -> Statistics:
     """Statistics of the whole from those of its parts, an array or a sequence of them; always the same bits."""
     table = np.asarray(parts, np.float64)
     column = dict(zip(STATISTICS_FIELDS, table.T, strict=True))
-    found = dict(zip(STATISTICS_FIELDS, np.where(_MAXIMA, table.max(0), table.sum(0)).tolist(), strict=True))
-    for name, candidates in (("first", True), ("worst", column["max_abs"] == found["max_abs"]), ("one_sided", True)):
+    combined = dict(zip(STATISTICS_FIELDS, np.where(_MAXIMA, table.max(0), table.sum(0)).tolist(), strict=True))
+    for name, candidates in (("first", True), ("worst", column["max_abs"] == combined["max_abs"]), ("one_sided", True)):
         row = np.where((column[name] >= 0.0) & candidates, column[name], np.inf).argmin()
-        found |= {key: float(column[key][row]) for key in (name, f"{name}_observed", f"{name}_golden") if key in found}
-    return Statistics(**found)
+        keys = (key for key in (name, f"{name}_observed", f"{name}_golden") if key in combined)
+        combined |= {key: float(column[key][row]) for key in keys}
+    return Statistics(**combined)
 
 
-def pieces(whole: Piece, most: int) -> Iterator[Piece]:
+def pieces(piece: Piece, most: int) -> Iterator[Piece]:
     """Row-major runs of at most `most` elements."""
-    start, tensors = whole
+    start, tensors = piece
     count, rows = tensors[0].numel(), len(tensors[0]) if tensors[0].ndim else 0
     if count <= most:
-        yield whole
+        yield piece
     elif rows == 1:
         yield from pieces((start, [t[0] for t in tensors]), most)
     else:

@@ -1,17 +1,16 @@
 """Structure in a residual: what is systematically off although every element is within its bound.
 
 Rounding noise averages out and a defect does not. The residual is taken in units of each element's noise, z = r / s,
-and a few sums of it are held to what chance gives them: the slope on the golden, sum z h with h = g / s; the mean; the
-means and slopes of each row, column and tile; and the RMS, of the whole and of each row. What chance gives comes from
-one of two places.
+and a few sums of it are tested against what chance gives them: the slope on the golden, sum z h with h = g / s; the
+mean; the means and slopes of each row, column and tile; and the RMS, of the whole and of each row. What chance gives
+comes from one of two places.
 
 - Where the noise is known (a sum in unknown order, `Bound.noise`), elements are independent: a sum of z over n elements
   has variance n. `Bound.shared`, what may be common to all elements, is added with one sign.
 - Otherwise from simulated correct implementations (`Bound.null`): the same sums of the error of each, whose spread is
-an
-  estimate, so that Student's quantile replaces the normal one.
+  an estimate, so that Student's quantile replaces the normal one.
 
-All tests of a tensor share its false-alarm rate (Bonferroni).
+All tests of a tensor share its rate of false positives (Bonferroni).
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from torch import Tensor
 from whywrong.comparing.bounds import Bound, quantile
 
 STRUCTURE_FALSE_POSITIVES = 1e-6
-"""The probability that a right tensor, as a whole, is called systematically wrong."""
+"""The probability that a correct tensor, as a whole, is flagged as systematically wrong."""
 
 TILE = 64
 """Rows and columns of a tile: the smallest that GPU kernels commonly take for an output."""
 
-KEPT = 2.0**-20
+ORDER_EFFECT = 2.0**-20
 """Relative: what the order of a sum may change where simulated errors are all alike and their spread is none."""
 
 STRUCTURE_TESTS = ("slope", "mean", "rows", "columns", "tiles", "rms")
@@ -46,7 +45,10 @@ SIZE_TESTS = ("rms", "rms")
 
 @dataclass(frozen=True)
 class Test:
-    """One test: its statistic over what chance and `shared` allow; above 1 it fails. `at` is the group of several."""
+    """One test: `share` is its statistic over what chance and `shared` allow; above 1 it fails.
+
+    `name` is one of :data:`STRUCTURE_TESTS`; `at` is the number of the row, column or tile where there are several.
+    """
 
     name: str
     share: float
@@ -62,7 +64,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Structure:
-    """What :func:`structure` found, a test each."""
+    """What :func:`structure` found: the worst test of each kind, in the order of :data:`STRUCTURE_TESTS`."""
 
     tests: tuple[Test, ...]
 
@@ -168,7 +170,7 @@ class Null:
         self._kinds[kind] = squares + self._scale.sums(z).square().sum(0), [*sizes, self._scale.sizes(z)]
 
     def tests(self, residual: Tensor, chance: float) -> tuple[Test, ...]:
-        """A residual held against what was added; `chance` is the false-alarm rate of a kind of test."""
+        """A residual tested against what was added; `chance` is the false-positive rate of a kind of test."""
         most = [self._allowed(squares, torch.cat(sizes), chance) for squares, sizes in self._kinds.values()]
         allowed, usual = (torch.stack(each).amax(0) for each in zip(*most, strict=True))
         return self._scale.tests(residual, allowed, usual)
@@ -178,7 +180,7 @@ class Null:
         count = len(sizes)
         spread = _each(self._scale.sum_groups, lambda n: quantile(0.5 * chance / n, count), squares)
         t = _each(self._scale.size_groups, lambda n: quantile(0.5 * chance / n, count - 1), squares)
-        expected = sizes.mean(0) * (1.0 + KEPT)
+        expected = sizes.mean(0) * (1.0 + ORDER_EFFECT)
         most = expected + t * (1.0 + 1.0 / count) ** 0.5 * sizes.std(0)
         return torch.cat([spread * (squares / count).sqrt(), most]), expected
 

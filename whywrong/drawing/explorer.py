@@ -48,10 +48,10 @@ def turnable(draw: Callable[..., Figure], alt: str, widgets: bool | None = None,
         return
 
     def picture(**values: Any) -> bytes:
-        plt.close(drawn := draw(**values))
-        return print_figure(drawn)
+        plt.close(drawing := draw(**values))
+        return print_figure(drawing)
 
-    begin = {name: given.default for name, given in inspect.signature(draw).parameters.items()} | boxes
+    begin = {name: parameter.default for name, parameter in inspect.signature(draw).parameters.items()} | boxes
     made = {name: w.interactive.widget_from_abbrev(how, begin[name]) for name, how in controls.items()}
     display(_turned(w, picture, alt, made))
 
@@ -68,13 +68,13 @@ def explore(steps: Mapping[str, Elements], findings: Mapping[str, str], first: s
         display(steps[first].table())
 
 
-def _ipywidgets(wanted: bool | None) -> ModuleType | None:
+def _ipywidgets(widgets: bool | None) -> ModuleType | None:
     """ipywidgets where widgets are wanted. A kernel that a server started for a page has JPY_SESSION_NAME."""
     there = find_spec("ipywidgets") is not None
-    if wanted and not there:
-        raise UsageError("widgets: ipywidgets is not installed; expected it (pip install ipywidgets), or widgets=False")
-    wanted = "JPY_SESSION_NAME" in os.environ and there if wanted is None else wanted
-    return import_module("ipywidgets") if wanted else None
+    if widgets and not there:
+        raise UsageError("widgets: expected ipywidgets (pip install ipywidgets), or widgets=False, got no ipywidgets")
+    widgets = "JPY_SESSION_NAME" in os.environ and there if widgets is None else widgets
+    return import_module("ipywidgets") if widgets else None
 
 
 def _turned(w: ModuleType, draw: Callable[..., bytes], alt: str, controls: Mapping[str, Any]) -> Any:
@@ -171,8 +171,8 @@ def explorer(
     w: ModuleType, steps: Mapping[str, Elements], findings: Mapping[str, str], first: str, heading: str
 ) -> Any:
     """The widgets, as one: menus of the steps and of pairs of axes, a slider for each axis, the picture, the worst."""
-    named = [(f"{name}: {findings[name]}", name) for name in steps]
-    step = w.Dropdown(options=named, value=first, description="step", layout=w.Layout(width="60em"))
+    options = [(f"{name}: {findings[name]}", name) for name in steps]
+    step = w.Dropdown(options=options, value=first, description="step", layout=w.Layout(width="60em"))
     chosen, turned, worst = w.VBox(), w.VBox(), w.HTML()
 
     def arrange(pair: tuple[int, int]) -> None:

@@ -21,7 +21,11 @@ SHARES = ((-3.0, "#eef4f9"), (-1.0, "#9ecae1"), (0.0, BLUE), (0.0, ORANGE), (1.0
 
 
 def figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.0) -> tuple[Figure, Any]:
-    """A figure in the workbook's style and its axes, as `plt.subplots` gives them."""
+    """A figure in the workbook's style and its axes, as `plt.subplots` gives them.
+
+    `width` and `height` are in inches. The style is set in matplotlib's `rcParams`, for the whole process, and
+    stays: what is added to the figure later, as a legend, has it too.
+    """
     plt.rc("figure", dpi=90)
     plt.rc("font", size=9)
     plt.rc("axes", titlesize=10, titlelocation="left")
@@ -54,25 +58,26 @@ def error_map(axes: Axes, difference: np.ndarray, title: str, largest: float, sm
     return image
 
 
-def bars(axes: Axes, values: Mapping[str, float], unit: str, floors: Mapping[str, float]) -> None:
-    """Horizontal bars on a logarithmic axis, each with its value; a broken line for each floor."""
-    lengths, everything = list(values.values()), [*values.values(), *floors.values()]
-    drawn = axes.barh(list(values), lengths, color=BLUE, height=0.6)
+def bars(axes: Axes, values: Mapping[str, float], unit: str, lower_bounds: Mapping[str, float]) -> None:
+    """Horizontal bars on a logarithmic axis, each with its value; a dashed line for each lower bound."""
+    lengths, everything = list(values.values()), [*values.values(), *lower_bounds.values()]
+    rectangles = axes.barh(list(values), lengths, color=BLUE, height=0.6)
     words = [f"{v:.0f}" if v >= 100.0 else f"{v:.3g}" for v in lengths]
-    plain = {"facecolor": axes.get_facecolor(), "lw": 0, "pad": 0.6}  # no floor's line runs through a number
-    axes.bar_label(drawn, words, padding=3, fontsize=7, bbox=plain, zorder=3)
+    plain = {"facecolor": axes.get_facecolor(), "lw": 0, "pad": 0.6}  # no dashed line runs through a number
+    axes.bar_label(rectangles, words, padding=3, fontsize=7, bbox=plain, zorder=3)
     lowest = 10.0 ** np.floor(np.log10(min(everything) / 2.0))
     axes.set(xscale="log", xlabel=unit, xlim=(lowest, max(everything) * 4.0))
     axes.xaxis.set_major_locator(LogLocator(10.0, numticks=5))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="y", labelsize=7)
     axes.invert_yaxis()
-    for (label, floor), colour, style in zip(floors.items(), (RED, GREEN, PURPLE), ("--", ":", "-."), strict=False):
-        axes.axvline(floor, color=colour, ls=style, lw=1.2, label=label)
+    styles = zip(lower_bounds.items(), (RED, GREEN, PURPLE), ("--", ":", "-."), strict=False)
+    for (label, value), colour, style in styles:
+        axes.axvline(value, color=colour, ls=style, lw=1.2, label=label)
 
 
 def lines(axes: Axes, x: Sequence[float], series: Mapping[str, Sequence[float]]) -> None:
-    """Curves on two logarithmic axes, six of them told apart by colour, mark and dash."""
+    """Curves on two logarithmic axes, six of them distinguished by colour, mark and dash."""
     axes.set_prop_cycle(color=COLOURS, marker=list("os^vdx"), linestyle=["-", "--", "-.", ":", "-", "--"])
     for name, values in series.items():
         axes.plot(x, values, ms=3.5, lw=1.2, label=name)

@@ -1,1 +1,1 @@
-"""Why a step is wrong: mutations of the recorded program, and hypotheses, held against what was observed."""
+"""Why a step is wrong: mutations of the recorded program, and hypotheses, compared with what was observed."""

@@ -28,7 +28,7 @@ class Fit:
     """Largest |observed - counterfactual| / bound; NaN where one of the two raised."""
     words: str
     tested: bool = True
-    """False where nothing could have told them apart: no element, no step, or an infinite bound for each."""
+    """False where nothing could have distinguished them: no element, no step, or an infinite bound for each."""
 
 
 @dataclass(repr=False)
@@ -92,14 +92,14 @@ def weigh(
     outcomes: tuple[type[Exception], ...] = (),
     thorough: bool = True,
 ) -> Weighing:
-    """Hold every hypothesis against the observation at every setting.
+    """Compare every hypothesis with the observation at every setting.
 
     `observe(setting)` runs the real implementation and gives an array or a Trace; `hypotheses[name](setting)` gives
     the counterfactual: ``(value, Bound)``, or a Trace whose steps carry bounds; whole numbers need none. Exceptions of
     the types `outcomes` are outcomes too, alike when their texts are. Unless `thorough`, a hypothesis is dropped at the
     first setting that refutes it, which is what makes thousands of them affordable. Raises UsageError for a
     counterfactual without a bound, and for an observed trace without the inputs of a counterfactual's. Steps that a
-    fused kernel does not return are stepped over; a hypothesis of which nothing is left to compare is not tested.
+    fused kernel does not return are skipped; a hypothesis of which nothing is left to compare is not tested.
     """
     seen = {name: _outcome(observe, setting, outcomes) for name, setting in settings.items()}
     result = Weighing(list(settings))
@@ -125,15 +125,15 @@ def _fit(name: str, observed: Any, expected: Any) -> Fit:
         words = str(observed) if isinstance(observed, Exception) else "ran"
         return Fit(same, float("nan"), ("fits: " if same else "differs: observed ") + words)
     if isinstance(expected, Trace):
-        there = [step for step in expected if step.name in observed]
-        values = [step.value for step in there]  # a value may have two names, as a last step that is returned
+        steps = [step for step in expected if step.name in observed]
+        values = [step.value for step in steps]  # a value may have two names, as a last step that is returned
         missing = [s.name for s in expected if s.name not in observed and not any(s.value is v for v in values)]
         inputs = [n for n in missing if expected.step(n).bound is None and any(s.bound for s in expected)]
         if inputs:  # what was computed has a bound
             raise UsageError(f"observe: has no {', '.join(inputs)}; expected the inputs of hypothesis {name!r} too")
-        if missing and not any(step.bound for step in there):  # fused: what was computed is not among the steps
+        if missing and not any(step.bound for step in steps):  # fused: what was computed is not among the steps
             return Fit(False, float("nan"), f"not tested: the observed has no {missing[0]}", tested=False)
-        pairs = [(observed[step.name], step.value, step.bound) for step in there]
+        pairs = [(observed[step.name], step.value, step.bound) for step in steps]
     else:
         value, bound = expected if isinstance(expected, tuple) and len(expected) == 2 else (expected, None)
         pairs = [(observed, value, bound)]
@@ -141,14 +141,14 @@ def _fit(name: str, observed: Any, expected: Any) -> Fit:
         pairs = [(o, value, EXACT if _whole(value) else bound) for o, value, bound in pairs]
     bounds = [bound for *_, bound in pairs if bound is not None]
     if (pairs and not bounds) or not all(isinstance(bound, Bound) for bound in bounds):
-        wanted = "expected (value, whywrong.Bound), a Trace with bounds, or whole numbers"
-        raise UsageError(f"hypothesis {name!r}: gives no bound; {wanted}")
+        expectation = "expected (value, whywrong.Bound), a Trace with bounds, or whole numbers"
+        raise UsageError(f"hypothesis {name!r}: {expectation}, got no bound")
     tests = [bound for _, value, bound in pairs if torch.as_tensor(value).numel()]
     if not any(bound is None or bool(torch.as_tensor(bound.absolute).isfinite().any()) for bound in tests):
         return Fit(False, float("nan"), "not tested", tested=False)
-    found = [compare(value, counterfactual, bound=bound) for value, counterfactual, bound in pairs]
-    residual = max(comparison.bound_used for comparison in found)
-    ok = all(comparison.ok for comparison in found)
+    comparisons = [compare(value, counterfactual, bound=bound) for value, counterfactual, bound in pairs]
+    residual = max(comparison.bound_used for comparison in comparisons)
+    ok = all(comparison.ok for comparison in comparisons)
     return Fit(ok, residual, f"{'fits' if ok else 'REFUTED'}: {digits(residual, 3)} times the tolerance")
 
 

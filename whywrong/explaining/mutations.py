@@ -1,4 +1,4 @@
-"""The ways in which people break kernels, each put into one place of a wrong step's part.
+"""The mistakes that people make in kernels, each as a mutation of one place of a wrong step's part.
 
 A mutation knows operations, shapes and numbers, and no program. Those of a value change what an operation gives or
 takes: its elements' places (:func:`places`) or its numbers (:func:`amounts`). Those of an operation leave it out,
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -84,12 +85,12 @@ PADDINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
 """What stands at places outside of 0 to n - 1."""
 GIVEN = (INPUT, CONSTANT)
 RARE_KINDS = ("stale", "axis")
-"""What people do less often, by which what fits alike is ordered: without, two right causes of 67 are not named."""
+"""What people do less often, by which equally good fits are ordered: without, two causes of 67 are not identified."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One way to break a part: `edits` by the number of the operation. The simplest have the lowest `rank`."""
+    """A change of a part: `edits` by the number of the operation. The simplest have the lowest `rank`."""
 
     kind: str
     says: str
@@ -102,22 +103,34 @@ def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
     large = [d for d, n in enumerate(shape) if n > 1]
     for i, j in itertools.combinations(large, 2):
         if shape[i] == shape[j]:
-            yield "transpose", f"transposed in dimensions {i} and {j}", lambda x, i=i, j=j: x.transpose(i, j)
+            yield "transpose", f"transposed in dimensions {i} and {j}", partial(torch.transpose, dim0=i, dim1=j)
         elif shape[i] % shape[j] == 0 and j == i + 1:
-            change = lambda x, i=i, j=j: torch.cat([block.transpose(i, j) for block in x.split(x.shape[j], i)], i)  # noqa: E731
-            yield "transpose", f"transposed in each of {shape[i] // shape[j]} square blocks", change
+            words = f"transposed in each of {shape[i] // shape[j]} square blocks"
+            yield "transpose", words, partial(_transposed_blocks, i=i, j=j)
         words = f"read as if dimensions {i} and {j} were stored in the other order"
-        yield "layout", words, lambda x, i=i, j=j: x.transpose(i, j).reshape(x.shape)
+        yield "layout", words, partial(_read_transposed, i=i, j=j)
         if shape[i] != shape[j]:
             words = f"stored as if dimensions {i} and {j} were in the other order"
-            yield "layout", words, lambda x, i=i, j=j: x.reshape(x.transpose(i, j).shape).transpose(i, j)
+            yield "layout", words, partial(_stored_transposed, i=i, j=j)
     for d in large:
         yield from orders(shape[d], d)
     if large[-2:] == [len(shape) - 2, len(shape) - 1] and shape[-1] == shape[-2]:
         for words, half in (("above", torch.tril), ("below", torch.triu)):  # BLAS writes one of a symmetric matrix
             yield "zero", f"zero {words} the diagonal", half
     if len(large) > 1:
-        yield "flip", f"reversed in dimensions {large[-2:]}", lambda x, two=large[-2:]: x.flip(two)
+        yield "flip", f"reversed in dimensions {large[-2:]}", partial(torch.flip, dims=large[-2:])
+
+
+def _transposed_blocks(x: Tensor, i: int, j: int) -> Tensor:
+    return torch.cat([block.transpose(i, j) for block in x.split(x.shape[j], i)], i)
+
+
+def _read_transposed(x: Tensor, i: int, j: int) -> Tensor:
+    return x.transpose(i, j).reshape(x.shape)
+
+
+def _stored_transposed(x: Tensor, i: int, j: int) -> Tensor:
+    return x.reshape(x.transpose(i, j).shape).transpose(i, j)
 
 
 def orders(n: int, d: int) -> Iterator[tuple[str, str, Change]]:
@@ -168,13 +181,17 @@ def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str,
     for n in sizes:
         factors |= {f"{n}": n, f"1/{n}": 1 / n, f"sqrt({n})": n**0.5, f"1/sqrt({n})": n**-0.5}
     for words, c in factors.items():
-        yield "scale", f"{words} times as large", lambda x, c=c: x * c
+        yield "scale", f"{words} times as large", partial(operator.mul, c)
     yield "precision", "rounded to tf32", partial(_cut, half=0x1000, off=0x1FFF)
     for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
         yield "precision", f"rounded to {name}", partial(stored, name=name)
     yield "precision", "cut to bfloat16", partial(_cut, half=0, off=0xFFFF)
     for d in (d for d, n in enumerate(shape) if n > 1):
-        yield "function", f"less its mean along dimension {d}", lambda x, d=d: x - x.mean(d, True)
+        yield "function", f"less its mean along dimension {d}", partial(_less_mean, d=d)
+
+
+def _less_mean(x: Tensor, d: int) -> Tensor:
+    return x - x.mean(d, True)
 
 
 def left_out(shape: tuple[int, ...], joined: Mapping[int, list[tuple[int, int]]]) -> Iterator[tuple[str, str, Change]]:
@@ -234,10 +251,11 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
         return
     low, high = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
     for d in range(x.ndim):
-        yield "permute", f"in order along dimension {d}", lambda x, d=d: x.sort(d).values
+        yield "permute", f"in order along dimension {d}", partial(_sorted, d=d)
     for by in (1, -1):
-        yield "shift", "one more" if by > 0 else "one less", lambda x, by=by: x + by
-        yield "shift", f"{by:+d}, but not beyond its smallest and largest", lambda x, by=by: (x + by).clamp(low, high)
+        yield "shift", "one more" if by > 0 else "one less", partial(operator.add, by)
+        words = f"{by:+d}, but not beyond its smallest and largest"
+        yield "shift", words, partial(_moved_within, by=by, low=low, high=high)
     yield "shift", "counted from 0", lambda x: x - low
     yield "precision", "rounded to bfloat16", lambda x: stored(x.double(), "bfloat16").to(x.dtype)
 
@@ -247,9 +265,21 @@ def in_bits(x: Tensor) -> Iterator[tuple[str, str, Change]]:
     low, high = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
     for bits, half in ((b, 2 ** (b - 1)) for b in (4, 8, 16)):
         if high >= half or low < -half:
-            yield "sign", f"kept in {bits} bits with a sign", lambda x, half=half: (x + half).remainder(2 * half) - half
+            yield "sign", f"kept in {bits} bits with a sign", partial(_signed, half=half)
         if -half <= low < 0:
-            yield "sign", f"taken for {bits} bits without a sign", lambda x, half=half: x.remainder(2 * half)
+            yield "sign", f"taken for {bits} bits without a sign", partial(torch.remainder, other=2 * half)
+
+
+def _sorted(x: Tensor, d: int) -> Tensor:
+    return x.sort(d).values
+
+
+def _moved_within(x: Tensor, by: int, low: int, high: int) -> Tensor:
+    return (x + by).clamp(low, high)
+
+
+def _signed(x: Tensor, half: int) -> Tensor:
+    return (x + half).remainder(2 * half) - half
 
 
 def _by_tiles(x: Tensor, d: int, tile: int, some: bool) -> Tensor:
@@ -258,9 +288,9 @@ def _by_tiles(x: Tensor, d: int, tile: int, some: bool) -> Tensor:
 
 
 class Context:
-    """A part to be broken, and what there is around it: lengths of dimensions, numbers of the program, names.
+    """A part to be mutated, and what there is around it: lengths of dimensions, numbers of the program, names.
 
-    `names` are torch's operations by the number of their result; `wholes` has the name for each operation of theirs.
+    `names` are torch's operations by the number of their result; `composite_names` has them for each operation inside.
     """
 
     def __init__(self, part: Part) -> None:
@@ -283,7 +313,7 @@ class Context:
         names = {number: name.split("/")[-1].split("#")[0].strip("_") for name, number in golden.operations.items()}
         self.names = {i: names[number] for i, number in part.origin.items() if number in names}
         inside = part.program.inside
-        self.wholes = {k: name for i, name in self.names.items() for k in self.composite(i)[0] if k in inside}
+        self.composite_names = {k: name for i, name in self.names.items() for k in self.composite(i)[0] if k in inside}
         self.steps = {number: name for name, number in reversed(golden.steps.items())}
         self.divisors = {a.id for node in nodes if node.op == "div" for a in node.args[1:] if isinstance(a, Ref)}
         for node in reversed(nodes):
@@ -307,7 +337,7 @@ class Context:
     def operation(self, i: int) -> str:
         """What an operation is called, by itself or as a part of one of torch's."""
         op = self.part.nodes[i].op.strip("_")
-        return f"the {op} of {self.wholes[i]}" if i in self.wholes else op
+        return f"the {op} of {self.composite_names[i]}" if i in self.composite_names else op
 
     def real(self, i: int) -> bool:
         """Whether an operation gives one tensor of real numbers."""
@@ -364,32 +394,40 @@ class Context:
         if x.is_complex():
             yield "sign", "conjugated", torch.conj_physical
         elif not x.is_floating_point():
-            yield from whole(x)
+            yield from _attempted(self, whole(x))
         elif numbers:
-            yield from amounts(tuple(x.shape), self.sizes)
+            yield from _attempted(self, amounts(tuple(x.shape), self.sizes))
         if numbers and x.dtype != torch.bool:
-            yield from left_out(tuple(x.shape), self.joined)
-        yield from places(tuple(x.shape))
+            yield from _attempted(self, left_out(tuple(x.shape), self.joined))
+        yield from _attempted(self, places(tuple(x.shape)))
 
 
 def mutations(c: Context) -> Iterator[Mutation]:
     """Every mutation of a part of a recorded golden, the usual ones first."""
     part, groups = c.part, c.groups()
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
-    times = lambda ids: zip(ids[:-1], ("first", "second", "third")[: 3 if len(ids) <= 4 else 1], strict=False)  # noqa: E731
-    ends = [one for ids in groups if 1 < len(ids) <= 8 for one in (*times(ids), (ids[-1], "last"))]
+    ends = [end for ids in groups if 1 < len(ids) <= 8 for end in _ends(ids)]
+    usual = (
+        exchanged,
+        exchanged_numbers,
+        parts,
+        along,
+        variances,
+        composites,
+        function_of_terms,
+        moved_points,
+        centres,
+    )
+    rare = (unscaled, moved_on, between, regrouped, regrouped_inside, reflections, backwards)
     ways: Iterator[Way] = itertools.chain(
+        *(_attempted(c, generator(c)) for generator in usual),
+        *(_attempted(c, change_result(c, ids)) for ids in groups),
+        *(_attempted(c, change_operation(c, ids)) for ids in made),
+        *(_attempted(c, generator(c)) for generator in rare),
         *(
-            _possible(c, generator(c))
-            for generator in (exchanged, parts, along, variances, composites, function_of_terms, centres)
-        ),
-        *(_possible(c, change_result(c, ids)) for ids in groups),
-        *(_possible(c, change_operation(c, ids)) for ids in made),
-        *(_possible(c, generator(c)) for generator in (unscaled, moved_on, between, regrouped, reflections, backwards)),
-        *(
-            _possible(c, of(c, [i], f" (the {word} time)"))
+            _attempted(c, change(c, [i], f" (the {word} time)"))
             for i, word in ends
-            for of in (change_result, change_operation)
+            for change in (change_result, change_operation)
         ),
     )
     for kind, says, edits, *rank in (way for way in ways if way[2]):
@@ -397,10 +435,37 @@ def mutations(c: Context) -> Iterator[Mutation]:
         yield Mutation(kind, says, edits, *rank)
 
 
-def _possible(c: Context, ways: Iterable[Way]) -> Iterator[Way]:
+def _ends(ids: list[int]) -> Iterator[tuple[int, str]]:
+    """The first operations of a loop, and the last, in words."""
+    yield from zip(ids[:-1], ("first", "second", "third")[: 3 if len(ids) <= 4 else 1], strict=False)
+    yield ids[-1], "last"
+
+
+def _attempted(c: Context, ways: Iterable[Way]) -> Iterator[Way]:
     """These, up to one that cannot be made for this part, which ends no search and is kept in the context's errors."""
     with collected(c.errors, "a mutation could not be made"):
         yield from ways
+
+
+def for_each(
+    items: Callable[[Context], Iterable[Any]],
+) -> Callable[[Callable[[Context, Any], Iterator[Way]]], Callable[[Context], Iterator[Way]]]:
+    """Makes a generator for one of `items` one for all of them, which goes on with the next where that raises."""
+
+    def for_all(generator: Callable[[Context, Any], Iterator[Way]]) -> Callable[[Context], Iterator[Way]]:
+        @wraps(generator)
+        def ways(c: Context) -> Iterator[Way]:
+            for item in items(c):
+                yield from _attempted(c, generator(c, item))
+
+        return ways
+
+    return for_all
+
+
+def operations(*names: str) -> Callable[[Context], Iterator[Node]]:
+    """The operations of a part that are called so."""
+    return lambda c: (node for node in c.part.nodes if node.op in names)
 
 
 def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
@@ -424,7 +489,7 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         yield kind, f"{name} is {what}", edit_results(ids, change), 2
     for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
         for old, new in ((n, n - 1), (n - 1, n)) if real else ():
-            yield "ddof", f"{name} is over {new}, not {old}", edit_results(ids, lambda x, by=old / new: x * by)
+            yield "ddof", f"{name} is over {new}, not {old}", edit_results(ids, partial(operator.mul, old / new))
     if x.dtype != torch.bool and not x.is_complex() and bool((x == x.round()).all()) and bool(x.isfinite().all()):
         for kind, what, change in in_bits(x):
             yield "precision" if last else kind, f"{name} is {what}", edit_results(ids, change)
@@ -442,78 +507,130 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
 
 def change_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     """What operations take is changed, they are left out, or others run in their place."""
+    what = "each " * (len(ids) > 1) + c.operation(ids[0]) + words
+    for j in _operands(c, ids[0]):
+        yield from _attempted(c, change_operand(c, ids, what, j))
+    for ways in (other_operands, other_operations, change_reduction, lost_updates, padded):
+        yield from _attempted(c, ways(c, ids, what))
+    for j in range(len(c.part.nodes[ids[0]].args)):
+        yield from _attempted(c, other_arguments(c, ids, what, j))
+
+
+def _operands(c: Context, i: int) -> dict[int, Tensor]:
+    """The tensors that an operation takes, by the places of its arguments."""
+    values = {j: c.part.values[a.id] for j, a in enumerate(c.part.nodes[i].args) if isinstance(a, Ref)}
+    return {j: x for j, x in values.items() if isinstance(x, Tensor)}
+
+
+def _names(c: Context, ids: list[int]) -> dict[int, str]:
+    """What these are called in a sentence."""
+    return {j: c.called(c.part.nodes[ids[0]].args[j].id, len(ids) == 1) for j in _operands(c, ids[0])}
+
+
+def change_operand(c: Context, ids: list[int], what: str, j: int) -> Iterator[Way]:
+    """Operations are left out, or what they take at place `j` is taken twice, or along another dimension."""
     part, i = c.part, ids[0]
-    node, x, what = part.nodes[i], part.values[i], "each " * (len(ids) > 1) + c.operation(i) + words
-    refs = {j: a.id for j, a in enumerate(node.args) if isinstance(a, Ref)}
-    tensors = {j: part.values[k] for j, k in refs.items() if isinstance(part.values[k], Tensor)}
-    names = {j: c.called(refs[j], len(ids) == 1) for j in tensors}
-    for j, a in tensors.items():
-        kind = LEFT_OUT.get(node.op, "function")
-        beside = ([part.values[part.nodes[n].args[k].id] for n in ids] for k in {*refs} - {j})
-        if node.op == "mul" and any(masks(*factors) for factors in beside):
-            kind = "mask"
-        elif node.op in ("add", "sub") and not a.is_floating_point():
-            kind = "shift"
-        moves = kind in ("permute", "shift")  # of whole numbers too
-        if kind and a.dtype == x.dtype and (a.is_floating_point() or moves) and node.op not in PRODUCTS:
-            sign = -1 if node.op == "sub" and j == 1 else 1
-            says = f"{what} is left out: {names[j]} passes {'as it is' if sign > 0 else 'with the other sign'}"
-            passes = lambda *args, j=j, sign=sign: (-args[j] if sign < 0 else args[j]).expand(x.shape).clone()  # noqa: E731
-            yield kind, says, _instead(ids, passes)
-        if node.op in ("mul", "add", "sub"):
-            twice = lambda *args, j=j: again(node, again(node, *args), args[j])  # noqa: E731
-            yield "factor" if node.op == "mul" else "scale", f"{what}: {names[j]} is taken twice", _instead(ids, twice)
-        long = [d + x.ndim - a.ndim for d, n in enumerate(a.shape) if n > 1]
-        for d in (d for d, n in enumerate(x.shape) if len(long) == 1 < n and d != long[0] and node.op in ARITHMETIC):
-            index = (torch.arange(x.shape[d]) % a.numel()).view([-1 if k == d else 1 for k in range(x.ndim)])
-            along_it = argument(part, ids, j, lambda v, index=index: v.flatten()[index])
-            yield "axis", f"{what}: {names[j]} is applied along dimension {d}, not {long[0]}", along_it
+    node, x, a, name = part.nodes[i], part.values[i], _operands(c, i)[j], _names(c, ids)[j]
+    kind = LEFT_OUT.get(node.op, "function")
+    others = [k for k, ref in enumerate(node.args) if isinstance(ref, Ref) and k != j]
+    if node.op == "mul" and any(masks(*(part.values[part.nodes[n].args[k].id] for n in ids)) for k in others):
+        kind = "mask"
+    elif node.op in ("add", "sub") and not a.is_floating_point():
+        kind = "shift"
+    moves = kind in ("permute", "shift")  # of whole numbers too
+    if kind and a.dtype == x.dtype and (a.is_floating_point() or moves) and node.op not in PRODUCTS:
+        sign = -1 if node.op == "sub" and j == 1 else 1
+        says = f"{what} is left out: {name} passes {'as it is' if sign > 0 else 'with the other sign'}"
+        yield kind, says, _instead(ids, partial(_passed, j=j, sign=sign, shape=x.shape))
+    if node.op in ("mul", "add", "sub"):
+        twice = _instead(ids, partial(_taken_twice, j=j, node=node))
+        yield "factor" if node.op == "mul" else "scale", f"{what}: {name} is taken twice", twice
+    long = [d + x.ndim - a.ndim for d, n in enumerate(a.shape) if n > 1]
+    for d in (d for d, n in enumerate(x.shape) if len(long) == 1 < n and d != long[0] and node.op in ARITHMETIC):
+        index = (torch.arange(x.shape[d]) % a.numel()).view([-1 if k == d else 1 for k in range(x.ndim)])
+        along_it = argument(part, ids, j, partial(_elements, index=index))
+        yield "axis", f"{what}: {name} is applied along dimension {d}, not {long[0]}", along_it
+
+
+def other_operands(c: Context, ids: list[int], what: str) -> Iterator[Way]:
+    """Operations take other results, or two that they take in each other's place."""
+    part, node = c.part, c.part.nodes[ids[0]]
     for p in {p for p in node.parents if len(part.users.get(p, ())) > len(ids) and isinstance(part.values[p], Tensor)}:
         for other in c.alike(p):
             says = f"{what} takes {c.called(other)} in place of {c.called(p)}"
             yield c.mistaken(p, other), says, _taking(part, ids, {p: other}), 2
-    if len(tensors) == 2 and node.op not in ("mul", "add"):
-        j, k = tensors
+    names = _names(c, ids)
+    if len(names) == 2 and node.op not in ("mul", "add"):
+        j, k = names
         order = [k if n == j else j if n == k else n for n in range(len(node.args))]
         swapped = _instead(ids, lambda *args: again(node, *(args[n] for n in order)))
         yield "sign" if node.op == "sub" else "swap", f"{what}: {names[j]} and {names[k]} are exchanged", swapped
+
+
+def other_operations(c: Context, ids: list[int], what: str) -> Iterator[Way]:
+    """Other operations run in place of these, or take another of several parts."""
+    part, i = c.part, ids[0]
+    node, x, tensors = part.nodes[i], part.values[i], _operands(c, i)
     if node.op in OPPOSITE:
         opposite = OPPOSITE[node.op]
         kind = "sign" if node.op in ("add", "sub") else "mask" if x.dtype == torch.bool else "function"
         yield kind, f"{opposite} in place of {what}", _instead(ids, getattr(torch, opposite))
     real = x.is_floating_point() and node.op in FUNCTIONS | SELECTIONS
-    if real and len(tensors) == 1 and next(iter(tensors.values())).shape == x.shape:
-        for name, f in OTHER_FUNCTIONS.items():
-            yield "function", f"{name} in place of {what}", _instead(ids, lambda x, *_, f=f: f(x))
-    if node.op in REDUCTIONS:
-        yield from change_reduction(c, ids, what)
+    if real and [*tensors] == [0] and tensors[0].shape == x.shape:
+        for name, function in OTHER_FUNCTIONS.items():
+            yield "function", f"{name} in place of {what}", _instead(ids, partial(_applied, function))
+    if node.op == "getitem":
+        for k in {*range(len(part.values[node.parents[0]]))} - {node.args[1]}:
+            yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(part, ids, 1, constant(k))
+
+
+def lost_updates(c: Context, ids: list[int], what: str) -> Iterator[Way]:
+    """Sums by index that lose some of their terms."""
+    node = c.part.nodes[ids[0]]
     if node.op in ("index_add", "scatter_add") or (node.op == "index_put" and True in node.args[3:4]):
         for tile in (0, 32, 64, 128, 256):
             each = f" in each {tile}" if tile else ""  # of which a block adds up, while blocks come one after the other
             says = f"{what} loses updates: of those of one place{each} the last survives"
             yield "race", says, _instead(ids, partial(_lossy, op=node.op, tile=tile))
     if node.op == "index_add":
-        for which in dict(_terms_of_segments(part.values[refs[2]])):
+        for which in dict(_terms_of_segments(c.part.values[node.args[2].id])):
 
             def fewer(*args: Any, which: str = which) -> Any:
                 left = dict(_terms_of_segments(args[2])).get(which, args[2][:0])
                 return again(node, *args[:3], args[3].index_fill(args[1], left, 0.0))
 
             yield "truncate", f"{what} leaves out {which} of each place", _instead(ids, fewer)
-    if node.op in ("convolution", "constant_pad_nd"):
-        yield from padded(node, ids, what)
-    if node.op == "getitem":
-        for k in {*range(len(part.values[node.parents[0]]))} - {node.args[1]}:
-            yield "swap", f"{what} takes part {k}, not {node.args[1]}", argument(part, ids, 1, lambda _, k=k: k)
-    for j, number in enumerate(node.args):
-        if node.op in NUMBERED and is_number(number):
-            yield from other_numbers(c, ids, j, number, what)
-        elif isinstance(number, (bool, int)) and node.op in ALGORITHMS | POOLS | {"convolution"}:
-            others = {not number} if isinstance(number, bool) else {0, 1, number + 1, number - 1, 2 * number} - {number}
-            for new in others:
-                says = f"{what} has the option {new} where the reference has {number}"
-                kind = "scale" if node.op in TRANSFORMS else "other"
-                yield kind, says, argument(part, ids, j, lambda _, new=new: new)
+
+
+def other_arguments(c: Context, ids: list[int], what: str, j: int) -> Iterator[Way]:
+    """Another number of the program's, or another option, as the argument `j` of operations."""
+    node = c.part.nodes[ids[0]]
+    number = node.args[j]
+    if node.op in NUMBERED and is_number(number):
+        yield from other_numbers(c, ids, j, number, what)
+    elif isinstance(number, (bool, int)) and node.op in ALGORITHMS | POOLS | {"convolution"}:
+        others = {not number} if isinstance(number, bool) else {0, 1, number + 1, number - 1, 2 * number} - {number}
+        for new in others:
+            says = f"{what} has the option {new} where the reference has {number}"
+            kind = "scale" if node.op in TRANSFORMS else "other"
+            yield kind, says, argument(c.part, ids, j, constant(new))
+
+
+def _passed(*args: Any, j: int, sign: int, shape: torch.Size) -> Tensor:
+    return (-args[j] if sign < 0 else args[j]).expand(shape).clone()
+
+
+def _taken_twice(*args: Any, j: int, node: Node) -> Any:
+    return again(node, again(node, *args), args[j])
+
+
+def _elements(x: Tensor, index: Tensor) -> Tensor:
+    return x.flatten()[index]
+
+
+def _applied(function: Change, x: Tensor, *_: Any) -> Tensor:
+    """A function of the first argument alone."""
+    return function(x)
 
 
 def _terms_of_segments(index: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -548,8 +665,7 @@ def other_numbers(c: Context, ids: list[int], j: int, old: Any, what: str) -> It
         yield "eps", f"{what} has {words}", _instead(ids, lambda *args: other(args[1 - j], old)), 0
     if is_epsilon(op, old) and op == "add":
         roots = {k: i for i in ids for k in c.part.users.get(i, ()) if c.part.nodes[k].op == "rsqrt"}
-        after = lambda x: 1.0 / (x.sqrt() + old)  # noqa: E731
-        edits = {k: Edit(after, (c.part.nodes[i].args[1 - j],)) for k, i in roots.items()}
+        edits = {k: Edit(lambda x: 1.0 / (x.sqrt() + old), (c.part.nodes[i].args[1 - j],)) for k, i in roots.items()}
         yield "eps", f"{what} comes after the root", edits, 0
     nearest = partial(sorted, key=lambda new: abs(new - old))
     for new in (*nearest(usual - {old}), *nearest(further - usual - {old})):
@@ -563,6 +679,8 @@ def other_numbers(c: Context, ids: list[int], j: int, old: Any, what: str) -> It
 def change_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     """Sums and their like that leave something out, or count otherwise."""
     part, node = c.part, c.part.nodes[ids[0]]
+    if node.op not in REDUCTIONS:
+        return
     x = part.values[node.parents[0]]
     dims = _dims(node, part.values)
     count = _summed(node, part.values)
@@ -574,7 +692,7 @@ def change_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
             yield (
                 kind,
                 f"{what}: over {n}, not {count}",
-                edit_results(ids, lambda y, n=n: y * count / n),
+                edit_results(ids, partial(_over_another_count, count=count, n=n)),
                 1 + (n > count),
             )
     if node.op == "var_mean" and count > 1:
@@ -585,12 +703,25 @@ def change_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
         yield "ddof", says, edit_results(firsts, lambda v: v * factor)
         for up_to in tiled(count):
             says = f"the variance counts the padding up to {up_to}, which is zero less the mean"
-            more = lambda both, up_to=up_to: both[0] + (up_to - count) / count * both[1] ** 2  # noqa: E731
-            yield "mask", says, dict.fromkeys(firsts, Edit(more, (Ref(node.id),))), 2
+            padded = partial(_variance_of_padded, share=(up_to - count) / count)
+            yield "mask", says, dict.fromkeys(firsts, Edit(padded, (Ref(node.id),))), 2
     if node.op in ("cumsum", "cumprod"):
         for tile in (2**q for d in dims for q in range(1, (x.shape[d] - 1).bit_length())):
-            anew = lambda v, d, t=tile: torch.cat([again(node, y, d) for y in v.split(t, d)], d)  # noqa: E731
-            yield "stale", f"{what} begins anew in each tile of {tile}", _instead(ids, anew)
+            anew = _instead(ids, partial(_by_tile, node=node, tile=tile))
+            yield "stale", f"{what} begins anew in each tile of {tile}", anew
+
+
+def _over_another_count(y: Tensor, count: int, n: int) -> Tensor:
+    return y * count / n
+
+
+def _variance_of_padded(moments: tuple[Tensor, Tensor], share: float) -> Tensor:
+    """The variance of a row that `share` as many zeros less the mean are counted with, of its variance and mean."""
+    return moments[0] + share * moments[1] ** 2
+
+
+def _by_tile(x: Tensor, d: int, node: Node, tile: int) -> Tensor:
+    return torch.cat([again(node, y, d) for y in x.split(tile, d)], d)
 
 
 def tiled(n: int) -> list[int]:
@@ -632,14 +763,17 @@ def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[in
         yield zero, Edit(partial(run, zero=zero), (Ref(x), *map(Ref, sides)))
 
 
-def variances(c: Context) -> Iterator[Way]:
+@for_each(operations("var_mean"))
+def variances(c: Context, node: Node) -> Iterator[Way]:
     """Variances, which come with a mean, and so are no tensor of their own."""
-    for node in (node for node in c.part.nodes if node.op == "var_mean"):
-        yield from change_reduction(c, [node.id], "var_mean")
+    yield from change_reduction(c, [node.id], "var_mean")
 
 
-def padded(node: Node, ids: list[int], what: str) -> Iterator[Way]:
+def padded(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     """Padding with something else than zeros, or with these elsewhere: on one side, as if causal, or on both."""
+    node = c.part.nodes[ids[0]]
+    if node.op not in ("convolution", "constant_pad_nd"):
+        return
     own = node.op == "constant_pad_nd"
     pads = list(node.args[1]) if own else [p for p in reversed(node.args[4]) for _ in (0, 1)]
 
@@ -665,18 +799,19 @@ def _beyond(x: Tensor, pads: list[int], mode: Callable[[Tensor, int], Tensor]) -
     return x
 
 
-def reflections(c: Context) -> Iterator[Way]:
+@for_each(lambda c: c.names.items())
+def reflections(c: Context, composite: tuple[int, str]) -> Iterator[Way]:
     """Other elements in the padding of what torch pads with its own."""
-    for i, name in c.names.items():
-        inside, taken = c.composite(i)
-        ends = [c.part.nodes[k].args for k in sorted(inside, reverse=True) if c.part.nodes[k].op == "arange"]
-        if name.startswith(("reflection_pad", "replication_pad")) and len(taken) == 1 and ends:
-            (x,) = taken
-            shape = c.part.values[x].shape
-            pads = [n for d, (first, end) in enumerate(ends) for n in (-first, end - shape[-1 - d])]
-            for mode, places in PADDINGS.items():
-                kind = "shift" if "reflect" in mode else "other"
-                yield kind, f"{mode} in place of {name}", {i: Edit(partial(_beyond, pads=pads, mode=places), (Ref(x),))}
+    i, name = composite
+    inside, taken = c.composite(i)
+    ends = [c.part.nodes[k].args for k in sorted(inside, reverse=True) if c.part.nodes[k].op == "arange"]
+    if name.startswith(("reflection_pad", "replication_pad")) and len(taken) == 1 and ends:
+        (x,) = taken
+        shape = c.part.values[x].shape
+        pads = [n for d, (first, end) in enumerate(ends) for n in (-first, end - shape[-1 - d])]
+        for mode, places in PADDINGS.items():
+            kind = "shift" if "reflect" in mode else "other"
+            yield kind, f"{mode} in place of {name}", {i: Edit(partial(_beyond, pads=pads, mode=places), (Ref(x),))}
 
 
 def _folded(at: Tensor, period: int, last: int) -> Tensor:
@@ -684,24 +819,30 @@ def _folded(at: Tensor, period: int, last: int) -> Tensor:
     return torch.minimum(at.remainder(period), last - at.remainder(period))
 
 
-def along(c: Context) -> Iterator[Way]:
+def _lines(c: Context) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Dimensions, and the reductions over them: those of a line, and all."""
+    lines: dict[Any, list[int]] = {}
+    for node in operations(*REDUCTIONS)(c):
+        dims = tuple(_dims(node, c.part.values))
+        for key in ((node.site, dims), ("", dims)):
+            lines.setdefault(key, []).append(node.id)
+    return dict.fromkeys((dims, tuple(ids)) for (_, dims), ids in lines.items())
+
+
+@for_each(_lines)
+def along(c: Context, line: tuple[tuple[int, ...], tuple[int, ...]]) -> Iterator[Way]:
     """Reductions that run over other dimensions, any of them: those of a line, and all alike.
 
     Normalisations differ in just that: batch, layer, instance and group (Wu and He, "Group Normalization", 2018).
     """
-    part, lines = c.part, dict[Any, list[int]]()
-    for node in (node for node in part.nodes if node.op in REDUCTIONS):
-        dims = tuple(_dims(node, part.values))
-        for key in ((node.site, dims), ("", dims)):
-            lines.setdefault(key, []).append(node.id)
-    for old, ids in dict.fromkeys((dims, tuple(ids)) for (_, dims), ids in lines.items()):
-        ndim = part.values[part.nodes[ids[0]].parents[0]].ndim
-        smaller = any(0 < len(part.nodes[k].shape) < ndim for i in ids for k in (i, *part.users.get(i, ())))
-        for over in (some for count in range(ndim) for some in itertools.combinations(range(ndim), count + 1)):
-            for kept in (False, True)[: 1 + smaller] if over != old else ():
-                edits = {k: edit for i in ids for k, edit in _along(part, i, list(over), kept).items()}
-                words = f"runs over dimension {', '.join(map(str, over))}, not {', '.join(map(str, old))}"
-                yield "axis", f"{c.wholes.get(ids[0], c.operation(ids[0]))} {words}", edits
+    part, (old, ids) = c.part, line
+    ndim = part.values[part.nodes[ids[0]].parents[0]].ndim
+    smaller = any(0 < len(part.nodes[k].shape) < ndim for i in ids for k in (i, *part.users.get(i, ())))
+    for over in (some for count in range(ndim) for some in itertools.combinations(range(ndim), count + 1)):
+        for kept in (False, True)[: 1 + smaller] if over != old else ():
+            edits = {k: edit for i in ids for k, edit in _along(part, i, list(over), kept).items()}
+            words = f"runs over dimension {', '.join(map(str, over))}, not {', '.join(map(str, old))}"
+            yield "axis", f"{c.composite_names.get(ids[0], c.operation(ids[0]))} {words}", edits
 
 
 def _along(part: Part, i: int, dims: list[int], kept: bool) -> dict[int, Edit]:
@@ -741,153 +882,189 @@ def _along(part: Part, i: int, dims: list[int], kept: bool) -> dict[int, Edit]:
     return {i: Edit(run)} | argument(part, counted, 1, lambda _: math.prod(x.shape[d] for d in dims))
 
 
-def exchanged(c: Context) -> Iterator[Way]:
-    """Two given tensors of one shape, or of indices, or two numbers of one kind of operation, in each other's place."""
+@for_each(lambda c: itertools.combinations(_exchangeable(c), 2))
+def exchanged(c: Context, pair: tuple[int, int]) -> Iterator[Way]:
+    """Two given tensors of one shape, or of indices, in each other's place."""
+    part, values, (i, j) = c.part, c.part.values, pair
+    first = min(part.users[i] + part.users[j])
+    apart = all(k in part.given or k < first for k in (i, j))  # both are there when one is taken
+    if apart and values[i].shape == values[j].shape and values[i].dtype == values[j].dtype:
+        edits = _taking(part, {*part.users[i], *part.users[j]}, {i: j, j: i})
+        yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", edits
+
+
+def _exchangeable(c: Context) -> list[int]:
+    """What is given, and computed indices."""
     part, values = c.part, c.part.values
     whole = (i for i in c.computed if not c.real(i) and not values[i].is_complex() and values[i].dtype != torch.bool)
-    some = [i for i in (*part.given, *whole) if i in part.users and values[i].numel() > 1]
-    for i, j in itertools.combinations(some, 2):
-        first = min(part.users[i] + part.users[j])
-        apart = all(k in part.given or k < first for k in (i, j))  # both are there when one is taken
-        if apart and values[i].shape == values[j].shape and values[i].dtype == values[j].dtype:
-            edits = _taking(part, {*part.users[i], *part.users[j]}, {i: j, j: i})
-            yield "swap", f"{c.called(i)} and {c.called(j)} are exchanged", edits
-    for ((op, j, a), ids), ((other, k, b), others) in itertools.combinations(c.numbered().items(), 2):
-        if (op, j) == (other, k):
-            edits = argument(part, ids, j, lambda _, b=b: b) | argument(part, others, j, lambda _, a=a: a)
-            yield "swap", f"{a:.6g} and {b:.6g} of {op} are exchanged", edits
+    return [i for i in (*part.given, *whole) if i in part.users and values[i].numel() > 1]
 
 
-def parts(c: Context) -> Iterator[Way]:
-    """Parts of what is split that are taken for each other, wherever something is split into so many."""
-    split: dict[int, dict[int, list[int]]] = {}
-    nodes = c.part.nodes
-    for node in (node for node in nodes if node.op == "getitem" and nodes[node.parents[0]].op in SPLITS):
+@for_each(lambda c: itertools.combinations(c.numbered().items(), 2))
+def exchanged_numbers(c: Context, pair: tuple[Any, Any]) -> Iterator[Way]:
+    """Two numbers of one kind of operation in each other's place."""
+    ((op, j, a), ids), ((other, k, b), others) = pair
+    if (op, j) == (other, k):
+        edits = argument(c.part, ids, j, constant(b)) | argument(c.part, others, j, constant(a))
+        yield "swap", f"{a:.6g} and {b:.6g} of {op} are exchanged", edits
+
+
+def _splits(c: Context) -> Iterable[tuple[int, dict[int, list[int]]]]:
+    """Into how many parts something is split, and the operations that take each of these."""
+    splits: dict[int, dict[int, list[int]]] = {}
+    for node in (node for node in operations("getitem")(c) if c.part.nodes[node.parents[0]].op in SPLITS):
         count = len(c.part.values[node.parents[0]])
-        split.setdefault(count, {}).setdefault(node.args[1], []).append(node.id)
-    for count, ids in split.items():
-        for a, b in itertools.combinations(range(count), 2) if count < FEW_PARTS else ():
-            edits = argument(c.part, ids.get(a, []), 1, lambda _, b=b: b)
-            edits |= argument(c.part, ids.get(b, []), 1, lambda _, a=a: a)
-            yield "swap", f"parts {a} and {b} of {count} are taken for each other", edits if len(edits) > 1 else {}
+        splits.setdefault(count, {}).setdefault(node.args[1], []).append(node.id)
+    return splits.items()
+
+
+@for_each(_splits)
+def parts(c: Context, split: tuple[int, dict[int, list[int]]]) -> Iterator[Way]:
+    """Parts of what is split that are taken for each other, wherever something is split into so many."""
+    count, ids = split
+    for a, b in itertools.combinations(range(count), 2) if count < FEW_PARTS else ():
+        edits = argument(c.part, ids.get(a, []), 1, constant(b))
+        edits |= argument(c.part, ids.get(b, []), 1, constant(a))
+        yield "swap", f"parts {a} and {b} of {count} are taken for each other", edits if len(edits) > 1 else {}
+
+
+def _counts(c: Context) -> Iterable[tuple[int, ...]]:
+    """Each operation that counts, and all."""
+    counts = tuple(i for i in c.computed if c.part.nodes[i].op == "arange")
+    return {(i,) for i in counts} | {counts}
+
+
+@for_each(_counts)
+def moved_points(c: Context, some: tuple[int, ...]) -> Iterator[Way]:
+    """Indices that are coordinates of other points, or count from elsewhere."""
+    for by in (0.5, -0.5, *(sign * n for n in c.sizes for sign in (-1, 1))):
+        why = "for centres and corners of pixels" if isinstance(by, float) else "where it begins elsewhere"
+        says = f"{'each' if len(some) > 1 else 'the'} result of arange is {by:+g}, as {why}"
+        yield "shift", says, edit_results(some, partial(operator.add, by)), 2
 
 
 def centres(c: Context) -> Iterator[Way]:
-    """Indices that are coordinates of other points, or count from elsewhere."""
-    counts = [i for i in c.computed if c.part.nodes[i].op == "arange"]
-    every = {(i,) for i in counts} | {tuple(counts)}
-    for some, by in itertools.product(every, (0.5, -0.5, *(sign * n for n in c.sizes for sign in (-1, 1)))):
-        why = "for centres and corners of pixels" if isinstance(by, float) else "where it begins elsewhere"
-        says = f"{'each' if len(some) > 1 else 'the'} result of arange is {by:+g}, as {why}"
-        yield "shift", says, edit_results(some, lambda x, by=by: x + by), 2
+    """Coordinates of the corners of pixels in place of their centres."""
     corners, asymmetric = dict[int, Edit](), dict[int, Edit]()
-    for node in (node for node in c.part.nodes if node.op == "sub" and node.args[1] == 0.5):
+    for node in (node for node in operations("sub")(c) if node.args[1] == 0.5):
         scaled = c.part.nodes[node.parents[0]]
         centre = c.part.nodes[scaled.parents[0]] if scaled.op == "mul" and is_number(scaled.args[1]) else node
         if centre.op == "add" and centre.args[1] == 0.5 and centre.shape and centre.shape[0] > 1:
             share, n = scaled.args[1], centre.shape[0]
             for edits, by in ((asymmetric, share), (corners, (share * n - 1.0) / (n - 1.0))):
-                edits[node.id] = Edit(lambda at, by=by: at * by, (centre.args[0],))
+                edits[node.id] = Edit(partial(operator.mul, by), (centre.args[0],))
     yield "shift", "corners of images lie on each other, not the corners of their pixels (align_corners)", corners, 2
     yield "shift", "coordinates are those of corners of pixels, not of their centres", asymmetric, 2
 
 
-def backwards(c: Context) -> Iterator[Way]:
+@for_each(lambda c: enumerate(c.part.nodes[c.part.target].shape))
+def backwards(c: Context, dimension: tuple[int, int]) -> Iterator[Way]:
     """What runs along a dimension, from its other end."""
-    part = c.part
-    for d, n in enumerate(part.nodes[part.target].shape):
-        taken = [(i, part.values[i].shape) for i in part.given if i in part.users]
-        edits = {i: Edit(partial(torch.flip, dims=[x.index(n)]), (Ref(i),)) for i, x in taken if x.count(n) == 1}
-        edits |= edit_results([part.target], partial(torch.flip, dims=[d])) if edits else {}
-        yield "flip", f"{c.called(part.target)} is computed from the other end of dimension {d}", edits, 2
+    part, (d, n) = c.part, dimension
+    taken = [(i, part.values[i].shape) for i in part.given if i in part.users]
+    edits = {i: Edit(partial(torch.flip, dims=[x.index(n)]), (Ref(i),)) for i, x in taken if x.count(n) == 1}
+    edits |= edit_results([part.target], partial(torch.flip, dims=[d])) if edits else {}
+    yield "flip", f"{c.called(part.target)} is computed from the other end of dimension {d}", edits, 2
 
 
-def unscaled(c: Context) -> Iterator[Way]:
+@for_each(lambda c: (c.part.nodes[p] for n in operations("exp")(c) for p in n.parents if c.part.nodes[p].op == "sub"))
+def unscaled(c: Context, less: Node) -> Iterator[Way]:
     """A softmax in tiles, by the largest number so far, that does not correct what earlier tiles gave for a larger one.
 
     Or one whose tiles are split among programs, each by its own largest number, and added up without a correction.
     The correction is from Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
     """
     part, nodes = c.part, c.part.nodes
-    for less in (nodes[p] for node in nodes if node.op == "exp" for p in node.parents if nodes[p].op == "sub"):
-        x, top = (part.values[p] for p in (less.parents[0], less.parents[-1]))
-        alone = [d for d, n in enumerate(x.shape) if n > 2 and top.ndim == x.ndim and top.shape[d] == 1]
-        exponential = next(u for u in part.users[less.id] if nodes[u].op == "exp")
-        sums = [u for u in part.users.get(exponential, ()) if nodes[u].op == "sum"][:1]
+    x, top = (part.values[p] for p in (less.parents[0], less.parents[-1]))
+    alone = [d for d, n in enumerate(x.shape) if n > 2 and top.ndim == x.ndim and top.shape[d] == 1]
+    exponential = next(u for u in part.users[less.id] if nodes[u].op == "exp")
+    sums = [u for u in part.users.get(exponential, ()) if nodes[u].op == "sum"][:1]
 
-        def early(less: Tensor, x: Tensor, tile: int, d: int, how: str, normal: bool, node: Node) -> Tensor:
-            largest = torch.stack([part.amax(d) for part in x.split(tile, d)], d)
-            largest = largest.cummax(d).values if how == RUNNING else largest
-            larger = x.amax(d, True) - largest.repeat_interleave(tile, d).narrow(d, 0, x.shape[d])
-            terms = torch.exp(less + torch.where(larger.isfinite(), larger, 0.0))  # of a masked tile nothing is left
-            if how == MEAN:
-                terms = torch.cat([(part / part.sum(d, True)).nan_to_num(0.0) for part in terms.split(tile, d)], d)
-            if node.op == "sum":
-                return again(node, terms, *node.args[1:])
-            return terms / terms.sum(d, True) if normal else terms
+    def early(shifted: Tensor, x: Tensor, tile: int, d: int, how: str, normal: bool, node: Node) -> Tensor:
+        largest = torch.stack([part.amax(d) for part in x.split(tile, d)], d)
+        largest = largest.cummax(d).values if how == RUNNING else largest
+        larger = x.amax(d, True) - largest.repeat_interleave(tile, d).narrow(d, 0, x.shape[d])
+        terms = torch.exp(shifted + torch.where(larger.isfinite(), larger, 0.0))  # of a masked tile nothing is left
+        if how == MEAN:
+            terms = torch.cat([(part / part.sum(d, True)).nan_to_num(0.0) for part in terms.split(tile, d)], d)
+        if node.op == "sum":
+            return again(node, terms, *node.args[1:])
+        return terms / terms.sum(d, True) if normal else terms
 
-        def edits(ids: list[int], how: dict[str, Any], less: Node = less) -> dict[int, Edit]:
-            return {i: Edit(partial(early, **how, node=nodes[i]), (Ref(less.id), less.args[0])) for i in ids}
+    def edits(ids: list[int], how: dict[str, Any]) -> dict[int, Edit]:
+        return {i: Edit(partial(early, **how, node=nodes[i]), (Ref(less.id), less.args[0])) for i in ids}
 
-        sizes = [(d, 2**k) for k in range(1, 16) for d in alone if 2**k < x.shape[d]]
-        for (d, tile), when in itertools.product(sizes, (RUNNING, SPLIT, MEAN)):
-            at: dict[str, Any] = {"tile": tile, "d": d, "how": when, "normal": when == MEAN}
-            ways = {"a softmax": edits([exponential], at)}
-            if when != MEAN:
-                ways["the sum of a softmax"] = edits(sums, at)
-                ways["a softmax, divided by its sum"] = {} if sums else edits([exponential], at | {"normal": True})
-                ways["what a softmax weighs"] = ways["a softmax"] | edits(sums, at | {"tile": x.shape[d]})
-            for what, some in ways.items():
-                yield "factor", f"{what}, in tiles of {tile}, {when}", some, 2
+    sizes = [(d, 2**k) for k in range(1, 16) for d in alone if 2**k < x.shape[d]]
+    for (d, tile), when in itertools.product(sizes, (RUNNING, SPLIT, MEAN)):
+        at: dict[str, Any] = {"tile": tile, "d": d, "how": when, "normal": when == MEAN}
+        ways = {"a softmax": edits([exponential], at)}
+        if when != MEAN:
+            ways["the sum of a softmax"] = edits(sums, at)
+            ways["a softmax, divided by its sum"] = {} if sums else edits([exponential], at | {"normal": True})
+            ways["what a softmax weighs"] = ways["a softmax"] | edits(sums, at | {"tile": x.shape[d]})
+        for what, some in ways.items():
+            yield "factor", f"{what}, in tiles of {tile}, {when}", some, 2
 
 
-def moved_on(c: Context) -> Iterator[Way]:
+@for_each(lambda c: (i for i in c.computed if c.part.nodes[i].op in ARITHMETIC | FUNCTIONS | SELECTIONS))
+def moved_on(c: Context, i: int) -> Iterator[Way]:
     """An operation that comes later than in the reference: an eps outside of a root, a late bias."""
-    nodes = c.part.nodes
-    movable = {i: c.later(i, 4) for i in c.computed if nodes[i].op in ARITHMETIC | FUNCTIONS | SELECTIONS}
-    for i, later in movable.items():
-        node = nodes[i]
-        for j in (j for j, a in enumerate(node.args) if isinstance(a, Ref) and nodes[a.id].shape == node.shape):
-            for k in (k for k in later if nodes[k].op not in MOVES - {"where"}):
-                added = [a for n in (node, nodes[k]) if n.op == "add" for a in n.args if is_number(a)]
-                kind = "eps" if any(is_epsilon("add", a) for a in added) else "other"
-                moved = Edit(partial(again, node), (*node.args[:j], Ref(k), *node.args[j + 1 :]))
-                says = f"{c.operation(i)} comes after {c.operation(k)}"
-                yield kind, says, _copied([i], node.args[j].id) | {k: moved}, 2
+    nodes, node = c.part.nodes, c.part.nodes[i]
+    later = [k for k in c.later(i, 4) if nodes[k].op not in MOVES - {"where"}]
+    for j in (j for j, a in enumerate(node.args) if isinstance(a, Ref) and nodes[a.id].shape == node.shape):
+        for k in later:
+            added = [a for n in (node, nodes[k]) if n.op == "add" for a in n.args if is_number(a)]
+            kind = "eps" if any(is_epsilon("add", a) for a in added) else "other"
+            moved = Edit(partial(again, node), (*node.args[:j], Ref(k), *node.args[j + 1 :]))
+            says = f"{c.operation(i)} comes after {c.operation(k)}"
+            yield kind, says, _copied([i], node.args[j].id) | {k: moved}, 2
 
 
-def between(c: Context) -> Iterator[Way]:
+@for_each(lambda c: (i for i in c.part.given + c.computed if c.real(i)))
+def between(c: Context, i: int) -> Iterator[Way]:
     """Several operations in a row that are left out."""
-    for i in (i for i in c.part.given + c.computed if c.real(i)):
-        for k in (k for k in c.later(i, 8) if Ref(i) not in c.part.nodes[k].args):
-            says = f"{c.called(i)} stands in place of {c.called(k)}: what is between is left out"
-            yield "function", says, _copied([k], i), 2
+    for k in (k for k in c.later(i, 8) if Ref(i) not in c.part.nodes[k].args):
+        says = f"{c.called(i)} stands in place of {c.called(k)}: what is between is left out"
+        yield "function", says, _copied([k], i), 2
 
 
-def regrouped(c: Context) -> Iterator[Way]:
-    """Groups and pairs taken otherwise: elements in another order between two operations, or in one of torch's."""
-    part, given, shapes = c.part, c.part.given, {node.id: node.shape for node in c.part.nodes}
-    for i in (i for i in (*given, *c.computed) if (len(part.users.get(i, ())) > 1 or i in given) and c.real(i)):
-        later = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") and k != part.target]
-        slices = [part.nodes[k].args[1:] or (0,) for k in part.users.get(i, ()) if part.nodes[k].op == "slice"]
-        for d, order, words in _otherwise(shapes[i], slices):
-            ends = later[-6:] + [part.target] * (shapes[part.target][d : d + 1] == (len(order),))
-            for k in (k for k in ends if k != i and k in part.downstream(i)):
-                edits = edit_results([i], entries(d, order)) | edit_results([k], entries(d, order.argsort()))
-                yield "permute", f"from {c.called(i)} to {c.called(k)}, {words}", edits, 2
-    for i, name in c.names.items():
-        inside, taken = c.composite(i)
-        for d, order, words in _otherwise(shapes[i]) if len(inside) > 1 else ():
-            n = len(order)
-            dims = {p: d if shapes[p] == shapes[i] else shapes[p].index(n) for p in taken if n in (shapes[p] or ())}
-            edits = _changed(part, inside, {p: entries(of, order) for p, of in dims.items()})
-            last = edits.get(i, Edit(torch.clone, (Ref(i),)))
-            back = lambda *args, last=last, d=d, order=order: last.run(*args).index_select(d, order.argsort())  # noqa: E731
-            yield "permute", f"in {name}, {words}", edits | {i: Edit(back, last.takes)}, 2
+@for_each(lambda c: (i for i in (*c.part.given, *c.computed) if c.real(i)))
+def regrouped(c: Context, i: int) -> Iterator[Way]:
+    """Groups and pairs taken otherwise: elements in another order between two operations."""
+    part = c.part
+    target, shape, users = part.nodes[part.target], part.nodes[i].shape, part.users.get(i, ())
+    if len(users) < 2 and i not in part.given:
+        return
+    later = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") and k != target.id]
+    slices = [part.nodes[k].args[1:] or (0,) for k in users if part.nodes[k].op == "slice"]
+    for d, order, words in _otherwise(shape, slices):
+        ends = later[-6:] + [target.id] * (target.shape[d : d + 1] == (len(order),))
+        for k in (k for k in ends if k != i and k in part.downstream(i)):
+            edits = edit_results([i], entries(d, order)) | edit_results([k], entries(d, order.argsort()))
+            yield "permute", f"from {c.called(i)} to {c.called(k)}, {words}", edits, 2
+
+
+@for_each(lambda c: c.names.items())
+def regrouped_inside(c: Context, composite: tuple[int, str]) -> Iterator[Way]:
+    """The same, in one of torch's operations."""
+    (i, name), part = composite, c.part
+    inside, taken = c.composite(i)
+    shapes = {p: part.nodes[p].shape for p in (i, *taken)}
+    for d, order, words in _otherwise(shapes[i]) if len(inside) > 1 else ():
+        n = len(order)
+        dims = {p: d if shapes[p] == shapes[i] else shapes[p].index(n) for p in taken if n in (shapes[p] or ())}
+        edits = _changed(part, inside, {p: entries(dim, order) for p, dim in dims.items()})
+        last = edits.get(i, Edit(torch.clone, (Ref(i),)))
+        back = Edit(partial(_reordered, last.run, d=d, order=order.argsort()), last.takes)
+        yield "permute", f"in {name}, {words}", edits | {i: back}, 2
+
+
+def _reordered(run: Callable[..., Any], *args: Any, d: int, order: Tensor) -> Tensor:
+    return run(*args).index_select(d, order)
 
 
 def _otherwise(shape: tuple[int, ...], slices: Iterable[Any] = ()) -> Iterator[tuple[int, Tensor, str]]:
-    """Dimensions, or what is between two ends of slices, in the order of other groups, and what is said of it."""
+    """Dimensions, or what is between two ends of slices, in the order of other groups, and the words for it."""
     for d, n in enumerate(shape):
         taken = (slice(*[*both, None, None][:2]) for along, *both in slices if along % len(shape) == d)
         ends = {0, n}.union(*(each.indices(n)[:2] for each in taken))
@@ -900,28 +1077,29 @@ def _otherwise(shape: tuple[int, ...], slices: Iterable[Any] = ()) -> Iterator[t
                 yield d, order, f"{of} is taken as {m // a} x {a} in place of {a} x {m // a}"
 
 
-def composites(c: Context) -> Iterator[Way]:
+@for_each(lambda c: c.names.items())
+def composites(c: Context, composite: tuple[int, str]) -> Iterator[Way]:
     """Another function in place of one that torch has as a whole, of one tensor."""
-    for i, name in c.names.items():
-        inside, frontier = c.composite(i)
-        if len(frontier) == 1 < len(inside) and c.part.nodes[min(frontier)].shape == c.part.nodes[i].shape:
-            others = {words: f for words, f in OTHER_FUNCTIONS.items() if words.lower().replace(" ", "_") != name}
-            for words, f in others.items():  # and not the same with torch's own numbers
-                yield "function", f"{words} in place of {name}", {i: Edit(f, (Ref(min(frontier)),))}, 0
+    i, name = composite
+    inside, frontier = c.composite(i)
+    if len(frontier) == 1 < len(inside) and c.part.nodes[min(frontier)].shape == c.part.nodes[i].shape:
+        others = {words: f for words, f in OTHER_FUNCTIONS.items() if words.lower().replace(" ", "_") != name}
+        for words, f in others.items():  # and not the same with torch's own numbers
+            yield "function", f"{words} in place of {name}", {i: Edit(f, (Ref(min(frontier)),))}, 0
 
 
-def function_of_terms(c: Context) -> Iterator[Way]:
+@for_each(lambda c: (node for node in c.part.nodes if node.op in FUNCTIONS and len(node.parents) == 1))
+def function_of_terms(c: Context, node: Node) -> Iterator[Way]:
     """A function of each term of a sum in place of the whole: norms are added, not their squares."""
-    for node in (node for node in c.part.nodes if node.op in FUNCTIONS and len(node.parents) == 1):
-        total = c.part.nodes[node.parents[0]]
-        count = {"sum": 1, "mean": 1, "add": 2}.get(total.op, 0)
-        if 0 < count <= len(total.parents):
+    total = c.part.nodes[node.parents[0]]
+    count = {"sum": 1, "mean": 1, "add": 2}.get(total.op, 0)
+    if 0 < count <= len(total.parents):
 
-            def run(*args: Any, node: Node = node, total: Node = total, count: int = count) -> Any:
-                return again(total, *(again(node, x, *node.args[1:]) for x in args[:count]), *args[count:])
+        def run(*args: Any) -> Any:
+            return again(total, *(again(node, x, *node.args[1:]) for x in args[:count]), *args[count:])
 
-            says = f"{c.operation(node.id)} is taken of each term of {c.operation(total.id)}"
-            yield "function", says, {node.id: Edit(run, total.args)}
+        says = f"{c.operation(node.id)} is taken of each term of {c.operation(total.id)}"
+        yield "function", says, {node.id: Edit(run, total.args)}
 
 
 def again(node: Node, *args: Any) -> Any:
@@ -943,14 +1121,19 @@ def argument(part: Part, ids: Iterable[int], j: int, change: Callable[[Any], Any
     return {i: Edit(partial(run, node=part.nodes[i])) for i in ids}
 
 
+def constant(value: Any) -> Callable[[Any], Any]:
+    """A change of anything to `value`."""
+    return lambda _: value
+
+
 def numbered(part: Part, ids: list[int], j: int, new: Any) -> dict[int, Edit]:
     """Another number as the argument `j`, and its complement to 1 where that stands on the same line."""
     node = part.nodes[ids[0]]
-    c, edits = node.args[j], argument(part, ids, j, lambda _: new)
+    c, edits = node.args[j], argument(part, ids, j, constant(new))
     for other in (n for n in part.nodes if n.site == node.site and n.op in NUMBERED and n.id not in ids and c != 0.5):
         for k, a in enumerate(other.args):
             if is_number(a) and abs(a - (1.0 - c)) < 1e-12:
-                edits |= argument(part, [other.id], k, lambda _: 1.0 - new)
+                edits |= argument(part, [other.id], k, constant(1.0 - new))
     return edits
 
 

@@ -1,9 +1,9 @@
-"""A wrong step's part of a recorded program, on what was observed before it: to be broken somewhere and run again."""
+"""A wrong step's part of a recorded program, on what was observed before it: to be mutated and run again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 EDITED = "edited"
 
 RIVALS = 12
-"""Observed steps of a shape that occurs in a part, which are not in it and may stand in place of what is."""
+"""Observed steps of a shape that occurs in a part, which are not in it and may stand in place of what is in it."""
 
 
 class Edit(NamedTuple):
@@ -76,7 +76,7 @@ class Part:
         for i, edit in edits.items():
             own = i if i in self.given else len(nodes)  # what it gives by itself
             nodes.append(self.nodes[i])
-            takes = tree_map_only(Ref, lambda r, i=i, own=own: Ref(own) if r.id == i else r, self._takes(i, edit))
+            takes = tree_map_only(Ref, partial(_replaced, old=i, new=own), self._takes(i, edit))
             nodes[i] = Node(i, EDITED, takes)
             if own in {*nodes[i].parents} - {i}:
                 order.insert(order.index(i), own)
@@ -135,6 +135,11 @@ class Part:
             if node.id in self.program.inside or (each.id in mini.inside and each.id != last):
                 program.inside.add(number[each.id])
         return number[last]
+
+
+def _replaced(ref: Ref, old: int, new: int) -> Ref:
+    """A reference to `new` in place of one to `old`."""
+    return Ref(new) if ref.id == old else ref
 
 
 def _append(program: Program, node: Node, number: Mapping[int, int], values: Mapping[int, Any]) -> int:

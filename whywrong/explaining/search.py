@@ -1,4 +1,4 @@
-"""Why a step is wrong: the break of the recorded reference, one of many tried, that gives the numbers observed."""
+"""Why a step is wrong: the mutation of the recorded reference, of many tried, that reproduces the numbers observed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
 from html import escape
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,19 +55,24 @@ UNCHANGED_KEPT = 8
 """Mutations of a kind that change nothing on the inputs, which are tried on others. Half as many lose a kind of
 `blind_to` in 2 of 58 cases, twice as many find no more."""
 
-MOST_HELD_TO_BOUND = 24
-"""Mutations that are held to their own bound: the nearest of all that were tried. It bounds the time; 12, 48 and all
-give the same in 58 cases."""
+MOST_CHECKED = 24
+"""Mutations that are checked against their own bound: the nearest of all that were tried. It bounds the time; 12, 48
+and all give the same in 58 cases."""
 
 FEWEST_FOR_NOISE, SMOOTHNESS_SAMPLES = 8, 64
 """Elements in which noise can be seen and a rank decide, and those in which an error that depends on the value can."""
 LESS_LIKELY = 2.0
-"""The error that is left is noise, whose size many elements tell well: a cause that leaves twice as much is none. 1
-gives another answer in 4 of 58 cases, 4 and more the same after a longer time."""
+"""The error that the cause leaves is noise, whose size many elements show well: what leaves twice as much is no cause.
+1 gives another answer in 4 of 58 cases, 4 and more the same after a longer time."""
 
 COSINE_OF_NOISE = 0.3
 """Cosine of the angle between an error and the value above which the error is no noise. 0.15 gives the same in 58
 cases, 0.6 a wrong cause in one."""
+
+DOES_NOT_APPLY = (RuntimeError, IndexError, OverflowError)
+"""What torch raises for shapes, types and places that do not fit: whether a mutation fits all operations after it shows
+when it is run. 511 of the 600 cases of the benchmark have such, 18 677 in all. A user can do nothing about them, so
+they are in the log alone; other exceptions are noted."""
 
 OPERATIONS_WITH_FITTED_NUMBER = ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp", "rsub")
 """Operations of which a number is looked for that fits."""
@@ -86,7 +92,7 @@ class Cause:
     of_bound: float
     """The largest difference that is left, as a share of what rounding allows there."""
     also: tuple[str, ...] = ()
-    """Other breaks that give the same on these inputs and on drawn ones, with their kinds."""
+    """Equivalent mutations, which give the same on these inputs and on sampled ones, with their kinds."""
     elsewhere: tuple[str, ...] = ()
     """Other lines of the reference in which these are."""
 
@@ -131,8 +137,8 @@ class Explanation:
         for cause in self.causes:
             kinds = {each.partition(":")[0]: each for each in reversed(cause.also)}  # the first of each
             others = [says for kind, says in kinds.items() if kind != cause.kind][-3:]
-            if others := [*others, *(f"one at {line}" for line in cause.elsewhere)]:
-                yield f"{cause.says}, as well as {'; '.join(others)} (.also has all {len(cause.also)})"
+            if others := [*others, *(f"also at {line}" for line in cause.elsewhere)]:
+                yield f"{cause.says}; equivalent mutations: {'; '.join(others)} (.also has all {len(cause.also)})"
         if self.nearest is not None:
             off = digits(self.nearest.of_bound, 3)
             yield f"nearest: {self.nearest.says}; {off} times the tolerance off ({self.nearest.line})"
@@ -167,15 +173,15 @@ def explain(
     report: Localisation | None = None,
     progress: Callable[[str], None] = to_stderr,
 ) -> Explanation:
-    """Break the first wrong step of the recorded reference in every known way, and see which gives what was observed.
+    """Mutate the recorded reference before its first wrong step in every known way; see what gives the observed values.
 
     Arguments are those of :func:`whywrong.localise`. `observed` may be a list of runs on the same inputs: a step
-    that is wrong in some of them alone is a race, or reads what nobody wrote. `step` is another wrong step to look at,
-    `report` what :func:`whywrong.localise` found of the first run, where that is known, and `seconds` about how long
-    the search may take, a half of it to try. Each break is run in float64 on what was observed before the step; the
-    nearest are held to the tolerance of the mutated program. Mutations that agree on fresh inputs too are one cause,
-    named by the simplest. Several that do not are `undecidable`, and `separate` has inputs that tell them apart. No
-    cause is named that was not reproduced within its tolerance.
+    that is wrong in only some of them is a race, or reads memory that was never written. `step` is another wrong step
+    to look at, `report` what :func:`whywrong.localise` found of the first run, where that is known, and `seconds` about
+    how long the search may take, a half of it to try. Each mutation is run in float64 on what was observed before the
+    step; the nearest are checked against the tolerance of the mutated program. Mutations that agree on sampled inputs
+    too are one cause, identified by the simplest. Several that do not are `undecidable`, and `separate` has inputs on
+    which they differ. No cause is reported that did not reproduce the observed values within its tolerance.
 
     Raises UsageError for a golden that is not recorded, and for what :func:`whywrong.localise` refuses.
     """
@@ -206,9 +212,9 @@ def explain(
     if node.func == INPUT:
         result.notes.append(f"{step} is an input: give the golden what the program was given")
         return result
-    right = [one for one in reports if step in one.findings and not one.findings[step].wrong]
-    if right:
-        says = f"{step} is wrong in {len(runs) - len(right)} of {len(runs)} runs: a race, or memory that nobody wrote"
+    correct = sum(step in report.findings and not report.findings[step].wrong for report in reports)
+    if correct:
+        says = f"{step} is wrong in {len(runs) - correct} of {len(runs)} runs: a race, or memory that was never written"
         result.verdict, result.causes = CAUSE, [Cause("race", says, node.site, 0.0)]
         return result
     golden = golden.to("cpu")  # where an index outside of its tensor raises, and does not end the process as on a GPU
@@ -227,7 +233,7 @@ class _Tried(NamedTuple):
 
 
 class _Search:
-    """The search for what broke one step. What it finds goes into `result`, all else is as it was at the start."""
+    """The search for why one step is wrong. What it finds goes into `result`; nothing else changes."""
 
     def __init__(self, golden: Golden, seen: Trace, rules: Precision, seconds: float, result: Explanation) -> None:
         self._step, self._result = str(result.step), result
@@ -238,10 +244,10 @@ class _Search:
         self._rules = replace(rules, steps={name: rule for name, rule in rules.steps.items() if name in steps})
         self._seen = seen.named({name: name for name in steps})
         observed = seen.read(self._step)
-        self._right = self._part.values[self._part.target]
-        self._observed = observed.to(self._right.device, self._right.dtype)
+        self._reference = self._part.values[self._part.target]
+        self._observed = observed.to(self._reference.device, self._reference.dtype)
         self._allowed = self._tolerance(name_of(observed.dtype))
-        off = self._off(self._right)
+        off = self._off(self._reference)
         self._base, self._wrong = self._rms(off), off > 1.0
         self._box = tuple(slice(int(p[0]), int(p[-1]) + 1) if len(p) else slice(0) for p in along_each(self._wrong))
         self._enough = math.log(len(self._part.nodes) / TRACE_FALSE_POSITIVES)
@@ -254,16 +260,16 @@ class _Search:
         whole = self._allowed is None or bool((some == some.round()).all())
         return not whole or some.numel() * math.log(max(1, len(some.unique()))) > self._enough
 
-    def _tolerance(self, storage: str) -> Tensor | None:
+    def _tolerance(self, storage: str | None) -> Tensor | None:
         """What each element may be off, at least; None for whole numbers."""
-        right, step = self._right, self._step
-        if not right.is_floating_point():
+        reference, step = self._reference, self._step
+        if not reference.is_floating_point():
             return None
-        said = replace(self._rules, storage=self._rules.of(step).storage or (None if storage in INTEGERS else storage))
-        bound = bounded(self._part.mutated({}), precision=said).step(step).bound
-        allowed = torch.as_tensor(bound.absolute if bound else 0.0).expand(right.shape)
-        # what is broken may be larger than what is right
-        observed = half_ulp(self._observed.nan_to_num(0.0, 0.0, 0.0), said.storage or "float32")
+        storage = self._rules.of(step).storage or (None if storage in INTEGERS else storage)
+        bound = bounded(self._part.mutated({}), precision=replace(self._rules, storage=storage)).step(step).bound
+        allowed = torch.as_tensor(bound.absolute if bound else 0.0).expand(reference.shape)
+        # a wrong value may be larger than the reference's
+        observed = half_ulp(self._observed.nan_to_num(0.0, 0.0, 0.0), storage or "float32")
         return torch.maximum(allowed, observed).clamp(min=1e-300)
 
     def _off(self, value: Tensor) -> Tensor:
@@ -275,10 +281,11 @@ class _Search:
         return torch.where((value == o) | (value.isnan() & o.isnan()), 0.0, z.nan_to_num(FARTHEST, FARTHEST, FARTHEST))
 
     def run(self) -> None:
-        """Try all, hold the nearest to their bounds, and say what is left."""
+        """Try all mutations, check the nearest against their bounds, and report those that pass."""
         result, same = self._result, defaultdict[str, list[Mutation]](list)
-        if not bool((self._observed.isfinite() | ~self._right.isfinite()).any()):
-            result.notes += [f"{self._step} has no number where the reference has one, as of unwritten memory"]
+        if not bool((self._observed.isfinite() | ~self._reference.isfinite()).any()):
+            says = "is NaN or infinite wherever the reference is finite: was its memory written at all?"
+            result.notes += [f"{self._step} {says}"]
             return
         tried = list(self._tried(mutations(self._context), same))
         near, numbers = [t for t in tried if t.mutation.kind != "precision"], self._allowed is not None
@@ -296,15 +303,14 @@ class _Search:
             result.nearest = self._cause(best.mutation, best.off) if best.off < self._base / 2.0 else None
         result.blind_to = self._blind(same)
         if errors := self._context.errors:
-            result.notes.append(
-                f"{len(errors)} mutations could not be run here (logger whywrong, level DEBUG, has each)"
-            )
+            says = f"{len(errors)} mutations could not be made or run, the first: {errors[0]}"
+            result.notes.append(f"{says} (logger whywrong, level DEBUG, has each)")
 
     def _rms(self, off: Tensor) -> float:
         return float(off.square().mean().sqrt())
 
     def _late(self, until: float) -> bool:
-        """Whether the time is up, which is said once."""
+        """Whether the time is up, which is noted once."""
         late = time.monotonic() > until
         words = "the time was up before all were tried: seconds= (--seconds) allows more"
         self._result.notes += [words] * (late and words not in self._result.notes)
@@ -318,7 +324,7 @@ class _Search:
             if (value := self._value(mutation)) is None:
                 continue
             self._result.tried += 1
-            if torch.equal(value, self._right):
+            if torch.equal(value, self._reference):
                 same[mutation.kind] += [mutation] * (len(same[mutation.kind]) < UNCHANGED_KEPT)
             else:
                 off = self._off(value)
@@ -328,14 +334,14 @@ class _Search:
     def _beyond_chance(self, fitted: _Tried) -> bool:
         """Whether a number that was fitted to one element explains the others better than one of many would by chance.
 
-        The likelihood ratio of normal errors before and after, against the false-alarm rate over all operations.
+        The likelihood ratio of normal errors before and after, against the false-positive rate over all operations.
         """
-        ratio = (self._right.numel() - 1) * math.log(self._base / max(fitted.off, 1e-300))
-        return ratio > self._enough and int(self._wrong.sum()) != 1  # of one element any number is right
+        ratio = (self._reference.numel() - 1) * math.log(self._base / max(fitted.off, 1e-300))
+        return ratio > self._enough and int(self._wrong.sum()) != 1  # of one element any number fits
 
     def _value(self, mutation: Mutation, values: Any = None) -> Tensor | None:
         """What a mutation gives; None where it cannot be run, or gives another shape."""
-        with collected(self._context.errors, f"{mutation.says} could not be run"):
+        with collected(self._context.errors, f"{mutation.says} could not be run", DOES_NOT_APPLY):
             value = self._part.value(mutation.edits, values)
             return value if value.shape == self._observed.shape else None
         return None
@@ -345,14 +351,14 @@ class _Search:
 
         What leaves LESS_LIKELY times the error of the nearest is not the cause: that error is noise, and more is not.
         """
-        off = (lambda t: t.off) if everywhere else (lambda t: t.off_there)
+        off: Callable[[_Tried], float] = attrgetter("off" if everywhere else "off_there")
         near = [t for t in tried if off(t) < self._base / 2]
         # what differs by rounding alone stays in the order in which it was tried
         near.sort(key=lambda t: (max(0, math.ceil(math.log2(off(t) + 1e-300))), t.mutation.rank))
         found: list[tuple[_Tried, float]] = []
         least = math.inf
-        for k, t in enumerate(near[:MOST_HELD_TO_BOUND]):
-            if k and self._late(self._last):  # one is checked in any case
+        for k, t in enumerate(near[:MOST_CHECKED]):
+            if k and self._late(self._last):  # at least one is checked
                 break
             if off(t) > LESS_LIKELY * least:
                 continue
@@ -363,7 +369,7 @@ class _Search:
         return [(m if everywhere else self._there(m), share) for m, share in likely]
 
     def _there(self, mutation: Mutation) -> Mutation:
-        """The same mutation, said of the wrong places alone."""
+        """The same mutation in the wrong places alone."""
         places = enumerate(zip(self._box, self._observed.shape, strict=True))
         there = [(d, p.start, p.stop - 1, n) for d, (p, n) in places if p != slice(0, n)]
         where = [f"{a}{f' to {b}' * (b > a)} of dimension {d}" for d, a, b, _ in there]
@@ -374,7 +380,7 @@ class _Search:
     def _share(self, mutation: Mutation, everywhere: bool = True, rules: Precision | None = None) -> float | None:
         """The largest difference as a share of the mutation's own bound; None where it is beyond, or looks systematic.
 
-        A cast is held to the right step's bound: the recorder, which is in float64, has no operation for it.
+        A cast is checked against the reference's bound: the recorder, which is in float64, has no operation for it.
         """
         edits, seen = dict(mutation.edits), self._seen
         if mutation.kind == "precision":
@@ -386,15 +392,15 @@ class _Search:
             edits[target] = Edit(lambda *args: first.run(*args)[self._box], first.takes)
             there = seen.read(self._step)[self._box]
             seen = Trace({name: there if name == self._step else seen[name] for name in seen.names})
-        with collected(self._context.errors, f"{mutation.says} could not be held to its tolerance"):
+        with collected(self._context.errors, f"{mutation.says} could not be checked against its tolerance"):
             found = localise(seen, self._part.mutated(edits), precision=rules or self._rules).findings[self._step]
             return None if found.wrong or found.own is None else found.own.bound_used
         return None
 
     def _fitted(self) -> Iterator[Mutation]:
         """Factors, offsets and numbers of the program that are looked for, not taken from a list."""
-        good = self._observed.isfinite() & self._right.isfinite()
-        o, v = self._observed[good], self._right[good]
+        good = self._observed.isfinite() & self._reference.isfinite()
+        o, v = self._observed[good], self._reference[good]
         if v.numel() and self._allowed is not None:
             c, shift = float((o * v).sum() / v.square().sum().clamp(min=1e-300)), float((o - v).median())
             words = f"the result is {abs(shift):.6g} too {'large' if shift > 0 else 'small'}"
@@ -433,8 +439,11 @@ class _Search:
         """The same for a number that others are compared with: between two of these."""
         each = self._part.values[node.parents[0]].double().unique()
         between = ((each[1:] + each[:-1]) / 2.0).tolist() or [c]
-        off = cache(lambda k: self._distance(self._another(node, j, c, between[k])))
-        return self._another(node, j, c, between[_lowest(off, 0, len(between))])
+
+        def mutation(k: int) -> Mutation:
+            return self._another(node, j, c, between[k])
+
+        return mutation(_lowest(cache(self._distance_of(mutation)), 0, len(between)))
 
     def _another(self, node: Node, j: int, c: float, new: float) -> Mutation:
         says = f"{node.op} has about {new:.6g} where the reference has {c:.6g}"
@@ -447,25 +456,33 @@ class _Search:
             edits = argument(self._part, [node.id], 0, partial(zeroed, d=d, a=a, b=b))
             return Mutation("truncate", f"{node.op} leaves out {a} to {b - 1} of {n}", edits, 3)
 
-        for part in (lambda k: (k, n), lambda k: (0, k)) if n > 1 else ():
-            yield mutation(*part(_lowest(cache(lambda k, part=part: self._distance(mutation(*part(k)))), 1, n)))
+        def end(k: int) -> Mutation:
+            return mutation(k, n)
+
+        for part in (end, partial(mutation, 0)) if n > 1 else ():
+            yield part(_lowest(cache(self._distance_of(part)), 1, n))
+
+    def _distance_of(self, mutation: Callable[[int], Mutation]) -> Callable[[int], float]:
+        """How far off the mutations of a number are."""
+        return lambda k: self._distance(mutation(k))
 
     def _unwritten(self) -> Iterator[Mutation]:
         """NaN in all elements that are wrong, or 0 where these are a block, or the same along a dimension.
 
-        Zeros that are scattered may as well be computed, as by another threshold.
+        Scattered zeros may have been computed, as by another threshold.
         """
         wrong, count = int(self._wrong.sum()), self._wrong.numel()
-        seen = self._wrong | (self._right == 0)  # a zero that nobody wrote is not seen
+        seen = self._wrong | (self._reference == 0)  # a zero that was never written does not show
         spread = [self._wrong.any(d, keepdim=True) for d, n in enumerate(seen.shape) if n > 1]
         block = bool(seen[self._box].all()) or any(bool((seen | ~one).all()) for one in spread)
-        block = block or not bool(self._wrong[np.ix_(*along_each(~self._wrong))].any())  # what was written may be one
-        fills = [("0", 0.0)] * block + [("NaN", math.nan)] * self._right.is_floating_point()
+        block = block or not bool(
+            self._wrong[np.ix_(*along_each(~self._wrong))].any()
+        )  # what was written may be a block
+        fills = [("0", 0.0)] * block + [("NaN", math.nan)] * self._reference.is_floating_point()
         for name, fill in fills if wrong < count else ():
-            says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that nobody wrote"
-            yield Mutation(
-                "zero", says, edit_results([self._part.target], lambda x, f=fill: x.masked_fill(self._wrong, f))
-            )
+            says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that was never written"
+            unwritten = partial(torch.masked_fill, mask=self._wrong, value=fill)
+            yield Mutation("zero", says, edit_results([self._part.target], unwritten))
 
     def _distance(self, mutation: Mutation) -> float:
         """How far off a mutation is; Inf where it cannot be run, or the time is up."""
@@ -482,7 +499,7 @@ class _Search:
     def _distinct(self, fits: list[tuple[Mutation, float]]) -> list[Cause]:
         """One cause for all mutations that agree on fresh inputs, the simplest; what separates others is kept too."""
         classes: list[tuple[Tensor | None, list[tuple[Mutation, float]]]] = []
-        for mutation, share in sorted(fits, key=lambda one: one[0].rank):
+        for mutation, share in sorted(fits, key=lambda fit: fit[0].rank):
             value = self._value(mutation, self._fresh)
             if (same := next((same for other, same in classes if _alike(value, other)), None)) is None:
                 classes.append((value, same := []))
@@ -512,11 +529,11 @@ class _Search:
         Whole numbers are sampled too, unless that makes what is no number, or none that the reference takes.
         """
         for whole in (True, False):
-            with collected(self._context.errors, "the reference took no sampled inputs"):
+            with collected([], "the reference took no sampled inputs"):  # of which `_distinct` makes a note
                 given = {name: self._part.golden[name] for name in self._part.golden.inputs}
-                self._inputs = {name: _drawn(x, k, whole) for k, (name, x) in enumerate(given.items())}
+                self._inputs = {name: _sampled(x, k, whole) for k, (name, x) in enumerate(given.items())}
                 found = self._part.fresh(self._inputs)
-                if bool(found[self._part.target].isfinite().all() or not self._right.isfinite().all()) or not whole:
+                if bool(found[self._part.target].isfinite().all() or not self._reference.isfinite().all()) or not whole:
                     return found
         return {}
 
@@ -536,8 +553,8 @@ class _Search:
         to see noise: one of three errors that are anything is as large. What is summed or stored with fewer digits has
         no more than these.
         """
-        error = (self._observed - self._right).nan_to_num(0.0, 0.0, 0.0)
-        value = self._right.nan_to_num(0.0, 0.0, 0.0)
+        error = (self._observed - self._reference).nan_to_num(0.0, 0.0, 0.0)
+        value = self._reference.nan_to_num(0.0, 0.0, 0.0)
         off = float(error.norm())
 
         def like(x: Tensor, most: float) -> bool:
@@ -553,8 +570,8 @@ class _Search:
                 continue
             if self._late(self._until):
                 break
-            said = {**self._rules.steps.get(self._step, {}), **narrower}
-            rules = replace(self._rules, steps={**self._rules.steps, self._step: said})
+            declared = {**self._rules.steps.get(self._step, {}), **narrower}
+            rules = replace(self._rules, steps={**self._rules.steps, self._step: declared})
             share = self._share(Mutation("", "", {}), rules=rules)
             bound = (
                 bounded(self._part.mutated({}), precision=rules).step(self._step).bound if share is not None else None
@@ -598,7 +615,7 @@ def _alike(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.allclose(a.double(), b.double(), rtol=1e-7, atol=1e-10, equal_nan=True)
 
 
-def _drawn(x: Tensor, seed: int, whole: bool) -> Tensor:
+def _sampled(x: Tensor, seed: int, whole: bool) -> Tensor:
     """Values like those of x in other places, none constant; `whole` numbers between its own, in order where it is."""
     generator = torch.Generator().manual_seed(seed)
     if not x.numel() or x.dtype == torch.bool or x.is_complex() or not (whole or x.is_floating_point()):

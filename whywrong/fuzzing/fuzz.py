@@ -1,7 +1,7 @@
 """Fuzzing: inputs are sampled until a kernel fails, and the failure is made as small and as plain as it gets.
 
 Hypothesis samples sizes, memory layouts, dtypes and kinds of values. A case is checked as any other: the golden is
-recorded on its inputs, and the kernel is held to what the declared precision allows.
+recorded on its inputs, and the kernel may differ from it by what the declared precision allows.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, combinations
@@ -34,9 +34,9 @@ from whywrong.checking.repetition import poisoned
 from whywrong.comparing.bits import digest, same_bits
 from whywrong.comparing.comparison import as_tensor
 from whywrong.comparing.precision import Precision, dtype_of, name_of
-from whywrong.errors import UsageError, check_number, collected, first_line, needs
+from whywrong.errors import LOG, UsageError, check_number, collected, first_line, needs
 from whywrong.explaining.search import CAUSE, Cause, Explanation, explain
-from whywrong.process_state import attribute, process_wide, temporarily
+from whywrong.process_state import process_wide, temporarily
 from whywrong.recording.golden import GRADIENT, Golden, golden
 from whywrong.recording.watching import OUTPUT, tensors_of
 from whywrong.tables import printable
@@ -90,7 +90,7 @@ class Failure:
 
     `observed` has the inputs and the kernel's results by the golden's names, so that they can be explained with
     `golden` and `precision`. `localisation` is None where there is nothing to check. `informative` checks the kernel
-    on the example, and on the largest inputs on which it failed, with normal values. `strided`: it is right on
+    on the example, and on the largest inputs on which it failed, with normal values. `strided`: it is correct on
     contiguous copies of these inputs.
     """
 
@@ -106,11 +106,11 @@ class Failure:
     def explain(self, seconds: float = 20.0) -> Explanation:
         """Why, by :func:`whywrong.explain`: the smallest inputs show little, so on `informative` where these fail too.
 
-        A kernel that is right on contiguous copies takes no strides. Raises UsageError where there are no wrong numbers
-        to explain.
+        A kernel that is correct on contiguous copies ignores strides. Raises UsageError where there are no wrong
+        numbers to explain.
         """
         if self.strided and self.localisation is not None:
-            cause = Cause("layout", "strides are not followed: on contiguous copies of its inputs it is right", "", 0.0)
+            cause = Cause("layout", "strides are ignored: on contiguous copies of its inputs it is correct", "", 0.0)
             return Explanation(self.localisation.first, CAUSE, [cause], report=self.localisation)
         for case in chain(self.informative(), [self]):
             if isinstance(case, Failure) and case.localisation is not None and case.localisation.first is not None:
@@ -192,7 +192,7 @@ def fuzz(
     tuple(KINDS_OF_VALUES)[:-3], refuses: tuple[type[Exception], ...] = (ValueError, AssertionError,
     NotImplementedError),
 ) -> FuzzReport:  # fmt: skip
-    """Draw inputs until `kernel` is not what `reference` is, within what `precision` allows; shrink the failure.
+    """Sample inputs until `kernel` differs from `reference` by more than `precision` allows; shrink the failure.
 
     `inputs` is an example, a tuple or a dict of tensors and other arguments, or a Hypothesis strategy that gives such.
     From an example: axes of equal length are one size and are sampled together, those of length 1 stay; whole numbers
@@ -201,7 +201,7 @@ def fuzz(
     lengths for an argument: ``{"x": ("rows", 64), "gain": (64,)}``. `dtypes` are sampled for its floating-point
     tensors, `layouts` of :data:`LAYOUTS`, `values` of :data:`KINDS_OF_VALUES` (NaN and infinite ones only where they
     are asked for); `most` is how many elements all inputs may have together: by default (0) 2^17, but 2^9 where
-    Triton's kernels are interpreted (TRITON_INTERPRET), some ms a program, and no strategy draws. The product of all
+    Triton's kernels are interpreted (TRITON_INTERPRET), some ms a program, and no strategy samples. The product of all
     different lengths is 64 times as much at most. Two inputs of the same kind may be one tensor.
 
     `kernel` takes the arguments of `reference` and gives a tensor, a tuple, or a dict by the golden's names, or it
@@ -213,17 +213,22 @@ def fuzz(
 
     The same seed samples the same cases, up to `examples` of them, of which none begins after `seconds`; a failure is
     made smaller in as much time again at most. Nothing is written: :meth:`FuzzReport.script` gives the text of a test.
-    Raises UsageError for arguments that are not right, where no input drawn suits the reference, and where Hypothesis
-    is not installed.
+
+    While it runs, other threads see that Hypothesis's home directory is a temporary one, and that `random` and
+    `numpy.random` are seeded while a case is run, which Hypothesis does; all are afterwards as they were. Two threads
+    that fuzz take turns.
+
+    Raises UsageError for arguments of another kind, where no input sampled suits the reference, and where
+    Hypothesis is not installed.
     """
     with needs("whywrong.fuzz"):
         import hypothesis
         import hypothesis.configuration as config
         from hypothesis import Phase, settings, strategies
-        from hypothesis.errors import HypothesisWarning, NoSuchExample, Unsatisfiable
-    for name, given in {"examples": examples, "seed": seed, "most": most, "seconds": seconds}.items():
-        check_number(name, given, least=int(name == "examples"), whole=name != "seconds")
-    if wrong := [one for one in _names(refuses) if not (isinstance(one, type) and issubclass(one, Exception))]:
+        from hypothesis.errors import NoSuchExample, Unsatisfiable
+    for name, number in {"examples": examples, "seed": seed, "most": most, "seconds": seconds}.items():
+        check_number(name, number, least=int(name == "examples"), whole=name != "seconds")
+    if wrong := [kind for kind in _names(refuses) if not (isinstance(kind, type) and issubclass(kind, Exception))]:
         raise UsageError(f"refuses: expected exceptions, as (ValueError,), got {wrong[0]!r}")
     strategy = isinstance(inputs, strategies.SearchStrategy)
     most = most or 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
@@ -248,22 +253,19 @@ def fuzz(
             called = dict(zip(inspect.signature(reference).parameters, taken, strict=False))
             sizes = {n if n in taken else called.get(n, n): said for n, said in _by_name(sizes or {}).items()}
         cases = _cases(strategies, _by_name(inputs), sizes, out, dtypes, layouts, values, most)
-    report, end, judged = (
-        FuzzReport(kernel, reference, out, seed),
-        time.monotonic() + seconds,
-        dict[str, Failure | str](),
-    )
+    report, end = FuzzReport(kernel, reference, out, seed), time.monotonic() + seconds
+    outcomes: dict[str, Failure | str] = {}
     largest: Inputs = {}
-    quiet = warnings.catch_warnings(action="ignore", category=HypothesisWarning)  # of long texts of tensors
     why = f"it makes tensors of more than {4 * most} elements, or results of as many together, four times most={most}"
 
-    def judge(inputs: Inputs) -> Failure | str:
+    def outcome(inputs: Inputs) -> Failure | str:
         nonlocal why
         recorded = None
         try:
             recorded = _record(reference, inputs, out) if _longest(reference, inputs, out) <= 4 * most else None
         except Exception as error:
             why = f"{type(error).__name__}: {first_line(error)}"
+            LOG.debug("discarded, since the reference raised %s", why, exc_info=True)
         if recorded is None or sum(recorded[name].numel() for name in recorded.names) > 4 * most:
             return "discarded"
         return _failure(
@@ -274,19 +276,19 @@ def fuzz(
         nonlocal end, largest
         key = str([case[1], *(_digest(x) for name, x in _tensors(case[0]).items() if name not in case[1])])
         count = report.examples + report.refused + report.discarded
-        if key not in judged:
+        if key not in outcomes:
             if time.monotonic() > end and not report.found:
                 raise _TimeUp
-            if time.monotonic() > end or len(judged) >= count + SHRINKING_CASES:
+            if time.monotonic() > end or len(outcomes) >= count + SHRINKING_CASES:
                 return False
-            found = judged[key] = judge(case[0])
+            found = outcomes[key] = outcome(case[0])
             vars(report)[found if isinstance(found, str) else "examples"] += not report.found
-        found = judged[key]
+        found = outcomes[key]
         if isinstance(found, Failure):
             end = end if report.found else time.monotonic() + seconds
             report.failure, report.made = found, case[1]
             largest = max(largest, case[0] | case[2], key=lambda one: sum(x.numel() for x in _tensors(one).values()))
-            found.informative = lambda: (judge(given) for given in ({} if strategy else _by_name(inputs), largest))
+            found.informative = lambda: (outcome(given) for given in ({} if strategy else _by_name(inputs), largest))
         hypothesis.assume(found not in ("refused", "discarded"))
         return isinstance(found, Failure)
 
@@ -295,21 +297,21 @@ def fuzz(
     with (
         tempfile.TemporaryDirectory() as folder,
         process_wide(home(folder)),
-        quiet,
         suppress(NoSuchExample, Unsatisfiable, _TimeUp),
     ):
-        hypothesis.find(cases, fails, settings=how, random=Random(seed))  # which keeps numbers of the sources it sees
+        # finds numbers in the sources of all modules, and without a home of its own it writes them to .hypothesis
+        hypothesis.find(cases, fails, settings=how, random=Random(seed))
     if failed := report.failure:
         copies = {name: x.contiguous() for name, x in _tensors(failed.inputs).items() if not x.is_contiguous()}
-        failed.strided = bool(copies) and judge(failed.inputs | copies) == "examples"
-        failed.words += "; on contiguous copies of its inputs it is right" * failed.strided
+        failed.strided = bool(copies) and outcome(failed.inputs | copies) == "examples"
+        failed.words += "; on contiguous copies of its inputs it is correct" * failed.strided
     if report.discarded and not report.examples + report.refused:
         raise UsageError(f"reference: none of {report.discarded} inputs sampled suits {_name(reference)}: {why}")
     return report
 
 
 def check(kernel: Any, reference: Any, inputs: Any, *, precision: Any = None, out: Any = ()) -> Failure | None:
-    """Check `kernel` on `inputs` alone, as :func:`fuzz` does, which says what the arguments are; None if it is right.
+    """Check `kernel` on `inputs` alone, as :func:`fuzz` does, which says what the arguments are; None if it passes.
 
     Whole numbers as keys of `inputs` are positions.
     """
@@ -324,7 +326,7 @@ def sample(
 ) -> Tensor:  # fmt: skip
     """A tensor of one of :data:`KINDS_OF_VALUES` that lies in memory as one of :data:`LAYOUTS`.
 
-    Whole numbers are drawn from `low` to `high` instead; floating-point numbers lose their sign if `low` is not
+    Whole numbers are sampled from `low` to `high` instead; floating-point numbers lose their sign if `low` is not
     negative. What lies between the elements is NaN, or `low`.
     """
     noise, count = torch.Generator().manual_seed(seed), math.prod(shape)
@@ -334,7 +336,7 @@ def sample(
         x = x.abs() if low >= 0 else x
         x = x.clamp(-448, 448) if dtype == torch.float8_e4m3fn else x  # beyond that it has NaN alone
     else:
-        end = min(int(high), 2**63 - 2) + 1  # which torch does not draw, and which must be a number of int64 too
+        end = min(int(high), 2**63 - 2) + 1  # which torch does not sample, and which must be a number of int64 too
         x, gap = torch.randint(min(int(low), end - 1), end, (count,), generator=noise), low
     x = x.to(device, dtype).reshape(shape)
     return LAYOUTS[layout](x, torch.full_like(x[:1].flatten()[:1], gap))
@@ -377,7 +379,7 @@ def _cases(
         wanted = one_of(dtypes) if dtypes else None
         lying = one_of((layouts[:1], layouts))
         inputs, normal, texts = dict(example), {}, {n: _literal(x) for n, x in example.items() if n not in tensors}
-        seed = one_of(range(1000))  # integers() would draw numbers of the modules that are loaded
+        seed = one_of(range(1000))  # integers() would sample numbers of the modules that are loaded
         for i, (name, x) in enumerate(tensors.items()):
             shape = tuple(lengths.get(n, n) for n in axes[name])
             dtype = wanted if wanted is not None and x.is_floating_point() else x.dtype
@@ -406,6 +408,21 @@ class _TimeUp(BaseException):
     """Ends Hypothesis's search, which takes an Exception for a failure."""
 
 
+@contextmanager
+def _silent_here(logger: logging.Logger) -> Iterator[None]:
+    """Records of this thread do not go to a logger; those of others do."""
+    here = threading.get_ident()
+
+    def elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != here
+
+    logger.addFilter(elsewhere)
+    try:
+        yield
+    finally:
+        logger.removeFilter(elsewhere)
+
+
 class _Longest(TorchDispatchMode):
     """The most elements of a tensor that is made, as it lies in memory."""
 
@@ -420,10 +437,9 @@ class _Longest(TorchDispatchMode):
 
 def _longest(reference: Any, inputs: Inputs, out: Names) -> int:
     """The most elements of a tensor that the reference makes, as far as it gets without any numbers."""
-    silent = attribute(logging.getLogger(FakeTensorMode.__module__), "disabled", True)  # of what has no fake
     with (
-        collected([], "the reference on tensors without numbers"),
-        silent,
+        collected([], "the reference on tensors without numbers"),  # which ends where numbers decide what is run
+        _silent_here(logging.getLogger(FakeTensorMode.__module__)),  # of what has no fake
         FakeTensorMode(allow_non_fake_inputs=True) as fake,
         _Longest() as longest,
     ):
@@ -466,7 +482,7 @@ def _failure(
 ) -> Failure | str:  # fmt: skip
     """What is wrong with the kernel on these inputs: first what it does to memory, then its results.
 
-    Else what they count as.
+    If nothing is, what they count as: examples or refused.
     """
     tensors = _tensors(inputs)
     at = {name: x.untyped_storage().data_ptr() for name, x in tensors.items()}

@@ -13,6 +13,7 @@ from torch import Tensor
 from whywrong.comparing.bits import same_bits
 from whywrong.comparing.precision import guess
 from whywrong.errors import UsageError
+from whywrong.process_state import process_wide
 from whywrong.recording.golden import with_backward
 from whywrong.recording.recorder import Watcher, unique
 from whywrong.recording.steps import Trace
@@ -20,7 +21,13 @@ from whywrong.recording.watching import check_subject, leaves_of, run_watched, s
 from whywrong.torch_private import _reparametrize_module
 
 
-def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **named: Any) -> Trace:
+def capture(
+    subject: torch.nn.Module | Callable[..., Any],
+    /,
+    *inputs: Any,
+    loss: Callable[[Any], Tensor] | None = None,
+    **named: Any,
+) -> Trace:
     """Run a module, or a function of tensors, and keep its steps by the names that :func:`whywrong.golden` gives.
 
     These are the inputs and parameters as they were given, every operation that computes something
@@ -44,7 +51,7 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
         def on_step(name: str, tensor: Tensor) -> None:
             name = unique(name, seen)
             seen[name] = snapshot(tensor)
-            narrow.update((name, said) for x, said in computed if x.data_ptr() == tensor.data_ptr())
+            narrow.update((name, fields) for x, fields in computed if x.data_ptr() == tensor.data_ptr())
 
         watcher = Watcher(on_step, computed) if watch else None
         buffers: Any = nullcontext()
@@ -58,12 +65,13 @@ def capture(subject: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None 
             result = run_watched(subject, inputs, named, leaves, loss, watcher, on_step)
         return seen, result
 
-    seen = with_backward(lambda wanted: run(wanted, True), subject, loss)
-    plain = with_backward(lambda wanted: run(wanted, False), subject, loss)
+    with process_wide():  # the generator, and the module's hooks and buffers, are the same for all threads
+        seen = with_backward(lambda differentiate: run(differentiate, True), subject, loss)
+        plain = with_backward(lambda differentiate: run(differentiate, False), subject, loss)
     if not plain:
-        raise UsageError("capture: what ran gave no tensor; expected one at least")
+        raise UsageError("capture: expected a result with a tensor, got none")
     differ = [name for name, value in plain.items() if name not in seen or not same_bits(value, seen[name])]
     about = {"observer": "none" if not differ else f"differs when nothing is captured: {', '.join(differ)}"}
-    promised: dict[str, Any] = {"accumulate": guess([x.dtype for x in seen.values()]).accumulate, "eager": True}
-    promised |= {"steps": narrow} if narrow else {}
-    return Trace(seen, about | {"precision": promised})
+    declared: dict[str, Any] = {"accumulate": guess([x.dtype for x in seen.values()]).accumulate, "eager": True}
+    declared |= {"steps": narrow} if narrow else {}
+    return Trace(seen, about | {"precision": declared})

@@ -37,9 +37,9 @@ def open_dump(path: Path) -> Trace:
     """Open a trace without reading it. Raises UsageError for what is not there or is no trace."""
     if path.is_dir():
         return _folder(path)
-    wanted = f"expected a file ({', '.join(SUFFIXES)}) or a folder of them"
+    expected = f"{path}: expected a file ({', '.join(SUFFIXES)}) or a folder of them, got"
     if not path.is_file():
-        raise UsageError(f"{path}: is {'no regular file' if path.exists() else 'not there'}; {wanted}")
+        raise UsageError(f"{expected} {'no regular file' if path.exists() else 'a path that is not there'}")
     if path.suffix == ".safetensors":
         return _safetensors(path)
     if path.suffix == ".npz":
@@ -50,12 +50,12 @@ def open_dump(path: Path) -> Trace:
         tensors: dict[str, Tensor] = {}
         for name, tensor in _flattened(_load(path), path):
             if name in tensors:
-                raise UsageError(f"{path}: has two tensors of the name {name!r}; expected one of each")
+                raise UsageError(f"{path}: expected one tensor of a name, got two tensors of the name {name!r}")
             tensors[name] = tensor
         if not tensors:
-            raise UsageError(f"{path}: holds no tensor")
+            raise UsageError(f"{path}: expected tensors, got a file that holds no tensor")
         return Trace.lazy({name: partial(tensors.get, name) for name in tensors}, {}, str(path), True)
-    raise UsageError(f"{path}: is of no kind that is known; {wanted}")
+    raise UsageError(f"{expected} {path.suffix or 'no suffix'}")
 
 
 def _safetensors(path: Path) -> Trace:
@@ -73,36 +73,36 @@ def _folder(path: Path) -> Trace:
     tensors = sorted(file for file in path.iterdir() if file.suffix in (".npy", ".pt", ".pth"))
     files = {file.stem: file for file in tensors}
     if twice := [file for file in tensors if files[file.stem] != file]:
-        raise UsageError(f"{path}: has {twice[0].name} and {files[twice[0].stem].name}; expected one file a step")
+        raise UsageError(f"{path}: expected one file a step, got {twice[0].name} and {files[twice[0].stem].name}")
     if inner := [p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")]:
-        raise UsageError(f"{path}: has a folder {inner[0]!r}; expected one tensor a file, and no folder of others")
+        raise UsageError(f"{path}: expected one tensor a file, and no folder of others, got a folder {inner[0]!r}")
     others = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".npz"))
     if not files and len(others) == 1:
         return open_dump(others[0])
     if not files or others:
-        raise UsageError(f"{path}: expected one tensor a file, .npy or .pt, or a single file of all; has {len(others)}")
+        raise UsageError(f"{path}: expected one tensor a file, .npy or .pt, or a single file of all, got {len(others)}")
     beside = path / "metadata.json"
     about = _load(beside, lambda: json.loads(beside.read_text(encoding="utf-8"))) if beside.exists() else {}
     if not isinstance(about, dict):
-        raise UsageError(f"{beside}: is {type(about).__name__}; expected an object")
+        raise UsageError(f"{beside}: expected an object, got a {type(about).__name__}")
     about = metadata(about, f"{path}: ")
     return _in_order(path, list(files), lambda name: as_tensor(str(files[name]), _load(files[name])), about)
 
 
 def _in_order(path: Path, names: list[str], read: Callable[[str], Tensor], about: dict[str, Any]) -> Trace:
-    """The order that is told; else that of numbers that lead or end the names."""
+    """The steps in the order that `about` declares; else in that of numbers that lead or end the names."""
 
     def lazily(order: list[str], ordered: bool = True) -> Trace:
         return Trace.lazy({name: partial(read, name) for name in order}, about, str(path), ordered)
 
-    if (told := about.get("order")) is not None:
-        if unknown := [x for x in told if x not in names]:
-            raise UsageError(f"{path}: order names {unknown[0]!r}, which is no step; expected names of its steps")
-        given = list(dict.fromkeys(told))
-        return lazily(given + sorted(set(names) - set(given), key=natural), set(given) == set(names))
+    if "order" in about:
+        declared = list(dict.fromkeys(about["order"]))
+        if unknown := [x for x in declared if x not in names]:
+            raise UsageError(f"{path}: order: expected names of its steps, got {unknown[0]!r}, which is no step")
+        return lazily(declared + sorted(set(names) - set(declared), key=natural), set(declared) == set(names))
     names = sorted(names, key=natural)
     for pattern in (r"^\D{0,5}(\d+)", r"(\d+)$"):
-        places = [int(found[1]) if (found := re.search(pattern, name)) else -1 for name in names]
+        places = [int(match[1]) if (match := re.search(pattern, name)) else -1 for name in names]
         if min(places) >= 0 and len(set(places)) == len(places):
             return lazily([name for _, name in sorted(zip(places, names, strict=True))])
     return lazily(names, False)
@@ -111,7 +111,7 @@ def _in_order(path: Path, names: list[str], read: Callable[[str], Tensor], about
 def _load(path: Path, read: Callable[[], Any] | None = None, name: str = "") -> Any:
     """What a file holds, or what `read` takes from it, called `name`. Raises UsageError for what cannot be read."""
     if not path.is_file():
-        raise UsageError(f"{path}: is no regular file; expected one that can be read again")
+        raise UsageError(f"{path}: expected a file that can be read again, got no regular file")
     try:
         if read:
             return read()
@@ -121,8 +121,8 @@ def _load(path: Path, read: Callable[[], Any] | None = None, name: str = "") -> 
         # what torch wrote before 1.6 is no archive, and cannot be read a tensor at a time
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError:  # torch's own words are a page long, and tell how to run what the file has
-        wanted = "expected tensors alone, by name or in a list, as a module's state_dict()"
-        raise UsageError(f"{path}: holds what torch.load(weights_only=True) refuses; {wanted}") from None
+        expected = "expected tensors alone, by name or in a list, as a module's state_dict()"
+        raise UsageError(f"{path}: {expected}, got what torch.load(weights_only=True) refuses") from None
     except Exception as error:
         raise UsageError(f"{path}: {name}is cut, damaged or of another kind ({first_line(error)})") from None
 
@@ -137,4 +137,5 @@ def _flattened(loaded: Any, path: Path, prefix: str = "") -> Iterator[tuple[str,
         for key, value in loaded.items() if isinstance(loaded, Mapping) else enumerate(loaded):
             yield from _flattened(value, path, f"{prefix}.{key}" if prefix else str(key))
     elif loaded is not None and not isinstance(loaded, (str, bytes)):
-        raise UsageError(f"{path}: {prefix or 'it'} is {type(loaded).__name__}; expected tensors, by name or in a list")
+        where = f"{path}: {prefix}: " if prefix else f"{path}: "
+        raise UsageError(f"{where}expected tensors, by name or in a list, got a {type(loaded).__name__}")

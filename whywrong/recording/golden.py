@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from whywrong.comparing.comparison import compare
 from whywrong.errors import UsageError, did_you_mean, first_line
-from whywrong.process_state import float64_by_default
+from whywrong.process_state import float64_by_default, process_wide
 from whywrong.recording.dumps import open_dump
 from whywrong.recording.operations import ALGORITHMS, TRANSFORMS, full_name, resolve
 from whywrong.recording.program import CONSTANT, INPUT, ITEM, Node, Program, Ref
@@ -51,9 +51,10 @@ FEW_ELEMENTS, FEW_FLOPS, PER_ELEMENT = 1 << 26, 10**10, 1 << 14
 class Golden:
     """A reference that was recorded. `steps` maps names to numbers of operations of `program`, in their order.
 
-    Inputs are among the steps, and `known` are values that are not run again. `operations` maps the names of
-    single operations likewise; they serve as steps where an observed trace has them too. `notes` say what is frozen as
-    it was when it was recorded.
+    ``golden[name]`` is a step's value, a tensor of the reference's shape, float64 where it is of real numbers. Inputs
+    are among the steps, and `known` are values that are not run again, by the numbers of their operations. `operations`
+    maps the names of single operations likewise; they serve as steps where an observed trace has them too. `notes` say
+    what is frozen as it was when it was recorded.
     """
 
     program: Program
@@ -79,8 +80,8 @@ class Golden:
     def value(self, number: int) -> Tensor:
         """What an operation gave in the golden run; it is kept, and so are all steps when one is asked for."""
         if number not in self.known:
-            wanted = set(self.steps.values()) if number in self.steps.values() else {number}
-            self.known = self.program.run(self.program.cone(wanted, ()), {}, wanted) | self.known
+            targets = set(self.steps.values()) if number in self.steps.values() else {number}
+            self.known = self.program.run(self.program.cone(targets, ()), {}, targets) | self.known
         return self.known[number]
 
     def __getitem__(self, name: str) -> Tensor:
@@ -150,8 +151,8 @@ class Golden:
             if len(text["nodes"]) > MOST_NODES:
                 raise ValueError(f"more than {MOST_NODES} operations")
             nodes = [_node(i, item) for i, item in enumerate(text["nodes"])]
-            given = [node.id for node in nodes if node.func in (INPUT, CONSTANT)]
-            program = Program(nodes, {i: dump.read(str(i)).clone() for i in given}, set(text.get("inside", ())))
+            stored = [node.id for node in nodes if node.func in (INPUT, CONSTANT)]
+            program = Program(nodes, {i: dump.read(str(i)).clone() for i in stored}, set(text.get("inside", ())))
             golden = cls(program, _numbers(text["steps"], nodes), _numbers(text["operations"], nodes), text["notes"])
             if not (isinstance(golden.notes, list) and all(isinstance(note, str) for note in golden.notes)):
                 raise ValueError("its notes are no texts")
@@ -160,18 +161,20 @@ class Golden:
                 if not isinstance(golden[name], Tensor) or golden[name].is_complex():
                     raise ValueError(f"step {name!r} is no tensor of real numbers")
         except Exception as error:
-            raise UsageError(f"{path}: is not right as a recorded golden ({first_line(error)})") from None
+            raise UsageError(
+                f"{path}: expected a recorded golden, got one that is damaged ({first_line(error)})"
+            ) from None
         return golden
 
 
 def _run_without_data(program: Program) -> None:
-    """Every operation on tensors without memory: shapes are as they are said to be, and not too many elements."""
+    """Every operation on tensors without memory: shapes are as declared, and not too many elements."""
     from torch.utils.flop_counter import FlopCounterMode  # which imports Triton
 
     total, work = 0, 0
-    given = sum(value.numel() for value in program.values.values() if isinstance(value, Tensor))
-    most = min(MOST_ELEMENTS, FEW_ELEMENTS + PER_ELEMENT * given)
-    most_work = min(MOST_FLOPS, FEW_FLOPS + PER_ELEMENT**2 * given)
+    elements = sum(value.numel() for value in program.values.values() if isinstance(value, Tensor))
+    most = min(MOST_ELEMENTS, FEW_ELEMENTS + PER_ELEMENT * elements)
+    most_work = min(MOST_FLOPS, FEW_FLOPS + PER_ELEMENT**2 * elements)
 
     def check(i: int, value: Any) -> Any:
         nonlocal total, work
@@ -181,17 +184,19 @@ def _run_without_data(program: Program) -> None:
             work += 25 * max((math.prod(shape) * max(shape, default=1) for shape in shapes), default=0)
         if isinstance(value, Tensor):
             if tuple(value.shape) != node.shape:
-                raise ValueError(f"operation {i}, {node.op}, gives {tuple(value.shape)} where {node.shape} is said")
+                raise ValueError(f"operation {i}, {node.op}, gives {tuple(value.shape)} where {node.shape} is declared")
             total += value.numel()
         if total > most:
-            raise ValueError(f"more than {most} elements in all, for {given} that it is given")
+            raise ValueError(f"more than {most} elements in all, for {elements} that it is given")
         return value
 
     empty = {i: torch.empty_like(v, device="meta") for i, v in program.values.items() if isinstance(v, Tensor)}
     with FlopCounterMode(display=False) as flops:
         program.run(range(len(program.nodes)), empty, (), seen=check)
     if flops.get_total_flops() + work > most_work:
-        raise ValueError(f"more than {most_work:.0e} operations in its products, for {given} elements that it is given")
+        raise ValueError(
+            f"more than {most_work:.0e} operations in its products, for {elements} elements that it is given"
+        )
 
 
 _DTYPES = {str(x): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
@@ -210,7 +215,7 @@ def _encoded(value: Any) -> dict[str, Any]:
 
 def _decoded(value: Any, before: int) -> Any:
     if isinstance(value, list):
-        return [_decoded(one, before) for one in value]
+        return [_decoded(item, before) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, what),) = value.items()
@@ -221,7 +226,7 @@ def _decoded(value: Any, before: int) -> Any:
     if kind == "complex":
         return complex(*what)
     if kind == "named":
-        return {str(key): _decoded(one, before) for key, one in what.items()}
+        return {str(key): _decoded(item, before) for key, item in what.items()}
     raise ValueError(f"{str(value)[:60]} is no argument")
 
 
@@ -237,7 +242,13 @@ def _numbers(names: dict[str, int], nodes: list[Node]) -> dict[str, int]:
     return {str(name): i for name, i in names.items()}
 
 
-def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **named: Any) -> Golden:
+def golden(
+    reference: torch.nn.Module | Callable[..., Any],
+    /,
+    *inputs: Any,
+    loss: Callable[[Any], Tensor] | None = None,
+    **named: Any,
+) -> Golden:
     """Run `reference`, a torch module or a function of tensors, once, and keep what it did as a program in float64.
 
     Inputs are tensors or arrays, on one device, also inside dicts, tuples, lists and dataclasses; floating-point ones
@@ -253,23 +264,24 @@ def golden(reference: Any, /, *inputs: Any, loss: Callable[[Any], Tensor] | None
     What is sampled at random is kept as it was sampled. Raises UsageError for what cannot be recorded, by its name.
     """
     check_subject("golden", reference, loss)
-    found, why = None, ""
+    recorded, why = None, ""
     if isinstance(reference, torch.nn.Module) and any(x.dtype in NARROW_DTYPES for x in reference.parameters()):
         try:
-            found = _run(reference, inputs, named, loss, wide=False)
+            recorded = _run(reference, inputs, named, loss, as_written=True)
         except Exception as error:  # a type that an operation has not, or a shape that depends on rounded values
             why = f"recorded as if all were float64, without casts to narrower types: {first_line(error)}"
-    found = found or _run(reference, inputs, named, loss, wide=True)
-    if OUTPUT in found.inputs and f"{OUTPUT}#2" in found.steps:
-        raise UsageError(f"golden: an input is called {OUTPUT}, as the result is; expected another name for it")
-    found.notes += [why] * bool(why)
-    made = [name for name in found.names if name not in found.inputs]
+    recorded = recorded or _run(reference, inputs, named, loss)
+    if OUTPUT in recorded.inputs and f"{OUTPUT}#2" in recorded.steps:
+        raise UsageError(f"golden: expected another name for the input {OUTPUT}, got that of the result")
+    recorded.notes += [why] * bool(why)
+    made = [name for name in recorded.names if name not in recorded.inputs]
     if not made:
-        raise UsageError("golden: the reference gives no tensor; expected one at least")
-    for name in (one for one in made if not one.startswith(GRADIENT)):
-        if not any(found.program.nodes[i].func == INPUT for i in found.program.cone([found.steps[name]], ())):
-            found.notes.append(f"{name} depends on no input: it is a constant, or made outside of torch")
-    return found
+        raise UsageError("golden: expected a reference whose result has a tensor, got none")
+    for name in (name for name in made if not name.startswith(GRADIENT)):
+        cone = recorded.program.cone([recorded.steps[name]], ())
+        if not any(recorded.program.nodes[i].func == INPUT for i in cone):
+            recorded.notes.append(f"{name} depends on no input: it is a constant, or made outside of torch")
+    return recorded
 
 
 def load(path: Path | str) -> Golden | Trace:
@@ -282,26 +294,31 @@ def load(path: Path | str) -> Golden | Trace:
 
 
 def with_backward(run: Callable[[bool], tuple[Any, Any]], subject: Any, loss: Any) -> Any:
-    """`run(differentiate)` gives what was found, and a result. A backward is for modules, losses and single numbers."""
+    """`run(differentiate)` gives a recording, and a result; returns the recording. A backward is for modules, losses
+    and single numbers."""
     if isinstance(subject, torch.nn.Module) or loss is not None:
         return run(True)[0]
-    found, result = run(False)
+    recording, result = run(False)
     parts = [value for _, value in tensors_of(OUTPUT, result)]
-    return run(True)[0] if len(parts) == 1 and parts[0].numel() == 1 and parts[0].is_floating_point() else found
+    return run(True)[0] if len(parts) == 1 and parts[0].numel() == 1 and parts[0].is_floating_point() else recording
 
 
-def _run(reference: Any, inputs: Any, named: dict[str, Any], loss: Any, wide: bool) -> Golden:
+def _run(reference: Any, inputs: Any, named: dict[str, Any], loss: Any, as_written: bool = False) -> Golden:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), ExitStack() as stack:
-        for each in (_AsInFloat32(), float64_by_default()) if wide else ():
-            stack.enter_context(each)
+    with process_wide(), torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), ExitStack() as stack:
+        for mode in () if as_written else (_AsInFloat32(), float64_by_default()):
+            stack.enter_context(mode)
         subject = copy.deepcopy(reference) if isinstance(reference, torch.nn.Module) else reference
-        subject = subject.double() if wide and subject is not reference else subject
-        return with_backward(lambda wanted: _recorded(subject, inputs, named, loss, wanted, wide), subject, loss)
+        subject = subject if as_written or subject is reference else subject.double()
+        return with_backward(
+            lambda differentiate: _recorded(subject, inputs, named, loss, differentiate, as_written), subject, loss
+        )
 
 
-def _recorded(subject: Any, inputs: Any, named: Named, loss: Any, backward: bool, wide: bool) -> tuple[Golden, Any]:
+def _recorded(
+    subject: Any, inputs: Any, named: Named, loss: Any, differentiate: bool, as_written: bool
+) -> tuple[Golden, Any]:
     steps: dict[str, int] = {}
     values: dict[str, Tensor] = {}
 
@@ -309,26 +326,26 @@ def _recorded(subject: Any, inputs: Any, named: Named, loss: Any, backward: bool
         name = unique(name, steps)
         steps[name], values[name] = recorder.number(tensor), snapshot(tensor)
 
-    recorder = Recorder(as_written=not wide)
-    leaves = leaves_of(subject, inputs, named, backward, torch.float64 if wide else None)
+    recorder = Recorder(as_written)
+    leaves = leaves_of(subject, inputs, named, differentiate, None if as_written else torch.float64)
     for name, leaf in leaves.items():
         steps[name] = recorder.input(leaf)
     result = run_watched(subject, inputs, named, leaves, loss, recorder, on_step)
-    found = Golden(recorder.program, steps, recorder.operations, list(recorder.notes))
+    recorded = Golden(recorder.program, steps, recorder.operations, list(recorder.notes))
     for name, value in values.items():
         if not name.startswith(GRADIENT):  # which may be nothing but noise
-            replays(name, found[name], value)
-    return found, result
+            check_rerun(name, recorded[name], value)
+    return recorded, result
 
 
-def replays(name: str, again: Tensor, value: Tensor) -> None:
+def check_rerun(name: str, again: Tensor, value: Tensor) -> None:
     """Raise UsageError unless a re-run, in float64, gives a step's value, to half of the digits of its dtype.
 
     Other strides or another order may round otherwise; what was not recorded, or is another operation, shows at once.
     """
     floating = value.is_floating_point()
-    found = compare(again, value.double() if floating else value, bound=math.inf if floating else None)
-    if not found.ok or (floating and found.rms_ratio > torch.finfo(value.dtype).eps ** 0.5):
+    comparison = compare(again, value.double() if floating else value, bound=math.inf if floating else None)
+    if not comparison.ok or (floating and comparison.rms_ratio > torch.finfo(value.dtype).eps ** 0.5):
         raise UsageError(f"step {name!r} cannot be re-run: what torch's operations give is not what it is")
 
 

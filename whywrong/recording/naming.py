@@ -1,7 +1,7 @@
 """Which step of one program is which of another: a proposal by shapes, values and order, for a person to confirm.
 
-Values find the partners of what is computed rightly. Behind a wrong step every value differs; a recorded golden is
-therefore run again on what was observed of the partners found so far, which gives the values that the steps after them
+Values find the partners of what is computed correctly. Behind a wrong step every value differs; a recorded golden is
+therefore re-run on what was observed of the partners found so far, which gives the values that the steps after them
 should have. The wrong step itself is the one from which those after it follow.
 """
 
@@ -11,13 +11,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from whywrong.comparing.precision import UNIT_ROUNDOFF, name_of
 from whywrong.recording.golden import Golden
-from whywrong.recording.steps import Trace, as_trace
+from whywrong.recording.steps import Steps, Trace, as_trace
 from whywrong.tables import Table
 
 RULES = {"values": 0.1, "what follows": 0.1, "direction": 0.5, "place": math.inf}
@@ -33,8 +33,10 @@ SAMPLE = 1 << 12
 
 
 class Partner(NamedTuple):
-    """The partner of a golden step. `difference` is the RMS of what they differ by, over that of the golden as re-run
-    on what was observed before it."""
+    """The partner of a golden step: the name of an `observed` one, and which of :data:`RULES` is the `reason`.
+
+    `difference` is the RMS of what they differ by, over that of the golden as re-run on what was observed before it.
+    """
 
     observed: str
     difference: float
@@ -46,6 +48,7 @@ class Proposal:
     """What :func:`propose_names` found; `names` is what `names=` of :func:`whywrong.localise` takes."""
 
     partners: dict[str, Partner]
+    """By the names of the golden's steps."""
     golden: list[str]
     """Steps of the golden without a partner, those included of which several would do."""
     observed: list[str]
@@ -64,7 +67,7 @@ class Proposal:
         return "\n".join([str(table), *left])
 
 
-def propose_names(observed: Any, golden: Any) -> Proposal:
+def propose_names(observed: Steps, golden: Golden | Steps) -> Proposal:
     """Propose which observed step is which of the golden's, where two programs call them differently.
 
     Arguments are as in :func:`whywrong.localise`. Partners have one shape, and each is nearer to the other than to any
@@ -79,7 +82,7 @@ def propose_names(observed: Any, golden: Any) -> Proposal:
     theirs = as_trace("observed", observed)
     g, o = ({x: _Sample.of(trace.read(x)) for x in trace.names if not _operation(x)} for trace in (ours, theirs))
     pairs = {name: name for name in g if name in o and g[name].shape == o[name].shape}
-    found: dict[str, Partner] = {}
+    partners: dict[str, Partner] = {}
     ordered, reasons = ours.ordered and theirs.ordered, list(RULES)
     while reasons:
         reason = reasons.pop(0)
@@ -88,12 +91,12 @@ def propose_names(observed: Any, golden: Any) -> Proposal:
         else:
             new = _nearest(g, o, pairs, ordered, reason)
         if new:
-            found |= {a: Partner(b, g[a].distance(o[b]), reason) for a, b in new.items()}
+            partners |= {a: Partner(b, g[a].distance(o[b]), reason) for a, b in new.items()}
             pairs, reasons = pairs | new, list(RULES)
             if isinstance(golden, Golden):
                 g |= _rerun(golden, theirs, pairs, [x for x in g if x not in pairs])
     left = [[x for x in side if x not in taken] for side, taken in ((g, pairs.keys()), (o, set(pairs.values())))]
-    return Proposal({name: found[name] for name in g if name in found}, *left)
+    return Proposal({name: partners[name] for name in g if name in partners}, *left)
 
 
 def _operation(name: str) -> bool:
@@ -128,11 +131,11 @@ class _Sample(NamedTuple):
 _Samples = dict[str, _Sample]
 
 
-def _rerun(golden: Golden, theirs: Trace, pairs: dict[str, str], wanted: Iterable[str]) -> _Samples:
+def _rerun(golden: Golden, theirs: Trace, pairs: dict[str, str], names: Iterable[str]) -> _Samples:
     """The golden's steps as they follow from what was observed of their partners."""
-    given = {golden.steps[a]: theirs.read(b).to(golden[a].device, golden[a].dtype) for a, b in pairs.items()}
-    numbers = {name: golden.steps[name] for name in wanted}
-    results = golden.program.run(golden.program.cone(numbers.values(), given), given, set(numbers.values()))
+    inputs = {golden.steps[a]: theirs.read(b).to(golden[a].device, golden[a].dtype) for a, b in pairs.items()}
+    numbers = {name: golden.steps[name] for name in names}
+    results = golden.program.run(golden.program.cone(numbers.values(), inputs), inputs, set(numbers.values()))
     return {name: _Sample.of(results[i]) for name, i in numbers.items()}
 
 

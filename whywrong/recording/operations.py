@@ -35,10 +35,9 @@ FACTORIES = _named("""zeros ones full arange scalar_tensor eye zeros_like ones_l
 """Values that do not depend on any input's."""
 
 SELECTIONS = _named("""abs neg relu clamp clamp_min clamp_max maximum minimum amax amin max min sign sgn eq ne lt le gt
-ge
-    isnan isinf isfinite logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor
-    argmax argmin sort topk argsort any all round floor ceil trunc remainder fmod fill copysign hardtanh threshold
-    cummax max_pool2d_with_indices nonzero bucketize searchsorted cummin median nanmedian kthvalue mode
+    ge isnan isinf isfinite logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_not
+    bitwise_xor argmax argmin sort topk argsort any all round floor ceil trunc remainder fmod fill copysign hardtanh
+    threshold cummax max_pool2d_with_indices nonzero bucketize searchsorted cummin median nanmedian kthvalue mode
     unique_consecutive unique_dim _unique _unique2 repeat_interleave max_pool3d_with_indices adaptive_max_pool2d
     adaptive_max_pool3d gcd lcm __lshift__ __rshift__ bitwise_left_shift bitwise_right_shift _int_mm _is_all_true
     _is_any_true""")
@@ -72,10 +71,10 @@ FUNCTIONS = _named("""exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal 
 
 ELIMINATIONS = _named("""linalg_cholesky_ex cholesky_solve cholesky_inverse linalg_lu_factor_ex linalg_lu
     linalg_lu_solve lu_unpack _linalg_solve_ex linalg_solve_triangular linalg_inv_ex _linalg_det _linalg_slogdet""")
-"""Elimination: right for matrices that are off by sqrt(n) round-offs of the norm of each column."""
+"""Elimination: correct for matrices that are off by sqrt(n) round-offs of the norm of each column."""
 
 REFLECTIONS = _named("""_linalg_svd _linalg_eigh linalg_qr linalg_lstsq linalg_pinv linalg_matrix_exp""")
-"""n reflections from each side, or squarings: right for matrices that are off by 2 n round-offs of the whole's norm."""
+"""n reflections from each side, or squarings: correct for matrices off by 2 n round-offs of the whole's norm."""
 
 TRANSFORMS = _named("_fft_r2c _fft_c2r _fft_c2c")
 """Fourier transforms: off by log2(n) round-offs of the norm of what is transformed."""
@@ -147,12 +146,12 @@ def resolve(text: str) -> Any:
 def functional(func: Any) -> Any:
     """The pure counterpart of an operation that writes in place or to ``out=``; None where there is none."""
     name = name_of(func).removesuffix("_")
-    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
+    arguments = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
     packet = getattr(aten, name, None)
     for overload in packet.overloads() if packet is not None else ():
-        one = getattr(packet, overload)
-        if not one._schema.is_mutable and [(a.name, str(a.type)) for a in one._schema.arguments] == wanted:
-            return one
+        pure = getattr(packet, overload)
+        if not pure._schema.is_mutable and [(a.name, str(a.type)) for a in pure._schema.arguments] == arguments:
+            return pure
     return None
 
 
@@ -192,10 +191,10 @@ def _grouped_mm(a: Tensor, b: Tensor, offs: Any = None, bias: Any = None, out_dt
     ends = offs.tolist()
     groups = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     if a.ndim == b.ndim == 2:
-        return torch.stack([a[:, one] @ b[one] for one in groups])
+        return torch.stack([a[:, group] @ b[group] for group in groups])
     if a.ndim == 2:
-        return torch.cat([a[one] @ b[i] for i, one in enumerate(groups)])
-    return torch.cat([a[i] @ b[:, one] for i, one in enumerate(groups)], -1)
+        return torch.cat([a[group] @ b[i] for i, group in enumerate(groups)])
+    return torch.cat([a[i] @ b[:, group] for i, group in enumerate(groups)], -1)
 
 
 _MADE_OF_OTHERS = ("_foreach_", "masked_scatter_backward")

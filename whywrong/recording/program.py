@@ -50,7 +50,7 @@ class Node:
     kwargs: dict[str, Any] = field(default_factory=dict)
     shape: tuple[int, ...] = ()
     dtype: str = ""
-    """What the program computes it in, where that is told; it is run again in float64 all the same."""
+    """What the program computes it in, where that is known; it is re-run in float64 all the same."""
     site: str = ""
     """The line of the reference that called it: file, number and text; nothing where no line did, as in a backward."""
     parents: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ def filled(value: Any, results: Mapping[int, Any]) -> Any:
     if isinstance(value, Ref):
         return results[value.id]
     if isinstance(value, (tuple, list)):
-        return [filled(one, results) for one in value]
+        return [filled(item, results) for item in value]
     return value
 
 
@@ -89,7 +89,7 @@ def call(node: Node, args: Any, kwargs: dict[str, Any], device: torch.device | N
 
 @dataclass
 class Program:
-    """Nodes in order; `values` holds inputs and constants, and what else is kept of the golden's results."""
+    """Nodes in order; `values` holds inputs and constants, by the numbers of their nodes."""
 
     nodes: list[Node] = field(default_factory=list)
     values: dict[int, Any] = field(default_factory=dict)
@@ -118,13 +118,13 @@ class Program:
 
     def cone(self, targets: Iterable[int], known: Collection[int]) -> list[int]:
         """What has to run for `targets`, in order. It does not go on behind `known`, but for a target itself."""
-        wanted = set(targets)
-        waiting = list(wanted)
+        cone = set(targets)
+        waiting = list(cone)
         for i in waiting:  # which grows meanwhile
-            fresh = [p for p in self.nodes[i].parents if p not in wanted and p not in known]
-            wanted.update(fresh)
+            fresh = [p for p in self.nodes[i].parents if p not in cone and p not in known]
+            cone.update(fresh)
             waiting += fresh
-        return sorted(wanted)
+        return sorted(cone)
 
     def before(self, target: int, known: Collection[int]) -> list[int]:
         """Those of `known` from which a target is computed, in order."""
@@ -159,7 +159,7 @@ class Program:
                 value = results[i] if i in results else self.values[i]
             else:
                 args = filled(node.args, results)
-                kwargs = {key: filled(one, results) for key, one in node.kwargs.items()}
+                kwargs = {key: filled(item, results) for key, item in node.kwargs.items()}
                 value = call(node, args, kwargs, device) if rule is None else rule(node, args, kwargs)
             results[i] = value if seen is None else seen(i, value)
             for parent in node.parents:

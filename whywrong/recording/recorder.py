@@ -54,7 +54,6 @@ _LISTENER: ContextVar[tuple[Callable[[str, Tensor], None], dict[int, Tensor]] | 
 BACKWARD = "backward"
 """The path of operations that compute gradients."""
 
-
 NARROW_DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -103,7 +102,7 @@ def _of_modes() -> Any:
 def unique(name: str, taken: Any) -> str:
     """`name`, or with #2, #3 and so on behind it where it is taken."""
     numbered = (f"{name}#{count}" for count in itertools.count(2))
-    return next(one for one in itertools.chain([name], numbered) if one not in taken)
+    return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in taken)
 
 
 class Watcher(TorchDispatchMode):
@@ -149,7 +148,7 @@ class Watcher(TorchDispatchMode):
             return
         if name == "add" and self.path == BACKWARD:  # autograd adds gradients up in an order of its own
             of = {a.data_ptr() for a in args if isinstance(a, Tensor)}
-            self.narrow += [(out, said) for x, said in self.narrow if x.data_ptr() in of][:1]
+            self.narrow += [(out, fields) for x, fields in self.narrow if x.data_ptr() in of][:1]
             return
         parts = out if isinstance(out, (tuple, list)) else (out,)
         if name in IN_STORAGE or (name == "convolution" and args[6]):  # transposed
@@ -197,15 +196,15 @@ class Recorder(Watcher):
                 self.bind(out, self.number(args[0]))
             return out
         if torch.Tag.nondeterministic_seeded in func.tags and name not in ("native_dropout", "dropout"):
-            return self._drawn(func, name, args, kwargs)
+            return self._sampled(func, name, args, kwargs)
         if name.startswith(("empty", "new_empty")):
             out = func(*args, **kwargs)
             self._blank.add(number := self.program.add(CONSTANT, value=torch.zeros_like(out)))
             self.bind(out.zero_(), number)
             return out
         if name in FROZEN:
-            says = "a tensor became a Python number: a branch or a size that it decides is the same for all inputs"
-            self.notes[f"{self._line}: {says}"] = None
+            note = "a tensor became a Python number: a branch or a size that it decides is the same for all inputs"
+            self.notes[f"{self._line}: {note}"] = None
             return func(*args, **kwargs)
         if func._schema.is_mutable and not name.startswith("_foreach_"):
             return self._in_place(func, name, args, kwargs)
@@ -232,13 +231,13 @@ class Recorder(Watcher):
     def number(self, tensor: Tensor) -> int:
         """The number of what a tensor holds now; a constant where nothing that was recorded made it."""
         storage, place = _key(tensor)
-        if (found := self._at[storage].get(place)) is not None:
-            if found in self._blank and bool(tensor.any()):
-                self.program.values[found] = widened(tensor.detach().clone())
-            return found
+        if (known := self._at[storage].get(place)) is not None:
+            if known in self._blank and bool(tensor.any()):
+                self.program.values[known] = widened(tensor.detach().clone())
+            return known
         if storage in self._flat:  # written to through another view since
-            given = (Ref(self._flat[storage]), *place[:3])
-            number = self.program.add(aten.as_strided.default, given, value=tensor.detach().clone())
+            view = (Ref(self._flat[storage]), *place[:3])
+            number = self.program.add(aten.as_strided.default, view, value=tensor.detach().clone())
         else:
             number = self.program.add(CONSTANT, value=real(tensor.detach()).clone())
             if tensor.is_complex():
@@ -270,7 +269,7 @@ class Recorder(Watcher):
             return value
         if value.is_quantized or value.layout != torch.strided:
             kind = f"a {value.dtype} tensor of layout {value.layout}"
-            raise UsageError(f"golden: {kind} cannot be recorded; expected dense numbers")
+            raise UsageError(f"golden: expected dense numbers, got {kind}")
         if self._as_written or value.dtype not in WIDENED_DTYPES:
             return value
         key = _key(value)
@@ -309,10 +308,10 @@ class Recorder(Watcher):
             self.report(func, args, out)
         return out
 
-    def _drawn(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _sampled(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         if not isinstance(out, Tensor):
-            raise self._refused(func, "draws more than one tensor; not recorded")
+            raise self._refused(func, "samples more than one tensor, and cannot be recorded")
         self.notes[f"{name} is random: what was sampled is kept as a constant"] = None
         number = self.program.add(CONSTANT, value=out.detach().clone())
         if func._schema.is_mutable:
@@ -326,7 +325,7 @@ class Recorder(Watcher):
         place = func._schema.arguments[written[0]].name
         target = args[written[0]] if written[0] < len(args) else kwargs.get(place)
         pure = functional(func)
-        if any(target is one for one in self._wide.values()):
+        if any(target is x for x in self._wide.values()):
             raise self._refused(func, "writes to a tensor from outside the program")
         if len(written) > 1 or not isinstance(target, Tensor) or not (pure or name in ("copy_", "zero_", "fill_")):
             raise self._refused(func, f"writes in place and cannot be recorded; write {instead(name)}")
@@ -351,20 +350,20 @@ class Recorder(Watcher):
         storage, place = _key(target)
         count = target.untyped_storage().nbytes() // target.element_size()
         if (before := self._flat.get(storage)) is None and target.numel() < count:
-            before = self._whole(target, count)
-        self._flat[storage] = self._laid(number, place, count, before)
+            before = self._contents(target, count)
+        self._flat[storage] = self._row(number, place, count, before)
         self._at[storage].clear()
         self.bind(target, number)
 
-    def _whole(self, target: Tensor, count: int) -> int:
+    def _contents(self, target: Tensor, count: int) -> int:
         """The contents of a tensor's whole storage, in one row: from a tensor that covers it, else a constant."""
         for place, number in self._at[_key(target)[0]].items():
             if math.prod(place[0]) == count:
-                return self._laid(number, place, count)
-        whole = target.new_empty(0).set_(target.untyped_storage(), 0, (count,), (1,))
-        return self.program.add(CONSTANT, value=whole.clone())
+                return self._row(number, place, count)
+        row = target.new_empty(0).set_(target.untyped_storage(), 0, (count,), (1,))
+        return self.program.add(CONSTANT, value=row.clone())
 
-    def _laid(self, number: int, place: tuple[Any, ...], count: int, row: int | None = None) -> int:
+    def _row(self, number: int, place: tuple[Any, ...], count: int, row: int | None = None) -> int:
         """A row of `count` elements with a result in its place, and elsewhere what `row` has, or zeros."""
         if row is None:
             row = self.program.add(aten.zeros.default, ([count],), {"dtype": place[3]}, shape=[count])

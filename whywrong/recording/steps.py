@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from whywrong.comparing.bounds import Bound
-from whywrong.comparing.comparison import as_tensor
+from whywrong.comparing.comparison import ArrayLike, as_tensor
 from whywrong.comparing.precision import Precision, from_fields
 from whywrong.errors import UsageError
 from whywrong.files import complete_file
@@ -27,7 +27,10 @@ ABOUT_STEP = ("inputs", "K")
 
 @dataclass(frozen=True)
 class Step:
-    """One intermediate tensor. `bound`, of a golden or a counterfactual, is what an implementation may be off there."""
+    """One intermediate tensor: its name, and its `value`, a tensor or an array of any shape.
+
+    `bound`, of a golden or a counterfactual, is what an implementation may be off there.
+    """
 
     name: str
     value: Any
@@ -37,11 +40,12 @@ class Step:
 class Trace:
     """Steps in the order in which they were computed, in memory or in a file, which is read a step at a time.
 
+    ``trace[name]`` is a step's value as it was added, of any shape and dtype; :meth:`read` gives it as a tensor.
     `about` is a file's metadata, `source` the file, and `ordered` says whether the order is known to be the program's;
     `note` says how the steps were named.
     """
 
-    def __init__(self, steps: Mapping[str, Any] | None = None, about: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, steps: Mapping[str, ArrayLike] | None = None, about: Mapping[str, Any] | None = None) -> None:
         self._steps: dict[str, tuple[Read, Bound | None]] = {}
         self.about, self.source, self.ordered, self.note = metadata(about or {}), "", True, ""
         for name, value in (steps or {}).items():
@@ -57,16 +61,16 @@ class Trace:
     @classmethod
     def lazy(cls, steps: Mapping[str, Read], about: Mapping[str, Any], source: str, ordered: bool) -> Trace:
         """Steps that are read when they are looked at, each by a function of its own."""
-        found = cls({}, about)
-        found._steps = {name: (read, None) for name, read in steps.items()}
-        found.source, found.ordered = source, ordered
-        return found
+        trace = cls({}, about)
+        trace._steps = {name: (read, None) for name, read in steps.items()}
+        trace.source, trace.ordered = source, ordered
+        return trace
 
     def named(self, names: Mapping[str, str], note: str = "") -> Trace:
         """The steps that `names` maps to others, by these, in its order; `note` says why."""
-        found = self.lazy({}, self.about, self.source, self.ordered)
-        found._steps, found.note = {new: self._steps[old] for old, new in names.items()}, note or self.note
-        return found
+        trace = self.lazy({}, self.about, self.source, self.ordered)
+        trace._steps, trace.note = {new: self._steps[old] for old, new in names.items()}, note or self.note
+        return trace
 
     @property
     def names(self) -> list[str]:
@@ -75,7 +79,7 @@ class Trace:
 
     @property
     def precision(self) -> Precision | None:
-        """What `about` declares; None where it says nothing. Raises UsageError for what is no Precision."""
+        """What `about` declares; None where it declares nothing. Raises UsageError for what is no Precision."""
         try:
             return from_fields(self.about["precision"]) if "precision" in self.about else None
         except UsageError as error:
@@ -85,11 +89,11 @@ class Trace:
     def texts(self) -> dict[str, str]:
         """Free text of the file."""
         steps = self.about.get("steps", {})
-        others = sorted({str(key) for said in steps.values() for key in said if key not in ABOUT_STEP})
+        others = sorted({str(key) for about in steps.values() for key in about if key not in ABOUT_STEP})
         texts = {"steps": f"{', '.join(others)}: not read"} if others else {}
         return texts | {key: str(value) for key, value in self.about.items() if key not in ABOUT}
 
-    def said(self, name: str) -> Mapping[str, Any]:
+    def step_metadata(self, name: str) -> Mapping[str, Any]:
         """What the metadata says of one step, by :data:`ABOUT_STEP`; empty where it says nothing."""
         return self.about.get("steps", {}).get(name, {})
 
@@ -127,31 +131,35 @@ def metadata(about: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
     `where` is what an error begins with.
     """
-    found: dict[str, Any] = dict(about)
-    for key in found.keys() & ABOUT.keys():
+    parsed: dict[str, Any] = dict(about)
+    for key in parsed.keys() & ABOUT.keys():
         with suppress(ValueError, RecursionError):
-            found[key] = json.loads(found[key]) if isinstance(found[key], str) else found[key]
-        if not isinstance(found[key], ABOUT[key]):
+            parsed[key] = json.loads(parsed[key]) if isinstance(parsed[key], str) else parsed[key]
+        if not isinstance(parsed[key], ABOUT[key]):
             raise UsageError(f"{where}metadata {key!r}: expected JSON, a {ABOUT[key].__name__}")
-    if not all(isinstance(name, str) for name in found.get("order", ())):
+    if not all(isinstance(name, str) for name in parsed.get("order", ())):
         raise UsageError(f"{where}metadata 'order': expected a list of names")
-    for name, said in found.get("steps", {}).items():
-        length, inputs = (said.get("K", 1), said.get("inputs", [])) if isinstance(said, dict) else (0, [])
-        right = type(length) is int and 0 < length < 1 << 62 and isinstance(inputs, list)
-        if not right or not all(isinstance(one, str) for one in inputs):
-            wanted = "inputs (a list of names) and K (the length of its sums)"
-            raise UsageError(f"{where}metadata 'steps', {name!r}: expected {wanted}, got {str(said)[:60]}")
-    return found
+    for name, fields in parsed.get("steps", {}).items():
+        length, inputs = (fields.get("K", 1), fields.get("inputs", [])) if isinstance(fields, dict) else (0, [])
+        valid = type(length) is int and 0 < length < 1 << 62 and isinstance(inputs, list)
+        if not valid or not all(isinstance(item, str) for item in inputs):
+            expected = "inputs (a list of names) and K (the length of its sums)"
+            raise UsageError(f"{where}metadata 'steps', {name!r}: expected {expected}, got {str(fields)[:60]}")
+    return parsed
 
 
-def as_trace(what: str, given: Any) -> Trace:
+Steps = Trace | Mapping[str, ArrayLike]
+"""What a trace may be given as: a Trace, or arrays by the names of steps, in order."""
+
+
+def as_trace(what: str, steps: Steps) -> Trace:
     """A trace, or a mapping of arrays as one. Raises UsageError, which calls it `what`, for anything else."""
-    if isinstance(given, Trace):
-        return given
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        kind = type(given).__name__
+    if isinstance(steps, Trace):
+        return steps
+    if not isinstance(steps, Mapping) or not all(isinstance(name, str) for name in steps):
+        kind = type(steps).__name__
         raise UsageError(f"{what}: expected a Trace, or a dict of arrays by the names of steps, got a {kind}")
-    return Trace(given)
+    return Trace(steps)
 
 
 def write_safetensors(path: Path | str, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> Path:
@@ -162,10 +170,12 @@ def write_safetensors(path: Path | str, tensors: Mapping[str, torch.Tensor], abo
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    whole = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}  # no shared memory
+    contiguous = {
+        name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()
+    }  # no shared memory
     try:
         with complete_file(path) as temporary:
-            save_file(whole, temporary, dict(about))
+            save_file(contiguous, temporary, dict(about))
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{path}: cannot be written ({error}); expected a file in a folder that is there") from None
     return path

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from whywrong.comparing.comparison import as_tensor, real
 from whywrong.errors import UsageError
-from whywrong.process_state import process_wide
 from whywrong.recording.recorder import BACKWARD, Watcher, listening
 from whywrong.torch_private import _disable_current_modes
 
@@ -54,26 +53,27 @@ def leaves_of(subject: Any, inputs: Any, named: Named, differentiate: bool, dtyp
 
     def leaf(name: str, value: Any) -> Any:
         if name in leaves:
-            raise UsageError(f"{name}: names two inputs; expected another keyword or key for one")
+            raise UsageError(f"{name}: expected one input of the name, got two; give one another keyword or key")
         if "complex" in str(value.dtype):
-            raise UsageError(f"{name}: is complex; expected its two parts, and torch.complex of them inside")
+            why = "give the two parts, and torch.complex of them inside"
+            raise UsageError(f"{name}: expected real or whole numbers, got complex ones; {why}")
         x = value if isinstance(value, Tensor) else as_tensor(name, value)
         floating = x.is_floating_point()
         copied = x.detach().clone() if dtype is None or not floating else x.detach().to(dtype, copy=True)
         leaves[name] = copied.requires_grad_(floating and differentiate)
         return value
 
-    # a fuzzing takes those that are tensors themselves for the first
-    given = sorted(_arguments(inputs, named).items(), key=lambda one: not isinstance(one[1], Tensor))
-    _replaced("", dict(given), leaf)
-    for name, x in given:
-        numbers = isinstance(x, (list, tuple)) and any(isinstance(one, (int, float, list, tuple)) for one in x)
-        if numbers and not any(one.startswith(f"{name}.") for one in leaves):
+    # whywrong.fuzz takes those that are tensors themselves for the first
+    arguments = sorted(_arguments(inputs, named).items(), key=lambda item: not isinstance(item[1], Tensor))
+    _replaced("", dict(arguments), leaf)
+    for name, x in arguments:
+        numbers = isinstance(x, (list, tuple)) and any(isinstance(item, (int, float, list, tuple)) for item in x)
+        if numbers and not any(leaf_name.startswith(f"{name}.") for leaf_name in leaves):
             raise UsageError(f"{name}: expected a tensor or an array, got a {type(x).__name__} of numbers")
     if isinstance(subject, torch.nn.Module):
         for name, parameter in (*subject.named_parameters(), *subject.named_buffers()):
             if name in leaves:
-                raise UsageError(f"{name}: names an input and a parameter; expected another keyword for the input")
+                raise UsageError(f"{name}: expected another keyword for the input, got the name of a parameter")
             if parameter.is_floating_point():
                 leaves[name] = parameter
     return leaves
@@ -84,16 +84,16 @@ def run_watched(
 ) -> Any:
     """One forward and, where there is what to differentiate, one backward, below `watcher`; `on_step` gets each step.
 
-    Returns the result of the forward.
+    Returns the result of the forward. The caller holds :data:`~whywrong.process_state.ALONE`.
     """
     module = isinstance(subject, torch.nn.Module)
     handles = _hooks(subject, watcher, on_step) if module and watcher is not None else []
-    with ExitStack() as stack, process_wide(), watcher or nullcontext(), listening(on_step, watcher):
+    with ExitStack() as stack, watcher or nullcontext(), listening(on_step, watcher):
         for handle in handles:
             stack.enter_context(handle)
-        given = _replaced("", _arguments(inputs, named), lambda name, _: _writable(leaves[name]))
-        output = subject(*list(given.values())[: len(inputs)], **{name: given[name] for name in named})
-        if not handles:  # else its hook has told them
+        arguments = _replaced("", _arguments(inputs, named), lambda name, _: _writable(leaves[name]))
+        output = subject(*list(arguments.values())[: len(inputs)], **{name: arguments[name] for name in named})
+        if not handles:  # else its hook has reported them
             for name, value in tensors_of(OUTPUT if module or not isinstance(output, dict) else "", output):
                 on_step(name, value)
         if watcher is not None:
@@ -132,7 +132,7 @@ def _parts(value: Any) -> dict[Any, Any]:
     if isinstance(value, (tuple, list)):
         return dict(enumerate(value))
     if is_dataclass(value) and not isinstance(value, (dict, type)):
-        return {one.name: getattr(value, one.name) for one in fields(value) if hasattr(value, one.name)}
+        return {field.name: getattr(value, field.name) for field in fields(value) if hasattr(value, field.name)}
     return value if isinstance(value, dict) else {}
 
 
@@ -160,22 +160,22 @@ def gradients(output: Any, loss: Loss, leaves: Leaves) -> Iterator[tuple[str, Te
     what sums to nothing. Nothing where nothing wants a gradient.
     """
     parts = [loss(output)] if loss is not None else [x for _, x in tensors_of(OUTPUT, output)]
-    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    differentiated = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     parts = [x for x in parts if x.requires_grad]
-    if not parts or not wanted:
+    if not parts or not differentiated:
         return
     generator = torch.Generator().manual_seed(0)
-    seeds = [torch.ones_like(x) if x.numel() == 1 else _draw(x, generator) for x in parts]
-    found = torch.autograd.grad(parts, list(wanted.values()), seeds, allow_unused=True)
-    for name, gradient in zip(wanted, found, strict=True):
+    seeds = [torch.ones_like(x) if x.numel() == 1 else _sample(x, generator) for x in parts]
+    results = torch.autograd.grad(parts, list(differentiated.values()), seeds, allow_unused=True)
+    for name, gradient in zip(differentiated, results, strict=True):
         if gradient is not None:
             yield f"{GRADIENT}{name}", gradient
 
 
-def _draw(x: Tensor, generator: torch.Generator) -> Tensor:
+def _sample(x: Tensor, generator: torch.Generator) -> Tensor:
     with _disable_current_modes():  # given to the backward, not computed by it
-        drawn = torch.randn(x.shape, generator=generator, dtype=torch.float32)
-        return drawn.to(torch.bfloat16).to(x.detach())  # the same numbers in any type
+        sampled = torch.randn(x.shape, generator=generator, dtype=torch.float32)
+        return sampled.to(torch.bfloat16).to(x.detach())  # the same numbers in any type
 
 
 def tensors_of(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:

@@ -28,7 +28,7 @@ def _run(words: Sequence[str]) -> int | None:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="whywrong", description="Find out why a kernel's or a model's numbers are wrong.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    about = "find the first step that differs from its golden; exit 0 for none, 1 for one"
+    about = "find where a trace first diverges from its golden; exit 0 if nowhere"
     example = "example:\n  whywrong diff golden.safetensors observed.safetensors --explain --html a.html"
     raw = argparse.RawDescriptionHelpFormatter
     sub = commands.add_parser("diff", help=about, description=about, epilog=example, formatter_class=raw)

@@ -49,13 +49,17 @@ def cases(device: Device) -> Iterator[Case]:
     for batch, length in SIZES:
         weights = sum(p.numel() for p in training.model_of(RUN, RUN.vocabulary).parameters())
         yield Case(
-            kernel="bert_training", mode="step", x_name="batch x length", x_value=f"{batch} x {length}",
+            kernel="bert_training",
+            mode="step",
+            x_name="batch x length",
+            x_value=f"{batch} x {length}",
             providers=[_provider(name, replace(RUN, batch=batch, length=length)) for name in PROVIDERS],
-            bytes=weights * 4 * 7, operations=0,
-        )  # fmt: skip
+            bytes=weights * 4 * 7,
+            operations=0,
+        )
 
 
-def _drawn(run: training.Run) -> tuple[Tensor, Tensor, Masking]:
+def _sampled(run: training.Run) -> tuple[Tensor, Tensor, Masking]:
     """ids [B, S] with masked places, and their labels."""
     how = Masking(run.vocabulary, 4, range(5))
     rng = np.random.default_rng(0)
@@ -77,7 +81,7 @@ def _provider(name: str, run: training.Run) -> Provider:
 
         The loss would not do: at its first weights any model has about the logarithm of the vocabulary.
         """
-        given, labels, _ = _drawn(run)
+        given, labels, _ = _sampled(run)
         few, wanted = given[:CHECKED].cuda(), labels[:CHECKED].cuda()
         model = _model(name, run).eval()
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
@@ -99,7 +103,7 @@ def _provider(name: str, run: training.Run) -> Provider:
 
 def times(name: str, run: training.Run) -> dict[str, float]:
     """Microseconds of a step in this process, which runs nothing else: as called, busy, and in a CUDA graph."""
-    given, labels, how = _drawn(run)
+    given, labels, how = _sampled(run)
     batch = [part.cuda() for part in (given, *places(labels, training.guesses(given.numel(), how)))]
     model = _model(name, run).train()
     optimizer = training.optimizer_of(model, run)

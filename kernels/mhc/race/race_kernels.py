@@ -11,7 +11,7 @@ def variant_kernel(
     out_ptr,
     squares_ptr,
     T,
-    one,
+    runtime_one,  # 1.0, unknown to the compiler
     K: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -25,8 +25,8 @@ def variant_kernel(
 
     BY_SPLIT: results go to row split T + t, as those of the operator, which may split K among programs; here there is
     one split, so that this is row t, which the compiler does not know. READERS 2: the squares read the tile of x that
-    the product reads, as in the projection; 1: there are no squares. GUARDED: the total is multiplied by `one`, which
-    is 1. PRODUCTS: "exact", or what tl.dot takes as input_precision.
+    the product reads, as in the projection; 1: there are no squares. GUARDED: the total is multiplied by `runtime_one`,
+    which is 1. PRODUCTS: "exact", or what tl.dot takes as input_precision.
     """
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     m = tl.arange(0, WIDTH)
@@ -42,7 +42,7 @@ def variant_kernel(
         else:
             total = tl.dot(x.to(tl.float32), phi, total, input_precision=PRODUCTS)
         if GUARDED:
-            total = total * one
+            total = total * runtime_one
         if READERS == 2:
             wide = x.to(tl.float32)
             squares += tl.sum(wide * wide, 1)

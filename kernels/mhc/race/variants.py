@@ -68,11 +68,11 @@ class Variant:
     def order(self, k: int) -> Order:
         """What to compile."""
         pointers = {"x_ptr": TYPES[self.dtype], "phi_ptr": "*bf16" if self.products == "exact" else "*fp32"}
-        signature = pointers | {"out_ptr": "*fp32", "squares_ptr": "*fp32", "T": "i32", "one": "fp32"}
+        signature = pointers | {"out_ptr": "*fp32", "squares_ptr": "*fp32", "T": "i32", "runtime_one": "fp32"}
         return Order("kernels.mhc.race.race_kernels:variant_kernel", signature, self.constants(k), 4, self.stages)
 
 
-WIDE = {"dtype": torch.float32, "columns": 64}
+FLOAT32_COLUMNS = {"dtype": torch.float32, "columns": 64}
 VARIANTS = {
     AS_IT_WAS: Variant(),
     "2 stages": Variant(stages=2),
@@ -84,9 +84,9 @@ VARIANTS = {
     "8 streams, 2 stages": Variant(stages=2, streams=8),
     "8 streams, one reader, 2 stages": Variant(stages=2, streams=8, readers=1),
     "8 streams, guarded, 2 stages": Variant(stages=2, streams=8, guarded=True),
-    "float32, one TF32 product": Variant(**WIDE, products="tf32"),
-    "float32, one TF32 product, guarded": Variant(**WIDE, products="tf32", guarded=True),
-    "float32, three TF32 products": Variant(**WIDE, products="tf32x3"),
+    "float32, one TF32 product": Variant(**FLOAT32_COLUMNS, products="tf32"),
+    "float32, one TF32 product, guarded": Variant(**FLOAT32_COLUMNS, products="tf32", guarded=True),
+    "float32, three TF32 products": Variant(**FLOAT32_COLUMNS, products="tf32x3"),
     "float16, three TF32 products": Variant(dtype=torch.float16, columns=64, products="tf32x3"),
 }
 

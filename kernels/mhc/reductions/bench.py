@@ -54,9 +54,14 @@ def _case(count: int, a: Tensor, b: Tensor, exact: Tensor, bound: object) -> Cas
                 print(f"  left out: {label}: {refused}")
     providers.append(provider("torch.dot", lambda: kept.update({"torch.dot": torch.dot(a, b)[None]})))
     return Case(
-        kernel="reductions", mode="forward", x_name="products", x_value=str(count), providers=providers,
-        bytes=8 * count, operations=2 * count,
-    )  # fmt: skip
+        kernel="reductions",
+        mode="forward",
+        x_name="products",
+        x_value=str(count),
+        providers=providers,
+        bytes=8 * count,
+        operations=2 * count,
+    )
 
 
 def _poison(out: Tensor) -> None:

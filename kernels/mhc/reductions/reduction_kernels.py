@@ -23,9 +23,18 @@ def _arrived(partial_ptr, PROGRAMS: tl.constexpr, BLOCK_P: tl.constexpr):
 
 @triton.jit(do_not_specialize=["COUNT"])
 def sum_kernel(
-    a_ptr, b_ptr, out_ptr, partial_ptr, counter_ptr, COUNT,
-    PROGRAMS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr, WAY: tl.constexpr,
-):  # fmt: skip
+    a_ptr,  # [COUNT], float32
+    b_ptr,  # [COUNT], float32
+    out_ptr,  # one number, float32
+    partial_ptr,  # [PROGRAMS], of the type that WAY adds in; not used by ATOMIC
+    counter_ptr,  # [1], int32; not used by ATOMIC and FLAGGED
+    COUNT,
+    PROGRAMS: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    WAY: tl.constexpr,
+):
     """out = sum of a b. ATOMIC adds to what out holds; the others write it, in an order that never changes.
 
     The counter counts arrivals, and the last to arrive adds. FLAGGED has no counter: a part and the flag that it is

@@ -16,22 +16,22 @@ class Event {
     // What is launched in `stream` from here on runs after what was recorded; nothing is waited for that never was.
     void before(cudaStream_t stream) { check(cudaStreamWaitEvent(stream, event_, 0), "ordering two streams"); }
 
-    long turn = 0;  // between which two joins of an Aside it was recorded last
+    long turn = 0;  // between which two joins of a SecondStream it was recorded last
 
    private:
     cudaEvent_t event_ = nullptr;
 };
 
-class Aside {
+class SecondStream {
    public:
-    explicit Aside(bool on) {
+    explicit SecondStream(bool on) {
         if (on) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     }
-    ~Aside() {
+    ~SecondStream() {
         if (stream_) cudaStreamDestroy(stream_);
     }
-    Aside(const Aside&) = delete;
-    Aside& operator=(const Aside&) = delete;
+    SecondStream(const SecondStream&) = delete;
+    SecondStream& operator=(const SecondStream&) = delete;
     cudaStream_t stream() const { return stream_; }
 
     // Launches `work` beside what follows and after all that is before it; `done` is when it has ended.

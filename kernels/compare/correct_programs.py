@@ -22,7 +22,7 @@ def read_record() -> dict[str, Any]:
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 
-def accused(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def flagged(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """For float32, float16 and bfloat16 storage: `count` flagged `of` correct programs, and the 95% `interval`."""
     rates = record["accused by"]["storage"]
     return {storage: rates[storage] for storage in ("float32", "float16", "bfloat16")}
@@ -30,7 +30,7 @@ def accused(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def by_chance(record: Mapping[str, Any]) -> float:
     """The p-value of the difference between the storage types flagged most and least, two-sided and conditional."""
-    rates = sorted(accused(record).values(), key=lambda rate: rate["count"] / rate["of"])
+    rates = sorted(flagged(record).values(), key=lambda rate: rate["count"] / rate["of"])
     least, most = rates[0], rates[-1]
     total = least["count"] + most["count"]
     share = most["of"] / (least["of"] + most["of"])
@@ -40,7 +40,7 @@ def by_chance(record: Mapping[str, Any]) -> float:
 def identified(record: Mapping[str, Any]) -> dict[str, dict[float, float]]:
     """For each storage the share of faults at their step, by the fault's size in roundings of the storage type."""
     by_storage = {}
-    for storage in accused(record):
+    for storage in flagged(record):
         sizes = {name: both["right first step"] for name, both in record["power"][storage].items()}
         shares = {float(name.split()[0]): s["count"] / s["of"] for name, s in sizes.items() if "roundings" in name}
         by_storage[storage] = dict(sorted(shares.items()))

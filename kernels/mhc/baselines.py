@@ -31,7 +31,7 @@ TRANSFORMER_ENGINE = "TRANSFORMER_ENGINE_DIR"
 
 
 @dataclass(frozen=True)
-class Peer:
+class Baseline:
     """An operator(x, phi, b, alpha), the constants that it computes with, and whether it multiplies by P^T."""
 
     name: str
@@ -105,9 +105,18 @@ def liger() -> Operator:
     def run(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
         c = Constants()
         pre, post, p = liger_mhc_coeffs(
-            x, phi, b, alpha[0], alpha[1], alpha[2], allow_fp32=True, tmax=c.iterations, rms_eps=c.norm_eps,
-            pre_eps=c.hc_eps, sinkhorn_eps=c.hc_eps,
-        )  # fmt: skip
+            x,
+            phi,
+            b,
+            alpha[0],
+            alpha[1],
+            alpha[2],
+            allow_fp32=True,
+            tmax=c.iterations,
+            rms_eps=c.norm_eps,
+            pre_eps=c.hc_eps,
+            sinkhorn_eps=c.hc_eps,
+        )
         return liger_mhc_post_res(x, liger_mhc_pre(x, pre), post, p)
 
     return run
@@ -168,11 +177,11 @@ def transformer_engine(deterministic: bool) -> Operator:
 
 
 _TE = Constants(norm_eps=torch.finfo(torch.float32).eps, hc_eps=0.0)
-PEERS = (
-    Peer("ours", ours, with_stored=True),
-    Peer("liger-kernel", liger, transposed=False),
-    Peer("transformer_engine, atomic", lambda: transformer_engine(False), _TE, interleaved=True),
-    Peer("transformer_engine, deterministic", lambda: transformer_engine(True), _TE, interleaved=True),
-    Peer("torch.compile", compiled),
-    Peer("torch eager", eager),
+BASELINES = (
+    Baseline("ours", ours, with_stored=True),
+    Baseline("liger-kernel", liger, transposed=False),
+    Baseline("transformer_engine, atomic", lambda: transformer_engine(False), _TE, interleaved=True),
+    Baseline("transformer_engine, deterministic", lambda: transformer_engine(True), _TE, interleaved=True),
+    Baseline("torch.compile", compiled),
+    Baseline("torch eager", eager),
 )

@@ -23,7 +23,7 @@ PAYLOAD = 0x1FFFFF  # one bit short, so that no poison is the all-ones NaN that 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each operand of each head lies, in float32 elements from the start of the arena."""
+    """Where each operand of each head lies, in float32 elements from the start of the buffer."""
 
     shapes: dict[str, tuple[int, int]]
     """Rows and columns of each operand, row-major."""
@@ -60,12 +60,12 @@ class Layout:
         return rows * columns
 
     def view(self, memory: torch.Tensor, name: str) -> torch.Tensor:
-        """Operand `name` of all heads as [heads, rows, columns], sharing memory with the arena."""
+        """Operand `name` of all heads as [heads, rows, columns], sharing memory with the buffer."""
         rows, columns = self.shapes[name]
         return memory.as_strided((self.heads, rows, columns), (self.stride, columns, 1), self.starts[name])
 
     def numpy_view(self, memory: np.ndarray, name: str) -> np.ndarray:
-        """As :meth:`view`, for a NumPy arena of any dtype."""
+        """As :meth:`view`, for a NumPy buffer of any dtype."""
         rows, columns = self.shapes[name]
         step = memory.itemsize
         return np.lib.stride_tricks.as_strided(
@@ -75,7 +75,7 @@ class Layout:
         )
 
     def guards(self) -> np.ndarray:
-        """True for each element of the arena that belongs to no operand."""
+        """True for each element of the buffer that belongs to no operand."""
         outside = np.ones(self.size, bool)
         for name in self.shapes:
             for head in range(self.heads):
@@ -101,7 +101,7 @@ def poison(size: int, device: str = "cpu") -> torch.Tensor:
 
 
 def allocate(layout: Layout, device: str = "cpu", unwritten: tuple[str, ...] = ()) -> torch.Tensor:
-    """A float32 arena on `device`: everything outside operands is poisoned, and so are the operands `unwritten`.
+    """A float32 buffer on `device`: everything outside operands is poisoned, and so are the operands `unwritten`.
 
     The others are zero, as fresh device memory often is, until they are filled.
     """
@@ -130,7 +130,7 @@ class Escapes:
 
 
 def escapes(layout: Layout, memory: torch.Tensor, result: str) -> Escapes:
-    """Look for reads and writes outside the operands of a poison-mode arena after `result` was computed."""
+    """Look for reads and writes outside the operands of a poison-mode buffer after `result` was computed."""
     bits = memory.view(torch.int32).cpu().numpy()
     intact = bits == poison(layout.size).numpy()
     untouched = layout.numpy_view(intact, result)
