@@ -15,7 +15,7 @@ RARE = 1e-6
 """What is less probable than that at the stated rate is no chance."""
 
 
-def test_draws_accused_are_as_rare_as_stated():
+def test_flagged_programs_are_as_rare_as_stated():
     found = rp.summary(rp.run(range(150)))
     print("\n".join(rp.printed(found)))
     assert not found["dishonest"]

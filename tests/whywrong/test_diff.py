@@ -69,7 +69,7 @@ def traces(tmp_path, golden_steps, observed_steps, about=None):
     return tmp_path / "g.safetensors", tmp_path / "o.safetensors"
 
 
-def test_plain_dumps_are_judged_as_a_whole_and_that_is_said(tmp_path, diff, capsys):
+def test_plain_dumps_are_checked_as_a_whole_and_that_is_said(tmp_path, diff, capsys):
     g = torch.randn(32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     paths = traces(tmp_path, {"a": g, "b": g @ g}, {"a": g.float(), "b": 1.001 * (g @ g).float()})
     code, said, _ = diff(*paths)
@@ -166,7 +166,7 @@ def test_prose_changes_nothing(tmp_path, diff):
     assert diff(*paths, "--precision", "storage=bfloat16")[0] == 1, "systematic, below one rounding"
 
 
-def test_a_promise_in_the_file_or_on_the_command_line_is_taken(tmp_path, diff):
+def test_a_declaration_in_the_file_or_on_the_command_line_is_taken(tmp_path, diff):
     g = torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     rounded = g.bfloat16().float()
     paths = traces(tmp_path, {"x": g}, {"x": rounded})
@@ -214,7 +214,7 @@ def test_a_step_that_a_plain_dump_lacks_is_missing_at_the_end_and_fused_before(t
     assert (code, said["first_divergent_step"]) == (1, "c")
 
 
-def test_several_runs_are_held_against_each_other(tmp_path, diff, capsys):
+def test_several_runs_are_compared_with_each_other(tmp_path, diff, capsys):
     g = torch.linspace(1.0, 2.0, 64, dtype=torch.float64).reshape(8, 8)
     paths = [Trace({"x": g}).save(tmp_path / "g.safetensors")]
     for i, change in enumerate((0.0, 2.0**-24, 0.5)):
@@ -236,7 +236,7 @@ def test_several_runs_are_held_against_each_other(tmp_path, diff, capsys):
     assert "every run gave the same bits in every step" in capsys.readouterr().out
 
 
-def test_runs_of_which_some_have_no_gradients_are_held_against_each_other(recorded, diff):
+def test_runs_of_which_some_have_no_gradients_are_compared_with_each_other(recorded, diff):
     right = whywrong.load(recorded / "right.safetensors")
     steps = {name: right[name] for name in right.names if "/" not in name}
     Trace({name: x for name, x in steps.items() if "grad:" not in name}).save(recorded / "forward.safetensors")
@@ -384,7 +384,7 @@ def network(dtype, wrong=None, layers=4):
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_right_network_without_a_program_is_not_accused(tmp_path, diff, dtype, known):
+def test_a_right_network_without_a_program_is_not_flagged(tmp_path, diff, dtype, known):
     for name, steps in zip("go", network(dtype), strict=True):
         save_file(steps, tmp_path / f"{name}.safetensors", {"order": json.dumps(list(steps))} if known else None)
     code, said, _ = diff(tmp_path / "g.safetensors", tmp_path / "o.safetensors")
@@ -422,11 +422,11 @@ def test_inputs_that_are_given_are_all_that_a_step_inherits(tmp_path, diff):
     generator = torch.Generator().manual_seed(0)
     g = {name: torch.randn(64, 64, dtype=torch.float64, generator=generator) for name in ("a", "b", "c")}
     o = {"a": g["a"].float(), "b": g["b"].bfloat16(), "c": (g["c"] * (1.0 + 2.0**-9)).float()}
-    promised = '{"steps": {"b": {"storage": "bfloat16"}}}'
+    declared = '{"steps": {"b": {"storage": "bfloat16"}}}'
     for inputs, first in ((["b"], None), (["a"], "c")):
         steps = json.dumps({"c": {"inputs": inputs}})
         o["c"] = (g["c"] * (1.0 + 2.0**-9 * torch.randn(64, 64, generator=generator).sign())).float()
-        paths = traces(tmp_path, g, o, {"steps": steps, "precision": promised})
+        paths = traces(tmp_path, g, o, {"steps": steps, "precision": declared})
         assert diff(*paths)[1]["first_divergent_step"] == first
 
 
@@ -456,7 +456,7 @@ def test_masks_and_whole_numbers_are_exact_and_choices_after_rounding_may_be_tie
     assert diff(*traces(tmp_path, {"x": x, "best": best}, {"x": x, "best": rounded}))[0] == 1, "nothing was rounded"
 
 
-def test_a_type_that_was_not_promised_is_recognised(tmp_path, diff):
+def test_a_type_that_was_not_declared_is_recognised(tmp_path, diff):
     paths = traces(tmp_path, *network(torch.bfloat16))
     hint = "this looks like bfloat16: declare it with --precision storage=bfloat16"
     code, said, _ = diff(*paths, "--precision", "storage=float32")

@@ -29,12 +29,12 @@ def tables(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "attention", "layers"), [("llama", "sdpa", 1), ("bert", "eager", 1), ("mamba", "none", 2)]
 )
-def test_a_right_model_is_not_accused(name, attention, layers, dtype):
+def test_a_right_model_is_not_flagged(name, attention, layers, dtype):
     case = models.measure(name, dtype, attention, backward=False, num_hidden_layers=layers)
     assert not case.accused, f"{case.first}: {case.words}"
 
 
-def test_a_right_model_with_gradients_is_not_accused():
+def test_a_right_model_with_gradients_is_not_flagged():
     case = models.measure("bert", "float32", "eager", backward=True, num_hidden_layers=1)
     assert not case.accused, f"{case.first}: {case.words}"
 
@@ -105,7 +105,7 @@ def _broken(rows, wrong):
 @pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "gradients"])
 @pytest.mark.parametrize("dtype", models.DTYPES)
-def test_no_right_model_is_accused(dtype, backward, tables):
+def test_no_right_model_is_flagged(dtype, backward, tables):
     rows = [models.measure(*case, backward) for case in models.cases((dtype,), (), ("eager", "sdpa"))]
     models.write(tables / f"right_{dtype}_{'gradients' if backward else 'forward'}.csv", rows, models.Case)
     assert _broken(rows, lambda row: row.accused) == []

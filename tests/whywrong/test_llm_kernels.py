@@ -26,7 +26,7 @@ def test_there_are_16_right_ones_and_10_faulty_ones():
 
 
 @pytest.mark.parametrize("name", kernels.RIGHT)
-def test_a_right_kernel_is_not_accused(name, device):
+def test_a_right_kernel_is_not_flagged(name, device):
     found = hunt(kernels.RIGHT[name], name, device, 3, 1 << 7)
     assert found.examples == 3
     assert not found.found, found
@@ -34,7 +34,7 @@ def test_a_right_kernel_is_not_accused(name, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", kernels.RIGHT)
-def test_a_right_kernel_is_not_accused_in_50_examples(name, device):
+def test_a_right_kernel_is_not_flagged_in_50_examples(name, device):
     found = hunt(kernels.RIGHT[name], name, device, 50, 1 << 9)
     assert found.examples >= 30
     assert not found.found, found

@@ -26,7 +26,7 @@ def chain(x, w, v):
     return step("scaled", mixed * 0.1 + 1.0)
 
 
-def drawn(seed=0, dtype=torch.float32):
+def sampled(seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     shapes = {"x": (24, 16), "w": (40, 16), "v": (40, 12)}
     return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
@@ -48,13 +48,13 @@ def run(inputs, **changes):
 
 
 def test_a_right_run_diverges_nowhere():
-    x = drawn()
+    x = sampled()
     assert localise(run(x), golden(chain, **x), precision=FLOAT32).first is None
 
 
 @pytest.mark.parametrize("name", ["scores", "p", "mixed", "scaled"])
 def test_an_error_is_own_where_it_is_made_and_inherited_behind_it(name):
-    x = drawn()
+    x = sampled()
     found = localise(run(x, **{name: lambda t: t * 1.001}), golden(chain, **x), precision=FLOAT32)
     assert (found.first, found.own) == (name, [name])
     after = ["scores", "p", "mixed", "scaled"]
@@ -62,7 +62,7 @@ def test_an_error_is_own_where_it_is_made_and_inherited_behind_it(name):
 
 
 def test_two_faults_are_both_found():
-    x = drawn()
+    x = sampled()
     found = localise(
         run(x, scores=lambda t: t * 1.01, mixed=lambda t: t.roll(1, 0)), golden(chain, **x), precision=FLOAT32
     )
@@ -70,7 +70,7 @@ def test_two_faults_are_both_found():
 
 
 def test_steps_that_a_fused_kernel_does_not_record_are_stepped_over():
-    x = drawn()
+    x = sampled()
     whole = run(x, mixed=lambda t: t * 1.001)
     found = localise({"scores": whole["scores"], "mixed": whole["mixed"]}, golden(chain, **x), precision=FLOAT32)
     assert (found.first, found.own) == ("mixed", ["mixed"])
@@ -79,7 +79,7 @@ def test_steps_that_a_fused_kernel_does_not_record_are_stepped_over():
 
 
 def test_a_missing_step_a_wrong_shape_and_nan_are_divergences_and_no_exceptions():
-    x = drawn()
+    x = sampled()
     recorded = golden(chain, **x)
     right = run(x)
     assert localise({"scores": right["scores"][:3]}, recorded, precision=FLOAT32).first == "scores"
@@ -92,24 +92,24 @@ def test_a_missing_step_a_wrong_shape_and_nan_are_divergences_and_no_exceptions(
 
 
 def test_another_input_than_the_goldens_is_said():
-    x = drawn()
+    x = sampled()
     found = localise(run(x | {"w": x["w"] * 1.001}), golden(chain, **x), precision=FLOAT32)
     assert (found.first, found.own) == ("w", ["w"])
     assert "not the golden's input" in found.findings["w"].words
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_narrow_run_is_right_within_what_it_promised_and_wrong_within_less(dtype):
-    x, name = drawn(dtype=dtype), str(dtype).removeprefix("torch.")
-    promised = Precision(storage=name, products=name, eager=True)
-    assert localise(run(x), golden(chain, **x), precision=promised).first is None
-    assert localise(run(x, p=lambda t: t * 1.02), golden(chain, **x), precision=promised).own == ["p"]
+def test_a_narrow_run_is_right_within_what_it_declared_and_wrong_within_less(dtype):
+    x, name = sampled(dtype=dtype), str(dtype).removeprefix("torch.")
+    declared = Precision(storage=name, products=name, eager=True)
+    assert localise(run(x), golden(chain, **x), precision=declared).first is None
+    assert localise(run(x, p=lambda t: t * 1.02), golden(chain, **x), precision=declared).own == ["p"]
     wide = {key: value.float() for key, value in x.items()}
     assert localise(run(wide, p=lambda t: t.to(dtype).float()), golden(chain, **wide), precision=FLOAT32).own == ["p"]
 
 
 def test_a_fused_kernel_may_go_on_with_what_it_had_in_registers():
-    x = drawn(dtype=torch.bfloat16)
+    x = sampled(dtype=torch.bfloat16)
     s = run({name: value.float() for name, value in x.items()})
     fused = Trace({name: s[name].bfloat16() for name in s.names})  # nothing was rounded on the way
     found = localise(fused, golden(chain, **x), precision=Precision(storage="bfloat16"))
@@ -152,8 +152,8 @@ def test_its_inputs_may_have_been_stored_while_it_had_steps_in_registers():
     assert found.findings["c"].reading == ROUNDED
 
 
-def test_tf32_is_right_only_where_it_was_promised():
-    x = drawn()
+def test_tf32_is_right_only_where_it_was_declared():
+    x = sampled()
     cut = {name: ((v.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32) for name, v in x.items()}
     observed = run(x, scores=lambda _: cut["x"] @ cut["w"].T)
     assert localise(observed, golden(chain, **x), precision=Precision(products="tf32")).first is None
@@ -169,10 +169,10 @@ def test_a_product_that_is_written_out_and_summed_may_be_a_product_of_matrices()
     recorded = golden(lambda a, b: {"c": (b[..., None] * a).sum(-2)}, a=a, b=b)
     cut = b.bfloat16().float() + (b - b.bfloat16().float()).bfloat16().float()
     c = (cut.double()[..., None] * a.double()).sum(-2).bfloat16()
-    promised = Precision(products="bfloat16x2")
-    assert localise({"a": a, "b": b, "c": c}, recorded, precision=promised).first is None
+    declared = Precision(products="bfloat16x2")
+    assert localise({"a": a, "b": b, "c": c}, recorded, precision=declared).first is None
     c = (b.bfloat16().double()[..., None] * a.double()).sum(-2).bfloat16()
-    assert localise({"a": a, "b": b, "c": c}, recorded, precision=promised).first == "c"
+    assert localise({"a": a, "b": b, "c": c}, recorded, precision=declared).first == "c"
 
 
 @pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16])
@@ -189,18 +189,18 @@ def test_factors_that_are_rounded_to_what_is_stored_hide_no_wrong_number_of_the_
     weights = torch.softmax(h.float(), -1).to(storage).float()
     right = {"x": x, "w": w, "v": v, "h": h, "y": h.float() @ v.float(), "z": weights @ v.float()}
     recorded = golden(reference, x=x, w=w, v=v)
-    for promised in (Precision(), Precision(storage), Precision(storage, steps={"y": {"storage": "float32"}})):
+    for declared in (Precision(), Precision(storage), Precision(storage, steps={"y": {"storage": "float32"}})):
         for name in ("y", "z"):
-            kept = right if promised.storage is None else right | {"z": right["z"].to(storage)}
-            kept = kept if promised.storage is None or promised.steps else kept | {"y": right["y"].to(storage)}
-            assert localise(kept, recorded, precision=promised).first is None
+            kept = right if declared.storage is None else right | {"z": right["z"].to(storage)}
+            kept = kept if declared.storage is None or declared.steps else kept | {"y": right["y"].to(storage)}
+            assert localise(kept, recorded, precision=declared).first is None
             wrong = kept | {name: (1.01 * kept[name].float()).to(kept[name].dtype)}
-            assert localise(wrong, recorded, precision=promised).first == name, (promised, name)
+            assert localise(wrong, recorded, precision=declared).first == name, (declared, name)
 
 
 @pytest.mark.parametrize("written_out", [False, True])
 @pytest.mark.parametrize("products", ["bfloat16x2", "tf32x3", "bfloat16"])
-def test_sums_of_products_that_tensor_cores_truncate_are_right_where_such_products_are_promised(products, written_out):
+def test_sums_of_products_that_tensor_cores_truncate_are_right_where_such_products_are_declared(products, written_out):
     """Every addition truncated to 24 bits: each element falls short of its value by a like part."""
     generator = torch.Generator().manual_seed(5)
     a, b = (torch.rand(64, 512, generator=generator).bfloat16() for _ in range(2))
@@ -228,25 +228,25 @@ def test_below_the_elementwise_bound_structure_is_seen():
     a = torch.randn(64, 4096, generator=generator).bfloat16()
     b = torch.randn(4096, 64, generator=generator).bfloat16()
     recorded = golden(lambda a, b: {"c": a @ b}, a=a, b=b)
-    promised = Precision(storage="bfloat16", products="bfloat16")
+    declared = Precision(storage="bfloat16", products="bfloat16")
     c = a.float() @ b.float()
-    assert localise({"a": a, "b": b, "c": c.bfloat16()}, recorded, precision=promised).first is None
-    found = localise({"a": a, "b": b, "c": (1.001 * c).bfloat16()}, recorded, precision=promised).findings["c"]
+    assert localise({"a": a, "b": b, "c": c.bfloat16()}, recorded, precision=declared).first is None
+    found = localise({"a": a, "b": b, "c": (1.001 * c).bfloat16()}, recorded, precision=declared).findings["c"]
     assert found.own.ok, "no element is impossible"
     assert "systematic" in found.words
 
 
 @pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("promised", [True, False], ids=["promised", "each its own dtype"])
-def test_where_steps_are_stored_in_16_bits_products_take_such_numbers(storage, promised):
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "each its own dtype"])
+def test_where_steps_are_stored_in_16_bits_products_take_such_numbers(storage, declared):
     """The probabilities of flash attention, and what stands before the second product of a feed-forward layer."""
 
     def reference(q, k, v, w):
         mixed = step("mixed", torch.softmax(q @ k.mT, -1) @ v)
         return {"output": torch.relu(mixed @ w).square() @ w.mT}
 
-    precision = Precision(storage) if promised else Precision()
-    accused = {"as they are": [], "cut": [], "cut, ieee": []}
+    precision = Precision(storage) if declared else Precision()
+    flagged = {"as they are": [], "cut": [], "cut, ieee": []}
     for seed in range(8):
         generator = torch.Generator().manual_seed(seed)
         q, k, v = (torch.randn(4, 37, 16, generator=generator).to(storage) for _ in range(3))
@@ -257,13 +257,13 @@ def test_where_steps_are_stored_in_16_bits_products_take_such_numbers(storage, p
             mixed = (cut(torch.softmax(a @ b.mT, -1)) @ c).to(storage)
             output = (cut(torch.relu(mixed.float() @ w).square()) @ w.mT).to(storage)
             observed = given | {"mixed": mixed, "output": output}
-            accused[name] += [localise(observed, recorded, precision=precision).first]
+            flagged[name] += [localise(observed, recorded, precision=precision).first]
             if name == "cut":
-                accused["cut, ieee"] += [
+                flagged["cut, ieee"] += [
                     localise(observed, recorded, precision=replace(precision, products="ieee")).first
                 ]
-    assert {*accused["as they are"], *accused["cut"]} == {None}
-    assert accused["cut, ieee"].count(None) <= 2, "a declaration of products as they are is held to"
+    assert {*flagged["as they are"], *flagged["cut"]} == {None}
+    assert flagged["cut, ieee"].count(None) <= 2, "a declaration of products as they are is held to"
 
 
 @pytest.mark.parametrize("mask", [-torch.inf, -1e4, -1e9, torch.finfo(torch.float32).min])
@@ -327,24 +327,24 @@ def test_a_clean_port_of_a_transformer_block_is_right_at_every_step(train):
 
 
 def test_nothing_said_is_a_guess_and_the_result_says_so():
-    x = drawn()
+    x = sampled()
     found = localise(run(x), golden(chain, **x))
     assert found.guessed
     assert "a guess from the dtypes" in str(found)
     assert not localise(run(x), golden(chain, **x), precision=FLOAT32).guessed
 
 
-def test_float32_dumped_as_float64_is_judged_as_float32_and_float64_is_not():
-    x = drawn()
+def test_float32_dumped_as_float64_is_checked_as_float32_and_float64_is_not():
+    x = sampled()
     recorded = golden(chain, **x)
     wide = {one.name: one.value.double() for one in run(x)}
     found = localise(wide, recorded)
     assert (found.first, found.guessed, found.precision.storage) == (None, True, "float32")
     assert WIDENED in found.notes
     assert localise(wide | {"p": (1.001 * wide["p"]).float().double()}, recorded).first == "p"
-    promised = localise(wide, recorded, precision=Precision("float64", accumulate="float64"))
-    assert promised.first is not None
-    assert any("storage=float32" in note for note in promised.notes)
+    declared = localise(wide, recorded, precision=Precision("float64", accumulate="float64"))
+    assert declared.first is not None
+    assert any("storage=float32" in note for note in declared.notes)
 
     right = {name: recorded[name] for name in recorded.names}
     assert localise(right, recorded).precision.storage is None
@@ -359,17 +359,17 @@ def test_the_stated_false_alarm_rate_is_kept():
     """150 clean runs, in float32 and bfloat16; at the stated 1e-3 a trace one alarm has a chance of 14%, two of 1%."""
     alarms = 0
     for seed in range(75):
-        for dtype, promised in (
+        for dtype, declared in (
             (torch.float32, FLOAT32),
             (torch.bfloat16, Precision(storage="bfloat16", products="bfloat16", eager=True)),
         ):
-            x = drawn(seed, dtype)
-            alarms += localise(run(x), golden(chain, **x), precision=promised).first is not None
+            x = sampled(seed, dtype)
+            alarms += localise(run(x), golden(chain, **x), precision=declared).first is not None
     assert alarms <= 1
 
 
 def test_bounds_of_a_whole_program_hold_and_are_not_idle():
-    x = drawn()
+    x = sampled()
     exact = bounded(golden(chain, **x), precision=FLOAT32)
     seen = run(x)
     for name in ("scores", "p", "mixed", "scaled"):
@@ -377,8 +377,8 @@ def test_bounds_of_a_whole_program_hold_and_are_not_idle():
         assert 0.01 < float(share) < 1.0
 
 
-def test_bounds_of_a_whole_program_follow_what_each_step_was_promised():
-    x = drawn()
+def test_bounds_of_a_whole_program_follow_what_each_step_was_declared():
+    x = sampled()
     narrow = bounded(golden(chain, **x), precision=Precision(steps={"scores": {"products": "tf32"}}))
     exact = bounded(golden(chain, **x), precision=FLOAT32)
     grown = {n: float((narrow.step(n).bound.absolute / exact.step(n).bound.absolute).median()) for n in ("scores", "p")}
@@ -388,8 +388,8 @@ def test_bounds_of_a_whole_program_follow_what_each_step_was_promised():
     assert float((first.step("scores").bound.absolute / exact.step("scores").bound.absolute).max()) == 1.0
 
 
-def test_steps_without_a_program_are_judged_as_a_whole_and_that_is_said():
-    x = drawn()
+def test_steps_without_a_program_are_checked_as_a_whole_and_that_is_said():
+    x = sampled()
     alone = golden(chain, **x).trace()
     assert localise(run(x), alone, precision=FLOAT32).first is None
     found = localise(run(x, p=lambda t: t * 1.001), alone, precision=FLOAT32)
@@ -406,7 +406,7 @@ def test_a_bound_of_ones_own_is_taken():
 
 
 def test_names_may_be_mapped_and_wrong_ones_are_refused():
-    x = drawn()
+    x = sampled()
     recorded, seen = golden(chain, **x), run(x)
     other = Trace({"q.k" if name == "scores" else name: seen[name] for name in seen.names})
     found = localise(other, recorded, precision=FLOAT32, names={"scores": "q.k"})
@@ -427,12 +427,12 @@ def test_names_may_be_mapped_and_wrong_ones_are_refused():
 def test_float64_of_any_size_is_compared(size):
     x = torch.linspace(1.0, 2.0, 50, dtype=torch.float64) * size
     recorded = golden(lambda x: {"y": x * 0.5}, x=x)
-    promised = Precision(accumulate="float64")
-    assert localise({"x": x, "y": x * 0.5}, recorded, precision=promised).first is None
-    assert localise({"x": x, "y": x * 0.50001}, recorded, precision=promised).first == "y"
+    declared = Precision(accumulate="float64")
+    assert localise({"x": x, "y": x * 0.5}, recorded, precision=declared).first is None
+    assert localise({"x": x, "y": x * 0.50001}, recorded, precision=declared).first == "y"
     alone = Trace({"y": x * 0.5})
-    assert localise({"y": x * 0.5}, alone, precision=promised).first is None
-    assert localise({"y": x * 0.51}, alone, precision=promised).first == "y"
+    assert localise({"y": x * 0.5}, alone, precision=declared).first is None
+    assert localise({"y": x * 0.51}, alone, precision=declared).first == "y"
 
 
 def test_weights_that_the_observed_does_not_tell_may_have_been_stored_in_its_type():
@@ -587,9 +587,9 @@ def test_a_programs_own_numbers_may_be_rounded_to_an_eager_narrow_type(f, rng):
     """Most of torch's CPU kernels do so: their results have the bits of those with the rounded number."""
     for _ in range(3):
         x = torch.from_numpy(rng.standard_normal((63, 65))).bfloat16()
-        promised = Precision(storage="bfloat16", eager=True)
-        assert localise(capture(f, x), golden(f, x), precision=promised).first is None
-        assert localise(capture(lambda x: f(x) * 1.01, x), golden(f, x), precision=promised).first is not None
+        declared = Precision(storage="bfloat16", eager=True)
+        assert localise(capture(f, x), golden(f, x), precision=declared).first is None
+        assert localise(capture(lambda x: f(x) * 1.01, x), golden(f, x), precision=declared).first is not None
 
 
 EAGER = Precision(storage="bfloat16", eager=True)
@@ -621,9 +621,9 @@ def test_functions_may_lose_what_is_below_the_normal_numbers(rng):
 def test_half_precision_between_operations_has_subnormal_numbers_too(rng):
     x = torch.from_numpy(rng.standard_normal((40, 32)) * 1e-4).half()
     recorded = golden(lambda x: step("y", x * x * 3.0), x)
-    promised = Precision(storage="float16", eager=True)
-    assert localise({"input.0": x, "y": x * x * 3.0}, recorded, precision=promised).first is None
-    assert localise({"input.0": x, "y": x * x * 3.0 + 1e-6}, recorded, precision=promised).first == "y"
+    declared = Precision(storage="float16", eager=True)
+    assert localise({"input.0": x, "y": x * x * 3.0}, recorded, precision=declared).first is None
+    assert localise({"input.0": x, "y": x * x * 3.0 + 1e-6}, recorded, precision=declared).first == "y"
 
 
 def test_an_rms_norm_without_eps_has_that_of_float32(rng):
@@ -659,16 +659,16 @@ def test_pools_and_upsampling_are_recorded_forward_and_backward(f, rng, tmp_path
     assert localise(spoilt, recorded, precision=FLOAT32).first == "grad:input.0"
 
 
-def test_a_row_longer_than_a_block_is_judged_in_pieces(rng):
+def test_a_row_longer_than_a_block_is_checked_in_pieces(rng):
     right = rng.standard_normal(BLOCK_ELEMENTS + 2 * SAMPLED_ELEMENTS + 5).astype(np.float32)
 
-    def judged(change):
+    def checked(change):
         observed = right.copy()
         observed[change] *= np.float32(1.0 + 2.0**-22)
         return localise({"x": observed}, Trace({"x": right}), precision=FLOAT32).findings["x"]
 
-    assert judged(slice(0)).words == "ok"
-    assert judged(slice(BLOCK_ELEMENTS)).structure.worst.name == "slope"
+    assert checked(slice(0)).words == "ok"
+    assert checked(slice(BLOCK_ELEMENTS)).structure.worst.name == "slope"
     for place in (0, BLOCK_ELEMENTS - 1, BLOCK_ELEMENTS + SAMPLED_ELEMENTS, BLOCK_ELEMENTS + 2 * SAMPLED_ELEMENTS + 4):
         observed = right.copy()
         observed[place] += 1.0
@@ -747,15 +747,15 @@ class Rotary(nn.Module):
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(3))
 def test_sums_whose_neighbours_are_alike_and_positions_that_are_whole_numbers_are_right(seed, kind):
-    promised = FLOAT32 if kind == torch.float32 else Precision(storage="bfloat16", accumulate="bfloat16", eager=True)
+    declared = FLOAT32 if kind == torch.float32 else Precision(storage="bfloat16", accumulate="bfloat16", eager=True)
     torch.manual_seed(seed)
     for layer, x in ((Residual(), torch.randn(4, 3, 9, 9).to(kind)), (Rotary(), torch.randint(50, (3, 11)))):
         layer.to(kind)
         recorded = golden(layer, x)
-        assert localise(capture(layer, x), recorded, precision=promised).first is None
+        assert localise(capture(layer, x), recorded, precision=declared).first is None
         last = list(layer.parameters())[-1]
         last.data += 0.5
-        wrong = localise(capture(layer, x), recorded, precision=promised)
+        wrong = localise(capture(layer, x), recorded, precision=declared)
         assert wrong.first is not None
 
 
@@ -771,7 +771,7 @@ def test_an_eager_port_in_any_type_is_right_by_what_its_capture_says(seed):
     assert found.precision == Precision(eager=True)
 
 
-def test_a_promise_is_kept_or_broken(rng):
+def test_a_declaration_is_kept_or_broken(rng):
     x = torch.from_numpy(rng.standard_normal((64, 64))).float()
     recorded = golden(lambda x: step("y", torch.softmax(x, -1)), x)
     observed = {"input.0": x, "y": torch.softmax(x, -1).bfloat16()}
@@ -845,14 +845,14 @@ def test_states_of_a_stack_may_have_been_stored_one_by_one():
 
     states, last = scan(x.float(), lambda h: h.bfloat16().float())
     recorded = golden(lambda x: scan(x, lambda h: h)[1], x=x)
-    promised = Precision(storage="bfloat16")
+    declared = Precision(storage="bfloat16")
     assert (
-        localise({"x": x, "h": states.bfloat16(), "output": last.bfloat16()}, recorded, precision=promised).first
+        localise({"x": x, "h": states.bfloat16(), "output": last.bfloat16()}, recorded, precision=declared).first
         is None
     )
     states[5:] *= 1.02
     assert (
-        localise({"x": x, "h": states.bfloat16(), "output": last.bfloat16()}, recorded, precision=promised).first == "h"
+        localise({"x": x, "h": states.bfloat16(), "output": last.bfloat16()}, recorded, precision=declared).first == "h"
     )
 
 
@@ -871,10 +871,10 @@ def test_a_backward_may_start_from_what_was_stored():
     ds = p * (weights @ c.T - (weights * o.float()).sum(-1, keepdim=True)) / 4
     observed = {"q": q, "k": k, "v": v, "o": o, "grad:q": ds @ b, "grad:k": ds.T @ a, "grad:v": p.T @ weights}
     observed = {name: x.bfloat16() for name, x in observed.items()}
-    recorded, promised = golden(reference, q=q, k=k, v=v), Precision(storage="bfloat16")
-    assert localise(observed, recorded, precision=promised).first is None
+    recorded, declared = golden(reference, q=q, k=k, v=v), Precision(storage="bfloat16")
+    assert localise(observed, recorded, precision=declared).first is None
     observed["grad:k"] = (1.05 * (ds.T @ a)).bfloat16()
-    assert localise(observed, recorded, precision=promised).first == "grad:k"
+    assert localise(observed, recorded, precision=declared).first == "grad:k"
 
 
 def test_registers_after_a_wrong_step_are_no_error_of_their_own():
@@ -907,7 +907,7 @@ def test_what_overflows_because_of_a_step_before_is_inherited():
     assert unasked.own == ["b"]
 
 
-def test_a_promise_that_is_wider_than_need_be_is_kept():
+def test_a_declaration_that_is_wider_than_need_be_is_kept():
     d = torch.rand(400, 5, generator=torch.Generator().manual_seed(9)) * 0.4
     recorded = golden(lambda d: step("w", torch.exp(-d) / torch.exp(-d).sum(-1, keepdim=True)), d=d)
     w = torch.exp(-d) / torch.exp(-d).sum(-1, keepdim=True)
@@ -945,24 +945,24 @@ def test_a_mask_over_a_whole_row_is_a_mask_and_no_number_is():
     assert localise(observed, golden(masked, x=x), precision=FLOAT32).first == "scores"
 
 
-def test_another_formula_may_be_right_to_the_larger_of_its_terms_if_that_is_promised():
+def test_another_formula_may_be_right_to_the_larger_of_its_terms_if_that_is_declared():
     def reference(x, y):
         return (x[:, None] - y[None]).square().sum(-1)
 
     def expanded(x, y):
         return x.square().sum(-1)[:, None] + y.square().sum(-1)[None] - 2 * x @ y.T
 
-    promised = Precision(storage="float32", normwise=True)
+    declared = Precision(storage="float32", normwise=True)
     for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
         x, y = (torch.randn(n, 6, generator=generator) for n in (45, 33))
         recorded, distance = golden(reference, x=x, y=y), expanded(x, y)
-        assert localise({"x": x, "y": y, "output": distance}, recorded, precision=promised).first is None
-        assert localise({"x": x, "y": y, "output": distance * 1.001}, recorded, precision=promised).first == "output"
+        assert localise({"x": x, "y": y, "output": distance}, recorded, precision=declared).first is None
+        assert localise({"x": x, "y": y, "output": distance * 1.001}, recorded, precision=declared).first == "output"
 
 
-def test_a_convolution_by_fourier_transform_may_be_promised():
-    promised = Precision(storage="float32", normwise=True)
+def test_a_convolution_by_fourier_transform_may_be_declared():
+    declared = Precision(storage="float32", normwise=True)
     for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
         u = torch.randn(4, 75, generator=generator)
@@ -974,9 +974,9 @@ def test_a_convolution_by_fourier_transform_may_be_promised():
             return nn.functional.conv1d(nn.functional.pad(u[None], (74, 0)), f.flip(-1)[:, None], groups=4)[0]
 
         recorded = golden(reference, u=u, f=f)
-        assert localise({"u": u, "f": f, "output": y}, recorded, precision=promised).first is None
+        assert localise({"u": u, "f": f, "output": y}, recorded, precision=declared).first is None
         y[2, 40] += 1e-4
-        assert localise({"u": u, "f": f, "output": y}, recorded, precision=promised).first == "output"
+        assert localise({"u": u, "f": f, "output": y}, recorded, precision=declared).first == "output"
 
 
 def test_what_underflows_in_a_dump_without_a_program_is_no_error_and_is_inherited():
@@ -1031,7 +1031,7 @@ def test_a_number_that_left_the_program_is_named():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_gpus_steps_are_judged_where_they_are(whole):
+def test_a_gpus_steps_are_checked_where_they_are(whole):
     x = torch.randn(600, 400, generator=torch.Generator().manual_seed(0)).cuda()
     recorded = golden(lambda x: {"y": torch.softmax(x, -1), "z": torch.softmax(x, -1).sum(0)}, x=x)
     exact = recorded if whole else recorded.trace()
@@ -1081,7 +1081,7 @@ def test_a_wrong_step_after_a_long_chain_is_run_again_few_times(monkeypatch):
 
 
 @pytest.mark.parametrize("scale", [1e-38, 1e-37, 1e-36])
-def test_low_parts_that_are_flushed_are_no_structure_where_that_is_promised(scale):
+def test_low_parts_that_are_flushed_are_no_structure_where_that_is_declared(scale):
     """Tensor cores that take subnormal numbers for zero lose the low part of a number near the smallest normal one."""
     q = torch.randn(8192, 1, 1, generator=torch.Generator().manual_seed(0)) * scale
     high = ((q.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
@@ -1107,7 +1107,7 @@ def _atomically(terms):
 @pytest.mark.parametrize("scale", [1e-39, 1e-38, 1e-37])
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("written", ["matmul", "sum", "index_add"])
-def test_products_inside_a_sum_may_be_flushed_where_that_is_promised(written, signed, scale):
+def test_products_inside_a_sum_may_be_flushed_where_that_is_declared(written, signed, scale):
     """So do additions to memory on a GPU (PTX ISA, red with .add.f32), and products of tensor cores."""
     draw = torch.Generator().manual_seed(0)
     a, b = (torch.randn(64, 300, generator=draw) * scale**0.5 for _ in range(2))
@@ -1175,14 +1175,14 @@ def test_a_kernel_may_compute_scores_again_and_not_share_their_rounding():
     assert localise(observed | {"output": output + 0.01}, recorded).first == "output"
 
 
-@pytest.mark.parametrize("promised", [None, Precision("bfloat16"), Precision("bfloat16", eager=True)])
-def test_scores_that_are_stored_are_computed_once(promised):
+@pytest.mark.parametrize("declared", [None, Precision("bfloat16"), Precision("bfloat16", eager=True)])
+def test_scores_that_are_stored_are_computed_once(declared):
     for seed in range(4):
         q = torch.randn(64, 64, generator=torch.Generator().manual_seed(seed)).bfloat16()
         output = torch.softmax(q @ q.T, -1) @ q
         recorded = golden(lambda q: torch.softmax(q @ q.T, -1) @ q, q)
-        assert localise({"input.0": q, "output": output}, recorded, precision=promised).first is None
-        assert localise({"input.0": q, "output": 1.1 * output}, recorded, precision=promised).first == "output"
+        assert localise({"input.0": q, "output": output}, recorded, precision=declared).first is None
+        assert localise({"input.0": q, "output": 1.1 * output}, recorded, precision=declared).first == "output"
 
 
 def test_what_is_lost_of_a_number_that_is_added_to_a_whole_row_is_lost_alike():
@@ -1318,15 +1318,15 @@ def test_what_is_updated_under_its_own_name_is_the_update():
     after = 0.999 * state.abs() + 0.001 * gradient.abs()
     observed = {"gradient": gradient.abs(), "state": after, "output": after.sqrt()}
     assert localise(observed, recorded).first is None
-    promised = Precision(storage="float32", steps={"state": {"storage": "bfloat16"}})
+    declared = Precision(storage="float32", steps={"state": {"storage": "bfloat16"}})
     stored = after.bfloat16().float()
-    assert localise(observed | {"state": stored, "output": stored.sqrt()}, recorded, precision=promised).first is None
+    assert localise(observed | {"state": stored, "output": stored.sqrt()}, recorded, precision=declared).first is None
     after = 0.99 * state.abs() + 0.001 * gradient.abs()
     assert localise(observed | {"state": after, "output": after.sqrt()}, recorded).first == "state#2"
     before = state.abs().bfloat16().float()  # the input is what it was, in whatever type
     assert (
         "not the golden's input"
-        not in localise(observed | {"state": before}, recorded, precision=promised).findings["state"].words
+        not in localise(observed | {"state": before}, recorded, precision=declared).findings["state"].words
     )
 
 
@@ -1415,7 +1415,7 @@ def test_a_sigmoid_may_be_half_of_a_tanh():
     assert localise(observed | {"output": observed["output"] + 5e-7}, recorded).first == "output"
 
 
-def test_what_cannot_be_run_on_what_was_observed_is_not_judged_and_the_rest_is():
+def test_what_cannot_be_run_on_what_was_observed_is_not_checked_and_the_rest_is():
     """As many elements as values say: here, one is of the other sign."""
     x = torch.randn(200, generator=torch.Generator().manual_seed(0))
 
@@ -1437,7 +1437,7 @@ def test_what_cannot_be_run_on_what_was_observed_is_not_judged_and_the_rest_is()
     assert report.findings["squares"].diverges
 
 
-def test_what_is_not_judged_does_not_pass():
+def test_what_is_not_checked_does_not_pass():
     """One element is zero where the golden's is 1e-9, which is right; how many are positive is another number then."""
     x = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[0] = 1.0 + 1e-9
@@ -1517,8 +1517,8 @@ def test_what_torch_has_as_one_operation_may_be_written_out(case, dtype):
     given = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
     recorded = golden(whole, *(x.double() for x in given))
     observed = {**dict(zip(recorded.inputs, given, strict=True)), "output": parts(*given)}
-    for promised in (Precision(eager=True), None):
-        assert localise(observed, recorded, precision=promised).first is None, name
+    for declared in (Precision(eager=True), None):
+        assert localise(observed, recorded, precision=declared).first is None, name
     observed["output"] = observed["output"] * 1.0625
     assert localise(observed, recorded).first == "output"
 
