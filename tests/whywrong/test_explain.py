@@ -380,6 +380,8 @@ def further():
     empty = torch.zeros(7, 22, dtype=torch.float64)
     yield lambda w: empty.index_add(0, place, w), (w,), lost, "race", "in each 32 the last survives"
     yield lambda w: empty.index_put((place,), w, True), (w,), lost, "race", "in each 32 the last survives"
+    columns = partial(torch.ops.aten.index_put.default, empty.T, [None, place], accumulate=True)  # of x[:, place]
+    yield lambda w: columns(values=w.T), (w,), lost.T, "race", "in each 32 the last survives"
 
 
 def test_a_sum_that_lacks_an_end_that_no_list_has_is_named():
@@ -607,9 +609,8 @@ def test_a_narrower_copy_in_place_of_the_number_itself_is_a_matter_of_precision(
     assert (found.verdict, found.causes[0].kind) == ("cause", "precision"), found
 
 
-@pytest.mark.parametrize("case", range(12))
-def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(case):
-    reference, given, output, kind, words = list(further())[case]
+@pytest.mark.parametrize(("reference", "given", "output", "kind", "words"), further())
+def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(reference, given, output, kind, words):
     recorded = whywrong.golden(reference, **dict(zip(reference.__code__.co_varnames, given, strict=False)))
     observed = {name: recorded[name].float() for name in recorded.inputs} | {"output": output}
     found = whywrong.explain(observed, recorded)
@@ -617,9 +618,8 @@ def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(case
     assert words in " ".join([found.causes[0].says, *found.causes[0].also])
 
 
-@pytest.mark.parametrize("case", range(11))
-def test_what_kernels_do_wrong_with_memory_is_named(case):
-    reference, given, output, kind, words = list(kernels())[case]
+@pytest.mark.parametrize(("reference", "given", "output", "kind", "words"), kernels())
+def test_what_kernels_do_wrong_with_memory_is_named(reference, given, output, kind, words):
     recorded = whywrong.golden(reference, **dict(zip(("x", "w", "b"), given, strict=False)))
     observed = {name: recorded[name].float() for name in recorded.names} | {"output": output}
     found = whywrong.explain(observed, recorded)

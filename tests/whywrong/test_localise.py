@@ -1509,10 +1509,9 @@ def written_out():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("case", range(7))
-def test_what_torch_has_as_one_operation_may_be_written_out(case, dtype):
+@pytest.mark.parametrize(("name", "whole", "parts", "shapes"), written_out())
+def test_what_torch_has_as_one_operation_may_be_written_out(name, whole, parts, shapes, dtype):
     """Declared to be stored after each operation, or nothing declared at all."""
-    name, whole, parts, shapes = list(written_out())[case]
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
     recorded = golden(whole, *(x.double() for x in given))

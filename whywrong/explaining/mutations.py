@@ -1166,15 +1166,16 @@ def _changed(part: Part, ids: Iterable[int], changes: Mapping[int, Change]) -> d
 def _lossy(*args: Any, op: str, tile: int) -> Tensor:
     """An addition that is not atomic: of the terms of one place, in each `tile`, the last survives."""
     x, *places, source = args[:3] if op == "index_put" else args[:4]
-    d, index = (0, list(places[0])) if op == "index_put" else (int(places[0]), [places[1]])
-    along = 0 if op == "index_add" else d  # of the index
+    index = list(places[0]) if op == "index_put" else [places[1]]
+    d = next(k for k, i in enumerate(index) if i is not None) if op == "index_put" else int(places[0])  # of the source
+    along = d if op == "scatter_add" else 0  # of the index
     lengths = {i.shape[along] for i in index if i is not None} | {source.shape[d]}
     tile = tile if tile and len(lengths) == 1 else max(lengths)
     split = [[i] * -(-max(lengths) // tile) if i is None else i.split(tile, along) for i in index]
     for *at, terms in zip(*split, source.split(tile, d), strict=True):
         empty = torch.zeros_like(x)
         if op == "index_put":
-            x = x + empty.index_put(at, terms)
+            x = x + torch.ops.aten.index_put.default(empty, at, terms)  # Tensor's own refuses None
         else:
             x = x + (empty.index_copy if op == "index_add" else empty.scatter)(d, at[0], terms)
     return x
