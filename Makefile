@@ -16,7 +16,7 @@ TESTS := $(if $(K),$(wildcard tests/kernels/test_$(K)*.py),tests)
 BOOKS := $(if $(K),$(shell grep -l "kernels.$(K)[ .]" notebooks/*.ipynb),notebooks)
 
 # Code lines that each package may have. They may only go down; the aims are 1,450 and 5,000.
-BUDGETS := labkit=1498 whywrong=5948
+BUDGETS := labkit=1498 whywrong=5945
 
 # Wheels for another machine: its Python, and whether torch, Triton, NumPy, SciPy, numba and safetensors go along.
 PYTHON ?= 3.12

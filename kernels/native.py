@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import os
 import re
@@ -12,6 +11,8 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from filelock import FileLock
 
 from labkit.session.device import Device, cpu_name
 from whywrong.errors import UsageError
@@ -56,8 +57,7 @@ def build(source: Path, host: Path, device: Device) -> Path:
     for path in sorted(at for folder in folders for at in folder.iterdir() if at.suffix in {".cu", ".cuh", ".h"}):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     name = f"{source.stem}-{digest.hexdigest()[:16]}"
-    with (writable(cache(), CACHE) / f"{source.stem}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(writable(cache(), CACHE) / f"{source.stem}.lock"):
         for built in cache().glob(f"{name}-*.so"):
             if built == _named(built, name):
                 return built

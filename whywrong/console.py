@@ -1,4 +1,4 @@
-"""What the commands of this checkout share: one line for an error, exit codes, and arguments that are checked."""
+"""What commands share: one line for an error, exit codes, and arguments that are checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TextIO
 
-from whywrong.errors import UsageError
+from whywrong.errors import UsageError, first_line
 from whywrong.tables import printable
 
 
@@ -63,8 +63,7 @@ def run(
         variable = f"{program.upper()}_TRACEBACK"
         if os.environ.get(variable):
             raise
-        first = (str(error).strip().splitlines() or [""])[0][:300]
-        show(f"{program}: {type(error).__name__}: {first} ({variable}=1 shows where)", sys.stderr)
+        show(f"{program}: {type(error).__name__}: {first_line(error)} ({variable}=1 shows where)", sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{program}: {interrupted}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -36,12 +36,10 @@ def attribute(owner: Any, name: str, value: Any) -> AbstractContextManager[None]
 @contextmanager
 def process_wide(*settings: AbstractContextManager[None]) -> Iterator[None]:
     """Change settings of the whole process, in a thread that holds :data:`ALONE` meanwhile."""
-    with ALONE:
-        if not settings:
-            yield
-            return
-        with settings[0], process_wide(*settings[1:]):
-            yield
+    with ALONE, ExitStack() as stack:
+        for setting in settings:
+            stack.enter_context(setting)
+        yield
 
 
 @contextmanager
