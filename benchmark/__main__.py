@@ -3,6 +3,7 @@
 python -m benchmark score whywrong --set heldout_1 --out OUT.csv
 python -m benchmark score my_package.my_module:my_tool --correct
 python -m benchmark score whywrong --folder ../other/programs     # a set of the same form elsewhere
+python -m benchmark public ../other/reports                       # what whywrong says of public reports, to be judged
 python -m benchmark check heldout_3
 python -m benchmark manifest
 """
@@ -10,6 +11,7 @@ python -m benchmark manifest
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmark import HERE, SETS, base, check, manifest, programs
+from benchmark import HERE, SETS, base, check, manifest, programs, public
 from benchmark.adapters import TOOLS
 from benchmark.score import COLUMNS, OUTCOMES, Tool, scored, share, write
 
@@ -83,6 +85,15 @@ def score(given: argparse.Namespace) -> int:
     return 0
 
 
+def reports(given: argparse.Namespace) -> int:
+    """Print what is said of public reports; with --one of a single case, as JSON."""
+    if given.one:
+        print(json.dumps(public.said(given.folder, given.one, given.seconds)))
+    else:
+        public.main(given.folder, given.names, given.seconds, given.out)
+    return 0
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -101,6 +112,13 @@ def main() -> int:
     two.set_defaults(run=lambda given: check.main(given.names))
     three = commands.add_parser("manifest", help="write manifest.csv")
     three.set_defaults(run=lambda _: manifest.write(HERE / "manifest.csv"))
+    four = commands.add_parser("public", help="what whywrong says of public bug reports, beside their truth")
+    four.add_argument("folder", type=Path, help="the scripts of the reports")
+    four.add_argument("--names", nargs="+", default=[], metavar="ID", help="cases of truth.yaml (all)")
+    four.add_argument("--seconds", type=float, default=20.0, help="time that the search may take for a case (20)")
+    four.add_argument("--out", type=Path, help=f"a CSV of {', '.join(public.COLUMNS)}")
+    four.add_argument("--one", help=argparse.SUPPRESS)
+    four.set_defaults(run=reports)
     given = parser.parse_args()
     return given.run(given) or 0
 
