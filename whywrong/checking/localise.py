@@ -165,5 +165,10 @@ def _narrower(steps: Trace, result: Localisation) -> list[str]:
 
 
 def _all_of(dtype: str, x: torch.Tensor) -> bool:
-    """Whether x has only numbers of a format, and more than NaN, 0 and 1, which all formats have."""
-    return representable(x, dtype) and len(x[x.isfinite()].abs().unique()) > 2
+    """Whether x has only numbers of a format, and these use its last digit, as a half of what is rounded to it does.
+
+    Numbers that need fewer digits, such as powers of two, are in every format.
+    """
+    some = x[x.isfinite() & (x != 0.0)]
+    last = (torch.frexp(some).mantissa / UNIT_ROUNDOFF[dtype]) % 2.0 != 0.0
+    return representable(x, dtype) and len(some) > 2 and float(last.double().mean()) > 0.25

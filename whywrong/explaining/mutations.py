@@ -88,7 +88,7 @@ RARE_KINDS = ("stale", "axis")
 """What people do less often, by which equally good fits are ordered: without, two causes of 67 are not identified."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mutation:
     """A change of a part: `edits` by the number of the operation. The simplest have the lowest `rank`."""
 

@@ -5,45 +5,41 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property, partial
-from html import escape
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from whywrong.checking.alignment import renamed
-from whywrong.checking.findings import Localisation, plain
-from whywrong.checking.localise import TRACE_FALSE_POSITIVES, few_threads, localise
+from whywrong.checking.findings import Localisation
+from whywrong.checking.localise import few_threads, localise
 from whywrong.checking.with_program import bounded
 from whywrong.comparing.precision import INTEGERS, Precision, half_ulp, name_of, representable
-from whywrong.comparing.signature import along_each
 from whywrong.errors import UsageError, check_number, collected
+from whywrong.explaining.explanation import CAUSE, NONE, UNDECIDABLE, Cause, Explanation
 from whywrong.explaining.mutations import (
     THRESHOLDS,
     Context,
     Mutation,
-    argument,
     edit_results,
     is_number,
     kind_of_number,
     mutations,
     numbered,
-    summed_over,
-    zeroed,
 )
 from whywrong.explaining.part import Edit, Part
+from whywrong.explaining.partly import Partial, changed, chosen, one_way, refined, subsets, summed, twins
+from whywrong.explaining.regions import Region, tightest
+from whywrong.explaining.residual import Residual
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.program import INPUT, Node, Ref
 from whywrong.recording.steps import Trace, as_trace
-from whywrong.tables import Table, digits, printable, to_stderr
+from whywrong.tables import to_stderr
 
 Tensor = torch.Tensor
-
-CAUSE, UNDECIDABLE, NONE = "cause", "undecidable", "none of these"
 
 NARROWER_PRECISIONS: list[dict[str, Any]] = [{"products": name} for name in ("tf32", "bfloat16", "float16")]
 NARROWER_PRECISIONS += [{"accumulate": name} for name in ("float16", "bfloat16")]
@@ -55,19 +51,25 @@ UNCHANGED_KEPT = 8
 """Mutations of a kind that change nothing on the inputs, which are tried on others. Half as many lose a kind of
 `blind_to` in 2 of 58 cases, twice as many find no more."""
 
-MOST_CHECKED = 24
-"""Mutations that are checked against their own bound: the nearest of all that were tried. It bounds the time; 12, 48
-and all give the same in 58 cases."""
-
 FEWEST_FOR_NOISE, SMOOTHNESS_SAMPLES = 8, 64
 """Elements in which noise can be seen and a rank decide, and those in which an error that depends on the value can."""
-LESS_LIKELY = 2.0
-"""The error that the cause leaves is noise, whose size many elements show well: what leaves twice as much is no cause.
-1 gives another answer in 4 of 58 cases, 4 and more the same after a longer time."""
 
 COSINE_OF_NOISE = 0.3
 """Cosine of the angle between an error and the value above which the error is no noise. 0.15 gives the same in 58
 cases, 0.6 a wrong cause in one."""
+
+MARGIN, CLOSE = 3.0, 6.0
+"""Bits that a cause has to save, its description paid, and that one of so many was picked. Bits within which two that
+fit are undecidable."""
+PER_RANK, PER_REGION, PER_NUMBER = 8.0, 8.0, 20.0
+"""Bits that a rank of a mutation costs, that it holds in a region costs beside the region, and a fitted number."""
+EXPLAINED = 3.0
+"""Tolerances of the reference within which a mutated value is held against that of its own program."""
+MOST_AT_HAND = 200
+"""Values of the program that may have been added, the nearest first."""
+WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+SAMPLED, RESTRICTED = 384, 40
+"""Elements by which mutations are ordered, and those nearest that are tried in each part of a dimension."""
 
 DOES_NOT_APPLY = (RuntimeError, IndexError, OverflowError)
 """What torch raises for shapes, types and places that do not fit: whether a mutation fits all operations after it shows
@@ -76,90 +78,6 @@ they are in the log alone; other exceptions are noted."""
 
 OPERATIONS_WITH_FITTED_NUMBER = ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp", "rsub")
 """Operations of which a number is looked for that fits."""
-
-FARTHEST = 1e9
-"""How far off, in tolerances, what cannot be compared counts as."""
-
-
-@dataclass(frozen=True)
-class Cause:
-    """A mutation of the reference that gives what was observed."""
-
-    kind: str
-    says: str
-    line: str
-    """Where it stands in the reference: file, number and text; nothing where no line is known."""
-    of_bound: float
-    """The largest difference that is left, as a share of what rounding allows there."""
-    also: tuple[str, ...] = ()
-    """Equivalent mutations, which give the same on these inputs and on sampled ones, with their kinds."""
-    elsewhere: tuple[str, ...] = ()
-    """Other lines of the reference in which these are."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Its fields."""
-        return {key: plain(value) for key, value in asdict(self).items()}
-
-
-@dataclass(repr=False)
-class Explanation:
-    """What :func:`explain` found."""
-
-    step: str | None
-    verdict: str
-    causes: list[Cause] = field(default_factory=list)
-    nearest: Cause | None = None
-    """Where nothing fits, what comes nearest, and how far off it is."""
-    separate: dict[str, Tensor] = field(default_factory=dict)
-    """Inputs of the reference on which the causes that are left differ, by name."""
-    blind_to: dict[str, str] = field(default_factory=dict)
-    """Kinds of mutations that change nothing on these inputs, and would on others, with an example each."""
-    others: list[str] = field(default_factory=list)
-    """Steps after it with an error of their own: a second fault, or the same one in another place."""
-    tried: int = 0
-    notes: list[str] = field(default_factory=list)
-    report: Localisation | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """The part "explain" of what `whywrong diff --explain --json` prints."""
-        found: dict[str, Any] = {
-            "step": self.step,
-            "verdict": self.verdict,
-            "causes": [c.as_json() for c in self.causes],
-        }
-        found |= {"nearest": self.nearest.as_json() if self.nearest else None, "separate": sorted(self.separate)}
-        return found | {key: getattr(self, key) for key in ("blind_to", "others", "tried", "notes")}
-
-    def _sentences(self) -> Iterator[str]:
-        why = f"why {self.step}: {self.verdict} ({self.tried} mutations tried)"
-        yield why if self.step is not None else self.verdict
-        yield from self.notes
-        for cause in self.causes:
-            kinds = {each.partition(":")[0]: each for each in reversed(cause.also)}  # the first of each
-            others = [says for kind, says in kinds.items() if kind != cause.kind][-3:]
-            if others := [*others, *(f"also at {line}" for line in cause.elsewhere)]:
-                yield f"{cause.says}; equivalent mutations: {'; '.join(others)} (.also has all {len(cause.also)})"
-        if self.nearest is not None:
-            off = digits(self.nearest.of_bound, 3)
-            yield f"nearest: {self.nearest.says}; {off} times the tolerance off ({self.nearest.line})"
-        if self.separate:
-            yield f"they differ on other inputs: .separate has {', '.join(self.separate)}"
-        if self.blind_to:
-            yield f"these inputs would not show every {', '.join(self.blind_to)} (.blind_to has an example of each)"
-        if self.others:
-            yield f"also wrong by themselves: {', '.join(self.others)} (step=, or --step, looks at each)"
-
-    def table(self) -> Table:
-        """A row a cause."""
-        rows = [(c.kind, c.says, c.line, f"{digits(c.of_bound, 3)} times the tolerance") for c in self.causes]
-        return Table(("kind", "cause", "in the reference", "what is left"), rows)
-
-    def _repr_html_(self) -> str:
-        table = self.table()._repr_html_() if self.causes else ""
-        return "".join(f"<p>{escape(line)}</p>" for line in self._sentences()) + table
-
-    def __repr__(self) -> str:
-        return printable("\n".join([*([str(self.table())] if self.causes else []), *self._sentences()]))
 
 
 def explain(
@@ -218,96 +136,145 @@ def explain(
         result.verdict, result.causes = CAUSE, [Cause("race", says, node.site, 0.0)]
         return result
     golden = golden.to("cpu")  # where an index outside of its tensor raises, and does not end the process as on a GPU
-    trace = renamed(as_trace("observed", runs[k]), golden, dict(names or {}))
+    traces = [renamed(as_trace("observed", run), golden, dict(names or {})) for run in runs]
     with few_threads(golden[step].numel()):
-        _Search(golden, trace, report.precision, seconds, result).run()
+        _Search(golden, traces.pop(k), traces, report.precision, seconds, result).run()
     return result
 
 
-class _Tried(NamedTuple):
-    """A mutation, and how far what it gives is from what was observed: everywhere, and where the step is wrong."""
+class _Candidate(NamedTuple):
+    """A mutation that may be the cause, in a region where that has words; `bits` say it and what it leaves."""
 
     mutation: Mutation
-    off: float
-    off_there: float
+    bits: float
+    region: Region
+    number: int
+    """In the order in which they were tried, the usual ones first."""
+
+    def says(self) -> Mutation:
+        """The mutation, with the region in its sentence. What a sum or product lacks from some place on is a tail."""
+        m, words = self.mutation, self.region.words
+        tail = m.kind in ("factor", "drop_term") and words.startswith("from ")
+        kind = "truncate" if tail else m.kind
+        return replace(m, kind=kind, says=f"{m.says}, but only {words}") if words else m
 
 
 class _Search:
     """The search for why one step is wrong. What it finds goes into `result`; nothing else changes."""
 
-    def __init__(self, golden: Golden, seen: Trace, rules: Precision, seconds: float, result: Explanation) -> None:
-        self._step, self._result = str(result.step), result
+    def __init__(
+        self, golden: Golden, seen: Trace, others: list[Trace], rules: Precision, seconds: float, result: Explanation
+    ) -> None:
+        self._step, self._result, self._others = str(result.step), result, others
         self._until, self._last = time.monotonic() + seconds / 2.0, time.monotonic() + seconds
         self._part = Part(golden, seen, self._step)
         self._context = Context(self._part)
         steps = [name for name in self._part.names.values() if name in seen]
         self._rules = replace(rules, steps={name: rule for name, rule in rules.steps.items() if name in steps})
-        self._seen = seen.named({name: name for name in steps})
+        self._seen, self._seen_all = seen.named({name: name for name in steps}), seen
         observed = seen.read(self._step)
         self._reference = self._part.values[self._part.target]
         self._observed = observed.to(self._reference.device, self._reference.dtype)
-        self._allowed = self._tolerance(name_of(observed.dtype))
-        off = self._off(self._reference)
-        self._base, self._wrong = self._rms(off), off > 1.0
-        self._box = tuple(slice(int(p[0]), int(p[-1]) + 1) if len(p) else slice(0) for p in along_each(self._wrong))
-        self._enough = math.log(len(self._part.nodes) / TRACE_FALSE_POSITIVES)
-        some = self._observed[self._box]
-        self._somewhere = 0 < some.numel() < off.numel() and self._telling(some)
+        self._allowed, noise = self._tolerance(name_of(observed.dtype))
+        inputs = dict(enumerate(map(list, self._whole_numbers(self._reference.shape))))
+        self._residual = Residual(self._observed, self._reference, self._allowed, noise, inputs)
+        self._candidates = list[_Candidate]()
+        good = (self._observed.isfinite() & self._reference.isfinite()).flatten().nonzero().flatten()
+        order = torch.randperm(len(good), generator=torch.Generator().manual_seed(0))
+        wrong = self._residual.wrong.flatten()[good[order]]
+        at = good[order]
+        self._at = torch.cat([at[wrong][: 3 * SAMPLED // 4], at[~wrong][: SAMPLED // 4]])
+        self._rows = list[tuple[Mutation, Tensor]]()
         self._inputs = dict[str, Tensor]()
 
-    def _telling(self, some: Tensor) -> bool:
-        """Whether numbers are so many that hardly any others are the same: a few whole numbers are so by chance."""
-        whole = self._allowed is None or bool((some == some.round()).all())
-        return not whole or some.numel() * math.log(max(1, len(some.unique()))) > self._enough
+    def _whole_numbers(self, shape: Sequence[int]) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        """For each dimension of the step the whole numbers that the program was given for its slices."""
+        golden = self._part.golden
+        given = [(name, golden[name]) for name in golden.inputs]
+        whole = [(name, x) for name, x in given if x.ndim and x.dtype in WHOLE]
+        for n in shape:
+            some = [(name, x) for name, x in whole if len(x) == n > 1]
+            flat = [(name, x) for name, x in some if x.ndim == 1]
+            flat += [(f"the largest of {name}", x.flatten(1).amax(1)) for name, x in some if x.ndim > 1]
+            for name, x in whole:
+                if x.ndim == 1 and len(x) > 1 and int(x[-1]) == n and bool((x.diff() >= 0).all()):  # where rows begin
+                    segment = torch.searchsorted(x, torch.arange(n), right=True) - 1
+                    flat.append((f"the length of the segment by {name}", x.diff()[segment]))
+                    flat.append((f"the place in the segment by {name}", torch.arange(n) - x[segment]))
+            yield iter(flat)
 
-    def _tolerance(self, storage: str | None) -> Tensor | None:
-        """What each element may be off, at least; None for whole numbers."""
+    def _tolerance(self, storage: str | None) -> tuple[Tensor | None, Any]:
+        """What each element may be off, at least, and its noise; None for whole numbers."""
         reference, step = self._reference, self._step
         if not reference.is_floating_point():
-            return None
+            return None, 0.0
         storage = self._rules.of(step).storage or (None if storage in INTEGERS else storage)
         bound = bounded(self._part.mutated({}), precision=replace(self._rules, storage=storage)).step(step).bound
         allowed = torch.as_tensor(bound.absolute if bound else 0.0).expand(reference.shape)
         # a wrong value may be larger than the reference's
         observed = half_ulp(self._observed.nan_to_num(0.0, 0.0, 0.0), storage or "float32")
-        return torch.maximum(allowed, observed).clamp(min=1e-300)
-
-    def _off(self, value: Tensor) -> Tensor:
-        """How far off each element is, in tolerances."""
-        o = self._observed
-        if self._allowed is None or not value.is_floating_point():
-            return (value != o).double() * FARTHEST
-        z = ((value - o).abs() / self._allowed).clamp(max=FARTHEST)
-        return torch.where((value == o) | (value.isnan() & o.isnan()), 0.0, z.nan_to_num(FARTHEST, FARTHEST, FARTHEST))
+        noise = bound.noise if bound is not None and bound.noise is not None else 0.0
+        return torch.maximum(allowed, observed).clamp(min=1e-300), noise
 
     def run(self) -> None:
         """Try all mutations, check the nearest against their bounds, and report those that pass."""
         result, same = self._result, defaultdict[str, list[Mutation]](list)
+        if self._runs_differ():
+            return
         if not bool((self._observed.isfinite() | ~self._reference.isfinite()).any()):
             says = "is NaN or infinite wherever the reference is finite: was its memory written at all?"
             result.notes += [f"{self._step} {says}"]
             return
-        tried = list(self._tried(mutations(self._context), same))
-        near, numbers = [t for t in tried if t.mutation.kind != "precision"], self._allowed is not None
-        fits = self._fitting(near)
-        if {mutation.kind for mutation, _ in fits} <= {"constant", "scale", "ddof"}:  # none, or another number may fit
-            near += [t for t in self._tried(self._fitted(), same) if self._beyond_chance(t)]
-            fits = self._fitting(near)
-        fits = fits or self._fitting(self._tried(self._unwritten(), same))
-        fits = fits or self._fitting(near, everywhere=False)
-        fits = fits or self._fitting(t for t in tried if t.mutation.kind == "precision")[:1]
-        result.causes = self._distinct(fits) if fits or not numbers else self._narrower()
+        numbers = self._allowed is not None
+        for region, mutation in self._unwritten():
+            self._try([mutation], same, region.bits)
+        self._try(mutations(self._context), same)
+        fits = self._fitting()
+        if {c.mutation.kind for c, _ in fits} <= {"constant", "scale", "ddof"}:  # none, or another number may fit
+            self._try(self._fitted(), more=PER_NUMBER)
+            fits = self._fitting()
+        narrower = self._narrower() if numbers and not fits else []
+        stages = (
+            (self._terms, self._sums, self._inside, self._twins, self._one_way) if not fits and not narrower else ()
+        )
+        for k, stage in enumerate(stages):
+            now = time.monotonic()
+            self._until = now + (self._last - now) / (len(stages) - k + 1)
+            stage()
+            if fits := self._fitting():
+                break
+        result.causes = self._distinct(fits) or narrower
         result.verdict = NONE if not result.causes else CAUSE if len(result.causes) == 1 else UNDECIDABLE
-        if not result.causes and tried:
-            best = min(tried, key=lambda t: t.off)
-            result.nearest = self._cause(best.mutation, best.off) if best.off < self._base / 2.0 else None
+        if not result.causes:
+            result.about = self._residual.description()
+            result.nearest = self._nearest()
         result.blind_to = self._blind(same)
         if errors := self._context.errors:
             says = f"{len(errors)} mutations could not be made or run, the first: {errors[0]}"
             result.notes.append(f"{says} (logger whywrong, level DEBUG, has each)")
 
-    def _rms(self, off: Tensor) -> float:
-        return float(off.square().mean().sqrt())
+    def _runs_differ(self) -> bool:
+        """Whether other runs on the same numbers before the step gave others in it: a race, or unwritten memory."""
+        own, result = self._residual.observed, self._result
+        before = [self._part.names[i] for i in self._part.given if i in self._part.names]
+        differ = torch.zeros(own.shape, dtype=torch.bool)
+        count = 0
+        for other in self._others:
+            if self._step in other and all(n in other and _equal(other.read(n), self._seen.read(n)) for n in before):
+                there = other.read(self._step).to(own)
+                apart = ~((there - own).abs() <= 2.0 * self._allowed) if self._allowed is not None else there != own
+                apart &= ~(there.isnan() & own.isnan())
+                count += bool(apart.any())
+                differ |= apart
+        if count:
+            some = f"{int(differ.sum())} of {differ.numel()} elements"
+            says = (
+                f"{count} of {len(self._others)} other runs gave other numbers in {some} from the same numbers before"
+            )
+            site = self._part.nodes[self._part.target].site
+            result.causes = [Cause("race", f"{says}: a race, or memory that was never written", site, 0.0)]
+            result.verdict, result.about = CAUSE, self._residual.description()
+        return bool(count)
 
     def _late(self, until: float) -> bool:
         """Whether the time is up, which is noted once."""
@@ -316,28 +283,41 @@ class _Search:
         self._result.notes += [words] * (late and words not in self._result.notes)
         return late
 
-    def _tried(self, some: Iterable[Mutation], same: dict[str, list[Mutation]]) -> Iterator[_Tried]:
-        """How far off mutations are, while there is time; those that change nothing go into `same`, by their kind."""
+    def _try(self, some: Iterable[Mutation], same: dict[str, list[Mutation]] | None = None, more: float = 0.0) -> None:
+        """Make candidates of mutations, while there is time; those that change nothing go into `same`, by kind."""
         for mutation in some:
             if self._late(self._until):
                 return
             if (value := self._value(mutation)) is None:
                 continue
             self._result.tried += 1
-            if torch.equal(value, self._reference):
+            if not torch.equal(value, self._reference):
+                self._consider(mutation, value, more)
+                if same is not None:
+                    self._rows.append((mutation, self._error(value)))
+            elif same is not None:
                 same[mutation.kind] += [mutation] * (len(same[mutation.kind]) < UNCHANGED_KEPT)
-            else:
-                off = self._off(value)
-                there = self._rms(off[self._box]) if self._somewhere else math.inf
-                yield _Tried(mutation, self._rms(off), there)
 
-    def _beyond_chance(self, fitted: _Tried) -> bool:
-        """Whether a number that was fitted to one element explains the others better than one of many would by chance.
+    def _error(self, value: Tensor) -> Tensor:
+        """By how much some elements of a value, the wrong ones before others, are not the reference's; tolerances."""
+        error = (value.double() - self._reference.double()).flatten()[self._at]
+        allowed = self._allowed.flatten()[self._at] if self._allowed is not None else 1.0
+        return (error / allowed).nan_to_num(0.0, 0.0, 0.0)
 
-        The likelihood ratio of normal errors before and after, against the false-positive rate over all operations.
-        """
-        ratio = (self._reference.numel() - 1) * math.log(self._base / max(fitted.off, 1e-300))
-        return ratio > self._enough and int(self._wrong.sum()) != 1  # of one element any number fits
+    def _consider(self, mutation: Mutation, value: Tensor, more: float = 0.0) -> None:
+        """A candidate everywhere, and one in the tightest region, where these save bits."""
+        residual = self._residual
+        rank = PER_RANK * mutation.rank * (residual.off.numel() >= FEWEST_FOR_NOISE)
+        off = residual.distance(value)
+        self._add(mutation, rank + more, Region(0.0, "", residual.wrong), off)
+        if mutation.kind != "precision" and (found := residual.left(value, EXPLAINED)) and found[1].words:
+            self._add(mutation, rank + more + PER_REGION + found[1].bits, found[1], found[0])
+
+    def _add(self, mutation: Mutation, cost: float, region: Region, off: Tensor) -> None:
+        left = self._residual.cost(off)
+        bits = cost + left
+        if bits < self._residual.bits and left < self._residual.bits / 2.0:
+            self._candidates.append(_Candidate(mutation, bits, region, len(self._candidates)))
 
     def _value(self, mutation: Mutation, values: Any = None) -> Tensor | None:
         """What a mutation gives; None where it cannot be run, or gives another shape."""
@@ -346,80 +326,176 @@ class _Search:
             return value if value.shape == self._observed.shape else None
         return None
 
-    def _fitting(self, tried: Iterable[_Tried], everywhere: bool = True) -> list[tuple[Mutation, float]]:
-        """Those that are within the bound of their own program, the nearest first.
+    def _fitting(self) -> list[tuple[_Candidate, float]]:
+        """The shortest candidates that are within the bound of their own program, and those as short within CLOSE.
 
-        What leaves LESS_LIKELY times the error of the nearest is not the cause: that error is noise, and more is not.
+        What holds in scattered elements alone says what these hold, and not why: it is no cause.
         """
-        off: Callable[[_Tried], float] = attrgetter("off" if everywhere else "off_there")
-        near = [t for t in tried if off(t) < self._base / 2]
-        # what differs by rounding alone stays in the order in which it was tried
-        near.sort(key=lambda t: (max(0, math.ceil(math.log2(off(t) + 1e-300))), t.mutation.rank))
-        found: list[tuple[_Tried, float]] = []
-        least = math.inf
-        for k, t in enumerate(near[:MOST_CHECKED]):
-            if k and self._late(self._last):  # at least one is checked
+        limit = self._residual.bits - MARGIN - math.log2(max(1, self._result.tried))
+        until = (time.monotonic() + self._last) / 2.0
+        found: list[tuple[_Candidate, float]] = []
+        some = (c for c in self._candidates if not c.region.scattered)
+        for candidate in sorted(some, key=attrgetter("bits")):
+            if candidate.bits > limit or self._late(until):
                 break
-            if off(t) > LESS_LIKELY * least:
-                continue
-            if (share := self._share(t.mutation, everywhere)) is not None:
-                found.append((t, share))
-                least = min(least, off(t))
-        likely = [(t.mutation, share) for t, share in found if off(t) <= LESS_LIKELY * least]
-        return [(m if everywhere else self._there(m), share) for m, share in likely]
+            if (share := self._share(candidate.mutation, candidate.region)) is not None:
+                limit = min(limit, candidate.bits + CLOSE)
+                found.append((candidate, share))
+                if candidate.mutation.kind == "precision":  # of rounding nothing shows where it was
+                    return found[:1] if len(found) == 1 else found[:-1]
+        return found
 
-    def _there(self, mutation: Mutation) -> Mutation:
-        """The same mutation in the wrong places alone."""
-        places = enumerate(zip(self._box, self._observed.shape, strict=True))
-        there = [(d, p.start, p.stop - 1, n) for d, (p, n) in places if p != slice(0, n)]
-        where = [f"{a}{f' to {b}' * (b > a)} of dimension {d}" for d, a, b, _ in there]
-        tail = mutation.kind in ("factor", "drop_term") and any(b == n - 1 for *_, b, n in there)
-        kind, says = "truncate" if tail else mutation.kind, f"{mutation.says}, but only in {' and '.join(where)}"
-        return replace(mutation, kind=kind, says=says, rank=mutation.rank + 2)
-
-    def _share(self, mutation: Mutation, everywhere: bool = True, rules: Precision | None = None) -> float | None:
+    def _share(self, mutation: Mutation, region: Region, rules: Precision | None = None) -> float | None:
         """The largest difference as a share of the mutation's own bound; None where it is beyond, or looks systematic.
 
         A cast is checked against the reference's bound: the recorder, which is in float64, has no operation for it.
         """
         edits, seen = dict(mutation.edits), self._seen
         if mutation.kind == "precision":
-            share = float(self._off(self._part.value(edits)).max())
+            share = float(self._residual.distance(self._part.value(edits)).max())
             return share if share <= 1.0 else None
-        if not everywhere:
-            target = self._part.target
+        if region.words:
+            target, mask = self._part.target, region.mask
             first = edits.get(target, Edit(torch.clone, (Ref(target),)))
-            edits[target] = Edit(lambda *args: first.run(*args)[self._box], first.takes)
-            there = seen.read(self._step)[self._box]
+            edits[target] = Edit(lambda *args: first.run(*args)[mask], first.takes)
+            there = seen.read(self._step)[mask]
             seen = Trace({name: there if name == self._step else seen[name] for name in seen.names})
         with collected(self._context.errors, f"{mutation.says} could not be checked against its tolerance"):
             found = localise(seen, self._part.mutated(edits), precision=rules or self._rules).findings[self._step]
             return None if found.wrong or found.own is None else found.own.bound_used
         return None
 
+    def _nearest(self) -> Cause | None:
+        """What saves most bits of all that was refused, where it saves half."""
+        best = min(self._candidates, key=attrgetter("bits"), default=None)
+        if best is None or best.bits > self._residual.bits / 2.0 or (value := self._value(best.mutation)) is None:
+            return None
+        off = self._residual.distance(value)
+        return self._cause(best.says(), float(off[best.region.mask].max()) if best.region.words else float(off.max()))
+
+    def _ordered(self) -> list[Mutation]:
+        """What was tried, those first that look most like the error, or make most wrong elements right."""
+        if not self._rows:
+            return []
+        error, rows = self._error(self._observed), torch.stack([row for _, row in self._rows])
+        cosines = (rows @ error).abs() / (rows.norm(dim=1) * error.norm()).clamp(min=1e-300)
+        wrong = error.abs() > 1.0
+        mended = ((rows - error).abs() <= EXPLAINED)[:, wrong].double().mean(1) if bool(wrong.any()) else cosines
+        order = torch.maximum(cosines, mended).argsort(descending=True, stable=True).tolist()
+        return [self._rows[i][0] for i in order]
+
+    def _one_way(self) -> None:
+        """Mutations that reach the result by one of several ways."""
+        usual = (m for m in self._ordered() if m.kind != "precision")
+        self._try(way for m in usual for way in one_way(self._context, m))
+
+    def _twins(self) -> None:
+        """The same change of two values."""
+        self._try(twins(self._context, (m for m in self._ordered() if m.kind != "precision")))
+
+    def _terms(self) -> None:
+        """A value of the program that was added, or not cleared, times a number."""
+        good = self._residual.wrong & self._observed.isfinite() & self._reference.isfinite()
+        if self._allowed is None or int(good.sum()) < FEWEST_FOR_NOISE:
+            return
+        error, allowed = (self._observed - self._reference)[good], self._allowed[good]
+        known = list(self._at_hand())
+        for name, v in known:
+            some = v[good]
+            large = some.abs() > 4.0 * allowed
+            if int(large.sum()) < FEWEST_FOR_NOISE:
+                continue
+            c = float((error[large] / some[large]).median())
+            if not c or not math.isfinite(c):
+                continue
+            simple = next((k for k in (1.0, -1.0, 0.5, -0.5, 2.0, -2.0) if abs(c - k) < 1e-4 * abs(k)), None)
+            c, more = (simple, 4.0) if simple is not None else (c, PER_NUMBER)
+            says = f"{name} is {'added' if c > 0 else 'subtracted'}" + f", {abs(c):.6g} times" * (abs(c) != 1.0)
+            added = partial(torch.add, other=c * v)
+            self._try(
+                [Mutation("other", says, edit_results([self._part.target], added))],
+                more=more + math.log2(len(known) + 1),
+            )
+
+    def _at_hand(self) -> Iterator[tuple[str, Tensor]]:
+        """Values that the program computes, from what was observed where that is known, in the step's shape."""
+        golden, shape = self._part.golden, self._observed.shape
+        program, target = golden.program, golden.steps[self._step]
+        names = {number: name for name, number in reversed(golden.steps.items())}
+        wanted = [n.id for n in program.nodes if n.id != target and n.shape and _fits(n.shape, shape) and n.dtype]
+        wanted = sorted(wanted, key=lambda i: abs(i - target))[:MOST_AT_HAND]
+
+        def seen(i: int, value: Any) -> Any:
+            known = names.get(i, "") if i != target else ""
+            there = self._seen_all.read(known) if known in self._seen_all else None
+            return there.to(value) if there is not None and there.shape == value.shape else value
+
+        found = program.run(program.cone(wanted, ()), {}, set(wanted), seen=seen)
+        done: list[Tensor] = []
+        for i in wanted:
+            x = found[i]
+            if isinstance(x, Tensor) and x.is_floating_point() and bool(x.isfinite().all()):
+                x = x.expand(shape)
+                if float(x.std()) > 0.0 and not any(torch.equal(x, other) for other in done):
+                    done.append(x)
+                    site = program.nodes[i].site.split(": ")[0]
+                    yield names.get(i, f"the result of {program.nodes[i].op.strip('_')} ({site})"), x
+
+    def _inside(self) -> None:
+        """Mutations in a part of one dimension of what they change; what leaves something out first."""
+        likely = [m for m in self._ordered() if m.kind != "precision"]
+        left_out = [m for m in likely if m.kind in ("drop_term", "zero")][:RESTRICTED]
+        for mutation in dict.fromkeys([*left_out, *likely[:RESTRICTED]]):
+            if self._late(self._until):
+                return
+            with collected(self._context.errors, f"{mutation.says} could not be restricted", DOES_NOT_APPLY):
+                self._in_parts(changed(self._context, mutation))
+
+    def _sums(self) -> None:
+        """Sums that leave out some of their terms."""
+        self._in_parts(summed(self._context))
+
+    def _in_parts(self, some: Iterable[Partial]) -> None:
+        """Those parts of a dimension in which a mutation comes nearest, if it holds in these only."""
+        for whole, d in ((one, d) for one in some for d in one.dims if one.shape[d] > 1):
+            masks = subsets(whole.shape, d)
+            for parts in self._parts_of(whole, d, masks):
+                if whole.shape[d] > len(masks):  # they are tiles, whose ends are looked at
+                    self._parts_of(whole, d, refined(whole.shape, d, parts))
+
+    def _parts_of(self, whole: Partial, d: int, masks: list[Tensor]) -> list[list[int]]:
+        """Which of these masks together come nearest; each choice is tried."""
+        columns = list[Tensor]()
+        for mask in masks:
+            if self._late(self._until) or (value := self._value(whole.within(d, mask)[0])) is None:
+                return []
+            columns.append(self._error(value))
+        found = [*chosen(torch.stack(columns, 1), self._error(self._observed))] if columns else []
+        for parts in found:
+            mask = torch.stack([masks[k] for k in parts] or [torch.zeros(1, dtype=torch.bool)]).any(0)
+            if bool(mask.any()) and not bool(mask.all()):
+                part, bits = whole.within(d, mask)
+                self._try([part], more=bits)
+        return found
+
     def _fitted(self) -> Iterator[Mutation]:
         """Factors, offsets and numbers of the program that are looked for, not taken from a list."""
         good = self._observed.isfinite() & self._reference.isfinite()
         o, v = self._observed[good], self._reference[good]
-        if v.numel() and self._allowed is not None:
+        if v.numel() and self._allowed is not None and int(self._residual.wrong.sum()) != 1:  # one number always fits
             c, shift = float((o * v).sum() / v.square().sum().clamp(min=1e-300)), float((o - v).median())
             words = f"the result is {abs(shift):.6g} too {'large' if shift > 0 else 'small'}"
-            yield Mutation("constant", words, edit_results([self._part.target], lambda x: x + shift), 5)
+            yield Mutation("constant", words, edit_results([self._part.target], lambda x: x + shift), 0)
             words = f"the result is {c:.6g} times what it should be"
-            yield Mutation("scale", words, edit_results([self._part.target], lambda x: x * c), 5)
+            yield Mutation("scale", words, edit_results([self._part.target], lambda x: x * c), 0)
         for node in self._part.nodes:
             for j, number in enumerate(node.args):
-                if (
-                    node.op in OPERATIONS_WITH_FITTED_NUMBER
-                    and is_number(number)
-                    and number
-                    and self._context.real(node.id)
-                ):
+                if not is_number(number):
+                    continue
+                if node.op in OPERATIONS_WITH_FITTED_NUMBER and number and self._context.real(node.id):
                     yield self._best_number(node, j, number)
-                elif node.op in THRESHOLDS and is_number(number) and self._telling(self._observed):
+                elif node.op in THRESHOLDS:
                     yield self._best_threshold(node, j, number)
-            for d in summed_over(node, self._part.values) if self._allowed is not None else ():
-                yield from self._best_ranges(node, d, self._part.values[node.parents[0]].shape[d])
 
     def _best_number(self, node: Node, j: int, c: float) -> Mutation:
         """The number that brings the step nearest to what was observed, in place of one of the program's."""
@@ -447,47 +523,37 @@ class _Search:
 
     def _another(self, node: Node, j: int, c: float, new: float) -> Mutation:
         says = f"{node.op} has about {new:.6g} where the reference has {c:.6g}"
-        return Mutation(kind_of_number(node.op, c, new), says, numbered(self._part, [node.id], j, new), 4)
-
-    def _best_ranges(self, node: Node, d: int, n: int) -> Iterator[Mutation]:
-        """The end, and the beginning, that a sum over dimension `d` lacks to come nearest to what was observed."""
-
-        def mutation(a: int, b: int) -> Mutation:
-            edits = argument(self._part, [node.id], 0, partial(zeroed, d=d, a=a, b=b))
-            return Mutation("truncate", f"{node.op} leaves out {a} to {b - 1} of {n}", edits, 3)
-
-        def end(k: int) -> Mutation:
-            return mutation(k, n)
-
-        for part in (end, partial(mutation, 0)) if n > 1 else ():
-            yield part(_lowest(cache(self._distance_of(part)), 1, n))
+        return Mutation(kind_of_number(node.op, c, new), says, numbered(self._part, [node.id], j, new), 0)
 
     def _distance_of(self, mutation: Callable[[int], Mutation]) -> Callable[[int], float]:
         """How far off the mutations of a number are."""
         return lambda k: self._distance(mutation(k))
 
-    def _unwritten(self) -> Iterator[Mutation]:
-        """NaN in all elements that are wrong, or 0 where these are a block, or the same along a dimension.
+    def _unwritten(self) -> Iterator[tuple[Region, Mutation]]:
+        """One number in all elements that are wrong, as in memory that was never written, or was cleared alone.
 
-        Scattered zeros may have been computed, as by another threshold.
+        Scattered zeros may have been computed, as by another threshold: those are left to the mutations.
         """
-        wrong, count = int(self._wrong.sum()), self._wrong.numel()
-        seen = self._wrong | (self._reference == 0)  # a zero that was never written does not show
-        spread = [self._wrong.any(d, keepdim=True) for d, n in enumerate(seen.shape) if n > 1]
-        block = bool(seen[self._box].all()) or any(bool((seen | ~one).all()) for one in spread)
-        block = block or not bool(
-            self._wrong[np.ix_(*along_each(~self._wrong))].any()
-        )  # what was written may be a block
-        fills = [("0", 0.0)] * block + [("NaN", math.nan)] * self._reference.is_floating_point()
-        for name, fill in fills if wrong < count else ():
-            says = f"{self._step} is {name} in {wrong} of {count} elements, like memory that was never written"
-            unwritten = partial(torch.masked_fill, mask=self._wrong, value=fill)
-            yield Mutation("zero", says, edit_results([self._part.target], unwritten))
+        wrong, target = self._residual.wrong, self._part.target
+        some, everywhere = self._observed[wrong], bool(wrong.all())
+        first = some[0] if len(some) else None
+        if first is None or not bool(((some == first) | (some.isnan() & first.isnan())).all()):
+            return
+        name, count = ("NaN" if first.isnan() else f"{float(first):.6g}"), wrong.numel()
+        says = f"{self._step} is {name} in {len(some)} of {count} elements, like memory that was never written"
+        constant = bool((self._observed == first).all()) and wrong.numel() >= FEWEST_FOR_NOISE
+        if constant or everywhere:
+            says = f"{self._step} is {name} everywhere: was it computed, or written, at all?"
+        if count > 1 and (first == 0 or first.isnan() or constant):
+            region = tightest(wrong | (self._reference == 0), ~wrong & (self._reference != 0), self._residual.inputs)
+            if bool(first.isnan()) or not region.scattered:
+                fill = partial(torch.masked_fill, mask=wrong | constant, value=float(first))
+                yield region, Mutation("zero", says, edit_results([target], fill), 0)
 
     def _distance(self, mutation: Mutation) -> float:
-        """How far off a mutation is; Inf where it cannot be run, or the time is up."""
+        """What a mutation leaves, in bits; Inf where it cannot be run, or the time is up."""
         value = self._value(mutation) if not self._late(self._until) else None
-        return self._rms(self._off(value)) if value is not None else math.inf
+        return self._residual.cost(self._residual.distance(value)) if value is not None else math.inf
 
     def _cause(self, mutation: Mutation, share: float) -> Cause:
         first = min(mutation.edits)
@@ -496,24 +562,26 @@ class _Search:
         nowhere = "in its backward" if self._step.startswith(GRADIENT) else ""
         return Cause(mutation.kind, says, next(filter(None, sites), nowhere), share)
 
-    def _distinct(self, fits: list[tuple[Mutation, float]]) -> list[Cause]:
-        """One cause for all mutations that agree on fresh inputs, the simplest; what separates others is kept too."""
-        classes: list[tuple[Tensor | None, list[tuple[Mutation, float]]]] = []
-        for mutation, share in sorted(fits, key=lambda fit: fit[0].rank):
-            value = self._value(mutation, self._fresh)
-            if (same := next((same for other, same in classes if _alike(value, other)), None)) is None:
-                classes.append((value, same := []))
-            same.append((mutation, share))
-        simplest = min((mutation.rank for mutation, _ in fits), default=0)
-        left: dict[tuple[str, str], Cause] = {}  # of one number, those that fit are one cause
-        few = self._observed.numel() < FEWEST_FOR_NOISE  # of a few numbers the simplest that fits is no evidence
-        for (mutation, share), *rest in (same for _, same in classes if few or same[0][0].rank == simplest):
-            number = mutation.says.partition(" has ")[0] if mutation.kind == "eps" else mutation.says
-            cause = left.get((mutation.kind, number), self._cause(mutation, share))
-            also = (*cause.also, *(f"{m.kind}: {m.says}" for m, _ in rest))
-            lines = dict.fromkeys((*cause.elsewhere, *(self._cause(m, 0.0).line for m, _ in rest)))
+    def _distinct(self, fits: list[tuple[_Candidate, float]]) -> list[Cause]:
+        """One cause for all mutations that agree on fresh inputs, the shortest; what separates others is kept too."""
+        classes: list[tuple[Tensor | None, str, list[tuple[_Candidate, float]]]] = []
+        for candidate, share in fits:
+            value, words = self._value(candidate.mutation, self._fresh), candidate.region.words
+            same = next((s for other, where, s in classes if where == words and _alike(value, other)), None)
+            if same is None:
+                classes.append((value, words, same := []))
+            same.append((candidate, share))
+        left: dict[str, Cause] = {}  # of one number, those that fit are one cause
+        for (candidate, share), *rest in (sorted(same, key=_simplest) for *_, same in classes):
+            mutation = candidate.says()
+            number, has, _ = mutation.says.partition(" has ")
+            number = number if has else f"{mutation.kind}: {mutation.says}"
+            cause = left.get(number, self._cause(mutation, share))
+            others = [each.says() for each, _ in rest]
+            also = (*cause.also, *(f"{m.kind}: {m.says}" for m in others))
+            lines = dict.fromkeys((*cause.elsewhere, *(self._cause(m, 0.0).line for m in others)))
             elsewhere = tuple(line for line in lines if ":" in line and line != cause.line)
-            left[mutation.kind, number] = replace(cause, also=also, elsewhere=elsewhere)
+            left[number] = replace(cause, also=also, elsewhere=elsewhere)
         if len(left) > 1 and self._fresh:
             self._result.separate = self._inputs
         if any(cause.also for cause in left.values()) and not self._fresh:
@@ -572,7 +640,7 @@ class _Search:
                 break
             declared = {**self._rules.steps.get(self._step, {}), **narrower}
             rules = replace(self._rules, steps={**self._rules.steps, self._step: declared})
-            share = self._share(Mutation("", "", {}), rules=rules)
+            share = self._share(Mutation("", "", {}), Region(0.0, "", self._residual.wrong), rules)
             bound = (
                 bounded(self._part.mutated({}), precision=rules).step(self._step).bound if share is not None else None
             )
@@ -582,6 +650,21 @@ class _Search:
                 says = f"consistent with: fewer digits than declared ({words})"
                 return [Cause("precision", says, self._part.nodes[self._part.target].site, share)]
         return []
+
+
+def _simplest(fit: tuple[_Candidate, float]) -> tuple[int, int]:
+    """The order of those of one meaning."""
+    return fit[0].mutation.rank, fit[0].number
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same, NaN at NaN's place."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether a shape can be expanded to another."""
+    return 0 < len(shape) <= len(whole) and all(a in (1, b) for a, b in zip(shape[::-1], whole[::-1], strict=False))
 
 
 def _lowest(of: Callable[[int], float], a: int, b: int) -> int:

@@ -1,0 +1,177 @@
+"""Mutations that hold in part: through one operand only, in a part of a dimension, in two operands alike.
+
+Of a faulty program most wrong lines are edits that a list of mutations has, but they reach the result by one of several
+ways, or run in some iterations of a loop only. Here a mutation is restricted so, and run again: nothing is linear.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from whywrong.explaining.mutations import Context, Mutation, argument, summed_over
+from whywrong.explaining.part import Edit, Part
+from whywrong.explaining.regions import bits_of_subset, listed
+from whywrong.recording.program import Ref, call, filled
+
+Tensor = torch.Tensor
+
+PARTS = 64
+"""Parts of a dimension that are switched on one by one: all of a short one, tiles of a long one."""
+
+
+def through(part: Part, edits: Mapping[int, Edit], user: int, j: int) -> dict[int, Edit]:
+    """The same edits as they reach operation `user` through its argument j alone; all else is as in the reference."""
+    node, nodes = part.nodes[user], part.nodes
+    source = node.args[j].id
+    inside = [i for i in part.downstream(*edits) if i == source or source in part.downstream(i)]
+    takes = {i: e.takes if (e := edits.get(i)) and e.takes is not None else nodes[i].args for i in inside}
+    refs = {p for i in inside for p in _taken(takes[i]) if p == i or p not in inside}
+    refs |= {p for k, a in enumerate(node.args) if k != j for p in _taken((a,))}
+    order = sorted(refs)
+
+    def run(*given: Any) -> Any:
+        outside = dict(zip(order, given, strict=True))
+        results = dict(outside)
+        for i in inside:
+            args = filled(takes[i], results)
+            results[i] = edits[i].run(*args) if i in edits else call(nodes[i], args, nodes[i].kwargs)
+        args = [results[source] if k == j else filled(a, outside) for k, a in enumerate(node.args)]
+        return call(node, args, node.kwargs)
+
+    return {user: Edit(run, tuple(map(Ref, order)))}
+
+
+def _taken(args: Iterable[Any]) -> Iterator[int]:
+    for a in args:
+        if isinstance(a, Ref):
+            yield a.id
+        elif isinstance(a, (tuple, list)):
+            yield from _taken(a)
+
+
+def ways(part: Part, edits: Mapping[int, Edit]) -> Iterator[tuple[int, int]]:
+    """Operations, and the place of an argument, by which edits reach the result among other ways."""
+    if part.target in edits:
+        return
+    reached = set(part.downstream(*edits))
+    for i in sorted(reached):
+        refs = [(j, a.id) for j, a in enumerate(part.nodes[i].args) if isinstance(a, Ref) and a.id in reached]
+        for j, p in refs if i not in edits else ():
+            if len(refs) > 1 or len(reached.intersection(part.users.get(p, ()))) > 1:
+                yield i, j
+
+
+def one_way(c: Context, mutation: Mutation) -> Iterator[Mutation]:
+    """A mutation that reaches the result by one of its ways only."""
+    for i, j in ways(c.part, mutation.edits):
+        edits = through(c.part, mutation.edits, i, j)
+        says = f"{mutation.says}, but only for {c.operation(i)} of {c.called(c.part.nodes[i].args[j].id)}"
+        yield replace(mutation, says=says, edits=edits, rank=mutation.rank + 1)
+
+
+def twins(c: Context, mutations: Iterable[Mutation]) -> Iterator[Mutation]:
+    """The same change of two values, each of which has been tried alone."""
+    groups: dict[Any, list[Mutation]] = {}
+    for mutation in mutations:
+        if len(mutation.edits) == 1:
+            (i,) = mutation.edits
+            name = c.called(i)
+            if name in mutation.says:
+                groups.setdefault((mutation.kind, mutation.says.replace(name, "{}", 1)), []).append(mutation)
+    for group in groups.values():
+        for a, b in itertools.combinations(group, 2):
+            if {*a.edits} != {*b.edits}:
+                yield Mutation(a.kind, f"{a.says}; and {b.says}", {**a.edits, **b.edits}, max(a.rank, b.rank) + 1)
+
+
+class Partial(NamedTuple):
+    """What may hold in a part of some dimensions of a tensor: `edits` for a mask that broadcasts to its shape."""
+
+    mutation: Mutation
+    name: str
+    shape: tuple[int, ...]
+    dims: Sequence[int]
+    edits: Callable[[Tensor], dict[int, Edit]]
+
+    def within(self, d: int, mask: Tensor) -> tuple[Mutation, float]:
+        """The mutation in a part of dimension d, and what it takes to say which part, in bits."""
+        flat = mask.flatten()
+        n, k = len(flat), int(flat.sum())
+        edges = int((flat[1:] != flat[:-1]).sum())
+        bits = min(bits_of_subset(n, k), edges * math.log2(n)) + 4.0
+        kind = "truncate" if self.mutation.kind in ("drop_term", "zero", "factor") else self.mutation.kind
+        where = f"{listed(flat)} of dimension {d} of {n} of {self.name}"
+        says = (
+            f"{self.mutation.says} {where}" if not self.mutation.edits else f"{self.mutation.says}, but only in {where}"
+        )
+        return replace(self.mutation, kind=kind, says=says, edits=self.edits(mask)), bits
+
+
+def summed(c: Context) -> Iterator[Partial]:
+    """Sums and products that leave out some of what they add up."""
+    for node in c.part.nodes:
+        for d in summed_over(node, c.part.values):
+            mutation = Mutation("truncate", f"{c.operation(node.id)} leaves out", {})
+            p = node.parents[0]
+
+            def edits(mask: Tensor, i: int = node.id) -> dict[int, Edit]:
+                return argument(c.part, [i], 0, partial(torch.masked_fill, mask=mask, value=0))
+
+            yield Partial(mutation, c.called(p), tuple(c.part.values[p].shape), [d], edits)
+
+
+def changed(c: Context, mutation: Mutation) -> Iterator[Partial]:
+    """A mutation of one value, in a part of that; nothing where it changes the shape."""
+    if len(mutation.edits) != 1:
+        return
+    ((i, edit),) = mutation.edits.items()
+    old, takes = c.part.values[i], edit.takes if edit.takes is not None else c.part.nodes[i].args
+    new = edit.run(*filled(takes, c.part.values))
+    if isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape == new.shape and not torch.equal(old, new):
+
+        def edits(mask: Tensor) -> dict[int, Edit]:
+            return {i: Edit(partial(_where, mask, edit.run), (Ref(i), *takes))}
+
+        yield Partial(mutation, c.called(i), tuple(old.shape), range(old.ndim), edits)
+
+
+def _where(mask: Tensor, run: Any, own: Tensor, *args: Any) -> Tensor:
+    return torch.where(mask, run(*args), own)
+
+
+def subsets(shape: tuple[int, ...], d: int) -> list[Tensor]:
+    """The parts of a dimension that are switched on one by one, as masks that broadcast."""
+    tile = -(-shape[d] // PARTS)
+    return [_between(shape, d, a, a + tile) for a in range(0, shape[d], tile)]
+
+
+def refined(shape: tuple[int, ...], d: int, parts: Sequence[int]) -> list[Tensor]:
+    """Of tiles that were chosen, what is within as one part, and what is next to an end one by one."""
+    tile, chosen_tiles = -(-shape[d] // PARTS), set(parts)
+    ends = {k for k in range(PARTS) if len(chosen_tiles & {k - 1, k, k + 1}) not in (0, len({k - 1, k, k + 1} - {-1}))}
+    inner = sorted(chosen_tiles - ends)
+    masks = [torch.stack([_between(shape, d, k * tile, k * tile + tile) for k in inner]).any(0)] if inner else []
+    singles = [a for k in sorted(ends)[:4] for a in range(k * tile, min(shape[d], k * tile + tile))]
+    return masks + [_between(shape, d, a, a + 1) for a in singles]
+
+
+def _between(shape: tuple[int, ...], d: int, a: int, b: int) -> Tensor:
+    place = torch.arange(shape[d]).view([-1 if k == d else 1 for k in range(len(shape))])
+    return (place >= a) & (place < b)
+
+
+def chosen(columns: Tensor, wanted: Tensor) -> Iterator[list[int]]:
+    """Which of the columns add up to what is wanted: by least squares, as a prefix, and as a suffix."""
+    n = columns.shape[1]
+    shares = torch.linalg.lstsq(columns, wanted[:, None], driver="gelsd").solution[:, 0]
+    yield (shares > 0.5).nonzero().flatten().tolist()
+    for order in (torch.arange(n), torch.arange(n).flip(0)):
+        left = (wanted[:, None] - columns[:, order].cumsum(1)).square().sum(0)
+        yield sorted(order[: int(left.argmin()) + 1].tolist())
