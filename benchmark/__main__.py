@@ -14,7 +14,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 
 from benchmark import HERE, SETS, base, check, manifest, programs, public
 from benchmark.adapters import TOOLS
+from benchmark.public import importable
 from benchmark.score import COLUMNS, OUTCOMES, Tool, scored, share, write
 
 
@@ -34,20 +34,6 @@ def tool(name: str) -> Tool:
     if not colon:
         raise SystemExit(f"TOOL: expected {', '.join(TOOLS)} or MODULE:FUNCTION, got {name}")
     return getattr(import_module(module), function)
-
-
-@contextmanager
-def importable(folder: Path) -> Iterator[None]:
-    """Modules of a folder outside can be imported in the block; after it none of them stays in `sys.modules`."""
-    before, path = set(sys.modules), str(folder.resolve())
-    sys.path.insert(0, path)
-    try:
-        yield
-    finally:
-        sys.path.remove(path)
-        for name in set(sys.modules) - before:
-            if str(getattr(sys.modules[name], "__file__", None)).startswith(path):
-                del sys.modules[name]
 
 
 def cases(given: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,20 @@ TRUTH = Path(__file__).parent / "public_reports" / "truth.yaml"
 COLUMNS = ("id", "true_step", "step", "verdict", "seconds", "says", "edit", "must_say")
 HUNG = 300
 """Seconds after which a case is ended."""
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Modules of a folder outside can be imported in the block; after it none of them stays in `sys.modules`."""
+    before, path = set(sys.modules), str(folder.resolve())
+    sys.path.insert(0, path)
+    try:
+        yield
+    finally:
+        sys.path.remove(path)
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(path):
+                del sys.modules[name]
 
 
 def truths() -> list[dict[str, Any]]:
@@ -47,7 +62,6 @@ def set_up(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
     """Run the lines of a script that set a case up; returns golden, observed and precision."""
     how, space = case["setup"], {"__name__": "__main__"}
     sys.modules["labkit"] = _names_of_before()
-    sys.path.insert(0, str(folder))
     os.chdir(folder)
     script = how.get("exec_script", case["script"])
     lines = (folder / script).read_text(encoding="utf-8").splitlines(keepends=True)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import yaml
 import whywrong
 from whywrong.explaining.mutations import Context, Mutation, mutations
 from whywrong.explaining.part import Part
+from whywrong.explaining.partly import summed
 
 Tensor = torch.Tensor
 HERE = Path(__file__).resolve().parent
@@ -44,12 +47,21 @@ def tensors(inputs: dict[str, str]) -> dict[str, Tensor]:
     }
 
 
+def tails(context: Context) -> Iterator[Mutation]:
+    """Sums that leave out what is behind a place."""
+    for whole, d in ((whole, d) for whole in summed(context) for d in whole.dims):
+        for first in range(1, whole.shape[d]):
+            place = torch.arange(whole.shape[d]).view([-1 if k == d else 1 for k in range(len(whole.shape))])
+            yield whole.within(d, place >= first)[0]
+
+
 def mutated(kind: str, inputs: dict[str, Tensor]) -> tuple[whywrong.Golden, Tensor, Mutation]:
     """The golden of a kind's program on some inputs, what its mutation gives in float64, and the mutation."""
     entry = CATALOGUE[kind]
     golden = whywrong.golden(lambda **given: {"y": eval(entry["program"], {"torch": torch, **given})}, **inputs)
     part = Part(golden, whywrong.Trace({name: golden[name] for name in (*inputs, "y")}), "y")
-    for mutation in mutations(Context(part)):
+    context = Context(part)
+    for mutation in chain(mutations(context), tails(context)):
         if mutation.kind == kind and mutation.says.endswith(entry["mutation"]):
             return golden, part.value(mutation.edits), mutation
     raise LookupError(f"{kind}: no mutation of whywrong's ends with {entry['mutation']!r}")

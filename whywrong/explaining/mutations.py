@@ -96,6 +96,8 @@ class Mutation:
     says: str
     edits: Mapping[int, Edit]
     rank: int = 1
+    fitted: bool = False
+    """Whether a number in it was looked for."""
 
 
 def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
@@ -194,16 +196,6 @@ def _less_mean(x: Tensor, d: int) -> Tensor:
     return x - x.mean(d, True)
 
 
-def left_out(shape: tuple[int, ...], joined: Mapping[int, list[tuple[int, int]]]) -> Iterator[tuple[str, str, Change]]:
-    """Parts of a dimension that are zero. `joined` has the parts of what was put together, by its length."""
-    for d, n in enumerate(shape):
-        whole = joined.get(n, [])
-        parts = {(k + a, k + b): "truncate" for k, end in [*whole, (0, n)] for a, b in ranges(end - k)}
-        for (a, b), kind in (parts | dict.fromkeys(whole, "drop_term")).items():
-            says = f"zero in {a}{f' to {b - 1}' * (b > a + 1)} of dimension {d}, of {n}"
-            yield kind, says, partial(zeroed, d=d, a=a, b=b)
-
-
 def addressed(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
     """A matrix, or each of several, read from other addresses; zeros are behind its end."""
     if len(shape) < 2 or 1 in shape[-2:]:
@@ -230,14 +222,6 @@ def zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
     return x.masked_fill((place >= a) & (place < b), 0)
 
 
-def ranges(n: int) -> list[tuple[int, int]]:
-    """Parts of a dimension that a loop over tiles may leave out: tails, the first, the second, all but the last."""
-    found = {(n - 1, n), (0, 1), (n - n // 4, n)}
-    for tile in (2**q for q in range(2, n.bit_length())):
-        found |= {(0, tile), (tile, n), (tile, min(n, 2 * tile)), (n // tile * tile, n), (0, (n - 1) // tile * tile)}
-    return sorted((a, b) for a, b in found if 0 <= a < b <= n and (a, b) != (0, n))
-
-
 def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
     """Other whole numbers, and truth values."""
     if x.dtype == torch.bool:
@@ -256,6 +240,8 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
         yield "shift", "one more" if by > 0 else "one less", partial(operator.add, by)
         words = f"{by:+d}, but not beyond its smallest and largest"
         yield "shift", words, partial(_moved_within, by=by, low=low, high=high)
+    for by in (sign * 2**k for k in range(1, 8) for sign in (1, -1)):  # a page, a block or a warp too many or too few
+        yield "shift", f"{by:+d}", partial(operator.add, by)
     yield "shift", "counted from 0", lambda x: x - low
     yield "precision", "rounded to bfloat16", lambda x: stored(x.double(), "bfloat16").to(x.dtype)
 
@@ -300,11 +286,6 @@ class Context:
         self.part = part
         self.errors: list[str] = []
         self.sizes = sorted({n for shape in shapes for n in shape} - {0, 1})
-        self.joined = dict[int, list[tuple[int, int]]]()
-        for node in (node for node in nodes if node.op == "cat"):
-            d = node.args[1] if len(node.args) > 1 else 0
-            ends = [0, *itertools.accumulate(x.shape[d] for p in node.args[0] if (x := values[p.id]).numel())]
-            self.joined |= {ends[-1]: [*itertools.pairwise(ends)]} if len(ends) <= FEW_PARTS else {}
         self.largest = max(x.numel() for x in tensors)
         numbers = {abs(float(c)) for n in program.nodes if n.op in NUMBERED for c in n.args if is_number(c)}
         self.numbers = sorted(numbers - {0.0})[:16]
@@ -397,8 +378,6 @@ class Context:
             yield from _attempted(self, whole(x))
         elif numbers:
             yield from _attempted(self, amounts(tuple(x.shape), self.sizes))
-        if numbers and x.dtype != torch.bool:
-            yield from _attempted(self, left_out(tuple(x.shape), self.joined))
         yield from _attempted(self, places(tuple(x.shape)))
 
 
@@ -671,7 +650,7 @@ def other_numbers(c: Context, ids: list[int], j: int, old: Any, what: str) -> It
     for new in (*nearest(usual - {old}), *nearest(further - usual - {old})):
         number = int(new) if isinstance(old, int) and new == int(new) else new
         kind, says = kind_of_number(op, old, new, sizes), f"{what} has {new:.6g} where the reference has {old:.6g}"
-        rank, edits = 0 if kind == "eps" else 1 if new in usual else 3, numbered(c.part, ids, j, number)
+        rank, edits = 0 if kind == "eps" else 1 if new in usual else 2, numbered(c.part, ids, j, number)
         kind = "drop_term" if new in (0.0, 1.0) and len(edits) > len(ids) else kind  # of an average only one
         yield kind, says, edits, rank
 

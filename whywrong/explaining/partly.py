@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -82,9 +83,10 @@ def twins(c: Context, mutations: Iterable[Mutation]) -> Iterator[Mutation]:
     for mutation in mutations:
         if len(mutation.edits) == 1:
             (i,) = mutation.edits
-            name = c.called(i)
-            if name in mutation.says:
-                groups.setdefault((mutation.kind, mutation.says.replace(name, "{}", 1)), []).append(mutation)
+            says = mutation.says
+            for name in (c.called(i), *map(c.called, c.part.nodes[i].parents)):
+                says = re.sub(rf"\b{re.escape(name)}(?!\w)", "it", says)
+            groups.setdefault((mutation.kind, says), []).append(mutation)
     for group in groups.values():
         for a, b in itertools.combinations(group, 2):
             if {*a.edits} != {*b.edits}:
@@ -154,12 +156,16 @@ def subsets(shape: tuple[int, ...], d: int) -> list[Tensor]:
 
 def refined(shape: tuple[int, ...], d: int, parts: Sequence[int]) -> list[Tensor]:
     """Of tiles that were chosen, what is within as one part, and what is next to an end one by one."""
-    tile, chosen_tiles = -(-shape[d] // PARTS), set(parts)
-    ends = {k for k in range(PARTS) if len(chosen_tiles & {k - 1, k, k + 1}) not in (0, len({k - 1, k, k + 1} - {-1}))}
-    inner = sorted(chosen_tiles - ends)
-    masks = [torch.stack([_between(shape, d, k * tile, k * tile + tile) for k in inner]).any(0)] if inner else []
-    singles = [a for k in sorted(ends)[:4] for a in range(k * tile, min(shape[d], k * tile + tile))]
-    return masks + [_between(shape, d, a, a + 1) for a in singles]
+    tile, within = -(-shape[d] // PARTS), set(parts)
+    ends = {k for c in within for by in (-1, 1) for k in (c, c + by) if c + by not in within}
+    runs = [[k * tile, k * tile + tile] for k in sorted(within - ends)]
+    for run in runs[:0:-1]:  # neighbours are one
+        before = runs[runs.index(run) - 1]
+        if before[1] == run[0]:
+            before[1] = run[1]
+            runs.remove(run)
+    singles = (a for k in sorted(ends)[:8] for a in range(max(0, k * tile), min(shape[d], k * tile + tile)))
+    return [_between(shape, d, a, b) for a, b in sorted([*runs, *([a, a + 1] for a in singles)])]
 
 
 def _between(shape: tuple[int, ...], d: int, a: int, b: int) -> Tensor:
@@ -168,10 +174,11 @@ def _between(shape: tuple[int, ...], d: int, a: int, b: int) -> Tensor:
 
 
 def chosen(columns: Tensor, wanted: Tensor) -> Iterator[list[int]]:
-    """Which of the columns add up to what is wanted: by least squares, as a prefix, and as a suffix."""
-    n = columns.shape[1]
+    """Which of the columns add up to what is wanted: any of them by least squares, and the best run of neighbours."""
     shares = torch.linalg.lstsq(columns, wanted[:, None], driver="gelsd").solution[:, 0]
     yield (shares > 0.5).nonzero().flatten().tolist()
-    for order in (torch.arange(n), torch.arange(n).flip(0)):
-        left = (wanted[:, None] - columns[:, order].cumsum(1)).square().sum(0)
-        yield sorted(order[: int(left.argmin()) + 1].tolist())
+    sums = torch.nn.functional.pad(columns.cumsum(1), (1, 0))  # of the columns before each place
+    alone, along = sums.square().sum(0), wanted @ sums
+    left = alone[:, None] + alone - 2.0 * (sums.T @ sums) + 2.0 * (along[:, None] - along)
+    first, end = divmod(int(left.argmin()), len(left))
+    yield [*range(first, end)]

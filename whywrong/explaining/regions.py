@@ -87,6 +87,7 @@ def tightest(must: Tensor, never: Tensor, inputs: Mapping[int, Sequence[tuple[st
     words = f"in {count} scattered elements of {must.numel()}"
     found = [Region(6.0 + bits_of_subset(must.numel(), count), words, must)]
     found += filter(None, (_in_slices(must, never, dims, inputs) for dims in _dimensions(must)))
+    found += _rows(must, never)
     found += _triangles(must, never)
     if (outside := _in_slices(never, must, (*range(must.ndim),), {})) is not None:  # of several dimensions, a block
         found.append(Region(outside.bits + 1.0, f"outside of what is {outside.words}", ~outside.mask))
@@ -132,6 +133,15 @@ def _in_slices(
         words.append(best.words + ("" if best.words.startswith(("where", "after")) else f" of dimension {d}"))
         mask = mask & _placed(best.mask, d, must.ndim)
     return Region(bits, " and ".join(words), mask)
+
+
+def _rows(must: Tensor, never: Tensor) -> Iterator[Region]:
+    """Whole rows along a dimension, counted out."""
+    for d in (d for d, n in enumerate(must.shape) if n > 1 and must.ndim > 2):
+        rows = must.any(d, keepdim=True)
+        if not bool((rows & never).any()):
+            k, n = int(rows.sum()), rows.numel()
+            yield Region(6.0 + bits_of_subset(n, k), f"in {k} of {n} rows along dimension {d}", rows.expand(must.shape))
 
 
 def _placed(x: Tensor, d: int, ndim: int) -> Tensor:

@@ -43,6 +43,8 @@ class Residual:
         self.off = self.distance(reference)
         self.wrong = self.off > 1.0
         self.bits = self.cost(self.off)
+        self.half = (self.bits + self.cost(self.off.masked_fill(self.wrong, 0.0))) / 2.0
+        """Bits of which a half of what wrong elements take is left."""
 
     def distance(self, value: Tensor) -> Tensor:
         """How far a value of this shape is from what was observed, in tolerances; NaN is at NaN's place."""
@@ -66,13 +68,15 @@ class Residual:
         """
         off = self.distance(value)
         fits = off <= explained
-        if bool((self.wrong & ~fits).any()):
+        if not bool(self.wrong.any()) or bool((self.wrong & ~fits).any()):
             return None
         region = tightest(self.wrong, ~fits & ~self.wrong, self.inputs)
         return torch.where(region.mask, off, self.off), region
 
     def description(self) -> list[str]:
         """What the error looks like, in sentences."""
+        if not bool(self.wrong.any()):
+            return ["each element is within its tolerance, but together they are not noise"]
         return [*self._places(), *self._numbers()]
 
     def _places(self) -> Iterator[str]:

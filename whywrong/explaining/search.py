@@ -65,6 +65,8 @@ PER_RANK, PER_REGION, PER_NUMBER = 8.0, 8.0, 20.0
 """Bits that a rank of a mutation costs, that it holds in a region costs beside the region, and a fitted number."""
 EXPLAINED = 3.0
 """Tolerances of the reference within which a mutated value is held against that of its own program."""
+MOST_EQUIVALENT = 30
+"""Longer descriptions that are held against a cause, to be listed with it."""
 MOST_AT_HAND = 200
 """Values of the program that may have been added, the nearest first."""
 WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -148,8 +150,8 @@ class _Candidate(NamedTuple):
     mutation: Mutation
     bits: float
     region: Region
-    number: int
-    """In the order in which they were tried, the usual ones first."""
+    order: tuple[float, int]
+    """Bits of the description alone, and its place among those that were tried, the usual ones first."""
 
     def says(self) -> Mutation:
         """The mutation, with the region in its sentence. What a sum or product lacks from some place on is a tail."""
@@ -178,7 +180,7 @@ class _Search:
         self._allowed, noise = self._tolerance(name_of(observed.dtype))
         inputs = dict(enumerate(map(list, self._whole_numbers(self._reference.shape))))
         self._residual = Residual(self._observed, self._reference, self._allowed, noise, inputs)
-        self._candidates = list[_Candidate]()
+        self._candidates, self._refused = list[_Candidate](), 0
         good = (self._observed.isfinite() & self._reference.isfinite()).flatten().nonzero().flatten()
         order = torch.randperm(len(good), generator=torch.Generator().manual_seed(0))
         wrong = self._residual.wrong.flatten()[good[order]]
@@ -227,11 +229,11 @@ class _Search:
             return
         numbers = self._allowed is not None
         for region, mutation in self._unwritten():
-            self._try([mutation], same, region.bits)
+            self._try([mutation], same, region.bits * bool(self._observed[self._residual.wrong].isfinite().all()))
         self._try(mutations(self._context), same)
         fits = self._fitting()
         if {c.mutation.kind for c, _ in fits} <= {"constant", "scale", "ddof"}:  # none, or another number may fit
-            self._try(self._fitted(), more=PER_NUMBER)
+            self._try(self._fitted())
             fits = self._fitting()
         narrower = self._narrower() if numbers and not fits else []
         stages = (
@@ -298,26 +300,35 @@ class _Search:
             elif same is not None:
                 same[mutation.kind] += [mutation] * (len(same[mutation.kind]) < UNCHANGED_KEPT)
 
+    @cached_property
+    def _relative(self) -> float:
+        """What a fitted number may be off by the step's own tolerance."""
+        if self._allowed is None:
+            return 1e-7
+        size = self._reference.nan_to_num(0.0, 0.0, 0.0).abs()
+        return float((self._allowed / size.clamp(min=1e-300)).median())
+
     def _error(self, value: Tensor) -> Tensor:
         """By how much some elements of a value, the wrong ones before others, are not the reference's; tolerances."""
-        error = (value.double() - self._reference.double()).flatten()[self._at]
+        a, b = (x if x.is_complex() else x.double() for x in (value, self._reference))
+        error = (a - b).abs() if a.is_complex() else a - b
+        error = error.flatten()[self._at]
         allowed = self._allowed.flatten()[self._at] if self._allowed is not None else 1.0
         return (error / allowed).nan_to_num(0.0, 0.0, 0.0)
 
     def _consider(self, mutation: Mutation, value: Tensor, more: float = 0.0) -> None:
         """A candidate everywhere, and one in the tightest region, where these save bits."""
         residual = self._residual
-        rank = PER_RANK * mutation.rank * (residual.off.numel() >= FEWEST_FOR_NOISE)
-        off = residual.distance(value)
-        self._add(mutation, rank + more, Region(0.0, "", residual.wrong), off)
+        cost = PER_RANK * mutation.rank + PER_NUMBER * mutation.fitted + more
+        self._add(mutation, cost, Region(0.0, "", residual.wrong), residual.distance(value))
         if mutation.kind != "precision" and (found := residual.left(value, EXPLAINED)) and found[1].words:
-            self._add(mutation, rank + more + PER_REGION + found[1].bits, found[1], found[0])
+            self._add(mutation, cost + PER_REGION + found[1].bits, found[1], found[0])
 
     def _add(self, mutation: Mutation, cost: float, region: Region, off: Tensor) -> None:
-        left = self._residual.cost(off)
-        bits = cost + left
-        if bits < self._residual.bits and left < self._residual.bits / 2.0:
-            self._candidates.append(_Candidate(mutation, bits, region, len(self._candidates)))
+        left, few = self._residual.cost(off), off.numel() < FEWEST_FOR_NOISE
+        bits = left + cost - few * PER_RANK * mutation.rank  # of a few numbers the simplest that fits is no evidence
+        if bits < self._residual.bits and left < self._residual.half:
+            self._candidates.append(_Candidate(mutation, bits, region, (cost, len(self._candidates))))
 
     def _value(self, mutation: Mutation, values: Any = None) -> Tensor | None:
         """What a mutation gives; None where it cannot be run, or gives another shape."""
@@ -331,7 +342,8 @@ class _Search:
 
         What holds in scattered elements alone says what these hold, and not why: it is no cause.
         """
-        limit = self._residual.bits - MARGIN - math.log2(max(1, self._result.tried))
+        limit = self._residual.bits - MARGIN - math.log2(max(1, self._result.tried - self._refused))
+        self._refused = self._result.tried
         until = (time.monotonic() + self._last) / 2.0
         found: list[tuple[_Candidate, float]] = []
         some = (c for c in self._candidates if not c.region.scattered)
@@ -368,7 +380,7 @@ class _Search:
     def _nearest(self) -> Cause | None:
         """What saves most bits of all that was refused, where it saves half."""
         best = min(self._candidates, key=attrgetter("bits"), default=None)
-        if best is None or best.bits > self._residual.bits / 2.0 or (value := self._value(best.mutation)) is None:
+        if best is None or (value := self._value(best.mutation)) is None:
             return None
         off = self._residual.distance(value)
         return self._cause(best.says(), float(off[best.region.mask].max()) if best.region.words else float(off.max()))
@@ -409,12 +421,12 @@ class _Search:
             if not c or not math.isfinite(c):
                 continue
             simple = next((k for k in (1.0, -1.0, 0.5, -0.5, 2.0, -2.0) if abs(c - k) < 1e-4 * abs(k)), None)
-            c, more = (simple, 4.0) if simple is not None else (c, PER_NUMBER)
+            c = simple if simple is not None else c
             says = f"{name} is {'added' if c > 0 else 'subtracted'}" + f", {abs(c):.6g} times" * (abs(c) != 1.0)
             added = partial(torch.add, other=c * v)
             self._try(
-                [Mutation("other", says, edit_results([self._part.target], added))],
-                more=more + math.log2(len(known) + 1),
+                [Mutation("other", says, edit_results([self._part.target], added), fitted=simple is None)],
+                more=4.0 + math.log2(len(known) + 1) + 2.0 * (name not in self._part.golden.steps),
             )
 
     def _at_hand(self) -> Iterator[tuple[str, Tensor]]:
@@ -471,11 +483,12 @@ class _Search:
                 return []
             columns.append(self._error(value))
         found = [*chosen(torch.stack(columns, 1), self._error(self._observed))] if columns else []
-        for parts in found:
+        for parts in dict.fromkeys(map(tuple, found)):
             mask = torch.stack([masks[k] for k in parts] or [torch.zeros(1, dtype=torch.bool)]).any(0)
             if bool(mask.any()) and not bool(mask.all()):
                 part, bits = whole.within(d, mask)
-                self._try([part], more=bits)
+                zero = part.kind == "truncate" and not bool(self._observed[self._residual.wrong].any())
+                self._try([replace(part, kind="zero") if zero else part], more=bits)
         return found
 
     def _fitted(self) -> Iterator[Mutation]:
@@ -485,9 +498,9 @@ class _Search:
         if v.numel() and self._allowed is not None and int(self._residual.wrong.sum()) != 1:  # one number always fits
             c, shift = float((o * v).sum() / v.square().sum().clamp(min=1e-300)), float((o - v).median())
             words = f"the result is {abs(shift):.6g} too {'large' if shift > 0 else 'small'}"
-            yield Mutation("constant", words, edit_results([self._part.target], lambda x: x + shift), 0)
+            yield Mutation("constant", words, edit_results([self._part.target], lambda x: x + shift), 0, True)
             words = f"the result is {c:.6g} times what it should be"
-            yield Mutation("scale", words, edit_results([self._part.target], lambda x: x * c), 0)
+            yield Mutation("scale", words, edit_results([self._part.target], lambda x: x * c), 0, True)
         for node in self._part.nodes:
             for j, number in enumerate(node.args):
                 if not is_number(number):
@@ -523,7 +536,7 @@ class _Search:
 
     def _another(self, node: Node, j: int, c: float, new: float) -> Mutation:
         says = f"{node.op} has about {new:.6g} where the reference has {c:.6g}"
-        return Mutation(kind_of_number(node.op, c, new), says, numbered(self._part, [node.id], j, new), 0)
+        return Mutation(kind_of_number(node.op, c, new), says, numbered(self._part, [node.id], j, new), 0, True)
 
     def _distance_of(self, mutation: Callable[[int], Mutation]) -> Callable[[int], float]:
         """How far off the mutations of a number are."""
@@ -545,7 +558,8 @@ class _Search:
         if constant or everywhere:
             says = f"{self._step} is {name} everywhere: was it computed, or written, at all?"
         if count > 1 and (first == 0 or first.isnan() or constant):
-            region = tightest(wrong | (self._reference == 0), ~wrong & (self._reference != 0), self._residual.inputs)
+            never = ~wrong & (self._reference != 0) & (not constant)
+            region = tightest(wrong | (self._reference == 0), never, self._residual.inputs)
             if bool(first.isnan()) or not region.scattered:
                 fill = partial(torch.masked_fill, mask=wrong | constant, value=float(first))
                 yield region, Mutation("zero", says, edit_results([target], fill), 0)
@@ -567,17 +581,19 @@ class _Search:
         classes: list[tuple[Tensor | None, str, list[tuple[_Candidate, float]]]] = []
         for candidate, share in fits:
             value, words = self._value(candidate.mutation, self._fresh), candidate.region.words
-            same = next((s for other, where, s in classes if where == words and _alike(value, other)), None)
+            value = value[candidate.region.mask] if value is not None and words else value
+            near = self._relative if candidate.mutation.fitted else 1e-7
+            same = next((s for other, where, s in classes if where == words and _alike(value, other, near)), None)
             if same is None:
                 classes.append((value, words, same := []))
             same.append((candidate, share))
         left: dict[str, Cause] = {}  # of one number, those that fit are one cause
-        for (candidate, share), *rest in (sorted(same, key=_simplest) for *_, same in classes):
+        for (candidate, share), *rest in (sorted(same, key=lambda fit: fit[0].order) for *_, same in classes):
             mutation = candidate.says()
             number, has, _ = mutation.says.partition(" has ")
             number = number if has else f"{mutation.kind}: {mutation.says}"
             cause = left.get(number, self._cause(mutation, share))
-            others = [each.says() for each, _ in rest]
+            others = [each.says() for each in [*(each for each, _ in rest), *self._equivalent(candidate, fits)]]
             also = (*cause.also, *(f"{m.kind}: {m.says}" for m in others))
             lines = dict.fromkeys((*cause.elsewhere, *(self._cause(m, 0.0).line for m in others)))
             elsewhere = tuple(line for line in lines if ":" in line and line != cause.line)
@@ -589,6 +605,16 @@ class _Search:
                 "the reference takes no sampled inputs: causes that agree on these inputs are one"
             )
         return list(left.values())
+
+    def _equivalent(self, cause: _Candidate, fits: list[tuple[_Candidate, float]]) -> Iterator[_Candidate]:
+        """Of the candidates with longer descriptions those that are the same, on these inputs and on fresh ones."""
+        known = [each for each, _ in fits]
+        longer = [c for c in self._candidates if c.region.words == cause.region.words and c not in known]
+        here, fresh = self._value(cause.mutation), self._value(cause.mutation, self._fresh)
+        for other in sorted(longer, key=attrgetter("bits"))[:MOST_EQUIVALENT]:
+            same = _alike(self._value(other.mutation), here)
+            if same and _alike(self._value(other.mutation, self._fresh), fresh):
+                yield other
 
     @cached_property
     def _fresh(self) -> dict[int, Any]:
@@ -652,11 +678,6 @@ class _Search:
         return []
 
 
-def _simplest(fit: tuple[_Candidate, float]) -> tuple[int, int]:
-    """The order of those of one meaning."""
-    return fit[0].mutation.rank, fit[0].number
-
-
 def _equal(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors hold the same, NaN at NaN's place."""
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
@@ -689,13 +710,13 @@ def _smooth(error: Tensor, value: Tensor) -> bool:
     return float(alike.sum()) > 3.0 * len(e) ** -0.5 * float(e.square().sum())
 
 
-def _alike(a: Tensor | None, b: Tensor | None) -> bool:
+def _alike(a: Tensor | None, b: Tensor | None, relative: float = 1e-7) -> bool:
     """Whether two results in float64 are equal but for the order of operations, which costs some of its 16 digits."""
     if a is None or b is None or a.shape != b.shape:
         return False
     if not torch.promote_types(a.dtype, b.dtype).is_floating_point:
         return torch.equal(a, b)
-    return torch.allclose(a.double(), b.double(), rtol=1e-7, atol=1e-10, equal_nan=True)
+    return torch.allclose(a.double(), b.double(), rtol=relative, atol=1e-10, equal_nan=True)
 
 
 def _sampled(x: Tensor, seed: int, whole: bool) -> Tensor:
