@@ -62,14 +62,16 @@ def set_up(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
     """Run the lines of a script that set a case up; returns golden, observed and precision."""
     how, space = case["setup"], {"__name__": "__main__"}
     sys.modules["labkit"] = _names_of_before()
+    folder = folder.resolve()
     os.chdir(folder)
     script = how.get("exec_script", case["script"])
     lines = (folder / script).read_text(encoding="utf-8").splitlines(keepends=True)
     spans = [(*map(int, span.split("-")), None)[:2] for span in str(how["exec_lines"]).replace(" ", "").split(",")]
     text = "".join("".join(lines[a - 1 : (b or a)]) for a, b in spans)
-    exec(compile(text, script, "exec"), space)
-    exec(how.get("then", ""), space)
-    return {name: eval(how[name], space) for name in ("golden", "observed", "precision")}
+    with importable(folder):
+        exec(compile(text, script, "exec"), space)
+        exec(how.get("then", ""), space)
+        return {name: eval(how[name], space) for name in ("golden", "observed", "precision")}
 
 
 def said(folder: Path, name: str, seconds: float) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def tensors(inputs: dict[str, str]) -> dict[str, Tensor]:
 
 def tails(context: Context) -> Iterator[Mutation]:
     """Sums that leave out what is behind a place."""
-    for whole, d in ((whole, d) for whole in summed(context) for d in whole.dims):
+    for whole, d in ((one, d) for one in summed(context) for d in one.dims):
         for first in range(1, whole.shape[d]):
             place = torch.arange(whole.shape[d]).view([-1 if k == d else 1 for k in range(len(whole.shape))])
             yield whole.within(d, place >= first)[0]

@@ -462,7 +462,7 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             kind,
             f"{name} is {what}",
             edit_results(ids, change),
-            1 + (kind in RARE_KINDS or (kind == "truncate" and not real)),
+            1 + (kind in RARE_KINDS or what.endswith("with zeros") or what[1:].isdigit()),
         )
     for kind, what, change in addressed(tuple(x.shape), c.sizes) if given and x.dtype != torch.bool else ():
         yield kind, f"{name} is {what}", edit_results(ids, change), 2
@@ -650,7 +650,7 @@ def other_numbers(c: Context, ids: list[int], j: int, old: Any, what: str) -> It
     for new in (*nearest(usual - {old}), *nearest(further - usual - {old})):
         number = int(new) if isinstance(old, int) and new == int(new) else new
         kind, says = kind_of_number(op, old, new, sizes), f"{what} has {new:.6g} where the reference has {old:.6g}"
-        rank, edits = 0 if kind == "eps" else 1 if new in usual else 2, numbered(c.part, ids, j, number)
+        rank, edits = 0 if kind == "eps" else 1 if new in usual else 3, numbered(c.part, ids, j, number)
         kind = "drop_term" if new in (0.0, 1.0) and len(edits) > len(ids) else kind  # of an average only one
         yield kind, says, edits, rank
 

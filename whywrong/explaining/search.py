@@ -61,7 +61,7 @@ cases, 0.6 a wrong cause in one."""
 MARGIN, CLOSE = 3.0, 6.0
 """Bits that a cause has to save, its description paid, and that one of so many was picked. Bits within which two that
 fit are undecidable."""
-PER_RANK, PER_REGION, PER_NUMBER = 8.0, 8.0, 20.0
+PER_RANK, PER_REGION, PER_NUMBER = 8.0, 8.0, 25.0
 """Bits that a rank of a mutation costs, that it holds in a region costs beside the region, and a fitted number."""
 EXPLAINED = 3.0
 """Tolerances of the reference within which a mutated value is held against that of its own program."""
@@ -232,8 +232,9 @@ class _Search:
             self._try([mutation], same, region.bits * bool(self._observed[self._residual.wrong].isfinite().all()))
         self._try(mutations(self._context), same)
         fits = self._fitting()
-        if {c.mutation.kind for c, _ in fits} <= {"constant", "scale", "ddof"}:  # none, or another number may fit
+        if {c.mutation.kind for c, _ in fits} <= {"constant", "scale", "ddof", "shift"}:  # or none
             self._try(self._fitted())
+            self._sums()
             fits = self._fitting()
         narrower = self._narrower() if numbers and not fits else []
         stages = (
@@ -557,7 +558,7 @@ class _Search:
         constant = bool((self._observed == first).all()) and wrong.numel() >= FEWEST_FOR_NOISE
         if constant or everywhere:
             says = f"{self._step} is {name} everywhere: was it computed, or written, at all?"
-        if count > 1 and (first == 0 or first.isnan() or constant):
+        if count > 1 and (first == 0 or first.isnan()):
             never = ~wrong & (self._reference != 0) & (not constant)
             region = tightest(wrong | (self._reference == 0), never, self._residual.inputs)
             if bool(first.isnan()) or not region.scattered:
