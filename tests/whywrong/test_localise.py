@@ -804,6 +804,62 @@ def test_rows_that_are_put_at_places_again_and_again_are_sums(rng):
     assert localise(capture(f, x, at, b), golden(f, x, at, b)).first is None
 
 
+_TO_PLACES = {
+    "index_put": lambda x, at: x.new_zeros(20, 7).index_put((at,), x, accumulate=True),
+    "index_add": lambda x, at: x.new_zeros(20, 7).index_add(0, at, x),
+    "put": lambda x, at: x.new_zeros(140).put(7 * at[:, None] + torch.arange(7), x, accumulate=True),
+    "index_reduce": lambda x, at: x.new_zeros(20, 7).index_reduce(0, at, x, "mean"),
+    "embedding": lambda x, at: torch.ops.aten.embedding_dense_backward(x, at, 20, -1, False),
+}
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+@pytest.mark.parametrize("written", _TO_PLACES)
+def test_what_an_eager_program_adds_to_places_is_stored_each_time(written, kind):
+    """As torch does: 25 rows go to each place. A kernel that adds in float32 is closer than that."""
+    f, eager, draw = _TO_PLACES[written], Precision(kind, eager=True), torch.Generator().manual_seed(0)
+    x, at = torch.randn(500, 7, generator=draw).to(getattr(torch, kind)), torch.randint(20, (500,), generator=draw)
+    recorded, observed = golden(f, x=x, at=at), capture(f, x=x, at=at)
+    one_by_one = {"x": x, "at": at, "output": f(x, at)}
+    for declared, seen in ((None, observed), (eager, observed), (eager, one_by_one)):
+        assert localise(seen, recorded, precision=declared).first is None
+    if written not in ("index_add", "put"):  # these are close, or not always far
+        assert localise(one_by_one, recorded, precision=Precision(kind)).first == "output"
+        assert localise(one_by_one, recorded).first == "output"
+    if written != "index_reduce":
+        less = x.clone()
+        less[3] = 0.0
+        for lost in (f(less, at), f(less.double(), at).to(x.dtype)):
+            assert localise(one_by_one | {"output": lost}, recorded, precision=eager).first == "output"
+            assert localise(one_by_one | {"output": lost}, recorded).first == "output"
+
+
+class Mixed(nn.Module):
+    """Its backward adds three gradients in the inputs' type, casts their sum to float32, and moves it to places."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.a, self.b, self.c = (nn.Parameter(torch.randn(16)) for _ in range(4))
+
+    def forward(self, x, at):
+        h = (x * self.w).float()[at].to(x.dtype)
+        return h * self.a + h * self.b + h * self.c
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_gradients_are_added_unseen_in_a_narrow_type_before_they_are_cast(kind):
+    torch.manual_seed(1)
+    wide, narrow, x, at = Mixed(), Mixed().to(kind), torch.randn(40, 16).to(kind), torch.randperm(40)
+    wide.load_state_dict(narrow.state_dict())
+    recorded, observed = golden(wide, x.float(), at), capture(narrow, x, at)
+    assert observed["backward/index_put"].dtype == torch.float32
+    assert localise(observed, recorded).first is None
+    for factor in (0.0, 1.1):
+        wrong = {name: observed[name].clone() for name in observed.names}
+        wrong["backward/index_put"][at[3]] *= factor
+        assert localise(Trace(wrong, observed.about), recorded).first == "backward/index_put"
+
+
 @pytest.mark.parametrize("shape", [(0,), (5, 0), (0, 5)])
 def test_steps_without_elements_are_right(shape):
     x = torch.zeros(shape)

@@ -103,7 +103,7 @@ def summed_products(program: Program, part: Iterable[int]) -> set[int]:
 
 
 def _length(node: Node, args: Any, out: Tensor) -> int:
-    """How many terms an element of a sum has, at most."""
+    """How many terms an element of a sum has, at most, by the shapes alone."""
     if node.op in ("convolution", "convolution_backward"):
         a, weight = args[0], args[1] if node.op == "convolution" else args[2]
         return max(1, weight[0].numel(), weight.numel() // weight.shape[1], a.numel() // a.shape[1])
@@ -195,7 +195,8 @@ class Exact:
     `counted`: operations that compute whole numbers from whole numbers, without error.
     `perturbed`: operations whose error is simulated by an error of their arguments (:meth:`Rounding._perturbed`):
     algorithms, and whatever computes with complex numbers.
-    `_sums`: the :class:`_Sum` of a tensor, also after it was moved. `_scaled`: the factors of a product.
+    `_sums`: the :class:`_Sum` of a tensor, also after it was moved. `_scaled`: the factors of a product. `_most`: the
+    most terms that are added to one place.
     """
 
     def __init__(
@@ -211,6 +212,7 @@ class Exact:
         self.huge: set[int] = set()
         self.perturbed: set[int] = set()
         self.counted: set[int] = set()
+        self._most: dict[int, int] = {}
         self._sums: Any = WeakTensorKeyDictionary()
         self._scaled: Any = WeakTensorKeyDictionary()
 
@@ -237,16 +239,18 @@ class Exact:
         elif op == "logcumsumexp":  # each addition errs by a round-off of the logarithm, and of the 1 that it is of
             self.spread[node.id] = precision.unit * (1.0 + magnitude(out)) * max(args[0].shape, default=1) ** 0.5
         elif op in PRODUCTS or op in SUMS:
-            squares = call(node, _map_real(torch.square, args), kwargs, self.device)
+            squares, u = call(node, _map_real(torch.square, args), kwargs, self.device), self.unit(node)
+            if op in _PLACED and True not in args[4:] and out.numel() and out.is_floating_point():
+                self._most[node.id] = int(call(node, _map_real(torch.ones_like, args), {}, self.device).amax())
             if isinstance(out, Tensor) and (op in PRODUCTS or op == "sum"):
-                length = _length(node, args, out)
-                variance = variance_of_sum(out, squares, length, self.unit(node))
+                length = self.length(node, args, out)
+                variance = variance_of_sum(out, squares, length, u)
                 self._sums[out] = _Sum(squares, length, variance, (out, out))
             least = _least(precision) if op in PRODUCTS else 0.0
-            by_chance = _map_real(lambda x, q: _spread(node, args, x, q, self.unit(node), least), out, squares)
+            by_chance = _map_real(lambda x, q: _spread(node, self.length(node, args, x), x, q, u, least), out, squares)
             if precision.flush:
                 self.flushed[node.id] = _map_real(
-                    lambda x, q: _flushed(_length(node, args, x), q, precision), out, squares
+                    lambda x, q: _flushed(self.length(node, args, x), q, precision), out, squares
                 )
             self.spread[node.id] = self._in_order(node, args, kwargs, by_chance)
             if precision.accumulate == "float32":  # errors of similar terms are similar
@@ -314,7 +318,7 @@ class Exact:
         for i, several in enumerate(zip(*pieces, strict=True)):
             if isinstance(several[0], Tensor) and several[0].shape == spreads[i].shape:
                 squares = torch.stack(several).cumsum(0).square().sum(0).nan_to_num(0.0)
-                length = _length(node, args, spreads[i]) / len(several)
+                length = self.length(node, args, spreads[i]) / len(several)
                 spreads[i] = torch.maximum(spreads[i], self.unit(node) * (length / 3.0 * squares).sqrt())
         return spreads if isinstance(by_chance, (tuple, list)) else spreads[0]
 
@@ -327,6 +331,10 @@ class Exact:
         exact = call(node, _map_real(torch.Tensor.double, narrow), kwargs, self.device)
         return _map_real(lambda x, y: torch.nan_to_num(y.double() - x, 0.0, 0.0, 0.0), exact, rounded)
 
+    def length(self, node: Node, args: Any, out: Tensor) -> int:
+        """How many terms an element of a sum has, at most."""
+        return self._most.get(node.id) or _length(node, args, out)
+
     def truncates(self, node: Node) -> bool:
         """Whether an operation sums products, on tensor cores that may truncate as they add."""
         return self.rules[node.id].cut > 0.0 and (node.op in PRODUCTS or not self.summed.isdisjoint(node.parents))
@@ -338,6 +346,9 @@ class Exact:
 
 _MOVING = MOVES | FACTORIES | SELECTIONS
 _COUNTING = frozenset(["_to_copy", "add", "sub", "rsub", "mul", "sum", "cumsum"])
+
+_PLACED = frozenset(["index_add", "index_put", "scatter_add", "put", "embedding_dense_backward"])
+"""Sums to places, with a term for each time that a place is named."""
 
 
 def _fits(x: Any, most: float) -> bool:
@@ -374,13 +385,12 @@ def _pieces(node: Node, args: Any) -> list[Any]:
     return []
 
 
-def _spread(node: Node, args: Any, x: Tensor, squares: Tensor, u: float, least: float) -> Tensor:
+def _spread(node: Node, length: int, x: Tensor, squares: Tensor, u: float, least: float) -> Tensor:
     """The standard deviation of a sum's error; each of its products errs by half of `least` at most by underflow.
 
     `least` is the smallest number. The errors of equal terms are not independent: each partial sum may be off in the
     same direction, unless all of them are exact.
     """
-    length = _length(node, args, x)
     count = length if node.op == "mean" else 1
     total, squares = x * count, squares * count
     variance = variance_of_sum(total, squares, length, u).clamp(min=0.0)
@@ -534,7 +544,7 @@ class Rounding:
         if _only_moves(node) and not (rounds and out.is_floating_point()):
             return out
         if node.id in self.exact.spread:
-            length = _length(node, args, next(x for x in tree_leaves(out) if isinstance(x, Tensor)))
+            length = self.exact.length(node, args, next(x for x in tree_leaves(out) if isinstance(x, Tensor)))
             added = self.exact.unit(node)
             drift = worst_case(length, added) if self.exact.truncates(node) else lost_terms(length, added)
             if op == "cumsum" and out.is_floating_point():  # what an addition errs stays in all sums after it

@@ -39,8 +39,9 @@ from whywrong.comparing.signature import signature
 from whywrong.comparing.structure import Null, Structure, structure
 from whywrong.errors import UsageError, first_line
 from whywrong.recording.golden import GRADIENT, Golden
-from whywrong.recording.operations import MOVES, NOT_UNIQUE, PRODUCTS
+from whywrong.recording.operations import IN_STORAGE, MOVES, NOT_UNIQUE, PRODUCTS, SUMS
 from whywrong.recording.program import INPUT, narrower
+from whywrong.recording.recorder import BACKWARD
 from whywrong.recording.steps import Trace
 
 Progress = Callable[[str], None]
@@ -80,7 +81,7 @@ class Rerun:
         elements: bool,
     ) -> None:
         self._golden, self._program, self._rules = golden, golden.program, rules
-        self._chance, self._progress, self._keep = chance, progress, elements
+        self._chance, self._progress, self._keep, self._declared = chance, progress, elements, not guessed
         self._readings = (rules, replace(rules, eager=False)) if guessed and rules.eager else (rules,)
         self._device = golden[next(iter(golden.steps))].device
         steps = {name: observed.read(name).to(self._device) for name in observed.names}
@@ -193,24 +194,26 @@ class Rerun:
 
         Where eager operations are declared, these are all whose storage is narrower than the accumulator, also those
         that one of torch's is made of: a program may have written it out. Otherwise they are none, or, with `rounded`,
-        those in :attr:`_stored`, and a gradient's whole part, since a backward starts from stored values. A cast that
-        was recorded in the observed dtype always rounds.
+        those in :attr:`_stored`, and the whole part of a gradient or of what computes one, since a backward starts from
+        stored values. These may be narrower than the step, as the sum of the gradients of a residual stream, which
+        autograd adds unseen before they are cast. A cast that was recorded in the observed dtype always rounds.
         """
         rule, program = self._rule(i), self._program
         as_written = self._as_written(i)
-        gradient = self._names[i][0].startswith(GRADIENT)
+        gradient = self._names[i][0].startswith((GRADIENT, f"{BACKWARD}/"))
         stored = part if gradient else self._stored
+        narrowest = self._rules.storage or (self._narrowest if rule.eager and not as_written else "")
 
         def of(k: int) -> Precision:
             written = program.nodes[k].dtype if as_written and not rounded else ""
             storage = written or rule.storage or ""
             rounds = rounded and k in stored and k != i
-            if gradient and rounds and narrower(self._rules.storage or "", storage):
-                storage = str(self._rules.storage)
-            rounds = rounds or (as_written and program.narrows(k))
+            if gradient and rounds and narrower(narrowest, storage):
+                storage = narrowest
             narrow = UNIT_ROUNDOFF.get(storage, 0.0) > rule.unit
-            products = format_of_factors(rule, program.nodes[k].op, storage, self._rules.storage or self._narrowest)
-            return replace(rule, storage=storage or None, eager=rounds or (rule.eager and narrow), products=products)
+            eager = rounds or (as_written and program.narrows(k)) or (rule.eager and narrow)
+            types = storage or None, self._rules.storage or self._narrowest
+            return replace(for_operation(rule, program.nodes[k].op, types, self._declared), eager=eager)
 
         return {k: of(k) for k in part}
 
@@ -421,13 +424,18 @@ def _may_be_stored(golden: Golden) -> set[int]:
     return stored
 
 
-def format_of_factors(rule: Precision, op: str, *storage: str | None) -> str | None:
-    """The format of an operation's factors: as declared; of products else the first of `storage` that is narrow.
+def for_operation(rule: Precision, op: str, types: tuple[str | None, ...], declared: bool = True) -> Precision:
+    """The rule of one operation of which the first of `types` is the storage, with the formats of factors and of sums.
 
-    Where every operation is eager, its factors have that format anyway.
+    Of products that are not declared the factors have the first of the types that is narrow; where every operation is
+    eager, they have that format anyway. Where that is `declared`, torch's sums to places in memory (those of SUMS that
+    are :data:`IN_STORAGE`) are stored each time that something is added, in which a long one may lose much.
     """
-    formats = storage if op in PRODUCTS and not rule.eager else ()
-    return rule.products or next((format for format in formats if format in FIELD_CHOICES["products"]), None)
+    formats = types if op in PRODUCTS and not rule.eager else ()
+    products = rule.products or next((format for format in formats if format in FIELD_CHOICES["products"]), None)
+    stored = declared and rule.eager and op in IN_STORAGE & SUMS and types[0] in FIELD_CHOICES["accumulate"]
+    sums = max(rule.accumulate, str(types[0]) if stored else "", key=lambda name: UNIT_ROUNDOFF.get(name, 0.0))
+    return replace(rule, storage=types[0], products=products, accumulate=sums)
 
 
 def bounded(golden: Golden, *, precision: Precision, false_alarm: float = 1e-6) -> Trace:
@@ -446,8 +454,7 @@ def bounded(golden: Golden, *, precision: Precision, false_alarm: float = 1e-6) 
     for name, i in golden.steps.items():
         rule = precision.of(name)
         for k in program.cone([i], numbers) - rules.keys():
-            products = format_of_factors(rule, program.nodes[k].op, rule.storage, precision.storage)
-            rules[k] = replace(rule, products=products)
+            rules[k] = for_operation(rule, program.nodes[k].op, (rule.storage, precision.storage))
     made = [i for i, x in exact.items() if x.is_floating_point() and program.nodes[i].func != INPUT]
     simulated = {i: Simulated(exact[i], rules[i].storage or "float32", rules[i]) for i in made}
     factors = Exact(rules, program, device)

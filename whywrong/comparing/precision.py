@@ -48,11 +48,11 @@ class Precision:
     parts; None, the default, is that of `storage` where it is narrower than float32, as tensor cores take it, and else
     ``ieee``. `accumulate` (``float32``) is the format of sums, and of what stands between the operations
     inside a step. `eager` (False): each operation inside a step is stored, as in an unfused program, also those that
-    torch has as one and a program may have written out. Where it is not declared a kernel may go on with what it has in
-    registers. `flush` (False): results below the smallest normal number may be zero. `normwise` (False): errors are
-    small beside the largest value of a tensor, not beside each of its elements, as those of Fourier transforms, of
-    |x|^2 + |y|^2 - 2xy for a distance of points about 0, or of Strassen's products.
-    `steps` gives other values for some steps, by name.
+    torch has as one and a program may have written out, and each addition to a place in memory, as of an `index_put`
+    that accumulates. Where it is not declared a kernel may go on with what it has in registers. `flush` (False):
+    results below the smallest normal number may be zero. `normwise` (False): errors are small beside the largest value
+    of a tensor, not beside each of its elements, as those of Fourier transforms, of |x|^2 + |y|^2 - 2xy for a distance
+    of points about 0, or of Strassen's products. `steps` gives other values for some steps, by name.
 
     A format may be a torch dtype or another name of one, as ``bf16`` or ``half``. Raises UsageError for a field or a
     value that is none of these.

@@ -97,7 +97,7 @@ IN_STORAGE = _named("""
     native_layer_norm_backward embedding_dense_backward _embedding_bag_dense_backward index_put _index_put_impl
     _unsafe_index_put convolution_backward col2im im2col index_add prod max_pool2d_with_indices_backward
     max_pool3d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
-    _adaptive_avg_pool3d_backward _embedding_bag_backward
+    _adaptive_avg_pool3d_backward _embedding_bag_backward put index_reduce
 """)
 """What torch's CPU kernels add up in the type of what they give, with more than half a unit of error."""
 
