@@ -128,7 +128,7 @@ def test_no_wrong_cause_is_named_in_fifty_draws(seed, device):
 def test_the_cause_is_named(name, device):
     verdict, why = settled(name, 0, device)
     if name == "first_tile":  # where a maximum stops being looked for is seen no better than by the largest numbers
-        assert {cause.kind for cause in why.causes} == {"truncate"}
+        assert {cause.kind for cause in why.causes} == {"truncate"}, why
     else:
         assert verdict == "confirmed"
 

@@ -3,7 +3,8 @@
 A mutation knows operations, shapes and numbers, and no program. Those of a value change what an operation gives or
 takes: its elements' places (:func:`places`) or its numbers (:func:`amounts`). Those of an operation leave it out,
 exchange what it takes, or run another in its place. Each generator of these gives the kind, a sentence, the edits by
-the number of the operation, and a rank where that is not 1; :func:`mutations` puts them into their order.
+the number of the operation, and a rank where that is not 1; :func:`mutations` puts them into their order. To add one:
+OTHER_FUNCTIONS, :func:`places`, :func:`amounts`, :func:`change_operation`, or a generator in :func:`mutations`.
 """
 
 from __future__ import annotations
@@ -1178,8 +1179,8 @@ def _summed(node: Node, values: Mapping[int, Any]) -> int:
 
 
 def summed_over(node: Node, values: Mapping[int, Any]) -> list[int]:
-    """The dimensions of what an operation takes first over which it sums."""
-    if node.op in ("sum", "mean"):
+    """The dimensions of what an operation takes first over which it sums, or looks for the largest or smallest."""
+    if node.op in ("sum", "mean", "amax", "amin"):
         return _dims(node, values)
     return [values[node.parents[0]].ndim - 1] if node.op in ("mm", "bmm", "mv") else []
 

@@ -117,14 +117,14 @@ class Partial(NamedTuple):
 
 
 def summed(c: Context) -> Iterator[Partial]:
-    """Sums and products that leave out some of what they add up."""
+    """Sums, products and extrema that leave out some of what they are made of."""
     for node in c.part.nodes:
         for d in summed_over(node, c.part.values):
-            mutation = Mutation("truncate", f"{c.operation(node.id)} leaves out", {})
-            p = node.parents[0]
+            mutation = Mutation("truncate", f"{c.operation(node.id)} leaves out", {}, 0)
+            p, fill = node.parents[0], {"amax": -math.inf, "amin": math.inf}.get(node.op, 0.0)
 
-            def edits(mask: Tensor, i: int = node.id) -> dict[int, Edit]:
-                return argument(c.part, [i], 0, partial(torch.masked_fill, mask=mask, value=0))
+            def edits(mask: Tensor, i: int = node.id, fill: float = fill) -> dict[int, Edit]:
+                return argument(c.part, [i], 0, partial(torch.masked_fill, mask=mask, value=fill))
 
             yield Partial(mutation, c.called(p), tuple(c.part.values[p].shape), [d], edits)
 
@@ -166,6 +166,11 @@ def refined(shape: tuple[int, ...], d: int, parts: Sequence[int]) -> list[Tensor
             runs.remove(run)
     singles = (a for k in sorted(ends)[:8] for a in range(max(0, k * tile), min(shape[d], k * tile + tile)))
     return [_between(shape, d, a, b) for a, b in sorted([*runs, *([a, a + 1] for a in singles)])]
+
+
+def behind(shape: tuple[int, ...], d: int, first: int) -> Tensor:
+    """All of a dimension from a place on."""
+    return _between(shape, d, first, shape[d])
 
 
 def _between(shape: tuple[int, ...], d: int, a: int, b: int) -> Tensor:

@@ -31,9 +31,9 @@ from whywrong.explaining.mutations import (
     numbered,
 )
 from whywrong.explaining.part import Edit, Part
-from whywrong.explaining.partly import Partial, changed, chosen, one_way, refined, subsets, summed, twins
+from whywrong.explaining.partly import Partial, behind, changed, chosen, one_way, refined, subsets, summed, twins
 from whywrong.explaining.regions import Region, tightest
-from whywrong.explaining.residual import Residual
+from whywrong.explaining.residual import FARTHEST, Residual
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.program import INPUT, Node, Ref
 from whywrong.recording.steps import Trace, as_trace
@@ -232,7 +232,8 @@ class _Search:
             self._try([mutation], same, region.bits * bool(self._observed[self._residual.wrong].isfinite().all()))
         self._try(mutations(self._context), same)
         fits = self._fitting()
-        if {c.mutation.kind for c, _ in fits} <= {"constant", "scale", "ddof", "shift"}:  # or none
+        usual = {c.mutation.kind for c, _ in fits if c.mutation.rank < 2}
+        if usual <= {"constant", "scale", "ddof", "shift"}:  # or none: another number, or a part of a sum, may fit
             self._try(self._fitted())
             self._sums()
             fits = self._fitting()
@@ -465,8 +466,12 @@ class _Search:
                 self._in_parts(changed(self._context, mutation))
 
     def _sums(self) -> None:
-        """Sums that leave out some of their terms."""
+        """Sums that leave out some of their terms; of extrema, whose parts do not add up, all but the first tile."""
         self._in_parts(summed(self._context))
+        for whole, d in ((one, d) for one in summed(self._context) for d in one.dims):
+            for tile in (2**k for k in range(2, 12) if 2**k < whole.shape[d]):
+                part, bits = whole.within(d, behind(whole.shape, d, tile))
+                self._try([part], more=bits)
 
     def _in_parts(self, some: Iterable[Partial]) -> None:
         """Those parts of a dimension in which a mutation comes nearest, if it holds in these only."""
@@ -566,9 +571,10 @@ class _Search:
                 yield region, Mutation("zero", says, edit_results([target], fill), 0)
 
     def _distance(self, mutation: Mutation) -> float:
-        """What a mutation leaves, in bits; Inf where it cannot be run, or the time is up."""
+        """What a mutation leaves, in bits; as if nothing were comparable where it cannot be run, or the time is up."""
         value = self._value(mutation) if not self._late(self._until) else None
-        return self._residual.cost(self._residual.distance(value)) if value is not None else math.inf
+        off = self._residual.distance(value) if value is not None else torch.full_like(self._residual.off, FARTHEST)
+        return self._residual.cost(off)
 
     def _cause(self, mutation: Mutation, share: float) -> Cause:
         first = min(mutation.edits)
