@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int | None:
     options = _parser().parse_args(words)
     with needs(options.called):
+        for package in filter(None, (options.plot and "matplotlib", options.html and "jinja2")):
+            import_module(package)  # before anything runs
         return options.command(options)
 
 
