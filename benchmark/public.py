@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,7 +52,7 @@ def truths() -> list[dict[str, Any]]:
 
 
 def _names_of_before() -> ModuleType:
-    """The library under the name that the scripts import, with the positional precision of that time."""
+    """The library under the name that the scripts import."""
     module = ModuleType("labkit")
     module.__dict__.update({name: getattr(whywrong, name) for name in whywrong.__all__})
     return module
@@ -119,11 +119,12 @@ def rows(folder: Path, names: Sequence[str], seconds: float) -> Iterator[dict[st
 
 def main(folder: Path, names: Sequence[str], seconds: float, out: Path | None) -> None:
     """Print each case, and write a CSV of COLUMNS, to be judged."""
-    table = csv.DictWriter(out.open("w", encoding="utf-8", newline=""), COLUMNS) if out else None
-    if table:
-        table.writeheader()
-    for row in rows(folder.resolve(), names, seconds):
-        print(f"== {row['id']}: true step {row['true_step']}; {row['seconds']} s\n{row['says']}", flush=True)
-        print("".join(f"   truth: {line}\n" for line in str(row["edit"]).strip().splitlines()), flush=True)
+    with out.open("w", encoding="utf-8", newline="") if out else nullcontext() as file:
+        table = csv.DictWriter(file, COLUMNS) if file else None
         if table:
-            table.writerow(row)
+            table.writeheader()
+        for row in rows(folder.resolve(), names, seconds):
+            print(f"== {row['id']}: true step {row['true_step']}; {row['seconds']} s\n{row['says']}", flush=True)
+            print("".join(f"   truth: {line}\n" for line in str(row["edit"]).strip().splitlines()), flush=True)
+            if table:
+                table.writerow(row)

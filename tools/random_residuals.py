@@ -3,7 +3,7 @@
 python -m tools.random_residuals [--count 20] [--seed 0] [--types float32 bfloat16 float16]
 
 Each error is added to a correct result that is stored in a type: smooth, in one element or five, in a row, in two, of
-rank 1, noise, the rounding of another type, or the difference of two unrelated programs.
+rank 1, noise, the rounding of another type, or noise as large as the root of the value.
 """
 
 import argparse
@@ -16,7 +16,17 @@ from scipy.stats import binomtest
 import whywrong
 
 Tensor = torch.Tensor
-FAMILIES = ("smooth", "one element", "five elements", "a row", "two rows", "rank 1", "noise", "rounding", "a program")
+FAMILIES = (
+    "smooth",
+    "one element",
+    "five elements",
+    "a row",
+    "two rows",
+    "rank 1",
+    "noise",
+    "rounding",
+    "by the value",
+)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -72,7 +82,7 @@ def residual(family: str, e: Tensor, dtype: torch.dtype, generator: torch.Genera
     elif family == "rounding":
         half = torch.float16 if dtype == torch.bfloat16 else torch.bfloat16
         r = (e * (1 + 2.0**-9 * noise)).to(half).to(e.dtype) - e
-    elif family == "a program":
+    elif family == "by the value":
         r = size * torch.tanh(noise.flip(0)) * e.abs().sqrt()
     else:
         r = size * noise

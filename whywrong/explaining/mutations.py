@@ -85,6 +85,7 @@ PADDINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 """What stands at places outside of 0 to n - 1."""
 GIVEN = (INPUT, CONSTANT)
+INTEGER_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 RARE_KINDS = ("stale", "axis")
 """What people do less often, by which equally good fits are ordered: without, two causes of 67 are not identified."""
 
@@ -217,12 +218,6 @@ def _cut(x: Tensor, half: int, off: int) -> Tensor:
     return ((x.float().view(torch.int32) + half) & ~off).view(torch.float32).double()
 
 
-def zeroed(x: Tensor, d: int, a: int, b: int) -> Tensor:
-    """Zero in `a` to `b` - 1 of dimension `d`."""
-    place = torch.arange(x.shape[d]).view([-1] + [1] * (x.ndim - d - 1))
-    return x.masked_fill((place >= a) & (place < b), 0)
-
-
 def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
     """Other whole numbers, and truth values."""
     if x.dtype == torch.bool:
@@ -241,8 +236,6 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
         yield "shift", "one more" if by > 0 else "one less", partial(operator.add, by)
         words = f"{by:+d}, but not beyond its smallest and largest"
         yield "shift", words, partial(_moved_within, by=by, low=low, high=high)
-    for by in (sign * 2**k for k in range(1, 8) for sign in (1, -1)):  # a page, a block or a warp too many or too few
-        yield "shift", f"{by:+d}", partial(operator.add, by)
     yield "shift", "counted from 0", lambda x: x - low
     yield "precision", "rounded to bfloat16", lambda x: stored(x.double(), "bfloat16").to(x.dtype)
 
@@ -463,8 +456,10 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             kind,
             f"{name} is {what}",
             edit_results(ids, change),
-            1 + (kind in RARE_KINDS or what.endswith("with zeros") or what[1:].isdigit()),
+            1 + (kind in RARE_KINDS or what.endswith("with zeros")),
         )
+    for by in (sign * 2**k for k in range(1, 8) for sign in (1, -1)) if x.dtype in INTEGER_DTYPES else ():
+        yield "shift", f"{name} is {by:+d}", edit_results(ids, partial(operator.add, by)), 2  # a page or a block more
     for kind, what, change in addressed(tuple(x.shape), c.sizes) if given and x.dtype != torch.bool else ():
         yield kind, f"{name} is {what}", edit_results(ids, change), 2
     for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():

@@ -18,7 +18,7 @@ import torch
 
 from whywrong.explaining.mutations import Context, Mutation, argument, summed_over
 from whywrong.explaining.part import Edit, Part
-from whywrong.explaining.regions import bits_of_subset, listed
+from whywrong.explaining.regions import bits_of_subset, listed, runs
 from whywrong.recording.program import Ref, call, filled
 
 Tensor = torch.Tensor
@@ -158,14 +158,9 @@ def refined(shape: tuple[int, ...], d: int, parts: Sequence[int]) -> list[Tensor
     """Of tiles that were chosen, what is within as one part, and what is next to an end one by one."""
     tile, within = -(-shape[d] // PARTS), set(parts)
     ends = {k for c in within for by in (-1, 1) for k in (c, c + by) if c + by not in within}
-    runs = [[k * tile, k * tile + tile] for k in sorted(within - ends)]
-    for run in runs[:0:-1]:  # neighbours are one
-        before = runs[runs.index(run) - 1]
-        if before[1] == run[0]:
-            before[1] = run[1]
-            runs.remove(run)
-    singles = (a for k in sorted(ends)[:8] for a in range(max(0, k * tile), min(shape[d], k * tile + tile)))
-    return [_between(shape, d, a, b) for a, b in sorted([*runs, *([a, a + 1] for a in singles)])]
+    inner = [(a * tile, b * tile + tile) for a, b in runs(sorted(within - ends))]
+    singles = [a for k in sorted(ends)[:8] for a in range(max(0, k * tile), min(shape[d], k * tile + tile))]
+    return [_between(shape, d, a, b) for a, b in sorted([*inner, *((a, a + 1) for a in singles)])]
 
 
 def behind(shape: tuple[int, ...], d: int, first: int) -> Tensor:

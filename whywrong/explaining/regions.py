@@ -27,11 +27,8 @@ class Region(NamedTuple):
     bits: float
     words: str
     mask: Tensor
-
-    @property
-    def scattered(self) -> bool:
-        """Whether nothing simple describes it: the elements are counted out."""
-        return "scattered" in self.words
+    scattered: bool = False
+    """Whether nothing simple describes it: the elements are counted out."""
 
 
 def bits_of_subset(n: int, k: int) -> float:
@@ -43,11 +40,15 @@ def _log2(n: float) -> float:
     return math.log2(max(2.0, n))
 
 
+def runs(places: Sequence[int]) -> list[tuple[int, int]]:
+    """The first and the last of each run of neighbours, of places in order."""
+    groups = (list(run) for _, run in itertools.groupby(enumerate(places), lambda pair: pair[1] - pair[0]))
+    return [(run[0][1], run[-1][1]) for run in groups]
+
+
 def listed(mask: Tensor) -> str:
     """Places along a dimension, as "0, 3 to 5"."""
-    at = mask.nonzero().flatten().tolist()
-    runs = [list(run) for _, run in itertools.groupby(enumerate(at), lambda pair: pair[1] - pair[0])]
-    texts = [f"{a[1]}" if a == b else f"{a[1]} to {b[1]}" for a, b in ((run[0], run[-1]) for run in runs)]
+    texts = [f"{a}" if a == b else f"{a} to {b}" for a, b in runs(mask.nonzero().flatten().tolist())]
     return ", ".join(texts[:6]) + (", ..." if len(texts) > 6 else "")
 
 
@@ -85,7 +86,7 @@ def tightest(must: Tensor, never: Tensor, inputs: Mapping[int, Sequence[tuple[st
         return Region(0.0, "", torch.ones_like(must))
     count = int(must.sum())
     words = f"in {count} scattered elements of {must.numel()}"
-    found = [Region(6.0 + bits_of_subset(must.numel(), count), words, must)]
+    found = [Region(6.0 + bits_of_subset(must.numel(), count), words, must, True)]
     found += filter(None, (_in_slices(must, never, dims, inputs) for dims in _dimensions(must)))
     found += _rows(must, never)
     found += _triangles(must, never)

@@ -21,6 +21,7 @@ from whywrong.comparing.precision import INTEGERS, Precision, half_ulp, name_of,
 from whywrong.errors import UsageError, check_number, collected
 from whywrong.explaining.explanation import CAUSE, NONE, UNDECIDABLE, Cause, Explanation
 from whywrong.explaining.mutations import (
+    INTEGER_DTYPES,
     THRESHOLDS,
     Context,
     Mutation,
@@ -69,7 +70,6 @@ MOST_EQUIVALENT = 30
 """Longer descriptions that are held against a cause, to be listed with it."""
 MOST_AT_HAND = 200
 """Values of the program that may have been added, the nearest first."""
-WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 SAMPLED, RESTRICTED = 384, 40
 """Elements by which mutations are ordered, and those nearest that are tried in each part of a dimension."""
 
@@ -193,7 +193,7 @@ class _Search:
         """For each dimension of the step the whole numbers that the program was given for its slices."""
         golden = self._part.golden
         given = [(name, golden[name]) for name in golden.inputs]
-        whole = [(name, x) for name, x in given if x.ndim and x.dtype in WHOLE]
+        whole = [(name, x) for name, x in given if x.ndim and x.dtype in INTEGER_DTYPES]
         for n in shape:
             some = [(name, x) for name, x in whole if len(x) == n > 1]
             flat = [(name, x) for name, x in some if x.ndim == 1]
@@ -238,9 +238,7 @@ class _Search:
             self._sums()
             fits = self._fitting()
         narrower = self._narrower() if numbers and not fits else []
-        stages = (
-            (self._terms, self._sums, self._inside, self._twins, self._one_way) if not fits and not narrower else ()
-        )
+        stages = () if fits or narrower else (self._terms, self._inside, self._twins, self._one_way)
         for k, stage in enumerate(stages):
             now = time.monotonic()
             self._until = now + (self._last - now) / (len(stages) - k + 1)
