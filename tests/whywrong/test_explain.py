@@ -987,6 +987,61 @@ def test_nan_is_memory_that_was_not_written_and_no_value_of_a_later_step():
     assert "top is NaN in 1 of 24 elements" in found.causes[0].says
 
 
+def test_a_value_of_a_later_step_that_has_the_fault_is_no_evidence():
+    """The gate is applied before the norm: then the result of the norm is what comes out."""
+    torch.manual_seed(5)
+    x, gate = torch.randn(30, 16), torch.rand(30, 16)
+
+    def normalised(x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+
+    def gated(x, gate):
+        return whywrong.step("out", whywrong.step("normed", normalised(x)) * gate)
+
+    wrong = normalised(x * gate)
+    found = whywrong.explain(
+        {"x": x, "gate": gate, "normed": wrong, "out": wrong}, whywrong.golden(gated, x=x, gate=gate)
+    )
+    assert (found.step, found.verdict) == ("normed", "none of these"), found
+    overwritten = {"x": x, "gate": gate, "normed": normalised(x) * gate, "out": normalised(x) * gate}
+    found = whywrong.explain(overwritten, whywrong.golden(gated, x=x, gate=gate))
+    assert "out stands in place of normed" in found.causes[0].says, found
+
+
+def lost_updates():
+    """Sums in which updates of one address were lost: the reference, its inputs, and what is left."""
+    generator = torch.Generator().manual_seed(6)
+    x, w = torch.randn(24, 40, generator=generator), torch.randn(40, 30, generator=generator)
+    lost = torch.rand(24, 30, generator=generator) < 0.05
+    yield torch.matmul, (x, w), x @ w - lost * (x[:, 16:32] @ w[16:32]), "mm leaves out 16 to 31 of dimension 1 of 40"
+    place, source = torch.randint(0, 12, (90,), generator=generator), torch.randint(0, 15, (90,), generator=generator)
+    source[:20] = source[20:40]  # of two equal terms of one place, either may be lost
+    place[:20] = place[20:40]
+    kept = torch.rand(90, 1, generator=generator) > 0.1
+
+    def messages(x, place, source):
+        return torch.zeros(12, 40).index_add(0, place, x[source])
+
+    left = torch.zeros(12, 40).index_add(0, place, x[source] * kept)
+    yield messages, (x, place, source), left, "index_add leaves out"
+
+
+@pytest.mark.parametrize(("reference", "given", "output", "words"), lost_updates(), ids=["product", "messages"])
+def test_terms_that_are_missing_here_and_there_are_lost_updates(reference, given, output, words):
+    recorded = whywrong.golden(reference, *given)
+    found = whywrong.explain(dict(zip(recorded.inputs, given, strict=True)) | {"output": output}, recorded)
+    assert (found.verdict, found.causes[0].kind) == ("cause", "race"), found
+    assert words in found.causes[0].says
+
+
+def test_elements_that_are_counted_out_one_by_one_are_described_and_no_cause():
+    x = torch.randn(60, generator=torch.Generator().manual_seed(7))
+    some = torch.zeros(60).index_fill(0, torch.tensor([3, 17, 18, 29, 41, 55, 58]), 1.0)
+    found = of_one(lambda x: x * 3.0, x * (3.0 + 3.0 * some), x=x)
+    assert (found.verdict, found.causes) == ("none of these", []), found
+    assert "wrong elements are 2 times what is right" in str(found)
+
+
 def descriptions():
     """What was observed in place of x.sin(), and what a reader should be told of it."""
     generator = torch.Generator().manual_seed(3)
@@ -1277,7 +1332,7 @@ def textbook():
     yield reflected, (image,), edge.square(), "other", "replication in place of reflection_pad2d"
     yield product, (x, whole), product(x, whole.to(x.dtype) % 256), "sign", "8 bits without a sign"
     yield product, (x, nibbles), product(x, nibbles - 16 * (nibbles > 7)), "sign", "4 bits with a sign"
-    for a, b, words in ((40, 45, "the last of each place"), (32, 39, "in 32 to 39 of dimension 0 of 46")):
+    for a, b, words in ((40, 45, "the last of each place"), (32, 39, "leaves out 32 to 39 of dimension 0 of 46")):
         cut = norm.masked_fill((torch.arange(46) >= a) & (torch.arange(46) <= b), 0.0)
         yield graph, (nodes, norm, place), graph(nodes, cut, place), "truncate", words
     turned = q[:, :, [0, 2, 4, 1, 3, 5, 6, 7]]

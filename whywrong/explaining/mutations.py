@@ -146,7 +146,6 @@ def orders(n: int, d: int) -> Iterator[tuple[str, str, Change]]:
         yield "shift", f"one place {where} in dimension {d}, the edge repeated", entries(d, (own - by).clamp(0, n - 1))
     yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", entries(d, own.flip(0))
     yield "stale", f"entry 0 of dimension {d} in place of all", entries(d, own * 0)
-    yield "axis", f"the largest of dimension {d} in place of all", lambda x: x.amax(d, True).expand(x.shape)
     yield "stale", f"entry {n - 1} of dimension {d} in place of all", entries(d, own * 0 + n - 1)
     for tile in (2**q for q in range(2, (n - 1).bit_length())):
         words = f"made of every other tile of {tile} of dimension {d}, each twice"
@@ -190,12 +189,21 @@ def amounts(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str,
     for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
         yield "precision", f"rounded to {name}", partial(stored, name=name)
     yield "precision", "cut to bfloat16", partial(_cut, half=0, off=0xFFFF)
+
+
+def statistics(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
+    """Numbers of a dimension in place of each, or taken from it."""
     for d in (d for d, n in enumerate(shape) if n > 1):
         yield "function", f"less its mean along dimension {d}", partial(_less_mean, d=d)
+        yield "axis", f"the largest of dimension {d} in place of all", partial(_largest, d=d)
 
 
 def _less_mean(x: Tensor, d: int) -> Tensor:
     return x - x.mean(d, True)
+
+
+def _largest(x: Tensor, d: int) -> Tensor:
+    return x.amax(d, True).expand(x.shape)
 
 
 def addressed(shape: tuple[int, ...], sizes: Iterable[int]) -> Iterator[tuple[str, str, Change]]:
@@ -373,6 +381,8 @@ class Context:
         elif numbers:
             yield from _attempted(self, amounts(tuple(x.shape), self.sizes))
         yield from _attempted(self, places(tuple(x.shape)))
+        if x.is_floating_point():
+            yield from _attempted(self, statistics(tuple(x.shape)))
 
 
 def mutations(c: Context) -> Iterator[Mutation]:
@@ -1173,11 +1183,17 @@ def _summed(node: Node, values: Mapping[int, Any]) -> int:
     return math.prod(values[node.parents[0]].shape[d] for d in _dims(node, values))
 
 
-def summed_over(node: Node, values: Mapping[int, Any]) -> list[int]:
-    """The dimensions of what an operation takes first over which it sums, or looks for the largest or smallest."""
+def summed_over(node: Node, values: Mapping[int, Any]) -> tuple[int, list[int]]:
+    """Which argument holds what an operation adds up, or looks for the largest or smallest of, and its dimensions."""
     if node.op in ("sum", "mean", "amax", "amin"):
-        return _dims(node, values)
-    return [values[node.parents[0]].ndim - 1] if node.op in ("mm", "bmm", "mv") else []
+        return 0, _dims(node, values)
+    if node.op in ("mm", "bmm", "mv"):
+        return 0, [values[node.parents[0]].ndim - 1]
+    if node.op in ("index_add", "scatter_add"):
+        return 3, [int(node.args[1])]
+    if node.op == "convolution" and not node.args[6]:
+        return 1, [*range(1, values[node.parents[1]].ndim)]
+    return 0, []
 
 
 def masks(*tensors: Tensor) -> bool:

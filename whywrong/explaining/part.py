@@ -53,6 +53,9 @@ class Part:
         rivals = [k for k in known if nodes[k].shape in shapes and k not in before]
         rivals = sorted(rivals, key=lambda k: (abs(k - target), k))[:RIVALS]
         observed = {k: seen.read(known[k]).to(golden[known[k]]) for k in (*before, *rivals)}
+        later = [k for k in rivals if target in golden.program.cone([k], before)]
+        own = {k: observed[k] for k in before}  # a later step's observed value has the fault in it, and is no evidence
+        observed |= golden.program.run(golden.program.cone(later, before), own, set(later))
         self.golden, self.program, values = golden, Program(), golden.program.values | observed
         number: dict[int, int] = {}
         for k in sorted({*observed, *golden.program.cone([target], known)}, key=lambda k: (k not in rivals, k)):

@@ -23,8 +23,9 @@ from whywrong.recording.program import Ref, call, filled
 
 Tensor = torch.Tensor
 
-PARTS = 64
-"""Parts of a dimension that are switched on one by one: all of a short one, tiles of a long one."""
+PARTS, MOST_TERMS = 64, 512
+"""Parts of a dimension that are switched on one by one: all of a short one, tiles of a long one; and terms of sums by
+index, of which those that are lost are no neighbours."""
 
 
 def through(part: Part, edits: Mapping[int, Edit], user: int, j: int) -> dict[int, Edit]:
@@ -101,6 +102,12 @@ class Partial(NamedTuple):
     shape: tuple[int, ...]
     dims: Sequence[int]
     edits: Callable[[Tensor], dict[int, Edit]]
+    parts: int = PARTS
+
+    def scattered(self, mask: Tensor) -> bool:
+        """Whether a mask counts out single elements: what they hold, and not why. A race loses single terms."""
+        single = mask.numel() == math.prod(self.shape) and len(runs(mask.flatten().nonzero().flatten().tolist())) > 1
+        return bool(self.mutation.edits) and single
 
     def within(self, d: int, mask: Tensor) -> tuple[Mutation, float]:
         """The mutation in a part of dimension d, and what it takes to say which part, in bits."""
@@ -109,6 +116,7 @@ class Partial(NamedTuple):
         edges = int((flat[1:] != flat[:-1]).sum())
         bits = min(bits_of_subset(n, k), edges * math.log2(n)) + 4.0
         kind = "truncate" if self.mutation.kind in ("drop_term", "zero", "factor") else self.mutation.kind
+        kind = "race" if self.parts > PARTS and edges > 2 else kind
         where = f"{listed(flat)} of dimension {d} of {n} of {self.name}"
         says = (
             f"{self.mutation.says} {where}" if not self.mutation.edits else f"{self.mutation.says}, but only in {where}"
@@ -119,14 +127,18 @@ class Partial(NamedTuple):
 def summed(c: Context) -> Iterator[Partial]:
     """Sums, products and extrema that leave out some of what they are made of."""
     for node in c.part.nodes:
-        for d in summed_over(node, c.part.values):
+        j, dims = summed_over(node, c.part.values)
+        if dims:
+            fill = {"amax": -math.inf, "amin": math.inf}.get(node.op, 0.0)
+            shape = tuple(c.part.values[node.args[j].id].shape)
             mutation = Mutation("truncate", f"{c.operation(node.id)} leaves out", {}, 0)
-            p, fill = node.parents[0], {"amax": -math.inf, "amin": math.inf}.get(node.op, 0.0)
+            edits = partial(_without, c.part, node.id, j, fill)
+            parts = MOST_TERMS if node.op in ("index_add", "scatter_add") else PARTS
+            yield Partial(mutation, c.called(node.args[j].id), shape, dims, edits, parts)
 
-            def edits(mask: Tensor, i: int = node.id, fill: float = fill) -> dict[int, Edit]:
-                return argument(c.part, [i], 0, partial(torch.masked_fill, mask=mask, value=fill))
 
-            yield Partial(mutation, c.called(p), tuple(c.part.values[p].shape), [d], edits)
+def _without(part: Part, i: int, j: int, fill: float, mask: Tensor) -> dict[int, Edit]:
+    return argument(part, [i], j, partial(torch.masked_fill, mask=mask, value=fill))
 
 
 def changed(c: Context, mutation: Mutation) -> Iterator[Partial]:
@@ -148,15 +160,15 @@ def _where(mask: Tensor, run: Any, own: Tensor, *args: Any) -> Tensor:
     return torch.where(mask, run(*args), own)
 
 
-def subsets(shape: tuple[int, ...], d: int) -> list[Tensor]:
+def subsets(shape: tuple[int, ...], d: int, parts: int) -> list[Tensor]:
     """The parts of a dimension that are switched on one by one, as masks that broadcast."""
-    tile = -(-shape[d] // PARTS)
+    tile = -(-shape[d] // parts)
     return [_between(shape, d, a, a + tile) for a in range(0, shape[d], tile)]
 
 
-def refined(shape: tuple[int, ...], d: int, parts: Sequence[int]) -> list[Tensor]:
+def refined(shape: tuple[int, ...], d: int, count: int, parts: Sequence[int]) -> list[Tensor]:
     """Of tiles that were chosen, what is within as one part, and what is next to an end one by one."""
-    tile, within = -(-shape[d] // PARTS), set(parts)
+    tile, within = -(-shape[d] // count), set(parts)
     ends = {k for c in within for by in (-1, 1) for k in (c, c + by) if c + by not in within}
     inner = [(a * tile, b * tile + tile) for a, b in runs(sorted(within - ends))]
     singles = [a for k in sorted(ends)[:8] for a in range(max(0, k * tile), min(shape[d], k * tile + tile))]
@@ -174,9 +186,20 @@ def _between(shape: tuple[int, ...], d: int, a: int, b: int) -> Tensor:
 
 
 def chosen(columns: Tensor, wanted: Tensor) -> Iterator[list[int]]:
-    """Which of the columns add up to what is wanted: any of them by least squares, and the best run of neighbours."""
-    shares = torch.linalg.lstsq(columns, wanted[:, None], driver="gelsd").solution[:, 0]
-    yield (shares > 0.5).nonzero().flatten().tolist()
+    """Which of the columns add up to what is wanted: any of them, and the best run of neighbours.
+
+    Any are those of least squares, from which one at a time is added or taken away as long as that comes nearer: of
+    equal columns, least squares has a share of each.
+    """
+    picked = torch.linalg.lstsq(columns, wanted[:, None], driver="gelsd").solution[:, 0] > 0.5
+    for _ in range(len(picked)):
+        left, signs = wanted - columns[:, picked].sum(1), 1.0 - 2.0 * picked.double()
+        gains = 2.0 * signs * (left @ columns) - columns.square().sum(0)
+        best = int(gains.argmax())
+        if not float(gains[best]) > 1e-6 * float(left.square().sum()):
+            break
+        picked[best] = ~picked[best]
+    yield picked.nonzero().flatten().tolist()
     sums = torch.nn.functional.pad(columns.cumsum(1), (1, 0))  # of the columns before each place
     alone, along = sums.square().sum(0), wanted @ sums
     left = alone[:, None] + alone - 2.0 * (sums.T @ sums) + 2.0 * (along[:, None] - along)

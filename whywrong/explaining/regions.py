@@ -91,7 +91,8 @@ def tightest(must: Tensor, never: Tensor, inputs: Mapping[int, Sequence[tuple[st
     found += _rows(must, never)
     found += _triangles(must, never)
     if (outside := _in_slices(never, must, (*range(must.ndim),), {})) is not None:  # of several dimensions, a block
-        found.append(Region(outside.bits + 1.0, f"outside of what is {outside.words}", ~outside.mask))
+        words = f"outside of what is {outside.words}"
+        found.append(Region(outside.bits + 1.0, words, ~outside.mask, outside.scattered))
     return min(found, key=lambda region: region.bits)
 
 
@@ -118,12 +119,13 @@ def _in_slices(
 
     if bool((box(dims) & never).any()):
         return None
-    bits, words, mask = 2.0 * len(dims), list[str](), torch.ones_like(must)
+    bits, words, mask, scattered = 2.0 * len(dims), list[str](), torch.ones_like(must), False
     for d in (d for d in dims if not bool(along(must, d).all())):
         wanted = along(must, d)
         out = along(never & box([k for k in dims if k != d]), d)
         n, k = len(wanted), int(wanted.sum())
-        fits = [Region(6.0 + bits_of_subset(n, k), f"in {listed(wanted)}", wanted)]
+        single = n == must.numel() and len(runs(wanted.nonzero().flatten().tolist())) > 1
+        fits = [Region(6.0 + bits_of_subset(n, k), f"in {listed(wanted)}", wanted, single)]
         fits += (
             one
             for one in slices(n, inputs.get(d, ()))
@@ -132,8 +134,8 @@ def _in_slices(
         best = min(fits, key=lambda one: one.bits)
         bits += best.bits
         words.append(best.words + ("" if best.words.startswith(("where", "after")) else f" of dimension {d}"))
-        mask = mask & _placed(best.mask, d, must.ndim)
-    return Region(bits, " and ".join(words), mask)
+        mask, scattered = mask & _placed(best.mask, d, must.ndim), scattered or best.scattered
+    return Region(bits, " and ".join(words), mask, scattered)
 
 
 def _rows(must: Tensor, never: Tensor) -> Iterator[Region]:

@@ -156,6 +156,8 @@ class _Candidate(NamedTuple):
     def says(self) -> Mutation:
         """The mutation, with the region in its sentence. What a sum or product lacks from some place on is a tail."""
         m, words = self.mutation, self.region.words
+        if self.region.scattered and m.kind == "truncate":
+            return replace(m, kind="race", says=f"{words} {m.says}: their updates were lost, as in a race")
         tail = m.kind in ("factor", "drop_term") and words.startswith("from ")
         kind = "truncate" if tail else m.kind
         return replace(m, kind=kind, says=f"{m.says}, but only {words}") if words else m
@@ -340,13 +342,14 @@ class _Search:
     def _fitting(self) -> list[tuple[_Candidate, float]]:
         """The shortest candidates that are within the bound of their own program, and those as short within CLOSE.
 
-        What holds in scattered elements alone says what these hold, and not why: it is no cause.
+        What holds in scattered elements alone says what these hold, and not why: it is no cause, but for a part of a
+        sum that is missing there, which is what a race leaves.
         """
         limit = self._residual.bits - MARGIN - math.log2(max(1, self._result.tried - self._refused))
         self._refused = self._result.tried
         until = (time.monotonic() + self._last) / 2.0
         found: list[tuple[_Candidate, float]] = []
-        some = (c for c in self._candidates if not c.region.scattered)
+        some = (c for c in self._candidates if not c.region.scattered or c.mutation.kind == "truncate")
         for candidate in sorted(some, key=attrgetter("bits")):
             if candidate.bits > limit or self._late(until):
                 break
@@ -474,10 +477,10 @@ class _Search:
     def _in_parts(self, some: Iterable[Partial]) -> None:
         """Those parts of a dimension in which a mutation comes nearest, if it holds in these only."""
         for whole, d in ((one, d) for one in some for d in one.dims if one.shape[d] > 1):
-            masks = subsets(whole.shape, d)
+            masks = subsets(whole.shape, d, whole.parts)
             for parts in self._parts_of(whole, d, masks):
                 if whole.shape[d] > len(masks):  # they are tiles, whose ends are looked at
-                    self._parts_of(whole, d, refined(whole.shape, d, parts))
+                    self._parts_of(whole, d, refined(whole.shape, d, whole.parts, parts))
 
     def _parts_of(self, whole: Partial, d: int, masks: list[Tensor]) -> list[list[int]]:
         """Which of these masks together come nearest; each choice is tried."""
@@ -486,10 +489,12 @@ class _Search:
             if self._late(self._until) or (value := self._value(whole.within(d, mask)[0])) is None:
                 return []
             columns.append(self._error(value))
-        found = [*chosen(torch.stack(columns, 1), self._error(self._observed))] if columns else []
+        error = self._error(self._observed)
+        wrong = error.abs() > 1.0  # where it holds elsewhere is the region's to say
+        found = [*chosen(torch.stack(columns, 1)[wrong], error[wrong])] if bool(wrong.any()) and columns else []
         for parts in dict.fromkeys(map(tuple, found)):
             mask = torch.stack([masks[k] for k in parts] or [torch.zeros(1, dtype=torch.bool)]).any(0)
-            if bool(mask.any()) and not bool(mask.all()):
+            if bool(mask.any()) and not bool(mask.all()) and not whole.scattered(mask):
                 part, bits = whole.within(d, mask)
                 zero = part.kind == "truncate" and not bool(self._observed[self._residual.wrong].any())
                 self._try([replace(part, kind="zero") if zero else part], more=bits)
