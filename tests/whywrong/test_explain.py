@@ -565,6 +565,26 @@ def test_what_the_dump_has_not_is_called_by_its_name_in_the_reference():
     assert found == "a constant of shape [5] is reversed in dimension 0"
 
 
+def test_what_is_no_step_is_called_by_the_variable_of_its_line_and_by_its_numbers():
+    x, kind = torch.randn(9, 40, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+
+    def scaled(x, kind):
+        weight = torch.tensor([1.0, 0.25, 0.5])[kind]
+        shifted = x - x.amax(1, keepdim=True)
+        total = shifted.exp().sum(1, keepdim=True)
+        return shifted * weight / total
+
+    recorded = whywrong.golden(scaled, x=x, kind=kind)
+
+    def says(wrong):
+        return [c.says for c in whywrong.explain({"x": x, "kind": kind, "output": wrong}, recorded).causes]
+
+    total = (x - x.amax(1, keepdim=True)).exp().sum(1, keepdim=True)
+    assert says(scaled(x, kind) * total / total.flip(0)) == ["total is reversed in dimension 0"]
+    (found,) = says(scaled(x, kind) * torch.tensor([0.5, 1.0, 2.0])[kind])
+    assert found == "the constant [1, 0.25, 0.5] is reversed in dimension 0"
+
+
 def test_nothing_that_gives_numbers_is_offered_in_place_of_a_truth_value():
     x = torch.arange(12.0)
     recorded = whywrong.golden(lambda x, done: x + (~done).to(x.dtype), x=x, done=x > 5.0)

@@ -9,12 +9,13 @@ OTHER_FUNCTIONS, :func:`places`, :func:`amounts`, :func:`change_operation`, or a
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -100,6 +101,8 @@ class Mutation:
     rank: int = 1
     fitted: bool = False
     """Whether a number in it was looked for."""
+    lost: bool = False
+    """Whether it leaves out terms of a sum, which in scattered elements is what lost updates leave."""
 
 
 def places(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Change]]:
@@ -288,7 +291,6 @@ class Context:
         self.part = part
         self.errors: list[str] = []
         self.sizes = sorted({n for shape in shapes for n in shape} - {0, 1})
-        self.largest = max(x.numel() for x in tensors)
         numbers = {abs(float(c)) for n in program.nodes if n.op in NUMBERED for c in n.args if is_number(c)}
         self.numbers = sorted(numbers - {0.0})[:16]
         self.computed = [n.id for n in nodes if n.func not in GIVEN and isinstance(values[n.id], Tensor)]
@@ -298,6 +300,9 @@ class Context:
         inside = part.program.inside
         self.composite_names = {k: name for i, name in self.names.items() for k in self.composite(i)[0] if k in inside}
         self.steps = {number: name for name, number in reversed(golden.steps.items())}
+        lines = [node.site for node in program.nodes] + [""]
+        ends = (k for k in part.origin.values() if lines[k] != lines[k + 1] and k not in golden.steps.values())
+        self.variables = {k: name for k in ends if (name := _assigned(lines[k]))}
         self.divisors = {a.id for node in nodes if node.op == "div" for a in node.args[1:] if isinstance(a, Ref)}
         for node in reversed(nodes):
             self.divisors.update(node.parents if node.id in self.divisors and node.op in MOVES else ())
@@ -314,8 +319,12 @@ class Context:
             return self.steps[self.part.origin[i]]
         if one and i not in self.part.names and node.op == "select" and node.args[1] == 0:
             return f"{self.called(node.parents[0])}[{node.args[2]}]"
-        made = f"{'the' if one else 'each'} result of {self.operation(i)}"
-        return self.part.names.get(i, f"a constant of shape {list(node.shape)}" if node.func in GIVEN else made)
+        if node.func in GIVEN:
+            few = self.part.values[i].flatten().tolist() if math.prod(node.shape) <= 4 else []
+            text = f"[{', '.join(f'{x:g}' for x in few)}]" if few and isinstance(few[0], float) else ""
+            return self.part.names.get(i, f"the constant {text}" if text else f"a constant of shape {list(node.shape)}")
+        made = self.variables.get(self.part.origin[i], f"the result of {self.operation(i)}")
+        return self.part.names.get(i, made if one else f"each {made.removeprefix('the ')}")
 
     def operation(self, i: int) -> str:
         """What an operation is called, by itself or as a part of one of torch's."""
@@ -383,6 +392,17 @@ class Context:
         yield from _attempted(self, places(tuple(x.shape)))
         if x.is_floating_point():
             yield from _attempted(self, statistics(tuple(x.shape)))
+
+
+@cache
+def _assigned(site: str) -> str:
+    """The variable that a line of the reference sets, or nothing."""
+    try:
+        (statement,) = ast.parse(site.partition(": ")[2]).body
+    except (SyntaxError, ValueError):  # a part of a statement
+        return ""
+    (target, *others) = statement.targets if isinstance(statement, ast.Assign) else [None]
+    return target.id if isinstance(target, ast.Name) and not others else ""
 
 
 def mutations(c: Context) -> Iterator[Mutation]:
@@ -472,9 +492,6 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         yield "shift", f"{name} is {by:+d}", edit_results(ids, partial(operator.add, by)), 2  # a page or a block more
     for kind, what, change in addressed(tuple(x.shape), c.sizes) if given and x.dtype != torch.bool else ():
         yield kind, f"{name} is {what}", edit_results(ids, change), 2
-    for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
-        for old, new in ((n, n - 1), (n - 1, n)) if real else ():
-            yield "ddof", f"{name} is over {new}, not {old}", edit_results(ids, partial(operator.mul, old / new))
     if x.dtype != torch.bool and not x.is_complex() and bool((x == x.round()).all()) and bool(x.isfinite().all()):
         for kind, what, change in in_bits(x):
             yield "precision" if last else kind, f"{name} is {what}", edit_results(ids, change)

@@ -131,7 +131,7 @@ def summed(c: Context) -> Iterator[Partial]:
         if dims:
             fill = {"amax": -math.inf, "amin": math.inf}.get(node.op, 0.0)
             shape = tuple(c.part.values[node.args[j].id].shape)
-            mutation = Mutation("truncate", f"{c.operation(node.id)} leaves out", {}, 0)
+            mutation = Mutation("truncate", f"{c.operation(node.id)} leaves out", {}, 0, lost=True)
             edits = partial(_without, c.part, node.id, j, fill)
             parts = MOST_TERMS if node.op in ("index_add", "scatter_add") else PARTS
             yield Partial(mutation, c.called(node.args[j].id), shape, dims, edits, parts)
