@@ -290,6 +290,7 @@ class Context:
         shapes = [x.shape for x in tensors] + [program.nodes[golden.steps[name]].shape for name in golden.inputs]
         self.part = part
         self.errors: list[str] = []
+        self.largest = max(x.numel() for x in tensors)
         self.sizes = sorted({n for shape in shapes for n in shape} - {0, 1})
         numbers = {abs(float(c)) for n in program.nodes if n.op in NUMBERED for c in n.args if is_number(c)}
         self.numbers = sorted(numbers - {0.0})[:16]
@@ -492,6 +493,9 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         yield "shift", f"{name} is {by:+d}", edit_results(ids, partial(operator.add, by)), 2  # a page or a block more
     for kind, what, change in addressed(tuple(x.shape), c.sizes) if given and x.dtype != torch.bool else ():
         yield kind, f"{name} is {what}", edit_results(ids, change), 2
+    for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
+        for old, new in ((n, n - 1), (n - 1, n)) if real else ():
+            yield "ddof", f"{name} is over {new}, not {old}", edit_results(ids, partial(operator.mul, old / new))
     if x.dtype != torch.bool and not x.is_complex() and bool((x == x.round()).all()) and bool(x.isfinite().all()):
         for kind, what, change in in_bits(x):
             yield "precision" if last else kind, f"{name} is {what}", edit_results(ids, change)

@@ -327,8 +327,7 @@ class _Search:
         left, few = self._residual.cost(off), off.numel() < FEWEST_FOR_NOISE
         bits = left + cost - few * PER_RANK * mutation.rank  # of a few numbers the simplest that fits is no evidence
         if bits < self._residual.bits and left < self._residual.half:
-            order = cost + ("result of" in mutation.says), len(self._candidates)  # what has a name is shorter to say
-            self._candidates.append(_Candidate(mutation, bits, region, order))
+            self._candidates.append(_Candidate(mutation, bits, region, (cost, len(self._candidates))))
 
     def _value(self, mutation: Mutation, values: Any = None) -> Tensor | None:
         """What a mutation gives; None where it cannot be run, or gives another shape."""
