@@ -213,8 +213,9 @@ def _clean_up(folder: Path, error: str) -> None:
 def _environment(cores: int) -> dict[str, str]:
     """The environment of a run's process, which is limited to so many cores."""
     limits = [int(os.environ[name]) for name in THREAD_VARIABLES if os.environ.get(name, "").isdecimal()]
-    environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(max(1, min([cores, *limits]))))
-    environment.pop("TRITON_INTERPRET", None)
+    # JPY_SESSION_NAME, where a cell starts a run, would give it widgets and no figures.
+    kept = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "JPY_SESSION_NAME")}
+    environment = kept | dict.fromkeys(THREAD_VARIABLES, str(max(1, min([cores, *limits]))))
     # Installed by `pip install --target`, nbconvert's templates lie beside it, where Jupyter does not look.
     site = Path(importlib.util.find_spec("nbconvert").origin).parent.parent  # type: ignore[union-attr, arg-type]
     for variable, first in {"PYTHONPATH": ROOT, "JUPYTER_PATH": site / "share" / "jupyter"}.items():

@@ -196,6 +196,14 @@ def test_each_job_is_held_to_its_share_of_the_cores_four_at_most_or_to_less_if_t
     assert all(one.result for one in runs), [one.status for one in runs]
 
 
+def test_a_run_that_a_cell_starts_shows_figures_and_no_widgets(books, tmp_path, monkeypatch):
+    monkeypatch.setenv("JPY_SESSION_NAME", "explore.ipynb")
+    books("a", "import os; assert 'JPY_SESSION_NAME' not in os.environ", FINISH)
+    runs = plan.plan(["a"], {}, "cpu", tmp_path / "runs")
+    run.run(runs, jobs=1, progress=lambda text: None)
+    assert runs[0].result, runs[0].status
+
+
 SLEEPS = """
 import os, subprocess, time
 child = subprocess.Popen(["sleep", "600"])
