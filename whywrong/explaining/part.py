@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -10,10 +12,11 @@ import torch
 
 from whywrong.process_state import float64_by_default
 from whywrong.recording.golden import Golden
+from whywrong.recording.operations import UNCHECKED, name_of
 from whywrong.recording.program import CONSTANT, INPUT, Node, Program, Ref, call, filled
 from whywrong.recording.recorder import Recorder
 from whywrong.recording.steps import Trace
-from whywrong.torch_private import tree_map_only
+from whywrong.torch_private import TorchDispatchMode, tree_map_only
 
 Tensor = torch.Tensor
 
@@ -33,6 +36,46 @@ class Edit(NamedTuple):
 
     run: Callable[..., Any]
     takes: tuple[Any, ...] | None = None
+
+
+class NotRunError(RuntimeError):
+    """An operation is not run, since its kernel may write anywhere in memory."""
+
+
+class Checked(TorchDispatchMode):
+    """Runs operations of :data:`UNCHECKED` as they were called before, with other numbers at most.
+
+    The first run, in which they are `trusted`, is the recorded program's. After it each tensor has to have the shape
+    that it had in one of these calls, and integers that the kernel does not check are those of that call, or within
+    their limits. Else NotRunError is raised.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trusted = True
+        self._known: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = name_of(func)
+        if name in UNCHECKED and self.trusted:
+            self._known[name].append(args)
+        elif name in UNCHECKED and not any(_fits(name, args, known) for known in self._known[name]):
+            says = "with other integers or shapes is not run: its kernel does not check them"
+            raise NotRunError(f"{name.strip('_')} {says}")
+        return func(*args, **(kwargs or {}))
+
+
+def _fits(name: str, args: tuple[Any, ...], known: tuple[Any, ...]) -> bool:
+    """Whether arguments of an operation have the shapes of known ones, and integers that are known or within limits."""
+    if [getattr(x, "shape", None) for x in args] != [getattr(x, "shape", None) for x in known]:
+        return False
+    for k, limits in UNCHECKED[name].items():
+        new = torch.as_tensor(args[k])
+        if new.shape != (old := torch.as_tensor(known[k])).shape or not bool((new == old).all()):
+            allowed = limits(args) if limits is not None else range(0)
+            if not bool(((new >= allowed.start) & (new < allowed.stop)).all()):
+                return False
+    return True
 
 
 class Part:
@@ -65,8 +108,10 @@ class Part:
         self.names = {number[k]: known[k] for k in observed} | {number[target]: step}
         self.target, self.origin = number[target], {new: old for old, new in number.items()}
         self.nodes = self.program.nodes
+        self._checked = _checked(golden, [target, *rivals])
         self.given = [node.id for node in self.nodes if node.func in (INPUT, CONSTANT)]
-        self.values: dict[int, Any] = self.program.run(range(len(self.nodes)), {}, range(len(self.nodes)))
+        with self._checked:
+            self.values: dict[int, Any] = self.program.run(range(len(self.nodes)), {}, range(len(self.nodes)))
         self.users: dict[int, list[int]] = {}
         for node in self.nodes:
             for parent in node.parents:
@@ -87,7 +132,8 @@ class Part:
         def rule(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
             return edits[node.id].run(*args) if node.func == EDITED else call(node, args, kwargs)
 
-        return Program(nodes).run(order, values or self.values, {self.target}, rule=rule)[self.target]
+        with self._checked:
+            return Program(nodes).run(order, values or self.values, {self.target}, rule=rule)[self.target]
 
     def _takes(self, i: int, edit: Edit) -> tuple[Any, ...]:
         return self.nodes[i].args if edit.takes is None else edit.takes
@@ -103,9 +149,10 @@ class Part:
         """What every operation here gives on other inputs of the golden."""
         given = {self.golden.steps[name]: value for name, value in inputs.items()}
         wanted, whole = {self.origin[i] for i in self.given}, self.golden.program
-        found = whole.run(whole.cone(wanted, given), given, wanted)
-        start = {i: found[self.origin[i]] for i in self.given}
-        return self.program.run(range(len(self.nodes)), start, range(len(self.nodes)))
+        with self._checked:
+            found = whole.run(whole.cone(wanted, given), given, wanted)
+            start = {i: found[self.origin[i]] for i in self.given}
+            return self.program.run(range(len(self.nodes)), start, range(len(self.nodes)))
 
     def mutated(self, edits: Mapping[int, Edit]) -> Golden:
         """This part as a golden with `edits` in place: recorded, so that their own rounding can be simulated."""
@@ -127,7 +174,7 @@ class Part:
         recorder, takes = Recorder(), self._takes(node.id, edit)
         values = {p: self.values[p] for p in Node(0, EDITED, takes).parents}
         inputs = {p: recorder.input(x) for p, x in values.items() if isinstance(x, Tensor)}
-        with torch.no_grad(), float64_by_default(), recorder:
+        with torch.no_grad(), float64_by_default(), self._checked, recorder:
             result = edit.run(*filled(takes, values))
             result = result.clone() if any(result is x for x in values.values()) else result
         mini, last = recorder.program, recorder.number(result)
@@ -138,6 +185,18 @@ class Part:
             if node.id in self.program.inside or (each.id in mini.inside and each.id != last):
                 program.inside.add(number[each.id])
         return number[last]
+
+
+def _checked(golden: Golden, targets: list[int]) -> AbstractContextManager[Any]:
+    """What checks the operations of UNCHECKED, whose recorded calls it has seen; nothing where there is none."""
+    program = golden.program
+    unchecked = {k for k in program.cone(targets, ()) if program.nodes[k].op in UNCHECKED}
+    if not unchecked:
+        return nullcontext()
+    with (checked := Checked()):
+        program.run(program.cone(unchecked, ()), {}, ())
+    checked.trusted = False
+    return checked
 
 
 def _replaced(ref: Ref, old: int, new: int) -> Ref:

@@ -31,7 +31,7 @@ from whywrong.explaining.mutations import (
     mutations,
     numbered,
 )
-from whywrong.explaining.part import Edit, Part
+from whywrong.explaining.part import Edit, NotRunError, Part
 from whywrong.explaining.partly import Partial, behind, changed, chosen, one_way, refined, subsets, summed, twins
 from whywrong.explaining.regions import Region, tightest
 from whywrong.explaining.residual import FARTHEST, Residual
@@ -137,7 +137,12 @@ def explain(
     golden = golden.to("cpu")  # where an index outside of its tensor raises, and does not end the process as on a GPU
     traces = [renamed(as_trace("observed", run), golden, dict(names or {})) for run in runs]
     with few_threads(golden[step].numel()):
-        _Search(golden, traces.pop(k), traces, report.precision, seconds, result).run()
+        try:
+            search = _Search(golden, traces.pop(k), traces, report.precision, seconds, result)
+        except NotRunError as error:
+            result.notes.append(f"{step}: {error}; what was observed before the step has such")
+            return result
+        search.run()
     return result
 
 
