@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import whywrong
+from tools import random_residuals
 from whywrong.errors import UsageError
 from whywrong.explaining import mutations
 from whywrong.explaining.part import Part
@@ -1176,6 +1177,24 @@ def test_a_format_is_named_where_every_element_is_of_it_and_fewer_digits_where_t
         y[3, 4] += more
         found = of_one(lambda x, w: x @ w, y, x=x, w=w)
         assert [words in cause.says for cause in found.causes] == [True] * (words is not None), found
+
+
+def test_one_element_that_is_off_is_no_matter_of_digits():
+    """In bfloat16, where the noise of narrower products is as small as the rounding of what is stored."""
+    *_, (family, program, found) = random_residuals.cases(2, 105, torch.bfloat16)
+    assert (family, program, found.verdict) == ("one element", "norm", "none of these"), found
+
+
+def test_the_complement_of_a_number_is_that_of_an_average():
+    """And not where a range begins, which an edit of 1 to 1e10 would make as long."""
+    recorded = whywrong.golden(lambda x: (x.exp() - 1.0) * torch.arange(0, 5) + 0.9 * x + 0.1 * x.sin(), torch.randn(5))
+    part = Part(recorded, as_trace("observed", {"output": recorded["output"]}), "output")
+
+    def edited(number):
+        (node,) = (node for node in part.nodes if number in node.args[1:])
+        return {part.nodes[i].op for i in mutations.numbered(part, [node.id], 1, 1e10)}
+
+    assert (edited(1.0), edited(0.9)) == ({"sub"}, {"mul"})
 
 
 def test_a_comparison_of_equal_numbers_has_no_threshold_to_look_for():

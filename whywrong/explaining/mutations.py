@@ -1136,7 +1136,8 @@ def numbered(part: Part, ids: list[int], j: int, new: Any) -> dict[int, Edit]:
     """Another number as the argument `j`, and its complement to 1 where that stands on the same line."""
     node = part.nodes[ids[0]]
     c, edits = node.args[j], argument(part, ids, j, constant(new))
-    for other in (n for n in part.nodes if n.site == node.site and n.op in NUMBERED and n.id not in ids and c != 0.5):
+    average = 0.0 < c < 1.0 and c != 0.5  # of 0 and 1 the complement means nothing: where an arange begins, for one
+    for other in (n for n in part.nodes if n.site == node.site and n.op in NUMBERED and n.id not in ids and average):
         for k, a in enumerate(other.args):
             if is_number(a) and abs(a - (1.0 - c)) < 1e-12:
                 edits |= argument(part, [other.id], k, constant(1.0 - new))

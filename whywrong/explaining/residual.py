@@ -73,6 +73,11 @@ class Residual:
         region = tightest(self.wrong, ~fits & ~self.wrong, self.inputs)
         return torch.where(region.mask, off, self.off), region
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether most elements are off by more than a correct one's error, of which 0.67 of its deviation is usual."""
+        return float((self.off / self._noise).median()) > 1.0
+
     def description(self) -> list[str]:
         """What the error looks like, in sentences."""
         if not bool(self.wrong.any()):

@@ -669,7 +669,8 @@ class _Search:
         results = [x for i, x in self._part.values.items() if self._context.real(i) and x.shape == value.shape]
         by_chance = max(COSINE_OF_NOISE, 4.0 * error.numel() ** -0.5)  # of many results
         alike = like(value, COSINE_OF_NOISE) or any(like(x.nan_to_num(0.0, 0.0, 0.0), by_chance) for x in results)
-        if error.numel() < FEWEST_FOR_NOISE or alike or _smooth(error, value):
+        few = error.numel() < FEWEST_FOR_NOISE or not self._residual.everywhere
+        if few or alike or _smooth(error, value):
             return []
         for narrower in NARROWER_PRODUCTS:
             if self._late(self._until):
