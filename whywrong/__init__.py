@@ -40,6 +40,7 @@ _NAMES = {
     "recording.naming": ("Partner", "Proposal", "propose_names"),
     "recording.recorder": ("step",),
     "recording.steps": ("Step", "Steps", "Trace"),
+    "reporting.weights": ("Weights", "weights"),
     "tables": ("Table",),
 }
 _MODULE = {name: module for module, names in _NAMES.items() for name in names}

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import Any
 
 LONG_TABLE = 24
@@ -44,6 +44,13 @@ def digits(value: float, significant: int = 2) -> str:
         return "over a million" if value > 0 else "below minus a million"
     short = f"{value:.{significant}g}"
     return f"{float(short):.0f}" if "e+" in short else short
+
+
+def ranges(places: Iterable[int]) -> str:
+    """Whole numbers in ascending order as "0, 3 to 5", six runs of them at most."""
+    runs = [list(run) for _, run in groupby(enumerate(places), lambda pair: pair[1] - pair[0])]
+    texts = [f"{a[1]}" if a == b else f"{a[1]} to {b[1]}" for a, b in ((run[0], run[-1]) for run in runs)]
+    return ", ".join(texts[:6]) + (", ..." if len(texts) > 6 else "")
 
 
 @dataclass(repr=False)

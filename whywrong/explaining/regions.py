@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from whywrong.tables import ranges
+
 Tensor = torch.Tensor
 
 TILES = (2, 4, 8, 16, 32, 64, 128)
@@ -45,10 +47,7 @@ def _log2(n: float) -> float:
 
 def listed(mask: Tensor) -> str:
     """Places along a dimension, as "0, 3 to 5"."""
-    at = mask.nonzero().flatten().tolist()
-    runs = [list(run) for _, run in itertools.groupby(enumerate(at), lambda pair: pair[1] - pair[0])]
-    texts = [f"{a[1]}" if a == b else f"{a[1]} to {b[1]}" for a, b in ((run[0], run[-1]) for run in runs)]
-    return ", ".join(texts[:6]) + (", ..." if len(texts) > 6 else "")
+    return ranges(mask.nonzero().flatten().tolist())
 
 
 def slices(n: int, inputs: Sequence[tuple[str, Tensor]] = ()) -> Iterator[Region]:
