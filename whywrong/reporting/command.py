@@ -66,7 +66,7 @@ def _weights(options: argparse.Namespace) -> int:
     from whywrong.reporting.weights import weights
 
     names = _names(options.names) if options.names else {}
-    result = weights(options.golden, options.observed, names=names, progress=partial(show, file=sys.stderr))
+    result = weights(options.golden, options.observed, names=names)
     show(json.dumps(result.as_json(), indent=1, allow_nan=False) if options.json else result)
     return 1 if result.alarm else 0
 
