@@ -22,6 +22,7 @@ spin for milliseconds: beside two busy processes on two cores `localise` took 13
 
 _NAMES = {
     "checking.findings": ("Finding", "Localisation"),
+    "checking.graft": ("Graft", "graft"),
     "checking.localise": ("localise",),
     "checking.repetition": ("Repeated", "Repetition", "poisoned", "repeat"),
     "checking.with_program": ("bounded",),

@@ -57,9 +57,10 @@ def fit(o: Tensor, g: Tensor, offset: bool) -> Fit | None:
     blocks = [("", tall, wide), (" for each slice of dimension 0", max(1, tall // len(o)), wide)]
     blocks += [(f" for each row along dimension {last}", 1, wide)]
     blocks += [(f" for each block of {r} x {c}", r, c // BLOCK) for r, c in ((128, 128), (1, 128), (1, 64), (1, 32))]
-    known = [Fit(*_shared(rows, r, c).flatten(1), words) for words, r, c in blocks if c <= wide]
-    known.append(Fit(*down.flatten(1), f" for each slice of dimension {last}"))
-    fits = (one for one in known if bool((one.low <= one.high).all()) and len(one.low) * FEWEST <= o.numel())
+    known = [(words, _shared(rows, r, c)) for words, r, c in blocks if c <= wide]
+    known.append((f" for each slice of dimension {last}", down))
+    every = (Fit(x[0].flatten(), x[1].flatten(), words) for words, x in known)
+    fits = (one for one in every if bool((one.low <= one.high).all()) and len(one.low) * FEWEST <= o.numel())
     return min(fits, key=lambda one: len(one.low), default=None)
 
 

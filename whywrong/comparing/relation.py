@@ -33,8 +33,8 @@ class Relation(NamedTuple):
     """What an observed tensor is of a golden one: the `kind` in a word, and in words.
 
     Kinds: same, rounded, transposed, regrouped, flipped, permuted, scaled, offset, quantised, part of the golden,
-    partly the golden, and differs where no relation is known. `dtype` is the type in which all this holds, and `numbers` are the
-    factors, offsets or scales.
+    partly the golden, and differs where no relation is known. `dtype` is the type in which all this holds, and
+    `numbers` are the factors, offsets or scales.
     """
 
     kind: str
@@ -145,13 +145,14 @@ def _simple_orders(at: Tensor) -> Iterator[_Order]:
     for outer in _divisors(len(at)):
         for count in _divisors(len(at) // outer)[1:]:
             x = at.view(outer, count, -1)
-            blocks = f"{f'in each of {outer} groups, ' * (outer > 1)}{count} {f'blocks of {x.shape[2]}' if x.shape[2] > 1 else 'slices'}"
+            each, size = f"in each of {outer} groups, " * (outer > 1), x.shape[2]
+            blocks = f"{each}{count} {f'blocks of {size}' if size > 1 else 'slices'}"
             for few in permutations(range(count)) if count <= 4 else ():
                 yield "permuted", f"{blocks} in the order {', '.join(map(str, few))}", x[:, few].flatten()
             yield "flipped", f"{blocks} in reverse", x.flip(1).flatten()
             for a in _divisors(count)[1:-1]:
                 b = count // a
-                rotary = {a: "halves interleaved", b: "pairs brought to halves"}.get(2, "") if x.shape[2] == 1 else ""
+                rotary = {a: "halves interleaved", b: "pairs brought to halves"}.get(2, "") if size == 1 else ""
                 words = f"{blocks} = {a} x {b} taken as {b} x {a}{f' ({rotary})' * bool(rotary)}"
                 yield "regrouped", words, x.unflatten(1, (a, b)).transpose(1, 2).flatten()
 
