@@ -45,9 +45,9 @@ class Graft:
         if self.heals == ALL:
             correct = f"with {self.step} repaired the result is correct, to {digits(self.tolerance)} of its tolerance"
             return correct + (others or "; it is the only fault")
-        healed = f"with {self.step} repaired {'a part' if self.heals == PART else 'nothing'} of the result heals"
+        how = "a part" if self.heals == PART else "nothing"
         sizes = " to ".join(digits(error, 3) for error in self.errors)
-        return f"{healed}: its error goes from {sizes} of the golden's size (rms){others}"
+        return f"with {self.step} repaired {how} of the result heals: its error (rms) goes from {sizes}{others}"
 
 
 def graft(
@@ -92,8 +92,8 @@ def graft(
     if not any(before.findings[end].diverges for end in ends):
         raise UsageError(f"graft: expected a port whose result is wrong, got a correct one: {', '.join(ends)}")
     errors = _error(before, ends), _error(after, ends)
-    heals = PART if errors[1] < HEALED * errors[0] else NONE
-    heals = heals if any(after.findings[end].diverges for end in ends) else ALL
+    left = any(after.findings[end].diverges for end in ends)
+    heals = ALL if not left else PART if errors[1] < HEALED * errors[0] else NONE
     used = max(alone.bound_used if (alone := after.findings[end].own) else math.inf for end in ends)
     return Graft(step, heals, errors, used, [name for name in after.own if name != step], after)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import permutations
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -44,25 +45,23 @@ class Relation(NamedTuple):
 
 
 def relation(observed: Tensor, golden: Tensor) -> Relation:
-    """What `observed` is of `golden`, tensors of any shapes and of real or whole numbers, on one device.
+    """What `observed` is of `golden`, tensors of any shapes and of real or whole numbers.
 
     Copies of both in the narrower type are made where they are not the same.
     """
-    o, g = (x if x.ndim else x.view(1) for x in (observed, golden))
-    dtype = _narrower(o, g)[0].dtype if agreed(o, g) else _common_type(o, g)
+    o, g = (x if x.ndim else x.view(1) for x in (observed, golden.to(observed.device)))
+    same = agreed(o, g)
+    dtype = _narrower(o, g)[0].dtype if same else _common_type(o, g)
     x, y = (o.to(dtype), g.to(dtype)) if o.is_floating_point() and g.is_floating_point() else (o, g)
-    if agreed(x, g):
+    if same or agreed(x, g):
         kind = SAME if dtype in (o.dtype, g.dtype) else "rounded"
         rounded = f", rounded to {name_of(dtype)}" * (o.dtype != g.dtype or kind != SAME)
         return Relation(kind, f"the same{rounded}", name_of(dtype))
     fingers, goldens = fingerprints(x), fingerprints(y)
     if x.numel() == y.numel() and int(fingers[0].sum()) == int(goldens[0].sum()):
         return _rearranged(x, y, fingers, goldens)
-    scaled = _scaled(o, g)
-    if scaled and scaled.numbers and len(scaled.numbers.low) == 1:
-        return scaled
     described = str(compare(*_narrower(o, g))).removeprefix("WRONG: ").partition(" (bound")[0]
-    return _partly(x, y, fingers, goldens) or scaled or Relation(DIFFERS, described, name_of(dtype))
+    return _partly(x, y, fingers, goldens) or _scaled(o, g) or Relation(DIFFERS, described, name_of(dtype))
 
 
 def agreed(o: Tensor, g: Tensor) -> bool:
@@ -174,28 +173,23 @@ def _scaled(o: Tensor, g: Tensor) -> Relation | None:
 
 def _partly(o: Tensor, g: Tensor, fingers: list[Tensor], goldens: list[Tensor]) -> Relation | None:
     """Slices of one dimension that are the golden's, at their places or at others; and what the rest is."""
-    best = (0.0, 0, fingers[0], fingers[0])
+    found = []
     for d in (d for d in range(o.ndim) if o.ndim == g.ndim and o.movedim(d, 0)[0].shape == g.movedim(d, 0)[0].shape):
         known, at = _places(fingers[d], goldens[d])
         here = known.nonzero().flatten()
-        runs = 1 + int((here.diff() > 1).sum())
-        by_chance = o.numel() < FEW * len(known) and len(here) < 4 * runs  # numbers of few digits are often equal
-        if (
-            best[0] < len(here) / len(known)
-            and not by_chance
-            and agreed(o.index_select(d, here), g.index_select(d, at[here]))
-        ):
-            best = len(here) / len(known), d, known, at
-    share, d, known, at = best
-    if not share:
+        by_chance = o.numel() < FEW * len(known) and len(here) < 4 * (1 + int((here.diff() > 1).sum()))
+        if len(here) and not by_chance and agreed(o.index_select(d, here), g.index_select(d, at[here])):
+            found.append((len(here) / len(known), d, here, at[here]))
+    if not found:
         return None
-    here, rest = known.nonzero().flatten(), (~known).nonzero().flatten()
-    places = f" {ranges(at[here].tolist())}" * (not torch.equal(here, at[here]))
-    of = f" of {g.shape[d]}" * (o.shape != g.shape)
-    words = f"slices {ranges(here.tolist())} of dimension {d} are the golden's{places}{of}"
+    _, d, here, at = max(found, key=itemgetter(0))
+    rest = torch.ones(o.shape[d], dtype=torch.bool, device=o.device).index_fill(0, here, False).nonzero().flatten()
+    moved = o.shape != g.shape or not torch.equal(here, at)
+    places = f" {ranges(at.tolist())} of {g.shape[d]}" * moved
+    words = f"slices {ranges(here.tolist())} of dimension {d} are the golden's{places}"
     if len(rest):
         x = o.index_select(d, rest)
-        inner = relation(x, g.index_select(d, rest)).words if o.shape == g.shape else "not"
+        inner = relation(x, g.index_select(d, rest)).words if o.shape == g.shape else "not the golden's"
         words += f"; the others, {ranges(rest.tolist())}: {inner if bool((x.double() != 0.0).any()) else 'zero'}"
     return Relation("partly" if len(rest) else PART, words, name_of(o.dtype))
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,7 @@ class Weights:
 
     def as_json(self) -> dict[str, Any]:
         """What `whywrong weights --json` prints."""
-        every = {
-            name: {"kind": x.kind, "ok": x.kind in FINE, "words": x.words, "dtype": x.dtype}
-            for name, x in self.relations.items()
-        }
+        every = {name: {**x._asdict(), "ok": x.kind in FINE, "numbers": None} for name, x in self.relations.items()}
         return {"alarm": self.alarm, "tensors": every, "note": self.note}
 
     def __repr__(self) -> str:
@@ -76,20 +74,16 @@ def weights(golden: Checkpoint, observed: Checkpoint, *, names: Mapping[str, str
     """
     ours = open_checkpoint("golden", golden)
     theirs = renamed(open_checkpoint("observed", observed), ours, dict(names or {}))
-    if not any(name in theirs for name in ours.names):
-        have = ", ".join(theirs.names[:3]) or "none"
-        raise UsageError(
-            f"{theirs.source or 'observed'}: expected names of the golden, or --names (names=), got {have}"
-        )
+    both = [name for name in ours.names if name in theirs]
+    if not both:
+        have = f"expected names of the golden, or --names (names=), got {', '.join(theirs.names[:3]) or 'none'}"
+        raise UsageError(f"{theirs.source or 'observed'}: {have}")
     found = {name: Relation(MISSING, "not in the observed") for name in ours.names}
     found |= {name: Relation(EXTRA, "not in the golden") for name in theirs.names}
-    for name in (name for name in ours.names if name in theirs):
-        x = ours.read(name)
-        found[name] = relation(theirs.read(name).to(x.device), x)
+    found |= {name: relation(theirs.read(name), ours.read(name)) for name in both}
     _find_scales(found, theirs)
     _find_others(found, ours, theirs)
-    _find_joined(found, ours, MISSING, theirs, EXTRA)
-    _find_joined(found, theirs, EXTRA, ours, MISSING)
+    _find_joined(found, ours, theirs)
     return Weights(found, theirs.note)
 
 
@@ -126,43 +120,36 @@ def _find_scales(found: dict[str, Relation], theirs: Trace) -> None:
 
 def _find_others(found: dict[str, Relation], ours: Trace, theirs: Trace) -> None:
     """Of what has no partner or is not its partner's: under which name the golden has it, and to what it was tied."""
+    same = _of(found, SAME)
     for name in _of(found, MISSING, EXTRA, DIFFERS, "partly")[:MOST_SOUGHT]:
-        known, same = found[name], _of(found, SAME)
+        known = found[name]
         twin = _twin(theirs.read(name), ours, ours.names) if name in theirs else ""
         tied = _twin(ours.read(name), ours, same) if name in ours else ""
         if known.kind == MISSING and tied:
             found[name] = Relation(TIED, f"stored once: {name} is {tied}")
+        elif known.kind == EXTRA and twin in same:
+            found[name] = Relation(TIED, f"stored twice: {name} is {twin}")
         elif twin:
-            extra = known.kind == EXTRA and twin in same
-            found[name] = (
-                Relation(TIED, f"stored twice: {name} is {twin}")
-                if extra
-                else Relation(ANOTHER, f"the golden's {twin}")
-            )
+            found[name] = Relation(ANOTHER, f"the golden's {twin}")
         elif tied:
             found[name] = known._replace(words=f"{known.words}; in the golden it is tied with {tied}")
 
 
 def _twin(x: Tensor, ours: Trace, names: Sequence[str]) -> str:
     """The first of the golden's tensors that holds the numbers of x, unless all of these are one number."""
-    if bool((x == x.flatten()[:1]).all()):
-        return ""
-    some = ((name, ours.read(name).to(x.device)) for name in names)
-    return next((n for n, y in some if x.shape == y.shape and agreed(_first(x), _first(y)) and agreed(x, y)), "")
+    some = ((name, ours.read(name)) for name in names if not bool((x == x.flatten()[:1]).all()))
+    alike = ((name, y) for name, y in some if agreed(x.flatten()[:FIRST], y.flatten()[:FIRST]))
+    return next((name for name, y in alike if agreed(x, y)), "")
 
 
-def _first(x: Tensor) -> Tensor:
-    return x.flatten()[:FIRST]
-
-
-def _find_joined(found: dict[str, Relation], wholes: Trace, whole: str, parts: Trace, part: str) -> None:
-    """Tensors without a partner that are slices of one on the other side, whose name begins likewise."""
-    for name in _of(found, whole):
-        x, inside = wholes.read(name), dict[str, Relation]()
-        block = name.rpartition(".")[0].rpartition(".")[0]
-        for other in (other for other in _of(found, part) if other.startswith(block)):
-            if (known := relation(parts.read(other).to(x.device), x)).kind == PART:
-                inside[other] = Relation(JOINED, f"in {name}: {known.words.replace('the golden', 'it')}")
-        if inside:
-            all_of_it = sum(len(parts.read(other)) for other in inside) == len(x)
-            found |= {name: Relation(JOINED if all_of_it else whole, f"made of {', '.join(inside)}"), **inside}
+def _find_joined(found: dict[str, Relation], ours: Trace, theirs: Trace) -> None:
+    """Tensors without a partner that are slices of one of the other side, also without, whose name begins likewise."""
+    pairs = product(_of(found, MISSING), _of(found, EXTRA))
+    for a, b in ((a, b) for a, b in pairs if len({name.rpartition(".")[0].rpartition(".")[0] for name in (a, b)}) == 1):
+        x, y = ours.read(a), theirs.read(b)
+        for part, whole, known in ((a, b, relation(x, y)), (b, a, relation(y, x))):
+            if known.kind == PART:
+                words = known.words.replace("the golden's", "its")
+                found[part] = Relation(JOINED, f"in {whole}: {words}")
+                before = f"{found[whole].words}, " if found[whole].kind == JOINED else "of "
+                found[whole] = Relation(JOINED, before + part)
