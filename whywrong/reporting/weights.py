@@ -1,8 +1,8 @@
 """`whywrong weights`: what each tensor of a checkpoint is of the golden one's, without a run.
 
 As JSON: ``alarm``; ``tensors``: for each by its golden name, or its own where the golden has it not, a ``kind`` (of
-:class:`whywrong.comparing.relation.Relation`, or "missing", "extra", "another's", "tied", "joined", "scale"), ``ok``,
-the relation in ``words`` and the ``dtype`` in which it holds; ``note``, how the names were taken.
+:class:`whywrong.comparing.relation.Relation`, or "missing", "extra", "another's", "tied", "joined", "fused", "scale"),
+``ok``, the relation in ``words`` and the ``dtype`` in which it holds; ``note``, how the names were taken.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ from whywrong.recording.steps import Steps, Trace, as_trace
 from whywrong.tables import Table, printable
 
 Checkpoint = Steps | Path | str
-MISSING, EXTRA, ANOTHER, TIED, JOINED, SCALE = "missing", "extra", "another's", "tied", "joined", "scale"
-FINE = (SAME, TIED, JOINED)
+MISSING, EXTRA, ANOTHER, SCALE = "missing", "extra", "another's", "scale"
+TIED, JOINED, FUSED = "tied", "joined", "fused"
+FINE = (SAME, TIED, JOINED, FUSED)
 """Kinds in which nothing is lost."""
+
+GOLDENS = "the golden's"
+"""Of a part of another tensor these words are of that tensor."""
 
 MOST_SOUGHT = 1000
 """Tensors whose numbers are looked for under other names."""
@@ -53,10 +57,10 @@ class Weights:
         return {"alarm": self.alarm, "tensors": every, "note": self.note}
 
     def __repr__(self) -> str:
-        rows = [(name, x.kind, x.words) for name, x in self.relations.items() if x.kind not in (SAME, TIED)]
+        rows = [(name, x.kind, x.words) for name, x in self.relations.items() if x.kind not in FINE[:3]]
         table = [f"{Table(('tensor', 'relation', 'in words'), rows)}\n"] if rows else []
         kinds = Counter(x.words if x.kind in (SAME, TIED) else x.kind for x in self.relations.values())
-        count = ", ".join(f"{n} {words}" for words, n in kinds.items())
+        count = ", ".join(f"{n} {words}" for words, n in kinds.most_common())
         return printable("\n".join([*table, *[self.note] * bool(self.note), f"{len(self.relations)} tensors: {count}"]))
 
 
@@ -149,7 +153,6 @@ def _find_joined(found: dict[str, Relation], ours: Trace, theirs: Trace) -> None
         x, y = ours.read(a), theirs.read(b)
         for part, whole, known in ((a, b, relation(x, y)), (b, a, relation(y, x))):
             if known.kind == PART:
-                words = known.words.replace("the golden's", "its")
-                found[part] = Relation(JOINED, f"in {whole}: {words}")
-                before = f"{found[whole].words}, " if found[whole].kind == JOINED else "of "
-                found[whole] = Relation(JOINED, before + part)
+                words = f"{part}: {known.words.replace(GOLDENS, 'its')}"
+                before = f"{found[whole].words}; " if found[whole].kind == FUSED else ""
+                found[part], found[whole] = Relation(JOINED, f"in {whole}"), Relation(FUSED, before + words)
