@@ -162,6 +162,30 @@ def test_a_function_that_gives_a_dict_and_other_names():
     assert graft(port, recorded, "m", names={"m": "mean"}).heals == "all"
 
 
+class Turned(nn.Module):
+    """A spectrum in a submodule: complex numbers, of which steps have the parts."""
+
+    def __init__(self, angle=0.0):
+        super().__init__()
+        self.spectrum, self.angle = Spectrum(), angle
+
+    def forward(self, x):
+        return torch.fft.irfft(self.spectrum(x + self.angle), n=8)
+
+
+class Spectrum(nn.Module):
+    def forward(self, x):
+        return step("all", torch.fft.rfft(x))
+
+
+@pytest.mark.parametrize("name", ["spectrum", "all"])
+def test_complex_numbers_are_replaced_by_complex_ones(name):
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(4))
+    recorded, port = golden(Turned(), x), Turned(0.1)
+    assert graft(port, recorded, name).heals == "all"
+    assert capture(port, x)["output"].shape == (3, 8)
+
+
 class Pair(nn.Module):
     def forward(self, x):
         return x + 1.0, {"twice": 2.0 * x}

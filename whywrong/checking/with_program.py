@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whywrong.checking.findings import INHERITED, NOT_CHECKED, OWN, PARAMETER, Finding, absent, reason
+from whywrong.checking.findings import INHERITED, NOT_CHECKED, OTHER_PARAMETER, OWN, Finding, absent, reason
 from whywrong.checking.masks import unmasked
 from whywrong.checking.rounding import LIVE, Exact, Rounding, linear, magnitude, simulate
 from whywrong.comparing.bounds import Bound, quantile
@@ -178,11 +178,11 @@ class Rerun:
 
     def _not_given(self, name: str, total: Comparison) -> str:
         """What an input is of the golden's, which it is not."""
-        own = name in self._golden.parameters
         observed = self._observed[name] if name in self._observed else self._misshapen[name]
         known = relation(observed, self._golden[name])
         words = reason(total, None) if known.kind == DIFFERS else known.words
-        return f"not the golden's {PARAMETER if own else 'input'}: {words}"
+        what = OTHER_PARAMETER if name in self._golden.parameters else "not the golden's input"
+        return f"{what}: {words}"
 
     def _elements(self, name: str, o: Tensor, exact: Tensor, allowed: Any) -> Elements | None:
         if not self._keep:

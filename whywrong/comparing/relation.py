@@ -64,7 +64,8 @@ def relation(observed: Tensor, golden: Tensor) -> Relation:
     fingers, goldens = fingerprints(x), fingerprints(y)
     if x.numel() == y.numel() and int(fingers[0].sum()) == int(goldens[0].sum()):
         return _rearranged(x, y, fingers, goldens)
-    return _partly(x, y, fingers, goldens) or _scaled(o, g) or differs
+    scaled = _scaled(o, g) if _needs_scale(o) else None
+    return scaled or _partly(x, y, fingers, goldens) or _scaled(o, g) or differs
 
 
 def agreed(o: Tensor, g: Tensor) -> bool:
@@ -109,11 +110,8 @@ def _rearranged(o: Tensor, g: Tensor, fingers: list[Tensor], goldens: list[Tenso
     """The same numbers at other places: dimensions exchanged, another shape, slices in another order."""
     for dims in permutations(range(g.ndim)):
         x = g.permute(dims)
-        steps = (
-            [("transposed", f"transposed{f' to dimensions {dims}' * (len(dims) > 2)}")]
-            if list(dims) != sorted(dims)
-            else []
-        )
+        turned = f"transposed{f' to dimensions {dims}' * (len(dims) > 2)}"
+        steps = [("transposed", turned)] * (list(dims) != sorted(dims))
         steps += [("regrouped", f"{tuple(x.shape)} read as {tuple(o.shape)}")] * (x.shape != o.shape)
         moved = [goldens[d] for d in dims] if x.shape == o.shape else fingerprints(x := x.reshape(o.shape))
         if not all(torch.equal(a.sort().values, b.sort().values) for a, b in zip(moved, fingers, strict=True)):
@@ -122,7 +120,7 @@ def _rearranged(o: Tensor, g: Tensor, fingers: list[Tensor], goldens: list[Tenso
             if not torch.equal(a, b):
                 kind, words, places = _order(a, b)
                 steps, x = [*steps, (kind, f"dimension {d}: {words}")], x.index_select(d, places)
-        if agreed(o, x):
+        if steps and agreed(o, x):
             return Relation(steps[0][0], "; ".join(words for _, words in steps), name_of(o.dtype))
     return Relation("permuted", "the same numbers, in an order that has no simple description", name_of(o.dtype))
 
@@ -159,17 +157,20 @@ def _simple_orders(at: Tensor) -> Iterator[_Order]:
                 yield "regrouped", words, x.unflatten(1, (a, b)).transpose(1, 2).flatten()
 
 
+def _needs_scale(x: Tensor) -> bool:
+    return name_of(x.dtype) in INTEGERS or torch.finfo(x.dtype).bits < 16
+
+
 def _scaled(o: Tensor, g: Tensor) -> Relation | None:
     """A factor, an offset or a scale, of the golden as it is or transposed."""
-    needs_scale = name_of(o.dtype) in INTEGERS or torch.finfo(o.dtype).bits < 16
     dtype, turned = name_of(o.dtype), [(g.transpose(-1, -2), "transposed, and ")] if g.ndim > 1 else []
     for x, before in [(g, ""), *turned] if g.is_floating_point() and o.dtype != torch.bool else ():
         if x.shape == o.shape and (factor := fit(o, x, False)):
-            if needs_scale:
+            if _needs_scale(o):
                 scale = Fit(1.0 / factor.high, 1.0 / factor.low, factor.blocks)
                 return Relation("quantised", f"{before}quantised to {dtype} with scale {scale}", dtype, scale)
             return Relation("scaled", f"{before}times {factor}", dtype, factor)
-        if x.shape == o.shape and not needs_scale and (shift := fit(o, x, True)):
+        if x.shape == o.shape and not _needs_scale(o) and (shift := fit(o, x, True)):
             return Relation("offset", f"{before}plus {shift}", dtype, shift)
     return None
 

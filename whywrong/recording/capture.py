@@ -57,12 +57,12 @@ def observed_steps(
         seen: dict[str, Tensor] = {}
         computed: list[tuple[Tensor, dict[str, str]]] = []
 
-        def on_step(name: str, tensor: Tensor) -> Tensor:
+        def on_step(name: str, tensor: Tensor) -> Tensor | None:
             name = unique(name, seen)
             tensor = grafts[name].to(tensor) if name in grafts else tensor
             seen[name] = snapshot(tensor)
             narrow.update((name, fields) for x, fields in computed if x.data_ptr() == tensor.data_ptr())
-            return tensor
+            return tensor if name in grafts else None
 
         watcher = Watcher(on_step, computed) if watch else None
         buffers: Any = nullcontext()

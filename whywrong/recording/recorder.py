@@ -72,9 +72,13 @@ def step(name: str, tensor: Tensor) -> Tensor:
         on_step, named = listener
         tensor = tensor.clone() if id(tensor) in named else tensor
         named[id(tensor)] = tensor  # kept, lest another has its id
-        other = on_step(name, real(tensor))
-        tensor = tensor if other is None else other
+        tensor = instead_of(tensor, on_step(name, real(tensor)))
     return tensor
+
+
+def instead_of(tensor: Tensor, other: Tensor | None) -> Tensor:
+    """What an :data:`OnStep` gave in place of a tensor: of complex numbers it has the parts."""
+    return tensor if other is None else torch.view_as_complex(other) if tensor.is_complex() else other
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whywrong.comparing.comparison import as_tensor, real
 from whywrong.errors import UsageError
-from whywrong.recording.recorder import BACKWARD, OnStep, Watcher, listening
+from whywrong.recording.recorder import BACKWARD, OnStep, Watcher, instead_of, listening
 from whywrong.torch_private import _disable_current_modes
 
 OUTPUT = "output"
@@ -143,8 +143,7 @@ def _hooks(module: torch.nn.Module, watcher: Watcher, on_step: OnStep) -> list[A
         watcher.path = paths[-1]
 
     def report(name: str, value: Any) -> Any:
-        other = on_step(name, real(value)) if isinstance(value, Tensor) else None
-        return value if other is None else other
+        return instead_of(value, on_step(name, real(value))) if isinstance(value, Tensor) else value
 
     def leave(part: torch.nn.Module, _inputs: Any, output: Any) -> Any:
         output = _replaced(names[part] or OUTPUT, output, report)

@@ -86,9 +86,9 @@ def weights(golden: Checkpoint, observed: Checkpoint, *, names: Mapping[str, str
     found |= {name: Relation(EXTRA, "not in the golden") for name in theirs.names}
     found |= {name: relation(theirs.read(name), ours.read(name)) for name in both}
     _find_scales(found, theirs)
-    _find_others(found, ours, theirs)
+    notes = [theirs.note, _find_others(found, ours, theirs)]
     _find_joined(found, ours, theirs)
-    return Weights(found, theirs.note)
+    return Weights(found, "; ".join(filter(None, notes)))
 
 
 def open_checkpoint(what: str, checkpoint: Checkpoint) -> Trace:
@@ -122,10 +122,13 @@ def _find_scales(found: dict[str, Relation], theirs: Trace) -> None:
                 found[extra] = Relation(SCALE if fits else EXTRA, f"{'not ' * (not fits)}the scale of {name}")
 
 
-def _find_others(found: dict[str, Relation], ours: Trace, theirs: Trace) -> None:
-    """Of what has no partner or is not its partner's: under which name the golden has it, and to what it was tied."""
-    same = _of(found, SAME)
-    for name in _of(found, MISSING, EXTRA, DIFFERS, "partly")[:MOST_SOUGHT]:
+def _find_others(found: dict[str, Relation], ours: Trace, theirs: Trace) -> str:
+    """Of what has no partner or is not its partner's: under which name the golden has it, and to what it was tied.
+
+    Returns a note where not all were looked for.
+    """
+    same, sought = _of(found, SAME), _of(found, MISSING, EXTRA, DIFFERS, "partly")
+    for name in sought[:MOST_SOUGHT]:
         known = found[name]
         twin = _twin(theirs.read(name), ours, ours.names) if name in theirs else ""
         tied = _twin(ours.read(name), ours, same) if name in ours else ""
@@ -137,21 +140,24 @@ def _find_others(found: dict[str, Relation], ours: Trace, theirs: Trace) -> None
             found[name] = Relation(ANOTHER, f"the golden's {twin}")
         elif tied:
             found[name] = known._replace(words=f"{known.words}; in the golden it is tied with {tied}")
+    most = f"the numbers of {MOST_SOUGHT} tensors were looked for under other names, of {len(sought)} that differ"
+    return most * (len(sought) > MOST_SOUGHT)
 
 
 def _twin(x: Tensor, ours: Trace, names: Sequence[str]) -> str:
     """The first of the golden's tensors that holds the numbers of x, unless all of these are one number."""
-    some = ((name, ours.read(name)) for name in names if not bool((x == x.flatten()[:1]).all()))
-    alike = ((name, y) for name, y in some if agreed(x.flatten()[:FIRST], y.flatten()[:FIRST]))
-    return next((name for name, y in alike if agreed(x, y)), "")
+    if bool((x == x.flatten()[:1]).all()):
+        return ""
+    some = ((name, ours.read(name)) for name in names)
+    return next((n for n, y in some if agreed(x.flatten()[:FIRST], y.flatten()[:FIRST]) and agreed(x, y)), "")
 
 
 def _find_joined(found: dict[str, Relation], ours: Trace, theirs: Trace) -> None:
     """Tensors without a partner that are slices of one of the other side, also without, whose name begins likewise."""
-    pairs = product(_of(found, MISSING), _of(found, EXTRA))
-    for a, b in ((a, b) for a, b in pairs if len({name.rpartition(".")[0].rpartition(".")[0] for name in (a, b)}) == 1):
-        x, y = ours.read(a), theirs.read(b)
-        for part, whole, known in ((a, b, relation(x, y)), (b, a, relation(y, x))):
+    for a, b in product(_of(found, MISSING)[:MOST_SOUGHT], _of(found, EXTRA)[:MOST_SOUGHT]):
+        (x, y), blocks = (ours.read(a), theirs.read(b)), {name.rpartition(".")[0].rpartition(".")[0] for name in (a, b)}
+        fits = len(blocks) == 1 and x.shape[1:] == y.shape[1:] and x.shape != y.shape
+        for part, whole, known in ((a, b, relation(x, y)), (b, a, relation(y, x))) if fits else ():
             if known.kind == PART:
                 words = f"{part}: {known.words.replace(GOLDENS, 'its')}"
                 before = f"{found[whole].words}; " if found[whole].kind == FUSED else ""
