@@ -7,14 +7,15 @@ As JSON: ``alarm``; ``tensors``: for each by its golden name, or its own where t
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whywrong.checking.alignment import renamed
@@ -36,7 +37,7 @@ GOLDENS = "the golden's"
 MOST_SOUGHT = 1000
 """Tensors whose numbers are looked for under other names."""
 FIRST = 16
-"""Elements that are looked at before two tensors of different names are compared."""
+"""Elements that are looked at before tensors of two names are compared."""
 
 
 @dataclass(repr=False)
@@ -127,11 +128,15 @@ def _find_others(found: dict[str, Relation], ours: Trace, theirs: Trace) -> str:
 
     Returns a note where not all were looked for.
     """
-    same, sought = _of(found, SAME), _of(found, MISSING, EXTRA, DIFFERS, "partly")
+    sought, firsts = _of(found, MISSING, EXTRA, DIFFERS, "partly"), defaultdict[torch.Size, dict[str, Tensor]](dict)
+    for name, x in ((name, ours.read(name)) for name in ours.names if sought):
+        firsts[x.shape][name] = _first(x)
+    same = {*_of(found, SAME)}
     for name in sought[:MOST_SOUGHT]:
         known = found[name]
-        twin = _twin(theirs.read(name), ours, ours.names) if name in theirs else ""
-        tied = _twin(ours.read(name), ours, same) if name in ours else ""
+        twin = next(_twins(theirs.read(name), ours, firsts), "") if name in theirs else ""
+        before = _twins(ours.read(name), ours, firsts) if name in ours else ()
+        tied = next((other for other in before if other in same), "")
         if known.kind == MISSING and tied:
             found[name] = Relation(TIED, f"stored once: {name} is {tied}")
         elif known.kind == EXTRA and twin in same:
@@ -144,12 +149,18 @@ def _find_others(found: dict[str, Relation], ours: Trace, theirs: Trace) -> str:
     return most * (len(sought) > MOST_SOUGHT)
 
 
-def _twin(x: Tensor, ours: Trace, names: Sequence[str]) -> str:
-    """The first of the golden's tensors that holds the numbers of x, unless all of these are one number."""
-    if bool((x == x.flatten()[:1]).all()):
-        return ""
-    some = ((name, ours.read(name)) for name in names)
-    return next((n for n, y in some if agreed(x.flatten()[:FIRST], y.flatten()[:FIRST]) and agreed(x, y)), "")
+def _first(x: Tensor) -> Tensor:
+    return x.flatten()[:FIRST].double().cpu().nan_to_num()
+
+
+def _twins(x: Tensor, ours: Trace, firsts: Mapping[torch.Size, dict[str, Tensor]]) -> Iterator[str]:
+    """The golden's tensors that hold the numbers of x, unless all of these are one number."""
+    others, first = firsts.get(x.shape, {}), _first(x)
+    if others and not bool((x == x.flatten()[:1]).all()):
+        alike = (
+            torch.stack([*others.values()]) - first
+        ).abs() <= first.abs().amax() / 8.0  # what rounding to fp8 moves
+        yield from (n for n, fits in zip(others, alike.all(1), strict=True) if fits and agreed(x, ours.read(n)))
 
 
 def _find_joined(found: dict[str, Relation], ours: Trace, theirs: Trace) -> None:
