@@ -22,6 +22,7 @@ spin for milliseconds: beside two busy processes on two cores `localise` took 13
 
 _NAMES = {
     "checking.findings": ("Finding", "Localisation"),
+    "checking.graft": ("Graft", "graft"),
     "checking.localise": ("localise",),
     "checking.repetition": ("Repeated", "Repetition", "poisoned", "repeat"),
     "checking.with_program": ("bounded",),
@@ -40,6 +41,7 @@ _NAMES = {
     "recording.naming": ("Partner", "Proposal", "propose_names"),
     "recording.recorder": ("step",),
     "recording.steps": ("Step", "Steps", "Trace"),
+    "reporting.weights": ("Weights", "weights"),
     "tables": ("Table",),
 }
 _MODULE = {name: module for module, names in _NAMES.items() for name in names}

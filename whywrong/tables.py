@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import Any
 
 LONG_TABLE = 24
@@ -44,6 +44,18 @@ def digits(value: float, significant: int = 2) -> str:
         return "over a million" if value > 0 else "below minus a million"
     short = f"{value:.{significant}g}"
     return f"{float(short):.0f}" if "e+" in short else short
+
+
+def runs(places: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and the last of each run of neighbours, of whole numbers in ascending order."""
+    groups = (list(run) for _, run in groupby(enumerate(places), lambda pair: pair[1] - pair[0]))
+    return [(run[0][1], run[-1][1]) for run in groups]
+
+
+def ranges(places: Iterable[int]) -> str:
+    """Whole numbers in ascending order as "0, 3 to 5", six runs of them at most."""
+    texts = [f"{a}" if a == b else f"{a} to {b}" for a, b in runs(places)]
+    return ", ".join(texts[:6]) + (", ..." if len(texts) > 6 else "")
 
 
 @dataclass(repr=False)

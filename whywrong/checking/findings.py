@@ -17,6 +17,7 @@ from whywrong.tables import Table, digits, number, printable
 
 OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
 MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
+OTHER_PARAMETER = "not the golden's parameter"
 NOT_SEPARATED, NOT_CHECKED = "not separated", "not checked"
 
 

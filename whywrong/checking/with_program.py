@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whywrong.checking.findings import INHERITED, NOT_CHECKED, OWN, Finding, absent, reason
+from whywrong.checking.findings import INHERITED, NOT_CHECKED, OTHER_PARAMETER, OWN, Finding, absent, reason
 from whywrong.checking.masks import unmasked
 from whywrong.checking.rounding import LIVE, Exact, Rounding, linear, magnitude, simulate
 from whywrong.comparing.bounds import Bound, quantile
@@ -35,6 +35,7 @@ from whywrong.comparing.precision import (
     name_of,
     stored,
 )
+from whywrong.comparing.relation import DIFFERS, relation
 from whywrong.comparing.signature import signature
 from whywrong.comparing.structure import Null, Structure, structure
 from whywrong.errors import UsageError, first_line
@@ -105,21 +106,24 @@ class Rerun:
         steps, nodes = self._golden.steps, self._program.nodes
         findings = {name: self._input(name) for name in self._observed if nodes[steps[name]].func == INPUT}
         present = {name: i for name, i in steps.items() if name in self._observed or name in self._misshapen}
-        if any(finding.diverges for finding in findings.values()):
+        differ = {name for name, finding in findings.items() if finding.diverges}
+        if differ - {*self._golden.parameters}:
             return {name: findings.get(name, Finding(name, None, words=NOT_CHECKED)) for name in present}
-        findings |= self._check_made()
+        findings |= self._check_made({steps[name] for name in differ})
         for name, observed in self._misshapen.items():
-            total = compare(observed, self._golden[name])
-            findings[name] = Finding(name, total, wrong=True, diverges=True, words=f"{OWN}: {reason(total, None)}")
+            total, given = compare(observed, self._golden[name]), nodes[steps[name]].func == INPUT
+            words = self._not_given(name, total) if given else f"{OWN}: {reason(total, None)}"
+            findings[name] = Finding(name, total, wrong=True, diverges=True, words=words)
         numbers, last = set(present.values()), max(present.values())
         missing = {name: i for name, i in steps.items() if i not in numbers and nodes[i].func != INPUT}
         findings |= {name: absent(name, after_all=i > last) for name, i in missing.items()}
         return {name: findings[name] for name in steps if name in findings}
 
-    def _check_made(self) -> dict[str, Finding]:
+    def _check_made(self, tainted: set[int]) -> dict[str, Finding]:
         """Check each computed step on the steps before it; what fails, again as if these had been rounded otherwise.
 
-        A step that passes either check is correct. If it still differs from the golden after a divergence, it inherits.
+        A step that passes either check is correct. If it still differs from the golden after a divergence, as those of
+        the inputs `tainted`, it inherits.
         """
         parts = {i: self._program.cone([i], self._values) for i in self._values if self._program.nodes[i].func != INPUT}
         findings = self._check_parts(parts)
@@ -128,7 +132,6 @@ class Rerun:
             failing = {i: part for i, part in parts.items() if any(findings[name].wrong for name in self._names[i])}
             rounded = self._check_parts(failing, rounded=True)
             findings |= {name: finding for name, finding in rounded.items() if not finding.wrong}
-        tainted: set[int] = set()
         for i in parts:
             inherits = not tainted.isdisjoint(self._program.before(i, self._values))
             for name in self._names[i]:
@@ -169,9 +172,17 @@ class Rerun:
         observed, golden = self._observed[name], self._golden[name]
         half = Bound(half_ulp(golden, self._storage(name)), "half a unit") if golden.is_floating_point() else None
         total = compare(observed, golden, bound=half)
-        words = "ok" if total.ok else f"not the golden's input: {reason(total, None)}"
+        words = "ok" if total.ok else self._not_given(name, total)
         elements = self._elements(name, observed, golden, half.absolute if half else 0.0)
         return Finding(name, total, total, 0.0, None, not total.ok, not total.ok, words, elements=elements)
+
+    def _not_given(self, name: str, total: Comparison) -> str:
+        """What an input is of the golden's, which it is not."""
+        observed = self._observed[name] if name in self._observed else self._misshapen[name]
+        known = relation(observed, self._golden[name])
+        words = reason(total, None) if known.kind == DIFFERS else known.words
+        what = OTHER_PARAMETER if name in self._golden.parameters else "not the golden's input"
+        return f"{what}: {words}"
 
     def _elements(self, name: str, o: Tensor, exact: Tensor, allowed: Any) -> Elements | None:
         if not self._keep:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from whywrong.checking.findings import Localisation, plain
+from whywrong.checking.findings import OTHER_PARAMETER, Localisation, plain
 from whywrong.tables import Table, digits, printable
 
 Tensor = torch.Tensor
@@ -71,6 +71,9 @@ class Explanation:
     def _sentences(self) -> Iterator[str]:
         why = f"why {self.step}: {self.verdict} ({self.tried} mutations tried)"
         yield why if self.step is not None else self.verdict
+        found = self.report.findings.get(self.step or "") if self.report else None
+        if found and found.words.startswith(OTHER_PARAMETER):
+            yield f"{self.step} is {found.words}; what comes after is checked with it as observed"
         yield from self.notes
         for cause in self.causes:
             kinds = {each.partition(":")[0]: each for each in reversed(cause.also)}  # the first of each

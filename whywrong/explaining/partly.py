@@ -18,8 +18,9 @@ import torch
 
 from whywrong.explaining.mutations import Context, Mutation, argument, summed_over
 from whywrong.explaining.part import Edit, Part
-from whywrong.explaining.regions import bits_of_subset, listed, runs
+from whywrong.explaining.regions import bits_of_subset, listed
 from whywrong.recording.program import Ref, call, filled
+from whywrong.tables import runs
 
 Tensor = torch.Tensor
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from whywrong.tables import ranges, runs
+
 Tensor = torch.Tensor
 
 TILES = (2, 4, 8, 16, 32, 64, 128)
@@ -40,16 +42,9 @@ def _log2(n: float) -> float:
     return math.log2(max(2.0, n))
 
 
-def runs(places: Sequence[int]) -> list[tuple[int, int]]:
-    """The first and the last of each run of neighbours, of places in order."""
-    groups = (list(run) for _, run in itertools.groupby(enumerate(places), lambda pair: pair[1] - pair[0]))
-    return [(run[0][1], run[-1][1]) for run in groups]
-
-
 def listed(mask: Tensor) -> str:
     """Places along a dimension, as "0, 3 to 5"."""
-    texts = [f"{a}" if a == b else f"{a} to {b}" for a, b in runs(mask.nonzero().flatten().tolist())]
-    return ", ".join(texts[:6]) + (", ..." if len(texts) > 6 else "")
+    return ranges(mask.nonzero().flatten().tolist())
 
 
 def slices(n: int, inputs: Sequence[tuple[str, Tensor]] = ()) -> Iterator[Region]:

@@ -3,7 +3,7 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -42,21 +42,33 @@ def capture(
     buffers of a module are afterwards as they were. Raises UsageError where nothing gives a tensor.
     """
     check_subject("capture", subject, loss)
+    return observed_steps(subject, inputs, named, loss)
+
+
+def observed_steps(
+    subject: Any, inputs: Any, named: dict[str, Any], loss: Any = None, grafts: Mapping[str, Tensor] | None = None
+) -> Trace:
+    """What :func:`capture` gives. The subject goes on with `grafts` in place of the steps of their names, which are
+    submodules' outputs, parameters, and each :func:`whywrong.step`."""
+    grafts = grafts or {}
     narrow: dict[str, dict[str, str]] = {}
 
     def run(differentiate: bool, watch: bool) -> tuple[dict[str, Tensor], Any]:
         seen: dict[str, Tensor] = {}
         computed: list[tuple[Tensor, dict[str, str]]] = []
 
-        def on_step(name: str, tensor: Tensor) -> None:
+        def on_step(name: str, tensor: Tensor) -> Tensor | None:
             name = unique(name, seen)
+            tensor = grafts[name].to(tensor) if name in grafts else tensor
             seen[name] = snapshot(tensor)
             narrow.update((name, fields) for x, fields in computed if x.data_ptr() == tensor.data_ptr())
+            return tensor if name in grafts else None
 
         watcher = Watcher(on_step, computed) if watch else None
         buffers: Any = nullcontext()
         if isinstance(subject, torch.nn.Module):  # which may write to its buffers: while it runs these are copies
             copies = {name: x.detach().clone() for name, x in subject.named_buffers()}
+            copies |= {name: grafts[name].to(x) for name, x in subject.named_parameters() if name in grafts}
             buffers = _reparametrize_module(subject, copies, tie_weights=True)
         with torch.random.fork_rng(), buffers:
             leaves = leaves_of(subject, inputs, named, differentiate)

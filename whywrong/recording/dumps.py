@@ -25,7 +25,7 @@ from whywrong.comparing.comparison import as_tensor
 from whywrong.errors import UsageError, first_line
 from whywrong.recording.steps import Trace, metadata
 
-SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth")
+SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth", ".bin")
 
 
 def natural(name: str) -> list[Any]:

@@ -54,7 +54,7 @@ class Golden:
     ``golden[name]`` is a step's value, a tensor of the reference's shape, float64 where it is of real numbers. Inputs
     are among the steps, and `known` are values that are not run again, by the numbers of their operations. `operations`
     maps the names of single operations likewise; they serve as steps where an observed trace has them too. `notes` say
-    what is frozen as it was when it was recorded.
+    what is frozen as it was when it was recorded, and `parameters` which inputs are a module's own.
     """
 
     program: Program
@@ -62,6 +62,7 @@ class Golden:
     operations: dict[str, int]
     notes: list[str] = field(default_factory=list)
     known: dict[int, Tensor] = field(default_factory=dict)
+    parameters: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.steps = dict(sorted(self.steps.items(), key=lambda item: item[1]))
@@ -129,7 +130,7 @@ class Golden:
         every, inside = self.program.nodes, sorted(self.program.inside)
         nodes = [(full_name(n.func), n.args, {"named": n.kwargs}, n.shape, n.dtype, n.site) for n in every]
         text = {"nodes": nodes, "inside": inside, "steps": self.steps, "operations": self.operations}
-        text |= {"notes": self.notes}
+        text |= {"notes": self.notes, "parameters": self.parameters}
         about = {"program": json.dumps(text, default=_encoded), "whywrong": VERSION, "torch": torch.__version__}
         tensors = {str(i): v.detach().cpu() for i, v in self.program.values.items() if isinstance(v, Tensor)}
         return write_safetensors(path, tensors, about)
@@ -154,6 +155,7 @@ class Golden:
             stored = [node.id for node in nodes if node.func in (INPUT, CONSTANT)]
             program = Program(nodes, {i: dump.read(str(i)).clone() for i in stored}, set(text.get("inside", ())))
             golden = cls(program, _numbers(text["steps"], nodes), _numbers(text["operations"], nodes), text["notes"])
+            golden.parameters = [str(name) for name in text.get("parameters", ())]
             if not (isinstance(golden.notes, list) and all(isinstance(note, str) for note in golden.notes)):
                 raise ValueError("its notes are no texts")
             _run_without_data(program)
@@ -331,7 +333,9 @@ def _recorded(
     for name, leaf in leaves.items():
         steps[name] = recorder.input(leaf)
     result = run_watched(subject, inputs, named, leaves, loss, recorder, on_step)
-    recorded = Golden(recorder.program, steps, recorder.operations, list(recorder.notes))
+    module = subject if isinstance(subject, torch.nn.Module) else torch.nn.Module()
+    own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    recorded = Golden(recorder.program, steps, recorder.operations, list(recorder.notes), parameters=own)
     for name, value in values.items():
         if not name.startswith(GRADIENT):  # which may be nothing but noise
             check_rerun(name, recorded[name], value)

@@ -46,9 +46,10 @@ from whywrong.torch_private import (
     tree_map_only,
 )
 
-_LISTENER: ContextVar[tuple[Callable[[str, Tensor], None], dict[int, Tensor]] | None] = ContextVar(
-    "listener", default=None
-)
+OnStep = Callable[[str, Tensor], Tensor | None]
+"""Called with a step, and may return a tensor to go on with in its place."""
+
+_LISTENER: ContextVar[tuple[OnStep, dict[int, Tensor]] | None] = ContextVar("listener", default=None)
 """Who observes a :func:`step` in this thread: the innermost recording, and the tensors that have a name there."""
 
 BACKWARD = "backward"
@@ -71,12 +72,17 @@ def step(name: str, tensor: Tensor) -> Tensor:
         on_step, named = listener
         tensor = tensor.clone() if id(tensor) in named else tensor
         named[id(tensor)] = tensor  # kept, lest another has its id
-        on_step(name, real(tensor))
+        tensor = instead_of(tensor, on_step(name, real(tensor)))
     return tensor
 
 
+def instead_of(tensor: Tensor, other: Tensor | None) -> Tensor:
+    """What an :data:`OnStep` gave in place of a tensor: of complex numbers it has the parts."""
+    return tensor if other is None else torch.view_as_complex(other) if tensor.is_complex() else other
+
+
 @contextmanager
-def listening(on_step: Callable[[str, Tensor], None], watcher: Watcher | None = None) -> Iterator[None]:
+def listening(on_step: OnStep, watcher: Watcher | None = None) -> Iterator[None]:
     """Have `on_step(name, tensor)` called for each :func:`step` in this thread, and below `watcher` in any.
 
     Autograd computes the gradients of a GPU in a thread of its own, to which torch passes on its modes alone.
@@ -116,7 +122,7 @@ class Watcher(TorchDispatchMode):
     whatever they are made of: ``layers.0.attention/_softmax``.
     """
 
-    def __init__(self, on_step: Callable[[str, Tensor], None], narrow: list[tuple[Tensor, dict[str, str]]]) -> None:
+    def __init__(self, on_step: OnStep, narrow: list[tuple[Tensor, dict[str, str]]]) -> None:
         super().__init__()
         self.path = ""
         self.listener: Any = None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whywrong.comparing.comparison import as_tensor, real
 from whywrong.errors import UsageError
-from whywrong.recording.recorder import BACKWARD, Watcher, listening
+from whywrong.recording.recorder import BACKWARD, OnStep, Watcher, instead_of, listening
 from whywrong.torch_private import _disable_current_modes
 
 OUTPUT = "output"
@@ -26,7 +26,6 @@ GRADIENT = "grad:"
 Named = dict[str, Any]
 Leaves = dict[str, Tensor]
 Loss = Callable[[Any], Tensor] | None
-OnStep = Callable[[str, Tensor], None]
 
 
 def snapshot(tensor: Tensor) -> Tensor:
@@ -143,11 +142,14 @@ def _hooks(module: torch.nn.Module, watcher: Watcher, on_step: OnStep) -> list[A
         paths.append(names[part])
         watcher.path = paths[-1]
 
-    def leave(part: torch.nn.Module, _inputs: Any, output: Any) -> None:
-        for name, value in tensors_of(names[part] or OUTPUT, output):
-            on_step(name, value)
+    def report(name: str, value: Any) -> Any:
+        return instead_of(value, on_step(name, real(value))) if isinstance(value, Tensor) else value
+
+    def leave(part: torch.nn.Module, _inputs: Any, output: Any) -> Any:
+        output = _replaced(names[part] or OUTPUT, output, report)
         paths.pop()
         watcher.path = paths[-1]
+        return output
 
     handles: list[Any] = [part.register_forward_pre_hook(enter) for part in names]
     return handles + [part.register_forward_hook(leave) for part in names]

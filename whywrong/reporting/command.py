@@ -49,7 +49,26 @@ def _parser() -> argparse.ArgumentParser:
     option("--json", action="store_true", help="print JSON")
     option("--plot", type=Path, metavar="DIR", help="write pictures of the error there")
     option("--html", type=Path, metavar="PAGE", help="write all results as one page, for a pull request or a colleague")
+    about = "find what each tensor of a checkpoint is of the golden's, without a run; exit 0 if all are the same"
+    example = "example:\n  whywrong weights llama/ port.safetensors --names names.json"
+    sub = commands.add_parser("weights", help=about, description=about, epilog=example, formatter_class=raw)
+    sub.set_defaults(command=_weights, called=sub.prog, plot=None, html=None)
+    files = "safetensors, .npz, .pt, .bin, or a folder of shards"
+    sub.add_argument("golden", type=Path, metavar="GOLDEN", help=f"the checkpoint that is right: {files}")
+    sub.add_argument("observed", type=Path, metavar="OBSERVED", help="what was made of it, likewise")
+    names = "JSON: golden names mapped to observed ones, where they differ"
+    sub.add_argument("--names", type=Path, metavar="FILE", help=names)
+    sub.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _weights(options: argparse.Namespace) -> int:
+    from whywrong.reporting.weights import weights
+
+    names = _names(options.names) if options.names else {}
+    result = weights(options.golden, options.observed, names=names)
+    show(json.dumps(result.as_json(), indent=1, allow_nan=False) if options.json else result)
+    return 1 if result.alarm else 0
 
 
 def _diff(options: argparse.Namespace) -> int:
