@@ -1,0 +1,111 @@
+"""Steps of which each rank holds a part: which rank's part is wrong, which replicas differ, which sum is not one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from whywrong.checking.findings import Finding
+from whywrong.comparing.precision import UNIT_ROUNDOFF, name_of
+from whywrong.recording.golden import Golden
+from whywrong.recording.shards import Shards
+from whywrong.recording.steps import Trace
+
+CLEAR = 8.0
+"""How many times larger the error of a wrong part is than that of a right one, and an error than what a repair leaves;
+and round-offs, of the size of a step, from which on two replicas differ by more than the order of their sums."""
+
+NAMED_RANKS = 4
+"""Ranks with a wrong part that are named."""
+
+
+def by_rank(golden: Golden | Trace, steps: Trace, findings: Mapping[str, Finding]) -> dict[str, Finding]:
+    """The findings, with what the ranks tell: of wrong steps in shards, and of steps that several ranks hold."""
+    result = dict(findings)
+    for name in steps.names:
+        shards, finding = steps.reader(name), findings.get(name)
+        if finding is None or not isinstance(shards, Shards):
+            continue
+        exact = partial(golden.__getitem__ if isinstance(golden, Golden) else golden.read, name)
+        own = finding.total is not None and not CLEAR * (finding.inherited or 0.0) > finding.total.rms_ratio
+        if words := _differing(shards, exact):
+            words = words if finding.words == "ok" else f"{finding.words}; {words}"
+            result[name] = replace(finding, wrong=True, diverges=True, words=words)
+        elif finding.wrong and own and (seen := steps.read(name)).shape == exact().shape:
+            words = _summed(shards, seen, exact()) or _parts(shards, seen, exact())
+            result[name] = replace(finding, words=finding.words + f"; {words}" * bool(words))
+    return result
+
+
+def _error(o: Tensor, g: Tensor) -> float:
+    """The RMS of the difference, infinite where one alone is not finite."""
+    o, g = o.double(), g.double()
+    difference = torch.where((o == g) | (o.isnan() & g.isnan()), 0.0, o - g)
+    rms = float(difference.square().mean().sqrt()) if o.numel() else 0.0
+    return rms if math.isfinite(rms) else math.inf
+
+
+def _differing(shards: Shards, exact: partial[Tensor]) -> str:
+    """Which of the parts that are to be the same differ, and whether their sum is what each should be."""
+    for first, *others in shards.alike:
+        a = shards.parts[first].read() if others else torch.zeros(0)
+        for k in others:
+            b = shards.parts[k].read()
+            if not torch.equal(a, b) and (a.shape != b.shape or _apart(a.double(), b.double(), name_of(a.dtype))):
+                words = f"replicas differ: {shards.label(k, first)} from {shards.label(first, k)}"
+                return words + _partial(shards, [first, *others], exact())
+    return ""
+
+
+def _apart(a: Tensor, b: Tensor, dtype: str) -> bool:
+    """Whether an element differs by more than round-offs of its size, or of the RMS of all."""
+    allowed = CLEAR * UNIT_ROUNDOFF.get(dtype, 0.0) * a.abs().clamp(min=_error(a, torch.zeros_like(a)))
+    same = (a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= allowed)
+    return not bool(same.all())
+
+
+def _partial(shards: Shards, group: list[int], exact: Tensor) -> str:
+    """Whether the replicas hold summands of the golden."""
+    for axis, size in shards.axes.items():
+        held = {shards.places[k].get(axis): shards.parts[k].read() for k in group}
+        if len(held) == size and all(x.shape == exact.shape for x in held.values()):
+            summed = torch.stack([*held.values()]).double().sum(0)
+            if CLEAR * _error(summed, exact) < min(_error(x, exact) for x in held.values()):
+                return f", and their sum is the golden's: the all-reduce over {axis} is missing"
+    return ""
+
+
+def _summed(shards: Shards, seen: Tensor, exact: Tensor) -> str:
+    """Whether a step is as many times the golden as an axis has ranks, or that part of it."""
+    error = _error(seen, exact)
+    for axis, size in shards.axes.items():
+        ranks = f"of the golden, and {axis} has {size} ranks"
+        if CLEAR * _error(seen / size, exact) < error:
+            return f"{size} times that {ranks}: summed over {axis} once too often"
+        if CLEAR * _error(seen, exact / size) < error:
+            return f"1/{size} {ranks}: divided by their number"
+    return ""
+
+
+def _parts(shards: Shards, seen: Tensor, exact: Tensor) -> str:
+    """The ranks whose part is wrong, where those of others are right; and those that hold another's part."""
+    owners = shards.owners()
+    parts = {k: (seen[owners == k], exact[owners == k]) for k in owners.unique().tolist()}
+    least = UNIT_ROUNDOFF.get(name_of(seen.dtype), 0.0) * _error(exact, torch.zeros_like(exact))
+    errors = {k: max(_error(*pair), least, 1e-300) for k, pair in parts.items()}
+    order = sorted(errors, key=errors.__getitem__)
+    jumps = [errors[b] / errors[a] for a, b in pairwise(order)]
+    if not jumps or not max(jumps) >= CLEAR:
+        return ""
+    wrong, words = sorted(order[jumps.index(max(jumps)) + 1 :]), []
+    for k in wrong[:NAMED_RANKS]:
+        o = parts[k][0]
+        others = [i for i, (_, g) in parts.items() if g.shape == o.shape and CLEAR * _error(o, g) < errors[k]]
+        words.append(shards.label(k) + "".join(f" (it holds what is of {shards.label(i)})" for i in others[:1]))
+    return f"wrong in {', '.join(words)}{' and others' * (len(wrong) > NAMED_RANKS)} alone"
