@@ -42,15 +42,15 @@ def sharded(rank, fault):
     The output is split again by its columns; of those rank 1 forgets the bias where there is a fault.
     """
     x, w1, w2, b = weights()
-    columns, own = slice(6 * rank, 6 * rank + 6), slice(4 * rank, 4 * rank + 4)
-    h = x @ w1[:, columns]
-    a = torch.nn.functional.silu(h)
-    partial = a @ w2[columns]
-    whole = network(x, w1, w2, b)["a"]
-    y = sum(whole[:, part] @ w2[part] for part in (slice(0, 6), slice(6, 12))) + b  # as an all-reduce adds them up
-    shard = y[:, own] - (b[own] if fault and rank == 1 else 0.0)
+    columns = slice(0, 6), slice(6, 12)
+    h = [x @ w1[:, own] for own in columns]
+    a = [torch.nn.functional.silu(part) for part in h]
+    partial = [part @ w2[own] for part, own in zip(a, columns, strict=True)]
+    y = partial[0] + partial[1]  # as an all-reduce adds them up
+    y = torch.cat([y[:, :4] + b[:4], y[:, 4:] + (0.0 if fault else b[4:])], 1)
+    h, a, partial, shard, p = h[rank], a[rank], partial[rank], y[:, 4 * rank : 4 * rank + 4], y.softmax(-1)
     return {"x": (x, "t d"), "h": (h, "t f[tp]"), "a": (a, "t f[tp]"), "partial": (partial, "t d[tp:partial]"),
-            "y": (shard, "t d[tp]")}  # fmt: skip
+            "y": (shard, "t d[tp]"), "p": (p, "t d")}  # fmt: skip
 
 
 def golden(folder):

@@ -101,11 +101,20 @@ def _parts(shards: Shards, seen: Tensor, exact: Tensor) -> str:
     errors = {k: max(_error(*pair), least, 1e-300) for k, pair in parts.items()}
     order = sorted(errors, key=errors.__getitem__)
     jumps = [errors[b] / errors[a] for a, b in pairwise(order)]
-    if not jumps or not max(jumps) >= CLEAR:
-        return ""
-    wrong, words = sorted(order[jumps.index(max(jumps)) + 1 :]), []
-    for k in wrong[:NAMED_RANKS]:
-        o = parts[k][0]
-        others = [i for i, (_, g) in parts.items() if g.shape == o.shape and CLEAR * _error(o, g) < errors[k]]
-        words.append(shards.label(k) + "".join(f" (it holds what is of {shards.label(i)})" for i in others[:1]))
-    return f"wrong in {', '.join(words)}{' and others' * (len(wrong) > NAMED_RANKS)} alone"
+    wrong = order[jumps.index(max(jumps)) + 1 :] if jumps and max(jumps) >= CLEAR else order
+    others = {k: _other(k, parts, errors[k]) for k in sorted(wrong)}
+    if len(wrong) == len(order):  # as many as there are: those of another order
+        others = {k: i for k, i in others.items() if i is not None}
+    words = [
+        shards.label(k) + (f" (it holds what is of {shards.label(i)})" if i is not None else "")
+        for k, i in others.items()
+    ]
+    more = " and others" * (len(words) > NAMED_RANKS) + " alone" * (len(words) < len(order))
+    return f"wrong in {', '.join(words[:NAMED_RANKS])}{more}" if words else ""
+
+
+def _other(k: int, parts: Mapping[int, tuple[Tensor, Tensor]], error: float) -> int | None:
+    """The rank whose part this one holds, if that is another."""
+    o = parts[k][0]
+    alike = (i for i, (_, g) in parts.items() if g.shape == o.shape and CLEAR * _error(o, g) < error)
+    return next(alike, None)

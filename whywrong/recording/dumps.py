@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from whywrong.comparing.comparison import as_tensor
-from whywrong.errors import UsageError
+from whywrong.errors import UsageError, first_line
 from whywrong.recording.foreign import as_read, joined, open_foreign, refuse_log
 from whywrong.recording.shards import Part
 from whywrong.recording.steps import Trace, metadata
@@ -41,7 +41,10 @@ def open_dump(path: Path, dims: Mapping[str, str] | None = None) -> Trace:
 
     `dims` says for steps of which each rank holds a part how they are put together: :mod:`whywrong.recording.shards`.
     """
-    trace = _opened(path.parent if path.name in ("dump.json", ".metadata") else path, dims or {})
+    try:
+        trace = _opened(path.parent if path.name in ("dump.json", ".metadata") else path, dims or {})
+    except (OSError, RecursionError) as error:  # folders in folders, or links in a circle
+        raise UsageError(f"{path}: cannot be read ({first_line(error)})") from None
     if len(trace.names) > MOST_STEPS:
         raise UsageError(f"{path}: expected {MOST_STEPS} steps at most, got {len(trace.names)}")
     return trace

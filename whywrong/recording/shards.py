@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whywrong.errors import UsageError
+from whywrong.errors import UsageError, did_you_mean
+from whywrong.recording.steps import Trace
 
 RANKS = "ranks"
 """The name under which the ranks of each axis are declared, the slowest first: "dp=2 tp=4"."""
@@ -132,8 +133,8 @@ class Shards:
             expected = f"expected --dims '{self.name}: b s h/tp', or as it is split"
             raise UsageError(f"{self.name}: {len(values)} ranks hold different values; {expected}")
         count = parse_dims(self.name, self.dims)[0]
-        if wrong := next((x for x in values if x.ndim != count), None):
-            raise UsageError(f"{self.name}: expected {count} dimensions ({self.dims}), got {list(wrong.shape)}")
+        if wrong := [list(x.shape) for x in values if x.ndim != count]:
+            raise UsageError(f"{self.name}: expected {count} dimensions ({self.dims}), got {wrong[0]}")
         return self._joined(dict(enumerate(values)), self.splits)
 
     def owners(self) -> Tensor:
@@ -155,10 +156,19 @@ class Shards:
         if how == "partial":
             return torch.stack(pieces).double().sum(0).to(pieces[0].dtype)
         if how == "zigzag" and size > 1:
-            halves = [x.chunk(2, dimension) for x in pieces]
+            halves = [x.tensor_split(2, dimension) for x in pieces]
             pieces = [*(first for first, _ in halves), *(second for _, second in reversed(halves))]
         try:
             return torch.cat(pieces, dimension)
         except RuntimeError:
             shapes = " and ".join(str(list(x.shape)) for x in pieces[:2])
             raise UsageError(f"{self.name}: the ranks of {axis} do not fit ({self.dims}): got {shapes}") from None
+
+
+def check_used(dims: Mapping[str, str], traces: Sequence[Trace]) -> None:
+    """Raise UsageError for a name or a pattern in `dims` that no step in shards has."""
+    names = [name for trace in traces for name in trace.names if isinstance(trace.reader(name), Shards)]
+    for pattern in dims.keys() - {RANKS, *names}:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            hint = did_you_mean(pattern, names)
+            raise UsageError(f"dims: no step in shards is called {pattern!r}; {hint}expected one of {len(names)}")

@@ -48,10 +48,10 @@ def load_file(path: Path, read: Callable[[], Any] | None = None, name: str = "")
             return np.load(path, mmap_mode="c" if path.suffix == ".npy" else None, allow_pickle=False)
         # what torch wrote before 1.6 is no archive, and cannot be read a tensor at a time
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError:  # torch's own words are a page long, and tell how to run what the file has
-        expected = "expected tensors alone, by name or in a list, as a module's state_dict()"
-        raise UsageError(f"{path}: {expected}, got what torch.load(weights_only=True) refuses") from None
     except Exception as error:
+        if isinstance(error, pickle.UnpicklingError) and not read:  # torch's words tell how to run what the file has
+            expected = "expected tensors alone, by name or in a list, as a module's state_dict()"
+            raise UsageError(f"{path}: {expected}, got what torch.load(weights_only=True) refuses") from None
         raise UsageError(f"{path}: {name}is cut, damaged or of another kind ({first_line(error)})") from None
 
 
@@ -68,10 +68,11 @@ def flattened(loaded: Any, path: Path, others: list[str] | None = None) -> Itera
     The names of what is none are appended to `others`. Raises UsageError where `others` is None and something is
     neither a tensor nor a text, and for more than MOST_STEPS or DEEPEST.
     """
-    left, most = [("", loaded, 0)], max(path.stat().st_size, FREE_BYTES)
+    left, most, count = [("", loaded, 0)], max(path.stat().st_size, FREE_BYTES), 0
     while left:
         name, value, depth = left.pop()
-        where = f"{path}: {name}: " if name else f"{path}: "
+        count += 1
+        where = f"{path}: {name:.60}: " if name else f"{path}: "
         if isinstance(value, (Tensor, np.ndarray)):
             if value.nbytes > most:
                 raise UsageError(f"{where}expected no more bytes than its file has, got {value.nbytes}")
@@ -79,7 +80,7 @@ def flattened(loaded: Any, path: Path, others: list[str] | None = None) -> Itera
         elif isinstance(value, (bool, int, float)):
             yield name or "number", torch.tensor(value)
         elif isinstance(value, (Mapping, list, tuple)):
-            if depth == DEEPEST or len(left) + len(value) > MOST_STEPS:
+            if depth == DEEPEST or max(len(value), count) > MOST_STEPS:
                 raise UsageError(f"{where}expected {MOST_STEPS} tensors at most, in {DEEPEST} containers at most")
             pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
             left += reversed([(f"{name}.{key}" if name else str(key), item, depth + 1) for key, item in pairs])
