@@ -82,9 +82,18 @@ def test_the_ranks_of_each_axis_are_declared_where_no_file_has_them():
     values = [x[2 * i :, 3 * j :][:2, :3] for i in range(2) for j in range(2)]
     assert torch.equal(held(values, declared={"h": "b/dp h/tp", "ranks": "dp=2 tp=2"})(), x)
     assert not torch.equal(held(values, declared={"*": "b/dp h/tp", "ranks": "tp=2 dp=2"})(), x)
-    for ranks in ({}, {"ranks": "dp=2 tp=3"}):
-        with pytest.raises(UsageError, match=r"h: expected --dims 'ranks: dp=2 tp=4', .* with a product of 4"):
+    for ranks in ({}, {"ranks": "dp=1 tp=3"}):
+        with pytest.raises(UsageError, match=r"h: the ranks 0, 1, 2, 3 hold it; expected all, or --dims 'ranks: dp=2"):
             held(values, declared={"h": "b/dp h/tp", **ranks})()
+    with pytest.raises(UsageError, match="h: rank 1 of tp is missing; expected all 3"):
+        held(values, declared={"h": "b/dp h/tp", "ranks": "dp=2 tp=3"})()
+    later = Shards(
+        "h", [part._replace(rank=part.rank + 4) for part in held([x[:, :3], x[:, 3:]]).parts], {"h": "b h/tp"}
+    )
+    assert torch.equal(later(), x), "on a later stage of a pipeline"
+    gap = Shards("h", [part._replace(rank=2 * part.rank) for part in later.parts], {"h": "b h/tp"})
+    with pytest.raises(UsageError, match="h: the ranks 8, 10 hold it; expected all"):
+        gap()
     with pytest.raises(UsageError, match="4 ranks hold different values; expected --dims 'h: b s h/tp'"):
         held(values)()
     assert torch.equal(held([x, x])(), x)

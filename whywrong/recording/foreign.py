@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from math import prod
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def joined(path: Path, parts: Mapping[str, list[Part]], dims: Dims) -> dict[str,
         ranks = [part.rank for part in held]
         if len({*ranks}) < len(ranks):
             raise UsageError(f"{path}: {name}: expected one part a rank, got two of rank {max(ranks, key=ranks.count)}")
-    return {name: Shards(name, held, dims) for name, held in parts.items()}
+    return {name: Shards(name, sorted(held, key=itemgetter(0)), dims) for name, held in parts.items()}
 
 
 def _sglang(path: Path, names: Collection[str], dims: Dims) -> Trace:

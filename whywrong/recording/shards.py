@@ -91,17 +91,16 @@ class Shards:
         """For each part its rank on each axis that has several, and how many there are."""
         if any(part.axes for part in self.parts) or len(self.parts) == 1:
             return [{axis: at for axis, at in part.axes.items() if at[1] > 1} for part in self.parts]
-        axes, count = [split.axis for split in self.splits], len(self.parts)
+        axes, numbers = [split.axis for split in self.splits], [part.rank for part in self.parts]
         sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=(\d+)", self.declared.get(RANKS, ""))}
-        sizes = sizes or ({axes[0] if axes else RANKS: count} if len(axes) < 2 else {})
-        if prod(sizes.values()) != count:
-            expected = f"expected --dims '{RANKS}: dp=2 tp=4', the slowest axis first, with a product of {count}"
-            raise UsageError(f"{self.name}: {expected}, the ranks that are there")
-        shape = tuple(sizes.values())
-        return [
-            {axis: (int(i), sizes[axis]) for axis, i in zip(sizes, np.unravel_index(k, shape), strict=True)}
-            for k in range(count)
-        ]
+        if not sizes and len(axes) < 2:  # those of a stage of a pipeline are numbered from it on
+            sizes, numbers = {axes[0] if axes else RANKS: len(numbers)}, [rank - min(numbers) for rank in numbers]
+        if max(numbers) >= prod(sizes.values()):
+            held = ", ".join(str(part.rank) for part in self.parts)
+            expected = f"expected all, or --dims '{RANKS}: dp=2 tp=4', the slowest axis first"
+            raise UsageError(f"{self.name}: the ranks {held} hold it; {expected}")
+        places = np.transpose(np.unravel_index(numbers, tuple(sizes.values()))).tolist()
+        return [{axis: (i, sizes[axis]) for axis, i in zip(sizes, place, strict=True)} for place in places]
 
     @property
     def axes(self) -> dict[str, int]:
