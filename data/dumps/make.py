@@ -1,8 +1,8 @@
 """Writes the samples of this folder, each by the tool's own writer: `python data/dumps/make.py [NAME ...]`.
 
 The program is a two-layer network with a softmax, on two ranks where the tool knows ranks. `observed` has a fault:
-the bias of the second layer is not added on rank 1 of tp, or for a tool without ranks nowhere; a checkpoint has another
-weight there. Which version of each tool wrote what is here: README.md.
+the bias of the second layer is not added on rank 1 of tp, or a checkpoint has another weight there; without ranks, the
+softmax is over the first dimension. Which version of each tool wrote what is here: README.md.
 """
 
 import json
@@ -23,17 +23,16 @@ def weights():
     return [torch.randn(*shape) for shape in ((6, 8), (8, 12), (12, 8), (8,))]
 
 
-def network(x, w1, w2, b):
+def network(x, w1, w2, b, over=-1):
     """The reference: h and a of shape [6, 12], y and p of [6, 8]."""
     h = x @ w1
     a = torch.nn.functional.silu(h)
     y = a @ w2 + b
-    return {"h": h, "a": a, "y": y, "p": y.softmax(-1)}
+    return {"h": h, "a": a, "y": y, "p": y.softmax(over)}
 
 
 def steps(fault=False):
-    x, w1, w2, b = weights()
-    return network(x, w1, w2, 0.0 * b if fault else b)
+    return network(*weights(), over=0 if fault else -1)
 
 
 def sharded(rank, fault):
@@ -123,11 +122,11 @@ def msprobe(folder):
     with torch.no_grad():
         model[0].weight.copy_(w1.T)
         model[2].weight.copy_(w2.T)
-        model[2].bias.copy_(0.0 * b if side == "observed" else b)
+        model[2].bias.copy_(b)
     debugger = PrecisionDebugger(config_path=str(folder / "config.json"))
     with torch.no_grad():
         debugger.start(model=model)
-        model(x).softmax(-1)
+        model(x).softmax(0 if side == "observed" else -1)
         debugger.stop()
         debugger.step()
     (folder / "config.json").unlink()

@@ -3,9 +3,11 @@
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from labkit.session.catalogue import ROOT
 from whywrong.errors import UsageError
 from whywrong.recording.dumps import open_dump
 from whywrong.reporting.command import main
+from whywrong.reporting.names import read_map
 
 DUMPS = ROOT / "data" / "dumps"
 SAMPLES = ("sglang/golden", "msprobe/golden", "dcp/golden", "megatron/golden", "jax/golden.npz", "onnxruntime/golden")
@@ -292,3 +295,69 @@ def test_onnx_runtime_s_files_that_lie_are_one_line(tmp_path):
     assert "its numbers are in another file" in refused(tmp_path)
     path.write_bytes(os.urandom(100))
     assert "is cut, damaged or of another kind" in refused(tmp_path)
+
+
+SHOWN = re.findall(
+    r"(?ms)^    \$ whywrong diff (.*?)\n(.*?)^    exit (\d)", (ROOT / "docs" / "dumps.md").read_text(encoding="utf-8")
+)
+"""The arguments, the output and the exit status of each command that the page shows."""
+
+
+def words(text):
+    """A text without its numbers, rules and line breaks, which the width of a column moves."""
+    return re.sub(r"[-\d.e+]*\d[-\d.e+]*|-{3,}|\s+", " ", text).split()
+
+
+@pytest.mark.parametrize(("arguments", "output", "status"), SHOWN, ids=[shown[0] for shown in SHOWN])
+def test_the_page_shows_what_the_command_says(arguments, output, status, tmp_path, monkeypatch, capsys):
+    if "onnxruntime" in arguments:
+        pytest.importorskip("onnx")
+    monkeypatch.chdir(shutil.copytree(DUMPS, tmp_path / "dumps"))
+    assert main(["diff", *arguments.split()]) == int(status)
+    said = capsys.readouterr()
+    assert words(said.out + said.err) == words(output)
+
+
+def test_the_page_shows_the_file_of_proposed_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(shutil.copytree(DUMPS, tmp_path / "dumps"))
+    main(["diff", "golden.safetensors", "msprobe/observed", "--propose-names", "names.yaml"])
+    capsys.readouterr()
+    page = " ".join(words((ROOT / "docs" / "dumps.md").read_text(encoding="utf-8")))
+    rows = Path("names.yaml").read_text(encoding="utf-8").splitlines()[2:]
+    assert len(rows) == 11
+    assert all(" ".join(words(row)) in page for row in rows)
+    assert main(["diff", "golden.safetensors", "msprobe/observed", "--names", "names.yaml"]) == 1
+    assert "the inputs differ: w1, w2" in capsys.readouterr().out, "which a reader would have deleted"
+    for more in (["--names", "names.yaml"], ["msprobe/golden"]):
+        assert main(["diff", "golden.safetensors", "msprobe/observed", *more, "--propose-names", "other.yaml"]) == 2
+        assert "--propose-names: expected one OBSERVED, and no --names" in capsys.readouterr().err
+    assert main(["diff", "golden.safetensors", "sglang/observed", "--propose-names", "other.yaml"]) == 2
+    assert not Path("other.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: x\na: y\n", "expected each name once, got 'a' twice"),
+        ('{"a": "x", "a": "y"}', "expected each name once, got 'a' twice"),
+        ("a: [x]\n", "no mapping of names to texts"),
+        ("- a\n", "no mapping of names to texts"),
+        ("a: x: y", "cannot be read (mapping values are not allowed here"),
+        ("a: &x y\nb: *z\n", "cannot be read (found undefined alias"),
+        ("a: !!python/object/apply:os.system [exit]\n", "no mapping of names to texts"),
+        ("[" * 100_000, "cannot be read"),
+    ],
+)
+def test_files_of_names_that_are_none_are_one_line(text, message, tmp_path, capsys):
+    (tmp_path / "names.yaml").write_text(text)
+    files = [str(DUMPS / "golden.safetensors"), str(DUMPS / "msprobe/observed")]
+    assert main(["diff", *files, "--names", str(tmp_path / "names.yaml")]) == 2
+    said = capsys.readouterr()
+    assert (message in said.err, said.err.count("\n"), said.out) == (True, 1, ""), said.err
+
+
+def test_a_name_in_yaml_is_a_text_whatever_it_looks_like(tmp_path):
+    (tmp_path / "names.yaml").write_text('1: "on"\nnull: 0x10  # a comment\n')
+    assert read_map(tmp_path / "names.yaml", "--names") == {"1": "on", "null": "0x10"}
+    (tmp_path / "names.yaml").write_text("# nothing\n")
+    assert read_map(tmp_path / "names.yaml", "--names") == {}

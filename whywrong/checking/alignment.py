@@ -70,7 +70,7 @@ def common_steps(golden: Golden | Trace, observed: Trace) -> tuple[Golden | Trac
         observed_names, golden_names = (
             ", ".join(side.names[:3] + ["..."] * (len(side.names) > 3)) or "none" for side in (observed, golden)
         )
-        expected = "expected the same names, or --names (names=), which whywrong.propose_names proposes"
+        expected = "expected the same names, or --names (names=), which --propose-names (whywrong.propose_names) writes"
         have = f"it has {observed_names}; the golden {golden_names}"
         where = observed.source or "observed"
         raise UsageError(f"{where}: shares no step with the golden ({have}); {expected}")
