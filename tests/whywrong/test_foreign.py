@@ -235,7 +235,7 @@ def test_a_rank_beyond_its_axis_and_other_dims_are_one_line(tmp_path):
     for change, message in (
         ({"meta": held["meta"] | {"sglang_parallel_info": {"tp_rank": 7, "tp_size": 2}}}, "got rank 7 of tp"),
         ({"value": torch.ones(6, 5, 1)}, "expected 2 dimensions (t f[tp]), got [6, 5, 1]"),
-        ({"value": torch.ones(5, 6)}, "the ranks of tp do not fit (t f[tp]): got [6, 6] and [5, 6]"),
+        ({"value": torch.ones(5, 6)}, "expected parts that fit (t f[tp]), got [6, 6], [5, 6]"),
     ):
         torch.save(held | change, file)
         assert message in refused(folder)
@@ -324,14 +324,15 @@ def test_the_page_shows_the_file_of_proposed_names(tmp_path, monkeypatch, capsys
     capsys.readouterr()
     page = " ".join(words((ROOT / "docs" / "dumps.md").read_text(encoding="utf-8")))
     rows = Path("names.yaml").read_text(encoding="utf-8").splitlines()[2:]
-    assert len(rows) == 11
+    assert len(rows) == 12
     assert all(" ".join(words(row)) in page for row in rows)
     assert main(["diff", "golden.safetensors", "msprobe/observed", "--names", "names.yaml"]) == 1
     assert "the inputs differ: w1, w2" in capsys.readouterr().out, "which a reader would have deleted"
     for more in (["--names", "names.yaml"], ["msprobe/golden"]):
         assert main(["diff", "golden.safetensors", "msprobe/observed", *more, "--propose-names", "other.yaml"]) == 2
         assert "--propose-names: expected one OBSERVED, and no --names" in capsys.readouterr().err
-    assert main(["diff", "golden.safetensors", "sglang/observed", "--propose-names", "other.yaml"]) == 2
+    assert main(["diff", "dcp/golden", "dcp/observed", "--propose-names", "other.yaml"]) == 2
+    assert "expected steps alike under other names, got none in dcp/observed" in capsys.readouterr().err
     assert not Path("other.yaml").exists()
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from whywrong.checking.findings import Finding
+from whywrong.comparing.comparison import compare
 from whywrong.comparing.precision import UNIT_ROUNDOFF, name_of
 from whywrong.recording.golden import Golden
 from whywrong.recording.shards import Shards
@@ -53,24 +54,19 @@ def _error(o: Tensor, g: Tensor) -> float:
 
 def _differing(shards: Shards, exact: partial[Tensor]) -> str:
     """Which of the parts that are to be the same differ, and whether their sum is what each should be."""
-    for first, *others in shards.alike:
-        a = shards.parts[first].read() if others else torch.zeros(0)
-        for k in others:
-            b = shards.parts[k].read()
-            if not torch.equal(a, b) and (a.shape != b.shape or _apart(a.double(), b.double(), name_of(a.dtype))):
-                words = f"replicas differ: {shards.label(k, first)} from {shards.label(first, k)}"
-                return words + _partial(shards, [first, *others], exact())
+    for group in (group for group in shards.alike if len(group) > 1):
+        a = shards.parts[group[0]].read()
+        for k in group[1:]:
+            if not torch.equal(a, b := shards.parts[k].read()):
+                size = a.double().abs().clamp(min=_error(a, torch.zeros_like(a)))
+                allowed = CLEAR * UNIT_ROUNDOFF.get(name_of(a.dtype), 0.0) * size
+                if a.shape != b.shape or not compare(b, a.double(), bound=allowed.nan_to_num(0.0, 0.0)).ok:
+                    words = f"replicas differ: {shards.label(k, group[0])} from {shards.label(group[0], k)}"
+                    return words + _summands(shards, group, exact())
     return ""
 
 
-def _apart(a: Tensor, b: Tensor, dtype: str) -> bool:
-    """Whether an element differs by more than round-offs of its size, or of the RMS of all."""
-    allowed = CLEAR * UNIT_ROUNDOFF.get(dtype, 0.0) * a.abs().clamp(min=_error(a, torch.zeros_like(a)))
-    same = (a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= allowed)
-    return not bool(same.all())
-
-
-def _partial(shards: Shards, group: list[int], exact: Tensor) -> str:
+def _summands(shards: Shards, group: list[int], exact: Tensor) -> str:
     """Whether the replicas hold summands of the golden."""
     for axis, size in shards.axes.items():
         held = {shards.places[k].get(axis): shards.parts[k].read() for k in group}
@@ -83,13 +79,10 @@ def _partial(shards: Shards, group: list[int], exact: Tensor) -> str:
 
 def _summed(shards: Shards, seen: Tensor, exact: Tensor) -> str:
     """Whether a step is as many times the golden as an axis has ranks, or that part of it."""
-    error = _error(seen, exact)
     for axis, size in shards.axes.items():
-        ranks = f"of the golden, and {axis} has {size} ranks"
-        if CLEAR * _error(seen / size, exact) < error:
-            return f"{size} times that {ranks}: summed over {axis} once too often"
-        if CLEAR * _error(seen, exact / size) < error:
-            return f"1/{size} {ranks}: divided by their number"
+        for times, words in ((size, f"summed over {axis} once too often"), (1.0 / size, "divided by their number")):
+            if CLEAR * _error(seen.double() / times, exact) < _error(seen, exact):
+                return f"{'1/' * (times < 1.0)}{size} times the golden, and {axis} has {size} ranks: {words}"
     return ""
 
 

@@ -25,15 +25,10 @@ from whywrong.errors import UsageError, first_line
 from whywrong.recording.foreign import as_read, joined, open_foreign, refuse_log
 from whywrong.recording.shards import Part
 from whywrong.recording.steps import Trace, metadata
-from whywrong.recording.tensor_files import MOST_STEPS, flattened, named_once
+from whywrong.recording.tensor_files import MOST_STEPS, flattened, named_once, natural
 from whywrong.recording.tensor_files import load_file as _load
 
 SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth")
-
-
-def natural(name: str) -> list[Any]:
-    """A key that sorts names as people do: step2 before step10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def open_dump(path: Path, dims: Mapping[str, str] | None = None) -> Trace:

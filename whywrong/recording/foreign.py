@@ -12,7 +12,7 @@ import json
 import pickle
 import re
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from math import prod
@@ -27,10 +27,10 @@ from whywrong.comparing.comparison import as_tensor
 from whywrong.errors import UsageError, first_line, needs
 from whywrong.recording.shards import Part, Shards
 from whywrong.recording.steps import Read, Trace
-from whywrong.recording.tensor_files import Inert, flattened, load_checkpoint, load_file, named_once, only
+from whywrong.recording.tensor_files import Inert, flattened, load_checkpoint, load_file, named_once, natural, only
 
 Dims = Mapping[str, str]
-SGLANG = re.compile(r"(?=.*___name=)(?:.*___)?rank=\d+___.*\.pt")
+SGLANG = re.compile(r"(?P<step>step=\d+)___rank=(?P<rank>\d+)___dump_index=\d+___(?P<tags>(?:.*___)?name=.+)\.pt")
 CLASSES = {
     "torch": ("Size",),
     "collections": ("OrderedDict",),
@@ -63,21 +63,19 @@ def joined(path: Path, parts: Mapping[str, list[Part]], dims: Dims) -> dict[str,
 
 def _sglang(path: Path, names: Collection[str], dims: Dims) -> Trace:
     """A file a dump, whose name has rank, order and tags; it holds ``value``, and ``meta`` with dims and ranks."""
-    found = (name for name in names if SGLANG.fullmatch(name))
-    files = {name: dict(pair.split("=", 1) for pair in name[:-3].split("___") if "=" in pair) for name in found}
-    order = {name: [int(f"0{tags.get(key, '')}") for key in ("rank", "dump_index")] for name, tags in files.items()}
-    constant = [key for key in ("step", "forward_pass_id") if len({tags.get(key) for tags in files.values()}) == 1]
-    parts, others, seen = defaultdict[str, list[Part]](list), [], defaultdict[tuple[int, str], int](int)
-    for name in sorted(files, key=order.__getitem__):
-        tags, rank = files[name], order[name][0]
-        hidden = {"name", "dump_index", *constant, *(key for key in tags if key.endswith("rank"))}
-        shown = [f"{key}={value}" for key, value in tags.items() if key not in hidden and value != "disabled"]
+    files = [match for name in sorted(names, key=natural) if (match := SGLANG.fullmatch(name))]
+    several = len({match["step"] for match in files}) > 1
+    parts, others, seen = defaultdict[str, list[Part]](list), [], Counter[tuple[str, str]]()
+    for match in files:
+        file, tags = path / match[0], dict(pair.split("=", 1) for pair in match["tags"].split("___") if "=" in pair)
+        shown = [f"{key}={value}" for key, value in tags.items() if not key.endswith("_rank") and value != "disabled"]
+        shown = [match["step"]] * several + [pair for pair in shown if not pair.startswith("name=")]
         step = ".".join([*shown, tags["name"]])
-        seen[rank, step] += 1
-        step += f"#{seen[rank, step]}" * (seen[rank, step] > 1)
-        held = _held(path / name)
+        seen[match["rank"], step] += 1
+        step += f"#{seen[match['rank'], step]}" * (seen[match["rank"], step] > 1)
+        held = _held(file)
         if isinstance(held.get("value"), Tensor):
-            parts[step].append(Part(rank, partial(_value, path / name), *_axes(held.get("meta"), path / name)))
+            parts[step].append(Part(int(match["rank"]), partial(_value, file), *_axes(held.get("meta"), file)))
         else:
             others.append(step)
     return as_read(path, joined(path, parts, dims), others)
@@ -116,14 +114,10 @@ def _msprobe(path: Path, names: Collection[str], dims: Dims) -> Trace:
         if isinstance(name := about.get("data_name"), str):
             if Path(name).name != name or not (folder / name).is_file():
                 raise UsageError(f"{file}: names {name!r}, which is missing in {folder}")
-            steps[Path(name).stem] = partial(_one, folder / name)
+            steps[Path(name).stem] = partial(only, folder / name)
         elif str(about.get("type")).endswith("Tensor"):
             others.append("statistics without a tensor (which msProbe's task 'tensor' writes)")
     return as_read(path, steps, others)
-
-
-def _one(path: Path) -> Tensor:
-    return only(path, load_file(path))
 
 
 class _Metadata(pickle._Unpickler):  # the one in C takes as much memory as a number in the file says
@@ -187,26 +181,22 @@ def _megatron(path: Path, names: Collection[str], dims: Dims) -> Trace:
 
 
 def _onnx(path: Path, names: Collection[str], dims: Dims) -> Trace:
-    """A TensorProto a file, named after it; the file's name ends in the rank where there are several."""
-    parts = defaultdict[str, list[Part]](list)
-    for name in sorted(names):
-        if match := re.fullmatch(r"(.*?)(?:_default)?(?:_rank_(\d+))?\.tensorproto", name):
-            parts[match[1]].append(Part(int(match[2] or 0), partial(_tensor_proto, path / name), {}))
+    """A TensorProto a file, named after it."""
     with needs(f"{path}, of ONNX Runtime,"):
         import onnx  # noqa: F401
-    return as_read(path, joined(path, parts, dims), (), False)
+    files = [path / name for name in sorted(names) if name.endswith(".tensorproto")]
+    return as_read(
+        path, {file.stem: partial(load_file, file, partial(_tensor_proto, file)) for file in files}, (), False
+    )
 
 
 def _tensor_proto(path: Path) -> Tensor:
     from onnx import TensorProto, numpy_helper
 
-    def read() -> Tensor:
-        proto = TensorProto.FromString(path.read_bytes())
-        if proto.data_location == TensorProto.EXTERNAL:
-            raise ValueError("its numbers are in another file")
-        return as_tensor(proto.name, numpy_helper.to_array(proto))
-
-    return load_file(path, read)
+    proto = TensorProto.FromString(path.read_bytes())
+    if proto.data_location == TensorProto.EXTERNAL:
+        raise ValueError("its numbers are in another file")
+    return as_tensor(proto.name, numpy_helper.to_array(proto))
 
 
 READERS: dict[str, tuple[str, Callable[[Path, Collection[str], Dims], Trace]]] = {

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whywrong.errors import UsageError, did_you_mean
-from whywrong.recording.steps import Trace
+from whywrong.errors import UsageError
 
 RANKS = "ranks"
 """The name under which the ranks of each axis are declared, the slowest first: "dp=2 tp=4"."""
@@ -78,8 +77,8 @@ class Shards:
     @cached_property
     def dims(self) -> str:
         """How the parts are put together, "" where nothing says it."""
-        names = (self.name, *filter(lambda pattern: fnmatchcase(self.name, pattern), self.declared))
-        return next((self.declared[name] for name in names if name in self.declared), self.parts[0].dims)
+        declared = (dims for pattern, dims in self.declared.items() if fnmatchcase(self.name, pattern))
+        return next(declared, self.parts[0].dims)
 
     @cached_property
     def splits(self) -> list[Split]:
@@ -134,7 +133,11 @@ class Shards:
         count = parse_dims(self.name, self.dims)[0]
         if wrong := [list(x.shape) for x in values if x.ndim != count]:
             raise UsageError(f"{self.name}: expected {count} dimensions ({self.dims}), got {wrong[0]}")
-        return self._joined(dict(enumerate(values)), self.splits)
+        try:
+            return self._joined(dict(enumerate(values)), self.splits)
+        except RuntimeError:
+            shapes = ", ".join(str(list(x.shape)) for x in values)
+            raise UsageError(f"{self.name}: expected parts that fit ({self.dims}), got {shapes:.200}") from None
 
     def owners(self) -> Tensor:
         """For each element of the step which part it is from, int16, of the step's shape."""
@@ -157,17 +160,4 @@ class Shards:
         if how == "zigzag" and size > 1:
             halves = [x.tensor_split(2, dimension) for x in pieces]
             pieces = [*(first for first, _ in halves), *(second for _, second in reversed(halves))]
-        try:
-            return torch.cat(pieces, dimension)
-        except RuntimeError:
-            shapes = " and ".join(str(list(x.shape)) for x in pieces[:2])
-            raise UsageError(f"{self.name}: the ranks of {axis} do not fit ({self.dims}): got {shapes}") from None
-
-
-def check_used(dims: Mapping[str, str], traces: Sequence[Trace]) -> None:
-    """Raise UsageError for a name or a pattern in `dims` that no step in shards has."""
-    names = [name for trace in traces for name in trace.names if isinstance(trace.reader(name), Shards)]
-    for pattern in dims.keys() - {RANKS, *names}:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            hint = did_you_mean(pattern, names)
-            raise UsageError(f"dims: no step in shards is called {pattern!r}; {hint}expected one of {len(names)}")
+        return torch.cat(pieces, dimension)

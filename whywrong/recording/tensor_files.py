@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,11 +30,14 @@ class Inert:
         """Whatever the file has as arguments."""
         return object.__new__(cls)
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
     def __setstate__(self, _: Any) -> None: ...
 
     def __setitem__(self, *_: Any) -> None: ...
+
+
+def natural(name: str) -> list[Any]:
+    """A key that sorts names as people do: step2 before step10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def load_file(path: Path, read: Callable[[], Any] | None = None, name: str = "") -> Any:
@@ -90,9 +94,9 @@ def flattened(loaded: Any, path: Path, others: list[str] | None = None) -> Itera
             raise UsageError(f"{where}expected tensors, by name or in a list, got a {type(value).__name__}")
 
 
-def only(path: Path, loaded: Any) -> Tensor:
+def only(path: Path, loaded: Any = None) -> Tensor:
     """The first tensor of what a file of one tensor holds."""
-    return next(iter(named_once(flattened(loaded, path), path).values()))
+    return next(iter(named_once(flattened(load_file(path) if loaded is None else loaded, path), path).values()))
 
 
 def named_once(tensors: Iterator[tuple[str, Tensor]], path: Path) -> dict[str, Tensor]:

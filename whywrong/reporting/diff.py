@@ -24,7 +24,6 @@ from whywrong.comparing.precision import Precision
 from whywrong.errors import UsageError
 from whywrong.recording.dumps import open_dump
 from whywrong.recording.golden import load
-from whywrong.recording.shards import check_used
 from whywrong.recording.steps import Trace
 from whywrong.tables import Table, number, printable
 
@@ -131,9 +130,7 @@ def report(
     Raises UsageError for files that cannot be read or compared.
     """
     reference = load(golden, dims)
-    dumps = {str(path): open_dump(path, dims) for path in observed}
-    check_used(dims or {}, [trace for trace in (*dumps.values(), reference) if isinstance(trace, Trace)])
-    dumps = {path: renamed(dump, reference, names or {}) for path, dump in dumps.items()}
+    dumps = {str(path): renamed(open_dump(path, dims), reference, names or {}) for path in observed}
     if len(dumps) < len(observed):
         raise UsageError("OBSERVED: expected each path once, got one twice")
     runs = {}

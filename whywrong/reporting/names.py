@@ -59,9 +59,7 @@ def write_proposal(golden: Path, observed: Path, path: Path, dims: dict[str, str
         raise UsageError(f"{observed}: expected the steps of an implementation, got a recorded golden")
     proposal = propose_names(steps, reference)
     if not proposal.partners:
-        shared = [name for name in steps.names if name in reference]
-        why = f"{len(shared)} steps have the golden's names" if shared else "no step has a shape and values of one"
-        raise UsageError(f"--propose-names: nothing to propose for {observed}: {why}")
+        raise UsageError(f"--propose-names: expected steps alike under other names, got none in {observed}")
     shapes = {name: list(steps.read(name).shape) for name in steps.names}
     with writing(path, "--propose-names"):
         write_text(path, HEADING + "".join(f"{row}\n" for row in _rows(proposal, shapes)))
