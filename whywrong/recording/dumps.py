@@ -104,19 +104,19 @@ def _ranks(path: Path, folders: list[str], dims: Mapping[str, str]) -> Trace | N
     """Of a folder of a rank each the steps put together; the only folder of a step or a process as it is; else None."""
     if len(folders) == 1 and re.fullmatch(r"(step|iter_|proc)\d+", folders[0]):
         return open_dump(path / folders[0], dims)
-    matches = {name: re.fullmatch(r"(mp_)?rank_?(\d+)(?:_(\d+))?", name) for name in sorted(folders, key=natural)}
-    if not all(matches.values()):
+    matches = [re.fullmatch(r"(?:mp_)?rank_?(\d+)(?:_(\d+))?", name) for name in sorted(folders, key=natural)]
+    if not all(matches):
         return None
-    parts, others, ordered = defaultdict[str, list[Part]](list), dict[str, None](), True
-    pipeline = 1 + max(int(match[3] or 0) for match in matches.values() if match)
-    for name, match in matches.items():
+    places = {match[0]: (int(match[1]), int(match[2] or 0)) for match in matches if match}
+    tp, pp = (1 + max(numbers) for numbers in zip(*places.values(), strict=True))
+    parts, others, ordered = defaultdict[str, list[Part]](list), list[str](), True
+    for name, (i, j) in places.items():
         trace = open_dump(path / name, dims)
-        others |= dict.fromkeys(trace.texts.values())
+        others += trace.texts.values()
         ordered = ordered and trace.ordered
-        tensor, stage = (int(match[k] or 0) for k in (2, 3)) if match else (0, 0)
-        axes = {"tp": (tensor, len(folders) // pipeline), "pp": (stage, pipeline)} if match and match[1] else {}
+        axes = {"tp": (i, tp), "pp": (j, pp)} if name.startswith("mp_") else {}
         for step in trace.names:
-            parts[step].append(Part(tensor * pipeline + stage, partial(trace.read, step), axes))
+            parts[step].append(Part(i * pp + j, partial(trace.read, step), axes))
     return as_read(path, joined(path, parts, dims), others, ordered)
 
 

@@ -139,7 +139,7 @@ def _distributed(path: Path, names: Collection[str], dims: Dims) -> Trace:
         with source.open("rb") as file:
             about = _Metadata(file).load()
         tensors = {key: x for key, x in about.state_dict_metadata.items() if hasattr(x, "chunks")}
-        files = {entry.relative_path for entry in about.storage_data.values()}
+        files = sorted({entry.relative_path for entry in about.storage_data.values()})
         if missing := [file for file in files if file not in names]:
             raise ValueError(f"it names {missing[0]!r}, which is missing")
         packed = any(getattr(entry, "transform_descriptors", None) for entry in about.storage_data.values())
