@@ -1,6 +1,8 @@
 """Steps of which each rank holds a part: put together, the wrong rank named, replicas and sums that are not right."""
 
 import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -9,6 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import whywrong
+from labkit.session.catalogue import ROOT
 from whywrong import Trace, localise
 from whywrong.errors import UsageError
 from whywrong.recording.dumps import open_dump
@@ -148,8 +151,8 @@ def test_a_missing_all_reduce_a_doubled_one_and_a_mean(dtype):
     for values, words in (
         (right, ""),
         ([x.to(dtype) for x in summands], "and their sum is the golden's: the all-reduce over tp is missing"),
-        ([8.0 * x for x in right], "8 times the golden, and tp has 8 ranks: summed over tp once too often"),
-        ([x / 8.0 for x in right], "1/8 times the golden, and tp has 8 ranks: divided by their number"),
+        ([8.0 * x for x in right], "8 times the golden, and tp has 8 ranks: as if summed over tp once too often"),
+        ([x / 8.0 for x in right], "1/8 times the golden, and tp has 8 ranks: as if divided by their number"),
     ):
         result = found(values, exact, "b h", on("tp", 8))
         assert (result.first is None) == (not words)
@@ -243,7 +246,7 @@ def layer(rank, folder, fault):
         ("none", None, "ok"),
         ("shard", "1_h", "wrong in rank 5 of tp alone"),
         ("missing", "2_y", "and their sum is the golden's: the all-reduce over tp is missing"),
-        ("doubled", "2_y", "8 times the golden, and tp has 8 ranks: summed over tp once too often"),
+        ("doubled", "2_y", "8 times the golden, and tp has 8 ranks: as if summed over tp once too often"),
         ("order", "1_h", "it holds what is of rank 7 of tp"),
     ],
 )
@@ -257,3 +260,46 @@ def test_eight_processes(tmp_path, fault, step, words):
         result = localise(dump, golden)
         assert result.first == step, result
         assert words in result.findings[step or "2_y"].words
+
+
+MEMORY = """
+import re, sys, threading, time, whywrong
+from whywrong.reporting.command import main
+def held():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+whywrong.localise({"x": [1.0]}, {"x": [1.0]})
+before, most, done = held(), [0.0], threading.Event()
+def watch():
+    while not done.wait(0.005):
+        most[0] = max(most[0], held())
+thread = threading.Thread(target=watch)
+thread.start()
+code = main(["diff", *sys.argv[1:]])
+done.set()
+thread.join()
+print(code, int(most[0] - before))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["files", "shards"])
+def test_memory_is_bounded_by_the_largest_tensor_and_not_by_their_number(layout, tmp_path):
+    """8 MiB each: the peak of what is no page of a file, over that before, in MiB."""
+    peaks = {}
+    for count in (3, 12):
+        for side in ("golden", "observed"):
+            folder = tmp_path / str(count) / side
+            for k in range(count):
+                x = drawn(2048, 1024, seed=k)
+                parts = [x] if layout == "files" else x.chunk(2, 1)
+                for rank, part in enumerate(parts):
+                    place = folder / f"rank{rank}" if layout == "shards" else folder
+                    place.mkdir(parents=True, exist_ok=True)
+                    torch.save(part.clone(), place / f"{k:02d}_h.pt")
+        arguments = [str(tmp_path / str(count) / side) for side in ("golden", "observed")]
+        command = [sys.executable, "-c", MEMORY, *arguments, "--dims", "*: t h/tp"]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        code, peaks[count] = map(int, run.stdout.splitlines()[-1].split())
+        assert code == 0
+    assert peaks[12] < 1.25 * peaks[3] + 8, peaks
+    assert peaks[12] < 20 * 8, peaks

@@ -69,18 +69,21 @@ def _differing(shards: Shards, exact: partial[Tensor]) -> str:
 def _summands(shards: Shards, group: list[int], exact: Tensor) -> str:
     """Whether the replicas hold summands of the golden."""
     for axis, size in shards.axes.items():
-        held = {shards.places[k].get(axis): shards.parts[k].read() for k in group}
-        if len(held) == size and all(x.shape == exact.shape for x in held.values()):
-            summed = torch.stack([*held.values()]).double().sum(0)
-            if CLEAR * _error(summed, exact) < min(_error(x, exact) for x in held.values()):
-                return f", and their sum is the golden's: the all-reduce over {axis} is missing"
+        held = [*{shards.places[k].get(axis): shards.parts[k].read() for k in group}.values()]
+        if len(held) < size or any(x.shape != exact.shape for x in held):
+            continue
+        if CLEAR * _error(sum(held[1:], held[0].double()), exact) < min(_error(x, exact) for x in held):
+            return f", and their sum is the golden's: the all-reduce over {axis} is missing"
     return ""
 
 
 def _summed(shards: Shards, seen: Tensor, exact: Tensor) -> str:
     """Whether a step is as many times the golden as an axis has ranks, or that part of it."""
     for axis, size in shards.axes.items():
-        for times, words in ((size, f"summed over {axis} once too often"), (1.0 / size, "divided by their number")):
+        for times, words in (
+            (size, f"as if summed over {axis} once too often"),
+            (1.0 / size, "as if divided by their number"),
+        ):
             if CLEAR * _error(seen.double() / times, exact) < _error(seen, exact):
                 return f"{'1/' * (times < 1.0)}{size} times the golden, and {axis} has {size} ranks: {words}"
     return ""
@@ -95,19 +98,13 @@ def _parts(shards: Shards, seen: Tensor, exact: Tensor) -> str:
     order = sorted(errors, key=errors.__getitem__)
     jumps = [errors[b] / errors[a] for a, b in pairwise(order)]
     wrong = order[jumps.index(max(jumps)) + 1 :] if jumps and max(jumps) >= CLEAR else order
-    others = {k: _other(k, parts, errors[k]) for k in sorted(wrong)}
-    if len(wrong) == len(order):  # as many as there are: those of another order
-        others = {k: i for k, i in others.items() if i is not None}
-    words = [
-        shards.label(k) + (f" (it holds what is of {shards.label(i)})" if i is not None else "")
-        for k, i in others.items()
-    ]
+    words = []
+    for k in sorted(wrong):
+        o = parts[k][0]
+        others = (i for i, (_, g) in parts.items() if g.shape == o.shape and CLEAR * _error(o, g) < errors[k])
+        if (other := next(others, None)) is not None:
+            words.append(f"{shards.label(k)} (it holds what is of {shards.label(other)})")
+        elif len(wrong) < len(order):
+            words.append(shards.label(k))
     more = " and others" * (len(words) > NAMED_RANKS) + " alone" * (len(words) < len(order))
     return f"wrong in {', '.join(words[:NAMED_RANKS])}{more}" if words else ""
-
-
-def _other(k: int, parts: Mapping[int, tuple[Tensor, Tensor]], error: float) -> int | None:
-    """The rank whose part this one holds, if that is another."""
-    o = parts[k][0]
-    alike = (i for i, (_, g) in parts.items() if g.shape == o.shape and CLEAR * _error(o, g) < error)
-    return next(alike, None)

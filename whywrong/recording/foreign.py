@@ -185,9 +185,8 @@ def _onnx(path: Path, names: Collection[str], dims: Dims) -> Trace:
     with needs(f"{path}, of ONNX Runtime,"):
         import onnx  # noqa: F401
     files = [path / name for name in sorted(names) if name.endswith(".tensorproto")]
-    return as_read(
-        path, {file.stem: partial(load_file, file, partial(_tensor_proto, file)) for file in files}, (), False
-    )
+    steps = {file.stem: partial(load_file, file, partial(_tensor_proto, file)) for file in files}
+    return as_read(path, steps, (), False)
 
 
 def _tensor_proto(path: Path) -> Tensor:

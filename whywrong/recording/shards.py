@@ -116,7 +116,7 @@ class Shards:
 
     def label(self, k: int, other: int | None = None) -> str:
         """A part in words, by the axes that split the step, or by those on which it differs from another."""
-        place, axes = self.places[k], [split.axis for split in self.splits]
+        place, axes = self.places[k], [split.axis for split in self.splits if split.how != "partial"]
         if other is not None:
             axes = [axis for axis in place if place[axis] != self.places[other].get(axis)]
         names = [f"rank {place[axis][0]} of {axis}" for axis in axes if axis in place and axis != RANKS]
@@ -156,7 +156,9 @@ class Shards:
                 raise UsageError(f"{self.name}: rank {i} of {axis} is missing; expected all {size}")
             pieces.append(self._joined(held, rest))
         if how == "partial":
-            return torch.stack(pieces).double().sum(0).to(pieces[0].dtype)
+            if any(x.shape != pieces[0].shape for x in pieces):
+                raise RuntimeError("summands of other shapes")
+            return sum(pieces[1:], pieces[0].double()).to(pieces[0].dtype)
         if how == "zigzag" and size > 1:
             halves = [x.tensor_split(2, dimension) for x in pieces]
             pieces = [*(first for first, _ in halves), *(second for _, second in reversed(halves))]
