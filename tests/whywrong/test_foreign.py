@@ -362,3 +362,28 @@ def test_a_name_in_yaml_is_a_text_whatever_it_looks_like(tmp_path):
     assert read_map(tmp_path / "names.yaml", "--names") == {"1": "on", "null": "0x10"}
     (tmp_path / "names.yaml").write_text("# nothing\n")
     assert read_map(tmp_path / "names.yaml", "--names") == {}
+
+
+def test_sglang_s_names_have_their_tags_and_each_dump_of_a_name_its_number(tmp_path):
+    """The files' names are those of dumper.py, with its parallel ranks and a recomputed forward pass."""
+    for index, name in enumerate(
+        (
+            "step=0___rank=0___dump_index={}___name=x___recompute_status=disabled",
+            "step=0___rank=0___dump_index={}___name=x___recompute_status=recompute",
+            "step=0___rank=0___dump_index={}___name=param__layers.0.w___recompute_status=disabled___tp_rank=0___layer_id=3",
+            "step=0___rank=0___dump_index={}___name=grad__x",
+            "step=0___rank=0___dump_index={}___name=grad__x",
+            "step=1___rank=0___dump_index={}___name=x___recompute_status=disabled",
+        )
+    ):
+        torch.save({"value": torch.full((2,), index), "meta": {}}, tmp_path / f"{name.format(9 + index)}.pt")
+    dump = open_dump(tmp_path)
+    assert dump.names == [
+        "step=0.x",
+        "step=0.recompute_status=recompute.x",
+        "step=0.layer_id=3.param__layers.0.w",
+        "step=0.grad__x",
+        "step=0.grad__x#2",
+        "step=1.x",
+    ]
+    assert [int(dump.read(name)[0]) for name in dump.names] == list(range(6))

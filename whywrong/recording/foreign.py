@@ -30,7 +30,9 @@ from whywrong.recording.steps import Read, Trace
 from whywrong.recording.tensor_files import Inert, flattened, load_checkpoint, load_file, named_once, natural, only
 
 Dims = Mapping[str, str]
-SGLANG = re.compile(r"(?P<step>step=\d+)___rank=(?P<rank>\d+)___dump_index=\d+___(?P<tags>(?:.*___)?name=.+)\.pt")
+SGLANG = re.compile(
+    r"(?P<step>step=\d+)___rank=(?P<rank>\d+)___dump_index=\d+___name=(?P<name>.+?)(?P<tags>(___.+)?)\.pt"
+)
 CLASSES = {
     "torch": ("Size",),
     "collections": ("OrderedDict",),
@@ -65,17 +67,16 @@ def _sglang(path: Path, names: Collection[str], dims: Dims) -> Trace:
     """A file a dump, whose name has rank, order and tags; it holds ``value``, and ``meta`` with dims and ranks."""
     files = [match for name in sorted(names, key=natural) if (match := SGLANG.fullmatch(name))]
     several = len({match["step"] for match in files}) > 1
-    parts, others, seen = defaultdict[str, list[Part]](list), [], Counter[tuple[str, str]]()
+    parts, others, seen = defaultdict[str, list[Part]](list), [], Counter[tuple[int, str]]()
     for match in files:
-        file, tags = path / match[0], dict(pair.split("=", 1) for pair in match["tags"].split("___") if "=" in pair)
-        shown = [f"{key}={value}" for key, value in tags.items() if not key.endswith("_rank") and value != "disabled"]
-        shown = [match["step"]] * several + [pair for pair in shown if not pair.startswith("name=")]
-        step = ".".join([*shown, tags["name"]])
-        seen[match["rank"], step] += 1
-        step += f"#{seen[match['rank'], step]}" * (seen[match["rank"], step] > 1)
+        file, rank = path / match[0], int(match["rank"])
+        tags = [tag for tag in match["tags"].split("___")[1:] if not re.match(r"\w+_rank=|.*=disabled$", tag)]
+        step = ".".join([*[match["step"]] * several, *tags, match["name"]])
+        seen[rank, step] += 1
+        step += f"#{seen[rank, step]}" * (seen[rank, step] > 1)
         held = _held(file)
         if isinstance(held.get("value"), Tensor):
-            parts[step].append(Part(int(match["rank"]), partial(_value, file), *_axes(held.get("meta"), file)))
+            parts[step].append(Part(rank, partial(_value, file), *_axes(held.get("meta"), file)))
         else:
             others.append(step)
     return as_read(path, joined(path, parts, dims), others)
