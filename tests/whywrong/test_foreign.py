@@ -245,6 +245,8 @@ def test_tensors_that_lie_about_their_size_are_one_line(tmp_path):
     path = tmp_path / "x.pt"
     torch.save({"x": torch.ones(1).expand(1 << 40)}, path)
     assert "x: expected no more bytes than its file has, got 4398046511104" in refused(path)
+    torch.save({"x": torch.ones(1).to_sparse()}, path)
+    assert "expected dense numbers, got float32, torch.sparse_coo, cpu" in refused(path)
     np.save(tmp_path / "x.npy", np.ones(4))
     raw = (tmp_path / "x.npy").read_bytes().replace(b"(4,)", b"(9" + b"9" * 9 + b",)")
     (tmp_path / "x.npy").write_bytes(raw)

@@ -90,6 +90,10 @@ def test_the_ranks_of_each_axis_are_declared_where_no_file_has_them():
             held(values, declared={"h": "b/dp h/tp", **ranks})()
     with pytest.raises(UsageError, match="h: rank 1 of tp is missing; expected all 3"):
         held(values, declared={"h": "b/dp h/tp", "ranks": "dp=2 tp=3"})()
+    with pytest.raises(
+        UsageError, match="dims: ranks: expected axes with their sizes, such as 'dp=2 tp=4', got 'tp=x'"
+    ):
+        held(values, declared={"h": "b/dp h/tp", "ranks": "tp=x"})()
     later = Shards(
         "h", [part._replace(rank=part.rank + 4) for part in held([x[:, :3], x[:, 3:]]).parts], {"h": "b h/tp"}
     )

@@ -17,7 +17,6 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,15 +90,23 @@ class Shards:
         if any(part.axes for part in self.parts) or len(self.parts) == 1:
             return [{axis: at for axis, at in part.axes.items() if at[1] > 1} for part in self.parts]
         axes, numbers = [split.axis for split in self.splits], [part.rank for part in self.parts]
-        sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=(\d+)", self.declared.get(RANKS, ""))}
+        if not re.fullmatch(r"(\s*\w+=\d{1,9})*\s*", declared := self.declared.get(RANKS, "")):
+            raise UsageError(f"dims: {RANKS}: expected axes with their sizes, such as 'dp=2 tp=4', got {declared!r}")
+        sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=(\d+)", declared)}
         if not sizes and len(axes) < 2:  # those of a stage of a pipeline are numbered from it on
             sizes, numbers = {axes[0] if axes else RANKS: len(numbers)}, [rank - min(numbers) for rank in numbers]
         if max(numbers) >= prod(sizes.values()):
             held = ", ".join(str(part.rank) for part in self.parts)
             expected = f"expected all, or --dims '{RANKS}: dp=2 tp=4', the slowest axis first"
             raise UsageError(f"{self.name}: the ranks {held} hold it; {expected}")
-        places = np.transpose(np.unravel_index(numbers, tuple(sizes.values()))).tolist()
-        return [{axis: (i, sizes[axis]) for axis, i in zip(sizes, place, strict=True)} for place in places]
+        places = []
+        for number in numbers:
+            place = {}
+            for axis, size in reversed(sizes.items()):
+                number, i = divmod(number, size)
+                place[axis] = (i, size)
+            places.append(place)
+        return places
 
     @property
     def axes(self) -> dict[str, int]:

@@ -78,9 +78,10 @@ def flattened(loaded: Any, path: Path, others: list[str] | None = None) -> Itera
         count += 1
         where = f"{path}: {name:.60}: " if name else f"{path}: "
         if isinstance(value, (Tensor, np.ndarray)):
-            if value.nbytes > most:
-                raise UsageError(f"{where}expected no more bytes than its file has, got {value.nbytes}")
-            yield name or "tensor", as_tensor(str(path), value)
+            tensor = as_tensor(str(path), value)
+            if tensor.nbytes > most:
+                raise UsageError(f"{where}expected no more bytes than its file has, got {tensor.nbytes}")
+            yield name or "tensor", tensor
         elif isinstance(value, (bool, int, float)):
             yield name or "number", torch.tensor(value)
         elif isinstance(value, (Mapping, list, tuple)):
