@@ -17,6 +17,7 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,18 +96,12 @@ class Shards:
         sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=(\d+)", declared)}
         if not sizes and len(axes) < 2:  # those of a stage of a pipeline are numbered from it on
             sizes, numbers = {axes[0] if axes else RANKS: len(numbers)}, [rank - min(numbers) for rank in numbers]
-        if max(numbers) >= prod(sizes.values()):
+        if not max(numbers) < prod(sizes.values()) < 1 << 62:
             held = ", ".join(str(part.rank) for part in self.parts)
             expected = f"expected all, or --dims '{RANKS}: dp=2 tp=4', the slowest axis first"
             raise UsageError(f"{self.name}: the ranks {held} hold it; {expected}")
-        places = []
-        for number in numbers:
-            place = {}
-            for axis, size in reversed(sizes.items()):
-                number, i = divmod(number, size)
-                place[axis] = (i, size)
-            places.append(place)
-        return places
+        places = np.transpose(np.unravel_index(numbers, tuple(sizes.values()))).tolist()
+        return [{axis: (i, sizes[axis]) for axis, i in zip(sizes, place, strict=True)} for place in places]
 
     @property
     def axes(self) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from whywrong.errors import UsageError, first_line, needs
@@ -70,8 +70,5 @@ def _rows(proposal: Proposal, shapes: dict[str, list[int]]) -> Iterator[str]:
     for name, (partner, difference, reason) in proposal.partners.items():
         about = f"{shapes[partner]}, by {reason}, relative difference {number(difference)}"
         yield f"{json.dumps(name)}: {json.dumps(partner)}  # {about}"
-    sides: Iterable[tuple[str, list[str]]] = (("golden", proposal.golden), ("observed", proposal.observed))
-    for side, names in sides:
-        for name in names:
-            shape = f", {shapes[name]}" if side == "observed" else ""
-            yield f"# {json.dumps(name)}: of the {side}, without a partner{shape}"
+    yield from (f"# {json.dumps(name)}: of the golden, without a partner" for name in proposal.golden)
+    yield from (f"# {json.dumps(x)}: of the observed, without a partner, {shapes[x]}" for x in proposal.observed)
