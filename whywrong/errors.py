@@ -46,8 +46,9 @@ def collected(errors: list[str], what: str, expected: tuple[type[Exception], ...
         LOG.debug("%s", line, exc_info=True)
 
 
-OPTIONAL = ("IPython", "hypothesis", "ipywidgets", "jinja2", "matplotlib")
-"""Packages that whywrong does without where nothing asks for them; each is called so where packages are installed."""
+OPTIONAL = {name: name.lower() for name in ("IPython", "hypothesis", "ipywidgets", "jinja2", "matplotlib", "onnx")}
+OPTIONAL["yaml"] = "pyyaml"
+"""Packages that whywrong does without where nothing asks for them, and the names by which they are installed."""
 
 
 @contextmanager
@@ -59,4 +60,4 @@ def needs(what: str) -> Iterator[None]:
         name = str(error.name).split(".")[0]
         if name not in OPTIONAL:
             raise
-        raise UsageError(f"{what} needs {name}: pip install {name.lower()}") from None
+        raise UsageError(f"{what} needs {name}: pip install {OPTIONAL[name]}") from None

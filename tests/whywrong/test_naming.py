@@ -182,7 +182,7 @@ def test_single_operations_of_a_capture_are_no_candidates():
         observed = whywrong.capture(Golden(("one", "two")), x)
     assert any("/" in name for name in observed.names)
     proposed = whywrong.propose_names(observed, golden)
-    assert {k: v for k, v in proposed.names.items() if "." not in k} == {"first": "one"}
+    assert {k: v for k, v in proposed.names.items() if "." not in k} == {"first": "one", "second": "two"}
     assert whywrong.localise(observed, golden, names=proposed.names).first is None
 
 
@@ -217,3 +217,13 @@ def test_what_is_made_of_a_wrong_step_is_found_by_its_values():
     proposed = whywrong.propose_names(observed, whywrong.golden(reference, x=x))
     assert proposed.names == {"a": "p", "b": "q", "c": "r"}
     assert [one.reason for one in proposed.partners.values()] == ["what follows", "values", "values"]
+
+
+def test_of_observed_steps_with_the_same_values_the_first_is_taken():
+    """A dump of calls has each value twice, as an output and as the next call's input."""
+    a, b = drawn(4, 5), drawn(4, 5, seed=1)
+    golden = {"h": a, "y": b}
+    observed = {"call.0.output": a.float(), "call.1.input": a.float(), "call.1.output": b.float()}
+    assert whywrong.propose_names(observed, golden).names == {"h": "call.0.output", "y": "call.1.output"}
+    twice = whywrong.propose_names(observed, {"h": a, "dropped": a, "y": b})
+    assert twice.names == {"y": "call.1.output"}, "which of two golden steps it is, values do not tell"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,6 +18,10 @@ from whywrong.recording.steps import Trace
 
 NARROW_NAMES = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
 """Dtypes that numbers are tested for, the narrowest first: a later one holds most numbers of those before it."""
+
+
+MOST_HINTS = 10_000
+"""Pairs of names that are looked at for a hint; in a dump with more, names differ by more than a slip."""
 
 
 def renamed(observed: Trace, golden: Golden | Trace, names: dict[str, str]) -> Trace:
@@ -49,8 +54,13 @@ def _without_prefix(observed: Trace, golden: Golden | Trace) -> Trace:
 
     It is unchanged where there is none, where several would do for as many names, and where most names have none.
     """
-    off = [(o.removesuffix(g), o, g) for o in observed.names for g in golden.names if o.endswith(f".{g}")]
-    on = [(g.removesuffix(o), o, g) for o in observed.names for g in golden.names if g.endswith(f".{o}")]
+
+    def cut(name: str) -> list[tuple[str, str]]:
+        """The name without each prefix that it may have, and that prefix."""
+        return [(name[: dot.end()], name[dot.end() :]) for dot in re.finditer(r"\.", name)]
+
+    off = [(prefix, o, g) for o in observed.names for prefix, g in cut(o) if g in golden]
+    on = [(prefix, o, g) for g in golden.names for prefix, o in cut(g) if o in observed]
     most = multimode(prefix for prefix, *_ in off or on)
     new = {o: g for prefix, o, g in off or on if [prefix] == most}
     new = new if 2 * len(new) >= min(len(observed.names), len(golden.names)) else {}
@@ -70,7 +80,7 @@ def common_steps(golden: Golden | Trace, observed: Trace) -> tuple[Golden | Trac
         observed_names, golden_names = (
             ", ".join(side.names[:3] + ["..."] * (len(side.names) > 3)) or "none" for side in (observed, golden)
         )
-        expected = "expected the same names, or --names (names=), which whywrong.propose_names proposes"
+        expected = "expected the same names, or --names (names=), which --propose-names (whywrong.propose_names) writes"
         have = f"it has {observed_names}; the golden {golden_names}"
         where = observed.source or "observed"
         raise UsageError(f"{where}: shares no step with the golden ({have}); {expected}")
@@ -94,6 +104,8 @@ def _operations(golden: Golden, observed: Trace) -> list[str]:
 def name_hints(golden: Golden | Trace, observed: Trace, unexpected: list[str]) -> list[str]:
     """For each unexpected step, which missing step of the golden it may be: by its name, else by its shape."""
     missing = [name for name in golden.names if name not in observed]
+    if len(missing) * len(unexpected) > MOST_HINTS:
+        return []
     of_shape = {tuple(as_tensor(name, golden[name]).shape): name for name in reversed(missing)}
     notes = []
     for name in unexpected:

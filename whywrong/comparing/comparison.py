@@ -21,6 +21,8 @@ ArrayLike = torch.Tensor | numpy.typing.ArrayLike
 
 WIDE_INTEGERS = {torch.uint16, torch.uint32, torch.uint64, torch.int64}
 """Integers of which float64 does not hold all, or that torch cannot compute with."""
+NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+"""Dtypes that NumPy has from ml_dtypes, as the arrays of JAX have, and torch has too."""
 MANY_ELEMENTS = 1 << 20
 """Elements from which a GPU compares: below, a copy to the CPU takes less than to compile a kernel for such tensors."""
 
@@ -117,6 +119,9 @@ def as_tensor(name: str, values: ArrayLike) -> torch.Tensor:
     """
     if not isinstance(values, torch.Tensor):
         array = np.asarray(values)
+        if array.dtype.name in NARROW or array.dtype == np.dtype("V2"):  # NumPy stores bfloat16 without its type
+            narrow = getattr(torch, array.dtype.name if array.dtype.name in NARROW else "bfloat16")
+            return as_tensor(name, array.view(f"u{array.dtype.itemsize}")).view(narrow)
         if array.dtype.kind not in "fiubc" or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
             raise UsageError(f"{name}: expected a tensor or an array of 64 bits at most, got {array.dtype}")
         shareable = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative

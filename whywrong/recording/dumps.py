@@ -1,4 +1,5 @@
-"""Traces on disk, read a step at a time: safetensors, .npy, .npz, .pt, and folders of .npy or .pt with metadata.json.
+"""Traces on disk, read a step at a time: safetensors, .npy, .npz, .pt, and folders of .npy or .pt with metadata.json;
+what other tools write (:mod:`whywrong.recording.foreign`); and folders of one for each rank.
 
 Metadata, all optional: ``order`` (the steps' names in order), ``precision`` (see :class:`whywrong.Precision`), and
 ``steps``: for a step its ``inputs`` (names) and ``K`` (the length of its sums). In a safetensors file they are strings,
@@ -9,34 +10,44 @@ changes nothing.
 from __future__ import annotations
 
 import json
-import pickle
+import os
 import re
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from whywrong.comparing.comparison import as_tensor
 from whywrong.errors import UsageError, first_line
+from whywrong.recording.foreign import as_read, joined, open_foreign, refuse_log
+from whywrong.recording.shards import Part
 from whywrong.recording.steps import Trace, metadata
+from whywrong.recording.tensor_files import MOST_STEPS, flattened, named_once, natural
+from whywrong.recording.tensor_files import load_file as _load
 
 SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth", ".bin")
 
 
-def natural(name: str) -> list[Any]:
-    """A key that sorts names as people do: step2 before step10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+def open_dump(path: Path, dims: Mapping[str, str] | None = None) -> Trace:
+    """Open a trace without reading it. Raises UsageError for what is not there or is no trace.
+
+    `dims` says for steps of which each rank holds a part how they are put together: :mod:`whywrong.recording.shards`.
+    """
+    try:
+        trace = _opened(path.parent if path.name in ("dump.json", ".metadata") else path, dims or {})
+    except (OSError, RecursionError) as error:  # folders in folders, or links in a circle
+        raise UsageError(f"{path}: cannot be read ({first_line(error)})") from None
+    if len(trace.names) > MOST_STEPS:
+        raise UsageError(f"{path}: expected {MOST_STEPS} steps at most, got {len(trace.names)}")
+    return trace
 
 
-def open_dump(path: Path) -> Trace:
-    """Open a trace without reading it. Raises UsageError for what is not there or is no trace."""
+def _opened(path: Path, dims: Mapping[str, str]) -> Trace:
     if path.is_dir():
-        return _folder(path)
+        return _folder(path, dims)
     expected = f"{path}: expected a file ({', '.join(SUFFIXES)}) or a folder of them, got"
     if not path.is_file():
         raise UsageError(f"{expected} {'no regular file' if path.exists() else 'a path that is not there'}")
@@ -47,14 +58,9 @@ def open_dump(path: Path) -> Trace:
         about = {"order": list(archive.files)}
         return _in_order(path, archive.files, lambda n: _load(path, lambda: as_tensor(n, archive[n]), f"{n} "), about)
     if path.suffix in SUFFIXES:
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in _flattened(_load(path), path):
-            if name in tensors:
-                raise UsageError(f"{path}: expected one tensor of a name, got two tensors of the name {name!r}")
-            tensors[name] = tensor
-        if not tensors:
-            raise UsageError(f"{path}: expected tensors, got a file that holds no tensor")
+        tensors = named_once(flattened(_load(path), path), path)
         return Trace.lazy({name: partial(tensors.get, name) for name in tensors}, {}, str(path), True)
+    refuse_log(path)
     raise UsageError(f"{expected} {path.suffix or 'no suffix'}")
 
 
@@ -69,13 +75,18 @@ def _safetensors(path: Path) -> Trace:
     return _in_order(path, names, file.get_tensor, metadata(about, f"{path}: "))
 
 
-def _folder(path: Path) -> Trace:
-    tensors = sorted(file for file in path.iterdir() if file.suffix in (".npy", ".pt", ".pth"))
+def _folder(path: Path, dims: Mapping[str, str]) -> Trace:
+    entries = {entry.name: entry.is_dir() for entry in os.scandir(path)}
+    if trace := open_foreign(path, entries, dims):
+        return trace
+    tensors = sorted(path / name for name in entries if name.endswith((".npy", ".pt", ".pth")))
     files = {file.stem: file for file in tensors}
     if twice := [file for file in tensors if files[file.stem] != file]:
         raise UsageError(f"{path}: expected one file a step, got {twice[0].name} and {files[twice[0].stem].name}")
-    if inner := [p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")]:
-        raise UsageError(f"{path}: expected one tensor a file, and no folder of others, got a folder {inner[0]!r}")
+    if inner := [name for name, is_folder in entries.items() if is_folder and not name.startswith(".")]:
+        if not files and (trace := _ranks(path, inner, dims)):
+            return trace
+        raise UsageError(f"{path}: expected one tensor a file, and no folder of others, got a folder {min(inner)!r}")
     others = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".npz"))
     if not files and len(others) == 1:
         return open_dump(others[0])
@@ -87,6 +98,26 @@ def _folder(path: Path) -> Trace:
         raise UsageError(f"{beside}: expected an object, got a {type(about).__name__}")
     about = metadata(about, f"{path}: ")
     return _in_order(path, list(files), lambda name: as_tensor(str(files[name]), _load(files[name])), about)
+
+
+def _ranks(path: Path, folders: list[str], dims: Mapping[str, str]) -> Trace | None:
+    """Of a folder of a rank each the steps put together; the only folder of a step or a process as it is; else None."""
+    if len(folders) == 1 and re.fullmatch(r"(step|iter_|proc)\d+", folders[0]):
+        return open_dump(path / folders[0], dims)
+    matches = [re.fullmatch(r"(?:mp_)?rank_?(\d+)(?:_(\d+))?", name) for name in sorted(folders, key=natural)]
+    if not all(matches):
+        return None
+    places = {match[0]: (int(match[1]), int(match[2] or 0)) for match in matches if match}
+    tp, pp = (1 + max(numbers) for numbers in zip(*places.values(), strict=True))
+    parts, others, ordered = defaultdict[str, list[Part]](list), list[str](), True
+    for name, (i, j) in places.items():
+        trace = open_dump(path / name, dims)
+        others += trace.texts.values()
+        ordered = ordered and trace.ordered
+        axes = {"tp": (i, tp), "pp": (j, pp)} if name.startswith("mp_") else {}
+        for step in trace.names:
+            parts[step].append(Part(i * pp + j, partial(trace.read, step), axes))
+    return as_read(path, joined(path, parts, dims), others, ordered)
 
 
 def _in_order(path: Path, names: list[str], read: Callable[[str], Tensor], about: dict[str, Any]) -> Trace:
@@ -106,36 +137,3 @@ def _in_order(path: Path, names: list[str], read: Callable[[str], Tensor], about
         if min(places) >= 0 and len(set(places)) == len(places):
             return lazily([name for _, name in sorted(zip(places, names, strict=True))])
     return lazily(names, False)
-
-
-def _load(path: Path, read: Callable[[], Any] | None = None, name: str = "") -> Any:
-    """What a file holds, or what `read` takes from it, called `name`. Raises UsageError for what cannot be read."""
-    if not path.is_file():
-        raise UsageError(f"{path}: expected a file that can be read again, got no regular file")
-    try:
-        if read:
-            return read()
-        if path.suffix in (".npy", ".npz"):
-            # pages of the file, which torch takes for memory that may be written to
-            return np.load(path, mmap_mode="c" if path.suffix == ".npy" else None, allow_pickle=False)
-        # what torch wrote before 1.6 is no archive, and cannot be read a tensor at a time
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError:  # torch's own words are a page long, and tell how to run what the file has
-        expected = "expected tensors alone, by name or in a list, as a module's state_dict()"
-        raise UsageError(f"{path}: {expected}, got what torch.load(weights_only=True) refuses") from None
-    except Exception as error:
-        raise UsageError(f"{path}: {name}is cut, damaged or of another kind ({first_line(error)})") from None
-
-
-def _flattened(loaded: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Tensors, arrays and numbers in nested dicts, lists and tuples, by name and in their own order."""
-    if isinstance(loaded, (Tensor, np.ndarray)):
-        yield prefix or "tensor", as_tensor(str(path), loaded)
-    elif isinstance(loaded, (bool, int, float)):
-        yield prefix or "number", torch.tensor(loaded)
-    elif isinstance(loaded, (Mapping, list, tuple)):
-        for key, value in loaded.items() if isinstance(loaded, Mapping) else enumerate(loaded):
-            yield from _flattened(value, path, f"{prefix}.{key}" if prefix else str(key))
-    elif loaded is not None and not isinstance(loaded, (str, bytes)):
-        where = f"{path}: {prefix}: " if prefix else f"{path}: "
-        raise UsageError(f"{where}expected tensors, by name or in a list, got a {type(loaded).__name__}")

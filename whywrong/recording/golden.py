@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -286,12 +286,13 @@ def golden(
     return recorded
 
 
-def load(path: Path | str) -> Golden | Trace:
+def load(path: Path | str, dims: Mapping[str, str] | None = None) -> Golden | Trace:
     """Open what :meth:`Golden.save`, :meth:`Trace.save` or any other program wrote: a recorded golden, or steps alone.
 
-    Steps are read when they are looked at. Raises UsageError for what is neither.
+    Steps are read when they are looked at. `dims` says of steps in shards how they are put together, for example
+    ``{"h": "b s/sp h/tp"}`` (docs/dumps.md). Raises UsageError for what is neither.
     """
-    dump = open_dump(Path(path))
+    dump = open_dump(Path(path), dims)
     return Golden.load(path) if "program" in dump.about else dump
 
 

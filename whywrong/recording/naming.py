@@ -71,7 +71,8 @@ def propose_names(observed: Steps, golden: Golden | Steps) -> Proposal:
     """Propose which observed step is which of the golden's, where two programs call them differently.
 
     Arguments are as in :func:`whywrong.localise`. Partners have one shape, and each is nearer to the other than to any
-    other step; a step that is equally near to several has none. Where both orders are known, a step that is left is
+    other step; a step that is equally near to several has none, except that of observed steps with the same values the
+    first is taken. Where both orders are known, a step that is left is
     proposed for the only one of its shape between the same partners. Steps of one name and shape are partners already
     and are not proposed. Parts of a recorded golden are run again, for each candidate in a wrong step's place.
 
@@ -142,12 +143,26 @@ def _rerun(golden: Golden, theirs: Trace, pairs: dict[str, str], names: Iterable
 def _candidates(g: _Samples, o: _Samples, pairs: dict[str, str], ordered: bool) -> Iterator[tuple[str, str]]:
     """Steps of one shape that have no partner, and that lie between the same partners where the order is known."""
     place, taken, names = {name: k for k, name in enumerate(o)}, set(pairs.values()), list(g)
+    echoes, partner = _echoes(o), {b: a for a, b in pairs.items()}
+
+    def same(a: str, b: str) -> bool:
+        """Whether an echo may be a step's partner: where that step is one too, of the partner of what is echoed."""
+        return b not in echoes or (echoes[b] in taken and g[a].distance(g[partner[echoes[b]]]) < RULES["values"])
+
     for k, a in enumerate(names):
         before = next((place[pairs[x]] for x in reversed(names[:k]) if x in pairs), -1)
         after = next((place[pairs[x]] for x in names[k:] if x in pairs), len(o))
         first, last = (before, after) if ordered and before < after else (-1, len(o))
         free = (b for b in o if b not in taken and first < place[b] < last and g[a].shape == o[b].shape)
-        yield from ((a, b) for b in free if a not in pairs)
+        yield from ((a, b) for b in free if a not in pairs and same(a, b))
+
+
+def _echoes(o: _Samples) -> dict[str, str]:
+    """Steps with the values of one before, as the input of a call has those of another's output, and which that is."""
+    same = defaultdict[tuple[tuple[int, ...], bytes], list[str]](list)
+    for name, sample in o.items():
+        same[sample.shape, sample.values.numpy().tobytes()].append(name)
+    return {name: names[0] for names in same.values() for name in names[1:]}
 
 
 def _nearest(g: _Samples, o: _Samples, pairs: dict[str, str], ordered: bool, reason: str) -> dict[str, str]:

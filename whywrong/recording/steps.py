@@ -101,6 +101,10 @@ class Trace:
         """The whole step; its value alone is ``trace[name]``."""
         return Step(name, self[name], self._steps[name][1])
 
+    def reader(self, name: str) -> Read:
+        """What gives a step's value when it is called: of a step in shards, what knows them too."""
+        return self._steps[name][0]
+
     def read(self, name: str) -> torch.Tensor:
         """A step as a tensor. Raises UsageError for what is none of real or whole numbers."""
         return as_tensor(f"step {name!r}", self[name])

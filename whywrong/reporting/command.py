@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from whywrong.console import Parser, positive, run, show
-from whywrong.errors import UsageError, first_line, needs
+from whywrong.errors import UsageError, needs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,12 +37,16 @@ def _parser() -> argparse.ArgumentParser:
     sub = commands.add_parser("diff", help=about, description=about, epilog=example, formatter_class=raw)
     sub.set_defaults(command=_diff, called=sub.prog)
     option = sub.add_argument
-    steps = "steps: safetensors, .npy, .npz, .pt, a folder"
+    steps = "steps: safetensors, .npy, .npz, .pt, a folder, or a dump of another tool (docs/dumps.md)"
     option("golden", type=Path, metavar="GOLDEN", help=f"a recorded golden; or {steps}")
     option("observed", type=Path, nargs="+", metavar="OBSERVED", help=f"{steps}; several are runs of one program")
     declared = "precision of OBSERVED: storage, products, accumulate, eager, flush (else what the files declare)"
     option("--precision", metavar="name=value,...", help=declared)
-    option("--names", type=Path, metavar="FILE", help="JSON: golden names mapped to observed ones, where they differ")
+    option("--names", type=Path, metavar="FILE", help="JSON or YAML: golden names mapped to observed ones")
+    propose = "propose which step is which where names differ, write it there as YAML, and check nothing"
+    option("--propose-names", type=Path, metavar="FILE", help=propose)
+    shards = "how a step's shards are put together, as 'h: b s/sp h/tp'; or a JSON or YAML file of such; repeatable"
+    option("--dims", action="append", default=[], metavar="NAME:DIMS", help=shards)
     option("--explain", action="store_true", help="find the mutation of the recorded golden that gives these numbers")
     option("--step", metavar="NAME", help="explain this wrong step, not the first")
     option("--seconds", type=positive, metavar="S", help="about how many seconds --explain may take (20)")
@@ -56,16 +60,17 @@ def _parser() -> argparse.ArgumentParser:
     files = "safetensors, .npz, .pt, .bin, or a folder of shards"
     sub.add_argument("golden", type=Path, metavar="GOLDEN", help=f"the checkpoint that is right: {files}")
     sub.add_argument("observed", type=Path, metavar="OBSERVED", help="what was made of it, likewise")
-    names = "JSON: golden names mapped to observed ones, where they differ"
+    names = "JSON or YAML: golden names mapped to observed ones, where they differ"
     sub.add_argument("--names", type=Path, metavar="FILE", help=names)
     sub.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
 def _weights(options: argparse.Namespace) -> int:
+    from whywrong.reporting.names import read_map
     from whywrong.reporting.weights import weights
 
-    names = _names(options.names) if options.names else {}
+    names = read_map(options.names, "--names") if options.names else {}
     result = weights(options.golden, options.observed, names=names)
     show(json.dumps(result.as_json(), indent=1, allow_nan=False) if options.json else result)
     return 1 if result.alarm else 0
@@ -75,9 +80,13 @@ def _diff(options: argparse.Namespace) -> int:
     from whywrong.comparing.precision import from_words
     from whywrong.files import writable
     from whywrong.reporting.diff import report
+    from whywrong.reporting.names import read_map
 
     precision = from_words(options.precision) if options.precision is not None else None
-    names = _names(options.names) if options.names else {}
+    dims = _dims(options.dims)
+    if options.propose_names:
+        return _propose(options, dims)
+    names = read_map(options.names, "--names") if options.names else {}
     if (options.step or options.seconds) and not options.explain:
         raise UsageError("--step, --seconds: expected --explain too")
     progress = partial(show, file=sys.stderr)
@@ -88,8 +97,9 @@ def _diff(options: argparse.Namespace) -> int:
         progress=progress,
         names=names,
         elements=bool(options.html or options.plot),
+        dims=dims,
     )
-    why = _explained(result, options, precision, names) if options.explain and result.alarm else None
+    why = _explained(result, options, precision, names, dims) if options.explain and result.alarm else None
     if options.json:
         print(json.dumps(result.as_json() | ({"explain": why.as_json()} if why else {}), indent=1, allow_nan=False))
     else:
@@ -108,19 +118,31 @@ def _diff(options: argparse.Namespace) -> int:
     return 1 if result.alarm else 0
 
 
-def _names(path: Path) -> dict[str, str]:
-    """The golden's names to the observed's, from a JSON file. Raises UsageError for a file that holds none."""
-    try:
-        names = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or first_line(error)
-        raise UsageError(f"--names: {path} cannot be read ({why}); expected JSON") from None
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise UsageError(f"--names: expected a JSON object of names, got {path}")
-    return names
+def _dims(given: Sequence[str]) -> dict[str, str]:
+    """How shards are put together, by names of steps or patterns; "NAME: DIMS" or files of them."""
+    from whywrong.recording.shards import RANKS, parse_dims
+    from whywrong.reporting.names import read_map
+
+    dims: dict[str, str] = {}
+    for text in given:
+        name, colon, value = text.partition(": ")
+        dims |= {name: value} if colon else read_map(Path(text), "--dims")
+    for name in dims.keys() - {RANKS}:
+        parse_dims(name, dims[name])
+    return dims
 
 
-def _explained(result: Any, options: argparse.Namespace, precision: Any, names: dict[str, str]) -> Any:
+def _propose(options: argparse.Namespace, dims: dict[str, str]) -> int:
+    from whywrong.reporting.names import write_proposal
+
+    if len(options.observed) > 1 or options.names:
+        raise UsageError("--propose-names: expected one OBSERVED, and no --names")
+    show(write_proposal(options.golden, options.observed[0], options.propose_names, dims))
+    show(f"written to {options.propose_names}, to be confirmed and used with --names; nothing was checked")
+    return 0
+
+
+def _explained(result: Any, options: argparse.Namespace, precision: Any, names: Any, dims: Any) -> Any:
     """The cause of the divergence of all runs, or of their difference from each other; None without a program."""
     from whywrong.explaining.search import explain
     from whywrong.recording.dumps import open_dump
@@ -128,6 +150,6 @@ def _explained(result: Any, options: argparse.Namespace, precision: Any, names: 
 
     if not isinstance(golden := load(options.golden), Golden):
         return None
-    runs = [open_dump(Path(run)) for run in dict.fromkeys([result.run, *result.runs])]
+    runs = [open_dump(Path(run), dims) for run in dict.fromkeys([result.run, *result.runs])]
     how = {"step": options.step, "seconds": options.seconds or 20.0, "report": result.shown}
     return explain(runs, golden, precision=precision or result.shown.precision, names=names, **how)

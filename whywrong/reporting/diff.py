@@ -120,15 +120,17 @@ def report(
     progress: Callable[[str], None] = print,
     names: dict[str, str] | None = None,
     elements: bool = False,
+    dims: dict[str, str] | None = None,
 ) -> Report:
     """Compare each observed trace with the golden, and the observed ones with each other.
 
     `golden` and `observed` are paths of files or folders; `names` maps golden names to observed ones, where they
-    differ. `elements` are kept as :func:`whywrong.localise` keeps them, where there is one run.
+    differ, and `dims` names of steps to how their shards are put together. `elements` are kept as
+    :func:`whywrong.localise` keeps them, where there is one run.
     Raises UsageError for files that cannot be read or compared.
     """
-    reference = load(golden)
-    dumps = {str(path): renamed(open_dump(path), reference, names or {}) for path in observed}
+    reference = load(golden, dims)
+    dumps = {str(path): renamed(open_dump(path, dims), reference, names or {}) for path in observed}
     if len(dumps) < len(observed):
         raise UsageError("OBSERVED: expected each path once, got one twice")
     runs = {}
