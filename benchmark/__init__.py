@@ -1,7 +1,7 @@
 """Faulty and correct ports of reference programs, by authors who did not know the tool that they measure.
 
-`heldout_1` to `heldout_8` are eight sets of programs with defects, in the order of their making, `correct_ports` is a
-set of correct ports alone. ``python -m benchmark score TOOL`` scores a tool; README.md describes the sets.
+`heldout_1` to `heldout_9b` are ten sets of programs with defects, in the order of their making, `correct_ports` is one of
+correct ports alone. ``python -m benchmark score TOOL`` scores a tool; README.md describes the sets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmark.base import Program
 
 HERE = Path(__file__).parent
-SETS = (*(f"heldout_{k}" for k in range(1, 9)), "correct_ports")
+SETS = (*(f"heldout_{k}" for k in range(1, 9)), "heldout_9a", "heldout_9b", "correct_ports")
 
 
 def programs(names: Iterable[str] = ()) -> Iterator[Program]:

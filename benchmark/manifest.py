@@ -14,8 +14,8 @@ COLUMNS = (
     *("date", "first_run_commit", "first_run_verdict"),
 )
 RECORD = Path(__file__).resolve().parent.parent / "data" / "results" / "explain.csv"
-AUTHORS = dict(zip("qrstuvwxyzab", "ABCDEFGHIJKL", strict=True))
-"""The author, as a letter, by the letter with which the ids of that author's programs begin."""
+AUTHORS = dict(zip([*"qrstuvwxyzab", "ba", "bb"], "ABCDEFGHIJKLMN", strict=True))
+"""The author, as a letter, by the letters with which the ids of that author's programs begin."""
 
 
 def text() -> str:
@@ -31,7 +31,16 @@ def text() -> str:
                 case = f"{program.id}/{defect.name}/{precision}/0"
                 first = recorded[name, case]
                 accepted = " ".join((defect.kind, *defect.accept))
-                what = (case, name, program.name, defect.kind, accepted, defect.step, precision, AUTHORS[program.id[0]])
+                what = (
+                    case,
+                    name,
+                    program.name,
+                    defect.kind,
+                    accepted,
+                    defect.step,
+                    precision,
+                    AUTHORS[program.id.rstrip("0123456789")],
+                )
                 table.writerow((*what, first["date"], first["commit"], first["outcome"]))
     return out.getvalue()
 

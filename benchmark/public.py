@@ -45,10 +45,11 @@ def importable(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def truths() -> list[dict[str, Any]]:
-    """The cases of truth.yaml in which an observed run is explained; those for fuzzing alone are left out."""
-    found = yaml.safe_load(TRUTH.read_text(encoding="utf-8"))
-    return [case for case in [*found["cases"], *found["small"]] if "observed" in case.get("setup", {})]
+def truths(folder: Path) -> list[dict[str, Any]]:
+    """The cases in which an observed run is explained, of the folder's truth.yaml, or of TRUTH where it has none."""
+    own = folder / "truth.yaml"
+    found = yaml.safe_load((own if own.exists() else TRUTH).read_text(encoding="utf-8"))
+    return [case for case in [*found["cases"], *found.get("small", [])] if "observed" in case.get("setup", {})]
 
 
 def _names_of_before() -> ModuleType:
@@ -77,7 +78,7 @@ def set_up(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
 def said(folder: Path, name: str, seconds: float) -> dict[str, Any]:
     """What explain says of one case."""
     torch.set_num_threads(1)
-    case = next(case for case in truths() if case["id"] == name)
+    case = next(case for case in truths(folder) if case["id"] == name)
     given = set_up(folder, case)
     start = time.perf_counter()
     found = whywrong.explain(
@@ -94,7 +95,7 @@ def said(folder: Path, name: str, seconds: float) -> dict[str, Any]:
 
 def rows(folder: Path, names: Sequence[str], seconds: float) -> Iterator[dict[str, Any]]:
     """A row a case, each made by a process of its own."""
-    for case in truths():
+    for case in truths(folder):
         if names and case["id"] not in names:
             continue
         command = [sys.executable, "-m", "benchmark", "public", str(folder), "--one", case["id"]]

@@ -241,7 +241,7 @@ def test_readme_and_docs_say_what_was_recorded():
     together = [row for name in DEFECTS for row in RECORDED[name]]
     right, low, high = share(together, "right")
     sentence = (
-        f"Of {len(together)} defects in eight sets, by authors who had not seen the search, `whywrong.explain`"
+        f"Of {len(together)} defects in ten sets, by authors who had not seen the search, `whywrong.explain`"
         f" identified the right kind of {right} at the first run ({low:.0f}% to {high:.0f}%) and a wrong one of"
         f" {share(together, 'wrong kind')[0]};"
     )
