@@ -46,8 +46,8 @@ class Checked(TorchDispatchMode):
     """Runs operations of :data:`UNCHECKED` as they were called before, with other numbers at most.
 
     The first run, in which they are `trusted`, is the recorded program's. After it each tensor has to have the shape
-    that it had in one of these calls, and integers that the kernel does not check are those of that call, or within
-    their limits. Else NotRunError is raised.
+    that it had in one of these calls, and what the kernel does not check has to be as in that call, or within its
+    limits. Else NotRunError is raised.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Checked(TorchDispatchMode):
 
 
 def _fits(name: str, args: tuple[Any, ...], known: tuple[Any, ...]) -> bool:
-    """Whether arguments of an operation have the shapes of known ones, and integers that are known or within limits."""
+    """Whether arguments have the shapes of known ones, and what the operation does not check is known or in limits."""
     if [getattr(x, "shape", None) for x in args] != [getattr(x, "shape", None) for x in known]:
         return False
     for k, limits in UNCHECKED[name].items():
