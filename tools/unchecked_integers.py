@@ -201,7 +201,7 @@ def _others(value: Any, size: int) -> Iterator[tuple[str, Any]]:
             yield from _other_integers(value, size)
         elif value.dtype != torch.bool:  # numbers that a kernel makes an integer of
             largest = torch.finfo(value.dtype).max
-            for new in (math.nan, math.inf, -math.inf, largest, -largest):
+            for new in (math.nan, math.inf, -math.inf, largest, -largest, min(2.0**19, largest), -30000.0):
                 yield f"{new} everywhere", torch.full_like(value, new)
         yield from _other_shapes(value)
     elif isinstance(value, bool):
