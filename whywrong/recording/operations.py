@@ -104,14 +104,9 @@ IN_STORAGE = _named("""
 Limits = dict[int, Callable[[Any], range] | None]
 
 
-def _classes(k: int) -> Callable[[Any], range]:
-    """Places in the last dimension of argument `k`."""
-    return lambda args: range(args[k].shape[-1])
-
-
-def _rows(k: int) -> Callable[[Any], range]:
-    """Places in the first dimension of argument `k`."""
-    return lambda args: range(args[k].shape[0])
+def _places(k: int, d: int) -> Callable[[Any], range]:
+    """Places in dimension `d` of argument `k`."""
+    return lambda args: range(args[k].shape[d])
 
 
 def _pixels(dims: int) -> Callable[[Any], range]:
@@ -126,24 +121,26 @@ def _target_lengths(args: Any) -> range:
 
 UNCHECKED: dict[str, Limits] = {name: {} for name in _named("""_embedding_bag _embedding_bag_forward_only
     _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward avg_pool2d_backward avg_pool3d_backward
-    grid_sampler_2d_backward grid_sampler_3d_backward lu_unpack multi_margin_loss_backward""")} | {
-    "_ctc_loss": {1: _classes(0)},
-    "_ctc_loss_backward": {2: _classes(1), 3: lambda a: range(1, a[1].shape[0] + 1), 4: _target_lengths, 7: None},
+    grid_sampler_3d_backward linalg_lstsq lu_unpack multi_margin_loss_backward _pdist_backward""")} | {
+    "_ctc_loss": {1: _places(0, -1)},
+    "_ctc_loss_backward": {2: _places(1, -1), 3: lambda a: range(1, a[1].shape[0] + 1), 4: _target_lengths, 7: None},
     "max_pool2d_with_indices_backward": {7: _pixels(2)},
-    "max_pool3d_with_indices_backward": {7: _pixels(3)},
+    "max_pool3d_with_indices_backward": {2: None, 7: _pixels(3)},
     "adaptive_max_pool2d_backward": {2: _pixels(2)},
     "adaptive_max_pool3d_backward": {2: _pixels(3)},
-    "_embedding_bag_backward": {1: lambda a: range(a[6]), 3: _rows(0), 6: None},
-    "_embedding_bag_dense_backward": {1: lambda a: range(a[5]), 2: _rows(0), 5: None},
-    "_embedding_bag_per_sample_weights_backward": {2: _rows(1), 4: _rows(0)},
+    "_embedding_bag_backward": {1: lambda a: range(a[6]), 3: _places(0, 0), 6: None},
+    "_embedding_bag_dense_backward": {1: lambda a: range(a[5]), 2: _places(0, 0), 5: None},
+    "_embedding_bag_per_sample_weights_backward": {2: _places(1, 0), 4: _places(0, 0)},
     "_weight_norm_interface_backward": {4: None},
+    "grid_sampler_2d_backward": {2: lambda _: range(-(2**20), 2**20)},
     "_fft_r2c": {1: None}, "_fft_c2r": {1: None}, "_fft_c2c": {1: None}, "_upsample_bilinear2d_aa": {1: None},
 }  # fmt: skip
-"""Operations whose CPU kernels read or write outside of a tensor where shapes do not fit each other, and integers that
-they do not check: by an argument's place those that it may hold, of which None is only what the program has there.
+"""Operations whose CPU kernels may read or write outside of a tensor: where shapes do not fit each other, and where an
+argument holds what they do not check, integers or coordinates. By the place of such an argument the range of what it
+may hold; None is only what the program has there.
 
-Measured by tools/unchecked_integers.py with torch 2.13. `div` and `lcm` of whole numbers are not here, though the
-smallest int64 ends a process in them (SIGFPE): no other number does.
+Measured by tools/unchecked_integers.py with torch 2.13, which has what is not here: single numbers that no mutation
+gives.
 """
 
 IGNORED = _named("""detach alias lift_fresh lift is_same_size lift_fresh_copy _linalg_check_errors
