@@ -1,6 +1,6 @@
 """Faulty and correct ports of reference programs, by authors who did not know the tool that they measure.
 
-`heldout_1` to `heldout_9b` are ten sets of programs with defects, in the order of their making, `correct_ports` is one of
+`heldout_1` to `heldout_9b` are ten sets of programs with defects, in the order of their making; `correct_ports` has
 correct ports alone. ``python -m benchmark score TOOL`` scores a tool; README.md describes the sets.
 """
 
