@@ -91,7 +91,7 @@ class Child:
         self.close()
 
     def __call__(self, *arguments: Any, seconds: float = math.inf) -> Any:
-        """What the function returns. Raises RaisedError for what it raises, DiedError if it has not returned in time."""
+        """What the function returns. Raises RaisedError for what it raises, DiedError if it does not return in time."""
         message = dumps(arguments)
         connection, end = self._worker(), time.monotonic() + seconds
         try:
@@ -270,7 +270,7 @@ def _nothing(number: int, frame: Any) -> None:
 def _attend(control: socket.socket, ended: int, worker: int) -> int:
     """Wait until the worker has ended, by itself or on request; kills what it has left. Raises EOFError at the end."""
     while True:
-        readable: list[Any] = select.select([control, ended], [], [])[0]
+        readable = select.select(list[Any]([control, ended]), [], [])[0]
         if control in readable:
             if not control.recv(1):
                 raise EOFError

@@ -1,0 +1,250 @@
+"""Where a kernel runs: in poisoned memory between guard zones, on a CPU in a process of its own."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whywrong import child
+from whywrong.checking.repetition import poisoned
+from whywrong.comparing.bits import same_bits
+from whywrong.comparing.comparison import as_tensor
+from whywrong.errors import UsageError
+from whywrong.fuzzing.inputs import Inputs, Names, memory_of, tensors
+from whywrong.recording.golden import GRADIENT, Golden
+from whywrong.recording.watching import OUTPUT, tensors_of
+from whywrong.torch_private import TorchDispatchMode, tree_map_only
+
+GUARD_ELEMENTS = 1 << 12
+"""Elements of the guard zones on both sides of what a kernel is given and of what it allocates."""
+
+_FACTORIES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "full"}
+
+
+def isolated(isolate: bool | None, inputs: Inputs) -> bool:
+    """Whether a kernel runs in a child: where it can and nobody says otherwise. Raises UsageError where it cannot."""
+    can = child.available() and all(x.device.type == "cpu" for x in tensors(inputs).values())
+    if isolate and not can:
+        raise UsageError("isolate: expected False, or None, where there is a GPU or no Linux, got True")
+    return can if isolate is None else bool(isolate)
+
+
+@dataclass
+class Call:
+    """A call of the kernel: `results` by the golden's names, and in `words` what it did that it must not, or "refused".
+
+    `same` are the results with the bits of the call before, which was on other inputs for the first of them.
+    """
+
+    results: dict[str, Tensor] = field(default_factory=dict)
+    words: str = ""
+    same: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Kernel:
+    """A kernel that is run on many inputs, each time on other values first, then twice.
+
+    `fixed` has the arguments that are the same in all cases; `arrays` are given as NumPy arrays. With `isolated` it
+    runs in a child, which :meth:`close` ends; its end, or calls that do not end, are words of its call.
+    """
+
+    function: Callable[..., Any]
+    out: Names
+    refuses: Names
+    arrays: Names
+    isolated: bool
+    fixed: Inputs = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._child = child.Child(self._calls)
+
+    def close(self) -> None:
+        """End the child, if there is one; the next case begins another."""
+        self._child.close()
+
+    def __call__(self, inputs: Inputs, golden: Golden, seconds: float) -> list[Call]:
+        """The two calls on these inputs. Raises child.TimedOutError if they have not ended in time."""
+        given = {name: x for name, x in inputs.items() if name not in self.fixed}
+        about = (tuple(inputs), golden.names, golden.inputs)
+        if not self.isolated:
+            return self._calls(given, *about, interrupts=(KeyboardInterrupt,))
+        try:
+            return self._in_child(self._child, (given, *about), seconds)
+        except (pickle.PicklingError, AttributeError, TypeError):  # arguments that only a fork carries over
+            with child.Child(partial(self._calls, given, *about)) as once:
+                return self._in_child(once, (), seconds)
+
+    def _in_child(self, process: child.Child, arguments: Names, seconds: float) -> list[Call]:
+        """Where it has died, once more in a fresh process, then without other values first, which a kernel may not
+        allow; that the death may be of an earlier call's making is said."""
+        before = process.calls
+        try:
+            return process(*arguments, True, seconds=seconds)
+        except child.RaisedError as error:
+            return [Call(words=f"raised {error}")]
+        except child.TimedOutError:
+            pass
+        except child.DiedError as error:
+            with suppress(child.DiedError):
+                process(*arguments, True, seconds=seconds)
+                return [Call(words=f"{error}, after {before} other cases in one process; not when it is run alone")]
+        try:
+            return process(*arguments, False, seconds=seconds)
+        except child.TimedOutError:
+            raise
+        except child.DiedError as error:
+            return [Call(words=str(error))]
+
+    def _calls(
+        self, given: Inputs, order: Names, names: Sequence[str], read: Sequence[str], others: bool = True,
+        interrupts: Names = (),
+    ) -> list[Call]:  # fmt: skip
+        """What the kernel does to memory and gives: in the first of two calls, and in the second if it differs."""
+        inputs = {name: given[name] if name in given else self.fixed[name] for name in order}
+        memory = _Memory(inputs, self.out)
+        run = partial(self._call, memory, inputs, names, read, interrupts)
+        last, found = run(memory.others(), (Exception,)) if others else Call(), []
+        for refused in (self.refuses, ()):
+            kept = {name: x.clone() for name, x in last.results.items() if not memory.has(x)}
+            call = run(memory.start, refused)
+            if not call.words and not all(same_bits(last.results[name], x) for name, x in kept.items()):
+                call.words = "a later call changed the result of an earlier one"
+            call.same = [name for name, x in kept.items() if name in call.results and same_bits(call.results[name], x)]
+            found.append(Call({name: x.clone() for name, x in call.results.items()}, call.words, call.same))
+            if call.words:
+                break
+            last = call
+        return found[:1] if not found[-1].words and len(found[-1].same) == len(found[-1].results) else found
+
+    def _call(
+        self, memory: _Memory, inputs: Inputs, names: Sequence[str], read: Sequence[str], interrupts: Names,
+        start: Mapping[int, Tensor], refused: Names,
+    ) -> Call:  # fmt: skip
+        given = memory.views(memory.copies(start))
+        seen = {name: x.numpy() if name in self.arrays else x for name, x in given.items()}
+        try:
+            with poisoned(), _Allocations() as allocated:
+                value = called(self.function, inputs | seen)
+        except interrupts:
+            raise
+        except refused:
+            return Call(words="refused")
+        except BaseException as why:
+            return Call(words=f"raised {child.in_words(why)}")
+        was = memory.views(start)
+        if self.out:
+            copies = {name: given[name].clone() for name in self.out}
+            found: Any = list(copies.values())
+            value = copies if self.out[0] in names else found if len(self.out) > 1 else found[0]
+            for name in self.out:
+                given[name].copy_(was[name])
+        if changed := [name for name, x in given.items() if not same_bits(x, was[name])]:
+            return Call(words=f"changed its input {changed[0]!r}")
+        results = _results(names, read, value)
+        if not results:
+            return Call(
+                words=f"gave {type(value).__name__} {value!r:.60}; expected a tensor, several, or a dict of them"
+            )
+        outside = "wrote outside of what it was given and of what it allocated"
+        return Call(results, outside * (not (memory.whole(start) and allocated.whole)))
+
+
+class _Memory:
+    """The memory of inputs between guard zones, by where it was; `start` is how it is before each call."""
+
+    def __init__(self, inputs: Inputs, out: Names) -> None:
+        self._tensors, self._out = tensors(inputs), out
+        self._at = {name: x.untyped_storage().data_ptr() for name, x in self._tensors.items()}
+        self._memory = {self._at[name]: _guarded(x) for name, x in self._tensors.items()}
+        for name in out:
+            with poisoned():
+                views = self.views(self._memory)
+                views[name].copy_(torch.empty_like(views[name]))
+        self.start = {place: x.clone() for place, x in self._memory.items()}
+
+    def views(self, of: Mapping[int, Tensor]) -> dict[Any, Tensor]:
+        """The inputs in such memory."""
+        return {
+            n: of[self._at[n]].as_strided(x.shape, x.stride(), x.storage_offset() + GUARD_ELEMENTS)
+            for n, x in self._tensors.items()
+        }
+
+    def others(self) -> dict[int, Tensor]:
+        """Other values in the same place, which no result takes for the same, be it without mean and scale."""
+        found = {place: x.clone() for place, x in self.start.items()}
+        for place in {self._at[n] for n, x in self._tensors.items() if n not in self._out and x.is_floating_point()}:
+            x = found[place]
+            x.copy_(x.double().square() + 1 + torch.arange(len(x), device=x.device) % 3)
+        return found
+
+    def copies(self, start: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The memory that the kernel is given, as at the start."""
+        for place, x in self._memory.items():
+            x.copy_(start[place])
+        return self._memory
+
+    def whole(self, start: Mapping[int, Tensor]) -> bool:
+        """Whether all of it, guard zones too, is as it was."""
+        return all(same_bits(x, start[place]) for place, x in self._memory.items())
+
+    def has(self, x: Tensor) -> bool:
+        """Whether a result lies in it."""
+        return x.untyped_storage().data_ptr() in {ours.untyped_storage().data_ptr() for ours in self._memory.values()}
+
+
+class _Allocations(TorchDispatchMode):
+    """Guard zones around what is allocated."""
+
+    edges: tuple[Tensor, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether they are as they were."""
+        return all(same_bits(edge, _edge(edge[:1])) for edge in self.edges)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ not in _FACTORIES or not made.numel() or 0 in made.stride() or made.is_meta:
+            return made
+        memory = _guarded(made)
+        self.edges += (memory[:GUARD_ELEMENTS], memory[-GUARD_ELEMENTS:])
+        return memory.as_strided(made.shape, made.stride(), GUARD_ELEMENTS)
+
+
+def _edge(x: Tensor) -> Tensor:
+    return x.new_full((GUARD_ELEMENTS,), math.nan if x.is_floating_point() else int(x.long().min()))
+
+
+def _guarded(x: Tensor) -> Tensor:
+    """A copy of all of the memory that `x` is part of, between guard zones: NaN, or the smallest number in it."""
+    memory = memory_of(x)
+    return torch.cat([_edge(memory), memory, _edge(memory)])
+
+
+def _results(names: Sequence[str], read: Sequence[str], value: Any) -> dict[str, Tensor]:
+    """What a kernel gave, by the golden's names: a dict's own, else as of a reference's result.
+
+    What has the name of an input is what the reference gives under that name.
+    """
+    found = tree_map_only((np.ndarray, np.generic), lambda x: as_tensor("result", np.array(x)), value)  # a copy
+    found = dict(tensors_of("" if isinstance(value, dict) else OUTPUT, found))
+    if OUTPUT in found and OUTPUT not in names:
+        return {next(name for name in names[::-1] if not name.startswith(GRADIENT)): found[OUTPUT]}
+    later = {name: f"{name}#2" for name in read if f"{name}#2" in names}
+    return {later.get(name, name): x for name, x in found.items()}
+
+
+def called(function: Callable[..., Any], inputs: Mapping[Any, Any]) -> Any:
+    """Call a function by names and positions."""
+    named = {name: x for name, x in inputs.items() if isinstance(name, str)}
+    return function(*(x for name, x in inputs.items() if name not in named), **named)
