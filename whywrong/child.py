@@ -237,6 +237,7 @@ def _serve(control: socket.socket, function: Callable[..., Any], memory: int | N
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         torch.set_num_threads(1)  # OpenMP's other threads were not forked
         faulthandler.disable()
+        warnings.simplefilter("ignore")  # which the function would give here once a call
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
         ended, waking = os.pipe()

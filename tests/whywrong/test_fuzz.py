@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import runpy
 import subprocess
 import sys
@@ -216,7 +217,7 @@ def test_lengths_are_not_long_together():
         return a @ b
 
     found = whywrong.fuzz(torch.matmul, reference, (torch.randn(4, 9), torch.randn(9, 5)), examples=10, most=1 << 11)
-    assert (found.found, found.examples, found.reasons) == (None, 1, {"MemoryError": found.discarded})
+    assert (found.found, found.examples, found.reasons) == (None, 1, {"MemoryError: MemoryError": found.discarded})
     assert len(set(seen)) > 20
     assert max(max(lengths) for lengths in seen) > 1 << 10
     assert max(math.prod(lengths) for lengths in seen) <= 64 << 11
@@ -244,7 +245,8 @@ def test_a_case_that_the_reference_fails_on_is_discarded():
         return x + 1
 
     found = whywrong.fuzz(lambda x: x + 1, reference, torch.randn(4), most=1 << 10)
-    assert (found.found, found.discarded > 0, found.examples > 0) == (False, True, True)
+    assert (found.failure, found.discarded > 0, found.examples > 0) == (None, True, True)
+    assert f"discarded {found.discarded} times: RuntimeError: odd (missing, perhaps: sizes that fit" in repr(found)
 
 
 def test_no_case_begins_after_the_seconds_given():
@@ -285,7 +287,8 @@ def test_why_is_asked_on_normal_values_of_the_largest_that_failed():
     found = whywrong.fuzz(kernel, torch.matmul, (torch.randn(4, 9), torch.randn(9, 5)), values="ones", **TRIED)
     assert [list(x.shape) for x in found.failure.inputs.values()] == [[1, 33], [33, 1]]
     why = found.failure.explain()
-    assert (why.verdict, why.causes[0].says) == ("cause", "mm leaves out 32 to 511 of dimension 1 of 512 of input.0")
+    assert why.verdict == "cause"
+    assert re.fullmatch(r"mm leaves out 32 to \d+ of dimension 1 of \d+ of input\.0", why.causes[0].says)
     assert "looked at on these inputs: 0: float32 [" in repr(why)
 
 

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -31,7 +31,7 @@ from torch import Tensor
 from whywrong import child
 from whywrong.checking.findings import Localisation
 from whywrong.checking.localise import TRACE_FALSE_POSITIVES, localise
-from whywrong.comparing.precision import Precision, dtype_of, name_of
+from whywrong.comparing.precision import Precision, dtype_of, guess, name_of
 from whywrong.errors import LOG, UsageError, check_number, collected, first_line, needs
 from whywrong.explaining.search import CAUSE, Cause, Explanation, explain
 from whywrong.fuzzing.inputs import (
@@ -48,7 +48,7 @@ from whywrong.fuzzing.inputs import (
     tensors,
     without_arrays,
 )
-from whywrong.fuzzing.running import Call, Kernel, called, isolated
+from whywrong.fuzzing.running import Call, Kernel, called, isolated, results
 from whywrong.process_state import process_wide, temporarily
 from whywrong.recording.golden import Golden, golden
 from whywrong.tables import digits, number, printable, to_stderr
@@ -64,6 +64,9 @@ SHRINKING_CASES, SHRINKING_SECONDS = 100, 30.0
 
 HANGING_SECONDS = 30.0
 """How long the calls of one case may take; half of `seconds` where that is less, but 5 s in any case."""
+
+ELEMENTS_OF_WORK = 256
+"""As many elements of a result take about as long as an operation by itself."""
 
 HINTS = {
     "IndexError": "indices below a size: forms={NAME: 'below SIZE'}",
@@ -187,7 +190,7 @@ class FuzzReport:
             f"{_name(self.kernel)}: {self.failure or (none if self.examples else 'nothing was tried')}",
             f"{self.counts}; seed {self.seed}",
         ]
-        if self.ranges:
+        if self.ranges and not self.failure:
             lines.append("sizes: " + ", ".join(f"{name} {a} to {b}" for name, (a, b) in self.ranges.items()))
         lines += [f"ended: {self.ended}"] * (self.failure is None) + self.notes
         for why, count in self.reasons.most_common(1):
@@ -328,7 +331,9 @@ def check(
     process = Kernel(kernel, out, (), arrays, isolated(isolate, inputs))
     try:
         recorded = _record(reference, inputs, out)
-        found = _judged(process(inputs, recorded, math.inf), inputs, recorded, precision, out, TRACE_FALSE_POSITIVES)
+        found = _judged(
+            process(inputs, recorded, math.inf), reference, inputs, recorded, precision, out, TRACE_FALSE_POSITIVES
+        )
     finally:
         process.close()
     return found if isinstance(found, Failure) else None
@@ -341,7 +346,7 @@ class _EnoughError(BaseException):
 class _Search:
     """One fuzzing: what was tried, with which outcome, and how long a case may take.
 
-    `_rate` is the seconds that a check takes for each operation of the reference, by the longest reference so far.
+    `_rate` is the seconds that a check takes for a unit of the reference's work, by the one with most work so far.
     """
 
     def __init__(
@@ -355,8 +360,8 @@ class _Search:
         self._begun = self._shown = time.monotonic()
         self._end = self._begun + seconds
         self._outcomes: dict[str, Failure | str] = {}
-        self._rate, self._longest, self._after = 1e-3, 0, 0
-        self._example, self._largest = Case({}), Case({})
+        self._rate, self._longest, self._after = 1e-3, 0.0, 0
+        self._example, self._largest, self._failed = Case({}), Case({}), Case({})
 
     def begin(self, drawing: Drawing) -> None:
         """Try the example. Raises what the reference raises on it."""
@@ -378,12 +383,12 @@ class _Search:
             report.notes.append(
                 f"your example has {elements} elements, and what is sampled {self.most} at most (most=)"
             )
-        small, there = (
-            _Operations().without_numbers(report.reference, one, out).count
-            for one in (drawing.ones, drawing.example.inputs)
-        )
-        if 0 < 2 * small < there:  # it loops over a size
-            self.most = min(self.most, max(64, int(elements * self._share() / self._rate / there)))
+        both = drawing.ones, drawing.example.inputs
+        small, there = (_Operations().without_numbers(report.reference, one, out) for one in both)
+        base = there.count if there.count < 2 * small.count else 0  # else it loops over a size
+        if there.work > base:
+            times = (self._share() / self._rate - base) / (there.work - base)
+            self.most = min(self.most, max(64, int(elements * times)))
 
     def run(self, drawn: list[Any], seed: int, drawing: Drawing | None = None) -> None:
         """Search each of these strategies; then say what the smallest failure is."""
@@ -419,11 +424,12 @@ class _Search:
         """What becomes of a case; None where it is not tried. Raises _EnoughError where no more is to be tried."""
         report, now = self.report, time.monotonic()
         if (key := case.key) not in self._outcomes:
-            if report.failure is None and (now > self._end or report.examples >= self._until):
-                report.ended = (
-                    f"{self._seconds:g} s are over" if now > self._end else f"{report.examples} cases, as asked"
-                )
-                raise _EnoughError
+            if report.failure is None:
+                ends = {f"{self._seconds:g} s are over": now > self._end}
+                ends |= {f"{report.examples} cases, as asked": report.examples >= self._until}
+                ends |= {"hardly any is allowed": report.discarded + report.refused > 10 * self._until}
+                for report.ended in (words for words, true in ends.items() if true):
+                    raise _EnoughError
             if report.failure is not None and (now > self._end or self._after >= SHRINKING_CASES):
                 return None
             if now > self._shown + 10.0:
@@ -440,7 +446,7 @@ class _Search:
         if isinstance(found, Failure):
             if report.failure is None:
                 self._end = min(self._end, time.monotonic() + SHRINKING_SECONDS)
-            report.failure, report.made = found, case.made
+            report.failure, report.made, self._failed = found, case.made, case
             self._largest = max(self._largest, Case(case.inputs | case.normal), key=lambda one: one.elements)
             found.informative = self._informative
         return found
@@ -454,7 +460,8 @@ class _Search:
 
     def outcome(self, inputs: Inputs, recorded: Golden | None = None) -> Failure | str:
         """What is wrong with the kernel on these inputs, or what they count as."""
-        begun, report, bounds = time.monotonic(), self.report, (self._share() / self._rate, 4 * self.most)
+        begun, report = time.monotonic(), self.report
+        bounds = (self._share() / self._rate, 4 * self.most) if recorded is None else (math.inf, math.inf)
         self.why, made = "", _Operations(4 * bounds[0], bounds[1])
         try:
             if recorded is None:
@@ -465,7 +472,7 @@ class _Search:
         except Exception as error:
             self.why = made.why or child.in_words(error)
             LOG.debug("discarded, since the reference raised %s", self.why, exc_info=True)
-        if recorded is not None and sum(recorded[name].numel() for name in recorded.names) > 4 * self.most:
+        if recorded is not None and sum(recorded[name].numel() for name in recorded.names) > bounds[1]:
             self.why = _Operations.LARGE.format(4 * self.most)
         if self.why or recorded is None:
             report.reasons[self.why] += 1
@@ -481,9 +488,10 @@ class _Search:
                 )
                 raise _EnoughError from None
         chance = TRACE_FALSE_POSITIVES / (2 * self._examples)  # two calls
-        found = _judged(calls, inputs, recorded, self._precision, report.out, chance)
-        if (count := len(recorded.program.nodes)) >= self._longest:
-            self._longest, self._rate = count, max(1e-4, (time.monotonic() - begun) / (1000 + count))
+        found = _judged(calls, report.reference, inputs, recorded, self._precision, report.out, chance)
+        work = sum(1.0 + math.prod(node.shape) / ELEMENTS_OF_WORK for node in recorded.program.nodes)
+        if work >= self._longest:
+            self._longest, self._rate = work, max(1e-6, (time.monotonic() - begun) / (1000.0 + work))
         return found
 
     def _share(self) -> float:
@@ -494,7 +502,9 @@ class _Search:
         """Where only the example fails, cut it; and ask whether the kernel is right on contiguous copies."""
         report = self.report
         with suppress(_EnoughError):
-            if drawing and report.made is self._example.made:
+            example = self._outcomes.get(self._example.key)
+            if drawing and isinstance(example, Failure) and self._example.elements <= self._failed.elements:
+                report.failure, report.made = example, self._example.made
                 for smaller in drawing.cut(self._example):
                     self.tried(smaller)
             found = report.failure or found
@@ -512,16 +522,17 @@ class _Operations(TorchDispatchMode):
 
     def __init__(self, most: float = math.inf, elements: float = math.inf) -> None:
         super().__init__()
-        self._most, self._elements, self.count, self.why = most, elements, 0, ""
+        self._most, self._elements, self.count, self.work, self.why = most, elements, 0, 0.0, ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        self.count += 1
         longest = max((x.untyped_storage().nbytes() // x.element_size() for x in _tensors_in(made)), default=0)
+        self.count += 1
+        self.work += 1.0 + longest / ELEMENTS_OF_WORK
         if longest > self._elements:
             self.why = self.LARGE.format(self._elements)
-        elif self.count > self._most:
-            self.why = f"it would take too long, with more than {self._most:.0f} operations"
+        elif self.work > self._most:
+            self.why = "it would take too long: a case may take an eighth of the time left"
         if self.why:
             raise RuntimeError(self.why)
         return made
@@ -560,19 +571,21 @@ def _silent_here(logger: logging.Logger) -> Iterator[None]:
 
 
 def _judged(
-    calls: list[Call], inputs: Inputs, recorded: Golden, precision: Precision | None, out: Names, false_alarm: float
-) -> Failure | str:
+    calls: list[Call], reference: Any, inputs: Inputs, recorded: Golden, precision: Precision | None, out: Names,
+    false_alarm: float,
+) -> Failure | str:  # fmt: skip
     """What is wrong with the kernel's calls: first what they do to memory, then their results.
 
     If nothing is, what they count as: examples or refused.
     """
     read = zip(recorded.inputs, (x for name, x in tensors(inputs).items() if name not in out), strict=False)
+    precision = _declared(precision, inputs)
     failure = Failure(inputs, "", recorded, precision, dict(read))
     for call, again in zip(calls, ("", "; so a second call on the same inputs"), strict=False):
         failure.words = call.words
         if call.words:
             return "refused" if call.words == "refused" else failure
-        failure.observed |= {name: _defined(x, name, recorded, inputs) for name, x in call.results.items()}
+        failure.observed |= _defined(call.results, reference, inputs, recorded, out)
         failure.localisation = found = localise(
             failure.observed, recorded, precision=precision, false_alarm=false_alarm
         )
@@ -587,13 +600,32 @@ def _judged(
     return "examples"
 
 
-def _defined(x: Tensor, name: str, recorded: Golden, inputs: Inputs) -> Tensor:
-    """A result; NaN where the reference has it of inputs without one: of what is not defined anything is right."""
-    golden = recorded[name] if name in recorded else x
-    if golden.shape != x.shape or not x.is_floating_point() or not bool((undefined := golden.isnan()).any()):
-        return x
-    given = any(bool(one.isnan().any()) for one in tensors(inputs).values())
-    return x if given else torch.where(undefined.to(x.device), math.nan, x.double()).to(x.dtype)
+def _defined(
+    found: dict[str, Tensor], reference: Any, inputs: Inputs, recorded: Golden, out: Names
+) -> dict[str, Tensor]:
+    """Results, with the golden's number where anything is right: where the reference gives NaN of inputs without one,
+    or no finite number in the inputs' own dtypes, as of areas that underflow."""
+    numbers = {name: x for name, x in found.items() if x.is_floating_point() and name in recorded}
+    numbers = {name: x for name, x in numbers.items() if x.shape == recorded[name].shape}
+    plain = dict[str, Tensor]()
+    if any(bool((recorded[name].to(x.device).isfinite() & ~x.isfinite()).any()) for name, x in numbers.items()):
+        with collected([], "the reference in the inputs' own dtypes"):
+            copies = {name: x.clone() if isinstance(x, Tensor) else x for name, x in inputs.items() if name not in out}
+            plain = results(recorded.names, recorded.inputs, called(reference, copies))
+    given = any(bool(x.isnan().any()) for x in tensors(inputs).values())
+    for name, x in numbers.items():
+        exact = recorded[name].to(x.device, torch.float64)
+        undefined = (exact.isnan() & (not given)) | (exact.isfinite() & ~plain.get(name, exact).isfinite())
+        found[name] = torch.where(undefined, exact, x.double()).to(x.dtype) if bool(undefined.any()) else x
+    return found
+
+
+def _declared(precision: Precision | None, inputs: Inputs) -> Precision | None:
+    """What is promised: of denormal inputs, that denormal numbers may be zero."""
+    floats = [x for x in tensors(inputs).values() if x.is_floating_point()]
+    if any(bool(((x != 0) & (x.double().abs() < torch.finfo(x.dtype).tiny)).any()) for x in floats):
+        return replace(precision or guess([x.dtype for x in floats]), flush=True)
+    return precision
 
 
 def _record(reference: Any, inputs: Inputs, out: Names) -> Golden:

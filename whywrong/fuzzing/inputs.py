@@ -200,15 +200,19 @@ class Drawing:
 
     def cases(self, strategies: Any, dtypes: Names, layouts: Names, values: Names, most: int) -> Any:
         """The strategy."""
+        ones = dict.fromkeys(self.free, 1)
+        possible = {
+            name: [n for n in SAMPLED_LENGTHS if n == 1 or self._fits(ones | {name: n}, most)] for name in self.free
+        }
 
         def case(draw: Any) -> Case:
 
             def one_of(choices: Any) -> Any:
                 return draw(strategies.sampled_from(choices))
 
-            lengths: dict[Any, int] = dict.fromkeys(self.free, 1)
+            lengths = dict(ones)
             for name in sorted(self.free, key=one_of(self.free).__eq__, reverse=True) if self.free else ():
-                longest = one_of(SAMPLED_LENGTHS)  # always as many choices: fewer would seem to be simpler
+                longest = one_of(possible[name])  # always as many choices: fewer would seem to be simpler
                 fitting = (n for n in SAMPLED_LENGTHS if n <= longest and self._fits(lengths | {name: n}, most))
                 lengths[name] = max(fitting, default=1)
             wanted = one_of(dtypes) if dtypes else None

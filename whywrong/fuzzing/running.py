@@ -144,19 +144,19 @@ class Kernel:
         was = memory.views(start)
         if self.out:
             copies = {name: given[name].clone() for name in self.out}
-            found: Any = list(copies.values())
-            value = copies if self.out[0] in names else found if len(self.out) > 1 else found[0]
+            several = list(copies.values())
+            value = copies if self.out[0] in names else several if len(several) > 1 else several[0]
             for name in self.out:
                 given[name].copy_(was[name])
         if changed := [name for name, x in given.items() if not same_bits(x, was[name])]:
             return Call(words=f"changed its input {changed[0]!r}")
-        results = _results(names, read, value)
-        if not results:
+        found = results(names, read, value)
+        if not found:
             return Call(
                 words=f"gave {type(value).__name__} {value!r:.60}; expected a tensor, several, or a dict of them"
             )
         outside = "wrote outside of what it was given and of what it allocated"
-        return Call(results, outside * (not (memory.whole(start) and allocated.whole)))
+        return Call(found, outside * (not (memory.whole(start) and allocated.whole)))
 
 
 class _Memory:
@@ -231,7 +231,7 @@ def _guarded(x: Tensor) -> Tensor:
     return torch.cat([_edge(memory), memory, _edge(memory)])
 
 
-def _results(names: Sequence[str], read: Sequence[str], value: Any) -> dict[str, Tensor]:
+def results(names: Sequence[str], read: Sequence[str], value: Any) -> dict[str, Tensor]:
     """What a kernel gave, by the golden's names: a dict's own, else as of a reference's result.
 
     What has the name of an input is what the reference gives under that name.
