@@ -39,6 +39,7 @@ _NAMES = {
     "recording.golden": ("Golden", "golden", "load"),
     "recording.naming": ("Partner", "Proposal", "propose_names"),
     "recording.recorder": ("step",),
+    "reporting.fuzzed": ("fuzzed",),
     "recording.steps": ("Step", "Steps", "Trace"),
     "tables": ("Table",),
 }

@@ -198,6 +198,14 @@ class FuzzReport:
             lines.append(f"discarded {count} times: {why}{hint}")
         return printable("\n  ".join(lines))
 
+    def as_json(self) -> dict[str, Any]:
+        """What `whywrong fuzz --json` prints."""
+        names = ("examples", "refused", "discarded", "seed", "ended", "notes", "reasons", "ranges")
+        data: dict[str, Any] = {"kernel": _name(self.kernel), "found": self.found, "passed": self.passed}
+        data |= {name: getattr(self, name) for name in names}
+        failed = self.failure
+        return data | ({"failure": failed.words, "numbers": failed.numbers, "inputs": failed.given} if failed else {})
+
     def script(self) -> str:
         """A test for pytest that also runs by itself, and then exits with 1 while the smallest failure is there.
 
