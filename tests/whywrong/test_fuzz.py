@@ -614,3 +614,161 @@ def test_truth_values_are_written_and_examples_without_a_range_are_refused():
         whywrong.fuzz(torch.sin, torch.sin, {"input": torch.empty(0, 3)})
     with pytest.raises(UsageError, match=r"dtypes: expected floating-point ones.*got 'int32'"):
         whywrong.fuzz(torch.sin, torch.sin, {"input": torch.ones(3)}, dtypes="int32")
+
+
+def test_the_example_is_the_first_case_and_is_made_smaller_where_nothing_sampled_fails():
+    x = torch.zeros(40, 6)
+    x[3, 2] = 12345.0
+
+    def kernel(x):
+        return torch.where(x == 12345.0, 0.0, x)
+
+    found = whywrong.fuzz(kernel, lambda x: x * 1.0, {"x": x}, examples=30)
+    assert (found.examples, found.notes) == (1, ["your example fails"])
+    assert list(found.failure.inputs["x"].shape) == [4, 3]
+    assert "at (3, 2): 0 for 12345, tolerance 0.00" in repr(found)
+
+
+def test_an_example_larger_than_what_is_sampled_is_tried_and_said():
+    found = whywrong.fuzz(lambda x: x + (x.numel() > 99), lambda x: x * 1.0, {"x": torch.zeros(10, 10)}, most=50)
+    assert found.notes == [
+        "your example fails",
+        "your example has 100 elements, and what is sampled 50 at most (most=)",
+    ]
+
+
+def test_ratios_of_the_example_are_kept_unless_told_otherwise():
+    def rotated(x, cos):
+        half = x.shape[-1] // 2
+        return torch.cat([x[..., :half] * cos[:, None], x[..., half:] * cos[:, None]], -1)
+
+    seen = set()
+
+    def kernel(x, cos):
+        seen.add((x.shape[-1], cos.shape[-1]))
+        return rotated(x, cos)
+
+    given = (torch.randn(6, 3, 48), torch.randn(6, 24))
+    assert whywrong.fuzz(kernel, rotated, given, examples=40, most=1 << 12, **HERE).passed
+    assert {wide / narrow for wide, narrow in seen} == {2.0}
+    assert len(seen) > 8
+    seen.clear()
+    sizes = {"x": ("t", "h", "d"), "cos": ("t", "w")}
+    whywrong.fuzz(kernel, rotated, given, examples=40, most=1 << 12, sizes=sizes, **HERE)
+    assert any(wide != 2 * narrow for wide, narrow in seen), "which the reference survives by broadcasting"
+
+
+def test_sizes_may_be_multiples():
+    seen = set()
+
+    def kernel(q, k):
+        seen.add((len(q), len(k)))
+        return q.view(len(k), -1).sum(1) + k
+
+    sizes = {"q": (("n", 4),), "k": ("n",)}
+    assert whywrong.fuzz(kernel, kernel, (torch.randn(8), torch.randn(2)), sizes=sizes, examples=30, **HERE).passed
+    assert {q / k for q, k in seen} == {4.0}
+    with pytest.raises(UsageError, match=r"sizes: expected a length, a name or .*'n', 3"):
+        whywrong.fuzz(kernel, kernel, (torch.randn(8), torch.randn(2)), sizes={"q": (("n", 3),)})
+
+
+def test_what_is_required_of_inputs_is_kept():
+    seen = []
+
+    def kernel(p, keys, ids, starts, table):
+        seen.append((p, keys, ids, starts, table))
+        return (p * 1.0, keys + 1, table[ids], starts + 1)
+
+    given = {"p": torch.softmax(torch.randn(5, 7), -1), "keys": torch.tensor([1, 3, 9]), "ids": torch.tensor([4, 0])}
+    given |= {"starts": torch.tensor([0, 2, 2, 6]), "table": torch.randn(6, 3)}
+    forms = {"p": "rows sum to 1", "keys": "sorted, unique", "ids": "unique, below pages", "starts": "offsets to pages"}
+    sizes = {"p": (5, "w"), "keys": ("k",), "ids": ("i",), "starts": ("s",), "table": ("pages", 3)}
+    asked = {"forms": forms, "sizes": sizes, "where": lambda ids, table: len(ids) <= len(table)}
+    found = whywrong.fuzz(kernel, kernel, given, examples=40, most=1 << 9, values="normal", **asked, **HERE)
+    assert (found.passed, found.discarded) == (True, 0)
+    for p, keys, ids, starts, table in seen[1:]:
+        if not bool((p > 1).any()):  # else the values before, on which a kernel is called first
+            assert torch.allclose(p.sum(-1), torch.ones(p.shape[:-1]))
+        assert keys.tolist() == sorted(set(keys.tolist()))
+        assert len(set(ids.tolist())) == len(ids) <= len(table)
+        assert max(ids.tolist()) < len(table)
+        assert (int(starts[0]), starts.tolist()) == (0, sorted(starts.tolist()))
+        assert len(starts) == 1 or int(starts[-1]) == len(table)
+    assert len({len(table) for *_, table in seen}) > 5
+
+
+def test_what_cannot_be_required_is_named():
+    given = {"x": torch.randn(4, 9), "ids": torch.tensor([1, 2])}
+    for forms in ({"x": "below 4"}, {"ids": "below nothing"}, {"ids": "round"}, {"y": "sorted"}, {"ids": "below"}):
+        with pytest.raises(UsageError, match=r"forms: expected some of rows sum to 1, .*for one of 'x', 'ids', got '"):
+            whywrong.fuzz(torch.add, torch.add, given, forms=forms)
+    with pytest.raises(UsageError, match=r"where: expected arguments among .*got 'z'"):
+        whywrong.fuzz(torch.add, lambda x, ids: x, given, where=lambda z: True)
+    with pytest.raises(UsageError, match=r"where: expected a condition that holds for the example"):
+        whywrong.fuzz(torch.add, lambda x, ids: x, given, where=lambda x: len(x) > 4)
+    with pytest.raises(UsageError, match=r"isolate: expected False, or None"):
+        whywrong.fuzz(torch.neg, torch.neg, {"x": torch.ones(3, device="meta")}, isolate=True)
+
+
+def test_numpy_inputs_are_arrays_to_the_kernel_and_tensors_to_the_reference():
+    def kernel(x, gain):
+        assert isinstance(x, np.ndarray)
+        return np.where(x.shape[0] > 4, 0.0, 1.0) * x * gain
+
+    given = {"x": np.ones((3, 5), np.float32), "gain": np.ones(5, np.float32)}
+    found = whywrong.fuzz(kernel, lambda x, gain: x * gain, given, refuses=())
+    assert list(found.failure.inputs["x"].shape) == [5, 1]
+    assert check(lambda x: x * 1.0, lambda x: x * 1.0, {"x": np.ones(3, np.float32)}) is None
+
+
+def test_a_number_that_is_wrong_is_shown_with_its_tolerance():
+    failure = check(lambda x: x + 0.5, lambda x: x * 1.0, {"x": torch.ones(1, 1)})
+    assert re.search(r"at \(0, 0\): 1\.5 for 1, tolerance \d\.\d+e-08", repr(failure))
+    failure = check(lambda x: x * 1.0, lambda x: x / 0 * 0, {"x": torch.tensor([[math.nan]])}, precision=None)
+    assert failure is None
+    failure = check(lambda x: x.nan_to_num(), lambda x: x * 1.0, {"x": torch.tensor([[math.nan, 1.0]])})
+    assert "at (0, 0): 0 for nan, which the reference gives: not a number" in repr(failure)
+
+
+def test_progress_and_what_no_script_imports_are_said(monkeypatch):
+    lines, clock = [], [0.0]
+
+    def kernel(x):
+        clock[0] += 4.0
+        return x * 2.0
+
+    monkeypatch.setattr("whywrong.fuzzing.fuzz.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    whywrong.fuzz(kernel, kernels.reference, EXAMPLE, examples=3, progress=lines.append, **HERE)
+    assert re.fullmatch(r"fuzz: .*kernel is no function at the top level of a file, so no .script\(\) .*", lines[0])
+    assert whywrong.fuzz(kernels.right, kernels.right, EXAMPLE, examples=3, progress=lines.append).examples == 3
+    lines.clear()
+    whywrong.fuzz(kernel, lambda x: x * 2.0, EXAMPLE, examples=5, progress=lines.append, **HERE)
+    assert "fuzz: 1 tried, 0 refused, 0 discarded after 12 s" in lines
+
+
+def test_an_interrupt_ends_it_with_what_was_found():
+    calls = []
+
+    def kernel(x):
+        calls.append(1)
+        if len(calls) > 12:
+            raise KeyboardInterrupt
+        return x * 2.0
+
+    found = whywrong.fuzz(kernel, lambda x: x * 2.0, EXAMPLE, **TRIED, **HERE)
+    assert (found.examples, found.found, found.ended) == (4, None, "interrupted")
+
+
+def looping(x):
+    h = torch.zeros_like(x[0])
+    for row in x:
+        h = torch.tanh(h + row)
+    return h
+
+
+def test_a_reference_that_loops_is_given_small_sizes_and_the_time_is_kept():
+    start = time.monotonic()
+    found = whywrong.fuzz(looping, looping, {"x": torch.randn(20, 3)}, sizes={"x": ("t", "d")}, seconds=8)
+    assert time.monotonic() - start < 12.0
+    assert found.examples > 5
+    assert found.ranges["t"][1] < 1000

@@ -513,8 +513,9 @@ class _Search:
             example = self._outcomes.get(self._example.key)
             if drawing and isinstance(example, Failure) and self._example.elements <= self._failed.elements:
                 report.failure, report.made = example, self._example.made
-                for smaller in drawing.cut(self._example):
-                    self.tried(smaller)
+                self._failed, self._after = self._example, 0
+                for name in drawing.free:
+                    any(isinstance(self.tried(smaller), Failure) for smaller in drawing.cut(self._failed, name))
             found = report.failure or found
             self._end = max(self._end, time.monotonic() + 5.0)
             copies = {name: x.contiguous() for name, x in tensors(found.inputs).items() if not x.is_contiguous()}

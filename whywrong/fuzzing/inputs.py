@@ -164,39 +164,30 @@ class Drawing:
 
     def _required(self, name: Any, said: str) -> list[tuple[str, str]]:
         """What is required of an input, each with a size or without one. Raises UsageError for anything else."""
-        found = [
-            (form, size)
-            for form, _, size in (
-                re.sub(r"^(offsets to|below) ", r"\1: ", one.strip()).partition(": ") for one in said.split(",")
-            )
-        ]
+        parts = [part.strip() for part in said.split(",")]
+        found = [(*p.rsplit(" ", 1),) if p.startswith(("below ", "offsets to ")) else (p, "") for p in parts]
         whole = name in self._given and not self._given[name].is_floating_point()
-        known = all(form in (*FORMS, "below", "offsets to") for form, _ in found)
-        fine = known and all(
-            size in self.free or size.isdecimal() if " to" in form or form == "below" else not size
-            for form, size in found
-        )
+        alone, sized = [form for form in FORMS if whole or form != "offsets"], ("below", "offsets to") if whole else ()
+        fine = all(form in sized if size else form in alone for form, size in found)
         if (
             name not in self._given
             or not fine
-            or not (whole or all(form in FORMS and form != "offsets" for form, _ in found))
+            or any(s not in ("", *self.free) and not s.isdecimal() for _, s in found)
         ):
-            wanted = f"some of {', '.join(FORMS)}, of whole numbers also below SIZE and offsets to SIZE ({', '.join(self.free)})"
-            raise UsageError(
-                f"forms: expected {wanted} for one of {', '.join(map(repr, self._given))}, got {name!r}: {said!r}"
-            )
+            wanted = f"{', '.join(FORMS)}, of whole numbers also below SIZE, offsets to SIZE ({', '.join(self.free)})"
+            names = ", ".join(map(repr, self._given))
+            raise UsageError(f"forms: expected some of {wanted} for one of {names}, got {name!r}: {said!r}")
         return found
 
-    def cut(self, case: Case) -> Iterator[Case]:
+    def cut(self, case: Case, name: str) -> Iterator[Case]:
         """The same case with only the first numbers along a size, the fewest first."""
-        for name, longest in case.lengths.items():
-            for length in SAMPLED_LENGTHS[: bisect_left(SAMPLED_LENGTHS, longest)]:
-                inputs = dict(case.inputs)
-                for tensor, axes in self.axes.items():
-                    for axis, one in enumerate(axes):
-                        if _name(one) == name:
-                            inputs[tensor] = inputs[tensor].narrow(axis, 0, length * _times(one)).clone()
-                yield Case(inputs, {n: text for n, text in case.made.items()}, {}, case.lengths | {name: length})
+        for length in SAMPLED_LENGTHS[: bisect_left(SAMPLED_LENGTHS, case.lengths[name])]:
+            inputs = dict(case.inputs)
+            for tensor, axis in (
+                (t, k) for t, axes in self.axes.items() for k, one in enumerate(axes) if _name(one) == name
+            ):
+                inputs[tensor] = inputs[tensor].narrow(axis, 0, length * _times(self.axes[tensor][axis])).clone()
+            yield Case(inputs, case.made, {}, case.lengths | {name: length})
 
     def cases(self, strategies: Any, dtypes: Names, layouts: Names, values: Names, most: int) -> Any:
         """The strategy."""
@@ -211,8 +202,10 @@ class Drawing:
                 return draw(strategies.sampled_from(choices))
 
             lengths = dict(ones)
-            for name in sorted(self.free, key=one_of(self.free).__eq__, reverse=True) if self.free else ():
-                longest = one_of(possible[name])  # always as many choices: fewer would seem to be simpler
+            first = one_of(self.free) if self.free else ""
+            for name in sorted(self.free, key=first.__eq__, reverse=True):  # the first is more often long
+                choices = [*possible[name], *possible[name][len(possible[name]) // 2 :] * (2 * (name == first))]
+                longest = one_of(choices)
                 fitting = (n for n in SAMPLED_LENGTHS if n <= longest and self._fits(lengths | {name: n}, most))
                 lengths[name] = max(fitting, default=1)
             wanted = one_of(dtypes) if dtypes else None
@@ -225,7 +218,9 @@ class Drawing:
                 how: dict[str, Any] = {"seed": seed + i, "device": str(x.device)}
                 how["layout"] = one_of([one for one in layouts if name not in self._out or one != "repeated"])
                 how |= (
-                    {"form": kept} if (kept := tuple(form.split()[0] for form, _ in forms if form != "below")) else {}
+                    {"form": kept}
+                    if (kept := tuple(form.removesuffix(" to") for form, _ in forms if form != "below"))
+                    else {}
                 )
                 if not x.is_floating_point():
                     low, high = int(x.long().min()), int(x.long().max())
