@@ -216,7 +216,9 @@ class Drawing:
                 shape, forms = self._shape(name, lengths), self._forms.get(name, [])
                 dtype = wanted if wanted is not None and x.is_floating_point() else x.dtype
                 how: dict[str, Any] = {"seed": seed + i, "device": str(x.device)}
-                how["layout"] = one_of([one for one in layouts if name not in self._out or one != "repeated"])
+                how["layout"] = one_of(
+                    [one for one in layouts if one != "repeated" or not (forms or name in self._out)]
+                )
                 how |= (
                     {"form": kept}
                     if (kept := tuple(form.removesuffix(" to") for form, _ in forms if form != "below"))
@@ -236,7 +238,7 @@ class Drawing:
                 inputs[name] = sample(shape, dtype, **how)
                 said = "".join(f", {key}={value!r}" for key, value in how.items() if value != "cpu")
                 texts[name] = f"sample({shape}, {dtype}{said})"
-            read = [name for name, x in self._given.items() if x.is_floating_point() and name not in self._out]
+            read = [n for n, x in self._given.items() if x.is_floating_point() and n not in (*self._out, *self._forms)]
             for a, b in combinations(read, 2):
                 if (inputs[a].shape, inputs[a].dtype) == (inputs[b].shape, inputs[b].dtype) and one_of(range(8)) == 7:
                     inputs[b], texts[b] = inputs[a], f"inputs[{a!r}]"
