@@ -7,17 +7,15 @@ recorded on its inputs, and the kernel may differ from it by what the declared p
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import os
 import re
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -51,8 +49,8 @@ from whywrong.fuzzing.inputs import (
 from whywrong.fuzzing.running import Call, Kernel, called, isolated, results
 from whywrong.process_state import process_wide, temporarily
 from whywrong.recording.golden import Golden, golden
+from whywrong.recording.work import Work, work_of
 from whywrong.tables import digits, number, printable, to_stderr
-from whywrong.torch_private import FakeTensorMode, TorchDispatchMode, tree_leaves, tree_map_only
 
 __all__ = ["LAYOUTS", "SAMPLED_LENGTHS", "Failure", "FuzzReport", "check", "fuzz", "sample"]
 
@@ -64,9 +62,6 @@ SHRINKING_CASES, SHRINKING_SECONDS = 100, 30.0
 
 HANGING_SECONDS = 30.0
 """How long the calls of one case may take; half of `seconds` where that is less, but 5 s in any case."""
-
-ELEMENTS_OF_WORK = 256
-"""As many elements of a result take about as long as an operation by itself."""
 
 HINTS = {
     "IndexError": "indices below a size: forms={NAME: 'below SIZE'}",
@@ -265,16 +260,17 @@ def fuzz(
     memory between guard zones: once on other values in the same place, then twice. It fails if a result is beyond what
     is allowed, if anything but the results changes, if a later call changes the result of an earlier one, and if it
     raises: what is among `refuses` is not a failure, and neither is a case that the reference fails on. Where the
-    reference gives NaN of inputs without one, as for a row that is masked whole, anything is right.
+    reference gives NaN of inputs without one, as for a row that is masked whole, or has no finite number in the inputs'
+    own dtype, anything is right; of denormal inputs, denormal numbers may be zero.
 
     With `isolate`, by default on Linux without a GPU, the kernel runs in a process that was forked from this one: if it
     dies, hangs or forks, that is a failure, and what it does to this process's objects is not seen here. Otherwise a
     kernel that reads or writes further than GUARD_ELEMENTS elements outside may end this process.
 
-    The same seed samples the same cases, up to `examples` of them. All of it takes `seconds` at most, the time to shrink
-    a failure too, up to 30 s; only a reference or a kernel in this process is not cut off. `progress` is called with a
-    line every ten seconds. Fewer than 30 cases, or more discarded than tried: it was hardly searched, and `found` is
-    None. An interrupt ends it with what was found. Nothing is written: :meth:`FuzzReport.script` gives a test's text.
+    The same seed samples the same cases, up to `examples` of them. All takes `seconds` at most, and shrinking 30 s of
+    these; only a reference, and a kernel in this process, are not cut off. `progress` is called with a line every ten
+    seconds. Fewer than 30 cases, or more discarded than tried: it was hardly searched, and `found` is None. An
+    interrupt ends it with what was found. Nothing is written: :meth:`FuzzReport.script` gives the text of a test.
 
     While it runs, other threads see that Hypothesis's home directory is a temporary one, and that `random` and
     `numpy.random` are seeded while a case is run, which Hypothesis does; all are afterwards as they were. Two threads
@@ -392,7 +388,7 @@ class _Search:
                 f"your example has {elements} elements, and what is sampled {self.most} at most (most=)"
             )
         both = drawing.ones, drawing.example.inputs
-        small, there = (_Operations().without_numbers(report.reference, one, out) for one in both)
+        small, there = (Work().without_numbers(*self._call(one)) for one in both)
         base = there.count if there.count < 2 * small.count else 0  # else it loops over a size
         if there.work > base:
             times = (self._share() / self._rate - base) / (there.work - base)
@@ -412,7 +408,7 @@ class _Search:
             # finds numbers in the sources of all modules, and without a home of its own it writes them to .hypothesis
             first = self.report.failure
             for part, strategy in enumerate(drawn, 1):
-                self._until = self._examples * part // len(drawn)
+                self._until, self.report.ended = self._examples * part // len(drawn), ""
                 if self.report.failure is first:
                     with suppress(hypothesis.errors.NoSuchExample, hypothesis.errors.Unsatisfiable, _EnoughError):
                         hypothesis.find(strategy, self._fails, settings=how, random=Random(seed))
@@ -462,7 +458,9 @@ class _Search:
     def _informative(self) -> Iterator[Failure | str]:
         self._end = math.inf
         try:
-            yield from map(self.outcome, (self._example.inputs, self._largest.inputs))
+            if self._example.inputs:
+                yield self.outcome(self._example.inputs, _record(self.report.reference, self._example.inputs, self.report.out))
+            yield self.outcome(self._largest.inputs)
         finally:
             self._kernel.close()
 
@@ -470,10 +468,10 @@ class _Search:
         """What is wrong with the kernel on these inputs, or what they count as."""
         begun, report = time.monotonic(), self.report
         bounds = (self._share() / self._rate, 4 * self.most) if recorded is None else (math.inf, math.inf)
-        self.why, made = "", _Operations(4 * bounds[0], bounds[1])
+        self.why, made = "", Work(4 * bounds[0], bounds[1])
         try:
             if recorded is None:
-                self.why = _Operations(*bounds).without_numbers(report.reference, inputs, report.out).why
+                self.why = Work(*bounds).without_numbers(*self._call(inputs)).why
             if recorded is None and not self.why:
                 with made:
                     recorded = _record(report.reference, inputs, report.out)
@@ -481,7 +479,7 @@ class _Search:
             self.why = made.why or child.in_words(error)
             LOG.debug("discarded, since the reference raised %s", self.why, exc_info=True)
         if recorded is not None and sum(recorded[name].numel() for name in recorded.names) > bounds[1]:
-            self.why = _Operations.LARGE.format(4 * self.most)
+            self.why = Work.LARGE.format(4 * self.most)
         if self.why or recorded is None:
             report.reasons[self.why] += 1
             return "discarded"
@@ -497,10 +495,14 @@ class _Search:
                 raise _EnoughError from None
         chance = TRACE_FALSE_POSITIVES / (2 * self._examples)  # two calls
         found = _judged(calls, report.reference, inputs, recorded, self._precision, report.out, chance)
-        work = sum(1.0 + math.prod(node.shape) / ELEMENTS_OF_WORK for node in recorded.program.nodes)
+        work = work_of(recorded.program)
         if work >= self._longest:
             self._longest, self._rate = work, max(1e-6, (time.monotonic() - begun) / (1000.0 + work))
         return found
+
+    def _call(self, inputs: Inputs) -> tuple[Callable[[Inputs], Any], Inputs]:
+        """The reference as a function of its inputs alone."""
+        return partial(called, self.report.reference), {n: x for n, x in inputs.items() if n not in self.report.out}
 
     def _share(self) -> float:
         """The seconds that a case may take: an eighth of those left, ten at most."""
@@ -522,61 +524,6 @@ class _Search:
             found.strided = bool(copies) and self.outcome(found.inputs | copies) == "examples"
         asked = "right on contiguous copies of its inputs; does your kernel promise strides? Else layouts='contiguous'"
         found.words += f"; {asked}" * found.strided
-
-
-class _Operations(TorchDispatchMode):
-    """Counts the operations of a reference; ends it, and says `why`, where they or their tensors are too many."""
-
-    LARGE = "it makes a tensor, or results together, of more than {} elements, four times `most`"
-
-    def __init__(self, most: float = math.inf, elements: float = math.inf) -> None:
-        super().__init__()
-        self._most, self._elements, self.count, self.work, self.why = most, elements, 0, 0.0, ""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        longest = max((x.untyped_storage().nbytes() // x.element_size() for x in _tensors_in(made)), default=0)
-        self.count += 1
-        self.work += 1.0 + longest / ELEMENTS_OF_WORK
-        if longest > self._elements:
-            self.why = self.LARGE.format(self._elements)
-        elif self.work > self._most:
-            self.why = "it would take too long: a case may take an eighth of the time left"
-        if self.why:
-            raise RuntimeError(self.why)
-        return made
-
-    def without_numbers(self, reference: Any, inputs: Inputs, out: Names) -> _Operations:
-        """Count those of a reference as far as it gets without any numbers."""
-        with (
-            collected([], "the reference on tensors without numbers"),  # which ends where numbers decide what is run
-            _silent_here(logging.getLogger(FakeTensorMode.__module__)),  # of what has no fake
-            FakeTensorMode(allow_non_fake_inputs=True) as fake,
-            self,
-        ):
-            called(
-                reference, tree_map_only(Tensor, fake.from_tensor, {n: x for n, x in inputs.items() if n not in out})
-            )
-        return self
-
-
-def _tensors_in(made: Any) -> Iterator[Tensor]:
-    return filter(torch.is_tensor, tree_leaves(made))
-
-
-@contextmanager
-def _silent_here(logger: logging.Logger) -> Iterator[None]:
-    """Records of this thread do not go to a logger; those of others do."""
-    here = threading.get_ident()
-
-    def elsewhere(record: logging.LogRecord) -> bool:
-        return record.thread != here
-
-    logger.addFilter(elsewhere)
-    try:
-        yield
-    finally:
-        logger.removeFilter(elsewhere)
 
 
 def _judged(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whywrong.checking.guarded import memory_of
 from whywrong.comparing.bits import digest
 from whywrong.errors import UsageError
 
@@ -53,9 +53,7 @@ KINDS_OF_VALUES: dict[str, Callable[[Tensor], Tensor]] = {
 """Kinds of floating-point values, made of normal ones. Not every reference allows the last three."""
 
 FORMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "rows sum to 1": lambda x: (
-        (x.abs() + (x == 0).all(-1, keepdim=True)) / (x.abs() + (x == 0).all(-1, keepdim=True)).sum(-1, keepdim=True)
-    ),
+    "rows sum to 1": lambda x: torch.nn.functional.normalize(x.abs() + (x == 0).all(-1, keepdim=True), 1.0, -1),
     "unique": lambda x: x,
     "sorted": lambda x: x.sort(-1).values,
     "offsets": lambda x: x.sort(-1).values,
@@ -165,7 +163,7 @@ class Drawing:
     def _required(self, name: Any, said: str) -> list[tuple[str, str]]:
         """What is required of an input, each with a size or without one. Raises UsageError for anything else."""
         parts = [part.strip() for part in said.split(",")]
-        found = [(*p.rsplit(" ", 1),) if p.startswith(("below ", "offsets to ")) else (p, "") for p in parts]
+        found = [p.rpartition(" ")[::2] if p.startswith(("below ", "offsets to ")) else (p, "") for p in parts]
         whole = name in self._given and not self._given[name].is_floating_point()
         alone, sized = [form for form in FORMS if whole or form != "offsets"], ("below", "offsets to") if whole else ()
         fine = all(form in sized if size else form in alone for form, size in found)
@@ -216,14 +214,10 @@ class Drawing:
                 shape, forms = self._shape(name, lengths), self._forms.get(name, [])
                 dtype = wanted if wanted is not None and x.is_floating_point() else x.dtype
                 how: dict[str, Any] = {"seed": seed + i, "device": str(x.device)}
-                how["layout"] = one_of(
-                    [one for one in layouts if one != "repeated" or not (forms or name in self._out)]
-                )
-                how |= (
-                    {"form": kept}
-                    if (kept := tuple(form.removesuffix(" to") for form, _ in forms if form != "below"))
-                    else {}
-                )
+                fine = [one for one in layouts if one != "repeated" or not (forms or name in self._out)]
+                how["layout"] = one_of(fine or ["contiguous"])
+                if kept := tuple(form.removesuffix(" to") for form, _ in forms if form != "below"):
+                    how["form"] = kept
                 if not x.is_floating_point():
                     low, high = int(x.long().min()), int(x.long().max())
                     how |= {"low": low, "high": low + one_of((high - low, 0, min(1, high - low), (high - low) // 8))}
@@ -307,11 +301,6 @@ def without_arrays(inputs: Inputs) -> tuple[Inputs, Names]:
     """Tensors in place of NumPy arrays, which share their memory, and the names of these."""
     arrays = tuple(name for name, x in inputs.items() if isinstance(x, np.ndarray))
     return inputs | {name: torch.from_numpy(inputs[name]) for name in arrays}, arrays
-
-
-def memory_of(x: Tensor) -> Tensor:
-    """All of the memory that `x` is part of."""
-    return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
 
 
 def _digest(x: Tensor) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,23 +10,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from whywrong import child
+from whywrong.checking.guarded import Allocations, Memory
 from whywrong.checking.repetition import poisoned
 from whywrong.comparing.bits import same_bits
 from whywrong.comparing.comparison import as_tensor
 from whywrong.errors import UsageError
-from whywrong.fuzzing.inputs import Inputs, Names, memory_of, tensors
+from whywrong.fuzzing.inputs import Inputs, Names, tensors
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.watching import OUTPUT, tensors_of
-from whywrong.torch_private import TorchDispatchMode, tree_map_only
-
-GUARD_ELEMENTS = 1 << 12
-"""Elements of the guard zones on both sides of what a kernel is given and of what it allocates."""
-
-_FACTORIES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "full"}
+from whywrong.torch_private import tree_map_only
 
 
 def isolated(isolate: bool | None, inputs: Inputs) -> bool:
@@ -111,7 +105,7 @@ class Kernel:
     ) -> list[Call]:  # fmt: skip
         """What the kernel does to memory and gives: in the first of two calls, and in the second if it differs."""
         inputs = {name: given[name] if name in given else self.fixed[name] for name in order}
-        memory = _Memory(inputs, self.out)
+        memory = Memory(tensors(inputs), self.out)
         run = partial(self._call, memory, inputs, names, read, interrupts)
         last, found = run(memory.others(), (Exception,)) if others else Call(), []
         for refused in (self.refuses, ()):
@@ -127,13 +121,13 @@ class Kernel:
         return found[:1] if not found[-1].words and len(found[-1].same) == len(found[-1].results) else found
 
     def _call(
-        self, memory: _Memory, inputs: Inputs, names: Sequence[str], read: Sequence[str], interrupts: Names,
+        self, memory: Memory, inputs: Inputs, names: Sequence[str], read: Sequence[str], interrupts: Names,
         start: Mapping[int, Tensor], refused: Names,
     ) -> Call:  # fmt: skip
         given = memory.views(memory.copies(start))
         seen = {name: x.numpy() if name in self.arrays else x for name, x in given.items()}
         try:
-            with poisoned(), _Allocations() as allocated:
+            with poisoned(), Allocations() as allocated:
                 value = called(self.function, inputs | seen)
         except interrupts:
             raise
@@ -157,78 +151,6 @@ class Kernel:
             )
         outside = "wrote outside of what it was given and of what it allocated"
         return Call(found, outside * (not (memory.whole(start) and allocated.whole)))
-
-
-class _Memory:
-    """The memory of inputs between guard zones, by where it was; `start` is how it is before each call."""
-
-    def __init__(self, inputs: Inputs, out: Names) -> None:
-        self._tensors, self._out = tensors(inputs), out
-        self._at = {name: x.untyped_storage().data_ptr() for name, x in self._tensors.items()}
-        self._memory = {self._at[name]: _guarded(x) for name, x in self._tensors.items()}
-        for name in out:
-            with poisoned():
-                views = self.views(self._memory)
-                views[name].copy_(torch.empty_like(views[name]))
-        self.start = {place: x.clone() for place, x in self._memory.items()}
-
-    def views(self, of: Mapping[int, Tensor]) -> dict[Any, Tensor]:
-        """The inputs in such memory."""
-        return {
-            n: of[self._at[n]].as_strided(x.shape, x.stride(), x.storage_offset() + GUARD_ELEMENTS)
-            for n, x in self._tensors.items()
-        }
-
-    def others(self) -> dict[int, Tensor]:
-        """Other values in the same place, which no result takes for the same, be it without mean and scale."""
-        found = {place: x.clone() for place, x in self.start.items()}
-        for place in {self._at[n] for n, x in self._tensors.items() if n not in self._out and x.is_floating_point()}:
-            x = found[place]
-            x.copy_(x.double().square() + 1 + torch.arange(len(x), device=x.device) % 3)
-        return found
-
-    def copies(self, start: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The memory that the kernel is given, as at the start."""
-        for place, x in self._memory.items():
-            x.copy_(start[place])
-        return self._memory
-
-    def whole(self, start: Mapping[int, Tensor]) -> bool:
-        """Whether all of it, guard zones too, is as it was."""
-        return all(same_bits(x, start[place]) for place, x in self._memory.items())
-
-    def has(self, x: Tensor) -> bool:
-        """Whether a result lies in it."""
-        return x.untyped_storage().data_ptr() in {ours.untyped_storage().data_ptr() for ours in self._memory.values()}
-
-
-class _Allocations(TorchDispatchMode):
-    """Guard zones around what is allocated."""
-
-    edges: tuple[Tensor, ...] = ()
-
-    @property
-    def whole(self) -> bool:
-        """Whether they are as they were."""
-        return all(same_bits(edge, _edge(edge[:1])) for edge in self.edges)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ not in _FACTORIES or not made.numel() or 0 in made.stride() or made.is_meta:
-            return made
-        memory = _guarded(made)
-        self.edges += (memory[:GUARD_ELEMENTS], memory[-GUARD_ELEMENTS:])
-        return memory.as_strided(made.shape, made.stride(), GUARD_ELEMENTS)
-
-
-def _edge(x: Tensor) -> Tensor:
-    return x.new_full((GUARD_ELEMENTS,), math.nan if x.is_floating_point() else int(x.long().min()))
-
-
-def _guarded(x: Tensor) -> Tensor:
-    """A copy of all of the memory that `x` is part of, between guard zones: NaN, or the smallest number in it."""
-    memory = memory_of(x)
-    return torch.cat([_edge(memory), memory, _edge(memory)])
 
 
 def results(names: Sequence[str], read: Sequence[str], value: Any) -> dict[str, Tensor]:

@@ -34,7 +34,7 @@ class FuzzedError(AssertionError):
 
 
 def fuzzed(reference: Any, inputs: Any, **how: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a kernel a test: ``@whywrong.fuzzed(attention, (q, k, v), seconds=20)`` above ``def test_mine(q, k, v): ...``.
+    """Make a kernel a test: ``@whywrong.fuzzed(attention, (q, k, v), seconds=20)`` above ``def test_it(q, k, v): ...``.
 
     The test has no arguments; it calls :func:`whywrong.fuzz` with the function below as the kernel, with `reference`,
     `inputs` (or a function that gives them) and all else as that takes it, and raises FuzzedError if it fails or was
