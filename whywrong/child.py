@@ -310,16 +310,14 @@ def _work(connection: socket.socket, function: Callable[..., Any], memory: int |
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         _limit(memory)
         me, forked = os.getpid(), [0]
-        returned, copies = os.pipe()  # written by a copy that returns from the function
+        returned, _copies[:] = (pipe := os.pipe())[0], pipe[1:]
         os.set_blocking(returned, False)
         os.register_at_fork(after_in_parent=lambda: forked.append(0))
         before = _standard()
         while message := _received(connection):
             count = len(forked)
             answer = _answered(function, message)
-            if os.getpid() != me:
-                os.write(copies, b"!")
-                os._exit(0)
+            end_copy(me)
             for stream in (sys.stdout, sys.stderr):
                 with suppress(Exception):
                     stream.flush()
@@ -329,6 +327,18 @@ def _work(connection: socket.socket, function: Callable[..., Any], memory: int |
             answer = dumps(("died", wrong[0])) if wrong else answer
             connection.sendall(LENGTH.pack(len(answer)) + answer)
     finally:
+        os._exit(0)
+
+
+_copies: list[int] = []
+"""In a worker, what a copy writes to before it ends."""
+
+
+def end_copy(of: int) -> None:
+    """End this process if it is not `of`, but a copy, made by what was called, which has returned from that too."""
+    if os.getpid() != of:
+        for descriptor in _copies:
+            os.write(descriptor, b"!")
         os._exit(0)
 
 

@@ -459,7 +459,9 @@ class _Search:
         self._end = math.inf
         try:
             if self._example.inputs:
-                yield self.outcome(self._example.inputs, _record(self.report.reference, self._example.inputs, self.report.out))
+                yield self.outcome(
+                    self._example.inputs, _record(self.report.reference, self._example.inputs, self.report.out)
+                )
             yield self.outcome(self._largest.inputs)
         finally:
             self._kernel.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,9 @@ from whywrong.fuzzing.inputs import Inputs, Names, tensors
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.watching import OUTPUT, tensors_of
 from whywrong.torch_private import tree_map_only
+
+MEMORY: int | None = None
+"""Bytes that a kernel in a child may have beyond what this process has; None: a quarter of what is free."""
 
 
 def isolated(isolate: bool | None, inputs: Inputs) -> bool:
@@ -60,7 +64,7 @@ class Kernel:
     fixed: Inputs = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._child = child.Child(self._calls)
+        self._child = child.Child(self._calls, MEMORY)
 
     def close(self) -> None:
         """End the child, if there is one; the next case begins another."""
@@ -75,7 +79,7 @@ class Kernel:
         try:
             return self._in_child(self._child, (given, *about), seconds)
         except (pickle.PicklingError, AttributeError, TypeError):  # arguments that only a fork carries over
-            with child.Child(partial(self._calls, given, *about)) as once:
+            with child.Child(partial(self._calls, given, *about), MEMORY) as once:
                 return self._in_child(once, (), seconds)
 
     def _in_child(self, process: child.Child, arguments: Names, seconds: float) -> list[Call]:
@@ -125,6 +129,7 @@ class Kernel:
         start: Mapping[int, Tensor], refused: Names,
     ) -> Call:  # fmt: skip
         given = memory.views(memory.copies(start))
+        me = os.getpid()
         seen = {name: x.numpy() if name in self.arrays else x for name, x in given.items()}
         try:
             with poisoned(), Allocations() as allocated:
@@ -135,6 +140,8 @@ class Kernel:
             return Call(words="refused")
         except BaseException as why:
             return Call(words=f"raised {child.in_words(why)}")
+        finally:
+            child.end_copy(me)
         was = memory.views(start)
         if self.out:
             copies = {name: given[name].clone() for name in self.out}
