@@ -633,7 +633,7 @@ def test_an_example_larger_than_what_is_sampled_is_tried_and_said():
     found = whywrong.fuzz(lambda x: x + (x.numel() > 99), lambda x: x * 1.0, {"x": torch.zeros(10, 10)}, most=50)
     assert found.notes == [
         "your example fails",
-        "your example has 100 elements, and what is sampled 50 at most (most=)",
+        "your example has 100 elements, what is sampled 50 at most (most=)",
     ]
 
 
@@ -775,3 +775,26 @@ def test_a_reference_that_loops_is_given_small_sizes_and_the_time_is_kept():
     assert time.monotonic() - start < 12.0
     assert found.examples > 5
     assert found.ranges["t"][1] < 1000
+
+
+def test_an_error_that_leaves_cuda_unusable_ends_it_and_is_said():
+    calls = []
+
+    def kernel(x):
+        calls.append(1)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    found = whywrong.fuzz(kernel, lambda x: x * 2.0, EXAMPLE, examples=30, **HERE)
+    assert (len(calls), found.examples) == (2, 1), "on other values, and then on the example"
+    assert "raised RuntimeError: CUDA error: an illegal" in found.failure.words
+    assert found.notes[0] == "CUDA cannot be used any more in this process, so nothing smaller was tried"
+
+
+def test_a_failure_with_strides_alone_does_not_hide_another():
+    def kernel(x):
+        flat = x.as_strided((x.numel(),), (1,), x.storage_offset())
+        return flat.view(x.shape).exp() * (1.0 + (x.shape[0] > 8))
+
+    found = whywrong.fuzz(kernel, torch.exp, (torch.randn(6, 5),), examples=80, values="normal")
+    assert not found.failure.strided
+    assert list(found.failure.inputs[0].shape) == [9, 1]

@@ -308,10 +308,8 @@ def fuzz(
         else:
             parameters = _parameters(reference, [name for name in example if name not in out])
             search.where = _where(where, parameters)
-            said, required = (
-                {parameters.get(n, n): x for n, x in by_name(one or {}).items()} for one in (sizes, forms)
-            )
-            drawing = Drawing(example, out, said, required, search.where)
+            axes, wanted = ({parameters.get(n, n): x for n, x in by_name(w or {}).items()} for w in (sizes, forms))
+            drawing = Drawing(example, out, axes, wanted, search.where)
             search.begin(drawing)
             drawn = [drawing.cases(strategies, dtypes, some, values, search.most) for some in (layouts[:1], layouts)]
         search.run(drawn[: len(layouts)], seed, drawing)
@@ -335,9 +333,8 @@ def check(
     process = Kernel(kernel, out, (), arrays, isolated(isolate, inputs))
     try:
         recorded = _record(reference, inputs, out)
-        found = _judged(
-            process(inputs, recorded, math.inf), reference, inputs, recorded, precision, out, TRACE_FALSE_POSITIVES
-        )
+        calls = process(inputs, recorded, math.inf)
+        found = _judged(calls, reference, inputs, recorded, precision, out, TRACE_FALSE_POSITIVES)
     finally:
         process.close()
     return found if isinstance(found, Failure) else None
@@ -380,13 +377,10 @@ class _Search:
             found = self.tried(self._example, recorded)
         if isinstance(found, Failure) or found != "examples":
             words = {"refused": "the kernel refuses", "discarded": f"was discarded, since {self.why}"}
-            report.notes.append(
-                f"your example {words.get(str(found), 'fails' if found else 'was not tried to its end')}"
-            )
+            what = words.get(str(found), "fails" if found else "was not tried to its end")
+            report.notes.append(f"your example {what}")
         if (elements := self._example.elements) > self.most:
-            report.notes.append(
-                f"your example has {elements} elements, and what is sampled {self.most} at most (most=)"
-            )
+            report.notes.append(f"your example has {elements} elements, what is sampled {self.most} at most (most=)")
         both = drawing.ones, drawing.example.inputs
         small, there = (Work().without_numbers(*self._call(one)) for one in both)
         base = there.count if there.count < 2 * small.count else 0  # else it loops over a size
@@ -400,9 +394,8 @@ class _Search:
         import hypothesis.configuration as config
         from hypothesis import Phase, settings
 
-        how = settings(
-            max_examples=5 * self._examples, database=None, deadline=None, phases=[Phase.generate, Phase.shrink]
-        )
+        phases = Phase.generate, Phase.shrink
+        how = settings(max_examples=5 * self._examples, database=None, deadline=None, phases=phases)
         home = partial(temporarily, lambda: vars(config)["__hypothesis_home_directory"], config.set_hypothesis_home_dir)
         with tempfile.TemporaryDirectory() as folder, process_wide(home(folder)):
             # finds numbers in the sources of all modules, and without a home of its own it writes them to .hypothesis
@@ -451,6 +444,9 @@ class _Search:
             if report.failure is None:
                 self._end = min(self._end, time.monotonic() + SHRINKING_SECONDS)
             report.failure, report.made, self._failed = found, case.made, case
+            if "CUDA error" in found.words:
+                report.notes.append("CUDA cannot be used any more in this process, so nothing smaller was tried")
+                self._end = -math.inf
             self._largest = max(self._largest, Case(case.inputs | case.normal), key=lambda one: one.elements)
             found.informative = self._informative
         return found

@@ -84,18 +84,18 @@ class Case:
 
 
 class Drawing:
-    """What is drawn like an example: `axes` has a size for each axis of a tensor, and `free` the sizes that are drawn.
+    """What is drawn like an example: `free` are the names of its sizes, and `ones` is the example with all of them 1.
 
     Axes of equal length are one size, and those of length 1 stay. Where of two tensors without a size in common one is
-    longer by a whole number of times at the same place from the end, it stays so many times as long, as heads of queries
-    and of keys, or the width of a head and of its rotation. `sizes` and `forms` say otherwise, and more.
+    longer by a whole number of times at the same place from the end, it stays so many times as long: heads of queries
+    and of keys, the width of a head and of its rotation. `sizes` and `forms` say otherwise, and more.
     """
 
     def __init__(
         self, example: Inputs, out: Names, sizes: Mapping[Any, Any], forms: Mapping[Any, Any], where: Callable[..., Any]
     ) -> None:
         self._given = {name: x for name, x in tensors(example).items() if x.dim()}
-        self._out, self.axes = out, dict[Any, tuple[Size, ...]]()
+        self._out, self._axes = out, dict[Any, tuple[Size, ...]]()
         if wrong := [name for name in out if name not in tensors(example)]:
             raise UsageError(f"out: expected one of {', '.join(map(repr, example))}, got {wrong[0]!r}")
         if not self._given:
@@ -105,13 +105,12 @@ class Drawing:
         if not where(example):
             raise UsageError("where: expected a condition that holds for the example, and it does not")
         self._name_axes(sizes)
-        self.free = sorted({_name(one) for axes in self.axes.values() for one in axes if not isinstance(one, int)})
+        self.free = self._names()
         self._forms = {name: self._required(name, str(said)) for name, said in forms.items()}
         texts = {n: literal(x) for n, x in example.items() if n not in self._given}
         self.example = Case(example, texts, {}, {name: self._length(name) for name in self.free})
         lengths = dict.fromkeys(self.free, 1)
         self.ones = example | {n: x.new_zeros(self._shape(n, lengths)) for n, x in self._given.items()}
-        """The example with all sizes 1."""
 
     def _name_axes(self, sizes: Mapping[Any, Any]) -> None:
         called: dict[int, str] = {}
@@ -119,45 +118,39 @@ class Drawing:
             x = self._given.get(name)
             if x is None or len(axes) != x.dim() or not all(map(_is_size, axes, x.shape)):
                 shapes = ", ".join(f"{n!r}: {tuple(x.shape)}" for n, x in self._given.items())
-                wanted = (
-                    'expected a length, a name or ("name", multiple) for each axis of one of the tensors, which are'
-                )
-                raise UsageError(f"sizes: {wanted} {{{shapes}}}, got {name!r}: {axes!r}")
-            self.axes[name] = tuple(axes)
+                wanted = 'a length, a name or ("name", multiple) for each axis of one of the tensors, which are'
+                raise UsageError(f"sizes: expected {wanted} {{{shapes}}}, got {name!r}: {axes!r}")
+            self._axes[name] = tuple(axes)
             called |= {n: one for n, one in zip(x.shape, axes, strict=True) if isinstance(one, str)}
         for name, x in self._given.items():
-            self.axes.setdefault(name, tuple(1 if n == 1 else called.get(n, str(n)) for n in x.shape))
-        places: dict[str, set[tuple[Any, int]]] = {}
-        for name, axes in self.axes.items():
-            for place, one in enumerate(axes, -len(axes)):
-                if not isinstance(one, int):
-                    places.setdefault(_name(one), set()).add((name, place))
-        lengths, ratios = {one: self._length(one) for one in places}, dict[str, Size]()
-        for one, other in product(sorted(places, key=lengths.__getitem__), sorted(places, key=lengths.__getitem__)):
-            owners, ends = zip(*places[one], strict=True)
-            apart = any(end in ends for _, end in places[other]) and not any(
-                name in owners for name, _ in places[other]
-            )
-            if apart and lengths[other] < lengths[one] and not lengths[one] % lengths[other] and owners[0] not in sizes:
+            self._axes.setdefault(name, tuple(1 if n == 1 else called.get(n, str(n)) for n in x.shape))
+        lengths, ratios = {one: self._length(one) for one in self._names()}, dict[str, Size]()
+        places = {
+            one: {(n, k - len(axes)) for n, axes in self._axes.items() for k in _at(axes, one)} for one in lengths
+        }
+        for one, other in product(sorted(places, key=lengths.__getitem__), repeat=2):
+            owners, ends = map(set, zip(*places[one], strict=True))
+            others, their_ends = map(set, zip(*places[other], strict=True))
+            apart = owners.isdisjoint(others) and not ends.isdisjoint(their_ends) and owners.isdisjoint(sizes)
+            if apart and lengths[other] < lengths[one] and not lengths[one] % lengths[other]:
                 base, times = ratios.get(other, (other, 1))
                 ratios[one] = base, times * lengths[one] // lengths[other]
-        self.axes = {name: tuple(ratios.get(one, one) for one in axes) for name, axes in self.axes.items()}
+        self._axes = {name: tuple(ratios.get(one, one) for one in axes) for name, axes in self._axes.items()}
+
+    def _names(self) -> list[str]:
+        return sorted({_name(one) for axes in self._axes.values() for one in axes if not isinstance(one, int)})
 
     def _length(self, name: str) -> int:
         """Of the example."""
-        ends = (
-            (n, one)
-            for tensor, axes in self.axes.items()
-            for n, one in zip(self._given[tensor].shape, axes, strict=True)
-        )
-        return next(n // _times(one) for n, one in ends if _name(one) == name)
+        tensor, axis = next((n, k) for n, axes in self._axes.items() for k in _at(axes, name))
+        return self._given[tensor].shape[axis] // _times(self._axes[tensor][axis])
 
     def _shape(self, name: Any, lengths: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(one if isinstance(one, int) else lengths[_name(one)] * _times(one) for one in self.axes[name])
+        return tuple(one if isinstance(one, int) else lengths[_name(one)] * _times(one) for one in self._axes[name])
 
     def _fits(self, lengths: Mapping[str, int], most: int) -> bool:
         """Whether all tensors have `most` elements together, and what has all sizes 64 times as many, at most."""
-        elements = sum(math.prod(self._shape(name, lengths)) for name in self.axes)
+        elements = sum(math.prod(self._shape(name, lengths)) for name in self._axes)
         return elements <= most and math.prod(lengths.values()) <= 64 * most
 
     def _required(self, name: Any, said: str) -> list[tuple[str, str]]:
@@ -167,11 +160,8 @@ class Drawing:
         whole = name in self._given and not self._given[name].is_floating_point()
         alone, sized = [form for form in FORMS if whole or form != "offsets"], ("below", "offsets to") if whole else ()
         fine = all(form in sized if size else form in alone for form, size in found)
-        if (
-            name not in self._given
-            or not fine
-            or any(s not in ("", *self.free) and not s.isdecimal() for _, s in found)
-        ):
+        fine &= name in self._given and all(size in ("", *self.free) or size.isdecimal() for _, size in found)
+        if not fine:
             wanted = f"{', '.join(FORMS)}, of whole numbers also below SIZE, offsets to SIZE ({', '.join(self.free)})"
             names = ", ".join(map(repr, self._given))
             raise UsageError(f"forms: expected some of {wanted} for one of {names}, got {name!r}: {said!r}")
@@ -181,18 +171,14 @@ class Drawing:
         """The same case with only the first numbers along a size, the fewest first."""
         for length in SAMPLED_LENGTHS[: bisect_left(SAMPLED_LENGTHS, case.lengths[name])]:
             inputs = dict(case.inputs)
-            for tensor, axis in (
-                (t, k) for t, axes in self.axes.items() for k, one in enumerate(axes) if _name(one) == name
-            ):
-                inputs[tensor] = inputs[tensor].narrow(axis, 0, length * _times(self.axes[tensor][axis])).clone()
+            for tensor, axis in ((n, k) for n, axes in self._axes.items() for k in _at(axes, name)):
+                inputs[tensor] = inputs[tensor].narrow(axis, 0, length * _times(self._axes[tensor][axis])).clone()
             yield Case(inputs, case.made, {}, case.lengths | {name: length})
 
     def cases(self, strategies: Any, dtypes: Names, layouts: Names, values: Names, most: int) -> Any:
         """The strategy."""
         ones = dict.fromkeys(self.free, 1)
-        possible = {
-            name: [n for n in SAMPLED_LENGTHS if n == 1 or self._fits(ones | {name: n}, most)] for name in self.free
-        }
+        lengths_of = {name: [n for n in SAMPLED_LENGTHS[1:] if self._fits(ones | {name: n}, most)] for name in ones}
 
         def case(draw: Any) -> Case:
 
@@ -202,13 +188,12 @@ class Drawing:
             lengths = dict(ones)
             first = one_of(self.free) if self.free else ""
             for name in sorted(self.free, key=first.__eq__, reverse=True):  # the first is more often long
-                choices = [*possible[name], *possible[name][len(possible[name]) // 2 :] * (2 * (name == first))]
-                longest = one_of(choices)
+                possible = [1, *lengths_of[name]]
+                longest = one_of(possible + possible[len(possible) // 2 :] * (2 * (name == first)))
                 fitting = (n for n in SAMPLED_LENGTHS if n <= longest and self._fits(lengths | {name: n}, most))
                 lengths[name] = max(fitting, default=1)
             wanted = one_of(dtypes) if dtypes else None
-            inputs, normal = dict(self.example.inputs), {}
-            texts = dict(self.example.made)
+            inputs, normal, texts = dict(self.example.inputs), {}, dict(self.example.made)
             seed = one_of(range(1000))  # integers() would sample numbers of the modules that are loaded
             for i, (name, x) in enumerate(self._given.items()):
                 shape, forms = self._shape(name, lengths), self._forms.get(name, [])
@@ -245,6 +230,11 @@ def _is_size(one: Any, length: int) -> bool:
     if isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], int):
         return one[1] > 0 and length % one[1] == 0
     return isinstance(one, str) or (isinstance(one, int) and one > 0)
+
+
+def _at(axes: tuple[Size, ...], name: str) -> list[int]:
+    """Where a size stands."""
+    return [k for k, one in enumerate(axes) if _name(one) == name]
 
 
 def _name(one: Size) -> Any:
@@ -298,9 +288,9 @@ def by_name(inputs: Any) -> Inputs:
 
 
 def without_arrays(inputs: Inputs) -> tuple[Inputs, Names]:
-    """Tensors in place of NumPy arrays, which share their memory, and the names of these."""
+    """Tensors in place of copies of NumPy arrays, and the names of these."""
     arrays = tuple(name for name, x in inputs.items() if isinstance(x, np.ndarray))
-    return inputs | {name: torch.from_numpy(inputs[name]) for name in arrays}, arrays
+    return inputs | {name: torch.from_numpy(np.array(inputs[name])) for name in arrays}, arrays
 
 
 def _digest(x: Tensor) -> str:
