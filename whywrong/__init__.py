@@ -40,6 +40,7 @@ _NAMES = {
     "recording.golden": ("Golden", "golden", "load"),
     "recording.naming": ("Partner", "Proposal", "propose_names"),
     "recording.recorder": ("step",),
+    "reporting.fuzzed": ("fuzzed",),
     "recording.steps": ("Step", "Steps", "Trace"),
     "reporting.weights": ("Weights", "weights"),
     "tables": ("Table",),

@@ -3,7 +3,7 @@
 import difflib
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Integral, Real
 from typing import Any
 
@@ -24,8 +24,11 @@ def check_number(name: str, value: Any, least: float = 0, whole: bool = False) -
 
 
 def first_line(error: object) -> str:
-    """The first line of an error or a text, 160 characters at most; the error's type where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+    """The first line of an error or a text, 160 characters at most; the error's type where it has none."""
+    text = ""
+    with suppress(Exception):  # a text that cannot be made
+        text = str(error).strip()
+    return (text.splitlines() or [type(error).__name__])[0][:160]
 
 
 LOG = logging.getLogger("whywrong")

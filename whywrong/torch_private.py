@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from torch._C import (
     DispatchKey,  # to ask for an operation's CompositeExplicitAutograd form; a public decompose() for it
+    _current_graph_task_id,  # of the backward that runs; a public way to ask whether autograd calls an operation
     _functorch,  # vmap's warning of slow operations; a public way to silence it
 )
 from torch._decomp import decomposition_table  # operations as others; torch.export's public core ATen table, once whole
@@ -29,6 +30,7 @@ __all__ = [
     "_get_current_dispatch_mode_stack",
     "_reparametrize_module",
     "decomposition_table",
+    "in_backward",
     "tree_leaves",
     "tree_map",
     "tree_map_only",
@@ -45,3 +47,8 @@ def without_vmap_warning() -> Iterator[None]:
         yield
     finally:
         _functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined]
+
+
+def in_backward() -> bool:
+    """Whether autograd computes a gradient in this thread."""
+    return _current_graph_task_id() != -1

@@ -29,7 +29,7 @@ def settle_cause(ledger: Ledger, why: Explanation, name: str) -> None:
 def settle_smallest(ledger: Ledger, fuzzed: FuzzReport, name: str) -> None:
     """Is there an input on which the kernel fails, if it has a fault, and none if it has not?"""
     shape = list(fuzzed.failure.inputs["x"].shape) if fuzzed.failure else []
-    ledger.settle("smallest", fuzzed.found == (name != NONE), shape=shape, tried=fuzzed.examples)
+    ledger.settle("smallest", (fuzzed.failure is not None) == (name != NONE), shape=shape, tried=fuzzed.examples)
 
 
 def settle_correct_kernel(ledger: Ledger, reports: Mapping[int, Localisation], fuzzed: FuzzReport) -> None:

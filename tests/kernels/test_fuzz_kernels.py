@@ -42,7 +42,7 @@ SHORT = {
 def test_a_kernel_stands_or_falls(name):
     case = CASES[name]
     found = case.fuzz(SHORT[name], most=1 << (10 if case.language == "BLAS" else 7))
-    assert found.found == case.faulty, found
+    assert (found.failure is not None) == case.faulty, found
     assert found.examples >= (1 if case.faulty else 2)
 
 
@@ -59,7 +59,7 @@ def test_a_kernel_stands_or_falls_in_50_examples(name):
     if not case.runs_here:
         pytest.skip(case.why)
     found = case.fuzz(50)
-    assert found.found == case.faulty, found
+    assert (found.failure is not None) == case.faulty, found
     assert found.examples > 0
 
 
@@ -75,7 +75,7 @@ def test_the_command_writes_a_row_a_case(tmp_path, monkeypatch):
 
 
 def test_a_case_that_raises_is_a_row():
-    case = CASES["softmax"]._replace(inputs={"x": "nothing to draw"}, reference=None)
+    case = CASES["softmax"]._replace(reference=None)
     row = fuzz_kernels.result(case, 2, 60.0, explain=False)
     assert (row["outcome"], row["as_expected"]) == ("fuzz failed", "no")
     assert "expected a torch.nn.Module or a function" in row["words"]

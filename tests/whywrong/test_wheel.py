@@ -34,6 +34,7 @@ ROOMS = (
     "tables",
     "files",
     "console",
+    "child",
     "comparing",
     "drawing",
     "recording",

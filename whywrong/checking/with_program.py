@@ -22,6 +22,7 @@ from torch import Tensor
 from whywrong.checking.findings import INHERITED, NOT_CHECKED, OTHER_PARAMETER, OWN, Finding, absent, reason
 from whywrong.checking.masks import unmasked
 from whywrong.checking.rounding import LIVE, Exact, Rounding, linear, magnitude, simulate
+from whywrong.checking.ties import RUNS, either_way
 from whywrong.comparing.bounds import Bound, quantile
 from whywrong.comparing.comparison import Comparison, compare
 from whywrong.comparing.elements import Block, Elements
@@ -52,6 +53,8 @@ SIMULATED_RUNS = 24
 
 ROUNDED = "if what came before it was rounded otherwise"
 AS_GOLDEN = "equal to the golden"
+AT_TIES = "if ties or kinks went the other way"
+TIES = "ok: ties that fell the other way"
 """How a step had to be read to be correct, where not simply from the observed steps before it."""
 
 MOST_RECOMPUTED = 64
@@ -122,8 +125,8 @@ class Rerun:
     def _check_made(self, tainted: set[int]) -> dict[str, Finding]:
         """Check each computed step on the steps before it; what fails, again as if these had been rounded otherwise.
 
-        A step that passes either check is correct. If it still differs from the golden after a divergence, as those of
-        the inputs `tainted`, it inherits.
+        A step that passes either check is correct, or one with its ties the other way. If it still differs from the
+        golden after a divergence, as those of the inputs `tainted`, it inherits.
         """
         parts = {i: self._program.cone([i], self._values) for i in self._values if self._program.nodes[i].func != INPUT}
         findings = self._check_parts(parts)
@@ -132,6 +135,9 @@ class Rerun:
             failing = {i: part for i, part in parts.items() if any(findings[name].wrong for name in self._names[i])}
             rounded = self._check_parts(failing, rounded=True)
             findings |= {name: finding for name, finding in rounded.items() if not finding.wrong}
+        for i, part in parts.items():
+            if any(findings[name].wrong for name in self._names[i]):
+                findings |= self._tied(i, part)
         for i in parts:
             inherits = not tainted.isdisjoint(self._program.before(i, self._values))
             for name in self._names[i]:
@@ -166,6 +172,37 @@ class Rerun:
             structured = {finding.name for finding in findings.values() if finding.wrong and finding.structure}
             parts = {i: part for i, part in parts.items() if not structured.isdisjoint(self._names[i])}
         return findings
+
+    def _tied(self, i: int, part: list[int]) -> dict[str, Finding]:
+        """Findings of a step that is correct if ties and kinks before it went otherwise than in the golden.
+
+        An element that depends on them may be off by what that changes, and takes no part in structure. A whole number
+        lies between the smallest and the largest that there may be.
+        """
+        program, unit, name = self._program, self._rule(i).unit, self._names[i][0]
+        gradient = name.startswith((GRADIENT, f"{BACKWARD}/")) or not program.backward.isdisjoint(program.cone([i], ()))
+        others, exact = list(either_way(program, i, unit, gradient)), self._golden[name]
+        changed = [x - exact for x in others] if exact.is_floating_point() else []
+        off = torch.stack(changed).nan_to_num(0.0, 0.0, 0.0) if changed else exact.new_zeros(1, *exact.shape)
+        undecided = off.abs().amax(0) > half_ulp(exact, self._storage(name)) if changed else None
+        if not others or (undecided is not None and not bool(undecided.any())):
+            return {}
+        found: dict[str, Finding] = {}
+        simulated = self._simulated({i: part}, rounded=True, with_null=undecided is not None, undecided=undecided)
+        for name in self._names[i]:
+            observed = self._observed[name]
+            if undecided is None:
+                low, high = torch.stack(others).aminmax(dim=0) if len(others) else (exact, exact)
+                fits = bool(((observed >= low) & (observed <= high)).all())
+                found |= {name: Finding(name, compare(observed, exact), words=TIES)} if fits else {}
+                continue
+            o, allowed = self._value(name), simulated[name].bound(self._value(name), self._chance)
+            spread = quantile(self._chance / max(1, o.numel()), RUNS) * off.square().mean(0).sqrt()
+            allowed = replace(allowed, absolute=allowed.absolute + torch.where(undecided, spread, 0.0))
+            own, pattern, wrong = self._against(i, o, exact, allowed)
+            if not wrong:
+                found[name] = Finding(name, own, own, 0.0, pattern, reading=AT_TIES)
+        return found
 
     def _input(self, name: str) -> Finding:
         """An input equals the golden's within half a unit of its storage."""
@@ -296,12 +333,14 @@ class Rerun:
         return twice
 
     def _simulated(
-        self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0, with_null: bool = False
-    ) -> dict[str, Simulated]:
+        self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0, with_null: bool = False,
+        undecided: Tensor | None = None,
+    ) -> dict[str, Simulated]:  # fmt: skip
         """The results of the parts, all together: once exactly, and SIMULATED_RUNS times with random rounding, three
         times as often `with_null`.
 
         With `rounded`, an observed step that shares operations with a part errs as if the kernel had computed it again.
+        Elements that are `undecided` have no part in structure.
         """
         program, device, observed = self._program, self._device, self._values
         twice = self._computed_twice(parts) if rounded else {}
@@ -330,7 +369,9 @@ class Rerun:
         program.run(order, inputs, (), rule=exact, seen=partial(record, values, {}))
         brief = time.perf_counter() - begun < LONG_SECONDS / 1000.0
         simulated = {
-            name: Simulated(values[i], self._storage(name), rules[i]) for i in parts for name in self._names[i]
+            name: Simulated(values[i], self._storage(name), rules[i], undecided)
+            for i in parts
+            for name in self._names[i]
         }
         curved = (part for i, part in parts.items() if self._rule(i).normwise or not linear(program, part))
         nonlinear = {k for part in curved for k in part}
@@ -412,7 +453,7 @@ class Rerun:
             scaled = self._simulated({i: part}, rounded=True, scale=scale)[name]
             value = observed.to(scaled.low.dtype)
             wrong = not total.ok and bool(((value < scaled.low) | (value > scaled.high)).any())
-            words = f"{OWN}: {reason(own, None)}" if wrong else "ok: ties that fell the other way"
+            words = f"{OWN}: {reason(own, None)}" if wrong else TIES
         inherited = float(not compare(simulated.exact, golden).ok)
         elements = self._elements(name, observed, simulated.exact, 0.0)
         return Finding(name, total, own, inherited, None, wrong, wrong, words, elements=elements)
@@ -482,8 +523,8 @@ def bounded(golden: Golden, *, precision: Precision, false_alarm: float = 1e-6) 
 class Simulated:
     """A step's exact re-run, and how far simulated runs are from it."""
 
-    def __init__(self, exact: Tensor, storage: str, rule: Precision) -> None:
-        self.exact, self._storage, self._rule = exact, storage, rule
+    def __init__(self, exact: Tensor, storage: str, rule: Precision, undecided: Tensor | None = None) -> None:
+        self.exact, self._storage, self._rule, self._undecided = exact, storage, rule, undecided
         self.low, self.high = exact, exact
         self._squares: Tensor | float = 0.0
         real = storage not in INTEGERS and exact.is_floating_point()
@@ -519,11 +560,12 @@ class Simulated:
         """The standard deviation of an element's error, rounded to storage; after the first SIMULATED_RUNS.
 
         Below the normal numbers there are few to round to, and rounding is no noise: there it is 0, and only single
-        elements are checked.
+        elements are checked; so it is where a choice could go either way.
         """
         size = magnitude(self.exact)
         half = half_ulp(size, self._storage, flush=self._rule.flush)
         normal = size >= (0.0 if self._storage in INTEGERS else torch.finfo(dtype_of(self._storage)).tiny)
+        normal = normal if self._undecided is None else normal & ~self._undecided
         return torch.where(normal, (half.square() / 3.0 + self._squares / SIMULATED_RUNS).sqrt(), 0.0)
 
     def bound(self, observed: Tensor, chance: float) -> Bound:

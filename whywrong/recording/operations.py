@@ -43,6 +43,10 @@ SELECTIONS = _named("""abs neg relu clamp clamp_min clamp_max maximum minimum am
     _is_any_true""")
 """Exact, and not linear: which value is taken, or counted where, may depend on a rounding before."""
 
+ORDERS = _named("""topk sort argsort argmax argmin max min median nanmedian kthvalue mode cummax cummin
+    max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d""")
+"""Those that choose among numbers by their order, equal ones too; they give places, or numbers and places."""
+
 ARITHMETIC = _named("add sub mul div rsub")
 """One rounding of each element's result."""
 

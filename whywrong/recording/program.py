@@ -14,7 +14,7 @@ from torch import Tensor
 from whywrong.comparing import precision
 from whywrong.process_state import float64_by_default
 from whywrong.recording.operations import FACTORIES, name_of
-from whywrong.torch_private import tree_leaves, tree_map_only
+from whywrong.torch_private import in_backward, tree_leaves, tree_map_only
 
 INPUT, CONSTANT, ITEM = "input", "constant", "getitem"
 
@@ -97,6 +97,8 @@ class Program:
     """Operations that one of torch's was made of, but for what it gives."""
     site: str = ""
     """The line that calls what is added."""
+    backward: set[int] = field(default_factory=set)
+    """Operations that autograd called, as it computed a gradient; not known of a program from a file."""
 
     def add(
         self, func: Any, args: Any = (), kwargs: dict[str, Any] | None = None, value: Any = None, shape: Any = ()
@@ -107,6 +109,7 @@ class Program:
         args, kwargs = tree_map_only(torch.dtype, lambda x: WIDENED_DTYPES.get(x, x), (tuple(args), kwargs or {}))
         node = Node(len(self.nodes), func, args, kwargs, shape, dtype, self.site)
         self.nodes.append(node)
+        self.backward |= {node.id} if in_backward() else set()
         if func in (INPUT, CONSTANT):
             self.values[node.id] = widened(value)
         return node.id

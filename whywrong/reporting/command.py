@@ -16,7 +16,7 @@ from whywrong.errors import UsageError, needs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0 for no divergence, 1 for one, 2 for anything else."""
+    """Run one command. Returns 0 for no divergence or failure, 1 for one, 3 if hardly searched, 2 for anything else."""
     return run("whywrong", sys.argv[1:] if arguments is None else list(arguments), _run)
 
 
@@ -31,6 +31,13 @@ def _run(words: Sequence[str]) -> int | None:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="whywrong", description="Find out why a kernel's or a model's numbers are wrong.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _diff_parser(commands)
+    _weights_parser(commands)
+    _fuzz_parser(commands)
+    return parser
+
+
+def _diff_parser(commands: Any) -> None:
     about = "find where a trace first diverges from its golden; exit 0 if nowhere"
     example = "example:\n  whywrong diff golden.safetensors observed.safetensors --explain --html a.html"
     raw = argparse.RawDescriptionHelpFormatter
@@ -53,6 +60,42 @@ def _parser() -> argparse.ArgumentParser:
     option("--json", action="store_true", help="print JSON")
     option("--plot", type=Path, metavar="DIR", help="write pictures of the error there")
     option("--html", type=Path, metavar="PAGE", help="write all results as one page, for a pull request or a colleague")
+
+
+def _fuzz_parser(commands: Any) -> None:
+    about = "find inputs on which a kernel fails; exit 0 if there are none, 1 if there are, 3 if it was hardly searched"
+    example = "example:\n  whywrong fuzz port.py::attention model.py::attention --example inputs.safetensors"
+    raw = argparse.RawDescriptionHelpFormatter
+    sub = commands.add_parser("fuzz", help=about, description=about, epilog=example, formatter_class=raw)
+    sub.set_defaults(command=_fuzz, called="whywrong.fuzz", plot=None, html=None)
+    option = sub.add_argument
+    option("kernel", metavar="KERNEL", help="FILE.py::NAME of a function; its file is run")
+    option("reference", metavar="REFERENCE", help="FILE.py::NAME of one in torch, which takes the same arguments")
+    files = "safetensors, .npz, .pt, a folder, with a tensor for each argument"
+    option(
+        "--example", metavar="INPUTS", required=True, help=f"{files}; or FILE.py::NAME of a function that gives them"
+    )
+    option("--precision", metavar="name=value,...", help="of the kernel: storage, products, accumulate, eager, flush")
+    option("--examples", type=positive, default=50, metavar="N", help="about how many cases are tried (50)")
+    option(
+        "--seconds", type=positive, metavar="S", help="how long it may take in all, the time to shrink a failure too"
+    )
+    option("--seed", type=int, default=0, metavar="N", help="the same seed tries the same cases (0)")
+    option("--most", type=int, default=0, metavar="N", help="elements of all inputs together, at most")
+    sizes = "names, multiples and fixed lengths of an argument's axes: q=rows,heads*2,64"
+    option("--sizes", action="append", default=[], metavar="ARGUMENT=SIZE,...", help=sizes)
+    forms = "what is required of an argument: p='rows sum to 1', table='unique, below pages'"
+    option("--forms", action="append", default=[], metavar="ARGUMENT=FORM,...", help=forms)
+    option("--layouts", metavar="NAME,...", help="how inputs lie in memory; contiguous, if it promises no strides")
+    option(
+        "--out", metavar="ARGUMENT,...", help="arguments that the kernel writes into; the reference does not get them"
+    )
+    option("--script", type=Path, metavar="FILE", help="write the smallest failure as a test for pytest")
+    option("--json", action="store_true", help="print JSON")
+
+
+def _weights_parser(commands: Any) -> None:
+    raw = argparse.RawDescriptionHelpFormatter
     about = "find what each tensor of a checkpoint is of the golden's, without a run; exit 0 if all are the same"
     example = "example:\n  whywrong weights llama/ port.safetensors --names names.json"
     sub = commands.add_parser("weights", help=about, description=about, epilog=example, formatter_class=raw)
@@ -63,7 +106,6 @@ def _parser() -> argparse.ArgumentParser:
     names = "JSON or YAML: golden names mapped to observed ones, where they differ"
     sub.add_argument("--names", type=Path, metavar="FILE", help=names)
     sub.add_argument("--json", action="store_true", help="print JSON")
-    return parser
 
 
 def _weights(options: argparse.Namespace) -> int:
@@ -116,6 +158,12 @@ def _diff(options: argparse.Namespace) -> int:
         record = "whywrong.golden(reference, *inputs).save(FILE) writes one"
         progress(f"--explain: {options.golden} has steps alone; expected a recorded golden: {record}")
     return 1 if result.alarm else 0
+
+
+def _fuzz(options: argparse.Namespace) -> int:
+    from whywrong.reporting.fuzzed import command
+
+    return command(options)
 
 
 def _dims(given: Sequence[str]) -> dict[str, str]:

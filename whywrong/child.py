@@ -1,0 +1,446 @@
+"""Calls in another process, which may hang, die, take all memory or fork, and leaves nothing behind.
+
+    with Child(function) as child:
+        result = child(argument, seconds=10.0)      # raises DiedError where there is none
+
+Three processes: this one; a server, forked from it when the first call is made, with all that is loaded here, torch
+and closures too; and a worker, forked by the server, in which `function` runs call after call. The server runs nothing
+itself: it forks another worker where one has died, and kills what that has left. Whatever the worker starts, detached
+or not, becomes a child of the server when its parent ends, and the server ends with this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import io
+import math
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from whywrong.errors import first_line
+from whywrong.process_state import ALONE
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""Of Linux's prctl(2): a signal at the parent's end, and to become the parent of orphans among what one has started."""
+
+COPY_SECONDS = 1.0
+"""How long a worker waits for a process that a call has forked: either it ends, or it returns from the call too."""
+
+LENGTH = struct.Struct("!Q")
+STANDARD = {0: "standard input", 1: "standard output", 2: "standard error"}
+
+_open: WeakSet[socket.socket] = WeakSet()
+"""This process's ends of all connections to servers, which no other server may keep open."""
+
+
+class DiedError(Exception):
+    """A call has not returned, since its process did not live or had to be ended; says why in one line."""
+
+
+class TimedOutError(DiedError):
+    """A call had not returned in its time."""
+
+
+class RaisedError(Exception):
+    """What a call raised, in one line: the type's name and the first line of its text."""
+
+
+def available() -> bool:
+    """Whether calls may run in a child here: on Linux, which gives orphans to the server, and without a GPU.
+
+    Neither CUDA nor autograd's threads for a GPU survive a fork.
+    """
+    return sys.platform == "linux" and not torch.cuda.is_available()
+
+
+class Child:
+    """Calls `function` in a process of its own; arguments and results are pickled, tensors by their memory.
+
+    `memory` is how many bytes it may have beyond those that this process has: by default a quarter of what is free.
+    Tensors of one memory share it on the other side too, and lie there as they lie here. `calls` counts what the worker
+    has answered. For one thread at a time.
+    """
+
+    def __init__(self, function: Callable[..., Any], memory: int | None = None) -> None:
+        self._function, self._memory = function, memory
+        self._server, self.calls = 0, 0
+        self._control: Any = None
+        self._connection: Any = None
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __call__(self, *arguments: Any, seconds: float = math.inf) -> Any:
+        """What the function returns. Raises RaisedError for what it raises, DiedError if it does not return in time."""
+        message = dumps(arguments)
+        connection, end = self._worker(), time.monotonic() + seconds
+        try:
+            with suppress(ConnectionError):  # of a worker that has died since; its end is read below
+                connection.settimeout(None if math.isinf(seconds) else max(seconds, 0.01))
+                connection.sendall(LENGTH.pack(len(message)))
+                connection.sendall(message)
+            fine, value = loads(self._answer(connection, end))
+        except BaseException as error:  # with an interrupt too: what a worker still does is no answer to another call
+            self.renew()
+            if isinstance(error, TimeoutError):
+                raise TimedOutError(f"had not ended after {seconds:.3g} s") from None
+            raise
+        self.calls += 1
+        if fine == "died":  # by its own word, and the worker has ended
+            self.renew()
+            raise DiedError(value)
+        if fine == "raised":
+            raise RaisedError(value)
+        return value
+
+    def renew(self) -> None:
+        """End the worker, if there is one; the next call is made in a fresh one."""
+        if self._connection is not None:
+            with suppress(OSError):
+                self._control.send(b"k")
+                self._status()
+            self._connection.close()
+            self._connection, self.calls = None, 0
+
+    def close(self) -> None:
+        """End all processes. Another call begins others."""
+        if self._control is None:
+            return
+        for end in filter(None, (self._connection, self._control)):
+            end.close()
+        with suppress(ChildProcessError):
+            for _ in range(200):
+                if os.waitpid(self._server, os.WNOHANG)[0]:
+                    break
+                time.sleep(0.005)
+            else:
+                _kill_group(self._server)
+                os.waitpid(self._server, 0)
+        self._server, self._control, self._connection, self.calls = 0, None, None, 0
+
+    def _worker(self) -> socket.socket:
+        """The connection to a worker that is alive as far as is known."""
+        if self._connection is not None and select.select([self._control], [], [], 0.0)[0]:
+            self.renew()  # it has died since its last answer
+        if self._control is None:
+            self._fork()
+        if self._connection is None:
+            try:
+                _, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+            except ConnectionError:
+                descriptors = []
+            if not descriptors:
+                self._lost()
+            self._connection = socket.socket(fileno=descriptors[0])
+            _open.add(self._connection)
+        return self._connection
+
+    def _fork(self) -> None:
+        ours, theirs = socket.socketpair()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        with ALONE, warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, none of which the server needs
+            self._server = os.fork()
+            if not self._server:
+                ours.close()
+                _serve(theirs, self._function, self._memory)
+        theirs.close()
+        self._control = ours
+        _open.add(ours)
+
+    def _answer(self, connection: socket.socket, end: float) -> bytearray:
+        """The worker's answer. Raises TimeoutError, or DiedError with what became of it."""
+        answer, length = bytearray(), None
+        while length is None or len(answer) < length:
+            left = None if math.isinf(end) else max(0.0, end - time.monotonic())
+            readable = select.select([connection, self._control], [], [], left)[0]
+            if connection in readable:
+                with suppress(ConnectionError):
+                    if part := connection.recv(1 << 20):
+                        answer += part
+                        if length is None and len(answer) >= LENGTH.size:
+                            length = LENGTH.unpack(answer[: LENGTH.size])[0]
+                            del answer[: LENGTH.size]
+                        continue
+            if not readable:
+                raise TimeoutError
+            status = self._status()
+            connection.close()
+            self._connection, self.calls = None, 0
+            raise DiedError(_ended(status))
+        return answer
+
+    def _status(self) -> int:
+        """How the worker ended; waits for it."""
+        status = b""
+        while len(status) < 4:
+            part = self._control.recv(4 - len(status))
+            if not part:
+                self._lost()
+            status += part
+        return int.from_bytes(status, "big")
+
+    def _lost(self) -> NoReturn:
+        """The server has ended, which only the function can have done."""
+        _kill_group(self._server)
+        self.close()
+        raise DiedError("ended the process above its own")
+
+
+def _ended(status: int) -> str:
+    """What a wait status says, in words."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        name = signal.strsignal(number) or "no name"
+        return f"died: {name} (signal {number})"
+    return f"ended the process, with exit code {os.WEXITSTATUS(status)}"
+
+
+def _kill_group(leader: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _serve(control: socket.socket, function: Callable[..., Any], memory: int | None) -> NoReturn:
+    """The server: a worker at a time, until the other side of `control` is closed."""
+    try:
+        for other in list(_open):
+            other.close()
+        os.setsid()
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        torch.set_num_threads(1)  # OpenMP's other threads were not forked
+        faulthandler.disable()
+        warnings.simplefilter("ignore")  # which the function would give here once a call
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+        ended, waking = os.pipe()
+        for descriptor in (ended, waking):
+            os.set_blocking(descriptor, False)
+        signal.signal(signal.SIGCHLD, _nothing)
+        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+        while True:
+            ours, theirs = socket.socketpair()
+            worker = os.fork()
+            if not worker:
+                for end in (control, ours):
+                    end.close()
+                signal.set_wakeup_fd(-1)
+                os.close(ended)
+                os.close(waking)
+                _work(theirs, function, memory)
+            theirs.close()
+            socket.send_fds(control, [b"+"], [ours.fileno()])
+            ours.close()
+            control.sendall(_attend(control, ended, worker).to_bytes(4, "big"))
+    finally:
+        _kill_children()
+        os._exit(0)
+
+
+def _nothing(number: int, frame: Any) -> None:
+    """Handles SIGCHLD, which is only written to the wake-up descriptor."""
+
+
+def _attend(control: socket.socket, ended: int, worker: int) -> int:
+    """Wait until the worker has ended, by itself or on request; kills what it has left. Raises EOFError at the end."""
+    while True:
+        readable = select.select(list[Any]([control, ended]), [], [])[0]
+        if control in readable:
+            if not control.recv(1):
+                raise EOFError
+            os.kill(worker, signal.SIGKILL)
+        with suppress(BlockingIOError):
+            os.read(ended, 1 << 12)
+        with suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                if found[0] == worker:
+                    _kill_children()
+                    return found[1]
+
+
+def _kill_children() -> None:
+    """Kill all that this process is the parent of, and what becomes its child by that, until there is none."""
+    with suppress(ChildProcessError):
+        while True:
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                for child in _children():
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(child, signal.SIGKILL)
+                time.sleep(0.001)
+
+
+def _children() -> Iterator[int]:
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                yield int(stat.parent.name)
+
+
+def _work(connection: socket.socket, function: Callable[..., Any], memory: int | None) -> NoReturn:
+    """The worker: answers each request, until there are no more."""
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _limit(memory)
+        me, forked = os.getpid(), [0]
+        returned, _copies[:] = (pipe := os.pipe())[0], pipe[1:]
+        os.set_blocking(returned, False)
+        os.register_at_fork(after_in_parent=lambda: forked.append(0))
+        before = _standard()
+        while message := _received(connection):
+            count = len(forked)
+            answer = _answered(function, message)
+            end_copy(me)
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):
+                    stream.flush()
+            wrong = [f"closed or replaced {STANDARD[k]}" for k in STANDARD if before[k] != _standard()[k]]
+            if len(forked) > count and _copied(returned):
+                wrong.append("forked a process, which returned from the call too")
+            answer = dumps(("died", wrong[0])) if wrong else answer
+            connection.sendall(LENGTH.pack(len(answer)) + answer)
+    finally:
+        os._exit(0)
+
+
+_copies: list[int] = []
+"""In a worker, what a copy writes to before it ends."""
+
+
+def end_copy(of: int) -> None:
+    """End this process if it is not `of`, but a copy, made by what was called, which has returned from that too."""
+    if os.getpid() != of:
+        for descriptor in _copies:
+            os.write(descriptor, b"!")
+        os._exit(0)
+
+
+def _answered(function: Callable[..., Any], message: bytearray) -> bytes:
+    try:
+        return dumps(("returned", function(*loads(message))))
+    except BaseException as error:
+        return dumps(("raised", in_words(error)))
+
+
+def in_words(error: BaseException) -> str:
+    """The type's name and the first line of an exception's text."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _copied(returned: int) -> bool:
+    """Whether a forked copy returns; waits until those that were forked have ended, but not longer than a while."""
+    end = time.monotonic() + COPY_SECONDS
+    while time.monotonic() < end:
+        with suppress(BlockingIOError):
+            return bool(os.read(returned, 1))
+        try:
+            ended = os.waitpid(-1, os.WNOHANG)[0]
+        except ChildProcessError:
+            return False
+        time.sleep(0.0 if ended else 0.002)
+    return False
+
+
+def _standard() -> dict[int, Any]:
+    """What the three standard descriptors are."""
+    known = dict[int, Any]()
+    for number in STANDARD:
+        try:
+            status = os.fstat(number)
+            known[number] = status.st_dev, status.st_ino
+        except OSError:
+            known[number] = None
+    return known
+
+
+def _limit(memory: int | None) -> None:
+    """No core dumps, and no more private memory than this process has and so many bytes."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with suppress(OSError, ValueError, KeyError):
+        free = _kibibytes("/proc/meminfo")["MemAvailable"]
+        most = 1024 * _kibibytes("/proc/self/status")["VmData"] + (256 * free if memory is None else memory)
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+
+
+def _kibibytes(path: str) -> dict[str, int]:
+    lines = (line.split() for line in Path(path).read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if words[2:] == ["kB"]}
+
+
+def _received(connection: socket.socket) -> bytearray:
+    """A message; nothing where the other side is closed."""
+    message = bytearray()
+    for wanted in (LENGTH.size, -1):
+        message, had = bytearray(wanted if wanted > 0 else LENGTH.unpack(message)[0]), 0
+        while had < len(message):
+            if not (part := connection.recv_into(memoryview(message)[had:])):
+                return bytearray()
+            had += part
+    return message
+
+
+class _Pickler(pickle.Pickler):
+    """Writes each memory of tensors on a CPU once, as bytes."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._memories: dict[int, bytearray] = {}
+
+    def reducer_override(self, x: Any) -> Any:
+        """Of tensors, their memory and how they lie there."""
+        if type(x) is not Tensor or x.device.type != "cpu" or x.layout != torch.strided or x.is_quantized:
+            return NotImplemented
+        x = x.detach().resolve_conj().resolve_neg()
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in self._memories:
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            self._memories[storage.data_ptr()] = bytearray(whole.numpy())
+        memory = self._memories[storage.data_ptr()]
+        return _tensor, (memory, x.dtype, tuple(x.shape), x.stride(), x.storage_offset())
+
+
+def _tensor(memory: bytearray, dtype: torch.dtype, shape: Any, stride: Any, offset: int) -> Tensor:
+    if not memory:
+        return torch.empty_strided(shape, stride, dtype=dtype)
+    storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+
+
+def dumps(value: Any) -> bytes:
+    """Pickled; tensors of one memory share it when they are loaded. Raises what pickle raises."""
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def loads(message: bytes | bytearray) -> Any:
+    """What :func:`dumps` wrote, in this process alone: never read a file with it."""
+    return pickle.loads(message)

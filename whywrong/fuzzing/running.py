@@ -1,0 +1,179 @@
+"""Where a kernel runs: in poisoned memory between guard zones, on a CPU in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from whywrong import child
+from whywrong.checking.guarded import Allocations, Memory
+from whywrong.checking.repetition import poisoned
+from whywrong.comparing.bits import same_bits
+from whywrong.comparing.comparison import as_tensor
+from whywrong.errors import UsageError
+from whywrong.fuzzing.inputs import Inputs, Names, tensors
+from whywrong.recording.golden import GRADIENT, Golden
+from whywrong.recording.watching import OUTPUT, tensors_of
+from whywrong.torch_private import tree_map_only
+
+MEMORY: int | None = None
+"""Bytes that a kernel in a child may have beyond what this process has; None: a quarter of what is free."""
+
+
+def isolated(isolate: bool | None, inputs: Inputs) -> bool:
+    """Whether a kernel runs in a child: where it can and nobody says otherwise. Raises UsageError where it cannot."""
+    can = child.available() and all(x.device.type == "cpu" for x in tensors(inputs).values())
+    if isolate and not can:
+        raise UsageError("isolate: expected False, or None, where there is a GPU or no Linux, got True")
+    return can if isolate is None else bool(isolate)
+
+
+@dataclass
+class Call:
+    """A call of the kernel: `results` by the golden's names, and in `words` what it did that it must not, or "refused".
+
+    `same` are the results with the bits of the call before, which was on other inputs for the first of them.
+    """
+
+    results: dict[str, Tensor] = field(default_factory=dict)
+    words: str = ""
+    same: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Kernel:
+    """A kernel that is run on many inputs, each time on other values first, then twice.
+
+    `fixed` has the arguments that are the same in all cases; `arrays` are given as NumPy arrays. With `isolated` it
+    runs in a child, which :meth:`close` ends; its end, or calls that do not end, are words of its call.
+    """
+
+    function: Callable[..., Any]
+    out: Names
+    refuses: Names
+    arrays: Names
+    isolated: bool
+    fixed: Inputs = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._child = child.Child(self._calls, MEMORY)
+
+    def close(self) -> None:
+        """End the child, if there is one; the next case begins another."""
+        self._child.close()
+
+    def __call__(self, inputs: Inputs, golden: Golden, seconds: float) -> list[Call]:
+        """The two calls on these inputs. Raises child.TimedOutError if they have not ended in time."""
+        given = {name: x for name, x in inputs.items() if name not in self.fixed}
+        about = (tuple(inputs), golden.names, golden.inputs)
+        if not self.isolated:
+            return self._calls(given, *about, interrupts=(KeyboardInterrupt,))
+        try:
+            return self._in_child(self._child, (given, *about), seconds)
+        except (pickle.PicklingError, AttributeError, TypeError):  # arguments that only a fork carries over
+            with child.Child(partial(self._calls, given, *about), MEMORY) as once:
+                return self._in_child(once, (), seconds)
+
+    def _in_child(self, process: child.Child, arguments: Names, seconds: float) -> list[Call]:
+        """Where it has died, once more in a fresh process, then without other values first, which a kernel may not
+        allow; that the death may be of an earlier call's making is said."""
+        before = process.calls
+        try:
+            return process(*arguments, True, seconds=seconds)
+        except child.RaisedError as error:
+            return [Call(words=f"raised {error}")]
+        except child.TimedOutError:
+            pass
+        except child.DiedError as error:
+            with suppress(child.DiedError):
+                process(*arguments, True, seconds=seconds)
+                return [Call(words=f"{error}, after {before} other cases in one process; not when it is run alone")]
+        try:
+            return process(*arguments, False, seconds=seconds)
+        except child.TimedOutError:
+            raise
+        except child.DiedError as error:
+            return [Call(words=str(error))]
+
+    def _calls(
+        self, given: Inputs, order: Names, names: Sequence[str], read: Sequence[str], others: bool = True,
+        interrupts: Names = (),
+    ) -> list[Call]:  # fmt: skip
+        """What the kernel does to memory and gives: in the first of two calls, and in the second if it differs."""
+        inputs = {name: given[name] if name in given else self.fixed[name] for name in order}
+        memory = Memory(tensors(inputs), self.out)
+        run = partial(self._call, memory, inputs, names, read, interrupts)
+        last, found = run(memory.others(), (Exception,)) if others else Call(), []
+        for refused in (self.refuses, ()):
+            kept = {name: x.clone() for name, x in last.results.items() if not memory.has(x)}
+            call = run(memory.start, refused)
+            if not call.words and not all(same_bits(last.results[name], x) for name, x in kept.items()):
+                call.words = "a later call changed the result of an earlier one"
+            call.same = [name for name, x in kept.items() if name in call.results and same_bits(call.results[name], x)]
+            found.append(Call({name: x.clone() for name, x in call.results.items()}, call.words, call.same))
+            if call.words:
+                break
+            last = call
+        return found[:1] if not found[-1].words and len(found[-1].same) == len(found[-1].results) else found
+
+    def _call(
+        self, memory: Memory, inputs: Inputs, names: Sequence[str], read: Sequence[str], interrupts: Names,
+        start: Mapping[int, Tensor], refused: Names,
+    ) -> Call:  # fmt: skip
+        given = memory.views(memory.copies(start))
+        me = os.getpid()
+        seen = {name: x.numpy() if name in self.arrays else x for name, x in given.items()}
+        try:
+            with poisoned(), Allocations() as allocated:
+                value = called(self.function, inputs | seen)
+        except interrupts:
+            raise
+        except refused:
+            return Call(words="refused")
+        except BaseException as why:
+            return Call(words=f"raised {child.in_words(why)}")
+        finally:
+            child.end_copy(me)
+        was = memory.views(start)
+        if self.out:
+            copies = {name: given[name].clone() for name in self.out}
+            several = list(copies.values())
+            value = copies if self.out[0] in names else several if len(several) > 1 else several[0]
+            for name in self.out:
+                given[name].copy_(was[name])
+        if changed := [name for name, x in given.items() if not same_bits(x, was[name])]:
+            return Call(words=f"changed its input {changed[0]!r}")
+        found = results(names, read, value)
+        if not found:
+            return Call(
+                words=f"gave {type(value).__name__} {value!r:.60}; expected a tensor, several, or a dict of them"
+            )
+        outside = "wrote outside of what it was given and of what it allocated"
+        return Call(found, outside * (not (memory.whole(start) and allocated.whole)))
+
+
+def results(names: Sequence[str], read: Sequence[str], value: Any) -> dict[str, Tensor]:
+    """What a kernel gave, by the golden's names: a dict's own, else as of a reference's result.
+
+    What has the name of an input is what the reference gives under that name.
+    """
+    found = tree_map_only((np.ndarray, np.generic), lambda x: as_tensor("result", np.array(x)), value)  # a copy
+    found = dict(tensors_of("" if isinstance(value, dict) else OUTPUT, found))
+    if OUTPUT in found and OUTPUT not in names:
+        return {next(name for name in names[::-1] if not name.startswith(GRADIENT)): found[OUTPUT]}
+    later = {name: f"{name}#2" for name in read if f"{name}#2" in names}
+    return {later.get(name, name): x for name, x in found.items()}
+
+
+def called(function: Callable[..., Any], inputs: Mapping[Any, Any]) -> Any:
+    """Call a function by names and positions."""
+    named = {name: x for name, x in inputs.items() if isinstance(name, str)}
+    return function(*(x for name, x in inputs.items() if name not in named), **named)
