@@ -75,7 +75,7 @@ def test_no_pinned_package_refuses_a_python_that_we_say_we_have(version):
     assert f"{version}.0" in PYTHON
     assert PROJECTS[1]["requires-python"] == PROJECTS[0]["requires-python"]
     installed = [d for d in importlib.metadata.distributions() if d.metadata["Name"].lower().replace("_", "-") in PINS]
-    asked = {d.metadata["Name"]: d.metadata["Requires-Python"] or ">=3" for d in installed}
+    asked = {d.metadata["Name"]: d.metadata.get("Requires-Python") or ">=3" for d in installed}
     assert len(asked) > 100
     assert not [name for name, python in asked.items() if f"{version}.9" not in Requirement(f"p{python}").specifier]
 
