@@ -74,10 +74,11 @@ def test_twenty_thousand_draws_by_storage():
         assert rp.beyond(accused["count"], accused["of"], TRACE_FALSE_POSITIVES) > RARE
 
 
-def test_the_readme_says_what_was_recorded():
+def test_readme_and_docs_say_what_was_recorded():
     record = json.loads((ROOT / "data" / "results" / "right_programs.json").read_text())
-    text = " ".join((ROOT / "README.md").read_text().split())
-    assert f"of {record['accused']['of']:,} correct programs" in text
-    assert f"{record['accused']['count']} were flagged" in text
+    readme, docs = (" ".join((ROOT / path).read_text().split()) for path in ("README.md", "docs/traces.md"))
+    for text in (readme, docs):
+        assert f"of {record['accused']['of']:,} correct programs" in text
+        assert f"{record['accused']['count']} were flagged" in text
     for storage, rate in record["accused by"]["storage"].items():
-        assert f"{storage} {rate['count']} of {rate['of']}" in text
+        assert f"{storage} {rate['count']} of {rate['of']}" in docs

@@ -121,7 +121,8 @@ def test_a_fuzzed_function_is_a_test_without_arguments_and_still_the_kernel():
 def test_pytest_shows_the_failure_and_a_test_of_it_and_imports_torch_for_fuzzed_tests_alone(folder):
     (folder / "test_tests.py").write_text(TESTS)
     (folder / "test_other.py").write_text("import sys\ndef test_none():\n    assert 'torch' not in sys.modules\n")
-    plugin = ["-p", "whywrong.reporting.pytest_plugin", "-p", "no:xdist", "-p", "no:cacheprovider", "-q"]
+    plugin = ["-p", "no:whywrong", "-p", "whywrong.reporting.pytest_plugin"]  # once, installed or not
+    plugin += ["-p", "no:xdist", "-p", "no:cacheprovider", "-q"]
     environment = {"PYTHONPATH": f"{ROOT}:{folder}", "PATH": "", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     how = {"capture_output": True, "text": True, "cwd": folder, "env": environment, "timeout": 300}
     alone = subprocess.run([sys.executable, "-m", "pytest", *plugin, "test_other.py"], **how)
