@@ -1,8 +1,10 @@
 """The benchmark: its labels and records agree with its sets, and what whywrong says of some of it is no worse."""
 
+import csv
 import random
 import re
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -252,3 +254,22 @@ def test_readme_and_docs_say_what_was_recorded():
         count, wrong = len(RECORDED[name]), share(RECORDED[name], "wrong kind")[0]
         cells = (f"`{name}`", count, f"{right} ({low:.0f}% to {high:.0f}%)", wrong, count - right - wrong)
         assert f"| {' | '.join(map(str, cells))} |" in docs
+
+
+def test_docs_and_readme_say_what_the_reader_judged():
+    with (ROOT / "data" / "results" / "judged.csv").open(encoding="utf-8", newline="") as lines:
+        verdicts = [(row["set"], row["verdict"]) for row in csv.DictReader(lines)]
+    docs = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8")
+    for name, cases, label in (
+        ("heldout_9a", 80, "`heldout_9a`"),
+        ("heldout_9b", 70, "`heldout_9b`"),
+        ("public_reports_2", 20, "public reports"),
+    ):
+        said = Counter(verdict for where, verdict in verdicts if where == name)
+        undecidable = sum(count for verdict, count in said.items() if verdict.startswith("undecidable"))
+        named = [said[verdict] for verdict in ("true", "true, in other words", "half", "false")]
+        cells = (label, cases, *named, undecidable, cases - sum(named) - undecidable)
+        assert f"| {' | '.join(map(str, cells))} |" in docs
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"Of {cases} new public bug reports, a reader called {named[0]} answers true, one false." in readme
+    assert named[3] == 1

@@ -116,13 +116,13 @@ class Partial(NamedTuple):
         n, k = len(flat), int(flat.sum())
         edges = int((flat[1:] != flat[:-1]).sum())
         bits = min(bits_of_subset(n, k), edges * math.log2(n)) + 4.0
-        kind = "truncate" if self.mutation.kind in ("drop_term", "zero", "factor") else self.mutation.kind
-        kind = "race" if self.parts > PARTS and edges > 2 else kind
+        kind = self.mutation.kind
+        bound = kind in ("drop_term", "zero", "factor") or (kind == "race" and edges <= 2)  # one run: that of a loop
         where = f"{listed(flat)} of dimension {d} of {n} of {self.name}"
         says = (
             f"{self.mutation.says} {where}" if not self.mutation.edits else f"{self.mutation.says}, but only in {where}"
         )
-        return replace(self.mutation, kind=kind, says=says, edits=self.edits(mask)), bits
+        return replace(self.mutation, kind="truncate" if bound else kind, says=says, edits=self.edits(mask)), bits
 
 
 def summed(c: Context) -> Iterator[Partial]:
@@ -132,9 +132,9 @@ def summed(c: Context) -> Iterator[Partial]:
         if dims:
             fill = {"amax": -math.inf, "amin": math.inf}.get(node.op, 0.0)
             shape = tuple(c.part.values[node.args[j].id].shape)
-            mutation = Mutation("truncate", f"{c.operation(node.id)} leaves out", {}, 0, lost=True)
+            kind, parts = ("race", MOST_TERMS) if node.op in ("index_add", "scatter_add") else ("truncate", PARTS)
+            mutation = Mutation(kind, f"{c.operation(node.id)} leaves out", {}, 0, lost=True)
             edits = partial(_without, c.part, node.id, j, fill)
-            parts = MOST_TERMS if node.op in ("index_add", "scatter_add") else PARTS
             yield Partial(mutation, c.called(node.args[j].id), shape, dims, edits, parts)
 
 
