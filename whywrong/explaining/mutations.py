@@ -323,7 +323,8 @@ class Context:
         if node.func in GIVEN:
             few = self.part.values[i].flatten().tolist() if math.prod(node.shape) <= 4 else []
             text = f"[{', '.join(f'{x:g}' for x in few)}]" if few and isinstance(few[0], float) else ""
-            return self.part.names.get(i, f"the constant {text}" if text else f"a constant of shape {list(node.shape)}")
+            unnamed = f"the constant {text}" if text else f"a constant of shape {list(node.shape)}"
+            return self.part.names.get(i, self.variables.get(self.part.origin[i], unnamed))
         made = self.variables.get(self.part.origin[i], f"the result of {self.operation(i)}")
         return self.part.names.get(i, made if one else f"each {made.removeprefix('the ')}")
 

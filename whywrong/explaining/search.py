@@ -33,8 +33,9 @@ from whywrong.explaining.mutations import (
 )
 from whywrong.explaining.part import Edit, NotRunError, Part
 from whywrong.explaining.partly import Partial, behind, changed, chosen, one_way, refined, subsets, summed, twins
-from whywrong.explaining.regions import Region, tightest
+from whywrong.explaining.regions import Region, bits_of_subset, tightest
 from whywrong.explaining.residual import FARTHEST, Residual
+from whywrong.explaining.solved import PER_NUMBER, Equation, unknowns
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.program import INPUT, Node, Ref
 from whywrong.recording.steps import Trace, as_trace
@@ -59,8 +60,8 @@ cases, 0.6 a wrong cause in one."""
 MARGIN, CLOSE = 3.0, 6.0
 """Bits that a cause has to save, its description paid, and that one of so many was picked. Bits within which two that
 fit are undecidable."""
-PER_RANK, PER_REGION, PER_NUMBER = 8.0, 8.0, 25.0
-"""Bits that a rank of a mutation costs, that it holds in a region costs beside the region, and a fitted number."""
+PER_RANK, PER_REGION = 8.0, 8.0
+"""Bits that a rank of a mutation costs, and that it holds in a region costs beside the region."""
 EXPLAINED = 3.0
 """Tolerances of the reference within which a mutated value is held against that of its own program."""
 MOST_EQUIVALENT = 30
@@ -243,7 +244,7 @@ class _Search:
             self._sums()
             fits = self._fitting()
         narrower = self._narrower() if numbers and not fits else []
-        stages = () if fits or narrower else (self._terms, self._inside, self._twins, self._one_way)
+        stages = () if fits or narrower else (self._terms, self._solved, self._inside, self._twins, self._one_way)
         for k, stage in enumerate(stages):
             now = time.monotonic()
             self._until = now + (self._last - now) / (len(stages) - k + 1)
@@ -434,6 +435,27 @@ class _Search:
                 [Mutation("other", says, edit_results([self._part.target], added), fitted=simple is None)],
                 more=4.0 + math.log2(len(known) + 1) + 2.0 * (name not in self._part.golden.steps),
             )
+
+    def _solved(self) -> None:
+        """Several of the program's own numbers at once: those in its lines, and those of a table."""
+        wanted = self._error(self._observed)
+        if self._allowed is None or not bool((self._observed.isfinite() | ~self._reference.isfinite()).all()):
+            return
+        for some in unknowns(self._context, OPERATIONS_WITH_FITTED_NUMBER):
+            run = partial(self._error_of, some.edits)
+            x = Equation(run, wanted, partial(self._late, self._until)).fewest(some.numbers)
+            if x is not None and (count := int((x != some.numbers).sum())):
+                mutation = Mutation("constant", some.says(x), some.edits(x), 0, True)
+                self._try([mutation], more=PER_NUMBER * (count - 1) + bits_of_subset(len(x), count))
+                if self._fitting():
+                    return
+
+    def _error_of(self, edits: Callable[[Tensor], dict[int, Edit]], x: Tensor) -> Tensor | None:
+        """What edits for such numbers change, in tolerances; None where that cannot be run, or is no number."""
+        value = self._value(Mutation("", "other numbers", edits(x)))
+        if value is None or not bool((value.isfinite() | ~self._reference.isfinite()).all()):
+            return None
+        return self._error(value)
 
     def _at_hand(self) -> Iterator[tuple[str, Tensor]]:
         """Values that the program computes, from what was observed where that is known, in the step's shape."""
