@@ -64,6 +64,8 @@ PER_RANK, PER_REGION = 8.0, 8.0
 """Bits that a rank of a mutation costs, and that it holds in a region costs beside the region."""
 EXPLAINED = 3.0
 """Tolerances of the reference within which a mutated value is held against that of its own program."""
+MOST_POLISHED = 10_000_000
+"""Elements times numbers up to which a solution is fitted to all: that of a sample leaves a pattern there."""
 MOST_EQUIVALENT = 30
 """Longer descriptions that are held against a cause, to be listed with it."""
 MOST_AT_HAND = 200
@@ -183,7 +185,8 @@ class _Search:
         observed = seen.read(self._step)
         self._reference = self._part.values[self._part.target]
         self._observed = observed.to(self._reference.device, self._reference.dtype)
-        self._allowed, noise = self._tolerance(name_of(observed.dtype))
+        self._storage = name_of(observed.dtype)
+        self._allowed, noise = self._tolerance({})
         inputs = dict(enumerate(map(list, self._whole_numbers(self._reference.shape))))
         self._residual = Residual(self._observed, self._reference, self._allowed, noise, inputs)
         self._candidates, self._refused = list[_Candidate](), 0
@@ -211,13 +214,13 @@ class _Search:
                     flat.append((f"the place in the segment by {name}", torch.arange(n) - x[segment]))
             yield iter(flat)
 
-    def _tolerance(self, storage: str | None) -> tuple[Tensor | None, Any]:
-        """What each element may be off, at least, and its noise; None for whole numbers."""
+    def _tolerance(self, edits: Mapping[int, Edit]) -> tuple[Tensor | None, Any]:
+        """What each element of a mutated program may be off, at least, and its noise; None for whole numbers."""
         reference, step = self._reference, self._step
         if not reference.is_floating_point():
             return None, 0.0
-        storage = self._rules.of(step).storage or (None if storage in INTEGERS else storage)
-        bound = bounded(self._part.mutated({}), precision=replace(self._rules, storage=storage)).step(step).bound
+        storage = self._rules.of(step).storage or (None if self._storage in INTEGERS else self._storage)
+        bound = bounded(self._part.mutated(edits), precision=replace(self._rules, storage=storage)).step(step).bound
         allowed = torch.as_tensor(bound.absolute if bound else 0.0).expand(reference.shape)
         # a wrong value may be larger than the reference's
         observed = half_ulp(self._observed.nan_to_num(0.0, 0.0, 0.0), storage or "float32")
@@ -314,13 +317,13 @@ class _Search:
         size = self._reference.nan_to_num(0.0, 0.0, 0.0).abs()
         return float((self._allowed / size.clamp(min=1e-300)).median())
 
-    def _error(self, value: Tensor) -> Tensor:
+    def _error(self, value: Tensor, at: Tensor | None = None, allowed: Tensor | None = None) -> Tensor:
         """By how much some elements of a value, the wrong ones before others, are not the reference's; tolerances."""
+        at, allowed = self._at if at is None else at, self._allowed if allowed is None else allowed
         a, b = (x if x.is_complex() else x.double() for x in (value, self._reference))
         error = (a - b).abs() if a.is_complex() else a - b
-        error = error.flatten()[self._at]
-        allowed = self._allowed.flatten()[self._at] if self._allowed is not None else 1.0
-        return (error / allowed).nan_to_num(0.0, 0.0, 0.0)
+        error = error.flatten()[at] / (allowed.flatten()[at] if allowed is not None else 1.0)
+        return error.nan_to_num(0.0, 0.0, 0.0)
 
     def _consider(self, mutation: Mutation, value: Tensor, more: float = 0.0) -> None:
         """A candidate everywhere, and one in the tightest region, where these save bits."""
@@ -438,24 +441,31 @@ class _Search:
 
     def _solved(self) -> None:
         """Several of the program's own numbers at once: those in its lines, and those of a table."""
-        wanted = self._error(self._observed)
         if self._allowed is None or not bool((self._observed.isfinite() | ~self._reference.isfinite()).all()):
             return
+        every = torch.arange(self._observed.numel())
         for some in unknowns(self._context, OPERATIONS_WITH_FITTED_NUMBER):
-            run = partial(self._error_of, some.edits)
-            x = Equation(run, wanted, partial(self._late, self._until)).fewest(some.numbers)
-            if x is not None and (count := int((x != some.numbers).sum())):
-                mutation = Mutation("constant", some.says(x), some.edits(x), 0, True)
-                self._try([mutation], more=PER_NUMBER * (count - 1) + bits_of_subset(len(x), count))
+            start = some.numbers
+            x = self._equation(some.edits, self._at, self._allowed).fewest(start)
+            if x is not None and (count := int((x != start).sum())):
+                if count * len(every) < MOST_POLISHED:
+                    allowed, _ = self._tolerance(some.edits(x))
+                    x = self._equation(some.edits, every, allowed).polished(x, x != start)
+                more = PER_NUMBER * (count - 1) + bits_of_subset(len(x), count)
+                self._try([Mutation("constant", some.says(x), some.edits(x), 0, True)], more=more)
                 if self._fitting():
                     return
 
-    def _error_of(self, edits: Callable[[Tensor], dict[int, Edit]], x: Tensor) -> Tensor | None:
-        """What edits for such numbers change, in tolerances; None where that cannot be run, or is no number."""
-        value = self._value(Mutation("", "other numbers", edits(x)))
-        if value is None or not bool((value.isfinite() | ~self._reference.isfinite()).all()):
-            return None
-        return self._error(value)
+    def _equation(self, edits: Callable[[Tensor], dict[int, Edit]], at: Tensor, allowed: Tensor | None) -> Equation:
+        """What numbers have to give in some elements, and what edits for them do, in tolerances."""
+
+        def run(x: Tensor) -> Tensor | None:
+            value = self._value(Mutation("", "other numbers", edits(x)))
+            if value is None or not bool((value.isfinite() | ~self._reference.isfinite()).all()):
+                return None
+            return self._error(value, at, allowed)
+
+        return Equation(run, self._error(self._observed, at, allowed), partial(self._late, self._until))
 
     def _at_hand(self) -> Iterator[tuple[str, Tensor]]:
         """Values that the program computes, from what was observed where that is known, in the step's shape."""
@@ -696,8 +706,6 @@ class _Search:
         if few or alike or _smooth(error, value):
             return []
         for narrower in NARROWER_PRODUCTS:
-            if self._late(self._until):
-                break
             declared = {**self._rules.steps.get(self._step, {}), "products": narrower}
             rules = replace(self._rules, steps={**self._rules.steps, self._step: declared})
             share = self._share(Mutation("", "", {}), Region(0.0, "", self._residual.wrong), rules)

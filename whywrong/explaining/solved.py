@@ -25,9 +25,10 @@ MOST_UNKNOWNS, STEPS, HALVINGS = 64, 10, 4
 """Numbers that are solved for at once; steps, and how often one of these is halved."""
 MOVED = 1e-6
 """Share of a number by which it is moved for a derivative: in float64 half of the digits are left."""
-HOPEFUL, SOLVED, NEAR = 0.5, 0.5, 1.0
-"""What a first step has to leave at most, as a share of the error; and a solution, in tolerances: root mean square, and
-at most."""
+HOPEFUL, FORCED = 0.5, 0.1
+"""What a first step has to leave at most, as a share of the error, and one after a number was put back."""
+SOLVED, NEAR = 0.5, 1.0
+"""What a solution leaves at most, in tolerances: root mean square, and at its worst."""
 PER_NUMBER, PER_DIGIT = 25.0, math.log2(10.0)
 """Bits that a fitted number costs, and each of its digits."""
 EXACT = 1e-3
@@ -147,7 +148,7 @@ class Equation(NamedTuple):
         return (x, off) if off is not None and _within(off) else None
 
     def fewest(self, start: Tensor) -> Tensor | None:
-        """A solution in which what need not differ from the start does not, and the rest is short; None without one."""
+        """A solution in which what need not differ from the start does not; None without one, or without the time."""
         free = torch.ones(len(start), dtype=torch.bool)
         if (found := self.solve(start, free, HOPEFUL)) is None:
             return None
@@ -155,12 +156,18 @@ class Equation(NamedTuple):
         for k in ((x - start) / _size(start)).abs().argsort()[:, None]:
             fewer, back = free.index_fill(0, k, False), x.index_copy(0, k, start[k])
             off = self.left(back)
-            if off is not None and not _as_good(off, left, PER_NUMBER) and bool(fewer.any()) and not self.late():
-                back, off = self.solve(back, fewer, HOPEFUL) or (back, None)
+            if off is not None and not _as_good(off, left, PER_NUMBER) and bool(fewer.any()):
+                back, off = self.solve(back, fewer, FORCED) or (back, None)
             if off is not None and _as_good(off, left, PER_NUMBER):
                 x, left, free = back, off, fewer
+        return x if not self.late() else None
+
+    def polished(self, x: Tensor, free: Tensor) -> Tensor:
+        """A solution that is known roughly, as good as may be; its free numbers are short, or such as float32 has."""
+        x, left = self.solve(x, free) or (x, self.wanted)
         for k in free.nonzero():
-            for number in (0.0, *(float(f"{float(x[k]):.{n}g}") for n in range(1, DIGITS))):
+            digits = (float(f"{float(x[k]):.{n}g}") for n in range(1, DIGITS))
+            for number in (0.0, *digits, float(x[k].float())):
                 shorter = x.index_fill(0, k, number)
                 if (off := self.left(shorter)) is not None and _as_good(off, left, PER_DIGIT):
                     x = shorter
