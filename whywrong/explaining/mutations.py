@@ -34,7 +34,7 @@ from whywrong.recording.operations import (
     SELECTIONS,
     TRANSFORMS,
 )
-from whywrong.recording.program import CONSTANT, INPUT, Node, Ref, call
+from whywrong.recording.program import CONSTANT, INPUT, Node, Ref, call, filled
 from whywrong.torch_private import tree_map_only
 
 Tensor = torch.Tensor
@@ -423,7 +423,7 @@ def mutations(c: Context) -> Iterator[Mutation]:
         moved_points,
         centres,
     )
-    rare = (unscaled, moved_on, between, regrouped, regrouped_inside, reflections, backwards)
+    rare = (unscaled, segments, regrouped, regrouped_inside, reflections, backwards)
     ways: Iterator[Way] = itertools.chain(
         *(_attempted(c, generator(c)) for generator in usual),
         *(_attempted(c, change_result(c, ids)) for ids in groups),
@@ -844,7 +844,7 @@ def along(c: Context, line: tuple[tuple[int, ...], tuple[int, ...]]) -> Iterator
     """
     part, (old, ids) = c.part, line
     ndim = part.values[part.nodes[ids[0]].parents[0]].ndim
-    smaller = any(0 < len(part.nodes[k].shape) < ndim for i in ids for k in (i, *part.users.get(i, ())))
+    smaller = any(len(part.nodes[k].shape) < ndim for i in ids for k in (i, *part.users.get(i, ())))
     for over in (some for count in range(ndim) for some in itertools.combinations(range(ndim), count + 1)):
         for kept in (False, True)[: 1 + smaller] if over != old else ():
             edits = {k: edit for i in ids for k, edit in _along(part, i, list(over), kept).items()}
@@ -865,6 +865,8 @@ def _along(part: Part, i: int, dims: list[int], kept: bool) -> dict[int, Edit]:
         if len(node.args) == 1:  # over all, to a number
             return getattr(torch, node.op)(x, dim=over, keepdim=True)
         y = again(node, x, over, *node.args[2:])
+        if kept and not node.shape:  # for each slice one, along the last dimensions
+            return y
         whole = y.ndim == x.ndim or (y.ndim == len(node.shape) and not kept)
         return y if whole else dropped(again(node, x, over, True), node)
 
@@ -1013,26 +1015,50 @@ def unscaled(c: Context, less: Node) -> Iterator[Way]:
             yield "factor", f"{what}, in tiles of {tile}, {when}", some, 2
 
 
-@for_each(lambda c: (i for i in c.computed if c.part.nodes[i].op in ARITHMETIC | FUNCTIONS | SELECTIONS))
-def moved_on(c: Context, i: int) -> Iterator[Way]:
-    """An operation that comes later than in the reference: an eps outside of a root, a late bias."""
-    nodes, node = c.part.nodes, c.part.nodes[i]
-    later = [k for k in c.later(i, 4) if nodes[k].op not in MOVES - {"where"}]
-    for j in (j for j, a in enumerate(node.args) if isinstance(a, Ref) and nodes[a.id].shape == node.shape):
-        for k in later:
-            added = [a for n in (node, nodes[k]) if n.op == "add" for a in n.args if is_number(a)]
-            kind = "eps" if any(is_epsilon("add", a) for a in added) else "other"
-            moved = Edit(partial(again, node), (*node.args[:j], Ref(k), *node.args[j + 1 :]))
-            says = f"{c.operation(i)} comes after {c.operation(k)}"
-            yield kind, says, _copied([i], node.args[j].id) | {k: moved}, 2
-
-
 @for_each(lambda c: (i for i in c.part.given + c.computed if c.real(i)))
-def between(c: Context, i: int) -> Iterator[Way]:
-    """Several operations in a row that are left out."""
-    for k in (k for k in c.later(i, 8) if Ref(i) not in c.part.nodes[k].args):
-        says = f"{c.called(i)} stands in place of {c.called(k)}: what is between is left out"
-        yield "function", says, _copied([k], i), 2
+def segments(c: Context, i: int) -> Iterator[Way]:
+    """What is done between two values is left out, done twice, or done after what comes next.
+
+    An eps outside of a root, a late bias, a norm of what was normalised, a mean that is taken off behind a window.
+    """
+    nodes = c.part.nodes
+    for j in c.later(i, 8):
+        made = f"what makes {c.called(j)} of {c.called(i)}"
+        if Ref(i) not in nodes[j].args:
+            says = f"{c.called(i)} stands in place of {c.called(j)}: what is between is left out"
+            yield "function", says, _copied([j], i), 2
+        yield "other", f"{made} is done twice", _in_a_row(c.part, j, j, (i, j)), 2
+    for j in c.later(i, 3):
+        single = Ref(i) in nodes[j].args
+        for k in (k for k in c.later(j, 4) if nodes[k].op not in MOVES - {"where"}):
+            added = [a for n in (nodes[j], nodes[k]) if n.op == "add" for a in n.args if is_number(a)]
+            kind = "eps" if single and any(is_epsilon("add", a) for a in added) else "other"
+            what = c.operation(j) if single else f"what makes {c.called(j)} of {c.called(i)}"
+            yield kind, f"{what} comes after {c.operation(k)}", _in_a_row(c.part, k, i, (j, k), (i, j)), 2
+
+
+def _in_a_row(part: Part, end: int, start: int, *segments: tuple[int, int]) -> dict[int, Edit]:
+    """In place of what `end` gives: these segments, each from a value to another, in a row on what `start` gives."""
+    inside = [[n for n in part.downstream(i) if n != i and k in part.downstream(n)] for i, k in segments]
+    beside = sorted(
+        {
+            p
+            for (i, _), some in zip(segments, inside, strict=True)
+            for n in some
+            for p in part.nodes[n].parents
+            if p != i and p not in some
+        }
+    )
+
+    def run(x: Any, *others: Any) -> Any:
+        for (i, k), some in zip(segments, inside, strict=True):
+            of = dict(zip(beside, others, strict=True)) | {i: x}
+            for n in some:
+                of[n] = call(part.nodes[n], filled(part.nodes[n].args, of), part.nodes[n].kwargs)
+            x = of[k]
+        return x
+
+    return {end: Edit(run, (Ref(start), *map(Ref, beside)))}
 
 
 @for_each(lambda c: (i for i in (*c.part.given, *c.computed) if c.real(i)))
