@@ -62,6 +62,10 @@ OPPOSITE = {a: b for pair in _PAIRS.split(",") for a, b in (pair.split(), pair.s
 REDUCTIONS = ("sum", "mean", "amax", "amin", "argmax", "argmin", "cumsum", "cumprod", "logcumsumexp", "var_mean")
 NUMBERED = ARITHMETIC | {"pow", "clamp", "clamp_min", "clamp_max", "full", "fill", "remainder", "arange"}
 NUMBERED |= {"eq", "lt", "le", "gt", "ge"}
+SHORT = 32
+"""Length of a tile up to which each is tried."""
+TILED = ("sum", "mean", "amax", "amin")
+"""Reductions whose parts are tried by themselves."""
 ON_TOP = ("sqrt", "square", "exp", "log", "reciprocal", "sigmoid", "tanh", "ReLU", "round", "abs")
 SPLITS = ("split", "split_with_sizes", "unbind")
 FEW_PARTS = 9
@@ -423,7 +427,7 @@ def mutations(c: Context) -> Iterator[Mutation]:
         moved_points,
         centres,
     )
-    rare = (unscaled, segments, regrouped, regrouped_inside, reflections, backwards)
+    rare = (unscaled, segments, in_tiles, regrouped, regrouped_inside, reflections, backwards)
     ways: Iterator[Way] = itertools.chain(
         *(_attempted(c, generator(c)) for generator in usual),
         *(_attempted(c, change_result(c, ids)) for ids in groups),
@@ -891,6 +895,39 @@ def _along(part: Part, i: int, dims: list[int], kept: bool) -> dict[int, Edit]:
     return {i: Edit(run)} | argument(part, counted, 1, lambda _: math.prod(x.shape[d] for d in dims))
 
 
+@for_each(_lines)
+def in_tiles(c: Context, line: tuple[tuple[int, ...], tuple[int, ...]]) -> Iterator[Way]:
+    """Reductions of a line that run over each tile of a dimension by itself, or whose tiles' means are averaged."""
+    part, (dims, ids) = c.part, line
+    nodes = [part.nodes[i] for i in ids]
+    shapes = {tuple(part.values[node.parents[0]].shape) for node in nodes}
+    if len(dims) != 1 or len(shapes) != 1 or any(node.op not in TILED for node in nodes):
+        return
+    (d,), n = dims, shapes.pop()[dims[0]]
+    name = c.composite_names.get(ids[0], c.operation(ids[0]))
+    kept = all(part.values[i].ndim == part.values[node.parents[0]].ndim for i, node in zip(ids, nodes, strict=True))
+    for tile in _tiles(n):
+        if kept:
+            edits = {i: Edit(partial(_each_tile, node=part.nodes[i], d=d, tile=tile)) for i in ids}
+            yield "axis", f"{name} runs over each {tile} of dimension {d} by itself", edits, 2
+        means = [node for node in nodes if node.op == "mean"] if n % tile else []
+        edits = {node.id: Edit(partial(_mean_of_means, node=node, d=d, tile=tile)) for node in means}
+        yield "factor", f"{name} is that of the means of each {tile} of dimension {d}", edits, 2
+
+
+def _tiles(n: int) -> list[int]:
+    """Lengths of tiles of a dimension of n: powers of two, and all up to half of a short one."""
+    return sorted({2**q for q in range(1, n.bit_length()) if 2**q < n} | set(range(2, min(n // 2, SHORT) + 1)))
+
+
+def _each_tile(x: Tensor, *args: Any, node: Node, d: int, tile: int) -> Tensor:
+    return torch.cat([again(node, part, *args).expand(part.shape) for part in x.split(tile, d)], d)
+
+
+def _mean_of_means(x: Tensor, *args: Any, node: Node, d: int, tile: int) -> Tensor:
+    return torch.stack([again(node, part, *args) for part in x.split(tile, d)]).mean(0)
+
+
 @for_each(lambda c: itertools.combinations(_exchangeable(c), 2))
 def exchanged(c: Context, pair: tuple[int, int]) -> Iterator[Way]:
     """Two given tensors of one shape, or of indices, in each other's place."""
@@ -1003,7 +1040,7 @@ def unscaled(c: Context, less: Node) -> Iterator[Way]:
     def edits(ids: list[int], how: dict[str, Any]) -> dict[int, Edit]:
         return {i: Edit(partial(early, **how, node=nodes[i]), (Ref(less.id), less.args[0])) for i in ids}
 
-    sizes = [(d, 2**k) for k in range(1, 16) for d in alone if 2**k < x.shape[d]]
+    sizes = [(d, tile) for d in alone for tile in _tiles(x.shape[d])]
     for (d, tile), when in itertools.product(sizes, (RUNNING, SPLIT, MEAN)):
         at: dict[str, Any] = {"tile": tile, "d": d, "how": when, "normal": when == MEAN}
         ways = {"a softmax": edits([exponential], at)}
