@@ -261,9 +261,7 @@ def test_a_nanny_or_a_scheduler_that_is_killed_loses_no_run(books, tmp_path, kin
         code, said = command.wait(timeout=240), (tmp_path / "said.txt").read_text()
     assert code == {"nanny": 0, "scheduler": 2}[kind], said
     if kind == "scheduler":
-        expected = (
-            "labkit: --cluster: expected a scheduler that runs on, got one that has ended; finished runs"
-        )
+        expected = "labkit: --cluster: expected a scheduler that runs on, got one that has ended; finished runs"
         assert said.splitlines()[-1].startswith(expected)
         assert "Traceback" not in said
         assert started(tmp_path, "brief", "-p", "seed=0..3", "--workers", 2).wait(timeout=240) == 0
