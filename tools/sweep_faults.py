@@ -31,6 +31,8 @@ from whywrong.errors import UsageError
 
 SINGLE = ("kernel", "executor", "worker", "labkit", "nanny", "scheduler")
 TOGETHER = {"workers": ("worker",), "cluster": ("scheduler", "nanny", "worker")}
+OF_A_CLUSTER = ("nanny", "scheduler", "cluster")
+"""Kinds that need a cluster which runs already."""
 KINDS = (*SINGLE, *TOGETHER, "cut off", "full disk")
 POINTS = 8
 """Runs of one sweep; when all are made, the next has others."""
@@ -165,8 +167,8 @@ def strike(kind, there, folder, draw):
     return struck
 
 
-def inject(count, folder, seed=0, workers=2, pause=1.5):
-    """Strike `count` times. Returns how often each kind did, and what was lost or falsely ok, in words."""
+def inject(count, folder, seed=0, workers=2, pause=1.5, of=KINDS):
+    """Strike `count` times, by turns by each kind in `of`. Returns how often each kind did, and what was lost or falsely ok, in words."""
     write_notebook(folder / "books", "brief", CELLS)
     draw, struck, wrong, batch, cut, seen = random.Random(seed), Counter(), [], 0, set(), {}
 
@@ -187,9 +189,9 @@ def inject(count, folder, seed=0, workers=2, pause=1.5):
         points = ("-p", f"seed=0..{POINTS - 1}", "-p", f"batch=0..{batch}")
         return started(folder, "brief", *points, *(where or ("--workers", workers)))
 
-    kinds = [KINDS[number % len(KINDS)] for number in range(count)]
+    kinds = [of[number % len(of)] for number in range(count)]
     draw.shuffle(kinds)
-    own = {"nanny", "scheduler", "cluster"}  # of a cluster that runs already
+    own = {*OF_A_CLUSTER}
     command, cluster, excused = None, Cluster(folder, workers), False
     while kinds:
         if not alive(command):

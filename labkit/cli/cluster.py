@@ -60,9 +60,10 @@ def connect(
             options: dict[str, Any] = {"n_workers": len(shares), "threads_per_worker": 1, "memory_limit": 0}
             options |= {"dashboard_address": dashboard or LOOPBACK, "silence_logs": logging.CRITICAL}
             address = stack.enter_context(LocalCluster(**options | arguments))
+            stack.enter_context(_replaced(address, len(shares)))
         elif kind in ("slurm", "pbs"):
             address = stack.enter_context(batch_cluster(kind, arguments, dashboard or LOOPBACK))
-            address.scale(workers or 1)
+            stack.enter_context(_replaced(address, workers or 1))
         elif not is_running:
             raise UsageError(f"--cluster: expected {CLUSTERS}, got {kind!r}")
         try:
@@ -70,6 +71,23 @@ def connect(
         except OSError as error:
             raise UsageError(f"--cluster: {kind} does not answer ({str(error)[:80]}); expected {CLUSTERS}") from None
         yield stack.enter_context(client), shares
+
+
+@contextmanager
+def _replaced(cluster: Any, workers: int) -> Iterator[None]:
+    """Start so many workers, and new ones for those that are lost.
+
+    Dask itself gives up a nanny whose worker is away for 15 s, and a job that has ended.
+    """
+    from tornado.ioloop import PeriodicCallback
+
+    cluster.scale(workers)
+    again = PeriodicCallback(lambda: cluster.scale(workers), 5000.0)
+    cluster.loop.add_callback(again.start)
+    try:
+        yield
+    finally:
+        cluster.loop.add_callback(again.stop)
 
 
 def shares_of(workers: int | None, gpus: bool) -> Shares:

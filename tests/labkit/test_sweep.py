@@ -13,7 +13,7 @@ import pytest
 from labkit.cli import cluster as clusters
 from labkit.cli import sweep, table
 from labkit.cli.main import main
-from tools.sweep_faults import CELLS, Cluster, inject, ok_runs, processes, started, write_notebook
+from tools.sweep_faults import CELLS, KINDS, OF_A_CLUSTER, Cluster, inject, ok_runs, processes, started, write_notebook
 from whywrong.errors import UsageError
 
 # An error in a thread of Dask's would leave the cluster waiting. A cluster refused its settings is never closed, and
@@ -250,6 +250,20 @@ def test_a_sweep_goes_on_where_one_worker_of_two_is_killed(books, tmp_path):
     assert "1 attempts were lost with their process and made again" in said
 
 
+def test_a_local_worker_whose_nanny_has_given_up_is_replaced():
+    import dask
+
+    quick = dask.config.set({"distributed.deploy.lost-worker-timeout": "1s"})
+    with quick, clusters.connect("local", 1, False, None, 0) as (client, _):
+        ((first, _),) = client.nthreads().items()
+        client.cluster.sync(client.cluster.workers[0].close)
+        deadline = time.monotonic() + 60
+        while not client.nthreads() or first in client.nthreads():
+            assert time.monotonic() < deadline, "it stays lost, and the sweep waits for ever"
+            time.sleep(0.2)
+        assert client.submit(os.getpid).result(30)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nanny", "scheduler"])
 def test_a_nanny_or_a_scheduler_that_is_killed_loses_no_run(books, tmp_path, kind):
@@ -330,6 +344,7 @@ def test_fuzzing_on_a_cluster_stops_at_a_failure_and_counts_all(tmp_path):
 
 def test_faults_at_random_moments_lose_no_run_and_make_none_falsely_ok(tmp_path):
     """`python -m tools.sweep_faults 500` is the long form."""
-    struck, wrong, _ = inject(30, tmp_path, seed=1, pause=0.5)
+    local = [kind for kind in KINDS if kind not in OF_A_CLUSTER]
+    struck, wrong, _ = inject(30, tmp_path, seed=1, pause=0.5, of=local)
     assert sum(struck.values()) == 30
     assert json.dumps(wrong) == "[]"
