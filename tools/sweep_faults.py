@@ -168,7 +168,10 @@ def strike(kind, there, folder, draw):
 
 
 def inject(count, folder, seed=0, workers=2, pause=1.5, of=KINDS):
-    """Strike `count` times, by turns by each kind in `of`. Returns how often each kind did, and what was lost or falsely ok, in words."""
+    """Strike `count` times, by turns by each kind in `of`.
+
+    Returns how often each kind did, and what was lost or falsely ok, in words.
+    """
     write_notebook(folder / "books", "brief", CELLS)
     draw, struck, wrong, batch, cut, seen = random.Random(seed), Counter(), [], 0, set(), {}
 
