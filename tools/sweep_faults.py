@@ -2,9 +2,11 @@
 
     python -m tools.sweep_faults 500 [SEED] [OUT.csv]
 
-Kernel, executor, worker or `labkit sweep` itself is killed with SIGKILL; files of runs are cut off at a random length;
-what a process may write is limited to some bytes, which is a full disk to it. A sweep that has ended is begun again.
-At the end one sweep runs without faults, and has to find or make every run.
+Sweeps run by turns on labkit's own local cluster and on a scheduler and two nannies that run already. Kernel, executor,
+worker, all workers at once, nanny, scheduler, all of the cluster at once, or `labkit sweep` itself is killed with
+SIGKILL; files of runs are cut off at a random length; what a process may write is limited to some bytes, which is a
+full disk to it. A sweep that has ended is begun again; it may end with 2 only if its scheduler was killed. At the end
+one sweep runs without faults, and has to find or make every run.
 """
 
 import csv
@@ -12,10 +14,12 @@ import json
 import os
 import random
 import resource
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import nbformat
@@ -25,7 +29,11 @@ from labkit.session.catalogue import ROOT
 from labkit.session.record import complete
 from whywrong.errors import UsageError
 
-KINDS = ("kernel", "executor", "worker", "labkit", "cut off", "full disk")
+SINGLE = ("kernel", "executor", "worker", "labkit", "nanny", "scheduler")
+TOGETHER = {"workers": ("worker",), "cluster": ("scheduler", "nanny", "worker")}
+OF_A_CLUSTER = ("nanny", "scheduler", "cluster")
+"""Kinds that need a cluster which runs already."""
+KINDS = (*SINGLE, *TOGETHER, "cut off", "full disk")
 POINTS = 8
 """Runs of one sweep; when all are made, the next has others."""
 CELLS = (
@@ -45,12 +53,55 @@ def write_notebook(folder, name, cells):
     nbformat.write(book, folder / f"{name}.ipynb")
 
 
+def environment(folder):
+    """The environment of `labkit sweep`, and of workers, on that folder's notebooks."""
+    own = {"LABKIT_NOTEBOOKS": str(folder / "books"), "PYTHONPATH": str(ROOT)}
+    return os.environ | own | {"DASK_DISTRIBUTED__WORKER__DAEMON": "False"}
+
+
 def started(folder, *arguments):
     """`labkit sweep` on that folder's notebooks, its words in FOLDER/said.txt."""
-    environment = {"LABKIT_NOTEBOOKS": str(folder / "books"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "labkit", "sweep", *map(str, arguments), "--out", str(folder / "runs")]
     with (folder / "said.txt").open("a") as said:
-        return subprocess.Popen(command, env=os.environ | environment, stdout=said, stderr=said, start_new_session=True)
+        streams = {"stdout": said, "stderr": said}
+        return subprocess.Popen(command, env=environment(folder), **streams, start_new_session=True)
+
+
+class Cluster:
+    """A scheduler and nannies of workers, each a process of its own."""
+
+    def __init__(self, folder, workers=2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        self.folder, self.scheduler, self.nannies = folder, None, [None] * workers
+
+    def __enter__(self):
+        """Start what does not run."""
+        at, page = ["--host", "127.0.0.1"], ["--dashboard-address", "127.0.0.1:0"]
+        if not alive(self.scheduler):
+            self.scheduler = self._start("scheduler", *at, "--port", self.address.rpartition(":")[2], *page)
+        for k, nanny in enumerate(self.nannies):
+            if not alive(nanny):
+                self.nannies[k] = self._start("worker", self.address, *at, "--nthreads", "1", *page)
+        return self
+
+    def _start(self, *words):
+        streams, here = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}, {"cwd": self.folder}
+        command = [sys.executable, "-m", "distributed.cli.dask_" + words[0], *words[1:]]
+        return subprocess.Popen(command, env=environment(self.folder), **streams, **here)
+
+    def __exit__(self, *_):
+        for process in filter(alive, [self.scheduler, *self.nannies]):
+            for member in [*psutil.Process(process.pid).children(recursive=True), process]:
+                with suppress(psutil.NoSuchProcess):
+                    member.kill()
+            process.wait()
+
+
+def alive(process):
+    """Whether a process was started and has not ended."""
+    return process is not None and process.poll() is None
 
 
 def ok_runs(folder):
@@ -66,24 +117,26 @@ def ok_runs(folder):
     return found
 
 
-def processes(sweep):
-    """The processes below `labkit sweep` by what they are."""
-    found = {kind: [] for kind in KINDS[:4]}
-    try:
-        found["labkit"] = [sweep]
-        for one in sweep.children(recursive=True):
-            words = " ".join(one.cmdline())
-            if "ipykernel" in words:
-                found["kernel"].append(one)
-                found["executor"].append(one.parent())
-            elif "spawn_main" in words and one.ppid() == sweep.pid:
-                found["worker"].append(one)
-    except psutil.NoSuchProcess:
-        pass
+def processes(sweep, cluster=None):
+    """The processes of a sweep, and of the cluster that it uses, by what they are."""
+    found = {kind: [] for kind in SINGLE}
+    found["labkit"] = [sweep]
+    if cluster:
+        found["scheduler"] = [psutil.Process(cluster.scheduler.pid)] if alive(cluster.scheduler) else []
+        found["nanny"] = [psutil.Process(nanny.pid) for nanny in filter(alive, cluster.nannies)]
+    for root in found["nanny"] if cluster else [sweep]:
+        with suppress(psutil.NoSuchProcess):
+            for one in root.children(recursive=True):
+                words = " ".join(one.cmdline())
+                if "ipykernel" in words:
+                    found["kernel"].append(one)
+                    found["executor"].append(one.parent())
+                elif "spawn_main" in words and one.ppid() == root.pid:
+                    found["worker"].append(one)
     return found
 
 
-def strike(kind, sweep, folder, draw):
+def strike(kind, there, folder, draw):
     """One fault; returns the folder of the run whose file was cut off, True for another, None if none could be."""
     if kind == "cut off":
         files = [path for path in (folder / "runs").rglob("*") if path.is_file() and path.stat().st_size]
@@ -96,23 +149,29 @@ def strike(kind, sweep, folder, draw):
         except OSError:  # it has moved on
             return None
         return next(parent for parent in path.parents if parent.parent.name == "brief")
-    there = processes(sweep)
-    targets = there["kernel"] + there["executor"] if kind == "full disk" else there[kind]
-    if not targets:
-        return None
-    target = draw.choice(targets)
-    try:
-        if kind == "full disk":
-            resource.prlimit(target.pid, resource.RLIMIT_FSIZE, (draw.randrange(4000), resource.RLIM_INFINITY))
-        else:
-            target.kill()
-    except (psutil.NoSuchProcess, ProcessLookupError):
-        return None
-    return True
+    if kind in TOGETHER:
+        targets = [one for part in TOGETHER[kind] for one in there[part]]
+        if not all(there[part] for part in TOGETHER[kind]):
+            return None
+    else:
+        choice = there["kernel"] + there["executor"] if kind == "full disk" else there[kind]
+        targets = [draw.choice(choice)] if choice else []
+    struck = None
+    for target in filter(None, targets):
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if kind == "full disk":
+                resource.prlimit(target.pid, resource.RLIMIT_FSIZE, (draw.randrange(4000), resource.RLIM_INFINITY))
+            else:
+                target.kill()
+            struck = True
+    return struck
 
 
-def inject(count, folder, seed=0, workers=2, pause=1.5):
-    """Strike `count` times. Returns how often each kind did, and what was lost or falsely ok, in words."""
+def inject(count, folder, seed=0, workers=2, pause=1.5, of=KINDS):
+    """Strike `count` times, by turns by each kind in `of`.
+
+    Returns how often each kind did, and what was lost or falsely ok, in words.
+    """
     write_notebook(folder / "books", "brief", CELLS)
     draw, struck, wrong, batch, cut, seen = random.Random(seed), Counter(), [], 0, set(), {}
 
@@ -129,33 +188,42 @@ def inject(count, folder, seed=0, workers=2, pause=1.5):
         seen.update(now)
         cut.clear()
 
-    def begin():
-        given = ("brief", "-p", f"seed=0..{POINTS - 1}", "-p", f"batch=0..{batch}", "--workers", workers)
-        return started(folder, *given)
+    def begin(*where):
+        points = ("-p", f"seed=0..{POINTS - 1}", "-p", f"batch=0..{batch}")
+        return started(folder, "brief", *points, *(where or ("--workers", workers)))
 
-    kinds = [KINDS[number % len(KINDS)] for number in range(count)]
+    kinds = [of[number % len(of)] for number in range(count)]
     draw.shuffle(kinds)
-    command = begin()
-    while sum(struck.values()) < count:
-        time.sleep(draw.uniform(0.0, pause))
-        if command.poll() is not None:
-            if command.returncode == 0:
-                batch += 1
+    own = {*OF_A_CLUSTER}
+    command, cluster, excused = None, Cluster(folder, workers), False
+    while kinds:
+        if not alive(command):
+            if command is not None and command.returncode not in (0, 1, -9) and not excused:
+                said = (folder / "said.txt").read_text()[-300:]
+                wrong.append(f"a sweep ended with {command.returncode} and its scheduler ran: {said}")
+            batch += command is not None and command.returncode == 0
             check()
-            command = begin()
+            external = not own.isdisjoint(kinds[:2])
+            excused = False
+            command = begin("--cluster", cluster.__enter__().address) if external else begin()
+        time.sleep(draw.uniform(0.0, pause))
+        there = processes(psutil.Process(command.pid), cluster if external else None)
+        if not alive(command) or not there["kernel"]:  # nothing runs yet that could be hurt
             continue
-        if not processes(psutil.Process(command.pid))["kernel"]:  # nothing runs yet that could be hurt
-            continue
-        kind = kinds[sum(struck.values())]
-        if done := strike(kind, psutil.Process(command.pid), folder, draw):
+        kind = next((kind for kind in kinds if external or kind not in own), kinds[0])
+        if done := strike(kind, there, folder, draw):
+            kinds.remove(kind)
             struck[kind] += 1
-            if kind == "cut off":
-                cut.add(done)
+            cut |= {done} if kind == "cut off" else set()
+            excused = excused or kind in ("scheduler", "cluster")
         if kind == "labkit" and done:
             command.wait()
-    if command.poll() is None:
+        elif external and own & {kind}:
+            cluster.__enter__()
+    if alive(command):
         command.kill()
         command.wait()
+    cluster.__exit__()
     check()
     code = begin().wait()
     check()

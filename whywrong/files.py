@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ def write_text(path: Path, text: str) -> None:
 @contextmanager
 def complete_file(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`, moved into place when what is written to it is complete, and else removed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # process numbers are of one machine
     try:
         yield temporary
         temporary.replace(path)

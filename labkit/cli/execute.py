@@ -48,7 +48,8 @@ def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: Cal
     options["extra_arguments"] = [f"--IPKernelApp.exec_lines={setup}"]
     options["on_cell_executed"] = lambda cell, cell_index, **_: progress(cell_index + 1)
     try:
-        papermill.execute_notebook(notebook, executed, parameters, cwd=notebook.parent, **options)
+        paths = (str(path).replace("{", "{{").replace("}", "}}") for path in (notebook, executed))  # papermill formats
+        papermill.execute_notebook(*paths, parameters, cwd=notebook.parent, **options)
     except Exception as error:
         failed = _reason(error, kernel)
     if kernel.has_kernel:

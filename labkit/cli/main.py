@@ -81,6 +81,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     option("--workers", type=positive, metavar="N", help="processes or jobs (local: one a core or GPU)")
     option("--gpus", action="store_true", help="give each local worker a GPU of its own")
     option("--settings", type=Path, metavar="FILE", help="YAML: keyword arguments of Dask's cluster")
+    where = "where Dask's page of the sweep listens (127.0.0.1, any port); without a password"
+    option("--dashboard", default="", metavar="HOST:PORT", help=where)
     option("--retries", type=int, choices=range(10), default=2, metavar="N", help="new attempts after a death (2)")
     option("--out", **folder, default=ROOT / "runs", help="where runs go (runs/)")
 
@@ -180,9 +182,8 @@ def _sweep(options: argparse.Namespace) -> int:
 
     _interrupt_on_termination()
     points = sweep.grid(options.name, _by_name(options.p), options.sample)
-    with cluster.connect(
-        options.cluster, options.workers, options.gpus, options.settings, options.retries
-    ) as connected:
+    given = (options.cluster, options.workers, options.gpus, options.settings, options.retries, options.dashboard)
+    with cluster.connect(*given) as connected:
         writable(options.out, "--out")
         counts = sweep.sweep(*connected, options.name, points, options.out, options.retries, _show)
     folder = os.path.relpath(options.out)

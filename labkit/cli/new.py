@@ -19,17 +19,21 @@ TEMPLATE = Path(__file__).parent / "template"
 def new(name: str) -> list[Path]:
     """Write the files of investigation `name`, execute its notebook in place, and return their paths.
 
-    Raises UsageError for a name that is no Python name in small letters, and for a name in use.
+    One that was interrupted is taken up, and what is there of it stays. Raises UsageError for a name that is no Python
+    name in small letters, and for a name in use.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UsageError(f"NAME: expected a Python name in small letters, such as softmax_rows, got {name!r}")
     sources = [path for path in sorted(TEMPLATE.rglob("*")) if path.is_file()]
     places = {str(path.relative_to(TEMPLATE)).removesuffix(".txt").replace("NAME", name): path for path in sources}
-    for place in (*places, f"kernels/{name}", f"kernels/{name}.py"):
+    unfinished = ROOT / "kernels" / name / ".unfinished"
+    for place in () if unfinished.exists() else (*places, f"kernels/{name}", f"kernels/{name}.py"):
         if (ROOT / place).exists():
             raise UsageError(f"NAME: expected a name that is not in use, got {name}, which has {place}")
+    write_text(unfinished, "labkit new was interrupted; the same command takes it up\n")
     for place, source in places.items():
-        write_text(ROOT / place, source.read_text(encoding="utf-8").replace("NAME", name))
+        if not (ROOT / place).exists():
+            write_text(ROOT / place, source.read_text(encoding="utf-8").replace("NAME", name))
     refresh = [sys.executable, "-m", "tools.answers", name]
     execute = "jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False"
     for command in (refresh, [sys.executable, "-m", *execute.split(), f"notebooks/{name}.ipynb"]):
@@ -37,4 +41,5 @@ def new(name: str) -> list[Path]:
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"ended with exit status {done.returncode}"]
             raise RuntimeError(f"{Path(command[-1]).name}: {lines[-1]}")
+    unfinished.unlink()
     return [ROOT / place for place in places]

@@ -32,7 +32,7 @@ from PIL import Image
 
 from labkit.session.catalogue import notebooks
 from labkit.session.claims import VERDICTS
-from labkit.session.record import as_result, belongs, failure, raised
+from labkit.session.record import as_result, belongs, failure, raised, sealed
 from labkit.session.secrets import KNOWN
 from whywrong.errors import UsageError
 from whywrong.tables import number, printable
@@ -40,6 +40,7 @@ from whywrong.tables import number, printable
 PAGES = Path(__file__).parent / "pages"
 ANSWERS = {"undecidable": "○", "none of these": "◇", "nothing weighed": "–", "failed": "×", "no result": "!"}
 """The ends of a run other than a cause, and their marks in a sweep."""
+LATEST = datetime.max.replace(tzinfo=UTC).timestamp() - 1.0
 INTERACTIVE = "interactive"
 """The folder of runs from Lab, nbval and plain papermill: it has the result of the last one, and no page."""
 READ_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SyntaxError, UsageError)
@@ -93,7 +94,7 @@ class Card:
     @property
     def clock(self) -> str:
         """When it ended."""
-        return datetime.fromtimestamp(self.when, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return datetime.fromtimestamp(min(max(self.when, 0.0), LATEST), UTC).strftime("%Y-%m-%d %H:%M UTC")
 
     @property
     def figure(self) -> tuple[str, str] | None:
@@ -179,6 +180,8 @@ def card(folder: Path, attempt: str = "", result: str = "result.json") -> Card:
         is_own = attempt or run.interactive or (run.link and belongs(content, folder))
         if content["notebook"] != run.name or not is_own:
             raise ValueError("it is not of this folder's run")
+        if not (attempt or run.interactive or (run.notebook.is_file() and content == sealed(content, run.notebook))):
+            raise ValueError("it or its notebook has another digest than when the run ended")
         run.state, run.result, run.parameters = "ok", content, content["parameters"]
     except FileNotFoundError:
         reason, parameters = failure(folder)

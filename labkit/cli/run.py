@@ -31,7 +31,7 @@ from filelock import AsyncFileLock, Timeout
 
 from labkit.cli.plan import Run
 from labkit.session.catalogue import ROOT, Notebook
-from labkit.session.record import sources
+from labkit.session.record import sealed, sources, write_json
 from labkit.session.secrets import hidden
 from whywrong.errors import UsageError
 from whywrong.files import write_text
@@ -184,6 +184,9 @@ async def _attempt(run: Run, keep: bool, cores: int, progress: Progress, execute
         _clean_up(folder, error)
         if keep:
             return f"{error}; the earlier result stays; see {os.path.relpath(folder / 'log.txt')}"
+    elif run.result:
+        run.result = sealed(run.result, folder / "notebook.ipynb")
+        write_json(folder / name, run.result)
     for path in folder.iterdir():
         if path.name in FILES if error else path.name not in (name, "result.json"):
             if (target := run.directory / path.name).is_dir():

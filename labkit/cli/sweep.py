@@ -102,14 +102,18 @@ def completed(client: Any, work: Callable[[Any], Any], items: Iterable[Any], ret
     """Call `work` on each of `items`, as many at a time as there are workers, and yield them as they are done.
 
     With each comes what `work` returned, or why it failed. The scheduler has only the items in progress, so its memory
-    does not grow with their number, and the death of a worker counts for no other item.
+    does not grow with their number, and the death of a worker counts for no other item. Raises UsageError where the
+    scheduler has ended.
     """
+    from concurrent.futures import CancelledError
+
     from distributed import KilledWorker, wait
 
     waiting, pending = iter(items), dict[Any, Any]()
     try:
         while True:
-            for item in itertools.islice(waiting, max(1, sum(client.nthreads().values())) - len(pending)):
+            free = max(1, sum(client.nthreads().values())) - len(pending)  # below 0 when a worker has died
+            for item in itertools.islice(waiting, max(0, free)):
                 pending[client.submit(work, item, pure=False, retries=retries)] = item
             if not pending:
                 return
@@ -120,6 +124,9 @@ def completed(client: Any, work: Callable[[Any], Any], items: Iterable[Any], ret
                     outcome = future.result() if error is None else f"failed: {why.removeprefix('failed: ')}"
                     future.release()
                     yield pending.pop(future), outcome
+    except CancelledError:
+        expected = "finished runs are kept, the same command takes up the rest"
+        raise UsageError(f"--cluster: expected a scheduler that runs on, got one that has ended; {expected}") from None
     finally:
         client.cancel(list(pending))
 

@@ -42,6 +42,11 @@ def _as_text(value: Any) -> Any:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def _no_formula(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula, behind an apostrophe (OWASP, CSV injection)."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
 def _row(book: Notebook, folder: Path) -> dict[str, Any]:
     parameters: dict[str, Any] = dict.fromkeys(book.parameters)
     row = {"run": folder.name, "status": "", "seconds": None, "parameters": parameters}
@@ -50,6 +55,7 @@ def _row(book: Notebook, folder: Path) -> dict[str, Any]:
             return row | {"status": "failed: result.json is of another run"}
     except UsageError as error:
         reason, known = failure(folder)
+        reason = "" if (folder / "result.json").exists() else reason  # the run ended well: its log does not say why
         return row | {"status": f"failed: {reason or error}"[:200], "parameters": parameters | known}
     row |= {part: result[part] for part in ("verdict", "metrics", "device", "seconds", "date")}
     row |= {"parameters": parameters | result["parameters"], "commit": result["provenance"].get("commit")}
@@ -79,5 +85,8 @@ def write(frame: pandas.DataFrame, path: Path) -> Path:
     if path.suffix not in (".parquet", ".csv"):
         raise UsageError(f"--out: expected a name that ends in .parquet or .csv, got {path}")
     with writing(path, "--out"), complete_file(path) as temporary:
-        frame.to_parquet(temporary) if path.suffix == ".parquet" else frame.to_csv(temporary, index=False)
+        if path.suffix == ".parquet":
+            frame.to_parquet(temporary)
+        else:
+            frame.map(_no_formula, na_action="ignore").to_csv(temporary, index=False)
     return path

@@ -168,15 +168,24 @@ def stale() -> dict[str, str]:
 
 def as_result(content: Any) -> dict[str, Any]:
     """`content` if it is what lab.finish writes, by result.schema.json. Raises ValueError if it is not."""
-    json.dumps(content, allow_nan=False)  # 1e999 is read as infinite
+    json.dumps(content, allow_nan=False, ensure_ascii=False).encode()  # 1e999 is infinite; half a character is no text
     return validate(content, "result")
+
+
+def sealed(result: dict[str, Any], book: Path) -> dict[str, Any]:
+    """A result with a digest of itself and of its executed notebook, by which a change of either shows.
+
+    It protects against mistakes alone: who changes a file on purpose can write its digest too.
+    """
+    own = {name: value for name, value in result.items() if name != "digest"}
+    return own | {"digest": _digest(json.dumps(own, sort_keys=True).encode() + book.read_bytes())}
 
 
 def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
     """The result of a run of which every code cell completed.
 
-    Raises UsageError for a folder without a result, for a result that is invalid or not ok, and for a notebook of which
-    a cell did not complete.
+    Raises UsageError for a folder without a result, for a result that is invalid or not ok, for a notebook of which a
+    cell did not complete, and where result.json or its notebook is not as it was when the run ended.
     """
     path, book = run_directory / name, run_directory / "notebook.ipynb"
     for file in (path, book):
@@ -192,6 +201,8 @@ def complete(run_directory: Path, name: str = "result.json") -> dict[str, Any]:
         is_done = isinstance(state, dict) and state.get("status") == "completed" and cell.get("execution_count")
         if cell["cell_type"] == "code" and "".join(cell["source"]).strip() and not is_done:
             raise UsageError(f"{run_directory}: cell {number} did not complete; expected every cell to")
+    if name == "result.json" and result != sealed(result, book):
+        raise UsageError(f"{path}: expected it and its notebook as the run wrote them, got another digest")
     return result
 
 
@@ -208,7 +219,8 @@ def failure(run_directory: Path) -> tuple[str, dict[str, Any]]:
             executed = Notebook(folder / "notebook.ipynb").content
             reason = raised(executed["cells"]) or reason
             parameters |= executed["metadata"]["papermill"]["parameters"]
-    return reason, parameters
+    text = json.dumps(parameters, ensure_ascii=False).encode("utf-8", "replace")  # which may have halves of characters
+    return reason.encode("utf-8", "replace").decode(), json.loads(text)
 
 
 def raised(cells: Iterable[Any]) -> str:
@@ -221,11 +233,14 @@ def raised(cells: Iterable[Any]) -> str:
 def record(run_directory: Path) -> Path:
     """Copy the result of a finished run to data/results/<notebook>.<device>.json.
 
-    Raises UsageError for a run that is incomplete or of an unknown notebook, and for a result that holds a secret.
+    Raises UsageError for a run that is incomplete, changed, of an unknown notebook or another folder, and for a result
+    that holds a secret.
     """
     result = complete(run_directory)
     path = run_directory / "result.json"
-    refuse_secrets(str(path), path.read_text(encoding="utf-8"))
     target = RESULTS / f"{notebook(result['notebook']).name}.{result['device']['kind']}.json"
+    if not belongs(result, run_directory.resolve()):
+        raise UsageError(f"{run_directory}: expected the folder that labkit run made, got the result of another run")
+    refuse_secrets(str(path), path.read_text(encoding="utf-8"))
     write_json(target, result)
     return target

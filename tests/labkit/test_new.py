@@ -22,7 +22,13 @@ def test_what_it_makes_passes_the_tests_as_it_is(tmp_path):
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
+    (tmp_path / "kernels/demo").mkdir()  # as `labkit new` leaves it that was killed half-way
+    (tmp_path / "kernels/demo/.unfinished").write_text("")
+    shutil.copy(ROOT / "labkit/cli/template/kernels/NAME/__init__.py.txt", tmp_path / "kernels/demo/__init__.py")
     run("labkit", "new", "demo")
+    assert not (tmp_path / "kernels/demo/.unfinished").exists()
+    again = subprocess.run([sys.executable, "-m", "labkit", "new", "demo"], cwd=tmp_path, env=environment)
+    assert again.returncode == 2, "it is in use now"
     made = ["kernels/demo", "notebooks/demo.ipynb", "tests/kernels/test_demo.py"]
     run("ruff", "check", *made)
     run("ruff", "format", "--check", *made)

@@ -22,7 +22,7 @@ from labkit.cli.gallery import gallery
 from labkit.cli.main import main
 from labkit.cli.pages import as_page, card
 from labkit.session.catalogue import ROOT, notebooks
-from labkit.session.record import as_result, run_id
+from labkit.session.record import as_result, run_id, sealed
 from tools import book
 from whywrong.errors import UsageError
 
@@ -47,12 +47,13 @@ def a_result(name, parameters, cause="undecidable", verdicts=("confirmed", "refu
 
 
 def add(out, name, parameters, folder=None, **options):
-    """A finished run's folder, as `labkit run` leaves it, but for its notebook."""
+    """A finished run's folder, as `labkit run` leaves it, with an empty notebook."""
     result = a_result(name, parameters, **options)
     identity = run_id(name, parameters, SOURCES, tuple(result["device"].values()))
     place = out / name / (folder or identity)
     place.mkdir(parents=True)
-    (place / "result.json").write_text(json.dumps(result))
+    (place / "notebook.ipynb").write_text("{}")
+    (place / "result.json").write_text(json.dumps(sealed(result, place / "notebook.ipynb")))
     (place / "report.html").write_text("")
     return place
 
@@ -215,7 +216,8 @@ def test_every_notebook_is_a_page_that_asks_for_nothing(book):
 
 def test_a_card_says_what_a_run_found(tmp_path, known):
     folder = add(tmp_path, known, {"heads": 3, "seed": 0, "device": "cpu", "gone": 5}, cause="a tile too narrow")
-    a_notebook(folder / "notebook.ipynb", ("draw()", picture()))
+    book = a_notebook(folder / "notebook.ipynb", ("draw()", picture()))
+    (folder / "result.json").write_text(json.dumps(sealed(json.loads((folder / "result.json").read_text()), book)))
     page = index_of(tmp_path)
     seen = text_of(page)
     for words in ("Which size?", "a tile too narrow", "1 confirmed", "1 refuted", "a CPU, 12 s", "UTC"):
@@ -287,6 +289,10 @@ def test_a_result_that_no_run_wrote_is_listed_as_such(tmp_path, known, text):
 def test_a_run_whose_folder_is_its_own_is_ok_and_without_its_report_is_not(tmp_path, known):
     folder = add(tmp_path, known, {"seed": 1})
     assert card(folder).state == "ok"
+    good = (folder / "result.json").read_text()
+    (folder / "result.json").write_text(good.replace("12.3", "12.4"))
+    assert "has another digest" in card(folder).reason
+    (folder / "result.json").write_text(good)
     (folder / "report.html").unlink()
     assert card(folder).state == "no result"
 
@@ -356,15 +362,16 @@ def test_nothing_in_a_run_becomes_markup_or_steers_a_terminal(tmp_path, known, m
     result = a_result(known, {"heads": 3, "text": HOSTILE}, cause=HOSTILE, device=("cpu", HOSTILE))
     result["claims"] = {HOSTILE: {**CLAIM, "kind": HOSTILE, "verdict": "refuted", "because": f"{HOSTILE} {token}"}}
     result["verdict"]["explains"] = result["verdict"]["refuted"] = [HOSTILE]
-    for text in (HOSTILE, "\ud800"):
+    for text in ("\ud800", HOSTILE):
         result["parameters"]["text"] = text
         folder = tmp_path / known / run_id(known, result["parameters"], SOURCES, ("cpu", HOSTILE))
         folder.mkdir(parents=True)
-        (folder / "result.json").write_text(json.dumps(result))
-        (folder / "report.html").write_text("")
         labkit = {"question": HOSTILE, "answer": HOSTILE}
-        page = page_of(a_notebook(folder / "notebook.ipynb", ("draw()", picture(HOSTILE)), labkit=labkit))
-        assert card(folder).state == "ok"
+        book = a_notebook(folder / "notebook.ipynb", ("draw()", picture(HOSTILE)), labkit=labkit)
+        (folder / "result.json").write_text(json.dumps(sealed(result, book)))
+        (folder / "report.html").write_text("")
+        page = page_of(book)
+        assert card(folder).state == ("ok" if text == HOSTILE else "no result")
         (folder / "report.html").write_text(page)
     failed = a_notebook(tmp_path / known / HOSTILE.replace("/", "") / "notebook.ipynb", ("x", raised(HOSTILE, token)))
     gallery_page = index_of(tmp_path)

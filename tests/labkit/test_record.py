@@ -1,6 +1,7 @@
 import json
 import re
 import secrets
+import shutil
 import subprocess
 from xml.etree import ElementTree
 
@@ -66,15 +67,20 @@ RESULT = {
     "verdict": {"cause": None, "first_divergence": None, "explains": [], "refuted": []},
     "provenance": {"sources": {"notebook": "0", "labkit": "0"}},
 }  # fmt: skip
+DEVICE = ("cuda", "X")
 DONE = {"cell_type": "code", "source": "x", "execution_count": 1, "metadata": {"papermill": {"status": "completed"}}}
 
 
 def finished_run(folder, result=RESULT, cells=(DONE,)):
-    """A folder as `labkit run` leaves it; a text stands for a file's whole content."""
-    content = {"result.json": result, "notebook.ipynb": {"cells": list(cells), "metadata": {}}}
-    for name, held in content.items():
-        (folder / name).write_text(held if isinstance(held, str) else json.dumps(held, indent=1))
-    return folder
+    """A folder as `labkit run` leaves it, below `folder`; a text stands for a file's whole content."""
+    given = result if isinstance(result, dict) else RESULT
+    identity = record.run_id(RESULT["notebook"], given.get("parameters", {}), RESULT["provenance"]["sources"], DEVICE)
+    run = folder / RESULT["notebook"] / identity
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "notebook.ipynb").write_text(json.dumps({"cells": list(cells), "metadata": {}}))
+    result = record.sealed(result, run / "notebook.ipynb") if isinstance(result, dict) else result
+    (run / "result.json").write_text(result if isinstance(result, str) else json.dumps(result, indent=1))
+    return run
 
 
 def without(part):
@@ -95,6 +101,7 @@ def without(part):
         *("[]", "3", "null", '"text"', "{}"),
         json.dumps(RESULT).replace("1.0", "1e999"),
         json.dumps(RESULT).replace("1.0", "NaN"),
+        json.dumps(RESULT | {"metrics": {"half of a character": "\ud800"}}),
     ],
     ids=str,
 )
@@ -108,11 +115,11 @@ def test_only_an_ok_result_is_recorded(tmp_path, monkeypatch, result):
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "\udcff", "\x00"], ids=["", "half", "deep", "bytes", "nul"])
 def test_a_file_that_is_no_json_is_one_line(tmp_path, text):
-    finished_run(tmp_path)
+    run = finished_run(tmp_path)
     for name in ("result.json", "notebook.ipynb"):
-        (tmp_path / name).write_text(text, errors="surrogateescape")
+        (run / name).write_text(text, errors="surrogateescape")
         with pytest.raises(UsageError, match=f"{name} cannot be read .*; expected JSON") as error:
-            record.record(tmp_path)
+            record.record(run)
         assert "\n" not in str(error.value)
         finished_run(tmp_path)
 
@@ -120,7 +127,6 @@ def test_a_file_that_is_no_json_is_one_line(tmp_path, text):
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "evil", "", "attention_matmul/../evil"])
 def test_a_record_is_of_a_known_notebook_and_never_outside_its_folder(tmp_path, monkeypatch, name):
     monkeypatch.setattr(record, "RESULTS", tmp_path / "data" / "results")
-    (tmp_path / "run").mkdir()
     with pytest.raises(UsageError, match="no notebook is called"):
         record.record(finished_run(tmp_path / "run", RESULT | {"notebook": name}))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -137,18 +143,41 @@ def test_a_record_is_of_a_known_notebook_and_never_outside_its_folder(tmp_path, 
     ],
 )
 def test_only_a_run_of_which_every_cell_completed_is_recorded(tmp_path, cell):
+    run = finished_run(tmp_path, cells=[DONE, cell])
     with pytest.raises(UsageError, match="cell 2 did not complete"):
-        record.record(finished_run(tmp_path, cells=[DONE, cell]))
-    (tmp_path / "notebook.ipynb").unlink()
+        record.record(run)
+    (run / "notebook.ipynb").unlink()
     with pytest.raises(UsageError, match=r"holds no notebook\.ipynb"):
-        record.record(tmp_path)
+        record.record(run)
+
+
+def test_a_result_that_was_changed_after_its_run_or_is_of_another_folder_is_not_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    run = finished_run(tmp_path, RESULT | {"metrics": {"sum": 1.0}})
+    whole, book = ((run / name).read_text() for name in ("result.json", "notebook.ipynb"))
+    without_digest = {name: value for name, value in json.loads(whole).items() if name != "digest"}
+    for name, changed in (
+        ("result.json", whole.replace('"sum": 1.0', '"sum": 2.0')),
+        ("result.json", json.dumps(without_digest)),
+        ("notebook.ipynb", book.replace('"x"', '"y"')),
+    ):
+        (run / name).write_text(changed)
+        with pytest.raises(UsageError, match=r"expected it and its notebook as the run wrote them, got another digest"):
+            record.record(run)
+        (run / "result.json").write_text(whole)
+        (run / "notebook.ipynb").write_text(book)
+    shutil.copytree(run, run.with_name("0123456789ab"))
+    with pytest.raises(UsageError, match="expected the folder that labkit run made, got the result of another run"):
+        record.record(run.with_name("0123456789ab"))
+    assert not (tmp_path / "results").exists()
+    assert record.record(run).exists()
 
 
 def test_a_record_is_one_flat_file_named_by_notebook_and_device(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
     text, empty = DONE | {"cell_type": "markdown", "execution_count": None}, DONE | {"source": " "}
     assert record.record(finished_run(tmp_path, cells=[DONE, text, empty])).name == "attention_matmul.cuda.json"
-    assert record.recorded("attention_matmul").result == RESULT
+    assert record.recorded("attention_matmul").result.items() >= RESULT.items()
     assert record.recorded("attention_matmul", "cpu") is None
 
 

@@ -13,7 +13,7 @@ import pytest
 from labkit.cli import cluster as clusters
 from labkit.cli import sweep, table
 from labkit.cli.main import main
-from tools.sweep_faults import inject, started, write_notebook
+from tools.sweep_faults import CELLS, KINDS, OF_A_CLUSTER, Cluster, inject, ok_runs, processes, started, write_notebook
 from whywrong.errors import UsageError
 
 # An error in a thread of Dask's would leave the cluster waiting. A cluster refused its settings is never closed, and
@@ -110,6 +110,7 @@ def test_a_sample_is_always_the_same_and_more_have_the_fewer_among_them(books):
         (["heads=1", "--retries", "-1"], "--retries"),
         (["heads=1", "--cluster", "slurm", "--gpus"], "--gpus: does nothing for --cluster slurm"),
         (["heads=1", "--cluster", "tcp://127.0.0.1:1", "--workers", "2"], "--workers: does nothing for --cluster tcp:"),
+        (["heads=1", "--cluster", "tcp://127.0.0.1:1", "--dashboard", ":0"], "--dashboard: does nothing for --cluster"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_anything_starts(books, tmp_path, capsys, given, words, monkeypatch):
@@ -215,6 +216,72 @@ def test_runs_are_isolated_deaths_are_made_good_and_the_rest_goes_on(books, tmp_
     assert (statuses[run.name], statuses["copied"]) == ("ok", "failed: result.json is of another run")
 
 
+@pytest.mark.parametrize(("dashboard", "where"), [("", "127.0.0.1"), ("0.0.0.0:0", "0.0.0.0")])
+def test_the_dashboard_listens_on_loopback_unless_an_address_is_given(dashboard, where):
+    with clusters.connect("local", 1, False, None, 0, dashboard) as (client, _):
+        port = int(client.dashboard_link.rpartition(":")[2].partition("/")[0])
+        own = psutil.Process()
+        sockets = [each for one in (own, *own.children(recursive=True)) for each in one.net_connections()]
+        listening = {each.laddr.port: each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
+    assert listening.pop(port) == where
+    assert {*listening.values()} == {"127.0.0.1"}
+
+
+def until_running(root, folder):
+    """Wait until two runs of a sweep have their kernels below `root`; the processes below it."""
+    deadline = time.monotonic() + 240
+    below = []
+    while sum("ipykernel" in " ".join(one.cmdline()) for one in below) < 2:
+        assert time.monotonic() < deadline, (folder / "said.txt").read_text()
+        time.sleep(0.3)
+        below = [one for one in root.children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+    return below
+
+
+def test_a_sweep_goes_on_where_one_worker_of_two_is_killed(books, tmp_path):
+    write_notebook(tmp_path / "books", "brief", CELLS)
+    command = started(tmp_path, "brief", "-p", "seed=0..3", "--workers", 2)
+    sweep = psutil.Process(command.pid)
+    until_running(sweep, tmp_path)
+    processes(sweep)["worker"][0].kill()
+    code, said = command.wait(timeout=240), (tmp_path / "said.txt").read_text()
+    assert code == 0, said
+    assert "4 of 4 (4 ok)" in said
+    assert "1 attempts were lost with their process and made again" in said
+
+
+def test_a_local_worker_whose_nanny_has_given_up_is_replaced():
+    import dask
+
+    quick = dask.config.set({"distributed.deploy.lost-worker-timeout": "1s"})
+    with quick, clusters.connect("local", 1, False, None, 0) as (client, _):
+        ((first, _),) = client.nthreads().items()
+        client.cluster.sync(client.cluster.workers[0].close)
+        deadline = time.monotonic() + 60
+        while not client.nthreads() or first in client.nthreads():
+            assert time.monotonic() < deadline, "it stays lost, and the sweep waits for ever"
+            time.sleep(0.2)
+        assert client.submit(os.getpid).result(30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nanny", "scheduler"])
+def test_a_nanny_or_a_scheduler_that_is_killed_loses_no_run(books, tmp_path, kind):
+    write_notebook(tmp_path / "books", "brief", CELLS)
+    with Cluster(tmp_path) as cluster:
+        command = started(tmp_path, "brief", "-p", "seed=0..3", "--cluster", cluster.address)
+        until_running(psutil.Process(), tmp_path)
+        processes(psutil.Process(command.pid), cluster)[kind][0].kill()
+        code, said = command.wait(timeout=240), (tmp_path / "said.txt").read_text()
+    assert code == {"nanny": 0, "scheduler": 2}[kind], said
+    if kind == "scheduler":
+        expected = "labkit: --cluster: expected a scheduler that runs on, got one that has ended; finished runs"
+        assert said.splitlines()[-1].startswith(expected)
+        assert "Traceback" not in said
+        assert started(tmp_path, "brief", "-p", "seed=0..3", "--workers", 2).wait(timeout=240) == 0
+    assert len(ok_runs(tmp_path)) == 4
+
+
 @pytest.mark.parametrize(
     "number",
     [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
@@ -224,12 +291,7 @@ def test_nothing_lives_on_when_a_sweep_ends(books, tmp_path, number):
     """SIGINT goes to all of its processes, as from a keyboard."""
     books("slow", "import time; time.sleep(600)")
     command = started(tmp_path, "slow", "-p", "heads=1,2", "--workers", 2)
-    this, deadline = psutil.Process(command.pid), time.monotonic() + 240
-    below = []
-    while sum("ipykernel" in " ".join(one.cmdline()) for one in below) < 2:
-        assert time.monotonic() < deadline, (tmp_path / "said.txt").read_text()
-        time.sleep(0.5)
-        below = [one for one in this.children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+    below = until_running(psutil.Process(command.pid), tmp_path)
     (os.killpg if number == signal.SIGINT else os.kill)(command.pid, number)
     code = command.wait(timeout=60)
     _, alive = psutil.wait_procs(below, timeout=30)
@@ -282,6 +344,7 @@ def test_fuzzing_on_a_cluster_stops_at_a_failure_and_counts_all(tmp_path):
 
 def test_faults_at_random_moments_lose_no_run_and_make_none_falsely_ok(tmp_path):
     """`python -m tools.sweep_faults 500` is the long form."""
-    struck, wrong, _ = inject(30, tmp_path, seed=1, pause=0.5)
+    local = [kind for kind in KINDS if kind not in OF_A_CLUSTER]
+    struck, wrong, _ = inject(30, tmp_path, seed=1, pause=0.5, of=local)
     assert sum(struck.values()) == 30
     assert json.dumps(wrong) == "[]"

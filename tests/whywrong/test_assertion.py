@@ -148,3 +148,50 @@ def test_pytest_shows_the_caller_and_the_message_and_nothing_of_whywrong(tmp_pat
     assert run.returncode == 1
     assert "E       AssertionError: first divergence: output (3 of 3 elements" in run.stdout
     assert "assertion.py" not in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("observed", "golden", "words"),
+    [
+        ((Q, Q), (Q,), "output: expected a sequence of 1, got a sequence of 2"),
+        ((Q,), (Q, Q), "output: expected a sequence of 2, got a sequence of 1"),
+        ({"a": Q, "b": Q}, {"a": Q}, "b: expected nothing, got a tensor"),
+        ({"a": Q}, {"a": Q, "b": Q}, "b: expected a tensor, got nothing"),
+        ((Q, "a"), (Q, "b"), "output.1: expected 'b', got 'a'"),
+        ((Q, None), (Q, Q), "output.1: expected a tensor, got None"),
+        ((Q,), Q, "output: expected a tensor, got a sequence of 1"),
+        ((Q, (Q, Q)), ((Q, Q), Q), "output.0: expected a sequence of 2, got a tensor"),
+        ((Q, {"a": Q}), (Q, {"b": Q}), "output.1.b: expected a tensor, got nothing"),
+    ],
+)
+def test_another_structure_is_a_failure_even_where_all_numbers_agree(observed, golden, words):
+    assert message(observed, golden) == words
+    whywrong.assert_close(golden, golden)
+
+
+def test_results_of_a_recorded_golden_are_all_there_and_no_others(golden, tmp_path):
+    reference = {"sum": lambda x: {"a": x * 2.0, "b": x + 1.0}, "pair": lambda x: (x * 2.0, x + 1.0)}
+    both = whywrong.golden(reference["sum"], Q)
+    for recorded in (both, whywrong.Golden.load(both.save(tmp_path / "both.safetensors"))):
+        whywrong.assert_close({"a": Q * 2.0, "b": Q + 1.0, "input.0": Q}, recorded)
+        assert message({"b": Q + 1.0}, recorded) == "a: expected a tensor, got nothing"
+        assert message({"a": Q, "b": Q, "c": Q}, recorded) == "c: expected nothing, got a tensor"
+    pair = whywrong.golden(reference["pair"], Q)
+    assert message((Q * 2.0, Q + 1.0, Q), pair) == "output.2: expected nothing, got a tensor"
+    assert message(Q * 2.0, pair) == "output.0: expected a tensor, got nothing"
+    whywrong.assert_close([Q * 2.0, Q + 1.0], pair)
+    whywrong.assert_close({"output": steps()["output"]}, golden)  # intermediate steps may be missing
+
+
+def test_a_narrower_dtype_or_another_kind_of_number_fails_unless_it_is_declared(golden, tmp_path):
+    whole, exact = torch.arange(4), Q.half().float()
+    again = whywrong.Golden.load(golden.save(tmp_path / "golden.safetensors"))
+    for observed, reference in ((exact.half(), exact), (steps()["output"].half(), golden), (whole, whole.float())):
+        wanted, got = "float32", str(observed.dtype).removeprefix("torch.")
+        text = message(observed, reference)
+        assert text.startswith(f"output: expected {wanted}, got {got}; where that is meant, declare it: ")
+        whywrong.assert_close(observed, reference, precision=whywrong.Precision(storage=got))
+    assert "expected float32, got float16" in message(steps()["output"].half(), again)
+    assert "expected int64, got float32" in message(whole.float(), whole)
+    whywrong.assert_close(exact.double(), exact)
+    whywrong.assert_close(exact.half(), exact.double())  # a reference in float64 says nothing of the result's dtype

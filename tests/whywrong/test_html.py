@@ -176,3 +176,17 @@ def test_a_page_that_cannot_be_written_is_said_in_one_line(tmp_path, capsys):
     said = capsys.readouterr()
     assert re.fullmatch(r"whywrong: --html: .* cannot be written \(Is a directory\).*\n", said.err)
     assert "no divergence" in said.out  # which is not lost
+
+
+def test_the_cause_that_explain_reports_is_on_the_page(tmp_path, capsys):
+    x = torch.linspace(0.5, 1.0, 30)
+    files = [tmp_path / name for name in ("g.safetensors", "o.safetensors", "page.html")]
+    golden(lambda x: x.exp() + 1.0, x=x).save(files[0])
+    Trace({"x": x, "output": 2.0 * (x.exp() + 1.0)}).save(files[1])
+    assert main(["diff", *map(str, files[:2]), "--explain", "--html", str(files[2])]) == 1
+    cause = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("why output: cause"))
+    text = files[2].read_text()
+    assert cause in text
+    assert text.index("</h1>") < text.index(cause) < text.index("<h2>Steps")
+    assert main(["diff", *map(str, files[:2]), "--html", str(files[2])]) == 1
+    assert "<pre>" not in files[2].read_text()

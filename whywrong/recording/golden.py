@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from whywrong.comparing.comparison import compare
+from whywrong.comparing.precision import UNIT_ROUNDOFF, name_of
 from whywrong.errors import UsageError, did_you_mean, first_line
 from whywrong.process_state import float64_by_default, process_wide
 from whywrong.recording.dumps import open_dump
@@ -34,7 +35,7 @@ from whywrong.recording.watching import (
     snapshot,
     tensors_of,
 )
-from whywrong.torch_private import tree_map_only
+from whywrong.torch_private import tree_leaves, tree_map_only
 
 VERSION = "golden 1"
 """What a file says that :meth:`Golden.save` wrote."""
@@ -54,7 +55,8 @@ class Golden:
     ``golden[name]`` is a step's value, a tensor of the reference's shape, float64 where it is of real numbers. Inputs
     are among the steps, and `known` are values that are not run again, by the numbers of their operations. `operations`
     maps the names of single operations likewise; they serve as steps where an observed trace has them too. `notes` say
-    what is frozen as it was when it was recorded, and `parameters` which inputs are a module's own.
+    what is frozen as it was when it was recorded, and `parameters` which inputs are a module's own. `results` are the
+    names of the reference's result, and `narrowest` is the narrowest floating-point dtype that was given to it.
     """
 
     program: Program
@@ -63,6 +65,8 @@ class Golden:
     notes: list[str] = field(default_factory=list)
     known: dict[int, Tensor] = field(default_factory=dict)
     parameters: list[str] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
+    narrowest: str = ""
 
     def __post_init__(self) -> None:
         self.steps = dict(sorted(self.steps.items(), key=lambda item: item[1]))
@@ -131,6 +135,7 @@ class Golden:
         nodes = [(full_name(n.func), n.args, {"named": n.kwargs}, n.shape, n.dtype, n.site) for n in every]
         text = {"nodes": nodes, "inside": inside, "steps": self.steps, "operations": self.operations}
         text |= {"notes": self.notes, "parameters": self.parameters}
+        text |= {"results": self.results, "narrowest": self.narrowest}
         about = {"program": json.dumps(text, default=_encoded), "whywrong": VERSION, "torch": torch.__version__}
         tensors = {str(i): v.detach().cpu() for i, v in self.program.values.items() if isinstance(v, Tensor)}
         return write_safetensors(path, tensors, about)
@@ -156,6 +161,8 @@ class Golden:
             program = Program(nodes, {i: dump.read(str(i)).clone() for i in stored}, set(text.get("inside", ())))
             golden = cls(program, _numbers(text["steps"], nodes), _numbers(text["operations"], nodes), text["notes"])
             golden.parameters = [str(name) for name in text.get("parameters", ())]
+            golden.results = [name for name in map(str, text.get("results", ())) if name in golden.steps]
+            golden.narrowest = str(text.get("narrowest", ""))
             if not (isinstance(golden.notes, list) and all(isinstance(note, str) for note in golden.notes)):
                 raise ValueError("its notes are no texts")
             _run_without_data(program)
@@ -273,6 +280,9 @@ def golden(
         except Exception as error:  # a type that an operation has not, or a shape that depends on rounded values
             why = f"recorded as if all were float64, without casts to narrower types: {first_line(error)}"
     recorded = recorded or _run(reference, inputs, named, loss)
+    own = list(reference.parameters()) if isinstance(reference, torch.nn.Module) else []
+    given = {name_of(x.dtype) for x in tree_leaves((inputs, named, own)) if hasattr(x, "dtype")} & {*UNIT_ROUNDOFF}
+    recorded.narrowest = max(given, key=UNIT_ROUNDOFF.__getitem__, default="")
     if OUTPUT in recorded.inputs and f"{OUTPUT}#2" in recorded.steps:
         raise UsageError(f"golden: expected another name for the input {OUTPUT}, got that of the result")
     recorded.notes += [why] * bool(why)
@@ -337,6 +347,8 @@ def _recorded(
     module = subject if isinstance(subject, torch.nn.Module) else torch.nn.Module()
     own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     recorded = Golden(recorder.program, steps, recorder.operations, list(recorder.notes), parameters=own)
+    whole = OUTPUT if subject is module or not isinstance(result, dict) else ""
+    recorded.results = [name for name, _ in tensors_of(whole, result) if name in steps]
     for name, value in values.items():
         if not name.startswith(GRADIENT):  # which may be nothing but noise
             check_rerun(name, recorded[name], value)

@@ -115,8 +115,8 @@ def _replaced(name: str, value: Any, leaf: Callable[[str, Any], Any]) -> Any:
     """`value` with `leaf(name, x)` in place of each tensor and array of numbers inside, by the names of tensors_of."""
     if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "fiubc"):
         return leaf(name, value)
-    parts = {k: _replaced(f"{name}.{k}" if name else str(k), part, leaf) for k, part in _parts(value).items()}
-    if all(part is parts[key] for key, part in _parts(value).items()):
+    parts = {k: _replaced(f"{name}.{k}" if name else str(k), part, leaf) for k, part in parts_of(value).items()}
+    if all(part is parts[key] for key, part in parts_of(value).items()):
         return value
     if isinstance(value, (tuple, list)):
         return getattr(value, "_make", type(value))(parts.values())
@@ -126,7 +126,7 @@ def _replaced(name: str, value: Any, leaf: Callable[[str, Any], Any]) -> Any:
     return copied
 
 
-def _parts(value: Any) -> dict[Any, Any]:
+def parts_of(value: Any) -> dict[Any, Any]:
     """What a dict, a tuple, a list or a dataclass holds, by key, number or field; nothing of anything else."""
     if isinstance(value, (tuple, list)):
         return dict(enumerate(value))
@@ -184,5 +184,5 @@ def tensors_of(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors in a result, nested as it may be, by name; without one by their keys or numbers alone."""
     if isinstance(value, Tensor):
         yield name, real(value)
-    for key, part in _parts(value).items():
+    for key, part in parts_of(value).items():
         yield from tensors_of(f"{name}.{key}" if name else str(key), part)

@@ -24,9 +24,10 @@ MOST_CELLS = 3 << 17
 PAGES = Path(__file__).parent / "pages"
 
 
-def page(report: Report, path: Path) -> Path:
+def page(report: Report, path: Path, why: object = "") -> Path:
     """Write the page. Its pictures show :attr:`Report.run`; large steps are reduced, the worst element of a cell kept.
 
+    `why` is the cause, such as :func:`whywrong.explain` gives, and is shown as text below the verdict.
     Raises UsageError for a file that cannot be written.
     """
     shown = report.shown.detailed
@@ -46,6 +47,7 @@ def page(report: Report, path: Path) -> Path:
     lines = [*shown.notes, *([] if any(f.separated for f in shown.findings.values()) else [NOT_SEPARATED_NOTE])]
     data = {k: _picture(elements, cells[k]) for k, elements in pictures.items()}
     values = {"report": report, "shown": shown, "lines": lines, "pictures": pictures, "data": data}
+    values["why"] = str(why)
     with writing(path, "--html"):
         write_text(path, environment.get_template("diff.html").render(values))
     return path
