@@ -427,7 +427,7 @@ def mutations(c: Context) -> Iterator[Mutation]:
         moved_points,
         centres,
     )
-    rare = (unscaled, segments, in_tiles, regrouped, regrouped_inside, reflections, backwards)
+    rare = (unscaled, between, regrouped, regrouped_inside, reflections, backwards)
     ways: Iterator[Way] = itertools.chain(
         *(_attempted(c, generator(c)) for generator in usual),
         *(_attempted(c, change_result(c, ids)) for ids in groups),
@@ -438,6 +438,7 @@ def mutations(c: Context) -> Iterator[Mutation]:
             for i, word in ends
             for change in (change_result, change_operation)
         ),
+        *(_attempted(c, generator(c)) for generator in (in_tiles, in_a_row)),
     )
     for kind, says, edits, *rank in (way for way in ways if way[2]):
         kind = "mask" if edits.keys() <= c.only_masks and kind != "precision" else kind
@@ -1053,30 +1054,33 @@ def unscaled(c: Context, less: Node) -> Iterator[Way]:
 
 
 @for_each(lambda c: (i for i in c.part.given + c.computed if c.real(i)))
-def segments(c: Context, i: int) -> Iterator[Way]:
-    """What is done between two values is left out, done twice, or done after what comes next.
+def between(c: Context, i: int) -> Iterator[Way]:
+    """Several operations in a row that are left out."""
+    for k in (k for k in c.later(i, 8) if Ref(i) not in c.part.nodes[k].args):
+        says = f"{c.called(i)} stands in place of {c.called(k)}: what is between is left out"
+        yield "function", says, _copied([k], i), 2
+
+
+@for_each(lambda c: (i for i in c.part.given + c.computed if c.real(i)))
+def in_a_row(c: Context, i: int) -> Iterator[Way]:
+    """What is done between two values is done twice, or after what comes next.
 
     An eps outside of a root, a late bias, a norm of what was normalised, a mean that is taken off behind a window.
     """
     nodes = c.part.nodes
-    for j in c.later(i, 8):
-        made = f"what makes {c.called(j)} of {c.called(i)}"
-        if Ref(i) not in nodes[j].args:
-            says = f"{c.called(i)} stands in place of {c.called(j)}: what is between is left out"
-            yield "function", says, _copied([j], i), 2
-        yield "other", f"{made} is done twice", _in_a_row(c.part, j, j, (i, j)), 2
     for j in c.later(i, 3):
         single = Ref(i) in nodes[j].args
+        what = c.operation(j) if single else f"what makes {c.called(j)} of {c.called(i)}"
+        yield "other", f"what makes {c.called(j)} of {c.called(i)} is done twice", _in_a_row(c.part, j, j, (i, j)), 2
         for k in (k for k in c.later(j, 4) if nodes[k].op not in MOVES - {"where"}):
             added = [a for n in (nodes[j], nodes[k]) if n.op == "add" for a in n.args if is_number(a)]
             kind = "eps" if single and any(is_epsilon("add", a) for a in added) else "other"
-            what = c.operation(j) if single else f"what makes {c.called(j)} of {c.called(i)}"
             yield kind, f"{what} comes after {c.operation(k)}", _in_a_row(c.part, k, i, (j, k), (i, j)), 2
 
 
 def _in_a_row(part: Part, end: int, start: int, *segments: tuple[int, int]) -> dict[int, Edit]:
     """In place of what `end` gives: these segments, each from a value to another, in a row on what `start` gives."""
-    inside = [[n for n in part.downstream(i) if n != i and k in part.downstream(n)] for i, k in segments]
+    inside = [[n for n in part.downstream(i) if i < n <= k and k in part.downstream(n)] for i, k in segments]
     beside = sorted(
         {
             p
