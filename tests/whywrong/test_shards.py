@@ -214,10 +214,13 @@ def test_the_command_takes_dims_from_options_and_files(tmp_path, capsys):
         assert "wrong in rank 1 of tp alone" in " ".join(capsys.readouterr().out.split())
     for dims, message in (
         ("h: t h/", "dims: h: expected a word a dimension"),
+        ("hh*: t h/tp", "dims: hh*: expected the name of a step or a pattern of some, got none of b, h\n"),
         ("none.yaml", "--dims: none.yaml cannot be read (No such file or directory); expected JSON or YAML"),
     ):
         assert main([*files, "--dims", dims]) == 2
         assert message in capsys.readouterr().err
+    assert main([*files, "--dims", "x: t h/tp", "--propose-names", str(tmp_path / "names.yaml")]) == 2
+    assert "dims: x: expected the name of a step" in capsys.readouterr().err
     assert main(files) == 2
     assert "h: 2 ranks hold different values; expected --dims 'h: b s h/tp'" in capsys.readouterr().err
 
