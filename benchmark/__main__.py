@@ -78,7 +78,7 @@ def compared(given: argparse.Namespace) -> int:
     if given.table:
         found = read(given.table)
     else:
-        made = compare.rows(given.set, given.tools, given.seconds)
+        made = compare.rows(given.set, given.tools, given.seconds, given.percent)
         found = list(compare.write(given.out, made) if given.out else made)
     print(compare.table(found))
     return 0
@@ -123,6 +123,9 @@ def main() -> int:
     five.add_argument("--set", nargs="+", action="extend", default=[], choices=every, metavar="NAME", help="sets (all)")
     five.add_argument("--tools", nargs="+", default=compare.COMPARED, choices=compare.COMPARED, help="tools (all)")
     five.add_argument("--seconds", type=float, default=20.0, help="time that a tool may take for a case (20)")
+    five.add_argument(
+        "--percent", type=int, default=100, help="of the programs' runs, chosen by their ids' CRC-32 (100)"
+    )
     five.add_argument("--out", type=Path, help="a CSV: a row a case, the step that each tool names")
     five.add_argument("--table", type=Path, help="print the table of such a CSV, and run nothing")
     five.set_defaults(run=compared)

@@ -180,7 +180,7 @@ def msprobe(step: Step) -> bool:
     row |= dict(zip(CompareConst.BUILTIN_COMPARE_COLUMNS, measures, strict=True))
     row |= dict(zip(CompareConst.BASIC_INFO, (name, name, dtype, dtype, shape, shape), strict=False))
     for side, x in (("NPU", observed), ("Bench", golden)):
-        row |= {f"{side} max": x.max(), f"{side} min": x.min()}
+        row |= {f"{side} max": float(x.max()), f"{side} min": float(x.min())}
     return calculate_result([list(row.values())], Const.ALL) != CompareConst.PASS
 
 
