@@ -1,6 +1,5 @@
 """Steps of which each rank holds a part: put together, the wrong rank named, replicas and sums that are not right."""
 
-import os
 import subprocess
 import sys
 from functools import partial
@@ -227,8 +226,7 @@ def test_the_command_takes_dims_from_options_and_files(tmp_path, capsys):
 
 def layer(rank, folder, fault):
     """A row-parallel and a column-parallel product on 8 processes, as each holds it; written by its own process."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29531", "RANK": str(rank), "WORLD_SIZE": "8"}
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=8)  # no port to share
     torch.set_num_threads(1)
     x, w1, w2 = drawn(16, 64), drawn(64, 32, seed=1), drawn(32, 64, seed=2)
     for run, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
