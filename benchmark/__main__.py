@@ -4,6 +4,7 @@ python -m benchmark score whywrong --set heldout_1 --out OUT.csv
 python -m benchmark score my_package.my_module:my_tool --correct
 python -m benchmark score whywrong --folder ../other/programs     # a set of the same form elsewhere
 python -m benchmark public ../other/reports                       # what whywrong says of public reports, to be judged
+python -m benchmark compare --out data/results/comparison.csv     # the first wrong step by each tool that there is
 python -m benchmark check heldout_3
 python -m benchmark manifest
 """
@@ -20,10 +21,10 @@ from typing import Any
 
 import torch
 
-from benchmark import HERE, SETS, base, check, manifest, programs, public
+from benchmark import HERE, SETS, base, check, compare, manifest, programs, public
 from benchmark.adapters import TOOLS
 from benchmark.public import importable
-from benchmark.score import COLUMNS, OUTCOMES, Tool, scored, share, write
+from benchmark.score import COLUMNS, OUTCOMES, Tool, read, scored, share, write
 
 
 def tool(name: str) -> Tool:
@@ -71,6 +72,18 @@ def score(given: argparse.Namespace) -> int:
     return 0
 
 
+def compared(given: argparse.Namespace) -> int:
+    """Write a row a case as it comes, and print the table; or the table of a file."""
+    torch.set_num_threads(1)
+    if given.table:
+        found = read(given.table)
+    else:
+        made = compare.rows(given.set, given.tools, given.seconds, given.percent)
+        found = list(compare.write(given.out, made) if given.out else made)
+    print(compare.table(found))
+    return 0
+
+
 def reports(given: argparse.Namespace) -> int:
     """Print what is said of public reports; with --one of a single case, as JSON."""
     if given.one:
@@ -105,6 +118,17 @@ def main() -> int:
     four.add_argument("--out", type=Path, help=f"a CSV of {', '.join(public.COLUMNS)}")
     four.add_argument("--one", help=argparse.SUPPRESS)
     four.set_defaults(run=reports)
+    five = commands.add_parser("compare", help="the first wrong step by whywrong and by what others use")
+    every = (*SETS, *compare.REPORTS)
+    five.add_argument("--set", nargs="+", action="extend", default=[], choices=every, metavar="NAME", help="sets (all)")
+    five.add_argument("--tools", nargs="+", default=compare.COMPARED, choices=compare.COMPARED, help="tools (all)")
+    five.add_argument("--seconds", type=float, default=20.0, help="time that a tool may take for a case (20)")
+    five.add_argument(
+        "--percent", type=int, default=100, help="of the programs' runs, chosen by their ids' CRC-32 (100)"
+    )
+    five.add_argument("--out", type=Path, help="a CSV: a row a case, the step that each tool names")
+    five.add_argument("--table", type=Path, help="print the table of such a CSV, and run nothing")
+    five.set_defaults(run=compared)
     given = parser.parse_args()
     return given.run(given) or 0
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
 import whywrong
-from benchmark.score import Answer
+from benchmark.baselines import JUDGES, Step, steps
+from benchmark.score import Answer, Tool
 
 
 def whywrong_tool(case: dict[str, Any], seconds: float) -> Answer:
@@ -19,20 +19,22 @@ def whywrong_tool(case: dict[str, Any], seconds: float) -> Answer:
     return Answer(found.step, found.verdict, [cause.kind for cause in found.causes], text, found.tried)
 
 
-def assert_close(case: dict[str, Any], seconds: float) -> Answer:
-    """The practice of the field: each step in order against the reference in float64, by `torch.testing.assert_close`
-    with its own tolerance for the dtype. The first that fails is the first wrong step; it gives no cause."""
-    golden = whywrong.capture(case["reference"], loss=case["loss"], **case["inputs"])
-    updated = {f"{name}#2": name for name in case["inputs"]}
-    for name in golden.names:
-        observed = case["observed"].get(updated.get(name, name))
-        if observed is None or name in case["inputs"]:
-            continue
-        try:
-            torch.testing.assert_close(observed, golden[name].to(observed.dtype), equal_nan=True)
-        except AssertionError as error:
-            return Answer(name, text=" ".join(str(error).split()))
-    return Answer(None)
+def localised(case: dict[str, Any], seconds: float) -> Answer:
+    """whywrong's first wrong step alone."""
+    golden = whywrong.golden(case["reference"], loss=case["loss"], **case["inputs"])
+    precision = whywrong.Precision(**case["precision"])
+    return Answer(whywrong.localise(case["observed"], golden, precision=precision).first)
 
 
-TOOLS = {"whywrong": whywrong_tool, "assert_close": assert_close}
+def first_step(fails: Callable[[Step], bool | None]) -> Tool:
+    """Steps in order, of which the first that fails is the answer; it gives no cause. A step of another shape fails."""
+
+    def tool(case: dict[str, Any], seconds: float) -> Answer:
+        wrong = (x.name for x in steps(case) if x.observed.shape != x.exact.shape or fails(x))
+        return Answer(next(wrong, None))
+
+    return tool
+
+
+BASELINES = {name: first_step(fails) for name, fails in JUDGES.items()}
+TOOLS = {"whywrong": whywrong_tool, "localise": localised, **BASELINES}

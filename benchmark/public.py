@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,11 +62,9 @@ def _names_of_before() -> ModuleType:
 
 
 def set_up(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
-    """Run the lines of a script that set a case up; returns golden, observed and precision."""
+    """Run the lines of a script that set a case up; returns golden, observed, precision and right (None if it has no
+    correct port), and the reference."""
     how, space = case["setup"], {"__name__": "__main__"}
-    sys.modules["labkit"] = _names_of_before()
-    folder = folder.resolve()
-    os.chdir(folder)
     script = how.get("exec_script", case["script"])
     lines = (folder / script).read_text(encoding="utf-8").splitlines(keepends=True)
     spans = [(*map(int, span.split("-")), None)[:2] for span in str(how["exec_lines"]).replace(" ", "").split(",")]
@@ -72,13 +72,37 @@ def set_up(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
     with importable(folder):
         exec(compile(text, script, "exec"), space)
         exec(how.get("then", ""), space)
-        return {name: eval(how[name], space) for name in ("golden", "observed", "precision")}
+        found = {n: eval(how.get(n, "None"), space) for n in ("golden", "observed", "precision", "right")}
+        return found | {"reference": space.get("reference")}
+
+
+def cases(folder: Path) -> Iterator[dict[str, Any]]:
+    """A faulty port's run of each report and a correct one's, in the form of :func:`benchmark.base.cases`."""
+    for report in truths(folder):
+        found = set_up(folder, report)
+        exact, observed = found["golden"], found["observed"]
+        runs = {"faulty": observed[0] if isinstance(observed, list) else observed, "clean": found["right"]}
+        for what, run in runs.items():
+            if run is not None:
+                yield {
+                    "id": f"{report['id']}/{what}",
+                    "reference": found["reference"],
+                    "loss": None,
+                    "inputs": {name: exact[name] for name in signature(found["reference"]).parameters},
+                    "observed": run,
+                    "precision": asdict(found["precision"]),
+                    "clean": what == "clean",
+                    "true_step": None if what == "clean" else report["true_step"],
+                }
 
 
 def said(folder: Path, name: str, seconds: float) -> dict[str, Any]:
     """What explain says of one case."""
     torch.set_num_threads(1)
     case = next(case for case in truths(folder) if case["id"] == name)
+    sys.modules["labkit"] = _names_of_before()
+    folder = folder.resolve()
+    os.chdir(folder)
     given = set_up(folder, case)
     start = time.perf_counter()
     found = whywrong.explain(

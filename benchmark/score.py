@@ -90,5 +90,10 @@ def write(path: Path, rows: Iterable[Row]) -> Iterator[Row]:
 def share(rows: Sequence[Row], name: str) -> tuple[int, float, float]:
     """How often an outcome came, and the 95% Wilson interval of its share in percent."""
     count = sum(row["outcome"] == name for row in rows)
-    interval = binomtest(count, len(rows)).proportion_ci(method="wilson")
-    return count, 100 * interval.low, 100 * interval.high
+    return count, *interval(count, len(rows))
+
+
+def interval(count: int, of: int) -> tuple[float, float]:
+    """The 95% Wilson interval of a share, in percent."""
+    found = binomtest(count, of).proportion_ci(method="wilson")
+    return 100 * found.low, 100 * found.high

@@ -6,8 +6,9 @@ import argparse
 import os
 import re
 import sys
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TextIO
 
 from whywrong.errors import UsageError, first_line
@@ -32,6 +33,17 @@ def positive(text: str) -> int:
 def show(text: object, file: TextIO | None = None) -> None:
     """Print what came from files, names and people: nothing that steers a terminal."""
     print(printable(str(text)), file=file, flush=True)
+
+
+def with_progress(names: Sequence[str]) -> Iterator[str]:
+    """The names of steps; from two seconds on a terminal's standard error says how many are done."""
+    due, shown = time.monotonic() + 2.0, ""
+    for done, name in enumerate(names):
+        if time.monotonic() >= due and sys.stderr.isatty():
+            due, shown = time.monotonic() + 0.5, f"{done} of {len(names)} steps"
+            print(shown, end="\r", file=sys.stderr, flush=True)  # what comes next is written over it
+        yield name
+    print(" " * len(shown), end="\r" * bool(shown), file=sys.stderr, flush=True)
 
 
 def run(

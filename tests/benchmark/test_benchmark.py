@@ -201,7 +201,7 @@ def test_any_tool_is_scored_into_a_table_with_intervals(monkeypatch, tmp_path, c
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "TOOL: expected whywrong, assert_close or MODULE:FUNCTION, got nothing"),
+        (["nothing"], f"TOOL: expected {', '.join(TOOLS)} or MODULE:FUNCTION, got nothing"),
         (["whywrong", "--set", "heldout_1", "--names", "r01"], "--names: expected programs of heldout_1, got r01"),
         (["whywrong", "--names", "b01"], "NAMES: expected programs that have defects, got none"),
     ],

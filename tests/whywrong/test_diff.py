@@ -1,12 +1,14 @@
 """`whywrong diff` as people and programs call it: exit codes, JSON, several runs, pictures; what was found by
 attack."""
 
+import itertools
 import json
 import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -482,3 +484,17 @@ def test_help_is_80_columns_wide_and_has_an_example(capsys):
     shown = capsys.readouterr().out
     assert "example:\n  whywrong diff golden.safetensors observed.safetensors --explain" in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("terminal", "seconds"), [(True, 3.0), (True, 0.1), (False, 3.0)])
+def test_a_long_diff_says_on_a_terminal_how_far_it_is(terminal, seconds, tmp_path, diff, monkeypatch):
+    files = [tmp_path / f"{side}.npz" for side in ("golden", "observed")]
+    for file in files:
+        np.savez(file, **{f"s{k}": np.ones(3) for k in range(4)})
+    clock = iter(itertools.count(0.0, seconds))
+    monkeypatch.setattr("whywrong.console.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    code, _, said = diff(*files)
+    assert code == 0
+    assert said.split("\r")[0] == ("0 of 4 steps" if terminal and seconds > 1 else "")
+    assert said.replace("\r", "").strip().startswith("0 of 4") == (terminal and seconds > 1)

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -273,6 +274,20 @@ def test_a_million_names_and_nested_containers_are_one_line(tmp_path):
     torch.save(loop, path)
     assert "in 100 containers at most" in refused(path)
     assert time.perf_counter() - start < 60.0
+
+
+def test_too_many_names_of_one_file_are_one_line_before_they_are_put_in_order(tmp_path):
+    count, start = 120_000, time.perf_counter()
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    header = {f"n{k}": entry | {"data_offsets": [4 * k, 4 * k + 4]} for k in range(count)}
+    words = json.dumps(header).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(words).to_bytes(8, "little") + words + bytes(4 * count))
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        for name in header:
+            archive.writestr(f"{name}.npy", b"")
+    for file in ("x.safetensors", "x.npz"):
+        assert f"{file}: expected 100000 steps at most, got 120000" in refused(tmp_path / file)
+    assert time.perf_counter() - start < 60.0, "a search of a list for each name takes minutes"
 
 
 def test_folders_in_folders_and_links_in_a_circle_are_one_line(tmp_path):

@@ -1,6 +1,5 @@
 """Steps of which each rank holds a part: put together, the wrong rank named, replicas and sums that are not right."""
 
-import os
 import subprocess
 import sys
 from functools import partial
@@ -214,18 +213,20 @@ def test_the_command_takes_dims_from_options_and_files(tmp_path, capsys):
         assert "wrong in rank 1 of tp alone" in " ".join(capsys.readouterr().out.split())
     for dims, message in (
         ("h: t h/", "dims: h: expected a word a dimension"),
+        ("hh*: t h/tp", "dims: hh*: expected the name of a step or a pattern of some, got none of b, h\n"),
         ("none.yaml", "--dims: none.yaml cannot be read (No such file or directory); expected JSON or YAML"),
     ):
         assert main([*files, "--dims", dims]) == 2
         assert message in capsys.readouterr().err
+    assert main([*files, "--dims", "x: t h/tp", "--propose-names", str(tmp_path / "names.yaml")]) == 2
+    assert "dims: x: expected the name of a step" in capsys.readouterr().err
     assert main(files) == 2
     assert "h: 2 ranks hold different values; expected --dims 'h: b s h/tp'" in capsys.readouterr().err
 
 
 def layer(rank, folder, fault):
     """A row-parallel and a column-parallel product on 8 processes, as each holds it; written by its own process."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29531", "RANK": str(rank), "WORLD_SIZE": "8"}
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=8)  # no port to share
     torch.set_num_threads(1)
     x, w1, w2 = drawn(16, 64), drawn(64, 32, seed=1), drawn(32, 64, seed=2)
     for run, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):

@@ -29,6 +29,7 @@ from whywrong.comparing.elements import Block, Elements
 from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, half_ulp, name_of
 from whywrong.comparing.statistics import Statistics, combine
 from whywrong.comparing.structure import Structure, Test
+from whywrong.console import with_progress
 from whywrong.recording.steps import Trace
 
 MAGNIFIED = 8.0
@@ -97,11 +98,11 @@ class Values:
         after_last = set(names[names.index(there[-1]) :]) if self.ordered else ()
         findings = {name: absent(name, after_all=name in after_last) for name in names if name not in observed}
         if not self.ordered:
-            errors = {name: _measured(observed.read(name), golden.read(name)).relative for name in there}
+            errors = {name: _measured(observed.read(name), golden.read(name)).relative for name in with_progress(there)}
             there = sorted(there, key=errors.__getitem__)
         off: dict[str, Off] = {}
         length, tainted = 1, set[str]()
-        for name in there:
+        for name in with_progress(there):
             about, known = golden.step_metadata(name), off.keys() | tainted
             inputs = about.get("inputs", known) if self.ordered else known
             sources = inputs if known.issuperset(inputs) else known  # a fused one is not recorded

@@ -40,9 +40,13 @@ def open_dump(path: Path, dims: Mapping[str, str] | None = None) -> Trace:
         trace = _opened(path.parent if path.name in ("dump.json", ".metadata") else path, dims or {})
     except (OSError, RecursionError) as error:  # folders in folders, or links in a circle
         raise UsageError(f"{path}: cannot be read ({first_line(error)})") from None
-    if len(trace.names) > MOST_STEPS:
-        raise UsageError(f"{path}: expected {MOST_STEPS} steps at most, got {len(trace.names)}")
+    _check_count(path, trace.names)
     return trace
+
+
+def _check_count(path: Path, names: list[str]) -> None:
+    if len(names) > MOST_STEPS:
+        raise UsageError(f"{path}: expected {MOST_STEPS} steps at most, got {len(names)}")
 
 
 def _opened(path: Path, dims: Mapping[str, str]) -> Trace:
@@ -123,14 +127,17 @@ def _ranks(path: Path, folders: list[str], dims: Mapping[str, str]) -> Trace | N
 def _in_order(path: Path, names: list[str], read: Callable[[str], Tensor], about: dict[str, Any]) -> Trace:
     """The steps in the order that `about` declares; else in that of numbers that lead or end the names."""
 
+    _check_count(path, names)  # before they are sorted
+
     def lazily(order: list[str], ordered: bool = True) -> Trace:
         return Trace.lazy({name: partial(read, name) for name in order}, about, str(path), ordered)
 
     if "order" in about:
         declared = list(dict.fromkeys(about["order"]))
-        if unknown := [x for x in declared if x not in names]:
+        known = set(names)
+        if unknown := [x for x in declared if x not in known]:
             raise UsageError(f"{path}: order: expected names of its steps, got {unknown[0]!r}, which is no step")
-        return lazily(declared + sorted(set(names) - set(declared), key=natural), set(declared) == set(names))
+        return lazily(declared + sorted(known - set(declared), key=natural), set(declared) == known)
     names = sorted(names, key=natural)
     for pattern in (r"^\D{0,5}(\d+)", r"(\d+)$"):
         places = [int(match[1]) if (match := re.search(pattern, name)) else -1 for name in names]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -64,6 +64,14 @@ def parse_dims(name: str, text: str) -> tuple[int | None, list[Split]]:
     if len({split.axis for split in splits}) < len(splits):
         raise UsageError(f"dims: {name}: expected each axis once, got {text!r}")
     return count or None, splits
+
+
+def check_patterns(dims: Mapping[str, str], names: Collection[str]) -> None:
+    """Raise UsageError for a pattern of `dims` that none of the steps' names matches."""
+    for pattern in dims.keys() - {RANKS}:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            steps = ", ".join(list(names)[:8]) + ", ..." * (len(names) > 8)
+            raise UsageError(f"dims: {pattern}: expected the name of a step or a pattern of some, got none of {steps}")
 
 
 @dataclass

@@ -24,6 +24,7 @@ from whywrong.comparing.precision import Precision
 from whywrong.errors import UsageError
 from whywrong.recording.dumps import open_dump
 from whywrong.recording.golden import load
+from whywrong.recording.shards import check_patterns
 from whywrong.recording.steps import Trace
 from whywrong.tables import Table, number, printable
 
@@ -130,7 +131,9 @@ def report(
     Raises UsageError for files that cannot be read or compared.
     """
     reference = load(golden, dims)
-    dumps = {str(path): renamed(open_dump(path, dims), reference, names or {}) for path in observed}
+    opened = {str(path): open_dump(path, dims) for path in observed}
+    check_patterns(dims or {}, dict.fromkeys(name for trace in (*opened.values(), reference) for name in trace.names))
+    dumps = {path: renamed(dump, reference, names or {}) for path, dump in opened.items()}
     if len(dumps) < len(observed):
         raise UsageError("OBSERVED: expected each path once, got one twice")
     runs = {}

@@ -10,6 +10,7 @@ from whywrong.errors import UsageError, first_line, needs
 from whywrong.files import write_text, writing
 from whywrong.recording.golden import load
 from whywrong.recording.naming import Proposal, propose_names
+from whywrong.recording.shards import check_patterns
 from whywrong.recording.steps import Trace
 from whywrong.tables import number
 
@@ -57,6 +58,7 @@ def write_proposal(golden: Path, observed: Path, path: Path, dims: dict[str, str
     reference, steps = load(golden, dims), load(observed, dims)
     if not isinstance(steps, Trace):
         raise UsageError(f"{observed}: expected the steps of an implementation, got a recorded golden")
+    check_patterns(dims, [*steps.names, *reference.names])
     proposal = propose_names(steps, reference)
     if not proposal.partners:
         raise UsageError(f"--propose-names: expected steps alike under other names, got none in {observed}")
