@@ -58,6 +58,11 @@ def settle_fix(ledger: Ledger, fits: Mapping[str, Mapping[str, Any]], printed: M
     )
 
 
+def settle_preference(ledger: Ledger, fitting: int, without: int) -> None:
+    """Whether a set fits that copies as correction 1 had it: `without` of the `fitting` sets lack prefer_host."""
+    ledger.settle("correction_1_kept", without > 0, fitting=fitting, without=without)
+
+
 def settle_trace(ledger: Ledger, traces: Mapping[str, Any]) -> None:
     """Whether the printed trace proves the transfer: `traces` of :func:`kernels.tinyllm.fault_sets.false_traces`."""
     false = sum(traces["failed"]) + sum(traces["lost"]) > 0

@@ -277,21 +277,6 @@ def logs(sweep: Sweep, faults: str, memory: str, debug_print: str) -> list[tuple
     return list(zip(REPORT_LOG, log(printed, debug_print), log(other, debug_print), strict=True))
 
 
-def clues(outcomes: Mapping[str, Any], p: faulty.Program) -> list[tuple[str, ...]]:
-    """What a program printed, and what more it could have printed, in each kind of memory: a row a print."""
-    prints = {
-        "how it ends": lambda o: ending(o, p),
-        "right numbers in ff_out": lambda o: f"{o['ff_right']} of {p.elements}",
-        "ff_out.h_data after d2h()": lambda o: f"{o['host_size']} numbers, {o['host_right']} right",
-        "right numbers in x": lambda o: f"{o['x_right']} of {p.elements}",
-        "x.h_data.size()": lambda o: str(o["x_host"]),
-        "right logits, made and returned": lambda o: f"{o['logits_made']} and {o['logits_right']} of {p.logits}",
-        "traces of an upload": lambda o: str(o["traces"]),
-        "failed calls, of these h2d()": lambda o: f"{o['failed_calls']}, {o['failed_h2d']}",
-    }
-    return [(name, *(show(outcomes[memory]) for memory in MEMORY)) for name, show in prints.items()]
-
-
 def on_gpu(p: faulty.Program, device: Device) -> dict[str, list[str]]:
     """compute-sanitizer on some programs, its leak check on a thousand tensors, and what fresh device memory holds."""
     by_length = ("prefer_host", "resize_by_size", "constructor_by_host_size", "assignment_by_host_size", "unchecked")
