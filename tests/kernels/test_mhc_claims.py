@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import labkit
 import whywrong
@@ -460,3 +461,28 @@ def test_the_picture_of_sums_says_whether_a_fixed_order_is_slower(flagged, words
     _, axes = plots.figure()
     figures.draw_sums(axes, best)
     assert axes.get_title(loc="left") == f"The best fixed order is {words} atomics"
+
+
+KEY = yaml.safe_load((ROOT / "tests/keys/dalpha_atomics.yaml").read_text(encoding="utf-8"))["faults"]
+
+
+@pytest.mark.parametrize(("name", "n"), [(name, 4) for name in KEY] + [(f, 1) for f in KEY if isinstance(KEY[f], list)])
+def test_no_verdict_on_a_kernel_is_against_the_key_of_its_fault(device, rng, name, n):
+    """Of the claims that need no more than one run of the kernel; tests/test_keys.py runs the whole notebook."""
+    tile, d = 16, 96
+    listed = name in faulty.rivals(n, d, tile)
+    case = blind.Case(
+        name if name != "repository" else "first tile of 16 columns only", listed or name == "repository", tile
+    )
+    p = Problem.sample(16, n, d, 3, C, device)
+    observed = case.kernel(p)
+    report = whywrong.localise(observed, counterfactual.recorded(p), precision=whywrong.Precision())
+    ledger, right = labkit.claims("dalpha_atomics"), counterfactual.steps(p)
+    claims.settle_factors(ledger, p, observed, report, **GIVEN)
+    claims.settle_sums(ledger, p, observed, experiments.sums_in_orders(right["g_pre"] * right["mix_pre"], rng), **GIVEN)
+    debug = {f"{width}": experiments.debug_kernel_is_correct(p, width) for width in (128, tile)}
+    claims.settle_debug_kernel(ledger, "g_pre" not in report.divergent, debug, **GIVEN)
+    claims.settle_feeding(ledger, experiments.moved_by_one_column(p))
+    settles = KEY[name][n == 1] if isinstance(KEY[name], list) else KEY[name]
+    reached = {claim: settled.verdict for claim, settled in ledger.settled.items()}
+    assert {claim: reached[claim] for claim in settles if reached.get(claim) not in (*settles[claim], None)} == {}
