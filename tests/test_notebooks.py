@@ -111,4 +111,4 @@ def test_plain_papermill_runs_a_notebook_too(tmp_path):
     subprocess.run([*command, tmp_path / "out.ipynb", *parameters], cwd=ROOT, check=True, capture_output=True)
     result = json.loads((ROOT / "runs" / "sweep_atlas" / "interactive" / "result.json").read_text())
     assert result["parameters"]["seed"] == 3
-    assert len(result["claims"]) == 5
+    assert len(result["claims"]) == 4

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from kernels.mhc import counterfactual, experiments
-from kernels.mhc.experiments import ORDERS, PARTS, RATIO, REPORTED
+from kernels.mhc.experiments import LIMIT, ORDERS, PARTS, RATIO, REPORTED
 from kernels.mhc.faulty import Problem
 from kernels.mhc.likelihood import Ratios
 from labkit import Ledger
-from whywrong import Trace
+from whywrong import Localisation, Trace
+from whywrong.tables import Table
 
-LIMIT = 1e-3
-"""The report's own criterion for a repaired kernel, absolute for dalpha_pre and relative for all."""
 APART = 3.05e-4
 """Between the report's two values of dalpha_res."""
 NEAR = 1.5
@@ -30,13 +30,18 @@ SMALLEST, LARGEST = 1e-37, 1e37
 """A decade within the limits of float32."""
 
 
-def settle_factors(ledger: Ledger, p: Problem, observed: Trace, first: str | None, **rests_on: Any) -> None:
-    """Settle hypotheses 1, 2, 4 and 5 on the kernel that gave `observed`; `first` is its first wrong step.
+def shown(ledger: Ledger, *names: str) -> Table:
+    """The verdicts that were reached so far on these claims, and why."""
+    return Table(("claim", "verdict", "because"), [(n, (s := ledger.settled[n]).verdict, s.because) for n in names])
+
+
+def settle_factors(ledger: Ledger, p: Problem, observed: Trace, report: Localisation, **rests_on: Any) -> None:
+    """Settle hypotheses 1, 2, 4 and 5 on the kernel that gave `observed`; `report` is what `localise` says of it.
 
     `rests_on`, here and below: `blind`, whether the fault was sampled at random, and `tile`.
     """
-    error, times = experiments.dh_pre2_error(p, observed)
-    ledger.settle("h1_dh_pre2_wrong", times > 1.0, error=error, times=times, first=first, **rests_on)
+    error, wrong = experiments.dh_pre2_error(p, observed), "g_pre" in report.divergent
+    ledger.settle("h1_dh_pre2_wrong", wrong, error=error, first=report.first, **rests_on)
     loads, products = experiments.wrong_loads(p, observed), experiments.wrong_products(p, observed)
     elements = observed["raw_pre"].numel()
     ledger.settle("h2_hmix_load", loads > 0, wrong=loads, elements=elements, **rests_on)
@@ -49,17 +54,36 @@ def settle_factors(ledger: Ledger, p: Problem, observed: Trace, first: str | Non
 
 
 def settle_sums(ledger: Ledger, p: Problem, observed: Trace, sums: np.ndarray, **rests_on: Any) -> None:
-    """Settle the claims on the three sums; `sums` are those of the correct products in `ORDERS` orders."""
+    """Settle the claims on the three sums; `sums` are those of the correct products in `ORDERS` orders.
+
+    An order that moves the sum as far as what is missing may be the cause, and so may a fault as small: undecidable.
+    """
     exact = float(counterfactual.dalpha(p)[0])
-    spread, missing = float(sums.max() - sums.min()), abs(float(observed["dalpha"][0]) - exact)
-    measured = {"orders": len(sums), "spread": spread, "missing": missing}
-    ledger.settle("h3_atomic_order", spread >= missing, **measured, **rests_on)
+    moved, missing = float(np.abs(sums - exact).max()), abs(float(observed["dalpha"][0]) - exact)
+    measured = {"orders": len(sums), "moved": moved, "missing": missing}
+    ledger.settle("h3_atomic_order", None if moved >= missing else False, **measured, **rests_on)
     products = (observed["g_pre"].double() * observed["mix_pre"].double()).cpu().numpy().astype(np.float32)
-    error = abs(float(experiments.kahan_sum(products.ravel())) / exact - 1.0)
-    ledger.settle("kahan_fixes", error <= LIMIT, error=error, **rests_on)
+    before = missing / abs(exact)
+    after = abs(float(experiments.kahan_sum(products.ravel())) / exact - 1.0)
+    fixes = after <= LIMIT if before > LIMIT else None
+    ledger.settle("kahan_fixes", fixes, before=before, after=after, criterion=LIMIT, **rests_on)
     errors = experiments.sum_errors(p, observed)
     worst = max(errors, key=lambda name: errors[name])
     ledger.settle("same_structure", errors[worst] <= 1.0, worst=errors[worst], worst_part=worst, **rests_on)
+
+
+def settle_use(ledger: Ledger, users: Sequence[str], wrong_db: int, n: int, **rests_on: Any) -> None:
+    """Settle whether dalpha alone uses dh_pre2: `users` do; `wrong_db` of db's first n numbers are wrong."""
+    others = [name for name in users if name != "dalpha"]
+    ledger.settle("only_user_of_dh_pre2", not others, others=others, wrong=wrong_db, n=n, **rests_on)
+
+
+def settle_manual_sum(ledger: Ledger, products: Tensor) -> None:
+    """Settle whether the plan's loops give the sum of `products` [B, S, n], float64."""
+    total, added = experiments.manual_sum(products)
+    whole, allowed = float(products.sum()), ROUNDED * float(products.abs().sum())
+    measured = {"manual": total, "whole": whole, "added": added, "count": products.numel()}
+    ledger.settle("manual_sum_equals", abs(total - whole) <= allowed, **measured)
 
 
 def settle_feeding(ledger: Ledger, moved: Sequence[str]) -> None:

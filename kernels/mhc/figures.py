@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,19 +22,45 @@ PLAIN = {"facecolor": "white", "lw": 0, "pad": 0.6}
 """Behind a number, so that no line runs through it."""
 
 
-def draw_orders(axes: Axes, errors: np.ndarray, missing: float, allowed: float) -> None:
-    """The error of the sum in each order as a dot; lines at the tolerance, `allowed`, and at what is missing."""
-    sizes = np.abs(errors)
-    rng = np.random.default_rng(0)
-    axes.plot(np.maximum(sizes, 1e-9), rng.uniform(-0.8, 0.8, len(sizes)), ".", color=plots.BLUE, ms=4)
-    axes.text(np.median(sizes), 1.0, f"{len(sizes)} orders", color=plots.BLUE, ha="center", fontsize=9)
-    for edge, words, colour in ((allowed, "tolerance", plots.GREY), (missing, "missing", plots.RED)):
-        axes.axvline(edge, color=colour, ls="--", lw=1.4)
-        axes.text(edge / 1.15, 1.0, f"{words}: {digits(edge)}", color=colour, ha="right", fontsize=9)
-    axes.set(xscale="log", yticks=[], ylim=(-1.2, 1.5), xlabel="|sum - exact sum| of the correct products")
-    axes.set_xlim(max(1e-9, sizes.min() / 3.0), 3.0 * max(missing, allowed, sizes.max()))
-    enough = "No order of additions makes up for" if sizes.max() < missing else "The order of additions can explain"
+def draw_orders(axes: Axes, errors: np.ndarray, missing: float) -> None:
+    """The share of orders in which the sum is off by so much at most; a line at what is missing."""
+    sizes = np.sort(np.maximum(np.abs(errors), 1e-9))
+    axes.step(sizes, np.arange(1, len(sizes) + 1) / len(sizes), where="post", color=plots.BLUE)
+    axes.plot(sizes[-1], 1.0, "o", color=plots.BLUE, ms=5)
+    words = f"farthest of {len(sizes)} orders: {digits(sizes[-1])}"
+    axes.annotate(words, (sizes[-1], 1.0), (6, -12), textcoords="offset points", color=plots.BLUE, fontsize=9)
+    axes.axvline(max(missing, 1e-9), color=plots.RED, ls="--", lw=1.4)
+    axes.text(missing / 1.15, 0.1, f"missing: {digits(missing)}", color=plots.RED, ha="right", fontsize=9)
+    axes.set(
+        xscale="log", ylim=(0.0, 1.08), xlabel="|sum - exact sum| of the correct products", ylabel="share of orders"
+    )
+    axes.set_xlim(max(1e-9, sizes[0] / 3.0), 3.0 * max(missing, sizes[-1]))
+    enough = "No order of additions makes up for" if sizes[-1] < missing else "The order of additions can explain"
     axes.set_title(f"{enough} what is missing")
+
+
+NODES = {
+    "x": (0.0, 2.0), "dx_in": (0.0, 0.0), "dpre": (1.3, 1.0), "pre": (1.3, 2.6), "g_pre": (2.8, 1.0),
+    "dalpha": (4.6, 2.4), "db": (4.6, 1.45), "dphi": (4.6, 0.5), "dx": (4.6, -0.45), "mix_pre": (2.8, 2.6),
+}  # fmt: skip
+"""Where each step stands in the graph of who uses dh_pre2."""
+SHOWN = {"g_pre": "dh_pre2", "mix_pre": "h_pre1_hmix", "dalpha": "dalpha_pre", "db": "db, first n"}
+
+
+def draw_users(axes: Axes, users: Sequence[str], wrong: Collection[str]) -> None:
+    """A graph of what dh_pre2 is made of, and of the gradients that use it; those in `wrong` are red."""
+    fed = [("x", "dpre"), ("dx_in", "dpre"), ("dpre", "g_pre"), ("pre", "g_pre"), ("mix_pre", "dalpha")]
+    for start, end in [*fed, *(("g_pre", user) for user in users)]:
+        beside = 5.0 + 3.0 * len(SHOWN.get(end, end))  # points, so that the head is not under the box
+        arrow = {"arrowstyle": "-|>", "color": plots.GREY, "shrinkA": 0, "shrinkB": beside}
+        axes.annotate("", NODES[end], NODES[start], arrowprops=arrow)
+    for name, place in NODES.items():
+        colour = plots.RED if name in wrong else plots.BLUE
+        box = {"boxstyle": "round", "facecolor": "white", "edgecolor": colour, "lw": 1.6 + (name in wrong)}
+        axes.text(*place, SHOWN.get(name, name), ha="center", va="center", fontsize=9, color=colour, bbox=box)
+    axes.set(xlim=(-0.5, 5.3), ylim=(-0.9, 3.1))
+    axes.axis("off")
+    axes.set_title(f"dh_pre2 goes into {len(users)} gradients, not into one" if len(users) > 1 else "One user")
 
 
 def draw_columns(axes: Axes, response: np.ndarray) -> None:
@@ -88,18 +114,6 @@ def draw_likelihoods(axes: Axes, comparison: Comparison, given: str, most: int =
     axes.set_xlabel(f"likelihood of the likeliest ({comparison.best}), over this one's")
     total = len(comparison.share)
     axes.set_title(f"The report's ratio leaves {len(comparison.left)} of {total} explanations")
-
-
-def draw_shares(axes: Axes, counts: Sequence[int], shares: Mapping[str, Sequence[float]]) -> None:
-    """Each fault's share of the likelihood (a probability, if all are equally probable before), by tests reported."""
-    plots.lines(axes, counts, shares)
-    axes.set(xscale="log", yscale="linear", ylim=(0.0, 1.05), ylabel="share of the likelihood")
-    axes.axhline(0.95, color=plots.GREY, ls="--", lw=1.0)
-    axes.set_xlabel("tests with inputs of their own that are reported")
-    identified = [name for name, of_name in shares.items() if of_name[-1] >= 0.95]
-    what = f'"{identified[0]}" has over 95% of the likelihood' if identified else "none has 95% of the likelihood"
-    axes.set_title(f"After {counts[-1]} tests, {what}")
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def draw_speed(axes: Axes, rows: Sequence[Row], size: str, mode: str) -> None:

@@ -116,20 +116,28 @@ def backward(
     inputs: Inputs, s: dict[str, Tensor], c: Constants, dx_in: Tensor | None = None, transposed: bool = True
 ) -> dict[str, Tensor]:
     """Every gradient by name, from the forward's steps `s`; `dx_in` is what the layer's backward gives."""
-    x, phi, b, alpha = inputs.x, inputs.phi, inputs.b, inputs.alpha
-    n, k = x.shape[-2], phi.shape[0]
+    x, b, alpha = inputs.x, inputs.b, inputs.alpha
     dx_in = inputs.dx_in if dx_in is None else dx_in
     d: dict[str, Tensor] = {}
     d["dy"], d["dpost"], dmixer = expand_backward(x, s["y"], s["post"], inputs.dout)
-    mixer, d["dp"] = (s["p"], dmixer) if transposed else (s["p"].mT, dmixer.mT)
+    d["dp"] = dmixer if transposed else dmixer.mT
     d["dpre"] = (x @ dx_in[..., None])[..., 0]
     d["g"] = coefficients_backward(s["mix"], b, alpha, d["dpre"], d["dpost"], d["dp"], c)
-    d["db"] = d["g"].sum(0)
-    d["dalpha"] = alpha_gradient(d["g"], s["mix"], n)
-    dmix = d["g"] * spread_alpha(alpha, n)
+    return d | parameter_gradients(inputs, s, d["g"], dx_in, transposed)
+
+
+def parameter_gradients(
+    inputs: Inputs, s: dict[str, Tensor], g: Tensor, dx_in: Tensor, transposed: bool = True
+) -> dict[str, Tensor]:
+    """What :func:`backward` makes of g [T, M]: db, dalpha, dphi, dx and what is between."""
+    x, phi, alpha = inputs.x, inputs.phi, inputs.alpha
+    n, k = x.shape[-2], phi.shape[0]
+    d: dict[str, Tensor] = {"db": g.sum(0), "dalpha": alpha_gradient(g, s["mix"], n)}
+    dmix = g * spread_alpha(alpha, n)
     d["dprojection"] = dmix * s["r"][:, None]
     d["shrink"] = s["r"].square() * (dmix * s["mix"]).sum(-1) / k
     d["dphi"] = x.flatten(-2).T @ d["dprojection"]
+    mixer = s["p"] if transposed else s["p"].mT
     d["dx"] = stream_gradient(x, phi, s["pre"], mixer, inputs.dout, dx_in, d["dprojection"], d["shrink"])
     return d
 

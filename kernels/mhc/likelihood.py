@@ -123,7 +123,11 @@ class Comparison:
     @property
     def left(self) -> list[str]:
         """The likeliest, and every rival that is not refuted."""
-        return [self.best, *(name for name, low in self.low.items() if low < self.needed)]
+        return self.left_at(self.needed)
+
+    def left_at(self, times: float) -> list[str]:
+        """The likeliest, and every rival that is not less likely by `times` or more, at the lower end."""
+        return [self.best, *(name for name, low in self.low.items() if low < times)]
 
     @property
     def likelier(self) -> list[str]:

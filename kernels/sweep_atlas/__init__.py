@@ -1,1 +1,1 @@
-"""Maps of a sweep: in which settings an investigation's wrong numbers tell their causes apart."""
+"""A sweep over sizes: where each fault of a kernel shows, and which faults that tells apart."""

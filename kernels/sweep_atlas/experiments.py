@@ -1,72 +1,73 @@
-"""What a sweep's table says of each cause in each setting."""
+"""One point of a sweep, and the table of all points: the error of dalpha_pre under each fault, by sizes."""
 
-import json
+from __future__ import annotations
+
 from pathlib import Path
 
 import pandas
 
+from kernels.mhc import counterfactual, faulty
+from kernels.mhc.faulty import Problem
+from kernels.mhc.problem import Constants
 from labkit.session.record import RESULTS
 from whywrong.errors import UsageError
 
-RULED_OUT, DISTINGUISHED, SILENT = "ruled out", "distinguished by the experiment", "not distinguished"
-"""Of a cause: the report's numbers exclude it; they do not, but a further experiment does; or neither does."""
+SIZES = ["n", "tokens", "d"]
+"""The parameters that make a setting; seeds of one setting are taken together."""
+PREFIX = "metrics.errors."
+NO_TABLE = "none"
 
 
-def read(table: str) -> pandas.DataFrame:
-    """A table that `labkit table --out` wrote, from data/results or from a path. Raises UsageError where there is none.
+def point(tokens: int, n: int, d: int, seed: int, device: str) -> dict[str, float]:
+    """For each fault of the list, the real kernel's error of dalpha_pre over its tolerance, on inputs of these sizes.
 
-    The columns ``explains``, ``refuted`` are lists of causes.
+    The tolerance is what a float32 kernel may be off, derived with the golden; at most 1 is within rounding.
     """
+    p = Problem.sample(tokens, n, d, seed, Constants(), device)
+    exact = counterfactual.backward(p).step("dalpha")
+    value, allowed = float(exact.value[0]), float(exact.bound.absolute[0])
+    faults = faulty.rivals(n, d)
+    return {name: abs(float(faulty.backward(p, a)["dalpha"][0]) - value) / allowed for name, a in faults.items()}
+
+
+def read(table: str, errors: dict[str, float], seed: int, **sizes: int) -> pandas.DataFrame:
+    """The points of a sweep: columns for SIZES and the seed, and one for each fault with its error over the tolerance.
+
+    `table` is what `labkit table --out` wrote, in data/results or at a path; `none` stands for this point alone, whose
+    `errors`, `seed` and `sizes` are given. Raises UsageError for another table.
+    """
+    if table == NO_TABLE:
+        return pandas.DataFrame([{**sizes, "seed": seed, **errors}])
     path = Path(table) if Path(table).is_absolute() else RESULTS / table
     try:
         frame = pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"parameter table: {table} cannot be read ({str(error)[:80]}); expected labkit table's"
-        ) from None
-    for column in ("explains", "refuted"):
-        if f"verdict.{column}" not in frame:
-            raise UsageError(f"parameter table: {table} has no verdict.{column}; expected runs that weigh causes")
-        frame[column] = [json.loads(text) if isinstance(text, str) else [] for text in frame[f"verdict.{column}"]]
-    return frame
+        frame = frame[frame["status"] == "ok"]
+        points = frame[[f"parameters.{name}" for name in (*SIZES, "seed")]].set_axis([*SIZES, "seed"], axis=1)
+    except (OSError, ValueError, KeyError) as error:
+        expected = "expected labkit table's of sweep_atlas, or none"
+        raise UsageError(f"parameter table: {expected}, got {table} ({str(error)[:80]})") from None
+    found = frame[[name for name in frame if name.startswith(PREFIX)]]
+    return points.join(found.rename(columns=lambda name: name.removeprefix(PREFIX)))
 
 
-def over(frame: pandas.DataFrame, down: str, across: str, further: str) -> pandas.DataFrame:
-    """The runs by two parameters, sorted; `left` causes by the numbers, `apart` of them by the metric `further`.
-
-    Raises UsageError for a parameter or metric that the table has not, and for two runs of one setting.
-    """
-    wanted = [f"parameters.{down}", f"parameters.{across}", f"metrics.{further}"]
-    if missing := [name for name in wanted if name not in frame]:
-        raise UsageError(
-            f"parameters down, across, further: the table has no {missing[0]}; expected one of its columns"
-        )
-    runs = frame.assign(down=frame[wanted[0]], across=frame[wanted[1]]).sort_values(["across", "down"])
-    if runs.duplicated(["down", "across"]).any():
-        raise UsageError(f"parameters down, across: several runs have one {down} and {across}; expected others")
-    runs["ok"] = runs["status"] == "ok"
-    runs["left"] = runs["explains"].map(len)
-    distinguished = [json.loads(text) if isinstance(text, str) else [] for text in runs[wanted[2]]]
-    runs["apart"] = [sorted({*names} & {*left}) for names, left in zip(distinguished, runs["explains"], strict=True)]
-    return runs.reset_index(drop=True)
+def worst(points: pandas.DataFrame) -> pandas.DataFrame:
+    """The largest error over the tolerance of all seeds: a row a setting, a column a fault."""
+    return points.drop(columns="seed").groupby(SIZES).max()
 
 
-def grid(runs: pandas.DataFrame, values: str) -> pandas.DataFrame:
-    """A column of numbers as a matrix: `down` downwards, `across` to the right; NaN where a run failed."""
-    numbers = runs[values].where(runs["ok"]).astype(float)
-    return runs.assign(number=numbers).pivot(index="down", columns="across", values="number")
+def wrong(points: pandas.DataFrame) -> pandas.DataFrame:
+    """Whether dalpha_pre is wrong by more than rounding: a row a fault, a column a setting."""
+    return (worst(points) > 1.0).T
 
 
-def causes(runs: pandas.DataFrame) -> pandas.DataFrame:
-    """For each cause (a row) and each ok run (a column of its name): RULED_OUT, DISTINGUISHED, SILENT, or None.
+def alike(pattern: pandas.DataFrame) -> list[list[str]]:
+    """The faults in groups that are right and wrong at the same settings, the largest group first."""
+    groups: dict[bytes, list[str]] = {}
+    for name, row in pattern.iterrows():
+        groups.setdefault(row.to_numpy().tobytes(), []).append(str(name))
+    return sorted(groups.values(), key=len, reverse=True)
 
-    None where the cause does not exist in that setting. Those that are distinguished most often come first.
-    """
-    by_run = {}
-    for run in runs[runs["ok"]].itertuples():
-        verdicts = dict.fromkeys(run.refuted, RULED_OUT) | dict.fromkeys(run.explains, SILENT)
-        by_run[run.run] = verdicts | dict.fromkeys(run.apart, DISTINGUISHED)
-    matrix = pandas.DataFrame(by_run, dtype=object)
-    matrix = matrix.where(matrix.notna(), None)
-    silent, apart = (matrix == SILENT).sum(axis=1), (matrix == DISTINGUISHED).sum(axis=1)
-    return matrix.loc[sorted(matrix.index, key=lambda cause: (silent[cause], -apart[cause], cause))]
+
+def alone(pattern: pandas.DataFrame) -> list[str]:
+    """The faults whose pattern no other fault has."""
+    return [group[0] for group in alike(pattern) if len(group) == 1]

@@ -1,63 +1,55 @@
-"""The notebook's pictures: how many causes are left in each setting, and which."""
+"""The notebook's pictures: the error of each fault over D, and where each fault is right and wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pandas
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from kernels.sweep_atlas.experiments import DISTINGUISHED, RULED_OUT, SILENT
+from kernels.sweep_atlas.claims import TILE
+from kernels.sweep_atlas.experiments import worst, wrong
 from whywrong.drawing import plots
 
-COLOURS = {RULED_OUT: "#dddddd", DISTINGUISHED: plots.BLUE, SILENT: plots.ORANGE}
+FLOOR = 1e-3
+"""Where an error of zero is drawn."""
 
 
-def plot_counts(maps: dict[str, pandas.DataFrame], down: str, across: str, caption: str) -> Figure:
-    """A map of counts [down, across] beside another, on one scale; a cross where there was nothing to explain."""
-    figure, axes = plots.figure(1, len(maps), height=2.9)
-    most = max(np.nanmax(counts.to_numpy()) for counts in maps.values())
-    for ax, (title, counts) in zip(np.atleast_1d(axes), maps.items(), strict=True):
-        values = counts.to_numpy()
-        ax.imshow(values, cmap="Blues", vmin=0, vmax=1.3 * most, aspect="auto")
-        for (i, j), value in np.ndenumerate(values):
-            text = "×" if np.isnan(value) else f"{value:.0f}"
-            ax.text(j, i, text, ha="center", va="center", color="white" if value > 0.75 * most else "black")
-        ax.set(title=title, xlabel=across, ylabel=down)
-        ax.set_xticks(range(values.shape[1]), counts.columns)
-        ax.set_yticks(range(values.shape[0]), counts.index)
-    plots.caption(figure, caption)
-    return figure
+def draw_cliff(axes: Axes, points: pandas.DataFrame, n: int, tokens: int) -> None:
+    """The error of dalpha_pre over its tolerance against D: tiles in blue, the report's in red, others in grey."""
+    errors = worst(points).loc[n, tokens].clip(lower=FLOOR)
+    for name in errors:
+        is_tile = name.startswith("first tile")
+        colour = plots.RED if name == TILE else plots.BLUE if is_tile else plots.GREY
+        weight = 2.4 if name == TILE else 1.2 if is_tile else 0.8
+        axes.plot(errors.index, errors[name], ".-", color=colour, lw=weight, ms=3 + weight, zorder=weight)
+        if is_tile:
+            width = int(name.split()[3])
+            at = errors.index[errors.index > width].min()
+            label = (at, errors[name].get(at, FLOOR))
+            axes.annotate(f"{width}", label, (2, -14), textcoords="offset points", color=colour, fontsize=9)
+    axes.axhline(1.0, color="black", ls="--", lw=1.0)
+    axes.text(errors.index.max(), 1.3, "tolerance", ha="right", fontsize=8)
+    ticks = [8, 16, 32, 64, 128]
+    axes.set(xscale="log", yscale="log", xlabel="columns D", ylabel="error of dalpha_pre / tolerance")
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_title("A tile that is too narrow is exact up to its width, and wrong one column later")
 
 
-def plot_causes(matrix: pandas.DataFrame, runs: pandas.DataFrame, down: str, across: str, caption: str) -> Figure:
-    """A row a cause, a column a setting: ruled out, distinguished, or not; white where it is no candidate."""
-    codes = {verdict: number for number, verdict in enumerate(COLOURS)}
-    values = np.array([[codes.get(verdict, np.nan) for verdict in row] for row in matrix.to_numpy()], float)
-    figure, axes = plots.figure(height=1.5 + 0.22 * len(matrix))
-    axes.imshow(values, cmap=ListedColormap(list(COLOURS.values())), vmin=0, vmax=len(COLOURS) - 1, aspect="auto")
-    settings = runs[runs["ok"]]
-    axes.set_yticks(range(len(matrix)), matrix.index, fontsize=8)
-    axes.set_xticks(range(len(settings)), settings["down"])
-    edges = np.flatnonzero(settings["across"].to_numpy()[1:] != settings["across"].to_numpy()[:-1]) + 0.5
-    for edge in edges:
-        axes.axvline(edge, color="black", lw=1)
-    middles = settings.reset_index(drop=True).reset_index().groupby("across")["index"].mean()
-    for value, middle in middles.items():
-        axes.annotate(
-            f"{across} {value}",
-            (middle, 1.0),
-            (0, 4),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-        )
-    axes.set(xlabel=down)
-    axes.set_xticks(np.arange(len(settings)) + 0.5, minor=True)
-    axes.set_yticks(np.arange(len(matrix)) + 0.5, minor=True)
-    axes.grid(which="minor", color="white", lw=1.5)
-    axes.tick_params(which="both", length=0)
-    patches = [Patch(color=colour, label=verdict) for verdict, colour in COLOURS.items()]
-    figure.legend(handles=patches, loc="outside upper center", ncols=len(patches), fontsize=8)
-    plots.caption(figure, caption)
-    return figure
+def draw_patterns(axes: Axes | Sequence[Axes], points: pandas.DataFrame, order: Sequence[str]) -> None:
+    """Four panels, one for each n and number of tokens: a row a fault, a column a width, orange where it is wrong."""
+    pattern, axes = wrong(points).loc[list(order)], np.atleast_1d(axes)
+    for ax, (n, tokens) in zip(axes, dict.fromkeys(key[:2] for key in pattern), strict=True):
+        part = pattern[n][tokens]
+        ax.imshow(part.to_numpy(float), ListedColormap([plots.BLUE, plots.ORANGE]), vmin=0, vmax=1, aspect="auto")
+        ax.set_title(f"n = {n}, tokens: {tokens}", fontsize=9)
+        shown = [i for i, d in enumerate(part.columns) if d in (8, 16, 32, 64, 128)]
+        ax.set_xticks(shown, [str(part.columns[i]) for i in shown], fontsize=8)
+        ax.set_yticks(np.arange(len(part) + 1) - 0.5, minor=True)
+        ax.grid(which="minor", color="white", lw=1.5)
+        ax.tick_params(which="both", length=0)
+        ax.set(xlabel="D", yticks=[])
+    axes[0].set_yticks(range(len(pattern)), pattern.index, fontsize=8)

@@ -59,12 +59,3 @@ def sample(seed: int, share_outside: float = 0.2) -> UnknownProgram:
     every = faulty.sets()
     every = every[every[:, -1] == 1]
     return UnknownProgram(rng.choice(every[every[:, :-1].sum(1) == rng.integers(1, 6)]), faulty.OUTSIDE[0])
-
-
-def reveal(guess: str, drawn: UnknownProgram, prints_say: str) -> str:
-    """What a program was, once a guess is made: switches joined by "+" in any order, or "none of these"."""
-    if guess == "no guess":
-        return "The truth is shown here once `guess` is set."
-    truth = "none of these" if drawn.outside_the_list else drawn.truth
-    right = {name.strip() for name in guess.split("+")} - {"unchecked"} == set(truth.split(" + "))
-    return f"{'Right' if right else 'No'}: it was {drawn.truth}. By the prints: {prints_say}."

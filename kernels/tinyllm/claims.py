@@ -52,9 +52,15 @@ def settle_fix(ledger: Ledger, fits: Mapping[str, Mapping[str, Any]], printed: M
         runs=sum(printed.values()),
         of=sets,
         fitting=counts["sets"],
+        memory=[memory for memory, count in counts["memory"].items() if count],
         **{name: counts[name] for name in ("cured", "kept", "kept_cured")},
         by_print=by_print,
     )
+
+
+def settle_preference(ledger: Ledger, fitting: int, without: int) -> None:
+    """Whether a set fits that copies as correction 1 had it: `without` of the `fitting` sets lack prefer_host."""
+    ledger.settle("correction_1_kept", without > 0, fitting=fitting, without=without)
 
 
 def settle_trace(ledger: Ledger, traces: Mapping[str, Any]) -> None:
@@ -83,12 +89,21 @@ def settle_x(ledger: Ledger, printed: Sequence[float], logits: Mapping[str, Arra
     ledger.settle("garbage_is_zero", some(zero, logits), zero=zero, largest=largest)
 
 
-def settle_underflow(ledger: Ledger, activations: Mapping[str, tuple[float, int, int]]) -> None:
-    """Small weights: the least activation, how many are denormal, and how many zero, by kind of model."""
-    under = [case for case, (_, denormal, zeros) in activations.items() if denormal or zeros]
+MANY = 0.01
+"""The share of gradients that are exactly zero from which on they count as underflowing."""
+
+
+def settle_underflow(
+    ledger: Ledger, activations: Mapping[str, tuple[float, int, int]], gradients: Mapping[str, float]
+) -> None:
+    """Small weights, by kind of model: the least activation, how many are denormal, how many zero; zero gradients."""
+    passes = [case for case, (_, denormal, zeros) in activations.items() if denormal or zeros]
+    under = [case for case in activations if case in passes or gradients[case] > MANY]
     least = {case: smallest for case, (smallest, _, _) in activations.items()}
     normal = float(np.finfo(np.float32).tiny)
-    ledger.settle("small_init_underflows", some(under, activations), under=under, least=least, normal=normal)
+    most = max(gradients.values())
+    measured = {"under": under, "passes": passes, "least": least, "normal": normal, "most": most}
+    ledger.settle("small_init_underflows", some(under, activations), **measured, zero_gradients=dict(gradients))
 
 
 def settle_returns(ledger: Ledger, lifetimes: Mapping[str, Any], ways: Mapping[str, Sequence[int]]) -> None:

@@ -188,6 +188,25 @@ def smallest_activations(p: faulty.Program, device: Device) -> dict[str, tuple[f
     return smallest
 
 
+def zero_gradients(p: faulty.Program, device: Device) -> dict[str, float]:
+    """The share of the gradients of q's and k's weights that are exactly zero in float32, by kind of model.
+
+    The loss is a cross-entropy against the tokens themselves. Those of one token alone attend to nothing else, so that
+    their q and k have no gradient at all: two tokens are needed.
+    """
+    shares = {}
+    ids = torch.as_tensor(p.ids[None], dtype=torch.long, device=device.kind)
+    for norms, residuals in itertools.product((True, False), repeat=2):
+        weights = golden.weights(p.weights, torch.float32, device.kind)
+        steps = golden.forward(weights, ids, ids, p.config, norms=norms, residuals=residuals)
+        qkv = [weights[f"L{i}.qkv.w"] for i in range(p.config.layers)]
+        gradients = torch.autograd.grad(steps["loss"].sum(), qkv)
+        of_q_and_k = torch.cat([g[:, : 2 * p.config.width].reshape(-1) for g in gradients])
+        case = f"with{'' if norms else 'out'} norms, with{'' if residuals else 'out'} residuals"
+        shares[case] = float((of_q_and_k == 0).float().mean())
+    return shares
+
+
 def garbage_logits(p: faulty.Program, device: Device) -> dict[str, Array]:
     """Logits that the head makes of the report's two numbers: throughout x, or there alone and zeros elsewhere.
 
@@ -256,21 +275,6 @@ def logs(sweep: Sweep, faults: str, memory: str, debug_print: str) -> list[tuple
         for names, m in ((PRINTED, "as left"), (faults.split(" + "), memory))
     )
     return list(zip(REPORT_LOG, log(printed, debug_print), log(other, debug_print), strict=True))
-
-
-def clues(outcomes: Mapping[str, Any], p: faulty.Program) -> list[tuple[str, ...]]:
-    """What a program printed, and what more it could have printed, in each kind of memory: a row a print."""
-    prints = {
-        "how it ends": lambda o: ending(o, p),
-        "right numbers in ff_out": lambda o: f"{o['ff_right']} of {p.elements}",
-        "ff_out.h_data after d2h()": lambda o: f"{o['host_size']} numbers, {o['host_right']} right",
-        "right numbers in x": lambda o: f"{o['x_right']} of {p.elements}",
-        "x.h_data.size()": lambda o: str(o["x_host"]),
-        "right logits, made and returned": lambda o: f"{o['logits_made']} and {o['logits_right']} of {p.logits}",
-        "traces of an upload": lambda o: str(o["traces"]),
-        "failed calls, of these h2d()": lambda o: f"{o['failed_calls']}, {o['failed_h2d']}",
-    }
-    return [(name, *(show(outcomes[memory]) for memory in MEMORY)) for name, show in prints.items()]
 
 
 def on_gpu(p: faulty.Program, device: Device) -> dict[str, list[str]]:

@@ -60,7 +60,7 @@ def switches(
     axes[1].axis("off")
     o = outcomes[0]
     calls = f"{o['failed_calls']} calls failed, {o['failed_uploads']} of them uploads ({o['failed_h2d']} in h2d)"
-    figure.text(0.01, 0.02, f"{calls}; red: differs from a right Tensor", fontsize=7, color=plots.GREY)
+    figure.text(0.01, 0.02, f"{calls}; orange: differs from a right Tensor", fontsize=7, color=plots.GREY)
     return figure
 
 

@@ -57,6 +57,12 @@ def show_everything(sweep: Sweep, debug_print: str, memory: str) -> Array:
     return np.logical_and.reduce(list(faulty.observations(sweep.outcomes[memory], sweep.p, debug_print).values()))
 
 
+def fits_without(sweep: Sweep, name: str) -> int:
+    """How many sets without this switch show everything, with any debug print and in any kind of memory."""
+    shown = np.logical_or.reduce([show_everything(sweep, debug, m) for debug in DEBUG_PRINTS for m in MEMORY])
+    return int((shown & (sweep.bits[:, NAMES.index(name)] == 0)).sum())
+
+
 def fits_by_print(sweep: Sweep) -> dict[str, dict[str, Any]]:
     """How many sets show everything, for each debug print, and for any of them.
 

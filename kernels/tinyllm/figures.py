@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import Rectangle
 
 from kernels.tinyllm.fault_sets import show_all
 from kernels.tinyllm.faulty import DEBUG_PRINTS, PRINTED, in_words
@@ -15,31 +16,29 @@ from whywrong.drawing import plots
 Curve = Sequence[tuple[int, float, float]]
 
 
-def draw_path(axes: Any) -> None:
-    """Two tensors with a host vector and a device buffer each, and the copies between them, as the loop makes them."""
-    places = {"ff_out (the layer's)": 0.0, "layer_out (the caller's)": 3.6, "x": 7.2}
-    for name, left in places.items():
-        axes.text(left + 0.9, 2.95, name, ha="center", fontsize=8, weight="bold")
-        for bottom, label, colour in (
-            (1.9, "h_data\nhost vector", plots.BLUE),
-            (0.2, "d_data\ndevice buffer", plots.GREEN),
-        ):
-            axes.add_patch(Rectangle((left, bottom), 1.8, 0.75, fc=colour, alpha=0.25, ec=colour))
-            axes.text(left + 0.9, bottom + 0.375, label, ha="center", va="center", fontsize=7.5)
-    arrows = (
-        ((0.9, 0.95), (0.9, 1.9), "1  d2h(): resize(size),\n    then `size` bytes", (1.0, 1.42), plots.RED),
-        ((1.8, 2.27), (3.6, 2.27), "2  copy constructor\n    copies h_data", (1.85, 2.52), plots.GREY),
-        ((4.5, 1.9), (4.5, 0.95), "    and uploads\n    `size` bytes", (4.5, 1.42), plots.GREY),
-        ((5.4, 2.27), (7.2, 2.27), "3  assignment\n    copies h_data", (5.45, 2.52), plots.GREY),
-        ((7.7, 1.9), (7.7, 0.95), "uploads: trace", (6.45, 1.42), plots.GREY),
-        ((8.5, 1.9), (8.5, 0.95), "4  x.h2d():\n    `size` bytes", (8.6, 1.42), plots.GREY),
-        ((9.0, 0.57), (10.6, 0.57), "5  the next layer,\n    or the head", (9.1, 0.1), plots.GREY),
+def draw_strip(axes: Any, host: np.ndarray, values: np.ndarray) -> None:
+    """The host vector after d2h() as a strip of numbers, and how far each upload reads in it.
+
+    `host` [numbers] is h_data, `values` [rows, columns] what the device held; blue: right, white: zero.
+    """
+    n, length = values.size, len(host)
+    right = host == np.resize(values.reshape(-1), length)
+    kinds = np.where(right & (np.arange(length) < n), 1, np.where(host == 0, 0, 2))
+    edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1), length]
+    for start, end in itertools.pairwise(edges):
+        kind = kinds[start]
+        colour, word = ((("white", "zero"), (plots.BLUE, "right"), (plots.ORANGE, "other")))[kind]
+        axes.add_patch(Rectangle((start, 0), end - start, 1, fc=colour, ec="black", lw=1.0))
+        text = f"{end - start} {word}"
+        axes.text((start + end) / 2, 0.5, text, ha="center", va="center", color="white" if kind == 1 else "black")
+    uploads = (
+        (n, f"h2d() as printed: `size` = {4 * n} bytes, {n} numbers", plots.BLUE),
+        (length, f"h_data.size() * 4 = {4 * length} bytes: rejected, the buffer has {4 * n}", plots.RED),
     )
-    for start, end, text, at, colour in arrows:
-        axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color=colour, lw=1.3))
-        axes.text(*at, text, fontsize=7.5, color=colour if colour == plots.RED else "black", va="center")
-    axes.set_xlim(-0.2, 10.9)
-    axes.set_ylim(-0.15, 3.2)
+    for y, (end, words, colour) in enumerate(uploads):
+        axes.annotate("", (end, -0.4 - y), (0, -0.4 - y), arrowprops={"arrowstyle": "|-|", "color": colour})
+        axes.text(8, -0.75 - y, words, color=colour, va="center", fontsize=8.5)
+    axes.set(xlim=(-10, max(length, n) + 10), ylim=(-2.1, 1.15))
     axes.axis("off")
 
 
@@ -94,19 +93,19 @@ def says_of_curves(curves: Mapping[str, Curve], frequencies: float) -> str:
 
 
 def draw_curve(axes: Any, curves: Mapping[str, Curve], vocabulary: int, frequencies: float) -> None:
-    """Validation loss against steps, the untrained model's first; a curve has (step, training loss, validation loss).
+    """Validation loss against steps, without the untrained model's; a curve has (step, training loss, validation loss).
 
     `frequencies` is the loss of a model that knows how often each byte stands, and nothing else.
     """
     starts, ends = zip(*((curve[1][0], curve[-1][0]) for curve in curves.values()), strict=True)
     for (name, curve), colour in zip(curves.items(), (plots.BLUE, plots.ORANGE), strict=False):
-        at, losses = zip(*((step, held) for step, _, held in curve), strict=True)
+        at, losses = zip(*((step, held) for step, _, held in curve if step > 0), strict=True)
         axes.plot(at, losses, color=colour, marker="o", ms=3)
         place: Any = {"textcoords": "offset points", "va": "top"}
         axes.annotate(name, (at[-1], losses[-1]), (6, -3), color=colour, **place)
-    axes.set_xscale("symlog", linthresh=min(starts), linscale=0.5)
+    axes.set_xscale("log")
     axes.set(xlabel="step", ylabel="validation loss (nats per byte)", ylim=(0, np.log(vocabulary) + 0.6))
-    axes.set_xlim(-0.05 * min(starts), 8 * max(ends))
+    axes.set_xlim(0.8 * min(starts), 8 * max(ends))
     levels = (f"ln {vocabulary}: every byte as likely", np.log(vocabulary)), ("byte frequencies", frequencies)
     for words, level in levels:
         axes.axhline(level, color=plots.GREY, ls="--", lw=1)

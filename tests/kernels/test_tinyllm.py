@@ -562,15 +562,6 @@ def test_a_product_that_writes_nothing_is_put_right_by_another_and_a_wrong_opera
     assert set(counts["operand"].values()) == {"logits all 0"}
 
 
-def test_a_guess_is_answered_only_once_it_is_made():
-    program = blind.sample(63)
-    assert program.truth not in blind.reveal("no guess", program, program.truth)
-    assert blind.reveal(" + ".join(reversed(program.truth.split(" + "))), program, "x").startswith("Right")
-    assert blind.reveal("zero_host + no_other_d2h", program, "undecidable").startswith(f"No: it was {program.truth}")
-    outside = next(one for one in map(blind.sample, range(50)) if one.outside_the_list)
-    assert blind.reveal("none of these", outside, "none of these").startswith(f"Right: it was {outside.truth}")
-
-
 VALUES = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
 ZERO, TINY = np.zeros(3, np.float32), np.full(3, 1e-30, np.float32)
 RIGHT_ENDS = {"right": 48}
@@ -578,7 +569,9 @@ ENGINES = ("cublas", "kernel", "host")
 
 
 def fit(sets, cured):
-    return {"any of these": {"sets": sets, "cured": cured, "kept": 2, "kept_cured": 0}, LENGTH: {"sets": 1, "cured": 1}}
+    counts = {"sets": sets, "cured": cured, "kept": 2, "kept_cured": 0}
+    memory = dict.fromkeys(faulty.MEMORY, 0) | {faulty.MEMORY[2]: sets}
+    return {"any of these": counts | {"memory": memory}, LENGTH: {"sets": 1, "cured": 1}}
 
 
 def traces(printing=9, failed=0, lost=0):
@@ -603,6 +596,7 @@ def lives(*right):
 
 
 CURVE = [(0, 5.5, 5.5), (9, 2.0, 2.25)]
+PASS, NO_ZEROS = (1e-9, 0, 0), {"a": 0.0, "b": 0.0}
 PADDED = np.concatenate([VALUES.reshape(-1), np.zeros(36, np.float32)])
 SPREAD = np.concatenate([PADDED[:6], ZERO, ZERO, PADDED[6:12], np.zeros(30, np.float32)])
 OUTCOMES = [
@@ -611,6 +605,8 @@ OUTCOMES = [
     ("first_quarter_only", "refuted", claims.settle_round_trip, (PADDED[:12], VALUES, VALUES), {"numbers": 12}),
     ("resize_zeroes_data", "refuted", claims.settle_round_trip, (PADDED, VALUES, VALUES), {"arrived": 12, "zero": 0}),
     ("resize_zeroes_data", "confirmed", claims.settle_round_trip, (PADDED, 0 * VALUES, VALUES), {"zero": 12}),
+    ("correction_1_kept", "confirmed", claims.settle_preference, (44, 2), {"without": 2}),
+    ("correction_1_kept", "refuted", claims.settle_preference, (44, 0), {"fitting": 44}),
     ("fix_resolves_90", "confirmed", claims.settle_fix, (fit(10, 10), RIGHT_ENDS, 30), {"cured": 10}),
     ("fix_resolves_90", "refuted", claims.settle_fix, (fit(10, 0), RIGHT_ENDS, 30), {"fitting": 10}),
     ("fix_resolves_90", "undecidable", claims.settle_fix, (fit(10, 1), {"right": 1, "wrong": 2}, 30), {"runs": 3}),
@@ -630,9 +626,22 @@ OUTCOMES = [
     ("not_the_matmul", "undecidable", claims.settle_products, (products("right", "logits all 0"),), {"stays": True}),
     ("not_the_matmul", "undecidable", claims.settle_products, (products("right", "right", kept=3),), {"stays": False}),
     ("not_the_matmul", "refuted", claims.settle_products, (products("logits all 0", "right"),), {}),
-    ("small_init_underflows", "refuted", claims.settle_underflow, ({"a": (1e-9, 0, 0), "b": (1e-9, 0, 0)},), {}),
-    ("small_init_underflows", "undecidable", claims.settle_underflow, ({"a": (1e-9, 0, 0), "b": (0.0, 0, 2)},), {}),
-    ("small_init_underflows", "confirmed", claims.settle_underflow, ({"a": (1e-40, 5, 0)},), {"under": ["a"]}),
+    ("small_init_underflows", "refuted", claims.settle_underflow, ({"a": PASS, "b": PASS}, NO_ZEROS), {}),
+    (
+        "small_init_underflows",
+        "undecidable",
+        claims.settle_underflow,
+        ({"a": PASS, "b": PASS}, NO_ZEROS | {"b": 0.6}),
+        {"passes": []},
+    ),
+    ("small_init_underflows", "undecidable", claims.settle_underflow, ({"a": PASS, "b": (0.0, 0, 2)}, NO_ZEROS), {}),
+    (
+        "small_init_underflows",
+        "confirmed",
+        claims.settle_underflow,
+        ({"a": (1e-40, 5, 0)}, {"a": 0.0}),
+        {"under": ["a"]},
+    ),
     ("lifetime_frees_data", "refuted", claims.settle_returns, (lives((4, 4), (4, 4)), {"NaN": [8, 0, 1]}), {}),
     ("lifetime_frees_data", "confirmed", claims.settle_returns, (lives((0, 4), (0, 0)), {"NaN": [8, 0, 1]}), {}),
     (
@@ -686,14 +695,14 @@ def test_the_answer_says_what_was_measured(cured):
     ledger = labkit.claims("d2h_sizing")
     claims.settle_fix(ledger, fit(44, cured), RIGHT_ENDS, 3072)
     fix = ledger.settled["fix_resolves_90"]
-    candidates = [{"faults": "resize_by_size + unchecked"}, {"faults": "shallow_assignment + unchecked"}]
     parts = {"claims": {"fix_resolves_90": {"verdict": fix.verdict, "measured": fix.measured}}}
-    parts |= {"metrics": {"facts": {"candidates": candidates}}}
+    parts |= {"metrics": {"facts": {"fits": fit(44, cured)}}}
     answer = fill("answer", described("d2h_sizing")["answer"], parts)
-    assert "44 fault sets, some without the resize, show" in answer
-    parts["metrics"]["facts"]["candidates"] = candidates[:1]
-    assert "44 fault sets show" in fill("answer", described("d2h_sizing")["answer"], parts)
-    assert f"cures {({0: 'none', 44: 'all'} | {4: '4'})[cured]} of them" in answer
+    assert "44 fault sets show all symptoms, but only in memory filled with the report's numbers;" in answer
+    parts["metrics"]["facts"]["fits"]["any of these"]["memory"]["zeros"] = 1
+    assert "show all symptoms;" in fill("answer", described("d2h_sizing")["answer"], parts)
+    words = {0: "the correction cures none", 44: "the correction cures all", 4: "their likelihood is unknown"}
+    assert answer.endswith(f"{words[cured]}.")
     assert len(answer.split()) <= 30
 
 

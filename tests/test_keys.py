@@ -1,0 +1,71 @@
+"""Verdicts under every choice and blind fault of a notebook, against a key of what the truth of each fault settles.
+
+A key, tests/keys/<notebook>.yaml, was derived from the definitions of the faults before the notebook was run.
+"""
+
+import json
+
+import pytest
+import yaml
+
+from kernels.mhc import blind as mhc
+from labkit.cli.main import main
+from labkit.session.catalogue import ROOT, notebooks
+
+SEEDS = range(20)
+SAMPLE = {"dalpha_atomics": [{"defect": "blind", "seed": 3}]}
+"""Of a notebook's runs, those that are made each time: here hc_eps, which rounding hides in the sum."""
+
+
+def fault_of_dalpha(given):
+    """The name of the fault in a run of dalpha_atomics, and which of its kinds holds: the second at one stream."""
+    name = mhc.sample(given["seed"], given["tile"]).name if given["defect"] == "blind" else given["defect"]
+    return name, given["n"] == 1
+
+
+FAULT = {"dalpha_atomics": fault_of_dalpha}
+"""By notebook, from a run's parameters: its fault's name in the key, and which of its kinds holds if it has several."""
+KEYS = {name: yaml.safe_load((ROOT / f"tests/keys/{name}.yaml").read_text(encoding="utf-8")) for name in FAULT}
+
+
+def settled_by(name, given):
+    """The fault of a run, and what it settles: claims, or metrics.NAME, each with the verdicts that are right."""
+    fault, which = FAULT[name](given)
+    kind = KEYS[name]["faults"][fault]
+    return fault, KEYS[name].get("always", {}) | (kind[which] if isinstance(kind, list) else kind)
+
+
+def verdicts(result):
+    """A run's claims by id, and its metrics by metrics.NAME."""
+    metrics = {f"metrics.{name}": value for name, value in result["metrics"].items()}
+    return metrics | {claim: settled["verdict"] for claim, settled in result["claims"].items()}
+
+
+def runs(name):
+    """Every choice of every parameter that has choices, with the fault as committed and blind, and the blind seeds."""
+    choices = {p: value.choices for p, value in notebooks()[name].parameters.items() if p != "device" and value.choices}
+    others = [{p: choice} for p, several in choices.items() for choice in several]
+    return [{"defect": "blind", "seed": seed} for seed in SEEDS] + others + [{"defect": "blind"} | o for o in others]
+
+
+def ids(run):
+    return "-".join(f"{name}={value}" for name, value in run.items())
+
+
+CASES = [
+    pytest.param(name, run, id=f"{name}-{ids(run)}", marks=() if run in SAMPLE[name] else pytest.mark.slow)
+    for name in KEYS
+    for run in runs(name)
+]
+
+
+@pytest.mark.parametrize(("name", "run"), CASES)
+def test_no_verdict_is_against_what_the_fault_settles(name, run, tmp_path):
+    given = KEYS[name].get("parameters", {}) | run
+    defaults = {p: value.default for p, value in notebooks()[name].parameters.items()}
+    fault, settled = settled_by(name, defaults | given)
+    options = [f"-p{parameter}={value}" for parameter, value in given.items()]
+    assert main(["run", name, *options, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob(f"{name}/*/result.json")
+    reached = verdicts(json.loads(path.read_text(encoding="utf-8")))
+    assert {what: reached[what] for what, right in settled.items() if reached[what] not in right} == {}, fault
