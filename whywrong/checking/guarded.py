@@ -101,21 +101,32 @@ class Memory:
         return x.untyped_storage().data_ptr() in {ours.untyped_storage().data_ptr() for ours in self._memory.values()}
 
     def reads(self, run: Callable[[Mapping[int, Tensor]], Any]) -> dict[Any, Span]:
-        """What outside of each input changes what `run` gives of such memory; nothing if runs differ by themselves."""
-        before, found = run(self.again), dict[Any, Span]()
-        if run(self.again) != before:
-            return found
+        """What outside of each input changes what `run` gives of such memory; nothing if runs differ by themselves.
 
-        def changes(place: int, some: Tensor) -> bool:
-            poison = _filled(self.again[place], some, self.start[place][some])
-            return bool(run(self.again | {place: poison}) != before)
-
-        for name, x in self._tensors.items():
-            if name not in self._out and changes(place := self._at[name], at := self._outside[place]):
-                origin = self._zone + int(x.storage_offset())
-                first, last = _span(partial(changes, place), at)
-                found[name] = int(first - origin), int(last - origin)
+        NaN shows in a sum of large numbers, and a large number in a maximum that leaves NaN out.
+        """
+        found = dict[Any, Span]()
+        for usual, other in ((self.again, self.start), (self.start, self.again)):
+            for name, (first, last) in self._shown(run, usual, other):
+                known = found.get(name, (first, last))
+                found[name] = min(known[0], first), max(known[1], last)
         return found
+
+    def _shown(
+        self, run: Callable[[Mapping[int, Tensor]], Any], usual: dict[int, Tensor], other: dict[int, Tensor]
+    ) -> Iterator[tuple[Any, Span]]:
+        """What changes the usual results, with the other memory's numbers there."""
+        before = run(usual)
+
+        def changes(place: int, at: Tensor) -> bool:
+            return bool(run(usual | {place: _filled(usual[place], at, other[place][at])}) != before)
+
+        for name, x in self._tensors.items() if run(usual) == before else ():
+            if name not in self._out and changes(place := self._at[name], at := self._outside[place]):
+                first, last = (
+                    int(k) - self._zone - int(x.storage_offset()) for k in _span(partial(changes, place), at)
+                )
+                yield name, (first, last)
 
     def touched(self, address: int) -> str:
         """Which input's guard pages have this address, and at which element, in words; nothing if none."""
