@@ -1,4 +1,4 @@
-"""How many cases of correct kernels have been fuzzed, and how many of them were flagged: a record that each run extends.
+"""How many cases of correct kernels have been fuzzed, and how many of them were flagged: a record that each run adds to.
 
     python -m tools.correct_cases RECORD.csv [--minutes M] [--draws N] [--device cpu|cuda] [--only NAME ..]
 
@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=CORRECT, default=list(CORRECT), metavar="NAME")
     given = parser.parse_args()
     rows = read(given.record)
-    seeds = {name: 0 for name in CORRECT}
+    seeds = dict.fromkeys(CORRECT, 0)
     for row in rows:
         if row["device"] == DEVICE.kind and row["name"] in seeds:
             seeds[row["name"]] = max(seeds[row["name"]], int(row["seed"]) + 1)
