@@ -1,4 +1,4 @@
-"""How many cases of correct kernels have been fuzzed, and how many of them were flagged: a record that each run adds to.
+"""How many cases of correct kernels were fuzzed, and how many of them were flagged: a record that each run adds to.
 
     python -m tools.correct_cases RECORD.csv [--minutes M] [--draws N] [--device cpu|cuda] [--only NAME ..]
 

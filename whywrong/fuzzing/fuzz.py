@@ -277,8 +277,9 @@ def fuzz(
     own dtype, anything is right; of denormal inputs, denormal numbers may be zero.
 
     With `isolate`, by default on Linux without a GPU, the kernel runs in a process that was forked from this one: if it
-    dies, hangs or forks, that is a failure, and what it does to this process's objects is not seen here. Otherwise a
-    kernel that reads or writes further than GUARD_ELEMENTS elements outside may end this process.
+    dies, hangs or forks, that is a failure, and what it does to this process's objects is not seen here. There, in one
+    more call, each input ends where nothing may be touched behind it, so that a read without an effect is a failure
+    too. Otherwise a kernel that reads or writes further than GUARD_ELEMENTS elements outside may end this process.
 
     The same seed samples the same cases, up to `examples` of them. All takes `seconds` at most, and shrinking 30 s of
     these; only a reference, and a kernel in this process, are not cut off. `progress` is called with a line every ten
