@@ -250,7 +250,7 @@ def pre_backward(**given):
 
 def pre_backward_by_atomics(name, **given):
     p = mhc_faults.Problem(**given, eps=FLOAT_EPS)
-    access = mhc_faults.rivals(*p.x.shape[1:]).get(name, mhc_faults.RIGHT)
+    access = mhc_faults.rivals(*p.x.shape[1:]).get(name, mhc_faults.CORRECT_ACCESS)
     return {step.name: step.value for step in mhc_faults.backward(p, access) if step.name not in given}
 
 

@@ -190,7 +190,7 @@ HOSTILE = {
     "waits for an endless thread": (_after(_joined), HANGS),
     "waits for input that never comes": (_after(lambda: os.read(os.pipe()[0], 1)), HANGS),
     "stops itself": (_after(_stopped), HANGS),
-    "takes all memory, tensors": (_after(_eat), "raised RuntimeError|raised MemoryError|died"),
+    "takes all memory, tensors": (_after(_eat), "raised (Runtime|Memory|OS)Error|died"),
     "takes all memory, lists": (_after(_eat_lists), "raised MemoryError|died"),
     "takes all memory at once": (_after(lambda: torch.empty(1 << 44)), "raised RuntimeError"),
     "recurses": (_after(_recurse), "raised RecursionError"),

@@ -54,7 +54,7 @@ def one_buffer(x):
 
 def every_second(x, calls=[0]):  # noqa: B006
     calls[0] += 1
-    return reference(x) * (1.0 + 1e-3 * (calls[0] % 3 == 0))
+    return reference(x) * (1.0 + 1e-3 * (calls[0] % 4 == 3))  # in a child a case is four calls
 
 
 def in_place(x):

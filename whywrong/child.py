@@ -106,8 +106,9 @@ class Child:
                 raise TimedOutError(f"had not ended after {seconds:.3g} s") from None
             raise
         self.calls += 1
-        if fine == "died":  # by its own word, and the worker has ended
+        if fine in ("died", "last"):  # by its own word
             self.renew()
+        if fine == "died":
             raise DiedError(value)
         if fine == "raised":
             raise RaisedError(value)
@@ -141,7 +142,9 @@ class Child:
     def _worker(self) -> socket.socket:
         """The connection to a worker that is alive as far as is known."""
         if self._connection is not None and select.select([self._control], [], [], 0.0)[0]:
-            self.renew()  # it has died since its last answer
+            self._status()  # it has died since its last answer
+            self._connection.close()
+            self._connection, self.calls = None, 0
         if self._control is None:
             self._fork()
         if self._connection is None:
@@ -314,6 +317,7 @@ def _work(connection: socket.socket, function: Callable[..., Any], memory: int |
         os.set_blocking(returned, False)
         os.register_at_fork(after_in_parent=lambda: forked.append(0))
         before = _standard()
+        _asking[:] = [connection]
         while message := _received(connection):
             count = len(forked)
             answer = _answered(function, message)
@@ -328,6 +332,18 @@ def _work(connection: socket.socket, function: Callable[..., Any], memory: int |
             connection.sendall(LENGTH.pack(len(answer)) + answer)
     finally:
         os._exit(0)
+
+
+_asking: list[socket.socket] = []
+"""In a worker, the connection to who asks."""
+
+
+def answer_from_within(value: Any) -> NoReturn:
+    """In a worker, what a call returns that cannot go on, as in a handler of a signal; then wait to be ended."""
+    answer = dumps(("last", value))
+    _asking[0].sendall(LENGTH.pack(len(answer)) + answer)
+    while True:
+        time.sleep(60.0)
 
 
 _copies: list[int] = []

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from whywrong import child
 from whywrong.checking.findings import Localisation
+from whywrong.checking.guarded import Span, rounded, span_in_words
 from whywrong.checking.localise import TRACE_FALSE_POSITIVES, localise
 from whywrong.comparing.precision import Precision, dtype_of, guess, name_of
 from whywrong.errors import LOG, UsageError, check_number, collected, first_line, needs
@@ -78,7 +79,8 @@ class Failure:
     `observed` has the inputs and the kernel's results by the golden's names, so that they can be explained with
     `golden` and `precision`. `localisation` is None where there is nothing to check. `informative` checks the kernel
     on the example, and on the largest inputs on which it failed, with normal values. `strided`: it is correct on
-    contiguous copies of these inputs, which is a failure only of a kernel that promises strides.
+    contiguous copies of these inputs, which is a failure only of a kernel that promises strides. `reads`: what outside
+    of an input changes its results, from which element to which, counted in memory from the input's first.
     """
 
     inputs: Inputs
@@ -89,22 +91,33 @@ class Failure:
     localisation: Localisation | None = None
     informative: Callable[[], Iterable[Failure | str]] = tuple
     strided: bool = False
+    reads: dict[Any, Span] = field(default_factory=dict)
 
     def explain(self, seconds: float = 20.0) -> Explanation:
         """Why, by :func:`whywrong.explain`: the smallest inputs show little, so on `informative` where these fail too.
 
-        A kernel that is correct on contiguous copies ignores strides. Raises UsageError where there are no wrong
-        numbers to explain.
+        A kernel whose results are made of what lies outside of an input reads that; one that is correct on contiguous
+        copies ignores strides. Raises UsageError where there are no wrong numbers to explain.
         """
-        if self.strided and self.localisation is not None:
-            cause = Cause("layout", "strides are ignored: on contiguous copies of its inputs it is correct", "", 0.0)
-            return Explanation(self.localisation.first, CAUSE, [cause], report=self.localisation)
+        if self.localisation is not None and (self.reads or self.strided):
+            says = [("layout", "strides are ignored: on contiguous copies of its inputs it is correct")]
+            causes = [Cause(*one, "", 0.0) for one in (says if self.strided else self._memory())]
+            return Explanation(self.localisation.first, CAUSE, causes, report=self.localisation)
         for case in chain(self.informative(), [self]):
             if isinstance(case, Failure) and case.localisation is not None and case.localisation.first is not None:
                 found = explain(case.observed, case.golden, precision=case.precision, seconds=seconds)
                 found.notes += [f"looked at on these inputs: {case.given}"] * (case is not self)
                 return found
         raise UsageError(f"failure: {self.words}; there are no wrong numbers to explain")
+
+    def _memory(self) -> Iterator[tuple[str, str]]:
+        """What is read outside of inputs, and which length was rounded up, on all inputs alike."""
+        cases = [case for case in chain(self.informative(), [self]) if isinstance(case, Failure)]
+        for name in self.reads:
+            spans = [(case.inputs[name], case.reads[name]) for case in cases if name in case.reads]
+            same = sorted(set.intersection(*(rounded(*one) for one in spans)))[:1]
+            longer = [f", as if dimension {axis} were rounded up to a multiple of {k}" for axis, k in same]
+            yield "memory", "".join([span_in_words(name, *spans[0]), *longer])
 
     @property
     def given(self) -> str:
@@ -264,8 +277,9 @@ def fuzz(
     own dtype, anything is right; of denormal inputs, denormal numbers may be zero.
 
     With `isolate`, by default on Linux without a GPU, the kernel runs in a process that was forked from this one: if it
-    dies, hangs or forks, that is a failure, and what it does to this process's objects is not seen here. Otherwise a
-    kernel that reads or writes further than GUARD_ELEMENTS elements outside may end this process.
+    dies, hangs or forks, that is a failure, and what it does to this process's objects is not seen here. There, in one
+    more call, each input ends where nothing may be touched behind it, so that a read without an effect is a failure
+    too. Otherwise a kernel that reads or writes further than GUARD_ELEMENTS elements outside may end this process.
 
     The same seed samples the same cases, up to `examples` of them. All takes `seconds` at most, and shrinking 30 s of
     these; only a reference, and a kernel in this process, are not cut off. `progress` is called with a line every ten
@@ -455,12 +469,17 @@ class _Search:
         self._end = math.inf
         try:
             if self._example.inputs:
-                yield self.outcome(
-                    self._example.inputs, _record(self.report.reference, self._example.inputs, self.report.out)
-                )
-            yield self.outcome(self._largest.inputs)
+                recorded = _record(self.report.reference, self._example.inputs, self.report.out)
+                yield self._reading(self.outcome(self._example.inputs, recorded))
+            yield self._reading(self.outcome(self._largest.inputs))
         finally:
             self._kernel.close()
+
+    def _reading(self, found: Failure | str) -> Failure | str:
+        """With what is read outside of the inputs, where numbers are wrong or something is touched there."""
+        if isinstance(found, Failure) and found.localisation is not None:
+            found.reads = self._kernel.reads(found.inputs, found.golden, HANGING_SECONDS)
+        return found
 
     def outcome(self, inputs: Inputs, recorded: Golden | None = None) -> Failure | str:
         """What is wrong with the kernel on these inputs, or what they count as."""
@@ -508,7 +527,7 @@ class _Search:
 
     def _finish(self, found: Failure, drawing: Drawing | None) -> None:
         """Where only the example fails, cut it; and ask whether the kernel is right on contiguous copies."""
-        report = self.report
+        report, late = self.report, time.monotonic() > self._end and not self._kernel.isolated
         with suppress(_EnoughError):
             example = self._outcomes.get(self._example.key)
             if drawing and isinstance(example, Failure) and self._example.elements <= self._failed.elements:
@@ -520,8 +539,13 @@ class _Search:
             self._end = max(self._end, time.monotonic() + 5.0)
             copies = {name: x.contiguous() for name, x in tensors(found.inputs).items() if not x.is_contiguous()}
             found.strided = bool(copies) and self.outcome(found.inputs | copies) == "examples"
-        asked = "right on contiguous copies of its inputs; does your kernel promise strides? Else layouts='contiguous'"
-        found.words += f"; {asked}" * found.strided
+        if found.strided:
+            asked = "right on contiguous copies of its inputs; does your kernel promise strides?"
+            found.words += f"; {asked} Else layouts='contiguous'"
+        elif not late:
+            self._reading(found)
+            read = [span_in_words(name, found.inputs[name], span) for name, span in found.reads.items()]
+            found.words = "; ".join([found.words, *read])
 
 
 def _judged(
@@ -534,7 +558,7 @@ def _judged(
     """
     read = zip(recorded.inputs, (x for name, x in tensors(inputs).items() if name not in out), strict=False)
     precision = _declared(precision, inputs)
-    failure = Failure(inputs, "", recorded, precision, dict(read))
+    failure, touched = Failure(inputs, "", recorded, precision, dict(read)), calls[0].touched
     for call, again in zip(calls, ("", "; so a second call on the same inputs"), strict=False):
         failure.words = call.words
         if call.words:
@@ -549,9 +573,10 @@ def _judged(
             same = (call.results[name] for name in call.same)
             stale = not again and any(x.numel() and x.min() < x.max() for x in same)  # one number says nothing
             again = again or "; the call before, on other inputs, gave the same" * stale
-            failure.words = f"{found.first}: {finding.words}{looks}{again}"
+            failure.words = f"{found.first}: {finding.words}{looks}{again}" + f"; {touched}" * bool(touched)
             return failure
-    return "examples"
+    failure.words = touched
+    return failure if touched else "examples"
 
 
 def _defined(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from whywrong import child
-from whywrong.checking.guarded import Allocations, Memory
+from whywrong.checking.guarded import Allocations, Memory, Span, faults
 from whywrong.checking.repetition import poisoned
-from whywrong.comparing.bits import same_bits
+from whywrong.comparing.bits import digest, same_bits
 from whywrong.comparing.comparison import as_tensor
 from whywrong.errors import UsageError
 from whywrong.fuzzing.inputs import Inputs, Names, tensors
@@ -40,12 +40,14 @@ def isolated(isolate: bool | None, inputs: Inputs) -> bool:
 class Call:
     """A call of the kernel: `results` by the golden's names, and in `words` what it did that it must not, or "refused".
 
-    `same` are the results with the bits of the call before, which was on other inputs for the first of them.
+    `same` are the results with the bits of the call before, which was on other inputs for the first of them. `touched`
+    says what it read or wrote outside of its inputs, if nothing else is wrong.
     """
 
     results: dict[str, Tensor] = field(default_factory=dict)
     words: str = ""
     same: list[str] = field(default_factory=list)
+    touched: str = ""
 
 
 @dataclass
@@ -53,7 +55,8 @@ class Kernel:
     """A kernel that is run on many inputs, each time on other values first, then twice.
 
     `fixed` has the arguments that are the same in all cases; `arrays` are given as NumPy arrays. With `isolated` it
-    runs in a child, which :meth:`close` ends; its end, or calls that do not end, are words of its call.
+    runs in a child, which :meth:`close` ends; its end, or calls that do not end, are words of its call. There inputs
+    lie behind guard pages, and in one more call before such.
     """
 
     function: Callable[..., Any]
@@ -64,7 +67,7 @@ class Kernel:
     fixed: Inputs = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._child = child.Child(self._calls, MEMORY)
+        self._child = child.Child(self._run, MEMORY)
 
     def close(self) -> None:
         """End the child, if there is one; the next case begins another."""
@@ -72,17 +75,31 @@ class Kernel:
 
     def __call__(self, inputs: Inputs, golden: Golden, seconds: float) -> list[Call]:
         """The two calls on these inputs. Raises child.TimedOutError if they have not ended in time."""
-        given = {name: x for name, x in inputs.items() if name not in self.fixed}
-        about = (tuple(inputs), golden.names, golden.inputs)
-        if not self.isolated:
-            return self._calls(given, *about, interrupts=(KeyboardInterrupt,))
-        try:
-            return self._in_child(self._child, (given, *about), seconds)
-        except (pickle.PicklingError, AttributeError, TypeError):  # arguments that only a fork carries over
-            with child.Child(partial(self._calls, given, *about), MEMORY) as once:
-                return self._in_child(once, (), seconds)
+        calls: list[Call] = self._asked("calls", inputs, golden, seconds)
+        if self.isolated and not calls[-1].words:
+            with suppress(child.DiedError, child.RaisedError):  # as of a kernel that takes aligned inputs alone
+                calls[0].touched = self._asked("touched", inputs, golden, seconds)
+        return calls
 
-    def _in_child(self, process: child.Child, arguments: Names, seconds: float) -> list[Call]:
+    def reads(self, inputs: Inputs, golden: Golden, seconds: float) -> dict[Any, Span]:
+        """What the kernel reads outside of each input, as far as its results show it."""
+        with suppress(child.DiedError, child.RaisedError):
+            return self._asked("reads", inputs, golden, seconds)
+        return {}
+
+    def _asked(self, what: str, inputs: Inputs, golden: Golden, seconds: float) -> Any:
+        given = {name: x for name, x in inputs.items() if name not in self.fixed}
+        about = (what, given, tuple(inputs), golden.names, golden.inputs)
+        if not self.isolated:
+            return self._run(*about, True, (KeyboardInterrupt,))
+        ask = self._calls_of if what == "calls" else child.Child.__call__
+        try:
+            return ask(self._child, *about, seconds=seconds)
+        except (pickle.PicklingError, AttributeError, TypeError):  # arguments that only a fork carries over
+            with child.Child(partial(self._run, *about), MEMORY) as once:
+                return ask(once, seconds=seconds)
+
+    def _calls_of(self, process: child.Child, *arguments: Any, seconds: float) -> list[Call]:
         """Where it has died, once more in a fresh process, then without other values first, which a kernel may not
         allow; that the death may be of an earlier call's making is said."""
         before = process.calls
@@ -103,18 +120,36 @@ class Kernel:
         except child.DiedError as error:
             return [Call(words=str(error))]
 
-    def _calls(
-        self, given: Inputs, order: Names, names: Sequence[str], read: Sequence[str], others: bool = True,
+    def _run(
+        self, what: str, given: Inputs, order: Names, names: Sequence[str], read: Sequence[str], others: bool = True,
         interrupts: Names = (),
-    ) -> list[Call]:  # fmt: skip
-        """What the kernel does to memory and gives: in the first of two calls, and in the second if it differs."""
+    ) -> Any:  # fmt: skip
+        """What the kernel does: in calls, to what lies behind its inputs, or by what it reads there."""
         inputs = {name: given[name] if name in given else self.fixed[name] for name in order}
-        memory = Memory(tensors(inputs), self.out)
+        pages = {"calls": "before", "touched": "behind", "reads": ""}[what] if self.isolated else ""
+        memory = Memory(tensors(inputs), self.out, pages)
         run = partial(self._call, memory, inputs, names, read, interrupts)
+
+        def fault(address: int) -> None:
+            if words := memory.touched(address):
+                child.answer_from_within([Call(words=words)] if what == "calls" else words)
+
+        def bits(start: Mapping[int, Tensor]) -> Any:
+            call = run(start, (Exception,))
+            return call.words, {name: digest(x) for name, x in call.results.items()}
+
+        with faults(fault) if pages else nullcontext():
+            if what == "touched":
+                run(memory.start, (Exception,))
+                return ""
+            return self._calls(memory, run, others) if what == "calls" else memory.reads(bits)
+
+    def _calls(self, memory: Memory, run: Callable[..., Call], others: bool) -> list[Call]:
+        """The first of two calls, and the second if it differs; there what lies outside of the inputs differs too."""
         last, found = run(memory.others(), (Exception,)) if others else Call(), []
-        for refused in (self.refuses, ()):
+        for start, refused in ((memory.start, self.refuses), (memory.again, ())):
             kept = {name: x.clone() for name, x in last.results.items() if not memory.has(x)}
-            call = run(memory.start, refused)
+            call = run(start, refused)
             if not call.words and not all(same_bits(last.results[name], x) for name, x in kept.items()):
                 call.words = "a later call changed the result of an earlier one"
             call.same = [name for name, x in kept.items() if name in call.results and same_bits(call.results[name], x)]
