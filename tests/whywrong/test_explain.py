@@ -1069,7 +1069,7 @@ def descriptions():
     x = torch.randn(12, 20, generator=generator)
     y, noise = x.sin(), torch.randn(12, 20, generator=generator)
     yield x, torch.where(torch.arange(20) >= 8, y + noise, y), "wrong are all elements from 8 on of dimension 1"
-    yield x, y + 0.3 * noise, "all 240 elements are wrong"
+    yield x, y + 0.3 * noise, "240 of 240 elements"
     yield x, y + noise[:, :1] * noise[:1], "the error of the matrix has rank 1 of 12"
     yield x, torch.where(noise > 1, -torch.inf, y), "wrong elements are infinite"
     yield x, y * (1 + 0.1 * noise[:, :1]), "the error is a factor for each slice of dimension 0"

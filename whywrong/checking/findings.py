@@ -42,8 +42,8 @@ class Finding:
     """The finding: "ok", or the kind of error, how many elements and where first."""
     reading: str = ""
     """How the observed had to be read for the step to be correct, where not simply as it was stored."""
-    signature: str = ""
-    """What the error of a wrong step looks like, such as "it is transposed": a hypothesis, not a verdict."""
+    touched: tuple[str, ...] = ()
+    """Of a wrong step: which elements are wrong, in the words of its inputs, and what they hold, in sentences."""
     elements: Elements | None = field(default=None, repr=False, compare=False)
     """Every element, where :func:`whywrong.localise` was asked for them and the shapes are equal."""
 
@@ -59,7 +59,7 @@ class Finding:
         data |= {"own": NOT_SEPARATED, "inherited": NOT_SEPARATED}
         if self.own is not None:
             data |= {"own": comparison_json(self.own) | {"ok": not self.wrong}, "inherited": plain(self.inherited)}
-        data |= {"reasons": [self.words] * (self.words != "ok"), "reading": self.reading, "signature": self.signature}
+        data |= {"reasons": [self.words] * (self.words != "ok"), "reading": self.reading, "touched": self.touched}
         return comparison_json(self.total) | data if self.total is not None else data
 
 
@@ -98,6 +98,11 @@ class Localisation:
     def first(self) -> str | None:
         """The first divergent step, or None; where no order is known, one of those that may be it."""
         return next(iter(self.divergent), None)
+
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """Which elements of the first divergent step are wrong, and what they hold, in sentences."""
+        return self.findings[self.first].touched if self.first else ()
 
     @property
     def own(self) -> list[str]:
@@ -174,7 +179,7 @@ class Localisation:
 
 def _row(f: Finding, first: str | None) -> tuple[str, ...]:
     words = f.words + (f" ({f.reading})" if f.reading else "") + ("  <- first" if f.name == first else "")
-    words += f"; as it looks, {f.signature}" if f.signature else ""
+    words = "; ".join((words, *f.touched))
     if f.total is None:
         return (f.name, "", "", "", "", words)
     share = digits(f.own.bound_used, 3) if f.own is not None else f"{digits(f.total.bound_used, 3)} (whole)"

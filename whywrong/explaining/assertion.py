@@ -51,7 +51,11 @@ def assert_close(
     if (name := report.first or next(iter(report.unchecked), None)) is not None:
         words = _message(report, report.findings[name])
         why = partial(explain, steps, golden, precision=precision, names=names, progress=progress, report=report)
-        raise AssertionError("\n".join([words, *([repr(why(seconds=SECONDS))] if isinstance(golden, Golden) else [])]))
+        if isinstance(golden, Golden):
+            found = why(seconds=SECONDS)
+            found.about = [line for line in found.about if line not in words]
+            words = f"{words}\n{found}"
+        raise AssertionError(words)
 
 
 def _steps(given: Any) -> Any:
@@ -66,7 +70,7 @@ def _message(report: Localisation, first: Finding) -> str:
     lines = [f"{report.verdict} ({first.words})", report.assumed, *report.notes]
     if first.own is not None:
         lines += [f"own errors: {', '.join(report.own)}; inherited only: {', '.join(report.inherited) or 'none'}"]
-    lines += [f"as it looks, {first.signature}"] * bool(first.signature)
+    lines += first.touched
     elements = report.detailed.findings[first.name].elements
     lines += [f"the worst elements of {first.name}:", str(elements.table())] if elements is not None else []
     return printable("\n".join(lines))

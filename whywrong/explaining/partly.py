@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from whywrong.comparing.regions import bits_of_subset, listed
 from whywrong.explaining.mutations import Context, Mutation, argument, summed_over
 from whywrong.explaining.part import Edit, Part
-from whywrong.explaining.regions import bits_of_subset, listed
 from whywrong.recording.program import Ref, call, filled
 from whywrong.tables import runs
 
