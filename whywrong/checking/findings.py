@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from html import escape
@@ -18,6 +19,8 @@ from whywrong.tables import Table, digits, number, printable
 OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
 MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
 OTHER_PARAMETER = "not the golden's parameter"
+FEWEST_IN_A_LOOP = 4
+"""Steps of one line from which a table has one row for them."""
 NOT_SEPARATED, NOT_CHECKED = "not separated", "not checked"
 
 
@@ -86,6 +89,8 @@ class Localisation:
     """What a reader has to know of how names, precision and order were taken, a sentence each."""
     ordered: bool = True
     """Whether the order of the steps is known."""
+    lines: dict[str, str] = field(default_factory=dict, repr=False)
+    """The line of the reference that computes each step, where that was recorded."""
     again: Callable[[], Localisation] | None = field(default=None, repr=False, compare=False)
     """The same check once more, from the same data, with every element kept."""
 
@@ -163,11 +168,28 @@ class Localisation:
             explorer.display(shown)
 
     def table(self) -> Table:
-        """A row for each step: largest difference, own error over tolerance, structure, inherited error, finding."""
+        """A row for each step: largest difference, own error over tolerance, structure, inherited error, finding.
+
+        Steps that one line of a loop computes are one row, with the worst of them, and from which on they are wrong.
+        """
         columns = ("step", "largest |o - g|", "own / tolerance", "structure", "inherited (rms)", "finding")
-        rows = [_row(finding, self.first if self.ordered else None) for finding in self.findings.values()]
+        first = self.first if self.ordered else None
+        rows = [_row(some[0], first) if len(some) == 1 else _loop(some, first) for some in self._repeated()]
         rows += [(name, "", "", "", "", "not in the golden") for name in self.unexpected]
         return Table(columns, rows)
+
+    def _repeated(self) -> list[list[Finding]]:
+        """The findings, those of steps together that one line computes, and whose names differ in one number."""
+        groups: dict[Any, list[Finding]] = {}
+        for name, finding in self.findings.items():
+            line, numbers = self.lines.get(name), re.findall(r"\d+", name)
+            alike = (line, re.sub(r"\d+", "#", name), finding.total is None) if line and numbers else name
+            groups.setdefault(alike, []).append(finding)
+        several = {id(f) for some in groups.values() if len(some) >= FEWEST_IN_A_LOOP and _varying(some) for f in some}
+        some = ([f] for f in self.findings.values() if id(f) not in several)
+        loops = (each for each in groups.values() if id(each[0]) in several)
+        place = {name: k for k, name in enumerate(self.findings)}
+        return sorted([*some, *loops], key=lambda each: place[each[0].name])
 
     def _repr_html_(self) -> str:
         lines = (self.assumed, *self.notes, self.verdict)
@@ -187,6 +209,31 @@ def _row(f: Finding, first: str | None) -> tuple[str, ...]:
     nans = f.total.observed_nan - f.total.golden_nan
     largest = f"{nans} NaN" if nans > 0 else number(f.total.max_abs)
     return (f.name, largest, share, structure, number(f.inherited), words)
+
+
+def _varying(some: list[Finding]) -> list[str]:
+    """The number in which the names of steps differ, of each; nothing where they differ in several."""
+    numbers = list(zip(*(re.findall(r"\d+", f.name) for f in some), strict=True))
+    differ = [list(each) for each in numbers if len({*each}) > 1]
+    return differ[0] if len(differ) == 1 else []
+
+
+def _loop(some: list[Finding], first: str | None) -> tuple[str, ...]:
+    """The row of steps that one line computes: the largest of each column, and the finding of the first wrong one."""
+    numbers = _varying(some)
+    wrong = [n for n, f in zip(numbers, some, strict=True) if f.diverges]
+    shown = next((f for f in some if f.name == first or f.wrong), next((f for f in some if f.diverges), some[-1]))
+    rows = [_row(f, first) for f in some]
+    worst = max(some, key=lambda f: (f.diverges, f.own.bound_used if f.own else 0.0))
+    until = (
+        " on"
+        if numbers[-len(wrong) :] == wrong
+        else f" to {wrong[-1]}, in {len(wrong)} of {len(some)}"
+        if wrong
+        else ""
+    )
+    which = f"wrong from {wrong[0]}{until}: " if 0 < len(wrong) < len(some) else "all wrong: " if wrong else ""
+    return (f"{some[0].name} ... {some[-1].name}", *_row(worst, first)[1:-1], which + rows[some.index(shown)][-1])
 
 
 def reason(comparison: Comparison, structure: Structure | None) -> str:

@@ -161,6 +161,19 @@ def _where(mask: Tensor, run: Any, own: Tensor, *args: Any) -> Tensor:
     return torch.where(mask, run(*args), own)
 
 
+def from_one_on(mutation: Mutation, k: int) -> Mutation:
+    """The same change of one line in a loop, but from its k-th time on, counted from 0."""
+    ids = sorted(mutation.edits)
+    says = f"{mutation.says}, but only from time {k + 1} of {len(ids)} on"
+    return replace(mutation, says=says, edits={i: mutation.edits[i] for i in ids[k:]})
+
+
+def in_a_loop(part: Part, mutation: Mutation) -> int:
+    """How often the one line runs that a mutation changes; 0 where it changes several, or one that runs once."""
+    lines = {(part.nodes[i].site, part.nodes[i].op) for i in mutation.edits}
+    return len(mutation.edits) * (len(lines) == 1 and len(mutation.edits) > 2)
+
+
 def subsets(shape: tuple[int, ...], d: int, parts: int) -> list[Tensor]:
     """The parts of a dimension that are switched on one by one, as masks that broadcast."""
     tile = -(-shape[d] // parts)

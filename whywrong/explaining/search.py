@@ -32,7 +32,19 @@ from whywrong.explaining.mutations import (
     numbered,
 )
 from whywrong.explaining.part import Edit, NotRunError, Part
-from whywrong.explaining.partly import Partial, behind, changed, chosen, one_way, refined, subsets, summed, twins
+from whywrong.explaining.partly import (
+    Partial,
+    behind,
+    changed,
+    chosen,
+    from_one_on,
+    in_a_loop,
+    one_way,
+    refined,
+    subsets,
+    summed,
+    twins,
+)
 from whywrong.explaining.residual import FARTHEST, Residual
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.program import INPUT, Node, Ref
@@ -226,7 +238,7 @@ class _Search:
             self._sums()
             fits = self._fitting()
         narrower = self._narrower() if numbers and not fits else []
-        stages = () if fits or narrower else (self._terms, self._inside, self._twins, self._one_way)
+        stages = () if fits or narrower else (self._terms, self._later, self._inside, self._twins, self._one_way)
         for k, stage in enumerate(stages):
             now = time.monotonic()
             self._until = now + (self._last - now) / (len(stages) - k + 1)
@@ -446,6 +458,14 @@ class _Search:
                     done.append(x)
                     site = program.nodes[i].site.split(": ")[0]
                     yield names.get(i, f"the result of {program.nodes[i].op.strip('_')} ({site})"), x
+
+    def _later(self) -> None:
+        """The same change of one line in a loop from one of its times on."""
+        likely = [m for m in self._ordered() if in_a_loop(self._part, m)][:RESTRICTED]
+        for mutation in (m for m in likely if not self._late(self._until)):
+            n, later = in_a_loop(self._part, mutation), partial(from_one_on, mutation)
+            best = _lowest(cache(self._distance_of(later)), 1, n)
+            self._try([later(best)], more=math.log2(n))
 
     def _inside(self) -> None:
         """Mutations in a part of one dimension of what they change; what leaves something out first."""
