@@ -138,3 +138,24 @@ def test_localise_says_it_in_the_table_the_json_the_assertion_and_no_word_of_a_c
     assert first.as_json()["touched"] == first.touched
     with pytest.raises(AssertionError, match="wrong elements are zero"):
         whywrong.assert_close(wrong, recorded, precision=precision)
+
+
+def test_steps_that_one_line_of_a_loop_computes_are_one_row():
+    weights = torch.cumsum(0.1 * torch.randn(9, 6, 4, generator=torch.Generator().manual_seed(1)), 0)
+
+    def averaged(weights, later=0.1):
+        shadow, steps = weights[0], {}
+        for i in range(1, 9):
+            shadow = shadow - (later if i >= 5 else 0.1) * (shadow - weights[i])
+            steps[f"shadow.{i}"] = step(f"shadow.{i}", shadow)
+        return steps
+
+    recorded = golden(averaged, weights=weights)
+    right, wrong = ({"weights": weights, **averaged(weights, later)} for later in (0.1, 0.5))
+    rows = {row[0]: row for row in localise(right, recorded, precision=Precision("float32")).table().rows}
+    assert rows["shadow.1 ... shadow.8"][-1] == "ok"
+    report = localise(wrong, recorded, precision=Precision("float32"))
+    (row,) = (row for row in report.table().rows if row[0] == "shadow.1 ... shadow.8")
+    assert row[-1].startswith("wrong from 5 on: own error: 24 of 24 elements")
+    assert "<- first" in row[-1]
+    assert report.first == "shadow.5"

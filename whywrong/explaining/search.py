@@ -461,7 +461,7 @@ class _Search:
 
     def _later(self) -> None:
         """The same change of one line in a loop from one of its times on."""
-        likely = [m for m in self._ordered() if in_a_loop(self._part, m)][:RESTRICTED]
+        likely = [m for m in self._ordered() if in_a_loop(self._part, m)]
         for mutation in (m for m in likely if not self._late(self._until)):
             n, later = in_a_loop(self._part, mutation), partial(from_one_on, mutation)
             best = _lowest(cache(self._distance_of(later)), 1, n)
