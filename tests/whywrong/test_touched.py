@@ -159,3 +159,12 @@ def test_steps_that_one_line_of_a_loop_computes_are_one_row():
     assert row[-1].startswith("wrong from 5 on: own error: 24 of 24 elements")
     assert "<- first" in row[-1]
     assert report.first == "shadow.5"
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint16, torch.uint64, torch.complex64, torch.bfloat16])
+def test_inputs_of_every_type_are_taken(dtype):
+    given = (torch.arange(64) % 2).to(dtype)
+    said_of_rows = touched(
+        torch.where(ROWS % 2 == 1, SQUARE + NOISE.abs() + 1.0, SQUARE), SQUARE, 1e-9, {"mask": given}
+    )
+    assert said_of_rows[0] == "wrong are all elements at every 2th from 1 of dimension 0"

@@ -59,7 +59,8 @@ def _places(wrong: Tensor, right: Tensor, given: Given) -> Iterator[str]:
     count, touches = int(wrong.sum()), [along(wrong, d).cpu() for d in range(wrong.ndim)]
     if count == wrong.numel():
         return
-    known = [(name, x.cpu()) for name, x in given.items() if x.ndim == 1 or x.numel() <= MOST]
+    plain = {name: x for name, x in given.items() if not x.is_complex() and (x.ndim == 1 or x.numel() <= MOST)}
+    known = [(name, (x if x.dtype in INTEGER_DTYPES else x.double()).cpu()) for name, x in plain.items()]
     inputs = numbers_of_slices(wrong.shape, known)
     for d, n in enumerate(wrong.shape):
         inputs[d] += _real_numbers_of_slices(n, known)
