@@ -176,7 +176,7 @@ class _Held:
         if self._holds(factor * right):
             yield f"wrong elements are {factor:.6g} times what is right"
         places = torch.unravel_index(self._at, self._shape)
-        for name, x in others.items():
+        for name, x in ((name, x) for name, x in others.items() if not x.is_complex()):
             fits = x.ndim and x.numel() > 1 and _fits(x.shape, self._shape)
             if fits and self._holds(x.to(some.device).expand(self._shape)[places].double()):
                 yield f"wrong elements hold {name}"
