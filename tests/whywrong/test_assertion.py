@@ -63,7 +63,7 @@ def test_the_first_line_is_the_verdict_and_a_recorded_golden_separates_own_from_
     assert text.startswith("first divergence: scores (own error: ")
     assert "a guess from the dtypes" in text
     assert "own errors: scores; inherited only: probabilities, output" in text
-    assert "every element is 1.001 times what it should be" in text
+    assert "wrong elements are 1.001 times what is right" in text
 
 
 @pytest.mark.parametrize("against", ["recorded", "numbers"])

@@ -1069,7 +1069,7 @@ def descriptions():
     x = torch.randn(12, 20, generator=generator)
     y, noise = x.sin(), torch.randn(12, 20, generator=generator)
     yield x, torch.where(torch.arange(20) >= 8, y + noise, y), "wrong are all elements from 8 on of dimension 1"
-    yield x, y + 0.3 * noise, "all 240 elements are wrong"
+    yield x, y + 0.3 * noise, "240 of 240 elements"
     yield x, y + noise[:, :1] * noise[:1], "the error of the matrix has rank 1 of 12"
     yield x, torch.where(noise > 1, -torch.inf, y), "wrong elements are infinite"
     yield x, y * (1 + 0.1 * noise[:, :1]), "the error is a factor for each slice of dimension 0"
@@ -1474,3 +1474,19 @@ def test_of_one_number_the_simplest_break_that_fits_is_no_cause():
     recorded = whywrong.golden(block, *given)
     observed = dict(zip(recorded.inputs, given, strict=True)) | {"output": given[0]}
     assert whywrong.explain(observed, recorded).verdict == "undecidable"
+
+
+def test_a_change_of_one_line_from_some_time_of_its_loop_on_is_told_from_the_end_state():
+    weights = torch.cumsum(0.1 * torch.randn(13, 16, 8, generator=torch.Generator().manual_seed(0)), 0)
+
+    def averaged(weights, later=0.001):
+        shadow = weights[0]
+        for i in range(1, 13):
+            shadow = shadow - (later if i >= 9 else 0.001) * (shadow - weights[i])
+        return shadow
+
+    recorded = whywrong.golden(averaged, weights=weights)
+    observed = {"weights": weights, "output": averaged(weights, -0.001)}
+    found = whywrong.explain(observed, recorded, precision=whywrong.Precision("float32"), seconds=60.0)
+    assert (found.verdict, found.causes[0].kind) == ("cause", "sign"), found
+    assert "but only from time 9 of 12 on" in found.causes[0].says

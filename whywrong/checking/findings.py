@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from html import escape
@@ -18,6 +19,8 @@ from whywrong.tables import Table, digits, number, printable
 OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
 MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
 OTHER_PARAMETER = "not the golden's parameter"
+FEWEST_IN_A_LOOP = 4
+"""Steps of one line from which a table has one row for them."""
 NOT_SEPARATED, NOT_CHECKED = "not separated", "not checked"
 
 
@@ -42,8 +45,8 @@ class Finding:
     """The finding: "ok", or the kind of error, how many elements and where first."""
     reading: str = ""
     """How the observed had to be read for the step to be correct, where not simply as it was stored."""
-    signature: str = ""
-    """What the error of a wrong step looks like, such as "it is transposed": a hypothesis, not a verdict."""
+    touched: tuple[str, ...] = ()
+    """Of a wrong step: which elements are wrong, in the words of its inputs, and what they hold, in sentences."""
     elements: Elements | None = field(default=None, repr=False, compare=False)
     """Every element, where :func:`whywrong.localise` was asked for them and the shapes are equal."""
 
@@ -59,7 +62,7 @@ class Finding:
         data |= {"own": NOT_SEPARATED, "inherited": NOT_SEPARATED}
         if self.own is not None:
             data |= {"own": comparison_json(self.own) | {"ok": not self.wrong}, "inherited": plain(self.inherited)}
-        data |= {"reasons": [self.words] * (self.words != "ok"), "reading": self.reading, "signature": self.signature}
+        data |= {"reasons": [self.words] * (self.words != "ok"), "reading": self.reading, "touched": self.touched}
         return comparison_json(self.total) | data if self.total is not None else data
 
 
@@ -86,6 +89,8 @@ class Localisation:
     """What a reader has to know of how names, precision and order were taken, a sentence each."""
     ordered: bool = True
     """Whether the order of the steps is known."""
+    lines: dict[str, str] = field(default_factory=dict, repr=False)
+    """The line of the reference that computes each step, where that was recorded."""
     again: Callable[[], Localisation] | None = field(default=None, repr=False, compare=False)
     """The same check once more, from the same data, with every element kept."""
 
@@ -98,6 +103,11 @@ class Localisation:
     def first(self) -> str | None:
         """The first divergent step, or None; where no order is known, one of those that may be it."""
         return next(iter(self.divergent), None)
+
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """Which elements of the first divergent step are wrong, and what they hold, in sentences."""
+        return self.findings[self.first].touched if self.first else ()
 
     @property
     def own(self) -> list[str]:
@@ -158,11 +168,28 @@ class Localisation:
             explorer.display(shown)
 
     def table(self) -> Table:
-        """A row for each step: largest difference, own error over tolerance, structure, inherited error, finding."""
+        """A row for each step: largest difference, own error over tolerance, structure, inherited error, finding.
+
+        Steps that one line of a loop computes are one row, with the worst of them, and from which on they are wrong.
+        """
         columns = ("step", "largest |o - g|", "own / tolerance", "structure", "inherited (rms)", "finding")
-        rows = [_row(finding, self.first if self.ordered else None) for finding in self.findings.values()]
+        first = self.first if self.ordered else None
+        rows = [_row(some[0], first) if len(some) == 1 else _loop(some, first) for some in self._repeated()]
         rows += [(name, "", "", "", "", "not in the golden") for name in self.unexpected]
         return Table(columns, rows)
+
+    def _repeated(self) -> list[list[Finding]]:
+        """The findings, those of steps together that one line computes, and whose names differ in one number."""
+        groups: dict[Any, list[Finding]] = {}
+        for name, finding in self.findings.items():
+            line, numbers = self.lines.get(name), re.findall(r"\d+", name)
+            alike = (line, re.sub(r"\d+", "#", name), finding.total is None) if line and numbers else name
+            groups.setdefault(alike, []).append(finding)
+        several = {id(f) for some in groups.values() if len(some) >= FEWEST_IN_A_LOOP and _varying(some) for f in some}
+        some = ([f] for f in self.findings.values() if id(f) not in several)
+        loops = (each for each in groups.values() if id(each[0]) in several)
+        place = {name: k for k, name in enumerate(self.findings)}
+        return sorted([*some, *loops], key=lambda each: place[each[0].name])
 
     def _repr_html_(self) -> str:
         lines = (self.assumed, *self.notes, self.verdict)
@@ -174,7 +201,7 @@ class Localisation:
 
 def _row(f: Finding, first: str | None) -> tuple[str, ...]:
     words = f.words + (f" ({f.reading})" if f.reading else "") + ("  <- first" if f.name == first else "")
-    words += f"; as it looks, {f.signature}" if f.signature else ""
+    words = "; ".join((words, *f.touched))
     if f.total is None:
         return (f.name, "", "", "", "", words)
     share = digits(f.own.bound_used, 3) if f.own is not None else f"{digits(f.total.bound_used, 3)} (whole)"
@@ -182,6 +209,31 @@ def _row(f: Finding, first: str | None) -> tuple[str, ...]:
     nans = f.total.observed_nan - f.total.golden_nan
     largest = f"{nans} NaN" if nans > 0 else number(f.total.max_abs)
     return (f.name, largest, share, structure, number(f.inherited), words)
+
+
+def _varying(some: list[Finding]) -> list[str]:
+    """The number in which the names of steps differ, of each; nothing where they differ in several."""
+    numbers = list(zip(*(re.findall(r"\d+", f.name) for f in some), strict=True))
+    differ = [list(each) for each in numbers if len({*each}) > 1]
+    return differ[0] if len(differ) == 1 else []
+
+
+def _loop(some: list[Finding], first: str | None) -> tuple[str, ...]:
+    """The row of steps that one line computes: the largest of each column, and the finding of the first wrong one."""
+    numbers = _varying(some)
+    wrong = [n for n, f in zip(numbers, some, strict=True) if f.diverges]
+    shown = next((f for f in some if f.name == first or f.wrong), next((f for f in some if f.diverges), some[-1]))
+    rows = [_row(f, first) for f in some]
+    worst = max(some, key=lambda f: (f.diverges, f.own.bound_used if f.own else 0.0))
+    until = (
+        " on"
+        if numbers[-len(wrong) :] == wrong
+        else f" to {wrong[-1]}, in {len(wrong)} of {len(some)}"
+        if wrong
+        else ""
+    )
+    which = f"wrong from {wrong[0]}{until}: " if 0 < len(wrong) < len(some) else "all wrong: " if wrong else ""
+    return (f"{some[0].name} ... {some[-1].name}", *_row(worst, first)[1:-1], which + rows[some.index(shown)][-1])
 
 
 def reason(comparison: Comparison, structure: Structure | None) -> str:

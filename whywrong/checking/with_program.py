@@ -37,8 +37,8 @@ from whywrong.comparing.precision import (
     stored,
 )
 from whywrong.comparing.relation import DIFFERS, relation
-from whywrong.comparing.signature import signature
 from whywrong.comparing.structure import Null, Structure, structure
+from whywrong.comparing.touched import touched
 from whywrong.errors import UsageError, first_line
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.operations import IN_STORAGE, MOVES, NOT_UNIQUE, PRODUCTS, SUMS
@@ -425,10 +425,17 @@ class Rerun:
             own, pattern, wrong = as_golden  # it is correct, whatever the dump has of the steps before it
             reading = AS_GOLDEN
         words = f"{OWN}: {reason(own, pattern)}" if wrong else "ok"
-        likeness = signature(o, exact, allowed.absolute) if wrong else ""
         pair = self._unmasked(i, o, golden if reading == AS_GOLDEN else exact)
+        touches = self._touched(i, *pair, allowed.absolute) if wrong and not reading else ()
         elements = self._elements(name, *pair, allowed.absolute)
-        return Finding(name, total, own, inherited, pattern, wrong, wrong, words, reading, likeness, elements)
+        return Finding(name, total, own, inherited, pattern, wrong, wrong, words, reading, touches, elements)
+
+    def _touched(self, i: int, o: Tensor, exact: Tensor, allowed: Any) -> tuple[str, ...]:
+        """Which elements are wrong, in the words of the inputs and of the steps from which a step is computed."""
+        names = {self._names[k][0]: x for k, x in self._values.items() if k < i}
+        before = {self._names[k][0] for k in self._program.before(i, self._values)}
+        given = {name: self._golden[name] for name in self._golden.inputs}
+        return touched(o, exact, allowed, given | {name: names[name] for name in names if name in before}, names)
 
     def _against(self, i: int, o: Tensor, exact: Tensor, allowed: Bound) -> tuple[Comparison, Structure | None, bool]:
         """Both instruments, each element and, where no element fails, structure; and whether one of them fails."""
@@ -455,8 +462,9 @@ class Rerun:
             wrong = not total.ok and bool(((value < scaled.low) | (value > scaled.high)).any())
             words = f"{OWN}: {reason(own, None)}" if wrong else TIES
         inherited = float(not compare(simulated.exact, golden).ok)
+        touches = self._touched(i, observed, simulated.exact, 0.0) if wrong else ()
         elements = self._elements(name, observed, simulated.exact, 0.0)
-        return Finding(name, total, own, inherited, None, wrong, wrong, words, elements=elements)
+        return Finding(name, total, own, inherited, None, wrong, wrong, words, touched=touches, elements=elements)
 
 
 def _may_be_stored(golden: Golden) -> set[int]:

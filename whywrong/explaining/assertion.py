@@ -70,7 +70,9 @@ def assert_close(
     if (name := report.first or next(iter(report.unchecked), None)) is not None:
         words = [_message(report, report.findings[name]), *dtypes]
         if isinstance(golden, Golden):
-            words.append(repr(explain(steps, golden, report=report, seconds=SECONDS, **options)))
+            found = explain(steps, golden, report=report, seconds=SECONDS, **options)
+            found.about = [line for line in found.about if line not in words[0]]
+            words.append(repr(found))
         raise AssertionError("\n".join(words))
     if dtypes:
         raise AssertionError("\n".join([*dtypes, report.assumed]))
@@ -157,7 +159,7 @@ def _message(report: Localisation, first: Finding) -> str:
     lines = [f"{report.verdict} ({first.words})", report.assumed, *report.notes]
     if first.own is not None:
         lines += [f"own errors: {', '.join(report.own)}; inherited only: {', '.join(report.inherited) or 'none'}"]
-    lines += [f"as it looks, {first.signature}"] * bool(first.signature)
+    lines += first.touched
     elements = report.detailed.findings[first.name].elements
     lines += [f"the worst elements of {first.name}:", str(elements.table())] if elements is not None else []
     return printable("\n".join(lines))

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from whywrong.comparing.precision import stored
+from whywrong.comparing.regions import INTEGER_DTYPES
 from whywrong.errors import collected
 from whywrong.explaining.part import Edit, Part
 from whywrong.recording.operations import (
@@ -90,7 +91,6 @@ PADDINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 """What stands at places outside of 0 to n - 1."""
 GIVEN = (INPUT, CONSTANT)
-INTEGER_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 RARE_KINDS = ("stale", "axis")
 """What people do less often, by which equally good fits are ordered: without, two causes of 67 are not identified."""
 

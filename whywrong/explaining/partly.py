@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from whywrong.comparing.regions import bits_of_subset, listed
 from whywrong.explaining.mutations import Context, Mutation, argument, summed_over
 from whywrong.explaining.part import Edit, Part
-from whywrong.explaining.regions import bits_of_subset, listed
 from whywrong.recording.program import Ref, call, filled
 from whywrong.tables import runs
 
@@ -159,6 +159,19 @@ def changed(c: Context, mutation: Mutation) -> Iterator[Partial]:
 
 def _where(mask: Tensor, run: Any, own: Tensor, *args: Any) -> Tensor:
     return torch.where(mask, run(*args), own)
+
+
+def from_one_on(mutation: Mutation, k: int) -> Mutation:
+    """The same change of one line in a loop, but from its k-th time on, counted from 0."""
+    ids = sorted(mutation.edits)
+    says = f"{mutation.says}, but only from time {k + 1} of {len(ids)} on"
+    return replace(mutation, says=says, edits={i: mutation.edits[i] for i in ids[k:]})
+
+
+def in_a_loop(part: Part, mutation: Mutation) -> int:
+    """How often the one line runs that a mutation changes; 0 where it changes several, or one that runs once."""
+    lines = {(part.nodes[i].site, part.nodes[i].op) for i in mutation.edits}
+    return len(mutation.edits) * (len(lines) == 1 and len(mutation.edits) > 2)
 
 
 def subsets(shape: tuple[int, ...], d: int, parts: int) -> list[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from operator import attrgetter
@@ -18,10 +18,10 @@ from whywrong.checking.findings import Localisation
 from whywrong.checking.localise import few_threads, localise
 from whywrong.checking.with_program import bounded
 from whywrong.comparing.precision import INTEGERS, Precision, half_ulp, name_of
+from whywrong.comparing.regions import Region, bits_of_subset, numbers_of_slices, tightest
 from whywrong.errors import UsageError, check_number, collected
 from whywrong.explaining.explanation import CAUSE, NONE, UNDECIDABLE, Cause, Explanation
 from whywrong.explaining.mutations import (
-    INTEGER_DTYPES,
     THRESHOLDS,
     Context,
     Mutation,
@@ -32,8 +32,19 @@ from whywrong.explaining.mutations import (
     numbered,
 )
 from whywrong.explaining.part import Edit, NotRunError, Part
-from whywrong.explaining.partly import Partial, behind, changed, chosen, one_way, refined, subsets, summed, twins
-from whywrong.explaining.regions import Region, bits_of_subset, tightest
+from whywrong.explaining.partly import (
+    Partial,
+    behind,
+    changed,
+    chosen,
+    from_one_on,
+    in_a_loop,
+    one_way,
+    refined,
+    subsets,
+    summed,
+    twins,
+)
 from whywrong.explaining.residual import FARTHEST, Residual
 from whywrong.explaining.solved import PER_NUMBER, Equation, unknowns
 from whywrong.recording.golden import GRADIENT, Golden
@@ -187,7 +198,7 @@ class _Search:
         self._observed = observed.to(self._reference.device, self._reference.dtype)
         self._storage = name_of(observed.dtype)
         self._allowed, noise = self._tolerance({})
-        inputs = dict(enumerate(map(list, self._whole_numbers(self._reference.shape))))
+        inputs = numbers_of_slices(self._reference.shape, [(name, golden[name]) for name in golden.inputs])
         self._residual = Residual(self._observed, self._reference, self._allowed, noise, inputs)
         self._candidates, self._refused = list[_Candidate](), 0
         good = (self._observed.isfinite() & self._reference.isfinite()).flatten().nonzero().flatten()
@@ -197,22 +208,6 @@ class _Search:
         self._at = torch.cat([at[wrong][: 3 * SAMPLED // 4], at[~wrong][: SAMPLED // 4]])
         self._rows = list[tuple[Mutation, Tensor]]()
         self._inputs = dict[str, Tensor]()
-
-    def _whole_numbers(self, shape: Sequence[int]) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """For each dimension of the step the whole numbers that the program was given for its slices."""
-        golden = self._part.golden
-        given = [(name, golden[name]) for name in golden.inputs]
-        whole = [(name, x) for name, x in given if x.ndim and x.dtype in INTEGER_DTYPES]
-        for n in shape:
-            some = [(name, x) for name, x in whole if len(x) == n > 1]
-            flat = [(name, x) for name, x in some if x.ndim == 1]
-            flat += [(f"the largest of {name}", x.flatten(1).amax(1)) for name, x in some if x.ndim > 1]
-            for name, x in whole:
-                if x.ndim == 1 and len(x) > 1 and int(x[-1]) == n and bool((x.diff() >= 0).all()):  # where rows begin
-                    segment = torch.searchsorted(x, torch.arange(n), right=True) - 1
-                    flat.append((f"the length of the segment by {name}", x.diff()[segment]))
-                    flat.append((f"the place in the segment by {name}", torch.arange(n) - x[segment]))
-            yield iter(flat)
 
     def _tolerance(self, edits: Mapping[int, Edit]) -> tuple[Tensor | None, Any]:
         """What each element of a mutated program may be off, at least, and its noise; None for whole numbers."""
@@ -247,8 +242,8 @@ class _Search:
             self._sums()
             fits = self._fitting()
         narrower = self._narrower() if numbers and not fits else []
-        stages = () if fits or narrower else (self._terms, self._solved, self._inside, self._twins, self._one_way)
-        for k, stage in enumerate(stages):
+        stages = (self._terms, self._solved, self._later, self._inside, self._twins, self._one_way)
+        for k, stage in enumerate(stages if not fits and not narrower else ()):
             now = time.monotonic()
             self._until = now + (self._last - now) / (len(stages) - k + 1)
             stage()
@@ -257,7 +252,7 @@ class _Search:
         result.causes = self._distinct(fits) or narrower
         result.verdict = NONE if not result.causes else CAUSE if len(result.causes) == 1 else UNDECIDABLE
         if not result.causes:
-            result.about = self._residual.description()
+            result.about = self._about()
             result.nearest = self._nearest()
         result.blind_to = self._blind(same)
         if errors := self._context.errors:
@@ -284,8 +279,13 @@ class _Search:
             )
             site = self._part.nodes[self._part.target].site
             result.causes = [Cause("race", f"{says}: a race, or memory that was never written", site, 0.0)]
-            result.verdict, result.about = CAUSE, self._residual.description()
+            result.verdict, result.about = CAUSE, self._about()
         return bool(count)
+
+    def _about(self) -> list[str]:
+        """What :func:`localise` says of the step beside what it is called."""
+        found = self._result.report.findings[self._step] if self._result.report else None
+        return [*(found.touched or (found.words,))] if found else []
 
     def _late(self, until: float) -> bool:
         """Whether the time is up, which is noted once."""
@@ -490,6 +490,14 @@ class _Search:
                     done.append(x)
                     site = program.nodes[i].site.split(": ")[0]
                     yield names.get(i, f"the result of {program.nodes[i].op.strip('_')} ({site})"), x
+
+    def _later(self) -> None:
+        """The same change of one line in a loop from one of its times on."""
+        likely = [m for m in self._ordered() if in_a_loop(self._part, m)]
+        for mutation in (m for m in likely if not self._late(self._until)):
+            n, later = in_a_loop(self._part, mutation), partial(from_one_on, mutation)
+            best = _lowest(cache(self._distance_of(later)), 1, n)
+            self._try([later(best)], more=math.log2(n))
 
     def _inside(self) -> None:
         """Mutations in a part of one dimension of what they change; what leaves something out first."""

@@ -569,11 +569,11 @@ def _judged(
         )
         if found.first is not None:
             finding = found.findings[found.first]
-            looks = f"; as it looks, {finding.signature}" * bool(finding.signature)
             same = (call.results[name] for name in call.same)
             stale = not again and any(x.numel() and x.min() < x.max() for x in same)  # one number says nothing
             again = again or "; the call before, on other inputs, gave the same" * stale
-            failure.words = f"{found.first}: {finding.words}{looks}{again}" + f"; {touched}" * bool(touched)
+            failure.words = "; ".join((f"{found.first}: {finding.words}", *finding.touched)) + again
+            failure.words += f"; {touched}" * bool(touched)
             return failure
     failure.words = touched
     return failure if touched else "examples"
