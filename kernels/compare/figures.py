@@ -106,7 +106,7 @@ def plot_detection(done: Sequence[Trial], where: str) -> Figure:
 
 
 def plot_lamps(change: Callable[..., Any], step: str, power: int = 1, powers: Sequence[int] = range(-1, 7)) -> Figure:
-    """A lamp for each check and strength 10^power: lit where the check identifies the step that `change` spoils.
+    """A lamp for each check and strength 10^power: lit where the check flags the step that `change` spoils first.
 
     The re-run reference; the strength of `power` is framed. Strengths beyond that of the whole change are left out.
     """
@@ -116,7 +116,7 @@ def plot_lamps(change: Callable[..., Any], step: str, power: int = 1, powers: Se
         for row, check in enumerate(ALL_CHECKS):
             colour = plots.ORANGE if by_check[check] else "0.88"
             axes.plot(column, row, "o", ms=15, color=colour, markeredgecolor="0.5")
-    strengths = [f"{strength:g}" for strength in lit]
+    strengths = [f"{strength:g}" if strength else "correct\nrun" for strength in lit]
     if f"{10.0**power:g}" in strengths:
         axes.axvspan(
             *(strengths.index(f"{10.0**power:g}") + half for half in (-0.5, 0.5)), color=plots.BLUE, alpha=0.12
@@ -126,7 +126,7 @@ def plot_lamps(change: Callable[..., Any], step: str, power: int = 1, powers: Se
     axes.set(xlim=(-0.6, max(len(lit), 1) - 0.4), ylim=(len(ALL_CHECKS) - 0.4, -0.6), xlabel="strength of the fault")
     shown = lit.get(10.0**power, {})
     names = [check for check, on in shown.items() if on]
-    axes.set_title(f"At strength {10.0**power:g} {len(names)} of {len(ALL_CHECKS)} lamps are lit" if shown else
+    axes.set_title(f"At strength {10.0**power:g}, {len(names)} of {len(ALL_CHECKS)} lamps are lit" if shown else
                    f"This change cannot be put in at strength {10.0**power:g}")  # fmt: skip
     return figure
 

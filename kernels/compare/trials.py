@@ -380,13 +380,17 @@ def interval_by_fault(cases: Sequence[Trial], check: str, reference: str = RERUN
 def lamps(
     change: Callable[[Tensor, dict[str, Tensor]], Tensor], step: str, strengths: Sequence[float], seed: int = 0
 ) -> dict[float, dict[str, bool]]:
-    """For each strength at which `change` of that step of the attention can be put in: which checks identify it.
+    """For each strength at which `change` of that step of the attention can be put in: which checks flag it first.
+
+    Strength 0 is the correct run: a check that flags the step there flags it whatever is wrong.
 
     `change` gets the right value of the step and the steps before it, by name, and gives the wrong one.
     """
     fault = Fault("yours", "attention", step, change)
     x = sample_inputs("attention", SIZES[0], seed, "cpu")
     reference, lit = golden("attention", x), {}
+    correct = Trial("", "", SIZES[0], None, 0.0, "", *_checked(run("attention", x), reference, FP32))
+    lit[0.0] = {check: correct.first(check) == step for check in ALL_CHECKS}
     for strength in strengths:
         if planted := observed_scaled(fault, x, strength):
             case = Trial("", "", SIZES[0], step, strength, planted[1], *_checked(planted[0], reference, FP32))
