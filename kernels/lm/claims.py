@@ -136,7 +136,7 @@ def possible_lengths(report: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def settle_tasks(ledger: Ledger, report: Mapping[str, Any]) -> None:
-    """Settle what is said of the tasks: their requests, against public sizes, and their speeds, by the time they take."""
+    """Settle what is said of the tasks: their requests by public sizes, their speeds by the time they take."""
     facts, printed = report["facts"], report["printed"]
     counts = {task: int(count) for task, (count, _) in printed["requests_built"].items()}
     wrong = [task for task, count in counts.items() if count != facts["tasks"][task]]

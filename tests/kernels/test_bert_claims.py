@@ -374,8 +374,8 @@ WITHOUT_TRAINING = {
         (settled(claims.settle_token_range, torch.tensor([0.01] * 99 + [0.1])), "undecidable"),
     ],
     "loss_computed_right": [
-        (settled(claims.settle_hypotheses, 0.2, []), "confirmed"),
-        (settled(claims.settle_hypotheses, 2.0, []), "refuted"),
+        (settled(claims.settle_hypotheses, 0.2, [{"validation_loss": 3.9, "loss_last": 3.8}]), "confirmed"),
+        (settled(claims.settle_hypotheses, 2.0, [{"validation_loss": 3.9, "loss_last": 3.8}]), "refuted"),
     ],
     "wrong_patterns": [
         (settled(claims.settle_hypotheses, 0.2, [{"validation_loss": 3.9, "loss_last": 3.8}]), "untestable"),
