@@ -416,7 +416,8 @@ WITHOUT_TRAINING = {
 def test_each_claim_can_come_out_either_way(claim):
     for found, verdict in WITHOUT_TRAINING[claim]:
         assert found[claim].verdict == verdict
-    assert {"confirmed", "refuted"} <= {verdict for _, verdict in WITHOUT_TRAINING[claim]}
+    wanted = {"untestable"} if labkit.claims("bert_embeddings").claims[claim].only else {"confirmed", "refuted"}
+    assert wanted <= {verdict for _, verdict in WITHOUT_TRAINING[claim]}
 
 
 def test_every_claim_of_the_file_is_settled_here_and_each_verdict_with_a_text_is_reached():
