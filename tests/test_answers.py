@@ -7,6 +7,7 @@ import pytest
 
 from labkit.session.catalogue import ROOT, notebooks
 from labkit.session.claims import answer, described
+from tools.answers import FOLDED
 
 BOOKS = list(notebooks().values())
 MOST_WORDS = 30
@@ -21,7 +22,7 @@ def test_question_and_answer_are_those_of_its_claims_file(book):
     question, said = " ".join(described(book.name)["question"].split()), answer(book.name)
     assert (book.about["question"], book.about["answer"]) == (question, said), "make refresh writes both"
     first = " ".join("".join(book.content["cells"][0]["source"]).split())
-    assert f"**Question.** {question} **Answer.** {said}" in first
+    assert f"**Question.** {question} {FOLDED} **Answer.** {said} </details>" in first
     (row,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| [{book.name}]")]
     assert row.endswith(f"| {question} | {said} |")
     for words in (question, said):

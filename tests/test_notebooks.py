@@ -100,7 +100,7 @@ def test_other_sizes_at_which_blas_rejects_the_call_end_ok_with_every_claim(tmp_
     assert main(["run", "attention_matmul", *given, "--device", "cpu", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("attention_matmul/*/result.json")
     result = json.loads(path.read_text())
-    assert len(result["claims"]) == 19
+    assert len(result["claims"]) == 20
     assert result["metrics"]["named_right"]
 
 

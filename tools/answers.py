@@ -17,10 +17,22 @@ from labkit.session.claims import answer, described
 BEGIN, END = "<!-- answers: written by tools/answers.py -->", "<!-- end of answers -->"
 
 
+FOLDED = "<details><summary><b>Answer</b> (a click shows it; the questions below come first)</summary>"
+
+
 def paragraph(text, word, words):
     """The text with its paragraph that begins with **word.** made anew."""
     wrapped = textwrap.fill(f"**{word}.** {words}", 118, break_long_words=False, break_on_hyphens=False)
     return re.sub(rf"(?ms)^\*\*{word}\.\*\* .*?(?=\n\n|\Z)", lambda _: wrapped, text, count=1)
+
+
+def folded(text):
+    """The text with its answer behind a click, which Lab, a run's page and the book show alike."""
+    return (
+        text
+        if FOLDED in text
+        else re.sub(r"(?ms)^(\*\*Answer\.\*\* .*?)(?=\n\n|\Z)", rf"{FOLDED}\n\n\1\n\n</details>", text, count=1)
+    )
 
 
 def commented(source, helps):
@@ -39,7 +51,7 @@ def refreshed(book):
     question = " ".join(about["question"].split())
     book.about.update(question=question, answer=said)
     first = book.content["cells"][0]
-    text = paragraph(paragraph("".join(first["source"]), "Question", question), "Answer", said)
+    text = folded(paragraph(paragraph("".join(first["source"]), "Question", question), "Answer", said))
     first["source"] = text.splitlines(keepends=True)
     for cell in book.content["cells"]:
         if "parameters" in cell["metadata"].get("tags", []):

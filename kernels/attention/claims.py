@@ -101,10 +101,11 @@ def settle_diagnosis(
         level=level,
     )
     fit = [name for name, counted in behind.items() if counted.chance >= level]
+    shares = {name: counted.share for name, counted in behind.items()}
     excluded = [name for name in behind if name not in fit]
     alone = others["q_leading_dimension"]
     truth: Truth = False if not fit else None if alone else True
-    ledger.settle("q_leading_dimension", truth, fit=fit, excluded=excluded, others=alone, level=level)
+    ledger.settle("q_leading_dimension", truth, fit=fit, excluded=excluded, others=alone, shares=shares, level=level)
     form = max(chances, key=lambda name: chances[name])
     truth = False if chances[form] < level else None if others["diagnosis"] else True
     ledger.settle(
@@ -132,8 +133,14 @@ def settle_repair(
     ledger.settle("fixed_call_row_major", not wrong, error=worst, sizes=len(errors), wrong=wrong)
 
 
-def settle_checks(ledger: Ledger, final: Final, shifts: Mapping[float, bool]) -> None:
-    """The report's own check after the repair, and the `shifts` of all scores that it accepts."""
+def settle_checks(ledger: Ledger, final: Final, shifts: Mapping[float, bool], early: Mapping[str, str]) -> None:
+    """The report's own check after the repair, and the `shifts` of all scores that it accepts.
+
+    `early`: how its first comparison of Q ends, by the shape of the test's Q: the right one first, then the wrong one.
+    """
+    right, wrong, column = early.values()
+    truth = wrong.startswith("ValueError") and right == "agrees"
+    ledger.settle("shape_error", truth, shapes=list(early), right=right, wrong=wrong, column=column)
     largest, failed = max(final.in_files.values()), [step for step, ok in final.passes.items() if not ok]
     nearest = largest < 10**-4.5
     ok = largest < 1e-4 and not failed

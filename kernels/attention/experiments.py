@@ -301,6 +301,26 @@ def check_as_the_report(inputs: Inputs, device: str) -> Final:
     )
 
 
+def early_check(inputs: Inputs) -> dict[str, str]:
+    """How the report's comparison of Q ends, by the shape of the file with the test's Q: what NumPy raises, or not.
+
+    As in its first script, without a check of shapes: both matrices are written by `savetxt`, read, and compared.
+    """
+    q, ends = inputs.q[0], {}
+    rows, columns = q.shape
+    given = {f"{rows} x {columns}": q, f"{rows} x {rows}": np.resize(q, (rows, rows)), f"{rows} x 1": q[:, :1]}
+    with tempfile.TemporaryDirectory() as folder:
+        for shape, made in given.items():
+            for name, matrix in (("cuda", q), ("test", made)):
+                np.savetxt(Path(folder) / f"{name}.txt", matrix, fmt="%.6f")
+            ours, theirs = (np.loadtxt(Path(folder) / f"{n}.txt", dtype=np.float32, ndmin=2) for n in ("cuda", "test"))
+            try:
+                ends[shape] = "agrees" if np.allclose(ours, theirs, atol=1e-5) else "differs"
+            except ValueError as error:
+                ends[shape] = f"ValueError: {' '.join(str(error).split())}"
+    return ends
+
+
 def batch_difference(inputs: Inputs, device: str) -> float:
     """The largest difference of Q K^T by one strided batch from NumPy in float32."""
     batch = attention(inputs, device, multiply=strided)["qk"].cpu().numpy()

@@ -37,37 +37,57 @@ def products(right: np.ndarray, wrong: np.ndarray, title: str, name: str, larges
     return figure
 
 
+def strip(width: int, right: int, wrong: int, picked: int = 6, rows: int = 12) -> Figure:
+    """Q in memory, row after row of `width` numbers, and the first numbers that one score takes.
+
+    Above with the leading dimension of a correct call, where the row of one query is read, below with `wrong` numbers
+    from one to the next: `right` and `wrong` are what lies between two numbers that are read.
+    """
+    figure, axes = plots.figure(2, 1, width=9.0, height=3.0)
+    for axis, step, words in zip(axes, (right, wrong), ("right: the numbers of query 0", "wrong"), strict=True):
+        for row in range(rows):
+            axis.axvspan(row * width, (row + 1) * width, color=plots.GREY, alpha=0.12 + 0.13 * (row % 2), lw=0)
+            axis.text((row + 0.5) * width, -0.62, f"query {row}", ha="center", va="top", fontsize=8)
+        places = [i * step for i in range(width) if i * step < rows * width]
+        axis.vlines(places, 0.0, 1.0, color=plots.BLUE if step == right else plots.RED, lw=1.2)
+        queries = sorted({place // width for place in places})[:picked]
+        taken = f"numbers 0, {step}, {2 * step}, {3 * step}, ... of Q"
+        if step != right:
+            words = f"wrong: the first number of queries {', '.join(map(str, queries))}, ..."
+        axis.set_title(f"{taken}; {words}", fontsize=10)
+        axis.set(xlim=(-5, rows * width), ylim=(-0.5, 1.1), yticks=[], xticks=[])
+    return figure
+
+
 def differences(
     likelihoods: Sequence[Likelihood], level: float, reported: tuple[float, float], calls: set[Call]
 ) -> Figure:
-    """Wrong outcomes counted by their mean largest difference; those that fit in blue, the report's range as a band.
+    """Each wrong product as a line from its smallest to its largest of twelve heads, in the order of its mean.
 
-    A mark stands over the outcomes that `calls`, the report's diagnosis, give.
+    Those that fit are blue, the report's range is a band; `calls`, the report's diagnosis, are black.
     """
-    figure, axis = plots.figure(width=8.4, height=3.6)
-    left, right = 2.0, 100.0
-    fits = [item.mean for item in likelihoods if item.chance >= level]
-    others = [item.mean for item in likelihoods if item.chance < level and item.mean < right]  # no NaN among them
-    edges = np.geomspace(left, right, 48)
-    heights, *_ = axis.hist([fits, others], edges, stacked=True, color=[plots.BLUE, plots.GREY])
-    top = float(np.max(heights))
+    figure, axis = plots.figure(width=8.4, height=4.2)
+    drawn = sorted((item for item in likelihoods if item.mean < 60.0), key=lambda item: item.mean)  # no NaN among them
     axis.axvspan(*reported, color=plots.ORANGE, alpha=0.35, lw=0, zorder=0)
-    axis.text(reported[1] * 1.02, top * 1.18, f"the report's range, {reported[0]} to {reported[1]}", fontsize=9)
-    if fits:
-        axis.text(reported[1] * 1.05, top * 0.75, f"{len(fits)} fit", color=plots.BLUE, fontsize=9)
-    beyond = len(likelihoods) - len(fits) - len(others)
-    words = f"{len(likelihoods) - len(fits)} ruled out ({beyond} not drawn: larger, or not finite)"
-    axis.text(right, top * 0.55, words, color=plots.GREY, ha="right", fontsize=9)
-    diagnosed = [i.mean for i in likelihoods if calls & set(i.outcome.calls) and left < i.mean < right]
-    axis.plot(diagnosed, [top * 1.05] * len(diagnosed), "v", color="black", ms=7)
-    for mean in diagnosed[:1]:
-        axis.text(mean * 0.94, top * 1.05, "the report's diagnosis", ha="right", va="center", fontsize=9)
-    axis.set(xscale="log", xlim=(left, right), ylim=(0.0, top * 1.3), ylabel="wrong products")
+    for height, item in enumerate(drawn):
+        ends = [float(np.median(end)) for end in (item.differences.min(1), item.differences.max(1))]
+        diagnosed = bool(calls & set(item.outcome.calls))
+        colour = "black" if diagnosed else plots.BLUE if item.chance >= level else plots.GREY
+        axis.hlines(height, *ends, color=colour, lw=3.0 if diagnosed else 1.4, zorder=3 if diagnosed else 2)
+        if diagnosed:
+            axis.annotate("the report's diagnosis", (ends[1], height), (14.0, height), fontsize=9, va="center",
+                          arrowprops={"arrowstyle": "-", "lw": 0.8})  # fmt: skip
+    fits = sum(item.chance >= level for item in likelihoods)
+    top = len(drawn)
+    axis.text(reported[1] * 1.02, top * 0.97, f"the report's range, {reported[0]} to {reported[1]}", fontsize=9)
+    axis.text(17.0, top * 0.18, f"blue: {fits} fit\ngrey: {len(likelihoods) - fits} are ruled out", fontsize=9)
+    axis.set(xscale="log", ylim=(-2.0, top * 1.03), ylabel="wrong products, by size of error", yticks=[])
     axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.set_xticks([2, 5, 10, 20, 50, 100])
-    axis.set_xlabel("largest |Q K^T - right| in a head, mean over draws")
-    axis.set_title(f"{len(fits)} of {len(likelihoods)} different wrong products pass for the report's")
+    axis.set_xticks([5, 8, 10, 15, 20, 30, 50])
+    beyond = len(likelihoods) - len(drawn)
+    axis.set_xlabel(f"smallest to largest of 12 heads, of the largest |Q K^T - right| ({beyond} more lie beyond)")
+    axis.set_title(f"{fits} of {len(likelihoods)} different wrong products pass for the report's")
     return figure
 
 

@@ -109,15 +109,37 @@ def settle_input_sizes(
     ledger.settle("hf_input_std", False if not new else True if later else None, std=theirs, trained=trained)
 
 
-def settle_scales(ledger: Ledger, tokens: float, positions: float, factor: float, shares: Sequence[float]) -> None:
+def settle_scales(
+    ledger: Ledger,
+    tokens: float,
+    positions: float,
+    factor: float,
+    shares: Sequence[float],
+    alone: Sequence[float] | None = None,
+) -> None:
     """Standard deviations of new token embeddings and of sinusoids as they are; `factor` is sqrt(hidden_size).
-    `shares`: of the positions times 0.1 in the input's variance, as they are and without what they have in common."""
+    `shares`: of the positions times 0.1 in the input's variance, as they are and without what they have in common.
+    `alone`: the interval of the gain in held-out loss, in nats, where the factor 0.1 alone is corrected."""
     without = tokens / positions
     small, alike = without < 1.0 / SAME_SCALE, 1.0 / SAME_SCALE <= factor * without <= SAME_SCALE
     ratios = {"without": without, "scaled": factor * without, "factor": factor, "allowed": SAME_SCALE}
     ledger.settle("token_too_small", small and alike, as_built=10.0 * without, **ratios)
     weak = agreement([share < 0.5 for share in shares])
-    ledger.settle("position_too_weak", weak, share=shares[0], varying=shares[1], ratio=0.1 / without)
+    ledger.settle("position_too_weak", weak, share=shares[0], varying=shares[1], ratio=0.1 / without, alone=alone)
+
+
+def settle_token_range(ledger: Ledger, tokens: Any, range_of: float = 0.04) -> None:
+    """`tokens`: new token embeddings [vocabulary, hidden], a tensor; whether they lie within `range_of` of 0."""
+    inside, largest = float((tokens.abs() <= range_of).double().mean()), float(tokens.abs().max())
+    truth = True if largest <= range_of else None if inside >= 0.95 else False
+    ledger.settle("token_range", truth, inside=inside, largest=largest, stated=range_of)
+
+
+def settle_hypotheses(ledger: Ledger, loss: float, trained: Sequence[Mapping[str, Any]]) -> None:
+    """`loss`: the loss step's own error, times the tolerance. `trained`: rows of the report's small models."""
+    ledger.settle("loss_computed_right", loss <= 1.0, error=loss)
+    gaps = [row["validation_loss"] - row["loss_last"] for row in trained]
+    ledger.settle("wrong_patterns", "untestable", gaps=gaps, rows=len(gaps))
 
 
 # The epsilon, and gradients

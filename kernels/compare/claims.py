@@ -17,6 +17,7 @@ from kernels.compare.trials import (
     at_full_strength,
     detection,
     flagged,
+    interval_by_fault,
     score,
     sizes_and_draws,
     without_false_positives,
@@ -82,7 +83,9 @@ def settle_localising(ledger: Ledger, done: Sequence[Trial]) -> None:
     ledger.settle("every_fault_is_found", right, sizes=sizes, draws=draws, **counts)
     tenfold = score([t for t in done if t.strength == 10.0], LABKIT)
     right = tenfold.right_step == tenfold.faults
-    ledger.settle("ten_times_the_smallest_is_found", right, right_step=tenfold.right_step, faults=tenfold.faults)
+    counted = {"right_step": tenfold.right_step, "faults": tenfold.faults}
+    interval = interval_by_fault([t for t in done if t.strength == 10.0], LABKIT)
+    ledger.settle("ten_times_the_smallest_is_found", right, interval=interval, **counted)
     names = flagged(done, LABKIT)
     ledger.settle("no_clean_run_is_called_wrong", not names, accused=at_once.flagged, clean=at_once.clean, names=names)
     stored, rerun = (score(at_full_strength(done), "torch.testing.assert_close", which).flagged for which in REFERENCES)
@@ -131,11 +134,13 @@ def metrics(done: Sequence[Trial], strengths: Mapping[str, float], record: Mappi
     """What the notebook's answer and README need: of the trials, of the strengths that whole faults have, of rates."""
     own = score(at_full_strength(done), LABKIT)
     at_strength = dict(detection(done, LABKIT))
+    at_ten = score([t for t in done if t.strength == 10.0], LABKIT)
     return {
         "whole_named": [own.right_step, own.faults],
         "whole_strengths": [min(strengths.values()), max(strengths.values())],
         "detection": list(at_strength.items()),
         "identified_at_ten": at_strength[10.0],
+        "of_faults_at_ten": [at_ten.right_step, at_ten.faults],
         "clean": own.clean,
         "clean_called_wrong": own.flagged,
         "clean_called_wrong_by_steps_alone": score(at_full_strength(done), LABKIT, STORED).flagged,

@@ -7,7 +7,7 @@ Each returns a figure whose titles are made from the data that it shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,15 @@ from scipy.stats import fisher_exact
 from kernels.compare.calibration import INSTRUMENTS, Tally, alarms, largest_shares
 from kernels.compare.checks import CHECKS, LABKIT, REFERENCES, RERUN, STORED
 from kernels.compare.correct_programs import STATED, flagged, identified
-from kernels.compare.trials import SHAPES, Trial, detection, without_false_positives
+from kernels.compare.trials import (
+    ALL_CHECKS,
+    SHAPES,
+    Trial,
+    detection,
+    interval_by_fault,
+    lamps,
+    without_false_positives,
+)
 from labkit.session.wording import count, digits, percent
 from whywrong.drawing import plots
 
@@ -75,11 +83,18 @@ def plot_detection(done: Sequence[Trial], where: str) -> Figure:
         for (name, points), colour, mark in zip(series.items(), colours, marks, strict=False):
             axes.plot(*zip(*points, strict=True), marker=mark, color=colour, label=name)
         axes.axvline(1.0, color="0.5", linestyle=":", linewidth=1)
+    for strength, _ in curves["labkit, re-run"]:
+        low, high = interval_by_fault([t for t in done if t.strength == strength], LABKIT)
+        left.plot([strength, strength], [low, high], color=plots.COLOURS[0], lw=1.2, alpha=0.6)
+    for axes in (left, right):
         axes.text(1.05, 0.97, "a test that knows\nthe shape sees half", fontsize=7, color="0.4", va="top")
         axes.set(xscale="log", ylim=(-0.03, 1.03), xlabel="strength of the fault")
     at = {name: dict(points).get(TENFOLD, math.nan) for name, points in (curves | by_shape).items()}
     left.set(ylabel="faults identified at their step (share)")
-    left.set_title(f"At strength 10 labkit identifies {percent(at['labkit, re-run'])}")
+    tenfold = [t for t in done if t.strength == TENFOLD]
+    low, high = interval_by_fault(tenfold, LABKIT)
+    seen = sum(t.first(LABKIT) == t.truth for t in tenfold)
+    left.set_title(f"At strength 10: {seen} of {len(tenfold)} ({percent(low)} to {percent(high)} of such faults)")
     few, _, many = (at[name] for name in by_shape)
     differ = differ_by_chance(few, faults[0], many, faults[-1]) < 0.05
     message = f"In few elements it identifies {percent(few)}, nearly everywhere {percent(many)}"
@@ -88,6 +103,32 @@ def plot_detection(done: Sequence[Trial], where: str) -> Figure:
     right.legend(fontsize=7, loc="lower right")
     plots.caption(figure, f"{sum(t.strength is not None for t in done)} faults scaled down; {where}")
     return _finished(figure)
+
+
+def plot_lamps(change: Callable[..., Any], step: str, power: int = 1, powers: Sequence[int] = range(-1, 7)) -> Figure:
+    """A lamp for each check and strength 10^power: lit where the check flags the step that `change` spoils first.
+
+    The re-run reference; the strength of `power` is framed. Strengths beyond that of the whole change are left out.
+    """
+    lit = lamps(change, step, [10.0**p for p in powers])
+    figure, axes = plots.figure(width=8.0, height=3.0)
+    for column, by_check in enumerate(lit.values()):
+        for row, check in enumerate(ALL_CHECKS):
+            colour = plots.ORANGE if by_check[check] else "0.88"
+            axes.plot(column, row, "o", ms=15, color=colour, markeredgecolor="0.5")
+    strengths = [f"{strength:g}" if strength else "correct\nrun" for strength in lit]
+    if f"{10.0**power:g}" in strengths:
+        axes.axvspan(
+            *(strengths.index(f"{10.0**power:g}") + half for half in (-0.5, 0.5)), color=plots.BLUE, alpha=0.12
+        )
+    axes.set_xticks(range(len(lit)), strengths)
+    axes.set_yticks(range(len(ALL_CHECKS)), ALL_CHECKS)
+    axes.set(xlim=(-0.6, max(len(lit), 1) - 0.4), ylim=(len(ALL_CHECKS) - 0.4, -0.6), xlabel="strength of the fault")
+    shown = lit.get(10.0**power, {})
+    names = [check for check, on in shown.items() if on]
+    axes.set_title(f"At strength {10.0**power:g}, {len(names)} of {len(ALL_CHECKS)} lamps are lit" if shown else
+                   f"This change cannot be put in at strength {10.0**power:g}")  # fmt: skip
+    return figure
 
 
 def differ_by_chance(first: float, of_first: int, second: float, of_second: int) -> float:

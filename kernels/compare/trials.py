@@ -15,6 +15,7 @@ from statistics import NormalDist
 from typing import Any
 
 import torch
+from scipy.stats import binomtest
 
 from kernels.compare.checks import (
     CHECKS,
@@ -361,6 +362,40 @@ def detection(
     cases = [t for t in done if t.strength is not None and shape in (None, t.shape)]
     strengths = sorted({t.strength for t in cases if t.strength is not None})
     return [(m, _share(cases, m, lambda t: t.first(check, reference) == t.truth)) for m in strengths]
+
+
+def interval_by_fault(cases: Sequence[Trial], check: str, reference: str = RERUN) -> tuple[float, float]:
+    """The 95% interval of the share identified, over faults (Clopper and Pearson).
+
+    Cases of one fault, at other sizes or on other samples, are not independent: together they count as one.
+    """
+    faults = {(t.system, t.kind) for t in cases}
+    if not faults:
+        return 0.0, 1.0
+    share = sum(t.first(check, reference) == t.truth for t in cases) / len(cases)
+    found = binomtest(round(share * len(faults)), len(faults)).proportion_ci(0.95)
+    return float(found.low), float(found.high)
+
+
+def lamps(
+    change: Callable[[Tensor, dict[str, Tensor]], Tensor], step: str, strengths: Sequence[float], seed: int = 0
+) -> dict[float, dict[str, bool]]:
+    """For each strength at which `change` of that step of the attention can be put in: which checks flag it first.
+
+    Strength 0 is the correct run: a check that flags the step there flags it whatever is wrong.
+
+    `change` gets the right value of the step and the steps before it, by name, and gives the wrong one.
+    """
+    fault = Fault("yours", "attention", step, change)
+    x = sample_inputs("attention", SIZES[0], seed, "cpu")
+    reference, lit = golden("attention", x), {}
+    correct = Trial("", "", SIZES[0], None, 0.0, "", *_checked(run("attention", x), reference, FP32))
+    lit[0.0] = {check: correct.first(check) == step for check in ALL_CHECKS}
+    for strength in strengths:
+        if planted := observed_scaled(fault, x, strength):
+            case = Trial("", "", SIZES[0], step, strength, planted[1], *_checked(planted[0], reference, FP32))
+            lit[strength] = {check: case.first(check) == step for check in ALL_CHECKS}
+    return lit
 
 
 def _share(cases: Sequence[Trial], strength: float, holds: Callable[[Trial], bool]) -> float:

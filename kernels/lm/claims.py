@@ -59,7 +59,6 @@ def settle_losses(ledger: Ledger, report: Mapping[str, Any]) -> None:
         falls == len(losses) - 1,
         falls=falls,
         readings=len(losses),
-        orders=math.factorial(len(losses)),
         warmed_up=steps[-1]["step"] / facts["warmup"],
         norms=[float(row["grad_norm"]) for row in steps],
     )
@@ -134,6 +133,20 @@ def possible_lengths(report: Mapping[str, Any]) -> tuple[float, float]:
     without = flops_per_token(sizes, 0, recomputed=True)
     each = flops_per_token(sizes, 1, recomputed=True) - without
     return (flops[0][0] / words[1][1] - without) / each, (flops[1][1] / words[0][0] - without) / each
+
+
+def settle_tasks(ledger: Ledger, report: Mapping[str, Any]) -> None:
+    """Settle what is said of the tasks: their requests by public sizes, their speeds by the time they take."""
+    facts, printed = report["facts"], report["printed"]
+    counts = {task: int(count) for task, (count, _) in printed["requests_built"].items()}
+    wrong = [task for task, count in counts.items() if count != facts["tasks"][task]]
+    ledger.settle("task_counts", not wrong, counts=counts, wrong=wrong, public=facts["tasks"])
+    built = sum(int(count) / float(rate) for count, rate in printed["requests_built"].values())
+    trained = report["steps"][-1]["step"] * float(printed["iteration_seconds"])
+    answered = 60.0 * float(printed["evaluation_minutes"])
+    spent, whole = float(printed["build_seconds"]) + trained + built + answered, 60.0 * float(printed["minutes"])
+    truth = "untestable" if spent <= whole else False
+    ledger.settle("task_speeds", truth, built=built, spent=spent / 60.0, whole=whole / 60.0)
 
 
 def settle_error(ledger: Ledger, searches: Sequence[Search]) -> None:

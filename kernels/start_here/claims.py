@@ -1,10 +1,26 @@
 """What is measured for each claim of notebook start_here, and its truth; the words are in data/claims."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from kernels.start_here.faulty import FAULTS, NONE
 from labkit import Ledger
 from whywrong import Explanation, FuzzReport, Localisation
+
+
+class Found(NamedTuple):
+    """The end of a search as `lab.finish` records it, in place of a weighing."""
+
+    cause: str | None
+    left: list[str]
+    refuted: dict[str, str]
+
+
+def found(why: Explanation) -> Found:
+    """What the search says of its first wrong step: the cause, or its verdict where it has none; None if none is."""
+    says = [cause.says for cause in why.causes]
+    cause = None if why.step is None else says[0] if why.verdict == "cause" else why.verdict
+    return Found(cause, says, {})
 
 
 def settle_first_step(ledger: Ledger, report: Localisation, name: str) -> None:

@@ -49,7 +49,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 """Control characters, and halves of surrogate pairs."""
 TITLE = re.compile("<h1>(.*?)</h1>", re.DOTALL)
 HEADING = re.compile(r"<(h[23])>(.*?)</\1>", re.DOTALL)
-QUESTION = re.compile(r"<p><strong>(?:Question|Answer)\.</strong>.*?</p>", re.DOTALL)
+QUESTION = re.compile(r"(?s)<details><summary><b>Answer.*?</details>|<p><strong>(?:Question|Answer)\.</strong>.*?</p>")
 """The part of a notebook's first cell that the head of a report repeats."""
 MATHML = LatexToMathML(continue_on_error=True)
 

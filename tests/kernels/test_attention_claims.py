@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import labkit
-from kernels.attention import blind, calls, claims, experiments, faulty, golden, survey
+from kernels.attention import blind, calls, claims, experiments, faulty, figures, golden, survey
 from kernels.attention.attention import attention
 from kernels.attention.calls import Call
 from kernels.attention.experiments import SCALINGS, Counted, Exchange, Final
@@ -60,8 +60,11 @@ def final(through=5e-5, passes=True, of_bound=0.6, in_memory=1.1e-5):
     return Final({"q": 0.0, "qk": in_memory}, {"q": 0.0, "qk": through}, {"q": True, "qk": passes}, 5e-5, of_bound)
 
 
-def checks(shift=False, **of_final):
-    return claims.settle_checks, (final(**of_final), {5e-6: True, 1e-5: True, 2e-5: shift})
+EARLY = {"128 x 64": "agrees", "128 x 128": "ValueError: operands", "128 x 1": "differs"}
+
+
+def checks(shift=False, early=EARLY, **of_final):
+    return claims.settle_checks, (final(**of_final), {5e-6: True, 1e-5: True, 2e-5: shift}, early)
 
 
 def on_gpu(equal=True, **of_final):
@@ -111,6 +114,8 @@ CASES = [
     ("final_through_files", checks(through=2e-5), CONFIRMED, {"nearest": True}),
     ("final_through_files", checks(through=2e-4), REFUTED, {"failed": []}),
     ("final_through_files", checks(passes=False), REFUTED, {"failed": ["qk"]}),
+    ("shape_error", checks(), CONFIRMED, {"column": "differs"}),
+    ("shape_error", checks(early=EARLY | {"128 x 128": "differs"}), REFUTED, {"wrong": "differs"}),
     ("final_is_float_rounding", checks(), CONFIRMED, {"error": 0.6}),
     ("final_is_float_rounding", checks(of_bound=1.4), REFUTED, {"error": 1.4}),
     ("check_is_absolute", checks(), CONFIRMED, {"shift": 1e-5}),
@@ -158,6 +163,20 @@ def test_the_printed_call_is_the_diagnosis_in_one_call_of_the_list(device):
 def likelihoods(device):
     listed = [*calls.diagnosis(32).values(), Call(a="Q", b="K", transa="T"), Call(a="K"), Call(a="K", ldb="M")]
     return survey.measure_likelihoods(survey.suspects(survey.survey(REPORT, listed)), REPORT, 10, (8.8, 10.4), device)
+
+
+def test_only_a_shape_that_cannot_be_broadcast_raises_in_the_reports_first_check():
+    ends = experiments.early_check(uniform(REPORT, np.random.default_rng(0)))
+    assert list(ends) == ["128 x 64", "128 x 128", "128 x 1"]
+    assert ends["128 x 64"] == "agrees"
+    assert ends["128 x 128"].startswith("ValueError")
+    assert ends["128 x 1"] == "differs"
+
+
+def test_the_strip_of_memory_draws_the_numbers_that_a_leading_dimension_picks():
+    axes = figures.strip(64, right=1, wrong=128, rows=12).axes
+    reads = [[round(line[0][0]) for line in axis.collections[0].get_segments()] for axis in axes]
+    assert reads == [list(range(64)), [0, 128, 256, 384, 512, 640]]
 
 
 def test_how_many_products_fit_depends_on_the_statistic_and_its_rate(likelihoods):

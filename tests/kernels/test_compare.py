@@ -413,3 +413,19 @@ def test_the_inputs_are_those_that_the_implementation_has():
     x = inputs("attention", SIZES[0], torch.Generator().manual_seed(0), torch.bfloat16)
     reference = golden("attention", x)
     assert torch.equal(reference["q"], x["q"].double())
+
+
+def test_lamps_are_dark_on_a_correct_run_but_for_a_check_that_flags_it_and_lit_for_a_large_fault():
+    lit = trials.lamps(lambda qk, steps: 1.01 * qk, "qk", (1.0, 1e5))
+    assert list(lit) == [0.0, 1.0, 1e5]
+    assert not lit[0.0][LABKIT]
+    assert lit[0.0]["numpy.allclose"]
+    assert lit[1e5][LABKIT]
+    assert not lit[1.0][LABKIT]
+
+
+def test_cases_of_one_fault_count_once_in_an_interval():
+    first = next(t for t in trials.trials(SIZES[:1], [0], "cpu", (100.0,)) if t.strength)
+    low, high = trials.interval_by_fault([first] * 40, LABKIT)
+    assert high - low > 0.9, "forty cases of one fault say as little as one"
+    assert trials.interval_by_fault([], LABKIT) == (0.0, 1.0)

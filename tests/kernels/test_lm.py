@@ -940,6 +940,10 @@ def speeds(ledger, report, tokens_per_word=6.6):
         ("memory_047", SIZES_CLAIMS, {}, "undecidable"),  # why it is never confirmed stands in its `only`
         ("memory_047", SIZES_CLAIMS, {"gpu_memory_largest_share": "0.0020"}, "refuted"),
         ("memory_047", SIZES_CLAIMS, {"gpu_memory_largest_share": "0.0060"}, "refuted"),
+        ("task_counts", claims.settle_tasks, {}, "confirmed"),
+        ("task_counts", claims.settle_tasks, {"requests_built": {"piqa": ["1839", "1740"]}}, "refuted"),
+        ("task_speeds", claims.settle_tasks, {}, "untestable"),
+        ("task_speeds", claims.settle_tasks, {"requests_built": {"piqa": ["1838", "1"]}}, "refuted"),
         ("flops", speeds, {}, "confirmed"),
         ("flops", speeds, {"flops_per_second": ["4.40e14", "4.56e14"]}, "refuted"),
         ("words_per_second", speeds, {}, "refuted"),

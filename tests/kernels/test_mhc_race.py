@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
 import labkit
-from kernels.mhc.race import claims, emitted, explanations, figures, spare_buffer, variants
+from kernels.mhc.race import claims, emitted, exercise, explanations, figures, spare_buffer, variants
 from kernels.mhc.race.explanations import CAUSE, EXPLANATIONS, PAIRS, weigh
 from kernels.mhc.race.spare_buffer import KERNELS, Pair
 from kernels.mhc.race.variants import ANOTHER_STORE, AS_IT_WAS, VARIANTS, Repeats
@@ -390,13 +391,55 @@ def test_the_picture_of_errors_counts_repeats_and_shows_those_that_differ_first(
     assert axes.get_title(loc="left") == "Repeats of 0 variants differ, and 1 are wrong by more than rounding"
 
 
-def test_the_picture_of_buffers_says_whether_copies_go_into_what_is_read(texts):
-    _, axes = plots.figure()
-    for name, words in ((AS_IT_WAS, "every copy goes"), (ONE_READER, "no copy goes")):
-        figures.draw_buffers(axes, texts[name], name)
-        assert words in axes.get_title(loc="left")
-    with pytest.raises(ValueError, match="nothing to draw"):
-        figures.draw_buffers(axes, texts["1 stage"], "1 stage")
+def outlines(axis, colour):
+    """The buffers that have an outline of a colour in one frame of the film."""
+    return [round(bar.get_y() + bar.get_height() / 2) for bar in axis.patches
+            if not bar.get_fill() and to_hex(bar.get_edgecolor()) == colour.lower()]  # fmt: skip
+
+
+def test_the_film_shows_a_copy_over_what_is_read_in_each_step_and_with_one_reader_in_none(texts):
+    frames = figures.film({"two": texts[AS_IT_WAS], "one": texts[ONE_READER]}, steps=4).axes
+    assert [outlines(axis, plots.RED) for axis in frames] == [[0], [1], [2], [0], [], [], [], []]
+    assert [outlines(axis, plots.GREEN) for axis in frames[4:]] == [[3], [0], [1], [2]]
+    with pytest.raises(ValueError, match="nothing can be drawn"):
+        figures.film({"1 stage": texts["1 stage"], "two": texts[AS_IT_WAS]})
+
+
+class Turns:
+    """A compiled kernel that writes how often any has run into its output."""
+
+    def __init__(self, order, name):
+        self.order, self.name = order, name
+
+    def __getitem__(self, grid):
+        def launch(x, weights, out, squares, tokens, one):
+            self.order.append(self.name)
+            out.fill_(1.0)
+
+        return launch
+
+
+def test_kernels_that_are_repeated_in_turn_alternate_and_each_begins_as_often(device):
+    order = []
+    kernels = [Turns(order, "a"), Turns(order, "b")]
+    narrow = next(iter(VARIANTS.values()))
+    runs = variants.repeat_in_turn(narrow, 70, 256, 0, 4, device, kernels)
+    assert "".join(order) == "abbaabba"
+    assert [(one.times, one.differ) for one in runs] == [(4, 0), (4, 0)]
+
+
+def test_runs_that_did_not_take_turns_are_said_to_assume_that_nothing_else_changed():
+    for in_turn, words in ((True, "took turns"), (False, "Nothing but the buffer changed")):
+        ledger = labkit.claims("pipeliner_race")
+        claims.settle_spare_runs(ledger, spare_runs(199, 0), in_turn)
+        assert words in ledger.settled["spare_buffer_is_clean"].given
+
+
+def test_the_smallest_share_of_runs_is_that_of_clopper_and_pearson():
+    share = claims.smallest_share(199, 200)
+    more = sum(math.comb(200, k) * share**k * (1 - share) ** (200 - k) for k in (199, 200))
+    assert more == pytest.approx(0.05)
+    assert claims.smallest_share(0, 20) == 0.0
 
 
 def test_runs_come_back_from_a_record_as_they_were():
@@ -424,3 +467,13 @@ def test_a_text_with_a_spare_buffer_runs_and_is_right_where_the_buffer_is_used(s
     for pair in spare_buffer.repeat_pairs(spare[0], 16384, K, 0, 5).values():
         assert pair.used.error <= pair.used.bound
         assert pair.used.times == pair.unused.times == 5
+
+
+@pytest.mark.parametrize(("line", "copies"), [("total = total * runtime_one", 0), ("total = total * 1.0", 12)])
+def test_a_guard_is_one_only_where_the_compiler_does_not_know_its_factor(tmp_path, line, copies):
+    assert len(exercise.compile_with(tmp_path, line, K).overwrites) == copies
+
+
+def test_a_guard_that_does_not_compile_is_the_compilers_error(tmp_path):
+    with pytest.raises(RuntimeError, match="nothing_of_that_name"):
+        exercise.compile_with(tmp_path, "total = nothing_of_that_name", K)

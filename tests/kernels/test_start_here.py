@@ -7,7 +7,7 @@ import torch
 
 import labkit
 import whywrong
-from kernels.start_here import claims, faulty, golden, kernel
+from kernels.start_here import claims, faulty, figures, files, golden, kernel
 from whywrong.errors import UsageError
 
 PROMISED = whywrong.Precision("float32")
@@ -94,6 +94,69 @@ def test_a_seed_draws_one_fault_and_every_fault_is_drawn():
     assert {faulty.chosen(faulty.BLIND, seed) for seed in range(50)} == set(faulty.FAULTS)
     assert faulty.chosen(faulty.BLIND, 5) == faulty.chosen(faulty.BLIND, 5)
     assert [faulty.chosen(name, 5) for name in (faulty.NONE, "eps_outside")] == [faulty.NONE, "eps_outside"]
+
+
+def test_seeds_next_to_each_other_hide_different_faults():
+    assert {faulty.chosen(faulty.BLIND, seed) for seed in range(7)} == set(faulty.FAULTS)
+    assert {faulty.chosen(faulty.BLIND, seed) for seed in range(7, 14)} == set(faulty.FAULTS)
+
+
+LINES = {
+    "padded_mean": "return tl.sum(squares, 0) / columns",
+    "forgotten_tail": "for tile in range(tl.cdiv(columns, BLOCK)):",
+    "eps_outside": "return x / tl.sqrt_rn(mean_square + eps) * gain",
+    "neighbour_gain": "gain = tl.load(gain_ptr + column, mask=column < columns, other=0.0)",
+    "first_tile": "for start in range(0, columns, BLOCK):",
+    "power_of_two": "return tl.exp(z)",
+    "unmasked_tail": 'z = tl.load(scaled_ptr + column, mask=column < columns, other=float("-inf"))',
+}
+
+
+@pytest.mark.parametrize("name", faulty.FAULTS)
+def test_a_fault_is_repaired_by_its_marked_line_written_anew(name, device, tmp_path):
+    x, gain = inputs(6, device=device)
+    steps = {"x": x, "gain": gain} | files.repaired(tmp_path, name, LINES[name])(x, gain)
+    assert whywrong.localise(steps, recorded(x, gain), precision=PROMISED).first is None
+
+
+def test_a_line_that_repairs_nothing_leaves_the_fault(device, tmp_path):
+    x, gain = inputs(6, device=device)
+    steps = {"x": x, "gain": gain} | files.repaired(tmp_path, "power_of_two", "return tl.exp2(z)")(x, gain)
+    assert whywrong.localise(steps, recorded(x, gain), precision=PROMISED).first == "total"
+
+
+def test_a_line_that_is_not_python_and_a_kernel_without_fault_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"line: expected a line of Python, got 'return tl\.exp"):
+        files.repaired(tmp_path, "power_of_two", "return tl.exp(z")
+    with pytest.raises(UsageError, match=r"fault: expected one of padded_mean.*got 'none'"):
+        files.repaired(tmp_path, faulty.NONE, "return 1")
+
+
+def test_the_kernel_in_a_file_is_the_chosen_one_and_can_be_imported_by_a_script(device, tmp_path, capsys):
+    x, gain = inputs(7, 2, 33, device)
+    suspect = files.suspect(tmp_path, faulty.BLIND, 4)
+    wanted = faulty.kernel(faulty.chosen(faulty.BLIND, 4))(x, gain)
+    assert all(torch.equal(suspect(x, gain)[name], step) for name, step in wanted.items())
+    assert faulty.chosen(faulty.BLIND, 4) not in (tmp_path / "suspect.py").read_text()
+    fuzzed = whywrong.fuzz(suspect, golden.probabilities, {"x": x, "gain": gain}, precision=PROMISED, examples=3)
+    assert "from suspect import suspect" in fuzzed.script()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_picture_shows_where_a_tail_is_left_out(device):
+    x, gain = inputs(8, device=device)
+    axes = figures.plot_step("mean_square", faulty.kernel("forgotten_tail"), x, gain, "").axes
+    ((columns, errors),) = [line.get_data() for line in axes[1].lines if len(line.get_xdata()) > 2]
+    full = [error for column, error in zip(columns, errors, strict=True) if column % kernel.BLOCK == 0]
+    rest = [error for column, error in zip(columns, errors, strict=True) if column % kernel.BLOCK]
+    assert max(full) < 1e-6 < min(rest)
+
+
+def test_the_cause_that_is_recorded_is_that_of_the_search(device):
+    for name, seed in (("forgotten_tail", 0), (faulty.NONE, 0)):
+        _, why = settled(name, seed, device)
+        found = claims.found(why)
+        assert found.cause == (why.causes[0].says if name != faulty.NONE else None)
 
 
 def test_a_fault_that_is_not_known_is_refused():

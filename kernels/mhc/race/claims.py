@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from scipy.stats import beta
+
 from kernels.mhc.race.emitted import STEPS, Emitted
 from kernels.mhc.race.explanations import CHANCE
 from kernels.mhc.race.spare_buffer import Pair, chance_without_effect, differing, pairs_from_json
@@ -64,7 +66,8 @@ def settle_by_runs(ledger: Ledger, texts: Mapping[str, Emitted], repeats: Mappin
     passes = was.rms[1] <= TOLERANCE
     ledger.settle("tolerance_passes", passes, rms=was.rms, tolerance=TOLERANCE, tokens=LAYER_TOKENS)
     necessary = not unforeseen if differ else None
-    ledger.settle("only_where_the_text_has_it", necessary, overwriting=len(overwriting), **counts)
+    limit = 1.0 - 0.05 ** (1.0 / was.times)
+    ledger.settle("only_where_the_text_has_it", necessary, overwriting=len(overwriting), limit=limit, **counts)
     ledger.settle("text_predicts_the_runs", differ == overwriting != [], spared=spared, **counts)
 
 
@@ -91,7 +94,7 @@ def settle_spare_text(ledger: Ledger, texts: Mapping[str, Pair], code: Mapping[s
     )
 
 
-def settle_spare_runs(ledger: Ledger, repeats: Mapping[str, Pair]) -> None:
+def settle_spare_runs(ledger: Ledger, repeats: Mapping[str, Pair], in_turn: bool = True) -> None:
     """Settle whether the overwrite is what makes runs differ, from the runs of both texts of each kernel on a GPU.
 
     Confirmed where no run differs or is wrong with the buffer used, and that has a chance below CHANCE if its use made
@@ -115,8 +118,15 @@ def settle_spare_runs(ledger: Ledger, repeats: Mapping[str, Pair]) -> None:
         decide=list(decide),
         quiet=[name for name in repeats if name not in decide],
         limit=1.0 - 0.05 ** (1.0 / sum(decide.values())) if decide else 1.0,
+        least=max((smallest_share(pair.unused.uncommon, pair.unused.times) for pair in repeats.values()), default=0.0),
+        in_turn=in_turn,
         error_of_bound=error,
     )
+
+
+def smallest_share(differ: int, times: int) -> float:
+    """The smallest share of runs that differ, at 95% confidence (Clopper and Pearson, one-sided), where so many did."""
+    return float(beta.ppf(0.05, differ, times - differ + 1)) if differ else 0.0
 
 
 def settle_guard(ledger: Ledger, operator: Mapping[str, Repeats], slower: float) -> None:
@@ -144,7 +154,7 @@ def settle_from_record(ledger: Ledger, record: Record | None, texts: Mapping[str
     metrics = record.result["metrics"]
     settle_by_runs(ledger, texts, from_json(metrics["runs"]))
     spare_repeats = pairs_from_json(metrics.get("spare_buffer", {}))  # not in records from before this experiment
-    settle_spare_runs(ledger, spare_repeats)
+    settle_spare_runs(ledger, spare_repeats, metrics.get("in_turn", False))
     for claim in (*BY_RUNS, *(["spare_buffer_is_clean"] if spare_repeats else [])):
         ledger.settled[claim] = replace(ledger.settled[claim], source=record.where)
     for claim in GUARD:

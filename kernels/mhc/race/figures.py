@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 import whywrong
 from kernels.mhc.race.claims import TOLERANCE
@@ -17,29 +19,42 @@ ROWS = 12
 """Variants that :func:`draw_errors` shows."""
 
 
-def draw_buffers(axes: Axes, text: Emitted, name: str, steps: int = 8) -> None:
-    """Buffers of the shared tile (rows) by steps (columns): the product that reads one, the copy that writes one.
+def film(kernels: Mapping[str, Emitted], steps: int = 5) -> Figure:
+    """The buffers of the shared tile at the end of each step, a row a kernel: which product may still read, what is
+    written.
 
-    A product stays pending for `text.pending` steps after its own. A copy into a buffer that is still read is red.
-    Raises ValueError where no asynchronous product reads a tile.
+    A product stays pending for `pending` steps after its own. A copy over what is read is red. Raises ValueError where
+    no asynchronous product reads a tile.
     """
-    if not text.reads or not text.buffers:
-        raise ValueError(f"{name}: no asynchronous product reads a pipelined tile, so that there is nothing to draw")
-    tile = text.overwrites[0].buffer if text.overwrites else next(iter(text.buffers))
-    overwritten = {(copy.step, copy.slot) for copy in text.overwrites if copy.buffer == tile}
-    for step, slot in ((step, slot) for step, of, slot in text.reads if of == tile and step < steps):
-        axes.barh(slot, 0.55 + text.pending, left=step, height=0.62, color=plots.BLUE, alpha=0.45, lw=0)
-        axes.text(step + 0.06, slot, f"product {step}", va="center", fontsize=7)
-    copies = [(step, slot) for step, of, slot in text.writes if of == tile]
-    for step, slot in ((step, slot) for step, slot in copies if step < steps):
-        colour = plots.RED if (step, slot) in overwritten else plots.GREEN
-        axes.barh(slot, 0.3, left=step + 0.65, height=0.62, fill=False, edgecolor=colour, lw=2.0)
-    axes.set_yticks(range(text.buffers[tile]), [f"buffer {slot}" for slot in range(text.buffers[tile])])
-    axes.set(xlim=(0, steps), ylim=(text.buffers[tile] - 0.5, -0.5), xticks=range(steps), xlabel="step of the loop")
-    which = (
-        "every copy goes" if len(overwritten) == len(copies) else "some copies go" if overwritten else "no copy goes"
-    )
-    axes.set_title(f"{name}: {which} into a buffer that a product may still read")
+    figure, axes = plots.figure(len(kernels), steps, width=9.0, height=1.9 * len(kernels) + 0.7)
+    for row, (name, text) in zip(axes, kernels.items(), strict=True):
+        if not text.reads or not text.buffers:
+            raise ValueError(f"{name}: no asynchronous product reads a pipelined tile, so that nothing can be drawn")
+        tile = text.overwrites[0].buffer if text.overwrites else next(iter(text.buffers))
+        overwritten = {(copy.step, copy.slot) for copy in text.overwrites if copy.buffer == tile}
+        for step, axis in enumerate(row):
+            reading = {slot: at for at, of, slot in text.reads if of == tile and step - text.pending < at <= step}
+            writing = {slot for at, of, slot in text.writes if of == tile and at == step}
+            for slot in range(text.buffers[tile]):
+                colour = plots.BLUE if slot in reading else "white"
+                axis.barh(slot, 1.0, height=0.8, color=colour, alpha=0.45, edgecolor=plots.GREY, lw=0.8)
+                if slot in reading:
+                    axis.text(0.08, slot, f"read by {reading[slot]}", va="center", fontsize=8)
+                if slot in writing:
+                    hit = (step, slot) in overwritten
+                    axis.barh(slot, 0.98, left=0.01, height=0.74, fill=False, lw=2.5,
+                              edgecolor=plots.RED if hit else plots.GREEN)  # fmt: skip
+            axis.set(xlim=(0, 1), ylim=(3.5 if text.buffers[tile] <= 4 else text.buffers[tile] - 0.5, -0.5), xticks=[])
+            axis.set_yticks([] if step else range(text.buffers[tile]))
+            axis.set_title(f"{name}, end of step {step}" if not step else f"step {step}", fontsize=9)
+            axis.spines[:].set_visible(False)
+        row[0].set_ylabel("buffer")
+    words = {"a product may still read": (plots.BLUE, True), "a copy, over what is read": (plots.RED, False)}
+    words["a copy, into a free buffer"] = (plots.GREEN, False)
+    handles = [Patch(fill=fill, alpha=0.45 if fill else 1.0, color=colour, lw=2.5, label=label)
+               for label, (colour, fill) in words.items()]  # fmt: skip
+    figure.legend(handles=handles, loc="outside upper right", ncols=3, fontsize=8, frameon=False)
+    return figure
 
 
 def draw_errors(axes: Axes, repeats: Mapping[str, Repeats]) -> None:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from kernels.mhc.race.emitted import read
-from kernels.mhc.race.variants import AS_IT_WAS, VARIANTS, Variant, as_json, from_json, repeat_variant
+from kernels.mhc.race.variants import AS_IT_WAS, VARIANTS, Variant, as_json, from_json, repeat_in_turn
 
 KERNELS = {AS_IT_WAS: VARIANTS[AS_IT_WAS], "64 tokens, 3 stages": Variant(stages=3)}
 """The kernels that get the buffer. As it was, an H200's multiprocessor has room for two programs, and with the buffer
@@ -104,9 +104,9 @@ def differing(pair: Pair) -> list[tuple[str, str]]:
 
 
 def repeat_pairs(texts: Mapping[str, Pair], tokens: int, k: int, seed: int, times: int) -> dict[str, Pair]:
-    """Run both texts of each kernel `times` times on a GPU of compute capability 9.0; the :class:`Repeats` of each."""
+    """Run both texts of each kernel `times` times in turn, on a GPU of compute capability 9.0: :class:`Repeats`."""
     return {
-        name: Pair(*(repeat_variant(KERNELS[name], tokens, k, seed, times, "cuda", to_kernel(ttgir)) for ttgir in pair))
+        name: Pair(*repeat_in_turn(KERNELS[name], tokens, k, seed, times, "cuda", [*map(to_kernel, pair)]))
         for name, pair in texts.items()
     }
 
@@ -115,7 +115,8 @@ def chance_without_effect(pairs: Mapping[str, Pair]) -> float:
     """The chance that no run with the buffer used is among those that differ, if its use makes no difference.
 
     `pairs` are :class:`Repeats`. In each pair the runs that differ from the most common result are then sampled at
-    random from the runs of both texts (Fisher's exact test, one-sided, for none among those used).
+    random from the runs of both texts (Fisher's exact test, one-sided, for none among those used). That holds
+    where the runs of both took turns: what changes with time is then no rival.
     """
     return math.prod(
         math.comb(unused.times, unused.uncommon) / math.comb(unused.times + used.times, unused.uncommon)

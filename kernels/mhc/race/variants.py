@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
@@ -153,26 +153,51 @@ def repeat_variant(
 
     `compiled` is run in its place, as in :func:`prepare_launch`.
     """
+    return repeat_in_turn(variant, tokens, k, seed, times, device, [compiled])[0]
+
+
+def repeat_in_turn(
+    variant: Variant, tokens: int, k: int, seed: int, times: int, device: str, kernels: Sequence[Any]
+) -> list[Repeats]:
+    """As :func:`repeat_variant`, of each of several `kernels`, one run of each after the other, `times` times.
+
+    So that they differ in nothing that changes with time. Each run gets memory of its own behind a block whose size
+    changes, and the kernels take turns in beginning.
+    """
     x, phi = random_inputs(tokens, k, variant.streams, variant.dtype, seed, device)
-    run, out = prepare_launch(variant, x, phi, compiled)
-    m, low = phi.shape[1], variant.padded
     exact, bound = _exact(x, phi, variant.products)
     right = _layer_input(x, exact, variant.streams)
-    first, differ, error, rms = None, 0, 0.0, []
-    results: Counter[bytes] = Counter()
-    for _ in range(times):
-        out.fill_(float("nan"))
-        run()
-        result = out[:, :m] + out[:, low : low + m] if variant.products == "exact" else out[:, :m].clone()
-        first = result if first is None else first
-        differ += not torch.equal(result, first)
-        results[sha256(result.cpu().numpy().tobytes()).digest()] += 1
-        error = max(error, float((result - exact).abs().max()))
-        layer = _layer_input(x, result.double(), variant.streams)
-        rms.append(float((layer.to(x.dtype).double() - right).norm() / right.norm()))
-    return Repeats(
-        times, differ, error, float(bound.absolute.max()), (min(rms), max(rms)), times - max(results.values())
-    )
+    results: list[list[tuple[bytes, float, float]]] = [[] for _ in kernels]
+    for turn in range(times):
+        for place in range(len(kernels)):
+            at = (place + turn) % len(kernels)
+            before = torch.empty((turn % 7) * 2**18 + 1, device=x.device)  # up to 6 MiB
+            run, out = prepare_launch(variant, x, phi, kernels[at])
+            results[at].append(_result(run, out, variant, x, phi.shape[1], exact, right))
+            del before, run, out
+    return [_repeats(found, float(bound.absolute.max())) for found in results]
+
+
+def _result(
+    run: Callable[[], None], out: Tensor, variant: Variant, x: Tensor, m: int, exact: Tensor, right: Tensor
+) -> tuple[bytes, float, float]:
+    """Of one run: a hash of its bits, its largest error, and the relative RMS error of the layer's input."""
+    out.fill_(float("nan"))
+    run()
+    low = variant.padded
+    result = out[:, :m] + out[:, low : low + m] if variant.products == "exact" else out[:, :m].clone()
+    layer = _layer_input(x, result.double(), variant.streams)
+    rms = float((layer.to(x.dtype).double() - right).norm() / right.norm())
+    bits = sha256(result.cpu().numpy().tobytes()).digest()
+    return bits, float((result - exact).abs().max()), rms
+
+
+def _repeats(found: Sequence[tuple[bytes, float, float]], bound: float) -> Repeats:
+    """What several runs gave, each as :func:`_result` has it."""
+    bits, errors, rms = zip(*found, strict=True)
+    differ = sum(other != bits[0] for other in bits)
+    common = Counter(bits).most_common(1)[0][1]
+    return Repeats(len(bits), differ, max(errors), bound, (min(rms), max(rms)), len(bits) - common)
 
 
 def _exact(x: Tensor, phi: Tensor, products: str) -> tuple[Tensor, Bound]:

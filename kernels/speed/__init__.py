@@ -1,0 +1,1 @@
+"""All benchmarks on record, side by side."""
