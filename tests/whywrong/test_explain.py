@@ -296,7 +296,7 @@ def kernels():
     yield product, (x, wide), torch.where(lost > 0, torch.nan, x @ wide), "zero", "output is NaN in"
     running = x.unflatten(1, (5, 10)).amax(2).cummax(1).values.repeat_interleave(10, 1)
     unscaled = torch.exp(x - torch.logsumexp(x, 1, keepdim=True) + running[:, -1:] - running) @ w
-    yield weighed, (x, w), unscaled, "none", ""  # in tiles of 10
+    yield weighed, (x, w), unscaled, "factor", "in tiles of 10, is not scaled down when a larger number comes"
     running = torch.cat([part.amax(1, keepdim=True).expand(part.shape) for part in x.split(16, 1)], 1).cummax(1).values
     unscaled = torch.exp(x - torch.logsumexp(x, 1, keepdim=True) + running[:, -1:] - running) @ w
     yield weighed, (x, w), unscaled, "factor", "a softmax, in tiles of 16, is not scaled down"
