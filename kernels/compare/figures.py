@@ -70,8 +70,8 @@ def plot_detection(done: Sequence[Trial], where: str) -> Figure:
     """The share of faults identified at their step by strength: left by check, right by how far the fault spreads."""
     figure, (left, right) = plots.figure(1, 2, width=9.5, height=3.4)
     curves = {
-        "labkit, re-run": detection(done, LABKIT),
-        "labkit, stored values": detection(done, LABKIT, STORED),
+        "whywrong, re-run": detection(done, LABKIT),
+        "whywrong, stored values": detection(done, LABKIT, STORED),
         "assert_close, re-run": detection(done, "torch.testing.assert_close"),
     }
     faults = [sum(t.shape == shape and t.strength == TENFOLD for t in done) for shape in SHAPES]
@@ -83,7 +83,7 @@ def plot_detection(done: Sequence[Trial], where: str) -> Figure:
         for (name, points), colour, mark in zip(series.items(), colours, marks, strict=False):
             axes.plot(*zip(*points, strict=True), marker=mark, color=colour, label=name)
         axes.axvline(1.0, color="0.5", linestyle=":", linewidth=1)
-    for strength, _ in curves["labkit, re-run"]:
+    for strength, _ in curves["whywrong, re-run"]:
         low, high = interval_by_fault([t for t in done if t.strength == strength], LABKIT)
         left.plot([strength, strength], [low, high], color=plots.COLOURS[0], lw=1.2, alpha=0.6)
     for axes in (left, right):

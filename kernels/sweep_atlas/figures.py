@@ -29,7 +29,9 @@ def draw_cliff(axes: Axes, points: pandas.DataFrame, n: int, tokens: int) -> Non
             width = int(name.split()[3])
             at = errors.index[errors.index > width].min()
             label = (at, errors[name].get(at, FLOOR))
-            axes.annotate(f"{width}", label, (2, -14), textcoords="offset points", color=colour, fontsize=9)
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+            offset = {"xytext": (3, -24), "textcoords": "offset points"}
+            axes.annotate(f"{width}", label, **offset, color=colour, fontsize=9, bbox=box, zorder=9)
     axes.axhline(1.0, color="black", ls="--", lw=1.0)
     axes.text(errors.index.max(), 1.3, "tolerance", ha="right", fontsize=8)
     ticks = [8, 16, 32, 64, 128]

@@ -103,3 +103,37 @@ def test_what_is_done_twice_later_or_by_tiles_is_named(reference, wrong, words):
     found = explained(reference, wrong, x=randn(20, 36) + 0.3)
     assert found.verdict == "cause", found
     assert words in found.causes[0].says
+
+
+def read_on(x, up_to):
+    memory = torch.cat([x.flatten(), torch.zeros(up_to)])
+    return memory.as_strided((len(x), up_to), (x.shape[1], 1))
+
+
+@pytest.mark.parametrize(
+    ("reference", "wrong", "words"),
+    [
+        (
+            lambda x, w: x @ w.T,
+            lambda x, w: read_on(x, 48) @ read_on(w, 48).T,
+            "mm reads 48 elements of each row of 36",
+        ),
+        (lambda x, w: x.sum(1) * w[0, 0], lambda x, w: read_on(x, 40).sum(1) * w[0, 0], "sum reads 40 elements"),
+        (lambda x, w: x.amax(1) * w[0, 0], lambda x, w: read_on(x, 64).amax(1) * w[0, 0], "amax reads 64 elements"),
+    ],
+)
+def test_rows_that_are_read_on_into_the_next_are_named(reference, wrong, words):
+    found = explained(reference, wrong, x=randn(20, 36), w=randn(9, 36) + 1.0)
+    assert found.verdict == "cause", found
+    assert words in found.causes[0].says
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_softmax_that_overflows_is_known_by_where_it_does(dtype):
+    x = (randn(40, 6) * (40.0 if dtype == torch.float32 else 5.0)).to(dtype)
+    recorded = whywrong.golden(lambda x: torch.softmax(x, -1), x=x)
+    found = whywrong.explain({"x": x, "output": x.exp() / x.exp().sum(-1, keepdim=True)}, recorded)
+    assert (found.verdict, found.causes[0].kind) == ("cause", "drop_term"), found
+    name = str(dtype).removeprefix("torch.")
+    says = f"the largest is not subtracted before the exp of softmax, whose result overflows {name}"
+    assert found.causes[0].says == says

@@ -427,7 +427,7 @@ def mutations(c: Context) -> Iterator[Mutation]:
         moved_points,
         centres,
     )
-    rare = (unscaled, between, regrouped, regrouped_inside, reflections, backwards)
+    rare = (unscaled, overflowing, beyond_the_row, between, regrouped, regrouped_inside, reflections, backwards)
     ways: Iterator[Way] = itertools.chain(
         *(_attempted(c, generator(c)) for generator in usual),
         *(_attempted(c, change_result(c, ids)) for ids in groups),
@@ -1051,6 +1051,51 @@ def unscaled(c: Context, less: Node) -> Iterator[Way]:
             ways["what a softmax weighs"] = ways["a softmax"] | edits(sums, at | {"tile": x.shape[d]})
         for what, some in ways.items():
             yield "factor", f"{what}, in tiles of {tile}, {when}", some, 2
+
+
+@for_each(operations("sum", "mean", "amax", "amin", "mm", "bmm"))
+def beyond_the_row(c: Context, node: Node) -> Iterator[Way]:
+    """Rows that are read on to a whole tile without a mask: behind their end is the next one, and zeros behind all."""
+    part, values = c.part, c.part.values
+    n = values[node.parents[0]].shape[-1] if values[node.parents[0]].ndim else 0
+    product = node.op in PRODUCTS
+    if product and part.nodes[node.parents[1]].op not in ("t", "transpose", "permute"):
+        return  # what is behind the second factor's rows is not known
+    if not product and _dims(node, values) != [values[node.parents[0]].ndim - 1]:
+        return
+    for up_to in tiled(n) if n > 1 else ():
+        says = f"{c.operation(node.id)} reads {up_to} elements of each row of {n}: the first of the next one too"
+        yield "mask", says, {node.id: Edit(partial(_read_on, node=node, n=n, up_to=up_to))}, 2
+
+
+def _read_on(x: Tensor, *args: Any, node: Node, n: int, up_to: int) -> Any:
+    def on(rows: Tensor) -> Tensor:
+        memory = F.pad(rows.flatten(), (0, up_to))
+        return memory.as_strided((rows.numel() // n, up_to), (n, 1)).reshape(*rows.shape[:-1], up_to)
+
+    if node.op in PRODUCTS:
+        return again(node, on(x), on(args[0].mT).mT)
+    y = again(node, on(x), *args)
+    return y * up_to / n if node.op == "mean" else y
+
+
+@for_each(operations("amax"))
+def overflowing(c: Context, top: Node) -> Iterator[Way]:
+    """A softmax whose largest number is not subtracted: that shows only where exponents of the type end."""
+    nodes, below = c.part.nodes, set(c.part.downstream(top.id))
+    less = [k for k in below if nodes[k].op == "sub" and nodes[k].parents[-1] in below]
+    exponentials = [u for k in less for u in c.part.users.get(k, ()) if nodes[u].op == "exp"]
+    for name in ("float32", "float16") if exponentials else ():
+        edits = edit_results([top.id], torch.zeros_like) | edit_results(exponentials, partial(_in_range, name=name))
+        says = f"the largest is not subtracted before {c.operation(min(exponentials))}, whose result overflows {name}"
+        yield "drop_term", says, edits
+
+
+def _in_range(x: Tensor, name: str) -> Tensor:
+    """Infinite beyond the largest number of a type, and zero below its smallest."""
+    most, least = (getattr(torch.finfo(getattr(torch, name)), end) for end in ("max", "smallest_normal"))
+    least *= torch.finfo(getattr(torch, name)).eps
+    return torch.where(x > most, math.inf, torch.where(x < least, 0.0, x))
 
 
 @for_each(lambda c: (i for i in c.part.given + c.computed if c.real(i)))

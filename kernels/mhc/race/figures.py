@@ -23,7 +23,7 @@ def film(kernels: Mapping[str, Emitted], steps: int = 5) -> Figure:
     """The buffers of the shared tile at the end of each step, a row a kernel: which product may still read, what is
     written.
 
-    A product stays pending for `pending` steps after its own. A copy over what is read is red. Raises ValueError where
+    A product stays pending for `pending` steps after its own. A copy over what is read is orange. Raises ValueError if
     no asynchronous product reads a tile.
     """
     figure, axes = plots.figure(len(kernels), steps, width=9.0, height=1.9 * len(kernels) + 0.7)
@@ -46,9 +46,9 @@ def film(kernels: Mapping[str, Emitted], steps: int = 5) -> Figure:
                               edgecolor=plots.RED if hit else plots.GREEN)  # fmt: skip
             axis.set(xlim=(0, 1), ylim=(3.5 if text.buffers[tile] <= 4 else text.buffers[tile] - 0.5, -0.5), xticks=[])
             axis.set_yticks([] if step else range(text.buffers[tile]))
-            axis.set_title(f"{name}, end of step {step}" if not step else f"step {step}", fontsize=9)
+            axis.set_title(f"end of step {step}", fontsize=9)
             axis.spines[:].set_visible(False)
-        row[0].set_ylabel("buffer")
+        row[0].set_ylabel(f"{name}\nbuffer", fontsize=8)
     words = {"a product may still read": (plots.BLUE, True), "a copy, over what is read": (plots.RED, False)}
     words["a copy, into a free buffer"] = (plots.GREEN, False)
     handles = [Patch(fill=fill, alpha=0.45 if fill else 1.0, color=colour, lw=2.5, label=label)
