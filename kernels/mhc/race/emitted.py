@@ -66,8 +66,10 @@ class Emitted:
     writes: list[tuple[int, str, int]] = field(default_factory=list)
 
 
-def compiled(orders: Mapping[str, Order]) -> dict[str, str]:
+def compiled(orders: Mapping[str, Order], *folders: Path) -> dict[str, str]:
     """The TTGIR of each order for compute capability 9.0, by this Python's Triton; no GPU is needed.
+
+    `folders` hold modules of kernels that are not in the checkout.
 
     It is without the lines of the source, and can be compiled further. In a process of its own, since where Triton
     interprets kernels it cannot compile them. Raises RuntimeError with the compiler's last words if it fails.
@@ -75,7 +77,10 @@ def compiled(orders: Mapping[str, Order]) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "orders.json"
         path.write_text(json.dumps({name: asdict(order) for name, order in orders.items()}))
-        environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        environment = os.environ | {
+            "TRITON_INTERPRET": "0",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *map(str, folders), *sys.path]),
+        }
         command = [sys.executable, "-m", "kernels.mhc.race.emitted", str(path)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
     if done.returncode:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +21,4 @@ def compile_with(folder: Path, line: str, k: int) -> emitted.Emitted:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "my_guard.py").write_text(source, encoding="utf-8")
     order = replace(Variant(guarded=True).order(k), kernel="my_guard:variant_kernel")
-    sys.path.insert(0, str(folder))
-    try:
-        return emitted.read(emitted.compiled({"mine": order})["mine"])
-    finally:
-        sys.path.remove(str(folder))
+    return emitted.read(emitted.compiled({"mine": order}, folder)["mine"])
