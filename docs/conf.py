@@ -18,7 +18,7 @@ root_doc = "docs/index"
 include_patterns = [f"{folder}*.md" for folder in ("", "docs/", "benchmark/", "data/*/", "kernels/*/")]
 include_patterns.append("notebooks/*.ipynb")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx-mathjax-offline"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
