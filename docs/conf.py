@@ -3,6 +3,7 @@
 Notebooks are shown as they are committed, and nothing is fetched.
 """
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -42,6 +43,19 @@ def escape_bars(app, what, name, value, options, lines):
     lines[:] = [line.replace("|", r"\|") for line in lines]
 
 
+def keep_alt(app, document, source):
+    """Myst-nb takes the text of a picture from the metadata of its cell; that of Jupyter is in the output's."""
+    if not document.startswith("notebooks/"):
+        return
+    notebook = json.loads(source[0])
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", ()):
+            if text := output.get("metadata", {}).get("image/png", {}).get("alt"):
+                cell["metadata"]["mystnb"] = {"image": {"alt": text}}
+    source[0] = json.dumps(notebook)
+
+
 def setup(app):
     """Called by Sphinx."""
+    app.connect("source-read", keep_alt)
     app.connect("autodoc-process-docstring", escape_bars)

@@ -86,5 +86,8 @@ def test_the_site_is_built_without_a_warning_and_without_a_network(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     reference = (tmp_path / "docs" / "reference.html").read_text(encoding="utf-8")
     assert not [name for name in whywrong.__all__ if f'id="whywrong.{name}"' not in reference]
-    pages = {path.stem for path in (tmp_path / "notebooks").glob("*.html")}
-    assert pages == {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in (tmp_path / "notebooks").glob("*.html")}
+    assert set(pages) == {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    described = [text for page in pages.values() for text in re.findall(r'<img alt="([^"]*)"', page)]
+    assert described
+    assert not [text for text in described if text.endswith(".png")], "a picture has its text, not its file's name"
