@@ -30,13 +30,17 @@ DOWNLOAD = $(BIN)/pip download -qq -d wheelhouse -c constraints.txt --only-binar
 # Where it is set, each of some hundred processes would compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run test lint test-slow lab refresh book wheelhouse clean
+.PHONY: setup run test lint pytest nbval test-slow lab refresh book docs wheelhouse clean
 
 run: setup
 	@$(BIN)/labkit run --jobs $(JOBS)
 
-test: lint
+test: lint pytest nbval
+
+pytest: setup
 	@$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) --dist worksteal $(TESTS)
+
+nbval: setup
 	@$(if $(BOOKS),$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) --dist loadfile --nbval-lax --nbval-current-env \
 		--nbval-cell-timeout=300 $(BOOKS))
 
@@ -69,6 +73,11 @@ refresh: setup
 book: setup
 	@$(BIN)/python -m tools.book book
 
+# The site: build/site/docs/index.html. Notebooks as they are committed; a warning is an error.
+docs: setup
+	@$(BIN)/sphinx-build -q -W --keep-going -c docs . build/site
+	@echo "written: build/site/docs/index.html"
+
 setup: $(DONE)
 
 # uv, which takes a third of pip's time, where it is there or can be had; from where pip is configured to take packages.
@@ -82,7 +91,7 @@ $(DONE): pyproject.toml labkit/pyproject.toml constraints.txt
 	$$found -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $$found has no venv module; install it (Debian: apt-get install python3-venv)"; exit 1; }; \
 	echo "setting up $(VENV) with $$($$found --version); this happens once"; \
 	$$found -m venv --clear $(VENV)
-	@extras=lab,sweep; nvidia-smi -L >/dev/null 2>&1 && extras=$$extras,gpu; \
+	@extras=lab,sweep,docs; nvidia-smi -L >/dev/null 2>&1 && extras=$$extras,gpu; \
 	pip="$(BIN)/python -m pip"; install="$$pip install -q --disable-pip-version-check"; \
 	uv=$$(command -v uv) || { $$install -c constraints.txt uv 2>/dev/null && uv=$(BIN)/uv; }; \
 	if [ -n "$$uv" ]; then \

@@ -131,7 +131,7 @@ def test_make_installs_with_uv_where_it_can_be_had_and_with_pip_else(tmp_path, i
     subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, check=True)
     calls = log.read_text().splitlines()
     assert calls[-1].startswith(f"{by} ")
-    assert calls[-1].endswith("-c constraints.txt -e .[fuzz,page,lab,dev] -e ./labkit[lab,sweep]")
+    assert calls[-1].endswith("-c constraints.txt -e .[fuzz,page,lab,dev] -e ./labkit[lab,sweep,docs]")
     assert any(call.endswith("-c constraints.txt uv") for call in calls) is not installed
     assert (made / ".done").exists()
 

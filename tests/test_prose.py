@@ -2,12 +2,16 @@
 
 import csv
 import json
+import math
+import re
+import textwrap
 
 import pytest
 
 from kernels.compare.checks import CHECKS
 from labkit.session.catalogue import ROOT
 from whywrong.checking.with_program import SIMULATED_RUNS
+from whywrong.comparing.bounds import quantile
 
 
 def words(name):
@@ -64,3 +68,29 @@ def test_the_table_of_sweeps_has_the_records():
             what = f"{row['notebook']} 2 s" if row["notebook"] == "waits" else f"{row['notebook']} for 2 s"
             times = f"{float(row['sweep s']):.0f} s | {float(row['ideal s']):.0f} s | {float(row['of the ideal']):.2f}"
             assert f"| {what} | {row['runs']} | {times} | `{name}`" in docs
+
+
+def test_what_is_said_of_tolerances_is_what_is_on_record():
+    docs = " ".join((ROOT / "docs" / "tolerances.md").read_text(encoding="utf-8").split())
+    for power in (3, 6, 9, 12):
+        few, many = (quantile(10.0**-power, runs) for runs in (SIMULATED_RUNS, math.inf))
+        assert f"| $10^{{-{power}}}$ | {few:.2f} | {many:.2f} | {few / many:.2f} |" in docs
+    record = json.loads((ROOT / "data" / "results" / "right_programs.json").read_text())
+    for storage, flagged in record["accused by"]["storage"].items():
+        assert f"{flagged['count']} of {flagged['of']} in {storage}" in docs
+    for size in ("1 roundings", "32 roundings"):
+        for found in (sizes[size]["found"] for sizes in record["power"].values()):
+            assert f"{found['count']} of {found['of']}" in docs
+    for row in rows("tolerance_choices.csv"):
+        found = " | ".join(f"{row[f'found of {size}']} of {row[f'faults of {size}']}" for size in (1, 4, 32))
+        assert f"| {float(row['value']):g} | {row['flagged']} of {row['correct']} | {found} |" in docs
+
+
+def test_the_module_of_the_docs_is_explained_as_shown(capsys):
+    docs = (ROOT / "docs" / "own_module.md").read_text(encoding="utf-8")
+    exec(textwrap.dedent(re.search(r"(?s)```python\n(.*?)```", docs)[1]), {"__name__": "block"})
+    printed = capsys.readouterr().out
+    assert printed.startswith("norm\n")
+    for shown in ("eps   add has 0.01 where the reference has 1e-05", "why norm: cause"):
+        assert shown in docs
+        assert shown in printed
