@@ -15,11 +15,13 @@ in blocks of rows, so that memory does not grow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
+from functools import cache, partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardshrink
 
 from whywrong.checking.findings import UNKNOWN, Finding, absent, reason
 from whywrong.checking.masks import LOWEST, unmasked
@@ -53,6 +55,9 @@ DISTINCT_VALUES = 16
 
 BLOCK_ELEMENTS = 3 << 18
 """Elements that are checked at a time: 6 MiB of float64, and some forty arrays of that size are needed."""
+
+SAMPLE = 1 << 16
+"""Elements that are sorted, of more of them."""
 
 SAMPLED_ELEMENTS = 1 << 10
 """Elements of a piece of a long row."""
@@ -135,20 +140,21 @@ class Values:
         tests: list[Test] = []
         blocks: list[Block] = []
         for seen, exact in (_alike(*pair) for pair in _blocks(o, g.to(o.device))):
-            size = _size(exact)
-            offs.append(_off(seen - exact, size, unit))
+            size, residual = _size(exact), seen - exact
+            offs.append(_off(residual, size, unit))
             inherited = most if self.ordered else max(most, offs[-1].relative)
-            allowed = bound or _bound(exact, size, storage, rule, inherited, length, chance)
+            allowed, rounding = _bound(exact, size, storage, rule, inherited, length, chance)
+            allowed = bound or allowed
             part = measure(seen, exact, torch.as_tensor(allowed.absolute).expand(exact.shape).double())
             parts.append(_moved(part, start))
             blocks += [Block.of(seen, exact, allowed.absolute)] if self.elements else []
             if part.mismatches == 0 and not bound:
                 rms = MAGNIFIED * (most + rule.unit * math.sqrt(length) + rule.cut) + unit
-                seen = torch.where((seen - exact).abs() <= _underflow(storage, rule), exact, seen)
-                relative = _off(seen - exact, size, unit).relative
+                larger = hardshrink(residual, _underflow(storage, rule))  # 0 where underflow explains it
+                relative = (offs[-1] if torch.equal(larger, residual) else _off(larger, size, unit)).relative
                 tests.append(Test("rms", relative / rms, relative))
-                differs = self.ordered and not torch.equal(seen, exact)  # or there is nothing to average
-                tests += _averages(seen, exact, size, allowed.noise, coherent, chance) if differs else ()
+                if self.ordered and larger.any():  # or there is nothing to average
+                    tests += _averages(larger, exact, size, partial(rounding, seen, larger), coherent, chance)
             start += exact.numel()
         worst = Structure(tuple(tests)) if tests else None
         total = described(combine(parts), o, (own, name_of(g.dtype)), allowed.why)
@@ -213,6 +219,9 @@ def _alike(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Both in float64; values beyond the range of the observed dtype are infinite on both sides, and so are masks."""
     most = torch.finfo(o.dtype).max
     observed, exact = o.double(), g.double()
+    least, largest = map(float, exact.aminmax())
+    if max(0.5 * LOWEST, -most) < least <= largest < most:  # no mask, nothing beyond
+        return observed, exact
     beyond = (exact.abs() >= most) & (observed.abs() >= most)
     exact = torch.where(beyond, exact.sign() * math.inf, exact)
     return unmasked(torch.where(beyond, observed.sign() * math.inf, observed), exact)
@@ -224,14 +233,25 @@ def _moved(part: Statistics, start: int) -> Statistics:
     return part._replace(**{key: at + start if at >= 0 else at for key, at in places.items()})
 
 
-def _bound(g: Tensor, size: Tensor, storage: str, rule: Precision, most: float, length: int, chance: float) -> Bound:
-    """Half a unit of storage, a sum of `length` terms, cut factors; and the errors before, magnified."""
-    half = (half_ulp(g, storage, flush=rule.flush) * (2.0 if rule.eager else 1.0)).clamp(min=_underflow(storage, rule))
-    spread = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut) * size
+def _bound(
+    g: Tensor, size: Tensor, storage: str, rule: Precision, most: float, length: int, chance: float
+) -> tuple[Bound, Callable[[Tensor, Tensor], tuple[float, Tensor]]]:
+    """Half a unit of storage, a sum of `length` terms, cut factors; and the errors before, magnified.
+
+    And a function of observed values and residuals: how often a value is repeated, and the variance that rounding gives
+    residual / size.
+    """
+    half = (half_ulp(g, storage, flush=rule.flush) * (2.0 if rule.eager else 1.0)).clamp_(min=_underflow(storage, rule))
+    spread = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut)
     t = quantile(chance / max(1, g.numel()), math.inf)
     why = f"{t:.3g} sigma of a sum of {length} terms, steps before {most:.3g} off, and half a unit of {storage}"
-    noise = (half.square() / 3.0 + spread.square()).sqrt()
-    return Bound(torch.nan_to_num(half + t * (spread + MAGNIFIED * most * size), 0.0), why, noise)
+
+    @cache
+    def rounding(o: Tensor, residual: Tensor) -> tuple[float, Tensor]:
+        distinct = torch.where(residual == 0.0, g, o).unique()
+        return o.numel() / len(distinct), _relative(half, size).square() / 3.0 + spread**2
+
+    return Bound(half.add(size, alpha=t * spread + MAGNIFIED * t * most).nan_to_num_(0.0), why), rounding
 
 
 def _underflow(storage: str, rule: Precision) -> float:
@@ -241,66 +261,83 @@ def _underflow(storage: str, rule: Precision) -> float:
 
 def _size(g: Tensor) -> Tensor:
     """The size that errors of an element scale with: its own, or the RMS of its row or its column. Masks have none."""
-    own = torch.where(g.isfinite(), g, 0.0)
-    g = torch.where(g > 0.5 * LOWEST, own, 0.0)
+    own = _finite(g)
+    g = own if float(own.min()) > 0.5 * LOWEST else torch.where(own > 0.5 * LOWEST, own, 0.0)
     largest = g.abs().max().clamp(min=1e-300)
-    scaled = g / largest  # squares may overflow
-    rows = scaled.square().mean(-1, keepdim=True).sqrt()
-    columns = scaled.reshape(-1, *g.shape[-1:]).square().mean(0).sqrt()
+    squares = (g / largest).square_()  # squares may overflow
+    rows = squares.mean(-1, keepdim=True).sqrt()
+    columns = squares.reshape(-1, *g.shape[-1:]).mean(0).sqrt()
     return torch.maximum(largest * torch.maximum(rows, columns), own.abs())
+
+
+def _finite(x: Tensor) -> Tensor:
+    """x with 0 for what is not finite; x itself where all is, as one pass tells."""
+    return x if all(map(math.isfinite, map(float, x.aminmax()))) else torch.where(x.isfinite(), x, 0.0)
+
+
+def _relative(x: Tensor, size: Tensor) -> Tensor:
+    """x / size where both are numbers; 0 elsewhere."""
+    x = _finite(x)
+    return x / size if float(size.min()) > 1e-300 else torch.where(size > 0.0, x / size.clamp(min=1e-300), 0.0)
 
 
 def _off(residual: Tensor, size: Tensor, unit: float) -> Off:
     """A residual in numbers. The mean of n independent errors is expected to be sqrt(n) times smaller than one."""
-    r = torch.where(residual.isfinite(), residual, 0.0)
+    r, z = _finite(residual), _relative(residual, size)
     largest = float(r.abs().max()) or 1.0
-    z = torch.where(size > 0.0, r / size.clamp(min=1e-300), 0.0)
     relative, absolute = (float(x.square().mean().sqrt()) for x in (z, r / largest))
     coherent = max(abs(float(z.mean())), relative / math.sqrt(r.numel()))
     return Off(relative, max(relative, largest * absolute), coherent, unit)
 
 
-def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float, chance: float) -> list[Test]:
+def _averages(
+    r: Tensor, g: Tensor, size: Tensor, rounding: Callable[[], tuple[float, Tensor]], coherent: float, chance: float
+) -> list[Test]:
     """Weighted means of residual / size: times the golden (slope), plain (mean), and for groups of like golden values.
 
     Each may reach `coherent` and a quantile of its standard error. A wrong function errs by a function of its value.
     Inherited errors are equal along some dimensions, a weight's in a column and a sum's in a row, so the standard error
-    is taken from sums along each dimension, and the largest counts. Where observed values repeat, rounding errors count
-    once for each distinct value.
+    is taken from sums along each dimension, and the largest counts. Where observed values repeat, rounding errors,
+    `rounding` their variance, count once for each distinct value. Of more than SAMPLE elements the standard error is
+    taken only where `coherent` is exceeded, and repeated values are counted only where that does not suffice.
     """
-    r = o - g
-    counted = (size > 0.0) & r.isfinite()
-    unit = torch.where(counted, 1.0 / size.clamp(min=1e-300), 0.0)
-    z, h = (torch.where(counted, x, 0.0) * unit for x in (r, g))
+    large, chance = r.numel() > SAMPLE, 0.5 * chance
+    counted = ((size > 0.0) & r.isfinite()).double().unsqueeze(-1)
+    z, h = (_relative(x, size).unsqueeze(-1) * counted for x in (r, g))
     along = [k for k, count in enumerate(z.shape) if count >= FEWEST]
-    places = torch.unravel_index(torch.arange(z.numel(), device=z.device), z.shape)
-    groupings = [places[k] for k in along]
-    if z.ndim > 2 or not along:  # rows, or where all dimensions are short, elements
-        groupings.append(torch.arange(z.numel(), device=z.device) // (z.shape[-1] if along else 1))
-    repeats = z.numel() / max(1, len(o.unique()))
-    ones, together = counted.double(), torch.zeros(z.numel(), dtype=torch.long, device=z.device)
-    value_group = torch.empty_like(together)
-    value_group[g.flatten().argsort()] = (
-        torch.arange(len(value_group), device=z.device) * DISTINCT_VALUES // len(value_group)
-    )
-    tests = []
-    for name, weight, part in (("slope", h, together), ("mean", ones, together), ("values", ones, value_group)):
-        parts = DISTINCT_VALUES if part is value_group else 1
-        squares, products = weight.square().flatten(), (z * weight).flatten()
-        total = torch.bincount(part, squares, parts).clamp(min=1e-300)
-        value = torch.bincount(part, products, parts) / total
-        scatter = products - value[part] * squares
-        rounding = repeats * torch.bincount(part, (noise * unit * weight).square().flatten(), parts)
-        spread = (repeats > 1.0) * quantile(0.5 * chance / parts, math.inf) * rounding.sqrt()
-        for place in groupings:
-            at, shape = part * (int(place.max()) + 1) + place, (parts, -1)
-            sums = [torch.bincount(at, x, parts * (int(place.max()) + 1)).view(shape) for x in (scatter, squares)]
-            # Kish's effective sample size: terms of equal weight that would scatter as much
-            count = sums[1].sum(-1).square() / sums[1].square().sum(-1).clamp(min=1e-300)
-            t = [quantile(0.5 * chance / parts, max(FEWEST, n) - 1.0) for n in count.tolist()]
-            chances = torch.tensor(t, device=z.device) * (sums[0].square().sum(-1) * count / (count - 1.0)).sqrt()
-            spread = torch.where(count >= FEWEST, torch.maximum(spread, chances), math.inf)
-        share = value.abs() / (coherent + spread / total).clamp(min=1e-300)
-        worst = int(share.argmax())
-        tests.append(Test(name, float(share[worst]), float(value[worst]), worst if parts > 1 else None))
-    return tests
+    others = [tuple(i for i in range(z.ndim) if i != k) for k in along]
+    if z.ndim > 3 or not along:  # rows, or where all dimensions are short, elements
+        others.append((-2, -1) if along else (-1,))
+
+    def test(name: str, weight: Tensor, parts: int = 1, at: int | None = None) -> Test:
+        products, squares = z * weight, weight.square()
+        total = max(float(squares.sum()), 1e-300)
+        value, spread = float(products.sum()) / total, 0.0
+        if not large or abs(value) > coherent:
+            for dims in others:
+                scatter, weights = products.sum(dims), squares.sum(dims)
+                scatter -= value * weights
+                # Kish's effective sample size: terms of equal weight that would scatter as much
+                count = total**2 / max(float(weights.square().sum()), 1e-300)
+                error = (
+                    math.sqrt(float(scatter.square().sum()) * count / (count - 1.0)) if count >= FEWEST else math.inf
+                )
+                spread = max(spread, quantile(chance / parts, max(FEWEST, count) - 1.0) * error)
+        if not large or abs(value) > coherent + spread / total:
+            repeats, variance = rounding()
+            error = math.sqrt(repeats * float((variance.unsqueeze(-1) * squares).sum()))
+            spread = max(spread, (repeats > 1.0) * quantile(chance / parts, math.inf) * error)
+        return Test(name, abs(value) / max(coherent + spread / total, 1e-300), value, at)
+
+    tests = [test("slope", h), test("mean", counted)]
+    most = float(z.abs().max())
+    if large and most <= coherent:  # so is each mean
+        return [*tests, Test("values", most / coherent, most)]
+    some = g.flatten()[:: -(-g.numel() // SAMPLE)].sort().values
+    borders = some[[len(some) * k // DISTINCT_VALUES for k in range(1, DISTINCT_VALUES)]]
+    group = torch.bucketize(g, borders, right=True).unsqueeze(-1)
+    sums = (torch.bincount(group.flatten(), x.flatten(), DISTINCT_VALUES) for x in (z, counted))
+    means = torch.div(*sums).nan_to_num().tolist()
+    suspect = [k for k, mean in enumerate(means) if not large or abs(mean) > coherent] or [0]
+    groups = (test("values", counted * (group == k), DISTINCT_VALUES, k) for k in suspect)
+    return [*tests, max(groups, key=lambda one: one.share)]

@@ -25,6 +25,9 @@ UNIT_ROUNDOFF = {name: info.eps / 2.0 for name, info in _INFO.items()} | {
 SMALLEST = {name: info.tiny * info.eps for name, info in _INFO.items()}
 """The smallest subnormal: what one operation may lose to underflow."""
 
+EXPONENT = 0x7FF << 52
+"""The bits of a float64 number's exponent."""
+
 INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 FIELD_CHOICES = {
     "storage": (*FLOATS, *INTEGERS),
@@ -151,8 +154,8 @@ def half_ulp(x: Tensor, name: str, *, flush: bool = False) -> Tensor:
     if name in INTEGERS:
         return torch.full_like(x, 0.5)
     info = torch.finfo(dtype_of(name))
-    size = torch.nan_to_num(x.abs(), 0.0, info.max, info.max).clamp(min=info.tiny, max=info.max)
-    half = 0.25 * info.eps * torch.exp2(torch.frexp(size)[1].double())
+    size = torch.nan_to_num(x.double().abs(), 0.0, info.max, info.max).clamp(min=info.tiny, max=info.max)
+    half = (size.view(torch.int64) & EXPONENT).view(torch.float64).mul(0.5 * info.eps)  # the power of two below
     return half.clamp(min=info.tiny) if flush else half
 
 
