@@ -130,8 +130,8 @@ class Values:
         own, bound = name_of(o.dtype), self.golden.step(name).bound
         storage = rule.storage if rule.storage in UNIT_ROUNDOFF else own
         storage = max(storage, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # a golden has no more digits
-        unit = UNIT_ROUNDOFF[storage]
-        between = max(before.unit, unit * rule.eager)
+        roundoff = UNIT_ROUNDOFF[storage]
+        between = max(before.unit, roundoff * rule.eager)
         most = max(before.most, between, HIDDEN * rule.unit)
         coherent = max(CARRIED * (before.coherent + before.most**2 + rule.unit), between * rule.eager)
         chance, start = self.chance / -(-o.numel() // BLOCK_ELEMENTS), 0
@@ -141,20 +141,21 @@ class Values:
         blocks: list[Block] = []
         for seen, exact in (_alike(*pair) for pair in _blocks(o, g.to(o.device))):
             size, residual = _size(exact), seen - exact
-            offs.append(_off(residual, size, unit))
+            unit = _unit(residual, size)
+            offs.append(_off(residual, unit, roundoff))
             inherited = most if self.ordered else max(most, offs[-1].relative)
-            allowed, rounding = _bound(exact, size, storage, rule, inherited, length, chance)
+            allowed, rounding = _bound(exact, size, unit, storage, rule, inherited, length, chance)
             allowed = bound or allowed
             part = measure(seen, exact, torch.as_tensor(allowed.absolute).expand(exact.shape).double())
             parts.append(_moved(part, start))
             blocks += [Block.of(seen, exact, allowed.absolute)] if self.elements else []
             if part.mismatches == 0 and not bound:
-                rms = MAGNIFIED * (most + rule.unit * math.sqrt(length) + rule.cut) + unit
+                rms = MAGNIFIED * (most + rule.unit * math.sqrt(length) + rule.cut) + roundoff
                 larger = hardshrink(residual, _underflow(storage, rule))  # 0 where underflow explains it
-                relative = (offs[-1] if torch.equal(larger, residual) else _off(larger, size, unit)).relative
+                relative = (offs[-1] if torch.equal(larger, residual) else _off(larger, unit)).relative
                 tests.append(Test("rms", relative / rms, relative))
                 if self.ordered and larger.any():  # or there is nothing to average
-                    tests += _averages(larger, exact, size, partial(rounding, seen, larger), coherent, chance)
+                    tests += _averages(larger, exact, unit, partial(rounding, seen, larger), coherent, chance)
             start += exact.numel()
         worst = Structure(tuple(tests)) if tests else None
         total = described(combine(parts), o, (own, name_of(g.dtype)), allowed.why)
@@ -194,7 +195,7 @@ def _measured(o: Tensor, g: Tensor) -> Off:
     if o.shape != g.shape or not o.numel():
         return Off()
     o, g = (x if x.is_floating_point() else x.double() for x in (o, g.to(o.device)))
-    return _worst(_off(a - b, _size(b), 0.0) for a, b in (_alike(*pair) for pair in _blocks(o, g)))
+    return _worst(_off(a - b, _unit(a - b, _size(b))) for a, b in (_alike(*pair) for pair in _blocks(o, g)))
 
 
 def _worst(several: Iterable[Off]) -> Off:
@@ -234,14 +235,14 @@ def _moved(part: Statistics, start: int) -> Statistics:
 
 
 def _bound(
-    g: Tensor, size: Tensor, storage: str, rule: Precision, most: float, length: int, chance: float
+    g: Tensor, size: Tensor, unit: Tensor, storage: str, rule: Precision, most: float, length: int, chance: float
 ) -> tuple[Bound, Callable[[Tensor, Tensor], tuple[float, Tensor]]]:
     """Half a unit of storage, a sum of `length` terms, cut factors; and the errors before, magnified.
 
     And a function of observed values and residuals: how often a value is repeated, and the variance that rounding gives
-    residual / size.
+    residual / unit.
     """
-    half = (half_ulp(g, storage, flush=rule.flush) * (2.0 if rule.eager else 1.0)).clamp_(min=_underflow(storage, rule))
+    half = half_ulp(g, storage, flush=rule.flush).mul_(2.0 if rule.eager else 1.0).clamp_(min=_underflow(storage, rule))
     spread = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut)
     t = quantile(chance / max(1, g.numel()), math.inf)
     why = f"{t:.3g} sigma of a sum of {length} terms, steps before {most:.3g} off, and half a unit of {storage}"
@@ -249,7 +250,7 @@ def _bound(
     @cache
     def rounding(o: Tensor, residual: Tensor) -> tuple[float, Tensor]:
         distinct = torch.where(residual == 0.0, g, o).unique()
-        return o.numel() / len(distinct), _relative(half, size).square() / 3.0 + spread**2
+        return o.numel() / len(distinct), (half / unit).square() / 3.0 + spread**2
 
     return Bound(half.add(size, alpha=t * spread + MAGNIFIED * t * most).nan_to_num_(0.0), why), rounding
 
@@ -263,37 +264,44 @@ def _size(g: Tensor) -> Tensor:
     """The size that errors of an element scale with: its own, or the RMS of its row or its column. Masks have none."""
     own = _finite(g)
     g = own if float(own.min()) > 0.5 * LOWEST else torch.where(own > 0.5 * LOWEST, own, 0.0)
-    largest = g.abs().max().clamp(min=1e-300)
-    squares = (g / largest).square_()  # squares may overflow
+    largest = _largest(g) or 1e-300
+    squares = (g / largest).square_()  # which may overflow
     rows = squares.mean(-1, keepdim=True).sqrt()
     columns = squares.reshape(-1, *g.shape[-1:]).mean(0).sqrt()
-    return torch.maximum(largest * torch.maximum(rows, columns), own.abs())
+    return torch.maximum(torch.maximum(rows, columns).mul_(largest), own.abs())
+
+
+def _largest(x: Tensor) -> float:
+    """The largest absolute value; NaN where there is one."""
+    return max(map(abs, map(float, x.aminmax())))
 
 
 def _finite(x: Tensor) -> Tensor:
-    """x with 0 for what is not finite; x itself where all is, as one pass tells."""
-    return x if all(map(math.isfinite, map(float, x.aminmax()))) else torch.where(x.isfinite(), x, 0.0)
+    """x with 0 for what is not finite; x itself where all is."""
+    return x if math.isfinite(_largest(x)) else torch.where(x.isfinite(), x, 0.0)
 
 
-def _relative(x: Tensor, size: Tensor) -> Tensor:
-    """x / size where both are numbers; 0 elsewhere."""
-    x = _finite(x)
-    return x / size if float(size.min()) > 1e-300 else torch.where(size > 0.0, x / size.clamp(min=1e-300), 0.0)
+def _unit(residual: Tensor, size: Tensor) -> Tensor:
+    """What residuals are divided by: their size, and Inf where they are not counted."""
+    if math.isfinite(_largest(residual)) and float(size.min()) > 1e-300:
+        return size
+    return torch.where((size > 0.0) & residual.isfinite(), size.clamp(min=1e-300), math.inf)
 
 
-def _off(residual: Tensor, size: Tensor, unit: float) -> Off:
+def _off(residual: Tensor, unit: Tensor, roundoff: float = 0.0) -> Off:
     """A residual in numbers. The mean of n independent errors is expected to be sqrt(n) times smaller than one."""
-    r, z = _finite(residual), _relative(residual, size)
-    largest = float(r.abs().max()) or 1.0
-    relative, absolute = (float(x.square().mean().sqrt()) for x in (z, r / largest))
-    coherent = max(abs(float(z.mean())), relative / math.sqrt(r.numel()))
-    return Off(relative, max(relative, largest * absolute), coherent, unit)
+    r, n = _finite(residual), math.sqrt(residual.numel())
+    z = r / unit
+    largest = _largest(r) or 1.0
+    relative, absolute = (float(torch.linalg.vector_norm(x)) / n for x in (z, r / largest))
+    coherent = max(abs(float(z.mean())), relative / n)
+    return Off(relative, max(relative, largest * absolute), coherent, roundoff)
 
 
 def _averages(
-    r: Tensor, g: Tensor, size: Tensor, rounding: Callable[[], tuple[float, Tensor]], coherent: float, chance: float
+    r: Tensor, g: Tensor, unit: Tensor, rounding: Callable[[], tuple[float, Tensor]], coherent: float, chance: float
 ) -> list[Test]:
-    """Weighted means of residual / size: times the golden (slope), plain (mean), and for groups of like golden values.
+    """Weighted means of residual / unit: times the golden (slope), plain (mean), and for groups of like golden values.
 
     Each may reach `coherent` and a quantile of its standard error. A wrong function errs by a function of its value.
     Inherited errors are equal along some dimensions, a weight's in a column and a sum's in a row, so the standard error
@@ -302,15 +310,14 @@ def _averages(
     taken only where `coherent` is exceeded, and repeated values are counted only where that does not suffice.
     """
     large, chance = r.numel() > SAMPLE, 0.5 * chance
-    counted = ((size > 0.0) & r.isfinite()).double().unsqueeze(-1)
-    z, h = (_relative(x, size).unsqueeze(-1) * counted for x in (r, g))
+    counted = unit.isfinite().double().unsqueeze(-1)
+    z, h = ((_finite(x) / unit).unsqueeze(-1) for x in (r, g))
     along = [k for k, count in enumerate(z.shape) if count >= FEWEST]
     others = [tuple(i for i in range(z.ndim) if i != k) for k in along]
     if z.ndim > 3 or not along:  # rows, or where all dimensions are short, elements
         others.append((-2, -1) if along else (-1,))
 
-    def test(name: str, weight: Tensor, parts: int = 1, at: int | None = None) -> Test:
-        products, squares = z * weight, weight.square()
+    def test(name: str, products: Tensor, squares: Tensor, parts: int = 1, at: int | None = None) -> Test:
         total = max(float(squares.sum()), 1e-300)
         value, spread = float(products.sum()) / total, 0.0
         if not large or abs(value) > coherent:
@@ -319,18 +326,19 @@ def _averages(
                 scatter -= value * weights
                 # Kish's effective sample size: terms of equal weight that would scatter as much
                 count = total**2 / max(float(weights.square().sum()), 1e-300)
-                error = (
-                    math.sqrt(float(scatter.square().sum()) * count / (count - 1.0)) if count >= FEWEST else math.inf
-                )
-                spread = max(spread, quantile(chance / parts, max(FEWEST, count) - 1.0) * error)
+                if count < FEWEST:
+                    spread = math.inf
+                    break
+                error = math.sqrt(float(scatter.square().sum()) * count / (count - 1.0))
+                spread = max(spread, quantile(chance / parts, count - 1.0) * error)
         if not large or abs(value) > coherent + spread / total:
             repeats, variance = rounding()
             error = math.sqrt(repeats * float((variance.unsqueeze(-1) * squares).sum()))
             spread = max(spread, (repeats > 1.0) * quantile(chance / parts, math.inf) * error)
         return Test(name, abs(value) / max(coherent + spread / total, 1e-300), value, at)
 
-    tests = [test("slope", h), test("mean", counted)]
-    most = float(z.abs().max())
+    tests = [test("slope", z * h, h.square()), test("mean", z, counted)]
+    most = _largest(z)
     if large and most <= coherent:  # so is each mean
         return [*tests, Test("values", most / coherent, most)]
     some = g.flatten()[:: -(-g.numel() // SAMPLE)].sort().values
@@ -339,5 +347,6 @@ def _averages(
     sums = (torch.bincount(group.flatten(), x.flatten(), DISTINCT_VALUES) for x in (z, counted))
     means = torch.div(*sums).nan_to_num().tolist()
     suspect = [k for k, mean in enumerate(means) if not large or abs(mean) > coherent] or [0]
-    groups = (test("values", counted * (group == k), DISTINCT_VALUES, k) for k in suspect)
+    masks = ((k, group == k) for k in suspect)
+    groups = (test("values", z * mask, counted * mask, DISTINCT_VALUES, k) for k, mask in masks)
     return [*tests, max(groups, key=lambda one: one.share)]

@@ -154,8 +154,8 @@ def half_ulp(x: Tensor, name: str, *, flush: bool = False) -> Tensor:
     if name in INTEGERS:
         return torch.full_like(x, 0.5)
     info = torch.finfo(dtype_of(name))
-    size = torch.nan_to_num(x.double().abs(), 0.0, info.max, info.max).clamp(min=info.tiny, max=info.max)
-    half = (size.view(torch.int64) & EXPONENT).view(torch.float64).mul(0.5 * info.eps)  # the power of two below
+    size = x.double().abs().nan_to_num_(0.0, info.max, info.max).clamp_(min=info.tiny, max=info.max)
+    half = (size.view(torch.int64) & EXPONENT).view(torch.float64).mul_(0.5 * info.eps)  # the power of two below
     return half.clamp(min=info.tiny) if flush else half
 
 
