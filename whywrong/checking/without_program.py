@@ -15,9 +15,9 @@ in blocks of rows, so that memory does not grow.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from torch.nn.functional import hardshrink
 
 from whywrong.checking.findings import UNKNOWN, Finding, absent, reason
 from whywrong.checking.masks import LOWEST, unmasked
-from whywrong.comparing.bounds import Bound, quantile
+from whywrong.comparing.bounds import quantile
 from whywrong.comparing.comparison import compare, described, measure
 from whywrong.comparing.elements import Block, Elements
 from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, half_ulp, name_of
@@ -116,8 +116,7 @@ class Values:
             if finding.diverges:
                 del off[name]
                 if not tainted.isdisjoint(sources):
-                    words = f"after a wrong step, {UNKNOWN}: {finding.words}"
-                    finding = replace(finding, wrong=False, words=words)
+                    finding = replace(finding, wrong=False, words=f"after a wrong step, {UNKNOWN}: {finding.words}")
                 tainted.add(name)
             length = max(1, length, *golden.read(name).shape[-1:])
             findings[name] = finding
@@ -128,9 +127,10 @@ class Values:
         if o.shape != g.shape or not (o.is_floating_point() and g.is_floating_point()) or not o.numel():
             return self._discrete(name, o, g, before), _measured(o, g)
         own, bound = name_of(o.dtype), self.golden.step(name).bound
-        storage = rule.storage if rule.storage in UNIT_ROUNDOFF else own
-        storage = max(storage, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # a golden has no more digits
-        roundoff = UNIT_ROUNDOFF[storage]
+        dtype = rule.storage if rule.storage in UNIT_ROUNDOFF else own
+        dtype = max(dtype, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # a golden has no more digits
+        roundoff = UNIT_ROUNDOFF[dtype]
+        underflow = 4.0 * float(half_ulp(torch.zeros(()), dtype, flush=rule.flush))  # half a unit in a few operations
         between = max(before.unit, roundoff * rule.eager)
         most = max(before.most, between, HIDDEN * rule.unit)
         coherent = max(CARRIED * (before.coherent + before.most**2 + rule.unit), between * rule.eager)
@@ -139,26 +139,30 @@ class Values:
         offs: list[Off] = []
         tests: list[Test] = []
         blocks: list[Block] = []
+        noise = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut)
         for seen, exact in (_alike(*pair) for pair in _blocks(o, g.to(o.device))):
             size, residual = _size(exact), seen - exact
             unit = _unit(residual, size)
             offs.append(_off(residual, unit, roundoff))
-            inherited = most if self.ordered else max(most, offs[-1].relative)
-            allowed, rounding = _bound(exact, size, unit, storage, rule, inherited, length, chance)
-            allowed = bound or allowed
-            part = measure(seen, exact, torch.as_tensor(allowed.absolute).expand(exact.shape).double())
+            prior = most if self.ordered else max(most, offs[-1].relative)
+            half = half_ulp(exact, dtype, flush=rule.flush).mul_(2.0 if rule.eager else 1.0).clamp_(min=underflow)
+            t = quantile(chance / exact.numel(), math.inf)
+            why = f"{t:.3g} sigma of a sum of {length} terms, steps before {prior:.3g} off, and half a unit of {dtype}"
+            allowed = half.add(size, alpha=t * noise + MAGNIFIED * t * prior).nan_to_num_(0.0)
+            if bound:
+                allowed, why = torch.as_tensor(bound.absolute).expand(exact.shape).double(), bound.why
+            part = measure(seen, exact, allowed)
             parts.append(_moved(part, start))
-            blocks += [Block.of(seen, exact, allowed.absolute)] if self.elements else []
+            blocks += [Block.of(seen, exact, allowed)] if self.elements else []
             if part.mismatches == 0 and not bound:
-                rms = MAGNIFIED * (most + rule.unit * math.sqrt(length) + rule.cut) + roundoff
-                larger = hardshrink(residual, _underflow(storage, rule))  # 0 where underflow explains it
+                larger = hardshrink(residual, underflow)  # 0 where underflow explains it
                 relative = (offs[-1] if torch.equal(larger, residual) else _off(larger, unit)).relative
-                tests.append(Test("rms", relative / rms, relative))
+                tests.append(Test("rms", relative / (MAGNIFIED * most + noise + roundoff), relative))
                 if self.ordered and larger.any():  # or there is nothing to average
-                    tests += _averages(larger, exact, unit, partial(rounding, seen, larger), coherent, chance)
+                    tests += _averages(seen, larger, exact, unit, (half, noise), coherent, chance)
             start += exact.numel()
         worst = Structure(tuple(tests)) if tests else None
-        total = described(combine(parts), o, (own, name_of(g.dtype)), allowed.why)
+        total = described(combine(parts), o, (own, name_of(g.dtype)), why)
         wrong = not total.ok or (worst is not None and not worst.ok)
         words = reason(total, worst) if wrong else "ok"
         elements = Elements.of(o, g, blocks) if self.elements else None
@@ -218,8 +222,7 @@ def _blocks(o: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _alike(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Both in float64; values beyond the range of the observed dtype are infinite on both sides, and so are masks."""
-    most = torch.finfo(o.dtype).max
-    observed, exact = o.double(), g.double()
+    observed, exact, most = o.double(), g.double(), torch.finfo(o.dtype).max
     least, largest = map(float, exact.aminmax())
     if max(0.5 * LOWEST, -most) < least <= largest < most:  # no mask, nothing beyond
         return observed, exact
@@ -232,32 +235,6 @@ def _moved(part: Statistics, start: int) -> Statistics:
     """Statistics of a block, with its places counted from the start of the step."""
     places = {key: getattr(part, key) for key in ("first", "worst", "one_sided")}
     return part._replace(**{key: at + start if at >= 0 else at for key, at in places.items()})
-
-
-def _bound(
-    g: Tensor, size: Tensor, unit: Tensor, storage: str, rule: Precision, most: float, length: int, chance: float
-) -> tuple[Bound, Callable[[Tensor, Tensor], tuple[float, Tensor]]]:
-    """Half a unit of storage, a sum of `length` terms, cut factors; and the errors before, magnified.
-
-    And a function of observed values and residuals: how often a value is repeated, and the variance that rounding gives
-    residual / unit.
-    """
-    half = half_ulp(g, storage, flush=rule.flush).mul_(2.0 if rule.eager else 1.0).clamp_(min=_underflow(storage, rule))
-    spread = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut)
-    t = quantile(chance / max(1, g.numel()), math.inf)
-    why = f"{t:.3g} sigma of a sum of {length} terms, steps before {most:.3g} off, and half a unit of {storage}"
-
-    @cache
-    def rounding(o: Tensor, residual: Tensor) -> tuple[float, Tensor]:
-        distinct = torch.where(residual == 0.0, g, o).unique()
-        return o.numel() / len(distinct), (half / unit).square() / 3.0 + spread**2
-
-    return Bound(half.add(size, alpha=t * spread + MAGNIFIED * t * most).nan_to_num_(0.0), why), rounding
-
-
-def _underflow(storage: str, rule: Precision) -> float:
-    """The error of an element by underflow: half a unit below the normal numbers in a few operations."""
-    return 4.0 * float(half_ulp(torch.zeros((), dtype=torch.float64), storage, flush=rule.flush))
 
 
 def _size(g: Tensor) -> Tensor:
@@ -294,28 +271,32 @@ def _off(residual: Tensor, unit: Tensor, roundoff: float = 0.0) -> Off:
     z = r / unit
     largest = _largest(r) or 1.0
     relative, absolute = (float(torch.linalg.vector_norm(x)) / n for x in (z, r / largest))
-    coherent = max(abs(float(z.mean())), relative / n)
-    return Off(relative, max(relative, largest * absolute), coherent, roundoff)
+    return Off(relative, max(relative, largest * absolute), max(abs(float(z.mean())), relative / n), roundoff)
 
 
 def _averages(
-    r: Tensor, g: Tensor, unit: Tensor, rounding: Callable[[], tuple[float, Tensor]], coherent: float, chance: float
+    o: Tensor, r: Tensor, g: Tensor, unit: Tensor, noise: tuple[Tensor, float], coherent: float, chance: float
 ) -> list[Test]:
     """Weighted means of residual / unit: times the golden (slope), plain (mean), and for groups of like golden values.
 
     Each may reach `coherent` and a quantile of its standard error. A wrong function errs by a function of its value.
     Inherited errors are equal along some dimensions, a weight's in a column and a sum's in a row, so the standard error
     is taken from sums along each dimension, and the largest counts. Where observed values repeat, rounding errors,
-    `rounding` their variance, count once for each distinct value. Of more than SAMPLE elements the standard error is
-    taken only where `coherent` is exceeded, and repeated values are counted only where that does not suffice.
+    half a unit of storage and a part of `unit` in `noise`, count once for each distinct value. Of more than SAMPLE
+    elements the standard error is taken only where `coherent` is exceeded, and repeated values are counted only where
+    that does not suffice.
     """
     large, chance = r.numel() > SAMPLE, 0.5 * chance
     counted = unit.isfinite().double().unsqueeze(-1)
     z, h = ((_finite(x) / unit).unsqueeze(-1) for x in (r, g))
     along = [k for k, count in enumerate(z.shape) if count >= FEWEST]
     others = [tuple(i for i in range(z.ndim) if i != k) for k in along]
-    if z.ndim > 3 or not along:  # rows, or where all dimensions are short, elements
-        others.append((-2, -1) if along else (-1,))
+    others += [(-2, -1) if along else (-1,)] * (z.ndim > 3 or not along)  # rows; where all are short, elements
+
+    @cache
+    def rounding() -> tuple[float, Tensor]:
+        repeats = r.numel() / len(torch.where(r == 0.0, g, o).unique())
+        return repeats, ((noise[0] / unit).square() / 3.0 + noise[1] ** 2).unsqueeze(-1)
 
     def test(name: str, products: Tensor, squares: Tensor, parts: int = 1, at: int | None = None) -> Test:
         total = max(float(squares.sum()), 1e-300)
@@ -333,20 +314,17 @@ def _averages(
                 spread = max(spread, quantile(chance / parts, count - 1.0) * error)
         if not large or abs(value) > coherent + spread / total:
             repeats, variance = rounding()
-            error = math.sqrt(repeats * float((variance.unsqueeze(-1) * squares).sum()))
+            error = math.sqrt(repeats * float((variance * squares).sum()))
             spread = max(spread, (repeats > 1.0) * quantile(chance / parts, math.inf) * error)
         return Test(name, abs(value) / max(coherent + spread / total, 1e-300), value, at)
 
     tests = [test("slope", z * h, h.square()), test("mean", z, counted)]
-    most = _largest(z)
-    if large and most <= coherent:  # so is each mean
-        return [*tests, Test("values", most / coherent, most)]
+    if large and _largest(z) <= coherent:  # and so is each mean
+        return tests
     some = g.flatten()[:: -(-g.numel() // SAMPLE)].sort().values
     borders = some[[len(some) * k // DISTINCT_VALUES for k in range(1, DISTINCT_VALUES)]]
     group = torch.bucketize(g, borders, right=True).unsqueeze(-1)
     sums = (torch.bincount(group.flatten(), x.flatten(), DISTINCT_VALUES) for x in (z, counted))
-    means = torch.div(*sums).nan_to_num().tolist()
-    suspect = [k for k, mean in enumerate(means) if not large or abs(mean) > coherent] or [0]
-    masks = ((k, group == k) for k in suspect)
-    groups = (test("values", z * mask, counted * mask, DISTINCT_VALUES, k) for k, mask in masks)
-    return [*tests, max(groups, key=lambda one: one.share)]
+    means = enumerate(torch.div(*sums).nan_to_num().tolist())
+    masks = ((k, group == k) for k, mean in means if not large or abs(mean) > coherent)
+    return tests + [test("values", z * mask, counted * mask, DISTINCT_VALUES, k) for k, mask in masks]

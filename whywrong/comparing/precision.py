@@ -25,9 +25,6 @@ UNIT_ROUNDOFF = {name: info.eps / 2.0 for name, info in _INFO.items()} | {
 SMALLEST = {name: info.tiny * info.eps for name, info in _INFO.items()}
 """The smallest subnormal: what one operation may lose to underflow."""
 
-EXPONENT = 0x7FF << 52
-"""The bits of a float64 number's exponent."""
-
 INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 FIELD_CHOICES = {
     "storage": (*FLOATS, *INTEGERS),
@@ -155,7 +152,7 @@ def half_ulp(x: Tensor, name: str, *, flush: bool = False) -> Tensor:
         return torch.full_like(x, 0.5)
     info = torch.finfo(dtype_of(name))
     size = x.double().abs().nan_to_num_(0.0, info.max, info.max).clamp_(min=info.tiny, max=info.max)
-    half = (size.view(torch.int64) & EXPONENT).view(torch.float64).mul_(0.5 * info.eps)  # the power of two below
+    half = (size.view(torch.int64) & 0x7FF << 52).view(torch.float64).mul_(0.5 * info.eps)  # the exponent's bits alone
     return half.clamp(min=info.tiny) if flush else half
 
 
