@@ -17,13 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardshrink
 
 from whywrong.checking.findings import UNKNOWN, Finding, absent, reason
 from whywrong.checking.masks import LOWEST, unmasked
-from whywrong.comparing.bounds import Bound, quantile
+from whywrong.comparing.bounds import quantile
 from whywrong.comparing.comparison import compare, described, measure
 from whywrong.comparing.elements import Block, Elements
 from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, half_ulp, name_of
@@ -53,6 +55,9 @@ DISTINCT_VALUES = 16
 
 BLOCK_ELEMENTS = 3 << 18
 """Elements that are checked at a time: 6 MiB of float64, and some forty arrays of that size are needed."""
+
+SAMPLE = 1 << 16
+"""Elements that are sorted, of more of them."""
 
 SAMPLED_ELEMENTS = 1 << 10
 """Elements of a piece of a long row."""
@@ -111,8 +116,7 @@ class Values:
             if finding.diverges:
                 del off[name]
                 if not tainted.isdisjoint(sources):
-                    words = f"after a wrong step, {UNKNOWN}: {finding.words}"
-                    finding = replace(finding, wrong=False, words=words)
+                    finding = replace(finding, wrong=False, words=f"after a wrong step, {UNKNOWN}: {finding.words}")
                 tainted.add(name)
             length = max(1, length, *golden.read(name).shape[-1:])
             findings[name] = finding
@@ -123,10 +127,11 @@ class Values:
         if o.shape != g.shape or not (o.is_floating_point() and g.is_floating_point()) or not o.numel():
             return self._discrete(name, o, g, before), _measured(o, g)
         own, bound = name_of(o.dtype), self.golden.step(name).bound
-        storage = rule.storage if rule.storage in UNIT_ROUNDOFF else own
-        storage = max(storage, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # a golden has no more digits
-        unit = UNIT_ROUNDOFF[storage]
-        between = max(before.unit, unit * rule.eager)
+        dtype = rule.storage if rule.storage in UNIT_ROUNDOFF else own
+        dtype = max(dtype, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # a golden has no more digits
+        roundoff = UNIT_ROUNDOFF[dtype]
+        underflow = 4.0 * float(half_ulp(torch.zeros(()), dtype, flush=rule.flush))  # half a unit in a few operations
+        between = max(before.unit, roundoff * rule.eager)
         most = max(before.most, between, HIDDEN * rule.unit)
         coherent = max(CARRIED * (before.coherent + before.most**2 + rule.unit), between * rule.eager)
         chance, start = self.chance / -(-o.numel() // BLOCK_ELEMENTS), 0
@@ -134,24 +139,30 @@ class Values:
         offs: list[Off] = []
         tests: list[Test] = []
         blocks: list[Block] = []
+        noise = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut)
         for seen, exact in (_alike(*pair) for pair in _blocks(o, g.to(o.device))):
-            size = _size(exact)
-            offs.append(_off(seen - exact, size, unit))
-            inherited = most if self.ordered else max(most, offs[-1].relative)
-            allowed = bound or _bound(exact, size, storage, rule, inherited, length, chance)
-            part = measure(seen, exact, torch.as_tensor(allowed.absolute).expand(exact.shape).double())
+            size, residual = _size(exact), seen - exact
+            unit = _unit(residual, size)
+            offs.append(_off(residual, unit, roundoff))
+            prior = most if self.ordered else max(most, offs[-1].relative)
+            half = half_ulp(exact, dtype, flush=rule.flush).mul_(2.0 if rule.eager else 1.0).clamp_(min=underflow)
+            t = quantile(chance / exact.numel(), math.inf)
+            why = f"{t:.3g} sigma of a sum of {length} terms, steps before {prior:.3g} off, and half a unit of {dtype}"
+            allowed = half.add(size, alpha=t * noise + MAGNIFIED * t * prior).nan_to_num_(0.0)
+            if bound:
+                allowed, why = torch.as_tensor(bound.absolute).expand(exact.shape).double(), bound.why
+            part = measure(seen, exact, allowed)
             parts.append(_moved(part, start))
-            blocks += [Block.of(seen, exact, allowed.absolute)] if self.elements else []
+            blocks += [Block.of(seen, exact, allowed)] if self.elements else []
             if part.mismatches == 0 and not bound:
-                rms = MAGNIFIED * (most + rule.unit * math.sqrt(length) + rule.cut) + unit
-                seen = torch.where((seen - exact).abs() <= _underflow(storage, rule), exact, seen)
-                relative = _off(seen - exact, size, unit).relative
-                tests.append(Test("rms", relative / rms, relative))
-                differs = self.ordered and not torch.equal(seen, exact)  # or there is nothing to average
-                tests += _averages(seen, exact, size, allowed.noise, coherent, chance) if differs else ()
+                larger = hardshrink(residual, underflow)  # 0 where underflow explains it
+                relative = (offs[-1] if torch.equal(larger, residual) else _off(larger, unit)).relative
+                tests.append(Test("rms", relative / (MAGNIFIED * most + noise + roundoff), relative))
+                if self.ordered and larger.any():  # or there is nothing to average
+                    tests += _averages(seen, larger, exact, unit, (half, noise), coherent, chance)
             start += exact.numel()
         worst = Structure(tuple(tests)) if tests else None
-        total = described(combine(parts), o, (own, name_of(g.dtype)), allowed.why)
+        total = described(combine(parts), o, (own, name_of(g.dtype)), why)
         wrong = not total.ok or (worst is not None and not worst.ok)
         words = reason(total, worst) if wrong else "ok"
         elements = Elements.of(o, g, blocks) if self.elements else None
@@ -188,7 +199,7 @@ def _measured(o: Tensor, g: Tensor) -> Off:
     if o.shape != g.shape or not o.numel():
         return Off()
     o, g = (x if x.is_floating_point() else x.double() for x in (o, g.to(o.device)))
-    return _worst(_off(a - b, _size(b), 0.0) for a, b in (_alike(*pair) for pair in _blocks(o, g)))
+    return _worst(_off(a - b, _unit(a - b, _size(b))) for a, b in (_alike(*pair) for pair in _blocks(o, g)))
 
 
 def _worst(several: Iterable[Off]) -> Off:
@@ -211,8 +222,10 @@ def _blocks(o: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _alike(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Both in float64; values beyond the range of the observed dtype are infinite on both sides, and so are masks."""
-    most = torch.finfo(o.dtype).max
-    observed, exact = o.double(), g.double()
+    observed, exact, most = o.double(), g.double(), torch.finfo(o.dtype).max
+    least, largest = map(float, exact.aminmax())
+    if max(0.5 * LOWEST, -most) < least <= largest < most:  # no mask, nothing beyond
+        return observed, exact
     beyond = (exact.abs() >= most) & (observed.abs() >= most)
     exact = torch.where(beyond, exact.sign() * math.inf, exact)
     return unmasked(torch.where(beyond, observed.sign() * math.inf, observed), exact)
@@ -224,83 +237,94 @@ def _moved(part: Statistics, start: int) -> Statistics:
     return part._replace(**{key: at + start if at >= 0 else at for key, at in places.items()})
 
 
-def _bound(g: Tensor, size: Tensor, storage: str, rule: Precision, most: float, length: int, chance: float) -> Bound:
-    """Half a unit of storage, a sum of `length` terms, cut factors; and the errors before, magnified."""
-    half = (half_ulp(g, storage, flush=rule.flush) * (2.0 if rule.eager else 1.0)).clamp(min=_underflow(storage, rule))
-    spread = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut) * size
-    t = quantile(chance / max(1, g.numel()), math.inf)
-    why = f"{t:.3g} sigma of a sum of {length} terms, steps before {most:.3g} off, and half a unit of {storage}"
-    noise = (half.square() / 3.0 + spread.square()).sqrt()
-    return Bound(torch.nan_to_num(half + t * (spread + MAGNIFIED * most * size), 0.0), why, noise)
-
-
-def _underflow(storage: str, rule: Precision) -> float:
-    """The error of an element by underflow: half a unit below the normal numbers in a few operations."""
-    return 4.0 * float(half_ulp(torch.zeros((), dtype=torch.float64), storage, flush=rule.flush))
-
-
 def _size(g: Tensor) -> Tensor:
     """The size that errors of an element scale with: its own, or the RMS of its row or its column. Masks have none."""
-    own = torch.where(g.isfinite(), g, 0.0)
-    g = torch.where(g > 0.5 * LOWEST, own, 0.0)
-    largest = g.abs().max().clamp(min=1e-300)
-    scaled = g / largest  # squares may overflow
-    rows = scaled.square().mean(-1, keepdim=True).sqrt()
-    columns = scaled.reshape(-1, *g.shape[-1:]).square().mean(0).sqrt()
-    return torch.maximum(largest * torch.maximum(rows, columns), own.abs())
+    own = _finite(g)
+    g = own if float(own.min()) > 0.5 * LOWEST else torch.where(own > 0.5 * LOWEST, own, 0.0)
+    largest = _largest(g) or 1e-300
+    squares = (g / largest).square_()  # which may overflow
+    rows = squares.mean(-1, keepdim=True).sqrt()
+    columns = squares.reshape(-1, *g.shape[-1:]).mean(0).sqrt()
+    return torch.maximum(torch.maximum(rows, columns).mul_(largest), own.abs())
 
 
-def _off(residual: Tensor, size: Tensor, unit: float) -> Off:
+def _largest(x: Tensor) -> float:
+    """The largest absolute value; NaN where there is one."""
+    return max(map(abs, map(float, x.aminmax())))
+
+
+def _finite(x: Tensor) -> Tensor:
+    """x with 0 for what is not finite; x itself where all is."""
+    return x if math.isfinite(_largest(x)) else torch.where(x.isfinite(), x, 0.0)
+
+
+def _unit(residual: Tensor, size: Tensor) -> Tensor:
+    """What residuals are divided by: their size, and Inf where they are not counted."""
+    if math.isfinite(_largest(residual)) and float(size.min()) > 1e-300:
+        return size
+    return torch.where((size > 0.0) & residual.isfinite(), size.clamp(min=1e-300), math.inf)
+
+
+def _off(residual: Tensor, unit: Tensor, roundoff: float = 0.0) -> Off:
     """A residual in numbers. The mean of n independent errors is expected to be sqrt(n) times smaller than one."""
-    r = torch.where(residual.isfinite(), residual, 0.0)
-    largest = float(r.abs().max()) or 1.0
-    z = torch.where(size > 0.0, r / size.clamp(min=1e-300), 0.0)
-    relative, absolute = (float(x.square().mean().sqrt()) for x in (z, r / largest))
-    coherent = max(abs(float(z.mean())), relative / math.sqrt(r.numel()))
-    return Off(relative, max(relative, largest * absolute), coherent, unit)
+    r, n = _finite(residual), math.sqrt(residual.numel())
+    z = r / unit
+    largest = _largest(r) or 1.0
+    relative, absolute = (float(torch.linalg.vector_norm(x)) / n for x in (z, r / largest))
+    return Off(relative, max(relative, largest * absolute), max(abs(float(z.mean())), relative / n), roundoff)
 
 
-def _averages(o: Tensor, g: Tensor, size: Tensor, noise: Tensor, coherent: float, chance: float) -> list[Test]:
-    """Weighted means of residual / size: times the golden (slope), plain (mean), and for groups of like golden values.
+def _averages(
+    o: Tensor, r: Tensor, g: Tensor, unit: Tensor, noise: tuple[Tensor, float], coherent: float, chance: float
+) -> list[Test]:
+    """Weighted means of residual / unit: times the golden (slope), plain (mean), and for groups of like golden values.
 
     Each may reach `coherent` and a quantile of its standard error. A wrong function errs by a function of its value.
     Inherited errors are equal along some dimensions, a weight's in a column and a sum's in a row, so the standard error
-    is taken from sums along each dimension, and the largest counts. Where observed values repeat, rounding errors count
-    once for each distinct value.
+    is taken from sums along each dimension, and the largest counts. Where observed values repeat, rounding errors,
+    half a unit of storage and a part of `unit` in `noise`, count once for each distinct value. Of more than SAMPLE
+    elements the standard error is taken only where `coherent` is exceeded, and repeated values are counted only where
+    that does not suffice.
     """
-    r = o - g
-    counted = (size > 0.0) & r.isfinite()
-    unit = torch.where(counted, 1.0 / size.clamp(min=1e-300), 0.0)
-    z, h = (torch.where(counted, x, 0.0) * unit for x in (r, g))
+    large, chance = r.numel() > SAMPLE, 0.5 * chance
+    counted = unit.isfinite().double().unsqueeze(-1)
+    z, h = ((_finite(x) / unit).unsqueeze(-1) for x in (r, g))
     along = [k for k, count in enumerate(z.shape) if count >= FEWEST]
-    places = torch.unravel_index(torch.arange(z.numel(), device=z.device), z.shape)
-    groupings = [places[k] for k in along]
-    if z.ndim > 2 or not along:  # rows, or where all dimensions are short, elements
-        groupings.append(torch.arange(z.numel(), device=z.device) // (z.shape[-1] if along else 1))
-    repeats = z.numel() / max(1, len(o.unique()))
-    ones, together = counted.double(), torch.zeros(z.numel(), dtype=torch.long, device=z.device)
-    value_group = torch.empty_like(together)
-    value_group[g.flatten().argsort()] = (
-        torch.arange(len(value_group), device=z.device) * DISTINCT_VALUES // len(value_group)
-    )
-    tests = []
-    for name, weight, part in (("slope", h, together), ("mean", ones, together), ("values", ones, value_group)):
-        parts = DISTINCT_VALUES if part is value_group else 1
-        squares, products = weight.square().flatten(), (z * weight).flatten()
-        total = torch.bincount(part, squares, parts).clamp(min=1e-300)
-        value = torch.bincount(part, products, parts) / total
-        scatter = products - value[part] * squares
-        rounding = repeats * torch.bincount(part, (noise * unit * weight).square().flatten(), parts)
-        spread = (repeats > 1.0) * quantile(0.5 * chance / parts, math.inf) * rounding.sqrt()
-        for place in groupings:
-            at, shape = part * (int(place.max()) + 1) + place, (parts, -1)
-            sums = [torch.bincount(at, x, parts * (int(place.max()) + 1)).view(shape) for x in (scatter, squares)]
-            # Kish's effective sample size: terms of equal weight that would scatter as much
-            count = sums[1].sum(-1).square() / sums[1].square().sum(-1).clamp(min=1e-300)
-            t = [quantile(0.5 * chance / parts, max(FEWEST, n) - 1.0) for n in count.tolist()]
-            chances = torch.tensor(t, device=z.device) * (sums[0].square().sum(-1) * count / (count - 1.0)).sqrt()
-            spread = torch.where(count >= FEWEST, torch.maximum(spread, chances), math.inf)
-        share = value.abs() / (coherent + spread / total).clamp(min=1e-300)
-        worst = int(share.argmax())
-        tests.append(Test(name, float(share[worst]), float(value[worst]), worst if parts > 1 else None))
-    return tests
+    others = [tuple(i for i in range(z.ndim) if i != k) for k in along]
+    others += [(-2, -1) if along else (-1,)] * (z.ndim > 3 or not along)  # rows; where all are short, elements
+
+    @cache
+    def rounding() -> tuple[float, Tensor]:
+        repeats = r.numel() / len(torch.where(r == 0.0, g, o).unique())
+        return repeats, ((noise[0] / unit).square() / 3.0 + noise[1] ** 2).unsqueeze(-1)
+
+    def test(name: str, products: Tensor, squares: Tensor, parts: int = 1, at: int | None = None) -> Test:
+        total = max(float(squares.sum()), 1e-300)
+        value, spread = float(products.sum()) / total, 0.0
+        if not large or abs(value) > coherent:
+            for dims in others:
+                scatter, weights = products.sum(dims), squares.sum(dims)
+                scatter -= value * weights
+                # Kish's effective sample size: terms of equal weight that would scatter as much
+                count = total**2 / max(float(weights.square().sum()), 1e-300)
+                if count < FEWEST:
+                    spread = math.inf
+                    break
+                error = math.sqrt(float(scatter.square().sum()) * count / (count - 1.0))
+                spread = max(spread, quantile(chance / parts, count - 1.0) * error)
+        if not large or abs(value) > coherent + spread / total:
+            repeats, variance = rounding()
+            error = math.sqrt(repeats * float((variance * squares).sum()))
+            spread = max(spread, (repeats > 1.0) * quantile(chance / parts, math.inf) * error)
+        return Test(name, abs(value) / max(coherent + spread / total, 1e-300), value, at)
+
+    tests = [test("slope", z * h, h.square()), test("mean", z, counted)]
+    if large and _largest(z) <= coherent:  # and so is each mean
+        return tests
+    some = g.flatten()[:: -(-g.numel() // SAMPLE)].sort().values
+    borders = some[[len(some) * k // DISTINCT_VALUES for k in range(1, DISTINCT_VALUES)]]
+    group = torch.bucketize(g, borders, right=True).unsqueeze(-1)
+    sums = (torch.bincount(group.flatten(), x.flatten(), DISTINCT_VALUES) for x in (z, counted))
+    means = enumerate(torch.div(*sums).nan_to_num().tolist())
+    masks = ((k, group == k) for k, mean in means if not large or abs(mean) > coherent)
+    return tests + [test("values", z * mask, counted * mask, DISTINCT_VALUES, k) for k, mask in masks]

@@ -151,8 +151,8 @@ def half_ulp(x: Tensor, name: str, *, flush: bool = False) -> Tensor:
     if name in INTEGERS:
         return torch.full_like(x, 0.5)
     info = torch.finfo(dtype_of(name))
-    size = torch.nan_to_num(x.abs(), 0.0, info.max, info.max).clamp(min=info.tiny, max=info.max)
-    half = 0.25 * info.eps * torch.exp2(torch.frexp(size)[1].double())
+    size = x.double().abs().nan_to_num_(0.0, info.max, info.max).clamp_(min=info.tiny, max=info.max)
+    half = (size.view(torch.int64) & 0x7FF << 52).view(torch.float64).mul_(0.5 * info.eps)  # the exponent's bits alone
     return half.clamp(min=info.tiny) if flush else half
 
 

@@ -72,14 +72,10 @@ def _fuzz_parser(commands: Any) -> None:
     option("kernel", metavar="KERNEL", help="FILE.py::NAME of a function; its file is run")
     option("reference", metavar="REFERENCE", help="FILE.py::NAME of one in torch, which takes the same arguments")
     files = "safetensors, .npz, .pt, a folder, with a tensor for each argument"
-    option(
-        "--example", metavar="INPUTS", required=True, help=f"{files}; or FILE.py::NAME of a function that gives them"
-    )
+    option("--example", metavar="INPUTS", required=True, help=f"{files}; or a function FILE.py::NAME that gives them")
     option("--precision", metavar="name=value,...", help="of the kernel: storage, products, accumulate, eager, flush")
     option("--examples", type=positive, default=50, metavar="N", help="about how many cases are tried (50)")
-    option(
-        "--seconds", type=positive, metavar="S", help="how long it may take in all, the time to shrink a failure too"
-    )
+    option("--seconds", type=positive, metavar="S", help="how long it may take in all, shrinking a failure too")
     option("--seed", type=int, default=0, metavar="N", help="the same seed tries the same cases (0)")
     option("--most", type=int, default=0, metavar="N", help="elements of all inputs together, at most")
     sizes = "names, multiples and fixed lengths of an argument's axes: q=rows,heads*2,64"
@@ -87,9 +83,7 @@ def _fuzz_parser(commands: Any) -> None:
     forms = "what is required of an argument: p='rows sum to 1', table='unique, below pages'"
     option("--forms", action="append", default=[], metavar="ARGUMENT=FORM,...", help=forms)
     option("--layouts", metavar="NAME,...", help="how inputs lie in memory; contiguous, if it promises no strides")
-    option(
-        "--out", metavar="ARGUMENT,...", help="arguments that the kernel writes into; the reference does not get them"
-    )
+    option("--out", metavar="ARGUMENT,...", help="arguments that the kernel writes; the reference does not get them")
     option("--script", type=Path, metavar="FILE", help="write the smallest failure as a test for pytest")
     option("--json", action="store_true", help="print JSON")
 
@@ -132,15 +126,8 @@ def _diff(options: argparse.Namespace) -> int:
     if (options.step or options.seconds) and not options.explain:
         raise UsageError("--step, --seconds: expected --explain too")
     progress = partial(show, file=sys.stderr)
-    result = report(
-        options.golden,
-        options.observed,
-        precision=precision,
-        progress=progress,
-        names=names,
-        elements=bool(options.html or options.plot),
-        dims=dims,
-    )
+    how: dict[str, Any] = {"precision": precision, "progress": progress, "names": names, "dims": dims}
+    result = report(options.golden, options.observed, elements=bool(options.html or options.plot), **how)
     why = _explained(result, options, precision, names, dims) if options.explain and result.alarm else None
     if options.json:
         print(json.dumps(result.as_json() | ({"explain": why.as_json()} if why else {}), indent=1, allow_nan=False))
