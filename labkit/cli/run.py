@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import importlib.util
 import json
 import multiprocessing
@@ -128,6 +129,9 @@ async def _reuse_or_execute(
         begun, error, lock = time.perf_counter(), "", AsyncFileLock(run.directory / ".lock", run_in_executor=False)
         try:
             run.directory.mkdir(parents=True, exist_ok=True)
+            for path in (run.directory, run.directory / "attempt"):
+                if path.is_symlink():  # what is behind it would be emptied
+                    raise OSError(errno.ELOOP, "expected a folder, got a symbolic link", path)
             waited = await _acquire(lock, run, progress)
             earlier = run.finished()
             if earlier and (not force or waited):
@@ -146,18 +150,18 @@ async def _reuse_or_execute(
 
 
 async def _acquire(lock: AsyncFileLock, run: Run, progress: Progress) -> bool:
-    """Lock the run's folder, and write who holds it into the lock file. Returns whether another process held it first.
+    """Lock the run's folder, and write who holds it to `.holder`. Returns whether another process held it first.
 
-    The operating system releases the lock when a process ends.
+    The operating system releases the lock when a process ends. The lock file is not written: it may be a hard link.
     """
-    path, waited = Path(lock.lock_file), False
+    path, waited = run.directory / ".holder", False
     try:
         await lock.acquire(blocking=False)
     except Timeout:
-        waited, holder = True, path.read_text(encoding="utf-8", errors="replace")[:200]
+        waited, holder = True, path.read_text(encoding="utf-8", errors="replace")[:200] if path.exists() else "unknown"
         progress(f"{run.book.name}: the same run is in progress elsewhere, waiting for it: {holder}")
         await lock.acquire(poll_interval=0.5)
-    path.write_text(f"process {os.getpid()} on {platform.node()}, since {datetime.now():%Y-%m-%d %H:%M:%S}")
+    write_text(path, f"process {os.getpid()} on {platform.node()}, since {datetime.now():%Y-%m-%d %H:%M:%S}")
     return waited
 
 
@@ -169,7 +173,7 @@ async def _attempt(run: Run, keep: bool, cores: int, progress: Progress, execute
     folder, name = run.directory / "attempt", f"result.{secrets.token_hex(8)}.json"
     folder.mkdir(exist_ok=True)
     for path in [*folder.iterdir(), *(run.directory / file for file in ("result.json", *FILES) if not keep)]:
-        if not path.is_dir():  # such as a training's states, which it resumes from
+        if path.is_symlink() or not path.is_dir():  # such as a training's states, which it resumes from
             path.unlink(missing_ok=True)
     environment = _environment(cores) | {"LABKIT_RUN_DIR": str(folder), "LABKIT_RESULT": name}
     error = await execute(run, folder, environment, progress)

@@ -286,7 +286,7 @@ def test_a_good_result_stays_until_there_is_another_and_no_page_has_a_secret(boo
     arguments = ["run", "flaky", "--out", str(tmp_path / "runs")]
     assert main(arguments) == 0
     (folder,) = (tmp_path / "runs" / "flaky").iterdir()
-    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in (".lock", ".holder")}
     assert main([*arguments, "--force"]) == 1
     said = capsys.readouterr().out
     assert "failed: cell 5: ValueError: <MY_TOKEN>\\x1b[2J; the earlier result stays; see" in said
@@ -312,7 +312,7 @@ def test_a_full_disk_is_one_line_no_half_file_and_a_table(books, tmp_path):
     ), said
     assert "Traceback" not in said + err
     (folder,) = (tmp_path / "runs" / "good").iterdir()
-    assert {path.name for path in folder.iterdir()} <= {".lock", "log.txt", "attempt"}
+    assert {path.name for path in folder.iterdir()} <= {".lock", ".holder", "log.txt", "attempt"}
 
 
 @pytest.fixture
@@ -393,6 +393,25 @@ def test_a_lock_that_is_a_folder_is_one_line_and_the_table_stands(forged, capsys
     (forged[0].directory / ".lock").mkdir()
     assert main(["run", "good", "--out", str(forged[0].directory.parent.parent)]) == 1
     assert re.search(r"good: failed: Is a directory: \S*\.lock", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", [".", "attempt", ".lock", ".holder", "attempt/kept", "hard .lock"])
+def test_nothing_behind_a_link_in_a_runs_folder_is_changed(books, tmp_path, name):
+    async def execute(run, folder, environment, progress):
+        return "not executed"
+
+    books("good", FINISH)
+    (one,) = planned("good", tmp_path / "runs")
+    target, link = tmp_path / "target", one.directory / name.removeprefix("hard ")
+    target.mkdir()
+    (target / "log.txt").write_text("precious")
+    link.parent.mkdir(parents=True)
+    behind = target / "log.txt" if name.endswith((".lock", ".holder")) else target
+    (link.hardlink_to if name.startswith("hard") else link.symlink_to)(behind)
+    run.run([one], progress=lambda text: None, execute=execute)
+    assert {path.name: path.read_text() for path in target.iterdir()} == {"log.txt": "precious"}
+    wanted = {".": "expected a folder, got a symbolic link: ", ".lock": "Too many levels of symbolic links: "}
+    assert one.status.startswith(f"failed: {(wanted | {'attempt': wanted['.']}).get(name, 'not executed; see ')}")
 
 
 def test_the_command_says_answer_and_claims_of_a_run_and_which_page_to_open(forged, capsys):
