@@ -298,6 +298,40 @@ def test_a_good_result_stays_until_there_is_another_and_no_page_has_a_secret(boo
     assert "ok (reused)" in capsys.readouterr().out
 
 
+LOUD = """
+import os, subprocess
+for text in (os.environ["MYSQL_PWD"], os.environ["DATABASE_URL"], {token!r}, {key!r}):
+    print(text)
+    os.write(2, text.encode() + b"\\n")
+    subprocess.run(["echo", text], check=True)
+os.write(2, b"the last words")
+"""
+
+
+@pytest.mark.parametrize(
+    "end", [FINISH, "raise SystemExit(os.environ['MYSQL_PWD'])", SLEEPS], ids=["ok", "fails", "killed"]
+)
+def test_no_file_of_a_run_has_a_secret_whatever_wrote_it_and_however_it_ended(books, tmp_path, monkeypatch, end):
+    body, password, other = "MIIEpAIBAAKCAQEA" * 4, "pw1-of-this-test", "pw2-of-this-test"
+    key = f"-----BEGIN RSA PRIVATE KEY-----\n{body}\n{body}\n-----END RSA PRIVATE KEY-----"
+    monkeypatch.setenv("MYSQL_PWD", password)
+    monkeypatch.setenv("DATABASE_URL", f"postgres://me:{other}@host/x")
+    books("loud", LOUD.format(token=TOKEN, key=key), end.format(path=str(tmp_path / "pids")))
+    process = labkit_run("loud", "--out", tmp_path / "runs")
+    if end == SLEEPS:
+        wait_for(lambda: (tmp_path / "pids").exists(), "no kernel")
+        process.kill()
+    said = "".join(map(str, finish(process)[1:]))
+    files = {path: path.read_text() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
+    for secret in (password, other, TOKEN, body[:40]):
+        assert secret not in said
+        assert [path.name for path, text in files.items() if secret in text] == []
+    (log,) = (text for path, text in files.items() if path.name == "log.txt")
+    assert "<MYSQL_PWD>" in log
+    assert log.endswith("-----\n") if end == SLEEPS else "the last words" in log, "a line without an end waits for it"
+    assert [path.name for path, text in files.items() if path.name == "notebook.ipynb" and "<DATABASE_URL>" in text]
+
+
 def test_a_full_disk_is_one_line_no_half_file_and_a_table(books, tmp_path):
     def full():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
