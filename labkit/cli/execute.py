@@ -39,8 +39,8 @@ class WithoutSecrets(papermill.iorw.LocalHandler):
 
     def write(self, text: str, path: str) -> None:
         """See :class:`papermill.iorw.LocalHandler`."""
-        book = nbformat.v4.reads(text)  # joins the lines of each text
-        write_text(Path(path), nbformat.writes(nbformat.from_dict(hidden_json(book))))
+        # `reads` joins the lines of each text: a secret may go over several
+        write_text(Path(path), nbformat.writes(nbformat.from_dict(hidden_json(nbformat.v4.reads(text)))))
 
 
 def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: Callable[[int], None]) -> str:
