@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import os
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 
 from kernels import native
 from whywrong.errors import UsageError
+from whywrong.files import complete_file
 
 FOLDERS = ("test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3")
 TEXT = (".txt", ".md", ".rst")
@@ -65,9 +65,8 @@ def _standard() -> Corpus:
     kept = native.cache() / f"corpus-{sys.version_info[0]}.{sys.version_info[1]}.{sys.version_info[2]}.txt"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_suffix(f".{os.getpid()}")
-        part.write_bytes(_gathered(Path(sysconfig.get_path("stdlib"))))
-        part.replace(kept)
+        with complete_file(kept) as part:
+            part.write_bytes(_gathered(Path(sysconfig.get_path("stdlib"))))
     return Corpus("docstrings and text of Python's standard library", kept.read_bytes())
 
 

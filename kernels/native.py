@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -16,24 +17,43 @@ from filelock import FileLock
 
 from labkit.session.device import Device, cpu_name
 from whywrong.errors import UsageError
-from whywrong.files import writable
+from whywrong.files import writable, writing
 
 CACHE = "LABKIT_CACHE"
 """Environment variable: where what was built is kept; by default labkit/ in the user's cache directory."""
 
 
 def cache() -> Path:
-    """The folder of built libraries."""
+    """The folder of what is kept: data, and built libraries in the folder `built`."""
     given = os.environ.get(CACHE)
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "labkit"
+
+
+def own_folder() -> Path:
+    """The folder of built libraries, which the user alone may enter: whoever writes to it runs code in this process.
+
+    Raises UsageError where it is a link, another's, or open to others, and where all may exchange a folder above it.
+    """
+    folder = cache() / "built"
+    with writing(cache(), CACHE):
+        for path in (cache(), folder):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+            got = f"{stat.filemode(about.st_mode)} of user {about.st_uid}"
+            raise UsageError(f"{CACHE}: expected {folder} as drwx------ of user {os.geteuid()}, got {got}")
+        for above in folder.resolve().parents:
+            if above.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:  # /tmp has the sticky bit
+                raise UsageError(f"{CACHE}: expected a folder that not all may exchange, got one below {above}")
+    return writable(folder, CACHE)
 
 
 def build(source: Path, host: Path, device: Device) -> Path:
     """The shared library of `source` (a .cu file with its neighbours), built if it is not in the cache.
 
     On a CPU the headers in `host` stand in for CUDA's. Raises UsageError where there is no compiler, with the
-    compiler's first error where it refuses, and where the cache cannot be written. A library's name ends with the hash
-    of its content: one that was cut off or exchanged is built again.
+    compiler's first error where it refuses, and where the cache cannot be written or is open to others
+    (:func:`own_folder`). A library's name ends with the hash of its content: one that was cut off is built again.
     Who asks for what another process or thread is building waits for it.
     """
     if device.is_cuda:
@@ -53,21 +73,22 @@ def build(source: Path, host: Path, device: Device) -> Path:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     except OSError as error:
         raise UsageError(f"{source.name}: {compiler} cannot be run ({error.strerror}); expected a compiler") from None
-    digest = hashlib.sha256("\0".join((made_for, version, *flags)).encode())
+    digest = hashlib.sha256("\0".join((made_for, compiler, version, *flags)).encode())
     for path in sorted(at for folder in folders for at in folder.iterdir() if at.suffix in {".cu", ".cuh", ".h"}):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     name = f"{source.stem}-{digest.hexdigest()[:16]}"
-    with FileLock(writable(cache(), CACHE) / f"{source.stem}.lock"):
-        for built in cache().glob(f"{name}-*.so"):
-            if built == _named(built, name):
+    folder = own_folder()
+    with writing(folder, CACHE), FileLock(folder / f"{source.stem}.lock"):
+        for built in folder.glob(f"{name}-*.so"):
+            if built == _named(built, folder, name):
                 return built
             built.unlink(missing_ok=True)  # not as it was built
-        return _compile([compiler, *flags, str(source), *libraries], name, source)
+        return _compile([compiler, *flags, str(source), *libraries], folder, name, source)
 
 
-def _named(library: Path, name: str) -> Path:
+def _named(library: Path, folder: Path, name: str) -> Path:
     """Where a library belongs in the cache, by its content."""
-    return cache() / f"{name}-{hashlib.sha256(library.read_bytes()).hexdigest()[:16]}.so"
+    return folder / f"{name}-{hashlib.sha256(library.read_bytes()).hexdigest()[:16]}.so"
 
 
 def load(path: Path, signatures: dict[str, tuple[type | None, Sequence[type]]]) -> ctypes.CDLL:
@@ -87,13 +108,13 @@ def _find(name: str, variable: str, wanted: str) -> str:
     return found
 
 
-def _compile(command: list[str], name: str, source: Path) -> Path:
+def _compile(command: list[str], folder: Path, name: str, source: Path) -> Path:
     try:
-        with tempfile.TemporaryDirectory(dir=cache()) as folder:
-            made = Path(folder) / f"{name}.so"
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            made = Path(temporary) / f"{name}.so"
             done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, check=False)
             if done.returncode == 0:
-                return made.replace(_named(made, name))
+                return made.replace(_named(made, folder, name))
     except OSError as error:
         raise UsageError(f"{source.name}: it could not be built: {error.strerror}: {error.filename}") from None
     lines = (done.stderr or done.stdout).splitlines() or ["no message"]

@@ -18,6 +18,7 @@ from kernels import native
 from kernels.bert.corpus import DIGESTS, Corpus
 from kernels.bert.masking import Masking
 from whywrong.errors import UsageError
+from whywrong.files import complete_file
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNKNOWN, START, END, MASK = range(len(SPECIAL))
@@ -104,9 +105,8 @@ def encoded(corpus: Corpus, size: int = SIZE) -> tuple[np.ndarray, np.ndarray]:
     path = native.cache() / "bert" / f"ids-{key}.npz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"part-{path.name}")
-        np.savez(part, training=encode(corpus.training, tokens), validation=encode(corpus.validation, tokens))
-        part.replace(path)
+        with complete_file(path) as part, part.open("xb") as file:
+            np.savez(file, training=encode(corpus.training, tokens), validation=encode(corpus.validation, tokens))
     with np.load(path) as kept:
         return kept["training"], kept["validation"]
 

@@ -191,8 +191,8 @@ def settle_fixes(ledger: Ledger, ends: Mapping[str, str]) -> None:
     ledger.settle("fix_zero_check", truth, checks=checks, finish=finish, clearer=clearer)
 
 
-def settle_key(ledger: Ledger, scans: Mapping[str, Sequence[tuple[int, str]] | None]) -> None:
+def settle_key(ledger: Ledger, scans: Mapping[str, Sequence[tuple[int, str]]]) -> None:
     """Settle whether the report could be shared, by what the scanner finds in its line on the key."""
     first = scans["as first written"]
-    kinds = [kind for _, kind in first or ()]
-    ledger.settle("report_is_safe_to_share", "untestable" if first is None else not first, kinds=kinds)
+    kinds = [kind for _, kind in first]
+    ledger.settle("report_is_safe_to_share", not first, kinds=kinds)

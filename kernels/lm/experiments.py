@@ -203,7 +203,7 @@ def check_before_training(folder: Path, text: Path) -> tuple[list[str], float]:
 def scan_for_secrets() -> dict[str, Any]:
     """What the scanner finds in the report's line on the key: with a stand-in of a key's form, and as it is here.
 
-    A list of (line, kind) each; None where detect-secrets is not installed.
+    A list of (line, kind) each.
     """
     keys = {"as first written": random.token_hex(20), "as it is here": "<redacted>"}
     return {name: secrets(STAND_IN.format(key)) for name, key in keys.items()}

@@ -7,7 +7,6 @@ clock or on what ran before, and the state is all in the checkpoint.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from filelock import FileLock, Timeout
 from torch import nn
 
 from kernels.lm import metrics, validation
@@ -33,6 +33,7 @@ from kernels.lm.preflight import launched
 from labkit.session.device import decide
 from labkit.session.record import write_json
 from whywrong.errors import UsageError
+from whywrong.files import writing
 
 Tensor = torch.Tensor
 
@@ -205,12 +206,13 @@ def _alone(folder: Path) -> Iterator[None]:
     if not is_first():
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    with writing(folder, "folder"):
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            held = FileLock(folder / ".lock").acquire(blocking=False)
+        except Timeout:
             raise UsageError(f"folder: in {folder} another training runs; expected another, or its end first") from None
+    with held:
         yield
 
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import papermill
 from jupyter_client import AsyncKernelManager
 from jupyter_core.utils import run_sync
@@ -20,7 +19,7 @@ from nbclient.exceptions import DeadKernelError
 
 from labkit.cli.pages import as_page, card
 from labkit.cli.run import ended
-from labkit.session.secrets import hidden
+from labkit.session.secrets import hidden, hidden_json
 from whywrong.files import write_text
 
 CELL_TIMEOUT = 3600
@@ -29,10 +28,19 @@ CELL_TIMEOUT = 3600
 END_WITH_PARENT = (1, int(signal.SIGKILL))
 """Arguments of Linux' prctl: PR_SET_PDEATHSIG, and the signal to this process when its parent has ended."""
 
-GUARD = "p=%d; (while [ -e /proc/$p/exe ]; do sleep 1; done; kill -9 -$p) &"
+GUARD = "p=%d; (while [ -e /proc/$p/exe ]; do sleep 1; done; kill -9 -$p) >/dev/null 2>&1 &"
 """A shell command that waits until the kernel has ended and then kills its process group, with what its cells started.
 It is no child of the kernel, which would wait two seconds for it at its end.
 """
+
+
+class WithoutSecrets(papermill.iorw.LocalHandler):
+    """Writes a notebook without secrets, and whole or not at all, whenever papermill saves it."""
+
+    def write(self, text: str, path: str) -> None:
+        """See :class:`papermill.iorw.LocalHandler`."""
+        # `reads` joins the lines of each text: a secret may go over several
+        write_text(Path(path), nbformat.writes(nbformat.from_dict(hidden_json(nbformat.v4.reads(text)))))
 
 
 def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: Callable[[int], None]) -> str:
@@ -49,14 +57,13 @@ def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: Cal
     options["on_cell_executed"] = lambda cell, cell_index, **_: progress(cell_index + 1)
     try:
         paths = (str(path).replace("{", "{{").replace("}", "}}") for path in (notebook, executed))  # papermill formats
+        papermill.iorw.papermill_io.register(str(folder), WithoutSecrets())
         papermill.execute_notebook(*paths, parameters, cwd=notebook.parent, **options)
     except Exception as error:
         failed = _reason(error, kernel)
     if kernel.has_kernel:
         run_sync(kernel.shutdown_kernel)(now=bool(failed))
     try:
-        for path in (executed, *folder.glob("result.*.json")):
-            write_text(path, hidden(path.read_text(encoding="utf-8")))
         run = card(folder, notebook.stem, os.environ.get("LABKIT_RESULT", "result.json"))
         write_text(folder / "report.html", as_page(executed, run, failed=failed))
     except Exception as error:
@@ -65,12 +72,11 @@ def main(notebook: Path, folder: Path, parameters: dict[str, Any], progress: Cal
 
 
 def _reason(error: Exception, kernel: AsyncKernelManager) -> str:
-    """An error in one line; its traceback goes to stderr."""
+    """An error in one line; its traceback goes to stderr, and so to the log."""
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, papermill.exceptions.PapermillExecutionError):
         reason = f"cell {error.exec_count}: {error.ename}: {error.evalue}"
     elif isinstance(error, DeadKernelError):
         reason = f"the kernel {ended(kernel.provisioner.process.returncode)}"  # type: ignore[union-attr]
-    with suppress(OSError):  # a full disk
-        print(hidden("".join(traceback.format_exception(error))), file=sys.stderr, flush=True)
+    traceback.print_exception(error)
     return " ".join(hidden(reason).split())[:200]

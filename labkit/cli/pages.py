@@ -33,7 +33,7 @@ from PIL import Image
 from labkit.session.catalogue import notebooks
 from labkit.session.claims import VERDICTS
 from labkit.session.record import as_result, belongs, failure, raised, sealed
-from labkit.session.secrets import KNOWN
+from labkit.session.secrets import hidden
 from whywrong.errors import UsageError
 from whywrong.tables import number, printable
 
@@ -197,7 +197,7 @@ def _read(path: Path) -> Any:
 
 
 def render(template: str, **values: Any) -> str:
-    """A page from a template beside this module; secrets of a known form and control characters are written out."""
+    """A page from a template beside this module; secrets and control characters are written out."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(PAGES), undefined=jinja2.StrictUndefined)
     environment.autoescape = environment.trim_blocks = environment.lstrip_blocks = True
     environment.finalize = _safe
@@ -208,4 +208,4 @@ def render(template: str, **values: Any) -> str:
 
 
 def _safe(value: Any) -> Any:
-    return value if isinstance(value, Markup) else KNOWN.sub("(withheld)", printable(number(value)))
+    return value if isinstance(value, Markup) else hidden(printable(number(value)))

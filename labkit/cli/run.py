@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import importlib.util
-import json
 import multiprocessing
 import os
 import platform
+import re
 import secrets
 import shutil
 import signal
@@ -52,11 +53,14 @@ async def execute(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["labkit.cli.execute"])
-    receiver, sender = context.Pipe(duplex=False)
-    arguments = (run.book.path, folder, run.parameters, environment, sender)
+    (receiver, sender), (output, log) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+    arguments = (run.book.path, folder, run.parameters, environment, sender, log)
     process = context.Process(target=_child, args=arguments)
     process.start()
     sender.close()
+    log.close()
+    logging = threading.Thread(target=_log, args=(output, folder / "log.txt"), daemon=True)
+    logging.start()
     count, shown = len(run.book.content["cells"]) + bool(run.parameters), time.monotonic()
     try:
         async with asyncio.timeout(timeout):
@@ -72,6 +76,22 @@ async def execute(
         return f"its process {ended(process.exitcode)}"
     finally:
         _kill(process)
+        logging.join(2.0)  # what a cell has started may live on with the pipe's other end
+
+
+def _log(output: Any, path: Path) -> None:
+    """Write what comes out of a pipe to the file `path` without secrets: whole lines, and those of a key together."""
+    text, chunk = b"", b"\n"
+    with output, path.open("ab", buffering=0) as log:
+        while chunk:
+            text += (chunk := os.read(output.fileno(), 1 << 16))
+            key = re.search(rb"-----BEGIN (?![^\0]*-----END )", text)  # whose end is still to come
+            end = min(text.rfind(b"\n") + 1, key.start() if key else len(text))
+            if not chunk or len(text) > 1 << 20:
+                end = len(text)
+            with suppress(OSError):  # a full disk
+                log.write(hidden(text[:end].decode(errors="replace")).encode())
+            text = text[end:]
 
 
 async def _received(receiver: Any) -> int | str:
@@ -85,7 +105,9 @@ async def _received(receiver: Any) -> int | str:
     return receiver.recv()
 
 
-def _child(notebook: Path, folder: Path, parameters: dict[str, Any], environment: dict[str, str], sender: Any) -> None:
+def _child(
+    notebook: Path, folder: Path, parameters: dict[str, Any], environment: dict[str, str], sender: Any, log: Any
+) -> None:
     """The fork. It inherits the pipe whose end would tell its server that labkit is gone, so it watches that itself."""
 
     def end_with_labkit() -> None:
@@ -98,10 +120,9 @@ def _child(notebook: Path, folder: Path, parameters: dict[str, Any], environment
     threading.Thread(target=end_with_labkit, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
-    with (folder / "log.txt").open("ab") as log:
-        for output in (1, 2):
-            os.dup2(log.fileno(), output)
-        sender.send(main(notebook, folder, parameters, sender.send))
+    for output in (1, 2):
+        os.dup2(log.fileno(), output)
+    sender.send(main(notebook, folder, parameters, sender.send))
 
 
 def run(
@@ -128,6 +149,8 @@ async def _reuse_or_execute(
         begun, error, lock = time.perf_counter(), "", AsyncFileLock(run.directory / ".lock", run_in_executor=False)
         try:
             run.directory.mkdir(parents=True, exist_ok=True)
+            if link := next(filter(Path.is_symlink, (run.directory, run.directory / "attempt")), None):
+                raise OSError(errno.ELOOP, "expected a folder, got a symbolic link", link)
             waited = await _acquire(lock, run, progress)
             earlier = run.finished()
             if earlier and (not force or waited):
@@ -146,18 +169,18 @@ async def _reuse_or_execute(
 
 
 async def _acquire(lock: AsyncFileLock, run: Run, progress: Progress) -> bool:
-    """Lock the run's folder, and write who holds it into the lock file. Returns whether another process held it first.
+    """Lock the run's folder, and write who holds it to `.holder`. Returns whether another process held it first.
 
-    The operating system releases the lock when a process ends.
+    The operating system releases the lock when a process ends. The lock file is not written: it may be a hard link.
     """
-    path, waited = Path(lock.lock_file), False
+    path, waited = run.directory / ".holder", False
     try:
         await lock.acquire(blocking=False)
     except Timeout:
-        waited, holder = True, path.read_text(encoding="utf-8", errors="replace")[:200]
+        waited, holder = True, path.read_text(encoding="utf-8", errors="replace")[:200] if path.exists() else "unknown"
         progress(f"{run.book.name}: the same run is in progress elsewhere, waiting for it: {holder}")
         await lock.acquire(poll_interval=0.5)
-    path.write_text(f"process {os.getpid()} on {platform.node()}, since {datetime.now():%Y-%m-%d %H:%M:%S}")
+    write_text(path, f"process {os.getpid()} on {platform.node()}, since {datetime.now():%Y-%m-%d %H:%M:%S}")
     return waited
 
 
@@ -169,7 +192,7 @@ async def _attempt(run: Run, keep: bool, cores: int, progress: Progress, execute
     folder, name = run.directory / "attempt", f"result.{secrets.token_hex(8)}.json"
     folder.mkdir(exist_ok=True)
     for path in [*folder.iterdir(), *(run.directory / file for file in ("result.json", *FILES) if not keep)]:
-        if not path.is_dir():  # such as a training's states, which it resumes from
+        if path.is_symlink() or not path.is_dir():  # such as a training's states, which it resumes from
             path.unlink(missing_ok=True)
     environment = _environment(cores) | {"LABKIT_RUN_DIR": str(folder), "LABKIT_RESULT": name}
     error = await execute(run, folder, environment, progress)
@@ -200,15 +223,9 @@ async def _attempt(run: Run, keep: bool, cores: int, progress: Progress, execute
 
 
 def _clean_up(folder: Path, error: str) -> None:
-    """Remove results and half a notebook of a failed attempt, hide secrets in a whole one, and end the log with why."""
+    """Remove the results of a failed attempt, and end its log with why."""
     for path in folder.glob("result.*json"):
         path.unlink()
-    for path in folder.glob("*.ipynb"):
-        try:
-            json.loads(text := path.read_text(encoding="utf-8"))
-            write_text(path, hidden(text))
-        except (OSError, ValueError, RecursionError):  # a full disk, or a notebook that was cut off
-            path.unlink()
     with suppress(OSError), (folder / "log.txt").open("a", encoding="utf-8") as log:  # on a disk that is full
         print("", error, sep="\n", file=log)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.session.reading import read_json
-from labkit.session.secrets import is_secret
+from labkit.session.secrets import secrets
 from whywrong.errors import UsageError, did_you_mean
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -105,7 +105,7 @@ def resolve(book: str, known: dict[str, Parameter], values: Mapping[str, Any], t
     wrong type or out of range, or a secret, which it does not repeat.
     """
     for name, value in values.items():
-        if isinstance(value, str) and is_secret(f"{name}: {value}"):
+        if isinstance(value, str) and secrets(f"{name}: {value}"):
             raise UsageError(f"parameter {name}: it looks like a secret; expected none, since pages show parameters")
         if name not in known:
             hint = f"{did_you_mean(name, known)}it has {', '.join(known)}"

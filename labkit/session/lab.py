@@ -12,6 +12,7 @@ import numpy as np
 
 from labkit.session import catalogue, device, record
 from labkit.session.claims import Ledger, claims_file, plain
+from labkit.session.secrets import hidden_json
 from whywrong.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Lab:
             "metrics": plain(metrics or {}),
             "provenance": provenance,
         }
-        record.write_json(self._result, result)
+        record.write_json(self._result, hidden_json(result))
         print(f"result.json written: {len(result['claims'])} claims, cause {cause!r}")
 
 

@@ -40,6 +40,12 @@ def test_what_only_reads_a_run_leaves_it_as_it_is_and_a_second_training_is_refus
             with pytest.raises(UsageError, match="holds no checkpoint"):
                 training.trained(settings, device)
             assert (folder / "checkpoints" / ".step_0000005").exists()
+        (tmp_path / "target").write_text("precious")
+        (folder / ".lock").unlink()
+        (folder / ".lock").symlink_to(tmp_path / "target")
+        with pytest.raises(UsageError, match=r"folder: .* cannot be written \(Too many levels"):
+            training.train(settings)
+        assert (tmp_path / "target").read_text() == "precious"
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def test_a_library_is_built_once_and_again_where_it_is_not_as_it_was_built(sourc
         assert (tmp_path / "log").read_text().count("x") == builds
     code = f"import ctypes; print(ctypes.CDLL({str(build(source, source.parent, CPU))!r}).seven())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "7\n"
-    assert len(list((tmp_path / "cache").glob("*.so"))) == 2
+    assert len(list((tmp_path / "cache" / "built").glob("*.so"))) == 2
 
 
 def test_who_asks_while_it_is_built_waits_for_it(source, tmp_path):
@@ -85,7 +85,7 @@ def test_a_compiler_that_fails_is_one_line_that_names_the_cause(source, tmp_path
     with pytest.raises(UsageError, match=f"seven.cu: .*{message}") as error:
         build(source, source.parent, CPU)
     assert "\n" not in str(error.value)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["seven.lock"]
+    assert [path.name for path in (tmp_path / "cache" / "built").iterdir()] == ["seven.lock"]
 
 
 def test_a_compiler_that_cannot_be_run_is_one_line(source, tmp_path, monkeypatch):
@@ -101,6 +101,39 @@ def test_a_cache_that_cannot_be_written_is_one_line(source, tmp_path, monkeypatc
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / path))
     with pytest.raises(UsageError, match=r"LABKIT_CACHE: .* cannot be written"):
         build(source, source.parent, CPU)
+
+
+@pytest.mark.parametrize("kind", ["open to others", "a link", "another's", "exchangeable"])
+def test_a_cache_that_others_can_write_is_refused(source, tmp_path, monkeypatch, kind):
+    path = build(source, source.parent, CPU)
+    assert path.parent.stat().st_mode & 0o7777 == 0o700
+    if kind == "open to others":
+        path.parent.chmod(0o770)
+    elif kind == "a link":
+        path.parent.symlink_to(path.parent.rename(tmp_path / "elsewhere"))
+    elif kind == "another's":
+        monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
+    else:
+        tmp_path.chmod(0o777)
+    with pytest.raises(UsageError, match=r"LABKIT_CACHE: expected .*, got ") as error:
+        build(source, source.parent, CPU)
+    assert "\n" not in str(error.value)
+
+
+def test_a_lock_that_is_a_link_is_one_line_and_its_target_stays(source, tmp_path):
+    lock, target = build(source, source.parent, CPU).with_name("seven.lock"), tmp_path / "target"
+    target.write_text("precious")
+    lock.unlink()
+    lock.symlink_to(target)
+    with pytest.raises(UsageError, match=r"LABKIT_CACHE: .* cannot be written \(Too many levels of symbolic links\)"):
+        build(source, source.parent, CPU)
+    assert target.read_text() == "precious"
+
+
+def test_another_compiler_of_the_same_version_builds_again(source, tmp_path, monkeypatch):
+    before = build(source, source.parent, CPU)
+    compiler(tmp_path / "source", monkeypatch, 'exec c++ "$@"')
+    assert build(source, source.parent, CPU).name.split("-")[1] != before.name.split("-")[1]
 
 
 def test_the_sources_of_a_kernel_build_into_such_a_cache(source):

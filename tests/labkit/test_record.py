@@ -182,7 +182,6 @@ def test_a_record_is_one_flat_file_named_by_notebook_and_device(tmp_path, monkey
 
 
 def test_a_result_with_a_secret_is_not_recorded_and_the_secret_not_printed(tmp_path, monkeypatch):
-    pytest.importorskip("detect_secrets")
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
     planted = secrets.token_hex(20)
     with pytest.raises(UsageError, match="holds what looks like a secret") as error:

@@ -286,7 +286,7 @@ def test_a_good_result_stays_until_there_is_another_and_no_page_has_a_secret(boo
     arguments = ["run", "flaky", "--out", str(tmp_path / "runs")]
     assert main(arguments) == 0
     (folder,) = (tmp_path / "runs" / "flaky").iterdir()
-    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in (".lock", ".holder")}
     assert main([*arguments, "--force"]) == 1
     said = capsys.readouterr().out
     assert "failed: cell 5: ValueError: <MY_TOKEN>\\x1b[2J; the earlier result stays; see" in said
@@ -296,6 +296,40 @@ def test_a_good_result_stays_until_there_is_another_and_no_page_has_a_secret(boo
     assert not any(text in file for file in [said, *files] for text in ('said"aloud', 'said\\"aloud', TOKEN))
     assert main(arguments) == 0
     assert "ok (reused)" in capsys.readouterr().out
+
+
+LOUD = """
+import os, subprocess
+for text in (os.environ["MYSQL_PWD"], os.environ["DATABASE_URL"], {token!r}, {key!r}):
+    print(text)
+    os.write(2, text.encode() + b"\\n")
+    subprocess.run(["echo", text], check=True)
+os.write(2, b"the last words")
+"""
+
+
+@pytest.mark.parametrize(
+    "end", [FINISH, "raise SystemExit(os.environ['MYSQL_PWD'])", SLEEPS], ids=["ok", "fails", "killed"]
+)
+def test_no_file_of_a_run_has_a_secret_whatever_wrote_it_and_however_it_ended(books, tmp_path, monkeypatch, end):
+    body, password, other = "MIIEpAIBAAKCAQEA" * 4, "pw1-of-this-test", "pw2-of-this-test"
+    key = f"-----BEGIN RSA PRIVATE KEY-----\n{body}\n{body}\n-----END RSA PRIVATE KEY-----"
+    monkeypatch.setenv("MYSQL_PWD", password)
+    monkeypatch.setenv("DATABASE_URL", f"postgres://me:{other}@host/x")
+    books("loud", LOUD.format(token=TOKEN, key=key), end.format(path=str(tmp_path / "pids")))
+    process = labkit_run("loud", "--out", tmp_path / "runs")
+    if end == SLEEPS:
+        wait_for(lambda: (tmp_path / "pids").exists(), "no kernel")
+        process.kill()
+    said = "".join(map(str, finish(process)[1:]))
+    files = {path: path.read_text() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
+    for secret in (password, other, TOKEN, body[:40]):
+        assert secret not in said
+        assert [path.name for path, text in files.items() if secret in text] == []
+    (log,) = (text for path, text in files.items() if path.name == "log.txt")
+    assert "<MYSQL_PWD>" in log
+    assert log.endswith("-----\n") if end == SLEEPS else "the last words" in log, "a line without an end waits for it"
+    assert [path.name for path, text in files.items() if path.name == "notebook.ipynb" and "<DATABASE_URL>" in text]
 
 
 def test_a_full_disk_is_one_line_no_half_file_and_a_table(books, tmp_path):
@@ -312,7 +346,7 @@ def test_a_full_disk_is_one_line_no_half_file_and_a_table(books, tmp_path):
     ), said
     assert "Traceback" not in said + err
     (folder,) = (tmp_path / "runs" / "good").iterdir()
-    assert {path.name for path in folder.iterdir()} <= {".lock", "log.txt", "attempt"}
+    assert {path.name for path in folder.iterdir()} <= {".lock", ".holder", "log.txt", "attempt"}
 
 
 @pytest.fixture
@@ -393,6 +427,25 @@ def test_a_lock_that_is_a_folder_is_one_line_and_the_table_stands(forged, capsys
     (forged[0].directory / ".lock").mkdir()
     assert main(["run", "good", "--out", str(forged[0].directory.parent.parent)]) == 1
     assert re.search(r"good: failed: Is a directory: \S*\.lock", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", [".", "attempt", ".lock", ".holder", "attempt/kept", "hard .lock"])
+def test_nothing_behind_a_link_in_a_runs_folder_is_changed(books, tmp_path, name):
+    async def execute(run, folder, environment, progress):
+        return "not executed"
+
+    books("good", FINISH)
+    (one,) = planned("good", tmp_path / "runs")
+    target, link = tmp_path / "target", one.directory / name.removeprefix("hard ")
+    target.mkdir()
+    (target / "log.txt").write_text("precious")
+    link.parent.mkdir(parents=True)
+    behind = target / "log.txt" if name.endswith((".lock", ".holder")) else target
+    (link.hardlink_to if name.startswith("hard") else link.symlink_to)(behind)
+    run.run([one], progress=lambda text: None, execute=execute)
+    assert {path.name: path.read_text() for path in target.iterdir()} == {"log.txt": "precious"}
+    wanted = {".": "expected a folder, got a symbolic link: ", ".lock": "Too many levels of symbolic links: "}
+    assert one.status.startswith(f"failed: {(wanted | {'attempt': wanted['.']}).get(name, 'not executed; see ')}")
 
 
 def test_the_command_says_answer_and_claims_of_a_run_and_which_page_to_open(forged, capsys):
