@@ -91,7 +91,7 @@ def _other_numbers(c: Context, literals: Literals, x: Tensor) -> dict[int, Edit]
 
 def _say_numbers(literals: Literals, x: Tensor) -> str:
     pairs = ((op, new, old) for ((op, _, old), _), new in zip(literals, x.tolist(), strict=True) if new != old)
-    return _few([f"{op} has {new:.6g} where the reference has {old:.6g}" for op, new, old in pairs])
+    return _few([f"{op} has {a} where the reference has {b}" for op, new, old in pairs for a, b in [_apart(new, old)]])
 
 
 def _held(i: int, shape: torch.Size, x: Tensor) -> dict[int, Edit]:
@@ -100,7 +100,14 @@ def _held(i: int, shape: torch.Size, x: Tensor) -> dict[int, Edit]:
 
 def _say_table(called: str, table: Tensor, x: Tensor) -> str:
     pairs = ((k, a, b) for k, (a, b) in enumerate(zip(x.tolist(), table.tolist(), strict=True)) if a != b)
-    return f"{called} holds other numbers: " + _few([f"{a:.6g} at {k}, not {b:.6g}" for k, a, b in pairs])
+    said = [f"{new} at {k}, not {old}" for k, a, b in pairs for new, old in [_apart(a, b)]]
+    return f"{called} holds other numbers: " + _few(said)
+
+
+def _apart(new: float, old: float) -> tuple[str, str]:
+    """Two numbers with as many digits as it takes to tell them apart, six at least."""
+    both = ((f"{new:.{n}g}", f"{old:.{n}g}") for n in range(6, 17))
+    return next((pair for pair in both if pair[0] != pair[1]), (repr(new), repr(old)))
 
 
 def _few(some: list[str]) -> str:
@@ -153,14 +160,17 @@ class Equation(NamedTuple):
         if (found := self.solve(start, free, HOPEFUL)) is None:
             return None
         x, left = found
-        for k in ((x - start) / _size(start)).abs().argsort()[:, None]:
-            fewer, back = free.index_fill(0, k, False), x.index_copy(0, k, start[k])
-            off = self.left(back)
-            if off is not None and not _as_good(off, left, PER_NUMBER) and bool(fewer.any()):
-                back, off = self.solve(back, fewer, FORCED) or (back, None)
-            if off is not None and _as_good(off, left, PER_NUMBER):
-                x, left, free = back, off, fewer
-        return x if not self.late() else None
+        for hopeful in (FORCED, math.inf):  # the second time what took a longer way
+            for k in ((x - start) / _size(start)).abs().argsort()[:, None]:
+                fewer, back = free.index_fill(0, k, False), x.index_copy(0, k, start[k])
+                off = self.left(back) if bool(free[k]) else None
+                if off is not None and not _as_good(off, left, PER_NUMBER) and bool(fewer.any()):
+                    back, off = self.solve(back, fewer, hopeful) or (back, None)
+                if off is not None and _as_good(off, left, PER_NUMBER):
+                    x, left, free = back, off, fewer
+            if hopeful == FORCED and self.late():
+                return None
+        return x
 
     def polished(self, x: Tensor, free: Tensor) -> Tensor:
         """A solution that is known roughly, as good as may be; its free numbers are short, or such as float32 has."""
