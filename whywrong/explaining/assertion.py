@@ -64,14 +64,15 @@ def assert_close(
         if difference := _difference(steps, observed, golden, names):
             raise AssertionError(difference) from None
         raise
-    if difference := _difference(steps, observed, golden, names):
+    difference, name = _difference(steps, observed, golden, names), report.first or next(iter(report.unchecked), None)
+    if difference and (report.first is None or report.findings[report.first].total is None):  # no number is wrong
         raise AssertionError(difference)
     dtypes = _dtypes(report, steps, golden, names)
-    if (name := report.first or next(iter(report.unchecked), None)) is not None:
-        words = [_message(report, report.findings[name]), *dtypes]
+    if name is not None:
+        words = [difference] * bool(difference) + [_message(report, report.findings[name]), *dtypes]
         if isinstance(golden, Golden):
             found = explain(steps, golden, report=report, seconds=SECONDS, **options)
-            found.about = [line for line in found.about if line not in words[0]]
+            found.about = [line for line in found.about if line not in "\n".join(words)]
             words.append(repr(found))
         raise AssertionError("\n".join(words))
     if dtypes:
