@@ -40,7 +40,8 @@ def _forms() -> list[re.Pattern[str]]:
     """The forms of secrets: this module's, and those of detect-secrets' plugins for tokens."""
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
-    plugins, others = get_mapping_from_secret_type_to_class(), {"Public IP (ipv4)", "Basic Auth Credentials"}
+    plugins: dict[str, Any] = get_mapping_from_secret_type_to_class()
+    others = {"Public IP (ipv4)", "Basic Auth Credentials"}
     tokens = (form for kind in plugins.keys() - others for form in getattr(plugins[kind], "denylist", ()))
     return [PRIVATE_KEY, URL, KNOWN, *tokens, ASSIGNED]
 
