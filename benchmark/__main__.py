@@ -79,7 +79,7 @@ def compared(given: argparse.Namespace) -> int:
         found = read(given.table)
     else:
         made = compare.rows(given.set, given.tools, given.seconds, given.percent)
-        found = list(compare.write(given.out, made) if given.out else made)
+        found = list(write(given.out, made, compare.COLUMNS) if given.out else made)
     print(compare.table(found))
     return 0
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import zlib
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from benchmark import HERE, SETS, base, programs, public
@@ -48,17 +46,6 @@ def rows(names: Sequence[str], tools: Sequence[str], seconds: float, percent: in
             if tool not in lacking:
                 row[tool] = TOOLS[tool](case, seconds).step or ""
         yield row
-
-
-def write(path: Path, found: Iterator[Row]) -> Iterator[Row]:
-    """Write rows as they come, and pass them on."""
-    with path.open("w", encoding="utf-8", newline="") as out:
-        table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-        table.writeheader()
-        for row in found:
-            table.writerow(row)
-            out.flush()
-            yield row
 
 
 def cell(right: int, of: int) -> str:

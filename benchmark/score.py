@@ -76,10 +76,10 @@ def read(path: Path) -> list[Row]:
         return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def write(path: Path, rows: Iterable[Row]) -> Iterator[Row]:
+def write(path: Path, rows: Iterable[Row], columns: Sequence[str] = COLUMNS) -> Iterator[Row]:
     """Write rows as they come, and pass them on."""
     with path.open("w", encoding="utf-8", newline="") as out:
-        table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        table = csv.DictWriter(out, columns, lineterminator="\n")
         table.writeheader()
         for row in rows:
             table.writerow(row)

@@ -224,8 +224,11 @@ class _Action(ctypes.Structure):
     """Linux's sigaction, as its C library has it."""
 
     _fields_ = (
-        ("handler", ctypes.c_void_p), ("mask", ctypes.c_char * 128), ("flags", ctypes.c_int), ("rest", ctypes.c_void_p)
-    )  # fmt: skip
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_char * 128),
+        ("flags", ctypes.c_int),
+        ("rest", ctypes.c_void_p),
+    )
 
 
 SA_SIGINFO, SA_RESETHAND, ADDRESS = 4, -0x80000000, 16

@@ -333,9 +333,14 @@ class Rerun:
         return twice
 
     def _simulated(
-        self, parts: dict[int, list[int]], *, rounded: bool = False, scale: float = 1.0, with_null: bool = False,
+        self,
+        parts: dict[int, list[int]],
+        *,
+        rounded: bool = False,
+        scale: float = 1.0,
+        with_null: bool = False,
         undecided: Tensor | None = None,
-    ) -> dict[str, Simulated]:  # fmt: skip
+    ) -> dict[str, Simulated]:
         """The results of the parts, all together: once exactly, and SIMULATED_RUNS times with random rounding, three
         times as often `with_null`.
 

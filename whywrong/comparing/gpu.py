@@ -63,7 +63,7 @@ def _plan(
     mode: int,
     shape: torch.Size,
     *strides: tuple[int, ...],
-) -> tuple[int, list[tuple[Any, ...]], dict[str, Any], tuple[Any, ...]]:  # fmt: skip
+) -> tuple[int, list[tuple[Any, ...]], dict[str, Any], tuple[Any, ...]]:
     """What follows from types, shape and strides alone: how many programs, what they walk, their constants, and the
     part of the key of the compiled form that these determine: not the shape, but what is compiled for it.
 

@@ -242,13 +242,26 @@ class FuzzReport:
 
 
 def fuzz(
-    kernel: Callable[..., Any], reference: Any, inputs: Any, *, precision: Precision | None = None,
-    examples: int = 50, seconds: float = math.inf, seed: int = 0, most: int = 0, sizes: Any = None, forms: Any = None,
-    where: Callable[..., Any] | None = None, out: Any = (), dtypes: Iterable[torch.dtype] = (),
-    layouts: Iterable[str] = LAYOUTS, values: Iterable[str] = tuple(KINDS_OF_VALUES)[:-3],
+    kernel: Callable[..., Any],
+    reference: Any,
+    inputs: Any,
+    *,
+    precision: Precision | None = None,
+    examples: int = 50,
+    seconds: float = math.inf,
+    seed: int = 0,
+    most: int = 0,
+    sizes: Any = None,
+    forms: Any = None,
+    where: Callable[..., Any] | None = None,
+    out: Any = (),
+    dtypes: Iterable[torch.dtype] = (),
+    layouts: Iterable[str] = LAYOUTS,
+    values: Iterable[str] = tuple(KINDS_OF_VALUES)[:-3],
     refuses: tuple[type[Exception], ...] = (ValueError, AssertionError, NotImplementedError),
-    isolate: bool | None = None, progress: Callable[[str], None] = to_stderr,
-) -> FuzzReport:  # fmt: skip
+    isolate: bool | None = None,
+    progress: Callable[[str], None] = to_stderr,
+) -> FuzzReport:
     """Try the example, then sample inputs, until `kernel` differs from `reference` by more than `precision` allows.
 
     `inputs` is an example, a tuple or a dict of tensors, NumPy arrays and other arguments, or a Hypothesis strategy
@@ -365,9 +378,15 @@ class _Search:
     """
 
     def __init__(
-        self, report: FuzzReport, kernel: Kernel, precision: Precision | None, seconds: float, examples: int, most: int,
+        self,
+        report: FuzzReport,
+        kernel: Kernel,
+        precision: Precision | None,
+        seconds: float,
+        examples: int,
+        most: int,
         progress: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.report, self.most, self.why = report, most, ""
         self.where: Callable[[Inputs], Any] = _always
         self._kernel, self._precision, self._seconds, self._progress = kernel, precision, seconds, progress
@@ -549,9 +568,14 @@ class _Search:
 
 
 def _judged(
-    calls: list[Call], reference: Any, inputs: Inputs, recorded: Golden, precision: Precision | None, out: Names,
+    calls: list[Call],
+    reference: Any,
+    inputs: Inputs,
+    recorded: Golden,
+    precision: Precision | None,
+    out: Names,
     false_alarm: float,
-) -> Failure | str:  # fmt: skip
+) -> Failure | str:
     """What is wrong with the kernel's calls: first what they do to memory, then their results.
 
     If nothing is, what they count as: examples or refused.

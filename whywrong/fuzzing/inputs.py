@@ -246,9 +246,16 @@ def _times(one: Size) -> int:
 
 
 def sample(
-    shape: tuple[int, ...], dtype: torch.dtype, values: str = "ones", layout: str = "contiguous", seed: int = 0,
-    low: float = -math.inf, high: float = math.inf, device: str = "cpu", form: tuple[str, ...] = (),
-) -> Tensor:  # fmt: skip
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    values: str = "ones",
+    layout: str = "contiguous",
+    seed: int = 0,
+    low: float = -math.inf,
+    high: float = math.inf,
+    device: str = "cpu",
+    form: tuple[str, ...] = (),
+) -> Tensor:
     """A tensor of one of :data:`KINDS_OF_VALUES` that lies in memory as one of :data:`LAYOUTS`, and has :data:`FORMS`.
 
     Whole numbers are sampled from `low` to `high` instead; floating-point numbers lose their sign if `low` is not

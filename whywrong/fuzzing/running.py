@@ -121,9 +121,15 @@ class Kernel:
             return [Call(words=str(error))]
 
     def _run(
-        self, what: str, given: Inputs, order: Names, names: Sequence[str], read: Sequence[str], others: bool = True,
+        self,
+        what: str,
+        given: Inputs,
+        order: Names,
+        names: Sequence[str],
+        read: Sequence[str],
+        others: bool = True,
         interrupts: Names = (),
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """What the kernel does: in calls, to what lies behind its inputs, or by what it reads there."""
         inputs = {name: given[name] if name in given else self.fixed[name] for name in order}
         pages = {"calls": "before", "touched": "behind", "reads": ""}[what] if self.isolated else ""
@@ -160,9 +166,15 @@ class Kernel:
         return found[:1] if not found[-1].words and len(found[-1].same) == len(found[-1].results) else found
 
     def _call(
-        self, memory: Memory, inputs: Inputs, names: Sequence[str], read: Sequence[str], interrupts: Names,
-        start: Mapping[int, Tensor], refused: Names,
-    ) -> Call:  # fmt: skip
+        self,
+        memory: Memory,
+        inputs: Inputs,
+        names: Sequence[str],
+        read: Sequence[str],
+        interrupts: Names,
+        start: Mapping[int, Tensor],
+        refused: Names,
+    ) -> Call:
         given = memory.views(memory.copies(start))
         me = os.getpid()
         seen = {name: x.numpy() if name in self.arrays else x for name, x in given.items()}

@@ -123,9 +123,12 @@ def _target_lengths(args: Any) -> range:
     return range((args[6].shape[-1] + 1) // 2) if args[2].ndim == 2 else range(0)
 
 
-UNCHECKED: dict[str, Limits] = {name: {} for name in _named("""_embedding_bag _embedding_bag_forward_only
+UNCHECKED: dict[str, Limits] = {
+    name: {}
+    for name in _named("""_embedding_bag _embedding_bag_forward_only
     _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward avg_pool2d_backward avg_pool3d_backward
-    grid_sampler_3d_backward linalg_lstsq lu_unpack multi_margin_loss_backward _pdist_backward""")} | {
+    grid_sampler_3d_backward linalg_lstsq lu_unpack multi_margin_loss_backward _pdist_backward""")
+} | {
     "_ctc_loss": {1: _places(0, -1)},
     "_ctc_loss_backward": {2: _places(1, -1), 3: lambda a: range(1, a[1].shape[0] + 1), 4: _target_lengths, 7: None},
     "max_pool2d_with_indices_backward": {7: _pixels(2)},
@@ -137,8 +140,11 @@ UNCHECKED: dict[str, Limits] = {name: {} for name in _named("""_embedding_bag _e
     "_embedding_bag_per_sample_weights_backward": {2: _places(1, 0), 4: _places(0, 0)},
     "_weight_norm_interface_backward": {4: None},
     "grid_sampler_2d_backward": {2: lambda _: range(-(2**20), 2**20)},
-    "_fft_r2c": {1: None}, "_fft_c2r": {1: None}, "_fft_c2c": {1: None}, "_upsample_bilinear2d_aa": {1: None},
-}  # fmt: skip
+    "_fft_r2c": {1: None},
+    "_fft_c2r": {1: None},
+    "_fft_c2c": {1: None},
+    "_upsample_bilinear2d_aa": {1: None},
+}
 """Operations whose CPU kernels may read or write outside of a tensor: where shapes do not fit each other, and where an
 argument holds what they do not check, integers or coordinates. By the place of such an argument the range of what it
 may hold; None is only what the program has there.
