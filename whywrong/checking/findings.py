@@ -14,7 +14,7 @@ from whywrong.comparing.elements import Elements
 from whywrong.comparing.precision import Precision
 from whywrong.comparing.structure import Structure
 from whywrong.recording.watching import GRADIENT
-from whywrong.tables import Table, digits, number, printable
+from whywrong.tables import Table, digits, number, printable, runs
 
 OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
 MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
@@ -178,6 +178,21 @@ class Localisation:
         rows += [(name, "", "", "", "", "not in the golden") for name in self.unexpected]
         return Table(columns, rows)
 
+    @property
+    def loops(self) -> dict[str, list[str]]:
+        """The steps that one line of a loop computes, by what they are called together: "h.0 ... h.9"."""
+        return {_several(some): [f.name for f in some] for some in self._repeated() if len(some) > 1}
+
+    def folded(self, names: list[str]) -> str:
+        """Names in a sentence; of neighbours in a loop the first and the last."""
+        said = {name: name for name in names}
+        for loop in self.loops.values():
+            for first, last in runs([k for k, name in enumerate(loop) if name in said]):
+                if last - first > 1:
+                    said = {name: words for name, words in said.items() if name not in loop[first + 1 : last + 1]}
+                    said[loop[first]] = f"{loop[first]} ... {loop[last]}"
+        return ", ".join(said.values())
+
     def _repeated(self) -> list[list[Finding]]:
         """The findings, those of steps together that one line computes, and whose names differ in one number."""
         groups: dict[Any, list[Finding]] = {}
@@ -197,6 +212,11 @@ class Localisation:
 
     def __repr__(self) -> str:
         return printable("\n".join([str(self.table()), self.assumed, *self.notes, self.verdict]))
+
+
+def _several(some: list[Finding]) -> str:
+    """What several steps of one line are called together."""
+    return f"{some[0].name} ... {some[-1].name}"
 
 
 def _row(f: Finding, first: str | None) -> tuple[str, ...]:
@@ -233,7 +253,7 @@ def _loop(some: list[Finding], first: str | None) -> tuple[str, ...]:
         else ""
     )
     which = f"wrong from {wrong[0]}{until}: " if 0 < len(wrong) < len(some) else "all wrong: " if wrong else ""
-    return (f"{some[0].name} ... {some[-1].name}", *_row(worst, first)[1:-1], which + rows[some.index(shown)][-1])
+    return (_several(some), *_row(worst, first)[1:-1], which + rows[some.index(shown)][-1])
 
 
 def reason(comparison: Comparison, structure: Structure | None) -> str:

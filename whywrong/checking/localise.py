@@ -17,6 +17,7 @@ import torch
 from whywrong.checking.alignment import NARROW_NAMES, common_steps, name_hints, renamed
 from whywrong.checking.findings import Localisation
 from whywrong.checking.ranks import by_rank
+from whywrong.checking.updates import earlier, hidden
 from whywrong.checking.with_program import Rerun
 from whywrong.checking.without_program import Values
 from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, guess, representable
@@ -91,6 +92,7 @@ def localise(
             result.ordered = golden.ordered or len(steps.names) == 1
             result.findings = Values(golden, steps, rules, chance, result.ordered, elements).check()
             result.notes = _dtype_notes(result)
+        result.notes += hidden(golden, steps, earlier(golden, steps.names))
         result.findings = by_rank(golden, steps, result.findings)
         result.notes += [trace.note] * bool(trace.note) + notes + _narrower(steps, result)
     gradients = {name for name in result.findings if name.startswith(GRADIENT)}

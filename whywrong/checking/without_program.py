@@ -25,14 +25,16 @@ from torch.nn.functional import hardshrink
 
 from whywrong.checking.findings import UNKNOWN, Finding, absent, reason
 from whywrong.checking.masks import LOWEST, unmasked
+from whywrong.checking.updates import earlier
 from whywrong.comparing.bounds import quantile
 from whywrong.comparing.comparison import compare, described, measure
 from whywrong.comparing.elements import Block, Elements
-from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, half_ulp, name_of
+from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, half_ulp, name_of, stored
 from whywrong.comparing.statistics import Statistics, combine
 from whywrong.comparing.structure import Structure, Test
 from whywrong.console import with_progress
 from whywrong.recording.steps import Trace
+from whywrong.tables import number
 
 MAGNIFIED = 8.0
 """How many times a step may magnify the RMS of the errors before it: its condition is not known. The larger of the
@@ -106,13 +108,20 @@ class Values:
             errors = {name: _measured(observed.read(name), golden.read(name)).relative for name in with_progress(there)}
             there = sorted(there, key=errors.__getitem__)
         off: dict[str, Off] = {}
+        changed = earlier(golden, names) if self.ordered else {}
+        changes = Off()
         length, tainted = 1, set[str]()
         for name in with_progress(there):
             about, known = golden.step_metadata(name), off.keys() | tainted
             inputs = about.get("inputs", known) if self.ordered else known
             sources = inputs if known.issuperset(inputs) else known  # a fused one is not recorded
             before = _worst(off[x] for x in sources if x in off)
-            finding, off[name] = self._step(name, before, about.get("K", length))
+            terms = about.get("K", length)
+            finding, off[name] = self._step(name, before, terms)
+            base = changed.get(name)
+            if not finding.diverges and base in off and golden.read(name).is_floating_point():
+                change, of_change = self._change(name, base, _worst([before, changes]), off[base], terms)
+                finding, changes = change or finding, _worst([changes, of_change])
             if finding.diverges:
                 del off[name]
                 if not tainted.isdisjoint(sources):
@@ -123,9 +132,43 @@ class Values:
         return {name: findings[name] for name in names}
 
     def _step(self, name: str, before: Off, length: int) -> tuple[Finding, Off]:
-        o, g, rule = self.observed.read(name), self.golden.read(name), self.rules.of(name)
+        o, g = self.observed.read(name), self.golden.read(name)
         if o.shape != g.shape or not (o.is_floating_point() and g.is_floating_point()) or not o.numel():
             return self._discrete(name, o, g, before), _measured(o, g)
+        return self._real(name, before, length)
+
+    def _change(self, name: str, base: str, before: Off, off: Off, length: int) -> tuple[Finding | None, Off]:
+        """A step checked as what the observed `base`, which is `off`, is after the golden's change, in its size.
+
+        What a change is computed from may have been stored in bfloat16, and nothing shows it. What the step errs by
+        itself is a part of the step, not of the change: it need not be a sum, and is none where steps converge.
+        """
+        o, start = self.observed.read(name), self.observed.read(base).double()
+        old, new = (_finite(self.golden.read(step).to(o.device).double()) for step in (base, name))
+        change = new - old
+        size, far = (float(torch.linalg.vector_norm(x)) for x in (old, change))
+        rounded = UNIT_ROUNDOFF[name_of(self.golden.read(name).dtype)] * size
+        if rounded >= far:  # a golden whose own type hides it
+            return None, Off()
+        rule, grown = self.rules.of(name), size / far
+        own = max(rule.unit, UNIT_ROUNDOFF[name_of(o.dtype)] * rule.eager)
+        most = max(before.most, HIDDEN * UNIT_ROUNDOFF["bfloat16"], rounded / far, HIDDEN * own * grown)
+        before = replace(before, most=most, coherent=before.coherent + (off.coherent + own) * grown)
+        finding, off = self._real(name, before, length, base)
+        if not finding.diverges:
+            return None, off
+        worst = finding.structure.worst if finding.structure else None
+        words = finding.words
+        if worst and worst.name == "slope":
+            usual = stored(start + change, name_of(o.dtype)) - start
+            factor = float(((o - start) * change).sum() / (usual * change).sum())
+            words = f"{number(factor)} times the golden's, as {name_of(o.dtype)} holds it"
+        return replace(finding, words=f"the change from {base}: {words}"), Off()
+
+    def _real(self, name: str, before: Off, length: int, base: str = "") -> tuple[Finding, Off]:
+        """Real numbers, checked for their own value, or from `base` on: for how they differ from it."""
+        o, g, rule = self.observed.read(name), self.golden.read(name), self.rules.of(name)
+        others = (self.observed.read(base), self.golden.read(base).to(o.device)) if base else ()
         own, bound = name_of(o.dtype), self.golden.step(name).bound
         dtype = rule.storage if rule.storage in UNIT_ROUNDOFF else own
         dtype = max(dtype, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # a golden has no more digits
@@ -140,15 +183,23 @@ class Values:
         tests: list[Test] = []
         blocks: list[Block] = []
         noise = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut)
-        for seen, exact in (_alike(*pair) for pair in _blocks(o, g.to(o.device))):
-            size, residual = _size(exact), seen - exact
+        for seen, exact, *pair in _blocks(o, g.to(o.device), *others):
+            seen, exact = _alike(seen, exact)
+            scale, drift = exact, 0.0
+            if base:
+                start_seen, start_exact = _alike(*pair)
+                scale, drift = exact - start_exact, float((start_seen - start_exact).square().mean().sqrt())
+                exact = stored(start_seen + scale, dtype)
+            size, residual = _size(scale), seen - exact
             unit = _unit(residual, size)
             offs.append(_off(residual, unit, roundoff))
             prior = most if self.ordered else max(most, offs[-1].relative)
             half = half_ulp(exact, dtype, flush=rule.flush).mul_(2.0 if rule.eager else 1.0).clamp_(min=underflow)
             t = quantile(chance / exact.numel(), math.inf)
             why = f"{t:.3g} sigma of a sum of {length} terms, steps before {prior:.3g} off, and half a unit of {dtype}"
-            allowed = half.add(size, alpha=t * noise + MAGNIFIED * t * prior).nan_to_num_(0.0)
+            allowed = (
+                half.add(size, alpha=t * noise + MAGNIFIED * t * prior).add_(MAGNIFIED * t * drift).nan_to_num_(0.0)
+            )
             if bound:
                 allowed, why = torch.as_tensor(bound.absolute).expand(exact.shape).double(), bound.why
             part = measure(seen, exact, allowed)
@@ -159,7 +210,7 @@ class Values:
                 relative = (offs[-1] if torch.equal(larger, residual) else _off(larger, unit)).relative
                 tests.append(Test("rms", relative / (MAGNIFIED * most + noise + roundoff), relative))
                 if self.ordered and larger.any():  # or there is nothing to average
-                    tests += _averages(seen, larger, exact, unit, (half, noise), coherent, chance)
+                    tests += _averages(seen, larger, scale, unit, (half, noise), coherent, chance)
             start += exact.numel()
         worst = Structure(tuple(tests)) if tests else None
         total = described(combine(parts), o, (own, name_of(g.dtype)), why)
@@ -207,17 +258,18 @@ def _worst(several: Iterable[Off]) -> Off:
     return Off(*(max(values) for values in zip(*map(astuple, [Off(), *several]), strict=True)))
 
 
-def _blocks(o: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of rows of both. A row that is longer than a block is cut into pieces, which count as rows."""
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Blocks of rows of each. A row that is longer than a block is cut into pieces, which count as rows."""
+    o = tensors[0]
     if o.numel() <= BLOCK_ELEMENTS:
-        yield o, g
+        yield tensors
         return
     width = o.shape[-1] if o.shape[-1] <= BLOCK_ELEMENTS else SAMPLED_ELEMENTS
     end = o.numel() // width * width
-    o, g = o.reshape(-1), g.reshape(-1)
-    yield from zip(*(x[:end].view(-1, width).split(BLOCK_ELEMENTS // width) for x in (o, g)), strict=True)
+    flat = [x.reshape(-1) for x in tensors]
+    yield from zip(*(x[:end].view(-1, width).split(BLOCK_ELEMENTS // width) for x in flat), strict=True)
     if end < o.numel():
-        yield o[end:], g[end:]
+        yield tuple(x[end:] for x in flat)
 
 
 def _alike(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,7 +375,7 @@ def _averages(
         return tests
     some = g.flatten()[:: -(-g.numel() // SAMPLE)].sort().values
     borders = some[[len(some) * k // DISTINCT_VALUES for k in range(1, DISTINCT_VALUES)]]
-    group = torch.bucketize(g, borders, right=True).unsqueeze(-1)
+    group = torch.bucketize(g.contiguous(), borders, right=True).unsqueeze(-1)
     sums = (torch.bincount(group.flatten(), x.flatten(), DISTINCT_VALUES) for x in (z, counted))
     means = enumerate(torch.div(*sums).nan_to_num().tolist())
     masks = ((k, group == k) for k, mean in means if not large or abs(mean) > coherent)

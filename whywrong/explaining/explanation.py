@@ -93,7 +93,8 @@ class Explanation:
             words = ", ".join([*self.blind_to][:3]) + f" and {more} kinds more" * (more > 0)
             yield f"these inputs would not show some mutations, of {words} (.blind_to has an example of each kind)"
         if self.others:
-            yield f"also wrong by themselves: {', '.join(self.others)} (step=, or --step, looks at each)"
+            names = self.report.folded(self.others) if self.report else ", ".join(self.others)
+            yield f"also wrong by themselves: {names} (step=, or --step, looks at each, or at a loop's in one)"
 
     def table(self) -> Table:
         """A row a cause."""

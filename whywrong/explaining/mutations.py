@@ -427,7 +427,17 @@ def mutations(c: Context) -> Iterator[Mutation]:
         moved_points,
         centres,
     )
-    rare = (unscaled, overflowing, beyond_the_row, between, regrouped, regrouped_inside, reflections, backwards)
+    rare = (
+        carried_over,
+        unscaled,
+        overflowing,
+        beyond_the_row,
+        between,
+        regrouped,
+        regrouped_inside,
+        reflections,
+        backwards,
+    )
     ways: Iterator[Way] = itertools.chain(
         *(_attempted(c, generator(c)) for generator in usual),
         *(_attempted(c, change_result(c, ids)) for ids in groups),
@@ -476,6 +486,30 @@ def for_each(
 def operations(*names: str) -> Callable[[Context], Iterator[Node]]:
     """The operations of a part that are called so."""
     return lambda c: (node for node in c.part.nodes if node.op in names)
+
+
+def _each_time(c: Context) -> Iterator[list[int]]:
+    """Operations that are the same one of a line each time that this runs: what it runs repeats itself."""
+    nodes, lines = c.part.nodes, dict[str, list[int]]()
+    for i in c.computed:
+        lines.setdefault(nodes[i].site, []).append(i)
+    for line in (line for site, line in lines.items() if site):
+        runs = [(nodes[i].op, nodes[i].shape) for i in line]
+        period = next(n for n in range(1, len(line) + 1) if len(line) % n == 0 and runs[n:] == runs[: len(line) - n])
+        yield from (line[k::period] for k in range(period) if period < len(line))
+
+
+@for_each(_each_time)
+def carried_over(c: Context, ids: list[int]) -> Iterator[Way]:
+    """What a line of a loop gives is that of the time before, or added to that, as in a buffer that is not cleared."""
+    if c.real(ids[0]):
+        nodes, pairs = c.part.nodes, list(itertools.pairwise(ids))
+        takes = [c.called(p) for p in nodes[ids[0]].parents if p in c.part.given and p in c.part.names]
+        name = c.called(ids[0], one=False) + f" with {' and '.join(takes)}" * bool(takes)
+        added = {i: Edit(operator.add, (Ref(i), Ref(j))) for j, i in pairs}
+        yield "stale", f"{name} is added to that of the time before", added, 1
+        before = {i: Edit(partial(again, nodes[j]), nodes[j].args) for j, i in pairs}
+        yield "stale", f"{name} is that of the time before", before, 1
 
 
 def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:

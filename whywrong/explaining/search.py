@@ -108,9 +108,11 @@ def explain(
 
     Arguments are those of :func:`whywrong.localise`. `observed` may be a list of runs on the same inputs: a step
     that is wrong in only some of them is a race, or reads memory that was never written. `step` is another wrong step
-    to look at, `report` what :func:`whywrong.localise` found of the first run, where that is known, and `seconds` about
-    how long the search may take, a half of it to try. Each mutation is run in float64 on what was observed before the
-    step; the nearest are checked against the tolerance of the mutated program. Mutations that agree on sampled inputs
+    to look at, or all that a loop's line computes, as the table calls them ("h.0 ... h.9"); `report` is what
+    :func:`whywrong.localise` found of the first run, where that is known. `seconds` is about how long the search may
+    take, a half of it to try; where nothing fits, as long again is for what the steps of a loop have in common, and
+    for other wrong steps. Each mutation is run in float64 on what was observed before the step; the nearest are
+    checked against the tolerance of the mutated program. Mutations that agree on sampled inputs
     too are one cause, identified by the simplest. Several that do not are `undecidable`, and `separate` has inputs on
     which they differ. No cause is reported that did not reproduce the observed values within its tolerance.
 
@@ -129,36 +131,89 @@ def explain(
     k = next((k for k, report in enumerate(reports) if report.first is not None), 0)
     report = reports[k]
     wrong = [name for name, found in report.findings.items() if found.wrong and found.total is not None]
-    if step is not None and step not in wrong:
-        raise UsageError(f"step: expected a wrong one: {', '.join(wrong) or 'there is none'}, got {step!r}")
+    loops = [name for name, loop in report.loops.items() if not {*wrong}.isdisjoint(loop)]
+    if step is not None and step not in (*wrong, *loops):
+        expected = ", ".join((report.folded(wrong), *map(repr, loops))) if wrong else "there is none"
+        raise UsageError(f"step: expected a wrong one: {expected}, got {step!r}")
     step = step or report.first
     if step is None:
         return Explanation(None, "no divergence", report=report)
+    golden = golden.with_steps(name for name in report.findings if name not in golden.steps)
     result = Explanation(step, NONE, others=[name for name in wrong if name != step], report=report)
+    if step not in loops and _without_search(golden, reports, result):
+        return result
+    golden = golden.to("cpu")  # where an index outside of its tensor raises, and does not end the process as on a GPU
+    traces = [renamed(as_trace("observed", run), golden, dict(names or {})) for run in runs]
+    trace = traces.pop(k)
+    if step in loops:
+        return _together(golden, trace, report, step, seconds)
+    _searched(golden, trace, traces, report.precision, seconds, result)
+    return result if result.causes else _elsewhere(golden, trace, report, seconds, result)
+
+
+def _without_search(golden: Golden, reports: list[Localisation], result: Explanation) -> bool:
+    """Whether there is nothing to search for, which is noted: no numbers, an input, or a step that not all runs have
+    wrong."""
+    step, report = str(result.step), result.report or reports[0]
     if (total := report.findings[step].total) is None or total.count < 0:
         result.notes.append(f"{step}: {report.findings[step].words}; there are no numbers to reproduce")
-        return result
-    golden = golden.with_steps(name for name in report.findings if name not in golden.steps)
+        return True
     node = golden.program.nodes[golden.steps[step]]
     if node.func == INPUT:
         if step not in golden.parameters:
             result.notes.append(f"{step} is an input: give the golden what the program was given")
-        return result
+        return True
     correct = sum(step in report.findings and not report.findings[step].wrong for report in reports)
     if correct:
-        says = f"{step} is wrong in {len(runs) - correct} of {len(runs)} runs: a race, or memory that was never written"
+        count = f"{len(reports) - correct} of {len(reports)}"
+        says = f"{step} is wrong in {count} runs: a race, or memory that was never written"
         result.verdict, result.causes = CAUSE, [Cause("race", says, node.site, 0.0)]
-        return result
-    golden = golden.to("cpu")  # where an index outside of its tensor raises, and does not end the process as on a GPU
-    traces = [renamed(as_trace("observed", run), golden, dict(names or {})) for run in runs]
-    with few_threads(golden[step].numel()):
-        try:
-            search = _Search(golden, traces.pop(k), traces, report.precision, seconds, result)
-        except NotRunError as error:
-            result.notes.append(f"{step}: {error}; what was observed before the step has such")
-            return result
-        search.run()
+    return correct > 0
+
+
+def _elsewhere(golden: Golden, trace: Trace, report: Localisation, seconds: float, result: Explanation) -> Explanation:
+    """Where nothing explains a step: one explanation for all that its line computes in a loop; else, as notes, what
+    explains the first wrong steps of other lines."""
+    until = time.monotonic() + seconds
+    whole, loop = next(((name, loop) for name, loop in report.loops.items() if result.step in loop), ("", []))
+    if len({*loop}.intersection(result.others)):
+        together = _together(golden, trace, report, whole, seconds / 2.0)
+        if together.causes:
+            return together
+    first = {report.lines.get(name, name): name for name in reversed([str(result.step), *result.others])}
+    for name in (name for name in result.others if name in first.values() and golden[name].is_floating_point()):
+        if (left := until - time.monotonic()) > 0.0:
+            other = Explanation(name, NONE, report=report)
+            _searched(golden, trace, [], report.precision, left, other)
+            result.notes += [f"{name}, wrong by itself too: {cause.says} ({cause.line})" for cause in other.causes]
     return result
+
+
+def _together(golden: Golden, trace: Trace, report: Localisation, whole: str, seconds: float) -> Explanation:
+    """One explanation for all steps of a loop, which are one step, from what comes before the first of them."""
+    loop = [name for name in report.loops[whole] if name in trace]
+    loop = [name for name in loop if trace.read(name).shape == golden[loop[0]].shape]
+    numbers = {golden.steps[name] for name in loop}
+    later = {n for n, i in golden.steps.items() if not numbers.isdisjoint(golden.program.cone([i], ()))}
+    steps = Trace({name: trace[name] for name in trace.names if name not in later})
+    steps.add(whole, torch.stack([trace.read(name) for name in loop]))
+    others = [name for name in report.own if name not in later]
+    result = Explanation(whole, NONE, others=others, report=report)
+    _searched(golden.stacked(loop, whole), steps, [], report.precision, seconds, result)
+    return result
+
+
+def _searched(
+    golden: Golden, seen: Trace, others: list[Trace], rules: Precision, seconds: float, result: Explanation
+) -> None:
+    """Search for why one step is wrong, and write what is found into `result`."""
+    with few_threads(golden[str(result.step)].numel()):
+        try:
+            search = _Search(golden, seen, others, rules, seconds, result)
+        except NotRunError as error:
+            result.notes.append(f"{result.step}: {error}; what was observed before the step has such")
+            return
+        search.run()
 
 
 class _Candidate(NamedTuple):
@@ -284,7 +339,7 @@ class _Search:
 
     def _about(self) -> list[str]:
         """What :func:`localise` says of the step beside what it is called."""
-        found = self._result.report.findings[self._step] if self._result.report else None
+        found = self._result.report.findings.get(self._step) if self._result.report else None
         return [*(found.touched or (found.words,))] if found else []
 
     def _late(self, until: float) -> bool:

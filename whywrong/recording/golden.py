@@ -112,6 +112,16 @@ class Golden:
         """The same golden, with these single operations among its steps."""
         return replace(self, steps=self.steps | {name: self.operations[name] for name in names})
 
+    def stacked(self, names: list[str], step: str) -> Golden:
+        """The same golden with one `step` in place of several of one shape and dtype, [len(names), *shape]."""
+        program = replace(self.program, nodes=[*self.program.nodes])
+        numbers = [self.steps[name] for name in names]
+        first = program.nodes[numbers[0]]
+        number = program.add(torch.ops.aten.stack.default, ([*map(Ref, numbers)],), shape=(len(names), *first.shape))
+        program.nodes[number].dtype, program.nodes[number].site = first.dtype, first.site
+        others = {name: i for name, i in self.steps.items() if name not in names}
+        return replace(self, program=program, steps=others | {step: number}, known={})
+
     def trace(self) -> Trace:
         """The steps as a trace, float64; of two names for one tensor the first."""
         return Trace({name: self[name] for i, name in sorted({i: n for n, i in reversed(self.steps.items())}.items())})

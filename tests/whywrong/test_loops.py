@@ -1,0 +1,142 @@
+"""Loops: one explanation for all steps of a line, and changes that the type of what they change hides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import whywrong
+
+TIMES, ROWS, WIDTH = 6, 5, 4
+FLOAT32 = whywrong.Precision("float32")
+
+
+@pytest.fixture(scope="module")
+def sequence() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"x": (TIMES, ROWS, WIDTH), "w": (WIDTH, WIDTH), "u": (WIDTH, WIDTH)}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def recurrence(x: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """A recurrence with a gate, as a reference writes it."""
+    h = torch.zeros_like(x[0])
+    for t in range(TIMES):
+        gate, candidate = torch.sigmoid(x[t] @ w), torch.tanh(x[t] + h @ u)
+        h = whywrong.step(f"h.{t}", gate * h + (1 - gate) * candidate)
+    return h
+
+
+def port(given: dict[str, torch.Tensor], kept_from: int, every: bool = True) -> dict[str, torch.Tensor]:
+    """The same in float32; in rows from `kept_from` on the buffer of h u is not cleared between two times."""
+    x, w, u = given.values()
+    h, buffer, steps = torch.zeros_like(x[0]), torch.zeros_like(x[0]), dict(given)
+    for t in range(TIMES):
+        buffer[:kept_from] = 0
+        buffer = buffer + h @ u
+        gate, candidate = torch.sigmoid(x[t] @ w), torch.tanh(x[t] + buffer)
+        h = gate * h + (1 - gate) * candidate
+        steps |= {f"h.{t}": h} if every else {}
+    return steps | {"output": h}
+
+
+@pytest.mark.parametrize("every", [True, False], ids=["all_steps", "the_end_alone"])
+def test_a_buffer_that_is_not_cleared_is_one_explanation_for_all_times(
+    sequence: dict[str, torch.Tensor], every: bool
+) -> None:
+    golden = whywrong.golden(recurrence, **sequence)
+    assert whywrong.localise(port(sequence, ROWS, every), golden, precision=FLOAT32).first is None
+    result = whywrong.explain(port(sequence, 2, every), golden, precision=FLOAT32, seconds=60.0)
+    assert result.step == ("h.0 ... h.5" if every else "output")
+    (cause,) = result.causes
+    assert cause.kind == "stale"
+    assert "each result of mm with u is added to that of the time before" in cause.says
+    assert f"from 2 on of dimension {int(every)}" in cause.says
+
+
+def test_all_steps_of_a_loop_are_a_step_to_look_at(sequence: dict[str, torch.Tensor]) -> None:
+    golden, steps = whywrong.golden(recurrence, **sequence), port(sequence, 2)
+    with pytest.raises(
+        whywrong.UsageError, match=r"expected a wrong one: h.2 \.\.\. h.5, output, 'h.0 \.\.\. h.5', got"
+    ):
+        whywrong.explain(steps, golden, precision=FLOAT32, step="h.1")
+    result = whywrong.explain(steps, golden, precision=FLOAT32, step="h.0 ... h.5", seconds=60.0)
+    assert "is added to that of the time before" in result.causes[0].says
+    assert result.others == []
+
+
+def test_where_nothing_explains_a_step_other_lines_are_looked_at() -> None:
+    """Weight decay that is added to the gradient, in an update by the sign: two edits of one line, one of another."""
+    generator = torch.Generator().manual_seed(1)
+    given = {name: torch.randn(shape, generator=generator) for name, shape in {"p": (32, 24), "g": (4, 32, 24)}.items()}
+
+    def updates(p: torch.Tensor, g: torch.Tensor, coupled: bool) -> torch.Tensor:
+        m = torch.zeros_like(p)
+        for t in range(4):
+            each = g[t] + 0.1 * p if coupled else g[t]
+            shrunk = p if coupled else p * (1.0 - 1e-4)
+            p = whywrong.step(f"p.{t}", shrunk - 1e-3 * torch.sign(0.9 * m + 0.1 * each))
+            m = whywrong.step(f"m.{t}", 0.99 * m + 0.01 * each)
+        return p
+
+    def reference(p: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return updates(p, g, coupled=False)
+
+    wrong = whywrong.capture(lambda p, g: updates(p, g, coupled=True), **given)
+    golden = whywrong.golden(reference, **given)
+    steps = {name: wrong[name] for name in golden.names}
+    result = whywrong.explain(steps, golden, precision=FLOAT32, seconds=20.0)
+    assert not result.causes
+    assert any(note.startswith("m.0, wrong by itself too: p is added, 0.001 times") for note in result.notes)
+
+
+def trained(rate: float, dtype: torch.dtype, by: float = 1.0) -> dict[str, torch.Tensor]:
+    """Weights after each of 5 steps of gradient descent with momentum, stored in a type; changes times `by`."""
+    generator = torch.Generator().manual_seed(2)
+    p, m = torch.randn(48, 64, generator=generator).to(torch.bfloat16), torch.zeros(48, 64)
+    steps: dict[str, Any] = {"w.0": p.to(dtype)}
+    p = p.to(dtype)
+    for t in range(1, 6):
+        m = 0.9 * m + torch.randn(48, 64, generator=generator)
+        p = (p.double() - by * rate * m).to(dtype)
+        steps[f"w.{t}"] = p
+    return steps
+
+
+@pytest.mark.parametrize("by", [0.0, 0.9, 1.0, 2.0])
+def test_weights_are_checked_by_their_change_without_a_program(by: float) -> None:
+    """A tolerance for the weights passes any change that is 1e-5 of them."""
+    golden = whywrong.Trace(trained(1e-5, torch.float64))
+    report = whywrong.localise(trained(1e-5, torch.float32, by), golden, precision=FLOAT32)
+    assert report.first == (None if by == 1.0 else "w.1")
+    if by != 1.0:
+        assert report.findings["w.1"].words.startswith("the change from w.0: ")
+        factor = float(report.findings["w.1"].words.split()[4])
+        assert factor == pytest.approx(by, abs=0.01)
+
+
+def test_a_type_that_hides_changes_is_named_and_correct() -> None:
+    golden = whywrong.Trace(trained(1e-3, torch.float64))
+    report = whywrong.localise(trained(1e-3, torch.bfloat16), golden)
+    assert report.first is None
+    assert any("of the changes are lost: they are below half a digit of bfloat16" in note for note in report.notes)
+    wide = whywrong.localise(trained(1e-3, torch.float32), golden)
+    assert not any("lost" in note for note in wide.notes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_that_converge_are_no_changes_by_themselves(dtype: torch.dtype) -> None:
+    """Rows and columns in turn divided by their sums: what a step is off is no part of the next one's change."""
+    start = torch.rand(24, 24, generator=torch.Generator().manual_seed(4)) + 0.1
+
+    def normalised(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        a, steps = start.to(dtype), {"a.0": start.to(dtype)}
+        for k in range(1, 30):
+            a = a / a.sum(k % 2, keepdim=True)
+            steps[f"a.{k}"] = a
+        return steps
+
+    golden = whywrong.Trace(normalised(torch.float64))
+    assert whywrong.localise(normalised(dtype), golden).first is None

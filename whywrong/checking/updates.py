@@ -1,0 +1,71 @@
+"""Steps that are an earlier one and a small change, as weights after an update are: what the change shows of them.
+
+A weight's type may hold so few digits that it hides the change, and a tolerance for the weight passes any change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+
+from whywrong.comparing.precision import UNIT_ROUNDOFF, half_ulp, name_of
+from whywrong.recording.golden import Golden
+from whywrong.recording.steps import Trace
+
+HIDDEN_SHARE = 0.1
+"""The share of elements whose change is lost from which a note says so."""
+
+
+def earlier(golden: Golden | Trace, names: list[str]) -> dict[str, str]:
+    """For each of `names`, in order, the step of its shape that it changes, where there is one.
+
+    With a program that is the last observed one from which it is computed. Without, it has the same name with a number
+    that is one less: p.3 and p.4 are a step of training apart, and of step10 and step20 nobody knows what lies between.
+    """
+    shapes = {name: _read(golden, name).shape for name in names}
+    found: dict[str, str] = {}
+    if isinstance(golden, Golden):
+        at = {name: golden.steps[name] for name in names}
+        for name, i in at.items():
+            sources = golden.program.before(i, {*at.values()} - {i})
+            same = [other for other, k in at.items() if k in sources and k < i and shapes[other] == shapes[name]]
+            found |= {name: max(same, key=at.__getitem__)} if same else {}
+        return found
+    for name in names:
+        for digits in re.finditer(r"\d+", name):
+            before = f"{name[: digits.start()]}{int(digits[0]) - 1:0{len(digits[0])}d}{name[digits.end() :]}"
+            if shapes.get(before) == shapes[name]:
+                found[name] = before
+    return found
+
+
+def hidden(golden: Golden | Trace, observed: Trace, changed: dict[str, str]) -> list[str]:
+    """A note for the steps of which many elements stay as in the one before, since their type has too few digits."""
+    shares = dict(_lost(golden, observed, changed))
+    if not shares:
+        return []
+    few, many = (f"{value:.0%}" for value in (min(shares.values()), max(shares.values())))
+    names, share = list(shares), few if few == many else f"{few} to {many}"
+    which = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+    dtype = name_of(observed.read(names[0]).dtype)
+    return [f"in {which} {share} of the changes are lost: they are below half a digit of {dtype}"]
+
+
+def _lost(golden: Golden | Trace, observed: Trace, changed: dict[str, str]) -> Iterator[tuple[str, float]]:
+    """Steps, and the share of their elements whose change is lost, where that is large."""
+    for name, before in changed.items():
+        end, start = (_read(golden, step) for step in (name, before))
+        new, old = (observed.read(step).to(start.device) for step in (name, before))
+        if new.shape != old.shape or new.dtype != old.dtype or name_of(new.dtype) not in UNIT_ROUNDOFF:
+            continue
+        change = end.double() - start.double()
+        small = (change != 0.0) & (change.abs() <= half_ulp(old.double(), name_of(old.dtype)))
+        share = int((small & (new == old)).sum()) / max(1, int((change != 0.0).sum()))
+        if share >= HIDDEN_SHARE:
+            yield name, share
+
+
+def _read(golden: Golden | Trace, name: str) -> torch.Tensor:
+    return golden[name] if isinstance(golden, Golden) else golden.read(name)
