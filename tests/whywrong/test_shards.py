@@ -224,47 +224,65 @@ def test_the_command_takes_dims_from_options_and_files(tmp_path, capsys):
     assert "h: 2 ranks hold different values; expected --dims 'h: b s h/tp'" in capsys.readouterr().err
 
 
-def layer(rank, folder, fault):
-    """A row-parallel and a column-parallel product on 8 processes, as each holds it; written by its own process."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=8)  # no port to share
+def layer(rank, folder, fault, ranks, device):
+    """A row-parallel and a column-parallel product on several ranks, as each holds it; written by its own process."""
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)  # no port
     torch.set_num_threads(1)
-    x, w1, w2 = drawn(16, 64), drawn(64, 32, seed=1), drawn(32, 64, seed=2)
+    place = torch.device(device, rank) if device == "cuda" else torch.device("cpu")
+    x, w1, w2 = (value.to(place) for value in weights())
     for run, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        own = slice(4 * rank, 4 * rank + 4)
+        own = slice(32 // ranks * rank, 32 // ranks * (rank + 1))
         h = x.to(dtype) @ w1[:, own].to(dtype)
-        if fault == "shard" and rank == 5:
+        if fault == "shard" and rank == ranks - 1:
             h = h.flip(1)
         y = h @ w2[own].to(dtype)
         for _ in range({"missing": 0, "doubled": 2}.get(fault, 1)):
             dist.all_reduce(y)
-        target = folder / run / f"rank{(7 - rank) if fault == 'order' else rank}"
+        target = folder / run / f"rank{(ranks - 1 - rank) if fault == 'order' else rank}"
         target.mkdir(parents=True)
         for name, value in (("1_h", h), ("2_y", y)):
             torch.save(value, target / f"{name}.pt")
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+def weights():
+    """An input, and the weights of two products."""
+    return drawn(16, 64), drawn(64, 32, seed=1), drawn(32, 64, seed=2)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.slow),
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU for each rank")],
+        ),
+    ],
+)
 @pytest.mark.parametrize(
     ("fault", "step", "words"),
     [
         ("none", None, "ok"),
-        ("shard", "1_h", "wrong in rank 5 of tp alone"),
+        ("shard", "1_h", "wrong in rank {last} of tp alone"),
         ("missing", "2_y", "and their sum is the golden's: the all-reduce over tp is missing"),
-        ("doubled", "2_y", "8 times the golden, and tp has 8 ranks: as if summed over tp once too often"),
-        ("order", "1_h", "it holds what is of rank 7 of tp"),
+        ("doubled", "2_y", "{ranks} times the golden, and tp has {ranks} ranks: as if summed over tp once too often"),
+        ("order", "1_h", "it holds what is of rank {last} of tp"),
     ],
 )
-def test_eight_processes(tmp_path, fault, step, words):
-    torch.multiprocessing.spawn(layer, (tmp_path, fault), 8)
-    x, w1, w2 = drawn(16, 64), drawn(64, 32, seed=1), drawn(32, 64, seed=2)
+def test_ranks_that_compute(tmp_path, fault, step, words, device):
+    """Eight processes on a CPU, or one on each GPU."""
+    ranks = 8 if device == "cpu" else torch.cuda.device_count()
+    torch.multiprocessing.spawn(layer, (tmp_path, fault, ranks, device), ranks)
+    x, w1, w2 = weights()
     for run, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         x64, a, b = (value.to(dtype).double() for value in (x, w1, w2))
         golden = Trace({"1_h": x64 @ a, "2_y": x64 @ a @ b})
-        dump = open_dump(tmp_path / run, {"1_h": "t h/tp", "2_y": "t d", "ranks": "tp=8"})
+        dump = open_dump(tmp_path / run, {"1_h": "t h/tp", "2_y": "t d", "ranks": f"tp={ranks}"})
         result = localise(dump, golden)
         assert result.first == step, result
-        assert words in result.findings[step or "2_y"].words
+        assert words.format(last=ranks - 1, ranks=ranks) in result.findings[step or "2_y"].words
 
 
 MEMORY = """
