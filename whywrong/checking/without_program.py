@@ -148,7 +148,8 @@ class Values:
         change = new - old
         size, far = (float(torch.linalg.vector_norm(x)) for x in (old, change))
         rounded = UNIT_ROUNDOFF[name_of(self.golden.read(name).dtype)] * size
-        if rounded >= far:  # a golden whose own type hides it
+        masked = _largest(old) > -0.5 * LOWEST or _largest(new) > -0.5 * LOWEST
+        if masked or not rounded < far < size:  # no small change, or one that the golden's own type hides
             return None, Off()
         rule, grown = self.rules.of(name), size / far
         own = max(rule.unit, UNIT_ROUNDOFF[name_of(o.dtype)] * rule.eager)
