@@ -8,13 +8,21 @@ import json
 import pytest
 import yaml
 
+from kernels.bert import blind as bert
 from kernels.mhc import blind as mhc
+from kernels.start_here import faulty as start_here
 from labkit.cli.main import main
 from labkit.session.catalogue import ROOT, notebooks
 
 SEEDS = range(20)
-SAMPLE = {"dalpha_atomics": [{"defect": "blind", "seed": 3}]}
-"""Of a notebook's runs, those that are made each time: here hc_eps, which rounding hides in the sum."""
+SAMPLE = {
+    "attention_matmul": [{"defect": "blind", "seed": 0}],
+    "bert_embeddings": [{"defect": "blind", "seed": 7}],
+    "dalpha_atomics": [{"defect": "blind", "seed": 3}],
+    "start_here": [{"fault": "blind", "seed": 2}],
+}
+"""Of a notebook's runs, those that are made each time: of dalpha hc_eps, which rounding hides in the sum."""
+NEED_A_GPU = ("device", "compute")
 
 
 def fault_of_dalpha(given):
@@ -23,7 +31,12 @@ def fault_of_dalpha(given):
     return name, given["n"] == 1
 
 
-FAULT = {"dalpha_atomics": fault_of_dalpha}
+FAULT = {
+    "attention_matmul": lambda given: (given["defect"], 0),
+    "bert_embeddings": lambda given: (bert.hidden(given["defect"], given["seed"])[0], 0),
+    "dalpha_atomics": fault_of_dalpha,
+    "start_here": lambda given: (start_here.chosen(given["fault"], given["seed"]), 0),
+}
 """By notebook, from a run's parameters: its fault's name in the key, and which of its kinds holds if it has several."""
 KEYS = {name: yaml.safe_load((ROOT / f"tests/keys/{name}.yaml").read_text(encoding="utf-8")) for name in FAULT}
 
@@ -42,10 +55,16 @@ def verdicts(result):
 
 
 def runs(name):
-    """Every choice of every parameter that has choices, with the fault as committed and blind, and the blind seeds."""
-    choices = {p: value.choices for p, value in notebooks()[name].parameters.items() if p != "device" and value.choices}
-    others = [{p: choice} for p, several in choices.items() for choice in several]
-    return [{"defect": "blind", "seed": seed} for seed in SEEDS] + others + [{"defect": "blind"} | o for o in others]
+    """Every choice of every parameter that has choices, with the fault as committed and blind, and the blind seeds.
+
+    Where the faults are no choices of the parameter but free text, each fault of the key is one.
+    """
+    parameters = notebooks()[name].parameters
+    hides = "fault" if "fault" in parameters else "defect"
+    choices = {p: value.choices for p, value in parameters.items() if p not in NEED_A_GPU and value.choices}
+    others = [{p: choice} for p, several in ({hides: KEYS[name]["faults"]} | choices).items() for choice in several]
+    blind = [{hides: "blind", "seed": seed} for seed in SEEDS] + [{hides: "blind"} | other for other in others]
+    return list({ids(run): run for run in blind + others}.values())
 
 
 def ids(run):
