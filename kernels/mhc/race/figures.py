@@ -12,7 +12,7 @@ import whywrong
 from kernels.mhc.race.claims import TOLERANCE
 from kernels.mhc.race.emitted import Emitted
 from kernels.mhc.race.spare_buffer import Pair
-from kernels.mhc.race.variants import VARIANTS, Repeats
+from kernels.mhc.race.variants import AS_IT_WAS, STREAMS, VARIANTS, Measured, Repeats
 from whywrong.drawing import plots
 
 ROWS = 12
@@ -78,6 +78,18 @@ def draw_errors(axes: Axes, repeats: Mapping[str, Repeats]) -> None:
     if beyond != differ or not any(differ):
         words = f"Repeats of {sum(differ)} variants differ, and {sum(beyond)} are wrong by more than rounding"
     axes.set_title(words)
+
+
+def errors(made: Measured) -> Figure:
+    """:func:`draw_errors` as a figure, whose caption says how many runs of what size made it."""
+    figure, axes = plots.figure(width=8.5, height=3.6)
+    draw_errors(axes, made.repeats)
+    drawn = (
+        f"{min(ROWS, len(made.repeats))} of {len(made.repeats)} variants, {made.repeats[AS_IT_WAS].times} runs of each"
+    )
+    sizes = f"T = {made.sizes['tokens']}, K = {STREAMS * made.sizes['d']}"
+    plots.caption(figure, f"{drawn}; {sizes}; Triton {made.triton}; {made.where}")
+    return figure
 
 
 def checks(repeats: Mapping[str, Repeats]) -> whywrong.Table:
