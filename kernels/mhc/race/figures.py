@@ -44,7 +44,9 @@ def film(kernels: Mapping[str, Emitted], steps: int = 5) -> Figure:
                     hit = (step, slot) in overwritten
                     axis.barh(slot, 0.98, left=0.01, height=0.74, fill=False, lw=2.5,
                               edgecolor=plots.RED if hit else plots.GREEN)  # fmt: skip
-            axis.set(xlim=(0, 1), ylim=(3.5 if text.buffers[tile] <= 4 else text.buffers[tile] - 0.5, -0.5), xticks=[])
+            axis.set(
+                xlim=(-0.02, 1.02), ylim=(3.5 if text.buffers[tile] <= 4 else text.buffers[tile] - 0.5, -0.5), xticks=[]
+            )
             axis.set_yticks([] if step else range(text.buffers[tile]))
             axis.set_title(f"end of step {step}", fontsize=9)
             axis.spines[:].set_visible(False)
@@ -58,7 +60,7 @@ def film(kernels: Mapping[str, Emitted], steps: int = 5) -> Figure:
 
 
 def draw_errors(axes: Axes, repeats: Mapping[str, Repeats]) -> None:
-    """The largest error of each variant's runs over the tolerance; red where repeats differ.
+    """The largest error of each variant's runs over the tolerance; orange where repeats differ.
 
     Those that differ come first; of the others as many as there is room for, :data:`ROWS` in all.
     """
