@@ -44,9 +44,7 @@ def film(kernels: Mapping[str, Emitted], steps: int = 5) -> Figure:
                     hit = (step, slot) in overwritten
                     axis.barh(slot, 0.98, left=0.01, height=0.74, fill=False, lw=2.5,
                               edgecolor=plots.RED if hit else plots.GREEN)  # fmt: skip
-            axis.set(
-                xlim=(-0.02, 1.02), ylim=(3.5 if text.buffers[tile] <= 4 else text.buffers[tile] - 0.5, -0.5), xticks=[]
-            )
+            axis.set(xlim=(-0.02, 1.02), ylim=(max(4, text.buffers[tile]) - 0.5, -0.5), xticks=[])
             axis.set_yticks([] if step else range(text.buffers[tile]))
             axis.set_title(f"end of step {step}", fontsize=9)
             axis.spines[:].set_visible(False)
