@@ -1,6 +1,6 @@
 """Verdicts under every choice and blind fault of a notebook, against a key of what the truth of each fault settles.
 
-A key, tests/keys/<notebook>.yaml, was derived from the definitions of the faults before the notebook was run.
+A key, tests/keys/<notebook>.yaml, was derived from the definitions of the faults; its head says what had been read.
 """
 
 import json
@@ -20,6 +20,7 @@ SAMPLE = {
     "bert_embeddings": [{"defect": "blind", "seed": 7}],
     "dalpha_atomics": [{"defect": "blind", "seed": 3}],
     "start_here": [{"fault": "blind", "seed": 2}],
+    "sweep_atlas": [{"n": 1}],
 }
 """Of a notebook's runs, those that are made each time: of dalpha hc_eps, which rounding hides in the sum."""
 NEED_A_GPU = ("device", "compute")
@@ -36,6 +37,7 @@ FAULT = {
     "bert_embeddings": lambda given: (bert.hidden(given["defect"], given["seed"])[0], 0),
     "dalpha_atomics": fault_of_dalpha,
     "start_here": lambda given: (start_here.chosen(given["fault"], given["seed"]), 0),
+    "sweep_atlas": lambda given: ("as recorded", 0),
 }
 """By notebook, from a run's parameters: its fault's name in the key, and which of its kinds holds if it has several."""
 KEYS = {name: yaml.safe_load((ROOT / f"tests/keys/{name}.yaml").read_text(encoding="utf-8")) for name in FAULT}
@@ -60,10 +62,13 @@ def runs(name):
     Where the faults are no choices of the parameter but free text, each fault of the key is one.
     """
     parameters = notebooks()[name].parameters
-    hides = "fault" if "fault" in parameters else "defect"
     choices = {p: value.choices for p, value in parameters.items() if p not in NEED_A_GPU and value.choices}
-    others = [{p: choice} for p, several in ({hides: KEYS[name]["faults"]} | choices).items() for choice in several]
-    blind = [{hides: "blind", "seed": seed} for seed in SEEDS] + [{hides: "blind"} | other for other in others]
+    blind = []
+    for hides in {"defect", "fault"} & {*parameters}:
+        choices = {hides: KEYS[name]["faults"]} | choices
+        blind = [{hides: "blind", "seed": seed} for seed in SEEDS]
+        blind += [{hides: "blind", p: choice} for p, several in choices.items() if p != hides for choice in several]
+    others = [{p: choice} for p, several in choices.items() for choice in several]
     return list({ids(run): run for run in blind + others}.values())
 
 
