@@ -18,12 +18,13 @@ SEEDS = range(20)
 SAMPLE = {
     "attention_matmul": [{"defect": "blind", "seed": 0}],
     "bert_embeddings": [{"defect": "blind", "seed": 7}],
+    "d2h_sizing": [],
     "dalpha_atomics": [{"defect": "blind", "seed": 3}],
     "start_here": [{"fault": "blind", "seed": 2}],
     "sweep_atlas": [{"n": 1}],
 }
 """Of a notebook's runs, those that are made each time: of dalpha hc_eps, which rounding hides in the sum."""
-NEED_A_GPU = ("device", "compute")
+NEED_A_GPU = ("device", "compute", "model")
 
 
 def fault_of_dalpha(given):
@@ -35,6 +36,7 @@ def fault_of_dalpha(given):
 FAULT = {
     "attention_matmul": lambda given: (given["defect"], 0),
     "bert_embeddings": lambda given: (bert.hidden(given["defect"], given["seed"])[0], 0),
+    "d2h_sizing": lambda given: ("sampled", 0),
     "dalpha_atomics": fault_of_dalpha,
     "start_here": lambda given: (start_here.chosen(given["fault"], given["seed"]), 0),
     "sweep_atlas": lambda given: ("as recorded", 0),
@@ -63,7 +65,7 @@ def runs(name):
     """
     parameters = notebooks()[name].parameters
     choices = {p: value.choices for p, value in parameters.items() if p not in NEED_A_GPU and value.choices}
-    blind = []
+    blind = [{"seed": seed} for seed in SEEDS] if KEYS[name].get("sampled") else []
     for hides in {"defect", "fault"} & {*parameters}:
         choices = {hides: KEYS[name]["faults"]} | choices
         blind = [{hides: "blind", "seed": seed} for seed in SEEDS]
