@@ -95,3 +95,9 @@ def test_no_verdict_is_against_what_the_fault_settles(name, run, tmp_path):
     (path,) = tmp_path.glob(f"{name}/*/result.json")
     reached = verdicts(json.loads(path.read_text(encoding="utf-8")))
     assert {what: reached[what] for what, right in settled.items() if reached[what] not in right} == {}, fault
+
+
+def test_every_notebook_with_choices_has_a_key():
+    parameters = {name: book.parameters for name, book in notebooks().items()}
+    chosen = {name for name, by in parameters.items() if any(v.choices for p, v in by.items() if p not in NEED_A_GPU)}
+    assert chosen <= set(KEYS)
