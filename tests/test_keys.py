@@ -25,6 +25,7 @@ SAMPLE = {
 }
 """Of a notebook's runs, those that are made each time: of dalpha hc_eps, which rounding hides in the sum."""
 NEED_A_GPU = ("device", "compute", "model")
+"""Parameters whose other choices need a GPU."""
 
 
 def fault_of_dalpha(given):
